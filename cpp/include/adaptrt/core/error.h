@@ -1,0 +1,61 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace adaptrt {
+
+/// Base of everything this library raises on purpose. Bound to Python as adaptrt.AdaptrtError.
+class AdaptrtError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The one table of error types: name, base, and the docstring that Python shows. Bindings and classes are made from it.
+#define ADAPTRT_ERROR_TABLE(X)                                                                          \
+  X(ConfigError, AdaptrtError, "A configuration field or a flag has a value that cannot be used.")      \
+  X(CheckpointError, AdaptrtError, "A checkpoint directory or one of its files cannot be used.")        \
+  X(EngineError, AdaptrtError, "An engine directory is of another version, damaged, or inconsistent.")  \
+  X(AdapterError, AdaptrtError, "An adapter was refused; nothing of it was stored.")                    \
+  X(PeftTaskNotCachedError, AdapterError, "A task_id came without weights and is not in the cache.")    \
+  X(LoraCacheFullError, AdapterError, "An adapter does not fit in the LoRA cache.")                     \
+  X(RequestError, AdaptrtError, "A request was refused before it was queued.")                          \
+  X(QueueFullError, RequestError, "The queue already holds max_queue_size requests.")                   \
+  X(ExecutorClosedError, AdaptrtError, "The executor was shut down, or died of the reason given.")      \
+  X(StepError, AdaptrtError, "An engine step failed; its requests end with this reason.")
+
+#define ADAPTRT_DECLARE_ERROR(name, base, doc) \
+  class name : public base {                   \
+   public:                                     \
+    using base::base;                          \
+  };
+ADAPTRT_ERROR_TABLE(ADAPTRT_DECLARE_ERROR)
+#undef ADAPTRT_DECLARE_ERROR
+
+/// Everything found wrong with one input, so that it can be reported at once.
+class Problems {
+ public:
+  void add(std::string problem) { problems_.push_back(std::move(problem)); }
+  [[nodiscard]] bool empty() const { return problems_.empty(); }
+  [[nodiscard]] const std::vector<std::string>& list() const { return problems_; }
+
+  /// Throws Error("<subject>: <problem>; <problem>") when there is any.
+  template <class Error>
+  void throw_if_any(std::string_view subject) const {
+    if (problems_.empty()) return;
+    std::string message(subject);
+    const char* separator = ": ";
+    for (const auto& problem : problems_) {
+      message.append(separator).append(problem);
+      separator = "; ";
+    }
+    throw Error(message);
+  }
+
+ private:
+  std::vector<std::string> problems_;
+};
+
+}  // namespace adaptrt

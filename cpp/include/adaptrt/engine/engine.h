@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "adaptrt/core/thread_pool.h"
+#include "adaptrt/engine/program.h"
+#include "adaptrt/lora/layout.h"
+
+namespace adaptrt {
+
+/// What an executor must know of an engine, whatever compiled it.
+struct EngineInfo {
+  DType dtype = DType::kFloat32;
+  std::int64_t vocab_size = 0;
+  std::int32_t num_layers = 0;
+  std::int32_t max_batch_size = 0;
+  std::int32_t max_num_tokens = 0;
+  std::int32_t max_input_len = 0;
+  std::int32_t max_seq_len = 0;
+  std::int32_t max_beam_width = 1;
+  std::int32_t tokens_per_block = 0;
+  /// Bytes of one KV block over all layers.
+  std::size_t kv_block_bytes = 0;
+  /// The longest prompt whose KV may be shared with another request (see RopeKind::kDynamic).
+  std::int32_t max_reusable_prompt_len = 0;
+  LoraLayout lora;
+};
+
+/// T tokens of S sequences back to back, prefill chunks and decodes together. Spans are read during the call only.
+struct StepInput {
+  std::span<const std::int32_t> token_ids;         // [T]
+  std::span<const std::int32_t> positions;         // [T], consecutive within a sequence
+  std::span<const std::int32_t> sequence_offsets;  // [S + 1], 0 .. T
+  std::span<const std::int32_t> prompt_lengths;    // [S], of the request as it was submitted
+  std::span<const std::int32_t> block_tables;      // [S, max_blocks_per_sequence]; unused entries are -1
+  std::int32_t max_blocks_per_sequence = 0;
+  std::span<const DeviceAdapter* const> adapters;  // [S]; nullptr: the base model
+  std::span<const std::int32_t> logit_rows;        // [R], ascending indices into the T tokens
+};
+
+/// Receives logits[rows, vocab_size] of logit_rows[first_row, first_row + rows); valid during the call only.
+/// At most max_batch_size rows come at a time, so logits of whole prompts need no room for all of them.
+using LogitsSink = std::function<void(std::int64_t first_row, std::int64_t rows, const float* logits)>;
+
+/// A compiled network with its KV pool. One thread at a time.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  [[nodiscard]] virtual const EngineInfo& info() const = 0;
+  /// Allocates the KV pool. Called once, before the first step. Throws ConfigError when memory is refused.
+  virtual void allocate_kv_blocks(std::int32_t num_blocks) = 0;
+  /// Runs one step. Throws StepError for inputs that break StepInput's rules; the KV pool is unchanged then.
+  virtual void step(const StepInput& input, const LogitsSink& sink) = 0;
+};
+
+/// The CPU engine. Weights in `program` must outlive it; `pool` is used during step().
+/// Throws EngineError with all of program.validate()'s problems.
+[[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool);
+
+}  // namespace adaptrt

@@ -1,0 +1,148 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "adaptrt/core/dtype.h"
+#include "adaptrt/core/error.h"
+#include "adaptrt/core/panels.h"
+#include "adaptrt/lora/layout.h"
+
+namespace adaptrt {
+
+/// Index into Program::buffers.
+using BufferId = std::int32_t;
+inline constexpr BufferId kNoBuffer = -1;
+
+/// How many rows a buffer has in a step.
+enum class RowKind : std::uint8_t {
+  kTokens,  ///< one a token of the step; at most max_num_tokens
+  kLogits,  ///< one a row of logits in a slice; at most max_batch_size (see Engine::step)
+};
+
+/// An activation. Buffers with overlapping lives have disjoint bytes [offset, offset + max rows * width * size).
+struct Buffer {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  RowKind rows = RowKind::kTokens;
+  std::int64_t width = 0;
+  /// Byte offset in the activation arena, a multiple of 64.
+  std::size_t offset = 0;
+};
+
+/// A one-dimensional weight, float32 whatever the engine's type: norm weights, biases, inverse frequencies.
+struct VectorView {
+  const float* data = nullptr;
+  std::int64_t size = 0;
+};
+
+/// output[T, hidden] = table[token_ids[T]]. The table is a panel matrix [vocab, hidden], so that a tied lm_head
+/// shares its bytes.
+struct EmbeddingOp {
+  PanelMatrix table;
+  BufferId output = kNoBuffer;  // float32, kTokens
+};
+
+/// output = input / sqrt(mean(input^2) + epsilon) * weight, the mean over the width in float32.
+/// With gather_logit_rows, output row i is made of input row logit_rows[i] of the slice.
+struct RmsNormOp {
+  BufferId input = kNoBuffer;   // float32, kTokens
+  BufferId output = kNoBuffer;  // the engine's activation type (see activation_dtype)
+  VectorView weight;
+  float epsilon = 0.0F;
+  bool gather_logit_rows = false;
+};
+
+/// How the positions' rotary angles are made. See docs/formats.md for the formulas.
+enum class RopeKind : std::uint8_t {
+  kStatic,   ///< angle = position * inverse_frequency
+  kDynamic,  ///< Hugging Face's "dynamic": the base grows with max(prompt length, position + 1)
+};
+
+/// cos/sin[T, rotary_dim / 2] of this step's positions, once for all layers. Angles are products of float32, as in
+/// the reference implementation; both outputs are multiplied by attention_scaling.
+struct RopeTableOp {
+  RopeKind kind = RopeKind::kStatic;
+  VectorView inverse_frequencies;  // [rotary_dim / 2]; for kDynamic those of lengths up to original_max_position
+  float attention_scaling = 1.0F;
+  // kDynamic only
+  float base = 10000.0F;
+  float factor = 1.0F;
+  std::int32_t original_max_position = 0;
+  BufferId cosine = kNoBuffer;  // float32, kTokens, rotary_dim / 2
+  BufferId sine = kNoBuffer;    // float32, kTokens, rotary_dim / 2
+};
+
+/// RoPE on q and k (the two halves of a head are a pair), optional RMS norm of each q and k head before it, write of
+/// k and v to the KV pool, then causal attention over the sequence's blocks, grouped queries.
+struct AttentionOp {
+  std::int32_t layer = 0;
+  BufferId qkv = kNoBuffer;     // float32, kTokens, (heads + 2 kv_heads) * head_dim: [q | k | v]
+  BufferId cosine = kNoBuffer;
+  BufferId sine = kNoBuffer;
+  BufferId output = kNoBuffer;  // activation type, kTokens, heads * head_dim
+  VectorView query_norm;        // [head_dim] or empty
+  VectorView key_norm;          // [head_dim] or empty
+  float norm_epsilon = 0.0F;
+  float scale = 0.0F;           // of the scores, 1 / sqrt(head_dim) as a rule
+  /// A token sees itself and the sliding_window - 1 tokens before it; 0: all before it.
+  std::int32_t sliding_window = 0;
+};
+
+/// One weight of a fused linear layer; its outputs follow the part before it.
+struct LinearPart {
+  PanelMatrix weight;
+  VectorView bias;  // [n] or empty; added after the DoRA factor
+};
+
+enum class LinearEpilogue : std::uint8_t {
+  kStore,    ///< output[:, all parts] = y
+  kAdd,      ///< output += y (float32 residual)
+  kSiluMul,  ///< two parts of equal width, [gated; linear]: output = silu(y0) * y1
+};
+
+/// y = (input W^T + adapter's B A input) * adapter's magnitude + bias, part by part.
+struct LinearOp {
+  BufferId input = kNoBuffer;   // activation type
+  BufferId output = kNoBuffer;  // float32, or the activation type for kSiluMul
+  LinearEpilogue epilogue = LinearEpilogue::kStore;
+  std::vector<LinearPart> parts;
+  /// Index into LoraLayout::sites, or -1 where adapters do not act. The site's parts are these parts.
+  std::int32_t lora_site = -1;
+};
+
+using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp>;
+
+/// A compiled network: ops in order of execution. `body` runs once a step over its tokens; `head` runs once for each
+/// slice of logit rows and ends in `logits` [rows, vocab_size].
+struct Program {
+  DType dtype = DType::kFloat32;  // of the packed weights and the KV cache
+  std::int64_t vocab_size = 0;
+  std::int32_t num_layers = 0;
+  ModelShape shape;
+  std::int32_t max_batch_size = 0;
+  std::int32_t max_num_tokens = 0;
+  std::int32_t max_input_len = 0;
+  std::int32_t max_seq_len = 0;
+  std::int32_t max_beam_width = 1;
+  std::int32_t tokens_per_block = 0;
+  std::size_t arena_bytes = 0;
+  std::vector<Buffer> buffers;
+  std::vector<Op> body;
+  std::vector<Op> head;
+  BufferId logits = kNoBuffer;  // float32, kLogits, vocab_size
+  LoraLayout lora;
+
+  /// Everything that is inconsistent: buffer ids and widths, overlapping lives, sizes of weights, sites.
+  [[nodiscard]] Problems validate() const;
+};
+
+/// What the packed GEMM reads: bfloat16 for bfloat16 weights, float32 for float32 and float16 weights.
+[[nodiscard]] constexpr DType activation_dtype(DType weights) {
+  return weights == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
+}
+
+}  // namespace adaptrt

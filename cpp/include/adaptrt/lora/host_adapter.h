@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "adaptrt/core/dtype.h"
+#include "adaptrt/lora/layout.h"
+
+namespace adaptrt {
+
+/// Element type of a tensor that a caller handed in, before it is checked.
+enum class TensorType : std::uint8_t { kFloat32, kFloat16, kBFloat16, kInt32, kOther };
+
+/// A C-contiguous tensor that somebody else owns and keeps alive through `owner`.
+struct TensorView {
+  const std::byte* data = nullptr;
+  TensorType type = TensorType::kOther;
+  /// What the caller called the type, for messages ("float64").
+  std::string type_name;
+  std::vector<std::int64_t> shape;
+  std::shared_ptr<const void> owner;
+};
+
+/// A request's adapter, in TensorRT-LLM's form: weights [rows, width] or [1, rows, width], config int32 [rows, 3 | 4] or
+/// [1, rows, 3 | 4] = module_id, layer, rank(, is_dora). Both with the first request of a task, neither later.
+struct LoraConfig {
+  std::uint64_t task_id = 0;
+  std::optional<TensorView> weights;
+  std::optional<TensorView> config;
+  /// Other weights under a task_id that is cached: taken when true, refused when false.
+  bool replace = false;
+};
+
+/// One row of a checked adapter.
+struct AdapterRow {
+  LoraModule module = LoraModule::kAttnQ;
+  std::int32_t layer = 0;
+  std::int32_t rank = 0;
+  bool is_dora = false;
+  ModuleSizes sizes;
+  /// A[rank, in], B[out, rank] (scaled), magnitude[out] if is_dora, one after the other; offset in elements.
+  std::size_t offset = 0;
+};
+
+/// An adapter on the host level: rows as submitted, without the padding behind them, in the submitted type.
+class HostAdapter {
+ public:
+  /// Checks every rule of docs/formats.md against the engine's layout. Throws AdapterError naming all that is wrong.
+  static std::shared_ptr<const HostAdapter> make(const LoraConfig& config, const LoraLayout& layout);
+
+  [[nodiscard]] std::uint64_t task_id() const { return task_id_; }
+  /// Unique among all adapters ever made in this process: what the prefix cache is keyed by.
+  [[nodiscard]] std::uint64_t generation() const { return generation_; }
+  [[nodiscard]] DType dtype() const { return dtype_; }
+  [[nodiscard]] const std::vector<AdapterRow>& rows() const { return rows_; }
+  [[nodiscard]] const std::byte* data() const { return data_.data(); }
+  [[nodiscard]] std::size_t bytes() const { return data_.size(); }
+  /// Same rows, types and bytes.
+  [[nodiscard]] bool same_weights(const HostAdapter& other) const;
+
+ private:
+  HostAdapter() = default;
+  std::uint64_t task_id_ = 0;
+  std::uint64_t generation_ = 0;
+  DType dtype_ = DType::kFloat32;
+  std::vector<AdapterRow> rows_;
+  std::vector<std::byte> data_;
+};
+
+}  // namespace adaptrt
