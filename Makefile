@@ -4,7 +4,7 @@ VENV ?= .venv
 # The wheel's build tree; scikit-build-core keeps it, so that only what changed is compiled again.
 BUILD = build/wheel
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
-INSTALL = $(PIP) --no-build-isolation --no-deps --force-reinstall --config-settings=build-dir=$(BUILD)
+INSTALL = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PIP) --no-build-isolation --config-settings=build-dir=$(BUILD)
 
 SOURCES := $(shell find CMakeLists.txt pyproject.toml builder runtime plugins tools cpp -type f \
                    -not -name '*.pyc' -not -path '*/__pycache__*')
@@ -33,7 +33,7 @@ format: $(VENV)/.installed-dev  ## Rewrite sources in the house style
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $(CPP_FILES)
 
-sanitize: $(VENV)/.test-tools  ## C++ tests under ASan+UBSan and under TSan
+sanitize: $(VENV)/.installed-with-tests  ## C++ tests under ASan+UBSan and under TSan
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" && for preset in asan-ubsan tsan; do \
 	  cmake --preset $$preset && cmake --build --preset $$preset && ctest --preset $$preset || exit 1; done
 
@@ -52,28 +52,19 @@ $(VENV)/.build-tools: $(VENV)/bin/python pyproject.toml
 	$(PIP) 'cmake>=3.25' ninja 'pybind11>=3.0' 'scikit-build-core>=1.0'
 	@touch $@
 
-# Everything in pyproject.toml's dependencies; the package itself follows without them.
-$(VENV)/.dependencies: $(VENV)/.build-tools
-	$(VENV)/bin/python tools/list_dependencies.py > $(VENV)/requirements.txt
-	$(PIP) -r $(VENV)/requirements.txt
+$(VENV)/.installed: $(VENV)/.build-tools $(SOURCES)
+	$(INSTALL) .
 	@touch $@
 
-# torch is pinned to a version whose CPU build is at hand; see docs/dependencies.md.
-$(VENV)/.test-tools: $(VENV)/.dependencies
-	$(PIP) torch==2.13.0
-	$(VENV)/bin/python tools/list_dependencies.py test > $(VENV)/requirements-test.txt
-	$(PIP) -r $(VENV)/requirements-test.txt
-	@touch $@
-
-$(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(INSTALL) .
+# torch is pinned to a version whose CPU build is at hand; Boost.Test must be there before the C++ tests are configured.
+$(VENV)/.test-tools: $(VENV)/.build-tools
+	$(PIP) torch==2.13.0 'cmeel-boost>=1.83'
 	@touch $@
 
 $(VENV)/.installed-with-tests: $(VENV)/.test-tools $(SOURCES) $(CPP_TESTS)
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(INSTALL) --config-settings=cmake.define.ADAPTRT_BUILD_TESTS=ON .
+	$(INSTALL) --config-settings=cmake.define.ADAPTRT_BUILD_TESTS=ON '.[test]'
 	@touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(VENV)/bin/python tools/list_dependencies.py dev > $(VENV)/requirements-dev.txt
-	$(PIP) -r $(VENV)/requirements-dev.txt
+$(VENV)/.installed-dev: $(VENV)/.installed-with-tests
+	$(PIP) 'clang-format>=21' mypy ruff
 	@touch $@
