@@ -1,0 +1,100 @@
+"""Small random Hugging Face models and PEFT adapters, and what transformers + PEFT compute with them in float32."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+
+CONFIG_CLASSES = {
+    "llama": transformers.LlamaConfig,
+    "mistral": transformers.MistralConfig,
+    "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+}
+ATTENTION_MODULES = ["q_proj", "k_proj", "v_proj"]
+ALL_MODULES = [*ATTENTION_MODULES, "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSpec:
+    """Sizes of a random model; the defaults are odd on purpose."""
+
+    family: str = "llama"
+    vocab_size: int = 61
+    hidden_size: int = 36
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 3
+    num_key_value_heads: int = 1
+    head_dim: int = 12
+    intermediate_size: int = 37
+    max_position_embeddings: int = 1024
+    tie_word_embeddings: bool = False
+    extra: tuple[tuple[str, Any], ...] = ()
+
+    def config(self) -> Any:
+        """The transformers configuration of this model."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("family", "extra")}
+        return CONFIG_CLASSES[self.family](
+            **fields, bos_token_id=0, eos_token_id=1, pad_token_id=None, attn_implementation="eager", **dict(self.extra)
+        )
+
+
+def save_model(spec: ModelSpec, directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+    """Write a random model of `spec` as a Hugging Face directory; norms and biases are random too."""
+    generator = torch.Generator().manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(spec.config())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name.endswith("norm.weight"):
+                parameter.copy_(1.0 + 0.2 * noise)
+            elif parameter.dim() == 1:
+                parameter.copy_(0.3 * noise)
+            elif "embed" in name or "lm_head" in name:
+                parameter.copy_(noise)
+            else:
+                parameter.copy_(1.5 * noise / parameter.shape[1] ** 0.5)
+    model.to(dtype).save_pretrained(directory)
+    return directory
+
+
+def save_adapter(model_directory: Path, directory: Path, seed: int, strength: float = 1.0, **lora: Any) -> Path:
+    """Write a PEFT adapter with random A, B and magnitudes; `lora` goes to peft.LoraConfig."""
+    generator = torch.Generator().manual_seed(seed)
+    base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
+    lora = {"target_modules": ALL_MODULES, "lora_alpha": 2 * lora.get("r", 8), **lora}
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **lora))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "lora_A" in name:
+                parameter.copy_(noise / parameter.shape[1] ** 0.5)
+            elif "lora_B" in name:
+                parameter.copy_(0.2 * strength * noise / parameter.shape[1] ** 0.5)
+            elif "lora_magnitude_vector" in name:
+                parameter.mul_(1.0 + 0.2 * noise)
+    model.save_pretrained(directory)
+    return directory
+
+
+class Reference:
+    """transformers + PEFT in float32, the adapter unmerged."""
+
+    def __init__(self, model_directory: Path, adapter_directory: Path | None = None) -> None:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            model_directory, dtype=torch.float32, attn_implementation="eager"
+        )
+        if adapter_directory is not None:
+            model = peft.PeftModel.from_pretrained(model, adapter_directory, torch_dtype=torch.float32)
+        self._model = model.eval()
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """float32 [len(tokens), vocab]: row i is what follows tokens[: i + 1]."""
+        with torch.no_grad():
+            logits: torch.Tensor = self._model(torch.tensor([tokens])).logits[0].float()
+        return logits
