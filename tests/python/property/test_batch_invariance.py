@@ -1,0 +1,108 @@
+"""A request's tokens and logits are the same bits alone and in any crowd, chunking, thread count and cache size."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.models import ATTENTION_MODULES, ModelSpec, save_adapter
+from support.serving import Answer, build_random_engine, collect, make_request
+
+import adaptrt
+
+SPEC = ModelSpec(hidden_size=72, head_dim=24, num_attention_heads=4, num_key_value_heads=2, vocab_size=257)
+ADAPTERS = [
+    {"r": 4, "target_modules": ATTENTION_MODULES},
+    {"r": 16, "use_rslora": True},
+    {"r": 7, "use_dora": True},
+    {"r": 32},
+]
+LONG = list(range(2, 140))
+PROMPTS = [[5], [9, 8, 7, 6], LONG[:40], LONG[:41], LONG, LONG[:64] + [3, 3, 3]]
+MAX_TOKENS = 9
+
+
+@dataclasses.dataclass
+class Service:
+    """An engine and its adapters; what each (prompt, adapter) gives alone is computed once."""
+
+    engine: Path
+    adapters: list[Path]
+
+    def executor(self, **fields) -> adaptrt.Executor:
+        return adaptrt.Executor(self.engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig(**fields))
+
+    def lora(self, adapter: int | None) -> adaptrt.LoraConfig | None:
+        return None if adapter is None else self._configs[adapter]
+
+    def __post_init__(self) -> None:
+        self._configs = [
+            adaptrt.LoraConfig.from_peft(task_id, directory, self.engine)
+            for task_id, directory in enumerate(self.adapters)
+        ]
+        self.alone = cache(self._alone)
+
+    def _alone(self, prompt: int, adapter: int | None) -> Answer:
+        with self.executor(num_threads=1) as executor:
+            request = make_request(PROMPTS[prompt], MAX_TOKENS, self.lora(adapter))
+            return collect(executor, executor.enqueue_request(request))
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
+def service(request, tmp_path_factory) -> Service:
+    directory = tmp_path_factory.mktemp(request.param)
+    model, engine = build_random_engine(SPEC, directory, request.param, tokens_per_block=16)
+    adapters = [
+        save_adapter(model, directory / f"adapter-{seed}", seed, **lora) for seed, lora in enumerate(ADAPTERS)
+    ]
+    return Service(engine, adapters)
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, len(PROMPTS) - 1),
+        st.none() | st.integers(0, len(ADAPTERS) - 1),
+        st.sampled_from([0.0, 0.0, 0.002]),  # seconds before it arrives
+    ),
+    min_size=1,
+    max_size=14,
+)
+executors = st.fixed_dictionaries(
+    {
+        "num_threads": st.integers(1, 4),
+        "max_num_tokens": st.sampled_from([16, 33, 64, 1024]),
+        "max_batch_size": st.integers(1, 8),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    arrivals=arrivals,
+    fields=executors,
+    policy=st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]),
+    kv_tokens=st.sampled_from([176, 256, 4096]),
+    reuse=st.booleans(),
+    small_cache=st.booleans(),
+)
+def test_a_crowd_changes_no_bit(service, arrivals, fields, policy, kv_tokens, reuse, small_cache) -> None:
+    peft_cache = adaptrt.PeftCacheConfig(num_device_module_layer=32 * 14) if small_cache else adaptrt.PeftCacheConfig()
+    with service.executor(
+        enable_chunked_context=True,
+        scheduler_config=adaptrt.SchedulerConfig(getattr(adaptrt.CapacitySchedulerPolicy, policy)),
+        kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=reuse, max_tokens=kv_tokens),
+        peft_cache_config=peft_cache,
+        **fields,
+    ) as executor:
+        ids = []
+        for prompt, adapter, delay in arrivals:
+            time.sleep(delay)
+            ids.append(executor.enqueue_request(make_request(PROMPTS[prompt], MAX_TOKENS, service.lora(adapter))))
+        answers = [collect(executor, request_id) for request_id in ids]
+    for (prompt, adapter, _), answer in zip(arrivals, answers, strict=True):
+        assert answer.same_bits(service.alone(prompt, adapter))

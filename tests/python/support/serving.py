@@ -1,0 +1,91 @@
+"""Engines built through the command line, and requests run through the executor."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support.models import ModelSpec, save_model
+
+import adaptrt
+from adaptrt.builder.cli import main as command_line
+
+LORA_MODULES = ["attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_gate", "mlp_4h_to_h"]
+
+
+def run_command(*arguments: object) -> None:
+    """Run `adaptrt ...` in this process; anything but success fails the test."""
+    assert command_line([str(argument) for argument in arguments]) == 0
+
+
+def build_engine(model_directory: Path, directory: Path, dtype: str = "float32", **flags: object) -> Path:
+    """Convert a Hugging Face directory and compile it with LoRA and DoRA on every module; returns the engine directory."""
+    run_command(
+        "convert-checkpoint", "--model_dir", model_directory, "--output_dir", directory / "checkpoint", "--dtype", dtype
+    )
+    settings: dict[str, object] = {
+        "max_batch_size": 8,
+        "max_input_len": 640,
+        "max_seq_len": 704,
+        "max_num_tokens": 1024,
+        "max_lora_rank": 32,
+        "lora_plugin": "auto",
+        "dora_plugin": "enable",
+        **flags,
+    }
+    arguments = [argument for name, value in settings.items() for argument in (f"--{name}", value)]
+    engine = directory / "engine"
+    run_command(
+        "build", "--checkpoint_dir", directory / "checkpoint", "--output_dir", engine, *arguments,
+        *(() if settings["lora_plugin"] == "disable" else ("--lora_target_modules", *LORA_MODULES)),
+    )  # fmt: skip
+    return engine
+
+
+def build_random_engine(spec: ModelSpec, directory: Path, dtype: str = "float32", **flags: object) -> tuple[Path, Path]:
+    """(model directory, engine directory) of a random model."""
+    model = save_model(spec, directory / "model")
+    return model, build_engine(model, directory, dtype, **flags)
+
+
+@dataclasses.dataclass
+class Answer:
+    """What one request gave."""
+
+    tokens: list[int]
+    context_logits: np.ndarray
+    generation_logits: np.ndarray
+    finish_reason: adaptrt.FinishReason
+
+    def same_bits(self, other: Answer) -> bool:
+        """Equal tokens, and logits equal bit for bit."""
+        return (
+            self.tokens == other.tokens
+            and self.context_logits.tobytes() == other.context_logits.tobytes()
+            and self.generation_logits.tobytes() == other.generation_logits.tobytes()
+        )
+
+
+def make_request(prompt: list[int], max_tokens: int, lora: adaptrt.LoraConfig | None = None, **fields: Any) -> Any:
+    """A greedy request that returns all of its logits."""
+    output = adaptrt.OutputConfig(
+        return_context_logits=True, return_generation_logits=True, exclude_input_from_output=True
+    )
+    return adaptrt.Request(prompt, max_tokens, output_config=output, lora_config=lora, **fields)
+
+
+def collect(executor: adaptrt.Executor, request_id: int) -> Answer:
+    """Wait for a request's end."""
+    responses = executor.await_responses(request_id)
+    final = responses[-1]
+    assert not final.has_error(), final.error_msg
+    result = final.result
+    assert result.is_final
+    return Answer(
+        list(result.output_token_ids[0]),
+        np.asarray(result.context_logits),
+        np.asarray(result.generation_logits)[0],
+        result.finish_reasons[0],
+    )
