@@ -42,7 +42,9 @@ static_assert(ids_are_positions());
 
 }  // namespace
 
-std::span<const LoraModuleInfo> lora_modules() { return kModules; }
+std::span<const LoraModuleInfo> lora_modules() {
+  return kModules;
+}
 
 const LoraModuleInfo* find_lora_module(std::int64_t id) {
   if (id < 0 || id >= static_cast<std::int64_t>(kModules.size())) return nullptr;
@@ -54,7 +56,9 @@ const LoraModuleInfo* find_lora_module(std::string_view name) {
   return found == kModules.end() ? nullptr : found;
 }
 
-const LoraModuleInfo& info_of(LoraModule module) { return kModules[static_cast<std::size_t>(module)]; }
+const LoraModuleInfo& info_of(LoraModule module) {
+  return kModules[static_cast<std::size_t>(module)];
+}
 
 std::optional<ModuleSizes> module_sizes(LoraModule module, const ModelShape& shape) {
   switch (module) {
@@ -76,6 +80,19 @@ std::optional<ModuleSizes> module_sizes(LoraModule module, const ModelShape& sha
       return ModuleSizes{shape.hidden_size, 2 * shape.intermediate_size};
     default:
       return std::nullopt;
+  }
+}
+
+std::span<const LoraModule> parts_of(LoraModule module) {
+  static constexpr std::array kQkvParts{kAttnQ, kAttnK, kAttnV};
+  static constexpr std::array kGateUpParts{kMlpGate, kMlpHTo4H};
+  switch (module) {
+    case kAttnQkv:
+      return kQkvParts;
+    case kMlpGateUp:
+      return kGateUpParts;
+    default:
+      return {&info_of(module).module, 1};
   }
 }
 

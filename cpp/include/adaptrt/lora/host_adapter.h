@@ -25,8 +25,9 @@ struct TensorView {
   std::shared_ptr<const void> owner;
 };
 
-/// A request's adapter, in TensorRT-LLM's form: weights [rows, width] or [1, rows, width], config int32 [rows, 3 | 4] or
-/// [1, rows, 3 | 4] = module_id, layer, rank(, is_dora). Both with the first request of a task, neither later.
+/// A request's adapter, in TensorRT-LLM's form: weights [rows, width] or [1, rows, width], config int32
+/// [rows, 3 | 4] or [1, rows, 3 | 4] = module_id, layer, rank(, is_dora). Both with the first request of a
+/// task, neither later.
 struct LoraConfig {
   std::uint64_t task_id = 0;
   std::optional<TensorView> weights;
@@ -49,7 +50,8 @@ struct AdapterRow {
 /// An adapter on the host level: rows as submitted, without the padding behind them, in the submitted type.
 class HostAdapter {
  public:
-  /// Checks every rule of docs/formats.md against the engine's layout. Throws AdapterError naming all that is wrong.
+  /// Checks every rule of docs/formats.md against the engine's layout. Throws AdapterError naming all that is
+  /// wrong.
   static std::shared_ptr<const HostAdapter> make(const LoraConfig& config, const LoraLayout& layout);
 
   [[nodiscard]] std::uint64_t task_id() const { return task_id_; }

@@ -21,13 +21,14 @@ struct LoraCacheSizes {
 
 /// What the two levels have done so far and hold now.
 struct LoraCacheStats {
-  std::int64_t host_hits = 0;
-  std::int64_t host_misses = 0;
-  std::int64_t host_evictions = 0;
-  std::int64_t device_hits = 0;
-  std::int64_t device_misses = 0;
-  std::int64_t device_evictions = 0;
-  std::int64_t host_adapters = 0;
+  std::int64_t host_hits = 0;         ///< admit() found the task on the host level
+  std::int64_t host_misses = 0;       ///< admit() stored the task's weights, or found nothing under its id
+  std::int64_t host_evictions = 0;    ///< adapters that left the host level to make room
+  std::int64_t device_hits = 0;       ///< acquire() found the adapter on the device level
+  std::int64_t device_misses = 0;     ///< acquire() had to pack it
+  std::int64_t device_evictions = 0;  ///< device copies that went to make room on either level
+  std::int64_t host_adapters =
+      0;  ///< generations in host memory, those that only requests still hold included
   std::int64_t device_adapters = 0;
   std::size_t host_bytes_used = 0;
   std::size_t host_bytes_total = 0;
@@ -35,6 +36,8 @@ struct LoraCacheStats {
   std::int64_t device_pages_used = 0;
   std::int64_t device_pages_total = 0;
   double load_seconds = 0.0;  ///< total time spent packing adapters for the device
+
+  friend bool operator==(const LoraCacheStats&, const LoraCacheStats&) = default;
 };
 
 /// One row of LoraCache::list().
@@ -45,40 +48,68 @@ struct LoraCacheEntry {
   bool on_device = false;
   bool pinned = false;
   std::int64_t users = 0;  ///< requests that hold it
+
+  friend bool operator==(const LoraCacheEntry&, const LoraCacheEntry&) = default;
 };
 
 class DeviceLease;
 
-/// The two-level LoRA cache. Host: adapters as submitted, checked. Device: the kernels' layout, in pages. Least recently
-/// used goes first on both levels, only as many as are needed, never one that a request holds or that is pinned.
-/// Thread-safe; a DeviceAdapter is read without a lock while its lease lives.
+/// The two-level LoRA cache. Host: adapters as submitted, checked. Device: the kernels' layout, in pages.
+/// Least recently used goes first on both levels, only as many as are needed, never one that a request holds
+/// or that is pinned. An adapter counts as used until the last request that holds it, or the last lease,
+/// ends.
+///
+/// An adapter that leaves the host level takes its device copy along: nothing could find it there any more.
+/// The bytes of a generation that was replaced or unloaded count until the last request that holds it ends,
+/// so host memory stays within host_bytes whatever requests hold.
+///
+/// Thread-safe; a DeviceAdapter is read without a lock while its lease lives. Checking, copying and packing
+/// happen outside the lock.
 class LoraCache {
  public:
+  /// Throws EngineError when the layout's sites and target modules disagree, ConfigError when a page is
+  /// smaller than an image that the layout allows, or when memory for the pages is refused.
   LoraCache(LoraLayout layout, LoraCacheSizes sizes);
   ~LoraCache();
+  LoraCache(const LoraCache&) = delete;
+  LoraCache& operator=(const LoraCache&) = delete;
 
-  /// What a request does with its LoraConfig: stores the tensors when they are given, looks the task up otherwise.
-  /// The result keeps this generation of the adapter alive and in the host level until it is dropped.
+  /// What a request does with its LoraConfig: stores the tensors when they are given, looks the task up
+  /// otherwise. The result keeps this generation of the adapter alive and in the host level until it is
+  /// dropped; each call counts as one user. Sending the same weights again is a hit; other weights with
+  /// `replace` make a new generation, which inherits the pin, and requests that hold the old one keep it.
   /// Throws AdapterError (refused by name; other weights under a cached task_id without `replace`),
-  /// PeftTaskNotCachedError, LoraCacheFullError (with the bytes needed and there are; also when the adapter could
-  /// never fit the device level). Nothing changes when it throws.
+  /// PeftTaskNotCachedError, LoraCacheFullError (with the bytes needed and there are; also when the adapter
+  /// could never fit the device level beside the pinned ones). Nothing but the counters changes when it
+  /// throws.
   [[nodiscard]] std::shared_ptr<const HostAdapter> admit(const LoraConfig& config);
 
-  /// Brings the adapter to the device level and keeps it there while the lease lives; nullopt when the pages that
-  /// would have to go are all leased or pinned. Never throws for lack of room.
+  /// Brings the adapter to the device level and keeps it there while the lease lives; nullopt when the pages
+  /// that would have to go are all leased or pinned. Never throws for lack of room. Throws AdapterError for
+  /// an adapter that this cache did not hand out.
   [[nodiscard]] std::optional<DeviceLease> acquire(const std::shared_ptr<const HostAdapter>& adapter);
 
-  /// Pages that acquire() could give now to adapters other than those leased: free ones and ones it may evict.
+  /// Pages that acquire() could give now to adapters that are neither leased nor pinned: free ones and those
+  /// it may evict. An idle copy's own pages are among them, so an adapter costs pages_needed() whether or not
+  /// it is resident.
   [[nodiscard]] std::int64_t obtainable_pages() const;
-  /// True when acquire() would need no page: the adapter is already leased by a running request.
+  /// Device pages of an adapter that admit() handed out.
+  [[nodiscard]] std::int64_t pages_needed(const HostAdapter& adapter) const;
+  /// True when acquire() would take nothing from obtainable_pages(): the adapter is leased by a running
+  /// request, or pinned and on the device.
   [[nodiscard]] bool is_leased(const HostAdapter& adapter) const;
 
-  /// Keep an adapter on both levels whether or not it is used. Throws PeftTaskNotCachedError, LoraCacheFullError.
+  /// Brings an adapter to the device and keeps it on both levels whether or not it is used. Throws
+  /// PeftTaskNotCachedError, or LoraCacheFullError when there is no room now or when an adapter that a
+  /// request holds could never fit beside the pinned ones; nothing changes then.
   void pin(std::uint64_t task_id);
+  /// The adapter counts as just used. Throws PeftTaskNotCachedError.
   void unpin(std::uint64_t task_id);
-  /// Forgets an adapter; one that requests hold goes when the last of them ends, and new requests do not see it.
+  /// Forgets an adapter, pinned or not; one that requests hold goes when the last of them ends, its device
+  /// copy with the last lease, and new requests do not see it. Throws PeftTaskNotCachedError.
   void unload(std::uint64_t task_id);
   [[nodiscard]] bool contains(std::uint64_t task_id) const;
+  /// The adapters that admit() finds by their id, in ascending order of it.
   [[nodiscard]] std::vector<LoraCacheEntry> list() const;
   [[nodiscard]] LoraCacheStats stats() const;
   [[nodiscard]] const LoraLayout& layout() const;
@@ -92,7 +123,8 @@ class LoraCache {
   std::shared_ptr<Impl> impl_;
 };
 
-/// Keeps an adapter on the device. Movable; giving it up is its destructor.
+/// Keeps an adapter on the device, and in memory, even when the cache is gone. Movable; giving it up is its
+/// destructor.
 class DeviceLease {
  public:
   DeviceLease(DeviceLease&&) noexcept;

@@ -67,8 +67,13 @@ struct ModuleSizes {
 
 [[nodiscard]] const LoraModuleInfo& info_of(LoraModule module);
 
-/// Widths of A's input and B's output; nullopt for a module that decoder layers do not have. attn_qkv's output is
-/// [q; k; v], mlp_gate_up's is [mlp_gate; mlp_h_to_4h] (that is Hugging Face's [up_proj; gate_proj]).
+/// Widths of A's input and B's output; nullopt for a module that decoder layers do not have. attn_qkv's
+/// output is [q; k; v], mlp_gate_up's is [mlp_gate; mlp_h_to_4h] (that is Hugging Face's [up_proj;
+/// gate_proj]).
 [[nodiscard]] std::optional<ModuleSizes> module_sizes(LoraModule module, const ModelShape& shape);
+
+/// The modules that a module's output consists of, in the order of B's rows: three for attn_qkv, two for
+/// mlp_gate_up, itself for every other.
+[[nodiscard]] std::span<const LoraModule> parts_of(LoraModule module);
 
 }  // namespace adaptrt
