@@ -1,0 +1,156 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace adaptrt {
+
+/// Index of a block in the engine's KV pool.
+using BlockId = std::int32_t;
+inline constexpr BlockId kNoBlock = -1;
+
+/// What, besides the tokens, KV must have in common to be shared.
+struct ReuseKey {
+  /// HostAdapter::generation() of the adapter that computed it; 0: the base model.
+  std::uint64_t adapter_generation = 0;
+  /// Request::cache_salt_id.
+  std::optional<std::uint64_t> cache_salt;
+
+  bool operator==(const ReuseKey&) const = default;
+};
+
+/// A sequence's blocks in the order of its tokens. Filled and emptied by BlockPool only.
+struct BlockTable {
+  std::vector<BlockId> blocks;
+  /// Leading blocks that are in the reuse index.
+  std::int32_t num_indexed = 0;
+  /// BlockPool::reset_reuse() calls before the table got its first block.
+  std::uint64_t reuse_epoch = 0;
+  // This sequence's share of KvCacheStats' counters, over its whole life.
+  std::int64_t alloc_new_blocks = 0;
+  std::int64_t reused_blocks = 0;
+  std::int64_t missed_blocks = 0;
+};
+
+/// TensorRT-LLM's KvCacheStats. Counters run since the pool was made.
+struct KvCacheStats {
+  std::int64_t max_num_blocks = 0;
+  std::int64_t free_num_blocks = 0;  ///< blocks that can be had now, cached ones without a user included
+  std::int64_t used_num_blocks = 0;  ///< blocks of running sequences
+  std::int64_t tokens_per_block = 0;
+  std::int64_t alloc_total_blocks = 0;  ///< new and reused
+  std::int64_t alloc_new_blocks = 0;
+  std::int64_t reused_blocks = 0;
+  std::int64_t missed_blocks = 0;  ///< full blocks that were looked for and not found
+  double cache_hit_rate = 0.0;     ///< reused / (reused + missed); 0 before the first look-up
+};
+
+/// Bookkeeping of the paged KV cache: which block belongs to whom. The memory belongs to the engine.
+///
+/// A block is free, used (by one or more tables) or cached (full, known by its content, used by none). Cached
+/// blocks are evicted, least recently used first and a chain's end before its beginning, when no block is
+/// free. Content is known by (ReuseKey, the block before, the block's tokens), compared exactly; the hash
+/// only finds candidates. Two tables never hold two blocks of equal content once both are in the index: KV is
+/// bit-identical whoever computed it, so the second table takes over the first one's block.
+class BlockPool {
+ public:
+  /// Throws ConfigError unless both numbers are positive.
+  BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse);
+
+  struct PrefixMatch {
+    std::int32_t num_blocks = 0;
+    /// Of those, blocks that no table uses now: taking them leaves so many fewer available.
+    std::int32_t num_unused_blocks = 0;
+  };
+  /// The longest chain of cached or used blocks that `tokens` start with, leaving at least one token to
+  /// compute (so that there are logits). Changes nothing.
+  [[nodiscard]] PrefixMatch match_prefix(const ReuseKey& key, std::span<const std::int32_t> tokens) const;
+
+  /// Gives the matching chain to an empty table; returns the number of tokens whose KV is there.
+  std::int32_t reuse_prefix(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens);
+
+  /// Makes the table cover `num_tokens` tokens. False, with nothing changed, when there are not enough
+  /// blocks.
+  [[nodiscard]] bool try_grow(BlockTable& table, std::int32_t num_tokens);
+
+  /// Enters into the reuse index the table's full blocks among the first `num_computed` of `tokens`, whose KV
+  /// a completed step has written. May exchange blocks of the table for ones of equal content.
+  void index_full_blocks(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens,
+                         std::int32_t num_computed);
+
+  /// Takes all blocks from the table. Indexed ones without another user stay cached.
+  void release(BlockTable& table);
+
+  /// Forgets all content: cached blocks become free, used ones are not shared any more.
+  void reset_reuse();
+
+  [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
+  [[nodiscard]] std::int32_t tokens_per_block() const { return tokens_per_block_; }
+  /// Free and cached blocks: what try_grow() can hand out.
+  [[nodiscard]] std::int32_t num_available() const { return num_free_ + num_cached_; }
+  [[nodiscard]] std::int32_t num_free() const { return num_free_; }
+  [[nodiscard]] std::int32_t num_cached() const { return num_cached_; }
+  [[nodiscard]] std::int32_t num_used() const { return num_blocks_ - num_available(); }
+  /// Blocks that hold `num_tokens` tokens.
+  [[nodiscard]] std::int32_t blocks_for(std::int64_t num_tokens) const {
+    return static_cast<std::int32_t>((num_tokens + tokens_per_block_ - 1) / tokens_per_block_);
+  }
+  /// Tables that hold the block.
+  [[nodiscard]] std::int32_t num_users(BlockId block) const { return blocks_[block].num_users; }
+  [[nodiscard]] KvCacheStats stats() const;
+
+  /// Everything that does not hold between lists, counters and the index; empty when all is well. For tests.
+  [[nodiscard]] std::vector<std::string> check_invariants() const;
+
+ private:
+  /// Identity of a block's content, never used twice; 0: not in the index.
+  using ContentId = std::uint64_t;
+
+  struct Block {
+    std::int32_t num_users = 0;
+    // In the free list (next only) or, when cached, in the list by last use.
+    BlockId previous = kNoBlock;
+    BlockId next = kNoBlock;
+    BlockId next_in_bucket = kNoBlock;
+    ContentId content = 0;
+    ContentId parent = 0;
+    ReuseKey key;
+  };
+
+  [[nodiscard]] std::span<const std::int32_t> tokens_of(BlockId block) const;
+  [[nodiscard]] std::size_t bucket_of(const ReuseKey& key, ContentId parent,
+                                      std::span<const std::int32_t> tokens) const;
+  [[nodiscard]] BlockId find(const ReuseKey& key, ContentId parent,
+                             std::span<const std::int32_t> tokens) const;
+  void insert_in_index(BlockId block, const ReuseKey& key, ContentId parent,
+                       std::span<const std::int32_t> tokens);
+  void remove_from_index(BlockId block);
+  void push_free(BlockId block);
+  BlockId take_block();
+  void add_user(BlockId block);
+  void drop_user(BlockId block);
+  void append_to_cached(BlockId block);
+  void unlink_from_cached(BlockId block);
+
+  std::int32_t num_blocks_;
+  std::int32_t tokens_per_block_;
+  bool enable_block_reuse_;
+  std::vector<Block> blocks_;
+  std::vector<std::int32_t> indexed_tokens_;  // [num_blocks, tokens_per_block], of blocks in the index
+  std::vector<BlockId> buckets_;
+  BlockId first_free_ = kNoBlock;
+  BlockId oldest_cached_ = kNoBlock;
+  BlockId newest_cached_ = kNoBlock;
+  std::int32_t num_free_ = 0;
+  std::int32_t num_cached_ = 0;
+  ContentId last_content_ = 0;
+  std::uint64_t reuse_epoch_ = 0;
+  std::int64_t alloc_new_blocks_ = 0;
+  std::int64_t reused_blocks_ = 0;
+  std::int64_t missed_blocks_ = 0;
+};
+
+}  // namespace adaptrt

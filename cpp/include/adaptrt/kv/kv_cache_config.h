@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+
+namespace adaptrt {
+
+/// TensorRT-LLM's KvCacheConfig. "Device" memory is the machine's on a CPU.
+struct KvCacheConfig {
+  /// Keep full blocks of finished and running requests, and give them to requests that start with the same
+  /// tokens.
+  bool enable_block_reuse = true;
+  /// Tokens that the pool holds at most, rounded down to whole blocks; nullopt: what the memory fraction
+  /// allows.
+  std::optional<std::int64_t> max_tokens;
+  std::optional<std::vector<std::int64_t>>
+      max_attention_window;                       // refused when set: it belongs to the engine
+  std::optional<std::int64_t> sink_token_length;  // refused unless 0
+  /// Share of the memory that is free when the executor starts; nullopt: 0.9.
+  std::optional<double> free_gpu_memory_fraction;
+  std::optional<std::size_t> host_cache_size;                  // refused unless 0: there is one level
+  bool onboard_blocks = true;                                  // refused when false, for the same reason
+  std::optional<std::int32_t> secondary_offload_min_priority;  // refused when set, for the same reason
+  std::size_t event_buffer_max_size = 0;                       // refused unless 0
+  /// Unlike TensorRT-LLM's, false by default, and true is refused: only full blocks are shared.
+  bool enable_partial_reuse = false;
+  bool copy_on_partial_reuse = true;  // without meaning while partial reuse is off
+
+  [[nodiscard]] Problems validate() const;
+};
+
+/// What the number of KV blocks follows from, besides the configuration.
+struct KvPoolDemand {
+  std::int32_t tokens_per_block = 0;
+  /// Bytes of one block over all layers.
+  std::size_t block_bytes = 0;
+  /// Bytes that are free now.
+  std::size_t free_memory_bytes = 0;
+  std::int32_t max_batch_size = 0;
+  std::int32_t max_seq_len = 0;
+};
+
+/// Blocks of the pool: max_tokens' worth if that is given, else what max_batch_size sequences of max_seq_len
+/// tokens can use; in both cases no more than the fraction of the free memory holds. Throws ConfigError when
+/// that is not one.
+[[nodiscard]] std::int32_t resolve_num_blocks(const KvCacheConfig& config, const KvPoolDemand& demand);
+
+}  // namespace adaptrt

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/sample/sampling_config.h"
+
+namespace adaptrt {
+
+/// What a request forbids or favours, besides its SamplingConfig.
+struct TokenConstraints {
+  /// Forbidden before SamplingParams::min_tokens tokens were generated.
+  std::optional<std::int32_t> end_id;
+  /// Token sequences that never appear whole; their beginning may be in the prompt.
+  std::vector<std::vector<std::int32_t>> bad_words;
+  /// [vocab_size], added to the logits first; nullptr: none. -infinity forbids a token.
+  std::shared_ptr<const std::vector<float>> embedding_bias;
+
+  /// Empty words, tokens outside the vocabulary, a bias of another size or with NaN or +infinity.
+  [[nodiscard]] Problems validate(std::int64_t vocab_size) const;
+};
+
+/// One request's sampling, from its first token to its last.
+class SamplerState {
+ public:
+  /// `max_length`: prompt and generated tokens together, at most. Room for them is made here, not while
+  /// sampling.
+  SamplerState(const SamplingParams& params, TokenConstraints constraints, std::int32_t prompt_length,
+               std::int32_t max_length);
+
+  [[nodiscard]] const SamplingParams& params() const { return params_; }
+  [[nodiscard]] const TokenConstraints& constraints() const { return constraints_; }
+
+ private:
+  friend class Sampler;
+  /// A token that occurred, and how often it was generated.
+  struct Occurrence {
+    std::int32_t token = 0;
+    std::int32_t times_generated = 0;
+  };
+  void count_new_tokens(std::span<const std::int32_t> tokens);
+  [[nodiscard]] bool has_penalties() const;
+
+  SamplingParams params_;
+  TokenConstraints constraints_;
+  std::int32_t prompt_length_;
+  std::int32_t num_counted_ = 0;
+  std::vector<Occurrence> occurrences_;  // ascending tokens
+};
+
+struct SampledToken {
+  std::int32_t token = 0;
+  /// Natural logarithm of its probability under the model: of the softmax over the whole row as the engine
+  /// made it, before bias, penalties, temperature and filters. 0 unless it was asked for.
+  float log_prob = 0.0F;
+};
+
+/// Turns rows of logits into tokens. Holds scratch memory for one thread; any number of requests can share
+/// it.
+///
+/// In this order: embedding_bias; repetition penalty p over the tokens of prompt and generation (logit / p if
+/// positive, logit * p if not, as in transformers); presence and frequency penalty over the generated tokens
+/// only (logit - presence - frequency * times, as in OpenAI's API and vLLM; TensorRT-LLM counts the prompt's
+/// too and subtracts after the temperature); bad words, repeated n-grams and min_tokens forbid tokens; then
+/// the most probable token, or: temperature, top_k, top_p (the fewest most probable tokens of what top_k left
+/// whose share reaches top_p), min_p (probability at least min_p times the highest), and one draw.
+///
+/// Of equal logits the lowest token id counts as the higher. The draw is a function of (seed, number of
+/// tokens generated so far) and the row alone, so neither the rest of a batch nor a pause changes it.
+class Sampler {
+ public:
+  explicit Sampler(std::int64_t vocab_size);
+
+  /// Samples the token after `tokens` (the request's prompt and what it generated) from logits[vocab_size].
+  /// Throws StepError when a logit is NaN or +infinity, or when every token is forbidden; the state still
+  /// serves.
+  [[nodiscard]] SampledToken sample(SamplerState& state, const float* logits,
+                                    std::span<const std::int32_t> tokens, bool want_log_prob);
+
+ private:
+  struct Range {
+    float max = 0.0F;
+    float min = 0.0F;  // finite values only
+  };
+  /// A place in the order of values: highest first, of equals the one that stands first.
+  struct Place {
+    float value = 0.0F;
+    std::int64_t index = 0;
+  };
+
+  [[nodiscard]] const float* apply_constraints(SamplerState& state, const float* logits,
+                                               std::span<const std::int32_t> tokens);
+  void forbid_bad_words(const TokenConstraints& constraints, std::span<const std::int32_t> tokens);
+  void forbid_repeated_ngrams(std::int32_t size, std::span<const std::int32_t> tokens);
+  [[nodiscard]] std::int32_t draw(const SamplingParams& params, const float* logits, const Range& range,
+                                  std::uint64_t position);
+  [[nodiscard]] Place place_of_count(std::span<const float> values, const Range& range, std::int64_t count);
+  [[nodiscard]] Place place_of_mass(std::span<const float> values, std::span<const float> weights,
+                                    const Range& range, double share);
+
+  std::int64_t vocab_size_;
+  std::vector<float> processed_;
+  std::vector<float> values_;
+  std::vector<float> weights_;
+  std::vector<std::int32_t> ids_;
+  std::vector<std::int64_t> bucket_counts_;
+  std::vector<double> bucket_masses_;
+  std::vector<Place> boundary_;
+  std::vector<std::int64_t> boundary_indices_;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,137 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "adaptrt/kv/block_pool.h"
+#include "adaptrt/lora/lora_cache.h"
+#include "adaptrt/sched/scheduler_config.h"
+#include "adaptrt/sched/sequence.h"
+
+namespace adaptrt {
+
+struct SchedulerLimits {
+  /// Sequences that run at once.
+  std::int32_t max_batch_size = 0;
+  /// Tokens of one step.
+  std::int32_t max_num_tokens = 0;
+  /// Prompts may be computed over several steps. If not, a prompt waits until a step has room for all of it;
+  /// only a paused request whose tokens have become more than max_num_tokens is computed in pieces all the
+  /// same.
+  bool enable_chunked_context = false;
+  /// EngineInfo::max_reusable_prompt_len.
+  std::int32_t max_reusable_prompt_len = 0;
+  /// So often may requests with adapters start ahead of one whose adapter gets no pages; then they are held
+  /// back until it has started.
+  std::int32_t max_times_passed_over = 16;
+};
+
+/// What one sequence computes in a step.
+struct PlannedSequence {
+  Sequence* sequence = nullptr;
+  /// sequence->tokens[first_token, first_token + count); first_token is also the first position.
+  std::int32_t first_token = 0;
+  std::int32_t count = 0;
+  /// False: a decode, whose one token is the newest generated.
+  bool is_prefill = false;
+  /// These are all that was left to compute: the next token is sampled from the logits of the last one.
+  bool wants_logits = false;
+};
+
+/// One step. Reused from step to step so that planning allocates nothing.
+struct StepPlan {
+  std::vector<PlannedSequence> entries;  ///< decodes first
+  std::vector<Sequence*> started;        ///< began or resumed to run
+  std::vector<Sequence*> paused;         ///< lost their blocks and lease, and wait again
+  /// Waiting, with an adapter that gets no pages although no running request holds any (others are pinned):
+  /// it cannot be served. The executor removes them, with an error.
+  std::vector<Sequence*> unservable;
+  std::int32_t num_tokens = 0;
+  std::int32_t num_context_tokens = 0;
+  std::int32_t num_context_sequences = 0;
+  std::int32_t num_generation_sequences = 0;
+
+  [[nodiscard]] bool empty() const { return entries.empty(); }
+  void clear();
+};
+
+/// In-flight batching: decides before each step which sequences compute which tokens. Not thread-safe.
+///
+/// Decodes come first, then prompts in order of priority and arrival. A request for which there are no KV
+/// blocks, or no tokens left in the step, holds back those behind it; one whose adapter gets no pages does
+/// not, up to SchedulerLimits::max_times_passed_over.
+class Scheduler {
+ public:
+  /// `lora_cache` may be nullptr when no sequence has an adapter. Both must outlive the scheduler.
+  /// Throws ConfigError for limits that are not positive and for config.validate()'s problems.
+  Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, BlockPool& block_pool,
+            LoraCache* lora_cache);
+
+  /// Why a request of this size could not run even if it were alone, with the numbers; nullopt when it could.
+  /// Adapters that never fit are refused by LoraCache::admit().
+  [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length,
+                                                          std::int64_t max_tokens) const;
+
+  /// Queues a sequence. Throws RequestError when why_never_fits(), or when tokens is not the prompt, or when
+  /// it has an adapter and there is no LoRA cache; it is not queued then.
+  void add(Sequence& sequence);
+
+  /// Decides the next step. Sequences that start get blocks and a lease here, and are planned here.
+  /// An empty plan means that nothing can run now: nothing is queued, or only unservable sequences are.
+  void plan(StepPlan& plan);
+
+  /// The step has run: its tokens count as computed and their full blocks can be reused. Call before the
+  /// sequences of the plan are removed; tokens may be appended before or after.
+  void commit(const StepPlan& plan);
+
+  /// The step has failed: removes its sequences; nothing that it may have written is reused.
+  void fail(const StepPlan& plan);
+
+  /// Forgets a sequence in any state (finished, cancelled), not between plan() and commit() or fail(): gives
+  /// back its blocks, of which full ones stay cached, and its lease.
+  void remove(Sequence& sequence);
+
+  /// In order of priority and arrival.
+  [[nodiscard]] std::span<Sequence* const> running() const { return running_; }
+  struct Before {
+    bool operator()(const Sequence* a, const Sequence* b) const;
+  };
+  using WaitingSet = std::set<Sequence*, Before>;
+  [[nodiscard]] const WaitingSet& waiting() const { return waiting_; }
+  [[nodiscard]] std::int32_t num_paused() const { return num_paused_; }
+  [[nodiscard]] bool empty() const { return running_.empty() && waiting_.empty(); }
+  [[nodiscard]] const SchedulerConfig& config() const { return config_; }
+  [[nodiscard]] const SchedulerLimits& limits() const { return limits_; }
+  /// Blocks that running sequences may still come to ask for; kept available unless pausing is allowed.
+  [[nodiscard]] std::int64_t num_promised_blocks() const;
+
+ private:
+  enum class StartResult : std::uint8_t { kStarted, kNoAdapterPages, kNoRoom };
+
+  void plan_decodes(StepPlan& plan);
+  void plan_running_prefills(StepPlan& plan);
+  void start_waiting(StepPlan& plan);
+  StartResult try_start(Sequence& sequence, StepPlan& plan, bool may_lease);
+  void plan_prefill(Sequence& sequence, StepPlan& plan);
+  bool grow_pausing_others(Sequence& sequence, std::int32_t num_tokens, StepPlan& plan);
+  void pause(Sequence& sequence, StepPlan& plan);
+  void release(Sequence& sequence);
+  [[nodiscard]] bool may_reuse(const Sequence& sequence) const;
+  [[nodiscard]] std::int32_t tokens_left(const StepPlan& plan) const;
+
+  SchedulerConfig config_;
+  SchedulerLimits limits_;
+  BlockPool& block_pool_;
+  LoraCache* lora_cache_;
+  std::vector<Sequence*> running_;
+  WaitingSet waiting_;
+  std::uint64_t next_arrival_ = 0;
+  std::int32_t num_paused_ = 0;
+  std::int32_t num_leases_ = 0;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "adaptrt/kv/block_pool.h"
+#include "adaptrt/lora/host_adapter.h"
+#include "adaptrt/lora/lora_cache.h"
+
+namespace adaptrt {
+
+enum class SequenceState : std::uint8_t {
+  kNew,       ///< not given to a scheduler yet
+  kWaiting,   ///< holds no blocks and no lease; `paused` tells whether it ran before
+  kRunning,   ///< holds blocks and, with an adapter, a lease
+  kFinished,  ///< removed from the scheduler
+};
+
+/// One request as the scheduler sees it. Belongs to the executor and stays where it is while a scheduler
+/// knows it.
+struct Sequence {
+  Sequence() = default;
+  Sequence(const Sequence&) = delete;
+  Sequence& operator=(const Sequence&) = delete;
+
+  // Set before Scheduler::add() and constant from then on.
+  std::uint64_t id = 0;
+  /// Higher goes first; among equals the one that was added first.
+  float priority = 0.5F;
+  std::int32_t prompt_length = 0;
+  /// Tokens to generate at most, at least one.
+  std::int32_t max_tokens = 0;
+  /// nullptr: the base model.
+  std::shared_ptr<const HostAdapter> adapter;
+  std::optional<std::uint64_t> cache_salt;
+  /// Compute every prompt token, even where its KV could be reused: the request wants their logits.
+  bool compute_whole_prompt = false;
+
+  /// The prompt, then what was generated. The executor appends a token after each step that sampled one, and
+  /// removes the sequence from the scheduler when that was the last.
+  std::vector<std::int32_t> tokens;
+
+  // The scheduler's, from here on.
+  SequenceState state = SequenceState::kNew;
+  std::uint64_t arrival = 0;
+  /// Waiting although it ran before.
+  bool paused = false;
+  std::int32_t times_paused = 0;
+  /// Tokens at the front whose KV is in `table`'s blocks.
+  std::int32_t num_computed = 0;
+  BlockTable table;
+  std::optional<DeviceLease> lease;
+  /// Sequences with adapters that started ahead of this one while its adapter got no pages.
+  std::int32_t times_passed_over = 0;
+
+  [[nodiscard]] std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens.size()); }
+  [[nodiscard]] std::int32_t num_generated() const { return num_tokens() - prompt_length; }
+  [[nodiscard]] std::int32_t num_to_compute() const { return num_tokens() - num_computed; }
+  /// Only the newest generated token is left to compute.
+  [[nodiscard]] bool is_decoding() const { return num_generated() > 0 && num_to_compute() == 1; }
+  /// Tokens whose KV it can come to need: the last one generated is never fed back.
+  [[nodiscard]] std::int64_t max_kv_tokens() const { return std::int64_t{prompt_length} + max_tokens - 1; }
+  [[nodiscard]] ReuseKey reuse_key() const { return {adapter ? adapter->generation() : 0, cache_salt}; }
+  /// For StepInput::adapters; nullptr: the base model.
+  [[nodiscard]] const DeviceAdapter* device_adapter() const { return lease ? &lease->adapter() : nullptr; }
+};
+
+}  // namespace adaptrt
