@@ -2,6 +2,8 @@
 
 namespace adaptrt::bindings {
 
-void bind_engine(pybind11::module_& /*module*/) {}
+void bind_engine(pybind11::module_& module) {
+  bind_program(module);
+}
 
 }  // namespace adaptrt::bindings

@@ -1,0 +1,281 @@
+#include <pybind11/native_enum.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "adaptrt/engine/program.h"
+#include "bindings.h"
+
+namespace py = pybind11;
+
+namespace adaptrt::bindings {
+namespace {
+
+std::size_t bytes_of(const py::buffer_info& info) {
+  return static_cast<std::size_t>(info.size * info.itemsize);
+}
+
+/// The first byte of a C-contiguous buffer.
+const std::byte* data_of(const py::buffer_info& info, std::size_t alignment, const char* what) {
+  py::ssize_t expected = info.itemsize;
+  for (auto axis = static_cast<std::size_t>(info.ndim); axis-- > 0;) {
+    if (info.shape[axis] > 1 && info.strides[axis] != expected) {
+      throw py::value_error(std::string(what) + ": the buffer is not contiguous");
+    }
+    expected *= info.shape[axis];
+  }
+  if (reinterpret_cast<std::uintptr_t>(info.ptr) % alignment != 0) {
+    throw py::value_error(std::string(what) + ": the buffer is not aligned to " + std::to_string(alignment) +
+                          " bytes");
+  }
+  return static_cast<const std::byte*>(info.ptr);
+}
+
+PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t n, std::int64_t k) {
+  constexpr std::int64_t kLimit = std::int64_t{1} << 31;
+  if (n < 0 || k < 0 || n >= kLimit || k >= kLimit) {
+    throw py::value_error("PanelMatrix: n and k must lie in [0, 2**31)");
+  }
+  const py::buffer_info info = data.request();
+  const std::size_t needed = panel_bytes(dtype, n, k);
+  if (bytes_of(info) != needed) {
+    throw py::value_error("PanelMatrix: " + std::to_string(bytes_of(info)) + " bytes given, panels of " +
+                          std::string(name_of(dtype)) + "[" + std::to_string(n) + ", " + std::to_string(k) +
+                          "] take " + std::to_string(needed));
+  }
+  return {data_of(info, size_of(dtype), "PanelMatrix"), dtype, n, k};
+}
+
+VectorView make_vector_view(const py::buffer& data) {
+  const py::buffer_info info = data.request();
+  if (bytes_of(info) % sizeof(float) != 0) {
+    throw py::value_error("VectorView: " + std::to_string(bytes_of(info)) + " bytes are no float32 elements");
+  }
+  const auto* first = data_of(info, alignof(float), "VectorView");
+  return {reinterpret_cast<const float*>(first), static_cast<std::int64_t>(bytes_of(info) / sizeof(float))};
+}
+
+LoraModule module_of(std::int64_t id) {
+  const auto* info = find_lora_module(id);
+  if (info == nullptr) throw ConfigError("there is no LoRA module with id " + std::to_string(id));
+  return info->module;
+}
+
+void bind_views(py::module_& module) {
+  py::class_<PanelMatrix>(module, "PanelMatrix",
+                          "A packed W[n, k] in a buffer that the engine's storage object keeps alive.")
+      .def(py::init(&make_panel_matrix), py::kw_only(), py::arg("data"), py::arg("dtype"), py::arg("n"),
+           py::arg("k"),
+           "Raises ValueError unless `data` is contiguous and holds exactly panel_bytes(dtype, n, k).")
+      .def_readonly("dtype", &PanelMatrix::dtype)
+      .def_readonly("n", &PanelMatrix::n)
+      .def_readonly("k", &PanelMatrix::k)
+      .def_property_readonly("bytes", &PanelMatrix::bytes);
+  py::class_<VectorView>(
+      module, "VectorView",
+      "A float32 vector in a buffer that the engine's storage object keeps alive; or empty.")
+      .def(py::init<>())
+      .def(py::init(&make_vector_view), py::kw_only(), py::arg("data"),
+           "Raises ValueError unless `data` is contiguous, aligned and a whole number of float32.")
+      .def_readonly("size", &VectorView::size);
+}
+
+void bind_layout(py::module_& module) {
+  py::class_<LoraPart>(module, "LoraPart", "A module's share of a linear layer's output.")
+      .def(py::init([](std::int64_t id, std::int64_t out_size) { return LoraPart{module_of(id), out_size}; }),
+           py::kw_only(), py::arg("module"), py::arg("out_size"))
+      .def_property_readonly("module", [](const LoraPart& part) { return static_cast<int>(part.module); })
+      .def_readonly("out_size", &LoraPart::out_size);
+  py::class_<LoraSite>(module, "LoraSite", "A linear layer whose parts share an input, where adapters act.")
+      .def(py::init([](std::int32_t layer, std::int64_t in_size, std::vector<LoraPart> parts) {
+             return LoraSite{layer, in_size, std::move(parts)};
+           }),
+           py::kw_only(), py::arg("layer"), py::arg("in_size"), py::arg("parts"))
+      .def_readonly("layer", &LoraSite::layer)
+      .def_readonly("in_size", &LoraSite::in_size)
+      .def_readonly("parts", &LoraSite::parts);
+  py::class_<LoraLayout>(module, "LoraLayout", "What an engine accepts of adapters.")
+      .def(py::init<>(), "Of an engine that was built without LoRA.")
+      .def(py::init([](DType dtype, std::int32_t num_layers, std::int32_t max_rank, bool dora_enabled,
+                       const ModelShape& shape, const std::vector<std::int64_t>& target_modules,
+                       std::vector<LoraSite> sites) {
+             LoraLayout layout{dtype, num_layers, max_rank, dora_enabled, shape, {}, std::move(sites)};
+             for (const auto id : target_modules) layout.target_modules.push_back(module_of(id));
+             return layout;
+           }),
+           py::kw_only(), py::arg("dtype"), py::arg("num_layers"), py::arg("max_rank"),
+           py::arg("dora_enabled"), py::arg("shape"), py::arg("target_modules"), py::arg("sites"))
+      .def_readonly("dtype", &LoraLayout::dtype)
+      .def_readonly("num_layers", &LoraLayout::num_layers)
+      .def_readonly("max_rank", &LoraLayout::max_rank)
+      .def_readonly("dora_enabled", &LoraLayout::dora_enabled)
+      .def_readonly("shape", &LoraLayout::shape)
+      .def_property_readonly("target_modules",
+                             [](const LoraLayout& layout) {
+                               std::vector<int> ids;
+                               for (const auto target : layout.target_modules)
+                                 ids.push_back(static_cast<int>(target));
+                               return ids;
+                             })
+      .def_readonly("sites", &LoraLayout::sites);
+}
+
+void bind_enums(py::module_& module) {
+  py::native_enum<RowKind>(module, "RowKind", "enum.Enum", "How many rows a buffer has in a step.")
+      .value("TOKENS", RowKind::kTokens)
+      .value("LOGITS", RowKind::kLogits)
+      .finalize();
+  py::native_enum<RopeKind>(module, "RopeKind", "enum.Enum",
+                            "How the rotary angles of the positions are made.")
+      .value("STATIC", RopeKind::kStatic)
+      .value("DYNAMIC", RopeKind::kDynamic)
+      .finalize();
+  py::native_enum<LinearEpilogue>(module, "LinearEpilogue", "enum.Enum",
+                                  "What a linear op does with its result.")
+      .value("STORE", LinearEpilogue::kStore)
+      .value("ADD", LinearEpilogue::kAdd)
+      .value("SILU_MUL", LinearEpilogue::kSiluMul)
+      .finalize();
+}
+
+void bind_ops(py::module_& module) {
+  py::class_<Buffer>(module, "Buffer", "An activation in the arena.")
+      .def(py::init([](std::string name, DType dtype, RowKind rows, std::int64_t width, std::size_t offset) {
+             return Buffer{std::move(name), dtype, rows, width, offset};
+           }),
+           py::kw_only(), py::arg("name"), py::arg("dtype"), py::arg("rows"), py::arg("width"),
+           py::arg("offset"))
+      .def_readonly("name", &Buffer::name)
+      .def_readonly("dtype", &Buffer::dtype)
+      .def_readonly("rows", &Buffer::rows)
+      .def_readonly("width", &Buffer::width)
+      .def_readonly("offset", &Buffer::offset);
+  py::class_<EmbeddingOp>(module, "EmbeddingOp", "output[T, hidden] = table[token_ids].")
+      .def(py::init([](const PanelMatrix& table, BufferId output) { return EmbeddingOp{table, output}; }),
+           py::kw_only(), py::arg("table"), py::arg("output"))
+      .def_readonly("table", &EmbeddingOp::table)
+      .def_readonly("output", &EmbeddingOp::output);
+  py::class_<RmsNormOp>(module, "RmsNormOp", "output = input / rms(input) * weight.")
+      .def(py::init(
+               [](BufferId input, BufferId output, VectorView weight, float epsilon, bool gather_logit_rows) {
+                 return RmsNormOp{input, output, weight, epsilon, gather_logit_rows};
+               }),
+           py::kw_only(), py::arg("input"), py::arg("output"), py::arg("weight"), py::arg("epsilon"),
+           py::arg("gather_logit_rows") = false)
+      .def_readonly("input", &RmsNormOp::input)
+      .def_readonly("output", &RmsNormOp::output)
+      .def_readonly("weight", &RmsNormOp::weight)
+      .def_readonly("epsilon", &RmsNormOp::epsilon)
+      .def_readonly("gather_logit_rows", &RmsNormOp::gather_logit_rows);
+  py::class_<RopeTableOp>(module, "RopeTableOp",
+                          "cosine and sine [T, rotary_dim / 2] of the step's positions.")
+      .def(py::init([](RopeKind kind, VectorView inverse_frequencies, float attention_scaling, float base,
+                       float factor, std::int32_t original_max_position, BufferId cosine, BufferId sine) {
+             return RopeTableOp{
+                 kind, inverse_frequencies, attention_scaling, base, factor, original_max_position, cosine,
+                 sine};
+           }),
+           py::kw_only(), py::arg("kind") = RopeKind::kStatic, py::arg("inverse_frequencies"),
+           py::arg("attention_scaling") = 1.0F, py::arg("base") = 10000.0F, py::arg("factor") = 1.0F,
+           py::arg("original_max_position") = 0, py::arg("cosine"), py::arg("sine"))
+      .def_readonly("kind", &RopeTableOp::kind)
+      .def_readonly("inverse_frequencies", &RopeTableOp::inverse_frequencies)
+      .def_readonly("attention_scaling", &RopeTableOp::attention_scaling)
+      .def_readonly("base", &RopeTableOp::base)
+      .def_readonly("factor", &RopeTableOp::factor)
+      .def_readonly("original_max_position", &RopeTableOp::original_max_position)
+      .def_readonly("cosine", &RopeTableOp::cosine)
+      .def_readonly("sine", &RopeTableOp::sine);
+  py::class_<AttentionOp>(module, "AttentionOp",
+                          "Head norms, RoPE, write to the KV pool, causal paged attention.")
+      .def(py::init([](std::int32_t layer, BufferId qkv, BufferId cosine, BufferId sine, BufferId output,
+                       VectorView query_norm, VectorView key_norm, float norm_epsilon, float scale,
+                       std::int32_t sliding_window) {
+             return AttentionOp{layer,      qkv,      cosine,       sine,  output,
+                                query_norm, key_norm, norm_epsilon, scale, sliding_window};
+           }),
+           py::kw_only(), py::arg("layer"), py::arg("qkv"), py::arg("cosine"), py::arg("sine"),
+           py::arg("output"), py::arg("query_norm") = VectorView{}, py::arg("key_norm") = VectorView{},
+           py::arg("norm_epsilon") = 0.0F, py::arg("scale"), py::arg("sliding_window") = 0)
+      .def_readonly("layer", &AttentionOp::layer)
+      .def_readonly("qkv", &AttentionOp::qkv)
+      .def_readonly("cosine", &AttentionOp::cosine)
+      .def_readonly("sine", &AttentionOp::sine)
+      .def_readonly("output", &AttentionOp::output)
+      .def_readonly("query_norm", &AttentionOp::query_norm)
+      .def_readonly("key_norm", &AttentionOp::key_norm)
+      .def_readonly("norm_epsilon", &AttentionOp::norm_epsilon)
+      .def_readonly("scale", &AttentionOp::scale)
+      .def_readonly("sliding_window", &AttentionOp::sliding_window);
+  py::class_<LinearPart>(module, "LinearPart", "One weight of a fused linear layer.")
+      .def(py::init([](const PanelMatrix& weight, VectorView bias) { return LinearPart{weight, bias}; }),
+           py::kw_only(), py::arg("weight"), py::arg("bias") = VectorView{})
+      .def_readonly("weight", &LinearPart::weight)
+      .def_readonly("bias", &LinearPart::bias);
+  py::class_<LinearOp>(module, "LinearOp", "y = (input W^T + B A input) * magnitude + bias, part by part.")
+      .def(py::init([](BufferId input, BufferId output, LinearEpilogue epilogue,
+                       std::vector<LinearPart> parts, std::int32_t lora_site) {
+             return LinearOp{input, output, epilogue, std::move(parts), lora_site};
+           }),
+           py::kw_only(), py::arg("input"), py::arg("output"), py::arg("epilogue") = LinearEpilogue::kStore,
+           py::arg("parts"), py::arg("lora_site") = -1)
+      .def_readonly("input", &LinearOp::input)
+      .def_readonly("output", &LinearOp::output)
+      .def_readonly("epilogue", &LinearOp::epilogue)
+      .def_readonly("parts", &LinearOp::parts)
+      .def_readonly("lora_site", &LinearOp::lora_site);
+}
+
+void bind_program_struct(py::module_& module) {
+  py::class_<Program>(module, "Program", "A compiled network: ops in order, buffers in one arena, limits.")
+      .def(py::init([](DType dtype, std::int64_t vocab_size, std::int32_t num_layers, const ModelShape& shape,
+                       std::int32_t max_batch_size, std::int32_t max_num_tokens, std::int32_t max_input_len,
+                       std::int32_t max_seq_len, std::int32_t max_beam_width, std::int32_t tokens_per_block,
+                       std::size_t arena_bytes, std::vector<Buffer> buffers, std::vector<Op> body,
+                       std::vector<Op> head, BufferId logits, LoraLayout lora) {
+             return Program{dtype,           vocab_size,       num_layers,    shape,
+                            max_batch_size,  max_num_tokens,   max_input_len, max_seq_len,
+                            max_beam_width,  tokens_per_block, arena_bytes,   std::move(buffers),
+                            std::move(body), std::move(head),  logits,        std::move(lora)};
+           }),
+           py::kw_only(), py::arg("dtype"), py::arg("vocab_size"), py::arg("num_layers"), py::arg("shape"),
+           py::arg("max_batch_size"), py::arg("max_num_tokens"), py::arg("max_input_len"),
+           py::arg("max_seq_len"), py::arg("max_beam_width") = 1, py::arg("tokens_per_block"),
+           py::arg("arena_bytes"), py::arg("buffers"), py::arg("body"), py::arg("head"), py::arg("logits"),
+           py::arg("lora") = LoraLayout{})
+      .def_readonly("dtype", &Program::dtype)
+      .def_readonly("vocab_size", &Program::vocab_size)
+      .def_readonly("num_layers", &Program::num_layers)
+      .def_readonly("shape", &Program::shape)
+      .def_readonly("max_batch_size", &Program::max_batch_size)
+      .def_readonly("max_num_tokens", &Program::max_num_tokens)
+      .def_readonly("max_input_len", &Program::max_input_len)
+      .def_readonly("max_seq_len", &Program::max_seq_len)
+      .def_readonly("max_beam_width", &Program::max_beam_width)
+      .def_readonly("tokens_per_block", &Program::tokens_per_block)
+      .def_readonly("arena_bytes", &Program::arena_bytes)
+      .def_readonly("buffers", &Program::buffers)
+      .def_readonly("body", &Program::body)
+      .def_readonly("head", &Program::head)
+      .def_readonly("logits", &Program::logits)
+      .def_readonly("lora", &Program::lora)
+      .def(
+          "validate", [](const Program& program) { return program.validate().list(); },
+          "Everything that is inconsistent; empty when the program can run.");
+  module.def("activation_dtype", &activation_dtype, py::arg("weights"),
+             "The type of the activations that a linear op reads, for weights of this type.");
+}
+
+}  // namespace
+
+void bind_program(py::module_& module) {
+  bind_views(module);
+  bind_layout(module);
+  bind_enums(module);
+  bind_ops(module);
+  bind_program_struct(module);
+}
+
+}  // namespace adaptrt::bindings

@@ -1,0 +1,408 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "adaptrt/engine/program.h"
+#include "live_ranges.h"
+
+namespace adaptrt {
+namespace {
+
+/// No size in a program may reach this: products of two sizes then fit in 64 bits.
+constexpr std::int64_t kSizeLimit = std::int64_t{1} << 31;
+constexpr std::size_t kArenaAlignment = 64;
+
+/// A size as a message shows it.
+std::string text(std::int64_t value) {
+  return std::to_string(value);
+}
+
+bool known(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+/// The product of sizes, or nullopt when one is negative or it does not fit.
+std::optional<std::size_t> product(std::initializer_list<std::int64_t> sizes) {
+  std::size_t result = 1;
+  for (const auto size : sizes) {
+    if (size < 0 || __builtin_mul_overflow(result, static_cast<std::size_t>(size), &result))
+      return std::nullopt;
+  }
+  return result;
+}
+
+class Validator {
+ public:
+  explicit Validator(const Program& program) : program_(program), live_(program.buffers.size()) {}
+
+  Problems run() {
+    check_sizes();
+    check_layout();
+    check_buffers();
+    site_users_.assign(program_.lora.sites.size(), 0);
+    layer_users_.assign(static_cast<std::size_t>(std::clamp(program_.num_layers, 0, 1 << 16)), 0);
+    check_ops(program_.body, RowKind::kTokens, "body");
+    live_.begin_head();
+    check_ops(program_.head, RowKind::kLogits, "head");
+    check_logits();
+    check_users();
+    live_.finish();
+    check_overlaps();
+    return std::move(problems_);
+  }
+
+ private:
+  void add(std::string problem) { problems_.add(std::move(problem)); }
+
+  void check_range(std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high) {
+    if (value < low || value > high) {
+      add(std::string(name) + " is " + text(value) + "; it must lie in [" + text(low) + ", " + text(high) +
+          "]");
+    }
+  }
+
+  void check_sizes() {
+    const auto& shape = program_.shape;
+    if (!known(program_.dtype)) add("dtype is unknown");
+    check_range("vocab_size", program_.vocab_size, 1, kSizeLimit - 1);
+    check_range("num_layers", program_.num_layers, 1, 1 << 16);
+    check_range("hidden_size", shape.hidden_size, 1, 1 << 24);
+    check_range("num_attention_heads", shape.num_attention_heads, 1, 1 << 16);
+    check_range("num_key_value_heads", shape.num_key_value_heads, 1, 1 << 16);
+    check_range("head_dim", shape.head_dim, 2, 1 << 12);
+    check_range("intermediate_size", shape.intermediate_size, 1, 1 << 24);
+    if (shape.head_dim % 2 != 0) add("head_dim is " + text(shape.head_dim) + "; it must be even");
+    if (shape.num_key_value_heads > 0 && shape.num_attention_heads % shape.num_key_value_heads != 0) {
+      add("num_attention_heads " + text(shape.num_attention_heads) +
+          " is no multiple of num_key_value_heads " + text(shape.num_key_value_heads));
+    }
+    check_range("max_batch_size", program_.max_batch_size, 1, 1 << 20);
+    check_range("max_num_tokens", program_.max_num_tokens, 1, 1 << 24);
+    check_range("max_seq_len", program_.max_seq_len, 1, 1 << 30);
+    check_range("max_input_len", program_.max_input_len, 1, std::max(1, program_.max_seq_len));
+    check_range("max_beam_width", program_.max_beam_width, 1, 1);
+    check_range("tokens_per_block", program_.tokens_per_block, 1, 1 << 16);
+    shape_is_sound_ = problems_.empty();
+    const auto block = product(
+        {program_.num_layers, 2, program_.tokens_per_block, shape.num_key_value_heads, shape.head_dim, 4});
+    if (!block || *block > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())) {
+      add("the bytes of a KV block do not fit in 64 bits");
+    }
+  }
+
+  void check_layout() {
+    const auto& lora = program_.lora;
+    if (lora.sites.empty()) {
+      if (!lora.target_modules.empty()) add("lora: target_modules are given but there are no sites");
+      return;
+    }
+    if (lora.dtype != program_.dtype) add("lora: the dtype differs from the program's");
+    if (lora.num_layers != program_.num_layers) add("lora: num_layers differs from the program's");
+    const auto& a = lora.shape;
+    const auto& b = program_.shape;
+    if (a.hidden_size != b.hidden_size || a.num_attention_heads != b.num_attention_heads ||
+        a.num_key_value_heads != b.num_key_value_heads || a.head_dim != b.head_dim ||
+        a.intermediate_size != b.intermediate_size) {
+      add("lora: the shape differs from the program's");
+    }
+    check_range("lora: max_rank", lora.max_rank, 1, 1 << 20);
+    if (lora.target_modules.empty()) add("lora: there are sites but no target_modules");
+    for (std::size_t i = 0; i < lora.sites.size(); ++i) {
+      const auto& site = lora.sites[i];
+      const std::string where = "lora: site " + std::to_string(i);
+      check_range(where + " layer", site.layer, 0, std::max(0, program_.num_layers - 1));
+      check_range(where + " in_size", site.in_size, 1, kSizeLimit - 1);
+      check_range(where + " number of parts", static_cast<std::int64_t>(site.parts.size()), 1,
+                  static_cast<std::int64_t>(kMaxPartsPerSite));
+      for (const auto& part : site.parts) check_range(where + " out_size", part.out_size, 1, kSizeLimit - 1);
+    }
+  }
+
+  void check_buffers() {
+    for (std::size_t i = 0; i < program_.buffers.size(); ++i) {
+      const auto& buffer = program_.buffers[i];
+      const std::string where = "buffer " + std::to_string(i) + " '" + buffer.name + "'";
+      if (!known(buffer.dtype)) add(where + ": the dtype is unknown");
+      check_range(where + " width", buffer.width, 1, kSizeLimit - 1);
+      if (buffer.offset % kArenaAlignment != 0) add(where + ": the offset is no multiple of 64");
+      const auto bytes = bytes_of(buffer);
+      std::size_t end = 0;
+      if (!bytes || __builtin_add_overflow(buffer.offset, *bytes, &end) || end > program_.arena_bytes) {
+        add(where + " does not lie within arena_bytes " + std::to_string(program_.arena_bytes));
+      }
+    }
+  }
+
+  [[nodiscard]] std::optional<std::size_t> bytes_of(const Buffer& buffer) const {
+    const std::int64_t rows =
+        buffer.rows == RowKind::kTokens ? program_.max_num_tokens : program_.max_batch_size;
+    return product({rows, buffer.width, static_cast<std::int64_t>(size_of(buffer.dtype))});
+  }
+
+  /// Checks an operand; the buffer, or nullptr when there is none of that id.
+  const Buffer* operand(std::string_view name, BufferId id, DType dtype, RowKind rows) {
+    if (id < 0 || static_cast<std::size_t>(id) >= program_.buffers.size()) {
+      add(where_ + ": " + std::string(name) + " names buffer " + text(id) + " of " +
+          std::to_string(program_.buffers.size()));
+      return nullptr;
+    }
+    const auto& buffer = program_.buffers[static_cast<std::size_t>(id)];
+    if (buffer.dtype != dtype) {
+      add(where_ + ": " + std::string(name) + " '" + buffer.name + "' is " +
+          std::string(name_of(buffer.dtype)) + ", not " + std::string(name_of(dtype)));
+    }
+    if (buffer.rows != rows) {
+      add(where_ + ": " + std::string(name) + " '" + buffer.name + "' has a row a " +
+          (rows == RowKind::kTokens ? "row of logits, not a token" : "token, not a row of logits"));
+    }
+    return &buffer;
+  }
+
+  void check_width(std::string_view name, const Buffer* buffer, std::int64_t width) {
+    if (buffer != nullptr && buffer->width != width) {
+      add(where_ + ": " + std::string(name) + " '" + buffer->name + "' is " + text(buffer->width) +
+          " wide; it must be " + text(width));
+    }
+  }
+
+  void read(BufferId id) {
+    if (live_.holds(id) && !live_.read(id)) {
+      add(where_ + ": reads '" + program_.buffers[static_cast<std::size_t>(id)].name +
+          "' before it is written");
+    }
+  }
+
+  void write(BufferId id) {
+    if (live_.holds(id)) live_.write(id);
+  }
+
+  void check_vector(std::string_view name, const VectorView& vector, std::int64_t size) {
+    if (vector.size != size || (size > 0 && vector.data == nullptr)) {
+      add(where_ + ": " + std::string(name) + " has " + text(vector.size) + " elements; it must have " +
+          text(size));
+    }
+  }
+
+  void check_optional_vector(std::string_view name, const VectorView& vector, std::int64_t size) {
+    if (vector.size != 0) check_vector(name, vector, size);
+  }
+
+  void check_matrix(std::string_view name, const PanelMatrix& matrix, std::int64_t n, std::int64_t k) {
+    if (matrix.dtype != program_.dtype) {
+      add(where_ + ": " + std::string(name) + " is " + std::string(name_of(matrix.dtype)) + ", the program " +
+          std::string(name_of(program_.dtype)));
+    }
+    if (matrix.n != n || matrix.k != k) {
+      add(where_ + ": " + std::string(name) + " is [" + text(matrix.n) + ", " + text(matrix.k) +
+          "]; it must be [" + text(n) + ", " + text(k) + "]");
+    }
+    if (matrix.data == nullptr) add(where_ + ": " + std::string(name) + " has no data");
+  }
+
+  void check_finite(std::string_view name, float value, float low) {
+    if (!std::isfinite(value) || value < low) {
+      add(where_ + ": " + std::string(name) + " is " + std::to_string(value) +
+          "; it must be finite and at least " + std::to_string(low));
+    }
+  }
+
+  void check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section) {
+    static constexpr std::string_view kNames[] = {"embedding", "rope table", "rms norm", "attention",
+                                                  "linear"};
+    if (ops.empty()) add(std::string(section) + " has no ops");
+    rows_ = rows;
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      where_ = std::string(section) + " op " + std::to_string(i) + " (" +
+               std::string(kNames[ops[i].index()]) + ")";
+      live_.next_op();
+      std::visit([this](const auto& op) { check(op); }, ops[i]);
+    }
+  }
+
+  void body_only() {
+    if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");
+  }
+
+  void check(const EmbeddingOp& op) {
+    body_only();
+    check_matrix("the table", op.table, program_.vocab_size, program_.shape.hidden_size);
+    check_width("output", operand("output", op.output, DType::kFloat32, RowKind::kTokens),
+                program_.shape.hidden_size);
+    write(op.output);
+  }
+
+  void check(const RopeTableOp& op) {
+    body_only();
+    const std::int64_t half = op.inverse_frequencies.size;
+    if (op.inverse_frequencies.data == nullptr || half < 1 || half > program_.shape.head_dim / 2) {
+      add(where_ + ": there are " + text(half) + " inverse_frequencies; they must be 1 to head_dim / 2");
+    }
+    check_finite("attention_scaling", op.attention_scaling, 0.0F);
+    if (op.kind == RopeKind::kDynamic) {
+      check_finite("base", op.base, 1.0F);
+      check_finite("factor", op.factor, 1.0F);
+      if (half < 2) add(where_ + ": dynamic frequencies need at least two of them");
+      check_range(where_ + ": original_max_position", op.original_max_position, 1, 1 << 30);
+    } else if (op.kind != RopeKind::kStatic) {
+      add(where_ + ": the kind is unknown");
+    }
+    check_width("cosine", operand("cosine", op.cosine, DType::kFloat32, RowKind::kTokens), half);
+    check_width("sine", operand("sine", op.sine, DType::kFloat32, RowKind::kTokens), half);
+    if (op.cosine == op.sine) add(where_ + ": cosine and sine are one buffer");
+    write(op.cosine);
+    write(op.sine);
+  }
+
+  void check(const RmsNormOp& op) {
+    if (op.gather_logit_rows && rows_ == RowKind::kTokens)
+      add(where_ + ": gathers logit rows outside the head");
+    const RowKind input_rows = op.gather_logit_rows ? RowKind::kTokens : rows_;
+    const auto* input = operand("input", op.input, DType::kFloat32, input_rows);
+    const auto* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+    if (input != nullptr) {
+      check_width("output", output, input->width);
+      check_vector("the weight", op.weight, input->width);
+    }
+    check_finite("epsilon", op.epsilon, 0.0F);
+    read(op.input);
+    write(op.output);
+  }
+
+  void check(const AttentionOp& op) {
+    body_only();
+    const auto& shape = program_.shape;
+    check_range(where_ + ": layer", op.layer, 0, std::max(0, program_.num_layers - 1));
+    if (op.layer >= 0 && static_cast<std::size_t>(op.layer) < layer_users_.size()) ++layer_users_[op.layer];
+    const auto* qkv = operand("qkv", op.qkv, DType::kFloat32, RowKind::kTokens);
+    const auto* cosine = operand("cosine", op.cosine, DType::kFloat32, RowKind::kTokens);
+    const auto* sine = operand("sine", op.sine, DType::kFloat32, RowKind::kTokens);
+    const auto* output = operand("output", op.output, activation_dtype(program_.dtype), RowKind::kTokens);
+    if (shape_is_sound_) {
+      check_width("qkv", qkv, shape.query_size() + 2 * shape.key_value_size());
+      check_width("output", output, shape.query_size());
+      check_optional_vector("query_norm", op.query_norm, shape.head_dim);
+      check_optional_vector("key_norm", op.key_norm, shape.head_dim);
+    }
+    if (cosine != nullptr) {
+      check_width("sine", sine, cosine->width);
+      if (cosine->width > shape.head_dim / 2) add(where_ + ": cosine is wider than head_dim / 2");
+    }
+    check_finite("norm_epsilon", op.norm_epsilon, 0.0F);
+    check_finite("scale", op.scale, 0.0F);
+    check_range(where_ + ": sliding_window", op.sliding_window, 0, kSizeLimit - 1);
+    read(op.qkv);
+    read(op.cosine);
+    read(op.sine);
+    write(op.output);
+  }
+
+  void check(const LinearOp& op) {
+    const auto* input = operand("input", op.input, activation_dtype(program_.dtype), rows_);
+    const bool gated = op.epilogue == LinearEpilogue::kSiluMul;
+    if (!gated && op.epilogue != LinearEpilogue::kStore && op.epilogue != LinearEpilogue::kAdd) {
+      add(where_ + ": the epilogue is unknown");
+    }
+    const auto* output =
+        operand("output", op.output, gated ? activation_dtype(program_.dtype) : DType::kFloat32, rows_);
+    check_range(where_ + ": number of parts", static_cast<std::int64_t>(op.parts.size()), gated ? 2 : 1,
+                gated ? 2 : static_cast<std::int64_t>(kMaxPartsPerSite));
+    std::int64_t width = 0;
+    for (const auto& part : op.parts) {
+      check_range(where_ + ": outputs of a part", part.weight.n, 1, kSizeLimit - 1);
+      check_matrix("a weight", part.weight, part.weight.n, input != nullptr ? input->width : part.weight.k);
+      check_optional_vector("a bias", part.bias, part.weight.n);
+      width += std::clamp<std::int64_t>(part.weight.n, 0, kSizeLimit);
+      if (gated && part.weight.n != op.parts[0].weight.n) add(where_ + ": the two parts differ in width");
+    }
+    check_width("output", output, gated && !op.parts.empty() ? op.parts[0].weight.n : width);
+    check_site(op);
+    read(op.input);
+    if (op.epilogue == LinearEpilogue::kAdd) {
+      read(op.output);
+    } else {
+      write(op.output);
+    }
+    if (op.input == op.output) add(where_ + ": input and output are one buffer");
+  }
+
+  void check_site(const LinearOp& op) {
+    if (op.lora_site == -1) return;
+    const auto& sites = program_.lora.sites;
+    if (op.lora_site < 0 || static_cast<std::size_t>(op.lora_site) >= sites.size()) {
+      add(where_ + ": lora_site is " + text(op.lora_site) + " of " + std::to_string(sites.size()));
+      return;
+    }
+    if (rows_ != RowKind::kTokens) add(where_ + ": adapters act in the body only");
+    ++site_users_[static_cast<std::size_t>(op.lora_site)];
+    const auto& site = sites[static_cast<std::size_t>(op.lora_site)];
+    if (site.parts.size() != op.parts.size()) {
+      add(where_ + ": has " + std::to_string(op.parts.size()) + " parts, its lora_site " +
+          std::to_string(site.parts.size()));
+      return;
+    }
+    for (std::size_t i = 0; i < site.parts.size(); ++i) {
+      if (site.parts[i].out_size != op.parts[i].weight.n || site.in_size != op.parts[i].weight.k) {
+        add(where_ + ": part " + std::to_string(i) + " and its lora_site differ in size");
+      }
+    }
+  }
+
+  void check_logits() {
+    where_ = "logits";
+    check_width("logits", operand("logits", program_.logits, DType::kFloat32, RowKind::kLogits),
+                program_.vocab_size);
+    live_.next_op();
+    read(program_.logits);
+  }
+
+  void check_users() {
+    for (std::size_t i = 0; i < site_users_.size(); ++i) {
+      if (site_users_[i] != 1) {
+        add("lora: site " + std::to_string(i) + " is used by " + std::to_string(site_users_[i]) +
+            " ops, not one");
+      }
+    }
+    for (std::size_t i = 0; i < layer_users_.size(); ++i) {
+      if (layer_users_[i] != 1) {
+        add("layer " + std::to_string(i) + " has " + std::to_string(layer_users_[i]) +
+            " attention ops, not one");
+      }
+    }
+  }
+
+  void check_overlaps() {
+    for (const auto& [a, b] : live_.simultaneous()) {
+      const auto& first = program_.buffers[a];
+      const auto& second = program_.buffers[b];
+      const auto first_bytes = bytes_of(first);
+      const auto second_bytes = bytes_of(second);
+      if (!first_bytes || !second_bytes) continue;  // reported with the buffer
+      if (first.offset < second.offset ? second.offset - first.offset < *first_bytes
+                                       : first.offset - second.offset < *second_bytes) {
+        add("buffers '" + first.name + "' and '" + second.name + "' share bytes while both are in use");
+      }
+    }
+  }
+
+  const Program& program_;
+  LiveRanges live_;
+  Problems problems_;
+  bool shape_is_sound_ = false;
+  RowKind rows_ = RowKind::kTokens;
+  std::string where_;
+  std::vector<std::int32_t> site_users_;
+  std::vector<std::int32_t> layer_users_;
+};
+
+}  // namespace
+
+Problems Program::validate() const {
+  return Validator(*this).run();
+}
+
+}  // namespace adaptrt
