@@ -1,0 +1,1 @@
+"""From a Hugging Face checkpoint and PEFT adapters to an engine directory."""

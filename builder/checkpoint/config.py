@@ -1,0 +1,219 @@
+"""config.json of a checkpoint: TensorRT-LLM's keys, and what the supported families need beyond them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..._core import CheckpointError, ConfigError, DType, dtype_from_name, dtype_name
+from ..._version import __version__
+from ..json_fields import JsonFields, load_json_object
+from .rotary import RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
+
+CONFIG_FILE = "config.json"
+PRODUCER = "adaptrt"
+HIDDEN_ACT = "silu"
+POSITION_EMBEDDING_TYPE = "rope_gpt_neox"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelMapping:
+    """How a checkpoint is cut: rank = pp_rank * tp_size + tp_rank."""
+
+    tp_size: int = 1
+    pp_size: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks, and of rank{N}.safetensors files."""
+        return self.tp_size * self.pp_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What a checkpoint holds. Sizes are those of the whole model, whatever the mapping."""
+
+    architecture: str
+    dtype: DType
+    logits_dtype: DType = DType.FLOAT32
+    vocab_size: int
+    max_position_embeddings: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_size: int
+    intermediate_size: int
+    norm_epsilon: float
+    rotary_base: float
+    rotary_scaling: RotaryScaling | None = None
+    attn_bias: bool = False
+    """A bias on attention.qkv."""
+    attn_dense_bias: bool = False
+    """A bias on attention.dense."""
+    mlp_bias: bool = False
+    """A bias on mlp.fc, mlp.gate and mlp.proj."""
+    qk_layernorm: bool = False
+    """RMS norms over each head of q and k before the rotary embedding: attention.q_layernorm, .k_layernorm."""
+    sliding_window: int | None = None
+    """A token sees itself and the sliding_window - 1 tokens before it, in the layers sliding_window_layers."""
+    sliding_window_layers: tuple[int, ...] = ()
+    share_embedding_table: bool = False
+    """lm_head is transformer.vocab_embedding; lm_head.weight is stored only by ranks that lack the embedding or hold a
+    slice of lm_head, that is when world_size is above 1."""
+    mapping: ParallelMapping = ParallelMapping()
+    bos_token_id: int | None = None
+    eos_token_id: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of config.json."""
+        result: dict[str, Any] = {"producer": {"name": PRODUCER, "version": __version__}}
+        for field in fields(self):
+            result[field.name] = getattr(self, field.name)
+        result.update(
+            dtype=dtype_name(self.dtype),
+            logits_dtype=dtype_name(self.logits_dtype),
+            rotary_scaling=rotary_scaling_to_dict(self.rotary_scaling),
+            sliding_window_layers=list(self.sliding_window_layers),
+            eos_token_id=list(self.eos_token_id),
+            hidden_act=HIDDEN_ACT,
+            position_embedding_type=POSITION_EMBEDDING_TYPE,
+            mapping={
+                "world_size": self.mapping.world_size,
+                "tp_size": self.mapping.tp_size,
+                "pp_size": self.mapping.pp_size,
+            },
+            quantization={"quant_algo": None, "kv_cache_quant_algo": None},
+        )
+        return result
+
+    def to_json(self) -> str:
+        """The text of config.json."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def load(cls, directory: Path) -> CheckpointConfig:
+        """Reads config.json of a checkpoint directory. Raises CheckpointError naming every field that is wrong."""
+        path = directory / CONFIG_FILE
+        return cls.from_dict(load_json_object(path, CheckpointError), subject=str(path))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
+        """The inverse of to_dict. Raises CheckpointError, which begins with `subject` and lists every missing, unknown
+        and unacceptable field.
+        """
+        source = JsonFields(data)
+        source.discard(("producer",))
+        source.string("hidden_act", choices=(HIDDEN_ACT,))
+        source.string("position_embedding_type", choices=(POSITION_EMBEDDING_TYPE,))
+        _refuse_quantization(source)
+        max_position_embeddings = source.integer("max_position_embeddings")
+        config = cls(
+            architecture=source.string("architecture"),
+            dtype=_read_dtype(source, "dtype"),
+            logits_dtype=_read_dtype(source, "logits_dtype"),
+            vocab_size=source.integer("vocab_size"),
+            max_position_embeddings=max_position_embeddings,
+            hidden_size=source.integer("hidden_size"),
+            num_hidden_layers=source.integer("num_hidden_layers"),
+            num_attention_heads=source.integer("num_attention_heads"),
+            num_key_value_heads=source.integer("num_key_value_heads"),
+            head_size=source.integer("head_size"),
+            intermediate_size=source.integer("intermediate_size"),
+            norm_epsilon=source.number("norm_epsilon"),
+            rotary_base=source.number("rotary_base", above=True),
+            rotary_scaling=_read_scaling(source, max_position_embeddings),
+            attn_bias=source.boolean("attn_bias"),
+            attn_dense_bias=source.boolean("attn_dense_bias"),
+            mlp_bias=source.boolean("mlp_bias"),
+            qk_layernorm=source.boolean("qk_layernorm"),
+            sliding_window=source.optional_integer("sliding_window"),
+            sliding_window_layers=source.integers("sliding_window_layers"),
+            share_embedding_table=source.boolean("share_embedding_table"),
+            mapping=_read_mapping(source),
+            bos_token_id=source.optional_integer("bos_token_id", minimum=0),
+            eos_token_id=source.integers("eos_token_id"),
+            pad_token_id=source.optional_integer("pad_token_id", minimum=0),
+        )
+        if not source.problems:
+            source.problems.extend(config.inconsistencies())
+        source.finish(subject, CheckpointError)
+        return config
+
+    def inconsistencies(self) -> list[str]:
+        """What is wrong between fields that are each acceptable alone."""
+        problems = []
+        if self.num_attention_heads % self.num_key_value_heads != 0:
+            problems.append(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}"
+            )
+        if self.head_size % 2 != 0:
+            problems.append(f"head_size {self.head_size} is odd; rotary embedding turns pairs")
+        layers = self.sliding_window_layers
+        if list(layers) != sorted(set(layers)) or any(layer >= self.num_hidden_layers for layer in layers):
+            problems.append(
+                f"sliding_window_layers {list(layers)} must ascend and stay below num_hidden_layers "
+                f"{self.num_hidden_layers}"
+            )
+        if (self.sliding_window is None) != (not layers):
+            problems.append("sliding_window and sliding_window_layers must be given together")
+        problems.extend(self._mapping_inconsistencies())
+        return problems
+
+    def _mapping_inconsistencies(self) -> list[str]:
+        tp_size, pp_size = self.mapping.tp_size, self.mapping.pp_size
+        problems = [
+            f"tp_size {tp_size} does not divide {name} {size}"
+            for name, size in (
+                ("num_attention_heads", self.num_attention_heads),
+                ("intermediate_size", self.intermediate_size),
+            )
+            if size % tp_size != 0
+        ]
+        if self.num_key_value_heads % tp_size != 0 and tp_size % self.num_key_value_heads != 0:
+            problems.append(
+                f"tp_size {tp_size} neither divides num_key_value_heads {self.num_key_value_heads} nor is a multiple of it"
+            )
+        if self.num_hidden_layers % pp_size != 0:
+            problems.append(f"pp_size {pp_size} does not divide num_hidden_layers {self.num_hidden_layers}")
+        return problems
+
+
+def _read_dtype(source: JsonFields, name: str) -> DType:
+    text = source.string(name)
+    if not text:
+        return DType.FLOAT32  # the stand-in; source has noted what is wrong
+    try:
+        return dtype_from_name(text)
+    except ConfigError as error:
+        source.problem(name, f"cannot be used: {error}")
+        return DType.FLOAT32
+
+
+def _read_scaling(source: JsonFields, max_position_embeddings: int) -> RotaryScaling | None:
+    scaling = source.object("rotary_scaling", optional=True)
+    return None if scaling is None else read_rotary_scaling(scaling, max_position_embeddings)
+
+
+def _read_mapping(source: JsonFields) -> ParallelMapping:
+    mapping = source.object("mapping")
+    if mapping is None:
+        return ParallelMapping()
+    result = ParallelMapping(tp_size=mapping.integer("tp_size"), pp_size=mapping.integer("pp_size"))
+    if mapping.integer("world_size") != result.world_size:
+        mapping.problem("world_size", f"must be tp_size * pp_size = {result.world_size}")
+    return result
+
+
+def _refuse_quantization(source: JsonFields) -> None:
+    quantization = source.object("quantization")
+    if quantization is None:
+        return
+    for name in ("quant_algo", "kv_cache_quant_algo"):
+        if quantization.raw(name) is not None:
+            quantization.problem(name, "is set, but quantised checkpoints cannot be built yet; expected null")

@@ -1,0 +1,194 @@
+"""Reads the fields of a JSON object, and collects everything that is wrong with them before it complains."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .._core import AdaptrtError
+
+T = TypeVar("T")
+
+
+def load_json_object(path: Path, error: type[AdaptrtError]) -> dict[str, Any]:
+    """The JSON object in a file. Raises `error` when the file cannot be read or holds anything else."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as reason:
+        raise error(f"{path}: cannot be read: {reason}") from None
+    return parse_json_object(text, str(path), error)
+
+
+def parse_json_object(text: str, subject: str, error: type[AdaptrtError]) -> dict[str, Any]:
+    """The JSON object in a text. Raises `error` for anything else, and for a key that occurs twice."""
+
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise error(f"{subject}: key {', '.join(map(repr, twice))} occurs more than once")
+        return result
+
+    try:
+        value = json.loads(text, object_pairs_hook=without_duplicates)
+    except (ValueError, RecursionError) as reason:
+        raise error(f"{subject}: not JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise error(f"{subject}: expected a JSON object, found {describe(value)}")
+    return value
+
+
+def describe(value: object) -> str:
+    """A value as an error message shows it: JSON, cut where it gets long."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class JsonFields:
+    """The fields of one JSON object.
+
+    Each method takes one field. A field that is missing or unacceptable is noted and replaced by a stand-in, so that
+    the reading goes on; finish() raises everything that was noted, together with the fields that nobody took.
+    """
+
+    def __init__(
+        self, data: Mapping[str, Any], *, prefix: str = "", problems: list[str] | None = None
+    ) -> None:
+        self._data = dict(data)
+        self._taken: set[str] = set()
+        self._prefix = prefix
+        self._nested: list[JsonFields] = []
+        self.problems: list[str] = [] if problems is None else problems
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._data
+
+    def remaining(self) -> dict[str, Any]:
+        """The fields that nobody took."""
+        return {name: value for name, value in self._data.items() if name not in self._taken}
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Takes fields whose values do not matter."""
+        self._taken.update(names)
+
+    def raw(self, name: str) -> Any:
+        """Takes a field as it is; None when it is missing."""
+        self._taken.add(name)
+        return self._data.get(name)
+
+    def problem(self, name: str, complaint: str) -> None:
+        """Notes what is wrong with a field."""
+        self.problems.append(f"{self._prefix}{name} {complaint}")
+
+    def integer(self, name: str, *, minimum: int = 1, default: int | None = None) -> int:
+        """An integer not below `minimum`. Without a default the field must be there."""
+        value = self._take(name, _is_integer, "an integer", default, minimum)
+        if value < minimum:
+            self.problem(name, f"is {value}; it must be at least {minimum}")
+            return minimum
+        return value
+
+    def optional_integer(self, name: str, *, minimum: int = 1) -> int | None:
+        """An integer not below `minimum`, or None for null or a missing field."""
+        return self.integer(name, minimum=minimum) if self._present(name) else None
+
+    def number(
+        self, name: str, *, minimum: float = 0.0, above: bool = False, default: float | None = None
+    ) -> float:
+        """A finite number not below `minimum` (or above it). Without a default the field must be there."""
+        value = float(self._take(name, _is_number, "a finite number", default, minimum + 1.0))
+        if value < minimum or (above and value == minimum):
+            self.problem(name, f"is {value}; it must be {'above' if above else 'at least'} {minimum}")
+            return minimum + 1.0
+        return value
+
+    def optional_number(self, name: str, *, minimum: float = 0.0, above: bool = False) -> float | None:
+        """A finite number, or None for null or a missing field."""
+        return self.number(name, minimum=minimum, above=above) if self._present(name) else None
+
+    def boolean(self, name: str, *, default: bool | None = None) -> bool:
+        """True or false. Without a default the field must be there."""
+        return self._take(name, lambda value: isinstance(value, bool), "true or false", default, False)
+
+    def string(self, name: str, *, choices: Iterable[str] = (), default: str | None = None) -> str:
+        """A string, one of `choices` if there are any. Without a default the field must be there."""
+        accepted = list(choices)
+        value = self._take(name, lambda value: isinstance(value, str), "a string", default, "")
+        if accepted and value not in accepted and name in self._data and isinstance(self._data[name], str):
+            self.problem(name, f"is {describe(value)}; accepted: {', '.join(accepted)}")
+            return accepted[0]
+        return value
+
+    def integers(self, name: str, *, minimum: int = 0, scalar: bool = False) -> tuple[int, ...]:
+        """A list of integers not below `minimum`; () for null or a missing field. `scalar` also accepts one integer."""
+        value = self.raw(name)
+        if value is None:
+            return ()
+        values = [value] if scalar and _is_integer(value) else value
+        if not isinstance(values, list) or not all(_is_integer(item) and item >= minimum for item in values):
+            wanted = "an integer or a list of integers" if scalar else "a list of integers"
+            self.problem(name, f"is {describe(value)}; expected {wanted}, each at least {minimum}")
+            return ()
+        return tuple(values)
+
+    def object(self, name: str, *, optional: bool = False) -> JsonFields | None:
+        """A nested object, which shares this one's problems; None when it is missing, null or something else."""
+        value = self.raw(name)
+        if value is None and optional:
+            return None
+        if not isinstance(value, dict):
+            self.problem(name, "is missing" if value is None else f"is {describe(value)}; expected an object")
+            return None
+        nested = JsonFields(value, prefix=f"{self._prefix}{name}.", problems=self.problems)
+        self._nested.append(nested)
+        return nested
+
+    def refuse_remaining(self) -> None:
+        """Notes every field that nobody took, here and in the nested objects that were taken."""
+        for nested in self._nested:
+            nested.refuse_remaining()
+        for name, value in self.remaining().items():
+            self.problem(name, f"is unknown (its value is {describe(value)})")
+            self._taken.add(name)
+
+    def finish(self, subject: str, error: type[AdaptrtError]) -> None:
+        """Raises `error` with all problems, those of fields that nobody took included."""
+        self.refuse_remaining()
+        if self.problems:
+            raise error(f"{subject}: " + "; ".join(self.problems))
+
+    def _present(self, name: str) -> bool:
+        self._taken.add(name)
+        return self._data.get(name) is not None
+
+    def _take(
+        self, name: str, accepts: Callable[[Any], bool], wanted: str, default: T | None, stand_in: T
+    ) -> T:
+        self._taken.add(name)
+        value = self._data.get(name)
+        if name not in self._data and default is not None:
+            return default
+        if name not in self._data:
+            self.problem(name, f"is missing; expected {wanted}")
+            return stand_in
+        if not accepts(value):
+            self.problem(name, f"is {describe(value)}; expected {wanted}")
+            return stand_in
+        return value  # type: ignore[no-any-return]
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False

@@ -1,0 +1,7 @@
+"""Safetensors files that are written and read in pieces, so that neither side holds a whole file in memory."""
+
+from .header import Header, TensorSpec
+from .reader import SafetensorsReader
+from .writer import SafetensorsWriter
+
+__all__ = ["Header", "SafetensorsReader", "SafetensorsWriter", "TensorSpec"]

@@ -1,0 +1,104 @@
+"""Reads a safetensors file through a memory mapping: views of whole tensors, or their rows in pieces."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ..._core import AdaptrtError, CheckpointError
+from .header import LENGTH_BYTES, MAX_HEADER_BYTES, TensorSpec, parse_header
+
+PIECE_BYTES: Final = 16 << 20
+
+
+class SafetensorsReader:
+    """An open safetensors file whose header was checked.
+
+    Arrays are read-only views of the mapping and keep it alive, also after the reader is gone.
+    """
+
+    def __init__(self, path: Path, error: type[AdaptrtError] = CheckpointError) -> None:
+        """Maps the file. Raises `error` when it cannot be read or its header is damaged."""
+        self.path = path
+        self._error = error
+        try:
+            with path.open("rb") as file:
+                file_bytes = file.seek(0, 2)
+                file.seek(0)
+                length = self._header_length(file.read(LENGTH_BYTES), file_bytes)
+                header = parse_header(file.read(length), file_bytes, str(path), error)
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as reason:
+            raise error(f"{path}: cannot be read: {reason.strerror}") from None
+        self._header = header
+        self._bytes = np.frombuffer(self._map, dtype=np.uint8)
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The tensors by name, in the order of their bytes; padding tensors are left out."""
+        return self._header.specs
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The file's __metadata__."""
+        return self._header.metadata
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return self._header.num_bytes
+
+    def offset(self, name: str) -> int:
+        """Where a tensor's bytes begin in the file."""
+        return self._header.offsets[self._known(name).name]
+
+    def array(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """A read-only view of a tensor, without a copy. Raises the reader's error for an unknown name."""
+        spec = self._known(name)
+        begin = self._header.offsets[name]
+        return self._bytes[begin : begin + spec.num_bytes].view(spec.dtype).reshape(spec.shape)
+
+    def rows(
+        self, name: str, first: int = 0, last: int | None = None, *, piece_bytes: int = PIECE_BYTES
+    ) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+        """Rows first .. last of a tensor in pieces of about `piece_bytes`, each a view of the mapping.
+
+        The pages of a piece are given back to the system when the next one is taken, so that reading a file of any
+        size takes no more memory than a piece.
+        """
+        array = self.array(name)
+        last = array.shape[0] if last is None else last
+        row_bytes = max(1, array[:1].nbytes)
+        step = max(1, piece_bytes // row_bytes)
+        for begin in range(first, last, step):
+            end = min(begin + step, last)
+            yield array[begin:end]
+            self._release(self.offset(name) + begin * row_bytes, (end - begin) * row_bytes)
+
+    def _release(self, begin: int, num_bytes: int) -> None:
+        # Pages at both ends may hold other tensors; dropping them too only costs reading them again from the cache.
+        first = begin - begin % mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_DONTNEED, first, begin + num_bytes - first)
+
+    def _known(self, name: str) -> TensorSpec:
+        try:
+            return self._header.specs[name]
+        except KeyError:
+            raise self._error(f"{self.path}: has no tensor '{name}'") from None
+
+    def _header_length(self, prefix: bytes, file_bytes: int) -> int:
+        if len(prefix) < LENGTH_BYTES:
+            raise self._error(
+                f"{self.path}: has {file_bytes} bytes; a safetensors file has at least {LENGTH_BYTES}"
+            )
+        length = int.from_bytes(prefix, "little")
+        limit = min(MAX_HEADER_BYTES, file_bytes - LENGTH_BYTES)
+        if length > limit:
+            raise self._error(
+                f"{self.path}: declares a header of {length} bytes; a file of {file_bytes} bytes can have {limit}"
+            )
+        return length

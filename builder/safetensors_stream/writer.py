@@ -1,0 +1,97 @@
+"""Writes a safetensors file: its header first, then the tensors in order and in pieces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+
+from .header import PADDING_PREFIX, TensorSpec, serialize_header
+
+DEFAULT_ALIGNMENT: Final = 1
+
+
+class SafetensorsWriter:
+    """A context manager that writes `path` and lets it appear whole or not at all.
+
+        with SafetensorsWriter(path, specs, metadata={"format": "pt"}) as writer:
+            for spec in specs:
+                for piece in pieces_of(spec):
+                    writer.write(spec.name, piece)
+
+    The data goes to a temporary file beside `path`, which takes its name at the end of the with statement if all
+    tensors are complete, and is removed otherwise.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        specs: Sequence[TensorSpec],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        alignment: int = DEFAULT_ALIGNMENT,
+    ) -> None:
+        """`alignment`: every tensor's bytes begin at a multiple of it in the file.
+
+        Raises ValueError for names that are empty, repeated or reserved, and for dtypes that the format does not know.
+        """
+        header, self._specs = serialize_header(specs, metadata or {}, alignment)
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._index = 0
+        self._written = 0  # bytes of the tensor at _index
+        self._file = self._temporary.open("wb")
+        self._file.write(header)
+        self._skip_complete()
+
+    def write(self, name: str, piece: np.ndarray[Any, np.dtype[Any]] | bytes | memoryview) -> None:
+        """Appends the next bytes of tensor `name`, in row-major order.
+
+        An array has the tensor's dtype; uint8 arrays and bytes count as raw bytes. Raises ValueError when another
+        tensor is due, the dtype differs, or there are more bytes than the tensor holds.
+        """
+        if self._index == len(self._specs) or self._specs[self._index].name != name:
+            due = self._specs[self._index].name if self._index < len(self._specs) else "none"
+            raise ValueError(f"tensor '{name}' was written where '{due}' is due")
+        spec = self._specs[self._index]
+        if isinstance(piece, np.ndarray):
+            if piece.dtype != spec.dtype and piece.dtype != np.uint8:
+                raise ValueError(f"tensor '{name}' is {spec.dtype}; a piece of it is {piece.dtype}")
+            raw = memoryview(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+        else:
+            raw = memoryview(piece).cast("B")
+        if self._written + raw.nbytes > spec.num_bytes:
+            raise ValueError(f"tensor '{name}' holds {spec.num_bytes} bytes; more were written")
+        self._file.write(raw)
+        self._written += raw.nbytes
+        self._skip_complete()
+
+    def __enter__(self) -> SafetensorsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is not None:
+                return
+            if self._index < len(self._specs):
+                raise ValueError(f"tensor '{self._specs[self._index].name}' is not complete")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._temporary.replace(self._path)
+        finally:
+            self._file.close()
+            self._temporary.unlink(missing_ok=True)
+
+    def _skip_complete(self) -> None:
+        while self._index < len(self._specs) and self._written == self._specs[self._index].num_bytes:
+            self._index += 1
+            self._written = 0
+            if self._index < len(self._specs) and self._specs[self._index].name.startswith(PADDING_PREFIX):
+                self._file.write(bytes(self._specs[self._index].num_bytes))
+                self._written = self._specs[self._index].num_bytes
