@@ -1,0 +1,125 @@
+"""The benchmark's model and adapters, made from a seed: nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ..._core import ModelShape, lora_modules
+from ...builder.safetensors_stream import SafetensorsWriter, TensorSpec
+
+SEED = 20
+
+
+@dataclass(frozen=True)
+class BenchModel:
+    """A Llama shape. The default has 491 million parameters, untied."""
+
+    vocab_size: int = 32000
+    hidden_size: int = 1024
+    num_hidden_layers: int = 28
+    num_attention_heads: int = 16
+    num_key_value_heads: int = 4
+    head_dim: int = 64
+    intermediate_size: int = 4096
+    max_position_embeddings: int = 4096
+
+    @property
+    def shape(self) -> ModelShape:
+        """What the widths of adapters follow from."""
+        return ModelShape(
+            hidden_size=self.hidden_size,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate_size,
+        )
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights that every token is multiplied with: all linear layers and lm_head."""
+        queries = self.num_attention_heads * self.head_dim
+        key_values = self.num_key_value_heads * self.head_dim
+        layer = self.hidden_size * (2 * queries + 2 * key_values + 3 * self.intermediate_size)
+        return self.num_hidden_layers * layer + self.vocab_size * self.hidden_size
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...], float]]:
+        """(name, shape, standard deviation) of every tensor of the Hugging Face checkpoint; 0 means ones."""
+        queries, key_values = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        hidden, inner = self.hidden_size, self.intermediate_size
+        yield "model.embed_tokens.weight", (self.vocab_size, hidden), 0.05
+        for layer in range(self.num_hidden_layers):
+            prefix = f"model.layers.{layer}"
+            for name, rows, columns in (
+                ("self_attn.q_proj", queries, hidden),
+                ("self_attn.k_proj", key_values, hidden),
+                ("self_attn.v_proj", key_values, hidden),
+                ("self_attn.o_proj", hidden, queries),
+                ("mlp.gate_proj", inner, hidden),
+                ("mlp.up_proj", inner, hidden),
+                ("mlp.down_proj", hidden, inner),
+            ):
+                yield f"{prefix}.{name}.weight", (rows, columns), columns**-0.5
+            yield f"{prefix}.input_layernorm.weight", (hidden,), 0.0
+            yield f"{prefix}.post_attention_layernorm.weight", (hidden,), 0.0
+        yield "model.norm.weight", (hidden,), 0.0
+        yield "lm_head.weight", (self.vocab_size, hidden), 0.05
+
+
+def write_model(model: BenchModel, directory: Path) -> None:
+    """Write a Hugging Face Llama directory with random bfloat16 weights."""
+    directory.mkdir(parents=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        **model.__dict__,
+    }
+    (directory / "config.json").write_text(json.dumps(config, indent=2))
+    generator = np.random.default_rng(SEED)
+    specs = [TensorSpec(name, "BF16", shape) for name, shape, _ in model.tensors()]
+    with SafetensorsWriter(directory / "model.safetensors", specs) as writer:
+        for name, shape, deviation in model.tensors():
+            values = generator.standard_normal(shape, dtype=np.float32) * deviation if deviation else np.ones(shape)
+            writer.write(name, values.astype(ml_dtypes.bfloat16))
+
+
+def random_adapter(
+    model: BenchModel, rank: int, seed: int, *, dora: bool = False
+) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]:
+    """(weights [rows, width], config [rows, 4]) of an adapter on all seven modules of every layer, in bfloat16."""
+    generator = np.random.default_rng((SEED, seed))
+    names = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
+    modules = [module for module in lora_modules() if module.name in names]
+    sizes = {module.id: module.sizes(model.shape) for module in modules}
+    config = [(layer, module.id) for layer in range(model.num_hidden_layers) for module in modules]
+    width = max(rank * (fan_in + out) + (out if dora else 0) for fan_in, out in sizes.values())
+    weights = np.zeros((len(config), width), ml_dtypes.bfloat16)
+    for row, (_, module_id) in enumerate(config):
+        fan_in, out = sizes[module_id]
+        a = generator.standard_normal(rank * fan_in, dtype=np.float32) * fan_in**-0.5
+        b = generator.standard_normal(rank * out, dtype=np.float32) * (0.05 * rank**-0.5)
+        magnitude = 1.0 + 0.05 * generator.standard_normal(out if dora else 0, dtype=np.float32)
+        values = np.concatenate([a, b, magnitude])
+        weights[row, : values.size] = values
+    table = np.array([(module_id, layer, rank, int(dora)) for layer, module_id in config], np.int32)
+    return weights, table
+
+
+def adapter_bytes(model: BenchModel, rank: int) -> int:
+    """Bytes of a plain adapter of random_adapter on the device."""
+    names = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
+    widths = sum(sum(module.sizes(model.shape)) for module in lora_modules() if module.name in names)
+    return 2 * rank * widths * model.num_hidden_layers
