@@ -46,6 +46,8 @@ struct KvCacheStats {
   std::int64_t reused_blocks = 0;
   std::int64_t missed_blocks = 0;  ///< full blocks that were looked for and not found
   double cache_hit_rate = 0.0;     ///< reused / (reused + missed); 0 before the first look-up
+
+  bool operator==(const KvCacheStats&) const = default;
 };
 
 /// Bookkeeping of the paged KV cache: which block belongs to whom. The memory belongs to the engine.

@@ -31,6 +31,7 @@ struct KvCacheConfig {
   bool copy_on_partial_reuse = true;  // without meaning while partial reuse is off
 
   [[nodiscard]] Problems validate() const;
+  bool operator==(const KvCacheConfig&) const = default;
 };
 
 /// What the number of KV blocks follows from, besides the configuration.

@@ -26,12 +26,13 @@ struct SamplingConfig {
   std::optional<double> frequency_penalty;                    // nullopt: 0
   std::optional<double> length_penalty;                       // refused when set
   std::optional<std::int32_t> early_stopping;                 // refused when set
-  std::optional<std::int32_t> no_repeat_ngram_size;           // >= 1; nullopt: no limit
+  std::optional<std::int32_t> no_repeat_ngram_size;           // >= 0; nullopt and 0: no limit
   std::optional<std::int32_t> num_return_sequences;           // refused unless 1
   std::optional<double> min_p;                                // [0, 1]
   std::optional<std::vector<std::int32_t>> beam_width_array;  // refused when set
 
   [[nodiscard]] Problems validate() const;
+  bool operator==(const SamplingConfig&) const = default;
 };
 
 /// A valid SamplingConfig with its defaults filled in.

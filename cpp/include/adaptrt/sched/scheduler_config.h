@@ -39,6 +39,7 @@ struct SchedulerConfig {
   std::optional<DynamicBatchConfig> dynamic_batch_config;  // refused when set: the batch's limits are fixed
 
   [[nodiscard]] Problems validate() const;
+  bool operator==(const SchedulerConfig&) const = default;
 };
 
 }  // namespace adaptrt

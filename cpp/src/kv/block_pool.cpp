@@ -1,0 +1,247 @@
+#include "adaptrt/kv/block_pool.h"
+
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+
+#include "adaptrt/core/error.h"
+
+namespace adaptrt {
+
+namespace {
+
+/// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
+std::uint64_t mix(std::uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebULL;
+  return value ^ (value >> 31);
+}
+
+}  // namespace
+
+BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse)
+    : num_blocks_(num_blocks), tokens_per_block_(tokens_per_block), enable_block_reuse_(enable_block_reuse) {
+  Problems problems;
+  if (num_blocks < 1)
+    problems.add("the number of KV blocks is " + std::to_string(num_blocks) + "; it must be positive");
+  if (tokens_per_block < 1) {
+    problems.add("tokens_per_block is " + std::to_string(tokens_per_block) + "; it must be positive");
+  }
+  problems.throw_if_any<ConfigError>("BlockPool");
+  blocks_.resize(num_blocks);
+  if (enable_block_reuse) {
+    indexed_tokens_.resize(static_cast<std::size_t>(num_blocks) * tokens_per_block);
+    buckets_.resize(std::bit_ceil(static_cast<std::size_t>(num_blocks)), kNoBlock);
+  }
+  // Pushed backwards, so that the lowest ids are handed out first.
+  for (BlockId block = num_blocks - 1; block >= 0; --block) push_free(block);
+}
+
+BlockPool::PrefixMatch BlockPool::match_prefix(const ReuseKey& key,
+                                               std::span<const std::int32_t> tokens) const {
+  PrefixMatch match;
+  if (!enable_block_reuse_ || tokens.empty()) return match;
+  const auto longest = static_cast<std::int32_t>((tokens.size() - 1) / tokens_per_block_);
+  ContentId parent = 0;
+  while (match.num_blocks < longest) {
+    const BlockId block = find(
+        key, parent,
+        tokens.subspan(static_cast<std::size_t>(match.num_blocks) * tokens_per_block_, tokens_per_block_));
+    if (block == kNoBlock) break;
+    ++match.num_blocks;
+    if (blocks_[block].num_users == 0) ++match.num_unused_blocks;
+    parent = blocks_[block].content;
+  }
+  return match;
+}
+
+std::int32_t BlockPool::reuse_prefix(BlockTable& table, const ReuseKey& key,
+                                     std::span<const std::int32_t> tokens) {
+  if (!table.blocks.empty()) throw std::logic_error("reuse_prefix: the block table is not empty");
+  if (!enable_block_reuse_ || tokens.empty()) return 0;
+  table.reuse_epoch = reuse_epoch_;
+  const auto longest = static_cast<std::int32_t>((tokens.size() - 1) / tokens_per_block_);
+  ContentId parent = 0;
+  for (std::int32_t i = 0; i < longest; ++i) {
+    const BlockId block =
+        find(key, parent, tokens.subspan(static_cast<std::size_t>(i) * tokens_per_block_, tokens_per_block_));
+    if (block == kNoBlock) break;
+    add_user(block);
+    table.blocks.push_back(block);
+    parent = blocks_[block].content;
+  }
+  table.num_indexed = static_cast<std::int32_t>(table.blocks.size());
+  table.reused_blocks += table.num_indexed;
+  table.missed_blocks += longest - table.num_indexed;
+  reused_blocks_ += table.num_indexed;
+  missed_blocks_ += longest - table.num_indexed;
+  return table.num_indexed * tokens_per_block_;
+}
+
+bool BlockPool::try_grow(BlockTable& table, std::int32_t num_tokens) {
+  const auto have = static_cast<std::int32_t>(table.blocks.size());
+  const std::int32_t missing = blocks_for(num_tokens) - have;
+  if (missing <= 0) return true;
+  if (missing > num_available()) return false;
+  if (have == 0) table.reuse_epoch = reuse_epoch_;
+  for (std::int32_t i = 0; i < missing; ++i) {
+    const BlockId block = take_block();
+    blocks_[block].num_users = 1;
+    table.blocks.push_back(block);
+  }
+  table.alloc_new_blocks += missing;
+  alloc_new_blocks_ += missing;
+  return true;
+}
+
+void BlockPool::index_full_blocks(BlockTable& table, const ReuseKey& key,
+                                  std::span<const std::int32_t> tokens, std::int32_t num_computed) {
+  if (!enable_block_reuse_ || table.reuse_epoch != reuse_epoch_) return;
+  const std::int32_t num_full = num_computed / tokens_per_block_;
+  for (std::int32_t i = table.num_indexed; i < num_full; ++i) {
+    const auto content = tokens.subspan(static_cast<std::size_t>(i) * tokens_per_block_, tokens_per_block_);
+    const ContentId parent = i == 0 ? 0 : blocks_[table.blocks[i - 1]].content;
+    const BlockId known = find(key, parent, content);
+    if (known == kNoBlock) {
+      insert_in_index(table.blocks[i], key, parent, content);
+    } else {
+      add_user(known);
+      drop_user(table.blocks[i]);
+      table.blocks[i] = known;
+    }
+    table.num_indexed = i + 1;
+  }
+}
+
+void BlockPool::release(BlockTable& table) {
+  // From the end, so that a chain's end is less recently used than its beginning and is evicted first.
+  for (auto block = table.blocks.rbegin(); block != table.blocks.rend(); ++block) drop_user(*block);
+  table.blocks.clear();
+  table.num_indexed = 0;
+}
+
+void BlockPool::reset_reuse() {
+  ++reuse_epoch_;
+  for (BlockId block = 0; block < num_blocks_; ++block) {
+    if (blocks_[block].content == 0) continue;
+    remove_from_index(block);
+    if (blocks_[block].num_users > 0) continue;
+    unlink_from_cached(block);
+    push_free(block);
+  }
+}
+
+KvCacheStats BlockPool::stats() const {
+  KvCacheStats stats;
+  stats.max_num_blocks = num_blocks_;
+  stats.free_num_blocks = num_available();
+  stats.used_num_blocks = num_used();
+  stats.tokens_per_block = tokens_per_block_;
+  stats.alloc_total_blocks = alloc_new_blocks_ + reused_blocks_;
+  stats.alloc_new_blocks = alloc_new_blocks_;
+  stats.reused_blocks = reused_blocks_;
+  stats.missed_blocks = missed_blocks_;
+  const std::int64_t looked_for = reused_blocks_ + missed_blocks_;
+  if (looked_for > 0)
+    stats.cache_hit_rate = static_cast<double>(reused_blocks_) / static_cast<double>(looked_for);
+  return stats;
+}
+
+std::span<const std::int32_t> BlockPool::tokens_of(BlockId block) const {
+  return std::span(indexed_tokens_)
+      .subspan(static_cast<std::size_t>(block) * tokens_per_block_, tokens_per_block_);
+}
+
+std::size_t BlockPool::bucket_of(const ReuseKey& key, ContentId parent,
+                                 std::span<const std::int32_t> tokens) const {
+  std::uint64_t hash = mix(key.adapter_generation + 0x9e3779b97f4a7c15ULL * parent);
+  hash = mix(hash ^ (key.cache_salt ? *key.cache_salt + 1 : 0));
+  for (const std::int32_t token : tokens) hash = mix(hash ^ static_cast<std::uint32_t>(token));
+  return static_cast<std::size_t>(hash) & (buckets_.size() - 1);
+}
+
+BlockId BlockPool::find(const ReuseKey& key, ContentId parent, std::span<const std::int32_t> tokens) const {
+  BlockId block = buckets_[bucket_of(key, parent, tokens)];
+  while (block != kNoBlock) {
+    const Block& candidate = blocks_[block];
+    if (candidate.parent == parent && candidate.key == key && std::ranges::equal(tokens_of(block), tokens))
+      break;
+    block = candidate.next_in_bucket;
+  }
+  return block;
+}
+
+void BlockPool::insert_in_index(BlockId block, const ReuseKey& key, ContentId parent,
+                                std::span<const std::int32_t> tokens) {
+  Block& entry = blocks_[block];
+  entry.content = ++last_content_;
+  entry.parent = parent;
+  entry.key = key;
+  std::ranges::copy(tokens, indexed_tokens_.begin() + static_cast<std::ptrdiff_t>(block) * tokens_per_block_);
+  BlockId& bucket = buckets_[bucket_of(key, parent, tokens)];
+  entry.next_in_bucket = bucket;
+  bucket = block;
+}
+
+void BlockPool::remove_from_index(BlockId block) {
+  Block& entry = blocks_[block];
+  BlockId* link = &buckets_[bucket_of(entry.key, entry.parent, tokens_of(block))];
+  while (*link != block) link = &blocks_[*link].next_in_bucket;
+  *link = entry.next_in_bucket;
+  entry.next_in_bucket = kNoBlock;
+  entry.content = 0;
+  entry.parent = 0;
+}
+
+void BlockPool::push_free(BlockId block) {
+  blocks_[block].next = first_free_;
+  first_free_ = block;
+  ++num_free_;
+}
+
+BlockId BlockPool::take_block() {
+  if (num_free_ == 0) {
+    const BlockId evicted = oldest_cached_;
+    unlink_from_cached(evicted);
+    remove_from_index(evicted);
+    return evicted;
+  }
+  const BlockId block = first_free_;
+  first_free_ = blocks_[block].next;
+  blocks_[block].next = kNoBlock;
+  --num_free_;
+  return block;
+}
+
+void BlockPool::add_user(BlockId block) {
+  if (blocks_[block].num_users++ == 0) unlink_from_cached(block);
+}
+
+void BlockPool::drop_user(BlockId block) {
+  if (--blocks_[block].num_users > 0) return;
+  if (blocks_[block].content != 0) {
+    append_to_cached(block);
+  } else {
+    push_free(block);
+  }
+}
+
+void BlockPool::append_to_cached(BlockId block) {
+  blocks_[block].previous = newest_cached_;
+  blocks_[block].next = kNoBlock;
+  (newest_cached_ == kNoBlock ? oldest_cached_ : blocks_[newest_cached_].next) = block;
+  newest_cached_ = block;
+  ++num_cached_;
+}
+
+void BlockPool::unlink_from_cached(BlockId block) {
+  const BlockId previous = blocks_[block].previous;
+  const BlockId next = blocks_[block].next;
+  (previous == kNoBlock ? oldest_cached_ : blocks_[previous].next) = next;
+  (next == kNoBlock ? newest_cached_ : blocks_[next].previous) = previous;
+  blocks_[block].previous = kNoBlock;
+  blocks_[block].next = kNoBlock;
+  --num_cached_;
+}
+
+}  // namespace adaptrt

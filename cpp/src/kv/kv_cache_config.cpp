@@ -1,0 +1,86 @@
+#include "adaptrt/kv/kv_cache_config.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "adaptrt/kv/block_pool.h"
+
+namespace adaptrt {
+
+namespace {
+
+constexpr double kDefaultMemoryFraction = 0.9;
+
+}  // namespace
+
+Problems KvCacheConfig::validate() const {
+  Problems problems;
+  if (max_tokens && *max_tokens < 1) {
+    problems.add("max_tokens is " + std::to_string(*max_tokens) + "; it must be at least 1");
+  }
+  if (max_attention_window) {
+    problems.add(
+        "max_attention_window is set; the attention window is part of the engine and cannot be changed here");
+  }
+  if (sink_token_length.value_or(0) != 0) {
+    problems.add("sink_token_length is " + std::to_string(*sink_token_length) +
+                 "; sink tokens are not supported, only 0 is accepted");
+  }
+  // Negated, so that NaN is refused as well.
+  if (free_gpu_memory_fraction && !(*free_gpu_memory_fraction > 0.0 && *free_gpu_memory_fraction <= 1.0)) {
+    problems.add("free_gpu_memory_fraction is " + std::to_string(*free_gpu_memory_fraction) +
+                 "; it must be above 0 and at most 1");
+  }
+  if (host_cache_size.value_or(0) != 0) {
+    problems.add("host_cache_size is " + std::to_string(*host_cache_size) +
+                 "; KV blocks have one level of memory, so only 0 is accepted");
+  }
+  if (!onboard_blocks) {
+    problems.add(
+        "onboard_blocks is False; KV blocks have one level of memory, so there is nothing to leave off it");
+  }
+  if (secondary_offload_min_priority) {
+    problems.add(
+        "secondary_offload_min_priority is set; KV blocks have one level of memory, so none is offloaded");
+  }
+  if (event_buffer_max_size != 0) {
+    problems.add("event_buffer_max_size is " + std::to_string(event_buffer_max_size) +
+                 "; KV cache events are not supported, only 0 is accepted");
+  }
+  if (enable_partial_reuse) {
+    problems.add("enable_partial_reuse is True; only full blocks are shared, so only False is accepted");
+  }
+  return problems;
+}
+
+std::int32_t resolve_num_blocks(const KvCacheConfig& config, const KvPoolDemand& demand) {
+  config.validate().throw_if_any<ConfigError>("KvCacheConfig");
+  if (demand.tokens_per_block < 1 || demand.block_bytes < 1 || demand.max_batch_size < 1 ||
+      demand.max_seq_len < 1) {
+    throw ConfigError(
+        "the engine's tokens_per_block, KV block bytes, max_batch_size and max_seq_len must be positive");
+  }
+  const double fraction = config.free_gpu_memory_fraction.value_or(kDefaultMemoryFraction);
+  constexpr std::int64_t kMostBlocks = std::numeric_limits<BlockId>::max();
+  // Cut to size before the conversion, which is undefined for what an int64 cannot hold.
+  const auto affordable = static_cast<std::int64_t>(std::min(
+      static_cast<double>(demand.free_memory_bytes) * fraction / static_cast<double>(demand.block_bytes),
+      static_cast<double>(kMostBlocks)));
+  const std::int64_t blocks_per_sequence =
+      (std::int64_t{demand.max_seq_len} + demand.tokens_per_block - 1) / demand.tokens_per_block;
+  const std::int64_t wanted = config.max_tokens ? *config.max_tokens / demand.tokens_per_block
+                                                : blocks_per_sequence * demand.max_batch_size;
+  if (wanted < 1) {
+    throw ConfigError("KvCacheConfig: max_tokens is " + std::to_string(*config.max_tokens) +
+                      ", less than one block of " + std::to_string(demand.tokens_per_block) + " tokens");
+  }
+  if (affordable < 1) {
+    throw ConfigError("KvCacheConfig: one KV block takes " + std::to_string(demand.block_bytes) + " bytes; " +
+                      std::to_string(fraction) + " of the " + std::to_string(demand.free_memory_bytes) +
+                      " bytes of free memory do not hold it");
+  }
+  return static_cast<std::int32_t>(std::min({wanted, affordable, kMostBlocks}));
+}
+
+}  // namespace adaptrt

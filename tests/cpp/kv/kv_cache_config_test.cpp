@@ -1,0 +1,102 @@
+#include "adaptrt/kv/kv_cache_config.h"
+
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace adaptrt {
+namespace {
+
+const KvPoolDemand kDemand{.tokens_per_block = 16,
+                           .block_bytes = 1000,
+                           .free_memory_bytes = 100'000,
+                           .max_batch_size = 4,
+                           .max_seq_len = 100};
+
+BOOST_AUTO_TEST_SUITE(kv_cache_config)
+
+BOOST_AUTO_TEST_CASE(defaults_are_valid) {
+  BOOST_TEST(KvCacheConfig{}.validate().empty());
+}
+
+BOOST_AUTO_TEST_CASE(each_unsupported_or_senseless_field_is_refused_by_name) {
+  const std::vector<std::pair<std::string, std::function<void(KvCacheConfig&)>>> cases = {
+      {"max_tokens", [](KvCacheConfig& c) { c.max_tokens = 0; }},
+      {"max_tokens", [](KvCacheConfig& c) { c.max_tokens = -5; }},
+      {"max_attention_window",
+       [](KvCacheConfig& c) { c.max_attention_window = std::vector<std::int64_t>{64}; }},
+      {"sink_token_length", [](KvCacheConfig& c) { c.sink_token_length = 4; }},
+      {"free_gpu_memory_fraction", [](KvCacheConfig& c) { c.free_gpu_memory_fraction = 0.0; }},
+      {"free_gpu_memory_fraction", [](KvCacheConfig& c) { c.free_gpu_memory_fraction = 1.5; }},
+      {"free_gpu_memory_fraction",
+       [](KvCacheConfig& c) { c.free_gpu_memory_fraction = std::numeric_limits<double>::quiet_NaN(); }},
+      {"host_cache_size", [](KvCacheConfig& c) { c.host_cache_size = 1; }},
+      {"onboard_blocks", [](KvCacheConfig& c) { c.onboard_blocks = false; }},
+      {"secondary_offload_min_priority", [](KvCacheConfig& c) { c.secondary_offload_min_priority = 0; }},
+      {"event_buffer_max_size", [](KvCacheConfig& c) { c.event_buffer_max_size = 1; }},
+      {"enable_partial_reuse", [](KvCacheConfig& c) { c.enable_partial_reuse = true; }},
+  };
+  for (const auto& [field, change] : cases) {
+    KvCacheConfig config;
+    change(config);
+    const Problems problems = config.validate();
+    BOOST_TEST_REQUIRE(problems.list().size() == 1U, field);
+    BOOST_TEST(problems.list()[0].starts_with(field));
+    BOOST_CHECK_THROW((void)resolve_num_blocks(config, kDemand), ConfigError);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(harmless_values_of_unsupported_fields_are_accepted) {
+  KvCacheConfig config;
+  config.sink_token_length = 0;
+  config.host_cache_size = 0;
+  config.copy_on_partial_reuse = false;
+  BOOST_TEST(config.validate().empty());
+}
+
+BOOST_AUTO_TEST_CASE(all_problems_are_told_at_once) {
+  KvCacheConfig config;
+  config.max_tokens = 0;
+  config.onboard_blocks = false;
+  config.enable_partial_reuse = true;
+  BOOST_TEST(config.validate().list().size() == 3U);
+}
+
+BOOST_AUTO_TEST_CASE(the_pool_is_what_the_batch_can_use_or_what_memory_holds) {
+  KvCacheConfig config;
+  BOOST_TEST(resolve_num_blocks(config, kDemand) == 4 * 7);
+  config.free_gpu_memory_fraction = 0.1;
+  BOOST_TEST(resolve_num_blocks(config, kDemand) == 10);
+  config.max_tokens = 5 * 16 + 15;
+  BOOST_TEST(resolve_num_blocks(config, kDemand) == 5);
+  config.max_tokens = 10'000;
+  BOOST_TEST(resolve_num_blocks(config, kDemand) == 10);
+}
+
+BOOST_AUTO_TEST_CASE(a_pool_without_a_block_is_refused) {
+  KvCacheConfig config;
+  config.max_tokens = 15;
+  BOOST_CHECK_THROW((void)resolve_num_blocks(config, kDemand), ConfigError);
+  KvPoolDemand poor = kDemand;
+  poor.free_memory_bytes = 1000;
+  BOOST_CHECK_THROW((void)resolve_num_blocks(KvCacheConfig{}, poor), ConfigError);
+  BOOST_CHECK_THROW((void)resolve_num_blocks(KvCacheConfig{}, KvPoolDemand{}), ConfigError);
+}
+
+BOOST_AUTO_TEST_CASE(huge_sizes_do_not_overflow) {
+  KvPoolDemand huge = kDemand;
+  huge.free_memory_bytes = std::numeric_limits<std::size_t>::max();
+  huge.max_batch_size = std::numeric_limits<std::int32_t>::max();
+  huge.max_seq_len = std::numeric_limits<std::int32_t>::max();
+  huge.block_bytes = 1;
+  BOOST_TEST(resolve_num_blocks(KvCacheConfig{}, huge) == std::numeric_limits<std::int32_t>::max());
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt
