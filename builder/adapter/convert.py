@@ -1,0 +1,152 @@
+"""From a PEFT adapter to the tensors that a request carries: weights [1, rows, width] and config [1, rows, 4]."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ..._core import AdapterError, DType, LoraModuleInfo, ModelShape, dtype_from_name, dtype_name
+from .base_weights import BaseWeights, HuggingFaceBase
+from .dora import check_against_base, normalized_magnitude, write_files
+from .names import ModuleKey, Role
+from .peft_reader import FloatArray, ModuleTensors, PeftAdapter, read_peft_adapter
+
+WEIGHTS_FILE = "model.lora_weights.npy"
+CONFIG_FILE = "model.lora_config.npy"
+
+_NUMPY_DTYPES = {
+    DType.FLOAT32: np.dtype(np.float32),
+    DType.FLOAT16: np.dtype(np.float16),
+    DType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@dataclass(frozen=True)
+class ConvertedAdapter:
+    """An adapter in TensorRT-LLM's form, which LoraConfig(task_id, weights, config) takes as it is."""
+
+    # [1, rows, width] in the storage type. A row is A[rank, in], scale * B[out, rank] and, with DoRA, magnitude[out],
+    # each flattened, then zeros up to the widest row.
+    weights: npt.NDArray[Any]
+    # int32 [1, rows, 4]: module_id, layer, rank, is_dora. By layer, then by module id.
+    config: npt.NDArray[np.int32]
+    # Of each row: the module's path in the Hugging Face model.
+    paths: tuple[str, ...]
+
+    def save(self, directory: Path) -> None:
+        """Writes model.lora_weights.npy and model.lora_config.npy; numpy shows bfloat16 as 'V2'."""
+        files = {}
+        for name, array in ((WEIGHTS_FILE, self.weights), (CONFIG_FILE, self.config)):
+            buffer = io.BytesIO()
+            np.save(buffer, array)
+            files[name] = buffer.getvalue()
+        write_files(directory, files)
+
+
+def convert_adapter(
+    directory: str | Path,
+    *,
+    storage_dtype: DType | str,
+    base: BaseWeights | str | Path | None = None,
+    shape: ModelShape | None = None,
+    num_layers: int | None = None,
+    magnitudes_normalized: bool = False,
+) -> ConvertedAdapter:
+    """Converts the PEFT adapter in `directory`; nothing is written.
+
+    The scale (lora_alpha / r, or / sqrt(r) with use_rslora, after rank_pattern and alpha_pattern) is multiplied into B in
+    float32, before the cast to `storage_dtype`.
+
+    base: the model that the adapter was trained on, as a Hugging Face directory or a source of its weights. Shapes are
+        compared with it, and DoRA magnitudes that are not normalised yet are normalised by it.
+    shape, num_layers: the sizes of the model that will serve the adapter, when they are known; also compared.
+    magnitudes_normalized: the caller's word that the magnitudes are normalised, for files that carry no mark of it.
+
+    Raises AdapterError that names every tensor and field that cannot be used, CheckpointError for a base that cannot be
+    read, ConfigError for an unknown storage_dtype.
+    """
+    dtype = dtype_from_name(storage_dtype) if isinstance(storage_dtype, str) else storage_dtype
+    adapter = read_peft_adapter(Path(directory))
+    _check_sizes(adapter, shape, num_layers)
+    if isinstance(base, str | Path):
+        base = HuggingFaceBase(Path(base), fan_in_fan_out=adapter.config.fan_in_fan_out)
+    if base is not None:
+        check_against_base(adapter, base)
+    if adapter.config.use_dora and not (adapter.magnitudes_normalized or magnitudes_normalized):
+        if base is None:
+            raise AdapterError(
+                f"{adapter.file}: its DoRA magnitudes carry no mark of being normalised by the base model; run "
+                "normalize_weights first, give the base model, or state that they are normalised"
+            )
+        for key, tensors in adapter.modules.items():
+            tensors.magnitude = normalized_magnitude(key, tensors, adapter.scale_of(key), base)
+    return _flatten(adapter, dtype)
+
+
+def _check_sizes(adapter: PeftAdapter, shape: ModelShape | None, num_layers: int | None) -> None:
+    problems = []
+    for key, tensors in adapter.modules.items():
+        if num_layers is not None and key.layer >= num_layers:
+            problems.append(f"module '{key.path}': the model has {num_layers} layers")
+        if shape is not None:
+            expected = module_sizes(key.module, shape)
+            sizes = (tensors.a.shape[1], tensors.b.shape[0])
+            if sizes != expected:
+                problems.append(
+                    f"module '{key.path}': lora_A {list(tensors.a.shape)} and lora_B {list(tensors.b.shape)} have "
+                    f"(in, out) = {sizes}, but {key.module.name} has {expected} in the model"
+                )
+    if problems:
+        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+
+
+def module_sizes(module: LoraModuleInfo, shape: ModelShape) -> tuple[int, int]:
+    """(in, out) of a module in a model of this shape."""
+    width_in, width_out = module.sizes(shape)
+    return int(width_in), int(width_out)
+
+
+def _flatten(adapter: PeftAdapter, dtype: DType) -> ConvertedAdapter:
+    problems: list[str] = []
+    rows = [
+        _row(key, tensors, adapter.scale_of(key), dtype, problems) for key, tensors in adapter.modules.items()
+    ]
+    if problems:
+        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+    weights = np.zeros((1, len(rows), max(map(len, rows))), _NUMPY_DTYPES[dtype])
+    for index, row in enumerate(rows):
+        weights[0, index, : len(row)] = row
+    config = np.array(
+        [
+            (key.module_id, key.layer, tensors.rank, tensors.magnitude is not None)
+            for key, tensors in adapter.modules.items()
+        ],
+        np.int32,
+    )
+    return ConvertedAdapter(weights, config[np.newaxis], tuple(key.path for key in adapter.modules))
+
+
+def _row(
+    key: ModuleKey, tensors: ModuleTensors, scale: float, dtype: DType, problems: list[str]
+) -> npt.NDArray[Any]:
+    parts: dict[Role, FloatArray] = {Role.A: tensors.a, Role.B: tensors.b * np.float32(scale)}
+    if tensors.magnitude is not None:
+        parts[Role.MAGNITUDE] = tensors.magnitude
+    stored = []
+    for role, values in parts.items():
+        with np.errstate(over="ignore"):
+            cast = values.reshape(-1).astype(_NUMPY_DTYPES[dtype])
+        if not np.isfinite(cast).all():
+            scaled = f", multiplied by its scale {scale:g}," if role is Role.B else ""
+            problems.append(
+                f"tensor '{tensors.names[role]}'{scaled} goes up to {np.abs(values).max():g}, beyond "
+                f"{dtype_name(dtype)}; store it as bfloat16 or float32"
+            )
+        stored.append(cast)
+    return np.concatenate(stored)

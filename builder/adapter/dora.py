@@ -1,0 +1,125 @@
+"""DoRA (arXiv:2402.09353): magnitudes normalised by the base, so that serving needs one factor per output channel.
+
+PEFT computes y = m / ||W + s B A|| * (W x + s B A x) + bias, the norm taken over each row of W + s B A. The norm does
+not change while serving, so m' = m / ||W + s B A|| takes the place of m.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save
+
+from ..._core import AdapterError
+from .base_weights import BaseWeights, HuggingFaceBase
+from .names import ModuleKey, Role
+from .peft_config import CONFIG_FILE, dump_without_dora, load_config_file
+from .peft_reader import (
+    MAGNITUDES_KEY,
+    MAGNITUDES_NORMALIZED,
+    SAFETENSORS_FILE,
+    FloatArray,
+    ModuleTensors,
+    PeftAdapter,
+    read_peft_adapter,
+)
+
+
+def normalized_magnitude(
+    key: ModuleKey, tensors: ModuleTensors, scale: float, base: BaseWeights
+) -> FloatArray:
+    """float32[out]: m / ||W + scale B A|| of a module that `base` has with the right shape.
+
+    Raises AdapterError when a row's norm is zero or not finite.
+    """
+    if tensors.magnitude is None:
+        raise ValueError(f"module '{key.path}' has no magnitude")
+    norms = np.empty(len(tensors.magnitude), np.float64)
+    scaled_b = tensors.b * np.float32(scale)
+    first = 0
+    for block in base.row_blocks(key):
+        rows = slice(first, first + len(block))
+        adapted = block + scaled_b[rows] @ tensors.a
+        norms[rows] = np.sqrt(np.einsum("ij,ij->i", adapted, adapted, dtype=np.float64))
+        first = rows.stop
+    useless = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
+    if useless.size:
+        raise AdapterError(
+            f"tensor '{tensors.names[Role.MAGNITUDE]}': row {useless[0]} of the adapted weight has the norm "
+            f"{norms[useless[0]]}, by which nothing can be divided"
+        )
+    return (tensors.magnitude / norms).astype(np.float32)
+
+
+def check_against_base(adapter: PeftAdapter, base: BaseWeights) -> None:
+    """Raises AdapterError that names every module whose shapes the base does not have."""
+    problems = []
+    for key, tensors in adapter.modules.items():
+        shape, expected = base.shape(key), (tensors.b.shape[0], tensors.a.shape[1])
+        if shape is None:
+            problems.append(f"module '{key.path}' does not exist in {base.describe()}")
+        elif shape != expected:
+            problems.append(
+                f"module '{key.path}': lora_A {list(tensors.a.shape)} and lora_B {list(tensors.b.shape)} fit a weight "
+                f"of {list(expected)}, but it is {list(shape)} in {base.describe()}"
+            )
+    if problems:
+        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+
+
+def normalize_adapter(
+    directory: Path, output: Path, base_directory: Path, *, strip: bool = False
+) -> PeftAdapter:
+    """Writes a DoRA adapter with normalised magnitudes (or without them, as plain LoRA) to `output`.
+
+    Magnitudes are written in float32, 1-D, under their original names; everything else is written as it was. The file
+    is marked as normalised. Returns the adapter that was read. Raises AdapterError or CheckpointError, and then leaves
+    `output` as it was.
+    """
+    adapter = read_peft_adapter(directory)
+    if not adapter.config.use_dora:
+        raise AdapterError(
+            f"{adapter.file}: is not a DoRA adapter, so there are no magnitudes to normalise or strip"
+        )
+    if adapter.magnitudes_normalized and not strip:
+        raise AdapterError(
+            f"{adapter.file}: the magnitudes are normalised already, a second time would be wrong"
+        )
+    if output.exists() and output.samefile(directory):
+        raise AdapterError(f"{output}: is also the input; give another directory to write to")
+    base = HuggingFaceBase(base_directory, fan_in_fan_out=adapter.config.fan_in_fan_out)
+    check_against_base(adapter, base)
+
+    tensors = dict(adapter.tensors)
+    metadata = {"format": "pt"}
+    config = (directory / CONFIG_FILE).read_bytes()
+    if strip:
+        config = dump_without_dora(load_config_file(directory / CONFIG_FILE))
+    else:
+        metadata[MAGNITUDES_KEY] = MAGNITUDES_NORMALIZED
+    for key, module in adapter.modules.items():
+        name = module.names[Role.MAGNITUDE]
+        if strip:
+            del tensors[name]
+        else:
+            tensors[name] = normalized_magnitude(key, module, adapter.scale_of(key), base)
+    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    write_files(output, {CONFIG_FILE: config, SAFETENSORS_FILE: save(contiguous, metadata)})
+    return adapter
+
+
+def write_files(directory: Path, contents: dict[str, bytes]) -> None:
+    """Writes all of the files or, when one cannot be written, none."""
+    directory.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".writing-", dir=directory))
+    try:
+        for name, content in contents.items():
+            (staging / name).write_bytes(content)
+        for name in contents:
+            os.replace(staging / name, directory / name)
+    finally:
+        shutil.rmtree(staging)

@@ -1,0 +1,262 @@
+"""PEFT adapter directories: their tensors as float32 arrays, taken apart by module and checked against the config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from ..._core import AdapterError
+from .names import ModuleKey, Role, parse_tensor_name
+from .peft_config import PeftLoraConfig, read_peft_config
+
+SAFETENSORS_FILE = "adapter_model.safetensors"
+PICKLE_FILE = "adapter_model.bin"
+
+# Says in an adapter file's metadata that its DoRA magnitudes are m / ||W + s B A||. docs/decisions has the reasons.
+MAGNITUDES_KEY = "adaptrt.dora_magnitudes"
+MAGNITUDES_NORMALIZED = "normalized"
+
+FloatArray = npt.NDArray[np.float32]
+
+_ACCEPTED_DTYPES = tuple(np.dtype(name) for name in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64))
+
+
+@dataclass
+class ModuleTensors:
+    """The tensors of one adapted module, in float32."""
+
+    a: FloatArray  # [rank, in]
+    b: FloatArray  # [out, rank], without the scale
+    magnitude: FloatArray | None  # [out], DoRA only
+    names: dict[Role, str]  # as in the file
+
+    @property
+    def rank(self) -> int:
+        """A's first dimension."""
+        return self.a.shape[0]
+
+
+@dataclass
+class PeftAdapter:
+    """A PEFT adapter whose every tensor and field is accounted for."""
+
+    directory: Path
+    file: Path
+    config: PeftLoraConfig
+    # In the order of rows: by layer, then by module id.
+    modules: dict[ModuleKey, ModuleTensors]
+    # All tensors as stored, by name.
+    tensors: dict[str, npt.NDArray[Any]] = field(repr=False)
+    magnitudes_normalized: bool = False
+
+    def scale_of(self, key: ModuleKey) -> float:
+        """What B @ A of this module is multiplied by."""
+        return self.config.scale_of(key.path)
+
+
+def read_peft_adapter(directory: Path) -> PeftAdapter:
+    """Reads adapter_config.json and adapter_model.safetensors (or, without one, adapter_model.bin through torch).
+
+    Raises AdapterError that names every field and tensor that cannot be used, and why.
+    """
+    problems: list[str] = []
+    config: PeftLoraConfig | None = None
+    if not directory.is_dir():
+        raise AdapterError(f"{directory}: is not a directory; expected one with adapter_config.json")
+    try:
+        config = read_peft_config(directory)
+    except AdapterError as error:
+        problems.append(str(error))
+    try:
+        file, tensors, metadata = _read_file(directory)
+    except AdapterError as error:
+        raise AdapterError("; ".join([*problems, str(error)])) from error
+    modules, tensor_problems = _take_apart(tensors)
+    if config is not None and not tensor_problems:
+        tensor_problems = _disagreements(modules, config)
+    state = metadata.get(MAGNITUDES_KEY)
+    if state not in (None, MAGNITUDES_NORMALIZED):
+        tensor_problems.append(f"metadata {MAGNITUDES_KEY} = '{state}'; accepted: {MAGNITUDES_NORMALIZED}")
+    if tensor_problems:
+        problems.append(f"{file}: " + "; ".join(tensor_problems))
+    if problems or config is None:
+        raise AdapterError("; ".join(problems))
+    return PeftAdapter(directory, file, config, modules, tensors, state == MAGNITUDES_NORMALIZED)
+
+
+def _read_file(directory: Path) -> tuple[Path, dict[str, npt.NDArray[Any]], dict[str, str]]:
+    safetensors, pickle = directory / SAFETENSORS_FILE, directory / PICKLE_FILE
+    if safetensors.is_file():
+        return safetensors, *read_safetensors(safetensors)
+    if pickle.is_file():
+        return pickle, read_pickle(pickle, AdapterError), {}
+    raise AdapterError(f"{directory}: has neither {SAFETENSORS_FILE} nor {PICKLE_FILE}")
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
+    """(tensors by name, metadata) of a safetensors file. Raises AdapterError when it is damaged."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError, TypeError, ValueError, AttributeError) as error:
+        raise AdapterError(f"{path}: cannot be read: {error}") from error
+
+
+def read_pickle(path: Path, error_type: type[Exception]) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of a file that torch.save wrote, read without running code from it (weights_only).
+
+    Raises `error_type` when torch is not installed or the file holds anything but tensors by name.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise error_type(
+            f"{path}: reading it needs torch; install adaptrt[torch], or save as safetensors"
+        ) from error
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises whatever its unpickler meets
+        raise error_type(f"{path}: cannot be read: {error}") from error
+    if not isinstance(state, Mapping) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
+    ):
+        raise error_type(f"{path}: does not hold tensors by name")
+    return {name: _to_numpy(tensor.detach().contiguous(), torch) for name, tensor in state.items()}
+
+
+def _to_numpy(tensor: Any, torch: Any) -> npt.NDArray[Any]:
+    if tensor.dtype == torch.bfloat16:
+        bits: npt.NDArray[Any] = tensor.view(torch.int16).numpy()
+        return bits.view(ml_dtypes.bfloat16)
+    array: npt.NDArray[Any] = tensor.numpy()
+    return array
+
+
+def _take_apart(tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[ModuleKey, ModuleTensors], list[str]]:
+    problems: list[str] = []
+    found: dict[ModuleKey, dict[Role, str]] = {}
+    adapters: dict[str, str] = {}
+    for name in sorted(tensors):
+        parsed = parse_tensor_name(name)
+        if isinstance(parsed, str):
+            problems.append(f"tensor '{name}': {parsed}")
+            continue
+        adapters.setdefault(parsed.adapter, name)
+        roles = found.setdefault(parsed.key, {})
+        if parsed.role in roles:
+            problems.append(f"tensor '{name}': is the same as '{roles[parsed.role]}' under another name")
+            continue
+        roles[parsed.role] = name
+        problems += [f"tensor '{name}': {reason}" for reason in _value_problems(tensors[name], parsed.role)]
+    if not tensors:
+        problems.append("holds no tensors")
+    if len(adapters) > 1:
+        named = ", ".join(f"'{name}'" for name in adapters.values())
+        problems.append(f"tensors of several adapters in one file: {named}")
+    problems += _same_module_twice(found)
+    for key, roles in found.items():
+        problems += _shape_problems(key, roles, tensors)
+    if problems:
+        return {}, problems
+    return {key: _module_tensors(found[key], tensors) for key in sorted(found)}, []
+
+
+def _value_problems(tensor: npt.NDArray[Any], role: Role) -> list[str]:
+    if tensor.dtype not in _ACCEPTED_DTYPES:
+        accepted = ", ".join(dtype.name for dtype in _ACCEPTED_DTYPES)
+        return [f"is {tensor.dtype.name}; accepted: {accepted}"]
+    problems = []
+    if 0 in tensor.shape or (role is not Role.MAGNITUDE and tensor.ndim != 2):
+        expected = {Role.A: "[rank, in]", Role.B: "[out, rank]", Role.MAGNITUDE: "[out]"}[role]
+        problems.append(f"has the shape {list(tensor.shape)}, expected {expected} without a zero")
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(tensor.astype(np.float32, copy=False))
+    if not finite.all():
+        problems.append(
+            f"{int(finite.size - finite.sum())} of {finite.size} values are NaN or beyond float32"
+        )
+    return problems
+
+
+def _same_module_twice(found: Mapping[ModuleKey, Mapping[Role, str]]) -> list[str]:
+    problems = []
+    seen: dict[tuple[int, int], ModuleKey] = {}
+    for key in found:
+        other = seen.setdefault((key.layer, key.module_id), key)
+        if other is not key:
+            problems.append(
+                f"modules '{other.path}' and '{key.path}' are both {key.module.name} of layer {key.layer}"
+            )
+    fused = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "mlp_gate_up": ("mlp_gate", "mlp_h_to_4h")}
+    by_name = {(key.layer, key.module.name): key for key in found}
+    for (layer, name), key in by_name.items():
+        parts = [by_name[layer, part].path for part in fused.get(name, ()) if (layer, part) in by_name]
+        problems += [f"module '{key.path}' and its part '{part}' are both adapted" for part in parts]
+    return problems
+
+
+def _shape_problems(
+    key: ModuleKey, roles: Mapping[Role, str], tensors: Mapping[str, npt.NDArray[Any]]
+) -> list[str]:
+    missing = [role.value for role in (Role.A, Role.B) if role not in roles]
+    if missing:
+        present = ", ".join(f"'{name}'" for name in roles.values())
+        return [f"module '{key.path}' has no {' and no '.join(missing)} beside {present}"]
+    a, b = tensors[roles[Role.A]], tensors[roles[Role.B]]
+    if a.ndim != 2 or b.ndim != 2:
+        return []
+    problems = []
+    if a.shape[0] != b.shape[1]:
+        problems.append(
+            f"module '{key.path}': the rank is {a.shape[0]} in lora_A {list(a.shape)} and {b.shape[1]} "
+            f"in lora_B {list(b.shape)}"
+        )
+    if Role.MAGNITUDE in roles:
+        shape = tensors[roles[Role.MAGNITUDE]].shape
+        # The first DoRA code kept the magnitudes as the weight of a linear layer, [out, 1].
+        if shape not in ((b.shape[0],), (b.shape[0], 1), (1, b.shape[0])):
+            problems.append(
+                f"tensor '{roles[Role.MAGNITUDE]}': has the shape {list(shape)}, but lora_B has {b.shape[0]} outputs"
+            )
+    return problems
+
+
+def _module_tensors(roles: dict[Role, str], tensors: Mapping[str, npt.NDArray[Any]]) -> ModuleTensors:
+    def load(role: Role) -> FloatArray:
+        return np.ascontiguousarray(tensors[roles[role]], dtype=np.float32)
+
+    magnitude = load(Role.MAGNITUDE).reshape(-1) if Role.MAGNITUDE in roles else None
+    return ModuleTensors(load(Role.A), load(Role.B), magnitude, roles)
+
+
+def _disagreements(modules: Mapping[ModuleKey, ModuleTensors], config: PeftLoraConfig) -> list[str]:
+    """Where PEFT would not use the tensors as the file has them."""
+    problems = []
+    for key, tensors in modules.items():
+        if not config.targets(key.path):
+            problems.append(
+                f"module '{key.path}' has tensors, but adapter_config.json's target_modules, exclude_modules and "
+                "layers_to_transform leave it out"
+            )
+        if config.rank_of(key.path) != tensors.rank:
+            problems.append(
+                f"module '{key.path}': the rank is {tensors.rank} in lora_A, but {config.rank_of(key.path)} by "
+                "adapter_config.json's r and rank_pattern"
+            )
+        if config.use_dora and tensors.magnitude is None:
+            problems.append(
+                f"module '{key.path}' has no DoRA magnitude, but adapter_config.json says use_dora"
+            )
+        if not config.use_dora and tensors.magnitude is not None:
+            problems.append(
+                f"tensor '{tensors.names[Role.MAGNITUDE]}': a DoRA magnitude, but adapter_config.json's use_dora is "
+                "not true"
+            )
+    return problems

@@ -1,0 +1,65 @@
+"""Converts a PEFT adapter to TensorRT-LLM's model.lora_weights.npy and model.lora_config.npy."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ..builder.adapter import ConvertedAdapter, convert_adapter
+from ..builder.adapter.peft_reader import MAGNITUDES_NORMALIZED
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags; the first four are TensorRT-LLM's."""
+    parser.add_argument("-i", "--in-file", type=Path, required=True, help="PEFT adapter directory")
+    parser.add_argument("-o", "--out-dir", type=Path, required=True, help="where the two .npy files go")
+    parser.add_argument("--storage-type", choices=("float32", "float16", "bfloat16"), default="float16")
+    parser.add_argument("-v", "--verbose", action="store_true", help="list the rows")
+    parser.add_argument(
+        "--base_model",
+        type=Path,
+        help="Hugging Face directory of the base: shapes are compared, DoRA magnitudes are normalised",
+    )
+    parser.add_argument(
+        "--dora_magnitudes",
+        choices=(MAGNITUDES_NORMALIZED,),
+        help="states that the magnitudes are normalised, when the file carries no mark of it",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Converts one adapter."""
+    adapter = convert_adapter(
+        args.in_file,
+        storage_dtype=args.storage_type,
+        base=args.base_model,
+        magnitudes_normalized=args.dora_magnitudes == MAGNITUDES_NORMALIZED,
+    )
+    adapter.save(args.out_dir)
+    if args.verbose:
+        _print_rows(adapter)
+    rows, width = adapter.weights.shape[1:]
+    print(f"{args.out_dir}: {rows} rows of {width} {args.storage_type} values")
+    return 0
+
+
+def _print_rows(adapter: ConvertedAdapter) -> None:
+    print("module  layer  rank  dora  from")
+    for (module_id, layer, rank, is_dora), path in zip(
+        adapter.config[0].tolist(), adapter.paths, strict=True
+    ):
+        print(f"{module_id:>6}  {layer:>5}  {rank:>4}  {'yes' if is_dora else 'no':>4}  {path}")
+
+
+if __name__ == "__main__":
+    from ..builder.cli import run_command
+
+    sys.exit(
+        run_command(
+            sys.modules[__name__],
+            sys.argv[1:],
+            prog="python -m adaptrt.tools.hf_lora_convert",
+            description=__doc__,
+        )
+    )
