@@ -1,4 +1,4 @@
-"""Normalises a DoRA adapter's magnitudes by its base model: m' = m / ||W + s B A|| for each output channel."""
+"""Normalises a DoRA adapter's magnitudes by its base model: m / ||W + s B A|| for each output channel."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ..._core import CheckpointError
 from .names import DECODER_PREFIXES, ModuleKey
 from .peft_reader import FloatArray, read_pickle
 
-# Rows are read in blocks of about this many bytes, so that a large base costs no more memory than a small one.
+# Rows are read in blocks of about this many bytes: a large base costs no more memory than a small one.
 BLOCK_BYTES = 16 << 20
 
 _FILES = (
@@ -81,8 +81,8 @@ class HuggingFaceBase:
             values = self._read(name, block, columns=self._is_transposed(key))
             if values.dtype not in _ACCEPTED_DTYPES:
                 raise CheckpointError(
-                    f"{self._file_of[name]}: tensor '{name}' is {values.dtype.name}; norms of its rows need a "
-                    "floating-point base"
+                    f"{self._file_of[name]}: tensor '{name}' is {values.dtype.name}; norms of its rows "
+                    "need a floating-point base"
                 )
             yield np.ascontiguousarray(values, dtype=np.float32)
 

@@ -1,4 +1,4 @@
-"""From a PEFT adapter to the tensors that a request carries: weights [1, rows, width] and config [1, rows, 4]."""
+"""From a PEFT adapter to the tensors of a request: weights [1, rows, width] and config [1, rows, 4]."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _NUMPY_DTYPES = {
 class ConvertedAdapter:
     """An adapter in TensorRT-LLM's form, which LoraConfig(task_id, weights, config) takes as it is."""
 
-    # [1, rows, width] in the storage type. A row is A[rank, in], scale * B[out, rank] and, with DoRA, magnitude[out],
-    # each flattened, then zeros up to the widest row.
+    # [1, rows, width] in the storage type. A row is A[rank, in], scale * B[out, rank] and, with DoRA,
+    # magnitude[out], each flattened, then zeros up to the widest row.
     weights: npt.NDArray[Any]
     # int32 [1, rows, 4]: module_id, layer, rank, is_dora. By layer, then by module id.
     config: npt.NDArray[np.int32]
@@ -60,16 +60,16 @@ def convert_adapter(
 ) -> ConvertedAdapter:
     """Converts the PEFT adapter in `directory`; nothing is written.
 
-    The scale (lora_alpha / r, or / sqrt(r) with use_rslora, after rank_pattern and alpha_pattern) is multiplied into B in
-    float32, before the cast to `storage_dtype`.
+    The scale (lora_alpha / r, or / sqrt(r) with use_rslora, after rank_pattern and alpha_pattern) is
+    multiplied into B in float32, before the cast to `storage_dtype`.
 
-    base: the model that the adapter was trained on, as a Hugging Face directory or a source of its weights. Shapes are
-        compared with it, and DoRA magnitudes that are not normalised yet are normalised by it.
+    base: the model that the adapter was trained on, as a Hugging Face directory or a source of its weights.
+        Shapes are compared with it, and DoRA magnitudes that are not normalised yet are normalised by it.
     shape, num_layers: the sizes of the model that will serve the adapter, when they are known; also compared.
-    magnitudes_normalized: the caller's word that the magnitudes are normalised, for files that carry no mark of it.
+    magnitudes_normalized: the caller's word for it, for files that carry no mark of it.
 
-    Raises AdapterError that names every tensor and field that cannot be used, CheckpointError for a base that cannot be
-    read, ConfigError for an unknown storage_dtype.
+    Raises AdapterError that names every tensor and field that cannot be used, CheckpointError for a base that
+    cannot be read, ConfigError for an unknown storage_dtype.
     """
     dtype = dtype_from_name(storage_dtype) if isinstance(storage_dtype, str) else storage_dtype
     adapter = read_peft_adapter(Path(directory))
@@ -81,8 +81,8 @@ def convert_adapter(
     if adapter.config.use_dora and not (adapter.magnitudes_normalized or magnitudes_normalized):
         if base is None:
             raise AdapterError(
-                f"{adapter.file}: its DoRA magnitudes carry no mark of being normalised by the base model; run "
-                "normalize_weights first, give the base model, or state that they are normalised"
+                f"{adapter.file}: its DoRA magnitudes carry no mark of being normalised by the base model; "
+                "run normalize_weights first, give the base model, or state that they are normalised"
             )
         for key, tensors in adapter.modules.items():
             tensors.magnitude = normalized_magnitude(key, tensors, adapter.scale_of(key), base)
@@ -99,8 +99,8 @@ def _check_sizes(adapter: PeftAdapter, shape: ModelShape | None, num_layers: int
             sizes = (tensors.a.shape[1], tensors.b.shape[0])
             if sizes != expected:
                 problems.append(
-                    f"module '{key.path}': lora_A {list(tensors.a.shape)} and lora_B {list(tensors.b.shape)} have "
-                    f"(in, out) = {sizes}, but {key.module.name} has {expected} in the model"
+                    f"module '{key.path}': lora_A {list(tensors.a.shape)} and lora_B {list(tensors.b.shape)} "
+                    f"have (in, out) = {sizes}, but {key.module.name} has {expected} in the model"
                 )
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))

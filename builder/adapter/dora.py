@@ -1,12 +1,11 @@
-"""DoRA (arXiv:2402.09353): magnitudes normalised by the base, so that serving needs one factor per output channel.
+"""DoRA (arXiv:2402.09353): magnitudes normalised by the base, one factor per output channel when serving.
 
-PEFT computes y = m / ||W + s B A|| * (W x + s B A x) + bias, the norm taken over each row of W + s B A. The norm does
-not change while serving, so m' = m / ||W + s B A|| takes the place of m.
+PEFT computes y = m / ||W + s B A|| * (W x + s B A x) + bias, the norm taken over each row of W + s B A. The
+norm does not change while serving, so m' = m / ||W + s B A|| takes the place of m.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -64,8 +63,8 @@ def check_against_base(adapter: PeftAdapter, base: BaseWeights) -> None:
             problems.append(f"module '{key.path}' does not exist in {base.describe()}")
         elif shape != expected:
             problems.append(
-                f"module '{key.path}': lora_A {list(tensors.a.shape)} and lora_B {list(tensors.b.shape)} fit a weight "
-                f"of {list(expected)}, but it is {list(shape)} in {base.describe()}"
+                f"module '{key.path}': lora_A {list(tensors.a.shape)} and lora_B {list(tensors.b.shape)} fit "
+                f"a weight of {list(expected)}, but it is {list(shape)} in {base.describe()}"
             )
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
@@ -76,8 +75,9 @@ def normalize_adapter(
 ) -> PeftAdapter:
     """Writes a DoRA adapter with normalised magnitudes (or without them, as plain LoRA) to `output`.
 
-    Magnitudes are written in float32, 1-D, under their original names; everything else is written as it was. The file
-    is marked as normalised. Returns the adapter that was read. Raises AdapterError or CheckpointError, and then leaves
+    Magnitudes are written in float32, 1-D, under their original names, and everything else as it was, always
+    as safetensors; the file is marked as normalised. When they are dropped, adapter_config.json's use_dora
+    becomes false. Returns the adapter that was read. Raises AdapterError or CheckpointError, and then leaves
     `output` as it was.
     """
     adapter = read_peft_adapter(directory)
@@ -86,9 +86,7 @@ def normalize_adapter(
             f"{adapter.file}: is not a DoRA adapter, so there are no magnitudes to normalise or strip"
         )
     if adapter.magnitudes_normalized and not strip:
-        raise AdapterError(
-            f"{adapter.file}: the magnitudes are normalised already, a second time would be wrong"
-        )
+        raise AdapterError(f"{adapter.file}: the magnitudes are normalised already")
     if output.exists() and output.samefile(directory):
         raise AdapterError(f"{output}: is also the input; give another directory to write to")
     base = HuggingFaceBase(base_directory, fan_in_fan_out=adapter.config.fan_in_fan_out)
@@ -120,6 +118,6 @@ def write_files(directory: Path, contents: dict[str, bytes]) -> None:
         for name, content in contents.items():
             (staging / name).write_bytes(content)
         for name in contents:
-            os.replace(staging / name, directory / name)
+            (staging / name).replace(directory / name)
     finally:
         shutil.rmtree(staging)

@@ -52,7 +52,7 @@ class ModuleKey:
 
     layer: int
     module_id: int
-    # The module's path in the Hugging Face model, such as "model.layers.0.self_attn.q_proj". PEFT matches patterns on it.
+    # In the Hugging Face model, such as "model.layers.0.self_attn.q_proj". PEFT matches patterns on it.
     path: str
 
     @property
@@ -72,7 +72,7 @@ class TensorName:
 
     key: ModuleKey
     role: Role
-    # The adapter's name between role and "weight" ("default"), which PEFT leaves out when it saves; "" without one.
+    # The adapter's name before "weight", such as "default"; "" in files that PEFT saved, which leaves it out.
     adapter: str
 
 
@@ -122,6 +122,7 @@ def _reason(name: str) -> str:
             return reason
     accepted = ", ".join(sorted(path.rpartition(".")[2] for path in MODULE_OF_HF_NAME))
     return (
-        "not a tensor of a known module; accepted: [base_model.model.][model.]layers.N.{self_attn,mlp}.{module}."
-        f"{{lora_A.weight, lora_B.weight, lora_magnitude_vector, weight_m_wdecomp.weight}} with module one of {accepted}"
+        "not a tensor of a known module; accepted: [base_model.model.][model.]layers.N.{self_attn, mlp}.MODULE."
+        "{lora_A.weight, lora_B.weight, lora_magnitude_vector, weight_m_wdecomp.weight} with MODULE one of "
+        f"{accepted}"
     )

@@ -1,4 +1,4 @@
-"""adapter_config.json: every field of PEFT's LoraConfig is used, known to be harmless by its value, or refused."""
+"""adapter_config.json: every field of PEFT's LoraConfig is used, harmless by its value, or refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ CONFIG_FILE = "adapter_config.json"
 
 # Initialisations that leave the base model as it was. They only choose the starting point of A and B.
 _HARMLESS_INITS = ("eva", "gaussian", "mica", "orthogonal")
-# Initialisations that subtract A and B from the base's weights: the adapter belongs to a base that was changed.
+# Initialisations that take A and B out of the base's weights: the adapter belongs to a changed base.
 _BASE_CHANGING_INITS = ("corda", "loftq", "lora_ga", "olora", "pissa")
 
 # The regular expressions that PEFT makes of rank_pattern's and alpha_pattern's keys and of layers_pattern.
@@ -44,14 +44,14 @@ class PeftLoraConfig:
 
     def rank_of(self, path: str) -> int:
         """The rank that PEFT gives to the module at `path`."""
-        return _first_match(self.rank_pattern, path, self.rank)
+        return self.rank_pattern.get(_first_match(self.rank_pattern, path), self.rank)
 
     def alpha_of(self, path: str) -> float:
         """The lora_alpha that PEFT gives to the module at `path`."""
-        return _first_match(self.alpha_pattern, path, self.alpha)
+        return self.alpha_pattern.get(_first_match(self.alpha_pattern, path), self.alpha)
 
     def scale_of(self, path: str) -> float:
-        """What B @ A is multiplied by: alpha / r (arXiv:2106.09685) or alpha / sqrt(r) (rsLoRA, arXiv:2312.03732)."""
+        """B @ A's factor: alpha / r (arXiv:2106.09685), or alpha / sqrt(r) for rsLoRA (arXiv:2312.03732)."""
         rank = self.rank_of(path)
         return self.alpha_of(path) / (math.sqrt(rank) if self.use_rslora else rank)
 
@@ -73,15 +73,13 @@ class PeftLoraConfig:
         return False
 
 
-def _first_match(pattern_values: Mapping[str, Any], path: str, default: Any) -> Any:
-    for pattern, value in pattern_values.items():
-        if re.match(_MODULE_PATTERN.format(pattern), path):
-            return value
-    return pattern_values.get(path, default)
+def _first_match(patterns: Iterable[str], path: str) -> str:
+    """The first pattern that matches the end of `path`, else `path` itself, which is looked up literally."""
+    return next((pattern for pattern in patterns if re.match(_MODULE_PATTERN.format(pattern), path)), path)
 
 
 def _names(modules: str | tuple[str, ...], path: str) -> bool:
-    """PEFT's rule: a string is a regular expression for the whole path, a list holds paths or their last parts."""
+    """PEFT's rule: a string is a regular expression of the whole path, a list holds paths or their ends."""
     if isinstance(modules, str):
         return bool(modules) and re.fullmatch(modules, path) is not None
     return any(path == module or path.endswith(f".{module}") for module in modules)
@@ -161,7 +159,7 @@ def _inconsistencies(fields: Mapping[str, Any]) -> list[str]:
     layers = fields.get("layers_to_transform")
     if isinstance(fields["target_modules"], str):
         problems += [
-            f"{name} = {_show(fields[name])}: only goes with a list of target_modules, which is a pattern here"
+            f"{name} = {_show(fields[name])}: only goes with target_modules that are a list"
             for name in ("layers_to_transform", "layers_pattern")
             if fields.get(name) is not None
         ]
@@ -280,7 +278,7 @@ def _init(value: Any) -> str | None:
         return None
     if isinstance(value, str) and value.startswith(_BASE_CHANGING_INITS):
         return (
-            "this initialisation changed the base model's weights, so the adapter alone does not hold the difference; "
+            "this initialisation changed the base model's weights, so the adapter is not all of the change; "
             "save it with PEFT's path_initial_model_for_weight_conversion to get a plain LoRA adapter"
         )
     return f"not a known initialisation; accepted: true, false, {', '.join(_HARMLESS_INITS)}"

@@ -1,4 +1,4 @@
-"""PEFT adapter directories: their tensors as float32 arrays, taken apart by module and checked against the config."""
+"""PEFT adapter directories: tensors in float32, taken apart by module and checked against the config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from .peft_config import PeftLoraConfig, read_peft_config
 SAFETENSORS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 
-# Says in an adapter file's metadata that its DoRA magnitudes are m / ||W + s B A||. docs/decisions has the reasons.
+# In an adapter file's metadata: its DoRA magnitudes are m / ||W + s B A||.
+# docs/decisions/dora-normalisation-mark.md has the reasons.
 MAGNITUDES_KEY = "adaptrt.dora_magnitudes"
 MAGNITUDES_NORMALIZED = "normalized"
 
@@ -40,7 +41,7 @@ class ModuleTensors:
     @property
     def rank(self) -> int:
         """A's first dimension."""
-        return self.a.shape[0]
+        return int(self.a.shape[0])
 
 
 @dataclass
@@ -62,7 +63,7 @@ class PeftAdapter:
 
 
 def read_peft_adapter(directory: Path) -> PeftAdapter:
-    """Reads adapter_config.json and adapter_model.safetensors (or, without one, adapter_model.bin through torch).
+    """Reads adapter_config.json and adapter_model.safetensors, or else adapter_model.bin through torch.
 
     Raises AdapterError that names every field and tensor that cannot be used, and why.
     """
@@ -118,7 +119,7 @@ def read_pickle(path: Path, error_type: type[Exception]) -> dict[str, npt.NDArra
         import torch
     except ImportError as error:
         raise error_type(
-            f"{path}: reading it needs torch; install adaptrt[torch], or save as safetensors"
+            f"{path}: needs torch to be read; install adaptrt[torch] or save as safetensors"
         ) from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -191,9 +192,8 @@ def _same_module_twice(found: Mapping[ModuleKey, Mapping[Role, str]]) -> list[st
     for key in found:
         other = seen.setdefault((key.layer, key.module_id), key)
         if other is not key:
-            problems.append(
-                f"modules '{other.path}' and '{key.path}' are both {key.module.name} of layer {key.layer}"
-            )
+            both = f"'{other.path}' and '{key.path}'"
+            problems.append(f"modules {both} are both {key.module.name} of layer {key.layer}")
     fused = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "mlp_gate_up": ("mlp_gate", "mlp_h_to_4h")}
     by_name = {(key.layer, key.module.name): key for key in found}
     for (layer, name), key in by_name.items():
@@ -222,9 +222,9 @@ def _shape_problems(
         shape = tensors[roles[Role.MAGNITUDE]].shape
         # The first DoRA code kept the magnitudes as the weight of a linear layer, [out, 1].
         if shape not in ((b.shape[0],), (b.shape[0], 1), (1, b.shape[0])):
-            problems.append(
-                f"tensor '{roles[Role.MAGNITUDE]}': has the shape {list(shape)}, but lora_B has {b.shape[0]} outputs"
-            )
+            name = roles[Role.MAGNITUDE]
+            outputs = f"lora_B has {b.shape[0]} outputs"
+            problems.append(f"tensor '{name}': has the shape {list(shape)}, but {outputs}")
     return problems
 
 
@@ -242,21 +242,19 @@ def _disagreements(modules: Mapping[ModuleKey, ModuleTensors], config: PeftLoraC
     for key, tensors in modules.items():
         if not config.targets(key.path):
             problems.append(
-                f"module '{key.path}' has tensors, but adapter_config.json's target_modules, exclude_modules and "
-                "layers_to_transform leave it out"
+                f"module '{key.path}' has tensors, but adapter_config.json's target_modules, exclude_modules "
+                "and layers_to_transform leave it out"
             )
         if config.rank_of(key.path) != tensors.rank:
             problems.append(
-                f"module '{key.path}': the rank is {tensors.rank} in lora_A, but {config.rank_of(key.path)} by "
-                "adapter_config.json's r and rank_pattern"
+                f"module '{key.path}': the rank is {tensors.rank} in lora_A, but {config.rank_of(key.path)} "
+                "by adapter_config.json's r and rank_pattern"
             )
         if config.use_dora and tensors.magnitude is None:
             problems.append(
                 f"module '{key.path}' has no DoRA magnitude, but adapter_config.json says use_dora"
             )
         if not config.use_dora and tensors.magnitude is not None:
-            problems.append(
-                f"tensor '{tensors.names[Role.MAGNITUDE]}': a DoRA magnitude, but adapter_config.json's use_dora is "
-                "not true"
-            )
+            name = tensors.names[Role.MAGNITUDE]
+            problems.append(f"tensor '{name}': a magnitude, but adapter_config.json's use_dora is not true")
     return problems

@@ -1,0 +1,1 @@
+"""Command-line tools: adapter conversion, DoRA normalisation, inspection, benchmarks and the demo."""
