@@ -140,7 +140,7 @@ class CheckpointConfig:
             pad_token_id=source.optional_integer("pad_token_id", minimum=0),
         )
         if not source.problems:
-            source.problems.extend(config.inconsistencies())
+            source.problems.extend(config.inconsistencies() + config.mapping_inconsistencies())
         source.finish(subject, CheckpointError)
         return config
 
@@ -162,10 +162,10 @@ class CheckpointConfig:
             )
         if (self.sliding_window is None) != (not layers):
             problems.append("sliding_window and sliding_window_layers must be given together")
-        problems.extend(self._mapping_inconsistencies())
         return problems
 
-    def _mapping_inconsistencies(self) -> list[str]:
+    def mapping_inconsistencies(self) -> list[str]:
+        """Why this model cannot be cut by its mapping."""
         tp_size, pp_size = self.mapping.tp_size, self.mapping.pp_size
         problems = [
             f"tp_size {tp_size} does not divide {name} {size}"

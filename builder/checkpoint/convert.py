@@ -1,0 +1,205 @@
+"""Converts a Hugging Face model directory to a checkpoint directory, one piece of a tensor at a time."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any, Final
+
+import numpy as np
+
+from ..._core import CheckpointError, ConfigError, DType, dtype_name
+from ..progress import Advance, Progress, SilentProgress
+from ..safetensors_stream import SafetensorsWriter, TensorSpec
+from .casting import CHECKPOINT_DTYPES, Array, cast, to_float32
+from .config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
+from .hf_config import load_hf_config
+from .hf_weights import HfWeights
+from .output_directory import holds_only, producer_of, replaced_directory
+from .tensor_plan import HF_EMBEDDING, HF_LM_HEAD, PlannedTensor, hf_tensor_shapes, plan_rank
+
+COPIED_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+"""What text-level tools need, copied from the model directory where it is there."""
+
+# Buffers that old versions of transformers saved, and that follow from config.json.
+_HARMLESS_TENSORS: Final = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+_RANK_FILE: Final = re.compile(r"rank\d+\.safetensors")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What convert_checkpoint wrote."""
+
+    config: CheckpointConfig
+    num_tensors: int
+    num_bytes: int
+
+
+def rank_file(rank: int) -> str:
+    """The name of a rank's file in a checkpoint directory."""
+    return f"rank{rank}.safetensors"
+
+
+def convert_checkpoint(
+    model_dir: Path,
+    output_dir: Path,
+    *,
+    dtype: DType | None = None,
+    tp_size: int = 1,
+    pp_size: int = 1,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> Converted:
+    """Writes config.json, rank{N}.safetensors and the tokenizer's files to `output_dir`.
+
+    `dtype` None keeps the type that the model's config.json states. Up to `workers` ranks are written at a time.
+    `output_dir` must be absent, empty, or a checkpoint that this function wrote, which is replaced; it stays as it was
+    when anything goes wrong. Raises CheckpointError for everything that is wrong with the model and ConfigError for
+    sizes that cannot cut it.
+    """
+    for name, value in (("tp_size", tp_size), ("pp_size", pp_size), ("workers", workers)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1")
+    if not model_dir.is_dir():
+        raise CheckpointError(f"{model_dir}: is no directory")
+    mapping = ParallelMapping(tp_size=tp_size, pp_size=pp_size)
+    config = load_hf_config(model_dir, dtype=dtype, mapping=mapping)
+    weights = HfWeights(model_dir)
+    _check_tensors(weights, config, model_dir)
+    plans = [plan_rank(config, rank) for rank in range(mapping.world_size)]
+    numpy_dtype = np.dtype(dtype_name(config.dtype))
+    specs = [[TensorSpec(tensor.name, numpy_dtype, tensor.shape) for tensor in plan] for plan in plans]
+    num_bytes = sum(spec.num_bytes for rank_specs in specs for spec in rank_specs)
+    with replaced_directory(
+        output_dir, is_ours=_is_checkpoint, kind="a checkpoint of AdaptRT", error=CheckpointError
+    ) as directory:
+        with (progress or SilentProgress()).task("Converting", num_bytes) as advance:
+            _check_tied_lm_head(weights, config)
+            jobs = [
+                _RankJob(weights, plan, rank_specs) for plan, rank_specs in zip(plans, specs, strict=True)
+            ]
+            _write_ranks(jobs, directory, workers, advance)
+        for name in COPIED_FILES:
+            if (model_dir / name).is_file():
+                shutil.copyfile(model_dir / name, directory / name)
+        (directory / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
+    return Converted(config, sum(map(len, plans)), num_bytes)
+
+
+def _check_tensors(weights: HfWeights, config: CheckpointConfig, model_dir: Path) -> None:
+    """Raises CheckpointError with every tensor that is missing, unused, or of another shape or dtype."""
+    expected = hf_tensor_shapes(config)
+    missing = [name for name in expected if name not in weights]
+    unused = [name for name in weights.names if name not in expected and not _is_harmless(name, config)]
+    differing = []
+    for name, shape in expected.items():
+        if name not in weights:
+            continue
+        spec = weights.spec(name)
+        if spec.shape != shape:
+            differing.append(f"tensor '{name}' is {list(spec.shape)}, but config.json makes it {list(shape)}")
+        if spec.dtype not in CHECKPOINT_DTYPES:
+            accepted = ", ".join(map(str, CHECKPOINT_DTYPES))
+            differing.append(f"tensor '{name}' is of {spec.dtype}; accepted: {accepted}")
+    problems = []
+    if missing:
+        problems.append(f"missing tensors: {', '.join(missing)}")
+    if unused:
+        problems.append(f"tensors that nothing uses: {', '.join(unused)}")
+    problems.extend(differing)
+    if problems:
+        raise CheckpointError(f"{model_dir}: " + "; ".join(problems))
+
+
+def _is_harmless(name: str, config: CheckpointConfig) -> bool:
+    return (name == HF_LM_HEAD and config.share_embedding_table) or _HARMLESS_TENSORS.fullmatch(
+        name
+    ) is not None
+
+
+def _check_tied_lm_head(weights: HfWeights, config: CheckpointConfig) -> None:
+    """A tied checkpoint may store lm_head.weight once more, with the embedding's values."""
+    if not config.share_embedding_table or HF_LM_HEAD not in weights:
+        return
+    complaint = (
+        f"{weights.where(HF_LM_HEAD)} differs from {HF_EMBEDDING}, although tie_word_embeddings is true; set it to "
+        "false to use both, or remove the tensor"
+    )
+    if weights.spec(HF_LM_HEAD) != TensorSpec(
+        HF_LM_HEAD, weights.spec(HF_EMBEDDING).dtype, weights.spec(HF_EMBEDDING).shape
+    ):
+        raise CheckpointError(complaint)
+    rows = range(config.vocab_size)
+    for head, embedding in zip(weights.rows(HF_LM_HEAD, rows), weights.rows(HF_EMBEDDING, rows), strict=True):
+        if not np.array_equal(to_float32(head), to_float32(embedding)):
+            raise CheckpointError(complaint)
+
+
+class _RankJob:
+    """Writes one rank's file."""
+
+    def __init__(self, weights: HfWeights, plan: list[PlannedTensor], specs: list[TensorSpec]) -> None:
+        self._weights = weights
+        self._plan = plan
+        self._specs = specs
+
+    def write(self, path: Path, advance: Callable[[int], None]) -> None:
+        with SafetensorsWriter(path, self._specs, metadata={"format": "pt"}) as writer:
+            for tensor, spec in zip(self._plan, self._specs, strict=True):
+                for piece in self._pieces(tensor, spec.dtype):
+                    writer.write(spec.name, piece)
+                    advance(piece.nbytes)
+
+    def _pieces(self, tensor: PlannedTensor, dtype: np.dtype[Any]) -> Iterator[Array]:
+        for part in tensor.slices:
+            subject = self._weights.where(part.source)
+            for piece in self._weights.rows(part.source, part.rows):
+                columns = piece if part.columns is None else piece[:, part.columns.start : part.columns.stop]
+                yield cast(np.ascontiguousarray(columns), dtype, subject)
+        if tensor.zero_rows:
+            yield np.zeros((tensor.zero_rows, *tensor.shape[1:]), dtype)
+
+
+def _write_ranks(jobs: list[_RankJob], directory: Path, workers: int, advance: Advance) -> None:
+    """Writes the ranks' files on `workers` threads; numpy and the file system release the GIL for nearly all of it."""
+    stop = Event()
+
+    def advance_unless_stopped(num_bytes: int) -> None:
+        if stop.is_set():
+            raise _StoppedError
+        advance(num_bytes)
+
+    with ThreadPoolExecutor(min(workers, len(jobs))) as pool:
+        futures = [
+            pool.submit(job.write, directory / rank_file(rank), advance_unless_stopped)
+            for rank, job in enumerate(jobs)
+        ]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+class _StoppedError(Exception):
+    """Ends a rank's thread after another one failed."""
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    known = {CONFIG_FILE, *COPIED_FILES}
+    return producer_of(directory / CONFIG_FILE) == PRODUCER and holds_only(
+        directory, lambda name: name in known or _RANK_FILE.fullmatch(name) is not None
+    )

@@ -1,0 +1,205 @@
+"""Reads a Hugging Face config.json into a CheckpointConfig.
+
+Every field is used, known not to matter, or refused by name: an unknown field may change the maths.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from ..._core import CheckpointError, ConfigError, DType, dtype_from_name
+from ..json_fields import JsonFields, describe, load_json_object
+from ..models.family import ModelFamily
+from ..models.registry import FAMILIES
+from .config import HIDDEN_ACT, CheckpointConfig, ParallelMapping
+from .rotary import RotaryScaling, read_rotary_scaling
+
+HF_CONFIG_FILE: Final = "config.json"
+DEFAULT_ROPE_THETA: Final = 10000.0
+
+# Training, bookkeeping, and defaults of generate(): none of them changes what the network computes.
+_HARMLESS_FIELDS: Final = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path attention_dropout bad_words_ids
+    begin_suppress_tokens chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample early_stopping
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id
+    forced_eos_token_id id2label initializer_range is_decoder label2id length_penalty max_length min_length model_type
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_scores prefix pretraining_tp problem_type remove_invalid_values repetition_penalty
+    return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
+    tokenizer_class top_k top_p torchscript transformers_version typical_p unsloth_fixed unsloth_version
+    use_bfloat16 use_cache
+    """.split()
+)
+
+# Fields of other architectures, with the value at which they change nothing.
+_NEUTRAL_FIELDS: Final[dict[str, Any]] = {
+    "add_cross_attention": False,
+    "embedding_multiplier": 1.0,
+    "is_encoder_decoder": False,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "partial_rotary_factor": 1.0,
+    "pruned_heads": {},
+    "residual_multiplier": 1.0,
+    "rope_interleaved": False,
+    "tie_encoder_decoder": False,
+}
+
+
+def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMapping) -> CheckpointConfig:
+    """The CheckpointConfig of a Hugging Face model directory.
+
+    `dtype` None takes the type that config.json states. Raises CheckpointError with everything in config.json that is
+    missing, unknown or not supported, and ConfigError when `mapping` cannot cut this model.
+    """
+    path = model_dir / HF_CONFIG_FILE
+    fields = JsonFields(load_json_object(path, CheckpointError))
+    family = _family_of(fields, str(path))
+    if fields.raw("quantization_config") is not None:
+        raise CheckpointError(
+            f"{path}: quantization_config is set, but only unquantised checkpoints can be converted yet; convert the "
+            "model that this one was quantised from"
+        )
+    config = _read(fields, family, dtype, mapping)
+    if not fields.problems:
+        fields.problems.extend(config.inconsistencies())
+    _refuse_unknown(fields, family)
+    fields.finish(str(path), CheckpointError)
+    if problems := config.mapping_inconsistencies():
+        raise ConfigError(f"{path}: " + "; ".join(problems))
+    return config
+
+
+def _family_of(fields: JsonFields, subject: str) -> ModelFamily:
+    architectures = fields.raw("architectures")
+    accepted = ", ".join(FAMILIES)
+    if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in FAMILIES:
+        raise CheckpointError(
+            f"{subject}: architectures is {describe(architectures)}; accepted: one of {accepted}"
+        )
+    if fields.raw("auto_map") is not None:
+        raise CheckpointError(f"{subject}: auto_map names code of its own, which may compute something else")
+    return FAMILIES[architectures[0]]
+
+
+def _read(
+    fields: JsonFields, family: ModelFamily, dtype: DType | None, mapping: ParallelMapping
+) -> CheckpointConfig:
+    fields.string("hidden_act", choices=(HIDDEN_ACT,), default=HIDDEN_ACT)
+    hidden_size = fields.integer("hidden_size")
+    num_hidden_layers = fields.integer("num_hidden_layers")
+    num_attention_heads = fields.integer("num_attention_heads")
+    max_position_embeddings = fields.integer("max_position_embeddings")
+    rotary_base, rotary_scaling = _read_rope(fields, max_position_embeddings)
+    features = family.read_features(fields, num_hidden_layers)
+    stated_dtype = _stated_dtype(fields, needed=dtype is None)
+    return CheckpointConfig(
+        architecture=family.architecture,
+        dtype=stated_dtype if dtype is None else dtype,
+        vocab_size=fields.integer("vocab_size"),
+        max_position_embeddings=max_position_embeddings,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=num_attention_heads,
+        num_key_value_heads=_optional_size(fields, family, "num_key_value_heads") or num_attention_heads,
+        head_size=_optional_size(fields, family, "head_dim")
+        or _head_size(fields, hidden_size, num_attention_heads),
+        intermediate_size=fields.integer("intermediate_size"),
+        norm_epsilon=fields.number("rms_norm_eps"),
+        rotary_base=rotary_base,
+        rotary_scaling=rotary_scaling,
+        attn_bias=features.attn_bias,
+        attn_dense_bias=features.attn_dense_bias,
+        mlp_bias=features.mlp_bias,
+        qk_layernorm=features.qk_layernorm,
+        sliding_window=features.sliding_window,
+        sliding_window_layers=features.sliding_window_layers,
+        share_embedding_table=fields.boolean("tie_word_embeddings", default=False),
+        mapping=mapping,
+        bos_token_id=_token_id(fields, "bos_token_id"),
+        eos_token_id=fields.integers("eos_token_id", scalar=True),
+        pad_token_id=_token_id(fields, "pad_token_id"),
+    )
+
+
+def _optional_size(fields: JsonFields, family: ModelFamily, name: str) -> int | None:
+    if name in family.optional_fields:
+        return fields.optional_integer(name)
+    return fields.integer(name)
+
+
+def _head_size(fields: JsonFields, hidden_size: int, num_attention_heads: int) -> int:
+    if hidden_size % num_attention_heads != 0 and not fields.problems:
+        fields.problem(
+            "hidden_size",
+            f"{hidden_size} is not a multiple of num_attention_heads {num_attention_heads}, and there is no head_dim",
+        )
+    return max(1, hidden_size // num_attention_heads)
+
+
+def _stated_dtype(fields: JsonFields, *, needed: bool) -> DType:
+    # transformers 5 writes dtype, versions before it torch_dtype.
+    stated = [fields.raw(name) for name in ("dtype", "torch_dtype")]
+    names = {str(name).removeprefix("torch.") for name in stated if name is not None}
+    if not needed:
+        return DType.FLOAT32
+    if len(names) != 1:
+        found = f"says {' and '.join(sorted(names))}" if names else "is missing"
+        fields.problem("dtype", f"{found}; state --dtype float32, float16 or bfloat16")
+        return DType.FLOAT32
+    try:
+        return dtype_from_name(names.pop())
+    except ConfigError as error:
+        fields.problem("dtype", f"cannot be used: {error}")
+        return DType.FLOAT32
+
+
+def _token_id(fields: JsonFields, name: str) -> int | None:
+    # Some early Llama checkpoints say -1 for "there is none".
+    token_id = fields.optional_integer(name, minimum=-1)
+    return None if token_id == -1 else token_id
+
+
+def _read_rope(fields: JsonFields, max_position_embeddings: int) -> tuple[float, RotaryScaling | None]:
+    """rope_theta and the scaling: from rope_parameters (transformers 5), or rope_theta and rope_scaling."""
+    theta = fields.optional_number("rope_theta", above=True)
+    spellings = [fields.object(name, optional=True) for name in ("rope_parameters", "rope_scaling")]
+    given = [nested for nested in spellings if nested is not None]
+    if len(given) > 1:
+        fields.problem("rope_scaling", "stands beside rope_parameters; expected one of them")
+    scaling = None
+    for nested in given:
+        partial = nested.optional_number("partial_rotary_factor")
+        if partial not in (None, 1.0):
+            nested.problem(
+                "partial_rotary_factor", f"is {partial}; only rotation of the whole head is supported"
+            )
+        nested_theta = nested.optional_number("rope_theta", above=True)
+        if None not in (theta, nested_theta) and theta != nested_theta:
+            nested.problem("rope_theta", f"is {nested_theta}, but rope_theta is {theta}")
+        theta = nested_theta if theta is None else theta
+        scaling = read_rotary_scaling(nested, max_position_embeddings)
+    return DEFAULT_ROPE_THETA if theta is None else theta, scaling
+
+
+def _refuse_unknown(fields: JsonFields, family: ModelFamily) -> None:
+    fields.discard(_HARMLESS_FIELDS)
+    neutral = {**_NEUTRAL_FIELDS, **family.neutral_fields}
+    for name, value in fields.remaining().items():
+        if value is None or (name in neutral and _same(value, neutral[name])):
+            fields.discard((name,))
+        elif name in neutral:
+            fields.discard((name,))
+            fields.problem(name, f"is {describe(value)}; only {describe(neutral[name])} is supported")
+        else:
+            fields.discard((name,))
+            fields.problem(
+                name, f"is {describe(value)}: an unknown field, which may change what the model computes"
+            )
+
+
+def _same(value: object, neutral: object) -> bool:
+    # bool is a kind of int in Python, but false is not 0.0 in a config.
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral

@@ -1,0 +1,128 @@
+"""The tensors of a Hugging Face model directory, wherever they lie: one file or several, safetensors or pickled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from ..._core import CheckpointError
+from ..json_fields import describe, load_json_object
+from ..safetensors_stream import SafetensorsReader, TensorSpec
+from .casting import Array
+from .pickled_file import PickledFile
+
+_INDEX_SUFFIX: Final = ".index.json"
+
+
+class WeightFile(Protocol):
+    """One open file of tensors."""
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The tensors by name."""
+
+    def rows(self, name: str, first: int, last: int) -> Iterator[Array]:
+        """Rows first .. last of a tensor, in pieces."""
+
+
+_READERS: Final[tuple[tuple[str, type[Any]], ...]] = (
+    ("model.safetensors", SafetensorsReader),
+    ("pytorch_model.bin", PickledFile),
+)
+
+
+class HfWeights:
+    """All tensors of a model directory."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Opens every file and checks the headers against the index. Raises CheckpointError with all disagreements."""
+        self._files: dict[str, WeightFile] = {}
+        self._file_of: dict[str, str] = {}
+        self._directory = model_dir
+        whole, reader = _weights_of(model_dir)
+        if (model_dir / whole).exists():
+            self._open(whole, reader)
+            self._file_of = dict.fromkeys(self._files[whole].specs, whole)
+        else:
+            self._open_shards(whole + _INDEX_SUFFIX, reader)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    @property
+    def names(self) -> list[str]:
+        """Every tensor's name, file by file."""
+        return list(self._file_of)
+
+    def spec(self, name: str) -> TensorSpec:
+        """A tensor's dtype and shape."""
+        return self._files[self._file_of[name]].specs[name]
+
+    def rows(self, name: str, rows: range) -> Iterator[Array]:
+        """Rows of a tensor, in pieces of a few MiB."""
+        return self._files[self._file_of[name]].rows(name, rows.start, rows.stop)
+
+    def where(self, name: str) -> str:
+        """The file and tensor, as error messages name them."""
+        return f"{self._directory / self._file_of[name]}: tensor '{name}'"
+
+    def _open(self, file: str, reader: type[Any]) -> None:
+        self._files[file] = reader(self._directory / file)
+
+    def _open_shards(self, index: str, reader: type[Any]) -> None:
+        path = self._directory / index
+        weight_map = load_json_object(path, CheckpointError).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(
+                f"{path}: weight_map is {describe(weight_map)}; expected an object of file names"
+            )
+        problems = [
+            f"tensor '{name}' is said to be in {describe(file)}, which is not the plain name of a file beside the index"
+            for name, file in weight_map.items()
+            if not _is_plain_name(file)
+        ]
+        files = sorted({file for file in weight_map.values() if _is_plain_name(file)})
+        problems += [f"shard {file} is missing" for file in files if not (self._directory / file).is_file()]
+        if problems:
+            raise CheckpointError(f"{path}: " + "; ".join(problems))
+        for file in files:
+            self._open(file, reader)
+        self._file_of = weight_map
+        problems = self._disagreements()
+        if problems:
+            raise CheckpointError(f"{path}: " + "; ".join(problems))
+
+    def _disagreements(self) -> list[str]:
+        found: dict[str, list[str]] = {}
+        for file, opened in self._files.items():
+            for name in opened.specs:
+                found.setdefault(name, []).append(file)
+        problems = []
+        for name in {**self._file_of, **found}:
+            said, holders = self._file_of.get(name), found.get(name, [])
+            if said is None:
+                problems.append(f"tensor '{name}' is in {' and '.join(holders)}, but not in the index")
+            elif holders != [said]:
+                where = f"is in {' and '.join(holders)}" if holders else "is in no shard"
+                problems.append(f"tensor '{name}' is said to be in {said}, but {where}")
+        return problems
+
+
+def _weights_of(model_dir: Path) -> tuple[str, type[Any]]:
+    """The name of the single-file form and the reader, for the first format that the directory holds."""
+    for whole, reader in _READERS:
+        present = [name for name in (whole, whole + _INDEX_SUFFIX) if (model_dir / name).exists()]
+        if len(present) > 1:
+            raise CheckpointError(
+                f"{model_dir}: holds both {present[0]} and {present[1]}; remove the stale one"
+            )
+        if present:
+            return whole, reader
+    expected = ", ".join(f"{whole}, {whole}{_INDEX_SUFFIX}" for whole, _ in _READERS)
+    raise CheckpointError(f"{model_dir}: holds no weights; expected one of {expected}")
+
+
+def _is_plain_name(file: object) -> bool:
+    # Symbolic links are followed on purpose: the hub's cache consists of them.
+    return isinstance(file, str) and file not in ("", ".", "..") and not set(file) & set("/\\\0")

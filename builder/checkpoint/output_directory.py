@@ -1,0 +1,64 @@
+"""Writes a directory that appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..._core import AdaptrtError
+
+
+@contextmanager
+def replaced_directory(
+    target: Path, *, is_ours: Callable[[Path], bool], kind: str, error: type[AdaptrtError]
+) -> Iterator[Path]:
+    """Yields a new directory beside `target`, which takes its place when the with statement ends without an error.
+
+    A `target` that is absent or empty is fine, and so is one for which is_ours() holds: it is replaced. Anything else
+    is refused with `error`, in which `kind` says what would have been accepted.
+    """
+    target = Path(os.path.abspath(target))
+    if target.exists() and not target.is_dir():
+        raise error(f"{target}: exists and is no directory")
+    if target.is_dir() and any(target.iterdir()) and not is_ours(target):
+        raise error(f"{target}: is neither empty nor {kind}; nothing was written")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as reason:
+        raise error(f"{target}: cannot be written: {reason.strerror}") from None
+    try:
+        yield temporary
+        _replace(target, temporary)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def holds_only(directory: Path, names: Callable[[str], bool]) -> bool:
+    """Whether every entry of a directory is a plain file whose name is accepted."""
+    return all(
+        entry.is_file() and not entry.is_symlink() and names(entry.name) for entry in directory.iterdir()
+    )
+
+
+def producer_of(config_file: Path) -> str | None:
+    """The producer's name in a config.json; None when it has none or cannot be read as one."""
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+        return str(config["producer"]["name"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _replace(target: Path, temporary: Path) -> None:
+    if not target.exists():
+        temporary.rename(target)
+        return
+    retired = target.with_name(f".{target.name}.{os.getpid()}.old")
+    target.rename(retired)
+    temporary.rename(target)
+    shutil.rmtree(retired)
