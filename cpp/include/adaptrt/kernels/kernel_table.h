@@ -1,0 +1,89 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "adaptrt/core/dtype.h"
+
+namespace adaptrt {
+
+/// out[rows, width] = a[rows, k] * panel[width, k]^T, or += when `accumulate`.
+///
+/// Each element is summed over the whole of k in an order that depends on k, width and the table of kernels
+/// alone, so it has the same bits whatever the other rows are. With `accumulate` that sum is then added to
+/// what was there.
+struct PanelGemm {
+  /// float32, or bfloat16 for bfloat16 panels.
+  const void* a = nullptr;
+  std::int64_t a_stride = 0;  ///< elements between rows
+  /// One panel of a PanelMatrix: [ceil(k / ki)][width][ki].
+  const std::byte* panel = nullptr;
+  std::int64_t k = 0;
+  std::int64_t width = 0;  ///< 1 to kPanelColumns
+  float* out = nullptr;
+  std::int64_t out_stride = 0;
+  std::int64_t rows = 0;
+  bool accumulate = false;
+  /// The panel that will be multiplied next, to be brought near meanwhile; nullptr when it is not known.
+  const std::byte* next_panel = nullptr;
+};
+
+/// A query's state over the tiles of keys it has seen: the greatest score and the sum of exp(score -
+/// greatest).
+struct SoftmaxState {
+  float greatest = 0.0F;
+  float sum = 0.0F;
+  /// What the sums made before the last tile must be multiplied by.
+  float rescale = 0.0F;
+};
+
+/// The kernels of one instruction set. All are pure functions of their arguments; n may be any number >= 0
+/// and nothing needs more than its elements' alignment.
+struct KernelTable {
+  std::string_view name;
+
+  /// By DType of the panel.
+  std::array<void (*)(const PanelGemm& gemm), 3> gemm;
+
+  /// out[n] = x / sqrt(mean(x^2) + epsilon) * weight, stored as `out_type`. `out` may be `x`.
+  void (*rms_norm)(const float* x, const float* weight, float epsilon, std::int64_t n, std::byte* out,
+                   DType out_type);
+  /// out[n] = silu(gated) * linear, stored as `out_type`; silu(x) = x / (1 + exp(-x)).
+  void (*silu_mul)(const float* gated, const float* linear, std::int64_t n, std::byte* out, DType out_type);
+  /// out[n] += x.
+  void (*add)(const float* x, std::int64_t n, float* out);
+  /// out[n] *= x.
+  void (*multiply)(const float* x, std::int64_t n, float* out);
+  /// out[n] = out * factor + x, rounded once.
+  void (*scale_and_add)(float factor, const float* x, std::int64_t n, float* out);
+  /// out[n] = x * factor, stored as `out_type`.
+  void (*scale_and_store)(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type);
+  /// out[n] = x, widened from `type`.
+  void (*load)(const std::byte* x, DType type, std::int64_t n, float* out);
+  /// Rotates the pairs (x[i], x[half + i]) by the angles whose cosine and sine [half] are given, in place.
+  void (*rotate)(const float* cosine, const float* sine, std::int64_t half, float* x);
+  /// Turns scores [n] into exp(score - greatest) and takes them into `state`, n >= 1. A fresh state's
+  /// greatest is minus infinity. The elements are summed by their index modulo a constant: a caller that
+  /// begins a tile at another place than its first key gets another order.
+  void (*softmax_tile)(float* scores, std::int64_t n, SoftmaxState* state);
+  /// out[n] = exp(x): within kExpRelativeError for results from 2^-126 to 2^127, and 0 below -87.33.
+  void (*exp)(const float* x, std::int64_t n, float* out);
+};
+
+/// Bound of the relative error of KernelTable::exp: half a unit of rounding of the result, one of the
+/// polynomial and its argument, and the polynomial's own 6e-8.
+inline constexpr float kExpRelativeError = 2.5e-7F;
+
+/// The tables that this CPU can run, best first: of "avx512_bf16", "avx512", "avx2" and "portable".
+[[nodiscard]] std::span<const KernelTable* const> available_kernels();
+
+/// The table of that name, or the best one for an empty name. Throws ConfigError naming those that this CPU
+/// can run.
+[[nodiscard]] const KernelTable& find_kernels(std::string_view name);
+
+}  // namespace adaptrt

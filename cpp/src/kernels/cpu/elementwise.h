@@ -1,0 +1,172 @@
+#pragma once
+
+// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/kernels/kernel_table.h"
+
+namespace adaptrt {
+namespace {
+
+/// Calls body(first lane, lanes) for whole vectors, then for what is left.
+template <class Body>
+inline void for_each_vector(std::int64_t n, const Body& body) {
+  std::int64_t i = 0;
+  for (; i + Simd::kLanes <= n; i += Simd::kLanes) body(i, std::int64_t{Simd::kLanes});
+  if (i < n) body(i, n - i);
+}
+
+inline void store_as(std::byte* out, DType type, std::int64_t index, Simd::Vec x, std::int64_t lanes) {
+  switch (type) {
+    case DType::kFloat32:
+      Simd::store(reinterpret_cast<float*>(out) + index, x, lanes);
+      return;
+    case DType::kFloat16:
+      Simd::store_float16(out + index * 2, x, lanes);
+      return;
+    case DType::kBFloat16:
+      Simd::store_bfloat16(out + index * 2, x, lanes);
+      return;
+  }
+}
+
+/// exp(x) = 2^n exp(r) with n = round(x / ln 2), r = x - n ln 2 (ln 2 in two parts, the first of which times
+/// n is exact), and exp(r) by its Taylor polynomial of degree 7, which is off by less than 6e-9 for |r| <=
+/// ln(2) / 2.
+inline Simd::Vec exp_of(Simd::Vec x) {
+  constexpr float kLowest = -87.33F;       // exp of less is no normal number
+  constexpr float kHighest = 88.37F;       // exp of more is not finite
+  constexpr float kRounder = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
+  const Simd::Vec bounded = Simd::min(Simd::set(kHighest), Simd::max(Simd::set(kLowest), x));
+  const Simd::Vec shifted = Simd::fma(bounded, Simd::set(1.44269504F), Simd::set(kRounder));
+  const Simd::Vec n = Simd::sub(shifted, Simd::set(kRounder));
+  Simd::Vec r = Simd::fma(n, Simd::set(-0.693359375F), bounded);
+  r = Simd::fma(n, Simd::set(2.12194440e-4F), r);
+  Simd::Vec p = Simd::set(1.0F / 5040.0F);
+  p = Simd::fma(p, r, Simd::set(1.0F / 720.0F));
+  p = Simd::fma(p, r, Simd::set(1.0F / 120.0F));
+  p = Simd::fma(p, r, Simd::set(1.0F / 24.0F));
+  p = Simd::fma(p, r, Simd::set(1.0F / 6.0F));
+  p = Simd::fma(p, r, Simd::set(0.5F));
+  p = Simd::fma(p, r, Simd::set(1.0F));
+  p = Simd::fma(p, r, Simd::set(1.0F));
+  return Simd::zero_below(x, Simd::set(kLowest), Simd::add_to_exponent(p, shifted));
+}
+
+void rms_norm(const float* x, const float* weight, float epsilon, std::int64_t n, std::byte* out,
+              DType out_type) {
+  // Four sums, so that additions do not wait for each other; vector i goes to sum i % 4.
+  Simd::Vec sums[4] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    const Simd::Vec value = Simd::load(x + i, lanes);
+    Simd::Vec& sum = sums[i / Simd::kLanes % 4];
+    sum = Simd::fma(value, value, sum);
+  });
+  const float squares = Simd::sum(Simd::add(Simd::add(sums[0], sums[1]), Simd::add(sums[2], sums[3])));
+  const Simd::Vec factor = Simd::set(1.0F / std::sqrt(squares / static_cast<float>(n) + epsilon));
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    const Simd::Vec scaled = Simd::mul(Simd::load(x + i, lanes), factor);
+    store_as(out, out_type, i, Simd::mul(scaled, Simd::load(weight + i, lanes)), lanes);
+  });
+}
+
+void silu_mul(const float* gated, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
+  const Simd::Vec one = Simd::set(1.0F);
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    const Simd::Vec x = Simd::load(gated + i, lanes);
+    const Simd::Vec silu = Simd::div(x, Simd::add(one, exp_of(Simd::sub(Simd::zero(), x))));
+    store_as(out, out_type, i, Simd::mul(silu, Simd::load(linear + i, lanes)), lanes);
+  });
+}
+
+void add(const float* x, std::int64_t n, float* out) {
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    Simd::store(out + i, Simd::add(Simd::load(out + i, lanes), Simd::load(x + i, lanes)), lanes);
+  });
+}
+
+void multiply(const float* x, std::int64_t n, float* out) {
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    Simd::store(out + i, Simd::mul(Simd::load(out + i, lanes), Simd::load(x + i, lanes)), lanes);
+  });
+}
+
+void scale_and_add(float factor, const float* x, std::int64_t n, float* out) {
+  const Simd::Vec factors = Simd::set(factor);
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    Simd::store(out + i, Simd::fma(Simd::load(out + i, lanes), factors, Simd::load(x + i, lanes)), lanes);
+  });
+}
+
+void scale_and_store(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type) {
+  const Simd::Vec factors = Simd::set(factor);
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    store_as(out, out_type, i, Simd::mul(Simd::load(x + i, lanes), factors), lanes);
+  });
+}
+
+void load(const std::byte* x, DType type, std::int64_t n, float* out) {
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    Simd::Vec value = Simd::zero();
+    switch (type) {
+      case DType::kFloat32:
+        value = Simd::load(reinterpret_cast<const float*>(x) + i, lanes);
+        break;
+      case DType::kFloat16:
+        value = Simd::load_float16(x + i * 2, lanes);
+        break;
+      case DType::kBFloat16:
+        value = Simd::load_bfloat16(x + i * 2, lanes);
+        break;
+    }
+    Simd::store(out + i, value, lanes);
+  });
+}
+
+void rotate(const float* cosine, const float* sine, std::int64_t half, float* x) {
+  for_each_vector(half, [&](std::int64_t i, std::int64_t lanes) {
+    const Simd::Vec c = Simd::load(cosine + i, lanes);
+    const Simd::Vec s = Simd::load(sine + i, lanes);
+    const Simd::Vec first = Simd::load(x + i, lanes);
+    const Simd::Vec second = Simd::load(x + half + i, lanes);
+    Simd::store(x + i, Simd::sub(Simd::mul(first, c), Simd::mul(second, s)), lanes);
+    Simd::store(x + half + i, Simd::add(Simd::mul(second, c), Simd::mul(first, s)), lanes);
+  });
+}
+
+void softmax_tile(float* scores, std::int64_t n, SoftmaxState* state) {
+  float greatest = state->greatest;
+  const std::int64_t whole = n / Simd::kLanes * Simd::kLanes;
+  if (whole > 0) {
+    Simd::Vec vector = Simd::load(scores);
+    for (std::int64_t i = Simd::kLanes; i < whole; i += Simd::kLanes) {
+      vector = Simd::max(vector, Simd::load(scores + i));
+    }
+    const float found = Simd::greatest(vector);
+    greatest = found > greatest ? found : greatest;
+  }
+  for (std::int64_t i = whole; i < n; ++i) greatest = scores[i] > greatest ? scores[i] : greatest;
+  const Simd::Vec shift = Simd::set(greatest);
+  Simd::Vec sums = Simd::zero();
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    Simd::store(scores + i, exp_of(Simd::sub(Simd::load(scores + i, lanes), shift)), lanes);
+    sums = Simd::add(sums, Simd::load(scores + i, lanes));
+  });
+  float rescale = 0.0F;
+  Simd::store(&rescale, exp_of(Simd::set(state->greatest - greatest)), 1);
+  state->greatest = greatest;
+  state->rescale = rescale;
+  state->sum = state->sum * rescale + Simd::sum(sums);
+}
+
+void exp_array(const float* x, std::int64_t n, float* out) {
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    Simd::store(out + i, exp_of(Simd::load(x + i, lanes)), lanes);
+  });
+}
+
+}  // namespace
+}  // namespace adaptrt

@@ -1,0 +1,178 @@
+#pragma once
+
+// Included by the source of each instruction set, behind its simd_*.h. Everything here has internal linkage:
+// code that was compiled for one instruction set must not be merged with another's.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/core/panels.h"
+#include "adaptrt/kernels/kernel_table.h"
+
+#ifdef __clang__
+#define ADAPTRT_UNROLL _Pragma("unroll")
+#else
+#define ADAPTRT_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace adaptrt {
+namespace {
+
+/// How far ahead of its use a panel is fetched when the rows are few and memory is the limit.
+inline constexpr std::int64_t kStreamAhead = 4096;
+inline constexpr std::int64_t kCacheLine = 64;
+
+/// Cache lines fetched with each step of k, and how far apart the steps' lines are.
+struct Prefetch {
+  const std::byte* from = nullptr;
+  std::int64_t step = 0;
+};
+
+template <int kLines>
+inline void prefetch_lines(Prefetch* prefetch) {
+  ADAPTRT_UNROLL
+  for (int line = 0; line < kLines; ++line) __builtin_prefetch(prefetch->from + line * kCacheLine, 0, 3);
+  prefetch->from += prefetch->step;
+}
+
+/// Independent sums of an element, so that a narrow tile's additions do not wait for each other. Step s of k
+/// goes to sum s % kChains; they are added in pairs in the end.
+constexpr int chains_of(int vectors) {
+  return vectors >= 3 ? 1 : vectors == 2 ? 2 : 4;
+}
+
+template <class Weights, int kRows, int kVectors, bool kPartial, int kLines>
+void gemm_tile(const PanelGemm& gemm, std::int64_t row, std::int64_t column, std::int64_t last_lanes,
+               Prefetch prefetch) {
+  using A = typename Weights::A;
+  using Vec = Simd::Vec;
+  constexpr int kChains = chains_of(kVectors);
+  constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
+  const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
+  const A* a = static_cast<const A*>(gemm.a) + row * gemm.a_stride;
+  const std::byte* b = gemm.panel + column * Weights::kColumnBytes;
+  const std::int64_t a_stride = gemm.a_stride;
+  Vec sums[kChains][kRows][kVectors];
+  ADAPTRT_UNROLL
+  for (int chain = 0; chain < kChains; ++chain) {
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[chain][r][v] = Simd::zero();
+    }
+  }
+  const auto step = [&](Vec(&sum)[kRows][kVectors], auto broadcast) __attribute__((always_inline)) {
+    typename Weights::B columns[kVectors];
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const std::byte* from = b + v * kVectorBytes;
+      columns[v] = kPartial && v == kVectors - 1 ? Weights::load(from, last_lanes) : Weights::load(from);
+    }
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const auto value = broadcast(a + r * a_stride);
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = Weights::multiply_add(value, columns[v], sum[r][v]);
+    }
+    prefetch_lines<kLines>(&prefetch);
+    a += Weights::kInterleave;
+    b += row_bytes;
+  };
+  const auto whole = [](const A* from) __attribute__((always_inline)) { return Weights::broadcast(from); };
+  const auto last = [](const A* from)
+                        __attribute__((always_inline)) { return Weights::broadcast_last(from); };
+
+  std::int64_t steps = gemm.k / Weights::kInterleave;
+  for (; steps >= kChains; steps -= kChains) {
+    ADAPTRT_UNROLL
+    for (int chain = 0; chain < kChains; ++chain) step(sums[chain], whole);
+  }
+  const bool odd = gemm.k % Weights::kInterleave != 0;
+  ADAPTRT_UNROLL
+  for (int chain = 0; chain < kChains; ++chain) {
+    if (chain < steps) step(sums[chain], whole);
+    if (chain == steps && odd) step(sums[chain], last);
+  }
+
+  ADAPTRT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    float* out = gemm.out + (row + r) * gemm.out_stride + column;
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      Vec sum = sums[0][r][v];
+      if constexpr (kChains == 2) sum = Simd::add(sum, sums[1][r][v]);
+      if constexpr (kChains == 4) {
+        sum = Simd::add(Simd::add(sum, sums[1][r][v]), Simd::add(sums[2][r][v], sums[3][r][v]));
+      }
+      float* to = out + v * Simd::kLanes;
+      if (kPartial && v == kVectors - 1) {
+        if (gemm.accumulate) sum = Simd::add(Simd::load(to, last_lanes), sum);
+        Simd::store(to, sum, last_lanes);
+      } else {
+        if (gemm.accumulate) sum = Simd::add(Simd::load(to), sum);
+        Simd::store(to, sum);
+      }
+    }
+  }
+}
+
+using TileFunction = void (*)(const PanelGemm&, std::int64_t, std::int64_t, std::int64_t, Prefetch);
+
+/// The tile function for a number of rows, from 1 to kRows.
+template <class Weights, int kVectors, bool kPartial, int kLines, int kRows = kTileRows>
+TileFunction tile_of_rows(std::int64_t rows) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return tile_of_rows<Weights, kVectors, kPartial, kLines, kRows - 1>(rows);
+  }
+  return &gemm_tile<Weights, kRows, kVectors, kPartial, kLines>;
+}
+
+/// The tile function for a group of columns: a full one, or `vectors` vectors of which the last is partial.
+template <class Weights, int kLines, int kVectors = kTileVectors>
+TileFunction tile_of(std::int64_t rows, std::int64_t vectors, bool full) {
+  if (full) return tile_of_rows<Weights, kTileVectors, false, kLines>(rows);
+  if constexpr (kVectors > 1) {
+    if (vectors < kVectors) return tile_of<Weights, kLines, kVectors - 1>(rows, vectors, false);
+  }
+  return tile_of_rows<Weights, kVectors, true, kLines>(rows);
+}
+
+template <class Weights>
+void gemm_panel(const PanelGemm& gemm) {
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  constexpr int kStreamLines = static_cast<int>(kGroup * Weights::kColumnBytes / kCacheLine) > 0
+                                   ? static_cast<int>(kGroup * Weights::kColumnBytes / kCacheLine)
+                                   : 1;
+  constexpr int kNextLines = 2;
+  const std::int64_t blocks = (gemm.rows + kTileRows - 1) / kTileRows;
+  const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
+  const std::int64_t steps = (gemm.k + Weights::kInterleave - 1) / Weights::kInterleave;
+  for (std::int64_t column = 0; column < gemm.width; column += kGroup) {
+    const std::int64_t left = gemm.width - column;
+    const bool full = left >= kGroup;
+    const std::int64_t vectors = full ? kTileVectors : (left + Simd::kLanes - 1) / Simd::kLanes;
+    const std::int64_t last_lanes = left - (vectors - 1) * Simd::kLanes;
+    if (blocks == 1) {
+      const Prefetch prefetch{gemm.panel + column * Weights::kColumnBytes + kStreamAhead, row_bytes};
+      tile_of<Weights, kStreamLines>(gemm.rows, vectors, full)(gemm, 0, column, last_lanes, prefetch);
+      continue;
+    }
+    // Blocks of rows as even as can be. The first ones fetch the next panel while they are busy with this
+    // one.
+    const std::byte* next = column == 0 ? gemm.next_panel : nullptr;
+    std::int64_t fetched = 0;
+    for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
+      const std::int64_t rows = (gemm.rows - row + blocks - block - 1) / (blocks - block);
+      Prefetch prefetch{static_cast<const std::byte*>(gemm.a), 0};
+      if (next != nullptr && fetched < steps * row_bytes) {
+        prefetch = {next + fetched, kNextLines * kCacheLine};
+        fetched += steps * kNextLines * kCacheLine;
+      }
+      tile_of<Weights, kNextLines>(rows, vectors, full)(gemm, row, column, last_lanes, prefetch);
+      row += rows;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace adaptrt

@@ -1,0 +1,29 @@
+#pragma once
+
+// Included by the source of each instruction set, behind its simd_*.h.
+
+#include "adaptrt/kernels/kernel_table.h"
+#include "elementwise.h"
+#include "gemm.h"
+
+namespace adaptrt {
+namespace {
+
+/// The table of the instruction set that this is compiled for.
+constexpr KernelTable make_table(const char* name) {
+  return {name,
+          {&gemm_panel<Float32Weights>, &gemm_panel<Float16Weights>, &gemm_panel<BFloat16Weights>},
+          &rms_norm,
+          &silu_mul,
+          &add,
+          &multiply,
+          &scale_and_add,
+          &scale_and_store,
+          &load,
+          &rotate,
+          &softmax_tile,
+          &exp_array};
+}
+
+}  // namespace
+}  // namespace adaptrt

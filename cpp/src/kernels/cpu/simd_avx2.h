@@ -1,0 +1,148 @@
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "adaptrt/core/dtype.h"
+
+namespace adaptrt {
+namespace {
+
+/// Eight float32 in a 256-bit register. `n` is a number of lanes, 0 to kLanes; the others are zero or not
+/// touched.
+struct Simd {
+  using Vec = __m256;
+  static constexpr int kLanes = 8;
+
+  static __m256i first(std::int64_t n) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), lanes);
+  }
+
+  static Vec zero() { return _mm256_setzero_ps(); }
+  static Vec set(float value) { return _mm256_set1_ps(value); }
+  static Vec load(const float* from) { return _mm256_loadu_ps(from); }
+  static Vec load(const float* from, std::int64_t n) { return _mm256_maskload_ps(from, first(n)); }
+  static void store(float* to, Vec x) { _mm256_storeu_ps(to, x); }
+  static void store(float* to, Vec x, std::int64_t n) { _mm256_maskstore_ps(to, first(n), x); }
+
+  static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+  static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+  static Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+  static Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+  static Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+  static Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+  static Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+  /// x where test < bound does not hold, 0 where it does.
+  static Vec zero_below(Vec test, Vec bound, Vec x) {
+    return _mm256_and_ps(_mm256_cmp_ps(test, bound, _CMP_NLT_UQ), x);
+  }
+  /// Adds the low bits of `integer` to the exponent of x.
+  static Vec add_to_exponent(Vec x, Vec integer) {
+    return _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(integer), 23)));
+  }
+  static float sum(Vec x) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+  static float greatest(Vec x) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+  }
+
+  /// n two-byte elements; AVX2 has no masked load of them.
+  static __m128i load_halves(const std::byte* from, std::int64_t n) {
+    if (n == kLanes) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    alignas(16) std::uint16_t halves[kLanes] = {};
+    std::memcpy(halves, from, static_cast<std::size_t>(n) * sizeof(std::uint16_t));
+    return _mm_load_si128(reinterpret_cast<const __m128i*>(halves));
+  }
+  static void store_halves(std::byte* to, __m128i halves, std::int64_t n) {
+    if (n == kLanes) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves);
+      return;
+    }
+    std::memcpy(to, &halves, static_cast<std::size_t>(n) * sizeof(std::uint16_t));
+  }
+  static Vec load_bfloat16(const std::byte* from, std::int64_t n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_halves(from, n)), 16));
+  }
+  static Vec load_float16(const std::byte* from, std::int64_t n) {
+    return _mm256_cvtph_ps(load_halves(from, n));
+  }
+  static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    const __m256i chosen =
+        _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), nan));
+    const __m256i high = _mm256_srli_epi32(chosen, 16);
+    store_halves(to, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)), n);
+  }
+  static void store_float16(std::byte* to, Vec x, std::int64_t n) {
+    store_halves(to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), n);
+  }
+};
+
+struct Float32Weights {
+  using A = float;
+  using B = __m256;
+  using Broadcast = __m256;
+  static constexpr int kInterleave = 1;
+  static constexpr std::int64_t kColumnBytes = 4;
+  static B load(const std::byte* from) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from)); }
+  static B load(const std::byte* from, std::int64_t n) {
+    return Simd::load(reinterpret_cast<const float*>(from), n);
+  }
+  static Broadcast broadcast(const A* a) { return _mm256_set1_ps(*a); }
+  static Broadcast broadcast_last(const A* a) { return broadcast(a); }
+  static __m256 multiply_add(Broadcast a, B b, __m256 sum) { return _mm256_fmadd_ps(a, b, sum); }
+};
+
+struct Float16Weights : Float32Weights {
+  static constexpr std::int64_t kColumnBytes = 2;
+  static B load(const std::byte* from) { return Simd::load_float16(from, Simd::kLanes); }
+  static B load(const std::byte* from, std::int64_t n) { return Simd::load_float16(from, n); }
+};
+
+/// Two k at a time: the even one is added first.
+struct BFloat16Weights {
+  using A = std::uint16_t;
+  using B = __m256i;
+  struct Broadcast {
+    __m256 even;
+    __m256 odd;
+  };
+  static constexpr int kInterleave = 2;
+  static constexpr std::int64_t kColumnBytes = 4;
+  static B load(const std::byte* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+  static B load(const std::byte* from, std::int64_t n) {
+    return _mm256_maskload_epi32(reinterpret_cast<const int*>(from), Simd::first(n));
+  }
+  static Broadcast broadcast(const A* a) {
+    return {_mm256_set1_ps(bfloat16_to_float(a[0])), _mm256_set1_ps(bfloat16_to_float(a[1]))};
+  }
+  static Broadcast broadcast_last(const A* a) {
+    return {_mm256_set1_ps(bfloat16_to_float(a[0])), _mm256_setzero_ps()};
+  }
+  static __m256 multiply_add(const Broadcast& a, B b, __m256 sum) {
+    const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(b, 16));
+    const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(b, _mm256_set1_epi32(-0x10000)));
+    return _mm256_fmadd_ps(a.odd, odd, _mm256_fmadd_ps(a.even, even, sum));
+  }
+};
+
+/// Sums, weights and one activation in the 16 registers.
+inline constexpr int kTileRows = 6;
+inline constexpr int kTileVectors = 2;
+
+}  // namespace
+}  // namespace adaptrt

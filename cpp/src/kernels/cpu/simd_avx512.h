@@ -1,0 +1,147 @@
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "adaptrt/core/dtype.h"
+
+namespace adaptrt {
+namespace {
+
+/// Sixteen float32 in a 512-bit register. `n` is a number of lanes, 0 to kLanes; the others are zero or not
+/// touched.
+struct Simd {
+  using Vec = __m512;
+  using Ints = __m512i;
+  static constexpr int kLanes = 16;
+
+  static __mmask16 first(std::int64_t n) {
+    return static_cast<__mmask16>((1U << static_cast<unsigned>(n)) - 1U);
+  }
+
+  static Vec zero() { return _mm512_setzero_ps(); }
+  static Vec set(float value) { return _mm512_set1_ps(value); }
+  static Vec load(const float* from) { return _mm512_loadu_ps(from); }
+  static Vec load(const float* from, std::int64_t n) { return _mm512_maskz_loadu_ps(first(n), from); }
+  static void store(float* to, Vec x) { _mm512_storeu_ps(to, x); }
+  static void store(float* to, Vec x, std::int64_t n) { _mm512_mask_storeu_ps(to, first(n), x); }
+
+  static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+  static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+  static Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+  static Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+  static Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+  static Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+  static Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+  /// x where test < bound does not hold, 0 where it does.
+  static Vec zero_below(Vec test, Vec bound, Vec x) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, bound, _CMP_NLT_UQ), x);
+  }
+  /// Adds the low bits of `integer` to the exponent of x.
+  static Vec add_to_exponent(Vec x, Vec integer) {
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(integer), 23)));
+  }
+  static float sum(Vec x) {
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+  static float greatest(Vec x) {
+    const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+  }
+
+  static Vec load_bfloat16(const std::byte* from, std::int64_t n) {
+    const __m256i halves = _mm256_maskz_loadu_epi16(first(n), from);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  }
+  static Vec load_float16(const std::byte* from, std::int64_t n) {
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), from));
+  }
+  static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_epi32(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512i chosen = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_mask_storeu_epi16(to, first(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16)));
+  }
+  static void store_float16(std::byte* to, Vec x, std::int64_t n) {
+    _mm256_mask_storeu_epi16(to, first(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+};
+
+struct Float32Weights {
+  using A = float;
+  using B = __m512;
+  using Broadcast = __m512;
+  static constexpr int kInterleave = 1;
+  static constexpr std::int64_t kColumnBytes = 4;
+  static B load(const std::byte* from) { return _mm512_loadu_ps(from); }
+  static B load(const std::byte* from, std::int64_t n) { return _mm512_maskz_loadu_ps(Simd::first(n), from); }
+  static Broadcast broadcast(const A* a) { return _mm512_set1_ps(*a); }
+  static Broadcast broadcast_last(const A* a) { return broadcast(a); }
+  static __m512 multiply_add(Broadcast a, B b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
+};
+
+struct Float16Weights : Float32Weights {
+  static constexpr std::int64_t kColumnBytes = 2;
+  static B load(const std::byte* from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  static B load(const std::byte* from, std::int64_t n) { return Simd::load_float16(from, n); }
+};
+
+/// Two k at a time: the even one is added first.
+struct BFloat16Weights {
+  using A = std::uint16_t;
+  using B = __m512i;
+  static constexpr int kInterleave = 2;
+  static constexpr std::int64_t kColumnBytes = 4;
+  static B load(const std::byte* from) { return _mm512_loadu_si512(from); }
+  static B load(const std::byte* from, std::int64_t n) {
+    return _mm512_maskz_loadu_epi32(Simd::first(n), from);
+  }
+#ifdef __AVX512BF16__
+  using Broadcast = __m512i;
+  static Broadcast broadcast(const A* a) {
+    std::int32_t pair = 0;
+    std::memcpy(&pair, a, sizeof(pair));
+    return _mm512_set1_epi32(pair);
+  }
+  static Broadcast broadcast_last(const A* a) { return _mm512_set1_epi32(*a); }
+  static __m512 multiply_add(Broadcast a, B b, __m512 sum) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+#else
+  struct Broadcast {
+    __m512 even;
+    __m512 odd;
+  };
+  static Broadcast broadcast(const A* a) {
+    return {_mm512_set1_ps(bfloat16_to_float(a[0])), _mm512_set1_ps(bfloat16_to_float(a[1]))};
+  }
+  static Broadcast broadcast_last(const A* a) {
+    return {_mm512_set1_ps(bfloat16_to_float(a[0])), _mm512_setzero_ps()};
+  }
+  static __m512 multiply_add(const Broadcast& a, B b, __m512 sum) {
+    const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(b, 16));
+    const __m512 odd = _mm512_castsi512_ps(_mm512_and_epi32(b, _mm512_set1_epi32(-0x10000)));
+    return _mm512_fmadd_ps(a.odd, odd, _mm512_fmadd_ps(a.even, even, sum));
+  }
+#endif
+};
+
+/// The widest tile whose sums stay in the 32 registers.
+inline constexpr int kTileRows = 6;
+inline constexpr int kTileVectors = 4;
+
+}  // namespace
+}  // namespace adaptrt

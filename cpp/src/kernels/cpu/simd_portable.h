@@ -1,0 +1,174 @@
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "adaptrt/core/dtype.h"
+
+#ifdef __ARM_NEON
+#include <arm_neon.h>
+#endif
+
+namespace adaptrt {
+namespace {
+
+/// Four float32 in the vector types that GCC and Clang have for every target. `n` is a number of lanes, 0 to
+/// kLanes; the others are zero or not touched. multiply-add is fused where the target always has it.
+struct Simd {
+  using Vec = float __attribute__((vector_size(16)));
+  using Ints = std::int32_t __attribute__((vector_size(16)));
+  using Words = std::uint32_t __attribute__((vector_size(16)));
+  static constexpr int kLanes = 4;
+
+  static Vec zero() { return Vec{}; }
+  static Vec set(float value) { return Vec{value, value, value, value}; }
+  static Words set_bits(std::uint32_t bits) { return Words{bits, bits, bits, bits}; }
+  static Vec load(const float* from) { return load(from, kLanes); }
+  static Vec load(const float* from, std::int64_t n) {
+    Vec x{};
+    std::memcpy(&x, from, static_cast<std::size_t>(n) * sizeof(float));
+    return x;
+  }
+  static void store(float* to, Vec x) { store(to, x, kLanes); }
+  static void store(float* to, Vec x, std::int64_t n) {
+    std::memcpy(to, &x, static_cast<std::size_t>(n) * sizeof(float));
+  }
+
+  static Vec fma(Vec a, Vec b, Vec c) {
+#ifdef __ARM_NEON
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
+  }
+  static Vec add(Vec a, Vec b) { return a + b; }
+  static Vec sub(Vec a, Vec b) { return a - b; }
+  static Vec mul(Vec a, Vec b) { return a * b; }
+  static Vec div(Vec a, Vec b) { return a / b; }
+  static Vec select(Ints mask, Vec yes, Vec no) {
+    return bits_to_floats((floats_to_bits(yes) & to_words(mask)) | (floats_to_bits(no) & ~to_words(mask)));
+  }
+  static Vec max(Vec a, Vec b) { return select(a > b, a, b); }
+  static Vec min(Vec a, Vec b) { return select(a < b, a, b); }
+  /// x where test < bound does not hold, 0 where it does.
+  static Vec zero_below(Vec test, Vec bound, Vec x) { return select(test < bound, zero(), x); }
+  /// Adds the low bits of `integer` to the exponent of x.
+  static Vec add_to_exponent(Vec x, Vec integer) {
+    return bits_to_floats(floats_to_bits(x) + (floats_to_bits(integer) << 23));
+  }
+  static float sum(Vec x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+  static float greatest(Vec x) {
+    const float a = x[0] > x[2] ? x[0] : x[2];
+    const float b = x[1] > x[3] ? x[1] : x[3];
+    return a > b ? a : b;
+  }
+
+  static Words floats_to_bits(Vec x) { return cast<Words>(x); }
+  static Vec bits_to_floats(Words x) { return cast<Vec>(x); }
+  static Words to_words(Ints x) { return cast<Words>(x); }
+
+  static Words load_halves(const std::byte* from, std::int64_t n) {
+    std::uint16_t halves[kLanes] = {};
+    std::memcpy(halves, from, static_cast<std::size_t>(n) * sizeof(std::uint16_t));
+    return Words{halves[0], halves[1], halves[2], halves[3]};
+  }
+  static void store_halves(std::byte* to, Words bits, std::int64_t n) {
+    const std::uint16_t halves[kLanes] = {
+        static_cast<std::uint16_t>(bits[0]), static_cast<std::uint16_t>(bits[1]),
+        static_cast<std::uint16_t>(bits[2]), static_cast<std::uint16_t>(bits[3])};
+    std::memcpy(to, halves, static_cast<std::size_t>(n) * sizeof(std::uint16_t));
+  }
+  static Vec load_bfloat16(const std::byte* from, std::int64_t n) {
+    return bits_to_floats(load_halves(from, n) << 16);
+  }
+  static Vec load_float16(const std::byte* from, std::int64_t n) {
+    const Words half = load_halves(from, n);
+    const Words sign = (half & set_bits(0x8000)) << 16;
+    // The half's exponent and fraction, read as a float32, are 2^112 too small; subnormals come out right as
+    // well.
+    const Words magnitude = (half & set_bits(0x7fff)) << 13;
+    const Words finite = floats_to_bits(bits_to_floats(magnitude) * set(0x1p112F));
+    const Words special = magnitude | set_bits(0x7f800000);
+    const Words is_special = to_words(magnitude >= set_bits(0x0f800000));
+    return bits_to_floats(sign | (special & is_special) | (finite & ~is_special));
+  }
+  static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
+    const Words bits = floats_to_bits(x);
+    const Words rounded = bits + set_bits(0x7fff) + ((bits >> 16) & set_bits(1));
+    const Words quiet = bits | set_bits(0x400000);
+    const Words is_nan = to_words(x != x);
+    store_halves(to, ((quiet & is_nan) | (rounded & ~is_nan)) >> 16, n);
+  }
+  static void store_float16(std::byte* to, Vec x, std::int64_t n) {
+    std::uint16_t halves[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) halves[lane] = float_to_float16(x[lane]);
+    std::memcpy(to, halves, static_cast<std::size_t>(n) * sizeof(std::uint16_t));
+  }
+
+ private:
+  template <class To, class From>
+  static To cast(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof(to));
+    return to;
+  }
+};
+
+struct Float32Weights {
+  using A = float;
+  using B = Simd::Vec;
+  using Broadcast = Simd::Vec;
+  static constexpr int kInterleave = 1;
+  static constexpr std::int64_t kColumnBytes = 4;
+  static B load(const std::byte* from) { return load(from, Simd::kLanes); }
+  static B load(const std::byte* from, std::int64_t n) {
+    B b{};
+    std::memcpy(&b, from, static_cast<std::size_t>(n) * sizeof(float));
+    return b;
+  }
+  static Broadcast broadcast(const A* a) { return Simd::set(*a); }
+  static Broadcast broadcast_last(const A* a) { return broadcast(a); }
+  static Simd::Vec multiply_add(Broadcast a, B b, Simd::Vec sum) { return Simd::fma(a, b, sum); }
+};
+
+struct Float16Weights : Float32Weights {
+  static constexpr std::int64_t kColumnBytes = 2;
+  static B load(const std::byte* from) { return Simd::load_float16(from, Simd::kLanes); }
+  static B load(const std::byte* from, std::int64_t n) { return Simd::load_float16(from, n); }
+};
+
+/// Two k at a time: the even one is added first.
+struct BFloat16Weights {
+  using A = std::uint16_t;
+  using B = Simd::Words;
+  struct Broadcast {
+    Simd::Vec even;
+    Simd::Vec odd;
+  };
+  static constexpr int kInterleave = 2;
+  static constexpr std::int64_t kColumnBytes = 4;
+  static B load(const std::byte* from) { return load(from, Simd::kLanes); }
+  static B load(const std::byte* from, std::int64_t n) {
+    B b{};
+    std::memcpy(&b, from, static_cast<std::size_t>(n) * sizeof(std::uint32_t));
+    return b;
+  }
+  static Broadcast broadcast(const A* a) {
+    return {Simd::set(bfloat16_to_float(a[0])), Simd::set(bfloat16_to_float(a[1]))};
+  }
+  static Broadcast broadcast_last(const A* a) { return {Simd::set(bfloat16_to_float(a[0])), Simd::zero()}; }
+  static Simd::Vec multiply_add(const Broadcast& a, B b, Simd::Vec sum) {
+    const Simd::Vec even = Simd::bits_to_floats(b << 16);
+    const Simd::Vec odd = Simd::bits_to_floats(b & Simd::set_bits(0xffff0000));
+    return Simd::fma(a.odd, odd, Simd::fma(a.even, even, sum));
+  }
+};
+
+inline constexpr int kTileRows = 4;
+inline constexpr int kTileVectors = 2;
+
+}  // namespace
+}  // namespace adaptrt

@@ -1,0 +1,13 @@
+#pragma once
+
+#include "adaptrt/kernels/kernel_table.h"
+
+namespace adaptrt {
+
+// One per instruction set; to be used only where the CPU has it.
+const KernelTable& portable_kernels();
+const KernelTable& avx2_kernels();
+const KernelTable& avx512_kernels();
+const KernelTable& avx512_bf16_kernels();
+
+}  // namespace adaptrt
