@@ -106,7 +106,8 @@ class Scheduler {
   [[nodiscard]] bool empty() const { return running_.empty() && waiting_.empty(); }
   [[nodiscard]] const SchedulerConfig& config() const { return config_; }
   [[nodiscard]] const SchedulerLimits& limits() const { return limits_; }
-  /// Blocks that running sequences may still come to ask for; kept available unless pausing is allowed.
+  /// Blocks, besides those that they have, that starting sequences must leave to the running ones: for all
+  /// that they may generate, or, with kMaxUtilization, for the tokens that they have.
   [[nodiscard]] std::int64_t num_promised_blocks() const;
 
  private:
@@ -115,12 +116,18 @@ class Scheduler {
   void plan_decodes(StepPlan& plan);
   void plan_running_prefills(StepPlan& plan);
   void start_waiting(StepPlan& plan);
-  StartResult try_start(Sequence& sequence, StepPlan& plan, bool may_lease);
-  void plan_prefill(Sequence& sequence, StepPlan& plan);
-  bool grow_pausing_others(Sequence& sequence, std::int32_t num_tokens, StepPlan& plan);
+  StartResult try_start(Sequence& sequence, bool may_lease, StepPlan& plan);
+  void start(Sequence& sequence, std::optional<DeviceLease> lease);
+  void add_to_plan(Sequence& sequence, std::int32_t count, StepPlan& plan);
   void pause(Sequence& sequence, StepPlan& plan);
-  void release(Sequence& sequence);
-  [[nodiscard]] bool may_reuse(const Sequence& sequence) const;
+  void stop_running(Sequence& sequence);
+  bool pause_a_prefill_after(std::size_t index, StepPlan& plan);
+  [[nodiscard]] std::int32_t room_for(const Sequence& sequence) const;
+  [[nodiscard]] std::int32_t blocks_wanted(const Sequence& sequence) const;
+  [[nodiscard]] bool adapter_can_be_had(const Sequence& sequence) const;
+  [[nodiscard]] bool any_lease() const;
+  [[nodiscard]] bool shares_blocks(const Sequence& sequence) const;
+  [[nodiscard]] bool starts_from_shared_blocks(const Sequence& sequence) const;
   [[nodiscard]] std::int32_t tokens_left(const StepPlan& plan) const;
 
   SchedulerConfig config_;
@@ -131,7 +138,7 @@ class Scheduler {
   WaitingSet waiting_;
   std::uint64_t next_arrival_ = 0;
   std::int32_t num_paused_ = 0;
-  std::int32_t num_leases_ = 0;
+  std::vector<Sequence*> skipped_;  // of the plan being made: their adapters get no pages
 };
 
 }  // namespace adaptrt

@@ -1,0 +1,176 @@
+#include "adaptrt/sched/invariants.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace adaptrt {
+
+namespace {
+
+class Report {
+ public:
+  void check(bool holds, const std::string& violation) {
+    if (!holds) violations_.push_back(violation);
+  }
+  void check(bool holds, const Sequence& sequence, const char* violation) {
+    if (!holds) violations_.push_back("sequence " + std::to_string(sequence.id) + " " + violation);
+  }
+  void append(const std::vector<std::string>& violations) {
+    violations_.insert(violations_.end(), violations.begin(), violations.end());
+  }
+  [[nodiscard]] std::vector<std::string> take() { return std::move(violations_); }
+
+ private:
+  std::vector<std::string> violations_;
+};
+
+void check_running(const Scheduler& scheduler, const BlockPool& pool, Report& report) {
+  const auto running = scheduler.running();
+  report.check(std::cmp_less_equal(running.size(), scheduler.limits().max_batch_size),
+               "more sequences run than max_batch_size");
+  for (std::size_t i = 0; i + 1 < running.size(); ++i) {
+    report.check(Scheduler::Before{}(running[i], running[i + 1]), *running[i], "runs out of order or twice");
+  }
+  for (const Sequence* sequence : running) {
+    const auto num_blocks = static_cast<std::int32_t>(sequence->table.blocks.size());
+    report.check(sequence->state == SequenceState::kRunning, *sequence, "runs, but its state is another");
+    report.check(!sequence->paused, *sequence, "runs, but is marked as paused");
+    report.check(!scheduler.waiting().contains(const_cast<Sequence*>(sequence)), *sequence, "runs and waits");
+    report.check(sequence->lease.has_value() == (sequence->adapter != nullptr), *sequence,
+                 "runs with an adapter and no lease, or the other way round");
+    report.check(sequence->num_computed <= sequence->num_tokens(), *sequence,
+                 "has computed tokens that it lacks");
+    report.check(num_blocks >= pool.blocks_for(sequence->num_computed), *sequence,
+                 "has a block table that does not cover its computed tokens");
+    report.check(num_blocks <= pool.blocks_for(sequence->max_kv_tokens()), *sequence,
+                 "has more blocks than it can ever need");
+    report.check(sequence->table.num_indexed <= num_blocks, *sequence, "has indexed more blocks than it has");
+    report.check(sequence->num_generated() <= sequence->max_tokens, *sequence,
+                 "has generated more than max_tokens");
+  }
+}
+
+void check_waiting(const Scheduler& scheduler, Report& report) {
+  std::int32_t num_paused = 0;
+  for (const Sequence* sequence : scheduler.waiting()) {
+    report.check(sequence->state == SequenceState::kWaiting, *sequence, "waits, but its state is another");
+    report.check(sequence->table.blocks.empty(), *sequence, "waits and holds blocks");
+    report.check(!sequence->lease, *sequence, "waits and holds a lease");
+    report.check(sequence->num_computed == 0, *sequence, "waits and has computed tokens");
+    if (sequence->paused) ++num_paused;
+  }
+  report.check(num_paused == scheduler.num_paused(), "num_paused() does not count the paused sequences");
+}
+
+void check_blocks(const Scheduler& scheduler, const BlockPool& pool, Report& report) {
+  report.append(pool.check_invariants());
+  std::map<BlockId, std::int32_t> users;
+  for (const Sequence* sequence : scheduler.running()) {
+    const std::set<BlockId> own(sequence->table.blocks.begin(), sequence->table.blocks.end());
+    report.check(own.size() == sequence->table.blocks.size(), *sequence, "has a block twice");
+    for (const BlockId block : own) ++users[block];
+  }
+  for (BlockId block = 0; block < pool.num_blocks(); ++block) {
+    const auto found = users.find(block);
+    const std::int32_t expected = found == users.end() ? 0 : found->second;
+    report.check(pool.num_users(block) == expected,
+                 "block " + std::to_string(block) + " counts " + std::to_string(pool.num_users(block)) +
+                     " users, but is in " + std::to_string(expected) + " running sequences' tables");
+  }
+  report.check(
+      pool.num_free() + pool.num_cached() + static_cast<std::int64_t>(users.size()) == pool.num_blocks(),
+      "free, cached and used blocks are not all blocks");
+  if (scheduler.config().capacity_scheduler_policy != CapacitySchedulerPolicy::kMaxUtilization) {
+    report.check(scheduler.num_promised_blocks() <= pool.num_available(),
+                 "more blocks are promised than available");
+  }
+}
+
+void check_leases(const Scheduler& scheduler, const LoraCache& cache, Report& report) {
+  report.append(cache.check_invariants());
+  std::set<std::uint64_t> generations;
+  for (const Sequence* sequence : scheduler.running()) {
+    if (!sequence->adapter) continue;
+    generations.insert(sequence->adapter->generation());
+    report.check(cache.is_leased(*sequence->adapter), *sequence, "runs with an adapter that is not leased");
+    if (!sequence->lease) continue;
+    report.check(sequence->lease->adapter().task_id == sequence->adapter->task_id(), *sequence,
+                 "leases another adapter than its own");
+  }
+  std::set<std::uint64_t> pinned;
+  for (const LoraCacheEntry& entry : cache.list()) {
+    if (entry.pinned) pinned.insert(entry.task_id);
+  }
+  for (const Sequence* sequence : scheduler.waiting()) {
+    const HostAdapter* adapter = sequence->adapter.get();
+    if (adapter == nullptr || generations.contains(adapter->generation())) continue;
+    report.check(!cache.is_leased(*adapter) || pinned.contains(adapter->task_id()), *sequence,
+                 "waits for an adapter that is leased although nothing runs with it");
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> check_invariants(const Scheduler& scheduler, const BlockPool& block_pool,
+                                          const LoraCache* lora_cache) {
+  Report report;
+  check_running(scheduler, block_pool, report);
+  check_waiting(scheduler, report);
+  check_blocks(scheduler, block_pool, report);
+  if (lora_cache != nullptr) check_leases(scheduler, *lora_cache, report);
+  return report.take();
+}
+
+std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler& scheduler,
+                                          const BlockPool& block_pool) {
+  Report report;
+  const std::int32_t tokens_per_block = block_pool.tokens_per_block();
+  std::set<const Sequence*> planned;
+  std::int32_t num_context_tokens = 0;
+  std::int32_t num_context_sequences = 0;
+  bool prefills_began = false;
+  for (const PlannedSequence& entry : plan.entries) {
+    const Sequence& sequence = *entry.sequence;
+    const std::int32_t end = entry.first_token + entry.count;
+    report.check(planned.insert(&sequence).second, sequence, "is planned twice");
+    report.check(sequence.state == SequenceState::kRunning, sequence, "is planned, but does not run");
+    report.check(entry.count >= 1, sequence, "is planned without tokens");
+    report.check(entry.first_token == sequence.num_computed, sequence, "does not go on where it stopped");
+    report.check(end <= sequence.num_tokens(), sequence, "is planned beyond its tokens");
+    report.check(entry.wants_logits == (end == sequence.num_tokens()), sequence,
+                 "wants logits at the wrong time");
+    report.check(entry.is_prefill != sequence.is_decoding(), sequence,
+                 "is a decode planned as prefill, or reversed");
+    report.check(entry.is_prefill || !prefills_began, sequence, "is a decode behind a prefill");
+    prefills_began = prefills_began || entry.is_prefill;
+    if (entry.is_prefill) {
+      num_context_tokens += entry.count;
+      ++num_context_sequences;
+    }
+    const auto num_blocks = static_cast<std::int32_t>(sequence.table.blocks.size());
+    report.check(num_blocks >= block_pool.blocks_for(end), sequence, "lacks blocks for its planned tokens");
+    for (std::int32_t i = entry.first_token / tokens_per_block;
+         i < std::min(num_blocks, block_pool.blocks_for(end)); ++i) {
+      report.check(block_pool.num_users(sequence.table.blocks[i]) == 1, sequence,
+                   "would write to a shared block");
+    }
+    report.check((sequence.device_adapter() != nullptr) == (sequence.adapter != nullptr), sequence,
+                 "is planned without its adapter");
+  }
+  std::int32_t num_tokens = 0;
+  for (const PlannedSequence& entry : plan.entries) num_tokens += entry.count;
+  report.check(plan.num_tokens == num_tokens, "num_tokens does not count the planned tokens");
+  report.check(num_tokens <= scheduler.limits().max_num_tokens,
+               "more tokens are planned than max_num_tokens");
+  report.check(plan.num_context_tokens == num_context_tokens,
+               "num_context_tokens does not count the prefills' tokens");
+  report.check(plan.num_context_sequences == num_context_sequences,
+               "num_context_sequences does not count the prefills");
+  report.check(std::cmp_equal(plan.num_generation_sequences + num_context_sequences, plan.entries.size()),
+               "num_generation_sequences does not count the decodes");
+  return report.take();
+}
+
+}  // namespace adaptrt

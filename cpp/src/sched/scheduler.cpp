@@ -1,0 +1,328 @@
+#include "adaptrt/sched/scheduler.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "adaptrt/core/error.h"
+
+namespace adaptrt {
+
+namespace {
+
+/// So many waiting sequences without pages for their adapters are passed over in one plan, so that planning
+/// stays cheap whatever the queue's length.
+constexpr std::size_t kMostSkippedInAPlan = 256;
+
+void check_limits(const SchedulerLimits& limits) {
+  Problems problems;
+  const auto require_positive = [&](const char* name, std::int32_t value) {
+    if (value < 1) problems.add(std::string(name) + " is " + std::to_string(value) + "; it must be positive");
+  };
+  require_positive("max_batch_size", limits.max_batch_size);
+  require_positive("max_num_tokens", limits.max_num_tokens);
+  if (limits.max_reusable_prompt_len < 0) problems.add("max_reusable_prompt_len is negative");
+  if (limits.max_times_passed_over < 0) problems.add("max_times_passed_over is negative");
+  problems.throw_if_any<ConfigError>("Scheduler");
+}
+
+/// Every running sequence has tokens to compute and tokens to generate; the executor removes it when it has
+/// not.
+void require_unfinished(const Sequence& sequence) {
+  if (sequence.num_to_compute() < 1 || sequence.num_generated() >= sequence.max_tokens) {
+    throw std::logic_error("sequence " + std::to_string(sequence.id) +
+                           " was not removed when it had finished");
+  }
+}
+
+}  // namespace
+
+void StepPlan::clear() {
+  entries.clear();
+  started.clear();
+  paused.clear();
+  unservable.clear();
+  num_tokens = 0;
+  num_context_tokens = 0;
+  num_context_sequences = 0;
+  num_generation_sequences = 0;
+}
+
+bool Scheduler::Before::operator()(const Sequence* a, const Sequence* b) const {
+  if (a->priority != b->priority) return a->priority > b->priority;
+  return a->arrival < b->arrival;
+}
+
+Scheduler::Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, BlockPool& block_pool,
+                     LoraCache* lora_cache)
+    : config_(config), limits_(limits), block_pool_(block_pool), lora_cache_(lora_cache) {
+  config.validate().throw_if_any<ConfigError>("SchedulerConfig");
+  check_limits(limits);
+}
+
+std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length,
+                                                     std::int64_t max_tokens) const {
+  constexpr std::int64_t kLongest = std::numeric_limits<std::int32_t>::max();
+  if (prompt_length < 1 || max_tokens < 1 || prompt_length > kLongest ||
+      max_tokens > kLongest - prompt_length) {
+    return "a prompt of " + std::to_string(prompt_length) +
+           " tokens with max_tokens = " + std::to_string(max_tokens) +
+           "; each must be at least 1 and their sum at most " + std::to_string(kLongest);
+  }
+  if (!limits_.enable_chunked_context && prompt_length > limits_.max_num_tokens) {
+    return "the prompt has " + std::to_string(prompt_length) +
+           " tokens, a step takes max_num_tokens = " + std::to_string(limits_.max_num_tokens) +
+           " and enable_chunked_context is off";
+  }
+  const std::int64_t needed = block_pool_.blocks_for(prompt_length + max_tokens - 1);
+  if (needed > block_pool_.num_blocks()) {
+    return "a prompt of " + std::to_string(prompt_length) +
+           " tokens with max_tokens = " + std::to_string(max_tokens) + " needs " + std::to_string(needed) +
+           " KV blocks of " + std::to_string(block_pool_.tokens_per_block()) + " tokens; there are " +
+           std::to_string(block_pool_.num_blocks());
+  }
+  return std::nullopt;
+}
+
+void Scheduler::add(Sequence& sequence) {
+  Problems problems;
+  if (auto reason = why_never_fits(sequence.prompt_length, sequence.max_tokens))
+    problems.add(std::move(*reason));
+  if (sequence.state != SequenceState::kNew) problems.add("it was queued before");
+  if (sequence.num_tokens() != sequence.prompt_length) {
+    problems.add("prompt_length is " + std::to_string(sequence.prompt_length) + ", but there are " +
+                 std::to_string(sequence.num_tokens()) + " tokens");
+  }
+  // Negated, so that NaN is refused as well.
+  if (!(sequence.priority >= 0.0F && sequence.priority <= 1.0F)) {
+    problems.add("priority is " + std::to_string(sequence.priority) + "; it must lie between 0 and 1");
+  }
+  if (sequence.adapter && lora_cache_ == nullptr)
+    problems.add("it has an adapter, but there is no LoRA cache");
+  problems.throw_if_any<RequestError>("request " + std::to_string(sequence.id));
+
+  sequence.tokens.reserve(static_cast<std::size_t>(sequence.prompt_length) + sequence.max_tokens);
+  sequence.table.blocks.reserve(block_pool_.blocks_for(sequence.max_kv_tokens()));
+  sequence.arrival = next_arrival_++;
+  waiting_.insert(&sequence);
+  sequence.state = SequenceState::kWaiting;
+}
+
+void Scheduler::plan(StepPlan& plan) {
+  plan.clear();
+  // A new batch waits for the last sequence of the old one, whatever this plan does to it.
+  const bool may_start =
+      config_.capacity_scheduler_policy != CapacitySchedulerPolicy::kStaticBatch || running_.empty();
+  plan_decodes(plan);
+  plan_running_prefills(plan);
+  if (may_start && plan.paused.empty()) start_waiting(plan);
+}
+
+void Scheduler::plan_decodes(StepPlan& plan) {
+  // Pausing takes from the end, so what stands before `i` stays, planned or not.
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    Sequence& sequence = *running_[i];
+    require_unfinished(sequence);
+    if (!sequence.is_decoding()) continue;
+    if (tokens_left(plan) == 0) break;
+    while (sequence.state == SequenceState::kRunning && room_for(sequence) < 1) pause(*running_.back(), plan);
+    if (sequence.state == SequenceState::kRunning) add_to_plan(sequence, 1, plan);
+  }
+}
+
+void Scheduler::plan_running_prefills(StepPlan& plan) {
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    Sequence& sequence = *running_[i];
+    if (sequence.is_decoding()) continue;
+    const std::int32_t left = tokens_left(plan);
+    if (left == 0) break;
+    while (room_for(sequence) < 1 && pause_a_prefill_after(i, plan)) {
+    }
+    // Without room it waits for the decodes of this step to end: they started after it, but are planned
+    // already.
+    const std::int32_t count = std::min({left, sequence.num_to_compute(), room_for(sequence)});
+    if (count > 0) add_to_plan(sequence, count, plan);
+  }
+}
+
+void Scheduler::start_waiting(StepPlan& plan) {
+  skipped_.clear();
+  bool may_lease = true;
+  for (auto next = waiting_.begin(); next != waiting_.end();) {
+    if (std::cmp_greater_equal(running_.size(), limits_.max_batch_size) || tokens_left(plan) == 0) return;
+    const auto position = next++;
+    Sequence& sequence = **position;
+    const StartResult result = try_start(sequence, may_lease, plan);
+    if (result == StartResult::kNoRoom) return;
+    if (result == StartResult::kStarted) {
+      waiting_.erase(position);
+      if (!sequence.adapter) continue;
+      for (Sequence* skipped : skipped_) ++skipped->times_passed_over;
+      continue;
+    }
+    if (may_lease && !any_lease()) plan.unservable.push_back(&sequence);
+    skipped_.push_back(&sequence);
+    if (skipped_.size() == kMostSkippedInAPlan) return;
+    if (sequence.times_passed_over >= limits_.max_times_passed_over) may_lease = false;
+  }
+}
+
+Scheduler::StartResult Scheduler::try_start(Sequence& sequence, bool may_lease, StepPlan& plan) {
+  // Asked before anything is taken: bringing an adapter to the device evicts others.
+  if (sequence.adapter && !(may_lease && adapter_can_be_had(sequence))) return StartResult::kNoAdapterPages;
+
+  BlockPool::PrefixMatch match;
+  if (starts_from_shared_blocks(sequence))
+    match = block_pool_.match_prefix(sequence.reuse_key(), sequence.tokens);
+  const std::int32_t to_compute = sequence.num_tokens() - match.num_blocks * block_pool_.tokens_per_block();
+  const bool may_split = limits_.enable_chunked_context || sequence.num_tokens() > limits_.max_num_tokens;
+  if (to_compute > tokens_left(plan) && !may_split) return StartResult::kNoRoom;
+
+  std::int64_t needed = std::int64_t{blocks_wanted(sequence)} - match.num_blocks;
+  // One more, where pausing is allowed, so that it is not paused at once for the first token that it
+  // generates.
+  if (config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kMaxUtilization && !running_.empty())
+    ++needed;
+  const std::int64_t available = std::int64_t{block_pool_.num_available()} - match.num_unused_blocks;
+  if (needed > available - num_promised_blocks()) return StartResult::kNoRoom;
+
+  std::optional<DeviceLease> lease;
+  if (sequence.adapter) {
+    lease = lora_cache_->acquire(sequence.adapter);
+    if (!lease) return StartResult::kNoAdapterPages;  // another thread has pinned the pages meanwhile
+  }
+  start(sequence, std::move(lease));
+  plan.started.push_back(&sequence);
+  add_to_plan(sequence, std::min(tokens_left(plan), sequence.num_to_compute()), plan);
+  return StartResult::kStarted;
+}
+
+void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
+  running_.insert(std::ranges::upper_bound(running_, &sequence, Before{}), &sequence);
+  if (sequence.paused) --num_paused_;
+  sequence.paused = false;
+  sequence.times_passed_over = 0;
+  sequence.state = SequenceState::kRunning;
+  sequence.lease = std::move(lease);
+  if (starts_from_shared_blocks(sequence)) {
+    sequence.num_computed = block_pool_.reuse_prefix(sequence.table, sequence.reuse_key(), sequence.tokens);
+  }
+}
+
+void Scheduler::add_to_plan(Sequence& sequence, std::int32_t count, StepPlan& plan) {
+  if (!block_pool_.try_grow(sequence.table, sequence.num_computed + count)) {
+    throw std::logic_error("sequence " + std::to_string(sequence.id) +
+                           " does not get the KV blocks promised to it");
+  }
+  const bool is_prefill = !sequence.is_decoding();
+  plan.entries.push_back({.sequence = &sequence,
+                          .first_token = sequence.num_computed,
+                          .count = count,
+                          .is_prefill = is_prefill,
+                          .wants_logits = count == sequence.num_to_compute()});
+  plan.num_tokens += count;
+  if (is_prefill) {
+    plan.num_context_tokens += count;
+    ++plan.num_context_sequences;
+  } else {
+    ++plan.num_generation_sequences;
+  }
+}
+
+void Scheduler::pause(Sequence& sequence, StepPlan& plan) {
+  if (config_.capacity_scheduler_policy != CapacitySchedulerPolicy::kMaxUtilization) {
+    throw std::logic_error("KV blocks ran out although they were promised");
+  }
+  stop_running(sequence);
+  sequence.state = SequenceState::kWaiting;
+  sequence.paused = true;
+  ++sequence.times_paused;
+  ++num_paused_;
+  waiting_.insert(&sequence);
+  plan.paused.push_back(&sequence);
+}
+
+bool Scheduler::pause_a_prefill_after(std::size_t index, StepPlan& plan) {
+  for (std::size_t i = running_.size() - 1; i > index; --i) {
+    if (running_[i]->is_decoding()) continue;
+    pause(*running_[i], plan);
+    return true;
+  }
+  return false;
+}
+
+void Scheduler::stop_running(Sequence& sequence) {
+  running_.erase(std::ranges::find(running_, &sequence));
+  block_pool_.release(sequence.table);
+  sequence.num_computed = 0;
+  sequence.lease.reset();
+}
+
+void Scheduler::commit(const StepPlan& plan) {
+  for (const PlannedSequence& entry : plan.entries) {
+    Sequence& sequence = *entry.sequence;
+    sequence.num_computed = entry.first_token + entry.count;
+    if (!shares_blocks(sequence)) continue;
+    block_pool_.index_full_blocks(sequence.table, sequence.reuse_key(), sequence.tokens,
+                                  sequence.num_computed);
+  }
+}
+
+void Scheduler::fail(const StepPlan& plan) {
+  for (const PlannedSequence& entry : plan.entries) remove(*entry.sequence);
+}
+
+void Scheduler::remove(Sequence& sequence) {
+  if (sequence.state == SequenceState::kRunning) {
+    stop_running(sequence);
+  } else if (sequence.state == SequenceState::kWaiting) {
+    waiting_.erase(&sequence);
+    if (sequence.paused) --num_paused_;
+  }
+  sequence.state = SequenceState::kFinished;
+}
+
+std::int64_t Scheduler::num_promised_blocks() const {
+  std::int64_t promised = 0;
+  for (const Sequence* sequence : running_) {
+    promised += blocks_wanted(*sequence) - static_cast<std::int64_t>(sequence->table.blocks.size());
+  }
+  return promised;
+}
+
+std::int32_t Scheduler::blocks_wanted(const Sequence& sequence) const {
+  const bool all = config_.capacity_scheduler_policy != CapacitySchedulerPolicy::kMaxUtilization;
+  return block_pool_.blocks_for(all ? sequence.max_kv_tokens() : sequence.num_tokens());
+}
+
+std::int32_t Scheduler::room_for(const Sequence& sequence) const {
+  const std::int64_t blocks =
+      static_cast<std::int64_t>(sequence.table.blocks.size()) + block_pool_.num_available();
+  const std::int64_t room = blocks * block_pool_.tokens_per_block() - sequence.num_computed;
+  return static_cast<std::int32_t>(std::min<std::int64_t>(room, std::numeric_limits<std::int32_t>::max()));
+}
+
+bool Scheduler::adapter_can_be_had(const Sequence& sequence) const {
+  return lora_cache_->is_leased(*sequence.adapter) ||
+         lora_cache_->pages_needed(*sequence.adapter) <= lora_cache_->obtainable_pages();
+}
+
+bool Scheduler::any_lease() const {
+  return std::ranges::any_of(running_, [](const Sequence* sequence) { return sequence->lease.has_value(); });
+}
+
+bool Scheduler::shares_blocks(const Sequence& sequence) const {
+  return sequence.prompt_length <= limits_.max_reusable_prompt_len;
+}
+
+bool Scheduler::starts_from_shared_blocks(const Sequence& sequence) const {
+  // Once a token was generated, the logits of the whole prompt were there.
+  return shares_blocks(sequence) && !(sequence.compute_whole_prompt && sequence.num_generated() == 0);
+}
+
+std::int32_t Scheduler::tokens_left(const StepPlan& plan) const {
+  return limits_.max_num_tokens - plan.num_tokens;
+}
+
+}  // namespace adaptrt
