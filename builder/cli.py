@@ -1,8 +1,8 @@
 """The `adaptrt` program: a table of commands, each imported only when it is called.
 
-A command is a module with `add_arguments(parser)` and `run(args) -> int`. It reports a user's mistake by raising an
-AdaptrtError, which ends the program with one line on stderr and exit status 2; any other exception is a defect and
-keeps its traceback.
+A command is a module with `add_arguments(parser)` and `run(args) -> int`. It reports a user's mistake by
+raising an AdaptrtError, which ends the program with one line on stderr and exit status 2; any other exception
+is a defect and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -125,11 +125,13 @@ def _report_user_errors(run: Callable[[], int]) -> int:
         print(f"adaptrt: error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
     except BrokenPipeError:
-        # The reader of a pipe, such as head, has gone. Python would fail once more when it flushes stdout at exit.
+        # The reader of a pipe, such as head, has gone. Python would fail once more when it flushes stdout at
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_USER_ERROR
     except OSError as error:
-        # A file that cannot be read or written and a full disk are the user's to mend; other OSErrors name no file.
+        # A file that cannot be read or written and a full disk are the user's to mend; other OSErrors name no
+        # file.
         if error.filename is None:
             raise
         print(f"adaptrt: error: {error.filename}: {error.strerror}", file=sys.stderr)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from .._core import AdaptrtError
 
@@ -51,8 +51,9 @@ def describe(value: object) -> str:
 class JsonFields:
     """The fields of one JSON object.
 
-    Each method takes one field. A field that is missing or unacceptable is noted and replaced by a stand-in, so that
-    the reading goes on; finish() raises everything that was noted, together with the fields that nobody took.
+    Each method takes one field. A field that is missing or unacceptable is noted and replaced by a stand-in,
+    so that the reading goes on; finish() raises everything that was noted, together with the fields that
+    nobody took.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class JsonFields:
         return value
 
     def integers(self, name: str, *, minimum: int = 0, scalar: bool = False) -> tuple[int, ...]:
-        """A list of integers not below `minimum`; () for null or a missing field. `scalar` also accepts one integer."""
+        """Integers not below `minimum`; () for null or a missing field. `scalar` also accepts one integer."""
         value = self.raw(name)
         if value is None:
             return ()
@@ -136,7 +137,7 @@ class JsonFields:
         return tuple(values)
 
     def object(self, name: str, *, optional: bool = False) -> JsonFields | None:
-        """A nested object, which shares this one's problems; None when it is missing, null or something else."""
+        """A nested object, which shares this one's problems; None if missing, null or something else."""
         value = self.raw(name)
         if value is None and optional:
             return None
@@ -178,7 +179,7 @@ class JsonFields:
         if not accepts(value):
             self.problem(name, f"is {describe(value)}; expected {wanted}")
             return stand_in
-        return value  # type: ignore[no-any-return]
+        return cast(T, value)
 
 
 def _is_integer(value: object) -> bool:

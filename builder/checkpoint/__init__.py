@@ -1,1 +1,1 @@
-"""TensorRT-LLM style checkpoints: their config, their files, and how they are made from Hugging Face models."""
+"""TensorRT-LLM style checkpoints: config, files, and how they are made from Hugging Face models."""

@@ -37,8 +37,8 @@ def cast(piece: Array, dtype: np.dtype[Any], subject: str) -> Array:
         largest = wide.flat[np.abs(wide).argmax()]
         limit = float(ml_dtypes.finfo(dtype).max)
         raise CheckpointError(
-            f"{subject}: holds {float(largest):g}, which overflows {dtype} (largest value {limit:g}); convert with "
-            "another --dtype"
+            f"{subject}: holds {float(largest):g}, which overflows {dtype} (largest value {limit:g}); convert "
+            "with another --dtype"
         )
     return result
 
@@ -46,7 +46,8 @@ def cast(piece: Array, dtype: np.dtype[Any], subject: str) -> Array:
 def to_float32(piece: Array) -> Array:
     """`piece` as float32, exactly."""
     if piece.dtype == BFLOAT16:
-        # bfloat16 is the upper half of float32. numpy shifts without the GIL, which ml_dtypes holds while it casts.
+        # bfloat16 is the upper half of float32. numpy shifts without the GIL, which ml_dtypes holds while it
+        # casts.
         return np.left_shift(piece.view(np.uint16), 16, dtype=np.uint32).view(np.float32)
     return piece.astype(np.float32, copy=False)
 

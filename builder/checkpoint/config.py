@@ -57,13 +57,13 @@ class CheckpointConfig:
     mlp_bias: bool = False
     """A bias on mlp.fc, mlp.gate and mlp.proj."""
     qk_layernorm: bool = False
-    """RMS norms over each head of q and k before the rotary embedding: attention.q_layernorm, .k_layernorm."""
+    """RMS norms over each head of q and k before RoPE: attention.q_layernorm and attention.k_layernorm."""
     sliding_window: int | None = None
-    """A token sees itself and the sliding_window - 1 tokens before it, in the layers sliding_window_layers."""
+    """In sliding_window_layers, a token sees itself and the sliding_window - 1 tokens before it."""
     sliding_window_layers: tuple[int, ...] = ()
     share_embedding_table: bool = False
-    """lm_head is transformer.vocab_embedding; lm_head.weight is stored only by ranks that lack the embedding or hold a
-    slice of lm_head, that is when world_size is above 1."""
+    """lm_head is transformer.vocab_embedding; lm_head.weight is stored only by ranks that lack the embedding
+    or hold a slice of lm_head, that is when world_size is above 1."""
     mapping: ParallelMapping = ParallelMapping()
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
@@ -97,14 +97,14 @@ class CheckpointConfig:
 
     @classmethod
     def load(cls, directory: Path) -> CheckpointConfig:
-        """Reads config.json of a checkpoint directory. Raises CheckpointError naming every field that is wrong."""
+        """Reads a checkpoint directory's config.json. Raises CheckpointError naming every wrong field."""
         path = directory / CONFIG_FILE
         return cls.from_dict(load_json_object(path, CheckpointError), subject=str(path))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
-        """The inverse of to_dict. Raises CheckpointError, which begins with `subject` and lists every missing, unknown
-        and unacceptable field.
+        """The inverse of to_dict. Raises CheckpointError, which begins with `subject` and lists every
+        missing, unknown and unacceptable field.
         """
         source = JsonFields(data)
         source.discard(("producer",))
@@ -177,7 +177,8 @@ class CheckpointConfig:
         ]
         if self.num_key_value_heads % tp_size != 0 and tp_size % self.num_key_value_heads != 0:
             problems.append(
-                f"tp_size {tp_size} neither divides num_key_value_heads {self.num_key_value_heads} nor is a multiple of it"
+                f"tp_size {tp_size} neither divides num_key_value_heads {self.num_key_value_heads} nor is a "
+                "multiple of it"
             )
         if self.num_hidden_layers % pp_size != 0:
             problems.append(f"pp_size {pp_size} does not divide num_hidden_layers {self.num_hidden_layers}")

@@ -63,10 +63,10 @@ def convert_checkpoint(
 ) -> Converted:
     """Writes config.json, rank{N}.safetensors and the tokenizer's files to `output_dir`.
 
-    `dtype` None keeps the type that the model's config.json states. Up to `workers` ranks are written at a time.
-    `output_dir` must be absent, empty, or a checkpoint that this function wrote, which is replaced; it stays as it was
-    when anything goes wrong. Raises CheckpointError for everything that is wrong with the model and ConfigError for
-    sizes that cannot cut it.
+    `dtype` None keeps the type that the model's config.json states. Up to `workers` ranks are written at a
+    time. `output_dir` must be absent, empty, or a checkpoint that this function wrote, which is replaced; it
+    stays as it was when anything goes wrong. Raises CheckpointError for everything that is wrong with the
+    model and ConfigError for sizes that cannot cut it.
     """
     for name, value in (("tp_size", tp_size), ("pp_size", pp_size), ("workers", workers)):
         if value < 1:
@@ -133,8 +133,8 @@ def _check_tied_lm_head(weights: HfWeights, config: CheckpointConfig) -> None:
     if not config.share_embedding_table or HF_LM_HEAD not in weights:
         return
     complaint = (
-        f"{weights.where(HF_LM_HEAD)} differs from {HF_EMBEDDING}, although tie_word_embeddings is true; set it to "
-        "false to use both, or remove the tensor"
+        f"{weights.where(HF_LM_HEAD)} differs from {HF_EMBEDDING}, although tie_word_embeddings is true; "
+        "set it to false to use both, or remove the tensor"
     )
     if weights.spec(HF_LM_HEAD) != TensorSpec(
         HF_LM_HEAD, weights.spec(HF_EMBEDDING).dtype, weights.spec(HF_EMBEDDING).shape
@@ -172,7 +172,7 @@ class _RankJob:
 
 
 def _write_ranks(jobs: list[_RankJob], directory: Path, workers: int, advance: Advance) -> None:
-    """Writes the ranks' files on `workers` threads; numpy and the file system release the GIL for nearly all of it."""
+    """Writes the ranks' files on `workers` threads: most of the time goes to calls that release the GIL."""
     stop = Event()
 
     def advance_unless_stopped(num_bytes: int) -> None:

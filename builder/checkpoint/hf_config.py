@@ -21,16 +21,17 @@ DEFAULT_ROPE_THETA: Final = 10000.0
 # Training, bookkeeping, and defaults of generate(): none of them changes what the network computes.
 _HARMLESS_FIELDS: Final = frozenset(
     """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path attention_dropout bad_words_ids
-    begin_suppress_tokens chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample early_stopping
-    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id
-    forced_eos_token_id id2label initializer_range is_decoder label2id length_penalty max_length min_length model_type
-    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_scores prefix pretraining_tp problem_type remove_invalid_values repetition_penalty
-    return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path attention_dropout
+    bad_words_ids begin_suppress_tokens chunk_size_feed_forward cross_attention_hidden_size
+    decoder_start_token_id diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id id2label
+    initializer_range is_decoder label2id length_penalty max_length min_length model_type no_repeat_ngram_size
+    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states
+    output_scores prefix pretraining_tp problem_type remove_invalid_values repetition_penalty return_dict
+    return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
     tokenizer_class top_k top_p torchscript transformers_version typical_p unsloth_fixed unsloth_version
     use_bfloat16 use_cache
-    """.split()
+    """.split()  # noqa: SIM905
 )
 
 # Fields of other architectures, with the value at which they change nothing.
@@ -51,16 +52,16 @@ _NEUTRAL_FIELDS: Final[dict[str, Any]] = {
 def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMapping) -> CheckpointConfig:
     """The CheckpointConfig of a Hugging Face model directory.
 
-    `dtype` None takes the type that config.json states. Raises CheckpointError with everything in config.json that is
-    missing, unknown or not supported, and ConfigError when `mapping` cannot cut this model.
+    `dtype` None takes the type that config.json states. Raises CheckpointError with everything in config.json
+    that is missing, unknown or not supported, and ConfigError when `mapping` cannot cut this model.
     """
     path = model_dir / HF_CONFIG_FILE
     fields = JsonFields(load_json_object(path, CheckpointError))
     family = _family_of(fields, str(path))
     if fields.raw("quantization_config") is not None:
         raise CheckpointError(
-            f"{path}: quantization_config is set, but only unquantised checkpoints can be converted yet; convert the "
-            "model that this one was quantised from"
+            f"{path}: quantization_config is set, but only unquantised checkpoints can be converted yet; "
+            "convert the model that this one was quantised from"
         )
     config = _read(fields, family, dtype, mapping)
     if not fields.problems:
@@ -134,7 +135,7 @@ def _head_size(fields: JsonFields, hidden_size: int, num_attention_heads: int) -
     if hidden_size % num_attention_heads != 0 and not fields.problems:
         fields.problem(
             "hidden_size",
-            f"{hidden_size} is not a multiple of num_attention_heads {num_attention_heads}, and there is no head_dim",
+            f"{hidden_size} is no multiple of num_attention_heads {num_attention_heads}; state head_dim",
         )
     return max(1, hidden_size // num_attention_heads)
 

@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face model directory, wherever they lie: one file or several, safetensors or pickled."""
+"""The tensors of a Hugging Face model directory: in one file or several, safetensors or pickled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HfWeights:
     """All tensors of a model directory."""
 
     def __init__(self, model_dir: Path) -> None:
-        """Opens every file and checks the headers against the index. Raises CheckpointError with all disagreements."""
+        """Opens every file. Raises CheckpointError with every disagreement between headers and index."""
         self._files: dict[str, WeightFile] = {}
         self._file_of: dict[str, str] = {}
         self._directory = model_dir
@@ -78,7 +78,7 @@ class HfWeights:
                 f"{path}: weight_map is {describe(weight_map)}; expected an object of file names"
             )
         problems = [
-            f"tensor '{name}' is said to be in {describe(file)}, which is not the plain name of a file beside the index"
+            f"tensor '{name}' is said to be in {describe(file)}; expected the plain name of a file here"
             for name, file in weight_map.items()
             if not _is_plain_name(file)
         ]

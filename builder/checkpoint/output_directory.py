@@ -16,12 +16,13 @@ from ..._core import AdaptrtError
 def replaced_directory(
     target: Path, *, is_ours: Callable[[Path], bool], kind: str, error: type[AdaptrtError]
 ) -> Iterator[Path]:
-    """Yields a new directory beside `target`, which takes its place when the with statement ends without an error.
+    """Yields a new directory beside `target`, which takes its place when the with statement ends without an
+    error.
 
-    A `target` that is absent or empty is fine, and so is one for which is_ours() holds: it is replaced. Anything else
-    is refused with `error`, in which `kind` says what would have been accepted.
+    A `target` that is absent or empty is fine, and so is one for which is_ours() holds: it is replaced.
+    Anything else is refused with `error`, in which `kind` says what would have been accepted.
     """
-    target = Path(os.path.abspath(target))
+    target = target.resolve()
     if target.exists() and not target.is_dir():
         raise error(f"{target}: exists and is no directory")
     if target.is_dir() and any(target.iterdir()) and not is_ours(target):

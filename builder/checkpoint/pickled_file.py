@@ -24,7 +24,8 @@ class PickledFile:
             import torch
         except ImportError:
             raise CheckpointError(
-                f"{path}: pickled checkpoints are read with torch: pip install adaptrt[torch], or convert it to safetensors"
+                f"{path}: pickled checkpoints are read with torch: pip install adaptrt[torch], or convert "
+                "the file to safetensors"
             ) from None
         try:
             tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)

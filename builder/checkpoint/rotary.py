@@ -1,6 +1,7 @@
 """Rotary position scaling: which kinds there are, and the parameters of each.
 
-The formulas are those of Hugging Face's modeling_rope_utils.py; docs/formats.md says which parameter means what.
+The formulas are those of Hugging Face's modeling_rope_utils.py; docs/formats.md says which parameter means
+what.
 """
 
 from __future__ import annotations

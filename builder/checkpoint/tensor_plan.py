@@ -1,4 +1,4 @@
-"""Which slices of which Hugging Face tensors make each tensor of a rank. See docs/formats.md for the layout."""
+"""Which slices of which Hugging Face tensors make each tensor of a rank (layout: docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _plan_layer(config: CheckpointConfig, tp_rank: int, layer: int, hf_layer: in
                 yield PlannedTensor(f"{ours}{name}.{kind}", shape, slices)
 
     def row(name: str, source: str, inputs: range, has_bias: bool) -> Iterator[PlannedTensor]:
-        """Split by inputs: the weight's columns. The bias is whole: it is added once, after the ranks' sums."""
+        """Split by inputs: the weight's columns. The bias is whole: it is added once, to the ranks' sum."""
         weight = Slice(f"{theirs}{source}.weight", range(hidden), inputs)
         yield PlannedTensor(f"{ours}{name}.weight", (hidden, len(inputs)), (weight,))
         if has_bias:
@@ -139,7 +139,7 @@ def _share(size: int, parts: int, part: int) -> range:
 
 
 def _key_value_rows(config: CheckpointConfig, tp_rank: int) -> range:
-    """Rows of k and v that go with a rank's query heads; ranks share a head where there are fewer heads than ranks."""
+    """Rows of k and v that go with a rank's query heads; with fewer heads than ranks, ranks share one."""
     ranks_per_head = max(1, config.mapping.tp_size // config.num_key_value_heads)
     return _share(
         config.num_key_value_heads * config.head_size,

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         default=_AUTO,
         choices=[_AUTO, *(dtype_name(dtype) for dtype in DType)],
-        help="type of the weights; auto keeps the one that the model's config.json states (default: %(default)s)",
+        help="type of the weights; auto: the one that the model's config.json states (default: %(default)s)",
     )
     parser.add_argument(
         "--tp_size",
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
     config = converted.config
     ranks = config.mapping.world_size
     print(
-        f"{args.output_dir}: {config.architecture}, {config.num_hidden_layers} layers, {dtype_name(config.dtype)}, "
-        f"{converted.num_tensors} tensors of {format_bytes(converted.num_bytes)} in "
-        f"{ranks} rank{'s' if ranks > 1 else ''}"
+        f"{args.output_dir}: {config.architecture}, {config.num_hidden_layers} layers, "
+        f"{dtype_name(config.dtype)}, {converted.num_tensors} tensors of {format_bytes(converted.num_bytes)} "
+        f"in {ranks} rank{'s' if ranks > 1 else ''}"
     )
     return 0

@@ -1,7 +1,7 @@
 """What a model family's file says about it, and the parts that several families share.
 
-A family is data: how its Hugging Face config.json maps to the features of CheckpointConfig. Everything after that
-(names of tensors, shards, the network) follows from those features.
+A family is data: how its Hugging Face config.json maps to the features of CheckpointConfig. Everything after
+that (names of tensors, shards, the network) follows from those features.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ModelFamily:
     read_features: Callable[[JsonFields, int], Features]
     """Takes the family's own fields; the second argument is num_hidden_layers."""
     optional_fields: frozenset[str] = frozenset()
-    """num_key_value_heads and head_dim, where the family defines them by other sizes when they are left out."""
+    """num_key_value_heads and head_dim, where the family derives them from other sizes if left out."""
     neutral_fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields that the family does not have, with the value at which they mean nothing; others are refused."""
 
@@ -68,7 +68,8 @@ def sliding_window_by_layer(fields: JsonFields, num_hidden_layers: int) -> Featu
     else:
         fields.problem(
             "layer_types",
-            f"is {describe(layer_types)}; expected {num_hidden_layers} of {FULL_ATTENTION} and {SLIDING_ATTENTION}",
+            f"is {describe(layer_types)}; expected {num_hidden_layers} times {FULL_ATTENTION} or "
+            f"{SLIDING_ATTENTION}",
         )
         layers = ()
     if layers and window is None:

@@ -1,4 +1,4 @@
-"""Safetensors files that are written and read in pieces, so that neither side holds a whole file in memory."""
+"""Safetensors files, written and read in pieces, so that neither side holds a whole file in memory."""
 
 from .header import Header, TensorSpec
 from .reader import SafetensorsReader

@@ -71,7 +71,8 @@ def serialize_header(
     """The bytes before the data, and the tensors to write after them in this order.
 
     The data begins at a multiple of `alignment`; where a tensor would not, a padding tensor stands before it.
-    Raises ValueError for names that are empty, repeated or reserved, and for dtypes that the format does not know.
+    Raises ValueError for names that are empty, repeated or reserved, and for dtypes that the format does not
+    know.
     """
     entries: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     laid_out: list[TensorSpec] = []
@@ -171,8 +172,8 @@ def _checked_entry(name: str, entry: object, problems: list[str]) -> _Placed | N
     spec = TensorSpec(name, dtype, shape)
     if offsets[1] - offsets[0] != spec.num_bytes:
         problems.append(
-            f"tensor '{name}' of {entry['dtype']} {list(shape)} needs {spec.num_bytes} bytes, but its data_offsets are "
-            f"{list(offsets)}"
+            f"tensor '{name}' of {entry['dtype']} {list(shape)} needs {spec.num_bytes} bytes, but its "
+            f"data_offsets are {list(offsets)}"
         )
         return None
     return spec, offsets[0], offsets[1]

@@ -67,8 +67,8 @@ class SafetensorsReader:
     ) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
         """Rows first .. last of a tensor in pieces of about `piece_bytes`, each a view of the mapping.
 
-        The pages of a piece are given back to the system when the next one is taken, so that reading a file of any
-        size takes no more memory than a piece.
+        The pages of a piece are given back to the system when the next one is taken, so that reading a file
+        of any size takes no more memory than a piece.
         """
         array = self.array(name)
         last = array.shape[0] if last is None else last
@@ -80,7 +80,8 @@ class SafetensorsReader:
             self._release(self.offset(name) + begin * row_bytes, (end - begin) * row_bytes)
 
     def _release(self, begin: int, num_bytes: int) -> None:
-        # Pages at both ends may hold other tensors; dropping them too only costs reading them again from the cache.
+        # Pages at both ends may hold other tensors; dropping them too only costs reading them again from the
+        # cache.
         first = begin - begin % mmap.PAGESIZE
         self._map.madvise(mmap.MADV_DONTNEED, first, begin + num_bytes - first)
 
@@ -99,6 +100,7 @@ class SafetensorsReader:
         limit = min(MAX_HEADER_BYTES, file_bytes - LENGTH_BYTES)
         if length > limit:
             raise self._error(
-                f"{self.path}: declares a header of {length} bytes; a file of {file_bytes} bytes can have {limit}"
+                f"{self.path}: declares a header of {length} bytes; a file of {file_bytes} bytes can have "
+                f"at most {limit}"
             )
         return length

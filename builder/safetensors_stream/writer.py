@@ -23,8 +23,8 @@ class SafetensorsWriter:
                 for piece in pieces_of(spec):
                     writer.write(spec.name, piece)
 
-    The data goes to a temporary file beside `path`, which takes its name at the end of the with statement if all
-    tensors are complete, and is removed otherwise.
+    The data goes to a temporary file beside `path`, which takes its name at the end of the with statement if
+    all tensors are complete, and is removed otherwise.
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class SafetensorsWriter:
     ) -> None:
         """`alignment`: every tensor's bytes begin at a multiple of it in the file.
 
-        Raises ValueError for names that are empty, repeated or reserved, and for dtypes that the format does not know.
+        Raises ValueError for names that are empty, repeated or reserved, and for dtypes that the format does
+        not know.
         """
         header, self._specs = serialize_header(specs, metadata or {}, alignment)
         self._path = path
@@ -51,8 +52,8 @@ class SafetensorsWriter:
     def write(self, name: str, piece: np.ndarray[Any, np.dtype[Any]] | bytes | memoryview) -> None:
         """Appends the next bytes of tensor `name`, in row-major order.
 
-        An array has the tensor's dtype; uint8 arrays and bytes count as raw bytes. Raises ValueError when another
-        tensor is due, the dtype differs, or there are more bytes than the tensor holds.
+        An array has the tensor's dtype; uint8 arrays and bytes count as raw bytes. Raises ValueError when
+        another tensor is due, the dtype differs, or there are more bytes than the tensor holds.
         """
         if self._index == len(self._specs) or self._specs[self._index].name != name:
             due = self._specs[self._index].name if self._index < len(self._specs) else "none"
@@ -61,7 +62,7 @@ class SafetensorsWriter:
         if isinstance(piece, np.ndarray):
             if piece.dtype != spec.dtype and piece.dtype != np.uint8:
                 raise ValueError(f"tensor '{name}' is {spec.dtype}; a piece of it is {piece.dtype}")
-            raw = memoryview(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+            raw = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
         else:
             raw = memoryview(piece).cast("B")
         if self._written + raw.nbytes > spec.num_bytes:
