@@ -4,13 +4,43 @@
 #include <atomic>
 #include <condition_variable>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
 namespace adaptrt {
+namespace {
 
+/// Rounds of spinning before a thread blocks: tens of microseconds, longer than the gap between two loops of
+/// a step and short beside a time slice.
+constexpr int kSpins = 2000;
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// True as soon as `done` is, false when it was not for a while.
+template <class Done>
+bool spin_until(const Done& done) {
+  for (int spin = 0; spin < kSpins; ++spin) {
+    if (done()) return true;
+    pause();
+  }
+  return false;
+}
+
+}  // namespace
+
+// A loop is published in one word, the ticket: the loop's number in the high half, the chunks that nobody has
+// claimed in the low half. A thread claims a chunk by taking one off with a compare-and-swap, which fails
+// when another loop has begun, and so it may read the loop's fields afterwards: a loop with a claimed chunk
+// cannot end before that chunk.
 class ThreadPool::Impl {
  public:
   explicit Impl(int num_threads) {
@@ -22,7 +52,7 @@ class ThreadPool::Impl {
   ~Impl() {
     {
       const std::lock_guard lock(mutex_);
-      stopping_ = true;
+      stopping_.store(true);
     }
     wake_.notify_all();
     for (auto& worker : workers_) worker.join();
@@ -34,51 +64,92 @@ class ThreadPool::Impl {
   [[nodiscard]] int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   void run(std::int64_t count, std::int64_t grain, const Body& body) {
-    {
-      const std::lock_guard lock(mutex_);
-      body_ = &body;
-      count_ = count;
-      grain_ = grain;
-      next_.store(0, std::memory_order_relaxed);
-      active_ = static_cast<int>(workers_.size());
-      ++loop_;
+    // Chunks must be countable in half a word.
+    grain = std::max(grain, count / std::numeric_limits<std::int32_t>::max() + 1);
+    const std::int64_t chunks = (count + grain - 1) / grain;
+    if (chunks == 1 || workers_.empty()) {
+      for (std::int64_t begin = 0; begin < count; begin += grain)
+        body(begin, std::min(begin + grain, count), 0);
+      return;
     }
-    wake_.notify_all();
+    body_ = &body;
+    count_ = count;
+    grain_ = grain;
+    chunks_ = chunks;
+    pending_.store(chunks, std::memory_order_relaxed);
+    ++loop_;
+    // Sequentially consistent, as is going to sleep: either the sleeper sees the ticket or this thread sees
+    // it sleep.
+    ticket_.store(loop_ << 32 | static_cast<std::uint64_t>(chunks));
+    if (sleepers_.load() > 0) {
+      {
+        const std::lock_guard lock(mutex_);
+      }
+      wake_.notify_all();
+    }
     claim_chunks(0);
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return active_ == 0; });
-    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+    const auto done = [this] { return pending_.load(std::memory_order_acquire) == 0; };
+    if (!spin_until(done)) {
+      std::unique_lock lock(mutex_);
+      caller_waits_.store(true);
+      done_.wait(lock, [this] { return pending_.load() == 0; });
+      caller_waits_.store(false);
+    }
+    if (failed_.load(std::memory_order_relaxed)) {
+      failed_.store(false, std::memory_order_relaxed);
+      const std::lock_guard lock(mutex_);
+      std::rethrow_exception(std::exchange(error_, nullptr));
+    }
   }
 
  private:
+  static std::uint32_t unclaimed(std::uint64_t ticket) { return static_cast<std::uint32_t>(ticket); }
+
   void claim_chunks(int thread) {
-    try {
-      while (true) {
-        const std::int64_t begin = next_.fetch_add(grain_, std::memory_order_relaxed);
-        if (begin >= count_) return;
-        (*body_)(begin, std::min(begin + grain_, count_), thread);
+    std::uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    while (unclaimed(ticket) > 0) {
+      if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
+                                         std::memory_order_acquire)) {
+        continue;
       }
-    } catch (...) {
-      next_.store(count_, std::memory_order_relaxed);
-      const std::lock_guard lock(mutex_);
-      if (!error_) error_ = std::current_exception();
+      run_chunk(chunks_ - static_cast<std::int64_t>(unclaimed(ticket)), thread);
+      ticket = ticket_.load(std::memory_order_acquire);
+    }
+  }
+
+  void run_chunk(std::int64_t chunk, int thread) {
+    if (!failed_.load(std::memory_order_relaxed)) {
+      try {
+        const std::int64_t begin = chunk * grain_;
+        (*body_)(begin, std::min(begin + grain_, count_), thread);
+      } catch (...) {
+        const std::lock_guard lock(mutex_);
+        if (!error_) error_ = std::current_exception();
+        failed_.store(true, std::memory_order_relaxed);
+      }
+    }
+    if (pending_.fetch_sub(1) == 1 && caller_waits_.load()) {
+      {
+        const std::lock_guard lock(mutex_);
+      }
+      done_.notify_one();
     }
   }
 
   void work(int thread) {
-    std::uint64_t seen = 0;
     while (true) {
-      {
+      const auto called = [this] {
+        return unclaimed(ticket_.load(std::memory_order_relaxed)) > 0 ||
+               stopping_.load(std::memory_order_relaxed);
+      };
+      if (!spin_until(called)) {
         std::unique_lock lock(mutex_);
-        wake_.wait(lock, [&] { return stopping_ || loop_ != seen; });
-        if (stopping_) return;
-        seen = loop_;
+        sleepers_.fetch_add(1);
+        wake_.wait(lock, [this] { return unclaimed(ticket_.load()) > 0 || stopping_.load(); });
+        sleepers_.fetch_sub(1);
       }
+      if (stopping_.load(std::memory_order_relaxed)) return;
       claim_chunks(thread);
-      {
-        const std::lock_guard lock(mutex_);
-        if (--active_ == 0) done_.notify_one();
-      }
     }
   }
 
@@ -86,20 +157,28 @@ class ThreadPool::Impl {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable done_;
+  std::exception_ptr error_;
+  // Written by the caller between loops.
   const Body* body_ = nullptr;
   std::int64_t count_ = 0;
   std::int64_t grain_ = 1;
-  std::atomic<std::int64_t> next_{0};
-  int active_ = 0;
+  std::int64_t chunks_ = 0;
   std::uint64_t loop_ = 0;
-  std::exception_ptr error_;
-  bool stopping_ = false;
+  // Apart from each other: one is read while the other is written.
+  alignas(64) std::atomic<std::uint64_t> ticket_{0};
+  alignas(64) std::atomic<std::int64_t> pending_{0};
+  alignas(64) std::atomic<int> sleepers_{0};
+  std::atomic<bool> caller_waits_{false};
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> stopping_{false};
 };
 
 ThreadPool::ThreadPool(int num_threads) : impl_(std::make_unique<Impl>(std::max(1, num_threads))) {}
 ThreadPool::~ThreadPool() = default;
 
-int ThreadPool::num_threads() const { return impl_->num_threads(); }
+int ThreadPool::num_threads() const {
+  return impl_->num_threads();
+}
 
 void ThreadPool::parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
   if (count <= 0) return;

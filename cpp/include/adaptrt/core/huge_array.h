@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+namespace adaptrt {
+
+/// A large zeroed array on pages of its own, in huge pages where the system gives them: pages are taken when
+/// they are first touched. For KV pools, arenas and caches, which are read at the speed of memory.
+class HugeArray {
+ public:
+  HugeArray() = default;
+  /// Throws std::bad_alloc when the system refuses.
+  explicit HugeArray(std::size_t bytes);
+  ~HugeArray();
+  HugeArray(HugeArray&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  HugeArray& operator=(HugeArray&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  HugeArray(const HugeArray&) = delete;
+  HugeArray& operator=(const HugeArray&) = delete;
+
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace adaptrt
