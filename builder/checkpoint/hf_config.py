@@ -22,7 +22,7 @@ DEFAULT_ROPE_THETA: Final = 10000.0
 _HARMLESS_FIELDS: Final = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path attention_dropout
-    bad_words_ids begin_suppress_tokens chunk_size_feed_forward cross_attention_hidden_size
+    bad_words_ids begin_suppress_tokens chunk_size_feed_forward
     decoder_start_token_id diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
     exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id id2label
     initializer_range is_decoder label2id length_penalty max_length min_length model_type no_repeat_ngram_size

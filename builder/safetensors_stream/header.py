@@ -115,7 +115,9 @@ def parse_header(text: bytes, file_bytes: int, subject: str, error: type[Adaptrt
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError:
-        raise error(f"{subject}: the header is not UTF-8") from None
+        raise error(f"{subject}: damaged header: not UTF-8") from None
+    if not decoded.startswith("{"):
+        raise error(f"{subject}: damaged header: does not begin with '{{'")
     entries = parse_json_object(decoded, f"{subject}: header", error)
     problems: list[str] = []
     metadata = _checked_metadata(entries.pop(_METADATA, {}), problems)
@@ -150,6 +152,8 @@ def _checked_metadata(metadata: object, problems: list[str]) -> dict[str, str]:
 
 
 def _checked_entry(name: str, entry: object, problems: list[str]) -> _Placed | None:
+    if not name or any("\ud800" <= character <= "\udfff" for character in name):
+        problems.append(f"{describe(name)} is no name for a tensor")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         problems.append(f"tensor '{name}' is {describe(entry)}; expected dtype, shape and data_offsets")
         return None
