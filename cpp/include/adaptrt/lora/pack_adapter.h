@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "adaptrt/lora/host_adapter.h"
+#include "adaptrt/lora/layout.h"
+
+namespace adaptrt {
+
+// An adapter on the device is one image per site that it changes:
+//
+//   A of all its modules there, panels of [total_rank, in] | per part: panels of B[out, rank]
+//   | per part with DoRA: float32[out] magnitudes
+//
+// in the engine's type, every piece on a multiple of kImageAlignment. An image lies within one page.
+inline constexpr std::size_t kImageAlignment = 64;
+
+/// Which site a module of a layer belongs to.
+class SiteIndex {
+ public:
+  /// Throws EngineError when a target module of a layer is at no site, or is there with other sizes than its
+  /// own.
+  explicit SiteIndex(const LoraLayout& layout);
+  /// The module, or for a fused one its first part, must be among the layout's target modules.
+  [[nodiscard]] std::int32_t site_of(std::int32_t layer, LoraModule module) const;
+
+ private:
+  std::map<std::pair<std::int32_t, LoraModule>, std::int32_t> sites_;
+};
+
+/// A module's rows A[rank, in], B[out, rank] at a site, before it is placed in the site's image.
+struct ModuleRank {
+  LoraModule module = LoraModule::kAttnQ;
+  std::int32_t rank = 0;
+  bool is_dora = false;
+};
+
+/// Bytes of the image of these modules at a site.
+[[nodiscard]] std::size_t image_bytes(const LoraSite& site, std::span<const ModuleRank> modules, DType dtype);
+
+/// A place in an adapter's pages; `page` counts from 0 within the adapter.
+struct ImagePlace {
+  std::int64_t page = 0;
+  std::size_t offset = 0;
+};
+
+struct ImagePlaces {
+  std::vector<ImagePlace> places;
+  std::int64_t pages = 0;
+};
+
+/// First fit in order. No size may be larger than page_bytes.
+[[nodiscard]] ImagePlaces place_images(std::span<const std::size_t> sizes, std::size_t page_bytes);
+
+/// What goes where when an adapter is packed.
+struct DevicePlan {
+  struct Site {
+    std::int32_t site = 0;
+    /// Indices into HostAdapter::rows(), in the order of their columns of A.
+    std::vector<std::size_t> rows;
+    ImagePlace place;
+  };
+  std::vector<Site> sites;
+  std::int64_t pages = 0;
+};
+
+/// Made without touching the weights. `adapter` was made for `layout`.
+[[nodiscard]] DevicePlan plan_device_images(const HostAdapter& adapter, const LoraLayout& layout,
+                                            const SiteIndex& index, std::size_t page_bytes);
+
+/// Writes the images into `pages` (plan.pages of them, aligned to kImageAlignment) and says where everything
+/// is. Touches nothing else, so any thread can do it.
+[[nodiscard]] DeviceAdapter pack_adapter(const HostAdapter& adapter, const LoraLayout& layout,
+                                         const DevicePlan& plan, std::span<std::byte* const> pages);
+
+/// One module of a packed adapter, as float32.
+struct UnpackedModule {
+  LoraModule module = LoraModule::kAttnQ;
+  std::int32_t layer = 0;
+  std::int32_t rank = 0;
+  std::vector<float> a;          // [rank, in]
+  std::vector<float> b;          // [out, rank]
+  std::vector<float> magnitude;  // [out] or empty
+};
+
+/// The inverse of pack_adapter, for inspection: attn_qkv and mlp_gate_up come back as their parts.
+[[nodiscard]] std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter,
+                                                         const LoraLayout& layout);
+
+}  // namespace adaptrt

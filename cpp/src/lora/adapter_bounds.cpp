@@ -1,0 +1,88 @@
+#include "adapter_bounds.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "adaptrt/lora/pack_adapter.h"
+
+namespace adaptrt {
+namespace {
+
+using Modules = std::vector<ModuleRank>;
+
+/// The maximal sets of modules that an adapter can have at a site: its enabled parts, or an enabled fused
+/// module.
+std::vector<Modules> choices_at(const LoraLayout& layout, const LoraSite& site, std::int32_t rank) {
+  const auto has_part = [&](LoraModule part) {
+    return std::ranges::find(site.parts, part, &LoraPart::module) != site.parts.end();
+  };
+  std::vector<Modules> choices(1);
+  for (const LoraModule module : layout.target_modules) {
+    if (!has_part(parts_of(module).front())) continue;
+    const ModuleRank entry{module, rank, layout.dora_enabled};
+    if (parts_of(module).size() == 1) {
+      choices.front().push_back(entry);
+    } else {
+      choices.push_back({entry});
+    }
+  }
+  return choices;
+}
+
+/// The largest image at each site that an adapter of this rank can change.
+std::vector<std::size_t> image_sizes(const LoraLayout& layout, std::int32_t rank) {
+  std::vector<std::size_t> sizes;
+  for (const LoraSite& site : layout.sites) {
+    std::size_t largest = 0;
+    for (const Modules& modules : choices_at(layout, site, rank)) {
+      largest = std::max(largest, image_bytes(site, modules, layout.dtype));
+    }
+    if (largest > 0) sizes.push_back(largest);
+  }
+  return sizes;
+}
+
+}  // namespace
+
+std::size_t largest_image_bytes(const LoraLayout& layout, std::int32_t rank) {
+  const auto sizes = image_sizes(layout, rank);
+  return sizes.empty() ? 0 : std::ranges::max(sizes);
+}
+
+std::size_t device_adapter_bytes(const LoraLayout& layout, std::int32_t rank) {
+  const auto sizes = image_sizes(layout, rank);
+  return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
+}
+
+std::int64_t device_adapter_pages(const LoraLayout& layout, std::int32_t rank, std::size_t page_bytes) {
+  return place_images(image_sizes(layout, rank), page_bytes).pages;
+}
+
+std::size_t host_adapter_bytes(const LoraLayout& layout, std::int32_t rank) {
+  std::size_t elements = 0;
+  for (const LoraSite& site : layout.sites) {
+    std::size_t largest = 0;
+    for (const Modules& modules : choices_at(layout, site, rank)) {
+      std::size_t sum = 0;
+      for (const ModuleRank& module : modules) {
+        const ModuleSizes sizes = module_sizes(module.module, layout.shape).value();
+        sum += static_cast<std::size_t>(rank * (sizes.in + sizes.out) + (module.is_dora ? sizes.out : 0));
+      }
+      largest = std::max(largest, sum);
+    }
+    elements += largest;
+  }
+  return elements * size_of(layout.dtype);
+}
+
+std::size_t widest_module_bytes(const LoraLayout& layout) {
+  std::int64_t widest = 0;
+  for (const LoraModule module : layout.target_modules) {
+    const ModuleSizes sizes = module_sizes(module, layout.shape).value();
+    widest = std::max(widest, sizes.in + sizes.out);
+  }
+  return static_cast<std::size_t>(widest) * size_of(layout.dtype);
+}
+
+}  // namespace adaptrt

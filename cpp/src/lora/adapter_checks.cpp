@@ -1,0 +1,267 @@
+#include "adapter_checks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "element_scan.h"
+
+namespace adaptrt {
+namespace {
+
+std::string text_of(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  const char* separator = "";
+  for (const std::int64_t size : shape) {
+    text.append(separator).append(std::to_string(size));
+    separator = ", ";
+  }
+  return text + "]";
+}
+
+std::string text_of(float value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+std::string names_of(const std::vector<LoraModule>& modules) {
+  std::string text;
+  for (const LoraModule module : modules) {
+    text.append(text.empty() ? "" : ", ").append(info_of(module).name);
+  }
+  return text;
+}
+
+/// One row of the config tensor, as it was sent.
+struct ConfigRow {
+  std::int32_t module_id = 0;
+  std::int32_t layer = 0;
+  std::int32_t rank = 0;
+  std::int32_t is_dora = 0;
+};
+
+std::vector<ConfigRow> read_config(const TensorView& config, MatrixShape shape) {
+  std::vector<ConfigRow> rows(static_cast<std::size_t>(shape.rows));
+  const auto columns = static_cast<std::size_t>(shape.columns);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::int32_t values[4] = {};
+    std::memcpy(values, config.data + i * columns * sizeof(std::int32_t), columns * sizeof(std::int32_t));
+    rows[i] = {values[0], values[1], values[2], values[3]};
+  }
+  return rows;
+}
+
+/// The first half of a row's checks: is there such a place in this engine?
+const LoraModuleInfo* check_place(const ConfigRow& sent, const std::string& where, const LoraLayout& layout,
+                                  AdapterProblems& problems) {
+  const LoraModuleInfo* info = find_lora_module(std::int64_t{sent.module_id});
+  const auto refuse = [&](const std::string& what) {
+    problems.add(where + what);
+    return nullptr;
+  };
+  if (info == nullptr) {
+    return refuse("module_id " + std::to_string(sent.module_id) + " is unknown; accepted: 0 to " +
+                  std::to_string(lora_modules().size() - 1));
+  }
+  const std::string name =
+      "module_id " + std::to_string(sent.module_id) + " (" + std::string(info->name) + ")";
+  if (!info->in_decoder_layer) {
+    return refuse(name + " is not part of this engine's decoder layers");
+  }
+  if (std::ranges::find(layout.target_modules, info->module) == layout.target_modules.end()) {
+    return refuse(name + " is not enabled in this engine; its lora_target_modules are " +
+                  names_of(layout.target_modules));
+  }
+  if (sent.layer < 0 || sent.layer >= layout.num_layers) {
+    return refuse("layer " + std::to_string(sent.layer) + " of " + std::string(info->name) +
+                  " is out of range; accepted: 0 to " + std::to_string(layout.num_layers - 1));
+  }
+  return info;
+}
+
+/// The second half: do rank, is_dora and the width go together?
+bool check_size(const ConfigRow& sent, const std::string& where, ModuleSizes sizes,
+                std::optional<std::int64_t> width, const LoraLayout& layout, AdapterProblems& problems) {
+  bool good = true;
+  const auto refuse = [&](const std::string& what) {
+    problems.add(where + what);
+    good = false;
+  };
+  if (sent.is_dora != 0 && sent.is_dora != 1) {
+    refuse("is_dora is " + std::to_string(sent.is_dora) + "; accepted: 0 or 1");
+  } else if (sent.is_dora == 1 && !layout.dora_enabled) {
+    refuse("is_dora is 1, but this engine was built without DoRA (build it with --dora_plugin enable)");
+  }
+  if (sent.rank <= 0 || sent.rank > layout.max_rank) {
+    refuse("rank " + std::to_string(sent.rank) +
+           " is out of range; accepted: 1 to the engine's max_lora_rank " + std::to_string(layout.max_rank));
+  }
+  if (!good || !width) return good;
+  const std::int64_t magnitudes = sent.is_dora == 1 ? sizes.out : 0;
+  if (*width < magnitudes || sent.rank > (*width - magnitudes) / (sizes.in + sizes.out)) {
+    refuse("weights has " + std::to_string(*width) + " columns, but A[" + std::to_string(sent.rank) + ", " +
+           std::to_string(sizes.in) + "] and B[" + std::to_string(sizes.out) + ", " +
+           std::to_string(sent.rank) + "]" +
+           (magnitudes > 0 ? " and magnitude[" + std::to_string(sizes.out) + "]" : std::string()) + " need " +
+           std::to_string(sent.rank * (sizes.in + sizes.out) + magnitudes));
+  }
+  return good;
+}
+
+/// Finds rows that change the same outputs: repeated ones, and attn_qkv or mlp_gate_up beside their parts.
+class Overlaps {
+ public:
+  bool check(const CheckedRow& checked, AdapterProblems& problems) {
+    for (const LoraModule part : parts_of(checked.row.module)) {
+      const auto [other, is_new] = taken_.try_emplace({checked.row.layer, part}, checked);
+      if (is_new) continue;
+      const bool same_module = other->second.row.module == checked.row.module;
+      problems.add(describe_row(checked) + ": " +
+                   (same_module ? "repeats " : "changes the same outputs as ") + describe_row(other->second));
+      return false;
+    }
+    return true;
+  }
+
+ private:
+  std::map<std::pair<std::int32_t, LoraModule>, CheckedRow> taken_;
+};
+
+/// "B[2, 1]"
+std::string position_in_row(const AdapterRow& row, std::size_t element) {
+  const auto in = static_cast<std::size_t>(row.sizes.in);
+  const auto rank = static_cast<std::size_t>(row.rank);
+  const std::size_t in_a = rank * in;
+  const std::size_t in_b = rank * static_cast<std::size_t>(row.sizes.out);
+  const auto text = [](const char* name, std::size_t i, std::size_t columns) {
+    return std::string(name) + "[" + std::to_string(i / columns) + ", " + std::to_string(i % columns) + "]";
+  };
+  if (element < in_a) return text("A", element, in);
+  if (element < in_a + in_b) return text("B", element - in_a, rank);
+  return "magnitude[" + std::to_string(element - in_a - in_b) + "]";
+}
+
+}  // namespace
+
+void AdapterProblems::add(std::string problem) {
+  if (count_++ < kMaxTexts) problems_.add(std::move(problem));
+}
+
+void AdapterProblems::throw_if_any(std::string_view subject) {
+  if (count_ > kMaxTexts) problems_.add("and " + std::to_string(count_ - kMaxTexts) + " more");
+  problems_.throw_if_any<AdapterError>(subject);
+}
+
+std::string describe_row(const CheckedRow& checked) {
+  return "row " + std::to_string(checked.index) + " (" + std::string(info_of(checked.row.module).name) +
+         ", layer " + std::to_string(checked.row.layer) + ")";
+}
+
+std::size_t row_elements(const AdapterRow& row) {
+  return static_cast<std::size_t>(row.rank * (row.sizes.in + row.sizes.out) +
+                                  (row.is_dora ? row.sizes.out : 0));
+}
+
+std::optional<DType> weights_dtype(const TensorView& weights, AdapterProblems& problems) {
+  switch (weights.type) {
+    case TensorType::kFloat32:
+      return DType::kFloat32;
+    case TensorType::kFloat16:
+      return DType::kFloat16;
+    case TensorType::kBFloat16:
+      return DType::kBFloat16;
+    default:
+      problems.add("weights is of type " + weights.type_name + "; accepted: float32, float16, bfloat16");
+      return std::nullopt;
+  }
+}
+
+std::optional<MatrixShape> matrix_shape(const TensorView& tensor, std::string_view name,
+                                        AdapterProblems& problems) {
+  const auto& shape = tensor.shape;
+  const bool leading_one = shape.size() == 3 && shape[0] == 1;
+  if ((shape.size() != 2 && !leading_one) ||
+      std::ranges::any_of(shape, [](std::int64_t n) { return n < 0; })) {
+    problems.add(std::string(name) + " has shape " + text_of(shape) +
+                 "; accepted: two dimensions, or three of which the first is 1");
+    return std::nullopt;
+  }
+  return MatrixShape{shape[shape.size() - 2], shape[shape.size() - 1]};
+}
+
+std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
+                                   std::optional<std::int64_t> width, const LoraLayout& layout,
+                                   AdapterProblems& problems) {
+  bool readable = true;
+  const auto refuse = [&](const std::string& what) {
+    problems.add(what);
+    readable = false;
+  };
+  if (config.type != TensorType::kInt32) {
+    refuse("config is of type " + config.type_name + "; accepted: int32");
+  }
+  if (shape.columns != 3 && shape.columns != 4) {
+    refuse("config has " + std::to_string(shape.columns) +
+           " columns; accepted: 3 (module_id, layer, rank) or 4 (module_id, layer, rank, is_dora)");
+  }
+  const auto most_rows = static_cast<std::int64_t>(lora_modules().size()) * layout.num_layers;
+  if (shape.rows == 0) {
+    refuse("config has no rows; an adapter has at least one");
+  } else if (shape.rows > most_rows) {
+    refuse("config has " + std::to_string(shape.rows) + " rows, more than the " + std::to_string(most_rows) +
+           " that modules and layers allow");
+  }
+  if (!readable) return {};
+
+  std::vector<CheckedRow> rows;
+  Overlaps overlaps;
+  const std::vector<ConfigRow> sent = read_config(config, shape);
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    const std::string where = "row " + std::to_string(i);
+    const LoraModuleInfo* info = check_place(sent[i], where + ": ", layout, problems);
+    if (info == nullptr) continue;
+    const ModuleSizes sizes = module_sizes(info->module, layout.shape).value();
+    const CheckedRow checked{{info->module, sent[i].layer, sent[i].rank, sent[i].is_dora == 1, sizes, 0}, i};
+    const bool alone = overlaps.check(checked, problems);
+    if (check_size(sent[i], describe_row(checked) + ": ", sizes, width, layout, problems) && alone) {
+      rows.push_back(checked);
+    }
+  }
+  return rows;
+}
+
+void check_values(const CheckedRow& checked, const std::byte* data, DType dtype, DType target,
+                  AdapterProblems& problems) {
+  const AdapterRow& row = checked.row;
+  const auto matrices = static_cast<std::size_t>(row.rank * (row.sizes.in + row.sizes.out));
+  std::optional<std::size_t> bad = find_not_finite(data, dtype, matrices, target);
+  if (!bad && row.is_dora) {
+    bad = find_not_finite(data + matrices * size_of(dtype), dtype, static_cast<std::size_t>(row.sizes.out),
+                          DType::kFloat32);
+    if (bad) *bad += matrices;
+  }
+  if (!bad) return;
+  const float value = load_as_float(data, dtype, *bad);
+  std::string problem = describe_row(checked) + ": element " + std::to_string(*bad) + ", " +
+                        position_in_row(row, *bad) + ", is " + text_of(value);
+  if (std::isfinite(value)) problem += ", too large for the engine's " + std::string(name_of(target));
+  problems.add(std::move(problem));
+}
+
+void check_padding(const CheckedRow& checked, const std::byte* padding, DType dtype, std::size_t count,
+                   AdapterProblems& problems) {
+  const auto bad = find_not_zero(padding, dtype, count);
+  if (!bad) return;
+  const std::size_t elements = row_elements(checked.row);
+  problems.add(describe_row(checked) + ": element " + std::to_string(elements + *bad) + " is " +
+               text_of(load_as_float(padding, dtype, *bad)) + ", but rank " +
+               std::to_string(checked.row.rank) + (checked.row.is_dora ? " with" : " without") +
+               " magnitudes describes " + std::to_string(elements) +
+               " elements and the padding behind them must be zero");
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/lora/host_adapter.h"
+#include "adaptrt/lora/layout.h"
+
+namespace adaptrt {
+
+/// Problems of one adapter. Keeps the texts of the first few: an adapter has thousands of rows, and all may
+/// be wrong.
+class AdapterProblems {
+ public:
+  void add(std::string problem);
+  [[nodiscard]] bool empty() const { return count_ == 0; }
+  /// Throws AdapterError("<subject>: <problem>; ... and N more") when there is any.
+  void throw_if_any(std::string_view subject);
+
+ private:
+  static constexpr std::size_t kMaxTexts = 20;
+  Problems problems_;
+  std::size_t count_ = 0;
+};
+
+/// A tensor [rows, columns] or [1, rows, columns].
+struct MatrixShape {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+};
+
+/// A row that passed, and which row of the tensors it is.
+struct CheckedRow {
+  AdapterRow row;
+  std::size_t index = 0;
+};
+
+/// "row 3 (attn_q, layer 0)"
+[[nodiscard]] std::string describe_row(const CheckedRow& checked);
+
+/// Elements of a row in front of its padding.
+[[nodiscard]] std::size_t row_elements(const AdapterRow& row);
+
+[[nodiscard]] std::optional<DType> weights_dtype(const TensorView& weights, AdapterProblems& problems);
+[[nodiscard]] std::optional<MatrixShape> matrix_shape(const TensorView& tensor, std::string_view name,
+                                                      AdapterProblems& problems);
+
+/// The rows of `config` that this engine accepts, offsets left 0; all others are among the problems. `config`
+/// is read once: what its owner does to it meanwhile changes nothing that was checked. `width` is that of the
+/// weights' rows when it is known.
+[[nodiscard]] std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
+                                                 std::optional<std::int64_t> width, const LoraLayout& layout,
+                                                 AdapterProblems& problems);
+
+/// Refuses a row's elements that are not finite in the engine's type; magnitudes stay float32.
+void check_values(const CheckedRow& checked, const std::byte* data, DType dtype, DType target,
+                  AdapterProblems& problems);
+
+/// Refuses anything but zeros in the `count` elements behind a row.
+void check_padding(const CheckedRow& checked, const std::byte* padding, DType dtype, std::size_t count,
+                   AdapterProblems& problems);
+
+}  // namespace adaptrt

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+#include "adaptrt/core/dtype.h"
+
+namespace adaptrt {
+
+/// Index of the first of `count` elements that is NaN, infinite, or becomes infinite when it is rounded to
+/// `target`.
+[[nodiscard]] std::optional<std::size_t> find_not_finite(const std::byte* data, DType dtype,
+                                                         std::size_t count, DType target);
+
+/// Index of the first of `count` elements that is not zero; both zeros pass.
+[[nodiscard]] std::optional<std::size_t> find_not_zero(const std::byte* data, DType dtype, std::size_t count);
+
+}  // namespace adaptrt

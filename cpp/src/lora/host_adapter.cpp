@@ -1,0 +1,79 @@
+#include "adaptrt/lora/host_adapter.h"
+
+#include <atomic>
+#include <utility>
+
+#include "adapter_checks.h"
+
+namespace adaptrt {
+namespace {
+
+/// Generations are unique in the process, whichever cache the adapters go to.
+std::uint64_t next_generation() {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+bool same_row(const AdapterRow& a, const AdapterRow& b) {
+  return a.module == b.module && a.layer == b.layer && a.rank == b.rank && a.is_dora == b.is_dora;
+}
+
+}  // namespace
+
+std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, const LoraLayout& layout) {
+  const std::string subject = "LoRA task " + std::to_string(config.task_id);
+  AdapterProblems problems;
+  if (layout.target_modules.empty()) {
+    problems.add("the engine was built without LoRA (--lora_plugin disable) and accepts no adapters");
+  } else if (!config.weights || !config.config) {
+    const bool any = config.weights || config.config;
+    problems.add(!any             ? "weights and config are missing"
+                 : config.weights ? "weights came without config; give both or neither"
+                                  : "config came without weights; give both or neither");
+  }
+  problems.throw_if_any(subject);
+
+  const auto dtype = weights_dtype(*config.weights, problems);
+  const auto weights_shape = matrix_shape(*config.weights, "weights", problems);
+  const auto config_shape = matrix_shape(*config.config, "config", problems);
+  const bool equal_rows = weights_shape && config_shape && weights_shape->rows == config_shape->rows;
+  if (weights_shape && config_shape && !equal_rows) {
+    problems.add("weights has " + std::to_string(weights_shape->rows) + " rows and config has " +
+                 std::to_string(config_shape->rows) + "; they must be equal");
+  }
+  std::vector<CheckedRow> rows;
+  if (config_shape) {
+    const auto width = weights_shape ? std::optional(weights_shape->columns) : std::nullopt;
+    rows = check_rows(*config.config, *config_shape, width, layout, problems);
+  }
+  if (!dtype || !equal_rows) problems.throw_if_any(subject);
+
+  // make_shared cannot reach the private constructor.
+  std::shared_ptr<HostAdapter> adapter(new HostAdapter());
+  adapter->task_id_ = config.task_id;
+  adapter->dtype_ = *dtype;
+  std::size_t total = 0;
+  for (const CheckedRow& checked : rows) total += row_elements(checked.row);
+  adapter->data_.reserve(total * size_of(*dtype));
+  const auto row_width = static_cast<std::size_t>(weights_shape->columns);
+  for (CheckedRow& checked : rows) {
+    const std::byte* source = config.weights->data + checked.index * row_width * size_of(*dtype);
+    const std::size_t elements = row_elements(checked.row);
+    const std::size_t start = adapter->data_.size();
+    adapter->data_.insert(adapter->data_.end(), source, source + elements * size_of(*dtype));
+    // Our copy is what is checked: the caller's memory may change at any time.
+    check_values(checked, adapter->data_.data() + start, *dtype, layout.dtype, problems);
+    check_padding(checked, source + elements * size_of(*dtype), *dtype, row_width - elements, problems);
+    checked.row.offset = start / size_of(*dtype);
+    adapter->rows_.push_back(checked.row);
+  }
+  problems.throw_if_any(subject);
+  adapter->generation_ = next_generation();
+  return adapter;
+}
+
+bool HostAdapter::same_weights(const HostAdapter& other) const {
+  return dtype_ == other.dtype_ && std::ranges::equal(rows_, other.rows_, same_row) && data_ == other.data_;
+}
+
+}  // namespace adaptrt

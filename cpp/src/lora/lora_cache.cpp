@@ -1,0 +1,153 @@
+#include "adaptrt/lora/lora_cache.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "adapter_bounds.h"
+#include "adaptrt/core/error.h"
+#include "lora_cache_impl.h"
+
+namespace adaptrt {
+
+std::string task_text(std::uint64_t task_id) {
+  return "LoRA task " + std::to_string(task_id);
+}
+
+void refuse_full(std::uint64_t task_id, const std::string& reason) {
+  throw LoraCacheFullError("PEFT Cache is full. Could not store taskId=" + std::to_string(task_id) + ": " +
+                           reason);
+}
+
+LoraCache::Impl::Impl(LoraLayout layout, LoraCacheSizes sizes)
+    : layout_(std::move(layout)),
+      sites_(layout_),
+      host_bytes_total_(sizes.host_bytes),
+      arena_(sizes.page_bytes, sizes.device_pages) {
+  Problems problems;
+  const std::size_t largest = largest_image_bytes(layout_, layout_.max_rank);
+  if (sizes.page_bytes < largest) {
+    problems.add("page_bytes is " + std::to_string(sizes.page_bytes) +
+                 ", but one linear layer's share of an adapter "
+                 "of rank " +
+                 std::to_string(layout_.max_rank) + " needs " + std::to_string(largest));
+  }
+  if (sizes.page_bytes % kImageAlignment != 0) {
+    problems.add("page_bytes is " + std::to_string(sizes.page_bytes) + "; accepted: multiples of " +
+                 std::to_string(kImageAlignment));
+  }
+  problems.throw_if_any<ConfigError>("LoRA cache");
+}
+
+void LoraCache::Impl::unload(std::uint64_t task_id) {
+  EntryPtr dropped;
+  const std::lock_guard lock(mutex_);
+  dropped = retire(require_listed(task_id));
+}
+
+bool LoraCache::Impl::contains(std::uint64_t task_id) const {
+  const std::lock_guard lock(mutex_);
+  return find_listed(task_id) != nullptr;
+}
+
+std::vector<LoraCacheEntry> LoraCache::Impl::list() const {
+  std::vector<LoraCacheEntry> result;
+  {
+    const std::lock_guard lock(mutex_);
+    result.reserve(listed_.size());
+    for (const auto& [task_id, entry] : listed_) {
+      result.push_back({task_id, entry->adapter->bytes(), entry->plan.pages,
+                        entry->residence == Residence::kResident, entry->pinned, entry->users});
+    }
+  }
+  std::ranges::sort(result, {}, &LoraCacheEntry::task_id);
+  return result;
+}
+
+LoraCacheStats LoraCache::Impl::stats() const {
+  const std::lock_guard lock(mutex_);
+  LoraCacheStats stats = counters_;
+  stats.host_adapters = static_cast<std::int64_t>(entries_.size());
+  stats.device_adapters = static_cast<std::int64_t>(device_busy_.size() + device_idle_.size());
+  stats.host_bytes_used = host_bytes_used_;
+  stats.host_bytes_total = host_bytes_total_;
+  stats.page_bytes = arena_.page_bytes();
+  stats.device_pages_used = arena_.total() - arena_.free();
+  stats.device_pages_total = arena_.total();
+  return stats;
+}
+
+CacheEntry* LoraCache::Impl::find_listed(std::uint64_t task_id) const {
+  const auto found = listed_.find(task_id);
+  return found == listed_.end() ? nullptr : found->second;
+}
+
+CacheEntry& LoraCache::Impl::require_listed(std::uint64_t task_id) const {
+  CacheEntry* entry = find_listed(task_id);
+  if (entry == nullptr) throw PeftTaskNotCachedError(task_text(task_id) + " not found in cache");
+  return *entry;
+}
+
+CacheEntry& LoraCache::Impl::require_known(const HostAdapter& adapter) const {
+  const auto found = entries_.find(adapter.generation());
+  if (found == entries_.end()) {
+    throw AdapterError(task_text(adapter.task_id()) + ": the adapter was not admitted by this LoRA cache");
+  }
+  return *found->second;
+}
+
+// -------------------------------------------------------------------------------------------------
+
+LoraCache::LoraCache(LoraLayout layout, LoraCacheSizes sizes)
+    : impl_(std::make_shared<Impl>(std::move(layout), sizes)) {}
+LoraCache::~LoraCache() = default;
+
+std::shared_ptr<const HostAdapter> LoraCache::admit(const LoraConfig& config) {
+  return impl_->admit(config);
+}
+std::optional<DeviceLease> LoraCache::acquire(const std::shared_ptr<const HostAdapter>& adapter) {
+  return impl_->acquire(*adapter);
+}
+std::int64_t LoraCache::obtainable_pages() const {
+  return impl_->obtainable_pages();
+}
+std::int64_t LoraCache::pages_needed(const HostAdapter& adapter) const {
+  return impl_->pages_needed(adapter);
+}
+bool LoraCache::is_leased(const HostAdapter& adapter) const {
+  return impl_->is_leased(adapter);
+}
+void LoraCache::pin(std::uint64_t task_id) {
+  impl_->pin(task_id);
+}
+void LoraCache::unpin(std::uint64_t task_id) {
+  impl_->unpin(task_id);
+}
+void LoraCache::unload(std::uint64_t task_id) {
+  impl_->unload(task_id);
+}
+bool LoraCache::contains(std::uint64_t task_id) const {
+  return impl_->contains(task_id);
+}
+std::vector<LoraCacheEntry> LoraCache::list() const {
+  return impl_->list();
+}
+LoraCacheStats LoraCache::stats() const {
+  return impl_->stats();
+}
+const LoraLayout& LoraCache::layout() const {
+  return impl_->layout();
+}
+std::vector<std::string> LoraCache::check_invariants() const {
+  return impl_->check_invariants();
+}
+
+DeviceLease::DeviceLease(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+DeviceLease::DeviceLease(DeviceLease&&) noexcept = default;
+DeviceLease& DeviceLease::operator=(DeviceLease&&) noexcept = default;
+DeviceLease::~DeviceLease() = default;
+const DeviceAdapter& DeviceLease::adapter() const {
+  return impl_->adapter();
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,211 @@
+// The host level: how adapters come into the cache and leave it.
+
+#include <string>
+#include <utility>
+
+#include "adaptrt/core/error.h"
+#include "lora_cache_impl.h"
+
+namespace adaptrt {
+
+// -------------------------------------------------------------------------------------------------------
+
+std::shared_ptr<const HostAdapter> LoraCache::Impl::admit(const LoraConfig& config) {
+  if (!config.weights && !config.config) return find(config.task_id);
+  auto entry = std::make_shared<CacheEntry>();
+  entry->adapter = HostAdapter::make(config, layout_);
+  entry->plan = plan_device_images(*entry->adapter, layout_, sites_, arena_.page_bytes());
+  check_ever_fits(config.task_id, entry->adapter->bytes(), entry->plan.pages);
+  return store(entry, config.replace);
+}
+
+std::shared_ptr<const HostAdapter> LoraCache::Impl::find(std::uint64_t task_id) {
+  auto user = std::make_shared<User>(shared_from_this());
+  const std::lock_guard lock(mutex_);
+  CacheEntry* entry = find_listed(task_id);
+  if (entry == nullptr) {
+    ++counters_.host_misses;
+    throw PeftTaskNotCachedError(task_text(task_id) +
+                                 " not found in cache. Please send LoRA weights with request");
+  }
+  if (!entry->pinned) check_beside_pinned(task_id, entry->plan.pages, pinned_pages_);
+  ++counters_.host_hits;
+  user->hold(*entry);
+  return {user, user->adapter()};
+}
+
+std::shared_ptr<const HostAdapter> LoraCache::Impl::store(const EntryPtr& entry, bool replace) {
+  auto user = std::make_shared<User>(shared_from_this());
+  const HostAdapter& adapter = *entry->adapter;
+  const std::uint64_t task_id = adapter.task_id();
+  Dropped dropped;
+  std::shared_ptr<const HostAdapter> compared;
+  bool same = false;
+  std::unique_lock lock(mutex_);
+  CacheEntry* cached = find_listed(task_id);
+  while (cached != nullptr && cached->adapter != compared) {
+    // Comparing reads every byte, so it is done outside the lock; another generation may have come meanwhile.
+    compared = cached->adapter;
+    lock.unlock();
+    same = compared->same_weights(adapter);
+    lock.lock();
+    cached = find_listed(task_id);
+  }
+  if (cached != nullptr && same) {
+    if (!cached->pinned) check_beside_pinned(task_id, cached->plan.pages, pinned_pages_);
+    ++counters_.host_hits;
+    user->hold(*cached);
+    return {user, user->adapter()};
+  }
+  if (cached != nullptr && !replace) {
+    throw AdapterError(task_text(task_id) +
+                       ": is cached with other weights; send them with replace=True to exchange them");
+  }
+  insert(entry, cached, dropped);
+  ++counters_.host_misses;
+  user->hold(*entry);
+  return {user, user->adapter()};
+}
+
+void LoraCache::Impl::check_ever_fits(std::uint64_t task_id, std::size_t bytes, std::int64_t pages) const {
+  if (bytes > host_bytes_total_) {
+    refuse_full(task_id, "needs " + std::to_string(bytes) + " bytes, but the host level has " +
+                             std::to_string(host_bytes_total_) + " in all");
+  }
+  if (pages > arena_.total()) {
+    const auto text = [&](std::int64_t count) {
+      return std::to_string(static_cast<std::size_t>(count) * arena_.page_bytes()) + " bytes (" +
+             std::to_string(count) + " pages)";
+    };
+    refuse_full(task_id,
+                "needs " + text(pages) + ", but the device level has " + text(arena_.total()) + " in all");
+  }
+}
+
+/// A request's adapter must have a way to the device beside the pinned ones, or the request would wait for
+/// ever.
+void LoraCache::Impl::check_beside_pinned(std::uint64_t task_id, std::int64_t pages,
+                                          std::int64_t pinned_pages) const {
+  if (pages + pinned_pages <= arena_.total()) return;
+  refuse_full(task_id, "needs " + std::to_string(pages) + " device pages, but pinned adapters keep " +
+                           std::to_string(pinned_pages) + " of " + std::to_string(arena_.total()));
+}
+
+/// Would pinning `pages` leave every adapter in use a way to the device? `pinned` is the entry to be pinned
+/// if it is in the cache already, `replaced` the one whose pin it takes over.
+void LoraCache::Impl::check_pin(std::uint64_t task_id, std::int64_t pages, const CacheEntry* pinned,
+                                const CacheEntry* replaced) const {
+  const std::int64_t others = pinned_pages_ - (replaced != nullptr ? replaced->plan.pages : 0);
+  check_beside_pinned(task_id, pages, others);
+  for (const auto& [generation, entry] : entries_) {
+    const bool stays_pinned = entry->pinned && entry.get() != replaced;
+    if (entry.get() == pinned || stays_pinned || !entry->in_use()) continue;
+    if (entry->plan.pages + others + pages > arena_.total()) {
+      refuse_full(task_id, "pinned adapters would keep " + std::to_string(others + pages) + " of " +
+                               std::to_string(arena_.total()) + " device pages, but task " +
+                               std::to_string(entry->adapter->task_id()) + ", which a request holds, needs " +
+                               std::to_string(entry->plan.pages));
+    }
+  }
+}
+
+/// How many adapters, the least recently used first, must leave the host level for `bytes` to fit.
+std::size_t LoraCache::Impl::count_host_victims(std::uint64_t task_id, std::size_t bytes,
+                                                const CacheEntry* replaced) const {
+  std::size_t free = host_bytes_total_ - host_bytes_used_;
+  if (replaced != nullptr && !replaced->in_use()) free += replaced->adapter->bytes();
+  std::size_t victims = 0;
+  for (const CacheEntry* idle : host_idle_) {
+    if (free >= bytes) return victims;
+    if (idle == replaced) continue;
+    free += idle->adapter->bytes();
+    ++victims;
+  }
+  if (free < bytes) {
+    refuse_full(task_id, "needs " + std::to_string(bytes) + " bytes, but requests and pinned adapters keep " +
+                             std::to_string(host_bytes_total_ - free) + " of the host level's " +
+                             std::to_string(host_bytes_total_));
+  }
+  return victims;
+}
+
+void LoraCache::Impl::insert(const EntryPtr& entry, CacheEntry* replaced, Dropped& dropped) {
+  const std::uint64_t task_id = entry->adapter->task_id();
+  const bool pinned = replaced != nullptr && replaced->pinned;
+  if (pinned) {
+    check_pin(task_id, entry->plan.pages, nullptr, replaced);
+  } else {
+    check_beside_pinned(task_id, entry->plan.pages, pinned_pages_);
+  }
+  const std::size_t victims = count_host_victims(task_id, entry->adapter->bytes(), replaced);
+
+  // Everything that can fail comes before the first change.
+  dropped.reserve(victims + 1);
+  decltype(entries_) new_entry{{entry->adapter->generation(), entry}};
+  decltype(listed_) new_listed{{task_id, entry.get()}};
+  CacheEntry::List host_node{entry.get()};
+  CacheEntry::List device_node{entry.get()};
+  entries_.reserve(entries_.size() + 1);
+  listed_.reserve(listed_.size() + 1);
+
+  if (replaced != nullptr) dropped.push_back(retire(*replaced));
+  for (std::size_t i = 0; i < victims; ++i) {
+    CacheEntry& victim = *host_idle_.front();
+    ++counters_.host_evictions;
+    if (victim.residence == Residence::kResident) ++counters_.device_evictions;
+    dropped.push_back(retire(victim));
+  }
+  entries_.merge(new_entry);
+  listed_.merge(new_listed);
+  entry->host_list = &host_busy_;
+  entry->host_place = host_node.begin();
+  host_busy_.splice(host_busy_.end(), host_node);
+  entry->device_list = &device_absent_;
+  entry->device_place = device_node.begin();
+  device_absent_.splice(device_absent_.end(), device_node);
+  host_bytes_used_ += entry->adapter->bytes();
+  set_pinned(*entry, pinned);
+}
+
+// -----------------------------------------------------------------------------------------------
+
+LoraCache::Impl::EntryPtr LoraCache::Impl::retire(CacheEntry& entry) noexcept {
+  listed_.erase(entry.adapter->task_id());
+  entry.listed = false;
+  set_pinned(entry, false);
+  if (!entry.in_use()) return erase(entry);
+  if (entry.leases == 0 && entry.residence == Residence::kResident) drop_device_copy(entry);
+  return nullptr;
+}
+
+LoraCache::Impl::EntryPtr LoraCache::Impl::erase(CacheEntry& entry) noexcept {
+  if (entry.residence == Residence::kResident) drop_device_copy(entry);
+  host_bytes_used_ -= entry.adapter->bytes();
+  entry.host_list->erase(entry.host_place);
+  entry.device_list->erase(entry.device_place);
+  auto node = entries_.extract(entry.adapter->generation());
+  return std::move(node.mapped());
+}
+
+void LoraCache::Impl::release_user(CacheEntry& entry) noexcept {
+  EntryPtr dropped;  // destroyed after the lock is given up
+  const std::lock_guard lock(mutex_);
+  --entry.users;
+  settle(entry);
+  if (!entry.listed && !entry.in_use()) dropped = erase(entry);
+}
+
+void LoraCache::Impl::release_lease(CacheEntry& entry) noexcept {
+  EntryPtr dropped;  // destroyed after the lock is given up
+  const std::lock_guard lock(mutex_);
+  dropped = end_lease(entry);
+}
+
+LoraCache::Impl::EntryPtr LoraCache::Impl::end_lease(CacheEntry& entry) noexcept {
+  --entry.leases;
+  if (!entry.listed && entry.leases == 0) drop_device_copy(entry);
+  settle(entry);
+  return !entry.listed && !entry.in_use() ? erase(entry) : nullptr;
+}
+
+}  // namespace adaptrt

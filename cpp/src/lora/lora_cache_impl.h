@@ -1,0 +1,169 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "adaptrt/lora/lora_cache.h"
+#include "adaptrt/lora/pack_adapter.h"
+#include "page_arena.h"
+
+namespace adaptrt {
+
+/// "LoRA task 7"
+[[nodiscard]] std::string task_text(std::uint64_t task_id);
+/// Throws LoraCacheFullError.
+[[noreturn]] void refuse_full(std::uint64_t task_id, const std::string& reason);
+
+/// One generation of an adapter in the cache.
+struct CacheEntry {
+  enum class Residence : std::uint8_t { kAbsent, kLoading, kResident };
+  /// A place in one of a level's lists; moving between them allocates nothing, so giving up a lease cannot
+  /// fail.
+  using List = std::list<CacheEntry*>;
+
+  // Never changes, so it is read without the lock.
+  std::shared_ptr<const HostAdapter> adapter;
+  DevicePlan plan;
+
+  // Changes under the lock; `device` does not while there is a lease.
+  std::int64_t users = 0;
+  std::int64_t leases = 0;
+  bool pinned = false;
+  /// admit() finds it by its id; false once it was replaced or unloaded.
+  bool listed = true;
+  Residence residence = Residence::kAbsent;
+  std::vector<std::int64_t> pages;
+  DeviceAdapter device;
+  List* host_list = nullptr;
+  List::iterator host_place;
+  List* device_list = nullptr;
+  List::iterator device_place;
+
+  [[nodiscard]] bool in_use() const { return users > 0 || leases > 0; }
+};
+
+using Residence = CacheEntry::Residence;
+
+class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
+ public:
+  Impl(LoraLayout layout, LoraCacheSizes sizes);
+
+  std::shared_ptr<const HostAdapter> admit(const LoraConfig& config);
+  std::optional<DeviceLease> acquire(const HostAdapter& adapter);
+  std::int64_t obtainable_pages() const;
+  std::int64_t pages_needed(const HostAdapter& adapter) const;
+  bool is_leased(const HostAdapter& adapter) const;
+  void pin(std::uint64_t task_id);
+  void unpin(std::uint64_t task_id);
+  void unload(std::uint64_t task_id);
+  bool contains(std::uint64_t task_id) const;
+  std::vector<LoraCacheEntry> list() const;
+  LoraCacheStats stats() const;
+  const LoraLayout& layout() const { return layout_; }
+  std::vector<std::string> check_invariants() const;
+
+  void release_user(CacheEntry& entry) noexcept;
+  void release_lease(CacheEntry& entry) noexcept;
+
+ private:
+  using EntryPtr = std::shared_ptr<CacheEntry>;
+  /// What left the cache under the lock, so that its memory is given back after it.
+  using Dropped = std::vector<EntryPtr>;
+  class User;
+
+  // All of these expect the lock.
+  CacheEntry* find_listed(std::uint64_t task_id) const;
+  CacheEntry& require_listed(std::uint64_t task_id) const;
+  CacheEntry& require_known(const HostAdapter& adapter) const;
+  void check_beside_pinned(std::uint64_t task_id, std::int64_t pages, std::int64_t pinned_pages) const;
+  void check_pin(std::uint64_t task_id, std::int64_t pages, const CacheEntry* pinned,
+                 const CacheEntry* replaced) const;
+  std::size_t count_host_victims(std::uint64_t task_id, std::size_t bytes, const CacheEntry* replaced) const;
+  void insert(const EntryPtr& entry, CacheEntry* replaced, Dropped& dropped);
+  /// Takes the entry out of the lookup and, when nothing uses it, out of the cache.
+  EntryPtr retire(CacheEntry& entry) noexcept;
+  EntryPtr erase(CacheEntry& entry) noexcept;
+  EntryPtr end_lease(CacheEntry& entry) noexcept;
+  void set_pinned(CacheEntry& entry, bool pinned) noexcept;
+  /// Moves the entry to the lists that its state calls for; becoming idle puts it at the recently used end.
+  void settle(CacheEntry& entry) noexcept;
+  /// Makes room for the entry's device copy and takes a lease on it; false, and nothing done, when there is
+  /// none.
+  bool reserve_pages(CacheEntry& entry);
+  void drop_device_copy(CacheEntry& entry) noexcept;
+
+  /// Packs an entry whose pages are reserved; gives `lock` up meanwhile. When it throws, pages and lease are
+  /// gone.
+  void load(CacheEntry& entry, std::unique_lock<std::mutex>& lock);
+  void check_ever_fits(std::uint64_t task_id, std::size_t bytes, std::int64_t pages) const;
+  std::shared_ptr<const HostAdapter> find(std::uint64_t task_id);
+  std::shared_ptr<const HostAdapter> store(const EntryPtr& entry, bool replace);
+
+  const LoraLayout layout_;
+  const SiteIndex sites_;
+  const std::size_t host_bytes_total_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable loaded_;
+  PageArena arena_;
+  std::unordered_map<std::uint64_t, EntryPtr> entries_;         // by generation
+  std::unordered_map<std::uint64_t, CacheEntry*> listed_;       // by task_id
+  CacheEntry::List host_busy_, host_idle_;                      // every entry is in one of them
+  CacheEntry::List device_absent_, device_busy_, device_idle_;  // likewise
+  std::size_t host_bytes_used_ = 0;
+  std::int64_t idle_pages_ = 0;    // of device_idle_
+  std::int64_t pinned_pages_ = 0;  // that pinned entries need, on the device or not
+  LoraCacheStats counters_;        // only the counters; sizes are filled in by stats()
+};
+
+/// What a request holds; its end is the end of the adapter's use by that request.
+class LoraCache::Impl::User {
+ public:
+  explicit User(std::shared_ptr<Impl> cache) : cache_(std::move(cache)) {}
+  ~User() {
+    if (entry_ != nullptr) cache_->release_user(*entry_);
+  }
+  User(const User&) = delete;
+  User& operator=(const User&) = delete;
+
+  /// Expects the cache's lock.
+  void hold(CacheEntry& entry) noexcept {
+    entry_ = &entry;
+    ++entry.users;
+    cache_->settle(entry);
+  }
+  [[nodiscard]] const HostAdapter* adapter() const { return entry_->adapter.get(); }
+
+ private:
+  std::shared_ptr<Impl> cache_;
+  CacheEntry* entry_ = nullptr;
+};
+
+class DeviceLease::Impl {
+ public:
+  explicit Impl(std::shared_ptr<LoraCache::Impl> cache) : cache_(std::move(cache)) {}
+  ~Impl() {
+    if (entry_ != nullptr) cache_->release_lease(*entry_);
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  /// Takes over a lease that was counted already.
+  void own(CacheEntry& entry) noexcept { entry_ = &entry; }
+  [[nodiscard]] const DeviceAdapter& adapter() const { return entry_->device; }
+
+ private:
+  std::shared_ptr<LoraCache::Impl> cache_;
+  CacheEntry* entry_ = nullptr;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,87 @@
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lora_cache_impl.h"
+
+namespace adaptrt {
+namespace {
+
+class Findings {
+ public:
+  void expect(bool holds, const std::string& what) {
+    if (!holds) broken_.push_back(what);
+  }
+  std::vector<std::string> take() { return std::move(broken_); }
+
+ private:
+  std::vector<std::string> broken_;
+};
+
+void check_entry(const CacheEntry& entry, const std::string& name, Findings& findings) {
+  const bool absent = entry.residence == Residence::kAbsent;
+  findings.expect(entry.users >= 0 && entry.leases >= 0, name + " has a negative count");
+  findings.expect(entry.listed || entry.in_use(), name + " is neither listed nor in use");
+  findings.expect(entry.listed || !entry.pinned, name + " is pinned but not listed");
+  findings.expect(entry.listed || absent || entry.leases > 0,
+                  name + " is not listed and keeps an idle device copy");
+  findings.expect(!absent || entry.leases == 0, name + " is leased but not on the device");
+  findings.expect(entry.residence != Residence::kLoading || entry.leases > 0,
+                  name + " is loading for nobody");
+  findings.expect(entry.pages.size() == (absent ? 0U : static_cast<std::size_t>(entry.plan.pages)),
+                  name + " has another number of pages than its plan");
+  findings.expect((entry.residence == Residence::kResident) == !entry.device.sites.empty(),
+                  name + " has a device copy exactly when it should not");
+  findings.expect(*entry.host_place == &entry, name + " is at another adapter's place of the host list");
+  findings.expect(*entry.device_place == &entry, name + " is at another adapter's place of the device list");
+}
+
+}  // namespace
+
+std::vector<std::string> LoraCache::Impl::check_invariants() const {
+  const std::lock_guard lock(mutex_);
+  Findings findings;
+  std::size_t host_bytes = 0;
+  std::int64_t idle_pages = 0;
+  std::int64_t pinned_pages = 0;
+  std::size_t listed = 0;
+  std::multiset<std::int64_t> pages(arena_.free_pages().begin(), arena_.free_pages().end());
+  for (const auto& [generation, entry] : entries_) {
+    const std::string name =
+        "task " + std::to_string(entry->adapter->task_id()) + " generation " + std::to_string(generation);
+    check_entry(*entry, name, findings);
+    const bool absent = entry->residence == Residence::kAbsent;
+    const bool idle = !absent && entry->leases == 0 && !entry->pinned;
+    findings.expect(entry->adapter->generation() == generation, name + " is filed under another generation");
+    findings.expect(entry->host_list == (entry->in_use() || entry->pinned ? &host_busy_ : &host_idle_),
+                    name + " is in the wrong host list");
+    findings.expect(entry->device_list == (absent ? &device_absent_
+                                           : idle ? &device_idle_
+                                                  : &device_busy_),
+                    name + " is in the wrong device list");
+    findings.expect(!entry->listed || find_listed(entry->adapter->task_id()) == entry.get(),
+                    name + " is not found by its id");
+    host_bytes += entry->adapter->bytes();
+    if (idle) idle_pages += entry->plan.pages;
+    if (entry->pinned) pinned_pages += entry->plan.pages;
+    if (entry->listed) ++listed;
+    pages.insert(entry->pages.begin(), entry->pages.end());
+  }
+  findings.expect(listed == listed_.size(), "the lookup holds ids that no adapter has");
+  findings.expect(host_bytes == host_bytes_used_, "host_bytes_used is not the sum over the adapters");
+  findings.expect(host_bytes_used_ <= host_bytes_total_, "the host level holds more than its size");
+  findings.expect(idle_pages == idle_pages_, "idle pages are miscounted");
+  findings.expect(pinned_pages == pinned_pages_, "pinned pages are miscounted");
+  findings.expect(pinned_pages_ <= arena_.total(), "more pages are pinned than there are");
+  findings.expect(host_busy_.size() + host_idle_.size() == entries_.size(), "the host lists miss adapters");
+  findings.expect(device_absent_.size() + device_busy_.size() + device_idle_.size() == entries_.size(),
+                  "the device lists miss adapters");
+  findings.expect(pages.size() == static_cast<std::size_t>(arena_.total()), "pages are lost or too many");
+  const std::set<std::int64_t> distinct(pages.begin(), pages.end());
+  findings.expect(distinct.size() == pages.size(), "a page has two owners");
+  findings.expect(distinct.empty() || (*distinct.begin() >= 0 && *distinct.rbegin() < arena_.total()),
+                  "a page is out of range");
+  return findings.take();
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,249 @@
+#include "adaptrt/lora/pack_adapter.h"
+
+#include <algorithm>
+#include <string>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/core/panels.h"
+
+namespace adaptrt {
+namespace {
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
+}
+
+std::size_t part_position(const LoraSite& site, LoraModule part) {
+  return static_cast<std::size_t>(std::ranges::find(site.parts, part, &LoraPart::module) -
+                                  site.parts.begin());
+}
+
+/// Where a module's rows come among others of the site: by the first of its parts there.
+std::size_t module_position(const LoraSite& site, LoraModule module) {
+  std::size_t first = site.parts.size();
+  for (const LoraModule part : parts_of(module)) first = std::min(first, part_position(site, part));
+  return first;
+}
+
+std::size_t vector_bytes(std::int64_t size) {
+  return static_cast<std::size_t>(size) * sizeof(float);
+}
+
+/// Writes one site's image, front to back.
+class ImageWriter {
+ public:
+  ImageWriter(const HostAdapter& adapter, const LoraSite& site, DType dtype, std::byte* image)
+      : adapter_(adapter), site_(site), dtype_(dtype), next_(image) {}
+
+  DeviceSite write(const std::vector<std::size_t>& rows) {
+    DeviceSite result;
+    for (const std::size_t i : rows) result.total_rank += adapter_.rows()[i].rank;
+    write_a(rows, result);
+    std::int32_t rank_offset = 0;
+    for (const std::size_t i : rows) {
+      write_b(adapter_.rows()[i], rank_offset, result);
+      rank_offset += adapter_.rows()[i].rank;
+    }
+    for (const std::size_t i : rows) {
+      if (adapter_.rows()[i].is_dora) write_magnitudes(adapter_.rows()[i], result);
+    }
+    return result;
+  }
+
+ private:
+  std::byte* take(std::size_t bytes) {
+    std::byte* piece = next_;
+    next_ += aligned(bytes);
+    return piece;
+  }
+
+  [[nodiscard]] const std::byte* source(const AdapterRow& row, std::int64_t element) const {
+    return adapter_.data() + (row.offset + static_cast<std::size_t>(element)) * size_of(adapter_.dtype());
+  }
+
+  void write_a(const std::vector<std::size_t>& rows, DeviceSite& result) {
+    std::byte* panels = take(panel_bytes(dtype_, result.total_rank, site_.in_size));
+    result.a = panels;
+    std::int64_t first = 0;
+    for (const std::size_t i : rows) {
+      const AdapterRow& row = adapter_.rows()[i];
+      pack_panels(panels, dtype_, result.total_rank, site_.in_size, first, row.rank, source(row, 0),
+                  adapter_.dtype(), site_.in_size);
+      first += row.rank;
+    }
+  }
+
+  void write_b(const AdapterRow& row, std::int32_t rank_offset, DeviceSite& result) {
+    std::int64_t first = row.rank * row.sizes.in;
+    for (const LoraModule module : parts_of(row.module)) {
+      const std::size_t position = part_position(site_, module);
+      const std::int64_t out_size = site_.parts[position].out_size;
+      std::byte* panels = take(panel_bytes(dtype_, out_size, row.rank));
+      pack_panels(panels, dtype_, out_size, row.rank, 0, out_size, source(row, first), adapter_.dtype(),
+                  row.rank);
+      result.parts[position] = {row.rank, rank_offset, panels, nullptr};
+      first += out_size * row.rank;
+    }
+  }
+
+  void write_magnitudes(const AdapterRow& row, DeviceSite& result) {
+    std::int64_t first = row.rank * (row.sizes.in + row.sizes.out);
+    for (const LoraModule module : parts_of(row.module)) {
+      const std::size_t position = part_position(site_, module);
+      const std::int64_t out_size = site_.parts[position].out_size;
+      std::byte* values = take(vector_bytes(out_size));
+      for (std::int64_t i = 0; i < out_size; ++i) {
+        store_from_float(values, DType::kFloat32, static_cast<std::size_t>(i),
+                         load_as_float(source(row, first + i), adapter_.dtype(), 0));
+      }
+      result.parts[position].magnitude = reinterpret_cast<const float*>(values);
+      first += out_size;
+    }
+  }
+
+  const HostAdapter& adapter_;
+  const LoraSite& site_;
+  DType dtype_;
+  std::byte* next_;
+};
+
+std::string describe(std::int32_t layer, LoraModule module) {
+  return std::string(info_of(module).name) + " of layer " + std::to_string(layer);
+}
+
+}  // namespace
+
+SiteIndex::SiteIndex(const LoraLayout& layout) {
+  Problems problems;
+  for (std::size_t i = 0; i < layout.sites.size(); ++i) {
+    const LoraSite& site = layout.sites[i];
+    if (site.parts.empty() || site.parts.size() > kMaxPartsPerSite) {
+      problems.add("LoRA site " + std::to_string(i) + " has " + std::to_string(site.parts.size()) +
+                   " parts; accepted: 1 to " + std::to_string(kMaxPartsPerSite));
+    }
+    for (const LoraPart& part : site.parts) {
+      const auto sizes = module_sizes(part.module, layout.shape);
+      if (!sizes || sizes->in != site.in_size || sizes->out != part.out_size) {
+        problems.add("LoRA site " + std::to_string(i) + " has other sizes than " +
+                     describe(site.layer, part.module));
+      }
+      if (!sites_.try_emplace({site.layer, part.module}, static_cast<std::int32_t>(i)).second) {
+        problems.add("two LoRA sites have " + describe(site.layer, part.module));
+      }
+    }
+  }
+  for (std::int32_t layer = 0; layer < layout.num_layers; ++layer) {
+    for (const LoraModule module : layout.target_modules) {
+      const auto first = sites_.find({layer, parts_of(module).front()});
+      const bool together =
+          first != sites_.end() && std::ranges::all_of(parts_of(module), [&](LoraModule part) {
+            const auto found = sites_.find({layer, part});
+            return found != sites_.end() && found->second == first->second;
+          });
+      if (!together) problems.add("no LoRA site has " + describe(layer, module));
+    }
+  }
+  problems.throw_if_any<EngineError>("the engine's LoRA layout is inconsistent");
+}
+
+std::int32_t SiteIndex::site_of(std::int32_t layer, LoraModule module) const {
+  return sites_.at({layer, parts_of(module).front()});
+}
+
+std::size_t image_bytes(const LoraSite& site, std::span<const ModuleRank> modules, DType dtype) {
+  std::int64_t total_rank = 0;
+  std::size_t bytes = 0;
+  for (const ModuleRank& module : modules) {
+    total_rank += module.rank;
+    for (const LoraModule part : parts_of(module.module)) {
+      const std::int64_t out_size = site.parts[part_position(site, part)].out_size;
+      bytes += aligned(panel_bytes(dtype, out_size, module.rank));
+      if (module.is_dora) bytes += aligned(vector_bytes(out_size));
+    }
+  }
+  return bytes + aligned(panel_bytes(dtype, total_rank, site.in_size));
+}
+
+ImagePlaces place_images(std::span<const std::size_t> sizes, std::size_t page_bytes) {
+  ImagePlaces result;
+  std::vector<std::size_t> used;
+  for (const std::size_t size : sizes) {
+    const auto page =
+        std::ranges::find_if(used, [&](std::size_t bytes) { return page_bytes - bytes >= size; });
+    const auto number = static_cast<std::int64_t>(page - used.begin());
+    if (page == used.end()) {
+      used.push_back(size);
+      result.places.push_back({number, 0});
+    } else {
+      result.places.push_back({number, *page});
+      *page += size;
+    }
+  }
+  result.pages = static_cast<std::int64_t>(used.size());
+  return result;
+}
+
+DevicePlan plan_device_images(const HostAdapter& adapter, const LoraLayout& layout, const SiteIndex& index,
+                              std::size_t page_bytes) {
+  std::map<std::int32_t, std::vector<std::size_t>> rows_at;
+  for (std::size_t i = 0; i < adapter.rows().size(); ++i) {
+    const AdapterRow& row = adapter.rows()[i];
+    rows_at[index.site_of(row.layer, row.module)].push_back(i);
+  }
+  DevicePlan plan;
+  std::vector<std::size_t> sizes;
+  for (auto& [site_id, rows] : rows_at) {
+    const LoraSite& site = layout.sites[static_cast<std::size_t>(site_id)];
+    std::ranges::sort(rows, {},
+                      [&](std::size_t i) { return module_position(site, adapter.rows()[i].module); });
+    std::vector<ModuleRank> modules;
+    for (const std::size_t i : rows) {
+      modules.push_back({adapter.rows()[i].module, adapter.rows()[i].rank, adapter.rows()[i].is_dora});
+    }
+    sizes.push_back(image_bytes(site, modules, layout.dtype));
+    plan.sites.push_back({site_id, std::move(rows), {}});
+  }
+  const ImagePlaces places = place_images(sizes, page_bytes);
+  for (std::size_t i = 0; i < plan.sites.size(); ++i) plan.sites[i].place = places.places[i];
+  plan.pages = places.pages;
+  return plan;
+}
+
+DeviceAdapter pack_adapter(const HostAdapter& adapter, const LoraLayout& layout, const DevicePlan& plan,
+                           std::span<std::byte* const> pages) {
+  DeviceAdapter result;
+  result.task_id = adapter.task_id();
+  result.sites.resize(layout.sites.size());
+  for (const DevicePlan::Site& site : plan.sites) {
+    const auto id = static_cast<std::size_t>(site.site);
+    std::byte* image = pages[static_cast<std::size_t>(site.place.page)] + site.place.offset;
+    result.sites[id] = ImageWriter(adapter, layout.sites[id], layout.dtype, image).write(site.rows);
+  }
+  return result;
+}
+
+std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter, const LoraLayout& layout) {
+  std::vector<UnpackedModule> result;
+  const auto unpack = [&](const PanelMatrix& matrix, std::int64_t first, std::int64_t rows) {
+    std::vector<float> values(static_cast<std::size_t>(rows * matrix.k));
+    for (std::int64_t i = 0; i < rows; ++i) unpack_panel_row(matrix, first + i, values.data() + i * matrix.k);
+    return values;
+  };
+  for (std::size_t i = 0; i < adapter.sites.size(); ++i) {
+    const LoraSite& place = layout.sites[i];
+    const DeviceSite& site = adapter.sites[i];
+    for (std::size_t p = 0; p < place.parts.size(); ++p) {
+      const DevicePart& part = site.parts[p];
+      if (part.rank == 0) continue;
+      const std::int64_t out_size = place.parts[p].out_size;
+      UnpackedModule module{place.parts[p].module, place.layer, part.rank, {}, {}, {}};
+      module.a = unpack({site.a, layout.dtype, site.total_rank, place.in_size}, part.rank_offset, part.rank);
+      module.b = unpack({part.b, layout.dtype, out_size, part.rank}, 0, out_size);
+      if (part.magnitude != nullptr) module.magnitude.assign(part.magnitude, part.magnitude + out_size);
+      result.push_back(std::move(module));
+    }
+  }
+  return result;
+}
+
+}  // namespace adaptrt

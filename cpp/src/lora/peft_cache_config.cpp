@@ -1,0 +1,162 @@
+#include "adaptrt/lora/peft_cache_config.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "adapter_bounds.h"
+#include "adaptrt/lora/pack_adapter.h"
+
+namespace adaptrt {
+namespace {
+
+constexpr double kDefaultDevicePercent = 0.02;
+constexpr std::size_t kDefaultHostBytes = std::size_t{1} << 30;
+/// Beside one adapter of maximal size, a default level holds at least this many of the optimal size.
+constexpr std::int64_t kDefaultOptimalAdapters = 8;
+/// Far above any rank in use, and far below what overflows sizes.
+constexpr std::int32_t kLargestAdapterSize = 1 << 16;
+
+std::size_t saturating_product(std::size_t a, std::size_t b) {
+  return b != 0 && a > std::numeric_limits<std::size_t>::max() / b ? std::numeric_limits<std::size_t>::max()
+                                                                   : a * b;
+}
+
+/// The adapters that sizes follow from.
+struct Reference {
+  std::int32_t optimal_rank;
+  std::int32_t max_rank;
+};
+
+Reference reference_ranks(const PeftCacheConfig& config, const LoraLayout& layout) {
+  const std::int32_t max_rank = std::min(config.max_adapter_size, layout.max_rank);
+  return {std::min(config.optimal_adapter_size, max_rank), max_rank};
+}
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw ConfigError("PeftCacheConfig: " + what);
+}
+
+std::string bytes_text(std::size_t bytes) {
+  return std::to_string(bytes) + " bytes";
+}
+
+std::size_t resolve_host(const PeftCacheConfig& config, const LoraLayout& layout, Reference ranks) {
+  const std::size_t needed = host_adapter_bytes(layout, ranks.max_rank);
+  if (!config.host_cache_size && config.num_host_module_layer == 0) {
+    const std::size_t few = kDefaultOptimalAdapters * host_adapter_bytes(layout, ranks.optimal_rank);
+    return std::max(kDefaultHostBytes, needed + few);
+  }
+  const bool by_bytes = config.host_cache_size.has_value();
+  const std::size_t bytes = by_bytes
+                                ? *config.host_cache_size
+                                : saturating_product(static_cast<std::size_t>(config.num_host_module_layer),
+                                                     widest_module_bytes(layout));
+  if (bytes < needed) {
+    const std::string field = by_bytes ? "host_cache_size" : "num_host_module_layer";
+    refuse(field + " gives the host level " + bytes_text(bytes) + ", but one adapter of rank " +
+           std::to_string(ranks.max_rank) + " on every enabled module needs " + bytes_text(needed) +
+           "; raise " + field + " or lower max_adapter_size");
+  }
+  return bytes;
+}
+
+std::int64_t resolve_device_pages(const PeftCacheConfig& config, const LoraLayout& layout, Reference ranks,
+                                  std::size_t page_bytes, std::size_t free_bytes) {
+  const std::int64_t needed = device_adapter_pages(layout, ranks.max_rank, page_bytes);
+  const auto pages_in = [&](double fraction) {
+    return static_cast<std::int64_t>(fraction * static_cast<double>(free_bytes) /
+                                     static_cast<double>(page_bytes));
+  };
+  const auto size_text = [&](std::int64_t pages) {
+    return std::to_string(pages) + " pages of " + bytes_text(page_bytes);
+  };
+  std::string field = "the default";
+  std::int64_t pages = 0;
+  if (config.num_device_module_layer > 0) {
+    field = "num_device_module_layer";
+    const std::size_t bytes = saturating_product(static_cast<std::size_t>(config.num_device_module_layer),
+                                                 widest_module_bytes(layout));
+    pages = static_cast<std::int64_t>(bytes / page_bytes + (bytes % page_bytes != 0 ? 1 : 0));
+  } else if (config.device_cache_percent) {
+    field = "device_cache_percent";
+    pages = pages_in(*config.device_cache_percent);
+  } else {
+    pages = std::max(pages_in(kDefaultDevicePercent), needed + kDefaultOptimalAdapters);
+  }
+  if (pages < needed) {
+    refuse(field + " gives the device level " + size_text(pages) + ", but one adapter of rank " +
+           std::to_string(ranks.max_rank) + " on every enabled module needs " + std::to_string(needed) +
+           " pages; raise " + field + " or lower max_adapter_size");
+  }
+  if (saturating_product(static_cast<std::size_t>(pages), page_bytes) > free_bytes) {
+    refuse(field + " gives the device level " + size_text(pages) + ", but only " + bytes_text(free_bytes) +
+           " of memory are free");
+  }
+  return pages;
+}
+
+}  // namespace
+
+Problems PeftCacheConfig::validate() const {
+  Problems problems;
+  const auto check_count = [&](const char* name, std::int64_t value) {
+    if (value < 0) problems.add(std::string(name) + " is " + std::to_string(value) + "; accepted: 0 or more");
+  };
+  const auto check_rank = [&](const char* name, std::int32_t value) {
+    if (value < 1 || value > kLargestAdapterSize) {
+      problems.add(std::string(name) + " is " + std::to_string(value) + "; accepted: 1 to " +
+                   std::to_string(kLargestAdapterSize));
+    }
+  };
+  const auto check_unused = [&](const char* name, std::int32_t value, std::int32_t only, const char* reason) {
+    if (value != only) {
+      problems.add(std::string(name) + " is " + std::to_string(value) +
+                   "; accepted: " + std::to_string(only) + ", " + reason);
+    }
+  };
+  check_count("num_host_module_layer", num_host_module_layer);
+  check_count("num_device_module_layer", num_device_module_layer);
+  check_rank("optimal_adapter_size", optimal_adapter_size);
+  check_rank("max_adapter_size", max_adapter_size);
+  check_unused("num_put_workers", num_put_workers, 1,
+               "because the thread that enqueues a request stores its adapter");
+  check_unused("num_ensure_workers", num_ensure_workers, 1, "because the executor's thread packs adapters");
+  check_unused("num_copy_streams", num_copy_streams, 1, "because there are no copy streams on the CPU");
+  check_unused("max_pages_per_block_host", max_pages_per_block_host, 24,
+               "because host memory is not cut into blocks");
+  check_unused("max_pages_per_block_device", max_pages_per_block_device, 8,
+               "because all pages are one block");
+  if (device_cache_percent && !(*device_cache_percent > 0.0 && *device_cache_percent <= 1.0)) {
+    problems.add("device_cache_percent is " + std::to_string(*device_cache_percent) +
+                 "; accepted: a fraction above 0 and up to 1");
+  }
+  if (num_host_module_layer > 0 && host_cache_size) {
+    problems.add("num_host_module_layer and host_cache_size both size the host level; set one of them");
+  }
+  if (num_device_module_layer > 0 && device_cache_percent) {
+    problems.add(
+        "num_device_module_layer and device_cache_percent both size the device level; set one of them");
+  }
+  return problems;
+}
+
+LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayout& layout,
+                                   std::size_t free_bytes) {
+  config.validate().throw_if_any<ConfigError>("PeftCacheConfig");
+  if (layout.target_modules.empty()) {
+    if (config != PeftCacheConfig{})
+      refuse("the engine was built without LoRA, so there is no LoRA cache to configure");
+    return {};
+  }
+  const Reference ranks = reference_ranks(config, layout);
+  const std::size_t page = std::max(device_adapter_bytes(layout, ranks.optimal_rank),
+                                    largest_image_bytes(layout, layout.max_rank));
+  LoraCacheSizes sizes;
+  sizes.page_bytes = page;
+  sizes.host_bytes = resolve_host(config, layout, ranks);
+  sizes.device_pages = resolve_device_pages(config, layout, ranks, page, free_bytes);
+  return sizes;
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,314 @@
+#include "adaptrt/lora/host_adapter.h"
+
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "adapters.h"
+#include "adaptrt/core/error.h"
+#include "adaptrt/lora/lora_cache.h"
+
+namespace adaptrt {
+namespace {
+
+using namespace testing;
+using enum LoraModule;
+
+/// One rule: how to break it, and what the refusal must say.
+struct Rule {
+  const char* name;
+  std::function<void(SentAdapter&)> spoil_tensors;
+  std::function<void(LoraConfig&)> spoil_request;
+  std::vector<std::string> says;
+  std::function<void(LoraLayout&)> change_engine = [](LoraLayout&) {};
+};
+
+std::ostream& operator<<(std::ostream& out, const Rule& rule) {
+  return out << rule.name;
+}
+
+// The adapter that is spoiled: row 0 attn_q of layer 0, rank 2, 8 in, 6 out: 28 elements; row 1 attn_dense of
+// layer 1, rank 3, 6 in, 8 out, magnitudes: 50 elements. 53 columns.
+const std::vector<SentRow> kRows{{kAttnQ, 0, 2, false}, {kAttnDense, 1, 3, true}};
+const auto kNoTensors = [](SentAdapter&) {};
+const auto kNoRequest = [](LoraConfig&) {};
+
+std::vector<Rule> rules() {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const auto field = [](std::size_t row, std::size_t column, std::int32_t value) {
+    return [=](SentAdapter& adapter) { adapter.field(row, column) = value; };
+  };
+  const auto element = [](std::size_t row, std::size_t column, float value) {
+    return [=](SentAdapter& adapter) { adapter.set(row, column, value); };
+  };
+  const auto shape_of_weights = [](std::vector<std::int64_t> shape) {
+    return [=](LoraConfig& request) { request.weights->shape = shape; };
+  };
+  return {
+      {"weights alone", kNoTensors, [](LoraConfig& r) { r.config.reset(); }, {"weights came without config"}},
+      {"config alone", kNoTensors, [](LoraConfig& r) { r.weights.reset(); }, {"config came without weights"}},
+      {"one dimension", kNoTensors, shape_of_weights({106}), {"weights has shape [106]", "two dimensions"}},
+      {"three dimensions", kNoTensors, shape_of_weights({2, 2, 53}), {"weights has shape [2, 2, 53]"}},
+      {"negative size", kNoTensors, shape_of_weights({2, -53}), {"weights has shape [2, -53]"}},
+      {"huge declared rows",
+       kNoTensors,
+       [](LoraConfig& r) {
+         r.weights->shape = {std::int64_t{1} << 60, 53};
+         r.config->shape = {std::int64_t{1} << 60, 4};
+       },
+       {"config has 1152921504606846976 rows, more than the 38"}},
+      {"rows differ", kNoTensors, shape_of_weights({1, 53}), {"weights has 1 rows and config has 2"}},
+      {"no rows",
+       kNoTensors,
+       [](LoraConfig& r) {
+         r.weights->shape = {0, 53};
+         r.config->shape = {0, 4};
+       },
+       {"config has no rows"}},
+      {"weights type",
+       kNoTensors,
+       [](LoraConfig& r) {
+         r.weights->type = TensorType::kOther;
+         r.weights->type_name = "float64";
+       },
+       {"weights is of type float64; accepted: float32, float16, bfloat16"}},
+      {"integer weights",
+       kNoTensors,
+       [](LoraConfig& r) {
+         r.weights->type = TensorType::kInt32;
+         r.weights->type_name = "int32";
+       },
+       {"weights is of type int32"}},
+      {"config type",
+       kNoTensors,
+       [](LoraConfig& r) {
+         r.config->type = TensorType::kOther;
+         r.config->type_name = "int64";
+       },
+       {"config is of type int64; accepted: int32"}},
+      {"config columns",
+       kNoTensors,
+       [](LoraConfig& r) { r.config->shape = {2, 5}; },
+       {"config has 5 columns; accepted: 3", "or 4"}},
+      {"unknown module", field(1, 0, 19), kNoRequest, {"row 1: module_id 19 is unknown; accepted: 0 to 18"}},
+      {"negative module", field(1, 0, -1), kNoRequest, {"row 1: module_id -1 is unknown"}},
+      {"not a decoder module",
+       field(0, 0, 16),
+       kNoRequest,
+       {"row 0: module_id 16 (moe_router) is not part of"}},
+      {"module not enabled",
+       kNoTensors,
+       kNoRequest,
+       {"row 1: module_id 4 (attn_dense) is not enabled", "lora_target_modules are attn_q, attn_k"},
+       [](LoraLayout& layout) { layout.target_modules = {kAttnQ, kAttnK}; }},
+      {"engine without LoRA",
+       kNoTensors,
+       kNoRequest,
+       {"built without LoRA"},
+       [](LoraLayout& layout) {
+         layout.target_modules.clear();
+         layout.sites.clear();
+       }},
+      {"negative layer",
+       field(0, 1, -1),
+       kNoRequest,
+       {"row 0: layer -1 of attn_q is out of range; accepted: 0 to 1"}},
+      {"layer too large", field(0, 1, 2), kNoRequest, {"row 0: layer 2 of attn_q is out of range"}},
+      {"rank zero",
+       field(0, 2, 0),
+       kNoRequest,
+       {"row 0 (attn_q, layer 0): rank 0 is out of range; accepted: 1 to"}},
+      {"rank negative", field(0, 2, -7), kNoRequest, {"row 0 (attn_q, layer 0): rank -7"}},
+      {"rank above the engine's", field(0, 2, 9), kNoRequest, {"rank 9 is out of range", "max_lora_rank 8"}},
+      {"huge rank", field(0, 2, std::numeric_limits<std::int32_t>::max()), kNoRequest, {"rank 2147483647"}},
+      {"too narrow",
+       field(1, 2, 4),
+       kNoRequest,
+       {"row 1 (attn_dense, layer 1): weights has 53 columns, but A[4, 6] and B[8, 4] and magnitude[8] need "
+        "64"}},
+      {"narrower than the magnitudes",
+       kNoTensors,
+       [](LoraConfig& r) { r.weights->shape = {2, 3}; },
+       {"row 0 (attn_q, layer 0): weights has 3 columns",
+        "row 1 (attn_dense, layer 1): weights has 3 columns"}},
+      {"is_dora",
+       field(1, 3, 2),
+       kNoRequest,
+       {"row 1 (attn_dense, layer 1): is_dora is 2; accepted: 0 or 1"}},
+      {"DoRA not enabled",
+       kNoTensors,
+       kNoRequest,
+       {"row 1 (attn_dense, layer 1): is_dora is 1", "--dora_plugin enable"},
+       [](LoraLayout& layout) { layout.dora_enabled = false; }},
+      {"repeated row",
+       [](SentAdapter& adapter) {
+         adapter.field(1, 0) = 1;
+         adapter.field(1, 1) = 0;
+         adapter.field(1, 2) = 2;
+       },
+       kNoRequest,
+       {"row 1 (attn_q, layer 0): repeats row 0 (attn_q, layer 0)"}},
+      {"fused beside a part",
+       [](SentAdapter& adapter) {
+         adapter.field(1, 0) = 0;
+         adapter.field(1, 1) = 0;
+         adapter.field(1, 2) = 1;
+       },
+       kNoRequest,
+       {"row 1 (attn_qkv, layer 0): changes the same outputs as row 0 (attn_q, layer 0)"}},
+      {"NaN",
+       element(0, 17, std::nanf("")),
+       kNoRequest,
+       {"row 0 (attn_q, layer 0): element 17, B[0, 1], is nan"}},
+      {"infinity",
+       element(1, 7, -infinity),
+       kNoRequest,
+       {"row 1 (attn_dense, layer 1): element 7, A[1, 1], is -inf"}},
+      {"magnitude not finite",
+       element(1, 49, infinity),
+       kNoRequest,
+       {"row 1 (attn_dense, layer 1): element 49, magnitude[7], is inf"}},
+      {"overflow",
+       element(0, 16, 70000.0F),
+       kNoRequest,
+       {"element 16, B[0, 0], is 70000, too large for the engine's float16"},
+       [](LoraLayout& layout) { layout.dtype = DType::kFloat16; }},
+      {"padding",
+       element(0, 30, 0.5F),
+       kNoRequest,
+       {"row 0 (attn_q, layer 0): element 30 is 0.5, but rank 2 without magnitudes describes 28 elements"}},
+      {"padding of the last column",
+       element(1, 52, -1.0F),
+       kNoRequest,
+       {"row 1 (attn_dense, layer 1): element 52"}},
+      {"several at once",
+       [](SentAdapter& adapter) {
+         adapter.field(0, 2) = 99;
+         adapter.field(1, 1) = -3;
+       },
+       [](LoraConfig& r) {
+         r.weights->type = TensorType::kOther;
+         r.weights->type_name = "float64";
+       },
+       {"LoRA task 7: ", "float64", "rank 99", "layer -3"}},
+  };
+}
+
+BOOST_AUTO_TEST_SUITE(host_adapter)
+
+BOOST_DATA_TEST_CASE(a_broken_rule_is_refused_by_name_and_changes_nothing,
+                     boost::unit_test::data::make(rules()), rule) {
+  LoraLayout layout = small_layout();
+  SentAdapter adapter = make_adapter(kRows, layout);
+  rule.change_engine(layout);
+  LoraCache cache(layout, {1 << 20, 8192, 4});
+  rule.spoil_tensors(adapter);
+  LoraConfig request = adapter.send(7);
+  rule.spoil_request(request);
+  const LoraCacheStats before = cache.stats();
+  std::string text;
+  try {
+    (void)cache.admit(request);
+  } catch (const AdapterError& error) {
+    text = error.what();
+  }
+  for (const std::string& part : rule.says)
+    BOOST_TEST(contains(text, part), text << "\n  does not say: " << part);
+  BOOST_TEST((cache.stats() == before));
+  BOOST_TEST(!cache.contains(7));
+  BOOST_TEST(cache.check_invariants().empty());
+}
+
+BOOST_AUTO_TEST_CASE(all_wrong_rows_are_counted_and_the_first_ones_named) {
+  const LoraLayout layout = small_layout();
+  std::vector<SentRow> rows(30, {kAttnQ, 0, 1, false});
+  const SentAdapter adapter = make_adapter(rows, layout);
+  BOOST_CHECK_EXCEPTION(
+      (void)HostAdapter::make(adapter.send(1), layout), AdapterError, [](const AdapterError& error) {
+        const std::string text = error.what();
+        return contains(text, "row 20 (") && !contains(text, "row 21 (") && contains(text, "and 9 more");
+      });
+}
+
+BOOST_DATA_TEST_CASE(rows_are_kept_as_submitted_without_padding, boost::unit_test::data::make({0, 1, 2}),
+                     dtype_index) {
+  const DType dtype = std::array{DType::kFloat32, DType::kFloat16, DType::kBFloat16}[dtype_index];
+  const LoraLayout layout = small_layout(DType::kBFloat16);
+  const SentAdapter sent = make_adapter(kRows, layout, 5, dtype);
+  const auto adapter = HostAdapter::make(sent.send(7, false, true), layout);
+  BOOST_TEST(adapter->task_id() == 7U);
+  BOOST_TEST((adapter->dtype() == dtype));
+  BOOST_TEST(adapter->bytes() == (28 + 50) * size_of(dtype));
+  BOOST_REQUIRE(adapter->rows().size() == 2U);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const AdapterRow& row = adapter->rows()[i];
+    BOOST_TEST((row.module == kRows[i].module));
+    BOOST_TEST(row.layer == kRows[i].layer);
+    BOOST_TEST(row.rank == kRows[i].rank);
+    BOOST_TEST(row.is_dora == kRows[i].is_dora);
+    for (std::size_t j = 0; j < elements_of(kRows[i], layout); ++j) {
+      BOOST_TEST(load_as_float(adapter->data(), dtype, row.offset + j) == sent.get(i, j));
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(three_columns_mean_no_magnitudes) {
+  const LoraLayout layout = small_layout();
+  SentAdapter sent = make_adapter({{kAttnQ, 0, 2, false}, {kMlpGateUp, 1, 8, false}}, layout);
+  sent.drop_is_dora_column();
+  const auto adapter = HostAdapter::make(sent.send(1), layout);
+  BOOST_TEST(!adapter->rows()[0].is_dora);
+  BOOST_TEST(!adapter->rows()[1].is_dora);
+}
+
+BOOST_AUTO_TEST_CASE(negative_zero_is_padding_and_large_magnitudes_are_no_overflow) {
+  const LoraLayout layout = small_layout(DType::kFloat16);
+  SentAdapter sent = make_adapter(kRows, layout);
+  sent.set(0, 28, -0.0F);
+  sent.set(1, 42, 1e6F);
+  BOOST_TEST(HostAdapter::make(sent.send(1), layout)->bytes() == 78U * 4);
+}
+
+BOOST_AUTO_TEST_CASE(the_largest_value_of_each_type_passes_and_the_next_overflows) {
+  const LoraLayout half = small_layout(DType::kFloat16);
+  SentAdapter wide = make_adapter(kRows, half);
+  wide.set(0, 0, -65519.996F);
+  BOOST_CHECK_NO_THROW((void)HostAdapter::make(wide.send(1), half));
+  wide.set(0, 0, 65520.0F);
+  BOOST_CHECK_THROW((void)HostAdapter::make(wide.send(1), half), AdapterError);
+  SentAdapter brain = make_adapter(kRows, half, 1, DType::kBFloat16);
+  brain.set(0, 0, 65280.0F);
+  BOOST_CHECK_NO_THROW((void)HostAdapter::make(brain.send(1), half));
+  brain.set(0, 0, 65536.0F);
+  BOOST_CHECK_THROW((void)HostAdapter::make(brain.send(1), half), AdapterError);
+  const LoraLayout bfloat = small_layout(DType::kBFloat16);
+  wide.set(0, 0, std::bit_cast<float>(0x7f7f7fffU));
+  BOOST_CHECK_NO_THROW((void)HostAdapter::make(wide.send(1), bfloat));
+  wide.set(0, 0, std::bit_cast<float>(0x7f7f8000U));
+  BOOST_CHECK_THROW((void)HostAdapter::make(wide.send(1), bfloat), AdapterError);
+}
+
+BOOST_AUTO_TEST_CASE(weights_are_the_same_when_rows_types_and_bytes_are) {
+  const LoraLayout layout = small_layout();
+  const auto make = [&](const SentAdapter& sent) { return HostAdapter::make(sent.send(1), layout); };
+  const SentAdapter sent = make_adapter(kRows, layout);
+  const auto adapter = make(sent);
+  BOOST_TEST(adapter->same_weights(*make(sent)));
+  BOOST_TEST(adapter->generation() != make(sent)->generation());
+  BOOST_TEST(adapter->same_weights(*make(make_adapter(kRows, layout, 1, DType::kFloat32, 9))));
+  BOOST_TEST(!adapter->same_weights(*make(make_adapter(kRows, layout, 1, DType::kFloat16))));
+  SentAdapter other = sent;
+  other.set(1, 49, 3.0F);
+  BOOST_TEST(!adapter->same_weights(*make(other)));
+  other = sent;
+  other.field(0, 1) = 1;
+  BOOST_TEST(!adapter->same_weights(*make(other)));
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt

@@ -1,0 +1,187 @@
+#include "adaptrt/lora/pack_adapter.h"
+
+#include <algorithm>
+#include <array>
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+
+#include "adapters.h"
+#include "adaptrt/core/error.h"
+#include "adaptrt/core/huge_array.h"
+#include "adaptrt/core/panels.h"
+
+namespace adaptrt {
+namespace {
+
+using namespace testing;
+using enum LoraModule;
+
+constexpr std::array kDTypes{DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+
+/// An adapter packed into pages of its own.
+struct Packed {
+  Packed(const HostAdapter& adapter, const LoraLayout& layout, std::size_t page_bytes)
+      : plan(plan_device_images(adapter, layout, SiteIndex(layout), page_bytes)),
+        memory(page_bytes * static_cast<std::size_t>(plan.pages)) {
+    std::ranges::fill(memory.data(), memory.data() + memory.bytes(), std::byte{0xff});
+    std::vector<std::byte*> pages;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(plan.pages); ++i) {
+      pages.push_back(memory.data() + i * page_bytes);
+    }
+    device = pack_adapter(adapter, layout, plan, pages);
+  }
+  DevicePlan plan;
+  HugeArray memory;
+  DeviceAdapter device;
+};
+
+/// Elements [first, first + count) of a sent row, rounded to `dtype`.
+std::vector<float> sent_values(const SentAdapter& sent, std::size_t row, std::int64_t first,
+                               std::int64_t count, DType dtype) {
+  std::vector<float> values;
+  for (std::int64_t i = first; i < first + count; ++i) {
+    std::array<std::byte, 4> element;
+    store_from_float(element.data(), dtype, 0, sent.get(row, static_cast<std::size_t>(i)));
+    values.push_back(load_as_float(element.data(), dtype, 0));
+  }
+  return values;
+}
+
+const UnpackedModule& module_of(const std::vector<UnpackedModule>& modules, std::int32_t layer,
+                                LoraModule module) {
+  const auto found = std::ranges::find_if(
+      modules, [&](const UnpackedModule& entry) { return entry.layer == layer && entry.module == module; });
+  BOOST_REQUIRE(found != modules.end());
+  return *found;
+}
+
+BOOST_AUTO_TEST_SUITE(packing)
+
+BOOST_DATA_TEST_CASE(the_device_holds_what_was_sent,
+                     boost::unit_test::data::make({0, 1, 2}) * boost::unit_test::data::make({0, 1, 2}),
+                     engine_type, sent_type) {
+  const LoraLayout layout = small_layout(kDTypes[engine_type]);
+  const std::vector<SentRow> rows{{kAttnV, 0, 3, true},     {kAttnQ, 0, 8, false},   {kMlpGateUp, 0, 5, true},
+                                  {kAttnQkv, 1, 7, true},   {kMlpGate, 1, 1, false}, {kMlp4HToH, 1, 2, true},
+                                  {kAttnDense, 0, 4, false}};
+  SentAdapter sent = make_adapter(rows, layout, 3, kDTypes[sent_type]);
+  // Something that is rounded where the types differ.
+  for (std::size_t i = 0; i < sent.rows; ++i) sent.set(i, 1, 1.0F / 3.0F);
+  const auto adapter = HostAdapter::make(sent.send(42), layout);
+  const Packed packed(*adapter, layout, 16384);
+  BOOST_TEST(packed.device.task_id == 42U);
+  const std::vector<UnpackedModule> modules = unpack_adapter(packed.device, layout);
+  BOOST_TEST(modules.size() == 5U + 3 + 2);
+
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const ModuleSizes sizes = module_sizes(rows[i].module, layout.shape).value();
+    std::int64_t b_first = rows[i].rank * sizes.in;
+    std::int64_t magnitude_first = rows[i].rank * (sizes.in + sizes.out);
+    for (const LoraModule part : parts_of(rows[i].module)) {
+      const std::int64_t out = module_sizes(part, layout.shape)->out;
+      const UnpackedModule& module = module_of(modules, rows[i].layer, part);
+      BOOST_TEST(module.rank == rows[i].rank);
+      BOOST_TEST(module.a == sent_values(sent, i, 0, rows[i].rank * sizes.in, layout.dtype));
+      BOOST_TEST(module.b == sent_values(sent, i, b_first, out * rows[i].rank, layout.dtype));
+      if (rows[i].is_dora) {
+        BOOST_TEST(module.magnitude == sent_values(sent, i, magnitude_first, out, DType::kFloat32));
+      } else {
+        BOOST_TEST(module.magnitude.empty());
+      }
+      b_first += out * rows[i].rank;
+      magnitude_first += out;
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(parts_of_a_fused_module_share_its_columns_of_a) {
+  const LoraLayout layout = small_layout();
+  const auto adapter = HostAdapter::make(
+      make_adapter({{kAttnQkv, 0, 4, false}, {kMlpGateUp, 0, 3, false}}, layout).send(1), layout);
+  const Packed packed(*adapter, layout, 16384);
+  const DeviceSite& qkv = packed.device.sites[0];
+  BOOST_TEST(qkv.total_rank == 4);
+  for (const DevicePart& part : qkv.parts) {
+    BOOST_TEST(part.rank == 4);
+    BOOST_TEST(part.rank_offset == 0);
+  }
+  BOOST_TEST(packed.device.sites[2].total_rank == 3);
+  BOOST_TEST(packed.device.sites[1].total_rank == 0);
+  BOOST_TEST(packed.device.sites[1].a == nullptr);
+}
+
+BOOST_AUTO_TEST_CASE(separate_modules_stack_their_columns_in_the_order_of_the_parts) {
+  const LoraLayout layout = small_layout();
+  const auto adapter =
+      HostAdapter::make(make_adapter({{kAttnV, 0, 3, false}, {kAttnQ, 0, 2, false}}, layout).send(1), layout);
+  const Packed packed(*adapter, layout, 16384);
+  const DeviceSite& site = packed.device.sites[0];
+  BOOST_TEST(site.total_rank == 5);
+  BOOST_TEST(site.parts[0].rank_offset == 0);
+  BOOST_TEST(site.parts[1].rank == 0);
+  BOOST_TEST(site.parts[1].b == nullptr);
+  BOOST_TEST(site.parts[2].rank_offset == 2);
+}
+
+BOOST_AUTO_TEST_CASE(images_fill_pages_first_fit_and_never_straddle_them) {
+  const std::vector<std::size_t> sizes{60, 50, 30, 40, 100, 10};
+  const ImagePlaces places = place_images(sizes, 100);
+  const std::vector<std::int64_t> pages{0, 1, 0, 1, 2, 0};
+  const std::vector<std::size_t> offsets{0, 0, 60, 50, 0, 90};
+  BOOST_TEST(places.pages == 3);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    BOOST_TEST(places.places[i].page == pages[i]);
+    BOOST_TEST(places.places[i].offset == offsets[i]);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(every_piece_is_aligned_and_inside_its_image) {
+  const LoraLayout layout = small_layout(DType::kBFloat16);
+  const auto adapter = HostAdapter::make(
+      make_adapter({{kAttnQ, 0, 3, true}, {kAttnK, 0, 1, false}, {kMlp4HToH, 1, 5, true}}, layout).send(1),
+      layout);
+  const Packed packed(*adapter, layout, 2048);
+  const std::byte* begin = packed.memory.data();
+  const std::byte* end = begin + packed.memory.bytes();
+  std::vector<std::pair<const std::byte*, std::size_t>> pieces;
+  for (std::size_t i = 0; i < layout.sites.size(); ++i) {
+    const DeviceSite& site = packed.device.sites[i];
+    if (site.total_rank == 0) continue;
+    pieces.emplace_back(site.a, panel_bytes(layout.dtype, site.total_rank, layout.sites[i].in_size));
+    for (std::size_t p = 0; p < layout.sites[i].parts.size(); ++p) {
+      const DevicePart& part = site.parts[p];
+      if (part.rank == 0) continue;
+      const std::int64_t out = layout.sites[i].parts[p].out_size;
+      pieces.emplace_back(part.b, panel_bytes(layout.dtype, out, part.rank));
+      if (part.magnitude != nullptr) {
+        pieces.emplace_back(reinterpret_cast<const std::byte*>(part.magnitude),
+                            static_cast<std::size_t>(out) * 4);
+      }
+    }
+  }
+  std::ranges::sort(pieces);
+  const std::byte* last = begin;
+  for (const auto& [piece, bytes] : pieces) {
+    BOOST_TEST((piece - begin) % static_cast<std::ptrdiff_t>(kImageAlignment) == 0);
+    BOOST_TEST((piece >= last));
+    BOOST_TEST((piece + bytes <= end));
+    BOOST_TEST((piece - begin) / 2048 == (piece + bytes - 1 - begin) / 2048);
+    last = piece + bytes;
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_layout_whose_sites_and_modules_disagree_is_refused) {
+  LoraLayout layout = small_layout();
+  layout.sites[1].in_size = 7;
+  layout.sites[3].parts.clear();
+  BOOST_CHECK_EXCEPTION(SiteIndex{layout}, EngineError, [](const EngineError& error) {
+    return contains(error.what(), "other sizes than attn_dense of layer 0") &&
+           contains(error.what(), "no LoRA site has mlp_4h_to_h of layer 0");
+  });
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt
