@@ -38,6 +38,10 @@ ADAPTRT_ERROR_TABLE(ADAPTRT_DECLARE_ERROR)
 class Problems {
  public:
   void add(std::string problem) { problems_.push_back(std::move(problem)); }
+  /// Adds the problems of a struct inside, `prefix` before each ("sampling_config.").
+  void add_all(std::string_view prefix, const Problems& nested) {
+    for (const auto& problem : nested.problems_) problems_.push_back(std::string(prefix) + problem);
+  }
   [[nodiscard]] bool empty() const { return problems_.empty(); }
   [[nodiscard]] const std::vector<std::string>& list() const { return problems_; }
 
