@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/core/fields.h"
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/exec/unsupported.h"
+#include "adaptrt/kv/kv_cache_config.h"
+#include "adaptrt/lora/peft_cache_config.h"
+#include "adaptrt/sched/scheduler_config.h"
+
+namespace adaptrt {
+
+/// TensorRT-LLM's ModelType; engines here are decoders.
+enum class ModelType : std::uint8_t { kDecoderOnly = 0, kEncoderOnly = 1, kEncoderDecoder = 2 };
+
+/// TensorRT-LLM's BatchingType; kStatic is refused (SchedulerConfig has a policy for it).
+enum class BatchingType : std::uint8_t { kStatic = 0, kInflight = 1 };
+
+/// TensorRT-LLM's ExecutorConfig, and num_threads.
+struct ExecutorConfig {
+  std::int32_t max_beam_width = 1;
+  SchedulerConfig scheduler_config;
+  KvCacheConfig kv_cache_config;
+  bool enable_chunked_context = false;
+  bool normalize_log_probs = true;
+  std::int32_t iter_stats_max_iterations = 1000;
+  std::int32_t request_stats_max_iterations = 0;
+  BatchingType batching_type = BatchingType::kInflight;
+  std::optional<std::int32_t> max_batch_size;
+  std::optional<std::int32_t> max_num_tokens;
+  Unsupported parallel_config;
+  std::optional<PeftCacheConfig> peft_cache_config;
+  Unsupported logits_post_processor_config;
+  Unsupported decoding_config;
+  double gpu_weights_percent = 1.0;
+  std::optional<std::int32_t> max_queue_size;
+  std::uint64_t max_seq_idle_microseconds = 180000000;
+  Unsupported spec_dec_config;
+  Unsupported guided_decoding_config;
+  bool gather_generation_logits = false;
+  std::optional<std::int32_t> num_threads;
+
+  bool operator==(const ExecutorConfig&) const = default;
+
+  /// Everything wrong with the fields on their own, those of the structs inside included.
+  [[nodiscard]] Problems validate() const;
+  /// validate(), and everything that the engine does not allow.
+  [[nodiscard]] Problems validate(const EngineInfo& engine) const;
+};
+
+constexpr auto fields_of(const ExecutorConfig* /*type*/) {
+  using C = ExecutorConfig;
+  return std::tuple{
+      Field{"max_beam_width", &C::max_beam_width, "Refused unless 1: beam search is not supported."},
+      Field{"scheduler_config", &C::scheduler_config, "Which requests run, and when."},
+      Field{"kv_cache_config", &C::kv_cache_config, "Size of the KV cache and reuse of prefixes."},
+      Field{"enable_chunked_context", &C::enable_chunked_context,
+            "Compute a prompt over several steps where one has no room for all of it."},
+      Field{"normalize_log_probs", &C::normalize_log_probs,
+            "Refused when False: log probabilities are always those of the whole vocabulary's softmax."},
+      Field{"iter_stats_max_iterations", &C::iter_stats_max_iterations,
+            "IterationStats kept for get_latest_iteration_stats(); 0: none are made."},
+      Field{"request_stats_max_iterations", &C::request_stats_max_iterations,
+            "RequestStatsPerIteration kept for get_latest_request_stats(); 0: none are made."},
+      Field{"batching_type", &C::batching_type, "Refused unless INFLIGHT."},
+      Field{"max_batch_size", &C::max_batch_size, "At most the engine's; None: the engine's."},
+      Field{"max_num_tokens", &C::max_num_tokens,
+            "Tokens of one step; at most the engine's; None: the engine's."},
+      Field{"parallel_config", &C::parallel_config, "Refused unless None: one process runs the whole model."},
+      Field{"peft_cache_config", &C::peft_cache_config, "Sizes of the LoRA cache; None: PeftCacheConfig()."},
+      Field{"logits_post_processor_config", &C::logits_post_processor_config, "Refused unless None."},
+      Field{"decoding_config", &C::decoding_config, "Refused unless None."},
+      Field{"gpu_weights_percent", &C::gpu_weights_percent,
+            "Refused unless 1.0: weights are mapped as a whole."},
+      Field{"max_queue_size", &C::max_queue_size,
+            "Requests that may wait for their start; one more raises QueueFullError. None: no limit."},
+      Field{"max_seq_idle_microseconds", &C::max_seq_idle_microseconds,
+            "Refused unless the default: a paused request waits for its turn however long that takes."},
+      Field{"spec_dec_config", &C::spec_dec_config, "Refused unless None."},
+      Field{"guided_decoding_config", &C::guided_decoding_config, "Refused unless None."},
+      Field{"gather_generation_logits", &C::gather_generation_logits,
+            "Either value will do: generation logits are there for any request that asks."},
+      Field{"num_threads", &C::num_threads,
+            "Threads of the engine; None: one for each core this process may use."}};
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/core/fields.h"
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/exec/unsupported.h"
+#include "adaptrt/lora/host_adapter.h"
+#include "adaptrt/sample/sampling_config.h"
+
+namespace adaptrt {
+
+using TokenId = std::int32_t;
+/// Names a request within its executor; 1 is the first.
+using RequestId = std::uint64_t;
+
+/// TensorRT-LLM's OutputConfig: what a Result has besides the tokens.
+struct OutputConfig {
+  bool return_log_probs = false;
+  bool return_context_logits = false;
+  bool return_generation_logits = false;
+  bool exclude_input_from_output = false;
+  bool return_perf_metrics = false;
+
+  bool operator==(const OutputConfig&) const = default;
+};
+
+constexpr auto fields_of(const OutputConfig* /*type*/) {
+  using C = OutputConfig;
+  return std::tuple{
+      Field{"return_log_probs", &C::return_log_probs, "Result.log_probs and cum_log_probs."},
+      Field{"return_context_logits", &C::return_context_logits,
+            "Result.context_logits. The whole prompt is computed then, whatever the KV cache holds."},
+      Field{"return_generation_logits", &C::return_generation_logits, "Result.generation_logits."},
+      Field{"exclude_input_from_output", &C::exclude_input_from_output,
+            "Leave the prompt out of Result.output_token_ids. Streamed responses never have it."},
+      Field{"return_perf_metrics", &C::return_perf_metrics, "Refused when True."}};
+}
+
+/// TensorRT-LLM's Request.
+struct Request {
+  std::vector<TokenId> input_token_ids;
+  std::int32_t max_tokens = 0;
+  bool streaming = false;
+  SamplingConfig sampling_config;
+  OutputConfig output_config;
+  std::optional<TokenId> end_id;
+  std::optional<TokenId> pad_id;
+  std::optional<std::vector<std::int32_t>> position_ids;
+  std::optional<std::vector<std::vector<TokenId>>> bad_words;
+  std::optional<std::vector<std::vector<TokenId>>> stop_words;
+  std::optional<std::vector<float>> embedding_bias;
+  Unsupported external_draft_tokens_config;
+  Unsupported prompt_tuning_config;
+  std::optional<LoraConfig> lora_config;
+  Unsupported lookahead_config;
+  Unsupported kv_cache_retention_config;
+  std::optional<std::string> logits_post_processor_name;
+  Unsupported logits_post_processor;
+  std::optional<std::vector<TokenId>> encoder_input_token_ids;
+  std::optional<std::uint64_t> client_id;
+  bool return_all_generated_tokens = false;
+  float priority = 0.5F;
+  std::int32_t num_return_sequences = 1;
+  Unsupported guided_decoding_params;
+  std::optional<std::chrono::milliseconds> allotted_time_ms;
+  std::optional<std::uint64_t> cache_salt_id;
+
+  /// Everything that keeps the request from running on an engine, but for the adapter (LoraCache::admit) and
+  /// the size of the KV cache (Scheduler::why_never_fits).
+  [[nodiscard]] Problems validate(const EngineInfo& engine) const;
+};
+
+constexpr auto fields_of(const Request* /*type*/) {
+  using C = Request;
+  return std::tuple{
+      Field{"input_token_ids", &C::input_token_ids, "The prompt: one token or more."},
+      Field{"max_tokens", &C::max_tokens, "Tokens to generate at most."},
+      Field{"streaming", &C::streaming, "One response a token instead of one at the end."},
+      Field{"sampling_config", &C::sampling_config, "How the next token is chosen."},
+      Field{"output_config", &C::output_config, "What is returned besides the tokens."},
+      Field{"end_id", &C::end_id,
+            "The token that ends the generation; not part of the output. None or -1: none."},
+      Field{"pad_id", &C::pad_id, "Without effect: nothing is padded."},
+      Field{"position_ids", &C::position_ids, "Refused unless None: positions count from 0."},
+      Field{"bad_words", &C::bad_words, "Token sequences that must not be generated."},
+      Field{"stop_words", &C::stop_words, "Token sequences that end the generation; part of the output."},
+      Field{"embedding_bias", &C::embedding_bias, "[vocab_size], added to the logits."},
+      Field{"external_draft_tokens_config", &C::external_draft_tokens_config, "Refused unless None."},
+      Field{"prompt_tuning_config", &C::prompt_tuning_config, "Refused unless None."},
+      Field{"lora_config", &C::lora_config, "The adapter; with weights when the task may not be cached yet."},
+      Field{"lookahead_config", &C::lookahead_config, "Refused unless None."},
+      Field{"kv_cache_retention_config", &C::kv_cache_retention_config, "Refused unless None."},
+      Field{"logits_post_processor_name", &C::logits_post_processor_name, "Refused unless None."},
+      Field{"logits_post_processor", &C::logits_post_processor, "Refused unless None."},
+      Field{"encoder_input_token_ids", &C::encoder_input_token_ids, "Refused unless None."},
+      Field{"client_id", &C::client_id, "Returned in the responses."},
+      Field{"return_all_generated_tokens", &C::return_all_generated_tokens,
+            "Each streamed response has all tokens generated so far."},
+      Field{"priority", &C::priority, "0 to 1; higher starts first."},
+      Field{"num_return_sequences", &C::num_return_sequences, "Refused unless 1."},
+      Field{"guided_decoding_params", &C::guided_decoding_params, "Refused unless None."},
+      Field{"allotted_time_ms", &C::allotted_time_ms,
+            "From enqueue_request on (timedelta, or milliseconds); then the request ends as TIMED_OUT."},
+      Field{"cache_salt_id", &C::cache_salt_id, "Only requests with the same salt share KV."}};
+}
+
+}  // namespace adaptrt

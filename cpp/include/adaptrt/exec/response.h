@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "adaptrt/core/fields.h"
+#include "adaptrt/exec/request.h"
+#include "adaptrt/sample/stop.h"
+
+namespace adaptrt {
+
+/// float32 values in C order; copies share them.
+struct FloatTensor {
+  std::shared_ptr<const std::vector<float>> values;
+  std::vector<std::int64_t> shape;
+};
+
+/// TensorRT-LLM's Result. Beams are always one.
+struct Result {
+  bool is_final = false;
+  std::vector<std::vector<TokenId>> output_token_ids;
+  std::optional<std::vector<float>> cum_log_probs;
+  std::optional<std::vector<std::vector<float>>> log_probs;
+  std::optional<FloatTensor> context_logits;
+  std::optional<FloatTensor> generation_logits;
+  std::vector<FinishReason> finish_reasons;
+  std::int32_t sequence_index = 0;
+  bool is_sequence_final = false;
+  std::int32_t decoding_iter = 0;
+  Unsupported request_perf_metrics;
+};
+
+constexpr auto fields_of(const Result* /*type*/) {
+  using C = Result;
+  return std::tuple{Field{"is_final", &C::is_final, "No response follows."},
+                    Field{"output_token_ids", &C::output_token_ids,
+                          "[1][tokens]. Without streaming: the prompt, unless excluded, and what was "
+                          "generated. With streaming: what "
+                          "is new, or all that was generated with return_all_generated_tokens."},
+                    Field{"cum_log_probs", &C::cum_log_probs, "[1], the sum of log_probs."},
+                    Field{"log_probs", &C::log_probs, "[1][tokens], of all tokens generated so far."},
+                    Field{"context_logits", &C::context_logits, "float32 [prompt length, vocab_size]."},
+                    Field{"generation_logits", &C::generation_logits,
+                          "float32 [1, tokens, vocab_size], with streaming [tokens, 1, vocab_size]: the rows "
+                          "that this response's "
+                          "generated tokens were chosen from, before bias, penalties and temperature."},
+                    Field{"finish_reasons", &C::finish_reasons, "[1]."},
+                    Field{"sequence_index", &C::sequence_index, "Always 0."},
+                    Field{"is_sequence_final", &C::is_sequence_final, "As is_final."},
+                    Field{"decoding_iter", &C::decoding_iter, "Steps that gave a token so far."},
+                    Field{"request_perf_metrics", &C::request_perf_metrics, "Always None."}};
+}
+
+/// TensorRT-LLM's Response: a result, or why there is none.
+struct Response {
+  RequestId request_id = 0;
+  std::optional<std::uint64_t> client_id;
+  /// Empty: `result` holds.
+  std::string error_msg;
+  Result result;
+
+  [[nodiscard]] bool has_error() const { return !error_msg.empty(); }
+  [[nodiscard]] bool is_final() const { return has_error() || result.is_final; }
+};
+
+}  // namespace adaptrt

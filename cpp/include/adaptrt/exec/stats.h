@@ -1,0 +1,183 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "adaptrt/core/fields.h"
+#include "adaptrt/exec/request.h"
+#include "adaptrt/kv/block_pool.h"
+#include "adaptrt/lora/lora_cache.h"
+
+namespace adaptrt {
+
+constexpr auto fields_of(const KvCacheStats* /*type*/) {
+  using C = KvCacheStats;
+  return std::tuple{
+      Field{"max_num_blocks", &C::max_num_blocks, "Blocks of the pool."},
+      Field{"free_num_blocks", &C::free_num_blocks, "Blocks that no running request holds."},
+      Field{"used_num_blocks", &C::used_num_blocks, "Blocks of running requests."},
+      Field{"tokens_per_block", &C::tokens_per_block, "Set when the engine was built."},
+      Field{"alloc_total_blocks", &C::alloc_total_blocks, "New and reused, so far."},
+      Field{"alloc_new_blocks", &C::alloc_new_blocks, "So far."},
+      Field{"reused_blocks", &C::reused_blocks, "So far."},
+      Field{"missed_blocks", &C::missed_blocks, "Full blocks looked for and not found, so far."},
+      Field{"cache_hit_rate", &C::cache_hit_rate, "reused / (reused + missed)."}};
+}
+
+constexpr auto fields_of(const LoraCacheStats* /*type*/) {
+  using C = LoraCacheStats;
+  return std::tuple{
+      Field{"host_hits", &C::host_hits, "Requests whose adapter was on the host level."},
+      Field{"host_misses", &C::host_misses, "Adapters stored, or not found."},
+      Field{"host_evictions", &C::host_evictions, "Adapters that left the host level for room."},
+      Field{"device_hits", &C::device_hits, "Starts that found the adapter on the device level."},
+      Field{"device_misses", &C::device_misses, "Starts that had to pack it."},
+      Field{"device_evictions", &C::device_evictions, "Device copies that went for room."},
+      Field{"host_adapters", &C::host_adapters, "On the host level now."},
+      Field{"device_adapters", &C::device_adapters, "On the device level now."},
+      Field{"host_bytes_used", &C::host_bytes_used, "Bytes."},
+      Field{"host_bytes_total", &C::host_bytes_total, "Bytes."},
+      Field{"page_bytes", &C::page_bytes, "Bytes of a device page."},
+      Field{"device_pages_used", &C::device_pages_used, "Pages."},
+      Field{"device_pages_total", &C::device_pages_total, "Pages."},
+      Field{"load_seconds", &C::load_seconds, "Time spent packing adapters, so far."}};
+}
+
+/// TensorRT-LLM's InflightBatchingStats.
+struct InflightBatchingStats {
+  std::int32_t num_scheduled_requests = 0;
+  std::int32_t num_context_requests = 0;
+  std::int32_t num_gen_requests = 0;
+  std::int32_t num_paused_requests = 0;
+  std::int32_t num_ctx_tokens = 0;
+  std::int32_t micro_batch_id = 0;
+  double avg_num_decoded_tokens_per_iter = 0.0;
+
+  bool operator==(const InflightBatchingStats&) const = default;
+};
+
+constexpr auto fields_of(const InflightBatchingStats* /*type*/) {
+  using C = InflightBatchingStats;
+  return std::tuple{
+      Field{"num_scheduled_requests", &C::num_scheduled_requests, "Requests of the step."},
+      Field{"num_context_requests", &C::num_context_requests, "Of these, computing their prompt."},
+      Field{"num_gen_requests", &C::num_gen_requests, "Of these, generating."},
+      Field{"num_paused_requests", &C::num_paused_requests, "Waiting although they ran before."},
+      Field{"num_ctx_tokens", &C::num_ctx_tokens, "Prompt tokens of the step."},
+      Field{"micro_batch_id", &C::micro_batch_id, "Always 0: there is one pipeline stage."},
+      Field{"avg_num_decoded_tokens_per_iter", &C::avg_num_decoded_tokens_per_iter,
+            "Tokens per generating request; 1 when there is any."}};
+}
+
+/// TensorRT-LLM's IterationStats, and the LoRA cache's.
+struct IterationStats {
+  std::string timestamp;
+  std::int64_t iter = 0;
+  double iter_latency_ms = 0.0;
+  std::int32_t num_new_active_requests = 0;
+  std::int32_t num_active_requests = 0;
+  std::int32_t num_queued_requests = 0;
+  std::int32_t num_completed_requests = 0;
+  std::int32_t max_num_active_requests = 0;
+  std::size_t gpu_mem_usage = 0;
+  std::size_t cpu_mem_usage = 0;
+  std::size_t pinned_mem_usage = 0;
+  std::optional<KvCacheStats> kv_cache_stats;
+  std::optional<InflightBatchingStats> inflight_batching_stats;
+  std::optional<LoraCacheStats> lora_cache_stats;
+
+  bool operator==(const IterationStats&) const = default;
+};
+
+constexpr auto fields_of(const IterationStats* /*type*/) {
+  using C = IterationStats;
+  return std::tuple{
+      Field{"timestamp", &C::timestamp, "Of the step's end, in UTC: MM-DD-YYYY HH:MM:SS.microseconds."},
+      Field{"iter", &C::iter, "Number of the step."},
+      Field{"iter_latency_ms", &C::iter_latency_ms, "Planning, the engine's step, sampling and responses."},
+      Field{"num_new_active_requests", &C::num_new_active_requests, "Started with this step."},
+      Field{"num_active_requests", &C::num_active_requests, "Running in this step."},
+      Field{"num_queued_requests", &C::num_queued_requests, "Waiting for their start."},
+      Field{"num_completed_requests", &C::num_completed_requests, "Ended with this step."},
+      Field{"max_num_active_requests", &C::max_num_active_requests, "The batch size's limit."},
+      Field{"gpu_mem_usage", &C::gpu_mem_usage, "Bytes; 0 on a CPU."},
+      Field{"cpu_mem_usage", &C::cpu_mem_usage, "Bytes of the KV pool and of both levels of the LoRA cache."},
+      Field{"pinned_mem_usage", &C::pinned_mem_usage, "Bytes; 0 on a CPU."},
+      Field{"kv_cache_stats", &C::kv_cache_stats, "The KV cache after the step."},
+      Field{"inflight_batching_stats", &C::inflight_batching_stats, "The step's batch."},
+      Field{"lora_cache_stats", &C::lora_cache_stats, "The LoRA cache after the step; None without one."}};
+}
+
+/// TensorRT-LLM's RequestStage.
+enum class RequestStage : std::uint8_t {
+  kQueued = 0,
+  kContextInProgress = 1,
+  kGenerationInProgress = 2,
+  kGenerationComplete = 3,
+  kEncoderInProgress = 4,
+};
+
+/// "QUEUED", "CONTEXT_IN_PROGRESS", ...
+[[nodiscard]] std::string_view name_of(RequestStage stage);
+
+/// TensorRT-LLM's RequestStats.
+struct RequestStats {
+  RequestId id = 0;
+  RequestStage stage = RequestStage::kQueued;
+  std::int32_t context_prefill_position = 0;
+  std::int32_t num_generated_tokens = 0;
+  double avg_num_decoded_tokens_per_iter = 0.0;
+  bool scheduled = false;
+  bool paused = false;
+  std::int64_t alloc_total_blocks_per_request = 0;
+  std::int64_t alloc_new_blocks_per_request = 0;
+  std::int64_t reused_blocks_per_request = 0;
+  std::int64_t missed_blocks_per_request = 0;
+  double kv_cache_hit_rate_per_request = 0.0;
+
+  bool operator==(const RequestStats&) const = default;
+};
+
+constexpr auto fields_of(const RequestStats* /*type*/) {
+  using C = RequestStats;
+  return std::tuple{
+      Field{"id", &C::id, "The request's id."},
+      Field{"stage", &C::stage, "How far it is."},
+      Field{"context_prefill_position", &C::context_prefill_position, "Prompt tokens whose KV is there."},
+      Field{"num_generated_tokens", &C::num_generated_tokens, "So far."},
+      Field{"avg_num_decoded_tokens_per_iter", &C::avg_num_decoded_tokens_per_iter,
+            "1 once a token was generated."},
+      Field{"scheduled", &C::scheduled, "Part of this step."},
+      Field{"paused", &C::paused, "Waiting although it ran before."},
+      Field{"alloc_total_blocks_per_request", &C::alloc_total_blocks_per_request, "New and reused."},
+      Field{"alloc_new_blocks_per_request", &C::alloc_new_blocks_per_request, "So far."},
+      Field{"reused_blocks_per_request", &C::reused_blocks_per_request, "So far."},
+      Field{"missed_blocks_per_request", &C::missed_blocks_per_request, "So far."},
+      Field{"kv_cache_hit_rate_per_request", &C::kv_cache_hit_rate_per_request,
+            "reused / (reused + missed)."}};
+}
+
+/// All requests that a step knew, those that it ended included.
+struct RequestStatsPerIteration {
+  std::int64_t iter = 0;
+  std::vector<RequestStats> request_stats;
+
+  bool operator==(const RequestStatsPerIteration&) const = default;
+};
+
+constexpr auto fields_of(const RequestStatsPerIteration* /*type*/) {
+  using C = RequestStatsPerIteration;
+  return std::tuple{Field{"iter", &C::iter, "Number of the step."},
+                    Field{"request_stats", &C::request_stats, "In the order of their ids."}};
+}
+
+/// One line of JSON with TensorRT-LLM's keys (iterLatencyMS for iter_latency_ms).
+[[nodiscard]] std::string to_json_str(const IterationStats& stats);
+[[nodiscard]] std::string to_json_str(const RequestStats& stats);
+[[nodiscard]] std::string to_json_str(const RequestStatsPerIteration& stats);
+
+}  // namespace adaptrt

@@ -1,0 +1,88 @@
+#include "adaptrt/exec/config.h"
+
+#include <string>
+#include <string_view>
+
+namespace adaptrt {
+namespace {
+
+void require_at_least(Problems& problems, std::string_view name, std::int64_t value, std::int64_t least) {
+  if (value >= least) return;
+  problems.add(std::string(name) + " is " + std::to_string(value) + "; accepted: " + std::to_string(least) +
+               " or more");
+}
+
+template <class Value>
+void require_at_least(Problems& problems, std::string_view name, const std::optional<Value>& value,
+                      std::int64_t least) {
+  if (value) require_at_least(problems, name, std::int64_t{*value}, least);
+}
+
+void require_none(Problems& problems, std::string_view name, const Unsupported& field,
+                  std::string_view reason) {
+  if (!field.is_set()) return;
+  problems.add(std::string(name) + " is given (" + field.type_name + "); accepted: None, because " +
+               std::string(reason));
+}
+
+void require_at_most(Problems& problems, std::string_view name, const std::optional<std::int32_t>& value,
+                     std::int32_t engine_value) {
+  if (!value || *value <= engine_value) return;
+  problems.add(std::string(name) + " is " + std::to_string(*value) + "; the engine was built for " +
+               std::to_string(engine_value) + " at most");
+}
+
+}  // namespace
+
+Problems ExecutorConfig::validate() const {
+  Problems problems;
+  if (max_beam_width != 1) {
+    problems.add("max_beam_width is " + std::to_string(max_beam_width) +
+                 "; accepted: 1, beam search is not supported");
+  }
+  problems.add_all("scheduler_config.", scheduler_config.validate());
+  problems.add_all("kv_cache_config.", kv_cache_config.validate());
+  if (peft_cache_config) problems.add_all("peft_cache_config.", peft_cache_config->validate());
+  if (!normalize_log_probs) {
+    problems.add(
+        "normalize_log_probs is False; accepted: True, log probabilities are those of the whole softmax");
+  }
+  require_at_least(problems, "iter_stats_max_iterations", iter_stats_max_iterations, 0);
+  require_at_least(problems, "request_stats_max_iterations", request_stats_max_iterations, 0);
+  if (batching_type != BatchingType::kInflight) {
+    problems.add(
+        "batching_type is STATIC; accepted: INFLIGHT (SchedulerConfig(CapacitySchedulerPolicy.STATIC_BATCH) "
+        "starts no "
+        "request before the batch before has ended)");
+  }
+  require_at_least(problems, "max_batch_size", max_batch_size, 1);
+  require_at_least(problems, "max_num_tokens", max_num_tokens, 1);
+  require_at_least(problems, "max_queue_size", max_queue_size, 1);
+  require_at_least(problems, "num_threads", num_threads, 1);
+  require_none(problems, "parallel_config", parallel_config, "one process runs the whole model");
+  require_none(problems, "logits_post_processor_config", logits_post_processor_config,
+               "the step loop does not call Python");
+  require_none(problems, "decoding_config", decoding_config, "tokens are generated one at a time");
+  require_none(problems, "spec_dec_config", spec_dec_config, "speculative decoding is not supported");
+  require_none(problems, "guided_decoding_config", guided_decoding_config,
+               "guided decoding is not supported");
+  if (gpu_weights_percent != 1.0) {
+    problems.add("gpu_weights_percent is " + std::to_string(gpu_weights_percent) +
+                 "; accepted: 1.0, weights are mapped as a whole");
+  }
+  if (max_seq_idle_microseconds != ExecutorConfig{}.max_seq_idle_microseconds) {
+    problems.add("max_seq_idle_microseconds is " + std::to_string(max_seq_idle_microseconds) +
+                 "; accepted: " + std::to_string(ExecutorConfig{}.max_seq_idle_microseconds) +
+                 ", paused requests are not dropped (Request.allotted_time_ms limits a request's time)");
+  }
+  return problems;
+}
+
+Problems ExecutorConfig::validate(const EngineInfo& engine) const {
+  Problems problems = validate();
+  require_at_most(problems, "max_batch_size", max_batch_size, engine.max_batch_size);
+  require_at_most(problems, "max_num_tokens", max_num_tokens, engine.max_num_tokens);
+  return problems;
+}
+
+}  // namespace adaptrt

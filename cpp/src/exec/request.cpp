@@ -1,0 +1,127 @@
+#include "adaptrt/exec/request.h"
+
+#include <cmath>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "adaptrt/sample/sampler.h"
+
+namespace adaptrt {
+namespace {
+
+void require_none(Problems& problems, std::string_view name, bool is_set, std::string_view reason) {
+  if (is_set) problems.add(std::string(name) + " is given; accepted: None, because " + std::string(reason));
+}
+
+bool in_vocabulary(TokenId token, const EngineInfo& engine) {
+  return token >= 0 && token < engine.vocab_size;
+}
+
+std::string vocabulary_of(const EngineInfo& engine) {
+  return "the vocabulary is 0 to " + std::to_string(engine.vocab_size - 1);
+}
+
+/// Names the first token outside the vocabulary and says how many there are.
+void check_tokens(Problems& problems, const std::string& name, std::span<const TokenId> tokens,
+                  const EngineInfo& engine) {
+  std::size_t first = tokens.size();
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (in_vocabulary(tokens[i], engine)) continue;
+    if (count++ == 0) first = i;
+  }
+  if (count == 0) return;
+  std::string problem = name + "[" + std::to_string(first) + "] is " + std::to_string(tokens[first]);
+  if (count > 1) problem += " (and " + std::to_string(count - 1) + " more)";
+  problems.add(problem + "; " + vocabulary_of(engine));
+}
+
+void check_optional_token(Problems& problems, const char* name, std::optional<TokenId> token,
+                          const EngineInfo& engine) {
+  if (!token || *token == -1 || in_vocabulary(*token, engine)) return;
+  problems.add(std::string(name) + " is " + std::to_string(*token) + "; " + vocabulary_of(engine) +
+               ", -1 is none");
+}
+
+void check_lengths(Problems& problems, const Request& request, const EngineInfo& engine) {
+  const auto prompt = static_cast<std::int64_t>(request.input_token_ids.size());
+  if (prompt == 0) problems.add("input_token_ids is empty; accepted: one token or more");
+  if (prompt > engine.max_input_len) {
+    problems.add("input_token_ids has " + std::to_string(prompt) + " tokens; the engine's max_input_len is " +
+                 std::to_string(engine.max_input_len));
+  }
+  if (request.max_tokens < 1) {
+    problems.add("max_tokens is " + std::to_string(request.max_tokens) + "; accepted: 1 or more");
+  } else if (prompt + request.max_tokens > engine.max_seq_len) {
+    problems.add("a prompt of " + std::to_string(prompt) + " tokens and max_tokens " +
+                 std::to_string(request.max_tokens) + " make " + std::to_string(prompt + request.max_tokens) +
+                 " tokens; the engine's max_seq_len is " + std::to_string(engine.max_seq_len));
+  }
+}
+
+void check_stop_words(Problems& problems, const Request& request, const EngineInfo& engine) {
+  if (!request.stop_words) return;
+  for (std::size_t i = 0; i < request.stop_words->size(); ++i) {
+    const auto& word = (*request.stop_words)[i];
+    const std::string name = "stop_words[" + std::to_string(i) + "]";
+    if (word.empty()) problems.add(name + " is empty");
+    check_tokens(problems, name, word, engine);
+  }
+}
+
+void check_unsupported(Problems& problems, const Request& request) {
+  require_none(problems, "position_ids", request.position_ids.has_value(), "positions count from 0");
+  require_none(problems, "external_draft_tokens_config", request.external_draft_tokens_config.is_set(),
+               "speculative decoding is not supported");
+  require_none(problems, "prompt_tuning_config", request.prompt_tuning_config.is_set(),
+               "prompt tuning is not supported");
+  require_none(problems, "lookahead_config", request.lookahead_config.is_set(),
+               "speculative decoding is not supported");
+  require_none(problems, "kv_cache_retention_config", request.kv_cache_retention_config.is_set(),
+               "KV blocks are evicted by last use alone");
+  require_none(problems, "logits_post_processor_name", request.logits_post_processor_name.has_value(),
+               "the step loop does not call Python");
+  require_none(problems, "logits_post_processor", request.logits_post_processor.is_set(),
+               "the step loop does not call Python");
+  require_none(problems, "encoder_input_token_ids", request.encoder_input_token_ids.has_value(),
+               "the engine is a decoder");
+  require_none(problems, "guided_decoding_params", request.guided_decoding_params.is_set(),
+               "guided decoding is not supported");
+  if (request.output_config.return_perf_metrics) {
+    problems.add(
+        "output_config.return_perf_metrics is True; accepted: False, see get_latest_iteration_stats()");
+  }
+  if (request.num_return_sequences != 1) {
+    problems.add("num_return_sequences is " + std::to_string(request.num_return_sequences) +
+                 "; accepted: 1 (send the request again with another seed)");
+  }
+}
+
+}  // namespace
+
+Problems Request::validate(const EngineInfo& engine) const {
+  Problems problems;
+  check_lengths(problems, *this, engine);
+  check_tokens(problems, "input_token_ids", input_token_ids, engine);
+  check_optional_token(problems, "end_id", end_id, engine);
+  check_optional_token(problems, "pad_id", pad_id, engine);
+  check_stop_words(problems, *this, engine);
+  problems.add_all("sampling_config.", sampling_config.validate());
+  TokenConstraints constraints;
+  if (bad_words) constraints.bad_words = *bad_words;
+  if (embedding_bias)
+    constraints.embedding_bias = std::make_shared<const std::vector<float>>(*embedding_bias);
+  problems.add_all("", constraints.validate(engine.vocab_size));
+  if (!std::isfinite(priority) || priority < 0.0F || priority > 1.0F) {
+    problems.add("priority is " + std::to_string(priority) + "; accepted: 0 to 1");
+  }
+  if (allotted_time_ms && allotted_time_ms->count() <= 0) {
+    problems.add("allotted_time_ms is " + std::to_string(allotted_time_ms->count()) +
+                 "; accepted: 1 or more");
+  }
+  check_unsupported(problems, *this);
+  return problems;
+}
+
+}  // namespace adaptrt
