@@ -242,7 +242,7 @@ def accepted_by_the_library(content: bytes) -> bool:
 
 
 def check_against_the_library(path: Path, content: bytes) -> None:
-    """Damage is a CheckpointError; what we accept, the library accepts, with the same bytes in every tensor."""
+    """Damage is a CheckpointError; what we accept, the library accepts, with the same bytes in it."""
     path.write_bytes(content)
     try:
         reader = SafetensorsReader(path)
