@@ -51,7 +51,10 @@ class BenchModel:
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...], float]]:
         """(name, shape, standard deviation) of every tensor of the Hugging Face checkpoint; 0 means ones."""
-        queries, key_values = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        queries, key_values = (
+            self.num_attention_heads * self.head_dim,
+            self.num_key_value_heads * self.head_dim,
+        )
         hidden, inner = self.hidden_size, self.intermediate_size
         yield "model.embed_tokens.weight", (self.vocab_size, hidden), 0.05
         for layer in range(self.num_hidden_layers):
@@ -99,7 +102,7 @@ def write_model(model: BenchModel, directory: Path) -> None:
 def random_adapter(
     model: BenchModel, rank: int, seed: int, *, dora: bool = False
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]:
-    """(weights [rows, width], config [rows, 4]) of an adapter on all seven modules of every layer, in bfloat16."""
+    """(bfloat16 weights [rows, width], config [rows, 4]) of an adapter on all seven modules of every layer."""
     generator = np.random.default_rng((SEED, seed))
     names = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
     modules = [module for module in lora_modules() if module.name in names]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.models import ATTENTION_MODULES, ModelSpec, Reference, save_adapter
-from support.serving import build_random_engine, collect, make_request
 
 import adaptrt
+from support.models import ATTENTION_MODULES, ModelSpec, Reference, save_adapter
+from support.serving import build_random_engine, collect, make_request
 
 # Both sides sum in float32 but in another order; over a few layers the differences stay some 1e-6 of the range.
 FLOAT32_TOLERANCE = 1e-4
@@ -46,7 +46,11 @@ ADAPTERS = {
     "lora": {"r": 4, "target_modules": ATTENTION_MODULES},
     "lora-all": {"r": 9},
     "rslora": {"r": 16, "use_rslora": True},
-    "patterns": {"r": 8, "rank_pattern": {"q_proj": 3, "layers.1.mlp.up_proj": 1}, "alpha_pattern": {"v_proj": 5}},
+    "patterns": {
+        "r": 8,
+        "rank_pattern": {"q_proj": 3, "layers.1.mlp.up_proj": 1},
+        "alpha_pattern": {"v_proj": 5},
+    },
     "one-layer": {"r": 32, "layers_to_transform": [1], "target_modules": ["down_proj", "o_proj"]},
     "dora": {"r": 5, "use_dora": True},
     "dora-attention": {"r": 12, "use_dora": True, "use_rslora": True, "target_modules": ["q_proj", "v_proj"]},
@@ -111,9 +115,7 @@ def long_prompt_engine(tmp_path_factory):
     return spec, model, engine, save_adapter(model, directory / "adapter", 5, r=8, use_dora=True)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("bfloat16", BFLOAT16_TOLERANCE), ("float16", FLOAT16_TOLERANCE)]
-)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", BFLOAT16_TOLERANCE), ("float16", FLOAT16_TOLERANCE)])
 def test_sixteen_bit_engines(dtype: str, tolerance: float, tmp_path: Path) -> None:
     spec = ModelSpec(hidden_size=72, head_dim=24, intermediate_size=131, vocab_size=509)
     model, engine = build_random_engine(spec, tmp_path, dtype)

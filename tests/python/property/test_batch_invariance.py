@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.models import ATTENTION_MODULES, ModelSpec, save_adapter
-from support.serving import Answer, build_random_engine, collect, make_request
 
 import adaptrt
+from support.models import ATTENTION_MODULES, ModelSpec, save_adapter
+from support.serving import Answer, build_random_engine, collect, make_request
 
 SPEC = ModelSpec(hidden_size=72, head_dim=24, num_attention_heads=4, num_key_value_heads=2, vocab_size=257)
 ADAPTERS = [
@@ -23,7 +23,7 @@ ADAPTERS = [
     {"r": 32},
 ]
 LONG = list(range(2, 140))
-PROMPTS = [[5], [9, 8, 7, 6], LONG[:40], LONG[:41], LONG, LONG[:64] + [3, 3, 3]]
+PROMPTS = [[5], [9, 8, 7, 6], LONG[:40], LONG[:41], LONG, [*LONG[:64], 3, 3, 3]]
 MAX_TOKENS = 9
 
 
@@ -57,9 +57,7 @@ class Service:
 def service(request, tmp_path_factory) -> Service:
     directory = tmp_path_factory.mktemp(request.param)
     model, engine = build_random_engine(SPEC, directory, request.param, tokens_per_block=16)
-    adapters = [
-        save_adapter(model, directory / f"adapter-{seed}", seed, **lora) for seed, lora in enumerate(ADAPTERS)
-    ]
+    adapters = [save_adapter(model, directory / f"adapter-{seed}", seed, **lora) for seed, lora in enumerate(ADAPTERS)]
     return Service(engine, adapters)
 
 

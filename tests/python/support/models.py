@@ -40,7 +40,12 @@ class ModelSpec:
         """The transformers configuration of this model."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("family", "extra")}
         return CONFIG_CLASSES[self.family](
-            **fields, bos_token_id=0, eos_token_id=1, pad_token_id=None, attn_implementation="eager", **dict(self.extra)
+            **fields,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=None,
+            attn_implementation="eager",
+            **dict(self.extra),
         )
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.models import ModelSpec, save_model
 
 import adaptrt
 from adaptrt.builder.cli import main as command_line
+from support.models import ModelSpec, save_model
 
 LORA_MODULES = ["attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_gate", "mlp_4h_to_h"]
 
@@ -23,7 +23,13 @@ def run_command(*arguments: object) -> None:
 def build_engine(model_directory: Path, directory: Path, dtype: str = "float32", **flags: object) -> Path:
     """Convert a Hugging Face directory and compile it with LoRA and DoRA on every module; returns the engine directory."""
     run_command(
-        "convert-checkpoint", "--model_dir", model_directory, "--output_dir", directory / "checkpoint", "--dtype", dtype
+        "convert-checkpoint",
+        "--model_dir",
+        model_directory,
+        "--output_dir",
+        directory / "checkpoint",
+        "--dtype",
+        dtype,
     )
     settings: dict[str, object] = {
         "max_batch_size": 8,
