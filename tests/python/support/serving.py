@@ -21,7 +21,7 @@ def run_command(*arguments: object) -> None:
 
 
 def build_engine(model_directory: Path, directory: Path, dtype: str = "float32", **flags: object) -> Path:
-    """Convert a Hugging Face directory and compile it with LoRA and DoRA on every module; returns the engine directory."""
+    """Convert a Hugging Face directory and compile it with LoRA and DoRA on every module; returns the engine."""
     run_command(
         "convert-checkpoint",
         "--model_dir",
