@@ -1,9 +1,131 @@
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/kernels/kernel_table.h"
 #include "bindings.h"
+#include "cpu_engine.h"
+
+namespace py = pybind11;
 
 namespace adaptrt::bindings {
+namespace {
 
-void bind_engine(pybind11::module_& module) {
+using Integers = py::array_t<std::int32_t, py::array::c_style>;
+
+/// A Python object that C++ may drop on any thread.
+struct KeptObject {
+  explicit KeptObject(py::object kept) : object(std::move(kept)) {}
+  ~KeptObject() {
+    const py::gil_scoped_acquire gil;
+    object = py::object();
+  }
+  KeptObject(const KeptObject&) = delete;
+  KeptObject& operator=(const KeptObject&) = delete;
+  py::object object;
+};
+
+std::span<const std::int32_t> values_of(const Integers& array) {
+  return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+/// Runs a step of the base model and returns logits[R, vocab_size].
+py::array_t<float> step(CpuEngine& self, const Integers& token_ids, const Integers& positions,
+                        const Integers& sequence_offsets, const Integers& prompt_lengths,
+                        const Integers& block_tables, const Integers& logit_rows) {
+  if (block_tables.ndim() != 2) throw py::value_error("block_tables must be two-dimensional");
+  const std::vector<const DeviceAdapter*> adapters(static_cast<std::size_t>(prompt_lengths.size()), nullptr);
+  const StepInput input{.token_ids = values_of(token_ids),
+                        .positions = values_of(positions),
+                        .sequence_offsets = values_of(sequence_offsets),
+                        .prompt_lengths = values_of(prompt_lengths),
+                        .block_tables = values_of(block_tables),
+                        .max_blocks_per_sequence = static_cast<std::int32_t>(block_tables.shape(1)),
+                        .adapters = adapters,
+                        .logit_rows = values_of(logit_rows)};
+  const std::int64_t vocab = self.engine()->info().vocab_size;
+  py::array_t<float> logits({static_cast<py::ssize_t>(logit_rows.size()), static_cast<py::ssize_t>(vocab)});
+  float* out = logits.mutable_data();
+  const py::gil_scoped_release release;
+  self.engine()->step(input, [&](std::int64_t first_row, std::int64_t rows, const float* values) {
+    std::copy_n(values, rows * vocab, out + first_row * vocab);
+  });
+  return logits;
+}
+
+void bind_engine_info(py::module_& module) {
+  py::class_<EngineInfo>(module, "EngineInfo", "What an executor must know of an engine.")
+      .def_readonly("dtype", &EngineInfo::dtype)
+      .def_readonly("vocab_size", &EngineInfo::vocab_size)
+      .def_readonly("num_layers", &EngineInfo::num_layers)
+      .def_readonly("max_batch_size", &EngineInfo::max_batch_size)
+      .def_readonly("max_num_tokens", &EngineInfo::max_num_tokens)
+      .def_readonly("max_input_len", &EngineInfo::max_input_len)
+      .def_readonly("max_seq_len", &EngineInfo::max_seq_len)
+      .def_readonly("max_beam_width", &EngineInfo::max_beam_width)
+      .def_readonly("tokens_per_block", &EngineInfo::tokens_per_block)
+      .def_readonly("kv_block_bytes", &EngineInfo::kv_block_bytes)
+      .def_readonly("max_reusable_prompt_len", &EngineInfo::max_reusable_prompt_len)
+      .def_readonly("lora", &EngineInfo::lora);
+}
+
+}  // namespace
+
+CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const std::string& kernels) {
+  if (num_threads < 1)
+    throw ConfigError("num_threads is " + std::to_string(num_threads) + "; it must be at least 1");
+  auto kept = std::make_shared<KeptObject>(std::move(storage));
+  const py::gil_scoped_release release;
+  // The engine goes before what it reads.
+  struct Parts {
+    std::shared_ptr<KeptObject> storage;
+    std::unique_ptr<Engine> engine;
+  };
+  auto parts = std::make_shared<Parts>(
+      Parts{std::move(kept),
+            make_cpu_engine(std::move(program), std::make_shared<ThreadPool>(num_threads), kernels)});
+  Engine* engine = parts->engine.get();
+  engine_ = std::shared_ptr<Engine>(std::move(parts), engine);
+}
+
+void bind_engine(py::module_& module) {
   bind_program(module);
+  bind_engine_info(module);
+  py::class_<CpuEngine>(module, "CpuEngine", "A native engine: a program, its weights and its KV pool.")
+      .def(py::init<Program, py::object, int, const std::string&>(), py::arg("program"), py::arg("storage"),
+           py::arg("num_threads"), py::kw_only(), py::arg("kernels") = "",
+           "`storage` is kept alive while the engine is: it owns the buffers that `program` refers to. "
+           "`kernels` is "
+           "one of cpu_kernels(), or empty for the first. Raises EngineError with all that "
+           "Program.validate() finds.")
+      .def_property_readonly("info", [](const CpuEngine& self) { return self.engine()->info(); })
+      .def(
+          "allocate_kv_blocks",
+          [](CpuEngine& self, std::int32_t num_blocks) { self.engine()->allocate_kv_blocks(num_blocks); },
+          py::arg("num_blocks"),
+          "To be called once, before the first step. Raises ConfigError without the memory.")
+      .def("step", &step, py::kw_only(), py::arg("token_ids"), py::arg("positions"),
+           py::arg("sequence_offsets"), py::arg("prompt_lengths"), py::arg("block_tables"),
+           py::arg("logit_rows"),
+           "Runs one step of the base model: T tokens of S sequences back to back. Takes int32 arrays "
+           "token_ids[T], "
+           "positions[T], sequence_offsets[S + 1], prompt_lengths[S], block_tables[S, blocks], "
+           "logit_rows[R]; returns "
+           "float32 logits[R, vocab_size]. Raises StepError for inputs that break the rules.");
+  module.def(
+      "cpu_kernels",
+      [] {
+        std::vector<std::string> names;
+        for (const auto* table : available_kernels()) names.emplace_back(table->name);
+        return names;
+      },
+      "Names of the kernels that this CPU can run, best first.");
 }
 
 }  // namespace adaptrt::bindings

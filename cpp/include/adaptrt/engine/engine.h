@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "adaptrt/core/thread_pool.h"
 #include "adaptrt/engine/program.h"
@@ -30,7 +31,8 @@ struct EngineInfo {
   LoraLayout lora;
 };
 
-/// T tokens of S sequences back to back, prefill chunks and decodes together. Spans are read during the call only.
+/// T tokens of S sequences back to back, prefill chunks and decodes together. Spans are read during the call
+/// only.
 struct StepInput {
   std::span<const std::int32_t> token_ids;         // [T]
   std::span<const std::int32_t> positions;         // [T], consecutive within a sequence
@@ -57,8 +59,10 @@ class Engine {
   virtual void step(const StepInput& input, const LogitsSink& sink) = 0;
 };
 
-/// The CPU engine. Weights in `program` must outlive it; `pool` is used during step().
-/// Throws EngineError with all of program.validate()'s problems.
-[[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool);
+/// The CPU engine. Weights in `program` must outlive it; `pool` is used during step(). `kernels` names a
+/// table of kernels/kernel_table.h; empty for the best that this CPU can run. Throws EngineError with all of
+/// program.validate()'s problems, ConfigError for kernels that this CPU cannot run.
+[[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
+                                                      std::string_view kernels = {});
 
 }  // namespace adaptrt

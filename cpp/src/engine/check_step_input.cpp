@@ -1,0 +1,209 @@
+#include <string>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "step.h"
+
+namespace adaptrt {
+namespace {
+
+std::string text(std::int64_t value) {
+  return std::to_string(value);
+}
+
+class StepChecker {
+ public:
+  StepChecker(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks)
+      : input_(input), info_(info), num_blocks_(num_blocks) {}
+
+  void run() {
+    // Each stage reads only what the ones before it found sound.
+    check_sizes();
+    finish();
+    check_offsets();
+    finish();
+    check_tokens();
+    check_logit_rows();
+    finish();
+    for (std::int64_t sequence = 0; sequence < sequences_; ++sequence) check_sequence(sequence);
+    finish();
+    check_shared_blocks();
+    finish();
+  }
+
+ private:
+  void finish() const { problems_.throw_if_any<StepError>("engine step"); }
+  void add(std::string problem) { problems_.add(std::move(problem)); }
+
+  template <class Span>
+  void check_size(const char* name, const Span& span, std::int64_t size) {
+    if (static_cast<std::int64_t>(span.size()) != size) {
+      add(std::string(name) + " has " + std::to_string(span.size()) + " elements, not " + text(size));
+    }
+  }
+
+  void check_sizes() {
+    tokens_ = static_cast<std::int64_t>(input_.token_ids.size());
+    sequences_ = static_cast<std::int64_t>(input_.prompt_lengths.size());
+    if (num_blocks_ == 0) add("the KV pool is not allocated");
+    if (tokens_ < 1 || tokens_ > info_.max_num_tokens) {
+      add(text(tokens_) + " tokens; a step takes 1 to max_num_tokens " + text(info_.max_num_tokens));
+    }
+    if (sequences_ < 1 || sequences_ > info_.max_batch_size) {
+      add(text(sequences_) + " sequences; a step takes 1 to max_batch_size " + text(info_.max_batch_size));
+    }
+    if (input_.max_blocks_per_sequence < 1) add("max_blocks_per_sequence is less than 1");
+    check_size("positions", input_.positions, tokens_);
+    check_size("sequence_offsets", input_.sequence_offsets, sequences_ + 1);
+    check_size("block_tables", input_.block_tables, sequences_ * input_.max_blocks_per_sequence);
+    check_size("adapters", input_.adapters, sequences_);
+  }
+
+  void check_offsets() {
+    const auto& offsets = input_.sequence_offsets;
+    if (offsets.front() != 0 || offsets.back() != tokens_)
+      add("sequence_offsets do not run from 0 to the tokens");
+    for (std::size_t i = 1; i < offsets.size(); ++i) {
+      if (offsets[i] <= offsets[i - 1]) add("sequence " + std::to_string(i - 1) + " has no tokens");
+    }
+  }
+
+  void check_tokens() {
+    for (std::size_t t = 0; t < input_.token_ids.size(); ++t) {
+      const std::int64_t id = input_.token_ids[t];
+      if (id < 0 || id >= info_.vocab_size) {
+        add("token " + std::to_string(t) + " is " + text(id) + "; the vocabulary has " +
+            text(info_.vocab_size));
+      }
+    }
+  }
+
+  void check_logit_rows() {
+    std::int64_t before = -1;
+    for (const std::int64_t row : input_.logit_rows) {
+      if (row <= before || row >= tokens_) add("logit_rows do not ascend within the tokens");
+      before = row;
+    }
+  }
+
+  [[nodiscard]] std::int64_t begin_of(std::int64_t sequence) const {
+    return input_.sequence_offsets[static_cast<std::size_t>(sequence)];
+  }
+  [[nodiscard]] const std::int32_t* table_of(std::int64_t sequence) const {
+    return input_.block_tables.data() + sequence * input_.max_blocks_per_sequence;
+  }
+  [[nodiscard]] std::int64_t first_position(std::int64_t sequence) const {
+    return input_.positions[static_cast<std::size_t>(begin_of(sequence))];
+  }
+  [[nodiscard]] std::int64_t last_position(std::int64_t sequence) const {
+    return input_.positions[static_cast<std::size_t>(begin_of(sequence + 1) - 1)];
+  }
+
+  void check_sequence(std::int64_t sequence) {
+    const std::string where = "sequence " + text(sequence);
+    const std::int64_t first = first_position(sequence);
+    const std::int64_t tokens = begin_of(sequence + 1) - begin_of(sequence);
+    if (first < 0 || first + tokens > info_.max_seq_len) {
+      add(where + ": positions lie outside [0, max_seq_len " + text(info_.max_seq_len) + ")");
+      return;
+    }
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      if (input_.positions[static_cast<std::size_t>(begin_of(sequence) + i)] != first + i) {
+        add(where + ": positions are not consecutive");
+        return;
+      }
+    }
+    const std::int64_t prompt = input_.prompt_lengths[static_cast<std::size_t>(sequence)];
+    if (prompt < 1 || prompt > info_.max_seq_len) {
+      add(where + ": prompt length " + text(prompt) + " is not in [1, max_seq_len " +
+          text(info_.max_seq_len) + "]");
+    }
+    const std::int64_t blocks = (first + tokens - 1) / info_.tokens_per_block + 1;
+    if (blocks > input_.max_blocks_per_sequence) {
+      add(where + ": needs " + text(blocks) + " blocks; its table has " +
+          text(input_.max_blocks_per_sequence));
+      return;
+    }
+    for (std::int64_t i = 0; i < blocks; ++i) {
+      const std::int32_t block = table_of(sequence)[i];
+      if (block < 0 || block >= num_blocks_) {
+        add(where + ": entry " + text(i) + " of its block table is " + text(block) + "; the pool has " +
+            text(num_blocks_) + " blocks");
+      }
+    }
+    check_adapter(where, input_.adapters[static_cast<std::size_t>(sequence)]);
+  }
+
+  void check_adapter(const std::string& where, const DeviceAdapter* adapter) {
+    if (adapter == nullptr || adapter == last_sound_adapter_) return;
+    const std::string name = where + ": adapter of task " + std::to_string(adapter->task_id);
+    const auto& sites = info_.lora.sites;
+    if (adapter->sites.size() != sites.size()) {
+      add(name + " has " + std::to_string(adapter->sites.size()) + " sites, the engine " +
+          std::to_string(sites.size()));
+      return;
+    }
+    for (std::size_t i = 0; i < sites.size(); ++i) {
+      if (!is_sound(adapter->sites[i], sites[i].parts.size())) {
+        add(name + ": site " + std::to_string(i) + " is inconsistent");
+        return;
+      }
+    }
+    last_sound_adapter_ = adapter;
+  }
+
+  [[nodiscard]] bool is_sound(const DeviceSite& site, std::size_t parts) const {
+    const std::int64_t max_rank = info_.lora.max_rank;
+    if (site.total_rank < 0 || site.total_rank > max_rank * static_cast<std::int64_t>(parts)) return false;
+    if (site.total_rank > 0 && site.a == nullptr) return false;
+    for (std::size_t i = 0; i < site.parts.size(); ++i) {
+      const DevicePart& part = site.parts[i];
+      if (part.rank == 0) continue;
+      if (i >= parts || part.rank < 0 || part.rank > max_rank || part.rank_offset < 0 || part.b == nullptr ||
+          part.rank_offset > site.total_rank - part.rank) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  /// A block that a sequence writes in this step must not be in another sequence's table.
+  void check_shared_blocks() {
+    constexpr std::int32_t kNobody = -1;
+    std::vector<std::int32_t> writers(static_cast<std::size_t>(num_blocks_), kNobody);
+    for (std::int64_t sequence = 0; sequence < sequences_; ++sequence) {
+      const std::int64_t last = last_position(sequence) / info_.tokens_per_block;
+      for (std::int64_t i = first_position(sequence) / info_.tokens_per_block; i <= last; ++i) {
+        const std::int32_t block = table_of(sequence)[i];
+        auto& writer = writers[static_cast<std::size_t>(block)];
+        if (writer != kNobody) add("KV block " + text(block) + " is written at two places");
+        writer = static_cast<std::int32_t>(sequence);
+      }
+    }
+    for (std::int64_t sequence = 0; sequence < sequences_; ++sequence) {
+      const std::int64_t first_written = first_position(sequence) / info_.tokens_per_block;
+      for (std::int64_t i = 0; i < first_written; ++i) {
+        const std::int32_t block = table_of(sequence)[i];
+        if (writers[static_cast<std::size_t>(block)] != kNobody) {
+          add("KV block " + text(block) + " is written and read at two places");
+        }
+      }
+    }
+  }
+
+  const StepInput& input_;
+  const EngineInfo& info_;
+  std::int32_t num_blocks_;
+  std::int64_t tokens_ = 0;
+  std::int64_t sequences_ = 0;
+  const DeviceAdapter* last_sound_adapter_ = nullptr;
+  Problems problems_;
+};
+
+}  // namespace
+
+void check_step_input(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks) {
+  StepChecker(input, info, num_blocks).run();
+}
+
+}  // namespace adaptrt

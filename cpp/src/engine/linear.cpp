@@ -1,0 +1,256 @@
+#include <algorithm>
+#include <array>
+#include <span>
+#include <vector>
+
+#include "step.h"
+
+namespace adaptrt {
+namespace {
+
+/// Rows of a tile: its sums, of two parts at once, stay in the first-level cache.
+constexpr std::int64_t kBlockRows = 48;
+constexpr std::int64_t kTileFloats = kBlockRows * kPanelColumns;
+/// Multiply-adds that are worth a chunk of a loop.
+constexpr std::int64_t kMacsPerChunk = 1 << 17;
+
+struct RowRange {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+RowRange block_of(std::int64_t block, std::int64_t rows) {
+  return {block * kBlockRows, std::min((block + 1) * kBlockRows, rows)};
+}
+
+std::int64_t blocks_of(std::int64_t rows) {
+  return (rows + kBlockRows - 1) / kBlockRows;
+}
+
+/// A group's rows within a range; empty when begin >= end.
+RowRange within(const AdapterGroup& group, RowRange range) {
+  return {std::max(group.begin, range.begin), std::min(group.end, range.end)};
+}
+
+/// One linear op in one step: which columns a task makes, and how.
+class Linear {
+ public:
+  Linear(const LinearOp& op, const Step& step)
+      : op_(op),
+        step_(step),
+        input_(step.buffer(op.input)),
+        output_(step.buffer(op.output)),
+        dtype_(op.parts[0].weight.dtype),
+        gemm_(step.kernels.gemm[static_cast<std::size_t>(dtype_)]),
+        activation_size_(size_of(input_.dtype)) {
+    if (op.lora_site < 0) return;
+    for (const auto& group : step.groups) {
+      if (site_of(group).total_rank > 0) groups_.push_back(group);
+    }
+  }
+
+  void run() {
+    if (!groups_.empty()) shrink();
+    multiply();
+  }
+
+ private:
+  /// A task of the shrink: one panel of a group's A times a block of its rows.
+  struct ShrinkTask {
+    const AdapterGroup* group;
+    std::int64_t panel;
+    RowRange rows;
+  };
+
+  [[nodiscard]] const DeviceSite& site_of(const AdapterGroup& group) const {
+    return group.adapter->sites[static_cast<std::size_t>(op_.lora_site)];
+  }
+
+  /// step.shrink[rows of groups, total_rank] = input A^T, rounded to the activation type.
+  void shrink() {
+    std::vector<ShrinkTask> tasks;
+    for (const auto& group : groups_) {
+      const std::int64_t panels = panel_count(site_of(group).total_rank);
+      for (std::int64_t panel = 0; panel < panels; ++panel) {
+        for (std::int64_t begin = group.begin; begin < group.end; begin += kBlockRows) {
+          tasks.push_back({&group, panel, {begin, std::min(begin + kBlockRows, group.end)}});
+        }
+      }
+    }
+    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+      for (std::int64_t i = begin; i < end; ++i) shrink_tile(tasks[static_cast<std::size_t>(i)], thread);
+    };
+    step_.threads.parallel_for(static_cast<std::int64_t>(tasks.size()), 1, body);
+  }
+
+  void shrink_tile(const ShrinkTask& task, int thread) {
+    const DeviceSite& site = site_of(*task.group);
+    const std::int64_t width = panel_width(site.total_rank, task.panel);
+    float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
+    gemm_({.a = step_.row(op_.input, task.rows.begin),
+           .a_stride = input_.width,
+           .panel = site.a + panel_offset(dtype_, input_.width, task.panel),
+           .k = input_.width,
+           .width = width,
+           .out = tile,
+           .out_stride = kPanelColumns,
+           .rows = task.rows.end - task.rows.begin});
+    for (std::int64_t row = task.rows.begin; row < task.rows.end; ++row, tile += kPanelColumns) {
+      step_.kernels.scale_and_store(tile, 1.0F, width, shrunk(row, task.panel * kPanelColumns), input_.dtype);
+    }
+  }
+
+  [[nodiscard]] std::byte* shrunk(std::int64_t row, std::int64_t column) const {
+    return step_.shrink + static_cast<std::size_t>(row * step_.shrink_stride + column) * activation_size_;
+  }
+
+  void multiply() {
+    const bool gated = op_.epilogue == LinearEpilogue::kSiluMul;
+    std::array<std::int64_t, kMaxPartsPerSite> panels{};
+    std::int64_t units = 0;
+    for (std::size_t part = 0; part < op_.parts.size(); ++part) {
+      panels[part] = panel_count(op_.parts[part].weight.n);
+      units += panels[part];
+    }
+    if (gated) units = panels[0];
+    const std::int64_t blocks = blocks_of(step_.rows);
+    // Tasks are numbered block by block within a unit of columns, so that a thread that takes several in a
+    // row reads a panel from memory once, and panels in the order of their addresses.
+    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+      for (std::int64_t task = begin; task < end; ++task) {
+        const std::int64_t unit = task / blocks;
+        const RowRange rows = block_of(task % blocks, step_.rows);
+        const bool more = task + 1 < end && (task + 1) % blocks == 0;
+        if (gated) {
+          gated_tile(unit, rows, more, thread);
+        } else {
+          std::size_t part = 0;
+          std::int64_t panel = unit;
+          while (panel >= panels[part]) panel -= panels[part++];
+          plain_tile(part, panel, rows, more, thread);
+        }
+      }
+    };
+    step_.threads.parallel_for(units * blocks, grain_of(units, blocks), body);
+  }
+
+  /// Tasks that a thread claims at once: enough work to be worth it, whole units where there are plenty.
+  [[nodiscard]] std::int64_t grain_of(std::int64_t units, std::int64_t blocks) const {
+    const std::int64_t threads = step_.threads.num_threads();
+    const std::int64_t macs = std::min(step_.rows, kBlockRows) * kPanelColumns * input_.width;
+    const std::int64_t least = std::max<std::int64_t>(1, kMacsPerChunk / std::max<std::int64_t>(1, macs));
+    const std::int64_t share = units / (threads * 4);
+    return std::max(least, share > 0 ? share * blocks : 1);
+  }
+
+  /// tile[rows, width] = the part's y in one panel of columns. `more`: the thread goes on with the next
+  /// panel.
+  void part_tile(std::size_t index, std::int64_t panel, RowRange rows, bool more, float* tile) {
+    const LinearPart& part = op_.parts[index];
+    const std::int64_t width = panel_width(part.weight.n, panel);
+    const std::byte* data = part.weight.data + panel_offset(dtype_, part.weight.k, panel);
+    const bool has_next = more && panel + 1 < panel_count(part.weight.n);
+    for (const auto& group : groups_) fetch_expansion(group, index, panel, rows);
+    gemm_({.a = step_.row(op_.input, rows.begin),
+           .a_stride = input_.width,
+           .panel = data,
+           .k = part.weight.k,
+           .width = width,
+           .out = tile,
+           .out_stride = kPanelColumns,
+           .rows = rows.end - rows.begin,
+           .next_panel =
+               has_next ? part.weight.data + panel_offset(dtype_, part.weight.k, panel + 1) : nullptr});
+    for (const auto& group : groups_) expand(group, index, panel, rows, width, tile);
+    if (part.bias.size == 0) return;
+    for (std::int64_t row = 0; row < rows.end - rows.begin; ++row) {
+      step_.kernels.add(part.bias.data + panel * kPanelColumns, width, tile + row * kPanelColumns);
+    }
+  }
+
+  /// Brings a group's panel of B near while the base's product is made.
+  void fetch_expansion(const AdapterGroup& group, std::size_t index, std::int64_t panel,
+                       RowRange rows) const {
+    constexpr std::size_t kCacheLine = 64;
+    const DevicePart& part = site_of(group).parts[index];
+    const RowRange shared = within(group, rows);
+    if (part.rank == 0 || shared.begin >= shared.end) return;
+    const std::byte* b = part.b + panel_offset(dtype_, part.rank, panel);
+    const std::size_t bytes = panel_bytes(dtype_, panel_width(op_.parts[index].weight.n, panel), part.rank);
+    for (std::size_t offset = 0; offset < bytes; offset += kCacheLine) __builtin_prefetch(b + offset, 0, 2);
+  }
+
+  /// Adds a group's (x A^T) B^T to its rows of the tile and multiplies them by its magnitudes.
+  void expand(const AdapterGroup& group, std::size_t index, std::int64_t panel, RowRange rows,
+              std::int64_t width, float* tile) const {
+    const DevicePart& part = site_of(group).parts[index];
+    const RowRange shared = within(group, rows);
+    if (part.rank == 0 || shared.begin >= shared.end) return;
+    float* out = tile + (shared.begin - rows.begin) * kPanelColumns;
+    gemm_({.a = shrunk(shared.begin, part.rank_offset),
+           .a_stride = step_.shrink_stride,
+           .panel = part.b + panel_offset(dtype_, part.rank, panel),
+           .k = part.rank,
+           .width = width,
+           .out = out,
+           .out_stride = kPanelColumns,
+           .rows = shared.end - shared.begin,
+           .accumulate = true});
+    if (part.magnitude == nullptr) return;
+    for (std::int64_t row = shared.begin; row < shared.end; ++row, out += kPanelColumns) {
+      step_.kernels.multiply(part.magnitude + panel * kPanelColumns, width, out);
+    }
+  }
+
+  void plain_tile(std::size_t index, std::int64_t panel, RowRange rows, bool more, int thread) {
+    float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
+    part_tile(index, panel, rows, more, tile);
+    const std::int64_t width = panel_width(op_.parts[index].weight.n, panel);
+    std::int64_t column = panel * kPanelColumns;
+    for (std::size_t before = 0; before < index; ++before) column += op_.parts[before].weight.n;
+    for (std::int64_t row = rows.begin; row < rows.end; ++row, tile += kPanelColumns) {
+      float* out = step_.float_row(op_.output, row) + column;
+      if (op_.epilogue == LinearEpilogue::kAdd) {
+        step_.kernels.add(tile, width, out);
+      } else {
+        std::copy_n(tile, width, out);
+      }
+    }
+  }
+
+  void gated_tile(std::int64_t panel, RowRange rows, bool more, int thread) {
+    float* gated = step_.scratch[static_cast<std::size_t>(thread)].data();
+    float* linear = gated + kTileFloats;
+    part_tile(0, panel, rows, more, gated);
+    part_tile(1, panel, rows, more, linear);
+    const std::int64_t width = panel_width(op_.parts[0].weight.n, panel);
+    const std::size_t column = static_cast<std::size_t>(panel * kPanelColumns) * size_of(output_.dtype);
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+      step_.kernels.silu_mul(gated, linear, width, step_.row(op_.output, row) + column, output_.dtype);
+      gated += kPanelColumns;
+      linear += kPanelColumns;
+    }
+  }
+
+  const LinearOp& op_;
+  const Step& step_;
+  const Buffer& input_;
+  const Buffer& output_;
+  DType dtype_;
+  void (*gemm_)(const PanelGemm&);
+  std::size_t activation_size_;
+  /// Groups whose adapter changes this layer.
+  std::vector<AdapterGroup> groups_;
+};
+
+}  // namespace
+
+std::size_t linear_scratch_floats() {
+  return 2 * kTileFloats;
+}
+
+void run_op(const LinearOp& op, const Step& step) {
+  Linear(op, step).run();
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "adaptrt/core/huge_array.h"
+#include "adaptrt/core/thread_pool.h"
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/engine/program.h"
+#include "adaptrt/kernels/kernel_table.h"
+#include "kv_pool.h"
+
+namespace adaptrt {
+
+/// Memory of one thread, reused by every op.
+class Scratch {
+ public:
+  Scratch() = default;
+  explicit Scratch(std::size_t floats) : memory_(floats * sizeof(float)) {}
+  [[nodiscard]] float* data() const { return reinterpret_cast<float*>(memory_.data()); }
+
+ private:
+  HugeArray memory_;
+};
+
+/// Consecutive rows of a step that share an adapter.
+struct AdapterGroup {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  const DeviceAdapter* adapter = nullptr;
+};
+
+/// What the ops of a step work with.
+struct Step {
+  const Program& program;
+  const KernelTable& kernels;
+  ThreadPool& threads;
+  std::byte* arena;
+  const KvPool& kv_pool;
+  /// By thread; see scratch_floats of the ops.
+  const std::vector<Scratch>& scratch;
+  /// activation type [max_num_tokens, shrink_stride]: x A^T of the linear op that runs.
+  std::byte* shrink;
+  std::int64_t shrink_stride;
+
+  const StepInput& input;
+  std::span<const std::int32_t> sequence_of_token;  // [T]
+  /// Groups of tokens that have an adapter, in order; empty in a step without adapters.
+  std::span<const AdapterGroup> groups;
+  /// Rows of the section that runs: the step's tokens, or a slice of its logit rows.
+  std::int64_t rows = 0;
+  std::span<const std::int32_t> logit_rows;  // of the slice
+
+  [[nodiscard]] std::int64_t num_tokens() const { return static_cast<std::int64_t>(input.token_ids.size()); }
+  [[nodiscard]] std::int64_t num_sequences() const {
+    return static_cast<std::int64_t>(input.prompt_lengths.size());
+  }
+  [[nodiscard]] const Buffer& buffer(BufferId id) const {
+    return program.buffers[static_cast<std::size_t>(id)];
+  }
+  /// The first byte of a row of a buffer.
+  [[nodiscard]] std::byte* row(BufferId id, std::int64_t index) const {
+    const auto& found = buffer(id);
+    return arena + found.offset + static_cast<std::size_t>(index * found.width) * size_of(found.dtype);
+  }
+  [[nodiscard]] float* float_row(BufferId id, std::int64_t index) const {
+    return reinterpret_cast<float*>(row(id, index));
+  }
+};
+
+void run_op(const EmbeddingOp& op, const Step& step);
+void run_op(const RmsNormOp& op, const Step& step);
+void run_op(const RopeTableOp& op, const Step& step);
+void run_op(const AttentionOp& op, const Step& step);
+void run_op(const LinearOp& op, const Step& step);
+
+/// Floats of scratch that a thread needs for each kind of op.
+[[nodiscard]] std::size_t linear_scratch_floats();
+[[nodiscard]] std::size_t attention_scratch_floats(const ModelShape& shape);
+
+/// Throws StepError, naming all that breaks StepInput's rules.
+void check_step_input(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks);
+
+}  // namespace adaptrt
