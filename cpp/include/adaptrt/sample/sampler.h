@@ -11,14 +11,16 @@
 
 namespace adaptrt {
 
+struct LogitRange;
+
 /// What a request forbids or favours, besides its SamplingConfig.
 struct TokenConstraints {
   /// Forbidden before SamplingParams::min_tokens tokens were generated.
-  std::optional<std::int32_t> end_id;
+  std::optional<std::int32_t> end_id = std::nullopt;
   /// Token sequences that never appear whole; their beginning may be in the prompt.
-  std::vector<std::vector<std::int32_t>> bad_words;
+  std::vector<std::vector<std::int32_t>> bad_words = {};
   /// [vocab_size], added to the logits first; nullptr: none. -infinity forbids a token.
-  std::shared_ptr<const std::vector<float>> embedding_bias;
+  std::shared_ptr<const std::vector<float>> embedding_bias = nullptr;
 
   /// Empty words, tokens outside the vocabulary, a bias of another size or with NaN or +infinity.
   [[nodiscard]] Problems validate(std::int64_t vocab_size) const;
@@ -59,6 +61,11 @@ struct SampledToken {
   float log_prob = 0.0F;
 };
 
+struct TokenProbability {
+  std::int32_t token = 0;
+  double probability = 0.0;
+};
+
 /// Turns rows of logits into tokens. Holds scratch memory for one thread; any number of requests can share
 /// it.
 ///
@@ -81,36 +88,65 @@ class Sampler {
   [[nodiscard]] SampledToken sample(SamplerState& state, const float* logits,
                                     std::span<const std::int32_t> tokens, bool want_log_prob);
 
+  /// The tokens that sample() would draw from, in ascending order, with their probabilities. For looking into
+  /// a configuration; throws as sample() does.
+  [[nodiscard]] std::vector<TokenProbability> distribution(SamplerState& state, const float* logits,
+                                                           std::span<const std::int32_t> tokens);
+
  private:
-  struct Range {
-    float max = 0.0F;
-    float min = 0.0F;  // finite values only
-  };
   /// A place in the order of values: highest first, of equals the one that stands first.
   struct Place {
     float value = 0.0F;
     std::int64_t index = 0;
+    [[nodiscard]] bool is_before(const Place& other) const {
+      return value > other.value || (value == other.value && index < other.index);
+    }
+  };
+  /// Divides the interval of finite values into equal buckets, the highest values in the first.
+  struct Buckets {
+    float max = 0.0F;
+    float scale = 0.0F;
+    Buckets(float highest, float lowest);
+    [[nodiscard]] std::size_t of(float value) const;
   };
 
+  /// A row after the constraints, and what is known of it.
+  struct ProcessedRow {
+    std::span<const float> logits;
+    float max = 0.0F;
+    float min = 0.0F;  // of the finite ones
+  };
+  /// What the filters leave: of all tokens if `ids` is empty. Views of the scratch memory.
+  struct Candidates {
+    std::span<const std::int32_t> ids;
+    std::span<const float> weights;
+    [[nodiscard]] std::int32_t token(std::size_t index) const {
+      return ids.empty() ? static_cast<std::int32_t>(index) : ids[index];
+    }
+  };
+
+  [[nodiscard]] ProcessedRow process(SamplerState& state, const LogitRange& range, const float* logits,
+                                     std::span<const std::int32_t> tokens);
   [[nodiscard]] const float* apply_constraints(SamplerState& state, const float* logits,
                                                std::span<const std::int32_t> tokens);
+  void apply_penalties(const SamplerState& state);
   void forbid_bad_words(const TokenConstraints& constraints, std::span<const std::int32_t> tokens);
   void forbid_repeated_ngrams(std::int32_t size, std::span<const std::int32_t> tokens);
-  [[nodiscard]] std::int32_t draw(const SamplingParams& params, const float* logits, const Range& range,
-                                  std::uint64_t position);
-  [[nodiscard]] Place place_of_count(std::span<const float> values, const Range& range, std::int64_t count);
-  [[nodiscard]] Place place_of_mass(std::span<const float> values, std::span<const float> weights,
-                                    const Range& range, double share);
+  [[nodiscard]] Candidates filter(const SamplingParams& params, const ProcessedRow& row);
+  [[nodiscard]] Place place_of_rank(std::span<const float> values, const Buckets& buckets, std::int64_t rank);
+  [[nodiscard]] Place place_of_share(std::span<const float> values, std::span<const float> weights,
+                                     const Buckets& buckets, double share);
+  void collect_bucket(std::span<const float> values, const Buckets& buckets, std::size_t bucket);
 
   std::int64_t vocab_size_;
-  std::vector<float> processed_;
-  std::vector<float> values_;
-  std::vector<float> weights_;
+  // Scratch, as large as the vocabulary.
+  std::vector<float> processed_;  // logits after the constraints
+  std::vector<float> values_;     // logits of the tokens that are left, in the order of their ids
+  std::vector<float> weights_;    // their unnormalised probabilities
   std::vector<std::int32_t> ids_;
+  std::vector<Place> bucket_;  // the values of one bucket
   std::vector<std::int64_t> bucket_counts_;
-  std::vector<double> bucket_masses_;
-  std::vector<Place> boundary_;
-  std::vector<std::int64_t> boundary_indices_;
+  std::vector<double> bucket_weights_;
 };
 
 }  // namespace adaptrt

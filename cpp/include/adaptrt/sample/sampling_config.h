@@ -11,25 +11,25 @@ namespace adaptrt {
 /// TensorRT-LLM's SamplingConfig. With neither top_k, top_p nor min_p, or with top_k = 1 or temperature = 0,
 /// the most probable token is taken.
 struct SamplingConfig {
-  std::int32_t beam_width = 1;                                // refused unless 1
-  std::optional<std::int32_t> top_k;                          // >= 0; 0: no limit
-  std::optional<double> top_p;                                // (0, 1]
-  std::optional<double> top_p_min;                            // refused when set
-  std::optional<std::int32_t> top_p_reset_ids;                // refused when set
-  std::optional<double> top_p_decay;                          // refused when set
-  std::optional<std::uint64_t> seed;                          // nullopt: 0, as in TensorRT-LLM
-  std::optional<double> temperature;                          // >= 0; nullopt: 1
-  std::optional<std::int32_t> min_tokens;                     // >= 0; end_id is forbidden before
-  std::optional<double> beam_search_diversity_rate;           // refused when set
-  std::optional<double> repetition_penalty;                   // > 0; nullopt: 1
-  std::optional<double> presence_penalty;                     // nullopt: 0
-  std::optional<double> frequency_penalty;                    // nullopt: 0
-  std::optional<double> length_penalty;                       // refused when set
-  std::optional<std::int32_t> early_stopping;                 // refused when set
-  std::optional<std::int32_t> no_repeat_ngram_size;           // >= 0; nullopt and 0: no limit
-  std::optional<std::int32_t> num_return_sequences;           // refused unless 1
-  std::optional<double> min_p;                                // [0, 1]
-  std::optional<std::vector<std::int32_t>> beam_width_array;  // refused when set
+  std::int32_t beam_width = 1;                                      // refused unless 1
+  std::optional<std::int32_t> top_k = std::nullopt;                 // >= 0; 0: no limit
+  std::optional<double> top_p = std::nullopt;                       // (0, 1]
+  std::optional<double> top_p_min = std::nullopt;                   // refused when set
+  std::optional<std::int32_t> top_p_reset_ids = std::nullopt;       // refused when set
+  std::optional<double> top_p_decay = std::nullopt;                 // refused when set
+  std::optional<std::uint64_t> seed = std::nullopt;                 // nullopt: 0, as in TensorRT-LLM
+  std::optional<double> temperature = std::nullopt;                 // >= 0; nullopt: 1
+  std::optional<std::int32_t> min_tokens = std::nullopt;            // >= 0; end_id is forbidden before
+  std::optional<double> beam_search_diversity_rate = std::nullopt;  // refused when set
+  std::optional<double> repetition_penalty = std::nullopt;          // > 0; nullopt: 1
+  std::optional<double> presence_penalty = std::nullopt;            // nullopt: 0
+  std::optional<double> frequency_penalty = std::nullopt;           // nullopt: 0
+  std::optional<double> length_penalty = std::nullopt;              // refused when set
+  std::optional<std::int32_t> early_stopping = std::nullopt;        // refused when set
+  std::optional<std::int32_t> no_repeat_ngram_size = std::nullopt;  // >= 0; nullopt and 0: no limit
+  std::optional<std::int32_t> num_return_sequences = std::nullopt;  // refused unless 1
+  std::optional<double> min_p = std::nullopt;                       // [0, 1]
+  std::optional<std::vector<std::int32_t>> beam_width_array = std::nullopt;  // refused when set
 
   [[nodiscard]] Problems validate() const;
   bool operator==(const SamplingConfig&) const = default;

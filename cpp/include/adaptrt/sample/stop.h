@@ -19,10 +19,10 @@ enum class FinishReason : std::uint8_t {
 
 /// When a request has generated enough.
 struct StopCriteria {
-  std::optional<std::int32_t> end_id;
+  std::optional<std::int32_t> end_id = std::nullopt;
   /// Token sequences, none empty. A match lies within the generated tokens (TensorRT-LLM's may begin in the
   /// prompt).
-  std::vector<std::vector<std::int32_t>> stop_words;
+  std::vector<std::vector<std::int32_t>> stop_words = {};
   std::int32_t max_tokens = 0;
 
   /// To be asked after each generated token: kEndId, kStopWords, kLength (the first that holds) or

@@ -1,0 +1,99 @@
+#include "row_math.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <limits>
+
+namespace adaptrt {
+
+namespace {
+
+// The compiler turns loops over this many independent lanes into vector instructions; a reduction into one
+// variable it must leave as it is, because the order of floating-point operations matters.
+constexpr std::size_t kLanes = 16;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// exp(x) for x <= 0, by the usual reduction to 2^n * exp(r), |r| <= ln(2) / 2, and a polynomial of degree 6
+/// (Taylor's, whose remainder is below 2^-24 there).
+inline float exp_of_nonpositive(float x) {
+  constexpr float kLog2E = 1.44269504F;
+  // ln(2) in two parts; n times the first is exact.
+  constexpr float kLn2High = 0.693359375F;
+  constexpr float kLn2Low = -2.12194440e-4F;
+  // Adding it rounds to an integer, which then stands in the lowest bits.
+  constexpr float kRounder = 12582912.0F;  // 1.5 * 2^23
+  constexpr float kLowest = -87.0F;
+  const float clamped = x < kLowest ? kLowest : x;
+  const float shifted = clamped * kLog2E + kRounder;
+  const float n = shifted - kRounder;
+  const float r = (clamped - n * kLn2High) - n * kLn2Low;
+  float p = 1.0F / 720.0F;
+  p = p * r + 1.0F / 120.0F;
+  p = p * r + 1.0F / 24.0F;
+  p = p * r + 1.0F / 6.0F;
+  p = p * r + 0.5F;
+  p = p * r + 1.0F;
+  p = p * r + 1.0F;
+  const std::uint32_t exponent =
+      (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(kRounder) + 127U) << 23;
+  return x < kLowest ? 0.0F : p * std::bit_cast<float>(exponent);
+}
+
+}  // namespace
+
+LogitRange range_of(std::span<const float> logits) {
+  std::array<float, kLanes> max;
+  std::array<float, kLanes> min;
+  std::array<std::uint32_t, kLanes> bad{};
+  max.fill(-kInfinity);
+  min.fill(kInfinity);
+  const auto look_at = [&](float value, std::size_t lane) {
+    max[lane] = value > max[lane] ? value : max[lane];
+    const float finite = value == -kInfinity ? kInfinity : value;
+    min[lane] = finite < min[lane] ? finite : min[lane];
+    bad[lane] |= value < kInfinity ? 0U : 1U;
+  };
+  std::size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) look_at(logits[i + lane], lane);
+  }
+  for (; i < logits.size(); ++i) look_at(logits[i], 0);
+  return {.max = *std::ranges::max_element(max),
+          .min = *std::ranges::min_element(min),
+          .has_nan_or_infinity = std::ranges::any_of(bad, [](std::uint32_t lane) { return lane != 0; })};
+}
+
+std::int64_t first_index_of(std::span<const float> values, float value) {
+  return std::ranges::find(values, value) - values.begin();
+}
+
+void exponentiate(std::span<const float> logits, float max, float scale, std::span<float> weights) {
+  for (std::size_t i = 0; i < logits.size(); ++i) weights[i] = exp_of_nonpositive((logits[i] - max) * scale);
+}
+
+double sum_of_exponentials(std::span<const float> logits, float max) {
+  constexpr std::size_t kChunk = 256;
+  std::array<float, kChunk> weights;
+  double total = 0.0;
+  for (std::size_t i = 0; i < logits.size(); i += kChunk) {
+    const auto chunk = logits.subspan(i, std::min(kChunk, logits.size() - i));
+    exponentiate(chunk, max, 1.0F, weights);
+    total += sum(std::span(weights).first(chunk.size()));
+  }
+  return total;
+}
+
+double sum(std::span<const float> weights) {
+  std::array<double, kLanes> lanes{};
+  std::size_t i = 0;
+  for (; i + kLanes <= weights.size(); i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += weights[i + lane];
+  }
+  double total = 0.0;
+  for (const double lane : lanes) total += lane;
+  for (; i < weights.size(); ++i) total += weights[i];
+  return total;
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace adaptrt {
+
+/// The largest and the smallest finite logit of a row.
+struct LogitRange {
+  float max = 0.0F;  ///< -infinity when no logit is finite
+  float min = 0.0F;
+  bool has_nan_or_infinity = false;  ///< +infinity; -infinity is a forbidden token's logit
+};
+
+[[nodiscard]] LogitRange range_of(std::span<const float> logits);
+
+/// Index of the first element that equals `value`, which must be there.
+[[nodiscard]] std::int64_t first_index_of(std::span<const float> values, float value);
+
+/// weights[i] = exp((logits[i] - max) * scale), to about 2 units in the last place; 0 below exp(-87). The
+/// same on every machine, which std::exp is not.
+void exponentiate(std::span<const float> logits, float max, float scale, std::span<float> weights);
+
+/// The sum of exp(logits[i] - max).
+[[nodiscard]] double sum_of_exponentials(std::span<const float> logits, float max);
+
+/// The sum of weights[i], in a fixed order.
+[[nodiscard]] double sum(std::span<const float> weights);
+
+}  // namespace adaptrt

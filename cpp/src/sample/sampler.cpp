@@ -1,0 +1,252 @@
+#include "adaptrt/sample/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "adaptrt/sample/philox.h"
+#include "row_math.h"
+
+namespace adaptrt {
+
+namespace {
+
+constexpr float kForbidden = -std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
+constexpr std::size_t kNumBuckets = 1024;
+
+/// The index that a draw of `uniform` falls on when each has its weight's share of [0, 1), in the order of
+/// indices.
+std::size_t index_at(std::span<const float> weights, double uniform) {
+  constexpr std::size_t kChunk = 512;
+  double total = 0.0;
+  for (std::size_t i = 0; i < weights.size(); i += kChunk) {
+    total += sum(weights.subspan(i, std::min(kChunk, weights.size() - i)));
+  }
+  const double target = uniform * total;
+  double below = 0.0;
+  std::size_t last_possible = 0;
+  for (std::size_t i = 0; i < weights.size(); i += kChunk) {
+    const auto chunk = weights.subspan(i, std::min(kChunk, weights.size() - i));
+    const double with_chunk = below + sum(chunk);
+    if (with_chunk > target) {
+      for (std::size_t k = 0; k < chunk.size(); ++k) {
+        if (chunk[k] == 0.0F) continue;
+        last_possible = i + k;
+        below += chunk[k];
+        if (below > target) break;
+      }
+      return last_possible;
+    }
+    below = with_chunk;
+  }
+  return last_possible;
+}
+
+}  // namespace
+
+Sampler::Buckets::Buckets(float highest, float lowest) : max(highest) {
+  const float range = std::min(highest - lowest, kLargest);
+  constexpr auto kCount = static_cast<float>(kNumBuckets);
+  // Finite, so that it gives 0 for the highest value.
+  scale = range > kCount / kLargest ? kCount / range : kLargest;
+}
+
+std::size_t Sampler::Buckets::of(float value) const {
+  const float distance = std::min(max - value, kLargest);
+  return static_cast<std::size_t>(std::min(distance * scale, static_cast<float>(kNumBuckets - 1)));
+}
+
+Sampler::Sampler(std::int64_t vocab_size) : vocab_size_(vocab_size) {
+  if (vocab_size < 1) throw ConfigError("the vocabulary has " + std::to_string(vocab_size) + " tokens");
+  const auto size = static_cast<std::size_t>(vocab_size);
+  processed_.resize(size);
+  values_.resize(size);
+  weights_.resize(size);
+  ids_.resize(size);
+  bucket_.reserve(size);
+  bucket_counts_.resize(kNumBuckets);
+  bucket_weights_.resize(kNumBuckets);
+}
+
+SampledToken Sampler::sample(SamplerState& state, const float* logits, std::span<const std::int32_t> tokens,
+                             bool want_log_prob) {
+  const std::span raw(logits, static_cast<std::size_t>(vocab_size_));
+  const LogitRange raw_range = range_of(raw);
+  const ProcessedRow row = process(state, raw_range, logits, tokens);
+  const SamplingParams& params = state.params();
+  SampledToken result;
+  if (params.greedy) {
+    result.token = static_cast<std::int32_t>(first_index_of(row.logits, row.max));
+  } else {
+    const Candidates candidates = filter(params, row);
+    const double uniform = uniform_draw(params.seed, tokens.size() - state.prompt_length_);
+    result.token = candidates.token(index_at(candidates.weights, uniform));
+  }
+  if (want_log_prob) {
+    const double log_sum = std::log(sum_of_exponentials(raw, raw_range.max));
+    result.log_prob = static_cast<float>(double{raw[result.token]} - double{raw_range.max} - log_sum);
+  }
+  return result;
+}
+
+std::vector<TokenProbability> Sampler::distribution(SamplerState& state, const float* logits,
+                                                    std::span<const std::int32_t> tokens) {
+  const LogitRange range = range_of(std::span(logits, static_cast<std::size_t>(vocab_size_)));
+  const ProcessedRow row = process(state, range, logits, tokens);
+  if (state.params().greedy) return {{static_cast<std::int32_t>(first_index_of(row.logits, row.max)), 1.0}};
+  const Candidates candidates = filter(state.params(), row);
+  const double total = sum(candidates.weights);
+  std::vector<TokenProbability> result;
+  for (std::size_t i = 0; i < candidates.weights.size(); ++i) {
+    if (candidates.weights[i] == 0.0F) continue;
+    result.push_back({candidates.token(i), double{candidates.weights[i]} / total});
+  }
+  return result;
+}
+
+Sampler::ProcessedRow Sampler::process(SamplerState& state, const LogitRange& range, const float* logits,
+                                       std::span<const std::int32_t> tokens) {
+  if (range.has_nan_or_infinity) throw StepError("the engine's logits have NaN or infinity");
+  const std::span processed(apply_constraints(state, logits, tokens), static_cast<std::size_t>(vocab_size_));
+  const LogitRange new_range = processed.data() == logits ? range : range_of(processed);
+  if (new_range.has_nan_or_infinity) throw StepError("bias and penalties have made logits NaN or infinity");
+  if (new_range.max == kForbidden) throw StepError("every token is forbidden");
+  return {.logits = processed, .max = new_range.max, .min = new_range.min};
+}
+
+const float* Sampler::apply_constraints(SamplerState& state, const float* logits,
+                                        std::span<const std::int32_t> tokens) {
+  const SamplingParams& params = state.params();
+  const TokenConstraints& constraints = state.constraints();
+  const auto num_generated = static_cast<std::int64_t>(tokens.size()) - state.prompt_length_;
+  const bool forbid_end = constraints.end_id && num_generated < params.min_tokens;
+  if (!constraints.embedding_bias && !state.has_penalties() && constraints.bad_words.empty() &&
+      params.no_repeat_ngram_size == 0 && !forbid_end) {
+    return logits;
+  }
+  std::copy_n(logits, vocab_size_, processed_.begin());
+  if (constraints.embedding_bias) {
+    const std::vector<float>& bias = *constraints.embedding_bias;
+    for (std::size_t i = 0; i < processed_.size(); ++i) processed_[i] += bias[i];
+  }
+  if (state.has_penalties()) {
+    state.count_new_tokens(tokens);
+    apply_penalties(state);
+  }
+  forbid_bad_words(constraints, tokens);
+  if (params.no_repeat_ngram_size > 0) forbid_repeated_ngrams(params.no_repeat_ngram_size, tokens);
+  if (forbid_end) processed_[*constraints.end_id] = kForbidden;
+  return processed_.data();
+}
+
+void Sampler::apply_penalties(const SamplerState& state) {
+  const auto repetition = static_cast<float>(state.params().repetition_penalty);
+  const auto presence = static_cast<float>(state.params().presence_penalty);
+  const auto frequency = static_cast<float>(state.params().frequency_penalty);
+  for (const auto& occurrence : state.occurrences_) {
+    float& logit = processed_[occurrence.token];
+    logit = logit > 0.0F ? logit / repetition : logit * repetition;
+    if (occurrence.times_generated == 0) continue;
+    logit -= presence + frequency * static_cast<float>(occurrence.times_generated);
+  }
+}
+
+void Sampler::forbid_bad_words(const TokenConstraints& constraints, std::span<const std::int32_t> tokens) {
+  for (const auto& word : constraints.bad_words) {
+    const auto beginning = std::span(word).first(word.size() - 1);
+    if (beginning.size() > tokens.size() || !std::ranges::equal(tokens.last(beginning.size()), beginning))
+      continue;
+    processed_[word.back()] = kForbidden;
+  }
+}
+
+void Sampler::forbid_repeated_ngrams(std::int32_t size, std::span<const std::int32_t> tokens) {
+  const auto length = static_cast<std::size_t>(size);
+  if (tokens.size() < length) return;
+  const auto newest = tokens.last(length - 1);
+  for (std::size_t i = 0; i + length <= tokens.size(); ++i) {
+    if (std::ranges::equal(tokens.subspan(i, length - 1), newest))
+      processed_[tokens[i + length - 1]] = kForbidden;
+  }
+}
+
+Sampler::Candidates Sampler::filter(const SamplingParams& params, const ProcessedRow& row) {
+  const Buckets buckets(row.max, row.min);
+  std::span<const float> values = row.logits;
+  std::span<float> weights = weights_;
+  bool all_left = true;
+  // Keeps the order of ids, so that an index among what is left orders equal values as ids do.
+  const auto keep_if = [&](const auto& keep) {
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (!keep(i)) continue;
+      ids_[kept] = all_left ? static_cast<std::int32_t>(i) : ids_[i];
+      values_[kept] = values[i];
+      weights_[kept] = weights_[i];
+      ++kept;
+    }
+    all_left = false;
+    values = std::span(values_).first(kept);
+    weights = std::span(weights_).first(kept);
+  };
+  const auto keep_up_to = [&](const Place& last) {
+    keep_if([&](std::size_t i) { return !last.is_before({values[i], static_cast<std::int64_t>(i)}); });
+  };
+
+  if (params.top_k > 0 && std::cmp_less(params.top_k, values.size())) {
+    keep_up_to(place_of_rank(values, buckets, params.top_k));
+  }
+  // Positive and finite, so that its product with -infinity is -infinity and with 0 is 0.
+  const auto scale = static_cast<float>(
+      std::clamp(1.0 / params.temperature, double{std::numeric_limits<float>::min()}, double{kLargest}));
+  exponentiate(values, row.max, scale, weights);
+  if (params.top_p < 1.0) keep_up_to(place_of_share(values, weights, buckets, params.top_p));
+  if (params.min_p > 0.0) keep_if([&](std::size_t i) { return double{weights[i]} >= params.min_p; });
+  return {.ids = all_left ? std::span<const std::int32_t>()
+                          : std::span<const std::int32_t>(ids_).first(weights.size()),
+          .weights = weights};
+}
+
+Sampler::Place Sampler::place_of_rank(std::span<const float> values, const Buckets& buckets,
+                                      std::int64_t rank) {
+  std::ranges::fill(bucket_counts_, 0);
+  for (const float value : values) ++bucket_counts_[buckets.of(value)];
+  std::size_t bucket = 0;
+  while (bucket_counts_[bucket] < rank) rank -= bucket_counts_[bucket++];
+  collect_bucket(values, buckets, bucket);
+  const auto place = bucket_.begin() + (rank - 1);
+  std::ranges::nth_element(bucket_, place, [](const Place& a, const Place& b) { return a.is_before(b); });
+  return *place;
+}
+
+Sampler::Place Sampler::place_of_share(std::span<const float> values, std::span<const float> weights,
+                                       const Buckets& buckets, double share) {
+  std::ranges::fill(bucket_weights_, 0.0);
+  for (std::size_t i = 0; i < values.size(); ++i) bucket_weights_[buckets.of(values[i])] += weights[i];
+  double total = 0.0;
+  for (const double weight : bucket_weights_) total += weight;
+  const double target = share * total;
+  double above = 0.0;
+  std::size_t bucket = 0;
+  while (above + bucket_weights_[bucket] < target && bucket + 1 < kNumBuckets)
+    above += bucket_weights_[bucket++];
+  collect_bucket(values, buckets, bucket);
+  std::ranges::sort(bucket_, [](const Place& a, const Place& b) { return a.is_before(b); });
+  for (const Place& place : bucket_) {
+    above += weights[place.index];
+    if (above >= target) return place;
+  }
+  return bucket_.back();
+}
+
+void Sampler::collect_bucket(std::span<const float> values, const Buckets& buckets, std::size_t bucket) {
+  bucket_.clear();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (buckets.of(values[i]) == bucket) bucket_.push_back({values[i], static_cast<std::int64_t>(i)});
+  }
+}
+
+}  // namespace adaptrt

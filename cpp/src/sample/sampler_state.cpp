@@ -1,0 +1,70 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "adaptrt/sample/sampler.h"
+
+namespace adaptrt {
+
+Problems TokenConstraints::validate(std::int64_t vocab_size) const {
+  Problems problems;
+  const auto check_token = [&](const std::string& where, std::int32_t token) {
+    if (token >= 0 && token < vocab_size) return;
+    problems.add(where + " has token " + std::to_string(token) + "; the vocabulary has " +
+                 std::to_string(vocab_size) + " tokens");
+  };
+  if (end_id) check_token("end_id", *end_id);
+  for (std::size_t i = 0; i < bad_words.size(); ++i) {
+    const std::string name = "bad_words[" + std::to_string(i) + "]";
+    if (bad_words[i].empty()) problems.add(name + " is empty");
+    for (const std::int32_t token : bad_words[i]) check_token(name, token);
+  }
+  if (!embedding_bias) return problems;
+  if (std::cmp_not_equal(embedding_bias->size(), vocab_size)) {
+    problems.add("embedding_bias has " + std::to_string(embedding_bias->size()) +
+                 " values; the vocabulary has " + std::to_string(vocab_size) + " tokens");
+  }
+  const auto unusable = std::ranges::find_if(
+      *embedding_bias, [](float value) { return !(value < std::numeric_limits<float>::infinity()); });
+  if (unusable != embedding_bias->end()) {
+    problems.add("embedding_bias[" + std::to_string(unusable - embedding_bias->begin()) +
+                 "] is NaN or +infinity");
+  }
+  return problems;
+}
+
+SamplerState::SamplerState(const SamplingParams& params, TokenConstraints constraints,
+                           std::int32_t prompt_length, std::int32_t max_length)
+    : params_(params), constraints_(std::move(constraints)), prompt_length_(prompt_length) {
+  if (has_penalties()) occurrences_.reserve(max_length);
+}
+
+bool SamplerState::has_penalties() const {
+  return params_.repetition_penalty != 1.0 || params_.presence_penalty != 0.0 ||
+         params_.frequency_penalty != 0.0;
+}
+
+void SamplerState::count_new_tokens(std::span<const std::int32_t> tokens) {
+  if (num_counted_ < prompt_length_) {
+    // The prompt counts for the repetition penalty only. All of it at once: inserting one by one is
+    // quadratic.
+    if (params_.repetition_penalty != 1.0) {
+      for (std::int32_t i = 0; i < prompt_length_; ++i) occurrences_.push_back({.token = tokens[i]});
+      std::ranges::sort(occurrences_, {}, &Occurrence::token);
+      const auto repeated = std::ranges::unique(occurrences_, {}, &Occurrence::token);
+      occurrences_.erase(repeated.begin(), repeated.end());
+    }
+    num_counted_ = prompt_length_;
+  }
+  for (; std::cmp_less(num_counted_, tokens.size()); ++num_counted_) {
+    const std::int32_t token = tokens[num_counted_];
+    auto place = std::ranges::lower_bound(occurrences_, token, {}, &Occurrence::token);
+    if (place == occurrences_.end() || place->token != token)
+      place = occurrences_.insert(place, {.token = token});
+    ++place->times_generated;
+  }
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,95 @@
+#include "adaptrt/sample/sampling_config.h"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <string>
+
+namespace adaptrt {
+
+namespace {
+
+std::string text_of(double value) {
+  std::array<char, 32> buffer;
+  return {buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr};
+}
+
+/// Comparisons are written so that NaN fails them.
+void check_ranges(const SamplingConfig& config, Problems& problems) {
+  const auto require = [&](bool holds, const char* name, const std::string& value, const char* accepted) {
+    if (!holds) problems.add(std::string(name) + " is " + value + "; it must be " + accepted);
+  };
+  const auto require_integer = [&](const char* name, std::optional<std::int32_t> value) {
+    if (value) require(*value >= 0, name, std::to_string(*value), "at least 0");
+  };
+  const auto require_finite = [&](const char* name, std::optional<double> value) {
+    if (value) require(std::isfinite(*value), name, text_of(*value), "finite");
+  };
+  require_integer("top_k", config.top_k);
+  require_integer("min_tokens", config.min_tokens);
+  require_integer("no_repeat_ngram_size", config.no_repeat_ngram_size);
+  require_finite("presence_penalty", config.presence_penalty);
+  require_finite("frequency_penalty", config.frequency_penalty);
+  if (const auto p = config.top_p)
+    require(*p > 0.0 && *p <= 1.0, "top_p", text_of(*p), "above 0 and at most 1");
+  if (const auto p = config.min_p) require(*p >= 0.0 && *p <= 1.0, "min_p", text_of(*p), "between 0 and 1");
+  if (const auto t = config.temperature) {
+    require(*t >= 0.0 && std::isfinite(*t), "temperature", text_of(*t), "at least 0 and finite");
+  }
+  if (const auto r = config.repetition_penalty) {
+    require(*r > 0.0 && std::isfinite(*r), "repetition_penalty", text_of(*r), "above 0 and finite");
+  }
+}
+
+void refuse_unsupported(const SamplingConfig& config, Problems& problems) {
+  constexpr const char* kNoBeams = "beam search is not supported";
+  constexpr const char* kNoDecay = "top_p is constant over a request";
+  const auto refuse = [&](bool is_set, const char* name, const char* reason) {
+    if (is_set) problems.add(std::string(name) + " is set; " + reason);
+  };
+  if (config.beam_width != 1) {
+    problems.add("beam_width is " + std::to_string(config.beam_width) + "; " + kNoBeams +
+                 ", so only 1 is accepted");
+  }
+  if (config.num_return_sequences.value_or(1) != 1) {
+    problems.add(
+        "num_return_sequences is " + std::to_string(*config.num_return_sequences) +
+        "; a request returns one sequence, so only 1 is accepted (send the request again with another seed)");
+  }
+  refuse(config.top_p_min.has_value(), "top_p_min", kNoDecay);
+  refuse(config.top_p_reset_ids.has_value(), "top_p_reset_ids", kNoDecay);
+  refuse(config.top_p_decay.has_value(), "top_p_decay", kNoDecay);
+  refuse(config.beam_search_diversity_rate.has_value(), "beam_search_diversity_rate", kNoBeams);
+  refuse(config.length_penalty.has_value(), "length_penalty", kNoBeams);
+  refuse(config.early_stopping.has_value(), "early_stopping", kNoBeams);
+  refuse(config.beam_width_array.has_value(), "beam_width_array", kNoBeams);
+}
+
+}  // namespace
+
+Problems SamplingConfig::validate() const {
+  Problems problems;
+  check_ranges(*this, problems);
+  refuse_unsupported(*this, problems);
+  return problems;
+}
+
+SamplingParams resolve(const SamplingConfig& config) {
+  config.validate().throw_if_any<ConfigError>("SamplingConfig");
+  SamplingParams params;
+  params.top_k = config.top_k.value_or(0);
+  params.top_p = config.top_p.value_or(1.0);
+  params.min_p = config.min_p.value_or(0.0);
+  params.temperature = config.temperature.value_or(1.0);
+  params.seed = config.seed.value_or(0);
+  params.min_tokens = config.min_tokens.value_or(0);
+  params.repetition_penalty = config.repetition_penalty.value_or(1.0);
+  params.presence_penalty = config.presence_penalty.value_or(0.0);
+  params.frequency_penalty = config.frequency_penalty.value_or(0.0);
+  params.no_repeat_ngram_size = config.no_repeat_ngram_size.value_or(0);
+  const bool nothing_given = params.top_k == 0 && !config.top_p && params.min_p == 0.0;
+  params.greedy = nothing_given || params.top_k == 1 || params.temperature == 0.0;
+  return params;
+}
+
+}  // namespace adaptrt
