@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+
 from adaptrt import _core
 from adaptrt.builder.checkpoint.config import CheckpointConfig
 from adaptrt.builder.checkpoint.convert import convert_checkpoint
-from safetensors.torch import load_file, save_file
 from support.models import ModelSpec, save_model
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
@@ -41,7 +42,7 @@ def expected_rank(
     first: bool,
     last: bool,
 ) -> dict[str, torch.Tensor]:
-    """The tensors of one rank in torch's own words: heads are chunked, after repeats where they are too few."""
+    """The tensors of one rank in torch's own words: heads are chunked, and repeated where too few."""
     config = model.config
     head_dim = model.model.layers[0].self_attn.head_dim
     repeats = max(1, tp_size // config.num_key_value_heads)
@@ -71,24 +72,18 @@ def expected_rank(
                 if theirs + f"mlp.{source}.{kind}" in state:
                     result[ours + f"mlp.{name}.{kind}"] = column(state[theirs + f"mlp.{source}.{kind}"])
         for name, source in (("attention.dense", "self_attn.o_proj"), ("mlp.proj", "mlp.down_proj")):
-            result[ours + name + ".weight"] = state[theirs + source + ".weight"].chunk(tp_size, dim=1)[
-                tp_rank
-            ]
+            result[ours + name + ".weight"] = state[theirs + source + ".weight"].chunk(tp_size, dim=1)[tp_rank]
             if theirs + source + ".bias" in state:
                 result[ours + name + ".bias"] = state[theirs + source + ".bias"]
         for norm in "qk":
             if theirs + f"self_attn.{norm}_norm.weight" in state:
-                result[ours + f"attention.{norm}_layernorm.weight"] = state[
-                    theirs + f"self_attn.{norm}_norm.weight"
-                ]
+                result[ours + f"attention.{norm}_layernorm.weight"] = state[theirs + f"self_attn.{norm}_norm.weight"]
     if last:
         result["transformer.ln_f.weight"] = state["model.norm.weight"]
         if not config.tie_word_embeddings or not first or tp_size > 1:
             head = state["lm_head.weight"]
             padding = -head.shape[0] % tp_size
-            result["lm_head.weight"] = column(
-                torch.cat([head, torch.zeros(padding, head.shape[1], dtype=head.dtype)])
-            )
+            result["lm_head.weight"] = column(torch.cat([head, torch.zeros(padding, head.shape[1], dtype=head.dtype)]))
     return result
 
 
@@ -113,9 +108,7 @@ def check(model_dir: Path, output_dir: Path, dtype: torch.dtype, tp_size: int = 
 @pytest.mark.parametrize("dtype", list(TORCH_DTYPES), ids=_core.dtype_name)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_tensor_is_that_of_state_dict(
-    tmp_path: Path, family: str, tied: bool, dtype: _core.DType
-) -> None:
+def test_every_tensor_is_that_of_state_dict(tmp_path: Path, family: str, tied: bool, dtype: _core.DType) -> None:
     model_dir = save_model(ModelSpec(family=family, tie_word_embeddings=tied), tmp_path / "hf")
     convert_checkpoint(model_dir, tmp_path / "out", dtype=dtype)
     check(model_dir, tmp_path / "out", TORCH_DTYPES[dtype])
@@ -139,9 +132,7 @@ def test_auto_keeps_the_models_type(tmp_path: Path, source: _core.DType) -> None
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (4, 1), (1, 2), (2, 4), (4, 2)])
 def test_ranks_of_a_parallel_checkpoint(tmp_path: Path, family: str, tp_size: int, pp_size: int) -> None:
-    spec = ModelSpec(
-        **{**TENSOR_PARALLEL.__dict__, "family": family, "tie_word_embeddings": family == "qwen3"}
-    )
+    spec = ModelSpec(**{**TENSOR_PARALLEL.__dict__, "family": family, "tie_word_embeddings": family == "qwen3"})
     model_dir = save_model(spec, tmp_path / "hf")
     converted = convert_checkpoint(model_dir, tmp_path / "out", tp_size=tp_size, pp_size=pp_size, workers=3)
     assert CheckpointConfig.load(tmp_path / "out") == converted.config
