@@ -46,9 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_rows(adapter: ConvertedAdapter) -> None:
     print("module  layer  rank  dora  from")
-    for (module_id, layer, rank, is_dora), path in zip(
-        adapter.config[0].tolist(), adapter.paths, strict=True
-    ):
+    for (module_id, layer, rank, is_dora), path in zip(adapter.config[0].tolist(), adapter.paths, strict=True):
         print(f"{module_id:>6}  {layer:>5}  {rank:>4}  {'yes' if is_dora else 'no':>4}  {path}")
 
 

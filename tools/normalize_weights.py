@@ -13,9 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags, which are TensorRT-LLM's."""
     parser.add_argument("-i", "--in-dir", type=Path, required=True, help="PEFT adapter directory with DoRA")
     parser.add_argument("-o", "--out-dir", type=Path, required=True, help="where the normalised adapter goes")
-    parser.add_argument(
-        "-b", "--base-model", type=Path, required=True, help="Hugging Face directory of the base"
-    )
+    parser.add_argument("-b", "--base-model", type=Path, required=True, help="Hugging Face directory of the base")
     parser.add_argument("--strip", action="store_true", help="drop the magnitudes instead: leave plain LoRA")
 
 

@@ -114,9 +114,7 @@ def module_sizes(module: LoraModuleInfo, shape: ModelShape) -> tuple[int, int]:
 
 def _flatten(adapter: PeftAdapter, dtype: DType) -> ConvertedAdapter:
     problems: list[str] = []
-    rows = [
-        _row(key, tensors, adapter.scale_of(key), dtype, problems) for key, tensors in adapter.modules.items()
-    ]
+    rows = [_row(key, tensors, adapter.scale_of(key), dtype, problems) for key, tensors in adapter.modules.items()]
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
     weights = np.zeros((1, len(rows), max(map(len, rows))), _NUMPY_DTYPES[dtype])
@@ -132,9 +130,7 @@ def _flatten(adapter: PeftAdapter, dtype: DType) -> ConvertedAdapter:
     return ConvertedAdapter(weights, config[np.newaxis], tuple(key.path for key in adapter.modules))
 
 
-def _row(
-    key: ModuleKey, tensors: ModuleTensors, scale: float, dtype: DType, problems: list[str]
-) -> npt.NDArray[Any]:
+def _row(key: ModuleKey, tensors: ModuleTensors, scale: float, dtype: DType, problems: list[str]) -> npt.NDArray[Any]:
     parts: dict[Role, FloatArray] = {Role.A: tensors.a, Role.B: tensors.b * np.float32(scale)}
     if tensors.magnitude is not None:
         parts[Role.MAGNITUDE] = tensors.magnitude

@@ -14,9 +14,10 @@ import numpy as np
 from safetensors.numpy import save
 
 from ..._core import AdapterError
+from ..json_fields import load_json_object
 from .base_weights import BaseWeights, HuggingFaceBase
 from .names import ModuleKey, Role
-from .peft_config import CONFIG_FILE, dump_without_dora, load_config_file
+from .peft_config import CONFIG_FILE, dump_without_dora
 from .peft_reader import (
     MAGNITUDES_KEY,
     MAGNITUDES_NORMALIZED,
@@ -28,9 +29,7 @@ from .peft_reader import (
 )
 
 
-def normalized_magnitude(
-    key: ModuleKey, tensors: ModuleTensors, scale: float, base: BaseWeights
-) -> FloatArray:
+def normalized_magnitude(key: ModuleKey, tensors: ModuleTensors, scale: float, base: BaseWeights) -> FloatArray:
     """float32[out]: m / ||W + scale B A|| of a module that `base` has with the right shape.
 
     Raises AdapterError when a row's norm is zero or not finite.
@@ -70,9 +69,7 @@ def check_against_base(adapter: PeftAdapter, base: BaseWeights) -> None:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
 
 
-def normalize_adapter(
-    directory: Path, output: Path, base_directory: Path, *, strip: bool = False
-) -> PeftAdapter:
+def normalize_adapter(directory: Path, output: Path, base_directory: Path, *, strip: bool = False) -> PeftAdapter:
     """Writes a DoRA adapter with normalised magnitudes (or without them, as plain LoRA) to `output`.
 
     Magnitudes are written in float32, 1-D, under their original names, and everything else as it was, always
@@ -82,9 +79,7 @@ def normalize_adapter(
     """
     adapter = read_peft_adapter(directory)
     if not adapter.config.use_dora:
-        raise AdapterError(
-            f"{adapter.file}: is not a DoRA adapter, so there are no magnitudes to normalise or strip"
-        )
+        raise AdapterError(f"{adapter.file}: is not a DoRA adapter, so there are no magnitudes to normalise or strip")
     if adapter.magnitudes_normalized and not strip:
         raise AdapterError(f"{adapter.file}: the magnitudes are normalised already")
     if output.exists() and output.samefile(directory):
@@ -96,7 +91,7 @@ def normalize_adapter(
     metadata = {"format": "pt"}
     config = (directory / CONFIG_FILE).read_bytes()
     if strip:
-        config = dump_without_dora(load_config_file(directory / CONFIG_FILE))
+        config = dump_without_dora(load_json_object(directory / CONFIG_FILE, AdapterError))
     else:
         metadata[MAGNITUDES_KEY] = MAGNITUDES_NORMALIZED
     for key, module in adapter.modules.items():

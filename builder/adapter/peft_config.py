@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._core import AdapterError
+from ..json_fields import describe, load_json_object
 
 CONFIG_FILE = "adapter_config.json"
 
@@ -91,20 +92,7 @@ def read_peft_config(directory: Path) -> PeftLoraConfig:
     Raises AdapterError that names every field that cannot be honoured, with its value and the reason.
     """
     path = directory / CONFIG_FILE
-    return parse_peft_config(load_config_file(path), str(path))
-
-
-def load_config_file(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises AdapterError when there is none."""
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise AdapterError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise AdapterError(f"{path}: is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise AdapterError(f"{path}: holds {_show(fields)}, expected a JSON object")
-    return fields
+    return parse_peft_config(load_json_object(path, AdapterError), str(path))
 
 
 def dump_without_dora(fields: Mapping[str, Any]) -> bytes:
@@ -124,7 +112,7 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftLoraConfig
         else:
             reason = "this field is not known, and so is its effect"
         if reason is not None:
-            problems.append(f"{name} = {_show(value)}: {reason}")
+            problems.append(f"{name} = {describe(value)}: {reason}")
     if not problems:
         problems = _inconsistencies(fields)
     if problems:
@@ -159,18 +147,13 @@ def _inconsistencies(fields: Mapping[str, Any]) -> list[str]:
     layers = fields.get("layers_to_transform")
     if isinstance(fields["target_modules"], str):
         problems += [
-            f"{name} = {_show(fields[name])}: only goes with target_modules that are a list"
+            f"{name} = {describe(fields[name])}: only goes with target_modules that are a list"
             for name in ("layers_to_transform", "layers_pattern")
             if fields.get(name) is not None
         ]
     elif fields.get("layers_pattern") and layers is None:
-        problems.append(f"layers_pattern = {_show(fields['layers_pattern'])}: needs layers_to_transform")
+        problems.append(f"layers_pattern = {describe(fields['layers_pattern'])}: needs layers_to_transform")
     return problems
-
-
-def _show(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 # What a field may hold. A check returns the reason why a value is refused, or None.
@@ -198,9 +181,7 @@ def _is_switched_off(value: Any) -> bool:
 
 
 def _number(value: Any) -> str | None:
-    number = (
-        isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    )
+    number = isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return None if number else "expected a finite number"
 
 
@@ -232,11 +213,7 @@ def _target_modules(value: Any) -> str | None:
 
 def _layers(value: Any) -> str | None:
     values = value if isinstance(value, list) else [value]
-    return (
-        None
-        if all(_is_int(item) and item >= 0 for item in values)
-        else "expected layer indices of 0 and above"
-    )
+    return None if all(_is_int(item) and item >= 0 for item in values) else "expected layer indices of 0 and above"
 
 
 def _layers_pattern(value: Any) -> str | None:
@@ -315,9 +292,7 @@ _CHECKS: dict[str, _Check] = {
     "qalora_group_size": _anything,  # use_qalora decides
     "revision": _anything,
     "runtime_config": _anything,  # where PEFT computes
-    "task_type": _only(
-        "CAUSAL_LM", None, reason="only causal language models are served; accepted: CAUSAL_LM"
-    ),
+    "task_type": _only("CAUSAL_LM", None, reason="only causal language models are served; accepted: CAUSAL_LM"),
     # Features that change the computation in a way that engines do not have.
     "alora_invocation_tokens": _only(None, reason="activated LoRA is not supported"),
     "arrow_config": _unused("Arrow routing is not supported"),

@@ -10,9 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
 
-from ..._core import AdapterError
+from ..._core import AdapterError, CheckpointError
+from ..checkpoint.pickled_file import PickledFile
+from ..safetensors_stream import SafetensorsReader
 from .names import ModuleKey, Role, parse_tensor_name
 from .peft_config import PeftLoraConfig, read_peft_config
 
@@ -24,6 +25,7 @@ PICKLE_FILE = "adapter_model.bin"
 MAGNITUDES_KEY = "adaptrt.dora_magnitudes"
 MAGNITUDES_NORMALIZED = "normalized"
 
+Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
 
 _ACCEPTED_DTYPES = tuple(np.dtype(name) for name in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64))
@@ -54,7 +56,7 @@ class PeftAdapter:
     # In the order of rows: by layer, then by module id.
     modules: dict[ModuleKey, ModuleTensors]
     # All tensors as stored, by name.
-    tensors: dict[str, npt.NDArray[Any]] = field(repr=False)
+    tensors: dict[str, Array] = field(repr=False)
     magnitudes_normalized: bool = False
 
     def scale_of(self, key: ModuleKey) -> float:
@@ -92,55 +94,33 @@ def read_peft_adapter(directory: Path) -> PeftAdapter:
     return PeftAdapter(directory, file, config, modules, tensors, state == MAGNITUDES_NORMALIZED)
 
 
-def _read_file(directory: Path) -> tuple[Path, dict[str, npt.NDArray[Any]], dict[str, str]]:
+def _read_file(directory: Path) -> tuple[Path, dict[str, Array], Mapping[str, str]]:
     safetensors, pickle = directory / SAFETENSORS_FILE, directory / PICKLE_FILE
     if safetensors.is_file():
-        return safetensors, *read_safetensors(safetensors)
+        reader = SafetensorsReader(safetensors, AdapterError)
+        return safetensors, {name: reader.array(name) for name in reader.specs}, reader.metadata
     if pickle.is_file():
-        return pickle, read_pickle(pickle, AdapterError), {}
+        return pickle, _read_pickle(pickle), {}
     raise AdapterError(f"{directory}: has neither {SAFETENSORS_FILE} nor {PICKLE_FILE}")
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
-    """(tensors by name, metadata) of a safetensors file. Raises AdapterError when it is damaged."""
+def _read_pickle(path: Path) -> dict[str, Array]:
     try:
-        with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError, TypeError, ValueError, AttributeError) as error:
-        raise AdapterError(f"{path}: cannot be read: {error}") from error
+        file = PickledFile(path)
+    except CheckpointError as error:
+        raise AdapterError(str(error)) from None
+    tensors = {}
+    for name, spec in file.specs.items():
+        tensors[name] = np.zeros(spec.shape, spec.dtype)
+        first = 0
+        # A tensor without dimensions has no rows and is refused for its shape.
+        for piece in file.rows(name, 0, spec.shape[0]) if spec.shape else ():
+            tensors[name][first : first + len(piece)] = piece
+            first += len(piece)
+    return tensors
 
 
-def read_pickle(path: Path, error_type: type[Exception]) -> dict[str, npt.NDArray[Any]]:
-    """The tensors of a file that torch.save wrote, read without running code from it (weights_only).
-
-    Raises `error_type` when torch is not installed or the file holds anything but tensors by name.
-    """
-    try:
-        import torch
-    except ImportError as error:
-        raise error_type(
-            f"{path}: needs torch to be read; install adaptrt[torch] or save as safetensors"
-        ) from error
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises whatever its unpickler meets
-        raise error_type(f"{path}: cannot be read: {error}") from error
-    if not isinstance(state, Mapping) or not all(
-        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
-    ):
-        raise error_type(f"{path}: does not hold tensors by name")
-    return {name: _to_numpy(tensor.detach().contiguous(), torch) for name, tensor in state.items()}
-
-
-def _to_numpy(tensor: Any, torch: Any) -> npt.NDArray[Any]:
-    if tensor.dtype == torch.bfloat16:
-        bits: npt.NDArray[Any] = tensor.view(torch.int16).numpy()
-        return bits.view(ml_dtypes.bfloat16)
-    array: npt.NDArray[Any] = tensor.numpy()
-    return array
-
-
-def _take_apart(tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[ModuleKey, ModuleTensors], list[str]]:
+def _take_apart(tensors: Mapping[str, Array]) -> tuple[dict[ModuleKey, ModuleTensors], list[str]]:
     problems: list[str] = []
     found: dict[ModuleKey, dict[Role, str]] = {}
     adapters: dict[str, str] = {}
@@ -169,7 +149,7 @@ def _take_apart(tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[ModuleKey
     return {key: _module_tensors(found[key], tensors) for key in sorted(found)}, []
 
 
-def _value_problems(tensor: npt.NDArray[Any], role: Role) -> list[str]:
+def _value_problems(tensor: Array, role: Role) -> list[str]:
     if tensor.dtype not in _ACCEPTED_DTYPES:
         accepted = ", ".join(dtype.name for dtype in _ACCEPTED_DTYPES)
         return [f"is {tensor.dtype.name}; accepted: {accepted}"]
@@ -180,9 +160,7 @@ def _value_problems(tensor: npt.NDArray[Any], role: Role) -> list[str]:
     with np.errstate(over="ignore"):
         finite = np.isfinite(tensor.astype(np.float32, copy=False))
     if not finite.all():
-        problems.append(
-            f"{int(finite.size - finite.sum())} of {finite.size} values are NaN or beyond float32"
-        )
+        problems.append(f"{int(finite.size - finite.sum())} of {finite.size} values are NaN or beyond float32")
     return problems
 
 
@@ -202,9 +180,7 @@ def _same_module_twice(found: Mapping[ModuleKey, Mapping[Role, str]]) -> list[st
     return problems
 
 
-def _shape_problems(
-    key: ModuleKey, roles: Mapping[Role, str], tensors: Mapping[str, npt.NDArray[Any]]
-) -> list[str]:
+def _shape_problems(key: ModuleKey, roles: Mapping[Role, str], tensors: Mapping[str, Array]) -> list[str]:
     missing = [role.value for role in (Role.A, Role.B) if role not in roles]
     if missing:
         present = ", ".join(f"'{name}'" for name in roles.values())
@@ -228,7 +204,7 @@ def _shape_problems(
     return problems
 
 
-def _module_tensors(roles: dict[Role, str], tensors: Mapping[str, npt.NDArray[Any]]) -> ModuleTensors:
+def _module_tensors(roles: dict[Role, str], tensors: Mapping[str, Array]) -> ModuleTensors:
     def load(role: Role) -> FloatArray:
         return np.ascontiguousarray(tensors[roles[role]], dtype=np.float32)
 
@@ -251,9 +227,7 @@ def _disagreements(modules: Mapping[ModuleKey, ModuleTensors], config: PeftLoraC
                 "by adapter_config.json's r and rank_pattern"
             )
         if config.use_dora and tensors.magnitude is None:
-            problems.append(
-                f"module '{key.path}' has no DoRA magnitude, but adapter_config.json says use_dora"
-            )
+            problems.append(f"module '{key.path}' has no DoRA magnitude, but adapter_config.json says use_dora")
         if not config.use_dora and tensors.magnitude is not None:
             name = tensors.names[Role.MAGNITUDE]
             problems.append(f"tensor '{name}': a magnitude, but adapter_config.json's use_dora is not true")

@@ -10,13 +10,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
-from support.adapters import CONFIG, TENSORS, base_weights, edit_config, edit_tensors, merged_by_peft, merged_by_us
-from support.models import ModelSpec, save_adapter, save_model
 
 from adaptrt import _core
 from adaptrt.builder.adapter import convert_adapter, normalize_adapter
-from adaptrt.builder.adapter import base_weights as base_weights_module
+from adaptrt.builder.checkpoint import pickled_file
 from adaptrt.builder.cli import main as command_line
+from adaptrt.builder.safetensors_stream import SafetensorsReader
+from support.adapters import CONFIG, TENSORS, base_weights, edit_config, edit_tensors, merged_by_peft, merged_by_us
+from support.models import ModelSpec, save_adapter, save_model
 
 FLOAT32_TOLERANCE = 2e-6
 SPEC = ModelSpec()
@@ -178,8 +179,9 @@ def without_prefix(model: Path, directory: Path) -> Path:
 @pytest.mark.parametrize("layout", [sharded, pickled, without_prefix])
 def test_layouts_of_the_base(layout, model: Path, dora: Path, tmp_path: Path, monkeypatch) -> None:
     expected = convert_adapter(dora, storage_dtype="float32", base=model)
-    # Blocks of a few rows must give what one block gives.
-    monkeypatch.setattr(base_weights_module, "BLOCK_BYTES", 4 * 36 * 5)
+    # Pieces of a few rows must give what one piece gives.
+    monkeypatch.setattr(SafetensorsReader.rows, "__kwdefaults__", {"piece_bytes": 4 * 36 * 5})
+    monkeypatch.setattr(pickled_file, "PIECE_BYTES", 4 * 36 * 5)
     adapter = convert_adapter(dora, storage_dtype="float32", base=layout(model, tmp_path / "base"))
     np.testing.assert_allclose(adapter.weights, expected.weights, rtol=FLOAT32_TOLERANCE)
 
@@ -193,11 +195,11 @@ def test_a_base_that_does_not_fit_is_named(dora: Path, tmp_path: Path) -> None:
     assert "[37, 36], but it is [40, 36]" in text
     assert "'model.layers.1.self_attn.q_proj' does not exist" in text
     assert "layers.0.self_attn" not in text
-    with pytest.raises(_core.CheckpointError, match="holds no base model"):
+    with pytest.raises(_core.CheckpointError, match="holds no weights"):
         convert_adapter(dora, storage_dtype="float32", base=tmp_path / "nowhere")
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
-    with pytest.raises(_core.CheckpointError, match=r"model\.safetensors: cannot be read"):
+    with pytest.raises(_core.CheckpointError, match=r"model\.safetensors: "):
         convert_adapter(dora, storage_dtype="float32", base=tmp_path / "damaged")
 
 

@@ -1,0 +1,295 @@
+"""What an adapter cannot be served with is refused by the name of its field or tensor, all of it at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+
+from adaptrt import _core
+from adaptrt.builder.adapter import convert_adapter
+from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
+from support.models import ModelSpec, save_adapter, save_model
+
+PREFIX = "base_model.model.model.layers.0.self_attn.q_proj."
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save_model(ModelSpec(), tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture
+def lora(model: Path, tmp_path: Path) -> Path:
+    return save_adapter(model, tmp_path / "lora", 1, r=2, target_modules=["q_proj", "up_proj"])
+
+
+def refusal(directory: Path, **options) -> str:
+    with pytest.raises(_core.AdapterError) as error:
+        convert_adapter(directory, storage_dtype="float32", **options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("peft_type", "LOHA", "only LORA"),
+        ("peft_type", None, "only LORA"),
+        ("task_type", "SEQ_CLS", "CAUSAL_LM"),
+        ("bias", "all", "trained biases"),
+        ("bias", "lora_only", "trained biases"),
+        ("lora_bias", True, "bias of lora_B"),
+        ("modules_to_save", ["lm_head"], "trained in full"),
+        ("layer_replication", [[0, 1], [0, 2]], "other layers"),
+        ("trainable_token_indices", [1, 2], "trained tokens"),
+        ("trainable_token_indices", {"embed_tokens": [1]}, "trained tokens"),
+        ("init_lora_weights", "pissa", "changed the base"),
+        ("init_lora_weights", "pissa_niter_16", "changed the base"),
+        ("init_lora_weights", "olora", "changed the base"),
+        ("init_lora_weights", "corda", "changed the base"),
+        ("init_lora_weights", "loftq", "changed the base"),
+        ("init_lora_weights", "lora_ga", "changed the base"),
+        ("init_lora_weights", "something", "not a known initialisation"),
+        ("init_lora_weights", 3, "not a known initialisation"),
+        ("loftq_config", {"loftq_bits": 4}, "LoftQ"),
+        ("megatron_config", {"tensor_model_parallel_size": 2}, "Megatron"),
+        ("use_qalora", True, "QALoRA"),
+        ("alora_invocation_tokens", [5, 6], "activated LoRA"),
+        ("alora_invocation_tokens", [], "activated LoRA"),
+        ("target_parameters", ["feed_forward.experts.gate_up_proj"], "parameters"),
+        ("use_bdlora", {"nblocks": 2}, "block-diagonal"),
+        ("arrow_config", {"top_k": 2}, "Arrow"),
+        ("kasa_config", {"beta": 1e-3}, "KaSA"),
+        ("velora_config", {"num_groups": 4}, "VeLoRA"),
+        ("monteclora_config", {"num_samples": 4}, "MonteCLoRA"),
+        ("a_field_of_the_future", 1, "not known"),
+        ("a_field_of_the_future", {"x": None}, "not known"),
+        ("r", 0, "whole number above 0"),
+        ("r", 2.0, "whole number above 0"),
+        ("r", True, "whole number above 0"),
+        ("lora_alpha", "16", "finite number"),
+        ("lora_alpha", math.nan, "finite number"),
+        ("lora_alpha", 10**400, "finite number"),
+        ("rank_pattern", {"q_proj": 0}, "'q_proj': expected a whole number above 0"),
+        ("rank_pattern", ["q_proj"], "expected an object"),
+        ("rank_pattern", {"(": 2}, "not a regular expression"),
+        ("rank_pattern", {"(?i)q_proj": 2}, "not a regular expression"),
+        ("alpha_pattern", {"q_proj": None}, "'q_proj': expected a finite number"),
+        ("alpha_pattern", {"q)(": 1}, "not a regular expression"),
+        ("use_rslora", "yes", "true or false"),
+        ("use_dora", 1, "true or false"),
+        ("fan_in_fan_out", "false", "true or false"),
+        ("target_modules", None, "expected a list"),
+        ("target_modules", [], "at least one"),
+        ("target_modules", "", "at least one"),
+        ("target_modules", "all-linear", "give that list"),
+        ("target_modules", "(q_proj", "not a regular expression"),
+        ("target_modules", [1], "expected a list"),
+        ("exclude_modules", 1, "expected a list"),
+        ("layers_to_transform", [-1], "layer indices"),
+        ("layers_to_transform", "0", "layer indices"),
+        ("layers_pattern", [3], "pattern"),
+        ("layers_pattern", "layers", "needs layers_to_transform"),
+    ],
+)
+def test_fields(field: str, value, reason: str, lora: Path) -> None:
+    edit_config(lora, **{field: value})
+    text = refusal(lora)
+    assert text.startswith(f"{lora / CONFIG}: {field} = ")
+    assert reason in text
+
+
+@pytest.mark.parametrize("field", ["peft_type", "r", "lora_alpha", "target_modules"])
+def test_required_fields(field: str, lora: Path) -> None:
+    fields = json.loads((lora / CONFIG).read_text())
+    del fields[field]
+    (lora / CONFIG).write_text(json.dumps(fields))
+    assert f"{field} is missing" in refusal(lora)
+
+
+def test_layers_only_go_with_a_list_of_modules(lora: Path) -> None:
+    edit_config(lora, target_modules=".*(q|up)_proj", layers_to_transform=[0])
+    assert "layers_to_transform = [0]: only goes with" in refusal(lora)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("task_type", None),
+        ("bias", None),
+        ("modules_to_save", []),
+        ("layer_replication", []),
+        ("lora_dropout", 0.3),
+        ("inference_mode", False),
+        ("base_model_name_or_path", None),
+        ("auto_mapping", {"base_model_class": "LlamaForCausalLM"}),
+        ("init_lora_weights", False),
+        ("init_lora_weights", "eva"),
+        ("init_lora_weights", "orthogonal"),
+        ("eva_config", {"rho": 2.0}),
+        ("corda_config", {"corda_method": "kpm"}),
+        ("ensure_weight_tying", True),
+        ("qalora_group_size", 32),
+        ("a_field_of_the_future", None),
+        ("a_field_of_the_future", False),
+        ("another_one", []),
+        ("use_rslora", None),
+        ("rank_pattern", None),
+        ("alpha_pattern", {}),
+        ("exclude_modules", ["v_proj"]),
+        ("layers_to_transform", [0, 1]),
+        ("layers_to_transform", []),
+    ],
+)
+def test_values_without_effect(field: str, value, lora: Path) -> None:
+    expected = convert_adapter(lora, storage_dtype="float32")
+    edit_config(lora, **{field: value})
+    np.testing.assert_array_equal(convert_adapter(lora, storage_dtype="float32").weights, expected.weights)
+
+
+def test_every_field_of_the_installed_peft_is_accounted_for(lora: Path) -> None:
+    """A new PEFT's new field must be looked at: no field may fall to the rule for unknown ones."""
+    from adaptrt.builder.adapter import peft_config
+
+    fields = {field.name for field in dataclasses.fields(peft.LoraConfig)}
+    assert fields <= peft_config._CHECKS.keys()
+
+
+def test_all_fields_are_reported_at_once(lora: Path) -> None:
+    edit_config(lora, bias="all", lora_bias=True, init_lora_weights="pissa", r=-1)
+    edit_tensors(lora, lambda tensors: {**tensors, "base_model.model.lm_head.weight": np.ones((3, 2), np.float32)})
+    text = refusal(lora)
+    for expected in ('bias = "all"', "lora_bias = true", 'init_lora_weights = "pissa"', "r = -1", "lm_head.weight"):
+        assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "expected a JSON object"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"[" * 99999, "not JSON"),
+    ],
+)
+def test_broken_config_files(content: bytes, reason: str, lora: Path) -> None:
+    (lora / CONFIG).write_bytes(content)
+    assert reason in refusal(lora)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("base_model.model.lm_head.lora_A.weight", "embeddings and lm_head"),
+        ("base_model.model.model.embed_tokens.weight", "embeddings and lm_head"),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", "embeddings and lm_head"),
+        (PREFIX + "lora_B.bias", "lora_bias"),
+        (PREFIX + "bias", "biases"),
+        ("base_model.model.model.layers.0.input_layernorm.weight", "normalisation"),
+        ("base_model.model.model.layers.0.mlp.experts.3.gate_proj.lora_A.weight", "mixture-of-experts"),
+        ("base_model.model.model.layers.0.block_sparse_moe.experts.0.w1.lora_A.weight", "mixture-of-experts"),
+        ("base_model.model.model.layers.0.mlp.gate.lora_A.weight", "mixture-of-experts"),
+        ("base_model.model.model.vision_tower.layers.0.self_attn.q_proj.lora_A.weight", "layers of a decoder"),
+        ("base_model.model.encoder.layers.0.self_attn.q_proj.lora_A.weight", "layers of a decoder"),
+        ("base_model.model.model.layers.0.cross_attn.q_proj.lora_A.weight", "layers of a decoder"),
+        (PREFIX + "lora_diag", "variant of LoRA"),
+        ("base_model.model.model.layers.00.self_attn.q_proj.lora_A.weight", "not a tensor of a known module"),
+        ("base_model.model.model.layers.-1.self_attn.q_proj.lora_A.weight", "not a tensor of a known module"),
+        ("base_model.model.model.layers.0.self_attn.z_proj.lora_A.weight", "not a tensor of a known module"),
+        ("base_model.model.model.layers.0.mlp.q_proj.lora_A.weight", "not a tensor of a known module"),
+        (PREFIX + "lora_C.weight", "not a tensor of a known module"),
+        (PREFIX + "lora_A", "not a tensor of a known module"),
+        ("other.layers.0.self_attn.q_proj.lora_A.weight", "not a tensor of a known module"),
+    ],
+)
+def test_unknown_tensors(name: str, reason: str, lora: Path) -> None:
+    edit_tensors(lora, lambda tensors: {**tensors, name: np.ones((2, 36), np.float32)})
+    text = refusal(lora)
+    assert f"{lora / TENSORS}: tensor '{name}': " in text
+    assert reason in text
+
+
+def replace(name: str, value: np.ndarray):
+    return lambda tensors: {**tensors, PREFIX + name: value}
+
+
+def drop(*names: str):
+    return lambda tensors: {n: t for n, t in tensors.items() if n not in {PREFIX + name for name in names}}
+
+
+ONES = np.ones((2, 36), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (drop("lora_A.weight"), "'model.layers.0.self_attn.q_proj' has no lora_A beside"),
+        (drop("lora_B.weight"), "'model.layers.0.self_attn.q_proj' has no lora_B beside"),
+        (lambda tensors: {}, "holds no tensors"),
+        (replace("lora_A.weight", np.ones((3, 36), np.float32)), "the rank is 3 in lora_A [3, 36] and 2 in lora_B"),
+        (replace("lora_A.weight", np.ones(72, np.float32)), "has the shape [72], expected [rank, in]"),
+        (replace("lora_A.weight", np.ones((0, 36), np.float32)), "without a zero"),
+        (replace("lora_B.weight", np.ones((1, 36, 2), np.float32)), "expected [out, rank]"),
+        (replace("lora_A.weight", ONES.astype(np.int32)), "is int32; accepted: float32, float16, bfloat16, float64"),
+        (replace("lora_A.weight", np.where(np.eye(2, 36) > 0, np.nan, ONES)), "2 of 72 values are NaN"),
+        (replace("lora_B.weight", np.full((36, 2), np.inf, np.float16)), "72 of 72 values are NaN"),
+        (replace("lora_B.weight", np.full((36, 2), 1e39)), "beyond float32"),
+        (replace("lora_A.default.weight", ONES), "is the same as"),
+        (
+            lambda tensors: {**drop("lora_A.weight")(tensors), PREFIX + "lora_A.other.weight": ONES},
+            "tensors of several adapters",
+        ),
+        (replace("lora_magnitude_vector", np.ones(36, np.float32)), "use_dora is not true"),
+        (replace("lora_magnitude_vector", np.ones(35, np.float32)), "has the shape [35], but lora_B has 36 outputs"),
+        (
+            lambda t: {**t, **{n.replace("model.model.", "model."): v for n, v in t.items() if "q_proj" in n}},
+            "are both attn_q of layer 0",
+        ),
+        (
+            lambda t: {**t, **{n.replace("q_proj", "qkv_proj"): v for n, v in t.items() if "q_proj" in n}},
+            "'model.layers.0.self_attn.qkv_proj' and its part 'model.layers.0.self_attn.q_proj'",
+        ),
+        (
+            lambda t: {**t, **{n.replace("up_proj", "down_proj"): v for n, v in t.items() if "up_proj" in n}},
+            "target_modules, exclude_modules and layers_to_transform leave it out",
+        ),
+    ],
+)
+def test_tensors(edit, reason: str, lora: Path) -> None:
+    edit_tensors(lora, edit)
+    assert reason in refusal(lora)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target_modules": ["q_proj"]},
+        {"exclude_modules": ["up_proj"]},
+        {"exclude_modules": r".*layers\.1\..*"},
+        {"layers_to_transform": [0]},
+        {"layers_to_transform": [0, 1], "layers_pattern": ["h"]},
+        {"target_modules": r"model\.layers\.\d+\.self_attn\.q_proj"},
+    ],
+)
+def test_tensors_that_peft_would_not_load(fields: dict, lora: Path) -> None:
+    edit_config(lora, **fields)
+    assert "leave it out" in refusal(lora)
+
+
+@pytest.mark.parametrize("fields", [{"r": 3}, {"rank_pattern": {"q_proj": 1}}])
+def test_ranks_that_peft_would_not_load(fields: dict, lora: Path) -> None:
+    edit_config(lora, **fields)
+    text = refusal(lora)
+    assert "'model.layers.0.self_attn.q_proj': the rank is 2 in lora_A, but" in text
+    assert ("up_proj" in text) == ("r" in fields)
+
+
+def test_dora_without_a_magnitude(model: Path, tmp_path: Path) -> None:
+    directory = save_adapter(model, tmp_path / "dora", 1, r=2, use_dora=True)
+    edit_tensors(directory, drop("lora_magnitude_vector"))
+    assert "'model.layers.0.self_attn.q_proj' has no DoRA magnitude" in refusal(directory, base=model)
