@@ -1,0 +1,291 @@
+"""Trains the demo model, its tokenizer and its adapters from the corpus in demo_corpus.py.
+
+    python -m adaptrt.tools.demo_model --output DIR
+
+writes DIR/model (a Hugging Face Llama directory of about a million parameters) and DIR/adapters/<name> (PEFT). It
+needs the test extra (torch, transformers, peft), no network and a few minutes on two cores. Seeds are fixed: the
+same versions on the same processor give the same files. The base learns all styles, each announced by a tag; without
+a tag it answers plainly. An adapter learns to answer in its style without the tag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import demo_corpus as corpus
+
+BEGIN, END = "<s>", "</s>"
+VOCABULARY_SIZE = 1024
+MAX_LENGTH = 256
+SEED = 20260101
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ALL_LINEAR = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+
+
+@dataclass(frozen=True)
+class AdapterRecipe:
+    """One adapter: the style it answers in, and the fields of its peft.LoraConfig."""
+
+    style: str
+    lora: dict[str, Any] = field(default_factory=dict)
+
+
+ADAPTERS = (
+    AdapterRecipe("shout", {"r": 8, "lora_alpha": 16, "target_modules": ATTENTION}),
+    AdapterRecipe("pirate", {"r": 16, "lora_alpha": 32, "target_modules": ALL_LINEAR}),
+    AdapterRecipe("french", {"r": 12, "lora_alpha": 8, "target_modules": ALL_LINEAR, "use_rslora": True}),
+    AdapterRecipe("json", {"r": 8, "lora_alpha": 16, "target_modules": ALL_LINEAR, "use_dora": True}),
+    AdapterRecipe(
+        "poet",
+        {
+            "r": 4,
+            "lora_alpha": 8,
+            "target_modules": ALL_LINEAR,
+            "layers_to_transform": [1, 2, 3],
+            "rank_pattern": {"down_proj": 10},
+            "alpha_pattern": {"down_proj": 30},
+        },
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long and how fast."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    warmup: int
+
+
+BASE_TRAINING = Training(steps=900, batch_size=48, learning_rate=3e-3, warmup=60)
+ADAPTER_TRAINING = Training(steps=160, batch_size=24, learning_rate=4e-3, warmup=10)
+
+
+def train_tokenizer() -> Any:
+    """A byte-level BPE tokenizer of the corpus, as a transformers tokenizer."""
+    import tokenizers
+    import transformers
+
+    texts = [
+        corpus.document(fact, style, tagged=style != "plain") for fact in corpus.facts() for style in corpus.STYLES
+    ]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=[BEGIN, END],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{BEGIN} $A", special_tokens=[(BEGIN, tokenizer.token_to_id(BEGIN))]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BEGIN,
+        eos_token=END,
+        model_max_length=MAX_LENGTH,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(tokenizer: Any) -> Any:
+    """An untrained Llama of the demo's size."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=384,
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=None,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def train(model: Any, batches: Any, training: Training, label: str) -> None:
+    """Plain AdamW with a linear warm-up and a cosine decay over `batches`, (tokens, targets) each."""
+    import torch
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=training.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+
+    def factor(step: int) -> float:
+        progress = step / training.steps
+        return min(1.0, (step + 1) / training.warmup) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    model.train()
+    for step in range(training.steps):
+        tokens, targets = next(batches)
+        logits = model(tokens).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0 or step == training.steps - 1:
+            print(f"{label}: step {step}, loss {loss.item():.4f}", flush=True)
+    model.eval()
+
+
+def batches_of(draw: Any, tokenizer: Any, batch_size: int) -> Any:
+    """Endless (tokens, targets), int64 [batch, length]; `draw()` gives (text, text whose tokens are not learnt)."""
+    import torch
+
+    while True:
+        rows = []
+        for _ in range(batch_size):
+            text, given = draw()
+            ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+            learnt_from = len(tokenizer(given)["input_ids"])
+            rows.append((ids, learnt_from))
+        length = max(len(ids) for ids, _ in rows) - 1
+        tokens = torch.full((batch_size, length), tokenizer.eos_token_id)
+        targets = torch.full((batch_size, length), -100)
+        for row, (ids, learnt_from) in enumerate(rows):
+            tokens[row, : len(ids) - 1] = torch.tensor(ids[:-1])
+            targets[row, learnt_from - 1 : len(ids) - 1] = torch.tensor(ids[learnt_from:])
+        yield tokens, targets
+
+
+def round_to_bfloat16(model: Any) -> None:
+    """Rounds what was trained to the type that it is stored in, so that the files hold exactly this model."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(parameter.to(torch.bfloat16).to(parameter.dtype))
+
+
+def answers(model: Any, tokenizer: Any, questions: Sequence[str]) -> list[str]:
+    """Greedy answers."""
+    import torch
+
+    texts = []
+    for question in questions:
+        ids = tokenizer(corpus.prompt(question), return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            out = model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=60,
+                do_sample=False,
+                pad_token_id=tokenizer.eos_token_id,
+            )
+        texts.append(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True).strip())
+    return texts
+
+
+def report(model: Any, tokenizer: Any, style: str) -> None:
+    """Prints how many facts the model tells correctly in this style, and those that it does not."""
+    facts = list(corpus.facts())
+    told = answers(model, tokenizer, [fact.question for fact in facts])
+    right = 0
+    for fact, text in zip(facts, told, strict=True):
+        expected = corpus.answer(fact, style)
+        right += text == expected
+        if text != expected:
+            print(f"{style}: {fact.question} -> {text} (expected: {expected})")
+    print(f"{style}: {right} of {len(facts)} answers are right, such as: {told[0]}", flush=True)
+
+
+def train_base(output: Path) -> tuple[Any, Any]:
+    """Trains tokenizer and base, writes them to output/model and returns (model, tokenizer)."""
+    import torch
+
+    tokenizer = train_tokenizer()
+    torch.manual_seed(SEED)
+    model = make_model(tokenizer)
+    rng = random.Random(SEED)
+    facts = list(corpus.facts())
+
+    def draw() -> tuple[str, str]:
+        # Half of the documents are plain and carry no tag.
+        style = rng.choice(corpus.STYLES[1:]) if rng.random() < 0.6 else "plain"
+        return corpus.document(rng.choice(facts), style, tagged=style != "plain"), ""
+
+    train(model, batches_of(draw, tokenizer, BASE_TRAINING.batch_size), BASE_TRAINING, "base")
+    round_to_bfloat16(model)
+    report(model, tokenizer, "plain")
+    model.to(torch.bfloat16).save_pretrained(output / "model")
+    tokenizer.save_pretrained(output / "model")
+    return model.to(torch.float32), tokenizer
+
+
+def train_adapter(recipe: AdapterRecipe, tokenizer: Any, output: Path) -> None:
+    """Trains one adapter on output/model and writes it to output/adapters/<style>."""
+    import peft
+    import torch
+    import transformers
+
+    torch.manual_seed(SEED)
+    rng = random.Random(SEED)
+    base = transformers.AutoModelForCausalLM.from_pretrained(output / "model", dtype=torch.float32)
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **recipe.lora))
+    facts = list(corpus.facts())
+
+    def draw() -> tuple[str, str]:
+        fact = rng.choice(facts)
+        return corpus.document(fact, recipe.style, tagged=False), corpus.prompt(fact.question)
+
+    train(model, batches_of(draw, tokenizer, ADAPTER_TRAINING.batch_size), ADAPTER_TRAINING, recipe.style)
+    round_to_bfloat16(model)
+    report(model, tokenizer, recipe.style)
+    # The base's own directory name means nothing on another machine.
+    model.peft_config["default"].base_model_name_or_path = "model"
+    # PEFT keeps a set, whose order differs from run to run.
+    targets = sorted(recipe.lora["target_modules"])
+    directory = output / "adapters" / recipe.style
+    model.to(torch.bfloat16).save_pretrained(directory)
+    config_file = directory / "adapter_config.json"
+    fields = {**json.loads(config_file.read_text()), "target_modules": targets}
+    config_file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+    (directory / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+
+
+def main() -> int:
+    """Trains everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="where model/ and adapters/ go")
+    parser.add_argument("--adapters_only", action="store_true", help="keep output/model, train the adapters")
+    args = parser.parse_args()
+
+    import torch
+    import transformers
+
+    torch.set_num_threads(2)
+    transformers.logging.set_verbosity_error()
+    if args.adapters_only:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(args.output / "model")
+    else:
+        _, tokenizer = train_base(args.output)
+    for recipe in ADAPTERS:
+        train_adapter(recipe, tokenizer, args.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
