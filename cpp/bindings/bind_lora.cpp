@@ -1,11 +1,23 @@
 #include <pybind11/native_enum.h>
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/exec/stats.h"
+#include "adaptrt/lora/host_adapter.h"
+#include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/lora/modules.h"
+#include "adaptrt/lora/pack_adapter.h"
+#include "adaptrt/lora/peft_cache_config.h"
+#include "bind_struct.h"
 #include "bindings.h"
+#include "tensor_view.h"
 
 namespace py = pybind11;
 
@@ -20,12 +32,14 @@ void bind_modules(py::module_& module) {
       .value("ROW", TensorParallelSplit::kRow)
       .finalize();
   py::class_<ModelShape>(module, "ModelShape", "The sizes that a module's widths follow from.")
-      .def(py::init([](std::int64_t hidden_size, std::int64_t num_attention_heads, std::int64_t num_key_value_heads,
-                       std::int64_t head_dim, std::int64_t intermediate_size) {
-             return ModelShape{hidden_size, num_attention_heads, num_key_value_heads, head_dim, intermediate_size};
+      .def(py::init([](std::int64_t hidden_size, std::int64_t num_attention_heads,
+                       std::int64_t num_key_value_heads, std::int64_t head_dim,
+                       std::int64_t intermediate_size) {
+             return ModelShape{hidden_size, num_attention_heads, num_key_value_heads, head_dim,
+                               intermediate_size};
            }),
-           py::kw_only(), py::arg("hidden_size"), py::arg("num_attention_heads"), py::arg("num_key_value_heads"),
-           py::arg("head_dim"), py::arg("intermediate_size"))
+           py::kw_only(), py::arg("hidden_size"), py::arg("num_attention_heads"),
+           py::arg("num_key_value_heads"), py::arg("head_dim"), py::arg("intermediate_size"))
       .def_readonly("hidden_size", &ModelShape::hidden_size)
       .def_readonly("num_attention_heads", &ModelShape::num_attention_heads)
       .def_readonly("num_key_value_heads", &ModelShape::num_key_value_heads)
@@ -40,7 +54,8 @@ void bind_modules(py::module_& module) {
           "sizes",
           [](const LoraModuleInfo& info, const ModelShape& shape) {
             const auto sizes = module_sizes(info.module, shape);
-            if (!sizes) throw ConfigError("module " + std::string(info.name) + " is not part of a decoder layer");
+            if (!sizes)
+              throw ConfigError("module " + std::string(info.name) + " is not part of a decoder layer");
             return py::make_tuple(sizes->in, sizes->out);
           },
           py::arg("shape"), "(input width of A, output width of B) for a model of this shape.")
@@ -57,8 +72,155 @@ void bind_modules(py::module_& module) {
       "The table of modules, in the order of their ids.");
 }
 
+LoraConfig make_lora_config(std::uint64_t task_id, const py::object& weights, const py::object& config,
+                            bool replace) {
+  return {task_id, tensor_view(weights, "weights"), tensor_view(config, "config"), replace};
+}
+
+std::string describe(const std::optional<TensorView>& tensor) {
+  if (!tensor) return "None";
+  return std::string(py::repr(py::cast(tensor->shape))) + " " + tensor->type_name;
+}
+
+void bind_lora_config(py::module_& module) {
+  py::class_<LoraConfig>(
+      module, "LoraConfig",
+      "A request's adapter: task_id, with the first request its tensors as hf_lora_convert writes "
+      "them: weights [rows, width] of float32, float16 or bfloat16 and config int32 [rows, 3 | 4] "
+      "(module_id, layer, rank, is_dora), each with or without a leading 1. NumPy arrays and CPU "
+      "torch tensors are kept, not copied, unless they are not contiguous.")
+      .def(py::init(&make_lora_config), py::arg("task_id"), py::arg("weights") = py::none(),
+           py::arg("config") = py::none(), py::arg("replace") = false,
+           "With replace=True other weights may be sent under a task_id that is cached.")
+      .def_readonly("task_id", &LoraConfig::task_id)
+      .def_property_readonly(
+          "weights", [](const LoraConfig& self) { return array_of(self.weights); }, "The array, or None.")
+      .def_property_readonly(
+          "config", [](const LoraConfig& self) { return array_of(self.config); }, "The array, or None.")
+      .def_readonly("replace", &LoraConfig::replace)
+      .def("__repr__",
+           [](const LoraConfig& self) {
+             return "LoraConfig(task_id=" + std::to_string(self.task_id) +
+                    ", weights=" + describe(self.weights) + ", config=" + describe(self.config) +
+                    ", replace=" + (self.replace ? "True" : "False") + ")";
+           })
+      .def(py::pickle(
+          [](const LoraConfig& self) {
+            return py::make_tuple(self.task_id, array_of(self.weights), array_of(self.config), self.replace);
+          },
+          [](const py::tuple& state) {
+            return make_lora_config(state[0].cast<std::uint64_t>(), state[1], state[2],
+                                    state[3].cast<bool>());
+          }));
+}
+
+void bind_cache_config(py::module_& module) {
+  bind_struct<PeftCacheConfig>(module, "PeftCacheConfig", "How large the two levels of the LoRA cache are.")
+      .def(
+          "validate", [](const PeftCacheConfig& self) { return self.validate().list(); },
+          "Everything that is wrong with the fields on their own; empty when nothing is.");
+  bind_struct<LoraCacheStats>(module, "LoraCacheStats", "What the LoRA cache has done so far and holds now.");
+  bind_struct<LoraCacheEntry>(
+      module, "LoraCacheEntry", "An adapter in the LoRA cache.",
+      Field{"task_id", &LoraCacheEntry::task_id, "What requests name it by."},
+      Field{"host_bytes", &LoraCacheEntry::host_bytes, "Bytes on the host level."},
+      Field{"device_pages", &LoraCacheEntry::device_pages, "Pages that it needs on the device level."},
+      Field{"on_device", &LoraCacheEntry::on_device, "Whether it is on the device level now."},
+      Field{"pinned", &LoraCacheEntry::pinned, "Whether it stays on both levels without being used."},
+      Field{"users", &LoraCacheEntry::users, "Requests that hold it."});
+  bind_struct<LoraCacheSizes>(
+      module, "LoraCacheSizes", "Sizes of the LoRA cache's levels.",
+      Field{"host_bytes", &LoraCacheSizes::host_bytes, "Bytes of the host level."},
+      Field{"page_bytes", &LoraCacheSizes::page_bytes, "Bytes of a device page."},
+      Field{"device_pages", &LoraCacheSizes::device_pages, "Pages of the device level."});
+  module.def("resolve_cache_sizes", &resolve_cache_sizes, py::arg("config"), py::arg("layout"),
+             py::arg("free_bytes"),
+             "LoraCacheSizes for an engine with this LoraLayout; free_bytes is the memory that is free for "
+             "the device "
+             "level. Raises ConfigError, with both figures where a level is too small.");
+}
+
+/// What a request holds. A class of its own, because every admit() is a user of its own.
+struct AdmittedAdapter {
+  std::shared_ptr<const HostAdapter> adapter;
+};
+
+py::array_t<float> matrix(const std::vector<float>& values, std::size_t rows) {
+  const auto columns = static_cast<py::ssize_t>(values.size() / rows);
+  py::array_t<float> result({static_cast<py::ssize_t>(rows), columns});
+  std::ranges::copy(values, result.mutable_data());
+  return result;
+}
+
+/// [(module_id, layer, A, B, magnitude or None)] of what lies in the device's pages.
+py::list read_device(const DeviceLease& lease, const LoraLayout& layout) {
+  py::list result;
+  for (const UnpackedModule& entry : unpack_adapter(lease.adapter(), layout)) {
+    const auto rank = static_cast<std::size_t>(entry.rank);
+    const py::object magnitude =
+        entry.magnitude.empty()
+            ? py::object(py::none())
+            : py::object(py::array_t<float>(static_cast<py::ssize_t>(entry.magnitude.size()),
+                                            entry.magnitude.data()));
+    result.append(py::make_tuple(static_cast<int>(entry.module), entry.layer, matrix(entry.a, rank),
+                                 matrix(entry.b, entry.b.size() / rank), magnitude));
+  }
+  return result;
+}
+
+void bind_cache(py::module_& module) {
+  using Release = py::call_guard<py::gil_scoped_release>;
+  py::class_<AdmittedAdapter>(module, "AdmittedAdapter",
+                              "An adapter that is held in the cache while this lives.")
+      .def_property_readonly("task_id", [](const AdmittedAdapter& self) { return self.adapter->task_id(); })
+      .def_property_readonly("generation",
+                             [](const AdmittedAdapter& self) { return self.adapter->generation(); })
+      .def_property_readonly("bytes", [](const AdmittedAdapter& self) { return self.adapter->bytes(); });
+  py::class_<DeviceLease>(module, "DeviceLease", "Keeps an adapter on the device while this lives.");
+  py::class_<LoraCache>(
+      module, "LoraCache",
+      "The two-level LoRA cache on its own, as tests and tools use it; executors have theirs inside.")
+      .def(py::init<LoraLayout, LoraCacheSizes>(), py::arg("layout"), py::arg("sizes"))
+      .def(
+          "admit",
+          [](LoraCache& self, const LoraConfig& config) { return AdmittedAdapter{self.admit(config)}; },
+          py::arg("config"), Release(),
+          "What a request does with its LoraConfig. Raises AdapterError, PeftTaskNotCachedError, "
+          "LoraCacheFullError.")
+      .def(
+          "acquire", [](LoraCache& self, const AdmittedAdapter& held) { return self.acquire(held.adapter); },
+          py::arg("adapter"), Release(), "A DeviceLease, or None when there is no room now.")
+      .def(
+          "pages_needed",
+          [](const LoraCache& self, const AdmittedAdapter& held) { return self.pages_needed(*held.adapter); },
+          py::arg("adapter"))
+      .def(
+          "is_leased",
+          [](const LoraCache& self, const AdmittedAdapter& held) { return self.is_leased(*held.adapter); },
+          py::arg("adapter"))
+      .def("obtainable_pages", &LoraCache::obtainable_pages)
+      .def("pin", &LoraCache::pin, py::arg("task_id"), Release())
+      .def("unpin", &LoraCache::unpin, py::arg("task_id"))
+      .def("unload", &LoraCache::unload, py::arg("task_id"))
+      .def("contains", &LoraCache::contains, py::arg("task_id"))
+      .def("list", &LoraCache::list)
+      .def("stats", &LoraCache::stats)
+      .def("check_invariants", &LoraCache::check_invariants)
+      .def(
+          "read_device",
+          [](const LoraCache& self, const DeviceLease& lease) { return read_device(lease, self.layout()); },
+          py::arg("lease"),
+          "The adapter as it lies in the device's pages: [(module_id, layer, A[rank, in], B[out, rank], "
+          "magnitude[out] or None)], float32; fused modules as their parts.");
+}
+
 }  // namespace
 
-void bind_lora(py::module_& module) { bind_modules(module); }
+void bind_lora(py::module_& module) {
+  bind_modules(module);
+  bind_lora_config(module);
+  bind_cache_config(module);
+  bind_cache(module);
+}
 
 }  // namespace adaptrt::bindings

@@ -4,35 +4,29 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/core/fields.h"
 #include "adaptrt/lora/layout.h"
 #include "adaptrt/lora/lora_cache.h"
 
 namespace adaptrt {
 
-/// How large the two levels of the LoRA cache are. Names and defaults are TensorRT-LLM's.
+/// How large the two levels of the LoRA cache are. Names and defaults are TensorRT-LLM's; fields_of() says
+/// what they do.
 struct PeftCacheConfig {
-  /// Host and device level in sets of weights of rank 1, one layer, one module of maximal width; 0: sized by
-  /// bytes.
   std::int64_t num_host_module_layer = 0;
   std::int64_t num_device_module_layer = 0;
-  /// A device page holds one whole adapter of this rank.
   std::int32_t optimal_adapter_size = 8;
-  /// Each level must hold one whole adapter of this rank, or of the engine's max_lora_rank where that is
-  /// lower.
   std::int32_t max_adapter_size = 64;
   std::int32_t num_put_workers = 1;
   std::int32_t num_ensure_workers = 1;
   std::int32_t num_copy_streams = 1;
   std::int32_t max_pages_per_block_host = 24;
   std::int32_t max_pages_per_block_device = 8;
-  /// Device level as a fraction in (0, 1] of the free memory; by default 0.02, and more where that is too
-  /// little.
   std::optional<double> device_cache_percent;
-  /// Host level in bytes; by default 1 GiB, and more where that is too little.
   std::optional<std::size_t> host_cache_size;
-  /// Directory whose digit-named folders hold adapters to load at start.
   std::optional<std::string> lora_prefetch_dir;
 
   friend bool operator==(const PeftCacheConfig&, const PeftCacheConfig&) = default;
@@ -40,6 +34,37 @@ struct PeftCacheConfig {
   /// Everything wrong with the fields on their own.
   [[nodiscard]] Problems validate() const;
 };
+
+constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
+  using C = PeftCacheConfig;
+  return std::tuple{
+      Field{"num_host_module_layer", &C::num_host_module_layer,
+            "Host level in sets of weights of rank 1, one layer, one module of maximal width; 0: sized by "
+            "bytes."},
+      Field{"num_device_module_layer", &C::num_device_module_layer,
+            "The same for the device level; 0: sized by device_cache_percent."},
+      Field{"optimal_adapter_size", &C::optimal_adapter_size,
+            "A device page holds one whole adapter of this rank."},
+      Field{"max_adapter_size", &C::max_adapter_size,
+            "Each level must hold one whole adapter of this rank, or of the engine's max_lora_rank if that "
+            "is less."},
+      Field{"num_put_workers", &C::num_put_workers,
+            "Refused unless 1: the thread that enqueues stores adapters."},
+      Field{"num_ensure_workers", &C::num_ensure_workers,
+            "Refused unless 1: the executor's thread packs adapters."},
+      Field{"num_copy_streams", &C::num_copy_streams, "Refused unless 1: a CPU has no copy streams."},
+      Field{"max_pages_per_block_host", &C::max_pages_per_block_host,
+            "Refused unless 24: host memory is not cut into blocks."},
+      Field{"max_pages_per_block_device", &C::max_pages_per_block_device,
+            "Refused unless 8: all pages are one block."},
+      Field{"device_cache_percent", &C::device_cache_percent,
+            "Device level as a fraction in (0, 1] of the free memory; None: 0.02, or more where that is too "
+            "little."},
+      Field{"host_cache_size", &C::host_cache_size,
+            "Host level in bytes; None: 1 GiB, or more where that is too little."},
+      Field{"lora_prefetch_dir", &C::lora_prefetch_dir,
+            "Directory whose digit-named folders hold adapters to load at start."}};
+}
 
 /// Bytes and pages for an engine; docs/decisions/lora-cache-sizes.md has the rules. `free_bytes` is the
 /// memory that is available for the device level (on the CPU: the host's). All zero for an engine without
