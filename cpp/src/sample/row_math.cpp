@@ -14,17 +14,22 @@ namespace {
 constexpr std::size_t kLanes = 16;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// exp(x) for x <= 0, by the usual reduction to 2^n * exp(r), |r| <= ln(2) / 2, and a polynomial of degree 6
-/// (Taylor's, whose remainder is below 2^-24 there).
-inline float exp_of_nonpositive(float x) {
+/// exp(-x) for x >= 0, by the usual reduction to 2^n * exp(r), |r| <= ln(2) / 2, and a polynomial of degree 6
+/// (Taylor's, whose remainder is below 2^-22 of the result there). Comparisons are between integers, which
+/// order non-negative floats as well: comparing floats may trap, and keeps the compiler from using vector
+/// instructions.
+inline float exp_of_minus(float x) {
   constexpr float kLog2E = 1.44269504F;
   // ln(2) in two parts; n times the first is exact.
   constexpr float kLn2High = 0.693359375F;
   constexpr float kLn2Low = -2.12194440e-4F;
   // Adding it rounds to an integer, which then stands in the lowest bits.
   constexpr float kRounder = 12582912.0F;  // 1.5 * 2^23
-  constexpr float kLowest = -87.0F;
-  const float clamped = x < kLowest ? kLowest : x;
+  constexpr std::int32_t kLargest = std::bit_cast<std::int32_t>(87.0F);
+  const auto bits = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(x) & 0x7fffffffU);
+  // All ones up to kLargest, zero above: a choice written as `?:` becomes a branch.
+  const std::int32_t mask = (bits - kLargest - 1) >> 31;
+  const float clamped = -std::bit_cast<float>((bits & mask) | (kLargest & ~mask));
   const float shifted = clamped * kLog2E + kRounder;
   const float n = shifted - kRounder;
   const float r = (clamped - n * kLn2High) - n * kLn2Low;
@@ -37,7 +42,8 @@ inline float exp_of_nonpositive(float x) {
   p = p * r + 1.0F;
   const std::uint32_t exponent =
       (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(kRounder) + 127U) << 23;
-  return x < kLowest ? 0.0F : p * std::bit_cast<float>(exponent);
+  const float result = p * std::bit_cast<float>(exponent);
+  return std::bit_cast<float>(std::bit_cast<std::int32_t>(result) & mask);
 }
 
 }  // namespace
@@ -69,7 +75,7 @@ std::int64_t first_index_of(std::span<const float> values, float value) {
 }
 
 void exponentiate(std::span<const float> logits, float max, float scale, std::span<float> weights) {
-  for (std::size_t i = 0; i < logits.size(); ++i) weights[i] = exp_of_nonpositive((logits[i] - max) * scale);
+  for (std::size_t i = 0; i < logits.size(); ++i) weights[i] = exp_of_minus((max - logits[i]) * scale);
 }
 
 double sum_of_exponentials(std::span<const float> logits, float max) {

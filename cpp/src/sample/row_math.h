@@ -17,7 +17,7 @@ struct LogitRange {
 /// Index of the first element that equals `value`, which must be there.
 [[nodiscard]] std::int64_t first_index_of(std::span<const float> values, float value);
 
-/// weights[i] = exp((logits[i] - max) * scale), to about 2 units in the last place; 0 below exp(-87). The
+/// weights[i] = exp((logits[i] - max) * scale), with a relative error below 1e-6; 0 below exp(-87). The
 /// same on every machine, which std::exp is not.
 void exponentiate(std::span<const float> logits, float max, float scale, std::span<float> weights);
 
