@@ -12,7 +12,7 @@ import numpy as np
 from ..._core import AdaptrtError, CheckpointError
 from .header import LENGTH_BYTES, MAX_HEADER_BYTES, TensorSpec, parse_header
 
-PIECE_BYTES: Final = 16 << 20
+PIECE_BYTES: Final = 4 << 20
 
 
 class SafetensorsReader:
