@@ -1,0 +1,61 @@
+"""Opens a checkpoint for a build."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..._core import CheckpointError, dtype_name
+from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.convert import rank_file
+from ..checkpoint.tensor_plan import plan_rank
+from ..network.graph import StoredTensor
+from ..safetensors_stream import SafetensorsReader
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint directory whose tensors are those that its config.json makes."""
+
+    directory: Path
+    config: CheckpointConfig
+    reader: SafetensorsReader
+
+    @classmethod
+    def open(cls, directory: Path) -> Checkpoint:
+        """Raises CheckpointError with everything that is wrong, and for a checkpoint of several ranks."""
+        if not directory.is_dir():
+            raise CheckpointError(f"{directory}: is no directory")
+        config = CheckpointConfig.load(directory)
+        if config.mapping.world_size > 1:
+            raise CheckpointError(
+                f"{directory}: was converted with tp_size {config.mapping.tp_size} and pp_size "
+                f"{config.mapping.pp_size}; engines of several ranks cannot be built yet: convert with 1 and 1"
+            )
+        path = directory / rank_file(0)
+        reader = SafetensorsReader(path)
+        dtype = np.dtype(dtype_name(config.dtype))
+        expected = {tensor.name: tensor.shape for tensor in plan_rank(config, 0)}
+        problems = [f"tensor '{name}' is missing" for name in expected if name not in reader.specs]
+        for name, spec in reader.specs.items():
+            if name not in expected:
+                problems.append(f"tensor '{name}' is used by nothing")
+            elif spec.shape != expected[name] or spec.dtype != dtype:
+                problems.append(
+                    f"tensor '{name}' is {spec.dtype} {list(spec.shape)}, but config.json makes it {dtype} "
+                    f"{list(expected[name])}"
+                )
+        if problems:
+            raise CheckpointError(f"{path}: " + "; ".join(problems))
+        return cls(directory, config, reader)
+
+    def stored_tensors(self) -> dict[str, StoredTensor]:
+        """Where the network finds each weight."""
+        return {
+            name: StoredTensor(
+                self.config.dtype, spec.shape, self.reader.path.name, self.reader.offset(name), spec.num_bytes
+            )
+            for name, spec in self.reader.specs.items()
+        }

@@ -1,0 +1,159 @@
+"""Builds an ONNX graph node by node. Weights stay in the checkpoint's file; the graph refers to their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ..._core import DType
+from ..._version import __version__
+from ...plugins import DOMAIN, VERSION, Plugin
+
+OPSET: Final = 23
+# The first version of the file format that knows opset 23.
+IR_VERSION: Final = 11
+
+ELEMENT_TYPES: Final[dict[DType, int]] = {
+    DType.FLOAT32: TensorProto.FLOAT,
+    DType.FLOAT16: TensorProto.FLOAT16,
+    DType.BFLOAT16: TensorProto.BFLOAT16,
+}
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Shape = Sequence[int | str]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the graph: its name and ONNX element type."""
+
+    name: str
+    element_type: int
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where the bytes of a weight are."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    location: str  # a file's name
+    offset: int
+    num_bytes: int
+
+
+class GraphBuilder:
+    """Collects nodes, inputs, outputs and weights of one graph."""
+
+    def __init__(self, weights: Mapping[str, StoredTensor], dtype: DType) -> None:
+        """`dtype` is the engine's: of the weights, of what is multiplied with them, and of the KV pool."""
+        self.engine_type: Final = ELEMENT_TYPES[dtype]
+        self._stored = weights
+        self._nodes: list[onnx.NodeProto] = []
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._initializers: dict[str, TensorProto] = {}
+        self._scopes: list[str] = []
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Nodes made within the with statement get names that begin with `name`."""
+        self._scopes.append(name)
+        yield
+        self._scopes.pop()
+
+    def input(self, name: str, element_type: int, shape: Shape) -> Value:
+        """An input of the graph; strings are sizes that are known at run time."""
+        self._inputs.append(helper.make_tensor_value_info(name, element_type, list(shape)))
+        return Value(name, element_type)
+
+    def output(self, value: Value, name: str, shape: Shape) -> None:
+        """Makes a value that no node reads an output of the graph, under another name."""
+        for node in self._nodes:
+            for index, output in enumerate(node.output):
+                if output == value.name:
+                    node.output[index] = name
+        self._outputs.append(helper.make_tensor_value_info(name, value.element_type, list(shape)))
+
+    def weight(self, name: str) -> Value:
+        """A weight of the checkpoint, by its name there."""
+        stored = self._stored[name]
+        element_type = ELEMENT_TYPES[stored.dtype]
+        if name not in self._initializers:
+            tensor = TensorProto(name=name, data_type=element_type, dims=stored.shape)
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (
+                ("location", stored.location),
+                ("offset", stored.offset),
+                ("length", stored.num_bytes),
+            ):
+                tensor.external_data.add(key=key, value=str(value))
+            self._initializers[name] = tensor
+        return Value(name, element_type)
+
+    def constant(self, name: str, value: Array) -> Value:
+        """A small tensor that is part of the graph itself; equal ones are stored once."""
+        tensor = numpy_helper.from_array(value, name)
+        known = self._initializers.setdefault(name, tensor)
+        if known != tensor:
+            raise ValueError(f"constant '{name}' has two values")
+        return Value(name, tensor.data_type)
+
+    def node(
+        self, op_type: str, inputs: Sequence[Value], *, element_type: int | None = None, **attributes: Any
+    ) -> Value:
+        """A node with one output, of the first input's type unless `element_type` is given."""
+        element_type = inputs[0].element_type if element_type is None else element_type
+        return self._add(op_type, inputs, [element_type], attributes)[0]
+
+    def split(self, value: Value, sizes: Sequence[int], *, axis: int) -> list[Value]:
+        """Cuts a value along an axis."""
+        lengths = self.constant(f"sizes_{'_'.join(map(str, sizes))}", np.asarray(sizes, np.int64))
+        return self._add("Split", [value, lengths], [value.element_type] * len(sizes), {"axis": axis})
+
+    def cast(self, value: Value, element_type: int) -> Value:
+        """The value in another type; the value itself when it has that type."""
+        if value.element_type == element_type:
+            return value
+        return self.node("Cast", [value], element_type=element_type, to=element_type)
+
+    def plugin(self, plugin: Plugin, inputs: Sequence[Value], **attributes: Any) -> list[Value]:
+        """A plugin node, with the attributes that TensorRT's parser needs."""
+        defaults = {attr.name: attr.default for attr in plugin.attributes if attr.default is not None}
+        types = [self.engine_type] * len(plugin.outputs)
+        return self._add(plugin.name, inputs, types, {**defaults, **attributes}, domain=DOMAIN)
+
+    def model(self, name: str) -> onnx.ModelProto:
+        """The finished graph. Its weights refer to the bytes of StoredTensor."""
+        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, list(self._initializers.values()))
+        opsets = [helper.make_opsetid("", OPSET)]
+        if any(node.domain == DOMAIN for node in self._nodes):
+            opsets.append(helper.make_opsetid(DOMAIN, int(VERSION)))
+        return helper.make_model(
+            graph,
+            opset_imports=opsets,
+            ir_version=IR_VERSION,
+            producer_name="adaptrt",
+            producer_version=__version__,
+        )
+
+    def _add(
+        self,
+        op_type: str,
+        inputs: Sequence[Value],
+        element_types: Sequence[int],
+        attributes: Mapping[str, Any],
+        domain: str = "",
+    ) -> list[Value]:
+        name = "/".join([*self._scopes, f"{op_type}_{len(self._nodes)}"])
+        outputs = [name] if len(element_types) == 1 else [f"{name}:{i}" for i in range(len(element_types))]
+        self._nodes.append(
+            helper.make_node(op_type, [value.name for value in inputs], outputs, name=name, domain=domain, **attributes)
+        )
+        return [Value(output, type_) for output, type_ in zip(outputs, element_types, strict=True)]

@@ -1,0 +1,95 @@
+"""The rotary embedding's cosines and sines of a step's positions, once for all layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto
+
+from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.rotary import DynamicScaling
+from .graph import GraphBuilder, Value
+from .inputs import StepInputs
+from .rotary_frequencies import exponents, inverse_frequencies
+
+
+@dataclass(frozen=True)
+class RotaryTable:
+    """float32 [T, head_size / 2] each."""
+
+    cosine: Value
+    sine: Value
+
+
+def rotary_table(graph: GraphBuilder, config: CheckpointConfig, inputs: StepInputs) -> RotaryTable:
+    """cos and sin of position * inverse frequency, times the scaling's factor."""
+    positions = graph.cast(inputs.positions, TensorProto.FLOAT)
+    column = graph.node("Unsqueeze", [positions, graph.constant("axis_1", np.asarray([1], np.int64))])
+    frequencies, factor = inverse_frequencies(config.head_size, config.rotary_base, config.rotary_scaling)
+    if isinstance(config.rotary_scaling, DynamicScaling):
+        frequencies_value = _dynamic_frequencies(graph, config, config.rotary_scaling, inputs)
+    else:
+        frequencies_value = graph.constant("inverse_frequencies", frequencies[np.newaxis])
+    angles = graph.node("Mul", [column, frequencies_value])
+    cosine, sine = graph.node("Cos", [angles]), graph.node("Sin", [angles])
+    if factor != 1.0:
+        scaling = graph.constant("attention_scaling", np.float32(factor)[np.newaxis])
+        cosine, sine = graph.node("Mul", [cosine, scaling]), graph.node("Mul", [sine, scaling])
+    return RotaryTable(cosine, sine)
+
+
+def _dynamic_frequencies(
+    graph: GraphBuilder, config: CheckpointConfig, scaling: DynamicScaling, inputs: StepInputs
+) -> Value:
+    """[T, head_size / 2]: 1 / (base * (factor * length / original - (factor - 1))^(d / (d - 2)))^(2 i / d).
+
+    The length is max(prompt length, position + 1, original): what transformers sees of a sequence when it
+    computes a token, here taken for each token alone.
+    """
+    size = config.head_size
+
+    def number(name: str, value: float) -> Value:
+        return graph.constant(name, np.asarray([value], np.float32))
+
+    lengths = graph.node("Max", [_prompt_length_of_tokens(graph, inputs), _next_position(graph, inputs)])
+    original = number("original_max_position", config.max_position_embeddings)
+    length = graph.node("Max", [graph.cast(lengths, TensorProto.FLOAT), original])
+    factor = number("rotary_factor", scaling.factor)
+    growth = graph.node("Div", [graph.node("Mul", [length, factor]), original])
+    growth = graph.node("Sub", [growth, number("rotary_factor_minus_1", scaling.factor - 1)])
+    grown = graph.node("Pow", [growth, number("base_exponent", size / (size - 2))])
+    base = graph.node("Mul", [grown, number("rotary_base", config.rotary_base)])
+    column = graph.node("Unsqueeze", [base, graph.constant("axis_1", np.asarray([1], np.int64))])
+    powers = graph.node("Pow", [column, graph.constant("rotary_exponents", exponents(size)[np.newaxis])])
+    return graph.node("Reciprocal", [powers])
+
+
+def _next_position(graph: GraphBuilder, inputs: StepInputs) -> Value:
+    return graph.node("Add", [inputs.positions, graph.constant("one", np.asarray([1], np.int32))])
+
+
+def _prompt_length_of_tokens(graph: GraphBuilder, inputs: StepInputs) -> Value:
+    """int32 [T]: a token's sequence is the number of sequences that end at or before it."""
+    assert inputs.prompt_lengths is not None
+
+    def integer(name: str, value: int | list[int]) -> Value:
+        return graph.constant(name, np.asarray(value, np.int64))
+
+    num_tokens = graph.node("Shape", [inputs.input_ids], element_type=TensorProto.INT64)
+    tokens = graph.node("Range", [integer("zero", 0), graph.node("Squeeze", [num_tokens]), integer("step", 1)])
+    past_the_end = int(np.iinfo(np.int64).max)
+    ends = graph.node(
+        "Slice", [inputs.sequence_offsets, integer("second", [1]), integer("past_the_end", [past_the_end])]
+    )
+    ended = graph.node(
+        "GreaterOrEqual",
+        [
+            graph.node("Unsqueeze", [graph.cast(tokens, TensorProto.INT32), integer("axis_1", [1])]),
+            graph.node("Unsqueeze", [ends, integer("axis_0", [0])]),
+        ],
+        element_type=TensorProto.BOOL,
+    )
+    counted = graph.cast(ended, TensorProto.INT32)
+    sequences = graph.node("ReduceSum", [counted, integer("axis_1", [1])], keepdims=0)
+    return graph.node("Gather", [inputs.prompt_lengths, sequences], axis=0)

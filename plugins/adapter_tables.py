@@ -1,0 +1,78 @@
+"""The inputs by which plugin nodes find the adapters of a step, and their reference maths."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from .._core import lora_modules
+from .definition import Array, Attribute, Tensor
+
+NUM_MODULES: Final = len(lora_modules())
+
+SEQUENCE_OFFSETS: Final = Tensor(
+    "sequence_offsets", "tensor(int32)", ("offsets",), "First token of each sequence, and their number last."
+)
+ADAPTER_SLOTS: Final = Tensor(
+    "adapter_slots", "tensor(int32)", ("sequences",), "Slot of each sequence's adapter; -1: the base model."
+)
+RANKS: Final = Tensor(
+    "ranks",
+    "tensor(int32)",
+    ("slots", "layers", NUM_MODULES),
+    "Rank of each slot's adapter by layer and module id; 0: the module is not adapted.",
+)
+POINTERS: Final = Tensor(
+    "pointers",
+    "tensor(int64)",
+    ("slots", "layers", NUM_MODULES, 3),
+    "Addresses of A[rank, in] and B[out, rank], in the engine's type with the scale in B, and of the float32 "
+    "magnitude[out]; 0: none.",
+)
+
+MODULE_ATTRIBUTES: Final = (
+    Attribute("layer", "int", "Decoder layer, the tables' second index."),
+    Attribute("module_ids", "ints", "TensorRT-LLM's module ids of the parts of the output, the tables' third index."),
+    Attribute("out_sizes", "ints", "Output width of each part."),
+)
+
+
+def check_modules(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the attributes above, and with the width `out` of the output."""
+    problems = []
+    module_ids, out_sizes = list(attributes["module_ids"]), list(attributes["out_sizes"])
+    if not module_ids or len(module_ids) != len(out_sizes) or len(set(module_ids)) != len(module_ids):
+        problems.append(f"module_ids {module_ids} and out_sizes {out_sizes} must be as many, each module once")
+    if any(not 0 <= module < NUM_MODULES for module in module_ids):
+        problems.append(f"module_ids {module_ids} must be within 0 .. {NUM_MODULES - 1}")
+    if "out" in sizes and sum(out_sizes) != sizes["out"]:
+        problems.append(f"out_sizes {out_sizes} add up to {sum(out_sizes)}, not to the output's {sizes['out']}")
+    if "layers" in sizes and not 0 <= attributes["layer"] < sizes["layers"]:
+        problems.append(f"layer {attributes['layer']} must be within 0 .. {sizes['layers'] - 1}")
+    if "offsets" in sizes and "sequences" in sizes and sizes["offsets"] != sizes["sequences"] + 1:
+        problems.append(f"there are {sizes['offsets']} sequence_offsets for {sizes['sequences']} sequences")
+    return problems
+
+
+def adapted_parts(
+    sequence_offsets: Array, adapter_slots: Array, attributes: Mapping[str, Any]
+) -> Iterator[tuple[slice, slice, tuple[int, int, int]]]:
+    """(tokens, columns of the output, index into the tables) of each sequence with an adapter and each part."""
+    starts = np.concatenate([[0], np.cumsum(attributes["out_sizes"])])
+    for sequence, slot in enumerate(adapter_slots):
+        tokens = slice(int(sequence_offsets[sequence]), int(sequence_offsets[sequence + 1]))
+        if slot < 0 or tokens.start == tokens.stop:
+            continue
+        for part, module in enumerate(attributes["module_ids"]):
+            columns = slice(int(starts[part]), int(starts[part + 1]))
+            yield tokens, columns, (int(slot), int(attributes["layer"]), int(module))
+
+
+def array_at(address: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """A view of memory that somebody else keeps alive."""
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    buffer = (ctypes.c_char * num_bytes).from_address(address)
+    return np.frombuffer(buffer, dtype).reshape(shape)

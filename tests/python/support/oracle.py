@@ -1,0 +1,90 @@
+"""A checkpoint's ONNX graph evaluated by onnx.reference: the step that compilers are compared with."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from adaptrt._core import lora_modules
+from adaptrt.builder.compile.checkpoint import Checkpoint
+from adaptrt.builder.network.decoder import NetworkOptions, build_network
+from adaptrt.builder.network.onnx_file import dump_onnx
+from adaptrt.plugins import PLUGINS, reference_ops
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceChunk:
+    """The next tokens of one sequence."""
+
+    tokens: list[int]
+    first_position: int
+    prompt_length: int
+    blocks: list[int]
+    slot: int = -1
+
+
+def step_inputs(chunks: list[SequenceChunk]) -> dict[str, np.ndarray]:
+    """The integer inputs of one step; logits are asked of every token."""
+    offsets = np.cumsum([0, *(len(chunk.tokens) for chunk in chunks)])
+    tables = np.full((len(chunks), max(len(chunk.blocks) for chunk in chunks)), -1)
+    for row, chunk in zip(tables, chunks, strict=True):
+        row[: len(chunk.blocks)] = chunk.blocks
+    inputs = {
+        "input_ids": [token for chunk in chunks for token in chunk.tokens],
+        "positions": [chunk.first_position + i for chunk in chunks for i in range(len(chunk.tokens))],
+        "sequence_offsets": offsets,
+        "prompt_lengths": [chunk.prompt_length for chunk in chunks],
+        "block_tables": tables,
+        "adapter_slots": [chunk.slot for chunk in chunks],
+        "logit_rows": np.arange(offsets[-1]),
+    }
+    return {name: np.asarray(value, np.int32) for name, value in inputs.items()}
+
+
+class AdapterTables:
+    """Adapters in flattened form, and the tables of ranks and pointers that plugin nodes read."""
+
+    def __init__(self, adapters: list[tuple[np.ndarray, np.ndarray]], num_layers: int, shape: Any) -> None:
+        modules = lora_modules()
+        self.ranks = np.zeros((max(1, len(adapters)), num_layers, len(modules)), np.int32)
+        self.pointers = np.zeros((*self.ranks.shape, 3), np.int64)
+        self._alive = []
+        for slot, (weights, config) in enumerate(adapters):
+            for row, (module, layer, rank, is_dora) in zip(weights[0], config[0], strict=True):
+                in_size, out_size = modules[module].sizes(shape)
+                sizes = [rank * in_size, out_size * rank, out_size if is_dora else 0]
+                self.ranks[slot, layer, module] = rank
+                for column, part in enumerate(np.split(row, np.cumsum(sizes))[:3]):
+                    array = np.ascontiguousarray(part, np.float32)
+                    self._alive.append(array)
+                    self.pointers[slot, layer, module, column] = array.ctypes.data if array.size else 0
+
+
+class NetworkOracle:
+    """Evaluates a float32 checkpoint's graph step by step, with its own KV pools."""
+
+    def __init__(self, checkpoint: Path, scratch: Path, options: NetworkOptions, num_blocks: int = 32) -> None:
+        opened = Checkpoint.open(checkpoint)
+        self.config = opened.config
+        self.model = build_network(self.config, opened.stored_tensors(), options)
+        dump_onnx(self.model, checkpoint, scratch / "network.onnx", lambda num_bytes: None)
+        self._evaluator = ReferenceEvaluator(onnx.load(scratch / "network.onnx"), new_ops=reference_ops(PLUGINS))
+        pool = (num_blocks, 2, self.config.num_key_value_heads, options.tokens_per_block, self.config.head_size)
+        self._pools = [np.zeros(pool, np.float32) for _ in range(self.config.num_hidden_layers)]
+
+    def step(self, chunks: list[SequenceChunk], tables: AdapterTables | None = None) -> np.ndarray:
+        """float32 [tokens, vocab_size]."""
+        inputs = step_inputs(chunks)
+        if tables is not None:
+            inputs |= {"lora_ranks": tables.ranks, "lora_pointers": tables.pointers}
+        inputs |= {f"kv_pool.{layer}": pool for layer, pool in enumerate(self._pools)}
+        wanted = {value.name for value in self.model.graph.input}
+        outputs = self._evaluator.run(None, {name: inputs[name] for name in wanted})
+        named = dict(zip(self._evaluator.output_names, outputs, strict=True))
+        self._pools = [named[f"kv_pool_out.{layer}"] for layer in range(len(self._pools))]
+        return named["logits"]
