@@ -1,0 +1,89 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/exec/config.h"
+#include "adaptrt/exec/request.h"
+#include "adaptrt/exec/response.h"
+#include "adaptrt/exec/stats.h"
+#include "adaptrt/kv/block_pool.h"
+#include "adaptrt/lora/lora_cache.h"
+#include "adaptrt/sched/scheduler.h"
+
+namespace adaptrt {
+
+/// For tests: called on the executor's thread with a plan that was just made, and with nullptr when the step
+/// is over. What it throws, the executor dies of. `lora_cache` is nullptr for an engine without LoRA.
+using StepObserver = std::function<void(const StepPlan* plan, const Scheduler& scheduler,
+                                        const BlockPool& block_pool, const LoraCache* lora_cache)>;
+
+/// Runs requests in in-flight batches over one engine, in a thread of its own. Every method may be called
+/// from any thread; all but shutdown() and is_alive() throw ExecutorClosedError once the executor was shut
+/// down, or died, with the reason.
+class Executor {
+ public:
+  /// How long to wait; nullopt: for ever.
+  using Timeout = std::optional<std::chrono::nanoseconds>;
+
+  /// `available_memory` is what the KV and LoRA caches may be sized by, in bytes. Throws ConfigError with all
+  /// that is wrong with the configuration, for this engine and this memory.
+  Executor(std::shared_ptr<Engine> engine, const ExecutorConfig& config, std::size_t available_memory,
+           StepObserver observer = {});
+  /// As shutdown().
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  /// Checks the requests, admits their adapters and queues them; all or none. Throws RequestError with all
+  /// that is wrong, QueueFullError, and what LoraCache::admit throws; adapters of requests before the one
+  /// that is at fault stay cached.
+  std::vector<RequestId> enqueue_requests(const std::vector<Request>& requests);
+  RequestId enqueue_request(const Request& request);
+
+  /// All responses that are there, of any request, as soon as there is one; empty when the time is over.
+  [[nodiscard]] std::vector<Response> await_responses(Timeout timeout);
+  /// The same of one request. Throws RequestError when there is no such request, or when its last response
+  /// was taken.
+  [[nodiscard]] std::vector<Response> await_responses(RequestId id, Timeout timeout);
+  [[nodiscard]] std::size_t get_num_responses_ready(std::optional<RequestId> id) const;
+
+  /// Ends a request with what it has; its last response says kCancelled. Without effect on one that has
+  /// ended. Throws RequestError for an id that was never given.
+  void cancel_request(RequestId id);
+
+  /// Statistics of the steps since the last call, the newest iter_stats_max_iterations of them.
+  [[nodiscard]] std::vector<IterationStats> get_latest_iteration_stats();
+  [[nodiscard]] std::vector<RequestStatsPerIteration> get_latest_request_stats();
+
+  /// False when the queue is full.
+  [[nodiscard]] bool can_enqueue_requests() const;
+  [[nodiscard]] bool is_alive() const;
+  /// Waits for the step that is running; requests that have not ended get an error response. May be called
+  /// again.
+  void shutdown();
+
+  /// The LoRA cache's content and control; see LoraCache. Throw AdapterError for an engine without LoRA.
+  [[nodiscard]] std::vector<LoraCacheEntry> list_adapters() const;
+  /// Stores an adapter on the host level before the first request asks for it.
+  void put_adapter(const LoraConfig& config);
+  void pin_adapter(std::uint64_t task_id);
+  void unpin_adapter(std::uint64_t task_id);
+  void unload_adapter(std::uint64_t task_id);
+  [[nodiscard]] LoraCacheStats lora_cache_stats() const;
+
+  [[nodiscard]] const EngineInfo& engine_info() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace adaptrt

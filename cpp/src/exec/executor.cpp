@@ -1,0 +1,231 @@
+#include "adaptrt/exec/executor.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/kv/kv_cache_config.h"
+#include "adaptrt/lora/peft_cache_config.h"
+#include "request_queue.h"
+#include "response_board.h"
+#include "statistics.h"
+#include "step_loop.h"
+
+namespace adaptrt {
+namespace {
+
+/// nullptr for an engine without LoRA. Takes what it reserves from `available_memory`.
+std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, const EngineInfo& engine,
+                                           std::size_t& available_memory) {
+  const LoraCacheSizes sizes = resolve_cache_sizes(config.peft_cache_config.value_or(PeftCacheConfig{}),
+                                                   engine.lora, available_memory);
+  if (engine.lora.sites.empty()) return nullptr;
+  const std::size_t reserved =
+      sizes.host_bytes + sizes.page_bytes * static_cast<std::size_t>(sizes.device_pages);
+  available_memory -= std::min(available_memory, reserved);
+  return std::make_unique<LoraCache>(engine.lora, sizes);
+}
+
+std::int32_t make_kv_pool(const ExecutorConfig& config, Engine& engine, std::size_t available_memory) {
+  const EngineInfo& info = engine.info();
+  KvPoolDemand demand;
+  demand.tokens_per_block = info.tokens_per_block;
+  demand.block_bytes = info.kv_block_bytes;
+  demand.free_memory_bytes = available_memory;
+  demand.max_batch_size = config.max_batch_size.value_or(info.max_batch_size);
+  demand.max_seq_len = info.max_seq_len;
+  const std::int32_t num_blocks = resolve_num_blocks(config.kv_cache_config, demand);
+  engine.allocate_kv_blocks(num_blocks);
+  return num_blocks;
+}
+
+const ExecutorConfig& validated(const ExecutorConfig& config, const EngineInfo& engine) {
+  config.validate(engine).throw_if_any<ConfigError>("ExecutorConfig");
+  return config;
+}
+
+}  // namespace
+
+class Executor::Impl {
+ public:
+  Impl(std::shared_ptr<Engine> engine, const ExecutorConfig& config, std::size_t available_memory,
+       StepObserver observer)
+      : engine_(std::move(engine)),
+        queue_(validated(config, engine_->info()).max_queue_size),
+        statistics_(config),
+        lora_cache_(make_lora_cache(config, engine_->info(), available_memory)),
+        loop_(*engine_, config, make_kv_pool(config, *engine_, available_memory), lora_cache_.get(), queue_,
+              board_, statistics_, std::move(observer)),
+        thread_([this] { loop_.run(); }) {}
+
+  ~Impl() { shutdown(); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  std::vector<RequestId> enqueue(const std::vector<Request>& requests) {
+    queue_.throw_if_closed();
+    Problems problems;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      const std::string prefix = requests.size() == 1 ? "" : "requests[" + std::to_string(i) + "].";
+      problems.add_all(prefix, validate(requests[i]));
+    }
+    problems.throw_if_any<RequestError>("request refused");
+
+    queue_.reserve(requests.size());
+    std::vector<RequestId> ids;
+    try {
+      std::vector<std::unique_ptr<ActiveRequest>> active;
+      for (const auto& request : requests) {
+        auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
+        ids.push_back(next_id_.fetch_add(1));
+        active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, std::move(adapter),
+                                                         engine_->info().vocab_size));
+      }
+      board_.open(ids);
+      queue_.submit(active);
+    } catch (...) {
+      board_.discard(ids);
+      queue_.release(requests.size());
+      throw;
+    }
+    return ids;
+  }
+
+  void cancel(RequestId id) {
+    queue_.throw_if_closed();
+    if (id == 0 || id >= next_id_.load()) throw RequestError("there is no request " + std::to_string(id));
+    queue_.cancel(id);
+  }
+
+  void shutdown() {
+    const std::lock_guard lock(shutdown_mutex_);
+    is_shut_down_ = true;
+    queue_.stop();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  /// Of one that died, responses that are there can still be taken.
+  ResponseBoard& board() {
+    if (is_shut_down_) queue_.throw_if_closed();
+    return board_;
+  }
+  RequestQueue& queue() { return queue_; }
+  Statistics& statistics() {
+    queue_.throw_if_closed();
+    return statistics_;
+  }
+  LoraCache& lora_cache() {
+    queue_.throw_if_closed();
+    if (!lora_cache_) {
+      throw AdapterError(
+          "the engine was built without LoRA (build it with --lora_plugin and --lora_target_modules)");
+    }
+    return *lora_cache_;
+  }
+  [[nodiscard]] const EngineInfo& engine_info() const { return engine_->info(); }
+
+ private:
+  [[nodiscard]] Problems validate(const Request& request) const {
+    Problems problems = request.validate(engine_->info());
+    if (!problems.empty()) return problems;
+    const auto reason =
+        loop_.why_never_fits(static_cast<std::int64_t>(request.input_token_ids.size()), request.max_tokens);
+    if (reason) problems.add(*reason);
+    return problems;
+  }
+
+  std::shared_ptr<Engine> engine_;
+  ResponseBoard board_;
+  RequestQueue queue_;
+  Statistics statistics_;
+  std::unique_ptr<LoraCache> lora_cache_;
+  StepLoop loop_;
+  std::atomic<RequestId> next_id_ = 1;
+  std::mutex shutdown_mutex_;
+  std::atomic<bool> is_shut_down_ = false;
+  std::thread thread_;  // the last member: everything it uses is there when it starts
+};
+
+Executor::Executor(std::shared_ptr<Engine> engine, const ExecutorConfig& config, std::size_t available_memory,
+                   StepObserver observer)
+    : impl_(std::make_unique<Impl>(std::move(engine), config, available_memory, std::move(observer))) {}
+
+Executor::~Executor() = default;
+
+std::vector<RequestId> Executor::enqueue_requests(const std::vector<Request>& requests) {
+  return impl_->enqueue(requests);
+}
+
+RequestId Executor::enqueue_request(const Request& request) {
+  return impl_->enqueue({request}).front();
+}
+
+std::vector<Response> Executor::await_responses(Timeout timeout) {
+  return impl_->board().await_any(timeout);
+}
+
+std::vector<Response> Executor::await_responses(RequestId id, Timeout timeout) {
+  return impl_->board().await(id, timeout);
+}
+
+std::size_t Executor::get_num_responses_ready(std::optional<RequestId> id) const {
+  return impl_->board().num_ready(id);
+}
+
+void Executor::cancel_request(RequestId id) {
+  impl_->cancel(id);
+}
+
+std::vector<IterationStats> Executor::get_latest_iteration_stats() {
+  return impl_->statistics().take_iterations();
+}
+
+std::vector<RequestStatsPerIteration> Executor::get_latest_request_stats() {
+  return impl_->statistics().take_requests();
+}
+
+bool Executor::can_enqueue_requests() const {
+  impl_->queue().throw_if_closed();
+  return impl_->queue().has_room();
+}
+
+bool Executor::is_alive() const {
+  return impl_->queue().is_open();
+}
+
+void Executor::shutdown() {
+  impl_->shutdown();
+}
+
+std::vector<LoraCacheEntry> Executor::list_adapters() const {
+  return impl_->lora_cache().list();
+}
+
+void Executor::put_adapter(const LoraConfig& config) {
+  static_cast<void>(impl_->lora_cache().admit(config));
+}
+
+void Executor::pin_adapter(std::uint64_t task_id) {
+  impl_->lora_cache().pin(task_id);
+}
+
+void Executor::unpin_adapter(std::uint64_t task_id) {
+  impl_->lora_cache().unpin(task_id);
+}
+
+void Executor::unload_adapter(std::uint64_t task_id) {
+  impl_->lora_cache().unload(task_id);
+}
+
+LoraCacheStats Executor::lora_cache_stats() const {
+  return impl_->lora_cache().stats();
+}
+
+const EngineInfo& Executor::engine_info() const {
+  return impl_->engine_info();
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,70 @@
+#include "step_builder.h"
+
+#include <algorithm>
+
+namespace adaptrt {
+
+StepInput StepBuilder::build(const StepPlan& plan) {
+  token_ids_.clear();
+  positions_.clear();
+  sequence_offsets_.assign(1, 0);
+  prompt_lengths_.clear();
+  adapters_.clear();
+  logit_row_indices_.clear();
+  logit_rows_.clear();
+
+  std::size_t max_blocks = 0;
+  for (const auto& entry : plan.entries)
+    max_blocks = std::max(max_blocks, entry.sequence->table.blocks.size());
+  block_tables_.assign(plan.entries.size() * max_blocks, kNoBlock);
+
+  auto block_table = block_tables_.begin();
+  for (const auto& entry : plan.entries) {
+    const std::int32_t first_row = sequence_offsets_.back();
+    add_tokens(entry);
+    add_logit_rows(entry, first_row);
+    sequence_offsets_.push_back(first_row + entry.count);
+    prompt_lengths_.push_back(entry.sequence->prompt_length);
+    adapters_.push_back(entry.sequence->device_adapter());
+    std::ranges::copy(entry.sequence->table.blocks, block_table);
+    block_table += static_cast<std::ptrdiff_t>(max_blocks);
+  }
+
+  StepInput input;
+  input.token_ids = token_ids_;
+  input.positions = positions_;
+  input.sequence_offsets = sequence_offsets_;
+  input.prompt_lengths = prompt_lengths_;
+  input.block_tables = block_tables_;
+  input.max_blocks_per_sequence = static_cast<std::int32_t>(max_blocks);
+  input.adapters = adapters_;
+  input.logit_rows = logit_row_indices_;
+  return input;
+}
+
+void StepBuilder::add_tokens(const PlannedSequence& entry) {
+  const auto tokens = entry.sequence->tokens.begin() + entry.first_token;
+  token_ids_.insert(token_ids_.end(), tokens, tokens + entry.count);
+  for (std::int32_t i = 0; i < entry.count; ++i) positions_.push_back(entry.first_token + i);
+}
+
+void StepBuilder::add_logit_rows(const PlannedSequence& entry, std::int32_t first_row) {
+  auto* request = static_cast<ActiveRequest*>(entry.sequence);
+  const std::int32_t end = entry.first_token + entry.count;
+  const std::int32_t sampled = entry.wants_logits ? end - 1 : -1;
+  // Of a prompt that is computed again after a pause, the rows before next_context_logits() are there
+  // already.
+  for (std::int32_t position = std::max(entry.first_token, request->next_context_logits());
+       position < std::min(end, request->prompt_length); ++position) {
+    logit_row_indices_.push_back(first_row + position - entry.first_token);
+    logit_rows_.push_back({request, true, position == sampled});
+  }
+  if (sampled < 0 ||
+      (!logit_rows_.empty() && logit_rows_.back().request == request && logit_rows_.back().is_sampled)) {
+    return;
+  }
+  logit_row_indices_.push_back(first_row + sampled - entry.first_token);
+  logit_rows_.push_back({request, false, true});
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "active_request.h"
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/sched/scheduler.h"
+
+namespace adaptrt {
+
+/// What a row of logits is for.
+struct LogitRow {
+  ActiveRequest* request = nullptr;
+  bool is_context = false;  ///< the next row of the request's context logits
+  bool is_sampled = false;  ///< the next token is chosen from it
+};
+
+/// Writes a plan as the arrays of a StepInput. Their memory is kept from step to step.
+class StepBuilder {
+ public:
+  /// Valid until the next call. All sequences of the plan are ActiveRequests.
+  [[nodiscard]] StepInput build(const StepPlan& plan);
+  /// One for each entry of StepInput::logit_rows.
+  [[nodiscard]] std::span<const LogitRow> logit_rows() const { return logit_rows_; }
+
+ private:
+  void add_tokens(const PlannedSequence& entry);
+  void add_logit_rows(const PlannedSequence& entry, std::int32_t first_row);
+
+  std::vector<std::int32_t> token_ids_;
+  std::vector<std::int32_t> positions_;
+  std::vector<std::int32_t> sequence_offsets_;
+  std::vector<std::int32_t> prompt_lengths_;
+  std::vector<std::int32_t> block_tables_;
+  std::vector<const DeviceAdapter*> adapters_;
+  std::vector<std::int32_t> logit_row_indices_;
+  std::vector<LogitRow> logit_rows_;
+};
+
+}  // namespace adaptrt

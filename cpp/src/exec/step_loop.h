@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "active_request.h"
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/exec/executor.h"
+#include "adaptrt/kv/block_pool.h"
+#include "adaptrt/lora/lora_cache.h"
+#include "adaptrt/sched/scheduler.h"
+#include "request_queue.h"
+#include "response_board.h"
+#include "statistics.h"
+#include "step_builder.h"
+#include "token_step.h"
+
+namespace adaptrt {
+
+/// What the executor's thread does: takes requests from the queue, plans and runs steps, posts responses.
+/// Everything here but why_never_fits() belongs to that thread.
+class StepLoop {
+ public:
+  /// References outlive the loop; `lora_cache` is nullptr for an engine without LoRA.
+  StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t num_kv_blocks, LoraCache* lora_cache,
+           RequestQueue& queue, ResponseBoard& board, Statistics& statistics, StepObserver observer);
+
+  /// Until the queue says stop, or until something is wrong that no request is to blame for: then every
+  /// request gets an error response, and queue and board are closed with the reason.
+  void run();
+
+  /// See Scheduler::why_never_fits; for any thread, the answer depends on the configuration alone.
+  [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length,
+                                                          std::int64_t max_tokens) const {
+    return scheduler_.why_never_fits(prompt_length, max_tokens);
+  }
+
+ private:
+  /// False when it is time to stop.
+  bool take_work();
+  void cancel(const std::vector<RequestId>& ids);
+  void end_overdue();
+  void step();
+  /// Returns false when the step failed, and its requests with it.
+  bool run_engine();
+  void deliver(std::vector<RequestId>& completed);
+  void refuse_unservable();
+  void fail_plan(const std::string& reason);
+  void observe(const StepPlan* plan) const;
+  void record(Clock::time_point begin, std::size_t num_active, const std::vector<RequestId>& completed);
+
+  void post(ActiveRequest& request, FinishReason reason);
+  /// Gives up a request that the scheduler knows, after its last response.
+  void remove(ActiveRequest& request);
+  /// Forgets a request that the scheduler does not know any more.
+  void forget(ActiveRequest& request);
+  void close(const std::string& reason);
+
+  Engine& engine_;
+  LoraCache* lora_cache_;
+  RequestQueue& queue_;
+  ResponseBoard& board_;
+  Statistics& statistics_;
+  StepObserver observer_;
+
+  BlockPool block_pool_;
+  Scheduler scheduler_;
+  StepBuilder step_builder_;
+  TokenStep token_step_;
+  StepPlan plan_;
+  std::map<RequestId, std::unique_ptr<ActiveRequest>> requests_;
+  std::set<std::pair<Clock::time_point, RequestId>> deadlines_;
+  std::int64_t iteration_ = 0;
+  std::int32_t num_started_ = 0;
+  RequestStatsPerIteration request_stats_;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "active_request.h"
+#include "adaptrt/sample/sampler.h"
+#include "step_builder.h"
+
+namespace adaptrt {
+
+/// What a step did to a request.
+struct TokenOutcome {
+  ActiveRequest* request = nullptr;
+  FinishReason reason = FinishReason::kNotFinished;
+  /// Why no token could be chosen; empty as a rule.
+  std::string error;
+};
+
+/// From a step's logits to its tokens: collects those that requests return, chooses the next tokens, and says
+/// which requests have generated enough.
+class TokenStep {
+ public:
+  explicit TokenStep(std::int64_t vocab_size) : vocab_size_(vocab_size), sampler_(vocab_size) {}
+
+  /// `rows` are those of the step to come and outlive it.
+  void begin(std::span<const LogitRow> rows);
+  /// See LogitsSink.
+  void take(std::int64_t first_row, std::int64_t num_rows, const float* logits);
+  /// One for each request whose next token was due.
+  [[nodiscard]] std::span<const TokenOutcome> outcomes() const { return outcomes_; }
+
+ private:
+  [[nodiscard]] TokenOutcome sample(ActiveRequest& request, const float* logits);
+
+  std::int64_t vocab_size_;
+  Sampler sampler_;
+  std::span<const LogitRow> rows_;
+  std::vector<TokenOutcome> outcomes_;
+};
+
+}  // namespace adaptrt
