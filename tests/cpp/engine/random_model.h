@@ -1,0 +1,321 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "adaptrt/core/huge_array.h"
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/engine/program.h"
+
+namespace adaptrt::testing {
+
+/// Uniform numbers that are the same on every machine (splitmix64).
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed) {}
+  std::uint64_t bits() {
+    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15U);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+    return z ^ (z >> 31);
+  }
+  std::int64_t below(std::int64_t limit) {
+    return static_cast<std::int64_t>(bits() % static_cast<std::uint64_t>(limit));
+  }
+  float between(float low, float high) {
+    return low + (high - low) * static_cast<float>(bits() >> 40) * 0x1p-24F;
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+/// Weights and vectors with addresses that stay.
+class Storage {
+ public:
+  PanelMatrix matrix(DType dtype, std::int64_t n, std::int64_t k, float bound, Random* random) {
+    const auto& memory = memories_.emplace_back(panel_bytes(dtype, n, k));
+    std::vector<float> row(static_cast<std::size_t>(k));
+    for (std::int64_t i = 0; i < n; ++i) {
+      for (auto& value : row) value = random->between(-bound, bound);
+      pack_panels(memory.data(), dtype, n, k, i, 1, reinterpret_cast<const std::byte*>(row.data()),
+                  DType::kFloat32, k);
+    }
+    return {memory.data(), dtype, n, k};
+  }
+  /// W[n, k] of these values.
+  PanelMatrix matrix(DType dtype, std::int64_t n, std::int64_t k, const std::vector<float>& values) {
+    const auto& memory = memories_.emplace_back(panel_bytes(dtype, n, k));
+    pack_panels(memory.data(), dtype, n, k, 0, n, reinterpret_cast<const std::byte*>(values.data()),
+                DType::kFloat32, k);
+    return {memory.data(), dtype, n, k};
+  }
+  VectorView vector(std::int64_t size, float low, float high, Random* random) {
+    auto& values = vectors_.emplace_back(static_cast<std::size_t>(size));
+    for (auto& value : values) value = random->between(low, high);
+    return {values.data(), size};
+  }
+  VectorView vector(std::vector<float> values) {
+    const auto& kept = vectors_.emplace_back(std::move(values));
+    return {kept.data(), static_cast<std::int64_t>(kept.size())};
+  }
+
+ private:
+  std::deque<HugeArray> memories_;
+  std::deque<std::vector<float>> vectors_;
+};
+
+/// Rows of W[n, k] as float32.
+inline std::vector<float> unpack(const PanelMatrix& matrix) {
+  std::vector<float> values(static_cast<std::size_t>(matrix.n * matrix.k));
+  for (std::int64_t row = 0; row < matrix.n; ++row)
+    unpack_panel_row(matrix, row, values.data() + row * matrix.k);
+  return values;
+}
+
+struct ModelOptions {
+  DType dtype = DType::kFloat32;
+  std::int64_t vocab_size = 61;
+  std::int32_t num_layers = 2;
+  ModelShape shape{.hidden_size = 48,
+                   .num_attention_heads = 4,
+                   .num_key_value_heads = 2,
+                   .head_dim = 12,
+                   .intermediate_size = 37};
+  bool biases = false;
+  bool head_norms = false;
+  std::int32_t sliding_window = 0;
+  std::int32_t max_batch_size = 8;
+  std::int32_t max_num_tokens = 256;
+  std::int32_t max_seq_len = 300;
+  std::int32_t tokens_per_block = 16;
+  /// 0: no adapters.
+  std::int32_t max_rank = 0;
+  std::uint64_t seed = 1;
+};
+
+/// A Llama-like program with random weights.
+class RandomModel {
+ public:
+  explicit RandomModel(const ModelOptions& options) : options_(options), random_(options.seed) {
+    program.dtype = options.dtype;
+    program.vocab_size = options.vocab_size;
+    program.num_layers = options.num_layers;
+    program.shape = options.shape;
+    program.max_batch_size = options.max_batch_size;
+    program.max_num_tokens = options.max_num_tokens;
+    program.max_input_len = options.max_seq_len;
+    program.max_seq_len = options.max_seq_len;
+    program.tokens_per_block = options.tokens_per_block;
+    if (options.max_rank > 0) {
+      program.lora = {.dtype = options.dtype,
+                      .num_layers = options.num_layers,
+                      .max_rank = options.max_rank,
+                      .dora_enabled = true,
+                      .shape = options.shape,
+                      .target_modules = {LoraModule::kAttnQ, LoraModule::kAttnK, LoraModule::kAttnV,
+                                         LoraModule::kAttnDense, LoraModule::kMlpHTo4H, LoraModule::kMlp4HToH,
+                                         LoraModule::kMlpGate},
+                      .sites = {}};
+    }
+    build();
+  }
+
+  Program program;
+
+  /// An adapter of rank 1 to max_rank on every site but some parts, or of `rank` on all parts when it is
+  /// given.
+  DeviceAdapter adapter(std::uint64_t seed, bool dora, std::int32_t rank = 0) {
+    Random random(seed);
+    DeviceAdapter result{.task_id = seed, .sites = {}};
+    for (const auto& site : program.lora.sites) {
+      DeviceSite made;
+      for (std::size_t i = 0; i < site.parts.size(); ++i) {
+        auto& part = made.parts[i];
+        part.rank = rank > 0 ? rank : static_cast<std::int32_t>(random.below(program.lora.max_rank + 1));
+        if (part.rank == 0) continue;
+        part.rank_offset = made.total_rank;
+        made.total_rank += part.rank;
+        part.b = storage_.matrix(options_.dtype, site.parts[i].out_size, part.rank, 0.3F, &random).data;
+        if (dora) part.magnitude = storage_.vector(site.parts[i].out_size, 0.5F, 1.5F, &random).data;
+      }
+      if (made.total_rank > 0) {
+        made.a = storage_.matrix(options_.dtype, made.total_rank, site.in_size, 0.1F, &random).data;
+      }
+      result.sites.push_back(made);
+    }
+    return result;
+  }
+
+  Storage& storage() { return storage_; }
+
+ private:
+  BufferId buffer(const char* name, DType dtype, RowKind rows, std::int64_t width) {
+    const std::int64_t count = rows == RowKind::kTokens ? options_.max_num_tokens : options_.max_batch_size;
+    program.buffers.push_back({name, dtype, rows, width, program.arena_bytes});
+    program.arena_bytes += (static_cast<std::size_t>(count * width) * size_of(dtype) + 63) / 64 * 64;
+    return static_cast<BufferId>(program.buffers.size()) - 1;
+  }
+
+  LinearPart part(std::int64_t n, std::int64_t k) {
+    const float bound = std::sqrt(3.0F / static_cast<float>(k));
+    LinearPart made{.weight = storage_.matrix(options_.dtype, n, k, bound, &random_), .bias = {}};
+    if (options_.biases) made.bias = storage_.vector(n, -0.5F, 0.5F, &random_);
+    return made;
+  }
+
+  VectorView norm(std::int64_t size) { return storage_.vector(size, 0.5F, 1.5F, &random_); }
+
+  LinearOp linear(BufferId input, BufferId output, LinearEpilogue epilogue, std::int32_t layer,
+                  std::vector<LoraPart> parts, std::int64_t k) {
+    LinearOp op{.input = input, .output = output, .epilogue = epilogue, .parts = {}};
+    for (const auto& made : parts) op.parts.push_back(part(made.out_size, k));
+    if (options_.max_rank > 0) {
+      op.lora_site = static_cast<std::int32_t>(program.lora.sites.size());
+      program.lora.sites.push_back({layer, k, std::move(parts)});
+    }
+    return op;
+  }
+
+  void build() {
+    const auto& shape = options_.shape;
+    const DType activation = activation_dtype(options_.dtype);
+    const std::int64_t query = shape.query_size();
+    const std::int64_t key = shape.key_value_size();
+    const BufferId hidden = buffer("hidden", DType::kFloat32, RowKind::kTokens, shape.hidden_size);
+    const BufferId normed = buffer("normed", activation, RowKind::kTokens, shape.hidden_size);
+    const BufferId qkv = buffer("qkv", DType::kFloat32, RowKind::kTokens, query + 2 * key);
+    const BufferId attended = buffer("attended", activation, RowKind::kTokens, query);
+    const BufferId gated = buffer("gated", activation, RowKind::kTokens, shape.intermediate_size);
+    const BufferId cosine = buffer("cosine", DType::kFloat32, RowKind::kTokens, shape.head_dim / 2);
+    const BufferId sine = buffer("sine", DType::kFloat32, RowKind::kTokens, shape.head_dim / 2);
+    const BufferId last = buffer("last", activation, RowKind::kLogits, shape.hidden_size);
+    program.logits = buffer("logits", DType::kFloat32, RowKind::kLogits, options_.vocab_size);
+
+    const auto table =
+        storage_.matrix(options_.dtype, options_.vocab_size, shape.hidden_size, 1.0F, &random_);
+    program.body.push_back(EmbeddingOp{.table = table, .output = hidden});
+    std::vector<float> frequencies;
+    for (std::int64_t i = 0; i < shape.head_dim / 2; ++i) {
+      frequencies.push_back(static_cast<float>(
+          std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(shape.head_dim))));
+    }
+    program.body.push_back(
+        RopeTableOp{.inverse_frequencies = storage_.vector(frequencies), .cosine = cosine, .sine = sine});
+    for (std::int32_t layer = 0; layer < options_.num_layers; ++layer) {
+      program.body.push_back(
+          RmsNormOp{.input = hidden, .output = normed, .weight = norm(shape.hidden_size), .epsilon = 1e-5F});
+      program.body.push_back(
+          linear(normed, qkv, LinearEpilogue::kStore, layer,
+                 {{LoraModule::kAttnQ, query}, {LoraModule::kAttnK, key}, {LoraModule::kAttnV, key}},
+                 shape.hidden_size));
+      AttentionOp attention;
+      attention.layer = layer;
+      attention.qkv = qkv;
+      attention.cosine = cosine;
+      attention.sine = sine;
+      attention.output = attended;
+      if (options_.head_norms) {
+        attention.query_norm = norm(shape.head_dim);
+        attention.key_norm = norm(shape.head_dim);
+      }
+      attention.norm_epsilon = 1e-5F;
+      attention.scale = 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
+      attention.sliding_window = options_.sliding_window;
+      program.body.push_back(attention);
+      program.body.push_back(linear(attended, hidden, LinearEpilogue::kAdd, layer,
+                                    {{LoraModule::kAttnDense, shape.hidden_size}}, query));
+      program.body.push_back(
+          RmsNormOp{.input = hidden, .output = normed, .weight = norm(shape.hidden_size), .epsilon = 1e-5F});
+      program.body.push_back(linear(
+          normed, gated, LinearEpilogue::kSiluMul, layer,
+          {{LoraModule::kMlpHTo4H, shape.intermediate_size}, {LoraModule::kMlpGate, shape.intermediate_size}},
+          shape.hidden_size));
+      program.body.push_back(linear(gated, hidden, LinearEpilogue::kAdd, layer,
+                                    {{LoraModule::kMlp4HToH, shape.hidden_size}}, shape.intermediate_size));
+    }
+    program.head.push_back(RmsNormOp{.input = hidden,
+                                     .output = last,
+                                     .weight = norm(shape.hidden_size),
+                                     .epsilon = 1e-5F,
+                                     .gather_logit_rows = true});
+    LinearOp logits{.input = last, .output = program.logits, .parts = {}};
+    logits.parts.push_back({.weight = table, .bias = {}});
+    program.head.push_back(logits);
+  }
+
+  ModelOptions options_;
+  Random random_;
+  Storage storage_;
+};
+
+/// The tokens of a sequence that a step takes.
+struct Piece {
+  std::vector<std::int32_t> tokens = {};
+  std::int32_t first_position = 0;
+  std::int32_t prompt_length = 1;
+  std::vector<std::int32_t> blocks = {};
+  const DeviceAdapter* adapter = nullptr;
+};
+
+/// A StepInput with what it refers to.
+class StepArrays {
+ public:
+  explicit StepArrays(const std::vector<Piece>& pieces) {
+    std::size_t width = 1;
+    for (const auto& piece : pieces) width = std::max(width, piece.blocks.size());
+    max_blocks = static_cast<std::int32_t>(width);
+    offsets.push_back(0);
+    for (const auto& piece : pieces) {
+      for (std::size_t i = 0; i < piece.tokens.size(); ++i) {
+        logit_rows.push_back(static_cast<std::int32_t>(tokens.size()));
+        tokens.push_back(piece.tokens[i]);
+        positions.push_back(piece.first_position + static_cast<std::int32_t>(i));
+      }
+      offsets.push_back(static_cast<std::int32_t>(tokens.size()));
+      prompt_lengths.push_back(piece.prompt_length);
+      for (std::size_t i = 0; i < width; ++i)
+        tables.push_back(i < piece.blocks.size() ? piece.blocks[i] : -1);
+      adapters.push_back(piece.adapter);
+    }
+  }
+
+  [[nodiscard]] StepInput input() const {
+    return {.token_ids = tokens,
+            .positions = positions,
+            .sequence_offsets = offsets,
+            .prompt_lengths = prompt_lengths,
+            .block_tables = tables,
+            .max_blocks_per_sequence = max_blocks,
+            .adapters = adapters,
+            .logit_rows = logit_rows};
+  }
+
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> positions;
+  std::vector<std::int32_t> offsets;
+  std::vector<std::int32_t> prompt_lengths;
+  std::vector<std::int32_t> tables;
+  std::int32_t max_blocks = 0;
+  std::vector<const DeviceAdapter*> adapters;
+  /// All of them, unless changed.
+  std::vector<std::int32_t> logit_rows;
+};
+
+/// The logits of a step, [R][vocab_size].
+inline std::vector<float> logits_of(Engine* engine, const StepInput& input) {
+  const auto vocab = static_cast<std::size_t>(engine->info().vocab_size);
+  std::vector<float> logits(input.logit_rows.size() * vocab, std::nanf(""));
+  engine->step(input, [&](std::int64_t first, std::int64_t rows, const float* values) {
+    std::copy_n(values, static_cast<std::size_t>(rows) * vocab,
+                logits.begin() + first * static_cast<std::int64_t>(vocab));
+  });
+  return logits;
+}
+
+}  // namespace adaptrt::testing
