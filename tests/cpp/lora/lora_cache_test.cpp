@@ -1,0 +1,370 @@
+#include "adaptrt/lora/lora_cache.h"
+
+#include <boost/test/unit_test.hpp>
+
+#include "adapters.h"
+#include "adaptrt/core/error.h"
+#include "adaptrt/lora/pack_adapter.h"
+
+namespace adaptrt {
+namespace {
+
+using namespace testing;
+using enum LoraModule;
+
+constexpr std::size_t kPageBytes = 8192;  // the largest image of small_layout() has 5632 bytes
+// attn_q of layer 0 at rank 2: 28 float32 on the host, one page on the device.
+constexpr std::size_t kSmallBytes = 28 * 4;
+
+SentAdapter small(std::uint32_t seed) {
+  return make_adapter({{kAttnQ, 0, 2, false}}, small_layout(), seed);
+}
+
+/// Fills `pages` pages: each row's image is more than half a page.
+SentAdapter large(std::size_t pages, std::uint32_t seed = 1) {
+  const std::vector<SentRow> rows{
+      {kMlpGateUp, 0, 7, true}, {kMlpGateUp, 1, 7, true}, {kMlp4HToH, 0, 8, true}, {kMlp4HToH, 1, 8, true}};
+  BOOST_REQUIRE(pages <= 2);
+  return make_adapter({rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(pages)}, small_layout(),
+                      seed);
+}
+
+/// A cache whose invariants are checked whenever it is used.
+class CheckedCache {
+ public:
+  CheckedCache(std::size_t host_bytes, std::int64_t pages)
+      : cache_(small_layout(), {host_bytes, kPageBytes, pages}) {}
+  ~CheckedCache() { check(); }
+  LoraCache* operator->() {
+    check();
+    return &cache_;
+  }
+  std::shared_ptr<const HostAdapter> admit(std::uint64_t task_id, const SentAdapter& sent,
+                                           bool replace = false) {
+    return (*this)->admit(sent.send(task_id, replace));
+  }
+  std::shared_ptr<const HostAdapter> admit(std::uint64_t task_id) {
+    LoraConfig config;
+    config.task_id = task_id;
+    return (*this)->admit(config);
+  }
+  /// Stores one small adapter of this id, which nobody uses then.
+  void store(std::uint64_t task_id) { (void)admit(task_id, small(static_cast<std::uint32_t>(task_id))); }
+  bool on_device(std::uint64_t task_id) {
+    for (const LoraCacheEntry& entry : (*this)->list()) {
+      if (entry.task_id == task_id) return entry.on_device;
+    }
+    return false;
+  }
+  std::vector<std::uint64_t> ids() {
+    std::vector<std::uint64_t> result;
+    for (const LoraCacheEntry& entry : (*this)->list()) result.push_back(entry.task_id);
+    return result;
+  }
+
+ private:
+  void check() {
+    for (const std::string& broken : cache_.check_invariants()) BOOST_ERROR(broken);
+  }
+  LoraCache cache_;
+};
+
+using Ids = std::vector<std::uint64_t>;
+
+template <class Error, class Body>
+void expect_error(Body&& body, const std::vector<std::string>& says) {
+  std::string text;
+  try {
+    body();
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  for (const std::string& part : says)
+    BOOST_TEST(contains(text, part), "'" << text << "' does not say: " << part);
+}
+
+BOOST_AUTO_TEST_SUITE(lora_cache)
+
+BOOST_AUTO_TEST_CASE(a_task_that_nobody_sent_is_not_found) {
+  CheckedCache cache(1000, 2);
+  expect_error<PeftTaskNotCachedError>(
+      [&] { (void)cache.admit(5); },
+      {"LoRA task 5 not found in cache. Please send LoRA weights with request"});
+  expect_error<PeftTaskNotCachedError>([&] { cache->pin(5); }, {"LoRA task 5 not found in cache"});
+  expect_error<PeftTaskNotCachedError>([&] { cache->unpin(5); }, {"LoRA task 5 not found in cache"});
+  expect_error<PeftTaskNotCachedError>([&] { cache->unload(5); }, {"LoRA task 5 not found in cache"});
+  BOOST_TEST(cache->stats().host_misses == 1);
+}
+
+BOOST_AUTO_TEST_CASE(later_requests_find_the_adapter_by_its_id) {
+  CheckedCache cache(1000, 2);
+  const auto first = cache.admit(5, small(1));
+  const auto second = cache.admit(5);
+  BOOST_TEST(first->generation() == second->generation());
+  BOOST_TEST(cache->list().at(0).users == 2);
+  BOOST_TEST(cache->stats().host_hits == 1);
+  BOOST_TEST(cache->stats().host_misses == 1);
+}
+
+BOOST_AUTO_TEST_CASE(the_host_level_evicts_the_least_recently_used_and_no_more_than_needed) {
+  CheckedCache cache(3 * kSmallBytes, 8);
+  for (const std::uint64_t id : {1, 2, 3}) cache.store(id);
+  (void)cache.admit(1);
+  cache.store(4);
+  BOOST_TEST(cache.ids() == (Ids{1, 3, 4}));
+  cache.store(5);
+  BOOST_TEST(cache.ids() == (Ids{1, 4, 5}));
+  BOOST_TEST(cache->stats().host_evictions == 2);
+  BOOST_TEST(cache->stats().host_bytes_used == 3 * kSmallBytes);
+}
+
+BOOST_AUTO_TEST_CASE(an_adapter_counts_as_used_until_its_request_ends) {
+  CheckedCache cache(3 * kSmallBytes, 8);
+  auto held = cache.admit(1, small(1));
+  cache.store(2);
+  cache.store(3);
+  held.reset();
+  cache.store(4);
+  BOOST_TEST(cache.ids() == (Ids{1, 3, 4}));
+}
+
+BOOST_AUTO_TEST_CASE(a_host_level_full_of_adapters_in_use_refuses_and_changes_nothing) {
+  CheckedCache cache(2 * kSmallBytes, 8);
+  auto one = cache.admit(1, small(1));
+  cache.store(2);
+  const SentAdapter wide = make_adapter({{kAttnQ, 0, 4, false}}, small_layout());
+  const LoraCacheStats before = cache->stats();
+  expect_error<LoraCacheFullError>(
+      [&] { (void)cache.admit(3, wide); },
+      {"PEFT Cache is full. Could not store taskId=3: needs 224 bytes", "keep 112", "host level's 224"});
+  BOOST_TEST((cache->stats() == before));
+  BOOST_TEST(cache.ids() == (Ids{1, 2}));
+  one.reset();
+  (void)cache.admit(3, wide);
+  BOOST_TEST(cache.ids() == Ids{3});
+}
+
+BOOST_AUTO_TEST_CASE(what_can_never_fit_is_refused_at_once_with_both_figures) {
+  CheckedCache cache(10 * kSmallBytes, 1);
+  expect_error<LoraCacheFullError>([&] { (void)cache.admit(3, large(2)); },
+                                   {"PEFT Cache is full. Could not store taskId=3: needs", "in all"});
+  CheckedCache few_pages(1 << 20, 1);
+  expect_error<LoraCacheFullError>(
+      [&] { (void)few_pages.admit(3, large(2)); },
+      {"taskId=3: needs 16384 bytes (2 pages), but the device level has 8192 bytes (1 pages) in all"});
+  BOOST_TEST(few_pages->list().empty());
+}
+
+BOOST_AUTO_TEST_CASE(the_device_level_evicts_the_least_recently_used_and_no_more_than_needed) {
+  CheckedCache cache(1 << 20, 3);
+  for (const std::uint64_t id : {1, 2, 3}) {
+    cache.store(id);
+    BOOST_TEST(cache->acquire(cache.admit(id)).has_value());
+  }
+  BOOST_TEST(cache->acquire(cache.admit(1)).has_value());
+  cache.store(4);
+  const auto lease = cache->acquire(cache.admit(4));
+  BOOST_TEST(lease.has_value());
+  BOOST_TEST(cache.on_device(1));
+  BOOST_TEST(!cache.on_device(2));
+  BOOST_TEST(cache.on_device(3));
+  BOOST_TEST(cache->obtainable_pages() == 2);
+  const auto two_pages = cache.admit(9, large(2));
+  BOOST_TEST(cache->pages_needed(*two_pages) == 2);
+  BOOST_TEST(cache->acquire(two_pages).has_value());
+  BOOST_TEST(!cache.on_device(1));
+  BOOST_TEST(!cache.on_device(3));
+  const LoraCacheStats stats = cache->stats();
+  BOOST_TEST(stats.device_hits == 1);
+  BOOST_TEST(stats.device_misses == 5);
+  BOOST_TEST(stats.device_evictions == 3);
+  BOOST_TEST(stats.load_seconds > 0.0);
+}
+
+BOOST_AUTO_TEST_CASE(leased_pages_are_never_taken) {
+  CheckedCache cache(1 << 20, 2);
+  const auto one = cache.admit(1, small(1));
+  const auto two = cache.admit(2, small(2));
+  const auto wide = cache.admit(3, large(2));
+  auto lease = cache->acquire(one);
+  BOOST_TEST(cache->acquire(two).has_value());
+  BOOST_TEST(cache->is_leased(*one));
+  BOOST_TEST(!cache->is_leased(*two));
+  BOOST_TEST(cache->obtainable_pages() == 1);
+  const LoraCacheStats before = cache->stats();
+  BOOST_TEST(!cache->acquire(wide).has_value());
+  BOOST_TEST((cache->stats() == before));
+  BOOST_TEST(cache.on_device(2));
+  const DeviceAdapter* device = &lease->adapter();
+  auto again = cache->acquire(one);
+  BOOST_TEST(device == &again->adapter());
+  lease.reset();
+  BOOST_TEST(!cache->acquire(wide).has_value());
+  again.reset();
+  BOOST_TEST(cache->acquire(wide).has_value());
+}
+
+BOOST_AUTO_TEST_CASE(an_adapter_that_leaves_the_host_takes_its_device_copy_along) {
+  CheckedCache cache(2 * kSmallBytes, 8);
+  cache.store(1);
+  (void)cache->acquire(cache.admit(1));
+  BOOST_TEST(cache->stats().device_pages_used == 1);
+  cache.store(2);
+  cache.store(3);
+  BOOST_TEST(cache->stats().device_pages_used == 0);
+  BOOST_TEST(cache->stats().device_evictions == 1);
+}
+
+BOOST_AUTO_TEST_CASE(the_same_weights_again_are_a_hit_and_others_are_refused) {
+  CheckedCache cache(1 << 20, 8);
+  const auto first = cache.admit(1, small(1));
+  BOOST_TEST(cache.admit(1, small(1))->generation() == first->generation());
+  const LoraCacheStats before = cache->stats();
+  expect_error<AdapterError>([&] { (void)cache.admit(1, small(2)); },
+                             {"LoRA task 1: is cached with other weights", "replace=True"});
+  BOOST_TEST((cache->stats() == before));
+  BOOST_TEST(cache.admit(1, small(1), true)->generation() == first->generation());
+}
+
+BOOST_AUTO_TEST_CASE(a_replaced_generation_lives_as_long_as_its_requests) {
+  CheckedCache cache(2 * kSmallBytes, 2);
+  auto old = cache.admit(1, small(1));
+  auto lease = cache->acquire(old);
+  const std::vector<UnpackedModule> before = unpack_adapter(lease->adapter(), cache->layout());
+  auto fresh = cache.admit(1, small(2), true);
+  BOOST_TEST(fresh->generation() != old->generation());
+  BOOST_TEST(cache.admit(1)->generation() == fresh->generation());
+  BOOST_TEST(cache->stats().host_adapters == 2);
+  auto fresh_lease = cache->acquire(fresh);
+  BOOST_TEST(unpack_adapter(lease->adapter(), cache->layout())[0].a == before[0].a);
+  BOOST_TEST(unpack_adapter(fresh_lease->adapter(), cache->layout())[0].a != before[0].a);
+  expect_error<LoraCacheFullError>([&] { cache.store(2); }, {"taskId=2"});
+  lease.reset();
+  BOOST_TEST(cache->stats().device_pages_used == 1);
+  // A paused request comes back with the generation that it started with.
+  lease = cache->acquire(old);
+  BOOST_TEST(unpack_adapter(lease->adapter(), cache->layout())[0].a == before[0].a);
+  old.reset();
+  BOOST_TEST(cache->stats().host_adapters == 2);
+  lease.reset();
+  BOOST_TEST(cache->stats().host_adapters == 1);
+  BOOST_TEST(cache->stats().host_bytes_used == kSmallBytes);
+}
+
+BOOST_AUTO_TEST_CASE(replacing_reuses_the_room_of_what_it_replaces) {
+  CheckedCache cache(2 * kSmallBytes, 2);
+  cache.store(1);
+  cache.store(2);
+  (void)cache.admit(1, small(7), true);
+  BOOST_TEST(cache.ids() == (Ids{1, 2}));
+  BOOST_TEST(cache->stats().host_evictions == 0);
+}
+
+BOOST_AUTO_TEST_CASE(an_unloaded_adapter_is_forgotten_and_kept_for_those_that_hold_it) {
+  CheckedCache cache(1 << 20, 2);
+  auto held = cache.admit(1, small(1));
+  auto lease = cache->acquire(held);
+  cache->unload(1);
+  BOOST_TEST(!cache->contains(1));
+  BOOST_TEST(cache->list().empty());
+  expect_error<PeftTaskNotCachedError>([&] { (void)cache.admit(1); }, {"LoRA task 1"});
+  BOOST_TEST(unpack_adapter(lease->adapter(), cache->layout()).size() == 1U);
+  cache.store(1);
+  BOOST_TEST(cache->stats().host_adapters == 2);
+  held.reset();
+  lease.reset();
+  BOOST_TEST(cache->stats().host_adapters == 1);
+  BOOST_TEST(cache->stats().device_pages_used == 0);
+  cache->unload(1);
+  BOOST_TEST(cache->stats().host_adapters == 0);
+  BOOST_TEST(cache->stats().host_bytes_used == 0U);
+}
+
+BOOST_AUTO_TEST_CASE(pinned_adapters_stay_on_both_levels) {
+  CheckedCache cache(2 * kSmallBytes, 2);
+  cache.store(1);
+  cache->pin(1);
+  BOOST_TEST(cache.on_device(1));
+  for (const std::uint64_t id : {2, 3, 4}) {
+    cache.store(id);
+    BOOST_TEST(cache->acquire(cache.admit(id)).has_value());
+  }
+  BOOST_TEST(cache.ids() == (Ids{1, 4}));
+  BOOST_TEST(cache.on_device(1));
+  BOOST_TEST(cache->obtainable_pages() == 1);
+  BOOST_TEST(cache->is_leased(*cache.admit(1)));
+  cache->pin(1);
+  cache->unpin(1);
+  cache.store(5);
+  cache.store(6);
+  BOOST_TEST(cache.ids() == (Ids{5, 6}));
+}
+
+BOOST_AUTO_TEST_CASE(a_pin_that_finds_no_room_or_starves_a_request_is_refused) {
+  CheckedCache cache(1 << 20, 2);
+  auto wide = cache.admit(1, large(2));
+  cache.store(2);
+  expect_error<LoraCacheFullError>([&] { cache->pin(2); },
+                                   {"taskId=2", "task 1, which a request holds, needs 2"});
+  wide.reset();
+  cache->pin(2);
+  expect_error<LoraCacheFullError>([&] { (void)cache.admit(1); },
+                                   {"taskId=1: needs 2 device pages, but pinned adapters keep 1 of 2"});
+  cache.store(3);
+  const auto lease = cache->acquire(cache.admit(3));
+  cache.store(4);
+  const LoraCacheStats before = cache->stats();
+  expect_error<LoraCacheFullError>([&] { cache->pin(4); }, {"taskId=4"});
+  BOOST_TEST((cache->stats() == before));
+}
+
+BOOST_AUTO_TEST_CASE(a_new_generation_inherits_the_pin) {
+  CheckedCache cache(2 * kSmallBytes, 2);
+  cache.store(1);
+  cache->pin(1);
+  (void)cache.admit(1, small(9), true);
+  BOOST_TEST(cache->list().at(0).pinned);
+  BOOST_TEST(!cache.on_device(1));
+  BOOST_TEST(cache->acquire(cache.admit(1)).has_value());
+  BOOST_TEST(cache.on_device(1));
+  BOOST_TEST(cache->obtainable_pages() == 1);
+  cache->unload(1);
+  BOOST_TEST(cache->obtainable_pages() == 2);
+}
+
+BOOST_AUTO_TEST_CASE(what_requests_hold_outlives_the_cache) {
+  std::optional<DeviceLease> lease;
+  std::shared_ptr<const HostAdapter> held;
+  {
+    LoraCache cache(small_layout(), {1 << 20, kPageBytes, 2});
+    held = cache.admit(small(1).send(1));
+    lease = cache.acquire(held);
+  }
+  BOOST_TEST(held->task_id() == 1U);
+  BOOST_TEST(unpack_adapter(lease->adapter(), small_layout()).size() == 1U);
+}
+
+BOOST_AUTO_TEST_CASE(adapters_of_other_caches_are_refused) {
+  CheckedCache cache(1 << 20, 2);
+  CheckedCache other(1 << 20, 2);
+  const auto adapter = other.admit(1, small(1));
+  expect_error<AdapterError>([&] { (void)cache->acquire(adapter); },
+                             {"LoRA task 1", "not admitted by this LoRA cache"});
+}
+
+BOOST_AUTO_TEST_CASE(pages_too_small_for_an_image_are_refused) {
+  expect_error<ConfigError>([] { LoraCache(small_layout(), {1 << 20, 4000, 2}); },
+                            {"page_bytes is 4000", "needs 5632", "multiples of 64"});
+}
+
+BOOST_AUTO_TEST_CASE(more_pages_than_memory_are_refused) {
+  expect_error<ConfigError>([] { LoraCache(small_layout(), {1 << 20, kPageBytes, std::int64_t{1} << 50}); },
+                            {"the system refuses"});
+  expect_error<ConfigError>([] { LoraCache(small_layout(), {1 << 20, kPageBytes, std::int64_t{1} << 62}); },
+                            {"larger than the address space"});
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt

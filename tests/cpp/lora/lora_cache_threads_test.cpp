@@ -1,0 +1,100 @@
+#include <atomic>
+#include <boost/test/unit_test.hpp>
+#include <random>
+#include <thread>
+
+#include "adapters.h"
+#include "adaptrt/core/error.h"
+#include "adaptrt/lora/lora_cache.h"
+#include "adaptrt/lora/pack_adapter.h"
+
+namespace adaptrt {
+namespace {
+
+using namespace testing;
+using enum LoraModule;
+
+constexpr int kThreads = 4;
+constexpr int kTasks = 6;
+constexpr int kRounds = 200;
+
+SentAdapter adapter_of(int task) {
+  return make_adapter({{kAttnQ, 0, 1 + task, false}, {kMlpGateUp, 1, 2, true}}, small_layout(),
+                      static_cast<std::uint32_t>(task));
+}
+
+BOOST_AUTO_TEST_SUITE(lora_cache_threads)
+
+// Room for half of the tasks on either level, so threads evict what others look for, wait for what others
+// pack, and are refused. Whatever they get must be what was sent.
+BOOST_AUTO_TEST_CASE(threads_get_what_was_sent_while_others_evict_it) {
+  const LoraLayout layout = small_layout();
+  LoraCache cache(layout, {6000, 8192, 3});
+  std::vector<SentAdapter> sent;
+  for (int task = 0; task < kTasks; ++task) sent.push_back(adapter_of(task));
+  std::atomic<int> wrong{0};
+  std::atomic<int> leases{0};
+  const auto work = [&](int thread) {
+    std::mt19937 random(static_cast<std::uint32_t>(thread));
+    for (int round = 0; round < kRounds; ++round) {
+      const int task = static_cast<int>(random() % kTasks);
+      const auto id = static_cast<std::uint64_t>(task);
+      try {
+        const auto held = cache.admit(sent[static_cast<std::size_t>(task)].send(id));
+        if (auto lease = cache.acquire(held)) {
+          ++leases;
+          const auto modules = unpack_adapter(lease->adapter(), layout);
+          const SentAdapter& expected = sent[static_cast<std::size_t>(task)];
+          for (std::size_t i = 0; i < modules[0].a.size(); ++i) {
+            if (modules[0].a[i] != expected.get(0, i)) ++wrong;
+          }
+        }
+        switch (random() % 8) {
+          case 0:
+            cache.pin(id);
+            break;
+          case 1:
+            cache.unload(id);
+            break;
+          case 2:
+            (void)cache.obtainable_pages();
+            (void)cache.list();
+            break;
+          default:
+            break;
+        }
+        if (cache.contains(id)) cache.unpin(id);
+      } catch (const LoraCacheFullError&) {
+      } catch (const PeftTaskNotCachedError&) {
+      }
+      if (!cache.check_invariants().empty()) ++wrong;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) threads.emplace_back(work, i);
+  for (std::thread& thread : threads) thread.join();
+  BOOST_TEST(wrong == 0);
+  BOOST_TEST(leases > 0);
+  BOOST_TEST(cache.stats().device_evictions > 0);
+}
+
+BOOST_AUTO_TEST_CASE(threads_that_want_one_adapter_pack_it_once) {
+  LoraCache cache(small_layout(), {1 << 20, 8192, 4});
+  const SentAdapter sent = adapter_of(3);
+  std::vector<std::optional<DeviceLease>> leases(kThreads);
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] { leases[i] = cache.acquire(cache.admit(sent.send(1))); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& lease : leases)
+    BOOST_TEST((lease.has_value() && &lease->adapter() == &leases[0]->adapter()));
+  BOOST_TEST(cache.stats().device_misses == 1);
+  BOOST_TEST(cache.stats().device_hits == kThreads - 1);
+  BOOST_TEST(cache.stats().host_misses == 1);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt
