@@ -70,9 +70,7 @@ class CommandParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         """Parses like ArgumentParser.parse_args, after spelling each long flag as it was declared."""
-        declared = {
-            _spelling_free(flag): flag for flag in self._option_string_actions if flag.startswith("--")
-        }
+        declared = {_spelling_free(flag): flag for flag in self._option_string_actions if flag.startswith("--")}
         arguments = list(sys.argv[1:] if args is None else args)
         for index, argument in enumerate(arguments):
             if argument == "--":
@@ -91,6 +89,18 @@ class CommandParser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `adaptrt <command> ...` and returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    return _report_user_errors(lambda: _dispatch(arguments))
+
+
+def run_command(module: CommandModule, argv: Sequence[str], *, prog: str, description: str) -> int:
+    """Parses a command's flags and runs it; also what `python -m adaptrt.tools.<tool>` calls."""
+    parser = CommandParser(prog=prog, description=description)
+    module.add_arguments(parser)
+    args = parser.parse_args(argv)
+    return _report_user_errors(lambda: module.run(args))
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if arguments else EXIT_USER_ERROR
@@ -102,36 +112,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         if arguments[0].replace("_", "-") == command.name:
             module = cast(CommandModule, importlib.import_module(command.module, __package__))
-            return run_command(
-                module, arguments[1:], prog=f"adaptrt {command.name}", description=command.summary
-            )
+            return run_command(module, arguments[1:], prog=f"adaptrt {command.name}", description=command.summary)
     names = ", ".join(command.name for command in COMMANDS)
     print(f"adaptrt: error: unknown command '{arguments[0]}'; commands: {names}", file=sys.stderr)
     return EXIT_USER_ERROR
 
 
-def run_command(module: CommandModule, argv: Sequence[str], *, prog: str, description: str) -> int:
-    """Parses a command's flags and runs it; also what `python -m adaptrt.tools.<tool>` calls."""
-    parser = CommandParser(prog=prog, description=description)
-    module.add_arguments(parser)
-    args = parser.parse_args(argv)
-    return _report_user_errors(lambda: module.run(args))
-
-
 def _report_user_errors(run: Callable[[], int]) -> int:
     try:
-        return run()
+        status = run()
+        sys.stdout.flush()
+        return status
     except AdaptrtError as error:
         print(f"adaptrt: error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
     except BrokenPipeError:
-        # The reader of a pipe, such as head, has gone. Python would fail once more when it flushes stdout at
-        # exit.
+        # The reader of a pipe, such as head, has gone. Python would fail once more as it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_USER_ERROR
     except OSError as error:
-        # A file that cannot be read or written and a full disk are the user's to mend; other OSErrors name no
-        # file.
+        # A file that cannot be read or written and a full disk are the user's to mend. Without a file's name
+        # the error is a defect.
         if error.filename is None:
             raise
         print(f"adaptrt: error: {error.filename}: {error.strerror}", file=sys.stderr)

@@ -89,12 +89,7 @@ def serialize_header(
         end += spec.num_bytes
 
     for spec in specs:
-        if (
-            not spec.name
-            or spec.name in entries
-            or spec.name == _METADATA
-            or spec.name.startswith(PADDING_PREFIX)
-        ):
+        if not spec.name or spec.name in entries or spec.name == _METADATA or spec.name.startswith(PADDING_PREFIX):
             raise ValueError(f"tensor name '{spec.name}' is empty, repeated or reserved")
         if spec.dtype not in _DTYPE_NAMES:
             raise ValueError(f"tensor '{spec.name}' is {spec.dtype}, which safetensors cannot hold")
@@ -159,17 +154,13 @@ def _checked_entry(name: str, entry: object, problems: list[str]) -> _Placed | N
         return None
     dtype = _DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
-        problems.append(
-            f"tensor '{name}' has dtype {describe(entry['dtype'])}; accepted: {', '.join(_DTYPES)}"
-        )
+        problems.append(f"tensor '{name}' has dtype {describe(entry['dtype'])}; accepted: {', '.join(_DTYPES)}")
     shape = _sizes(entry["shape"])
     if shape is None:
         problems.append(f"tensor '{name}' has shape {describe(entry['shape'])}; expected sizes")
     offsets = _sizes(entry["data_offsets"])
     if offsets is None or len(offsets) != 2:
-        problems.append(
-            f"tensor '{name}' has data_offsets {describe(entry['data_offsets'])}; expected [begin, end]"
-        )
+        problems.append(f"tensor '{name}' has data_offsets {describe(entry['data_offsets'])}; expected [begin, end]")
         return None
     if dtype is None or shape is None:
         return None
@@ -197,9 +188,7 @@ def _check_layout(tensors: Sequence[_Placed], data_bytes: int, problems: list[st
     end = 0
     for spec, begin, next_end in sorted(tensors, key=_layout_key):
         if begin != end:
-            problems.append(
-                f"tensor '{spec.name}' begins at byte {begin} of the data, where {end} was expected"
-            )
+            problems.append(f"tensor '{spec.name}' begins at byte {begin} of the data, where {end} was expected")
             return
         end = next_end
     if end != data_bytes:

@@ -93,9 +93,7 @@ class SafetensorsReader:
 
     def _header_length(self, prefix: bytes, file_bytes: int) -> int:
         if len(prefix) < LENGTH_BYTES:
-            raise self._error(
-                f"{self.path}: has {file_bytes} bytes; a safetensors file has at least {LENGTH_BYTES}"
-            )
+            raise self._error(f"{self.path}: has {file_bytes} bytes; a safetensors file has at least {LENGTH_BYTES}")
         length = int.from_bytes(prefix, "little")
         limit = min(MAX_HEADER_BYTES, file_bytes - LENGTH_BYTES)
         if length > limit:

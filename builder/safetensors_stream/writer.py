@@ -40,15 +40,11 @@ class SafetensorsWriter:
         Raises ValueError for names that are empty, repeated or reserved, and for dtypes that the format does
         not know.
         """
-        header, self._specs = serialize_header(specs, metadata or {}, alignment)
+        self._header, self._specs = serialize_header(specs, metadata or {}, alignment)
         self._path = path
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._index = 0
         self._written = 0  # bytes of the tensor at _index
-        self._file = self._temporary.open("wb")
-        self._file.write(header)
-        self._skip_complete()
-
     def write(self, name: str, piece: np.ndarray[Any, np.dtype[Any]] | bytes | memoryview) -> None:
         """Appends the next bytes of tensor `name`, in row-major order.
 
@@ -67,11 +63,18 @@ class SafetensorsWriter:
             raw = memoryview(piece).cast("B")
         if self._written + raw.nbytes > spec.num_bytes:
             raise ValueError(f"tensor '{name}' holds {spec.num_bytes} bytes; more were written")
-        self._file.write(raw)
+        self._append(raw)
         self._written += raw.nbytes
         self._skip_complete()
 
     def __enter__(self) -> SafetensorsWriter:
+        self._file = self._temporary.open("wb", buffering=0)
+        try:
+            self._append(self._header)
+            self._skip_complete()
+        except OSError:
+            self._discard()
+            raise
         return self
 
     def __exit__(
@@ -82,17 +85,28 @@ class SafetensorsWriter:
                 return
             if self._index < len(self._specs):
                 raise ValueError(f"tensor '{self._specs[self._index].name}' is not complete")
-            self._file.flush()
             os.fsync(self._file.fileno())
             self._temporary.replace(self._path)
         finally:
-            self._file.close()
-            self._temporary.unlink(missing_ok=True)
+            self._discard()
+
+    def _discard(self) -> None:
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _append(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        try:
+            while rest.nbytes:
+                rest = rest[self._file.write(rest) :]
+        except OSError as reason:
+            # Writing to a full disk names no file of its own accord.
+            raise OSError(reason.errno, reason.strerror, str(self._path)) from None
 
     def _skip_complete(self) -> None:
         while self._index < len(self._specs) and self._written == self._specs[self._index].num_bytes:
             self._index += 1
             self._written = 0
             if self._index < len(self._specs) and self._specs[self._index].name.startswith(PADDING_PREFIX):
-                self._file.write(bytes(self._specs[self._index].num_bytes))
+                self._append(bytes(self._specs[self._index].num_bytes))
                 self._written = self._specs[self._index].num_bytes

@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-from adaptrt import _core
-from adaptrt.builder.safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+
+from adaptrt import _core
+from adaptrt.builder.safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
 
-HYPOTHESIS = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+HYPOTHESIS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def arrays(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
@@ -94,9 +93,7 @@ def test_rows_in_pieces_are_the_rows(tmp_path: Path, piece_bytes: int, first: in
     reader = SafetensorsReader(write(tmp_path / "a.safetensors", tensors))
     pieces = [piece.copy() for piece in reader.rows("matrix", first, last, piece_bytes=piece_bytes)]
     assert all(piece.nbytes <= max(piece_bytes, 14) for piece in pieces)
-    np.testing.assert_array_equal(
-        np.concatenate([np.zeros((0, 7), BFLOAT16), *pieces]), tensors["matrix"][first:last]
-    )
+    np.testing.assert_array_equal(np.concatenate([np.zeros((0, 7), BFLOAT16), *pieces]), tensors["matrix"][first:last])
 
 
 def test_an_unknown_tensor_is_named_with_the_file(tmp_path: Path) -> None:
@@ -133,9 +130,7 @@ def test_an_incomplete_file_does_not_appear(tmp_path: Path) -> None:
         ("a", np.zeros(2, np.float64), "'a' is float32; a piece of it is float64"),
     ],
 )
-def test_a_wrong_piece_is_refused(
-    tmp_path: Path, name: str, piece: np.ndarray[Any, Any], complaint: str
-) -> None:
+def test_a_wrong_piece_is_refused(tmp_path: Path, name: str, piece: np.ndarray[Any, Any], complaint: str) -> None:
     specs = [TensorSpec("a", FLOAT32, (4,)), TensorSpec("b", FLOAT32, (1,))]
     with (
         pytest.raises(ValueError, match=complaint),
@@ -266,9 +261,7 @@ def test_flipped_and_cut_bytes(tmp_path: Path, data: st.DataObject) -> None:
     check_against_the_library(path, bytes(content))
 
 
-sizes = st.one_of(
-    st.integers(0, 12), st.sampled_from([-1, 1 << 31, 1 << 62, (1 << 64) - 1, 1 << 64]), st.floats()
-)
+sizes = st.one_of(st.integers(0, 12), st.sampled_from([-1, 1 << 31, 1 << 62, (1 << 64) - 1, 1 << 64]), st.floats())
 entries = st.one_of(
     st.fixed_dictionaries(
         {
@@ -310,9 +303,7 @@ def test_made_up_headers(tmp_path: Path, header: dict[str, object], num_bytes: i
     ),
     alignment=st.sampled_from([1, 2, 16, 64]),
 )
-def test_any_tensors_come_back(
-    tmp_path: Path, tensors: dict[str, np.ndarray[Any, Any]], alignment: int
-) -> None:
+def test_any_tensors_come_back(tmp_path: Path, tensors: dict[str, np.ndarray[Any, Any]], alignment: int) -> None:
     path = write(tmp_path / "a.safetensors", tensors, alignment=alignment)
     reader = SafetensorsReader(path)
     assert {name: array.tobytes() for name, array in tensors.items()} == {

@@ -1,0 +1,173 @@
+"""The adaptrt program: its table of commands, its flags, and how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from adaptrt import _core
+from adaptrt.builder import cli
+from adaptrt.builder.checkpoint.config import CheckpointConfig
+from support.models import ModelSpec, save_model
+
+
+def run(run_: object, *flags: str) -> int:
+    """Runs a command made of one function, with the flags of most commands."""
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        group = parser.add_argument_group("sizes")
+        group.add_argument("--max_lora_rank", type=int, default=64)
+        parser.add_argument("--storage-type", default="float16")
+
+    module = SimpleNamespace(add_arguments=add_arguments, run=run_)
+    return cli.run_command(module, flags, prog="adaptrt test", description="Test.")
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    output = capsys.readouterr().out
+    for command in cli.COMMANDS:
+        assert f"  {command.name} " in output
+        assert command.summary in output
+
+
+def test_without_a_command_help_is_shown_and_the_status_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "usage: adaptrt <command>" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from adaptrt._version import __version__
+
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"adaptrt {__version__}\n"
+
+
+def test_an_unknown_command_is_answered_with_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["convert"]) == 2
+    assert "unknown command 'convert'; commands: convert-checkpoint, build, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--max_lora_rank", "--max-lora-rank", "--max-lora_rank"])
+def test_flags_take_underscores_and_dashes(flag: str) -> None:
+    seen: list[argparse.Namespace] = []
+    assert run(lambda args: seen.append(args) or 0, flag, "8", "--storage_type=a-b_c") == 0
+    assert run(lambda args: seen.append(args) or 0, f"{flag}=8", "--storage-type", "a-b_c") == 0
+    assert seen[0] == seen[1] == argparse.Namespace(max_lora_rank=8, storage_type="a-b_c")
+
+
+@pytest.mark.parametrize("flags", [["--max_lora"], ["--unknown"], ["--max_lora_rank", "x"], ["--max_lora_rank"]])
+def test_flags_are_never_guessed(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(lambda args: 0, *flags)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("adaptrt test: error: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (_core.ConfigError("field x is 3"), "adaptrt: error: field x is 3\n"),
+        (_core.LoraCacheFullError("PEFT Cache is full"), "adaptrt: error: PEFT Cache is full\n"),
+        (FileNotFoundError(2, "No such file or directory", "x.json"), "adaptrt: error: x.json: No such file"),
+    ],
+)
+def test_a_users_mistake_is_one_line(error: Exception, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(args: argparse.Namespace) -> int:
+        raise error
+
+    assert run(fail) == 2
+    assert capsys.readouterr().err.startswith(expected)
+
+
+@pytest.mark.parametrize("error", [ValueError("a defect"), OSError("no file to blame"), KeyError("x")])
+def test_a_defect_keeps_its_traceback(error: Exception) -> None:
+    def fail(args: argparse.Namespace) -> int:
+        raise error
+
+    with pytest.raises(type(error)):
+        run(fail)
+
+
+def test_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(args: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    assert run(fail) == 130
+    assert capsys.readouterr().err == "adaptrt: interrupted\n"
+
+
+PROGRAM = [sys.executable, "-m", "adaptrt.builder.cli"]
+
+
+def test_importing_the_program_imports_no_command() -> None:
+    code = "import sys, adaptrt.builder.cli; print([m for m in sys.modules if 'commands.' in m or m == 'numpy'])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_reader_that_goes_away_is_no_defect() -> None:
+    process = subprocess.Popen([*PROGRAM, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.wait()
+    assert b"Traceback" not in process.stderr.read()
+
+
+def test_conversion_through_a_pipe_is_plain_lines(tmp_path: Path) -> None:
+    save_model(ModelSpec(), tmp_path / "hf")
+    command = [*PROGRAM, "convert-checkpoint", "--model-dir", "hf", "--output_dir", "out", "--dtype=float16"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "out: LlamaForCausalLM, 2 layers, float16, 17 tensors of 38.0 KiB in 1 rank\n"
+    lines = done.stderr.splitlines()
+    assert lines[0] == "Converting: 38.0 KiB"
+    assert lines[1].startswith("Converting: done in ")
+    assert len(lines) == 2
+    assert CheckpointConfig.load(tmp_path / "out").dtype == _core.DType.FLOAT16
+
+
+def test_conversion_on_a_terminal_draws_a_bar(tmp_path: Path) -> None:
+    save_model(ModelSpec(), tmp_path / "hf")
+    command = [*PROGRAM, "convert-checkpoint", "--model_dir", "hf", "--output_dir", "out"]
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    subprocess.run(command, cwd=tmp_path, stderr=slave, stdout=subprocess.DEVNULL, check=True, env=environment)
+    os.close(slave)
+    shown = os.read(master, 1 << 16).decode()
+    os.close(master)
+    assert "Converting" in shown
+    assert "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in shown
+    assert "done in" not in shown
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    save_model(ModelSpec(), tmp_path / "hf")
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({16 << 10}, {16 << 10})); "
+    code = limit + "import sys; from adaptrt.builder.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "convert-checkpoint", "--model_dir", "hf", "--output_dir", "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "rank0.safetensors: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [tmp_path / "hf"]
+
+
+def test_a_refused_model_is_one_line_and_status_2(tmp_path: Path) -> None:
+    model_dir = save_model(ModelSpec(), tmp_path / "hf")
+    config = json.loads((model_dir / "config.json").read_text())
+    (model_dir / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu"}))
+    command = [*PROGRAM, "convert-checkpoint", "--model_dir", "hf", "--output_dir", "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == 'adaptrt: error: hf/config.json: hidden_act is "gelu"; accepted: silu\n'
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,56 @@
+"""How tasks tell how far they are."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from adaptrt.builder import progress
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (5 << 20, "5.0 MiB"),
+        (3 << 40, "3.0 TiB"),
+    ],
+)
+def test_sizes_as_people_read_them(num_bytes: int, text: str) -> None:
+    assert progress.format_bytes(num_bytes) == text
+
+
+def test_a_stream_that_is_no_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    with progress.progress_on(stream).task("Packing", 4096) as advance:
+        advance(1024)
+        advance(3072)
+    lines = stream.getvalue().splitlines()
+    assert lines[:3] == ["Packing: 4.0 KiB", "Packing: 1.0 KiB of 4.0 KiB", "Packing: 4.0 KiB of 4.0 KiB"]
+    assert lines[3].startswith("Packing: done in ")
+
+
+def test_lines_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 3600.0)
+    with progress.progress_on(stream).task("Packing", 1000) as advance:
+        for _ in range(1000):
+            advance(1)
+    assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_a_task_that_fails_is_not_done() -> None:
+    stream = io.StringIO()
+    with pytest.raises(RuntimeError), progress.progress_on(stream).task("Packing", 1000):
+        raise RuntimeError
+    assert "done" not in stream.getvalue()
+
+
+def test_silence() -> None:
+    with progress.SilentProgress().task("Packing", 10) as advance:
+        advance(10)
