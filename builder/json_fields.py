@@ -56,9 +56,7 @@ class JsonFields:
     nobody took.
     """
 
-    def __init__(
-        self, data: Mapping[str, Any], *, prefix: str = "", problems: list[str] | None = None
-    ) -> None:
+    def __init__(self, data: Mapping[str, Any], *, prefix: str = "", problems: list[str] | None = None) -> None:
         self._data = dict(data)
         self._taken: set[str] = set()
         self._prefix = prefix
@@ -97,9 +95,7 @@ class JsonFields:
         """An integer not below `minimum`, or None for null or a missing field."""
         return self.integer(name, minimum=minimum) if self._present(name) else None
 
-    def number(
-        self, name: str, *, minimum: float = 0.0, above: bool = False, default: float | None = None
-    ) -> float:
+    def number(self, name: str, *, minimum: float = 0.0, above: bool = False, default: float | None = None) -> float:
         """A finite number not below `minimum` (or above it). Without a default the field must be there."""
         value = float(self._take(name, _is_number, "a finite number", default, minimum + 1.0))
         if value < minimum or (above and value == minimum):
@@ -166,9 +162,7 @@ class JsonFields:
         self._taken.add(name)
         return self._data.get(name) is not None
 
-    def _take(
-        self, name: str, accepts: Callable[[Any], bool], wanted: str, default: T | None, stand_in: T
-    ) -> T:
+    def _take(self, name: str, accepts: Callable[[Any], bool], wanted: str, default: T | None, stand_in: T) -> T:
         self._taken.add(name)
         value = self._data.get(name)
         if name not in self._data and default is not None:

@@ -86,9 +86,7 @@ def convert_checkpoint(
     ) as directory:
         with (progress or SilentProgress()).task("Converting", num_bytes) as advance:
             _check_tied_lm_head(weights, config)
-            jobs = [
-                _RankJob(weights, plan, rank_specs) for plan, rank_specs in zip(plans, specs, strict=True)
-            ]
+            jobs = [_RankJob(weights, plan, rank_specs) for plan, rank_specs in zip(plans, specs, strict=True)]
             _write_ranks(jobs, directory, workers, advance)
         for name in COPIED_FILES:
             if (model_dir / name).is_file():
@@ -123,9 +121,7 @@ def _check_tensors(weights: HfWeights, config: CheckpointConfig, model_dir: Path
 
 
 def _is_harmless(name: str, config: CheckpointConfig) -> bool:
-    return (name == HF_LM_HEAD and config.share_embedding_table) or _HARMLESS_TENSORS.fullmatch(
-        name
-    ) is not None
+    return (name == HF_LM_HEAD and config.share_embedding_table) or _HARMLESS_TENSORS.fullmatch(name) is not None
 
 
 def _check_tied_lm_head(weights: HfWeights, config: CheckpointConfig) -> None:
@@ -182,8 +178,7 @@ def _write_ranks(jobs: list[_RankJob], directory: Path, workers: int, advance: A
 
     with ThreadPoolExecutor(min(workers, len(jobs))) as pool:
         futures = [
-            pool.submit(job.write, directory / rank_file(rank), advance_unless_stopped)
-            for rank, job in enumerate(jobs)
+            pool.submit(job.write, directory / rank_file(rank), advance_unless_stopped) for rank, job in enumerate(jobs)
         ]
         try:
             for future in futures:

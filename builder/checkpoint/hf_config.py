@@ -77,17 +77,13 @@ def _family_of(fields: JsonFields, subject: str) -> ModelFamily:
     architectures = fields.raw("architectures")
     accepted = ", ".join(FAMILIES)
     if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in FAMILIES:
-        raise CheckpointError(
-            f"{subject}: architectures is {describe(architectures)}; accepted: one of {accepted}"
-        )
+        raise CheckpointError(f"{subject}: architectures is {describe(architectures)}; accepted: one of {accepted}")
     if fields.raw("auto_map") is not None:
         raise CheckpointError(f"{subject}: auto_map names code of its own, which may compute something else")
     return FAMILIES[architectures[0]]
 
 
-def _read(
-    fields: JsonFields, family: ModelFamily, dtype: DType | None, mapping: ParallelMapping
-) -> CheckpointConfig:
+def _read(fields: JsonFields, family: ModelFamily, dtype: DType | None, mapping: ParallelMapping) -> CheckpointConfig:
     fields.string("hidden_act", choices=(HIDDEN_ACT,), default=HIDDEN_ACT)
     hidden_size = fields.integer("hidden_size")
     num_hidden_layers = fields.integer("num_hidden_layers")
@@ -105,8 +101,7 @@ def _read(
         num_hidden_layers=num_hidden_layers,
         num_attention_heads=num_attention_heads,
         num_key_value_heads=_optional_size(fields, family, "num_key_value_heads") or num_attention_heads,
-        head_size=_optional_size(fields, family, "head_dim")
-        or _head_size(fields, hidden_size, num_attention_heads),
+        head_size=_optional_size(fields, family, "head_dim") or _head_size(fields, hidden_size, num_attention_heads),
         intermediate_size=fields.integer("intermediate_size"),
         norm_epsilon=fields.number("rms_norm_eps"),
         rotary_base=rotary_base,
@@ -174,9 +169,7 @@ def _read_rope(fields: JsonFields, max_position_embeddings: int) -> tuple[float,
     for nested in given:
         partial = nested.optional_number("partial_rotary_factor")
         if partial not in (None, 1.0):
-            nested.problem(
-                "partial_rotary_factor", f"is {partial}; only rotation of the whole head is supported"
-            )
+            nested.problem("partial_rotary_factor", f"is {partial}; only rotation of the whole head is supported")
         nested_theta = nested.optional_number("rope_theta", above=True)
         if None not in (theta, nested_theta) and theta != nested_theta:
             nested.problem("rope_theta", f"is {nested_theta}, but rope_theta is {theta}")
@@ -196,9 +189,7 @@ def _refuse_unknown(fields: JsonFields, family: ModelFamily) -> None:
             fields.problem(name, f"is {describe(value)}; only {describe(neutral[name])} is supported")
         else:
             fields.discard((name,))
-            fields.problem(
-                name, f"is {describe(value)}: an unknown field, which may change what the model computes"
-            )
+            fields.problem(name, f"is {describe(value)}: an unknown field, which may change what the model computes")
 
 
 def _same(value: object, neutral: object) -> bool:

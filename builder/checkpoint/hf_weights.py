@@ -74,9 +74,7 @@ class HfWeights:
         path = self._directory / index
         weight_map = load_json_object(path, CheckpointError).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(
-                f"{path}: weight_map is {describe(weight_map)}; expected an object of file names"
-            )
+            raise CheckpointError(f"{path}: weight_map is {describe(weight_map)}; expected an object of file names")
         problems = [
             f"tensor '{name}' is said to be in {describe(file)}; expected the plain name of a file here"
             for name, file in weight_map.items()
@@ -114,9 +112,7 @@ def _weights_of(model_dir: Path) -> tuple[str, type[Any]]:
     for whole, reader in _READERS:
         present = [name for name in (whole, whole + _INDEX_SUFFIX) if (model_dir / name).exists()]
         if len(present) > 1:
-            raise CheckpointError(
-                f"{model_dir}: holds both {present[0]} and {present[1]}; remove the stale one"
-            )
+            raise CheckpointError(f"{model_dir}: holds both {present[0]} and {present[1]}; remove the stale one")
         if present:
             return whole, reader
     expected = ", ".join(f"{whole}, {whole}{_INDEX_SUFFIX}" for whole, _ in _READERS)

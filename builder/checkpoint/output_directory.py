@@ -41,9 +41,7 @@ def replaced_directory(
 
 def holds_only(directory: Path, names: Callable[[str], bool]) -> bool:
     """Whether every entry of a directory is a plain file whose name is accepted."""
-    return all(
-        entry.is_file() and not entry.is_symlink() and names(entry.name) for entry in directory.iterdir()
-    )
+    return all(entry.is_file() and not entry.is_symlink() and names(entry.name) for entry in directory.iterdir())
 
 
 def producer_of(config_file: Path) -> str | None:

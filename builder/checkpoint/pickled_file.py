@@ -38,9 +38,7 @@ class PickledFile:
             raise CheckpointError(f"{path}: expected tensors only, found others under {', '.join(others)}")
         self._torch = torch
         self._tensors: dict[str, Any] = tensors
-        self.specs: Mapping[str, TensorSpec] = {
-            name: _spec(name, tensor, path) for name, tensor in tensors.items()
-        }
+        self.specs: Mapping[str, TensorSpec] = {name: _spec(name, tensor, path) for name, tensor in tensors.items()}
 
     def rows(self, name: str, first: int, last: int) -> Iterator[Array]:
         """Rows first .. last of a tensor, in pieces."""
@@ -56,7 +54,5 @@ def _spec(name: str, tensor: Any, path: Path) -> TensorSpec:
     try:
         dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
     except TypeError:
-        raise CheckpointError(
-            f"{path}: tensor '{name}' is {tensor.dtype}, which cannot be converted"
-        ) from None
+        raise CheckpointError(f"{path}: tensor '{name}' is {tensor.dtype}, which cannot be converted") from None
     return TensorSpec(name, dtype, tuple(tensor.shape))

@@ -119,7 +119,5 @@ def _read_yarn(fields: JsonFields, factor: float, original: int) -> YarnScaling:
         truncate=fields.boolean("truncate", default=True),
     )
     if scaling.beta_fast < scaling.beta_slow:
-        fields.problem(
-            "beta_fast", f"is {scaling.beta_fast}; it must not be below beta_slow {scaling.beta_slow}"
-        )
+        fields.problem("beta_fast", f"is {scaling.beta_fast}; it must not be below beta_slow {scaling.beta_slow}")
     return scaling

@@ -68,8 +68,7 @@ def sliding_window_by_layer(fields: JsonFields, num_hidden_layers: int) -> Featu
     else:
         fields.problem(
             "layer_types",
-            f"is {describe(layer_types)}; expected {num_hidden_layers} times {FULL_ATTENTION} or "
-            f"{SLIDING_ATTENTION}",
+            f"is {describe(layer_types)}; expected {num_hidden_layers} times {FULL_ATTENTION} or {SLIDING_ATTENTION}",
         )
         layers = ()
     if layers and window is None:

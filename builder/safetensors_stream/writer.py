@@ -45,6 +45,7 @@ class SafetensorsWriter:
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._index = 0
         self._written = 0  # bytes of the tensor at _index
+
     def write(self, name: str, piece: np.ndarray[Any, np.dtype[Any]] | bytes | memoryview) -> None:
         """Appends the next bytes of tensor `name`, in row-major order.
 
