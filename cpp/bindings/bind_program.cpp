@@ -1,4 +1,5 @@
 #include <pybind11/native_enum.h>
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <cstdint>
@@ -48,6 +49,19 @@ PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t 
   return {data_of(info, size_of(dtype), "PanelMatrix"), dtype, n, k};
 }
 
+py::array_t<float> unpack_rows(const PanelMatrix& matrix, std::int64_t first, std::int64_t last) {
+  if (first < 0 || first > last || last > matrix.n) {
+    throw py::value_error("PanelMatrix.rows: [" + std::to_string(first) + ", " + std::to_string(last) +
+                          ") does not lie within " + std::to_string(matrix.n) + " rows");
+  }
+  py::array_t<float> rows({last - first, matrix.k});
+  float* out = rows.mutable_data();
+  const py::gil_scoped_release release;
+  for (std::int64_t row = first; row < last; ++row)
+    unpack_panel_row(matrix, row, out + (row - first) * matrix.k);
+  return rows;
+}
+
 VectorView make_vector_view(const py::buffer& data) {
   const py::buffer_info info = data.request();
   if (bytes_of(info) % sizeof(float) != 0) {
@@ -72,7 +86,9 @@ void bind_views(py::module_& module) {
       .def_readonly("dtype", &PanelMatrix::dtype)
       .def_readonly("n", &PanelMatrix::n)
       .def_readonly("k", &PanelMatrix::k)
-      .def_property_readonly("bytes", &PanelMatrix::bytes);
+      .def_property_readonly("bytes", &PanelMatrix::bytes)
+      .def("rows", &unpack_rows, py::arg("first"), py::arg("last"),
+           "W[first:last] as float32[last - first, k].");
   py::class_<VectorView>(
       module, "VectorView",
       "A float32 vector in a buffer that the engine's storage object keeps alive; or empty.")
