@@ -3,7 +3,6 @@
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
-
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -23,7 +22,8 @@ BOOST_DATA_TEST_CASE(unpacking_gives_back_what_was_packed,
   const DType dtype = kDTypes[dtype_index];
   std::vector<float> weights(static_cast<std::size_t>(n * k));
   // Small integers are exact in every type.
-  for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(static_cast<int>(i % 201) - 100);
+  for (std::size_t i = 0; i < weights.size(); ++i)
+    weights[i] = static_cast<float>(static_cast<int>(i % 201) - 100);
   std::vector<std::byte> panels(panel_bytes(dtype, n, k), std::byte{0xff});
   const auto* source = reinterpret_cast<const std::byte*>(weights.data());
   const std::int64_t half = n / 2;

@@ -1,0 +1,97 @@
+#include "adaptrt/core/thread_pool.h"
+
+#include <atomic>
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <cstdint>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace adaptrt {
+namespace {
+
+BOOST_AUTO_TEST_SUITE(thread_pool)
+
+BOOST_DATA_TEST_CASE(every_index_is_visited_once,
+                     boost::unit_test::data::make({1, 2, 4}) * boost::unit_test::data::make({0, 1, 7, 1000}) *
+                         boost::unit_test::data::make({1, 3, 1000}),
+                     num_threads, count, grain) {
+  ThreadPool pool(num_threads);
+  std::vector<std::atomic<int>> visits(static_cast<std::size_t>(count));
+  std::atomic<bool> in_range{true};
+  pool.parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end, int thread) {
+    if (thread < 0 || thread >= num_threads || end - begin > grain || begin >= end) in_range = false;
+    for (std::int64_t i = begin; i < end; ++i) ++visits[static_cast<std::size_t>(i)];
+  });
+  BOOST_TEST(in_range);
+  for (const auto& visit : visits) BOOST_TEST(visit == 1);
+}
+
+BOOST_AUTO_TEST_CASE(loops_follow_each_other_and_see_what_the_one_before_wrote) {
+  ThreadPool pool(4);
+  // Not atomic: a loop's writes must be visible to the next loop, whichever thread runs it.
+  std::vector<std::int64_t> values(64, 0);
+  for (int loop = 0; loop < 2000; ++loop) {
+    pool.parallel_for(64, 1 + loop % 5, [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        values[static_cast<std::size_t>(i)] = values[static_cast<std::size_t>(i)] + i;
+      }
+    });
+  }
+  for (std::int64_t i = 0; i < 64; ++i) BOOST_TEST(values[static_cast<std::size_t>(i)] == 2000 * i);
+}
+
+BOOST_AUTO_TEST_CASE(sleeping_workers_wake_for_a_loop) {
+  ThreadPool pool(3);
+  for (int loop = 0; loop < 5; ++loop) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::atomic<int> arrived{0};
+    // Ends only when three threads are in it at once.
+    pool.parallel_for(3, 1, [&](std::int64_t, std::int64_t, int) {
+      ++arrived;
+      while (arrived < 3) std::this_thread::yield();
+    });
+    BOOST_TEST(arrived == 3);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_held_up_worker_holds_up_its_own_chunk_only) {
+  ThreadPool pool(2);
+  std::atomic<int> done{0};
+  // The chunk that waits does so until all the others are done, so this ends only if the other thread takes
+  // them all.
+  pool.parallel_for(100, 1, [&](std::int64_t begin, std::int64_t, int) {
+    if (begin == 0) {
+      while (done < 99) std::this_thread::yield();
+    }
+    ++done;
+  });
+  BOOST_TEST(done == 100);
+}
+
+BOOST_DATA_TEST_CASE(an_exception_reaches_the_caller_and_the_pool_goes_on,
+                     boost::unit_test::data::make({1, 4}), num_threads) {
+  ThreadPool pool(num_threads);
+  for (int loop = 0; loop < 50; ++loop) {
+    BOOST_CHECK_THROW(pool.parallel_for(100, 1,
+                                        [](std::int64_t begin, std::int64_t, int) {
+                                          if (begin % 10 == 3) throw std::runtime_error("chunk");
+                                        }),
+                      std::runtime_error);
+    std::atomic<int> visits{0};
+    pool.parallel_for(100, 1, [&](std::int64_t, std::int64_t, int) { ++visits; });
+    BOOST_TEST(visits == 100);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(fewer_than_one_thread_is_one) {
+  BOOST_TEST(ThreadPool(0).num_threads() == 1);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt

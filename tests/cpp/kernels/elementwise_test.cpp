@@ -1,0 +1,250 @@
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/kernels/kernel_table.h"
+#include "kernel_tables.h"
+
+namespace adaptrt {
+namespace {
+
+namespace data = boost::unit_test::data;
+
+constexpr std::int64_t kSizes[] = {1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 17, 31, 33, 64, 67, 130};
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+/// Relative error of a few operations that round to float32.
+constexpr double kFewRoundings = 8 * 0x1p-24;
+
+std::byte* bytes(std::vector<float>* values) {
+  return reinterpret_cast<std::byte*>(values->data());
+}
+
+/// n poisoned elements and one more that must stay so.
+std::vector<float> poisoned(std::int64_t n) {
+  return std::vector<float>(static_cast<std::size_t>(n) + 1, kPoison);
+}
+
+void check_near(float found, double expected, double bound) {
+  BOOST_TEST_REQUIRE(std::abs(found - expected) <= bound,
+                     found << " is not " << expected << " within " << bound);
+}
+
+BOOST_AUTO_TEST_SUITE(elementwise)
+
+BOOST_AUTO_TEST_CASE(tables_are_found_by_name_and_unknown_names_are_refused) {
+  BOOST_TEST(find_kernels("").name == available_kernels().front()->name);
+  BOOST_TEST(available_kernels().back()->name == "portable");
+  BOOST_CHECK_THROW((void)find_kernels("abacus"), ConfigError);
+}
+
+BOOST_DATA_TEST_CASE(exp_is_within_its_bound, kernel_tables(), name) {
+  const auto& table = find_kernels(name);
+  FreshRandom random;
+  auto x = random.vector(20000, -87.33F, 88.0F);
+  const auto near_zero = random.vector(20000, -1.0F, 1.0F);
+  x.insert(x.end(), near_zero.begin(), near_zero.end());
+  std::vector<float> out(x.size(), kPoison);
+  table.exp(x.data(), static_cast<std::int64_t>(x.size()), out.data());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double expected = std::exp(static_cast<double>(x[i]));
+    check_near(out[i], expected, kExpRelativeError * expected);
+  }
+}
+
+BOOST_DATA_TEST_CASE(exp_at_its_ends, kernel_tables(), name) {
+  const auto& table = find_kernels(name);
+  const std::vector<float> x = {0.0F, -0.0F, -87.4F, -1000.0F, -kInfinity, 1000.0F, kInfinity, std::nanf("")};
+  std::vector<float> out(x.size(), kPoison);
+  table.exp(x.data(), static_cast<std::int64_t>(x.size()), out.data());
+  BOOST_TEST(out[0] == 1.0F);
+  BOOST_TEST(out[1] == 1.0F);
+  for (const std::size_t i : {2, 3, 4}) BOOST_TEST(out[i] == 0.0F);
+  for (const std::size_t i : {5, 6}) BOOST_TEST((out[i] > 1e38F && std::isfinite(out[i])));
+  BOOST_TEST(std::isnan(out[7]));
+}
+
+BOOST_DATA_TEST_CASE(conversions_are_those_of_the_dtypes, kernel_tables() * data::make({1, 2}), name,
+                     dtype_index) {
+  const auto& table = find_kernels(name);
+  const auto dtype = static_cast<DType>(dtype_index);
+  FreshRandom random;
+  for (const std::int64_t n : kSizes) {
+    auto x = random.vector(n, -70000.0F, 70000.0F);
+    for (std::size_t i = 0; i < x.size(); i += 3) x[i] = std::ldexp(x[i], -40);  // subnormal halves and zeros
+    if (n > 4) {
+      x[1] = kInfinity;
+      x[4] = -0.0F;
+    }
+    std::vector<std::uint16_t> halves(static_cast<std::size_t>(n) + 1, 0xabcd);
+    table.scale_and_store(x.data(), 1.0F, n, reinterpret_cast<std::byte*>(halves.data()), dtype);
+    BOOST_TEST(halves.back() == 0xabcd);
+    auto wide = poisoned(n);
+    table.load(reinterpret_cast<const std::byte*>(halves.data()), dtype, n, wide.data());
+    BOOST_TEST(wide.back() == kPoison);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const auto expected = dtype == DType::kBFloat16 ? float_to_bfloat16(x[i]) : float_to_float16(x[i]);
+      BOOST_TEST_REQUIRE(halves[i] == expected, x[i]);
+      BOOST_TEST_REQUIRE(
+          wide[i] == (dtype == DType::kBFloat16 ? bfloat16_to_float(expected) : float16_to_float(expected)));
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(every_half_is_widened_exactly, kernel_tables() * data::make({1, 2}), name, dtype_index) {
+  const auto& table = find_kernels(name);
+  const auto dtype = static_cast<DType>(dtype_index);
+  std::vector<std::uint16_t> halves(0x10000);
+  for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
+  std::vector<float> wide(halves.size(), kPoison);
+  table.load(reinterpret_cast<const std::byte*>(halves.data()), dtype, 0x10000, wide.data());
+  for (std::size_t i = 0; i < halves.size(); ++i) {
+    const float expected =
+        dtype == DType::kBFloat16 ? bfloat16_to_float(halves[i]) : float16_to_float(halves[i]);
+    if (std::isnan(expected)) {
+      BOOST_TEST_REQUIRE(std::isnan(wide[i]));
+    } else {
+      BOOST_TEST_REQUIRE(wide[i] == expected);
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(nan_stays_nan_when_it_is_stored, kernel_tables() * data::make({1, 2}), name,
+                     dtype_index) {
+  const auto& table = find_kernels(name);
+  const auto dtype = static_cast<DType>(dtype_index);
+  std::vector<float> x(19, std::nanf(""));
+  x[3] = std::bit_cast<float>(0x7f800001U);
+  x[18] = std::bit_cast<float>(0xffffffffU);
+  std::vector<std::uint16_t> halves(x.size());
+  table.scale_and_store(x.data(), 1.0F, 19, reinterpret_cast<std::byte*>(halves.data()), dtype);
+  for (const auto half : halves) {
+    BOOST_TEST(std::isnan(dtype == DType::kBFloat16 ? bfloat16_to_float(half) : float16_to_float(half)));
+  }
+}
+
+BOOST_DATA_TEST_CASE(rms_norm_matches_float64, kernel_tables(), name) {
+  const auto& table = find_kernels(name);
+  FreshRandom random;
+  for (const std::int64_t n : kSizes) {
+    const auto x = random.vector(n, -3.0F, 3.0F);
+    const auto weight = random.vector(n);
+    auto out = poisoned(n);
+    table.rms_norm(x.data(), weight.data(), 1e-5F, n, bytes(&out), DType::kFloat32);
+    double squares = 0.0;
+    for (const float value : x) squares += static_cast<double>(value) * value;
+    const double factor = 1.0 / std::sqrt(squares / static_cast<double>(n) + 1e-5F);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double expected = x[i] * factor * weight[i];
+      // The sum of squares is off by at most its roundings, of which the root halves the relative error.
+      check_near(out[i], expected, (kFewRoundings + static_cast<double>(n) * 0x1p-25) * std::abs(expected));
+    }
+    BOOST_TEST(out.back() == kPoison);
+    auto in_place = x;
+    table.rms_norm(in_place.data(), weight.data(), 1e-5F, n, bytes(&in_place), DType::kFloat32);
+    BOOST_TEST(std::memcmp(in_place.data(), out.data(), in_place.size() * sizeof(float)) == 0);
+  }
+}
+
+BOOST_DATA_TEST_CASE(silu_mul_matches_float64, kernel_tables(), name) {
+  const auto& table = find_kernels(name);
+  FreshRandom random;
+  for (const std::int64_t n : kSizes) {
+    auto gated = random.vector(n, -20.0F, 20.0F);
+    gated[0] = n % 2 == 0 ? -200.0F : 200.0F;
+    const auto linear = random.vector(n);
+    auto out = poisoned(n);
+    table.silu_mul(gated.data(), linear.data(), n, bytes(&out), DType::kFloat32);
+    for (std::size_t i = 0; i < gated.size(); ++i) {
+      const double x = gated[i];
+      const double expected = x / (1.0 + std::exp(-x)) * linear[i];
+      check_near(out[i], expected, (kExpRelativeError + kFewRoundings) * std::abs(expected) + 1e-35);
+    }
+    BOOST_TEST(out.back() == kPoison);
+  }
+}
+
+BOOST_DATA_TEST_CASE(sums_and_products_are_rounded_once, kernel_tables(), name) {
+  const auto& table = find_kernels(name);
+  FreshRandom random;
+  for (const std::int64_t n : kSizes) {
+    const auto x = random.vector(n);
+    auto base = random.vector(n + 1);
+    base.back() = kPoison;
+    auto added = base;
+    table.add(x.data(), n, added.data());
+    auto multiplied = base;
+    table.multiply(x.data(), n, multiplied.data());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      BOOST_TEST_REQUIRE(added[i] == base[i] + x[i]);
+      BOOST_TEST_REQUIRE(multiplied[i] == base[i] * x[i]);
+    }
+    auto scaled = base;
+    table.scale_and_add(0.3F, x.data(), n, scaled.data());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      check_near(scaled[i], static_cast<double>(base[i]) * 0.3F + x[i], kFewRoundings * 2.0);
+    }
+    BOOST_TEST(added.back() == kPoison);
+    BOOST_TEST(multiplied.back() == kPoison);
+    BOOST_TEST(scaled.back() == kPoison);
+  }
+}
+
+BOOST_DATA_TEST_CASE(rotation_turns_pairs_of_the_two_halves, kernel_tables(), name) {
+  const auto& table = find_kernels(name);
+  FreshRandom random;
+  for (const std::int64_t half : {1, 3, 6, 16, 40, 64}) {
+    auto x = random.vector(2 * half + 1);
+    x.back() = kPoison;
+    const auto before = x;
+    const auto cosine = random.vector(half);
+    const auto sine = random.vector(half);
+    table.rotate(cosine.data(), sine.data(), half, x.data());
+    for (std::size_t i = 0; i < static_cast<std::size_t>(half); ++i) {
+      const float first = before[i];
+      const float second = before[i + static_cast<std::size_t>(half)];
+      BOOST_TEST_REQUIRE(x[i] == first * cosine[i] - second * sine[i]);
+      BOOST_TEST_REQUIRE(x[i + static_cast<std::size_t>(half)] == second * cosine[i] + first * sine[i]);
+    }
+    BOOST_TEST(x.back() == kPoison);
+  }
+}
+
+BOOST_DATA_TEST_CASE(softmax_over_tiles_matches_float64, kernel_tables(), name) {
+  const auto& table = find_kernels(name);
+  FreshRandom random;
+  for (const std::int64_t tile : {1, 5, 16, 37, 64}) {
+    SoftmaxState state{.greatest = -kInfinity};
+    std::vector<double> all;
+    std::vector<double> weights;  // the kernel's, rescaled as its caller does
+    for (int round = 0; round < 4; ++round) {
+      auto scores = random.vector(tile + 1, -30.0F, 30.0F);
+      scores.back() = kPoison;
+      all.insert(all.end(), scores.begin(), scores.end() - 1);
+      table.softmax_tile(scores.data(), tile, &state);
+      BOOST_TEST(scores.back() == kPoison);
+      for (auto& weight : weights) weight *= state.rescale;
+      weights.insert(weights.end(), scores.begin(), scores.end() - 1);
+    }
+    double total = 0.0;
+    for (const double score : all) total += std::exp(score);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const double expected = std::exp(all[i]) / total;
+      // A weight is rescaled up to four times, and so is the sum; each differs by an exp and its argument's
+      // rounding.
+      constexpr double kArgument = 64.0 * 0x1p-24;
+      BOOST_TEST_REQUIRE(std::abs(weights[i] / state.sum - expected) <=
+                         8 * (kExpRelativeError + kArgument) * expected + 1e-30);
+    }
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt
