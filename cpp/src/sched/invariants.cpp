@@ -141,8 +141,7 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
     report.check(end <= sequence.num_tokens(), sequence, "is planned beyond its tokens");
     report.check(entry.wants_logits == (end == sequence.num_tokens()), sequence,
                  "wants logits at the wrong time");
-    report.check(entry.is_prefill != sequence.is_decoding(), sequence,
-                 "is a decode planned as prefill, or reversed");
+    report.check(entry.is_prefill || sequence.is_decoding(), sequence, "is planned as a decode and is none");
     report.check(entry.is_prefill || !prefills_began, sequence, "is a decode behind a prefill");
     prefills_began = prefills_began || entry.is_prefill;
     if (entry.is_prefill) {

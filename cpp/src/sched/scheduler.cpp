@@ -127,7 +127,7 @@ void Scheduler::plan_decodes(StepPlan& plan) {
     if (!sequence.is_decoding()) continue;
     if (tokens_left(plan) == 0) break;
     while (sequence.state == SequenceState::kRunning && room_for(sequence) < 1) pause(*running_.back(), plan);
-    if (sequence.state == SequenceState::kRunning) add_to_plan(sequence, 1, plan);
+    if (sequence.state == SequenceState::kRunning) add_to_plan(sequence, 1, false, plan);
   }
 }
 
@@ -142,7 +142,7 @@ void Scheduler::plan_running_prefills(StepPlan& plan) {
     // Without room it waits for the decodes of this step to end: they started after it, but are planned
     // already.
     const std::int32_t count = std::min({left, sequence.num_to_compute(), room_for(sequence)});
-    if (count > 0) add_to_plan(sequence, count, plan);
+    if (count > 0) add_to_plan(sequence, count, true, plan);
   }
 }
 
@@ -194,7 +194,7 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, bool may_lease, 
   }
   start(sequence, std::move(lease));
   plan.started.push_back(&sequence);
-  add_to_plan(sequence, std::min(tokens_left(plan), sequence.num_to_compute()), plan);
+  add_to_plan(sequence, std::min(tokens_left(plan), sequence.num_to_compute()), true, plan);
   return StartResult::kStarted;
 }
 
@@ -210,12 +210,11 @@ void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
   }
 }
 
-void Scheduler::add_to_plan(Sequence& sequence, std::int32_t count, StepPlan& plan) {
+void Scheduler::add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan) {
   if (!block_pool_.try_grow(sequence.table, sequence.num_computed + count)) {
     throw std::logic_error("sequence " + std::to_string(sequence.id) +
                            " does not get the KV blocks promised to it");
   }
-  const bool is_prefill = !sequence.is_decoding();
   plan.entries.push_back({.sequence = &sequence,
                           .first_token = sequence.num_computed,
                           .count = count,

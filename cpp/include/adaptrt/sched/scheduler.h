@@ -36,7 +36,8 @@ struct PlannedSequence {
   /// sequence->tokens[first_token, first_token + count); first_token is also the first position.
   std::int32_t first_token = 0;
   std::int32_t count = 0;
-  /// False: a decode, whose one token is the newest generated.
+  /// False: a decode, whose one token is the newest generated. What starts or resumes is a prefill, however
+  /// little of it is left to compute.
   bool is_prefill = false;
   /// These are all that was left to compute: the next token is sampled from the logits of the last one.
   bool wants_logits = false;
@@ -118,7 +119,7 @@ class Scheduler {
   void start_waiting(StepPlan& plan);
   StartResult try_start(Sequence& sequence, bool may_lease, StepPlan& plan);
   void start(Sequence& sequence, std::optional<DeviceLease> lease);
-  void add_to_plan(Sequence& sequence, std::int32_t count, StepPlan& plan);
+  void add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan);
   void pause(Sequence& sequence, StepPlan& plan);
   void stop_running(Sequence& sequence);
   bool pause_a_prefill_after(std::size_t index, StepPlan& plan);

@@ -35,8 +35,9 @@ struct DynamicBatchConfig {
 struct SchedulerConfig {
   CapacitySchedulerPolicy capacity_scheduler_policy = CapacitySchedulerPolicy::kGuaranteedNoEvict;
   /// nullopt: kFirstComeFirstServed, the only one there is.
-  std::optional<ContextChunkingPolicy> context_chunking_policy;
-  std::optional<DynamicBatchConfig> dynamic_batch_config;  // refused when set: the batch's limits are fixed
+  std::optional<ContextChunkingPolicy> context_chunking_policy = std::nullopt;
+  std::optional<DynamicBatchConfig> dynamic_batch_config =
+      std::nullopt;  // refused when set: the batch's limits are fixed
 
   [[nodiscard]] Problems validate() const;
   bool operator==(const SchedulerConfig&) const = default;

@@ -1,0 +1,132 @@
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <random>
+
+#include "adaptrt/core/error.h"
+#include "world.h"
+
+namespace adaptrt::testing {
+namespace {
+
+/// Random traffic over a random small world: tight blocks and pages, shared prefixes, priorities, cancels,
+/// failing steps, pins, forgotten prefixes. World checks the invariants, what every token reads, and every
+/// finished answer.
+class Simulation {
+ public:
+  explicit Simulation(int seed)
+      : random_(static_cast<std::uint64_t>(seed)), config_(draw_config()), world_(config_) {}
+
+  void run(int num_steps) {
+    for (int i = 0; i < num_steps; ++i) {
+      if (below(3) == 0) arrive();
+      disturb();
+      step();
+    }
+    // No more arrivals: all that is left must come to its end.
+    std::int64_t left = 0;
+    for (std::uint64_t id = 0; id < world_.num_made(); ++id) {
+      const Sequence& sequence = world_.any_sequence(id);
+      if (sequence.state == SequenceState::kFinished || sequence.state == SequenceState::kNew) continue;
+      left += sequence.prompt_length + sequence.max_tokens;
+    }
+    for (std::int64_t steps = 0; !world_.scheduler.empty(); ++steps) {
+      step();
+      BOOST_TEST_REQUIRE(steps < 20 * left);
+    }
+    BOOST_TEST(world_.pool.num_used() == 0);
+    BOOST_TEST(world_.num_finished > 0);
+  }
+
+ private:
+  std::int32_t below(std::int32_t n) {
+    return static_cast<std::int32_t>(random_() % static_cast<std::uint64_t>(n));
+  }
+
+  WorldConfig draw_config() {
+    WorldConfig config;
+    config.tokens_per_block = 1 + below(6);
+    config.num_blocks = 4 + below(40);
+    config.enable_block_reuse = below(4) > 0;
+    config.policy = static_cast<CapacitySchedulerPolicy>(below(3));
+    config.limits = {.max_batch_size = 1 + below(8),
+                     .max_num_tokens = 1 + below(40),
+                     .enable_chunked_context = below(2) == 0,
+                     .max_reusable_prompt_len = below(4) == 0 ? 12 : 1 << 20,
+                     .max_times_passed_over = below(6)};
+    config.device_pages = below(3) == 0 ? 0 : 1 + below(4);
+    return config;
+  }
+
+  void arrive() {
+    std::vector<std::int32_t> prompt(1 + below(30));
+    for (auto& token : prompt) token = below(2);  // prefixes meet often
+    RequestOptions options;
+    if (below(3) == 0) options.priority = static_cast<float>(below(3)) / 2.0F;
+    if (below(6) == 0) options.cache_salt = 1;
+    options.compute_whole_prompt = below(8) == 0;
+    if (config_.device_pages > 0 && below(3) > 0) {
+      const std::int32_t task = below(6);
+      const auto pages = static_cast<std::int32_t>(1 + task % config_.device_pages);
+      try {
+        options.adapter = world_.adapter(static_cast<std::uint64_t>(task), pages);
+      } catch (const LoraCacheFullError&) {  // beside what is pinned
+        return;
+      }
+    }
+    const std::int32_t max_tokens = 1 + below(20);
+    if (world_.scheduler.why_never_fits(static_cast<std::int64_t>(prompt.size()), max_tokens)) return;
+    world_.add(std::move(prompt), max_tokens, options);
+  }
+
+  void disturb() {
+    if (below(40) == 0 && world_.num_made() > 0) world_.cancel(world_.any_sequence(random_()));
+    if (below(300) == 0) world_.pool.reset_reuse();
+    if (config_.device_pages == 0 || below(50) != 0) return;
+    const auto entries = world_.cache().list();
+    if (entries.empty()) return;
+    const auto& entry = entries[static_cast<std::size_t>(below(static_cast<std::int32_t>(entries.size())))];
+    if (entry.pinned) {
+      world_.cache().unpin(entry.task_id);
+      return;
+    }
+    try {
+      world_.cache().pin(entry.task_id);
+    } catch (const LoraCacheFullError&) {  // running requests hold the pages
+    }
+  }
+
+  void step() {
+    const bool empty = world_.scheduler.empty();
+    world_.plan_only();
+    BOOST_TEST_REQUIRE(world_.plan.unservable.empty());
+    BOOST_TEST_REQUIRE(world_.plan.empty() == empty);
+    if (config_.policy != CapacitySchedulerPolicy::kMaxUtilization)
+      BOOST_TEST_REQUIRE(world_.plan.paused.empty());
+    for (const Sequence* sequence : world_.scheduler.waiting()) {
+      BOOST_TEST_REQUIRE(sequence->times_passed_over <=
+                         config_.limits.max_times_passed_over + config_.limits.max_batch_size);
+    }
+    if (below(200) == 0) {
+      world_.fail_step();
+    } else {
+      world_.run_planned();
+    }
+  }
+
+  std::mt19937_64 random_;
+  WorldConfig config_;
+  World world_;
+};
+
+BOOST_AUTO_TEST_SUITE(scheduler_simulation)
+
+BOOST_DATA_TEST_CASE(everything_finishes_and_nothing_is_read_wrong, boost::unit_test::data::xrange(60),
+                     seed) {
+  Simulation(seed).run(600);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt::testing

@@ -1,0 +1,231 @@
+#pragma once
+
+#include <algorithm>
+#include <boost/test/unit_test.hpp>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "adaptrt/kv/block_pool.h"
+#include "adaptrt/lora/lora_cache.h"
+#include "adaptrt/lora/pack_adapter.h"
+#include "adaptrt/sched/invariants.h"
+#include "adaptrt/sched/scheduler.h"
+#include "lora/adapters.h"
+
+namespace adaptrt::testing {
+
+struct WorldConfig {
+  std::int32_t num_blocks = 64;
+  std::int32_t tokens_per_block = 4;
+  bool enable_block_reuse = true;
+  CapacitySchedulerPolicy policy = CapacitySchedulerPolicy::kGuaranteedNoEvict;
+  SchedulerLimits limits{.max_batch_size = 8,
+                         .max_num_tokens = 32,
+                         .enable_chunked_context = true,
+                         .max_reusable_prompt_len = 1 << 20};
+  /// Device pages of the LoRA cache; 0: none.
+  std::int64_t device_pages = 0;
+};
+
+struct RequestOptions {
+  std::shared_ptr<const HostAdapter> adapter = nullptr;
+  float priority = 0.5F;
+  std::optional<std::uint64_t> cache_salt = std::nullopt;
+  bool compute_whole_prompt = false;
+};
+
+/// An executor without an engine. Its "model" is a hash of everything that a token may depend on: the adapter
+/// and the tokens before. It also writes, block by block, what KV an engine would have written, and looks at
+/// every step whether each planned token finds exactly its predecessors' KV.
+class World {
+ public:
+  explicit World(const WorldConfig& config)
+      : pool(config.num_blocks, config.tokens_per_block, config.enable_block_reuse),
+        cache_(config.device_pages > 0 ? make_cache(config.device_pages) : nullptr),
+        scheduler({.capacity_scheduler_policy = config.policy}, config.limits, pool, cache_.get()),
+        memory_(static_cast<std::size_t>(config.num_blocks) * config.tokens_per_block) {}
+
+  /// An adapter that takes `pages` device pages, one a layer; each task has its own weights.
+  std::shared_ptr<const HostAdapter> adapter(std::uint64_t task_id, std::int32_t pages = 1) {
+    const LoraLayout layout = one_module_layout();
+    std::vector<SentRow> rows;
+    for (std::int32_t layer = 0; layer < pages; ++layer) {
+      rows.push_back({.module = LoraModule::kAttnDense, .layer = layer, .rank = layout.max_rank});
+    }
+    auto admitted =
+        cache_->admit(make_adapter(rows, layout, static_cast<std::uint32_t>(task_id)).send(task_id));
+    BOOST_TEST_REQUIRE(cache_->pages_needed(*admitted) == pages);
+    return admitted;
+  }
+
+  Sequence& make(std::vector<std::int32_t> prompt, std::int32_t max_tokens, const RequestOptions& options) {
+    auto owned = std::make_unique<Sequence>();
+    Sequence& sequence = *owned;
+    sequence.id = next_id_++;
+    sequence.prompt_length = static_cast<std::int32_t>(prompt.size());
+    sequence.max_tokens = max_tokens;
+    sequence.tokens = std::move(prompt);
+    sequence.adapter = options.adapter;
+    sequence.priority = options.priority;
+    sequence.cache_salt = options.cache_salt;
+    sequence.compute_whole_prompt = options.compute_whole_prompt;
+    sequences_[sequence.id] = std::move(owned);
+    return sequence;
+  }
+  Sequence& add(std::vector<std::int32_t> prompt, std::int32_t max_tokens,
+                const RequestOptions& options = {}) {
+    Sequence& sequence = make(std::move(prompt), max_tokens, options);
+    scheduler.add(sequence);
+    require_sound();
+    return sequence;
+  }
+  Sequence& add(std::int32_t prompt_length, std::int32_t max_tokens, const RequestOptions& options = {}) {
+    std::vector<std::int32_t> prompt(prompt_length);
+    for (auto& token : prompt) token = next_token_++;
+    return add(std::move(prompt), max_tokens, options);
+  }
+
+  /// One step: plans, computes, commits, and removes what has finished (after max_tokens). Returns the plan.
+  const StepPlan& step() {
+    plan_only();
+    run_planned();
+    return plan;
+  }
+  void run_planned() {
+    for (const PlannedSequence& entry : plan.entries) compute(entry);
+    scheduler.commit(plan);
+    require_sound();
+    for (const PlannedSequence& entry : plan.entries) {
+      if (!entry.wants_logits) continue;
+      Sequence& sequence = *entry.sequence;
+      sequence.tokens.push_back(next_token(sequence, sequence.num_tokens()));
+      if (sequence.num_generated() < sequence.max_tokens) continue;
+      require_right_tokens(sequence);
+      scheduler.remove(sequence);
+      retire(sequence);
+      ++num_finished;
+    }
+    require_sound();
+  }
+  void plan_only() {
+    scheduler.plan(plan);
+    require_sound();
+    require(check_invariants(plan, scheduler, pool));
+  }
+  /// The step that was planned fails.
+  void fail_step() {
+    scheduler.fail(plan);
+    require_sound();
+    for (const PlannedSequence& entry : plan.entries) retire(*entry.sequence);
+  }
+  void cancel(Sequence& sequence) {
+    scheduler.remove(sequence);
+    require_sound();
+    retire(sequence);
+  }
+  /// Steps until nothing is left; each must do something.
+  void run_to_the_end() {
+    while (!scheduler.empty()) {
+      step();
+      BOOST_TEST_REQUIRE(!plan.empty());
+    }
+  }
+  void require_sound() { require(check_invariants(scheduler, pool, cache_.get())); }
+  [[nodiscard]] LoraCache& cache() { return *cache_; }
+  /// In any state.
+  [[nodiscard]] Sequence& any_sequence(std::uint64_t number) { return *sequences_.at(number % next_id_); }
+  [[nodiscard]] std::uint64_t num_made() const { return next_id_; }
+  [[nodiscard]] bool plans(const Sequence& sequence) const {
+    return std::ranges::any_of(plan.entries, [&](const auto& entry) { return entry.sequence == &sequence; });
+  }
+
+ private:
+  static LoraLayout one_module_layout() {
+    LoraLayout layout;
+    layout.num_layers = 8;
+    layout.max_rank = 4;
+    layout.shape = {.hidden_size = 8,
+                    .num_attention_heads = 2,
+                    .num_key_value_heads = 1,
+                    .head_dim = 3,
+                    .intermediate_size = 10};
+    layout.target_modules = {LoraModule::kAttnDense};
+    for (std::int32_t layer = 0; layer < layout.num_layers; ++layer) {
+      layout.sites.push_back({layer, 6, {{LoraModule::kAttnDense, 8}}});
+    }
+    return layout;
+  }
+  static std::unique_ptr<LoraCache> make_cache(std::int64_t device_pages) {
+    const LoraLayout layout = one_module_layout();
+    const ModuleRank largest{.module = LoraModule::kAttnDense, .rank = layout.max_rank};
+    return std::make_unique<LoraCache>(
+        layout,
+        LoraCacheSizes{.host_bytes = 1 << 20,
+                       .page_bytes = image_bytes(layout.sites[0], std::span(&largest, 1), layout.dtype),
+                       .device_pages = device_pages});
+  }
+
+  /// The request is over: its adapter may leave the cache.
+  static void retire(Sequence& sequence) { sequence.adapter.reset(); }
+  static void require(const std::vector<std::string>& violations) {
+    for (const auto& violation : violations) BOOST_ERROR(violation);
+    if (!violations.empty()) throw std::runtime_error("the invariants do not hold");
+  }
+
+  /// Of the first `length` tokens under the sequence's adapter.
+  static std::uint64_t hash(const Sequence& sequence, std::int32_t length) {
+    std::uint64_t value = sequence.reuse_key().adapter_generation + 1;
+    for (std::int32_t i = 0; i < length; ++i) {
+      value = (value ^ static_cast<std::uint32_t>(sequence.tokens[i])) * 0x9e3779b97f4a7c15ULL;
+      value ^= value >> 29;
+    }
+    return value;
+  }
+  static std::int32_t next_token(const Sequence& sequence, std::int32_t length) {
+    return static_cast<std::int32_t>(hash(sequence, length) % 5);
+  }
+  std::uint64_t& memory_at(const Sequence& sequence, std::int32_t position) {
+    const std::int32_t size = pool.tokens_per_block();
+    return memory_[static_cast<std::size_t>(sequence.table.blocks[position / size]) * size + position % size];
+  }
+  void compute(const PlannedSequence& entry) {
+    const Sequence& sequence = *entry.sequence;
+    for (std::int32_t i = 0; i < entry.first_token; ++i) {
+      BOOST_TEST_REQUIRE(memory_at(sequence, i) == hash(sequence, i + 1), "KV of another content is read");
+    }
+    for (std::int32_t i = entry.first_token; i < entry.first_token + entry.count; ++i) {
+      memory_at(sequence, i) = hash(sequence, i + 1);
+    }
+  }
+  static void require_right_tokens(const Sequence& sequence) {
+    for (std::int32_t i = sequence.prompt_length; i < sequence.num_tokens(); ++i) {
+      BOOST_TEST_REQUIRE(sequence.tokens[i] == next_token(sequence, i));
+    }
+  }
+
+ public:
+  BlockPool pool;
+
+ private:
+  std::unique_ptr<LoraCache> cache_;
+
+ public:
+  Scheduler scheduler;
+  StepPlan plan;
+  std::int64_t num_finished = 0;
+
+ private:
+  std::vector<std::uint64_t> memory_;
+  std::map<std::uint64_t, std::unique_ptr<Sequence>> sequences_;
+  std::uint64_t next_id_ = 0;
+  std::int32_t next_token_ = 1000;
+};
+
+}  // namespace adaptrt::testing
