@@ -1,0 +1,209 @@
+// Logits have the same bits whatever shares a step with a token: decision by decision of how a request is
+// served.
+
+#include <algorithm>
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "adaptrt/kernels/kernel_table.h"
+#include "engine/random_model.h"
+
+namespace adaptrt::testing {
+namespace {
+
+namespace data = boost::unit_test::data;
+
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr std::int32_t kNumBlocks = 160;
+
+auto kernel_names() {
+  std::vector<std::string> names;
+  for (const auto* table : available_kernels()) names.emplace_back(table->name);
+  return data::make(std::move(names));
+}
+
+/// A model and its adapters; engines of it differ in threads only.
+struct Served {
+  Served(ModelOptions options, std::string kernels_name) : model(options), kernels(std::move(kernels_name)) {
+    adapters.push_back(model.adapter(11, false));
+    adapters.push_back(model.adapter(12, true));
+    adapters.push_back(model.adapter(13, true, 1));
+    adapters.push_back(model.adapter(14, false, options.max_rank));
+  }
+
+  [[nodiscard]] std::unique_ptr<Engine> engine(int threads) const {
+    auto made = make_cpu_engine(model.program, std::make_shared<ThreadPool>(threads), kernels);
+    made->allocate_kv_blocks(kNumBlocks);
+    return made;
+  }
+
+  /// The adapter of request i: one of them, or none.
+  [[nodiscard]] const DeviceAdapter* adapter_of(std::size_t i) const {
+    return i % 5 == 4 ? nullptr : &adapters[i % 5];
+  }
+
+  RandomModel model;
+  std::string kernels;
+  std::vector<DeviceAdapter> adapters;
+};
+
+/// A request whose tokens are all known, and what is done of it.
+struct Request {
+  Request(std::vector<std::int32_t> all, std::vector<std::int32_t> own_blocks,
+          const DeviceAdapter* own_adapter)
+      : tokens(std::move(all)), blocks(std::move(own_blocks)), adapter(own_adapter) {}
+
+  /// The next `count` tokens as a piece of a step.
+  [[nodiscard]] Piece next(std::size_t count) const {
+    const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(done);
+    return {.tokens = {begin, begin + static_cast<std::ptrdiff_t>(count)},
+            .first_position = static_cast<std::int32_t>(done),
+            .prompt_length = static_cast<std::int32_t>(tokens.size()),
+            .blocks = blocks,
+            .adapter = adapter};
+  }
+
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> blocks;
+  const DeviceAdapter* adapter;
+  std::size_t done = 0;
+  std::vector<float> logits;
+};
+
+std::vector<Request> make_requests(const Served& served, std::size_t count, std::int64_t longest,
+                                   Random* random) {
+  const auto& program = served.model.program;
+  std::vector<std::int32_t> blocks(kNumBlocks);
+  std::iota(blocks.begin(), blocks.end(), 0);
+  for (std::size_t i = blocks.size() - 1; i > 0; --i) {
+    std::swap(blocks[i], blocks[static_cast<std::size_t>(random->below(static_cast<std::int64_t>(i) + 1))]);
+  }
+  std::vector<Request> requests;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(1 + random->below(longest)));
+    for (auto& token : tokens) token = static_cast<std::int32_t>(random->below(program.vocab_size));
+    std::vector<std::int32_t> own;
+    for (std::size_t used = 0; used < tokens.size();
+         used += static_cast<std::size_t>(program.tokens_per_block)) {
+      own.push_back(blocks.back());
+      blocks.pop_back();
+    }
+    requests.emplace_back(std::move(tokens), std::move(own), served.adapter_of(i));
+  }
+  return requests;
+}
+
+/// Logits of all positions of each request, alone, in one chunk, with one thread.
+void run_alone(const Served& served, std::vector<Request>* requests) {
+  for (auto& request : *requests) {
+    const auto engine = served.engine(1);
+    const StepArrays arrays({request.next(request.tokens.size())});
+    request.logits = logits_of(engine.get(), arrays.input());
+  }
+}
+
+/// Runs all requests together in random chunks and crowds, and checks each logit as it comes.
+void check_crowd(const Served& served, std::vector<Request> requests, int threads, Random* random) {
+  const auto engine = served.engine(threads);
+  const auto vocab = static_cast<std::size_t>(served.model.program.vocab_size);
+  while (true) {
+    std::vector<Request*> chosen;
+    std::vector<Piece> pieces;
+    std::vector<std::size_t> counts;
+    for (auto& request : requests) {
+      const std::size_t left = request.tokens.size() - request.done;
+      if (left == 0 || random->below(3) == 0) continue;
+      const std::size_t count = random->below(2) == 0
+                                    ? 1
+                                    : 1 + static_cast<std::size_t>(random->below(
+                                              std::min<std::int64_t>(40, static_cast<std::int64_t>(left))));
+      chosen.push_back(&request);
+      counts.push_back(std::min(count, left));
+      pieces.push_back(request.next(counts.back()));
+    }
+    if (pieces.empty()) {
+      if (std::all_of(requests.begin(), requests.end(),
+                      [](const Request& r) { return r.done == r.tokens.size(); })) {
+        return;
+      }
+      continue;
+    }
+    const StepArrays arrays(pieces);
+    const auto logits = logits_of(engine.get(), arrays.input());
+    std::size_t row = 0;
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+      const float* expected = chosen[i]->logits.data() + chosen[i]->done * vocab;
+      BOOST_TEST_REQUIRE(
+          std::memcmp(logits.data() + row * vocab, expected, counts[i] * vocab * sizeof(float)) == 0,
+          "threads " << threads << " position " << chosen[i]->done << " count " << counts[i]);
+      chosen[i]->done += counts[i];
+      row += counts[i];
+    }
+  }
+}
+
+void check_invariance(ModelOptions options, const std::string& kernels) {
+  options.max_rank = 9;
+  const Served served(options, kernels);
+  Random random(options.seed + 100);
+  auto requests = make_requests(served, 7, 150, &random);
+  run_alone(served, &requests);
+  for (const int threads : {1, 2, 3, 4}) check_crowd(served, requests, threads, &random);
+}
+
+BOOST_AUTO_TEST_SUITE(invariance)
+
+BOOST_DATA_TEST_CASE(any_crowd_gives_the_bits_of_a_request_alone, kernel_names() * data::make({0, 1, 2}),
+                     kernels, dtype_index) {
+  check_invariance({.dtype = kDTypes[dtype_index], .biases = true, .max_num_tokens = 400}, kernels);
+}
+
+BOOST_AUTO_TEST_CASE(with_head_norms_a_window_and_odd_blocks) {
+  check_invariance({.dtype = DType::kBFloat16,
+                    .shape = {40, 6, 2, 20, 129},
+                    .head_norms = true,
+                    .sliding_window = 70,
+                    .max_num_tokens = 400,
+                    .tokens_per_block = 23,
+                    .seed = 2},
+                   "");
+}
+
+BOOST_AUTO_TEST_CASE(with_heads_of_more_than_one_panel_and_one_key_value_head) {
+  check_invariance({.dtype = DType::kFloat32,
+                    .shape = {32, 5, 1, 80, 64},
+                    .max_num_tokens = 400,
+                    .tokens_per_block = 64,
+                    .seed = 3},
+                   "");
+}
+
+BOOST_AUTO_TEST_CASE(kernel_tables_agree_within_rounding) {
+  ModelOptions options{.dtype = DType::kFloat32, .max_num_tokens = 400, .max_rank = 9};
+  // The residual stream is some units wide; each of two layers adds roundings of sums over at most 48
+  // products.
+  constexpr float kTolerance = 1e-4F;
+  std::vector<float> first;
+  for (const auto* table : available_kernels()) {
+    const Served served(options, std::string(table->name));
+    Random random(5);
+    auto requests = make_requests(served, 3, 100, &random);
+    run_alone(served, &requests);
+    std::vector<float> all;
+    for (const auto& request : requests) all.insert(all.end(), request.logits.begin(), request.logits.end());
+    if (first.empty()) first = all;
+    BOOST_TEST_REQUIRE(all.size() == first.size());
+    for (std::size_t i = 0; i < all.size(); ++i) BOOST_TEST_REQUIRE(std::abs(all[i] - first[i]) < kTolerance);
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt::testing

@@ -1,0 +1,225 @@
+#include <algorithm>
+#include <boost/test/unit_test.hpp>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "engine/random_model.h"
+
+namespace adaptrt::testing {
+namespace {
+
+constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+
+template <class OpType>
+OpType& op_at(Program* program, std::size_t index) {
+  return std::get<OpType>(program->body.at(index));
+}
+
+struct Fixture {
+  Fixture() : model({.max_rank = 4}) {}
+
+  /// The changed program has a problem with these words, and no engine is made of it.
+  void finds(const std::string& words, const std::function<void(Program*)>& change) {
+    Program program = model.program;
+    change(&program);
+    const auto problems = program.validate();
+    const auto& list = problems.list();
+    const bool found = std::any_of(list.begin(), list.end(),
+                                   [&](const std::string& p) { return p.find(words) != std::string::npos; });
+    std::string all;
+    for (const auto& problem : list) all += "\n  " + problem;
+    BOOST_TEST(found, "'" << words << "' is not among:" << all);
+    BOOST_CHECK_THROW((void)make_cpu_engine(program, std::make_shared<ThreadPool>(1)), EngineError);
+  }
+
+  RandomModel model;
+};
+
+// Ops of the random model: 0 embedding, 1 rope, then for each layer: 2 norm, 3 qkv, 4 attention, 5 dense, 6
+// norm, 7 gate-up, 8 down. Buffers: 0 hidden, 1 normed, 2 qkv, 3 attended, 4 gated, 5 cosine, 6 sine, 7 last,
+// 8 logits.
+BOOST_FIXTURE_TEST_SUITE(program, Fixture)
+
+BOOST_AUTO_TEST_CASE(a_sound_program_has_no_problems) {
+  BOOST_TEST(model.program.validate().empty());
+}
+
+BOOST_AUTO_TEST_CASE(unusable_sizes_are_found) {
+  finds("vocab_size is 0", [](Program* p) { p->vocab_size = 0; });
+  finds("vocab_size is", [](Program* p) { p->vocab_size = kHuge; });
+  finds("num_layers is -1", [](Program* p) { p->num_layers = -1; });
+  finds("hidden_size is", [](Program* p) { p->shape.hidden_size = -kHuge; });
+  finds("head_dim is 11; it must be even", [](Program* p) { p->shape.head_dim = 11; });
+  finds("no multiple of num_key_value_heads", [](Program* p) { p->shape.num_key_value_heads = 3; });
+  finds("num_key_value_heads is 0", [](Program* p) { p->shape.num_key_value_heads = 0; });
+  finds("max_batch_size is 0", [](Program* p) { p->max_batch_size = 0; });
+  finds("max_num_tokens is",
+        [](Program* p) { p->max_num_tokens = std::numeric_limits<std::int32_t>::max(); });
+  finds("max_input_len is 301", [](Program* p) { p->max_input_len = 301; });
+  finds("max_beam_width is 2", [](Program* p) { p->max_beam_width = 2; });
+  finds("tokens_per_block is 0", [](Program* p) { p->tokens_per_block = 0; });
+  finds("dtype is unknown", [](Program* p) { p->dtype = static_cast<DType>(9); });
+}
+
+BOOST_AUTO_TEST_CASE(unusable_buffers_are_found) {
+  finds("'hidden' does not lie within arena_bytes",
+        [](Program* p) { p->buffers[0].offset = p->arena_bytes; });
+  finds("does not lie within",
+        [](Program* p) { p->buffers[0].offset = std::numeric_limits<std::size_t>::max() - 63; });
+  finds("does not lie within", [](Program* p) { p->arena_bytes = 0; });
+  finds("no multiple of 64", [](Program* p) { p->buffers[1].offset += 4; });
+  finds("width is 0", [](Program* p) { p->buffers[1].width = 0; });
+  finds("width is", [](Program* p) { p->buffers[1].width = kHuge; });
+  finds("the dtype is unknown", [](Program* p) { p->buffers[1].dtype = static_cast<DType>(77); });
+  finds("share bytes", [](Program* p) { p->buffers[1].offset = p->buffers[0].offset; });
+  finds("'hidden' and 'logits' share bytes", [](Program* p) { p->buffers[8].offset = p->buffers[0].offset; });
+}
+
+BOOST_AUTO_TEST_CASE(buffers_may_share_bytes_when_their_lives_are_apart) {
+  Program program = model.program;
+  // The gated activations are made after the last use of the layer's qkv.
+  program.buffers[4].offset = program.buffers[2].offset;
+  BOOST_TEST(program.validate().empty());
+  // The normed ones are read by the op that makes qkv.
+  program.buffers[1].offset = program.buffers[2].offset;
+  BOOST_TEST(!program.validate().empty());
+}
+
+BOOST_AUTO_TEST_CASE(unusable_operands_are_found) {
+  finds("output names buffer 9 of 9", [](Program* p) { op_at<EmbeddingOp>(p, 0).output = 9; });
+  finds("output names buffer -1", [](Program* p) { op_at<EmbeddingOp>(p, 0).output = kNoBuffer; });
+  finds("names buffer -2147483648",
+        [](Program* p) { op_at<LinearOp>(p, 3).input = std::numeric_limits<std::int32_t>::min(); });
+  finds("not a row of logits", [](Program* p) { p->logits = 0; });
+  finds("not a token", [](Program* p) { op_at<RmsNormOp>(p, 2).output = 7; });
+  finds("reads 'normed' before it is written", [](Program* p) { p->body.erase(p->body.begin() + 2); });
+  finds("input and output are one buffer", [](Program* p) { op_at<LinearOp>(p, 5).input = 0; });
+  finds("body has no ops", [](Program* p) { p->body.clear(); });
+  finds("head has no ops", [](Program* p) { p->head.clear(); });
+  finds("belongs in the body", [](Program* p) { p->head.insert(p->head.begin(), p->body[0]); });
+  finds("gathers logit rows outside the head",
+        [](Program* p) { op_at<RmsNormOp>(p, 2).gather_logit_rows = true; });
+  finds("has a row a token", [](Program* p) { std::get<RmsNormOp>(p->head[0]).gather_logit_rows = false; });
+}
+
+BOOST_AUTO_TEST_CASE(unusable_weights_are_found) {
+  finds("the table is [60, 48]", [](Program* p) { op_at<EmbeddingOp>(p, 0).table.n = 60; });
+  finds("the table has no data", [](Program* p) { op_at<EmbeddingOp>(p, 0).table.data = nullptr; });
+  finds("the table is bfloat16", [](Program* p) { op_at<EmbeddingOp>(p, 0).table.dtype = DType::kBFloat16; });
+  finds("a weight is [48, 47]", [](Program* p) { op_at<LinearOp>(p, 3).parts[0].weight.k = 47; });
+  finds("outputs of a part is", [](Program* p) { op_at<LinearOp>(p, 3).parts[0].weight.n = kHuge; });
+  finds("outputs of a part is", [](Program* p) { op_at<LinearOp>(p, 3).parts[0].weight.n = -kHuge; });
+  finds("output 'qkv' is 96 wide; it must be 72", [](Program* p) { op_at<LinearOp>(p, 3).parts.pop_back(); });
+  finds("number of parts is 0", [](Program* p) { op_at<LinearOp>(p, 3).parts.clear(); });
+  finds("the two parts differ", [](Program* p) { op_at<LinearOp>(p, 7).parts[1].weight.n = 36; });
+  finds("a bias has 3 elements", [](Program* p) { op_at<LinearOp>(p, 3).parts[0].bias.size = 3; });
+  finds("the weight has 0 elements", [](Program* p) { op_at<RmsNormOp>(p, 2).weight = {}; });
+  finds("epsilon is", [](Program* p) { op_at<RmsNormOp>(p, 2).epsilon = std::nanf(""); });
+  finds("epilogue is unknown",
+        [](Program* p) { op_at<LinearOp>(p, 3).epilogue = static_cast<LinearEpilogue>(5); });
+}
+
+BOOST_AUTO_TEST_CASE(unusable_attention_is_found) {
+  finds("layer is 2", [](Program* p) { op_at<AttentionOp>(p, 4).layer = 2; });
+  finds("layer 0 has 0 attention ops", [](Program* p) { op_at<AttentionOp>(p, 4).layer = 1; });
+  finds("query_norm has 11 elements", [](Program* p) { op_at<AttentionOp>(p, 4).query_norm.size = 11; });
+  finds("sliding_window is -1", [](Program* p) { op_at<AttentionOp>(p, 4).sliding_window = -1; });
+  finds("scale is",
+        [](Program* p) { op_at<AttentionOp>(p, 4).scale = std::numeric_limits<float>::infinity(); });
+  finds("there are 7 inverse_frequencies",
+        [](Program* p) { op_at<RopeTableOp>(p, 1).inverse_frequencies.size = 7; });
+  finds("original_max_position is 0", [](Program* p) { op_at<RopeTableOp>(p, 1).kind = RopeKind::kDynamic; });
+  finds("the kind is unknown", [](Program* p) { op_at<RopeTableOp>(p, 1).kind = static_cast<RopeKind>(4); });
+  finds("cosine and sine are one buffer", [](Program* p) { op_at<RopeTableOp>(p, 1).sine = 5; });
+}
+
+BOOST_AUTO_TEST_CASE(unusable_sites_are_found) {
+  finds("lora_site is 8 of 8", [](Program* p) { op_at<LinearOp>(p, 3).lora_site = 8; });
+  finds("lora_site is -2", [](Program* p) { op_at<LinearOp>(p, 3).lora_site = -2; });
+  finds("site 0 is used by 0 ops", [](Program* p) { op_at<LinearOp>(p, 3).lora_site = -1; });
+  finds("has 3 parts, its lora_site 1", [](Program* p) { op_at<LinearOp>(p, 3).lora_site = 1; });
+  finds("part 1 and its lora_site differ", [](Program* p) { p->lora.sites[0].parts[1].out_size = 25; });
+  finds("number of parts is 0", [](Program* p) { p->lora.sites[0].parts.clear(); });
+  finds("lora: max_rank is 0", [](Program* p) { p->lora.max_rank = 0; });
+  finds("lora: the dtype differs", [](Program* p) { p->lora.dtype = DType::kFloat16; });
+  finds("lora: the shape differs", [](Program* p) { p->lora.shape.head_dim = 14; });
+  finds("no target_modules", [](Program* p) { p->lora.target_modules.clear(); });
+  finds("site 2 layer is 5", [](Program* p) { p->lora.sites[2].layer = 5; });
+}
+
+BOOST_AUTO_TEST_CASE(all_problems_come_at_once) {
+  Program program = model.program;
+  program.vocab_size = 0;
+  program.buffers[1].width = -4;
+  op_at<AttentionOp>(&program, 4).layer = -7;
+  BOOST_TEST(program.validate().list().size() >= 3U);
+}
+
+BOOST_AUTO_TEST_CASE(random_damage_never_crashes_the_validator) {
+  Random random(std::uint64_t{6});
+  const auto hostile = [&]() -> std::int64_t {
+    static constexpr std::int64_t kValues[] = {0,     -1,    1, 7, 63, 1 << 20, std::int64_t{1} << 31,
+                                               kHuge, -kHuge};
+    return kValues[random.below(std::size(kValues))];
+  };
+  for (int round = 0; round < 3000; ++round) {
+    Program program = model.program;
+    for (int damage = 0; damage < 3; ++damage) {
+      const auto op = static_cast<std::size_t>(random.below(static_cast<std::int64_t>(program.body.size())));
+      auto& buffer = program.buffers[static_cast<std::size_t>(random.below(9))];
+      auto& site = program.lora.sites[static_cast<std::size_t>(random.below(8))];
+      switch (random.below(12)) {
+        case 0:
+          buffer.width = hostile();
+          break;
+        case 1:
+          buffer.offset = static_cast<std::size_t>(hostile());
+          break;
+        case 2:
+          program.body.erase(program.body.begin() + static_cast<std::ptrdiff_t>(op));
+          break;
+        case 3:
+          std::swap(program.body[op], program.body[0]);
+          break;
+        case 4:
+          site.in_size = hostile();
+          break;
+        case 5:
+          site.parts[0].out_size = hostile();
+          break;
+        case 6:
+          program.shape.head_dim = hostile();
+          break;
+        case 7:
+          program.shape.num_attention_heads = hostile();
+          break;
+        case 8:
+          program.num_layers = static_cast<std::int32_t>(hostile());
+          break;
+        case 9:
+          program.max_num_tokens = static_cast<std::int32_t>(hostile());
+          break;
+        case 10:
+          program.arena_bytes = static_cast<std::size_t>(hostile());
+          break;
+        default:
+          if (auto* linear = std::get_if<LinearOp>(&program.body[op])) {
+            linear->parts[0].weight.n = hostile();
+            linear->output = static_cast<BufferId>(hostile());
+            linear->lora_site = static_cast<std::int32_t>(hostile());
+          }
+      }
+      if (program.body.empty()) break;
+    }
+    (void)program.validate();
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt::testing
