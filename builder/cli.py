@@ -124,7 +124,7 @@ def _report_user_errors(run: Callable[[], int]) -> int:
         sys.stdout.flush()
         return status
     except AdaptrtError as error:
-        print(f"adaptrt: error: {error}", file=sys.stderr)
+        print(f"adaptrt: error: {_printable(str(error))}", file=sys.stderr)
         return EXIT_USER_ERROR
     except BrokenPipeError:
         # The reader of a pipe, such as head, has gone. Python would fail once more as it flushes stdout at exit.
@@ -140,6 +140,14 @@ def _report_user_errors(run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("adaptrt: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _printable(text: str) -> str:
+    """Escapes control characters: names of tensors and files come from others, and a terminal would obey them."""
+    return "".join(
+        character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 def _spelling_free(flag: str) -> str:

@@ -21,16 +21,16 @@ DEFAULT_ROPE_THETA: Final = 10000.0
 # Training, bookkeeping, and defaults of generate(): none of them changes what the network computes.
 _HARMLESS_FIELDS: Final = frozenset(
     """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path attention_dropout
-    bad_words_ids begin_suppress_tokens chunk_size_feed_forward
-    decoder_start_token_id diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id id2label
-    initializer_range is_decoder label2id length_penalty max_length min_length model_type no_repeat_ngram_size
-    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states
-    output_scores prefix pretraining_tp problem_type remove_invalid_values repetition_penalty return_dict
-    return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
-    tokenizer_class top_k top_p torchscript transformers_version typical_p unsloth_fixed unsloth_version
-    use_bfloat16 use_cache
+    _attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path
+    attention_dropout bad_words_ids begin_suppress_tokens chunk_size_feed_forward decoder_start_token_id
+    diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id id2label initializer_range is_decoder is_llama_config
+    label2id length_penalty max_length max_sequence_length min_length model_type no_repeat_ngram_size num_beam_groups
+    num_beams num_labels num_return_sequences output_attentions output_hidden_states output_scores prefix
+    pretraining_tp problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate
+    sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p
+    torchscript transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16
+    use_cache
     """.split()  # noqa: SIM905
 )
 

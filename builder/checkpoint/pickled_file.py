@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,10 @@ class PickledFile:
             ) from None
         try:
             tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        except (OSError, RuntimeError, pickle.UnpicklingError) as reason:
-            raise CheckpointError(f"{path}: cannot be read: {reason}") from None
+        except Exception as reason:
+            # A damaged file ends torch's reader with nearly any exception there is.
+            first_line = str(reason).partition("\n")[0]
+            raise CheckpointError(f"{path}: cannot be read with weights_only=True: {first_line}") from reason
         if not isinstance(tensors, dict):
             raise CheckpointError(f"{path}: expected a dictionary of tensors, found {type(tensors).__name__}")
         others = sorted(str(name) for name, value in tensors.items() if not isinstance(value, torch.Tensor))

@@ -1,7 +1,7 @@
 """Rotary position scaling: which kinds there are, and the parameters of each.
 
-The formulas are those of Hugging Face's modeling_rope_utils.py; docs/formats.md says which parameter means
-what.
+The formulas are those of Hugging Face's modeling_rope_utils.py; docs/formats.md names the
+parameters of each kind.
 """
 
 from __future__ import annotations

@@ -92,6 +92,26 @@ def test_a_stated_dtype_wins(load: Any) -> None:
     assert load({**HF, "torch_dtype": ...}, stated=_core.DType.FLOAT32).dtype == _core.DType.FLOAT32
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
+        {"max_sequence_length": 2048, "_flash_attn_2_enabled": True, "pretraining_tp": 2, "use_cache": False},
+        {
+            "_name_or_path": "x",
+            "do_sample": True,
+            "temperature": 0.6,
+            "top_p": 0.9,
+            "max_length": 4096,
+            "pruned_heads": {},
+        },
+        {"unknown_but_null": None},
+    ],
+)
+def test_fields_that_do_not_matter(load: Any, extra: dict[str, Any]) -> None:
+    assert load({**HF, **extra}) == load(HF)
+
+
 def test_token_ids(load: Any) -> None:
     config = load(HF, bos_token_id=1, eos_token_id=[2, 5], pad_token_id=-1)
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, (2, 5), None)

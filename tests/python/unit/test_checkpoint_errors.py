@@ -216,6 +216,7 @@ class Exploit:
         (lambda path: path.write_bytes(b"nonsense"), "cannot be read"),
         (lambda path: path.write_bytes(pickle.dumps(Exploit())), "cannot be read"),
         (lambda path: torch.save({GATE: Exploit()}, path), "cannot be read"),
+        (lambda path: torch.save({GATE: torch.zeros(1)}, path, _use_new_zipfile_serialization=False), "cannot be read"),
         (lambda path: torch.save([torch.zeros(1)], path), "expected a dictionary of tensors, found list"),
         (lambda path: torch.save({"step": 3}, path), "expected tensors only, found others under step"),
     ],

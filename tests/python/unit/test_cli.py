@@ -78,6 +78,7 @@ def test_flags_are_never_guessed(flags: list[str], capsys: pytest.CaptureFixture
     ("error", "expected"),
     [
         (_core.ConfigError("field x is 3"), "adaptrt: error: field x is 3\n"),
+        (_core.ConfigError("tensor '\x1b[2J\n\u200eé'"), "adaptrt: error: tensor '\\x1b[2J\n\\u200eé'\n"),
         (_core.LoraCacheFullError("PEFT Cache is full"), "adaptrt: error: PEFT Cache is full\n"),
         (FileNotFoundError(2, "No such file or directory", "x.json"), "adaptrt: error: x.json: No such file"),
     ],
