@@ -12,8 +12,8 @@ import numpy.typing as npt
 from .._core import LinearOp, PanelMatrix, Program, lora_modules
 from ..builder.adapter import ModuleKey
 
-# Modules that engines hold in parts, in the order of the fused module's outputs.
-_PARTS_OF = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "mlp_gate_up": ("mlp_gate", "mlp_h_to_4h")}
+# Modules that engines hold in parts, in the order of Hugging Face's fused layers: [q; k; v] and [gate; up].
+_PARTS_OF = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "mlp_gate_up": ("mlp_h_to_4h", "mlp_gate")}
 _ROWS_AT_ONCE = 1024
 
 

@@ -134,6 +134,10 @@ def _row(key: ModuleKey, tensors: ModuleTensors, scale: float, dtype: DType, pro
     parts: dict[Role, FloatArray] = {Role.A: tensors.a, Role.B: tensors.b * np.float32(scale)}
     if tensors.magnitude is not None:
         parts[Role.MAGNITUDE] = tensors.magnitude
+    if key.module.name == "mlp_gate_up":
+        # Hugging Face's gate_up_proj gives [gate; up], TensorRT-LLM's mlp_gate_up takes [up; gate].
+        half = len(tensors.b) // 2
+        parts.update({role: np.roll(values, half, axis=0) for role, values in parts.items() if role is not Role.A})
     stored = []
     for role, values in parts.items():
         with np.errstate(over="ignore"):

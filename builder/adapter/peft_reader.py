@@ -194,6 +194,8 @@ def _shape_problems(key: ModuleKey, roles: Mapping[Role, str], tensors: Mapping[
             f"module '{key.path}': the rank is {a.shape[0]} in lora_A {list(a.shape)} and {b.shape[1]} "
             f"in lora_B {list(b.shape)}"
         )
+    if key.module.name == "mlp_gate_up" and b.shape[0] % 2:
+        problems.append(f"tensor '{roles[Role.B]}': has {b.shape[0]} outputs, which are no two halves of one size")
     if Role.MAGNITUDE in roles:
         shape = tensors[roles[Role.MAGNITUDE]].shape
         # The first DoRA code kept the magnitudes as the weight of a linear layer, [out, 1].

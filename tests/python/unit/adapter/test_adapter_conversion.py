@@ -191,6 +191,32 @@ def test_scale_is_folded_before_the_cast(model: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(row[3 * 36 :], (b * np.float32(1 / 3)).astype(np.float16).reshape(-1))
 
 
+def test_halves_of_gate_up_proj_change_places(model: Path, tmp_path: Path) -> None:
+    """Hugging Face's fused layer gives [gate; up]; the module mlp_gate_up takes [up; gate]."""
+    directory = save_adapter(model, tmp_path / "a", 0, r=3, lora_alpha=3, use_dora=True, target_modules=["gate_proj"])
+    rng = np.random.default_rng(1)
+    sizes = {"lora_A.weight": (3, 36), "lora_B.weight": (74, 3), "lora_magnitude_vector": (74,)}
+    tensors = {
+        name.replace("gate_proj", "gate_up_proj"): rng.random(sizes[name.partition("gate_proj.")[2]], np.float32)
+        for name in load_file(directory / TENSORS)
+    }
+    edit_tensors(directory, lambda _: tensors)
+    edit_config(directory, target_modules=["gate_up_proj"])
+    adapter = convert_adapter(directory, storage_dtype="float32", magnitudes_normalized=True)
+    assert adapter.config[0].tolist() == [[18, 0, 3, 1], [18, 1, 3, 1]]
+    a, b, magnitude = np.split(adapter.weights[0, 1], np.cumsum([3 * 36, 74 * 3]))
+    prefix = "base_model.model.model.layers.1.mlp.gate_up_proj."
+    gate, up = np.split(tensors[prefix + "lora_B.weight"], 2)
+    np.testing.assert_array_equal(a.reshape(3, 36), tensors[prefix + "lora_A.weight"])
+    np.testing.assert_array_equal(b.reshape(74, 3), np.concatenate([up, gate]))
+    gate, up = np.split(tensors[prefix + "lora_magnitude_vector"], 2)
+    np.testing.assert_array_equal(magnitude, np.concatenate([up, gate]))
+    odd = {name: tensor[:73] if len(tensor) == 74 else tensor for name, tensor in tensors.items()}
+    edit_tensors(directory, lambda _: odd)
+    with pytest.raises(_core.AdapterError, match="has 73 outputs"):
+        convert_adapter(directory, storage_dtype="float32", magnitudes_normalized=True)
+
+
 def test_shape_and_layers_of_the_serving_model_are_compared(model: Path, tmp_path: Path) -> None:
     directory = save_adapter(model, tmp_path / "a", 0, r=2)
     shape = {
