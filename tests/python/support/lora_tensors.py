@@ -1,0 +1,121 @@
+"""Layouts and adapter tensors for tests of the LoRA cache on its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from adaptrt import _core
+
+MODULES = {info.name: info for info in _core.lora_modules()}
+FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "mlp_gate_up": ("mlp_gate", "mlp_h_to_4h")}
+SITES = (("attn_q", "attn_k", "attn_v"), ("attn_dense",), ("mlp_h_to_4h", "mlp_gate"), ("mlp_4h_to_h",))
+SHAPE = _core.ModelShape(hidden_size=8, num_attention_heads=2, num_key_value_heads=1, head_dim=3, intermediate_size=10)
+NUMPY_TYPES = {
+    _core.DType.FLOAT32: np.dtype(np.float32),
+    _core.DType.FLOAT16: np.dtype(np.float16),
+    _core.DType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
+
+
+def sizes_of(module: str) -> tuple[int, int]:
+    """(in, out) of a module of the model that every layout here describes."""
+    sizes: tuple[int, int] = MODULES[module].sizes(SHAPE)
+    return sizes
+
+
+def parts_of(module: str) -> tuple[str, ...]:
+    return FUSED.get(module, (module,))
+
+
+def small_layout(dtype: _core.DType = _core.DType.FLOAT32, num_layers: int = 2, max_rank: int = 4) -> _core.LoraLayout:
+    """Every module of a few layers, DoRA allowed."""
+    sites = [
+        _core.LoraSite(
+            layer=layer,
+            in_size=sizes_of(parts[0])[0],
+            parts=[_core.LoraPart(module=MODULES[part].id, out_size=sizes_of(part)[1]) for part in parts],
+        )
+        for layer in range(num_layers)
+        for parts in SITES
+    ]
+    targets = [info.id for info in MODULES.values() if info.in_decoder_layer]
+    return _core.LoraLayout(
+        dtype=dtype,
+        num_layers=num_layers,
+        max_rank=max_rank,
+        dora_enabled=True,
+        shape=SHAPE,
+        target_modules=targets,
+        sites=sites,
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One module of one layer: A[rank, in], B[out, rank], magnitude[out] or None."""
+
+    module: str
+    layer: int
+    a: np.ndarray
+    b: np.ndarray
+    magnitude: np.ndarray | None
+
+    @property
+    def rank(self) -> int:
+        return int(self.a.shape[0])
+
+    def flat(self) -> np.ndarray:
+        pieces = [self.a.ravel(), self.b.ravel()]
+        return np.concatenate(pieces if self.magnitude is None else [*pieces, self.magnitude])
+
+    def parts(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
+        """{(module id, layer): (A, B, magnitude)}, a fused module as its parts."""
+        result = {}
+        first = 0
+        for part in parts_of(self.module):
+            rows = slice(first, first + sizes_of(part)[1])
+            magnitude = None if self.magnitude is None else self.magnitude[rows]
+            result[MODULES[part].id, self.layer] = (self.a, self.b[rows], magnitude)
+            first = rows.stop
+        return result
+
+
+def random_row(rng: np.random.Generator, module: str, layer: int, rank: int, is_dora: bool, dtype: np.dtype) -> Row:
+    in_size, out_size = sizes_of(module)
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32).astype(dtype)
+
+    magnitude = draw(out_size) if is_dora else None
+    return Row(module, layer, draw(rank, in_size), draw(out_size, rank), magnitude)
+
+
+def to_tensors(rows: list[Row], padding: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(weights [rows, width], config [rows, 4]) as a request carries them."""
+    width = max(row.flat().size for row in rows) + padding
+    weights = np.zeros((len(rows), width), rows[0].a.dtype)
+    for i, row in enumerate(rows):
+        weights[i, : row.flat().size] = row.flat()
+    config = [[MODULES[row.module].id, row.layer, row.rank, int(row.magnitude is not None)] for row in rows]
+    return weights, np.array(config, np.int32)
+
+
+def check_device(cache: _core.LoraCache, lease: _core.DeviceLease, rows: list[Row], engine: np.dtype) -> None:
+    """Every value in the device's pages is the one that was sent, in the engine's type; magnitudes in float32."""
+    expected = {}
+    for row in rows:
+        expected.update(row.parts())
+    found = {}
+    for module, layer, a, b, magnitude in cache.read_device(lease):
+        found[module, layer] = (a, b, magnitude)
+    assert found.keys() == expected.keys()
+    for place, (a, b, magnitude) in expected.items():
+        np.testing.assert_array_equal(found[place][0], a.astype(engine).astype(np.float32))
+        np.testing.assert_array_equal(found[place][1], b.astype(engine).astype(np.float32))
+        if magnitude is None:
+            assert found[place][2] is None
+        else:
+            np.testing.assert_array_equal(found[place][2], magnitude.astype(np.float32))
