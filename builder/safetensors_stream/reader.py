@@ -52,6 +52,11 @@ class SafetensorsReader:
         """Size of the file."""
         return self._header.num_bytes
 
+    @property
+    def file_bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A read-only view of the whole file."""
+        return self._bytes
+
     def offset(self, name: str) -> int:
         """Where a tensor's bytes begin in the file."""
         return self._header.offsets[self._known(name).name]
