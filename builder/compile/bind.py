@@ -1,0 +1,93 @@
+"""Makes the _core.Program of a plan, its weights being views of arrays that somebody keeps alive."""
+
+from __future__ import annotations
+
+import enum
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ... import _core
+from ..._core import EngineError, dtype_name, panel_bytes
+from .plan import Matrix, Program, Vector
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def bind_program(program: Program, tensors: Mapping[str, Array], subject: str) -> _core.Program:
+    """Raises EngineError, which begins with `subject`, for names and sizes that do not fit.
+
+    What the result holds is not checked here: see _core.Program.validate.
+    """
+    buffers = {buffer.name: at for at, buffer in enumerate(program.buffers)}
+    if len(buffers) != len(program.buffers):
+        raise EngineError(f"{subject}: two buffers have one name")
+    try:
+        return typing.cast(_core.Program, _Binder(program, tensors, buffers).bind(program))
+    except (ValueError, TypeError, OverflowError) as reason:
+        # What the structs of _core refuse: numbers beyond their fields, buffers beyond their tensors.
+        raise EngineError(f"{subject}: {str(reason).splitlines()[0]}") from None
+    except EngineError as reason:
+        raise EngineError(f"{subject}: {reason}") from None
+
+
+class _Binder:
+    def __init__(self, program: Program, tensors: Mapping[str, Array], buffers: Mapping[str, int]) -> None:
+        self._dtype = program.dtype
+        self._tensors = tensors
+        self._buffers = buffers
+
+    def bind(self, value: Any) -> Any:
+        """The counterpart in _core of a part of a program."""
+        if isinstance(value, Matrix):
+            return self._matrix(value)
+        if isinstance(value, Vector):
+            return self._vector(value)
+        if isinstance(value, tuple):
+            return [self.bind(item) for item in value]
+        if not is_dataclass(value) or isinstance(value, enum.Enum):
+            return value
+        buffer_fields = _buffer_fields(type(value))
+        arguments = {}
+        for field in fields(value):
+            item = getattr(value, field.name)
+            if item is None:
+                continue  # the struct's own default: an empty vector, no LoRA
+            arguments[field.name] = self._buffer(item) if field.name in buffer_fields else self.bind(item)
+        return getattr(_core, type(value).__name__)(**arguments)
+
+    def _buffer(self, name: str) -> int:
+        if name not in self._buffers:
+            raise EngineError(f"there is no buffer '{name}'")
+        return self._buffers[name]
+
+    def _tensor(self, name: str, dtype: str, num_bytes: int) -> Array:
+        if name not in self._tensors:
+            raise EngineError(f"there is no tensor '{name}'")
+        tensor = self._tensors[name]
+        if tensor.dtype != np.dtype(dtype) or tensor.nbytes != num_bytes:
+            raise EngineError(
+                f"tensor '{name}' holds {tensor.nbytes} bytes of {tensor.dtype}; the program expects {num_bytes} of {dtype}"
+            )
+        return tensor
+
+    def _matrix(self, matrix: Matrix) -> Any:
+        if matrix.n < 0 or matrix.k < 0 or matrix.n >= 1 << 31 or matrix.k >= 1 << 31:
+            raise EngineError(f"matrix '{matrix.tensor}' has impossible sizes [{matrix.n}, {matrix.k}]")
+        num_bytes = panel_bytes(self._dtype, matrix.n, matrix.k)
+        tensor = self._tensor(matrix.tensor, dtype_name(self._dtype), num_bytes)
+        return _core.PanelMatrix(data=tensor.view(np.uint8), dtype=self._dtype, n=matrix.n, k=matrix.k)
+
+    def _vector(self, vector: Vector) -> Any:
+        tensor = self._tensor(vector.tensor, "float32", 4 * vector.size)
+        return _core.VectorView(data=tensor.view(np.uint8))
+
+
+@cache
+def _buffer_fields(kind: type) -> frozenset[str]:
+    hints = typing.get_type_hints(kind)
+    return frozenset(name for name, hint in hints.items() if getattr(hint, "__name__", "") == "BufferName")

@@ -1,0 +1,97 @@
+"""What lowering finds: ops of the program with the values they read and write, before buffers are placed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..._core import DType, EngineError, RowKind
+from .graph_index import Array, GraphIndex, Node
+from .plan import BufferName, LoraSite, Matrix, Op, Vector
+
+
+@dataclass(frozen=True)
+class WeightRows:
+    """Rows [first, last) of a checkpoint tensor, the source of a tensor of the engine."""
+
+    tensor: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class LoweredOp:
+    """An op and the nodes that it stands for."""
+
+    op: Op
+    nodes: tuple[Node, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    dtype: DType  # of what it writes
+    rows: RowKind
+    site: LoraSite | None = None
+    side_outputs: tuple[str, ...] = ()
+    """Values of its nodes that are no buffers: the KV pools."""
+    in_place: str | None = None
+    """The value whose buffer its only output takes over."""
+
+    @property
+    def position(self) -> int:
+        """Place in the order of execution: that of its last node."""
+        return max(node.position for node in self.nodes)
+
+
+@dataclass
+class Weights:
+    """The engine's tensors that ops refer to, by name, and where they come from."""
+
+    matrices: dict[str, tuple[Matrix, WeightRows]] = field(default_factory=dict)
+    vectors: dict[str, tuple[Vector, WeightRows | Array]] = field(default_factory=dict)
+
+    def matrix(self, index: GraphIndex, value: str, rows: tuple[int, int] | None = None) -> Matrix:
+        """Panels of a weight [out, in] of the checkpoint, or of some of its rows."""
+        shape = index.shape(value)
+        if not index.is_weight(value) or len(shape) != 2:
+            raise EngineError(f"'{value}' is no two-dimensional weight")
+        size, k = (size or 0 for size in shape)
+        first, last = rows or (0, size)
+        name = value if (first, last) == (0, size) else f"{value}[{first}:{last}]"
+        matrix = Matrix(tensor=name, n=last - first, k=k)
+        self.matrices[name] = (matrix, WeightRows(value, first, last))
+        return matrix
+
+    def vector(self, index: GraphIndex, value: str, rows: tuple[int, int] | None = None) -> Vector:
+        """A one-dimensional weight of the checkpoint, or some of its elements."""
+        shape = index.shape(value)
+        if not index.is_weight(value) or len(shape) != 1:
+            raise EngineError(f"'{value}' is no one-dimensional weight")
+        size = shape[0] or 0
+        first, last = rows or (0, size)
+        name = value if (first, last) == (0, size) else f"{value}[{first}:{last}]"
+        vector = Vector(tensor=name, size=last - first)
+        self.vectors[name] = (vector, WeightRows(value, first, last))
+        return vector
+
+    def constant(self, name: str, value: Array) -> Vector:
+        """A constant of the graph as a vector of the engine."""
+        flat = np.ascontiguousarray(value, np.float32).reshape(-1)
+        vector = Vector(tensor=name, size=flat.size)
+        self.vectors[name] = (vector, flat)
+        return vector
+
+
+def buffer_name(value: str) -> BufferName:
+    """Every value that ops exchange is a buffer of the same name."""
+    return BufferName(value)
+
+
+def refuse(node: Node, reason: str) -> EngineError:
+    """The error for a node that the native compiler cannot lower."""
+    return EngineError(f"the native compiler cannot lower {node.describe()}: {reason}")
+
+
+def nodes_of(*groups: Iterable[Node]) -> tuple[Node, ...]:
+    """The nodes of several groups, each once, in the graph's order."""
+    return tuple(sorted({node.position: node for group in groups for node in group}.values(), key=lambda n: n.position))

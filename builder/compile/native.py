@@ -1,0 +1,70 @@
+"""The native compiler: from the network's ONNX graph to an engine file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from ..checkpoint.config import CheckpointConfig
+from ..safetensors_stream import SafetensorsReader
+from .arena import Arena
+from .assemble import LoraOptions, ProgramLimits, assemble
+from .engine_file import EngineTensor, write_engine_file
+from .lower import lower
+from .pack import engine_tensors
+from .plan import ModelShape, Program
+
+
+@dataclass(frozen=True)
+class CompiledNetwork:
+    """A program and its tensors, before they are packed."""
+
+    program: Program
+    arena: Arena
+    tensors: list[EngineTensor]
+    num_nodes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the packed tensors."""
+        return sum(tensor.num_bytes for tensor in self.tensors)
+
+    @property
+    def num_ops(self) -> int:
+        """Ops that the graph's nodes became."""
+        return len(self.program.body) + len(self.program.head)
+
+    def write(self, path: Path, advance: Callable[[int], None]) -> str:
+        """Packs the weights into an engine file; returns the checksum that config.json keeps."""
+        return write_engine_file(path, self.program, self.tensors, advance)
+
+
+def compile_network(
+    model: onnx.ModelProto,
+    config: CheckpointConfig,
+    reader: SafetensorsReader,
+    *,
+    limits: ProgramLimits,
+    lora: LoraOptions | None,
+) -> CompiledNetwork:
+    """Lowers the graph and plans its buffers. Raises EngineError naming a node that it cannot lower."""
+    shape = ModelShape(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_size,
+        intermediate_size=config.intermediate_size,
+    )
+    lowered = lower(model, shape, config.dtype)
+    program, arena = assemble(
+        lowered,
+        dtype=config.dtype,
+        shape=shape,
+        num_layers=config.num_hidden_layers,
+        limits=limits,
+        lora=lora,
+    )
+    return CompiledNetwork(program, arena, engine_tensors(lowered.weights, reader, config.dtype), lowered.num_nodes)

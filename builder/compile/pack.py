@@ -1,0 +1,55 @@
+"""Streams weights from the checkpoint into the engine's tensors: matrices as panels, vectors as float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from ..._core import DType, dtype_name, pack_panels, panel_bytes
+from ..checkpoint.casting import to_float32
+from ..safetensors_stream import SafetensorsReader
+from .engine_file import EngineTensor
+from .lowered import WeightRows, Weights
+from .plan import Matrix
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_PANEL_ROWS: Final = 64
+_PIECE_BYTES: Final = 8 << 20
+
+
+def engine_tensors(weights: Weights, reader: SafetensorsReader, dtype: DType) -> list[EngineTensor]:
+    """The tensors of an engine whose matrices are of `dtype`, the small ones first."""
+    tensors = []
+    for name, (vector, source) in weights.vectors.items():
+        values = source if isinstance(source, np.ndarray) else None
+        pieces = partial(_one, values) if values is not None else partial(_vector_pieces, reader, source)
+        tensors.append(EngineTensor(name, np.dtype(np.float32), vector.size, pieces))
+    numpy_dtype = np.dtype(dtype_name(dtype))
+    for name, (matrix, rows) in weights.matrices.items():
+        size = panel_bytes(dtype, matrix.n, matrix.k) // numpy_dtype.itemsize
+        tensors.append(EngineTensor(name, numpy_dtype, size, partial(_panel_pieces, reader, matrix, rows, dtype)))
+    return tensors
+
+
+def _one(values: Array) -> Iterator[Array]:
+    yield values
+
+
+def _vector_pieces(reader: SafetensorsReader, rows: WeightRows) -> Iterator[Array]:
+    yield np.ascontiguousarray(to_float32(reader.array(rows.tensor)[rows.first : rows.last]))
+
+
+def _panel_pieces(reader: SafetensorsReader, matrix: Matrix, rows: WeightRows, dtype: DType) -> Iterator[Array]:
+    """Whole panels at a time: a panel's bytes depend on its own rows only, and panels lie one after the other."""
+    row_bytes = matrix.k * np.dtype(dtype_name(dtype)).itemsize
+    step = max(1, _PIECE_BYTES // (row_bytes * _PANEL_ROWS)) * _PANEL_ROWS
+    for piece in reader.rows(rows.tensor, rows.first, rows.last, piece_bytes=step * row_bytes):
+        count = piece.shape[0]
+        panels = np.empty(panel_bytes(dtype, count, matrix.k), np.uint8)
+        bits = piece.view(np.uint16 if piece.itemsize == 2 else np.uint32)
+        pack_panels(panels, dtype, count, matrix.k, 0, bits, dtype)
+        yield panels

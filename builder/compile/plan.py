@@ -1,0 +1,163 @@
+# ruff: noqa: D101
+"""A program as the engine file holds it: _core.Program with tensors and buffers by name.
+
+Every class but Matrix and Vector has the name and the fields of its counterpart in adaptrt._core, which
+documents them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NewType
+
+from ..._core import DType, LinearEpilogue, RopeKind, RowKind
+
+BufferName = NewType("BufferName", str)
+"""Name of one of Program.buffers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """Panels of W[n, k] in the engine's type (see cpp/include/adaptrt/core/panels.h): a tensor of the engine file."""
+
+    tensor: str
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vector:
+    """A float32 tensor of the engine file."""
+
+    tensor: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    name: str
+    dtype: DType
+    rows: RowKind
+    width: int
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingOp:
+    table: Matrix
+    output: BufferName
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsNormOp:
+    input: BufferName
+    output: BufferName
+    weight: Vector
+    epsilon: float
+    gather_logit_rows: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeTableOp:
+    kind: RopeKind
+    inverse_frequencies: Vector
+    attention_scaling: float
+    base: float
+    factor: float
+    original_max_position: int
+    cosine: BufferName
+    sine: BufferName
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOp:
+    layer: int
+    qkv: BufferName
+    cosine: BufferName
+    sine: BufferName
+    output: BufferName
+    query_norm: Vector | None
+    key_norm: Vector | None
+    norm_epsilon: float
+    scale: float
+    sliding_window: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearPart:
+    weight: Matrix
+    bias: Vector | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearOp:
+    input: BufferName
+    output: BufferName
+    epilogue: LinearEpilogue
+    parts: tuple[LinearPart, ...]
+    lora_site: int
+
+
+Op = EmbeddingOp | RmsNormOp | RopeTableOp | AttentionOp | LinearOp
+
+OP_NAMES: Final[dict[str, type[Op]]] = {
+    "embedding": EmbeddingOp,
+    "rms_norm": RmsNormOp,
+    "rope_table": RopeTableOp,
+    "attention": AttentionOp,
+    "linear": LinearOp,
+}
+"""What an op is called in its field `op`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraPart:
+    module: int
+    out_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSite:
+    layer: int
+    in_size: int
+    parts: tuple[LoraPart, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraLayout:
+    dtype: DType
+    num_layers: int
+    max_rank: int
+    dora_enabled: bool
+    shape: ModelShape
+    target_modules: tuple[int, ...]
+    sites: tuple[LoraSite, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    dtype: DType
+    vocab_size: int
+    num_layers: int
+    shape: ModelShape
+    max_batch_size: int
+    max_num_tokens: int
+    max_input_len: int
+    max_seq_len: int
+    max_beam_width: int
+    tokens_per_block: int
+    arena_bytes: int
+    buffers: tuple[Buffer, ...]
+    body: tuple[Op, ...]
+    head: tuple[Op, ...]
+    logits: BufferName
+    lora: LoraLayout | None
