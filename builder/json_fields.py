@@ -6,11 +6,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from .._core import AdaptrtError
 
 T = TypeVar("T")
+
+MAX_INTEGER: Final = 2**31 - 1
+"""What integers are limited to where nothing else is said: sizes and token ids are int32 in the engine."""
 
 
 def load_json_object(path: Path, error: type[AdaptrtError]) -> dict[str, Any]:
@@ -83,16 +86,19 @@ class JsonFields:
         """Notes what is wrong with a field."""
         self.problems.append(f"{self._prefix}{name} {complaint}")
 
-    def integer(self, name: str, *, minimum: int = 1, default: int | None = None) -> int:
-        """An integer not below `minimum`. Without a default the field must be there."""
+    def integer(self, name: str, *, minimum: int = 1, maximum: int = MAX_INTEGER, default: int | None = None) -> int:
+        """An integer from `minimum` to `maximum`. Without a default the field must be there."""
         value = self._take(name, _is_integer, "an integer", default, minimum)
         if value < minimum:
             self.problem(name, f"is {value}; it must be at least {minimum}")
             return minimum
+        if value > maximum:
+            self.problem(name, f"is {describe(value)}; it must be at most {maximum}")
+            return minimum
         return value
 
     def optional_integer(self, name: str, *, minimum: int = 1) -> int | None:
-        """An integer not below `minimum`, or None for null or a missing field."""
+        """An integer from `minimum` to MAX_INTEGER, or None for null or a missing field."""
         return self.integer(name, minimum=minimum) if self._present(name) else None
 
     def number(self, name: str, *, minimum: float = 0.0, above: bool = False, default: float | None = None) -> float:
@@ -121,14 +127,16 @@ class JsonFields:
         return value
 
     def integers(self, name: str, *, minimum: int = 0, scalar: bool = False) -> tuple[int, ...]:
-        """Integers not below `minimum`; () for null or a missing field. `scalar` also accepts one integer."""
+        """Integers from `minimum` to MAX_INTEGER; () for null or a missing field. `scalar` also accepts one integer."""
         value = self.raw(name)
         if value is None:
             return ()
         values = [value] if scalar and _is_integer(value) else value
-        if not isinstance(values, list) or not all(_is_integer(item) and item >= minimum for item in values):
+        if not isinstance(values, list) or not all(
+            _is_integer(item) and minimum <= item <= MAX_INTEGER for item in values
+        ):
             wanted = "an integer or a list of integers" if scalar else "a list of integers"
-            self.problem(name, f"is {describe(value)}; expected {wanted}, each at least {minimum}")
+            self.problem(name, f"is {describe(value)}; expected {wanted} from {minimum} to {MAX_INTEGER}")
             return ()
         return tuple(values)
 

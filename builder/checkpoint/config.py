@@ -15,6 +15,8 @@ from .rotary import RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
 
 CONFIG_FILE = "config.json"
 PRODUCER = "adaptrt"
+# Far above any model; a larger number is damage, and must not make lists of that length.
+MAX_LAYERS = 10_000
 HIDDEN_ACT = "silu"
 POSITION_EMBEDDING_TYPE = "rope_gpt_neox"
 
@@ -119,7 +121,7 @@ class CheckpointConfig:
             vocab_size=source.integer("vocab_size"),
             max_position_embeddings=max_position_embeddings,
             hidden_size=source.integer("hidden_size"),
-            num_hidden_layers=source.integer("num_hidden_layers"),
+            num_hidden_layers=source.integer("num_hidden_layers", maximum=MAX_LAYERS),
             num_attention_heads=source.integer("num_attention_heads"),
             num_key_value_heads=source.integer("num_key_value_heads"),
             head_size=source.integer("head_size"),

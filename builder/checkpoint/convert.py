@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -181,7 +181,7 @@ def _write_ranks(jobs: list[_RankJob], directory: Path, workers: int, advance: A
             pool.submit(job.write, directory / rank_file(rank), advance_unless_stopped) for rank, job in enumerate(jobs)
         ]
         try:
-            for future in futures:
+            for future in as_completed(futures):
                 future.result()
         except BaseException:
             stop.set()

@@ -12,7 +12,7 @@ from ..._core import CheckpointError, ConfigError, DType, dtype_from_name
 from ..json_fields import JsonFields, describe, load_json_object
 from ..models.family import ModelFamily
 from ..models.registry import FAMILIES
-from .config import HIDDEN_ACT, CheckpointConfig, ParallelMapping
+from .config import HIDDEN_ACT, MAX_LAYERS, CheckpointConfig, ParallelMapping
 from .rotary import RotaryScaling, read_rotary_scaling
 
 HF_CONFIG_FILE: Final = "config.json"
@@ -76,7 +76,7 @@ def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMap
 def _family_of(fields: JsonFields, subject: str) -> ModelFamily:
     architectures = fields.raw("architectures")
     accepted = ", ".join(FAMILIES)
-    if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in FAMILIES:
+    if architectures not in [[name] for name in FAMILIES]:
         raise CheckpointError(f"{subject}: architectures is {describe(architectures)}; accepted: one of {accepted}")
     if fields.raw("auto_map") is not None:
         raise CheckpointError(f"{subject}: auto_map names code of its own, which may compute something else")
@@ -86,7 +86,7 @@ def _family_of(fields: JsonFields, subject: str) -> ModelFamily:
 def _read(fields: JsonFields, family: ModelFamily, dtype: DType | None, mapping: ParallelMapping) -> CheckpointConfig:
     fields.string("hidden_act", choices=(HIDDEN_ACT,), default=HIDDEN_ACT)
     hidden_size = fields.integer("hidden_size")
-    num_hidden_layers = fields.integer("num_hidden_layers")
+    num_hidden_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_attention_heads = fields.integer("num_attention_heads")
     max_position_embeddings = fields.integer("max_position_embeddings")
     rotary_base, rotary_scaling = _read_rope(fields, max_position_embeddings)

@@ -8,6 +8,8 @@ import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
+from time import sleep
 from typing import Any
 
 import pytest
@@ -294,6 +296,25 @@ def test_one_rank_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest
     model_dir = save_model(spec, tmp_path / "hf")
     change_state(model_dir, lambda state: state["model.layers.0.input_layernorm.weight"].fill_(float("inf")))
     refused(model_dir, _core.CheckpointError, "model.layers.0.input_layernorm", pp_size=4, workers=workers)
+
+
+def test_the_last_rank_that_fails_stops_the_first(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+    failed = Event()
+
+    def write(job: object, path: Path, advance: Callable[[int], None]) -> None:
+        if path.name == "rank1.safetensors":
+            failed.set()
+            raise _core.CheckpointError("the last rank fails")
+        assert failed.wait(60)
+        for _ in range(600):  # until stopped
+            advance(1)
+            sleep(0.1)
+        written.append(path)
+
+    monkeypatch.setattr(convert_module._RankJob, "write", write)
+    refused(model_dir, _core.CheckpointError, "the last rank fails", pp_size=2, workers=2)
+    assert not written
 
 
 def test_an_interrupt_leaves_nothing(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
