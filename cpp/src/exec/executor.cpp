@@ -17,15 +17,15 @@
 namespace adaptrt {
 namespace {
 
-/// nullptr for an engine without LoRA. Takes what it reserves from `available_memory`.
+/// nullptr for an engine without LoRA. Takes what it allocates from `available_memory`.
 std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, const EngineInfo& engine,
                                            std::size_t& available_memory) {
   const LoraCacheSizes sizes = resolve_cache_sizes(config.peft_cache_config.value_or(PeftCacheConfig{}),
                                                    engine.lora, available_memory);
   if (engine.lora.sites.empty()) return nullptr;
-  const std::size_t reserved =
-      sizes.host_bytes + sizes.page_bytes * static_cast<std::size_t>(sizes.device_pages);
-  available_memory -= std::min(available_memory, reserved);
+  // The device level is allocated now; the host level grows with what is sent.
+  available_memory -=
+      std::min(available_memory, sizes.page_bytes * static_cast<std::size_t>(sizes.device_pages));
   return std::make_unique<LoraCache>(engine.lora, sizes);
 }
 

@@ -1,0 +1,226 @@
+#include "fake_engine.h"
+
+#include <algorithm>
+#include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <utility>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/sched/invariants.h"
+
+namespace adaptrt::test {
+namespace {
+
+std::uint64_t mix(std::uint64_t state, std::uint64_t value) {
+  state ^= value + 0x9e3779b97f4a7c15U + (state << 6) + (state >> 2);
+  state *= 0xbf58476d1ce4e5b9U;
+  return state ^ (state >> 31);
+}
+
+/// What a token leaves in the KV cache.
+std::uint64_t slot_value(TokenId token, std::int32_t position, std::uint64_t task_id) {
+  return mix(mix(mix(1, static_cast<std::uint64_t>(token)), static_cast<std::uint64_t>(position)), task_id);
+}
+
+void write_logits(std::uint64_t hash, std::int64_t vocab_size, float* logits) {
+  for (std::int64_t i = 0; i < vocab_size; ++i) {
+    logits[i] = static_cast<float>(mix(hash, static_cast<std::uint64_t>(i)) % 10007) / 1000.0F;
+  }
+}
+
+void require(bool holds, const char* rule) {
+  if (!holds) throw EngineError(std::string("StepInput: ") + rule);
+}
+
+LoraLayout fake_layout() {
+  LoraLayout layout;
+  layout.num_layers = 1;
+  layout.max_rank = 8;
+  layout.dora_enabled = true;
+  layout.shape = {8, 2, 1, 4, 16};
+  layout.target_modules = {LoraModule::kAttnQ};
+  layout.sites = {{0, 8, {{LoraModule::kAttnQ, 8}, {LoraModule::kAttnK, 4}, {LoraModule::kAttnV, 4}}}};
+  return layout;
+}
+
+template <class Element>
+TensorView tensor(std::vector<Element> elements, TensorType type, std::string type_name,
+                  std::vector<std::int64_t> shape) {
+  auto owner = std::make_shared<const std::vector<Element>>(std::move(elements));
+  TensorView view;
+  view.data = reinterpret_cast<const std::byte*>(owner->data());
+  view.type = type;
+  view.type_name = std::move(type_name);
+  view.shape = std::move(shape);
+  view.owner = owner;
+  return view;
+}
+
+}  // namespace
+
+FakeEngine::FakeEngine(Options options, Hook hook) : hook_(std::move(hook)) {
+  info_.vocab_size = options.vocab_size;
+  info_.num_layers = 1;
+  info_.max_batch_size = options.max_batch_size;
+  info_.max_num_tokens = options.max_num_tokens;
+  info_.max_input_len = options.max_input_len;
+  info_.max_seq_len = options.max_seq_len;
+  info_.tokens_per_block = options.tokens_per_block;
+  info_.kv_block_bytes = 64;
+  info_.max_reusable_prompt_len = options.max_seq_len;
+  if (options.with_lora) info_.lora = fake_layout();
+}
+
+void FakeEngine::allocate_kv_blocks(std::int32_t num_blocks) {
+  slots_.resize(static_cast<std::size_t>(num_blocks) * static_cast<std::size_t>(info_.tokens_per_block));
+}
+
+FakeEngine::Slot& FakeEngine::slot(const StepInput& input, std::size_t sequence, std::int32_t position) {
+  const std::int32_t index = position / info_.tokens_per_block;
+  require(index < input.max_blocks_per_sequence, "the block table is too short");
+  const std::int32_t block =
+      input.block_tables[sequence * static_cast<std::size_t>(input.max_blocks_per_sequence) +
+                         static_cast<std::size_t>(index)];
+  require(block >= 0, "a needed block is missing");
+  return slots_.at(
+      static_cast<std::size_t>(block * info_.tokens_per_block + position % info_.tokens_per_block));
+}
+
+void FakeEngine::step(const StepInput& input, const LogitsSink& sink) {
+  if (hook_) hook_(num_steps_++);
+  const std::size_t num_sequences = input.prompt_lengths.size();
+  require(input.sequence_offsets.size() == num_sequences + 1, "sequence_offsets has another size");
+  require(input.adapters.size() == num_sequences, "adapters has another size");
+  require(static_cast<std::size_t>(input.sequence_offsets.back()) == input.token_ids.size(),
+          "the offsets do not end at T");
+  require(std::cmp_less_equal(input.token_ids.size(), info_.max_num_tokens), "there are too many tokens");
+  require(std::cmp_less_equal(num_sequences, info_.max_batch_size), "there are too many sequences");
+  require(std::ranges::is_sorted(input.logit_rows), "logit_rows is not ascending");
+
+  std::vector<float> logits(static_cast<std::size_t>(info_.max_batch_size * info_.vocab_size));
+  std::int64_t first_row = 0;
+  std::int64_t num_rows = 0;
+  const auto flush = [&] {
+    if (num_rows > 0) sink(first_row, num_rows, logits.data());
+    first_row += std::exchange(num_rows, 0);
+  };
+  auto next_row = input.logit_rows.begin();
+  for (std::size_t sequence = 0; sequence < num_sequences; ++sequence) {
+    const std::uint64_t task_id = input.adapters[sequence] != nullptr ? input.adapters[sequence]->task_id : 0;
+    for (std::int32_t token = input.sequence_offsets[sequence]; token < input.sequence_offsets[sequence + 1];
+         ++token) {
+      const std::int32_t position = input.positions[static_cast<std::size_t>(token)];
+      slot(input, sequence, position) = {
+          slot_value(input.token_ids[static_cast<std::size_t>(token)], position, task_id), true};
+      if (next_row == input.logit_rows.end() || *next_row != token) continue;
+      ++next_row;
+      std::uint64_t hash = 0;
+      for (std::int32_t seen = 0; seen <= position; ++seen) {
+        const Slot& read = slot(input, sequence, seen);
+        require(read.is_written, "KV is read before it was written");
+        hash = mix(hash, read.value);
+      }
+      write_logits(hash, info_.vocab_size, logits.data() + num_rows * info_.vocab_size);
+      if (++num_rows == info_.max_batch_size) flush();
+    }
+  }
+  require(next_row == input.logit_rows.end(), "logit_rows points outside the step");
+  flush();
+}
+
+std::vector<float> FakeEngine::logits_after(const std::vector<TokenId>& history, std::uint64_t task_id,
+                                            std::int64_t vocab_size) {
+  std::uint64_t hash = 0;
+  for (std::size_t i = 0; i < history.size(); ++i) {
+    hash = mix(hash, slot_value(history[i], static_cast<std::int32_t>(i), task_id));
+  }
+  std::vector<float> logits(static_cast<std::size_t>(vocab_size));
+  write_logits(hash, vocab_size, logits.data());
+  return logits;
+}
+
+std::vector<TokenId> expected_tokens(std::vector<TokenId> prompt, std::int32_t count, std::uint64_t task_id,
+                                     std::int64_t vocab_size) {
+  std::vector<TokenId> generated;
+  for (std::int32_t i = 0; i < count; ++i) {
+    const auto logits = FakeEngine::logits_after(prompt, task_id, vocab_size);
+    generated.push_back(static_cast<TokenId>(std::ranges::max_element(logits) - logits.begin()));
+    prompt.push_back(generated.back());
+  }
+  return generated;
+}
+
+LoraConfig fake_adapter(std::uint64_t task_id, std::int32_t rank, float seed) {
+  LoraConfig config = task_alone(task_id);
+  const std::int64_t width = rank * (8 + 8);
+  std::vector<float> weights(static_cast<std::size_t>(width));
+  for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = seed + static_cast<float>(i);
+  config.weights = tensor(std::move(weights), TensorType::kFloat32, "float32", {1, width});
+  config.config = tensor(std::vector<std::int32_t>{1, 0, rank}, TensorType::kInt32, "int32", {1, 3});
+  return config;
+}
+
+LoraConfig task_alone(std::uint64_t task_id) {
+  LoraConfig config;
+  config.task_id = task_id;
+  return config;
+}
+
+Request make_request(std::vector<TokenId> prompt, std::int32_t max_tokens) {
+  Request request;
+  request.input_token_ids = std::move(prompt);
+  request.max_tokens = max_tokens;
+  request.output_config.exclude_input_from_output = true;
+  return request;
+}
+
+void check_every_step(const StepPlan* plan, const Scheduler& scheduler, const BlockPool& block_pool,
+                      const LoraCache* lora_cache) {
+  std::string broken;
+  const auto add = [&](const std::vector<std::string>& problems) {
+    for (const auto& problem : problems) broken += problem + "\n";
+  };
+  add(check_invariants(scheduler, block_pool, lora_cache));
+  if (plan != nullptr) add(check_invariants(*plan, scheduler, block_pool));
+  if (!broken.empty()) throw std::logic_error(broken);
+}
+
+std::unique_ptr<Executor> make_executor(const ExecutorConfig& config, FakeEngine::Options options,
+                                        FakeEngine::Hook hook) {
+  return std::make_unique<Executor>(std::make_shared<FakeEngine>(options, std::move(hook)), config,
+                                    kAvailableMemory, check_every_step);
+}
+
+std::vector<Response> collect(Executor& executor, RequestId id) {
+  std::vector<Response> all;
+  while (all.empty() || !all.back().is_final()) {
+    auto responses = executor.await_responses(id, std::chrono::minutes(1));
+    BOOST_REQUIRE(!responses.empty());
+    for (auto& response : responses) all.push_back(std::move(response));
+  }
+  return all;
+}
+
+Result collect_result(Executor& executor, RequestId id) {
+  const auto responses = collect(executor, id);
+  BOOST_REQUIRE_EQUAL(responses.size(), 1);
+  BOOST_REQUIRE_EQUAL(responses[0].error_msg, "");
+  return responses[0].result;
+}
+
+void Gate::open() {
+  is_open_ = true;
+  is_open_.notify_all();
+}
+
+void Gate::wait() {
+  has_visitor_ = true;
+  has_visitor_.notify_all();
+  is_open_.wait(false);
+}
+
+void Gate::await_visitor() {
+  has_visitor_.wait(false);
+}
+
+}  // namespace adaptrt::test

@@ -1,0 +1,99 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/exec/executor.h"
+
+namespace adaptrt::test {
+
+/// Logits that follow from the whole history of a sequence, read back from "KV" that lies in blocks: whatever
+/// goes wrong with planning, block tables, pauses or shared prefixes changes them.
+class FakeEngine : public Engine {
+ public:
+  struct Options {
+    std::int32_t max_batch_size = 8;
+    std::int32_t max_num_tokens = 64;
+    std::int32_t max_input_len = 96;
+    std::int32_t max_seq_len = 128;
+    std::int32_t tokens_per_block = 4;
+    std::int64_t vocab_size = 101;
+    bool with_lora = true;
+  };
+  /// Called at the begin of each step, on the executor's thread, with the number of steps before; may throw
+  /// or wait.
+  using Hook = std::function<void(std::int64_t step)>;
+
+  explicit FakeEngine(Options options, Hook hook = {});
+  FakeEngine() : FakeEngine(Options{}) {}
+
+  [[nodiscard]] const EngineInfo& info() const override { return info_; }
+  void allocate_kv_blocks(std::int32_t num_blocks) override;
+  void step(const StepInput& input, const LogitsSink& sink) override;
+
+  /// The logits after `history`, from the tokens themselves.
+  [[nodiscard]] static std::vector<float> logits_after(const std::vector<TokenId>& history,
+                                                       std::uint64_t task_id, std::int64_t vocab_size);
+
+ private:
+  struct Slot {
+    std::uint64_t value = 0;
+    bool is_written = false;
+  };
+  [[nodiscard]] Slot& slot(const StepInput& input, std::size_t sequence, std::int32_t position);
+
+  EngineInfo info_;
+  Hook hook_;
+  std::vector<Slot> slots_;
+  std::int64_t num_steps_ = 0;
+};
+
+/// Greedy tokens of a request that is alone in the world.
+[[nodiscard]] std::vector<TokenId> expected_tokens(std::vector<TokenId> prompt, std::int32_t count,
+                                                   std::uint64_t task_id = 0, std::int64_t vocab_size = 101);
+
+/// An adapter of rank `rank` for FakeEngine's one site; equal seeds give equal weights. Its device copy takes
+/// more pages the higher the rank.
+[[nodiscard]] LoraConfig fake_adapter(std::uint64_t task_id, std::int32_t rank = 4, float seed = 1.0F);
+/// A LoraConfig without weights.
+[[nodiscard]] LoraConfig task_alone(std::uint64_t task_id);
+
+[[nodiscard]] Request make_request(std::vector<TokenId> prompt, std::int32_t max_tokens);
+
+/// Enough for all KV blocks that the engine can use, and for some hundred adapters.
+inline constexpr std::size_t kAvailableMemory = std::size_t{16} << 20;
+
+/// Throws with all that check_invariants() finds, so that the executor dies of it and the test fails.
+void check_every_step(const StepPlan* plan, const Scheduler& scheduler, const BlockPool& block_pool,
+                      const LoraCache* lora_cache);
+
+/// An executor over a FakeEngine whose invariants are checked after every step.
+[[nodiscard]] std::unique_ptr<Executor> make_executor(const ExecutorConfig& config = {},
+                                                      FakeEngine::Options options = {},
+                                                      FakeEngine::Hook hook = {});
+
+/// Waits for a request's end; its responses in order. Fails the test after a minute.
+[[nodiscard]] std::vector<Response> collect(Executor& executor, RequestId id);
+/// The one result of a request without streaming. Fails the test on an error response.
+[[nodiscard]] Result collect_result(Executor& executor, RequestId id);
+
+/// A door that a hook waits at.
+class Gate {
+ public:
+  void open();
+  void wait();
+  /// Returns when somebody waits at it.
+  void await_visitor();
+
+ private:
+  std::atomic<bool> is_open_ = false;
+  std::atomic<bool> has_visitor_ = false;
+};
+
+}  // namespace adaptrt::test
