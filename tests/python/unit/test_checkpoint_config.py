@@ -234,7 +234,7 @@ REFUSED = [
         {"architectures": ["GPT2LMHeadModel"]},
         "accepted: one of LlamaForCausalLM, MistralForCausalLM, Qwen2",
     ),
-    (HF, {"architectures": [[]]}, "architectures is ...; accepted: one of"),
+    (HF, {"architectures": [[]]}, r"architectures is \[\[\]\]; accepted: one of"),
     (HF, {"architectures": ...}, "architectures is null"),
     (HF, {"architectures": ["LlamaForCausalLM", "MistralForCausalLM"]}, "accepted: one of"),
     (HF, {"auto_map": {"AutoModel": "x.Y"}}, "auto_map names code of its own"),
