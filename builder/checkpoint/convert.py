@@ -14,13 +14,13 @@ from typing import Any, Final
 import numpy as np
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_name
+from ..output_directory import holds_only, producer_of, replaced_directory
 from ..progress import Advance, Progress, SilentProgress
 from ..safetensors_stream import SafetensorsWriter, TensorSpec
 from .casting import CHECKPOINT_DTYPES, Array, cast, to_float32
 from .config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
 from .hf_config import load_hf_config
 from .hf_weights import HfWeights
-from .output_directory import holds_only, producer_of, replaced_directory
 from .tensor_plan import HF_EMBEDDING, HF_LM_HEAD, PlannedTensor, hf_tensor_shapes, plan_rank
 
 COPIED_FILES: Final = (

@@ -15,45 +15,54 @@ from .casting import Array
 
 
 class PickledFile:
-    """An open file of pickled tensors. Needs torch."""
+    """A file of pickled tensors. Needs torch."""
 
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError without torch, and for files that hold anything but tensors."""
-        try:
-            import torch
-        except ImportError:
-            raise CheckpointError(
-                f"{path}: pickled checkpoints are read with torch: pip install adaptrt[torch], or convert "
-                "the file to safetensors"
-            ) from None
-        try:
-            tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        except Exception as reason:
-            # A damaged file ends torch's reader with nearly any exception there is.
-            first_line = str(reason).partition("\n")[0]
-            raise CheckpointError(f"{path}: cannot be read with weights_only=True: {first_line}") from reason
-        if not isinstance(tensors, dict):
-            raise CheckpointError(f"{path}: expected a dictionary of tensors, found {type(tensors).__name__}")
-        others = sorted(str(name) for name, value in tensors.items() if not isinstance(value, torch.Tensor))
-        if others:
-            raise CheckpointError(f"{path}: expected tensors only, found others under {', '.join(others)}")
-        self._torch = torch
-        self._tensors: dict[str, Any] = tensors
-        self.specs: Mapping[str, TensorSpec] = {name: _spec(name, tensor, path) for name, tensor in tensors.items()}
+        self._path = path
+        self.specs: Mapping[str, TensorSpec] = {name: self._spec(name, tensor) for name, tensor in self._load().items()}
 
     def rows(self, name: str, first: int, last: int) -> Iterator[Array]:
         """Rows first .. last of a tensor, in pieces."""
-        tensor = self._tensors[name]
+        # Mapped again for each tensor, because pages that were read stay resident for as long as the mapping.
+        tensor = self._load()[name]
         step = max(1, PIECE_BYTES // max(1, tensor[:1].nbytes))
         for begin in range(first, last, step):
             piece = tensor[begin : min(begin + step, last)].contiguous()
-            # torch has no bfloat16 in common with numpy, so the bits pass as integers.
-            yield piece.view(self._torch.uint8).numpy().view(self.specs[name].dtype)
+            # numpy takes no bfloat16 from torch, so the bits pass as bytes.
+            yield piece.view(_torch(self._path).uint8).numpy().view(self.specs[name].dtype)
+
+    def _load(self) -> dict[str, Any]:
+        torch = _torch(self._path)
+        try:
+            tensors = torch.load(self._path, map_location="cpu", mmap=True, weights_only=True)
+        except Exception as reason:
+            # A damaged file ends torch's reader with nearly any exception there is.
+            first_line = str(reason).partition("\n")[0]
+            raise CheckpointError(f"{self._path}: cannot be read with weights_only=True: {first_line}") from reason
+        if not isinstance(tensors, dict):
+            raise CheckpointError(f"{self._path}: expected a dictionary of tensors, found {type(tensors).__name__}")
+        others = sorted(str(name) for name, value in tensors.items() if not isinstance(value, torch.Tensor))
+        if others:
+            raise CheckpointError(f"{self._path}: expected tensors only, found others under {', '.join(others)}")
+        return tensors
+
+    def _spec(self, name: str, tensor: Any) -> TensorSpec:
+        try:
+            dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
+        except TypeError:
+            raise CheckpointError(
+                f"{self._path}: tensor '{name}' is {tensor.dtype}, which cannot be converted"
+            ) from None
+        return TensorSpec(name, dtype, tuple(tensor.shape))
 
 
-def _spec(name: str, tensor: Any, path: Path) -> TensorSpec:
+def _torch(path: Path) -> Any:
     try:
-        dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
-    except TypeError:
-        raise CheckpointError(f"{path}: tensor '{name}' is {tensor.dtype}, which cannot be converted") from None
-    return TensorSpec(name, dtype, tuple(tensor.shape))
+        import torch
+    except ImportError:
+        raise CheckpointError(
+            f"{path}: pickled checkpoints are read with torch: pip install adaptrt[torch], or convert the file to "
+            "safetensors"
+        ) from None
+    return torch

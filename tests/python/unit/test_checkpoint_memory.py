@@ -9,18 +9,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from adaptrt.builder.safetensors_stream import SafetensorsWriter, TensorSpec
 
 HIDDEN, INTERMEDIATE, VOCABULARY, LAYERS = 1024, 4096, 32000, 8
 # Pieces of 4 MiB, their float32 copies and masks, for each of two workers, and room for the allocator.
-ALLOWED_GROWTH = 120 << 20
+ALLOWED_GROWTH = 100 << 20
+# Of a pickled file, the tensor that a worker reads stays mapped: at most the embedding.
+ALLOWED_GROWTH_PICKLED = ALLOWED_GROWTH + 2 * (2 * VOCABULARY * HIDDEN)
 
 CONVERT = """
 import sys
 from pathlib import Path
 from adaptrt import _core
 from adaptrt.builder.checkpoint.convert import convert_checkpoint
+
+if sys.argv[3] == "pickled":
+    import torch
 
 def high_water_mark():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
@@ -69,10 +76,25 @@ def large_model(tmp_path: Path) -> Path:
     return directory
 
 
+def pickle_model(model_dir: Path) -> None:
+    """The same model in two pickled shards."""
+    state = load_file(model_dir / "model.safetensors")
+    names = list(state)
+    halves = {"a.bin": names[: len(names) // 2], "b.bin": names[len(names) // 2 :]}
+    for file, half in halves.items():
+        torch.save({name: state[name] for name in half}, model_dir / file)
+    weight_map = {name: file for file, half in halves.items() for name in half}
+    (model_dir / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (model_dir / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "pickled"])
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the high-water mark is read from /proc")
-def test_memory_does_not_grow_with_the_model(large_model: Path, tmp_path: Path) -> None:
-    size = (large_model / "model.safetensors").stat().st_size
-    assert size > ALLOWED_GROWTH * 3
-    command = [sys.executable, "-c", CONVERT, str(large_model), str(tmp_path / "out")]
+def test_memory_does_not_grow_with_the_model(large_model: Path, tmp_path: Path, pickled: bool) -> None:
+    assert (large_model / "model.safetensors").stat().st_size > ALLOWED_GROWTH_PICKLED * 1.5
+    if pickled:
+        pickle_model(large_model)
+    command = [sys.executable, "-c", CONVERT, str(large_model), str(tmp_path / "out"), "pickled" if pickled else ""]
     growth = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert growth < ALLOWED_GROWTH
+    print(growth >> 20)
+    assert growth < (ALLOWED_GROWTH_PICKLED if pickled else ALLOWED_GROWTH)

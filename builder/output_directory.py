@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..._core import AdaptrtError
+from .._core import AdaptrtError
 
 
 @contextmanager
