@@ -71,7 +71,8 @@ class _Binder:
         tensor = self._tensors[name]
         if tensor.dtype != np.dtype(dtype) or tensor.nbytes != num_bytes:
             raise EngineError(
-                f"tensor '{name}' holds {tensor.nbytes} bytes of {tensor.dtype}; the program expects {num_bytes} of {dtype}"
+                f"tensor '{name}' holds {tensor.nbytes} bytes of {tensor.dtype}; the program expects {num_bytes} of "
+                f"{dtype}"
             )
         return tensor
 

@@ -5,6 +5,7 @@ docs/formats.md describes it. Nothing in it is code, and every byte of it is che
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ class EngineFile:
     def _gaps(self) -> Iterator[Array]:
         whole = self._reader.file_bytes
         specs = list(self._reader.specs.values())
-        for spec, following in zip(specs, specs[1:], strict=False):
+        for spec, following in itertools.pairwise(specs):
             yield whole[self._reader.offset(spec.name) + spec.num_bytes : self._reader.offset(following.name)]
 
 

@@ -101,10 +101,9 @@ class GraphIndex:
     def _add(self, position: int, proto: onnx.NodeProto) -> None:
         inputs = tuple(self.resolve(name) for name in proto.input)
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in proto.attribute}
-        if proto.op_type == "Cast" and self._element_type(inputs[0]) in _FLOAT_TYPES:
-            if attributes["to"] in _FLOAT_TYPES:
-                self._aliases[proto.output[0]] = inputs[0]
-                return
+        if proto.op_type == "Cast" and {self._element_type(inputs[0]), attributes["to"]} <= _FLOAT_TYPES:
+            self._aliases[proto.output[0]] = inputs[0]
+            return
         node = Node(position, proto.op_type, proto.name, inputs, tuple(proto.output), attributes)
         self.nodes.append(node)
         for output in node.outputs:

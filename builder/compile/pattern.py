@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 from .graph_index import Array, GraphIndex, Node
 
@@ -42,7 +42,7 @@ class Op:
         object.__setattr__(self, "inputs", inputs)
 
 
-Pattern = Union[Value, Constant, Input, Op]  # noqa: UP007: the names within Op are resolved late
+Pattern = Value | Constant | Input | Op
 
 
 @dataclass

@@ -43,7 +43,11 @@ def linear(
     modules: Mapping[str, int] | None = None,
     adaptation: Adaptation | None = None,
 ) -> Value:
-    """x W^T, changed by the adapters, plus the bias. The weight is `{name}.weight` [out, in], as the checkpoint has it."""
+    """x W^T, changed by the adapters, plus the bias.
+
+    W is `{name}.weight` [out, in], as the checkpoint has it; `modules` are the parts of the output that adapters
+    know, in order and with their widths.
+    """
     y = graph.node("Gemm", [x, graph.weight(f"{name}.weight")], transB=1)
     if adaptation is not None and modules:
         y = adaptation.apply(graph, layer, modules, x, y)

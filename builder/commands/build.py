@@ -1,0 +1,181 @@
+"""`adaptrt build`: a checkpoint becomes an engine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..._core import ConfigError, DType, dtype_name
+from ..build import BuildReport, build
+from ..config import (
+    AUTO,
+    DISABLE,
+    ENABLE,
+    NATIVE,
+    SOLE_VALUES,
+    BuildConfig,
+    LoraBuildConfig,
+    PluginConfig,
+)
+from ..progress import format_bytes, progress_on
+
+_PLUGIN_TYPES: Final = (AUTO, *(dtype_name(dtype) for dtype in DType), DISABLE)
+_SWITCH: Final = (ENABLE, DISABLE)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's flags; their names and defaults are TensorRT-LLM's."""
+    parser.add_argument("--checkpoint_dir", type=Path, required=True, metavar="DIR", help="checkpoint to compile")
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("engine_outputs"), metavar="DIR",
+        help="directory to write (default: %(default)s)",
+    )  # fmt: skip
+    _add_sizes(parser.add_argument_group("sizes"))
+    _add_lora(parser.add_argument_group("adapters"))
+    _add_plugins(parser.add_argument_group("plugins and types"))
+    output = parser.add_argument_group("compiler")
+    _add_sole(output, "backend", (NATIVE, "tensorrt"))
+    output.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="ranks built at a time; engines have one (default: 1)"
+    )
+    output.add_argument(
+        "--dump_onnx", type=Path, metavar="FILE", help="also write the network as ONNX, weights beside it"
+    )
+
+
+def _add_sizes(group: Any) -> None:
+    defaults = BuildConfig()
+    for name, text in (
+        ("max_batch_size", "sequences in a step"),
+        ("max_num_tokens", "tokens in a step, prompts and answers together"),
+        ("tokens_per_block", "tokens in a block of the KV cache"),
+    ):
+        default = getattr(defaults, name)
+        group.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: {default})")
+    group.add_argument("--max_input_len", type=int, metavar="N", help="tokens of a prompt (default: max_seq_len)")
+    group.add_argument(
+        "--max_seq_len", type=int, metavar="N",
+        help="tokens of a prompt and its answer (default: the model's max_position_embeddings)",
+    )  # fmt: skip
+    group.add_argument("--max_beam_width", type=int, default=1, metavar="N", help=_sole_help("max_beam_width"))
+    _add_sole(group, "kv_cache_type", ("paged", "continuous", "disabled"))
+
+
+def _add_lora(group: Any) -> None:
+    group.add_argument(
+        "--lora_plugin", default=DISABLE, choices=_PLUGIN_TYPES,
+        help="take adapters; auto is the checkpoint's type (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--dora_plugin", default=DISABLE, choices=_SWITCH, help="take DoRA adapters too (default: %(default)s)"
+    )
+    group.add_argument("--max_lora_rank", type=int, default=64, metavar="N", help="(default: %(default)s)")
+    group.add_argument(
+        "--lora_target_modules", nargs="+", default=[], metavar="MODULE",
+        help="modules that adapters may change (default: those of --lora_dir, or all without it)",
+    )  # fmt: skip
+    group.add_argument(
+        "--lora_dir", nargs="+", type=Path, default=[], metavar="DIR",
+        help="PEFT adapters to copy into the engine, served by their directories' names",
+    )  # fmt: skip
+    _add_sole(group, "lora_ckpt_source", ("hf", "nemo"))
+
+
+def _add_plugins(group: Any) -> None:
+    for name in ("gpt_attention_plugin", "gemm_plugin"):
+        group.add_argument(
+            f"--{name}",
+            default=AUTO,
+            choices=_PLUGIN_TYPES,
+            help="auto or the checkpoint's type (default: %(default)s)",
+        )
+    for name in ("remove_input_padding", "context_fmha", "paged_kv_cache"):
+        _add_sole(group, name, _SWITCH)
+    _add_sole(group, "logits_dtype", tuple(dtype_name(dtype) for dtype in DType))
+
+
+def _add_sole(group: Any, name: str, choices: tuple[str, ...]) -> None:
+    group.add_argument(f"--{name}", default=SOLE_VALUES[name].value, choices=choices, help=_sole_help(name))
+
+
+def _sole_help(name: str) -> str:
+    return f"{SOLE_VALUES[name].value}: {SOLE_VALUES[name].reason}"
+
+
+def config_of(args: argparse.Namespace) -> BuildConfig:
+    """The config that the flags describe."""
+    return BuildConfig(
+        max_batch_size=args.max_batch_size,
+        max_num_tokens=args.max_num_tokens,
+        max_input_len=args.max_input_len,
+        max_seq_len=args.max_seq_len,
+        max_beam_width=args.max_beam_width,
+        tokens_per_block=args.tokens_per_block,
+        kv_cache_type=args.kv_cache_type,
+        logits_dtype=args.logits_dtype,
+        backend=args.backend,
+        lora_config=LoraBuildConfig(
+            lora_dir=tuple(args.lora_dir),
+            lora_ckpt_source=args.lora_ckpt_source,
+            max_lora_rank=args.max_lora_rank,
+            lora_target_modules=tuple(args.lora_target_modules),
+        ),
+        plugin_config=PluginConfig(
+            gpt_attention_plugin=args.gpt_attention_plugin,
+            gemm_plugin=args.gemm_plugin,
+            lora_plugin=args.lora_plugin,
+            dora_plugin=args.dora_plugin,
+            remove_input_padding=args.remove_input_padding,
+            context_fmha=args.context_fmha,
+            paged_kv_cache=args.paged_kv_cache,
+        ),
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Builds and says what was written."""
+    if args.workers < 1:
+        raise ConfigError(f"workers is {args.workers}; it must be at least 1")
+    report = build(
+        args.checkpoint_dir, config_of(args), args.output_dir, dump_onnx_to=args.dump_onnx, progress=progress_on()
+    )
+    Console().print(summary(report))
+    return 0
+
+
+def summary(report: BuildReport) -> Table:
+    """The closing table."""
+    config, checkpoint, arena = report.config, report.checkpoint, report.arena
+    table = Table(title=str(report.directory), box=box.SIMPLE_HEAD, show_header=False, title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    saved = 100 * (1 - arena.num_bytes / arena.unshared_bytes)
+    rows = [
+        ("model", f"{checkpoint.architecture}, {checkpoint.num_hidden_layers} layers, {dtype_name(checkpoint.dtype)}"),
+        ("engine", f"{format_bytes(report.engine_bytes)}, built in {report.seconds:.1f} s"),
+        ("network", f"{report.num_nodes} ONNX nodes, fused into {report.num_ops} ops"),
+        (
+            "activations",
+            f"{format_bytes(arena.num_bytes)} for {config.max_num_tokens} tokens, {saved:.0f}% less than unshared",
+        ),
+        (
+            "limits",
+            f"{config.max_batch_size} sequences, prompts of {config.max_input_len}, {config.max_seq_len} in all",
+        ),
+    ]
+    if config.lora_enabled:
+        lora = config.lora_config
+        kinds = "LoRA and DoRA" if config.dora_enabled else "LoRA"
+        rows.append(("adapters", f"{kinds} to rank {lora.max_lora_rank} on {', '.join(lora.lora_target_modules)}"))
+        if lora.adapter_names:
+            rows.append(("", f"carries {', '.join(lora.adapter_names)}"))
+    else:
+        rows.append(("adapters", "none (--lora_plugin auto enables them)"))
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,265 @@
+"""What an engine is built with: BuildConfig and its parts, with TensorRT-LLM's names and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from .._core import DType, dtype_name, lora_modules
+from .checkpoint.config import CheckpointConfig
+from .checkpoint.rotary import DynamicScaling
+from .json_fields import JsonFields, describe
+
+AUTO: Final = "auto"
+ENABLE: Final = "enable"
+DISABLE: Final = "disable"
+PAGED: Final = "paged"
+NATIVE: Final = "native"
+
+# The modules of a decoder layer that are no fusion of others.
+DEFAULT_TARGET_MODULES: Final = (
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_dense",
+    "mlp_h_to_4h",
+    "mlp_4h_to_h",
+    "mlp_gate",
+)
+
+# Sizes are 32-bit in the engine.
+_LARGEST_SIZE: Final = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class SoleValue:
+    """An option that has one value here."""
+
+    value: Any
+    reason: str  # why the others are refused
+
+
+SOLE_VALUES: Final[dict[str, SoleValue]] = {
+    "remove_input_padding": SoleValue(ENABLE, "tokens are always packed"),
+    "context_fmha": SoleValue(ENABLE, "attention never makes the matrix of scores"),
+    "paged_kv_cache": SoleValue(ENABLE, "the KV cache is always paged"),
+    "kv_cache_type": SoleValue(PAGED, "the KV cache is always paged"),
+    "max_beam_width": SoleValue(1, "there is no beam search"),
+    "logits_dtype": SoleValue("float32", "logits are computed in float32"),
+    "lora_ckpt_source": SoleValue("hf", "adapters are read in PEFT's format; convert others to it"),
+    "backend": SoleValue(NATIVE, "engines are compiled for the CPU; the tensorrt backend is not part of this release"),
+}
+"""Options of TensorRT-LLM whose other values make no sense here or are not supported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginConfig:
+    """Types of the plugins: a dtype's name, `auto` for the checkpoint's, or `disable`."""
+
+    gpt_attention_plugin: str = AUTO
+    gemm_plugin: str = AUTO
+    lora_plugin: str = DISABLE
+    dora_plugin: str = DISABLE
+    remove_input_padding: str = ENABLE
+    context_fmha: str = ENABLE
+    paged_kv_cache: str = ENABLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraBuildConfig:
+    """Which adapters an engine takes."""
+
+    lora_dir: tuple[Path, ...] = ()
+    """PEFT adapters that the engine directory carries along; in config.json, paths within it."""
+    adapter_names: tuple[str, ...] = ()
+    """Under which each of lora_dir is served; () before the build: the directories' own names."""
+    lora_ckpt_source: str = "hf"
+    max_lora_rank: int = 64
+    lora_target_modules: tuple[str, ...] = ()
+    """Modules that adapters may change. (): those of the adapters in lora_dir, or all seven without any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildConfig:
+    """Sizes and options of an engine."""
+
+    max_batch_size: int = 2048
+    max_num_tokens: int = 8192
+    max_input_len: int | None = None
+    """None: max_seq_len."""
+    max_seq_len: int | None = None
+    """Prompt and answer together. None: the model's max_position_embeddings."""
+    max_beam_width: int = 1
+    tokens_per_block: int = 32
+    kv_cache_type: str = PAGED
+    logits_dtype: str = "float32"
+    backend: str = NATIVE
+    lora_config: LoraBuildConfig = field(default_factory=LoraBuildConfig)
+    plugin_config: PluginConfig = field(default_factory=PluginConfig)
+
+    @property
+    def lora_enabled(self) -> bool:
+        """Whether the engine takes adapters."""
+        return self.plugin_config.lora_plugin != DISABLE
+
+    @property
+    def dora_enabled(self) -> bool:
+        """Whether adapters may have DoRA magnitudes."""
+        return self.plugin_config.dora_plugin == ENABLE
+
+    def with_defaults(self, checkpoint: CheckpointConfig) -> BuildConfig:
+        """Without the values that mean "as in the checkpoint"; `auto` becomes its dtype."""
+        max_seq_len = self.max_seq_len if self.max_seq_len is not None else checkpoint.max_position_embeddings
+        dtype = dtype_name(checkpoint.dtype)
+        plugins = {
+            name: dtype
+            for name in ("gpt_attention_plugin", "gemm_plugin", "lora_plugin")
+            if getattr(self.plugin_config, name) == AUTO
+        }
+        return replace(
+            self,
+            max_seq_len=max_seq_len,
+            max_input_len=self.max_input_len if self.max_input_len is not None else max_seq_len,
+            plugin_config=replace(self.plugin_config, **plugins),
+        )
+
+    def problems(self, checkpoint: CheckpointConfig) -> list[str]:
+        """Everything that cannot be, of a config after with_defaults()."""
+        found = _sole_value_problems(self)
+        found += _size_problems(self, checkpoint)
+        found += _plugin_problems(self.plugin_config, checkpoint.dtype)
+        found += _lora_problems(self)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `build_config` of an engine's config.json."""
+        result = _plain(self)
+        result["plugin_config"] = _plain(self.plugin_config)
+        result["lora_config"] = {
+            **_plain(self.lora_config),
+            "lora_dir": [path.as_posix() for path in self.lora_config.lora_dir],
+        }
+        return result
+
+    @classmethod
+    def from_fields(cls, source: JsonFields) -> BuildConfig:
+        """The inverse of to_dict. What is wrong is noted in `source`."""
+        plugins, lora = source.object("plugin_config"), source.object("lora_config")
+        return cls(
+            **{name: source.integer(name) for name in _SIZES},
+            **{name: source.string(name) for name in ("kv_cache_type", "logits_dtype", "backend")},
+            plugin_config=PluginConfig(
+                **{item.name: plugins.string(item.name) for item in fields(PluginConfig)} if plugins else {}
+            ),
+            lora_config=_lora_from_fields(lora) if lora else LoraBuildConfig(),
+        )
+
+
+_SIZES: Final = (
+    "max_batch_size",
+    "max_num_tokens",
+    "max_input_len",
+    "max_seq_len",
+    "max_beam_width",
+    "tokens_per_block",
+)
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    values = {item.name: getattr(config, item.name) for item in fields(config)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _lora_from_fields(source: JsonFields) -> LoraBuildConfig:
+    return LoraBuildConfig(
+        lora_dir=tuple(Path(text) for text in _strings(source, "lora_dir")),
+        adapter_names=_strings(source, "adapter_names"),
+        lora_ckpt_source=source.string("lora_ckpt_source"),
+        max_lora_rank=source.integer("max_lora_rank"),
+        lora_target_modules=_strings(source, "lora_target_modules"),
+    )
+
+
+def _strings(source: JsonFields, name: str) -> tuple[str, ...]:
+    value = source.raw(name)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        source.problem(name, f"is {describe(value)}; expected a list of strings")
+        return ()
+    return tuple(value)
+
+
+def _sole_value_problems(config: BuildConfig) -> list[str]:
+    values: Mapping[str, Any] = {**_plain(config), **_plain(config.plugin_config), **_plain(config.lora_config)}
+    return [
+        f"{name} {values[name]} is not supported: {sole.reason}; accepted: {sole.value}"
+        for name, sole in SOLE_VALUES.items()
+        if values[name] != sole.value
+    ]
+
+
+def _size_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+    sizes = {name: getattr(config, name) for name in _SIZES} | {"max_lora_rank": config.lora_config.max_lora_rank}
+    found = [
+        f"{name} is {size}; it must be 1 to {_LARGEST_SIZE}"
+        for name, size in sizes.items()
+        if not 1 <= size <= _LARGEST_SIZE
+    ]
+    if sizes["max_input_len"] > sizes["max_seq_len"]:
+        found.append(
+            f"max_input_len {sizes['max_input_len']} is above max_seq_len {sizes['max_seq_len']}, "
+            "which counts prompt and answer"
+        )
+    limit = checkpoint.max_position_embeddings
+    if sizes["max_seq_len"] > limit and not isinstance(checkpoint.rotary_scaling, DynamicScaling):
+        found.append(
+            f"max_seq_len {sizes['max_seq_len']} is above the model's max_position_embeddings {limit}: "
+            "it was not made for such positions"
+        )
+    return found
+
+
+def _plugin_problems(plugins: PluginConfig, dtype: DType) -> list[str]:
+    name = dtype_name(dtype)
+    found = []
+    for plugin in ("gpt_attention_plugin", "gemm_plugin", "lora_plugin"):
+        value = getattr(plugins, plugin)
+        can_disable = plugin == "lora_plugin"
+        if value == name or (can_disable and value == DISABLE):
+            continue
+        accepted = f"{AUTO}, {name}{', ' + DISABLE if can_disable else ''}"
+        if value == DISABLE:
+            reason = "every engine has it"
+        elif value in {dtype_name(known) for known in DType}:
+            reason = f"the checkpoint is {name}, and an engine has the type of its checkpoint; convert it with --dtype"
+        else:
+            reason = "it is no type of weights"
+        found.append(f"{plugin} {value} cannot be used: {reason}; accepted: {accepted}")
+    if plugins.dora_plugin not in (ENABLE, DISABLE):
+        found.append(f"dora_plugin is {plugins.dora_plugin}; accepted: {ENABLE}, {DISABLE}")
+    return found
+
+
+def _lora_problems(config: BuildConfig) -> list[str]:
+    found = []
+    lora = config.lora_config
+    known = {info.name: info for info in lora_modules()}
+    accepted = [name for name, info in known.items() if info.in_decoder_layer]
+    for name in lora.lora_target_modules:
+        if name not in known:
+            found.append(f"lora_target_modules names '{name}'; accepted: {', '.join(accepted)}")
+        elif not known[name].in_decoder_layer:
+            found.append(f"lora_target_modules names {name}, which decoder layers do not have")
+    if len(set(lora.lora_target_modules)) != len(lora.lora_target_modules):
+        found.append(f"lora_target_modules names a module twice: {', '.join(lora.lora_target_modules)}")
+    if config.lora_enabled:
+        return found
+    for name, is_set in (
+        ("lora_dir", bool(lora.lora_dir)),
+        ("lora_target_modules", bool(lora.lora_target_modules)),
+        ("dora_plugin enable", config.dora_enabled),
+    ):
+        if is_set:
+            found.append(f"{name} needs lora_plugin {AUTO}: without it the engine takes no adapters")
+    return found

@@ -1,0 +1,112 @@
+"""config.json of an engine directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from .._core import CheckpointError, EngineError
+from .._version import __version__
+from .checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig
+from .config import BuildConfig
+from .json_fields import JsonFields, describe, load_json_object
+
+FORMAT_VERSION: Final = 1
+ENGINE_FILE: Final = "rank0.engine"
+ADAPTERS_DIRECTORY: Final = "lora"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What an engine directory says about itself."""
+
+    version: str
+    """Of the release that built it."""
+    pretrained_config: CheckpointConfig
+    build_config: BuildConfig
+    engine_checksum: str
+    """See builder/compile/engine_file.py."""
+
+    @classmethod
+    def of_this_release(
+        cls, pretrained_config: CheckpointConfig, build_config: BuildConfig, engine_checksum: str
+    ) -> EngineConfig:
+        """The config of an engine that was just built."""
+        return cls(
+            version=__version__,
+            pretrained_config=pretrained_config,
+            build_config=build_config,
+            engine_checksum=engine_checksum,
+        )
+
+    def save(self, directory: Path) -> None:
+        """Writes config.json."""
+        (directory / CONFIG_FILE).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of config.json."""
+        content: dict[str, Any] = {
+            "producer": {"name": PRODUCER, "version": self.version},
+            "version": self.version,
+            "format_version": FORMAT_VERSION,
+            "pretrained_config": self.pretrained_config.to_dict(),
+            "build_config": self.build_config.to_dict(),
+            "engine_checksum": self.engine_checksum,
+        }
+        return {**content, "checksum": _checksum(content)}
+
+    @classmethod
+    def load(cls, directory: Path) -> EngineConfig:
+        """Reads config.json. Raises EngineError with its path and the reason why it cannot be used."""
+        path = directory / CONFIG_FILE
+        data = load_json_object(path, EngineError)
+        _check_kind(data, path)
+        content = {name: value for name, value in data.items() if name != "checksum"}
+        if data.get("checksum") != _checksum(content):
+            raise EngineError(
+                f"{path}: does not have its checksum; it was changed after the build. Build the engine again"
+            )
+        source = JsonFields(content)
+        source.discard(("producer", "format_version"))
+        build = source.object("build_config")
+        pretrained = source.raw("pretrained_config")
+        if not isinstance(pretrained, dict):
+            source.problem("pretrained_config", f"is {describe(pretrained)}; expected an object")
+            pretrained = {}
+        version, checksum = source.string("version"), source.string("engine_checksum")
+        build_config = BuildConfig.from_fields(build) if build else BuildConfig()
+        source.finish(str(path), EngineError)
+        return cls(
+            version=version,
+            pretrained_config=_pretrained(pretrained, path),
+            build_config=build_config,
+            engine_checksum=checksum,
+        )
+
+
+def _check_kind(data: Mapping[str, Any], path: Path) -> None:
+    if "format_version" not in data or "build_config" not in data:
+        raise EngineError(f"{path}: is not the config of an engine of AdaptRT; `adaptrt build` makes engines")
+    if data["format_version"] != FORMAT_VERSION:
+        raise EngineError(
+            f"{path}: has format_version {describe(data['format_version'])}, this release reads {FORMAT_VERSION}; "
+            "build the engine again"
+        )
+
+
+def _pretrained(data: Mapping[str, Any], path: Path) -> CheckpointConfig:
+    try:
+        return CheckpointConfig.from_dict(data, subject=f"{path}: pretrained_config")
+    except CheckpointError as error:
+        raise EngineError(str(error)) from None
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """XXH3-64 of the content with its keys sorted: layout and order do not matter, values do."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_64_hexdigest(text.encode())
