@@ -1,7 +1,155 @@
+#include "bind_exec.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "adaptrt/exec/executor.h"
 #include "bindings.h"
+#include "cpu_engine.h"
+#include "exec_casters.h"
+
+namespace py = pybind11;
 
 namespace adaptrt::bindings {
+namespace {
 
-void bind_exec(pybind11::module_& /*module*/) {}
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+/// Waiting looks at Python's signals this often, so that Ctrl-C ends it.
+constexpr std::chrono::milliseconds kSignalInterval{50};
+
+/// Calls await(time) in short pieces with the GIL released, until it gives something or the time is over.
+template <class Await>
+std::vector<Response> await_interruptibly(const TimeoutArgument& timeout, Await await) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  while (true) {
+    std::chrono::nanoseconds piece = kSignalInterval;
+    if (timeout.value) piece = std::min(piece, *timeout.value - (Clock::now() - begin));
+    const bool is_last = timeout.value && piece < kSignalInterval;
+    std::vector<Response> responses;
+    {
+      const py::gil_scoped_release release;
+      responses = await(std::max(piece, std::chrono::nanoseconds{0}));
+    }
+    if (!responses.empty() || is_last) return responses;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
+std::vector<Response> await_one(Executor& self, RequestId id, const TimeoutArgument& timeout) {
+  return await_interruptibly(timeout, [&](auto piece) { return self.await_responses(id, piece); });
+}
+
+std::vector<std::vector<Response>> await_many(Executor& self, const std::vector<RequestId>& ids,
+                                              const TimeoutArgument& timeout) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<std::vector<Response>> all;
+  for (const RequestId id : ids) {
+    TimeoutArgument left = timeout;
+    if (left.value) *left.value -= std::chrono::steady_clock::now() - begin;
+    all.push_back(await_one(self, id, left));
+  }
+  return all;
+}
+
+std::vector<Response> await_any(Executor& self, const TimeoutArgument& timeout) {
+  return await_interruptibly(timeout, [&](auto piece) { return self.await_responses(piece); });
+}
+
+/// Shuts down without the GIL, whoever drops the last reference.
+struct ShutDownWithoutGil {
+  void operator()(Executor* executor) const {
+    const py::gil_scoped_release release;
+    std::default_delete<Executor>{}(executor);
+  }
+};
+using ExecutorHolder = std::unique_ptr<Executor, ShutDownWithoutGil>;
+using ExecutorClass = py::class_<Executor, ExecutorHolder>;
+
+ExecutorHolder make_executor(const CpuEngine& engine, const ExecutorConfig& config,
+                             std::size_t available_memory) {
+  const py::gil_scoped_release release;
+  return ExecutorHolder(std::make_unique<Executor>(engine.engine(), config, available_memory).release());
+}
+
+void def_requests(ExecutorClass& cls) {
+  cls.def("enqueue_request", &Executor::enqueue_request, py::arg("request"), ReleaseGil(),
+          "Queue a request and return its id. Raises RequestError with all that is wrong with it, "
+          "QueueFullError, "
+          "AdapterError; nothing is queued then.")
+      .def("enqueue_requests", &Executor::enqueue_requests, py::arg("requests"), ReleaseGil(),
+           "Queue all requests or, when one is refused, none. Adapters of those before it stay cached.")
+      .def("await_responses", &await_one, py::arg("id"), py::arg("timeout") = TimeoutArgument{},
+           "The responses of one request, as soon as there is one; [] when the time (timedelta or seconds) "
+           "is over. "
+           "Raises RequestError for a request that is unknown or whose last response was taken.")
+      .def("await_responses", &await_many, py::arg("ids"), py::arg("timeout") = TimeoutArgument{},
+           "The same for several requests, one after the other, within one timeout.")
+      .def("await_responses", &await_any, py::arg("timeout") = TimeoutArgument{},
+           "All responses that are there, of any request, as soon as there is one.")
+      .def("get_num_responses_ready", &Executor::get_num_responses_ready, py::arg("id") = py::none(),
+           "Responses that can be taken without waiting, of one request or of all.")
+      .def("cancel_request", &Executor::cancel_request, py::arg("id"),
+           "End a request with what it has (FinishReason.CANCELLED). Without effect when it has ended.")
+      .def("can_enqueue_requests", &Executor::can_enqueue_requests, "False when the queue is full.");
+}
+
+void def_adapters(ExecutorClass& cls) {
+  cls.def("list_adapters", &Executor::list_adapters, ReleaseGil(),
+          "A LoraCacheEntry for each adapter in the cache.")
+      .def("put_adapter", &Executor::put_adapter, py::arg("lora_config"), ReleaseGil(),
+           "Store an adapter on the host level before the first request asks for it.")
+      .def("pin_adapter", &Executor::pin_adapter, py::arg("task_id"), ReleaseGil(),
+           "Load an adapter to the device level and keep it there.")
+      .def("unpin_adapter", &Executor::unpin_adapter, py::arg("task_id"), ReleaseGil(),
+           "The inverse of pin_adapter.")
+      .def("unload_adapter", &Executor::unload_adapter, py::arg("task_id"), ReleaseGil(),
+           "Forget an adapter; requests that use it are not disturbed.")
+      .def("lora_cache_stats", &Executor::lora_cache_stats, ReleaseGil(),
+           "The LoRA cache's counters and sizes.");
+}
+
+}  // namespace
+
+void bind_executor(py::module_& module) {
+  ExecutorClass cls(
+      module, "Executor",
+      "Runs requests in in-flight batches over one engine, in a thread of its own. All methods may be "
+      "called from any thread. After shutdown, or when the executor has died, they raise "
+      "ExecutorClosedError with the reason.");
+  cls.def(py::init(&make_executor), py::arg("engine"), py::arg("executor_config"),
+          py::arg("available_memory"),
+          "The KV and LoRA caches are sized by `available_memory` bytes. Raises ConfigError.");
+  def_requests(cls);
+  def_adapters(cls);
+  cls.def("get_latest_iteration_stats", &Executor::get_latest_iteration_stats,
+          "IterationStats of the steps since the last call.")
+      .def("get_latest_request_stats", &Executor::get_latest_request_stats,
+           "RequestStatsPerIteration of the steps since the last call.")
+      .def_property_readonly("is_alive", &Executor::is_alive,
+                             "False after shutdown, or when the executor has died.")
+      .def("shutdown", &Executor::shutdown, ReleaseGil(),
+           "Wait for the running step; requests that have not ended get an error response. May be called "
+           "again.")
+      .def("__enter__", [](const py::object& self) { return self; })
+      .def(
+          "__exit__",
+          [](Executor& self, const py::args& /*exception*/) {
+            const py::gil_scoped_release release;
+            self.shutdown();
+          },
+          "As shutdown().");
+}
+
+void bind_exec(py::module_& module) {
+  bind_exec_config(module);
+  bind_exec_types(module);
+  bind_executor(module);
+}
 
 }  // namespace adaptrt::bindings

@@ -78,6 +78,21 @@ void def_constructor(pybind11::class_<Struct>& cls, std::index_sequence<kIndex..
       std::tuple_cat(argument(std::integral_constant<std::size_t, kIndex>{}, fields)...));
 }
 
+template <class Struct, class... Members>
+void def_repr(pybind11::class_<Struct>& cls, const char* name, const Field<Struct, Members>&... fields) {
+  cls.def("__repr__", [fields..., title = std::string(name)](const pybind11::object& self) {
+    std::string text = title + "(";
+    const char* separator = "";
+    ((text.append(separator)
+          .append(fields.name)
+          .append("=")
+          .append(std::string(pybind11::repr(self.attr(fields.name)))),
+      separator = ", "),
+     ...);
+    return text + ")";
+  });
+}
+
 }  // namespace detail
 
 /// Binds a struct of plain values from the table of its fields, in the order of the constructor's parameters:
@@ -95,17 +110,7 @@ pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name
     cls.def(py::self == py::self);
     cls.attr("__hash__") = py::none();
   }
-  cls.def("__repr__", [fields..., title = std::string(name)](const py::object& self) {
-    std::string text = title + "(";
-    const char* separator = "";
-    ((text.append(separator)
-          .append(fields.name)
-          .append("=")
-          .append(std::string(py::repr(self.attr(fields.name)))),
-      separator = ", "),
-     ...);
-    return text + ")";
-  });
+  detail::def_repr(cls, name, fields...);
   cls.def(py::pickle(
       [fields...](const Struct& self) {
         py::dict state;
@@ -128,6 +133,19 @@ pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name
         return bind_struct<Struct, kRequired, kPositional>(module, name, doc, fields...);
       },
       fields_of(static_cast<const Struct*>(nullptr)));
+}
+
+/// Binds a struct that only C++ makes: properties without setters, and repr.
+template <class Struct>
+pybind11::class_<Struct> bind_readonly_struct(pybind11::module_& module, const char* name, const char* doc) {
+  pybind11::class_<Struct> cls(module, name, doc);
+  std::apply(
+      [&](const auto&... fields) {
+        (cls.def_readonly(fields.name, fields.member, fields.doc), ...);
+        detail::def_repr(cls, name, fields...);
+      },
+      fields_of(static_cast<const Struct*>(nullptr)));
+  return cls;
 }
 
 }  // namespace adaptrt::bindings

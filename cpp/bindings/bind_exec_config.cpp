@@ -1,0 +1,121 @@
+#include <pybind11/native_enum.h>
+
+#include "adaptrt/exec/config.h"
+#include "adaptrt/sample/sampling_config.h"
+#include "bind_exec.h"
+#include "bind_struct.h"
+#include "exec_casters.h"
+
+namespace py = pybind11;
+
+namespace adaptrt::bindings {
+namespace {
+
+constexpr const char* kValidateDoc =
+    "Everything that is wrong with the fields on their own; empty when nothing is.";
+
+template <class Struct>
+void def_validate(py::class_<Struct> cls) {
+  cls.def("validate", [](const Struct& self) { return self.validate().list(); }, kValidateDoc);
+}
+
+void bind_enums(py::module_& module) {
+  py::native_enum<ModelType>(module, "ModelType", "enum.Enum", "What kind of model an engine is.")
+      .value("DECODER_ONLY", ModelType::kDecoderOnly)
+      .value("ENCODER_ONLY", ModelType::kEncoderOnly)
+      .value("ENCODER_DECODER", ModelType::kEncoderDecoder)
+      .finalize();
+  py::native_enum<BatchingType>(module, "BatchingType", "enum.Enum", "How requests share steps.")
+      .value("STATIC", BatchingType::kStatic)
+      .value("INFLIGHT", BatchingType::kInflight)
+      .finalize();
+  py::native_enum<CapacitySchedulerPolicy>(module, "CapacitySchedulerPolicy", "enum.Enum",
+                                           "When a waiting request may start.")
+      .value("MAX_UTILIZATION", CapacitySchedulerPolicy::kMaxUtilization)
+      .value("GUARANTEED_NO_EVICT", CapacitySchedulerPolicy::kGuaranteedNoEvict)
+      .value("STATIC_BATCH", CapacitySchedulerPolicy::kStaticBatch)
+      .finalize();
+  py::native_enum<ContextChunkingPolicy>(module, "ContextChunkingPolicy", "enum.Enum",
+                                         "How the tokens of a step are shared out among prompts.")
+      .value("FIRST_COME_FIRST_SERVED", ContextChunkingPolicy::kFirstComeFirstServed)
+      .value("EQUAL_PROGRESS", ContextChunkingPolicy::kEqualProgress)
+      .finalize();
+}
+
+void bind_kv_cache_config(py::module_& module) {
+  using C = KvCacheConfig;
+  def_validate(bind_struct<C>(
+      module, "KvCacheConfig", "Size of the KV cache, and reuse of what is in it.",
+      Field{"enable_block_reuse", &C::enable_block_reuse,
+            "Share full blocks among requests that start with the same tokens and have the same adapter."},
+      Field{"max_tokens", &C::max_tokens, "Tokens that the cache holds; None: as memory allows."},
+      Field{"max_attention_window", &C::max_attention_window,
+            "Refused unless None: it belongs to the engine."},
+      Field{"sink_token_length", &C::sink_token_length, "Refused unless None or 0."},
+      Field{"free_gpu_memory_fraction", &C::free_gpu_memory_fraction,
+            "Of the memory that is free when the executor starts; None: 0.9."},
+      Field{"host_cache_size", &C::host_cache_size, "Refused unless None or 0: there is one level."},
+      Field{"onboard_blocks", &C::onboard_blocks, "Refused unless True."},
+      Field{"secondary_offload_min_priority", &C::secondary_offload_min_priority, "Refused unless None."},
+      Field{"event_buffer_max_size", &C::event_buffer_max_size, "Refused unless 0."},
+      Field{"enable_partial_reuse", &C::enable_partial_reuse,
+            "Refused unless False: only full blocks are shared."},
+      Field{"copy_on_partial_reuse", &C::copy_on_partial_reuse, "Without effect."}));
+}
+
+void bind_scheduler_config(py::module_& module) {
+  using Dynamic = DynamicBatchConfig;
+  bind_struct<Dynamic>(
+      module, "DynamicBatchConfig", "Refused in a SchedulerConfig.",
+      Field{"enable_batch_size_tuning", &Dynamic::enable_batch_size_tuning, ""},
+      Field{"enable_max_num_tokens_tuning", &Dynamic::enable_max_num_tokens_tuning, ""},
+      Field{"dynamic_batch_moving_average_window", &Dynamic::dynamic_batch_moving_average_window, ""});
+  using C = SchedulerConfig;
+  def_validate(bind_struct<C>(
+      module, "SchedulerConfig", "Which requests run, and when.",
+      Field{"capacity_scheduler_policy", &C::capacity_scheduler_policy, "When a waiting request may start."},
+      Field{"context_chunking_policy", &C::context_chunking_policy,
+            "None or FIRST_COME_FIRST_SERVED; the other is refused."},
+      Field{"dynamic_batch_config", &C::dynamic_batch_config, "Refused unless None."}));
+}
+
+void bind_sampling_config(py::module_& module) {
+  using C = SamplingConfig;
+  def_validate(bind_struct<C, 0, 1>(
+      module, "SamplingConfig",
+      "How the next token is chosen: the most probable one, unless top_k, top_p or min_p is given.",
+      Field{"beam_width", &C::beam_width, "Refused unless 1."},
+      Field{"top_k", &C::top_k, "Choose among so many; 0: no limit, 1: the most probable."},
+      Field{"top_p", &C::top_p, "Choose among the most probable that make up this share, in (0, 1]."},
+      Field{"top_p_min", &C::top_p_min, "Refused unless None."},
+      Field{"top_p_reset_ids", &C::top_p_reset_ids, "Refused unless None."},
+      Field{"top_p_decay", &C::top_p_decay, "Refused unless None."},
+      Field{"seed", &C::seed, "Of the draws; None: 0."},
+      Field{"temperature", &C::temperature, "Divides the logits; 0: the most probable. None: 1."},
+      Field{"min_tokens", &C::min_tokens, "end_id is forbidden before so many were generated."},
+      Field{"beam_search_diversity_rate", &C::beam_search_diversity_rate, "Refused unless None."},
+      Field{"repetition_penalty", &C::repetition_penalty, "Of tokens in prompt and output; 1: none."},
+      Field{"presence_penalty", &C::presence_penalty, "Of tokens in the output, once; 0: none."},
+      Field{"frequency_penalty", &C::frequency_penalty, "Of tokens in the output, each time; 0: none."},
+      Field{"length_penalty", &C::length_penalty, "Refused unless None."},
+      Field{"early_stopping", &C::early_stopping, "Refused unless None."},
+      Field{"no_repeat_ngram_size", &C::no_repeat_ngram_size,
+            "No token sequence of this length comes twice."},
+      Field{"num_return_sequences", &C::num_return_sequences, "Refused unless None or 1."},
+      Field{"min_p", &C::min_p,
+            "Choose among tokens at least so probable as a share of the most probable one."},
+      Field{"beam_width_array", &C::beam_width_array, "Refused unless None."}));
+}
+
+}  // namespace
+
+void bind_exec_config(py::module_& module) {
+  bind_enums(module);
+  bind_kv_cache_config(module);
+  bind_scheduler_config(module);
+  bind_sampling_config(module);
+  bind_struct<ExecutorConfig>(module, "ExecutorConfig", "How an executor works.")
+      .def("validate", [](const ExecutorConfig& self) { return self.validate().list(); }, kValidateDoc);
+}
+
+}  // namespace adaptrt::bindings

@@ -1,0 +1,87 @@
+#include <pybind11/native_enum.h>
+
+#include <string>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/exec/request.h"
+#include "adaptrt/exec/response.h"
+#include "adaptrt/exec/stats.h"
+#include "bind_exec.h"
+#include "bind_struct.h"
+#include "exec_casters.h"
+
+namespace py = pybind11;
+
+namespace adaptrt::bindings {
+namespace {
+
+void bind_enums(py::module_& module) {
+  py::native_enum<FinishReason>(module, "FinishReason", "enum.Enum",
+                                "Why a request generates no more tokens.")
+      .value("NOT_FINISHED", FinishReason::kNotFinished)
+      .value("END_ID", FinishReason::kEndId)
+      .value("STOP_WORDS", FinishReason::kStopWords)
+      .value("LENGTH", FinishReason::kLength)
+      .value("TIMED_OUT", FinishReason::kTimedOut)
+      .value("CANCELLED", FinishReason::kCancelled)
+      .finalize();
+  py::native_enum<RequestStage>(module, "RequestStage", "enum.Enum", "How far a request is.")
+      .value("QUEUED", RequestStage::kQueued)
+      .value("CONTEXT_IN_PROGRESS", RequestStage::kContextInProgress)
+      .value("GENERATION_IN_PROGRESS", RequestStage::kGenerationInProgress)
+      .value("GENERATION_COMPLETE", RequestStage::kGenerationComplete)
+      .value("ENCODER_IN_PROGRESS", RequestStage::kEncoderInProgress)
+      .finalize();
+}
+
+void bind_response(py::module_& module) {
+  bind_readonly_struct<Result>(module, "Result", "What a request has generated.");
+  py::class_<Response>(module, "Response", "A result, or the reason why there is none.")
+      .def_readonly("request_id", &Response::request_id, "What enqueue_request returned.")
+      .def_readonly("client_id", &Response::client_id, "The request's client_id.")
+      .def("has_error", &Response::has_error, "Whether there is a reason instead of a result.")
+      .def_property_readonly(
+          "error_msg", [](const Response& self) { return self.error_msg; },
+          "The reason; empty without an error.")
+      .def_property_readonly(
+          "result",
+          [](const Response& self) -> const Result& {
+            if (self.has_error()) {
+              throw RequestError("request " + std::to_string(self.request_id) +
+                                 " has no result: " + self.error_msg);
+            }
+            return self.result;
+          },
+          py::return_value_policy::reference_internal, "Raises RequestError when has_error().")
+      .def("__repr__", [](const py::object& self) {
+        const auto& response = self.cast<const Response&>();
+        return "Response(request_id=" + std::to_string(response.request_id) +
+               (response.has_error() ? ", error_msg=" + std::string(py::repr(py::str(response.error_msg)))
+                                     : ", result=" + std::string(py::repr(self.attr("result")))) +
+               ")";
+      });
+}
+
+template <class Stats>
+void bind_stats(py::module_& module, const char* name, const char* doc) {
+  bind_struct<Stats>(module, name, doc)
+      .def(
+          "to_json_str", [](const Stats& self) { return to_json_str(self); },
+          "One line of JSON, with TensorRT-LLM's keys.");
+}
+
+}  // namespace
+
+void bind_exec_types(py::module_& module) {
+  bind_enums(module);
+  bind_struct<OutputConfig>(module, "OutputConfig", "What a Result has besides the tokens.");
+  bind_struct<Request, 2, 2>(module, "Request", "A prompt, and what is wanted of it.");
+  bind_response(module);
+  bind_struct<KvCacheStats>(module, "KvCacheStats", "The KV cache.");
+  bind_struct<InflightBatchingStats>(module, "InflightBatchingStats", "The batch of a step.");
+  bind_stats<IterationStats>(module, "IterationStats", "A step.");
+  bind_stats<RequestStats>(module, "RequestStats", "A request after a step.");
+  bind_stats<RequestStatsPerIteration>(module, "RequestStatsPerIteration", "All requests after a step.");
+}
+
+}  // namespace adaptrt::bindings
