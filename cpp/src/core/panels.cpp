@@ -1,6 +1,7 @@
 #include "adaptrt/core/panels.h"
 
 #include <cstring>
+#include <vector>
 
 namespace adaptrt {
 namespace {
@@ -14,22 +15,23 @@ std::size_t panel_index(DType dtype, std::int64_t n, std::int64_t k, std::int64_
   return static_cast<std::size_t>(panel * kPanelColumns * padded_k(dtype, k) + within);
 }
 
-/// Two-byte or four-byte elements that need no conversion, moved as they are.
-template <class Element>
+/// Moves a row of elements of the matrix's type to their places. The group's size is known to
+/// the compiler, so a group is one move.
+template <class Element, std::int64_t kInterleave>
 void scatter_row(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t row,
                  const std::byte* source) {
-  const std::int64_t ki = k_interleave(dtype);
-  const std::int64_t step = panel_width(n, row / kPanelColumns) * ki;
+  constexpr std::size_t kGroupBytes = kInterleave * sizeof(Element);
+  const std::size_t step = static_cast<std::size_t>(panel_width(n, row / kPanelColumns)) * kGroupBytes;
   std::byte* out = panels + panel_index(dtype, n, k, row, 0) * sizeof(Element);
-  std::int64_t column = 0;
-  for (; column + ki <= k; column += ki) {
-    std::memcpy(out, source + column * static_cast<std::int64_t>(sizeof(Element)), ki * sizeof(Element));
-    out += step * static_cast<std::int64_t>(sizeof(Element));
+  const std::int64_t groups = k / kInterleave;
+  for (std::int64_t group = 0; group < groups; ++group) {
+    std::memcpy(out, source, kGroupBytes);
+    out += step;
+    source += kGroupBytes;
   }
-  if (column < k) {
-    std::memset(out, 0, ki * sizeof(Element));
-    std::memcpy(out, source + column * static_cast<std::int64_t>(sizeof(Element)),
-                static_cast<std::size_t>(k - column) * sizeof(Element));
+  if (groups * kInterleave < k) {
+    std::memset(out, 0, kGroupBytes);
+    std::memcpy(out, source, static_cast<std::size_t>(k - groups * kInterleave) * sizeof(Element));
   }
 }
 
@@ -37,28 +39,33 @@ void scatter_row(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
 
 void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t first_row,
                  std::int64_t rows, const std::byte* source, DType source_dtype, std::int64_t source_stride) {
-  const std::int64_t columns = padded_k(dtype, k);
+  std::vector<std::byte> converted(source_dtype == dtype ? 0 : static_cast<std::size_t>(k) * size_of(dtype));
   for (std::int64_t i = 0; i < rows; ++i) {
-    const std::int64_t row = first_row + i;
-    const std::byte* from = source + i * source_stride * static_cast<std::int64_t>(size_of(source_dtype));
-    if (source_dtype == dtype) {
-      if (size_of(dtype) == 4) {
-        scatter_row<std::uint32_t>(panels, dtype, n, k, row, from);
-      } else {
-        scatter_row<std::uint16_t>(panels, dtype, n, k, row, from);
+    const std::byte* row = source + i * source_stride * static_cast<std::int64_t>(size_of(source_dtype));
+    if (source_dtype != dtype) {
+      for (std::size_t column = 0; column < static_cast<std::size_t>(k); ++column) {
+        store_from_float(converted.data(), dtype, column, load_as_float(row, source_dtype, column));
       }
-      continue;
+      row = converted.data();
     }
-    for (std::int64_t column = 0; column < columns; ++column) {
-      const float value = column < k ? load_as_float(from, source_dtype, static_cast<std::size_t>(column)) : 0.0F;
-      store_from_float(panels, dtype, panel_index(dtype, n, k, row, column), value);
+    switch (dtype) {
+      case DType::kFloat32:
+        scatter_row<std::uint32_t, k_interleave(DType::kFloat32)>(panels, dtype, n, k, first_row + i, row);
+        break;
+      case DType::kFloat16:
+        scatter_row<std::uint16_t, k_interleave(DType::kFloat16)>(panels, dtype, n, k, first_row + i, row);
+        break;
+      case DType::kBFloat16:
+        scatter_row<std::uint16_t, k_interleave(DType::kBFloat16)>(panels, dtype, n, k, first_row + i, row);
+        break;
     }
   }
 }
 
 void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out) {
   for (std::int64_t column = 0; column < matrix.k; ++column) {
-    out[column] = load_as_float(matrix.data, matrix.dtype, panel_index(matrix.dtype, matrix.n, matrix.k, row, column));
+    out[column] =
+        load_as_float(matrix.data, matrix.dtype, panel_index(matrix.dtype, matrix.n, matrix.k, row, column));
   }
 }
 
