@@ -1,0 +1,195 @@
+"""Describes a checkpoint, an engine or an adapter, after the checks that loading it makes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .._core import AdapterError, ConfigError, dtype_name, lora_modules
+from ..builder.adapter.peft_reader import read_peft_adapter
+from ..builder.checkpoint.config import CheckpointConfig
+from ..builder.checkpoint.convert import rank_file
+from ..builder.compile.engine_file import EngineFile
+from ..builder.engine_config import ENGINE_FILE, EngineConfig
+from ..builder.progress import format_bytes
+from ..builder.safetensors_stream import SafetensorsReader, TensorSpec
+
+PEFT_CONFIG: Final = "adapter_config.json"
+LORA_CONFIG: Final = "model.lora_config.npy"
+LORA_WEIGHTS: Final = "model.lora_weights.npy"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument("path", type=Path, help="directory of a checkpoint, an engine, or an adapter in either form")
+    parser.add_argument("--tensors", action="store_true", help="list the tensors of a checkpoint or an engine")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Describes one directory on stdout."""
+    _describer_of(args.path)(args.path, args.tensors)
+    return 0
+
+
+def _describer_of(path: Path) -> Callable[[Path, bool], None]:
+    kinds = {
+        PEFT_CONFIG: _describe_peft_adapter,
+        LORA_CONFIG: _describe_converted_adapter,
+        ENGINE_FILE: _describe_engine,
+        rank_file(0): _describe_checkpoint,
+    }
+    for file, describe in kinds.items():
+        if (path / file).is_file():
+            return describe
+    raise ConfigError(f"{path}: is no checkpoint, engine or adapter; expected a directory with {', '.join(kinds)}")
+
+
+def _describe_checkpoint(path: Path, tensors: bool) -> None:
+    config = CheckpointConfig.load(path)
+    readers = [SafetensorsReader(path / rank_file(rank)) for rank in range(config.mapping.world_size)]
+    _print_table(
+        f"{path}: checkpoint",
+        {
+            **_model_rows(config),
+            "mapping": f"tp_size {config.mapping.tp_size}, pp_size {config.mapping.pp_size}",
+            "weights": f"{sum(len(reader.specs) for reader in readers)} tensors in {len(readers)} file(s), "
+            f"{format_bytes(sum(reader.num_bytes for reader in readers))}",
+        },
+    )
+    for reader in readers if tensors else ():
+        _print_tensors(reader.path.name, reader.specs.values())
+
+
+def _describe_engine(path: Path, tensors: bool) -> None:
+    config = EngineConfig.load(path)
+    file = EngineFile(path / ENGINE_FILE, config.engine_checksum)
+    build, lora, program = config.build_config, config.build_config.lora_config, file.program
+    rows = {
+        "built by": f"adaptrt {config.version}; every checksum holds",
+        **_model_rows(config.pretrained_config),
+        "limits": f"max_batch_size {build.max_batch_size}, max_num_tokens {build.max_num_tokens}, "
+        f"max_input_len {program.max_input_len}, max_seq_len {program.max_seq_len}",
+        "KV cache": f"{build.tokens_per_block} tokens a block",
+        "weights": f"{len(file.tensors)} tensors, {format_bytes(file.num_bytes)}",
+        "activations": format_bytes(program.arena_bytes),
+        "LoRA": "none",
+    }
+    if program.lora is not None:
+        rows["LoRA"] = (
+            f"max_lora_rank {program.lora.max_rank}, {', '.join(lora.lora_target_modules)}"
+            f"{', DoRA' if program.lora.dora_enabled else ''}"
+        )
+        rows["adapters"] = ", ".join(lora.adapter_names) or "none in the engine directory"
+    _print_table(f"{path}: engine", rows)
+    if tensors:
+        specs = (TensorSpec(name, array.dtype, array.shape) for name, array in file.tensors.items())
+        _print_tensors(ENGINE_FILE, specs)
+
+
+def _describe_peft_adapter(path: Path, tensors: bool) -> None:
+    del tensors  # the rows below are the tensors
+    adapter = read_peft_adapter(path)
+    kind = ("DoRA" if adapter.config.use_dora else "LoRA") + (", rsLoRA scaling" if adapter.config.use_rslora else "")
+    rows = {"kind": kind, "weights": f"{len(adapter.tensors)} tensors, {format_bytes(adapter.file.stat().st_size)}"}
+    if adapter.config.use_dora:
+        rows["magnitudes"] = "normalised" if adapter.magnitudes_normalized else "not normalised by a base"
+    _print_table(f"{path}: PEFT adapter", rows)
+    _print_modules(
+        (key.module.name, key.layer, tensors.rank, tensors.magnitude is not None)
+        for key, tensors in adapter.modules.items()
+    )
+
+
+def _describe_converted_adapter(path: Path, tensors: bool) -> None:
+    del tensors
+    config, weights = (_load_array(path / name) for name in (LORA_CONFIG, LORA_WEIGHTS))
+    config = config[0] if config.ndim == 3 and config.shape[0] == 1 else config
+    if config.ndim != 2 or config.shape[1] not in (3, 4) or config.dtype != np.int32:
+        raise AdapterError(
+            f"{path / LORA_CONFIG}: is {config.dtype} {list(config.shape)}; expected int32 [rows, 3 or 4] or [1, ...]"
+        )
+    names = {module.id: module.name for module in lora_modules()}
+    unknown = sorted(set(config[:, 0].tolist()) - set(names))
+    if unknown:
+        raise AdapterError(f"{path / LORA_CONFIG}: module ids {unknown} are unknown; accepted: 0 to {max(names)}")
+    dtype = "bfloat16" if weights.dtype == np.dtype("V2") else weights.dtype.name
+    _print_table(
+        f"{path}: converted adapter",
+        {"weights": f"{dtype} {list(weights.shape)}, {format_bytes(weights.nbytes)}", "rows": str(len(config))},
+    )
+    _print_modules((names[row[0]], row[1], row[2], len(row) == 4 and row[3] != 0) for row in config.tolist())
+
+
+def _load_array(path: Path) -> np.ndarray[Any, np.dtype[Any]]:
+    try:
+        array: np.ndarray[Any, np.dtype[Any]] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError) as reason:
+        raise AdapterError(f"{path}: cannot be read: {reason}") from None
+    return array
+
+
+def _model_rows(config: CheckpointConfig) -> dict[str, str]:
+    attention = [
+        f"{config.num_attention_heads} heads of {config.head_size}",
+        f"{config.num_key_value_heads} for k and v",
+    ]
+    if config.qk_layernorm:
+        attention.append("q and k normalised")
+    if config.sliding_window is not None:
+        attention.append(f"window of {config.sliding_window} in {len(config.sliding_window_layers)} layers")
+    biases = {"qkv": config.attn_bias, "dense": config.attn_dense_bias, "mlp": config.mlp_bias}
+    scaling = config.rotary_scaling
+    return {
+        "architecture": config.architecture,
+        "dtype": dtype_name(config.dtype),
+        "layers": f"{config.num_hidden_layers} of hidden size {config.hidden_size}, mlp {config.intermediate_size}",
+        "attention": ", ".join(attention),
+        "biases": ", ".join(name for name, present in biases.items() if present) or "none",
+        "positions": f"{config.max_position_embeddings}, rotary base {config.rotary_base:g}, "
+        + (f"{scaling.rope_type} scaling by {scaling.factor:g}" if scaling else "not scaled"),
+        "vocabulary": f"{config.vocab_size}, "
+        + ("tied" if config.share_embedding_table else "not tied")
+        + " to lm_head",
+    }
+
+
+def _print_table(title: str, rows: Mapping[str, str]) -> None:
+    print(title)
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print(f"  {name:<{width}}  {value}")
+
+
+def _print_tensors(file: str, specs: Iterable[TensorSpec]) -> None:
+    print(f"{file}:")
+    for spec in specs:
+        print(f"  {spec.name}  {spec.dtype} {list(spec.shape)}")
+
+
+def _print_modules(modules: Iterable[tuple[str, int, int, bool]]) -> None:
+    """One line a module name: the layers that have it and the ranks there."""
+    by_name: dict[str, list[tuple[int, int, bool]]] = {}
+    for name, layer, rank, is_dora in modules:
+        by_name.setdefault(name, []).append((layer, rank, is_dora))
+    width = max((len(name) for name in by_name), default=0)
+    for name, places in by_name.items():
+        layers = [layer for layer, _, _ in places]
+        ranks = ", ".join(map(str, sorted({rank for _, rank, _ in places})))
+        dora = sum(is_dora for _, _, is_dora in places)
+        magnitudes = f", {dora} with magnitudes" if dora else ""
+        print(f"  {name:<{width}}  rank {ranks}, {len(layers)} layers from {min(layers)} to {max(layers)}{magnitudes}")
+
+
+if __name__ == "__main__":
+    from ..builder.cli import run_command
+
+    sys.exit(
+        run_command(
+            sys.modules[__name__], sys.argv[1:], prog="python -m adaptrt.tools.inspect", description=__doc__ or ""
+        )
+    )
