@@ -115,7 +115,7 @@ class Validator {
     for (std::size_t i = 0; i < lora.sites.size(); ++i) {
       const auto& site = lora.sites[i];
       const std::string where = "lora: site " + std::to_string(i);
-      check_range(where + " layer", site.layer, 0, std::max(0, program_.num_layers - 1));
+      check_range(where + " layer", site.layer, 0, std::max(1, program_.num_layers) - 1);
       check_range(where + " in_size", site.in_size, 1, kSizeLimit - 1);
       check_range(where + " number of parts", static_cast<std::int64_t>(site.parts.size()), 1,
                   static_cast<std::int64_t>(kMaxPartsPerSite));
@@ -276,7 +276,7 @@ class Validator {
   void check(const AttentionOp& op) {
     body_only();
     const auto& shape = program_.shape;
-    check_range(where_ + ": layer", op.layer, 0, std::max(0, program_.num_layers - 1));
+    check_range(where_ + ": layer", op.layer, 0, std::max(1, program_.num_layers) - 1);
     if (op.layer >= 0 && static_cast<std::size_t>(op.layer) < layer_users_.size()) ++layer_users_[op.layer];
     const auto* qkv = operand("qkv", op.qkv, DType::kFloat32, RowKind::kTokens);
     const auto* cosine = operand("cosine", op.cosine, DType::kFloat32, RowKind::kTokens);
