@@ -52,15 +52,14 @@ def _describer_of(path: Path) -> Callable[[Path, bool], None]:
 def _describe_checkpoint(path: Path, tensors: bool) -> None:
     config = CheckpointConfig.load(path)
     readers = [SafetensorsReader(path / rank_file(rank)) for rank in range(config.mapping.world_size)]
-    _print_table(
-        f"{path}: checkpoint",
-        {
-            **_model_rows(config),
-            "mapping": f"tp_size {config.mapping.tp_size}, pp_size {config.mapping.pp_size}",
-            "weights": f"{sum(len(reader.specs) for reader in readers)} tensors in {len(readers)} file(s), "
-            f"{format_bytes(sum(reader.num_bytes for reader in readers))}",
-        },
-    )
+    num_tensors = sum(len(reader.specs) for reader in readers)
+    num_bytes = sum(reader.num_bytes for reader in readers)
+    rows = {
+        **_model_rows(config),
+        "mapping": f"tp_size {config.mapping.tp_size}, pp_size {config.mapping.pp_size}",
+        "weights": f"{num_tensors} tensors, {format_bytes(num_bytes)}",
+    }
+    _print_table(f"{path}: checkpoint", rows)
     for reader in readers if tensors else ():
         _print_tensors(reader.path.name, reader.specs.values())
 
@@ -172,17 +171,25 @@ def _print_tensors(file: str, specs: Iterable[TensorSpec]) -> None:
 
 
 def _print_modules(modules: Iterable[tuple[str, int, int, bool]]) -> None:
-    """One line a module name: the layers that have it and the ranks there."""
-    by_name: dict[str, list[tuple[int, int, bool]]] = {}
+    """One line for each module, rank and kind: the layers that have it."""
+    layers_of: dict[tuple[str, int, bool], list[int]] = {}
     for name, layer, rank, is_dora in modules:
-        by_name.setdefault(name, []).append((layer, rank, is_dora))
-    width = max((len(name) for name in by_name), default=0)
-    for name, places in by_name.items():
-        layers = [layer for layer, _, _ in places]
-        ranks = ", ".join(map(str, sorted({rank for _, rank, _ in places})))
-        dora = sum(is_dora for _, _, is_dora in places)
-        magnitudes = f", {dora} with magnitudes" if dora else ""
-        print(f"  {name:<{width}}  rank {ranks}, {len(layers)} layers from {min(layers)} to {max(layers)}{magnitudes}")
+        layers_of.setdefault((name, rank, is_dora), []).append(layer)
+    width = max((len(name) for name, _, _ in layers_of), default=0)
+    for (name, rank, is_dora), layers in layers_of.items():
+        magnitudes = " with magnitudes" if is_dora else ""
+        print(f"  {name:<{width}}  rank {rank}{magnitudes} in layers {_ranges(sorted(layers))}")
+
+
+def _ranges(numbers: list[int]) -> str:
+    """0-3, 5 for 0, 1, 2, 3, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 if __name__ == "__main__":
