@@ -1,0 +1,95 @@
+"""The executor over an engine directory."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+
+from .. import _core
+from .._core import (
+    AdapterError,
+    ConfigError,
+    CpuEngine,
+    ExecutorConfig,
+    ModelType,
+    PeftTaskNotCachedError,
+    Request,
+    RequestError,
+)
+from .adapter_store import AdapterStore, prefetched_adapters
+from .engine import LoadedEngine, load_engine
+from .memory import available_memory
+
+
+class Executor(_core.Executor):
+    """Runs requests in in-flight batches over an engine. Also a context manager that shuts it down."""
+
+    def __init__(
+        self,
+        model_path: str | Path | LoadedEngine,
+        model_type: ModelType = ModelType.DECODER_ONLY,
+        executor_config: ExecutorConfig | None = None,
+    ) -> None:
+        """Loads the engine directory (or takes what load_engine made of it) and starts.
+
+        Raises ConfigError with all that is wrong with the configuration, EngineError for a damaged engine, AdapterError
+        for a prefetch directory that cannot be used.
+        """
+        config = ExecutorConfig() if executor_config is None else executor_config
+        problems = config.validate()
+        if model_type != ModelType.DECODER_ONLY:
+            problems.append(f"model_type is {model_type.name}; accepted: DECODER_ONLY")
+        if problems:
+            raise ConfigError("ExecutorConfig: " + "; ".join(problems))
+        self._engine = model_path if isinstance(model_path, LoadedEngine) else load_engine(model_path)
+        self._adapters = AdapterStore(self._engine)
+        num_threads = config.num_threads or len(os.sched_getaffinity(0))
+        engine = CpuEngine(self._engine.program, self._engine.storage, num_threads)
+        super().__init__(engine, config, available_memory())
+        try:
+            self._prefetch(config)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    @property
+    def engine(self) -> LoadedEngine:
+        """The engine, for LoraConfig.from_peft."""
+        return self._engine
+
+    @property
+    def adapters(self) -> AdapterStore:
+        """The adapters that the engine directory carries, by name."""
+        return self._adapters
+
+    def enqueue_request(self, request: Request, *, adapter: str | None = None) -> int:
+        """Queue a request and return its id.
+
+        adapter: the name of one of the engine's own adapters, instead of request.lora_config; it is read from disk
+            when it is not cached.
+
+        Raises RequestError with all that is wrong with the request, QueueFullError, AdapterError; nothing is queued
+        then.
+        """
+        if adapter is None:
+            return super().enqueue_request(request)
+        if request.lora_config is not None:
+            raise RequestError(f"the request has a lora_config, and adapter='{adapter}' is given as well")
+        named = copy.copy(request)
+        named.lora_config = self._adapters.reference(adapter)
+        try:
+            return super().enqueue_request(named)
+        except PeftTaskNotCachedError:
+            named.lora_config = self._adapters.load(adapter)
+            return super().enqueue_request(named)
+
+    def _prefetch(self, config: ExecutorConfig) -> None:
+        directory = config.peft_cache_config and config.peft_cache_config.lora_prefetch_dir
+        if not directory:
+            return
+        for folder, lora_config in prefetched_adapters(directory):
+            try:
+                self.put_adapter(lora_config)
+            except AdapterError as error:
+                raise type(error)(f"{folder}: {error}") from error
