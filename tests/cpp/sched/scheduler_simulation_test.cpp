@@ -46,7 +46,7 @@ class Simulation {
   WorldConfig draw_config() {
     WorldConfig config;
     config.tokens_per_block = 1 + below(6);
-    config.num_blocks = 4 + below(40);
+    config.num_blocks = 1 + (24 + below(120)) / config.tokens_per_block;
     config.enable_block_reuse = below(4) > 0;
     config.policy = static_cast<CapacitySchedulerPolicy>(below(3));
     config.limits = {.max_batch_size = 1 + below(8),
