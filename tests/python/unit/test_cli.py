@@ -176,3 +176,11 @@ def test_a_refused_model_is_one_line_and_status_2(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == 'adaptrt: error: hf/config.json: hidden_act is "gelu"; accepted: silu\n'
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: adaptrt {command} " in capsys.readouterr().out
