@@ -33,11 +33,11 @@ void check_running(const Scheduler& scheduler, const BlockPool& pool, Report& re
   for (std::size_t i = 0; i + 1 < running.size(); ++i) {
     report.check(Scheduler::Before{}(running[i], running[i + 1]), *running[i], "runs out of order or twice");
   }
-  for (const Sequence* sequence : running) {
+  for (Sequence* sequence : running) {
     const auto num_blocks = static_cast<std::int32_t>(sequence->table.blocks.size());
     report.check(sequence->state == SequenceState::kRunning, *sequence, "runs, but its state is another");
     report.check(!sequence->paused, *sequence, "runs, but is marked as paused");
-    report.check(!scheduler.waiting().contains(const_cast<Sequence*>(sequence)), *sequence, "runs and waits");
+    report.check(!scheduler.waiting().contains(sequence), *sequence, "runs and waits");
     report.check(sequence->lease.has_value() == (sequence->adapter != nullptr), *sequence,
                  "runs with an adapter and no lease, or the other way round");
     report.check(sequence->num_computed <= sequence->num_tokens(), *sequence,
@@ -157,6 +157,10 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
     }
     report.check((sequence.device_adapter() != nullptr) == (sequence.adapter != nullptr), sequence,
                  "is planned without its adapter");
+  }
+  for (const Sequence* sequence : plan.paused) {
+    report.check(std::ranges::find(plan.started, sequence) == plan.started.end(), *sequence,
+                 "is paused and started in one plan");
   }
   std::int32_t num_tokens = 0;
   for (const PlannedSequence& entry : plan.entries) num_tokens += entry.count;

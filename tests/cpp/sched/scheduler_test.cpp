@@ -303,6 +303,19 @@ BOOST_AUTO_TEST_CASE(a_request_for_the_prompt_s_logits_computes_the_whole_prompt
   BOOST_TEST(world.plan.entries[0].count == 10);
 }
 
+BOOST_AUTO_TEST_CASE(once_the_prompt_s_logits_were_there_a_paused_request_resumes_from_what_is_cached) {
+  World world({.num_blocks = 8, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(8, 64)});
+  world.add(8, 10);
+  Sequence& second = world.add(8, 10, {.compute_whole_prompt = true});
+  world.step();
+  while (!second.paused) world.step();
+  while (second.paused) world.step();
+  BOOST_TEST_REQUIRE(world.plan.entries.size() == 1U);
+  BOOST_TEST(world.plan.entries[0].sequence == &second);
+  BOOST_TEST(world.plan.entries[0].first_token == 12);
+  world.run_to_the_end();
+}
+
 BOOST_AUTO_TEST_CASE(prompts_whose_kv_depends_on_their_length_are_not_shared) {
   auto config = WorldConfig{.tokens_per_block = 4};
   config.limits.max_reusable_prompt_len = 9;
