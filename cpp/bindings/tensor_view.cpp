@@ -2,9 +2,9 @@
 
 #include <pybind11/numpy.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 

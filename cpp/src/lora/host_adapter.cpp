@@ -1,5 +1,6 @@
 #include "adaptrt/lora/host_adapter.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 

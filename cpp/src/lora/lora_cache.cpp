@@ -96,8 +96,6 @@ CacheEntry& LoraCache::Impl::require_known(const HostAdapter& adapter) const {
   return *found->second;
 }
 
-// -------------------------------------------------------------------------------------------------
-
 LoraCache::LoraCache(LoraLayout layout, LoraCacheSizes sizes)
     : impl_(std::make_shared<Impl>(std::move(layout), sizes)) {}
 LoraCache::~LoraCache() = default;

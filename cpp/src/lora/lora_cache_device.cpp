@@ -9,8 +9,6 @@
 
 namespace adaptrt {
 
-// ------------------------------------------------------------------------------------------------
-
 std::optional<DeviceLease> LoraCache::Impl::acquire(const HostAdapter& adapter) {
   auto lease = std::make_unique<DeviceLease::Impl>(shared_from_this());
   std::unique_lock lock(mutex_);

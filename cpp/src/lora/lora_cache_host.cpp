@@ -8,8 +8,6 @@
 
 namespace adaptrt {
 
-// -------------------------------------------------------------------------------------------------------
-
 std::shared_ptr<const HostAdapter> LoraCache::Impl::admit(const LoraConfig& config) {
   if (!config.weights && !config.config) return find(config.task_id);
   auto entry = std::make_shared<CacheEntry>();
@@ -166,8 +164,6 @@ void LoraCache::Impl::insert(const EntryPtr& entry, CacheEntry* replaced, Droppe
   host_bytes_used_ += entry->adapter->bytes();
   set_pinned(*entry, pinned);
 }
-
-// -----------------------------------------------------------------------------------------------
 
 LoraCache::Impl::EntryPtr LoraCache::Impl::retire(CacheEntry& entry) noexcept {
   listed_.erase(entry.adapter->task_id());
