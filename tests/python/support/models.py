@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,16 @@ class Reference:
             model = peft.PeftModel.from_pretrained(model, adapter_directory, torch_dtype=torch.float32)
         self._model = model.eval()
 
-    def logits(self, tokens: list[int]) -> torch.Tensor:
-        """float32 [len(tokens), vocab]: row i is what follows tokens[: i + 1]."""
+    def logits(self, prompt: list[int], generated: Sequence[int] = ()) -> torch.Tensor:
+        """float32 [tokens, vocab] of the prompt and of all but the last generated token: what follows each of them.
+
+        The prompt is computed whole and the rest token by token, as transformers generates: with dynamic RoPE scaling
+        the angles depend on that.
+        """
+        rows, cache = [], transformers.DynamicCache(config=self._model.config)
         with torch.no_grad():
-            logits: torch.Tensor = self._model(torch.tensor([tokens])).logits[0].float()
-        return logits
+            for tokens in (prompt, *([token] for token in generated[:-1])):
+                output = self._model(torch.tensor([tokens]), past_key_values=cache, use_cache=True)
+                cache = output.past_key_values
+                rows.append(output.logits[0].float())
+        return torch.cat(rows)
