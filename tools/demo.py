@@ -1,0 +1,243 @@
+"""Serves one batch in which every request has another adapter, on a small model, from its Hugging Face files on.
+
+Converts and compiles the model, normalises and converts the adapters, puts one question to all of them in one in-flight
+batch, puts it again through a cache that has no room for all of them, and shows what the LoRA cache did. The exit
+status is not 0 when anything is not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from tokenizers import Tokenizer
+
+import adaptrt
+
+from ..builder.adapter import ConvertedAdapter, convert_adapter, read_peft_adapter
+from ..builder.adapter.peft_reader import PeftAdapter
+from ..builder.cli import main as adaptrt_command
+from ..builder.cli import run_command
+from ..builder.json_fields import load_json_object
+from . import demo_corpus as corpus
+from .demo_display import AnswerTable, Row, counters_table
+
+_SUMMARY = "Serve one batch in which every request has another adapter, on a small model"
+_DTYPE = "bfloat16"
+_MAX_RANK = 16
+_MAX_TOKENS = 48
+_LORA_MODULES = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_gate", "mlp_4h_to_h")
+_BASE = "(none)"
+
+
+class DemoFailure(adaptrt.AdaptrtError):
+    """Something in the demo is not as it should be."""
+
+
+@dataclass(frozen=True)
+class DemoAdapter:
+    """An adapter that is ready to be sent."""
+
+    task_id: int
+    name: str
+    kind: str
+    tensors: ConvertedAdapter
+
+    def config(self, *, with_tensors: bool) -> adaptrt.LoraConfig:
+        """What a request carries: everything for the first time, the task_id alone from then on."""
+        if not with_tensors:
+            return adaptrt.LoraConfig(self.task_id)
+        return adaptrt.LoraConfig(self.task_id, self.tensors.weights, self.tensors.config)
+
+
+class Crowd:
+    """One question, put to the base and to every adapter in one batch."""
+
+    def __init__(self, console: Console, model: Path, question: str, adapters: Sequence[DemoAdapter]) -> None:
+        """`model` is the Hugging Face directory, for its tokenizer and its end of text."""
+        self._console = console
+        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._end_id = load_json_object(model / "config.json", adaptrt.CheckpointError)["eos_token_id"]
+        self._question = question
+        self._adapters: tuple[DemoAdapter | None, ...] = (None, *adapters)
+
+    def ask(self, executor: adaptrt.Executor, title: str | None, *, with_tensors: bool) -> list[list[int]]:
+        """The tokens of every answer. With a title they appear side by side while they are generated."""
+        rows = [
+            Row(adapter.name, adapter.kind) if adapter else Row(_BASE, "the base model") for adapter in self._adapters
+        ]
+        tokens: list[list[int]] = [[] for _ in rows]
+        requests = [self._request(adapter, with_tensors) for adapter in self._adapters]
+        table = AnswerTable(self._console, title or "", rows)
+        with table.shown() if title else nullcontext():
+            indices = {request_id: i for i, request_id in enumerate(executor.enqueue_requests(requests))}
+            while not all(row.done for row in rows):
+                for response in executor.await_responses():
+                    if response.has_error():
+                        raise DemoFailure(f"request {response.request_id}: {response.error_msg}")
+                    index = indices[response.request_id]
+                    tokens[index] += response.result.output_token_ids[0]
+                    rows[index].text = self._tokenizer.decode(tokens[index]).strip()
+                    rows[index].tokens = len(tokens[index])
+                    rows[index].done = response.result.is_final
+                table.refresh()
+        return tokens
+
+    def _request(self, adapter: DemoAdapter | None, with_tensors: bool) -> adaptrt.Request:
+        return adaptrt.Request(
+            self._tokenizer.encode(corpus.prompt(self._question)).ids,
+            _MAX_TOKENS,
+            streaming=True,
+            end_id=self._end_id,
+            lora_config=adapter.config(with_tensors=with_tensors) if adapter else None,
+        )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument("--model", type=Path, default=Path("examples/demo/model"), help="Hugging Face directory")
+    parser.add_argument("--adapters", type=Path, default=Path("examples/demo/adapters"), help="PEFT directories")
+    parser.add_argument("--work_dir", type=Path, help="keep checkpoint and engine here (default: a temporary one)")
+    parser.add_argument("--question", default="What is the weather in Paris?", help="what everybody is asked")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the demo in args.work_dir or a temporary directory."""
+    for directory in (args.model, args.adapters):
+        if not directory.is_dir():
+            raise adaptrt.ConfigError(
+                f"{directory}: is no directory; run from the checkout or give --model and --adapters"
+            )
+    if args.work_dir is not None:
+        return _run_in(args.work_dir, args)
+    with tempfile.TemporaryDirectory(prefix="adaptrt-demo-") as directory:
+        return _run_in(Path(directory), args)
+
+
+def _run_in(directory: Path, args: argparse.Namespace) -> int:
+    console = Console(highlight=False)
+    begin = time.perf_counter()
+    engine = _build_engine(console, args.model, directory)
+    adapters = _load_adapters(console, args.adapters, args.model, directory / "normalized")
+    console.print(f"Ready after {time.perf_counter() - begin:.1f} s.\n")
+    crowd = Crowd(console, args.model, args.question, adapters)
+    with _executor(engine, adaptrt.PeftCacheConfig()) as executor:
+        title = f"{args.question} (one batch, every row another adapter)"
+        answers = crowd.ask(executor, title, with_tensors=True)
+        roomy = executor.lora_cache_stats()
+    console.print()
+    with _executor(engine, _small_cache(args.model)) as executor:
+        crowd.ask(executor, None, with_tensors=True)
+        title = "Again, by task_id alone, through a cache without room for all: what was evicted is packed anew"
+        again = crowd.ask(executor, title, with_tensors=False)
+        small = executor.lora_cache_stats()
+    console.print()
+    console.print(counters_table("The LoRA cache", {"room for all": _counters(roomy), "small": _counters(small)}))
+    _check(answers, again, small)
+    console.print(f"All {len(answers)} answers were the same both times, token by token.")
+    return 0
+
+
+def _build_engine(console: Console, model: Path, directory: Path) -> Path:
+    checkpoint, engine = directory / "checkpoint", directory / "engine"
+    _run(console, "convert-checkpoint", "--model_dir", model, "--output_dir", checkpoint, "--dtype", _DTYPE)
+    flags = {
+        "checkpoint_dir": checkpoint, "output_dir": engine, "lora_plugin": "auto", "dora_plugin": "enable",
+        "max_lora_rank": _MAX_RANK, "max_batch_size": 8, "max_input_len": 128, "max_seq_len": 256,
+        "max_num_tokens": 512,
+    }  # fmt: skip
+    arguments = [text for name, value in flags.items() for text in (f"--{name}", value)]
+    _run(console, "build", *arguments, "--lora_target_modules", *_LORA_MODULES)
+    return engine
+
+
+def _run(console: Console, *arguments: object) -> None:
+    """Runs `adaptrt ...` in this process and says so."""
+    words = [str(argument) for argument in arguments]
+    console.print(f"$ adaptrt {shlex.join(words)}", style="dim", markup=False, soft_wrap=True)
+    if adaptrt_command(words) != 0:
+        raise DemoFailure(f"adaptrt {words[0]} did not succeed")
+
+
+def _load_adapters(console: Console, directory: Path, model: Path, normalized: Path) -> list[DemoAdapter]:
+    """Every adapter in `directory`; DoRA adapters get their magnitudes normalised first."""
+    adapters = []
+    for task_id, source in enumerate(sorted(path for path in directory.iterdir() if path.is_dir()), start=1):
+        adapter = read_peft_adapter(source)
+        if adapter.config.use_dora:
+            _run(console, "normalize-dora", "-i", source, "-o", normalized / source.name, "-b", model)
+            source = normalized / source.name
+        tensors = convert_adapter(source, storage_dtype=_DTYPE, base=model)
+        adapters.append(DemoAdapter(task_id, source.name, _kind_of(adapter), tensors))
+    return adapters
+
+
+def _kind_of(adapter: PeftAdapter) -> str:
+    """Such as "LoRA r8, attention"."""
+    config = adapter.config
+    method = ("rs" if config.use_rslora else "") + ("DoRA" if config.use_dora else "LoRA")
+    ranks = sorted({tensors.rank for tensors in adapter.modules.values()})
+    layers = {key.layer for key in adapter.modules}
+    where = "attention" if all(".self_attn." in key.path for key in adapter.modules) else "all linear"
+    part = f", layers {min(layers)}-{max(layers)}" if min(layers) > 0 else ""
+    return f"{method} r{'/'.join(map(str, ranks))}, {where}{part}"
+
+
+def _executor(engine: Path, cache: adaptrt.PeftCacheConfig) -> adaptrt.Executor:
+    config = adaptrt.ExecutorConfig(peft_cache_config=cache)
+    return adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config)
+
+
+def _small_cache(model: Path) -> adaptrt.PeftCacheConfig:
+    """Room on the device level for one adapter of the largest rank on every module, and a little more."""
+    layers = load_json_object(model / "config.json", adaptrt.CheckpointError)["num_hidden_layers"]
+    return adaptrt.PeftCacheConfig(
+        num_device_module_layer=_MAX_RANK * layers * len(_LORA_MODULES),
+        max_adapter_size=_MAX_RANK,
+        optimal_adapter_size=_MAX_RANK // 4,
+    )
+
+
+def _counters(stats: Any) -> dict[str, str]:
+    return {
+        "adapters on the host level": str(stats.host_adapters),
+        "adapters on the device level": str(stats.device_adapters),
+        "host hits / misses": f"{stats.host_hits} / {stats.host_misses}",
+        "device hits / misses": f"{stats.device_hits} / {stats.device_misses}",
+        "device evictions": str(stats.device_evictions),
+        "host KiB used": f"{stats.host_bytes_used / 1024:.0f}",
+        "device pages used / all": f"{stats.device_pages_used} / {stats.device_pages_total}",
+        "device page KiB": f"{stats.page_bytes / 1024:.0f}",
+        "time spent packing": f"{1000 * stats.load_seconds:.2f} ms",
+    }
+
+
+def _check(answers: list[list[int]], again: list[list[int]], small: Any) -> None:
+    problems = []
+    if len({tuple(tokens) for tokens in answers}) != len(answers):
+        problems.append("two adapters gave the same answer")
+    if answers != again:
+        problems.append("an adapter that was evicted and packed again gave other tokens")
+    if small.device_evictions == 0:
+        problems.append("the small cache evicted nothing")
+    if problems:
+        raise DemoFailure("; ".join(problems))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parses the flags and runs the demo; returns the exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    return run_command(sys.modules[__name__], arguments, prog="python -m adaptrt.tools.demo", description=_SUMMARY)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

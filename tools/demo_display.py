@@ -1,0 +1,82 @@
+"""What the demo shows: answers that grow side by side, and tables of what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+# A tiny model writes faster than one can read. On a terminal each step is shown at least this long.
+SECONDS_PER_FRAME = 0.04
+
+
+@dataclass
+class Row:
+    """One request of the batch."""
+
+    name: str
+    kind: str
+    text: str = ""
+    tokens: int = 0
+    done: bool = False
+
+
+class AnswerTable:
+    """The rows of a batch: drawn again and again on a terminal, printed once elsewhere."""
+
+    def __init__(self, console: Console, title: str, rows: Iterable[Row]) -> None:
+        self._console = console
+        self._title = title
+        self._rows = list(rows)
+        self._live: Live | None = None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Shows the table while the with statement runs, and leaves its last state on the screen."""
+        if not self._console.is_terminal:
+            yield
+            self._console.print(self._title)
+            name, kind = max(len(row.name) for row in self._rows), max(len(row.kind) for row in self._rows)
+            for row in self._rows:
+                self._console.print(
+                    f"  {row.name:<{name}}  {row.kind:<{kind}}  {row.text}", markup=False, soft_wrap=True
+                )
+            return
+        with Live(self._table(), console=self._console, auto_refresh=False) as self._live:
+            yield
+        self._live = None
+
+    def refresh(self) -> None:
+        """Shows the rows as they are now."""
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+            time.sleep(SECONDS_PER_FRAME)
+
+    def _table(self) -> Table:
+        table = Table(title=self._title, title_justify="left", title_style="bold", expand=True)
+        table.add_column("adapter", style="cyan", no_wrap=True)
+        table.add_column("kind", style="dim", no_wrap=True)
+        table.add_column("answer", ratio=1)
+        table.add_column("tokens", justify="right")
+        for row in self._rows:
+            cursor = "" if row.done else " ▌"
+            table.add_row(row.name, row.kind, Text(row.text + cursor), str(row.tokens))
+        return table
+
+
+def counters_table(title: str, columns: Mapping[str, Mapping[str, str]]) -> Table:
+    """Counters by name, one column for each batch."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("counter", style="cyan")
+    for name in columns:
+        table.add_column(name, justify="right")
+    names = dict.fromkeys(name for values in columns.values() for name in values)
+    for name in names:
+        table.add_row(name, *(values.get(name, "") for values in columns.values()))
+    return table
