@@ -1,0 +1,337 @@
+// Whatever goes wrong, or ends early: the request says so, and the others go on.
+
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <future>
+#include <limits>
+#include <thread>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/exec/executor.h"
+#include "fake_engine.h"
+
+namespace adaptrt::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+const std::vector<TokenId> kPrompt = {5, 17, 3};
+
+template <class Error>
+auto says(std::string part) {
+  return [part = std::move(part)](const Error& error) {
+    BOOST_TEST_INFO(error.what());
+    const bool found = std::string(error.what()).find(part) != std::string::npos;
+    BOOST_TEST(found);
+    return found;
+  };
+}
+
+/// An executor whose first step waits at the gate.
+std::unique_ptr<Executor> make_gated(Gate& gate, const ExecutorConfig& config = {},
+                                     FakeEngine::Options options = {}) {
+  return make_executor(config, options, [&gate](std::int64_t step) {
+    if (step == 0) gate.wait();
+  });
+}
+
+BOOST_AUTO_TEST_SUITE(executor_failures)
+
+BOOST_AUTO_TEST_CASE(a_failing_step_fails_its_requests_and_no_others) {
+  const auto executor = make_executor({}, {}, [](std::int64_t step) {
+    if (step == 1) throw StepError("the third wheel came off");
+  });
+  const auto id = executor->enqueue_request(make_request(kPrompt, 5));
+  const auto responses = collect(*executor, id);
+  BOOST_TEST(responses.back().has_error());
+  BOOST_TEST(responses.back().error_msg == "the third wheel came off");
+  BOOST_TEST(executor->is_alive());
+  const auto result = collect_result(*executor, executor->enqueue_request(make_request(kPrompt, 5)));
+  BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kPrompt, 5), boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(a_request_that_waits_survives_a_failing_step) {
+  Gate gate;
+  FakeEngine::Options options;
+  options.max_batch_size = 1;
+  const auto executor = make_executor({}, options, [&](std::int64_t step) {
+    if (step == 0) gate.wait();
+    if (step == 0) throw std::runtime_error("out of luck");
+  });
+  const auto failing = executor->enqueue_request(make_request(kPrompt, 5));
+  gate.await_visitor();
+  const auto waiting = executor->enqueue_request(make_request(kPrompt, 5));
+  gate.open();
+  BOOST_TEST(collect(*executor, failing).back().error_msg == "out of luck");
+  BOOST_TEST(collect_result(*executor, waiting).output_token_ids.at(0) == expected_tokens(kPrompt, 5),
+             boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(an_unusable_engine_is_the_executors_end) {
+  const auto executor = make_executor({}, {}, [](std::int64_t step) {
+    if (step == 1) throw EngineError("the file is gone");
+  });
+  const auto id = executor->enqueue_request(make_request(kPrompt, 5));
+  BOOST_TEST(collect(*executor, id).back().error_msg == "executor died: the file is gone");
+  while (executor->is_alive()) std::this_thread::yield();
+  BOOST_CHECK_EXCEPTION(executor->enqueue_request(make_request(kPrompt, 5)), ExecutorClosedError,
+                        says<ExecutorClosedError>("executor died: the file is gone"));
+  BOOST_CHECK_THROW(static_cast<void>(executor->await_responses(std::nullopt)), ExecutorClosedError);
+  executor->shutdown();
+}
+
+BOOST_AUTO_TEST_CASE(a_broken_invariant_is_the_executors_end) {
+  const auto observer = [](const StepPlan* plan, const Scheduler&, const BlockPool&, const LoraCache*) {
+    if (plan == nullptr) throw std::logic_error("two and two make five");
+  };
+  Executor executor(std::make_shared<FakeEngine>(), {}, kAvailableMemory, observer);
+  const auto id = executor.enqueue_request(make_request(kPrompt, 5));
+  BOOST_TEST(collect(executor, id).back().error_msg == "executor died: two and two make five");
+}
+
+BOOST_AUTO_TEST_CASE(cancelling_a_running_and_a_waiting_request) {
+  Gate gate;
+  FakeEngine::Options options;
+  options.max_batch_size = 1;
+  const auto executor = make_gated(gate, {}, options);
+  const auto running = executor->enqueue_request(make_request(kPrompt, 90));
+  gate.await_visitor();
+  const auto waiting = executor->enqueue_request(make_request(kPrompt, 5));
+  executor->cancel_request(waiting);
+  executor->cancel_request(running);
+  executor->cancel_request(running);
+  gate.open();
+  const auto expected = expected_tokens(kPrompt, 90);
+  const auto first = collect_result(*executor, running);
+  BOOST_TEST((first.finish_reasons.at(0) == FinishReason::kCancelled));
+  BOOST_REQUIRE_EQUAL(first.output_token_ids.at(0).size(), 1);
+  BOOST_TEST(first.output_token_ids[0][0] == expected[0]);
+  const auto second = collect_result(*executor, waiting);
+  BOOST_TEST((second.finish_reasons.at(0) == FinishReason::kCancelled));
+  BOOST_TEST(second.output_token_ids.at(0).empty());
+}
+
+BOOST_AUTO_TEST_CASE(allotted_time_ends_a_request) {
+  const auto executor = make_executor({}, {}, [](std::int64_t) { std::this_thread::sleep_for(2ms); });
+  auto request = make_request(kPrompt, 120);
+  request.allotted_time_ms = 20ms;
+  const auto result = collect_result(*executor, executor->enqueue_request(request));
+  BOOST_TEST((result.finish_reasons.at(0) == FinishReason::kTimedOut));
+  const auto& tokens = result.output_token_ids.at(0);
+  const auto expected = expected_tokens(kPrompt, 120);
+  BOOST_TEST(std::equal(tokens.begin(), tokens.end(), expected.begin()));
+  BOOST_TEST(tokens.size() < 120);
+}
+
+BOOST_AUTO_TEST_CASE(a_full_queue_refuses) {
+  Gate gate;
+  ExecutorConfig config;
+  config.max_queue_size = 2;
+  FakeEngine::Options options;
+  options.max_batch_size = 1;
+  const auto executor = make_gated(gate, config, options);
+  std::vector<RequestId> ids = {executor->enqueue_request(make_request(kPrompt, 2))};
+  gate.await_visitor();
+  BOOST_TEST(executor->can_enqueue_requests());
+  BOOST_CHECK_THROW(executor->enqueue_requests(std::vector(3, make_request(kPrompt, 2))), QueueFullError);
+  ids.push_back(executor->enqueue_request(make_request(kPrompt, 2)));
+  ids.push_back(executor->enqueue_request(make_request(kPrompt, 2)));
+  BOOST_TEST(!executor->can_enqueue_requests());
+  BOOST_CHECK_EXCEPTION(executor->enqueue_request(make_request(kPrompt, 2)), QueueFullError,
+                        says<QueueFullError>("max_queue_size is 2"));
+  gate.open();
+  for (const auto id : ids) static_cast<void>(collect_result(*executor, id));
+  BOOST_TEST(executor->can_enqueue_requests());
+}
+
+BOOST_AUTO_TEST_CASE(shutdown_ends_running_and_waiting_requests_and_wakes_those_who_wait) {
+  Gate gate;
+  FakeEngine::Options options;
+  options.max_batch_size = 1;
+  const auto executor = make_gated(gate, {}, options);
+  const auto running = executor->enqueue_request(make_request(kPrompt, 50));
+  gate.await_visitor();
+  const auto waiting = executor->enqueue_request(make_request(kPrompt, 5));
+  const auto wait_for = [&](RequestId id) {
+    return std::async(std::launch::async, [&, id] { return executor->await_responses(id, std::nullopt); });
+  };
+  auto first = wait_for(running);
+  auto second = wait_for(waiting);
+  std::this_thread::sleep_for(20ms);  // so that they wait
+  auto closing = std::async(std::launch::async, [&] { executor->shutdown(); });
+  std::this_thread::sleep_for(20ms);
+  gate.open();
+  closing.get();
+  BOOST_TEST(first.get().back().error_msg == "executor was shut down");
+  BOOST_TEST(second.get().back().error_msg == "executor was shut down");
+  BOOST_TEST(!executor->is_alive());
+  BOOST_CHECK_THROW(executor->enqueue_request(make_request(kPrompt, 1)), ExecutorClosedError);
+  BOOST_CHECK_THROW(static_cast<void>(executor->await_responses(1ms)), ExecutorClosedError);
+  BOOST_CHECK_THROW(executor->cancel_request(running), ExecutorClosedError);
+  BOOST_CHECK_THROW(static_cast<void>(executor->list_adapters()), ExecutorClosedError);
+  executor->shutdown();
+}
+
+BOOST_AUTO_TEST_CASE(shutdown_of_an_idle_executor_wakes_those_who_wait) {
+  const auto executor = make_executor();
+  auto waiting = std::async(std::launch::async, [&] { return executor->await_responses(std::nullopt); });
+  std::this_thread::sleep_for(20ms);
+  executor->shutdown();
+  BOOST_CHECK_THROW(static_cast<void>(waiting.get()), ExecutorClosedError);
+}
+
+BOOST_AUTO_TEST_CASE(executors_may_go_in_any_state) {
+  for (int round = 0; round < 30; ++round) {
+    const auto executor = make_executor();
+    for (int i = 0; i < round; ++i) executor->enqueue_request(make_request({i, 1, 2}, 20));
+    if (round % 3 == 0) static_cast<void>(executor->await_responses(1ms));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_pinned_cache_refuses_what_can_never_be_loaded) {
+  ExecutorConfig config;
+  config.peft_cache_config.emplace().num_device_module_layer = 8;
+  const auto executor = make_executor(config);
+  executor->put_adapter(fake_adapter(1, 8));
+  executor->pin_adapter(1);
+  auto request = make_request(kPrompt, 3);
+  request.lora_config = fake_adapter(2, 8);
+  BOOST_CHECK_THROW(executor->enqueue_request(request), LoraCacheFullError);
+  executor->unpin_adapter(1);
+  const auto result = collect_result(*executor, executor->enqueue_request(request));
+  BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kPrompt, 3, 2),
+             boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+BOOST_AUTO_TEST_SUITE(request_validation)
+
+/// The request is refused, with this text, and the executor serves others.
+void check_refused(const Request& request, const std::string& part, const ExecutorConfig& config = {}) {
+  const auto executor = make_executor(config);
+  BOOST_CHECK_EXCEPTION(executor->enqueue_request(request), RequestError, says<RequestError>(part));
+  BOOST_CHECK_THROW(executor->enqueue_requests({make_request(kPrompt, 1), request}), RequestError);
+  BOOST_TEST(executor->get_num_responses_ready(std::nullopt) == 0);
+  BOOST_TEST(collect_result(*executor, executor->enqueue_request(make_request(kPrompt, 1))).is_final);
+}
+
+BOOST_AUTO_TEST_CASE(bad_lengths) {
+  check_refused(make_request({}, 1), "input_token_ids is empty");
+  check_refused(make_request(std::vector<TokenId>(97, 1), 1), "97 tokens; the engine's max_input_len is 96");
+  check_refused(make_request(std::vector<TokenId>(90, 1), 39), "129 tokens; the engine's max_seq_len is 128");
+  check_refused(make_request(kPrompt, 0), "max_tokens is 0");
+  check_refused(make_request(kPrompt, std::numeric_limits<std::int32_t>::max()), "max_seq_len is 128");
+}
+
+BOOST_AUTO_TEST_CASE(what_never_fits_is_refused_with_numbers) {
+  check_refused(make_request(std::vector<TokenId>(70, 1), 1), "max_num_tokens = 64");
+  ExecutorConfig config;
+  config.kv_cache_config.max_tokens = 40;
+  check_refused(make_request(std::vector<TokenId>(30, 1), 12), "needs 11 KV blocks of 4 tokens; there are 10",
+                config);
+}
+
+BOOST_AUTO_TEST_CASE(bad_tokens) {
+  check_refused(make_request({1, 101, -2}, 1),
+                "input_token_ids[1] is 101 (and 1 more); the vocabulary is 0 to 100");
+  auto request = make_request(kPrompt, 1);
+  request.end_id = 101;
+  check_refused(request, "end_id is 101");
+  request = make_request(kPrompt, 1);
+  request.stop_words = std::vector<std::vector<TokenId>>{{1}, {}, {400}};
+  check_refused(request, "stop_words[1] is empty");
+  check_refused(request, "stop_words[2][0] is 400");
+  request = make_request(kPrompt, 1);
+  request.bad_words = std::vector<std::vector<TokenId>>{{-1}};
+  check_refused(request, "bad_words");
+  request = make_request(kPrompt, 1);
+  request.embedding_bias = std::vector<float>(100, 0.0F);
+  check_refused(request, "embedding_bias");
+}
+
+BOOST_AUTO_TEST_CASE(bad_numbers) {
+  auto request = make_request(kPrompt, 1);
+  request.priority = std::numeric_limits<float>::quiet_NaN();
+  check_refused(request, "priority is");
+  request = make_request(kPrompt, 1);
+  request.allotted_time_ms = 0ms;
+  check_refused(request, "allotted_time_ms is 0");
+  request = make_request(kPrompt, 1);
+  request.sampling_config.top_p = 2.0;
+  check_refused(request, "sampling_config.top_p");
+}
+
+BOOST_AUTO_TEST_CASE(unsupported_fields_are_refused_by_name) {
+  const auto check = [](auto set, const std::string& part) {
+    auto request = make_request(kPrompt, 1);
+    set(request);
+    check_refused(request, part);
+  };
+  check([](Request& request) { request.position_ids = {{0, 1, 2}}; }, "position_ids is given");
+  check([](Request& request) { request.external_draft_tokens_config = {"X"}; },
+        "external_draft_tokens_config is given");
+  check([](Request& request) { request.prompt_tuning_config = {"X"}; }, "prompt_tuning_config is given");
+  check([](Request& request) { request.lookahead_config = {"X"}; }, "lookahead_config is given");
+  check([](Request& request) { request.kv_cache_retention_config = {"X"}; },
+        "kv_cache_retention_config is given");
+  check([](Request& request) { request.logits_post_processor_name = "x"; },
+        "logits_post_processor_name is given");
+  check([](Request& request) { request.logits_post_processor = {"X"}; }, "logits_post_processor is given");
+  check([](Request& request) { request.encoder_input_token_ids = {{1}}; },
+        "encoder_input_token_ids is given");
+  check([](Request& request) { request.guided_decoding_params = {"X"}; }, "guided_decoding_params is given");
+  check([](Request& request) { request.num_return_sequences = 2; }, "num_return_sequences is 2");
+  check([](Request& request) { request.output_config.return_perf_metrics = true; },
+        "return_perf_metrics is True");
+}
+
+BOOST_AUTO_TEST_CASE(all_problems_are_told_at_once) {
+  auto request = make_request({-1}, 0);
+  request.num_return_sequences = 3;
+  check_refused(request, "max_tokens is 0");
+  check_refused(request, "input_token_ids[0] is -1");
+  check_refused(request, "num_return_sequences is 3");
+}
+
+BOOST_AUTO_TEST_CASE(adapters_that_are_missing_or_not_wanted) {
+  const auto executor = make_executor();
+  auto request = make_request(kPrompt, 1);
+  request.lora_config = task_alone(44);
+  BOOST_CHECK_EXCEPTION(executor->enqueue_request(request), PeftTaskNotCachedError,
+                        says<PeftTaskNotCachedError>("LoRA task 44 not found in cache"));
+  request.lora_config = fake_adapter(1, 9);
+  BOOST_CHECK_THROW(executor->enqueue_request(request), AdapterError);
+  BOOST_TEST(executor->list_adapters().empty());
+
+  FakeEngine::Options options;
+  options.with_lora = false;
+  const auto plain = make_executor({}, options);
+  request.lora_config = fake_adapter(1);
+  BOOST_CHECK_EXCEPTION(plain->enqueue_request(request), AdapterError,
+                        says<AdapterError>("built without LoRA"));
+  BOOST_CHECK_THROW(static_cast<void>(plain->lora_cache_stats()), AdapterError);
+}
+
+BOOST_AUTO_TEST_CASE(bad_configurations_tell_everything) {
+  ExecutorConfig config;
+  config.max_beam_width = 2;
+  config.max_batch_size = 9;
+  config.max_num_tokens = 0;
+  config.parallel_config = {"ParallelConfig"};
+  config.normalize_log_probs = false;
+  config.batching_type = BatchingType::kStatic;
+  config.gpu_weights_percent = 0.5;
+  config.kv_cache_config.onboard_blocks = false;
+  for (const char* part :
+       {"max_beam_width is 2", "max_batch_size is 9; the engine was built for 8", "max_num_tokens is 0",
+        "parallel_config is given (ParallelConfig)", "normalize_log_probs is False",
+        "batching_type is STATIC", "gpu_weights_percent", "kv_cache_config.onboard_blocks"}) {
+    BOOST_CHECK_EXCEPTION(make_executor(config), ConfigError, says<ConfigError>(part));
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt::test
