@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..._core import EngineError
-from ...plugins import PLUGINS, register_schemas
+from ...plugins import DOMAIN, NAMESPACE, PLUGINS, VERSION, register_schemas
 
 _FLOAT_TYPES: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
@@ -105,6 +105,7 @@ class GraphIndex:
             self._aliases[proto.output[0]] = inputs[0]
             return
         node = Node(position, proto.op_type, proto.name, inputs, tuple(proto.output), attributes)
+        _check_operator(proto, node)
         self.nodes.append(node)
         for output in node.outputs:
             self._producers[output] = node
@@ -115,3 +116,18 @@ class GraphIndex:
         if value in self._initializers:
             return int(self._initializers[value].data_type)
         return int(self._types[value].elem_type)
+
+
+def _check_operator(proto: onnx.NodeProto, node: Node) -> None:
+    if proto.domain == DOMAIN:
+        version = (_text(node, "plugin_version"), _text(node, "plugin_namespace"))
+        if version != (VERSION, NAMESPACE):
+            raise EngineError(f"{node.describe()}: its version and namespace are {version}, not {(VERSION, NAMESPACE)}")
+    elif proto.domain not in ("", "ai.onnx"):
+        raise EngineError(f"{node.describe()}: nothing is known of the domain '{proto.domain}'")
+
+
+def _text(node: Node, name: str) -> str:
+    """A string attribute; empty when it is missing."""
+    value = node.attributes.get(name, b"")
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

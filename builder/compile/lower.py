@@ -12,7 +12,7 @@ from .graph_index import GraphIndex, Node
 from .lower_attention import lower_attention
 from .lower_linear import Linear, find_linear, lower_gated, lower_linear
 from .lower_rotary import lower_rotary
-from .lowered import LoweredOp, Weights, buffer_name, nodes_of, refuse
+from .lowered import LoweredOp, Weights, buffer_name, check_attributes, nodes_of, norm_epsilon, refuse
 from .plan import AttentionOp, EmbeddingOp, LinearOp, LoraSite, ModelShape, RmsNormOp
 
 
@@ -76,29 +76,28 @@ def _lower_attentions(index: GraphIndex, shape: ModelShape, activation: DType, w
 
 
 def _lower_embedding(index: GraphIndex, node: Node, weights: Weights) -> LoweredOp:
-    if node.attributes.get("axis", 0) != 0:
-        raise refuse(node, "it does not gather rows")
+    check_attributes(node, {"axis": 0})
     op = EmbeddingOp(table=weights.matrix(index, node.inputs[0]), output=buffer_name(node.outputs[0]))
     return LoweredOp(op, (node,), (), node.outputs, DType.FLOAT32, RowKind.TOKENS)
 
 
 def _lower_norm(index: GraphIndex, node: Node, activation: DType, weights: Weights) -> LoweredOp:
-    if node.attributes.get("axis", -1) != -1:
-        raise refuse(node, "only the norm over the last axis is known")
     value, weight = node.inputs
     gather = index.producer(value)
     gathers = gather is not None and gather.op_type == "Gather" and gather.inputs[1] == "logit_rows"
-    nodes = nodes_of([node], [gather] if gathers and gather else [])
-    source = gather.inputs[0] if gathers and gather else value
+    nodes, source = [node], value
+    if gathers and gather is not None:
+        check_attributes(gather, {"axis": 0})
+        nodes, source = [node, gather], gather.inputs[0]
     op = RmsNormOp(
         input=buffer_name(source),
         output=buffer_name(node.outputs[0]),
         weight=weights.vector(index, weight),
-        epsilon=node.attributes.get("epsilon", 1e-5),
+        epsilon=norm_epsilon(node),
         gather_logit_rows=gathers,
     )
     rows = RowKind.LOGITS if gathers else RowKind.TOKENS
-    return LoweredOp(op, nodes, (source,), node.outputs, activation, rows)
+    return LoweredOp(op, nodes_of(nodes), (source,), node.outputs, activation, rows)
 
 
 def _head_values(ops: list[LoweredOp]) -> set[str]:
@@ -127,13 +126,17 @@ def _check_complete(index: GraphIndex, ops: list[LoweredOp]) -> None:
     for node in index.nodes:
         if node.position not in owners:
             raise refuse(node, "it is part of no pattern that it knows")
-    outside = {value: "is an output of the graph" for value in index.outputs.values()}
+    outside = set(index.outputs.values())
     for op in ops:
         members = {node.position for node in op.nodes}
         known = {*op.writes, *op.side_outputs}
         for node in op.nodes:
             for value in node.outputs:
                 if value in known:
+                    if value in outside and value not in op.side_outputs and value != index.outputs.get("logits"):
+                        raise refuse(
+                            node, f"its value '{value}' is an output of the graph; only logits and KV pools can be"
+                        )
                     continue
                 readers = [reader for reader in index.consumers(value) if reader.position not in members]
                 if readers:
@@ -141,7 +144,7 @@ def _check_complete(index: GraphIndex, ops: list[LoweredOp]) -> None:
                         node, f"its value '{value}' is read by {readers[0].describe()} too, so it cannot be fused"
                     )
                 if value in outside:
-                    raise refuse(node, f"its value '{value}' {outside[value]}, so it cannot be fused")
+                    raise refuse(node, f"its value '{value}' is an output of the graph, so it cannot be fused")
     made = {value for op in ops for value in op.writes}
     for op in ops:
         for value in op.reads:

@@ -7,9 +7,10 @@ from typing import Final
 
 from ..._core import DType, RowKind
 from ...plugins import PAGED_ATTENTION
+from ..network.inputs import kv_pool_name, kv_pool_out_name
 from .graph_index import GraphIndex, Node
-from .lowered import LoweredOp, Weights, buffer_name, nodes_of, refuse
-from .pattern import Constant, Op, Value, match
+from .lowered import LoweredOp, Weights, buffer_name, nodes_of, norm_epsilon, refuse
+from .pattern import AnyAttributes, Constant, Op, Value, match
 from .plan import AttentionOp, ModelShape, Vector
 
 _INPUT_NAMES: Final = tuple(tensor.name for tensor in PAGED_ATTENTION.inputs)
@@ -17,7 +18,7 @@ _INPUT_NAMES: Final = tuple(tensor.name for tensor in PAGED_ATTENTION.inputs)
 _STEP_INPUTS: Final = ("block_tables", "sequence_offsets", "positions")
 _HEAD_NORM: Final = Op(
     "Reshape",
-    Op("RMSNormalization", Op("Reshape", Value("x"), Constant("apart")), Value("weight")),
+    AnyAttributes("RMSNormalization", Op("Reshape", Value("x"), Constant("apart")), Value("weight")),
     Constant("together"),
 )
 
@@ -38,16 +39,15 @@ def lower_attention(index: GraphIndex, node: Node, shape: ModelShape, dtype: DTy
     for name in _STEP_INPUTS:
         if inputs[name] != name or name not in index.inputs:
             raise refuse(node, f"its input {name} is '{inputs[name]}', not the graph's input")
-    if inputs["kv_pool"] not in index.inputs:
-        raise refuse(node, f"its KV pool '{inputs['kv_pool']}' is not an input of the graph")
+    _check_pool(index, node, inputs["kv_pool"])
     _check_sizes(node, shape)
     query = _before_norm(index, inputs["q"], shape.num_attention_heads, shape.head_dim)
     key = _before_norm(index, inputs["k"], shape.num_key_value_heads, shape.head_dim)
     split = index.producer(inputs["v"])
     if split is None or split.op_type != "Split" or split.outputs != (query.value, key.value, inputs["v"]):
         raise refuse(node, "q, k and v are not the three parts of one Split")
-    if split.attributes.get("axis") not in (1, -1):
-        raise refuse(split, "it does not cut the last axis")
+    if dict(split.attributes) not in ({"axis": 1}, {"axis": -1}):
+        raise refuse(split, "it does not cut the last axis by its second input")
     if query.weight is not None and key.weight is not None and query.epsilon != key.epsilon:
         raise refuse(node, f"the norms of q and k differ in epsilon: {query.epsilon} and {key.epsilon}")
     attended, kv_pool = node.outputs
@@ -74,6 +74,15 @@ def lower_attention(index: GraphIndex, node: Node, shape: ModelShape, dtype: DTy
     )
 
 
+def _check_pool(index: GraphIndex, node: Node, pool: str) -> None:
+    """The pool is the layer's, and what is written to it goes back to where it came from."""
+    layer = node.attributes["layer"]
+    if pool != kv_pool_name(layer) or pool not in index.inputs:
+        raise refuse(node, f"its KV pool is '{pool}', not the graph's input {kv_pool_name(layer)}")
+    if index.outputs.get(kv_pool_out_name(layer)) != node.outputs[1]:
+        raise refuse(node, f"its KV pool is not the graph's output {kv_pool_out_name(layer)}")
+
+
 def _check_sizes(node: Node, shape: ModelShape) -> None:
     sizes = {
         "num_heads": shape.num_attention_heads,
@@ -90,10 +99,10 @@ def _before_norm(index: GraphIndex, value: str, heads: int, head_dim: int) -> _H
     if found is None:
         return _Heads(value, None, 0.0, ())
     apart, together = (found.constants[name].tolist() for name in ("apart", "together"))
-    attributes = found.attributes("RMSNormalization")
-    if apart != [-1, heads, head_dim] or together != [-1, heads * head_dim] or attributes.get("axis", -1) != -1:
-        raise refuse(found.nodes[0], "it does not normalise the heads one by one")
-    return _Heads(found.values["x"], found.values["weight"], attributes.get("epsilon", 1e-5), tuple(found.nodes))
+    norm = next(node for node in found.nodes if node.op_type == "RMSNormalization")
+    if apart != [-1, heads, head_dim] or together != [-1, heads * head_dim]:
+        raise refuse(norm, "it does not normalise the heads one by one")
+    return _Heads(found.values["x"], found.values["weight"], norm_epsilon(norm), tuple(found.nodes))
 
 
 def _norm_weight(index: GraphIndex, heads: _Heads, weights: Weights) -> Vector | None:

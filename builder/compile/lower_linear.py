@@ -8,7 +8,7 @@ from typing import Final
 from ..._core import DType, LinearEpilogue, RowKind
 from ...plugins import DORA, LORA
 from .graph_index import GraphIndex, Node
-from .lowered import LoweredOp, Weights, buffer_name, nodes_of, refuse
+from .lowered import LoweredOp, Weights, buffer_name, check_attributes, nodes_of, refuse
 from .pattern import Op, Value, match
 from .plan import LinearOp, LinearPart, LoraPart, LoraSite
 
@@ -38,10 +38,9 @@ class Linear:
 
 def find_linear(index: GraphIndex, gemm: Node) -> Linear:
     """The linear layer that begins with a Gemm."""
-    if len(gemm.inputs) != 2 or gemm.attributes.get("transB", 0) != 1 or gemm.attributes.get("transA", 0) != 0:
+    if len(gemm.inputs) != 2 or gemm.attributes.get("transB") != 1:
         raise refuse(gemm, "only x W^T without a third input is known")
-    if gemm.attributes.get("alpha", 1.0) != 1.0:
-        raise refuse(gemm, "its alpha is not 1")
+    check_attributes(gemm, {"transA": 0, "alpha": 1.0}, ["transB", "beta"])
     x, weight = gemm.inputs
     nodes, output = [gemm], gemm.outputs[0]
     out_sizes: tuple[int, ...] = ()

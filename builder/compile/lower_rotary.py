@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from onnx import TensorProto
 
 from ..._core import DType, RopeKind, RowKind
 from .graph_index import GraphIndex, Node
@@ -12,7 +13,7 @@ from .lowered import LoweredOp, Weights, buffer_name, nodes_of, refuse
 from .pattern import Constant, Input, Match, Op, Pattern, Value, match
 from .plan import RopeTableOp
 
-_POSITIONS: Final = Op("Unsqueeze", Op("Cast", Input("positions")), Constant("axis_1"))
+_POSITIONS: Final = Op("Unsqueeze", Op("Cast", Input("positions"), to=TensorProto.FLOAT), Constant("axis_1"))
 
 # A token's sequence is the number of sequences that end at or before it.
 _PROMPT_LENGTHS: Final = Op(
@@ -34,6 +35,7 @@ _PROMPT_LENGTHS: Final = Op(
                             Op("Squeeze", Op("Shape", Input("input_ids"))),
                             Constant("step"),
                         ),
+                        to=TensorProto.INT32,
                     ),
                     Constant("axis_1"),
                 ),
@@ -43,13 +45,16 @@ _PROMPT_LENGTHS: Final = Op(
                     Constant("axis_0"),
                 ),
             ),
+            to=TensorProto.INT32,
         ),
         Constant("axis_1"),
+        keepdims=0,
     ),
+    axis=0,
 )
 _LENGTH: Final = Op(
     "Max",
-    Op("Cast", Op("Max", _PROMPT_LENGTHS, Op("Add", Input("positions"), Constant("one")))),
+    Op("Cast", Op("Max", _PROMPT_LENGTHS, Op("Add", Input("positions"), Constant("one"))), to=TensorProto.FLOAT),
     Constant("original"),
 )
 _GROWTH: Final = Op(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -90,6 +91,19 @@ def buffer_name(value: str) -> BufferName:
 def refuse(node: Node, reason: str) -> EngineError:
     """The error for a node that the native compiler cannot lower."""
     return EngineError(f"the native compiler cannot lower {node.describe()}: {reason}")
+
+
+def check_attributes(node: Node, defaults: Mapping[str, Any], free: Iterable[str] = ()) -> None:
+    """Refuses a node with another attribute than those in `free`, or with another value than the default's."""
+    for name, value in node.attributes.items():
+        if name not in free and (name not in defaults or value != defaults[name]):
+            raise refuse(node, f"its attribute {name} is {value!r}")
+
+
+def norm_epsilon(node: Node) -> float:
+    """Epsilon of an RMSNormalization over the last axis in float32; others are refused."""
+    check_attributes(node, {"axis": -1, "stash_type": 1}, ["epsilon"])
+    return float(node.attributes.get("epsilon", 1e-5))
 
 
 def nodes_of(*groups: Iterable[Node]) -> tuple[Node, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,16 +29,17 @@ class Input:
     name: str
 
 
-@dataclass(frozen=True, init=False)
 class Op:
-    """A node of this type (its first output), whose inputs match in order."""
+    """A node of this type (its first output) with exactly these attributes, whose inputs match in order."""
 
-    op_type: str
-    inputs: tuple[Pattern, ...]
+    def __init__(self, op_type: str, *inputs: Pattern, **attributes: Any) -> None:
+        self.op_type = op_type
+        self.inputs = inputs
+        self.attributes = attributes
 
-    def __init__(self, op_type: str, *inputs: Pattern) -> None:
-        object.__setattr__(self, "op_type", op_type)
-        object.__setattr__(self, "inputs", inputs)
+
+class AnyAttributes(Op):
+    """An Op whose attributes are left to the caller."""
 
 
 Pattern = Value | Constant | Input | Op
@@ -56,10 +56,6 @@ class Match:
     def scalar(self, name: str) -> float:
         """A constant of one element."""
         return float(self.constants[name].item())
-
-    def attributes(self, op_type: str) -> Mapping[str, Any]:
-        """The attributes of the first matched node of a type."""
-        return next(node.attributes for node in self.nodes if node.op_type == op_type)
 
 
 def match(index: GraphIndex, value: str, pattern: Pattern) -> Match | None:
@@ -83,6 +79,8 @@ def _matches(index: GraphIndex, value: str, pattern: Pattern, found: Match) -> b
     if node is None or node.op_type != pattern.op_type or node.outputs[0] != value:
         return False
     if len(node.inputs) != len(pattern.inputs):
+        return False
+    if not isinstance(pattern, AnyAttributes) and node.attributes != pattern.attributes:
         return False
     found.nodes.append(node)
     return all(

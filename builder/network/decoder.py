@@ -14,7 +14,7 @@ from ..checkpoint.rotary import DynamicScaling
 from ..checkpoint.tensor_plan import EMBEDDING, LM_HEAD
 from .attention import attention
 from .graph import GraphBuilder, StoredTensor, Value
-from .inputs import StepInputs, declare_inputs, kv_pool_shape
+from .inputs import StepInputs, declare_inputs, kv_pool_out_name, kv_pool_shape
 from .linear import Adaptation
 from .mlp import gated_mlp
 from .norm import rms_norm
@@ -63,7 +63,7 @@ def build_network(
                 x = rms_norm(graph, hidden, f"{prefix}.post_layernorm.weight", config.norm_epsilon)
                 activated = gated_mlp(graph, config, x, layer, adaptation)
                 hidden = graph.node("Add", [hidden, graph.cast(activated, TensorProto.FLOAT)])
-        graph.output(kv_pool, f"kv_pool_out.{layer}", kv_pool_shape(config, options.tokens_per_block))
+        graph.output(kv_pool, kv_pool_out_name(layer), kv_pool_shape(config, options.tokens_per_block))
     with graph.scope("head"):
         logits = _head(graph, config, hidden, inputs)
     graph.output(logits, "logits", ("num_logit_rows", config.vocab_size))

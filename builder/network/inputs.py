@@ -34,6 +34,16 @@ class StepInputs:
     lora: LoraInputs | None
 
 
+def kv_pool_name(layer: int) -> str:
+    """The input that is a layer's KV pool."""
+    return f"kv_pool.{layer}"
+
+
+def kv_pool_out_name(layer: int) -> str:
+    """The output that is the same pool, written in place."""
+    return f"kv_pool_out.{layer}"
+
+
 def kv_pool_shape(config: CheckpointConfig, tokens_per_block: int) -> tuple[int | str, ...]:
     """Shape of a layer's KV pool."""
     return ("num_blocks", 2, config.num_key_value_heads, tokens_per_block, config.head_size)
@@ -55,7 +65,7 @@ def declare_inputs(
         block_tables=integers("block_tables", "num_sequences", "max_blocks"),
         logit_rows=integers("logit_rows", "num_logit_rows"),
         kv_pools=tuple(
-            graph.input(f"kv_pool.{layer}", graph.engine_type, kv_pool_shape(config, tokens_per_block))
+            graph.input(kv_pool_name(layer), graph.engine_type, kv_pool_shape(config, tokens_per_block))
             for layer in range(config.num_hidden_layers)
         ),
         lora=_declare_lora(graph, config) if lora else None,

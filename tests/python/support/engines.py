@@ -1,0 +1,50 @@
+"""Checkpoints, compiled networks and engine directories of small random models, made in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from adaptrt._core import DType
+from adaptrt.builder.build import BuildReport, build
+from adaptrt.builder.checkpoint.convert import convert_checkpoint
+from adaptrt.builder.compile.assemble import LoraOptions, ProgramLimits
+from adaptrt.builder.compile.checkpoint import Checkpoint
+from adaptrt.builder.compile.native import CompiledNetwork, compile_network
+from adaptrt.builder.config import BuildConfig
+from adaptrt.builder.network.decoder import NetworkOptions, build_network
+from support.models import ModelSpec, save_model
+
+LIMITS = ProgramLimits(
+    max_batch_size=8, max_num_tokens=64, max_input_len=64, max_seq_len=96, max_beam_width=1, tokens_per_block=4
+)
+LORA = LoraOptions(max_rank=8, dora_enabled=True, target_modules=(1, 2, 3))
+ADAPTABLE = NetworkOptions(tokens_per_block=4, lora=True, dora=True)
+SMALL = BuildConfig(max_batch_size=8, max_num_tokens=64, max_seq_len=96, tokens_per_block=4)
+
+
+def make_checkpoint(spec: ModelSpec, directory: Path, dtype: DType | None = None) -> Path:
+    """A checkpoint of a random model, whose Hugging Face directory is `directory`/model."""
+    save_model(spec, directory / "model")
+    convert_checkpoint(directory / "model", directory / "checkpoint", dtype=dtype)
+    return directory / "checkpoint"
+
+
+def make_network(checkpoint: Path, options: NetworkOptions = ADAPTABLE) -> tuple[Checkpoint, onnx.ModelProto]:
+    """An opened checkpoint and its graph."""
+    opened = Checkpoint.open(checkpoint)
+    return opened, build_network(opened.config, opened.stored_tensors(), options)
+
+
+def compile_model(checkpoint: Checkpoint, model: onnx.ModelProto, lora: LoraOptions | None = LORA) -> CompiledNetwork:
+    """What the native compiler makes of a graph."""
+    return compile_network(model, checkpoint.config, checkpoint.reader, limits=LIMITS, lora=lora)
+
+
+def make_engine(
+    spec: ModelSpec, directory: Path, config: BuildConfig = SMALL, dtype: DType | None = None, **options: Any
+) -> BuildReport:
+    """An engine directory, `directory`/engine, of a random model."""
+    return build(make_checkpoint(spec, directory, dtype), config, directory / "engine", **options)
