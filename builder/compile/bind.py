@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ... import _core
-from ..._core import EngineError, dtype_name, panel_bytes
+from ..._core import AdaptrtError, EngineError, dtype_name, panel_bytes
 from .plan import Matrix, Program, Vector
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -31,7 +31,7 @@ def bind_program(program: Program, tensors: Mapping[str, Array], subject: str) -
     except (ValueError, TypeError, OverflowError) as reason:
         # What the structs of _core refuse: numbers beyond their fields, buffers beyond their tensors.
         raise EngineError(f"{subject}: {str(reason).splitlines()[0]}") from None
-    except EngineError as reason:
+    except AdaptrtError as reason:
         raise EngineError(f"{subject}: {reason}") from None
 
 

@@ -1,0 +1,308 @@
+"""Loading engine directories: what was built comes back, and everything else is refused by path and reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptrt._core import DType, EngineError, LinearOp, dtype_name
+from adaptrt.builder.adapter.names import MODULES
+from adaptrt.builder.build import build
+from adaptrt.builder.compile.checkpoint import Checkpoint
+from adaptrt.builder.compile.engine_file import EngineFile, EngineTensor, write_engine_file
+from adaptrt.builder.compile.plan_json import program_from_json, program_to_json
+from adaptrt.builder.config import LoraBuildConfig, PluginConfig
+from adaptrt.runtime.engine import load_engine
+from support.engines import SMALL, make_engine
+from support.models import ModelSpec, save_adapter
+
+WITH_LORA = replace(SMALL, plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("engine")
+    make_engine(ModelSpec(num_hidden_layers=1), directory, WITH_LORA)
+    return directory / "engine"
+
+
+@pytest.fixture
+def engine(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "engine"))
+
+
+def test_the_program_is_what_was_built(built: Path) -> None:
+    engine = load_engine(built)
+    program = engine.program
+    assert (program.vocab_size, program.num_layers, program.max_batch_size) == (61, 1, 8)
+    assert (program.max_seq_len, program.max_input_len, program.tokens_per_block) == (96, 96, 4)
+    assert program.lora.max_rank == 64
+    assert program.lora.dora_enabled
+    assert program.lora.target_modules == [1, 2, 3, 4, 5, 6, 7]
+    assert program.lora.dtype is program.dtype is DType.FLOAT32
+    assert engine.config.pretrained_config.architecture == "LlamaForCausalLM"
+    assert engine.adapters == {}
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_packed_weights_are_the_checkpoints(dtype: DType, tmp_path: Path) -> None:
+    """Rows of every linear layer, unpacked by C++, against the checkpoint's tensors; all dtypes, odd sizes."""
+    make_engine(ModelSpec(num_hidden_layers=1, hidden_size=69, intermediate_size=131), tmp_path, dtype=dtype)
+    reader = Checkpoint.open(tmp_path / "checkpoint").reader
+    linears = [op for op in load_engine(tmp_path / "engine").program.body if isinstance(op, LinearOp)]
+    names = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
+    expected = [reader.array(f"transformer.layers.0.{name}.weight").astype(np.float32) for name in names]
+    parts = [part.weight for op in linears for part in op.parts]
+    assert [weight.n for weight in parts] == [36, 12, 12, 69, 131, 131, 69]
+    actual = [weight.rows(0, weight.n) for weight in parts]
+    np.testing.assert_array_equal(np.concatenate(actual[:3]), expected[0])
+    for got, wanted in zip(actual[3:], expected[1:], strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_anyones_safetensors_reads_the_engine_file(built: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(built / "rank0.engine", framework="np") as file:
+        program = json.loads(file.metadata()["program"])
+        assert {"embedding", "linear", "attention"} <= {op["op"] for op in program["body"]}
+        assert file.get_tensor("transformer.ln_f.weight").shape == (36,)
+
+
+def test_the_weights_are_mapped_at_aligned_places(built: Path) -> None:
+    storage = load_engine(built).storage
+    for array in storage.tensors.values():
+        assert array.ctypes.data % 64 == 0
+        assert not array.flags.writeable
+        assert not array.flags.owndata
+
+
+def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
+    spec = ModelSpec(num_hidden_layers=1, vocab_size=1000)
+    tied = make_engine(replace(spec, tie_word_embeddings=True), tmp_path / "tied")
+    apart = make_engine(spec, tmp_path / "apart")
+    assert apart.engine_bytes - tied.engine_bytes >= 1000 * 36 * 4
+
+
+def test_programs_survive_json(built: Path) -> None:
+    program = load_engine(built).storage.program
+    assert program_from_json(json.loads(json.dumps(program_to_json(program))), "test") == program
+
+
+def test_an_engine_can_be_moved_and_replaced(engine: Path, tmp_path: Path) -> None:
+    shutil.move(engine, tmp_path / "elsewhere")
+    assert load_engine(tmp_path / "elsewhere").program.vocab_size == 61
+
+
+@pytest.mark.parametrize("missing", ["config.json", "rank0.engine"])
+def test_an_incomplete_directory_is_refused(engine: Path, missing: str) -> None:
+    (engine / missing).unlink()
+    with pytest.raises(EngineError, match=missing):
+        load_engine(engine)
+
+
+def test_what_is_no_engine_directory_is_refused(engine: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="no directory"):
+        load_engine(tmp_path / "nowhere")
+    shutil.copy(engine / "rank0.engine", engine / "config.json")
+    with pytest.raises(EngineError, match="config"):
+        load_engine(engine)
+
+
+def test_a_checkpoint_directory_is_refused(tmp_path: Path) -> None:
+    make_engine(ModelSpec(num_hidden_layers=1), tmp_path)
+    with pytest.raises(EngineError, match="not the config of an engine"):
+        load_engine(tmp_path / "checkpoint")
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_no_altered_byte_of_the_engine_file_goes_unnoticed(built: Path, data: st.DataObject) -> None:
+    original = (built / "rank0.engine").read_bytes()
+    # Half of the positions within the header, where more can go wrong.
+    header = 8 + int.from_bytes(original[:8], "little")
+    position = data.draw(st.one_of(st.integers(0, header), st.integers(0, len(original) - 1)))
+    flipped = original[position] ^ data.draw(st.integers(1, 255))
+    _assert_refused(built, original[:position] + bytes([flipped]) + original[position + 1 :])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_truncated_or_extended_engine_file_is_refused(built: Path, data: st.DataObject) -> None:
+    original = (built / "rank0.engine").read_bytes()
+    end = data.draw(st.integers(0, len(original) - 1))
+    _assert_refused(built, original[:end])
+    _assert_refused(built, original + original[end:])
+
+
+def _assert_refused(built: Path, content: bytes) -> None:
+    path = built / "altered.engine"
+    path.write_bytes(content)
+    checksum = json.loads((built / "config.json").read_text())["engine_checksum"]
+    try:
+        with pytest.raises(EngineError) as refusal:
+            EngineFile(path, checksum)
+    finally:
+        path.unlink()
+    assert str(path) in str(refusal.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_altered_value_of_config_json_goes_unnoticed(built: Path, data: st.DataObject) -> None:
+    original = (built / "config.json").read_bytes()
+    position = data.draw(st.integers(0, len(original) - 1))
+    altered = bytearray(original)
+    altered[position] ^= data.draw(st.integers(1, 255))
+    try:
+        same = json.loads(altered) == json.loads(original)
+    except ValueError:
+        same = False
+    (built / "config.json").write_bytes(altered)
+    try:
+        if same:  # white space
+            load_engine(built)
+        else:
+            with pytest.raises(EngineError, match=r"config\.json"):
+                load_engine(built)
+    finally:
+        (built / "config.json").write_bytes(original)
+
+
+def rewrite_config(engine: Path, change: Callable[[dict], None]) -> None:
+    """Changes config.json as somebody would who makes its checksum anew."""
+    config = json.loads((engine / "config.json").read_text())
+    del config["checksum"]
+    change(config)
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    config["checksum"] = xxhash.xxh3_64_hexdigest(text.encode())
+    (engine / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda c: c.update(format_version=2), "format_version 2"),
+        (lambda c: c.update(extra=1), "extra is unknown"),
+        (lambda c: c["build_config"].update(max_batch_size=9), "max_batch_size is 9 there and 8 here"),
+        (lambda c: c["build_config"].update(max_batch_size="9"), "expected an integer"),
+        (lambda c: c["build_config"].pop("plugin_config"), "plugin_config is missing"),
+        (lambda c: c["build_config"]["lora_config"].update(max_lora_rank=65), "max_lora_rank is 65"),
+        (lambda c: c["pretrained_config"].update(vocab_size=62), "vocab_size is 62"),
+        (lambda c: c["pretrained_config"].update(hidden_act="gelu"), "hidden_act"),
+        (lambda c: c.update(pretrained_config=None), "pretrained_config"),
+        (lambda c: c.update(engine_checksum="0" * 32), "rank0.engine"),
+        (
+            lambda c: c["build_config"]["lora_config"].update(lora_dir=["../../etc"], adapter_names=["x"]),
+            "adapter 'x' is not at lora/0",
+        ),
+        (lambda c: c["build_config"]["lora_config"].update(adapter_names=["x"]), "1 adapters for 0"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(engine: Path, change, complaint: str) -> None:
+    rewrite_config(engine, change)
+    with pytest.raises(EngineError, match=complaint) as refusal:
+        load_engine(engine)
+    assert str(engine) in str(refusal.value)
+
+
+def reseal(engine: Path, change: Callable[[dict], None], version: str = "1") -> None:
+    """Writes the engine file again with a changed program and good checksums, as an attacker would."""
+    checksum = json.loads((engine / "config.json").read_text())["engine_checksum"]
+    storage = EngineFile(engine / "rank0.engine", checksum)
+    tensors = [
+        EngineTensor(name, array.dtype, array.size, lambda array=array: iter([array.copy()]))
+        for name, array in storage.tensors.items()
+    ]
+    program = program_to_json(storage.program)
+    change(program)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("adaptrt.builder.compile.engine_file.program_to_json", lambda _: program)
+        patch.setattr("adaptrt.builder.compile.engine_file.FORMAT_VERSION", version)
+        checksum = write_engine_file(engine / "rank0.engine", storage.program, tensors, lambda num_bytes: None)
+    rewrite_config(engine, lambda config: config.update(engine_checksum=checksum))
+
+
+def first(program: dict, op: str) -> dict:
+    return next(item for item in program["body"] if item["op"] == op)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda p: p.update(extra=1), "program.extra is unknown"),
+        (lambda p: p.pop("logits"), "program.logits is missing"),
+        (lambda p: p["body"].append({"op": "exec", "code": "x"}), "'op' is one of"),
+        (lambda p: p["body"].append(7), "'op' is one of"),
+        (lambda p: first(p, "linear").pop("epilogue"), "epilogue is missing"),
+        (lambda p: first(p, "linear").update(epilogue="explode"), "expected one of store, add, silu_mul"),
+        (lambda p: first(p, "linear").update(input="nowhere"), "no buffer 'nowhere'"),
+        (lambda p: first(p, "linear").update(lora_site=99), "lora_site"),
+        (lambda p: first(p, "linear").update(lora_site=1 << 40), "rank0.engine"),
+        (lambda p: first(p, "rms_norm").update(epsilon=float("nan")), "finite"),
+        (lambda p: first(p, "rms_norm").update(epsilon=1e300), "finite"),
+        (lambda p: first(p, "rms_norm").update(gather_logit_rows=1), "true or false"),
+        (lambda p: first(p, "embedding")["table"].update(n=1 << 61), "impossible"),
+        (lambda p: first(p, "embedding")["table"].update(n=-1), "impossible"),
+        (lambda p: first(p, "embedding")["table"].update(n=62), "holds"),
+        (lambda p: first(p, "embedding")["table"].update(tensor="transformer.ln_f.weight"), "holds"),
+        (lambda p: first(p, "embedding")["table"].update(tensor="x"), "no tensor 'x'"),
+        (lambda p: p.update(arena_bytes=64), "arena"),
+        (lambda p: p.update(arena_bytes=1 << 70), "an integer"),
+        (lambda p: p.update(arena_bytes=-64), "rank0.engine"),
+        (lambda p: p.update(num_layers=True), "an integer"),
+        (lambda p: p.update(buffers=[*p["buffers"], p["buffers"][0]]), "one name"),
+        (lambda p: p["buffers"][0].update(offset=0, width=1 << 40), "rank0.engine"),
+        (lambda p: p["lora"]["sites"][0]["parts"][0].update(module=77), "77"),
+        (lambda p: p["lora"].update(target_modules="all"), "a list"),
+        (lambda p: p["shape"].update(head_dim=0), "rank0.engine"),
+    ],
+)
+def test_a_hostile_program_is_refused(engine: Path, change, complaint: str) -> None:
+    reseal(engine, change)
+    with pytest.raises(EngineError, match=complaint) as refusal:
+        load_engine(engine)
+    assert str(engine) in str(refusal.value)
+
+
+def test_another_format_version_is_refused(engine: Path) -> None:
+    reseal(engine, lambda program: None)
+    load_engine(engine)
+    reseal(engine, lambda program: None, version="2")
+    with pytest.raises(EngineError, match="format version '2', this release reads 1"):
+        load_engine(engine)
+
+
+def test_adapters_travel_with_the_engine(tmp_path: Path) -> None:
+    make_engine(ModelSpec(num_hidden_layers=1), tmp_path, WITH_LORA)
+    adapters = [save_adapter(tmp_path / "model", tmp_path / name, 1, r=2) for name in ("pirate", "poet")]
+    config = replace(WITH_LORA, lora_config=LoraBuildConfig(lora_dir=tuple(adapters), max_lora_rank=4))
+    build(tmp_path / "checkpoint", config, tmp_path / "engine")
+    for adapter in adapters:
+        shutil.rmtree(adapter)
+    engine = load_engine(tmp_path / "engine")
+    assert list(engine.adapters) == ["pirate", "poet"]
+    assert engine.config.build_config.lora_config.lora_target_modules == tuple(
+        name for name in MODULES if name in ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h",
+                                             "mlp_4h_to_h", "mlp_gate")
+    )  # fmt: skip
+    for directory in engine.adapters.values():
+        names = {entry.name for entry in directory.iterdir()}
+        assert names == {"adapter_config.json", "adapter_model.safetensors"}
+    shutil.rmtree(tmp_path / "engine" / "lora" / "1")
+    with pytest.raises(EngineError, match="poet"):
+        load_engine(tmp_path / "engine")
+
+
+def test_dtype_names_are_those_of_the_table(built: Path) -> None:
+    program = program_to_json(load_engine(built).storage.program)
+    assert program["dtype"] == dtype_name(DType.FLOAT32)
