@@ -1,120 +1,17 @@
 #include "adaptrt/sample/sampler.h"
 
 #include <algorithm>
-#include <boost/test/data/monomorphic.hpp>
-#include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <limits>
-#include <map>
-#include <numeric>
-#include <optional>
 #include <random>
 #include <vector>
 
-#include "adaptrt/sample/philox.h"
+#include "adaptrt/core/error.h"
+#include "reference_sampler.h"
 
-namespace adaptrt {
+namespace adaptrt::testing {
 namespace {
-
-using Tokens = std::vector<std::int32_t>;
-using Row = std::vector<float>;
-constexpr float kForbidden = -std::numeric_limits<float>::infinity();
-
-/// Probabilities are sums and quotients of float32 exponentials with an error of 2 ulp.
-constexpr double kProbabilityTolerance = 1e-6;
-/// Closer to top_p or min_p than this, float32 and float64 may disagree about a token.
-constexpr double kUndecided = 1e-5;
-
-/// The whole of sampling in float64, by sorting; nullopt where rounding decides.
-class Reference {
- public:
-  Reference(SamplingParams params, TokenConstraints constraints)
-      : params_(params), constraints_(std::move(constraints)) {}
-
-  [[nodiscard]] std::vector<double> process(const Row& logits, const Tokens& tokens,
-                                            std::int32_t prompt_length) const {
-    std::vector<double> row(logits.begin(), logits.end());
-    if (constraints_.embedding_bias) {
-      for (std::size_t i = 0; i < row.size(); ++i) row[i] += double{(*constraints_.embedding_bias)[i]};
-    }
-    for (std::int32_t v = 0; v < static_cast<std::int32_t>(row.size()); ++v) {
-      const auto all = std::ranges::count(tokens, v);
-      const auto generated = std::count(tokens.begin() + prompt_length, tokens.end(), v);
-      if (all > 0)
-        row[v] = row[v] > 0 ? row[v] / params_.repetition_penalty : row[v] * params_.repetition_penalty;
-      if (generated > 0) row[v] -= params_.presence_penalty;
-      row[v] -= params_.frequency_penalty * static_cast<double>(generated);
-      if (is_forbidden(v, tokens, prompt_length)) row[v] = double{kForbidden};
-    }
-    return row;
-  }
-
-  [[nodiscard]] std::optional<std::map<std::int32_t, double>> distribution(const Row& logits,
-                                                                           const Tokens& tokens,
-                                                                           std::int32_t prompt_length) const {
-    const std::vector<double> row = process(logits, tokens, prompt_length);
-    Tokens order(row.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::ranges::stable_sort(order, [&](auto a, auto b) { return row[a] > row[b]; });
-    if (params_.greedy) return {{{order[0], 1.0}}};
-    if (params_.top_k > 0 && params_.top_k < static_cast<std::int32_t>(order.size()))
-      order.resize(params_.top_k);
-    std::map<std::int32_t, double> weight;
-    double total = 0.0;
-    for (const auto v : order) total += weight[v] = std::exp((row[v] - row[order[0]]) / params_.temperature);
-    std::size_t kept = order.size();
-    if (params_.top_p < 1.0) {
-      double share = 0.0;
-      for (kept = 0; share < params_.top_p && kept < order.size(); ++kept) {
-        share += weight[order[kept]] / total;
-        if (std::abs(share - params_.top_p) < kUndecided) return std::nullopt;
-      }
-    }
-    order.resize(kept);
-    std::map<std::int32_t, double> result;
-    double left = 0.0;
-    for (const auto v : order) {
-      if (std::abs(weight[v] - params_.min_p) < kUndecided * params_.min_p && v != order[0])
-        return std::nullopt;
-      if (weight[v] < params_.min_p || weight[v] < 1e-37) continue;
-      result[v] = weight[v];
-      left += weight[v];
-    }
-    for (auto& [token, probability] : result) probability /= left;
-    return result;
-  }
-
- private:
-  [[nodiscard]] bool is_forbidden(std::int32_t v, Tokens tokens, std::int32_t prompt_length) const {
-    const auto generated = static_cast<std::int32_t>(tokens.size()) - prompt_length;
-    if (constraints_.end_id == v && generated < params_.min_tokens) return true;
-    const auto past = tokens.size();
-    tokens.push_back(v);
-    const auto ends_with = [&](const Tokens& word) {
-      return word.size() <= tokens.size() && std::equal(word.rbegin(), word.rend(), tokens.rbegin());
-    };
-    if (std::ranges::any_of(constraints_.bad_words, ends_with)) return true;
-    const auto n = static_cast<std::size_t>(params_.no_repeat_ngram_size);
-    if (n == 0) return false;
-    for (std::size_t i = 0; i + n <= past; ++i) {
-      const Tokens ngram(tokens.begin() + static_cast<std::ptrdiff_t>(i),
-                         tokens.begin() + static_cast<std::ptrdiff_t>(i + n));
-      if (ends_with(ngram)) return true;
-    }
-    return false;
-  }
-
-  SamplingParams params_;
-  TokenConstraints constraints_;
-};
-
-Row random_row(std::mt19937_64& random, std::size_t size, bool with_ties) {
-  std::normal_distribution<float> normal(0.0F, 3.0F);
-  Row row(size);
-  for (auto& logit : row) logit = with_ties ? std::round(normal(random)) : normal(random);
-  return row;
-}
 
 std::int32_t sample_once(const SamplingParams& params, const TokenConstraints& constraints, const Row& row,
                          const Tokens& tokens, std::int32_t prompt_length) {
@@ -130,30 +27,6 @@ std::int32_t greedy(const Row& row, const TokenConstraints& constraints = {},
 }
 
 BOOST_AUTO_TEST_SUITE(sampler)
-
-BOOST_AUTO_TEST_CASE(philox_gives_its_published_numbers) {
-  // The known answers of the authors' Random123 distribution.
-  using Words = std::array<std::uint32_t, 4>;
-  BOOST_CHECK((philox({0, 0, 0, 0}, {0, 0}) == Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  BOOST_CHECK((philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}) ==
-               Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-  BOOST_CHECK((philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
-               Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
-}
-
-BOOST_AUTO_TEST_CASE(draws_are_uniform_and_differ_by_seed_and_position) {
-  constexpr int kDraws = 20000;
-  double total = 0.0;
-  for (int i = 0; i < kDraws; ++i) {
-    const double draw = uniform_draw(7, static_cast<std::uint64_t>(i));
-    BOOST_TEST_REQUIRE((draw >= 0.0 && draw < 1.0));
-    total += draw;
-  }
-  BOOST_TEST(std::abs(total / kDraws - 0.5) < 0.01);
-  BOOST_TEST(uniform_draw(7, 1) != uniform_draw(7, 2));
-  BOOST_TEST(uniform_draw(7, 1) != uniform_draw(8, 1));
-  BOOST_TEST(uniform_draw(7, 1) != uniform_draw(7 + (1ULL << 32), 1));
-}
 
 BOOST_AUTO_TEST_CASE(of_equal_logits_the_lowest_token_wins) {
   BOOST_TEST(greedy({1.0F, 3.0F, 2.0F, 3.0F}) == 1);
@@ -178,123 +51,6 @@ BOOST_AUTO_TEST_CASE(top_k_keeps_the_lowest_tokens_of_equal_logits) {
   BOOST_TEST(left[0].token == 0);
   BOOST_TEST(left[1].token == 1);
   BOOST_TEST(left[2].token == 20);
-}
-
-BOOST_DATA_TEST_CASE(filters_leave_the_reference_s_tokens_and_probabilities,
-                     boost::unit_test::data::xrange(600), seed) {
-  std::mt19937_64 random(static_cast<std::uint64_t>(seed));
-  const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
-  const auto unit = [&] { return static_cast<double>(random() >> 11) * 0x1.0p-53; };
-  const std::size_t vocab = 1 + below(seed % 10 == 0 ? 5000 : 200);
-  Row row = random_row(random, vocab, below(3) == 0);
-  if (below(4) == 0) {
-    for (std::size_t i = 0; i + 1 < vocab; ++i) row[i] = below(3) == 0 ? kForbidden : row[i];
-  }
-  if (below(20) == 0) std::ranges::fill(row, row[0] == kForbidden ? 0.0F : row[0]);
-
-  SamplingConfig config;
-  if (below(2) == 0) config.top_k = static_cast<std::int32_t>(below(vocab + 5));
-  if (below(2) == 0) config.top_p = 0.01 + 0.99 * unit();
-  if (below(3) == 0) config.min_p = below(10) == 0 ? 1.0 : 0.3 * unit();
-  constexpr double kTemperatures[] = {0.0, 1e-3, 0.3, 0.7, 1.0, 2.0, 100.0};
-  if (below(2) == 0) config.temperature = kTemperatures[below(std::size(kTemperatures))];
-  if (below(3) == 0) config.repetition_penalty = 0.5 + 2.0 * unit();
-  if (below(3) == 0) config.presence_penalty = 4.0 * unit() - 2.0;
-  if (below(3) == 0) config.frequency_penalty = 4.0 * unit() - 2.0;
-  if (below(4) == 0) config.no_repeat_ngram_size = static_cast<std::int32_t>(below(4));
-  if (below(4) == 0) config.min_tokens = static_cast<std::int32_t>(below(10));
-
-  const auto prompt_length = static_cast<std::int32_t>(1 + below(10));
-  Tokens tokens(static_cast<std::size_t>(prompt_length) + below(20));
-  for (auto& token : tokens) token = static_cast<std::int32_t>(below(std::min<std::size_t>(vocab, 6)));
-  TokenConstraints constraints;
-  if (below(2) == 0) constraints.end_id = static_cast<std::int32_t>(below(vocab));
-  for (std::size_t words = below(4); words > 0; --words) {
-    Tokens word(1 + below(3));
-    for (auto& token : word) token = static_cast<std::int32_t>(below(std::min<std::size_t>(vocab, 6)));
-    constraints.bad_words.push_back(word);
-  }
-  if (below(4) == 0) constraints.embedding_bias = std::make_shared<Row>(random_row(random, vocab, true));
-
-  const SamplingParams params = resolve(config);
-  const Reference reference(params, constraints);
-  Sampler sampler(static_cast<std::int64_t>(vocab));
-  SamplerState state(params, constraints, prompt_length, static_cast<std::int32_t>(tokens.size()) + 1);
-  const auto processed = reference.process(row, tokens, prompt_length);
-  if (std::ranges::all_of(processed, [](double logit) { return std::isinf(logit); })) {
-    BOOST_CHECK_THROW((void)sampler.sample(state, row.data(), tokens, false), StepError);
-    return;
-  }
-  const auto expected = reference.distribution(row, tokens, prompt_length);
-  if (!expected) return;
-  const auto actual = sampler.distribution(state, row.data(), tokens);
-  // Differences of float32 logits reach the probabilities magnified by 1 / temperature.
-  const double tolerance =
-      kProbabilityTolerance * std::max(1.0, 1.0 / std::max(params.temperature, 1e-3)) * 10;
-  std::map<std::int32_t, double> found;
-  for (const auto& [token, probability] : actual) found[token] = probability;
-  for (const auto& [token, probability] : *expected) {
-    if (probability > tolerance) BOOST_TEST(found.contains(token), "token " << token << " is missing");
-    BOOST_TEST(std::abs(found[token] - probability) < tolerance);
-  }
-  for (const auto& [token, probability] : found) {
-    BOOST_TEST((expected->contains(token) || probability < tolerance),
-               "token " << token << " should be gone");
-  }
-  // The draw is the inverse of the cumulative distribution in the order of tokens.
-  const double uniform = uniform_draw(params.seed, tokens.size() - static_cast<std::size_t>(prompt_length));
-  double cumulative = 0.0;
-  for (const auto& [token, probability] : *expected) {
-    cumulative += probability;
-    if (std::abs(cumulative - uniform) < 100 * tolerance) break;
-    if (cumulative < uniform) continue;
-    BOOST_TEST(sampler.sample(state, row.data(), tokens, false).token == token);
-    break;
-  }
-}
-
-BOOST_AUTO_TEST_CASE(draws_have_the_distribution_s_frequencies) {
-  constexpr std::size_t kVocab = 40;
-  constexpr int kDraws = 40000;
-  std::mt19937_64 random(5);
-  const Row row = random_row(random, kVocab, false);
-  for (const auto& config :
-       {SamplingConfig{.top_p = 1.0}, SamplingConfig{.top_k = 8}, SamplingConfig{.top_p = 0.8},
-        SamplingConfig{.top_k = 20, .top_p = 0.9, .temperature = 1.7}}) {
-    Sampler sampler(kVocab);
-    SamplingParams params = resolve(config);
-    SamplerState probe(params, {}, 1, 2);
-    std::map<std::int32_t, double> expected;
-    for (const auto& [token, p] : sampler.distribution(probe, row.data(), Tokens{0}))
-      expected[token] = p * kDraws;
-    std::map<std::int32_t, int> counts;
-    for (int i = 0; i < kDraws; ++i) {
-      params.seed = static_cast<std::uint64_t>(i);
-      SamplerState state(params, {}, 1, 2);
-      ++counts[sampler.sample(state, row.data(), Tokens{0}, false).token];
-    }
-    double chi_square = 0.0;
-    double rare_expected = 0.0;
-    double rare_count = 0.0;
-    int cells = 0;
-    for (const auto& [token, count] : counts) BOOST_TEST(expected.contains(token));
-    for (const auto& [token, mean] : expected) {
-      if (mean < 10.0) {
-        rare_expected += mean;
-        rare_count += counts[token];
-        continue;
-      }
-      chi_square += (counts[token] - mean) * (counts[token] - mean) / mean;
-      ++cells;
-    }
-    if (rare_expected > 1.0) {
-      chi_square += (rare_count - rare_expected) * (rare_count - rare_expected) / rare_expected;
-      ++cells;
-    }
-    // Mean plus five standard deviations of the chi-square distribution with cells - 1 degrees of freedom.
-    const double degrees = std::max(1, cells - 1);
-    BOOST_TEST(chi_square < degrees + 5.0 * std::sqrt(2.0 * degrees));
-  }
 }
 
 BOOST_AUTO_TEST_CASE(a_draw_depends_on_seed_and_position_alone) {
@@ -486,4 +242,4 @@ BOOST_AUTO_TEST_CASE(a_bias_of_minus_infinity_forbids_a_token) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::testing

@@ -47,7 +47,8 @@ struct PlannedSequence {
 struct StepPlan {
   std::vector<PlannedSequence> entries;  ///< decodes first
   std::vector<Sequence*> started;        ///< began or resumed to run
-  std::vector<Sequence*> paused;         ///< lost their blocks and lease, and wait again
+  /// Lost their blocks and lease, and wait again. A plan that pauses starts nothing.
+  std::vector<Sequence*> paused;
   /// Waiting, with an adapter that gets no pages although no running request holds any (others are pinned):
   /// it cannot be served. The executor removes them, with an error.
   std::vector<Sequence*> unservable;
