@@ -24,7 +24,7 @@ ADAPTERS = [
 ]
 LONG = list(range(2, 140))
 PROMPTS = [[5], [9, 8, 7, 6], LONG[:40], LONG[:41], LONG, [*LONG[:64], 3, 3, 3]]
-MAX_TOKENS = 9
+MAX_TOKENS = 24
 
 
 @dataclasses.dataclass
@@ -104,3 +104,50 @@ def test_a_crowd_changes_no_bit(service, arrivals, fields, policy, kv_tokens, re
         answers = [collect(executor, request_id) for request_id in ids]
     for (prompt, adapter, _), answer in zip(arrivals, answers, strict=True):
         assert answer.same_bits(service.alone(prompt, adapter))
+
+
+def crowd(service, executor) -> None:
+    """Every prompt with every adapter at once; each answer is the one it gives alone."""
+    cases = [(prompt, adapter) for prompt in range(len(PROMPTS)) for adapter in (None, *range(len(ADAPTERS)))]
+    ids = [
+        executor.enqueue_request(make_request(PROMPTS[prompt], MAX_TOKENS, service.lora(adapter)))
+        for prompt, adapter in cases
+    ]
+    for case, request_id in zip(cases, ids, strict=True):
+        assert collect(executor, request_id).same_bits(service.alone(*case))
+
+
+# The properties above draw such cases; these make sure that each really happens.
+
+
+def test_evicted_adapters_come_back_the_same(service) -> None:
+    with service.executor(peft_cache_config=adaptrt.PeftCacheConfig(num_device_module_layer=32 * 14)) as executor:
+        crowd(service, executor)
+        assert executor.lora_cache_stats().device_evictions > 0
+
+
+def test_paused_requests_resume_the_same(service) -> None:
+    with service.executor(
+        scheduler_config=adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
+        kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False, max_tokens=176),
+    ) as executor:
+        crowd(service, executor)
+        steps = executor.get_latest_iteration_stats()
+        assert max(step.inflight_batching_stats.num_paused_requests for step in steps) > 0
+
+
+def test_reused_prefixes_give_the_same(service) -> None:
+    def request(adapter: int | None) -> adaptrt.Request:
+        # Logits of the prompt would keep its prefix from being reused.
+        output = adaptrt.OutputConfig(return_generation_logits=True, exclude_input_from_output=True)
+        return adaptrt.Request(LONG, MAX_TOKENS, output_config=output, lora_config=service.lora(adapter))
+
+    with service.executor() as executor:
+        for adapter in (None, 0, None, 0, 1):
+            result = executor.await_responses(executor.enqueue_request(request(adapter)))[-1].result
+            alone = service.alone(PROMPTS.index(LONG), adapter)
+            assert result.output_token_ids[0] == alone.tokens
+            assert result.generation_logits[0].tobytes() == alone.generation_logits.tobytes()
+        # Two requests found their adapter's prefix; one under another adapter found nothing.
+        blocks = len(LONG) // 16
+        assert executor.get_latest_iteration_stats()[-1].kv_cache_stats.reused_blocks == 2 * blocks
