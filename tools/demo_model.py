@@ -68,8 +68,8 @@ class Training:
     warmup: int
 
 
-BASE_TRAINING = Training(steps=900, batch_size=48, learning_rate=3e-3, warmup=60)
-ADAPTER_TRAINING = Training(steps=160, batch_size=24, learning_rate=4e-3, warmup=10)
+BASE_TRAINING = Training(steps=1600, batch_size=48, learning_rate=3e-3, warmup=60)
+ADAPTER_TRAINING = Training(steps=240, batch_size=24, learning_rate=4e-3, warmup=10)
 
 
 def train_tokenizer() -> Any:
