@@ -1,0 +1,90 @@
+"""Building streams the weights, and loading maps them: peak memory against the engine's size."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptrt._core import DType
+from adaptrt.builder.checkpoint.config import CheckpointConfig
+from adaptrt.builder.checkpoint.tensor_plan import plan_rank
+from adaptrt.builder.safetensors_stream import SafetensorsWriter, TensorSpec
+
+CONFIG = CheckpointConfig(
+    architecture="LlamaForCausalLM",
+    dtype=DType.BFLOAT16,
+    vocab_size=32000,
+    max_position_embeddings=1024,
+    hidden_size=1024,
+    num_hidden_layers=4,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_size=64,
+    intermediate_size=2816,
+    norm_epsilon=1e-5,
+    rotary_base=1e4,
+)
+# The promise is 1.3 times the engine; what is measured here begins after the imports, so it also has to hold for
+# engines that are small beside them.
+MAX_RATIO = 1.3
+# Pieces of weights in both layouts, and what the allocator keeps.
+ALLOWED_BUILD_GROWTH = 64 << 20
+
+MEASURE = """
+import sys
+from pathlib import Path
+from {module} import {function}
+
+def high_water_mark():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
+
+before = high_water_mark()
+{call}
+print(high_water_mark() - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 200 MB of weights, all 1."""
+    directory = tmp_path_factory.mktemp("large")
+    (directory / "config.json").write_text(CONFIG.to_json())
+    specs = [TensorSpec(tensor.name, np.dtype("bfloat16"), tensor.shape) for tensor in plan_rank(CONFIG, 0)]
+    with SafetensorsWriter(directory / "rank0.safetensors", specs) as writer:
+        for spec in specs:
+            writer.write(spec.name, np.full(spec.shape, 0x3F80, np.uint16).view(np.uint8))
+    return directory
+
+
+def growth(module: str, function: str, call: str, *arguments: Path) -> int:
+    """Bytes by which a call in a process of its own raises that process's peak memory."""
+    script = MEASURE.format(module=module, function=function, call=call)
+    process = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    return int(process.stdout)
+
+
+def test_peak_memory_of_build_and_load(checkpoint: Path, tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    building = growth(
+        "adaptrt.builder.build",
+        "build, BuildConfig",
+        "build(Path(sys.argv[1]), BuildConfig(), Path(sys.argv[2]))",
+        checkpoint,
+        engine,
+    )
+    engine_bytes = (engine / "rank0.engine").stat().st_size
+    assert engine_bytes > 190 << 20
+    assert building < ALLOWED_BUILD_GROWTH
+    loading = growth("adaptrt.runtime.engine", "load_engine", "engine = load_engine(sys.argv[1])", engine)
+    # Every page was read to be checked, so the mapping itself counts.
+    assert engine_bytes <= loading < MAX_RATIO * engine_bytes
+    config = json.loads((engine / "config.json").read_text())
+    assert config["build_config"]["max_seq_len"] == CONFIG.max_position_embeddings
