@@ -9,6 +9,7 @@
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/kernels/kernel_table.h"
+#include "adaptrt/kernels/machine_limits.h"
 #include "bindings.h"
 #include "cpu_engine.h"
 
@@ -126,6 +127,18 @@ void bind_engine(py::module_& module) {
         return names;
       },
       "Names of the kernels that this CPU can run, best first.");
+  py::class_<MachineLimits>(module, "MachineLimits", "What this machine can do at best, measured.")
+      .def_readonly("read_bandwidth", &MachineLimits::read_bandwidth, "Bytes per second.")
+      .def_readonly("bfloat16_flops", &MachineLimits::bfloat16_flops,
+                    "Multiply-adds per second, each counted as two; 0 without an instruction for them.");
+  module.def(
+      "measure_machine_limits",
+      [](int num_threads, int rounds) {
+        ThreadPool threads(num_threads);
+        return measure_machine_limits(&threads, rounds);
+      },
+      py::arg("num_threads"), py::arg("rounds") = 7, py::call_guard<py::gil_scoped_release>(),
+      "The best of several rounds of reading 1 GiB and of multiplying on registers.");
 }
 
 }  // namespace adaptrt::bindings

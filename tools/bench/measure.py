@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 import numpy as np
 
@@ -60,14 +61,14 @@ def time_to_first_token(executor: Executor, prompt: list[int], lora: LoraConfig 
 class DecodeSample:
     """Steps in which every request of the batch generated and none computed its prompt."""
 
-    step_seconds: float  # median
-    overhead: float  # share of those steps' time that was not the engine's
+    step_seconds: float  # median, from the end of one step to the end of the next
+    overhead: float  # share of that time that was not the engine's
 
 
 def decode(executor: Executor, prompts: Sequence[list[int]], adapters: Sequence[LoraConfig | None]) -> DecodeSample:
     """Generate DECODE_TOKENS tokens for each prompt in one batch.
 
-    Raises RuntimeError when no step had all of them.
+    Raises RuntimeError when fewer than two steps had all of them.
     """
     executor.get_latest_iteration_stats()
     ids = executor.enqueue_requests(
@@ -76,11 +77,16 @@ def decode(executor: Executor, prompts: Sequence[list[int]], adapters: Sequence[
     for request_id in ids:
         finish(executor, request_id)
     steps = [step for step in executor.get_latest_iteration_stats() if _is_decode_of(step, len(prompts))]
-    if not steps:
-        raise RuntimeError(f"no step generated for all {len(prompts)} requests at once")
-    latencies = np.array([step.iter_latency_ms for step in steps])
-    engine = np.array([step.engine_latency_ms for step in steps])
-    return DecodeSample(float(np.median(latencies)) / 1e3, float(1 - engine.sum() / latencies.sum()))
+    if len(steps) < 2:
+        raise RuntimeError(f"no two steps generated for all {len(prompts)} requests at once")
+    ends = np.array([_end_of(step) for step in steps])
+    engine = np.array([step.engine_latency_ms for step in steps]) / 1e3
+    between_ends = np.diff(ends)
+    return DecodeSample(float(np.median(between_ends)), float(1 - engine[1:].sum() / between_ends.sum()))
+
+
+def _end_of(step: IterationStats) -> float:
+    return datetime.strptime(step.timestamp, "%m-%d-%Y %H:%M:%S.%f").replace(tzinfo=timezone.utc).timestamp()
 
 
 def _is_decode_of(step: IterationStats, batch_size: int) -> bool:

@@ -78,6 +78,8 @@ class StepLoop {
   std::set<std::pair<Clock::time_point, RequestId>> deadlines_;
   std::int64_t iteration_ = 0;
   std::int32_t num_started_ = 0;
+  /// Of the newest step, without sampling.
+  Clock::duration engine_latency_{};
   RequestStatsPerIteration request_stats_;
 };
 

@@ -157,17 +157,14 @@ void gemm_panel(const PanelGemm& gemm) {
       tile_of<Weights, kStreamLines>(gemm.rows, vectors, full)(gemm, 0, column, last_lanes, prefetch);
       continue;
     }
-    // Blocks of rows as even as can be. The first ones fetch the next panel while they are busy with this
+    // Blocks of rows as even as can be; each fetches its share of the next panel while it is busy with this
     // one.
     const std::byte* next = column == 0 ? gemm.next_panel : nullptr;
-    std::int64_t fetched = 0;
+    const std::int64_t share = (row_bytes + blocks - 1) / blocks;
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
       const std::int64_t rows = (gemm.rows - row + blocks - block - 1) / (blocks - block);
-      Prefetch prefetch{static_cast<const std::byte*>(gemm.a), 0};
-      if (next != nullptr && fetched < steps * row_bytes) {
-        prefetch = {next + fetched, kNextLines * kCacheLine};
-        fetched += steps * kNextLines * kCacheLine;
-      }
+      const Prefetch prefetch = next != nullptr ? Prefetch{next + block * steps * share, share}
+                                                : Prefetch{static_cast<const std::byte*>(gemm.a), 0};
       tile_of<Weights, kNextLines>(rows, vectors, full)(gemm, row, column, last_lanes, prefetch);
       row += rows;
     }
