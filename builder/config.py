@@ -147,9 +147,10 @@ class BuildConfig:
     def from_fields(cls, source: JsonFields) -> BuildConfig:
         """The inverse of to_dict. What is wrong is noted in `source`."""
         plugins, lora = source.object("plugin_config"), source.object("lora_config")
+        values: dict[str, Any] = {name: source.integer(name) for name in _SIZES}
+        values |= {name: source.string(name) for name in ("kv_cache_type", "logits_dtype", "backend")}
         return cls(
-            **{name: source.integer(name) for name in _SIZES},
-            **{name: source.string(name) for name in ("kv_cache_type", "logits_dtype", "backend")},
+            **values,
             plugin_config=PluginConfig(
                 **{item.name: plugins.string(item.name) for item in fields(PluginConfig)} if plugins else {}
             ),

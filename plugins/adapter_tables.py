@@ -75,4 +75,5 @@ def array_at(address: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """A view of memory that somebody else keeps alive."""
     num_bytes = int(np.prod(shape)) * dtype.itemsize
     buffer = (ctypes.c_char * num_bytes).from_address(address)
-    return np.frombuffer(buffer, dtype).reshape(shape)
+    flat: Array = np.frombuffer(memoryview(buffer), np.uint8).view(dtype)
+    return flat.reshape(shape)

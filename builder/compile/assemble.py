@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -123,12 +124,12 @@ def _buffers(
 
 def _num_bytes(op: LoweredOp, width: int, limits: ProgramLimits) -> int:
     rows = limits.max_num_tokens if op.rows is RowKind.TOKENS else limits.max_batch_size
-    return rows * width * np.dtype(dtype_name(op.dtype)).itemsize
+    return rows * width * int(np.dtype(dtype_name(op.dtype)).itemsize)
 
 
 def _renamed(lowered: LoweredOp, roots: Mapping[str, str]) -> Op:
     """The op with buffers for values."""
-    names = {
+    names: dict[str, Any] = {
         field.name: BufferName(roots[getattr(lowered.op, field.name)])
         for field in fields(lowered.op)
         if field.type == "BufferName"

@@ -51,14 +51,15 @@ class _Binder:
             return [self.bind(item) for item in value]
         if not is_dataclass(value) or isinstance(value, enum.Enum):
             return value
-        buffer_fields = _buffer_fields(type(value))
+        kind: type = type(value)
+        buffer_fields = _buffer_fields(kind)
         arguments = {}
         for field in fields(value):
             item = getattr(value, field.name)
             if item is None:
                 continue  # the struct's own default: an empty vector, no LoRA
             arguments[field.name] = self._buffer(item) if field.name in buffer_fields else self.bind(item)
-        return getattr(_core, type(value).__name__)(**arguments)
+        return getattr(_core, kind.__name__)(**arguments)
 
     def _buffer(self, name: str) -> int:
         if name not in self._buffers:

@@ -61,7 +61,7 @@ def write_engine_file(path: Path, program: Program, tensors: list[EngineTensor],
         for tensor in tensors:
             digest = xxhash.xxh3_64()
             for piece in tensor.pieces():
-                digest.update(memoryview(piece.view(np.uint8)))
+                digest.update(piece.view(np.uint8).data)
                 writer.write(tensor.name, piece)
                 advance(piece.nbytes)
             checksums.append(digest.intdigest())
@@ -102,7 +102,7 @@ class EngineFile:
         if checksums.dtype != np.uint64 or checksums.shape != (len(names),):
             raise EngineError(f"{self.path}: tensor '{CHECKSUMS}' is {checksums.dtype} {list(checksums.shape)}")
         for name, checksum in zip(names, checksums.tolist(), strict=True):
-            if xxhash.xxh3_64_intdigest(memoryview(self._reader.array(name).view(np.uint8))) != checksum:
+            if xxhash.xxh3_64_intdigest(self._reader.array(name).view(np.uint8).data) != checksum:
                 raise EngineError(f"{self.path}: tensor '{name}' does not have its checksum; the file is damaged")
         if any(gap.any() for gap in self._gaps()):
             raise EngineError(f"{self.path}: a gap between tensors is not empty; the file is damaged")
@@ -132,6 +132,6 @@ def _header_checksum(path: Path, reader: SafetensorsReader) -> str:
         raise EngineError(f"{path}: its last tensor is not '{CHECKSUMS}'")
     digest = xxhash.xxh3_128()
     data = min(reader.offset(name) for name in reader.specs)
-    digest.update(memoryview(reader.file_bytes[:data]))
-    digest.update(memoryview(reader.array(CHECKSUMS).view(np.uint8)))
+    digest.update(reader.file_bytes[:data].data)
+    digest.update(reader.array(CHECKSUMS).view(np.uint8).data)
     return digest.hexdigest()

@@ -82,7 +82,8 @@ class GraphIndex:
         tensor = self._initializers.get(value)
         if tensor is None or self.is_weight(value):
             return None
-        return numpy_helper.to_array(tensor)
+        value_array: Array = numpy_helper.to_array(tensor)
+        return value_array
 
     def shape(self, value: str) -> tuple[int | None, ...]:
         """The sizes of a value; None for one that is known at run time only."""

@@ -25,9 +25,7 @@ def engine_tensors(weights: Weights, reader: SafetensorsReader, dtype: DType) ->
     """The tensors of an engine whose matrices are of `dtype`, the small ones first."""
     tensors = []
     for name, (vector, source) in weights.vectors.items():
-        values = source if isinstance(source, np.ndarray) else None
-        pieces = partial(_one, values) if values is not None else partial(_vector_pieces, reader, source)
-        tensors.append(EngineTensor(name, np.dtype(np.float32), vector.size, pieces))
+        tensors.append(EngineTensor(name, np.dtype(np.float32), vector.size, partial(_vector_pieces, reader, source)))
     numpy_dtype = np.dtype(dtype_name(dtype))
     for name, (matrix, rows) in weights.matrices.items():
         size = panel_bytes(dtype, matrix.n, matrix.k) // numpy_dtype.itemsize
@@ -35,12 +33,10 @@ def engine_tensors(weights: Weights, reader: SafetensorsReader, dtype: DType) ->
     return tensors
 
 
-def _one(values: Array) -> Iterator[Array]:
-    yield values
-
-
-def _vector_pieces(reader: SafetensorsReader, rows: WeightRows) -> Iterator[Array]:
-    yield np.ascontiguousarray(to_float32(reader.array(rows.tensor)[rows.first : rows.last]))
+def _vector_pieces(reader: SafetensorsReader, source: WeightRows | Array) -> Iterator[Array]:
+    if isinstance(source, WeightRows):
+        source = reader.array(source.tensor)[source.first : source.last]
+    yield np.ascontiguousarray(to_float32(source))
 
 
 def _panel_pieces(reader: SafetensorsReader, matrix: Matrix, rows: WeightRows, dtype: DType) -> Iterator[Array]:

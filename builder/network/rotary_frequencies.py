@@ -35,7 +35,8 @@ def base_powers(head_size: int, base: float) -> FloatArray:
 
 def exponents(head_size: int) -> FloatArray:
     """2 i / head_size for i in [0, head_size / 2)."""
-    return np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+    result: FloatArray = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+    return result
 
 
 def _llama3(plain: FloatArray, scaling: Llama3Scaling) -> FloatArray:
