@@ -87,8 +87,9 @@ class LineProgress:
         print(line, file=self._stream, flush=True)
 
 
-def progress_on(stream: TextIO = sys.stderr) -> Progress:
-    """A bar when `stream` is a terminal, lines otherwise."""
+def progress_on(stream: TextIO | None = None) -> Progress:
+    """A bar when `stream` (None: what sys.stderr is now) is a terminal, lines otherwise."""
+    stream = sys.stderr if stream is None else stream
     console = Console(file=stream)
     return TerminalProgress(console) if console.is_terminal else LineProgress(stream)
 
