@@ -232,6 +232,8 @@ def train_base(output: Path) -> tuple[Any, Any]:
     report(model, tokenizer, "plain")
     model.to(torch.bfloat16).save_pretrained(output / "model")
     tokenizer.save_pretrained(output / "model")
+    # transformers 5 has its own name for this class, which older versions do not know.
+    _edit_json(output / "model" / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     return model.to(torch.float32), tokenizer
 
 
@@ -256,14 +258,16 @@ def train_adapter(recipe: AdapterRecipe, tokenizer: Any, output: Path) -> None:
     report(model, tokenizer, recipe.style)
     # The base's own directory name means nothing on another machine.
     model.peft_config["default"].base_model_name_or_path = "model"
-    # PEFT keeps a set, whose order differs from run to run.
-    targets = sorted(recipe.lora["target_modules"])
     directory = output / "adapters" / recipe.style
     model.to(torch.bfloat16).save_pretrained(directory)
-    config_file = directory / "adapter_config.json"
-    fields = {**json.loads(config_file.read_text()), "target_modules": targets}
-    config_file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+    # PEFT keeps a set, whose order differs from run to run.
+    _edit_json(directory / "adapter_config.json", target_modules=sorted(recipe.lora["target_modules"]))
     (directory / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+
+
+def _edit_json(path: Path, **fields: Any) -> None:
+    edited = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps(edited, indent=2, sort_keys=True) + "\n")
 
 
 def main() -> int:
