@@ -68,8 +68,9 @@ class LLM:
         """For statistics, and for what the text level does not cover."""
         return self._executor
 
+    # A str is a sequence of str as well; the first overload that fits counts.
     @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]
         self,
         prompts: str,
         *,

@@ -301,6 +301,8 @@ BOOST_AUTO_TEST_CASE(iteration_and_request_statistics) {
   BOOST_REQUIRE_GE(iterations.size(), 3);
   BOOST_TEST(iterations[0].iter == 1);
   BOOST_TEST(iterations[0].num_new_active_requests == 1);
+  BOOST_TEST(iterations[0].engine_latency_ms > 0.0);
+  BOOST_TEST(iterations[0].engine_latency_ms < iterations[0].iter_latency_ms);
   BOOST_TEST(iterations[0].inflight_batching_stats->num_ctx_tokens == 7);
   BOOST_TEST(iterations[0].inflight_batching_stats->num_context_requests == 1);
   BOOST_TEST(iterations[1].inflight_batching_stats->num_gen_requests == 1);
