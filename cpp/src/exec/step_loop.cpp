@@ -83,7 +83,7 @@ void StepLoop::step() {
   scheduler_.plan(plan_);
   observe(&plan_);
   num_started_ = 0;
-  engine_time_ = {};
+  engine_latency_ = {};
   for (Sequence* sequence : plan_.started) {
     auto& request = *static_cast<ActiveRequest*>(sequence);
     if (!std::exchange(request.has_started, true)) ++num_started_;
@@ -117,15 +117,13 @@ bool StepLoop::run_engine() {
   token_step_.begin(step_builder_.logit_rows());
   const auto begin = Clock::now();
   Clock::duration sampling{};
-  const auto begin = Clock::now();
-  Clock::duration token_time{};
   try {
     engine_.step(input, [&](std::int64_t first_row, std::int64_t num_rows, const float* logits) {
-      const auto token_begin = Clock::now();
+      const auto arrived = Clock::now();
       token_step_.take(first_row, num_rows, logits);
-      token_time += Clock::now() - token_begin;
+      sampling += Clock::now() - arrived;
     });
-    engine_time_ = Clock::now() - begin - token_time;
+    engine_latency_ = Clock::now() - begin - sampling;
     return true;
   } catch (const EngineError&) {
     throw;  // the engine itself is unusable
@@ -187,7 +185,6 @@ void StepLoop::record(Clock::time_point begin, std::size_t num_active,
     stats.iter = iteration_;
     stats.iter_latency_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
     stats.engine_latency_ms = std::chrono::duration<double, std::milli>(engine_latency_).count();
-    stats.engine_latency_ms = std::chrono::duration<double, std::milli>(engine_time_).count();
     stats.num_new_active_requests = num_started_;
     stats.num_active_requests = static_cast<std::int32_t>(num_active);
     stats.num_queued_requests = static_cast<std::int32_t>(queue_.num_queued());

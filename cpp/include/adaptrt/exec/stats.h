@@ -79,7 +79,6 @@ struct IterationStats {
   std::int64_t iter = 0;
   double iter_latency_ms = 0.0;
   double engine_latency_ms = 0.0;
-  double engine_latency_ms = 0.0;
   std::int32_t num_new_active_requests = 0;
   std::int32_t num_active_requests = 0;
   std::int32_t num_queued_requests = 0;
@@ -102,7 +101,6 @@ constexpr auto fields_of(const IterationStats* /*type*/) {
       Field{"iter", &C::iter, "Number of the step."},
       Field{"iter_latency_ms", &C::iter_latency_ms, "Planning, the engine's step, sampling and responses."},
       Field{"engine_latency_ms", &C::engine_latency_ms, "Of iter_latency_ms, the engine's step alone."},
-      Field{"engine_latency_ms", &C::engine_latency_ms, "Of these, the engine's own."},
       Field{"num_new_active_requests", &C::num_new_active_requests, "Started with this step."},
       Field{"num_active_requests", &C::num_active_requests, "Running in this step."},
       Field{"num_queued_requests", &C::num_queued_requests, "Waiting for their start."},
