@@ -58,7 +58,8 @@ def test_packed_weights_are_the_checkpoints(dtype: DType, tmp_path: Path) -> Non
     """Rows of every linear layer, unpacked by C++, against the checkpoint's tensors; all dtypes, odd sizes."""
     make_engine(ModelSpec(num_hidden_layers=1, hidden_size=69, intermediate_size=131), tmp_path, dtype=dtype)
     reader = Checkpoint.open(tmp_path / "checkpoint").reader
-    linears = [op for op in load_engine(tmp_path / "engine").program.body if isinstance(op, LinearOp)]
+    engine = load_engine(tmp_path / "engine")  # keeps the mapping alive
+    linears = [op for op in engine.program.body if isinstance(op, LinearOp)]
     names = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
     expected = [reader.array(f"transformer.layers.0.{name}.weight").astype(np.float32) for name in names]
     parts = [part.weight for op in linears for part in op.parts]
