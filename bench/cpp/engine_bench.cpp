@@ -6,17 +6,11 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <vector>
 
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
-
-#include "adaptrt/kernels/kernel_table.h"
+#include "adaptrt/kernels/machine_limits.h"
 #include "engine/random_model.h"
 
 namespace adaptrt {
@@ -41,66 +35,6 @@ Times measure(int rounds, const std::function<void()>& body) {
   for (int round = 0; round < rounds; ++round) times.push_back(seconds(body));
   std::sort(times.begin(), times.end());
   return {times.front(), times[times.size() / 2]};
-}
-
-/// Bytes per second that all threads together read from memory.
-double read_bandwidth(ThreadPool* threads, int rounds) {
-  constexpr std::int64_t kBytes = std::int64_t{1} << 30;
-  constexpr std::int64_t kChunk = std::int64_t{1} << 20;
-  const HugeArray array(kBytes);
-  std::memset(array.data(), 1, kBytes);
-  std::vector<std::uint64_t> sums(static_cast<std::size_t>(threads->num_threads()) * 8);
-  const auto times = measure(rounds, [&] {
-    threads->parallel_for(kBytes, kChunk, [&](std::int64_t begin, std::int64_t end, int thread) {
-      std::uint64_t partial[8] = {};
-      for (std::int64_t i = begin; i < end; i += 64) {
-        std::uint64_t line[8];
-        std::memcpy(line, array.data() + i, sizeof(line));
-        __builtin_prefetch(array.data() + i + 4096);
-        for (int j = 0; j < 8; ++j) partial[j] += line[j];
-      }
-      sums[static_cast<std::size_t>(thread) * 8] += std::accumulate(partial, partial + 8, std::uint64_t{0});
-    });
-  });
-  return kBytes / times.least;
-}
-
-#ifdef __x86_64__
-__attribute__((target("avx512f,avx512bf16"))) float spin_bf16(std::int64_t iterations) {
-  __m512 sums[12];
-  for (auto& sum : sums) sum = _mm512_set1_ps(1.0F);
-  const __m512i ones = _mm512_set1_epi32(0x3f803f80);
-  for (std::int64_t i = 0; i < iterations; ++i) {
-#pragma GCC unroll 12
-    for (auto& sum : sums) {
-      sum = _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(ones), reinterpret_cast<__m512bh>(ones));
-    }
-  }
-  float total = 0.0F;
-  for (const auto& sum : sums) total += _mm512_cvtss_f32(sum);
-  return total;
-}
-#endif
-
-/// Multiply-adds count as two. 0 where the CPU has no bfloat16 dot product.
-double bf16_peak(ThreadPool* threads, int rounds) {
-#ifdef __x86_64__
-  if (!__builtin_cpu_supports("avx512bf16")) return 0.0;
-  constexpr std::int64_t kIterations = 200000;
-  constexpr double kFlopsPerIteration = 12 * 16 * 2 * 2;
-  const std::int64_t chunks = 8 * threads->num_threads();
-  std::vector<float> sink(static_cast<std::size_t>(chunks) * 16);
-  const auto times = measure(rounds, [&] {
-    threads->parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t, int) {
-      sink[static_cast<std::size_t>(begin) * 16] = spin_bf16(kIterations);
-    });
-  });
-  return static_cast<double>(chunks * kIterations) * kFlopsPerIteration / times.least;
-#else
-  (void)threads;
-  (void)rounds;
-  return 0.0;
-#endif
 }
 
 /// Sequences of a batch, each with room for its context.
@@ -143,8 +77,9 @@ void run(int threads_wanted, int rounds, const char* kernels) {
   }
   const auto engine = make_cpu_engine(model.program, threads, kernels);
   engine->allocate_kv_blocks(kBatch * kContext / 64 + 8);
-  const double bandwidth = read_bandwidth(threads.get(), rounds);
-  const double peak = bf16_peak(threads.get(), rounds);
+  const MachineLimits limits = measure_machine_limits(threads.get(), rounds);
+  const double bandwidth = limits.read_bandwidth;
+  const double peak = limits.bfloat16_flops;
   std::printf("threads %d, weights read by a decode step %.3f GB\n", threads->num_threads(), weights * 1e-9);
   std::printf("read bandwidth %.1f GB/s, bf16 peak %.0f GFLOP/s\n", bandwidth * 1e-9, peak * 1e-9);
 

@@ -157,8 +157,7 @@ void gemm_panel(const PanelGemm& gemm) {
       tile_of<Weights, kStreamLines>(gemm.rows, vectors, full)(gemm, 0, column, last_lanes, prefetch);
       continue;
     }
-    // Blocks of rows as even as can be; each fetches its share of the next panel while it is busy with this
-    // one.
+    // Blocks of rows as even as can be; each fetches its share of the next panel as it goes.
     const std::byte* next = column == 0 ? gemm.next_panel : nullptr;
     const std::int64_t share = (row_bytes + blocks - 1) / blocks;
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
