@@ -14,6 +14,7 @@ from ..._core import ConfigError, DType, dtype_name
 from ..build import BuildReport, build
 from ..config import (
     AUTO,
+    DEFAULT_TARGET_MODULES,
     DISABLE,
     ENABLE,
     NATIVE,
@@ -171,7 +172,9 @@ def summary(report: BuildReport) -> Table:
     if config.lora_enabled:
         lora = config.lora_config
         kinds = "LoRA and DoRA" if config.dora_enabled else "LoRA"
-        rows.append(("adapters", f"{kinds} to rank {lora.max_lora_rank} on {', '.join(lora.lora_target_modules)}"))
+        everywhere = set(lora.lora_target_modules) >= set(DEFAULT_TARGET_MODULES)
+        modules = "every linear layer" if everywhere else ", ".join(lora.lora_target_modules)
+        rows.append(("adapters", f"{kinds} to rank {lora.max_lora_rank} on {modules}"))
         if lora.adapter_names:
             rows.append(("", f"carries {', '.join(lora.adapter_names)}"))
     else:
