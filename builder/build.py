@@ -45,9 +45,9 @@ class BuildReport:
 
 
 def build(
-    checkpoint_dir: Path,
+    checkpoint_dir: str | Path,
     config: BuildConfig,
-    output_dir: Path,
+    output_dir: str | Path,
     *,
     dump_onnx_to: Path | None = None,
     progress: Progress | None = None,
@@ -59,6 +59,7 @@ def build(
     ConfigError, AdapterError (an adapter of lora_dir that the engine could not serve) or EngineError.
     """
     began = time.monotonic()
+    checkpoint_dir, output_dir = Path(checkpoint_dir), Path(output_dir)
     progress = progress or SilentProgress()
     checkpoint = Checkpoint.open(checkpoint_dir)
     config = config.with_defaults(checkpoint.config)

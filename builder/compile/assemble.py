@@ -46,6 +46,7 @@ def assemble(
     lora: LoraOptions | None,
 ) -> tuple[Program, Arena]:
     """The program, and how its arena was planned."""
+    _check_adaptation(lowered, lora)
     roots = _buffer_roots(lowered)
     if lowered.logits not in roots:
         raise EngineError(f"the network's logits '{lowered.logits}' are made by no op")
@@ -84,6 +85,14 @@ def assemble(
         lora=layout,
     )
     return program, arena
+
+
+def _check_adaptation(lowered: LoweredProgram, lora: LoraOptions | None) -> None:
+    """The graph has the adapter nodes that the options ask for."""
+    if bool(lowered.sites) != (lora is not None):
+        raise EngineError("the network has adapter nodes exactly when the engine is built with LoRA; here it is not so")
+    if lora is not None and lora.dora_enabled != lowered.dora:
+        raise EngineError("the network has Dora nodes exactly when the engine is built with DoRA; here it is not so")
 
 
 def _buffer_roots(lowered: LoweredProgram) -> dict[str, str]:

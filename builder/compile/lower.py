@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from ..._core import DType, EngineError, RowKind, activation_dtype
-from ...plugins import PAGED_ATTENTION
+from ...plugins import DORA, LORA, PAGED_ATTENTION
 from .graph_index import GraphIndex, Node
 from .lower_attention import lower_attention
 from .lower_linear import Linear, find_linear, lower_gated, lower_linear
@@ -24,6 +24,8 @@ class LoweredProgram:
     head: tuple[LoweredOp, ...]
     logits: str
     sites: tuple[LoraSite, ...]
+    dora: bool
+    """Whether every site has a Dora node; otherwise none has."""
     weights: Weights
     index: GraphIndex
     num_nodes: int
@@ -55,6 +57,7 @@ def lower(model: onnx.ModelProto, shape: ModelShape, dtype: DType) -> LoweredPro
         head=tuple(op for op in ops if op.rows is RowKind.LOGITS),
         logits=index.outputs["logits"],
         sites=sites,
+        dora=_has_dora(index),
         weights=weights,
         index=index,
         num_nodes=len(model.graph.node),
@@ -115,6 +118,16 @@ def _lower_linears(index: GraphIndex, head_values: set[str], activation: DType, 
         rows = RowKind.LOGITS if linear.input in head_values else RowKind.TOKENS
         ops.append(lower_linear(index, linear, rows, weights))
     return ops
+
+
+def _has_dora(index: GraphIndex) -> bool:
+    adapted = [node for node in index.nodes if node.op_type == LORA.name]
+    scaled = {node.inputs[0] for node in index.nodes if node.op_type == DORA.name}
+    if scaled:
+        for node in adapted:
+            if node.outputs[0] not in scaled:
+                raise refuse(node, "no Dora node follows it, although others have one")
+    return bool(scaled)
 
 
 def _check_complete(index: GraphIndex, ops: list[LoweredOp]) -> None:

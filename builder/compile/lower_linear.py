@@ -81,6 +81,8 @@ def lower_gated(index: GraphIndex, linears: dict[str, Linear], dtype: DType, wei
         gated, up = linears.get(found.values["gated"]), linears.get(found.values["up"])
         if gated is None or up is None or gated.input != up.input or gated.output == up.output:
             raise refuse(node, "it does not join two linear layers over one input")
+        if gated.part_sizes != up.part_sizes:
+            raise refuse(node, "the layers that it joins differ in width")
         del linears[gated.output], linears[up.output]
         ops.append(
             _op(
@@ -104,8 +106,8 @@ def lower_linear(index: GraphIndex, linear: Linear, rows: RowKind, weights: Weig
         return _op(index, [linear], [], linear.output, LinearEpilogue.STORE, DType.FLOAT32, rows, weights)
     lowered = _op(index, [linear], [add], add.outputs[0], LinearEpilogue.ADD, DType.FLOAT32, rows, weights)
     others = [value for value in add.inputs if value != linear.output]
-    if len(others) != 1:
-        raise refuse(add, "it does not add a linear layer to another value")
+    if len(others) != 1 or index.width(others[0]) != index.width(linear.output):
+        raise refuse(add, "it does not add a linear layer to another value of the same width")
     return replace(lowered, reads=(*lowered.reads, others[0]), in_place=others[0])
 
 

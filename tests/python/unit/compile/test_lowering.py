@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from adaptrt.builder.compile.checkpoint import Checkpoint
 from adaptrt.builder.compile.plan import AttentionOp, EmbeddingOp, LinearOp, RmsNormOp, RopeTableOp
 from adaptrt.builder.network.decoder import NetworkOptions
 from adaptrt.plugins import DOMAIN, PLUGINS, register_schemas
-from support.engines import compile_model, make_checkpoint, make_network
+from support.engines import LORA, compile_model, make_checkpoint, make_network
 from support.models import ModelSpec
 
 
@@ -205,6 +206,20 @@ def test_a_graph_with_something_unknown_is_refused_by_the_nodes_name(network, ch
     name = change(model)
     with pytest.raises(EngineError, match=f"({name})|shapes cannot be inferred"):
         compile_model(checkpoint, model)
+
+
+def test_adapter_nodes_and_options_must_agree(checkpoint: Path) -> None:
+    opened, model = make_network(checkpoint)
+    with pytest.raises(EngineError, match="built with LoRA"):
+        compile_model(opened, model, lora=None)
+    with pytest.raises(EngineError, match="built with DoRA"):
+        compile_model(opened, model, lora=replace(LORA, dora_enabled=False))
+    dora = node_of(model, "Dora")
+    for node in model.graph.node:
+        node.input[:] = [dora.input[0] if name == dora.output[0] else name for name in node.input]
+    model.graph.node.remove(dora)
+    with pytest.raises(EngineError, match="no Dora node follows it"):
+        compile_model(opened, model)
 
 
 def test_a_node_of_another_plugin_version_is_refused(network) -> None:
