@@ -1,0 +1,337 @@
+"""The executor from Python, over a small random engine: threads, waiting, adapters by name and from disk, bad input."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import adaptrt
+from adaptrt.runtime.adapter_store import FIRST_NAMED_TASK_ID
+from support.models import ModelSpec, save_adapter, save_model
+from support.serving import build_engine
+
+SPEC = ModelSpec()
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("executor")
+    model = save_model(SPEC, root / "model")
+    adapters = {name: save_adapter(model, root / name, seed, r=4) for seed, name in enumerate(["first", "second"])}
+    adapters["dora"] = save_adapter(model, root / "dora", 5, r=4, use_dora=True)
+    return {"model": model, **adapters, "engine": build_engine(model, root, lora_dir=adapters["first"])}
+
+
+@pytest.fixture(scope="module")
+def engine(directories: dict[str, Path]) -> adaptrt.LoadedEngine:
+    return adaptrt.load_engine(directories["engine"])
+
+
+@pytest.fixture
+def executor(engine: adaptrt.LoadedEngine) -> Iterator[adaptrt.Executor]:
+    with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig(num_threads=1)) as made:
+        yield made
+
+
+def ask(executor: adaptrt.Executor, prompt: list[int], max_tokens: int = 4, **fields: Any) -> list[int]:
+    output = adaptrt.OutputConfig(exclude_input_from_output=True)
+    adapter = fields.pop("adapter", None)
+    request = adaptrt.Request(prompt, max_tokens, output_config=output, **fields)
+    return tokens_of(executor, executor.enqueue_request(request, adapter=adapter))
+
+
+def tokens_of(executor: adaptrt.Executor, request_id: int) -> list[int]:
+    return executor.await_responses(request_id)[-1].result.output_token_ids[0]
+
+
+def test_two_executors_at_once(executor: adaptrt.Executor, directories: dict[str, Path]) -> None:
+    with adaptrt.Executor(directories["engine"]) as other:
+        ids = [each.enqueue_request(adaptrt.Request([3, 4, 5], 8)) for each in (executor, other)]
+        assert tokens_of(executor, ids[0]) == tokens_of(other, ids[1])
+
+
+def test_another_thread_goes_on_while_one_waits(executor: adaptrt.Executor) -> None:
+    waiting = threading.Thread(target=executor.await_responses, args=(0.5,))
+    waiting.start()
+    count = 0
+    while waiting.is_alive():
+        count += 1
+    assert count > 1000
+
+
+def test_many_threads_wait(executor: adaptrt.Executor) -> None:
+    prompts = [[i, 2, 3] for i in range(2, 18)]
+    expected = [ask(executor, prompt) for prompt in prompts]
+    answers: dict[int, list[int]] = {}
+
+    def run(index: int) -> None:
+        answers[index] = ask(executor, prompts[index])
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [answers[i] for i in range(len(prompts))] == expected
+
+
+@pytest.mark.parametrize("timeout", [0, 0.01, datetime.timedelta(milliseconds=10)])
+def test_waiting_in_vain(executor: adaptrt.Executor, timeout: Any) -> None:
+    assert executor.await_responses(timeout=timeout) == []
+
+
+def test_waiting_for_several(executor: adaptrt.Executor) -> None:
+    ids = executor.enqueue_requests([adaptrt.Request([i], 2) for i in (2, 3, 4)])
+    answers = executor.await_responses(ids, datetime.timedelta(minutes=1))
+    assert [[response.request_id for response in responses] for responses in answers] == [[i] for i in ids]
+
+
+def test_a_signal_ends_the_wait(executor: adaptrt.Executor) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            executor.await_responses()
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+
+
+def test_shutdown_wakes_those_who_wait(engine: adaptrt.LoadedEngine) -> None:
+    executor = adaptrt.Executor(engine)
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            executor.await_responses()
+        except adaptrt.ExecutorClosedError as error:
+            caught.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.1)
+    executor.shutdown()
+    waiting.join()
+    assert len(caught) == 1
+    assert not executor.is_alive
+    for call in (
+        lambda: executor.enqueue_request(adaptrt.Request([1], 1)),
+        lambda: executor.await_responses(1),
+        lambda: executor.cancel_request(1),
+        executor.get_latest_iteration_stats,
+        executor.can_enqueue_requests,
+        executor.list_adapters,
+    ):
+        with pytest.raises(adaptrt.ExecutorClosedError, match="executor was shut down"):
+            call()
+    executor.shutdown()
+
+
+def test_logits_are_read_only_arrays(executor: adaptrt.Executor) -> None:
+    output = adaptrt.OutputConfig(return_context_logits=True, return_generation_logits=True, return_log_probs=True)
+    request_id = executor.enqueue_request(adaptrt.Request([3, 4, 5], 2, output_config=output))
+    response = executor.await_responses(request_id)[0]
+    result = response.result
+    del response
+    assert result.output_token_ids[0][:3] == [3, 4, 5]
+    assert result.context_logits is not None
+    assert result.context_logits.shape == (3, SPEC.vocab_size)
+    assert result.context_logits.dtype == np.float32
+    assert not result.context_logits.flags.writeable
+    assert result.generation_logits is not None
+    assert result.generation_logits.shape == (1, 2, SPEC.vocab_size)
+    assert result.log_probs is not None
+    assert result.cum_log_probs is not None
+    assert result.cum_log_probs[0] == pytest.approx(sum(result.log_probs[0]))
+
+
+def test_a_failed_response_has_no_result(engine: adaptrt.LoadedEngine) -> None:
+    with adaptrt.Executor(engine) as executor:
+        request_id = executor.enqueue_request(adaptrt.Request([3], 600))
+        responses: list[adaptrt.Response] = []
+        waiting = threading.Thread(target=lambda: responses.extend(executor.await_responses(request_id)))
+        waiting.start()
+        time.sleep(0.02)
+        executor.shutdown()
+        waiting.join()
+    response = responses[-1]
+    if response.has_error():
+        assert response.error_msg == "executor was shut down"
+        with pytest.raises(adaptrt.RequestError, match="executor was shut down"):
+            _ = response.result
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input_token_ids": []}, "input_token_ids is empty"),
+        ({"input_token_ids": [1] * 641}, "max_input_len is 640"),
+        ({"input_token_ids": [61]}, r"input_token_ids\[0\] is 61; the vocabulary is 0 to 60"),
+        ({"input_token_ids": [-1]}, r"input_token_ids\[0\] is -1"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": 704}, "max_seq_len is 704"),
+        ({"position_ids": [0]}, "position_ids is given"),
+        ({"prompt_tuning_config": object()}, "prompt_tuning_config is given"),
+        ({"num_return_sequences": 2}, "num_return_sequences is 2"),
+        ({"sampling_config": adaptrt.SamplingConfig(beam_width=2)}, "sampling_config.beam_width"),
+        ({"embedding_bias": [0.0]}, "embedding_bias"),
+        ({"priority": 2.0}, "priority is 2"),
+    ],
+)
+def test_bad_requests(executor: adaptrt.Executor, fields: dict[str, Any], message: str) -> None:
+    request = adaptrt.Request(**{"input_token_ids": [1], "max_tokens": 1, **fields})
+    with pytest.raises(adaptrt.RequestError, match=message):
+        executor.enqueue_request(request)
+    assert executor.get_num_responses_ready() == 0
+
+
+def test_unknown_ids(executor: adaptrt.Executor) -> None:
+    with pytest.raises(adaptrt.RequestError, match="request 99 is unknown"):
+        executor.await_responses(99)
+    with pytest.raises(adaptrt.RequestError, match="there is no request 99"):
+        executor.cancel_request(99)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "message"),
+    [
+        (adaptrt.ModelType.ENCODER_ONLY, adaptrt.ExecutorConfig(), "model_type is ENCODER_ONLY"),
+        (adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig(max_beam_width=2), "max_beam_width is 2"),
+        (adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig(max_batch_size=9), "max_batch_size is 9"),
+    ],
+)
+def test_bad_configurations(engine: adaptrt.LoadedEngine, model_type: Any, config: Any, message: str) -> None:
+    with pytest.raises(adaptrt.ConfigError, match=message):
+        adaptrt.Executor(engine, model_type, config)
+
+
+def test_the_engines_adapters_are_served_by_name(
+    executor: adaptrt.Executor, engine: adaptrt.LoadedEngine, directories: dict[str, Path]
+) -> None:
+    (name,) = executor.adapters.names
+    by_name = ask(executor, [3, 4, 5], adapter=name)
+    assert [entry.task_id for entry in executor.list_adapters()] == [FIRST_NAMED_TASK_ID]
+    lora = adaptrt.LoraConfig.from_peft(1, directories["first"], engine)
+    assert by_name == ask(executor, [3, 4, 5], lora_config=lora)
+    executor.unload_adapter(FIRST_NAMED_TASK_ID)
+    assert ask(executor, [3, 4, 5], adapter=name) == by_name
+    with pytest.raises(adaptrt.AdapterError, match=f"no adapter named 'other'; it has: '{name}'"):
+        ask(executor, [3], adapter="other")
+    with pytest.raises(adaptrt.RequestError, match="has a lora_config"):
+        ask(executor, [3], adapter=name, lora_config=lora)
+
+
+def test_an_unknown_task_is_refused(executor: adaptrt.Executor) -> None:
+    with pytest.raises(adaptrt.PeftTaskNotCachedError, match="LoRA task 5 not found in cache"):
+        ask(executor, [3], lora_config=adaptrt.LoraConfig(5))
+
+
+def test_prefetching(engine: adaptrt.LoadedEngine, directories: dict[str, Path], tmp_path: Path) -> None:
+    expected = {}
+    for task_id, name in ((3, "first"), (12, "dora")):
+        lora = adaptrt.LoraConfig.from_peft(task_id, directories[name], engine)
+        folder = tmp_path / str(task_id)
+        folder.mkdir()
+        np.save(folder / "model.lora_weights.npy", lora.weights)
+        np.save(folder / "model.lora_config.npy", lora.config)
+        with adaptrt.Executor(engine) as executor:
+            expected[task_id] = ask(executor, [7, 8, 9], lora_config=lora)
+    config = adaptrt.ExecutorConfig(peft_cache_config=adaptrt.PeftCacheConfig(lora_prefetch_dir=str(tmp_path)))
+    with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
+        assert [entry.task_id for entry in executor.list_adapters()] == [3, 12]
+        for task_id, tokens in expected.items():
+            assert ask(executor, [7, 8, 9], lora_config=adaptrt.LoraConfig(task_id)) == tokens
+
+
+def _no_directory(path: Path) -> None:
+    path.rmdir()
+
+
+def _folder_of_another_name(path: Path) -> None:
+    (path / "three").mkdir()
+
+
+def _no_weights(path: Path) -> None:
+    (path / "3").mkdir()
+
+
+def _pickled_weights(path: Path) -> None:
+    (path / "3").mkdir()
+    np.save(path / "3" / "model.lora_weights.npy", np.array([{}], object), allow_pickle=True)
+
+
+def _weights_of_another_shape(path: Path) -> None:
+    (path / "3").mkdir()
+    np.save(path / "3" / "model.lora_weights.npy", np.zeros((1, 4), np.float32))
+    np.save(path / "3" / "model.lora_config.npy", np.array([[1, 0, 4]], np.int32))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_no_directory, "is no directory"),
+        (_folder_of_another_name, "three is no folder named by the digits"),
+        (_no_weights, r"3/model\.lora_weights\.npy: cannot be read"),
+        (_pickled_weights, r"3/model\.lora_weights\.npy: cannot be read"),
+        (_weights_of_another_shape, r"prefetch/3: "),
+    ],
+)
+def test_bad_prefetch_directories(engine: adaptrt.LoadedEngine, tmp_path: Path, damage: Any, message: str) -> None:
+    prefetch = tmp_path / "prefetch"
+    prefetch.mkdir()
+    damage(prefetch)
+    config = adaptrt.ExecutorConfig(peft_cache_config=adaptrt.PeftCacheConfig(lora_prefetch_dir=str(prefetch)))
+    with pytest.raises(adaptrt.AdapterError, match=message):
+        adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config)
+
+
+def test_statistics(executor: adaptrt.Executor) -> None:
+    ask(executor, [3, 4, 5])
+    ask(executor, [3])
+    stats = executor.get_latest_iteration_stats()
+    assert stats[0].inflight_batching_stats is not None
+    assert stats[0].inflight_batching_stats.num_ctx_tokens == 3
+    assert stats[0].lora_cache_stats is not None
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    words = {f"w{i}": i for i in range(SPEC.vocab_size)}
+    made = Tokenizer(models.WordLevel(words, unk_token="w2"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_text_in_and_out(directories: dict[str, Path], tokenizer: Path) -> None:
+    with adaptrt.LLM(directories["engine"], tokenizer=tokenizer) as llm:
+        (name,) = llm.executor.adapters.names
+        base = llm.generate("w3 w4 w5", max_tokens=6)
+        adapted = llm.generate("w3 w4 w5", max_tokens=6, lora=name)
+        assert base.text == " ".join(f"w{token}" for token in base.token_ids)
+        assert llm.generate(["w3 w4 w5", "w3 w4 w5"], lora=[None, name], max_tokens=6) == [base, adapted]
+        assert "".join(llm.stream("w3 w4 w5", max_tokens=6)) == base.text
+        stream = llm.stream("w3 w4 w5", max_tokens=600)
+        next(stream)
+        stream.close()
+        with pytest.raises(adaptrt.RequestError, match="1 names for 2 prompts"):
+            llm.generate(["w3", "w4"], lora=["x"])
+        with pytest.raises(adaptrt.AdapterError, match="no adapter named"):
+            llm.generate(["w3", "w4"], lora=[None, "x"])
+        assert llm.executor.get_num_responses_ready() == 0
+
+
+def test_text_without_a_tokenizer(directories: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(adaptrt.ConfigError, match="there is no tokenizer"):
+        adaptrt.LLM(directories["engine"], tokenizer=tmp_path)
