@@ -85,7 +85,7 @@ def _succeed(status: int) -> None:
 def table_of(rows: list[Row], limits: MachineLimits, threads: int) -> Table:
     """What a person reads."""
     table = Table(
-        title=f"0.5B Llama shape, bfloat16, {threads} threads, {cpu_kernels()[-1]} kernels",
+        title=f"0.5B Llama shape, bfloat16, {threads} threads, {cpu_kernels()[0]} kernels",
         caption=f"machine: reads {limits.read_bandwidth / 1e9:.1f} GB/s, "
         f"bf16 {limits.bfloat16_flops / 1e9:.0f} GFLOP/s; "
         f"adapters of rank {RANK} on all modules",
@@ -108,7 +108,7 @@ def report_of(rows: list[Row], limits: MachineLimits, threads: int) -> dict[str,
         "machine": {
             "processor": platform.processor() or platform.machine(),
             "threads": threads,
-            "kernels": cpu_kernels()[-1],
+            "kernels": cpu_kernels()[0],
             "read_bandwidth_bytes_per_second": limits.read_bandwidth,
             "bfloat16_flops_per_second": limits.bfloat16_flops,
         },

@@ -92,7 +92,7 @@ def write_model(model: BenchModel, directory: Path) -> None:
     }
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     generator = np.random.default_rng(SEED)
-    specs = [TensorSpec(name, "BF16", shape) for name, shape, _ in model.tensors()]
+    specs = [TensorSpec(name, np.dtype(ml_dtypes.bfloat16), shape) for name, shape, _ in model.tensors()]
     with SafetensorsWriter(directory / "model.safetensors", specs) as writer:
         for name, shape, deviation in model.tensors():
             values = generator.standard_normal(shape, dtype=np.float32) * deviation if deviation else np.ones(shape)

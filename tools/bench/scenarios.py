@@ -127,12 +127,12 @@ class Scenarios:
         rows.append(make_row(f"executor outside the engine, {BATCH} requests", "%", overheads))
         return rows
 
-    def _decode_share(self, name: str, size: int, medians: dict[str, float]) -> tuple[float, str]:
+    def _decode_share(self, name: str, size: int, medians: dict[str, float]) -> tuple[float | None, str]:
         if name == "decode, 1 request":
             weights = BYTES_PER_WEIGHT * self._model.linear_parameters
             return weights / medians[name] / self._limits.read_bandwidth, "read bandwidth"
         base = "decode, 1 request" if size == 1 else f"decode, {BATCH} requests"
-        return medians[base] / medians[name], "the base alone" if name != base else "itself"
+        return (None, "") if name == base else (medians[base] / medians[name], "the base alone")
 
     def _first_tokens(self, executor: Executor) -> list[Row]:
         prompt = random_prompt(PREFILL_TOKENS, self._model.vocab_size, BATCH + 1)
