@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -184,3 +185,21 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         cli.main([command, "--help"])
     assert caught.value.code == 0
     assert f"usage: adaptrt {command} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--use_weight_only"],
+        ["--weight_only_precision", "int4_awq"],
+        ["--per_group"],
+        ["--group_size", "128"],
+        ["--int8_kv_cache"],
+    ],
+)
+def test_flags_of_quantisation_are_refused_by_name_and_reason(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["convert-checkpoint", "--model_dir", "m", "--output_dir", str(tmp_path / "out"), *flags]) == 2
+    assert re.search(rf"error: {flags[0][2:]}: .*quantised .* not available yet", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
