@@ -53,13 +53,23 @@ void bind_response(py::module_& module) {
             return self.result;
           },
           py::return_value_policy::reference_internal, "Raises RequestError when has_error().")
-      .def("__repr__", [](const py::object& self) {
-        const auto& response = self.cast<const Response&>();
-        return "Response(request_id=" + std::to_string(response.request_id) +
-               (response.has_error() ? ", error_msg=" + std::string(py::repr(py::str(response.error_msg)))
-                                     : ", result=" + std::string(py::repr(self.attr("result")))) +
-               ")";
-      });
+      .def("__repr__",
+           [](const py::object& self) {
+             const auto& response = self.cast<const Response&>();
+             return "Response(request_id=" + std::to_string(response.request_id) +
+                    (response.has_error()
+                         ? ", error_msg=" + std::string(py::repr(py::str(response.error_msg)))
+                         : ", result=" + std::string(py::repr(self.attr("result")))) +
+                    ")";
+           })
+      .def(py::pickle(
+          [](const Response& self) {
+            return py::make_tuple(self.request_id, self.client_id, self.error_msg, self.result);
+          },
+          [](const py::tuple& state) {
+            return Response{state[0].cast<RequestId>(), state[1].cast<std::optional<std::uint64_t>>(),
+                            state[2].cast<std::string>(), state[3].cast<Result>()};
+          }));
 }
 
 template <class Stats>

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <limits>
@@ -12,6 +13,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "adaptrt/core/fields.h"
 
@@ -19,7 +21,71 @@ namespace adaptrt::bindings {
 
 inline constexpr std::size_t kAllPositional = std::numeric_limits<std::size_t>::max();
 
+/// A field's value as it was given. Any object is taken at first, so that one of the wrong type is refused by
+/// the field's name instead of with the signature of the whole class.
+template <class Member>
+struct FieldArgument {
+  pybind11::object given;
+};
+
 namespace detail {
+
+/// What may be given for a field, in words. The general case is a bound class or enum.
+template <class Value>
+struct Accepted {
+  static std::string text() {
+    const pybind11::object example = pybind11::cast(Value{});
+    return pybind11::str(pybind11::type::handle_of(example).attr("__name__"));
+  }
+};
+template <std::integral Value>
+struct Accepted<Value> {
+  static std::string text() {
+    using Limits = std::numeric_limits<Value>;
+    return "int from " + std::to_string(Limits::min()) + " to " + std::to_string(Limits::max());
+  }
+};
+template <>
+struct Accepted<bool> {
+  static std::string text() { return "bool"; }
+};
+template <std::floating_point Value>
+struct Accepted<Value> {
+  static std::string text() { return "float"; }
+};
+template <>
+struct Accepted<std::string> {
+  static std::string text() { return "str"; }
+};
+template <class Count, class Period>
+struct Accepted<std::chrono::duration<Count, Period>> {
+  static std::string text() { return "timedelta, milliseconds"; }
+};
+template <class Value>
+struct Accepted<std::vector<Value>> {
+  static std::string text() { return "list of (" + Accepted<Value>::text() + ")"; }
+};
+template <class Value>
+struct Accepted<std::optional<Value>> {
+  static std::string text() { return "None, " + Accepted<Value>::text(); }
+};
+
+/// The value of the field `name` of `title`. Throws TypeError with both, what was given, and what is
+/// accepted.
+template <class Member>
+Member field_value(const FieldArgument<Member>& argument, const std::string& title, const char* name) {
+  try {
+    // pybind11 would take a set for a list, in whatever order it has.
+    if (PyAnySet_Check(argument.given.ptr()) == 0) return argument.given.template cast<Member>();
+  } catch (const pybind11::cast_error&) {
+    // Told below, with the field's name.
+  } catch (const pybind11::reference_cast_error&) {
+    // None where a struct must be.
+  }
+  const pybind11::object type = pybind11::type::handle_of(argument.given).attr("__name__");
+  throw pybind11::type_error(pybind11::str("{}.{} is {!r:.80} ({}); accepted: {}")
+                                 .format(title, name, argument.given, type, Accepted<Member>::text()));
+}
 
 /// True for std::optional of a bound class, whose property hands out a reference to the value inside.
 template <class Member>
@@ -29,32 +95,33 @@ struct IsOptionalClass<std::optional<Value>>
     : std::is_base_of<pybind11::detail::type_caster_generic, pybind11::detail::make_caster<Value>> {};
 
 template <class Struct, class Member>
-void def_field(pybind11::class_<Struct>& cls, const Field<Struct, Member>& field) {
-  if constexpr (IsOptionalClass<Member>::value) {
-    // References to the value may be held in Python, so None resets it where it is instead of destroying it.
-    cls.def_property(
-        field.name,
-        pybind11::cpp_function(
-            [member = field.member](const Struct& self) -> const Member& { return self.*member; },
-            pybind11::return_value_policy::reference_internal),
-        [member = field.member](Struct& self, const Member& value) {
-          if (!value && self.*member) {
-            *(self.*member) = typename Member::value_type{};
-          } else {
-            self.*member = value;
+void def_field(pybind11::class_<Struct>& cls, const char* title, const Field<Struct, Member>& field) {
+  cls.def_property(
+      field.name,
+      pybind11::cpp_function(
+          [member = field.member](const Struct& self) -> const Member& { return self.*member; },
+          pybind11::return_value_policy::reference_internal),
+      [title = std::string(title), field](Struct& self, const FieldArgument<Member>& argument) {
+        Member value = field_value(argument, title, field.name);
+        Member& place = self.*(field.member);
+        if constexpr (IsOptionalClass<Member>::value) {
+          // References to the value may be held in Python, so None resets it where it is instead of
+          // destroying it.
+          if (!value && place) {
+            *place = typename Member::value_type{};
+            return;
           }
-        },
-        field.doc);
-  } else {
-    cls.def_readwrite(field.name, field.member, field.doc);
-  }
+        }
+        place = std::move(value);
+      },
+      field.doc);
 }
 
 /// The constructor's parameters from `first` on; those before `kRequired` have no default.
 template <std::size_t kRequired, std::size_t kPositional, class Struct, class... Members,
           std::size_t... kIndex>
-void def_constructor(pybind11::class_<Struct>& cls, std::index_sequence<kIndex...> /*indices*/,
-                     const Field<Struct, Members>&... fields) {
+void def_constructor(pybind11::class_<Struct>& cls, const char* title,
+                     std::index_sequence<kIndex...> /*indices*/, const Field<Struct, Members>&... fields) {
   namespace py = pybind11;
   const Struct defaults;
   auto argument = [&](auto index, const auto& field) {
@@ -68,9 +135,9 @@ void def_constructor(pybind11::class_<Struct>& cls, std::index_sequence<kIndex..
   };
   std::apply(
       [&](const auto&... arguments) {
-        cls.def(py::init([fields...](Members... values) {
+        cls.def(py::init([fields..., title = std::string(title)](const FieldArgument<Members>&... values) {
                   Struct result;
-                  ((result.*(fields.member) = std::move(values)), ...);
+                  ((result.*(fields.member) = field_value(values, title, fields.name)), ...);
                   return result;
                 }),
                 arguments...);
@@ -93,24 +160,9 @@ void def_repr(pybind11::class_<Struct>& cls, const char* name, const Field<Struc
   });
 }
 
-}  // namespace detail
-
-/// Binds a struct of plain values from the table of its fields, in the order of the constructor's parameters:
-/// construction with the struct's own defaults, properties (structs inside it are changed in place), ==,
-/// repr, pickle and copy. The first kRequired parameters must be given, those from kPositional on by keyword.
-/// Types of fields must be bound before. Returns the class, for more methods.
-template <class Struct, std::size_t kRequired = 0, std::size_t kPositional = kAllPositional, class... Members>
-pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name, const char* doc,
-                                     Field<Struct, Members>... fields) {
+template <class Struct, class... Members>
+void def_pickle(pybind11::class_<Struct>& cls, const Field<Struct, Members>&... fields) {
   namespace py = pybind11;
-  py::class_<Struct> cls(module, name, doc);
-  detail::def_constructor<kRequired, kPositional>(cls, std::index_sequence_for<Members...>{}, fields...);
-  (detail::def_field(cls, fields), ...);
-  if constexpr (std::equality_comparable<Struct>) {
-    cls.def(py::self == py::self);
-    cls.attr("__hash__") = py::none();
-  }
-  detail::def_repr(cls, name, fields...);
   cls.def(py::pickle(
       [fields...](const Struct& self) {
         py::dict state;
@@ -122,6 +174,28 @@ pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name
         ((result.*(fields.member) = state[fields.name].template cast<Members>()), ...);
         return result;
       }));
+}
+
+}  // namespace detail
+
+/// Binds a struct of plain values from the table of its fields, in the order of the constructor's parameters:
+/// construction with the struct's own defaults, properties (structs inside it are changed in place), ==,
+/// repr, pickle and copy. The first kRequired parameters must be given, those from kPositional on by keyword.
+/// Types of fields must be bound before. Returns the class, for more methods.
+template <class Struct, std::size_t kRequired = 0, std::size_t kPositional = kAllPositional, class... Members>
+pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name, const char* doc,
+                                     Field<Struct, Members>... fields) {
+  namespace py = pybind11;
+  py::class_<Struct> cls(module, name, doc);
+  detail::def_constructor<kRequired, kPositional>(cls, name, std::index_sequence_for<Members...>{},
+                                                  fields...);
+  (detail::def_field(cls, name, fields), ...);
+  if constexpr (std::equality_comparable<Struct>) {
+    cls.def(py::self == py::self);
+    cls.attr("__hash__") = py::none();
+  }
+  detail::def_repr(cls, name, fields...);
+  detail::def_pickle(cls, fields...);
   return cls;
 }
 
@@ -135,7 +209,7 @@ pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name
       fields_of(static_cast<const Struct*>(nullptr)));
 }
 
-/// Binds a struct that only C++ makes: properties without setters, and repr.
+/// Binds a struct that only C++ makes: properties without setters, repr and pickle.
 template <class Struct>
 pybind11::class_<Struct> bind_readonly_struct(pybind11::module_& module, const char* name, const char* doc) {
   pybind11::class_<Struct> cls(module, name, doc);
@@ -143,9 +217,24 @@ pybind11::class_<Struct> bind_readonly_struct(pybind11::module_& module, const c
       [&](const auto&... fields) {
         (cls.def_readonly(fields.name, fields.member, fields.doc), ...);
         detail::def_repr(cls, name, fields...);
+        detail::def_pickle(cls, fields...);
       },
       fields_of(static_cast<const Struct*>(nullptr)));
   return cls;
 }
 
 }  // namespace adaptrt::bindings
+
+namespace pybind11::detail {
+
+template <class Member>
+struct type_caster<adaptrt::bindings::FieldArgument<Member>> {
+  PYBIND11_TYPE_CASTER(adaptrt::bindings::FieldArgument<Member>, make_caster<Member>::name);
+
+  bool load(handle source, bool /*convert*/) {
+    value.given = reinterpret_borrow<object>(source);
+    return true;
+  }
+};
+
+}  // namespace pybind11::detail

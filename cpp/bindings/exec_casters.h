@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "adaptrt/core/error.h"
 #include "adaptrt/exec/response.h"
 #include "adaptrt/exec/unsupported.h"
 
@@ -26,6 +27,12 @@ namespace adaptrt::bindings {
 /// How long a call may wait; nullopt: for ever. None, datetime.timedelta, or seconds.
 struct TimeoutArgument {
   std::optional<std::chrono::nanoseconds> value;
+};
+
+/// An id of a request. Integers that no request can have are unknown ids, not arguments of a wrong type; an
+/// executor never gives 0.
+struct RequestIdArgument {
+  RequestId value = 0;
 };
 
 /// Seconds of a datetime.timedelta, an int or a float; nullopt for anything else. NaN is nothing else.
@@ -111,10 +118,34 @@ struct type_caster<adaptrt::bindings::TimeoutArgument> {
   }
 };
 
+template <>
+struct type_caster<adaptrt::bindings::RequestIdArgument> {
+  PYBIND11_TYPE_CASTER(adaptrt::bindings::RequestIdArgument, make_caster<adaptrt::RequestId>::name);
+
+  bool load(handle source, bool convert) {
+    if (PyBool_Check(source.ptr()) != 0 || PyIndex_Check(source.ptr()) == 0) return false;
+    make_caster<adaptrt::RequestId> id;
+    if (!id.load(source, convert)) {
+      throw adaptrt::RequestError("there is no request " + std::string(str(source)));
+    }
+    value.value = cast_op<adaptrt::RequestId>(id);
+    return true;
+  }
+};
+
 /// A read-only float32 array that shares the tensor's memory.
 template <>
 struct type_caster<adaptrt::FloatTensor> {
   PYBIND11_TYPE_CASTER(adaptrt::FloatTensor, const_name("numpy.typing.NDArray[numpy.float32]"));
+
+  /// Copies, for pickles.
+  bool load(handle source, bool /*convert*/) {
+    const auto given = array_t<float, array::c_style>::ensure(source);
+    if (!given) return false;
+    value.values = std::make_shared<const std::vector<float>>(given.data(), given.data() + given.size());
+    value.shape.assign(given.shape(), given.shape() + given.ndim());
+    return true;
+  }
 
   static handle cast(const adaptrt::FloatTensor& tensor, return_value_policy /*policy*/, handle /*parent*/) {
     using Owner = std::shared_ptr<const std::vector<float>>;
