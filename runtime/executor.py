@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import os
+import weakref
 from pathlib import Path
 
 from .. import _core
@@ -47,6 +49,7 @@ class Executor(_core.Executor):
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
         engine = CpuEngine(self._engine.program, self._engine.storage, num_threads)
         super().__init__(engine, config, available_memory())
+        _shut_down_at_exit(self)
         try:
             self._prefetch(config)
         except BaseException:
@@ -93,3 +96,15 @@ class Executor(_core.Executor):
                 self.put_adapter(lora_config)
             except AdapterError as error:
                 raise type(error)(f"{folder}: {error}") from error
+
+
+def _shut_down_at_exit(executor: Executor) -> None:
+    """Ends the waits of daemon threads, and the steps, while there still is an interpreter."""
+
+    def shut_down() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.shutdown()
+
+    reference = weakref.ref(executor, lambda _: atexit.unregister(shut_down))
+    atexit.register(shut_down)

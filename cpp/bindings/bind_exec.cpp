@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,7 +19,40 @@ namespace py = pybind11;
 namespace adaptrt::bindings {
 namespace {
 
-using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+/// Runs call() with the GIL released. Taking the GIL back ends a daemon thread when the interpreter is going
+/// down, by unwinding its stack: nothing else may be unwound then, so it is done in no destructor.
+template <class Call>
+auto without_gil(Call call) {
+  std::exception_ptr error;
+  std::optional<decltype(call())> result;
+  PyThreadState* state = PyEval_SaveThread();
+  try {
+    result.emplace(call());
+  } catch (...) {
+    error = std::current_exception();
+  }
+  PyEval_RestoreThread(state);
+  if (error) std::rethrow_exception(error);
+  return std::move(*result);
+}
+
+/// A method that runs with the GIL released.
+template <class Return, class... Arguments>
+auto releasing_gil(Return (Executor::*method)(Arguments...)) {
+  return [method](Executor& self, Arguments... arguments) {
+    if constexpr (std::is_void_v<Return>) {
+      without_gil([&] { return ((self.*method)(arguments...), true); });
+    } else {
+      return without_gil([&] { return (self.*method)(arguments...); });
+    }
+  };
+}
+template <class Return, class... Arguments>
+auto releasing_gil(Return (Executor::*method)(Arguments...) const) {
+  return [method](const Executor& self, Arguments... arguments) {
+    return without_gil([&] { return (self.*method)(arguments...); });
+  };
+}
 
 /// Waiting looks at Python's signals this often, so that Ctrl-C ends it.
 constexpr std::chrono::milliseconds kSignalInterval{50};
@@ -31,25 +66,22 @@ std::vector<Response> await_interruptibly(const TimeoutArgument& timeout, Await 
     std::chrono::nanoseconds piece = kSignalInterval;
     if (timeout.value) piece = std::min(piece, *timeout.value - (Clock::now() - begin));
     const bool is_last = timeout.value && piece < kSignalInterval;
-    std::vector<Response> responses;
-    {
-      const py::gil_scoped_release release;
-      responses = await(std::max(piece, std::chrono::nanoseconds{0}));
-    }
+    std::vector<Response> responses =
+        without_gil([&] { return await(std::max(piece, std::chrono::nanoseconds{0})); });
     if (!responses.empty() || is_last) return responses;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
 }
 
-std::vector<Response> await_one(Executor& self, RequestId id, const TimeoutArgument& timeout) {
-  return await_interruptibly(timeout, [&](auto piece) { return self.await_responses(id, piece); });
+std::vector<Response> await_one(Executor& self, RequestIdArgument id, const TimeoutArgument& timeout) {
+  return await_interruptibly(timeout, [&](auto piece) { return self.await_responses(id.value, piece); });
 }
 
-std::vector<std::vector<Response>> await_many(Executor& self, const std::vector<RequestId>& ids,
+std::vector<std::vector<Response>> await_many(Executor& self, const std::vector<RequestIdArgument>& ids,
                                               const TimeoutArgument& timeout) {
   const auto begin = std::chrono::steady_clock::now();
   std::vector<std::vector<Response>> all;
-  for (const RequestId id : ids) {
+  for (const RequestIdArgument id : ids) {
     TimeoutArgument left = timeout;
     if (left.value) *left.value -= std::chrono::steady_clock::now() - begin;
     all.push_back(await_one(self, id, left));
@@ -78,11 +110,11 @@ ExecutorHolder make_executor(const CpuEngine& engine, const ExecutorConfig& conf
 }
 
 void def_requests(ExecutorClass& cls) {
-  cls.def("enqueue_request", &Executor::enqueue_request, py::arg("request"), ReleaseGil(),
+  cls.def("enqueue_request", releasing_gil(&Executor::enqueue_request), py::arg("request"),
           "Queue a request and return its id. Raises RequestError with all that is wrong with it, "
           "QueueFullError, "
           "AdapterError; nothing is queued then.")
-      .def("enqueue_requests", &Executor::enqueue_requests, py::arg("requests"), ReleaseGil(),
+      .def("enqueue_requests", releasing_gil(&Executor::enqueue_requests), py::arg("requests"),
            "Queue all requests or, when one is refused, none. Adapters of those before it stay cached.")
       .def("await_responses", &await_one, py::arg("id"), py::arg("timeout") = TimeoutArgument{},
            "The responses of one request, as soon as there is one; [] when the time (timedelta or seconds) "
@@ -92,25 +124,32 @@ void def_requests(ExecutorClass& cls) {
            "The same for several requests, one after the other, within one timeout.")
       .def("await_responses", &await_any, py::arg("timeout") = TimeoutArgument{},
            "All responses that are there, of any request, as soon as there is one.")
-      .def("get_num_responses_ready", &Executor::get_num_responses_ready, py::arg("id") = py::none(),
-           "Responses that can be taken without waiting, of one request or of all.")
-      .def("cancel_request", &Executor::cancel_request, py::arg("id"),
-           "End a request with what it has (FinishReason.CANCELLED). Without effect when it has ended.")
+      .def(
+          "get_num_responses_ready",
+          [](const Executor& self, std::optional<RequestIdArgument> id) {
+            return self.get_num_responses_ready(id ? std::optional(id->value) : std::nullopt);
+          },
+          py::arg("id") = py::none(),
+          "Responses that can be taken without waiting, of one request or of all.")
+      .def(
+          "cancel_request", [](Executor& self, RequestIdArgument id) { self.cancel_request(id.value); },
+          py::arg("id"),
+          "End a request with what it has (FinishReason.CANCELLED). Without effect when it has ended.")
       .def("can_enqueue_requests", &Executor::can_enqueue_requests, "False when the queue is full.");
 }
 
 void def_adapters(ExecutorClass& cls) {
-  cls.def("list_adapters", &Executor::list_adapters, ReleaseGil(),
+  cls.def("list_adapters", releasing_gil(&Executor::list_adapters),
           "A LoraCacheEntry for each adapter in the cache.")
-      .def("put_adapter", &Executor::put_adapter, py::arg("lora_config"), ReleaseGil(),
+      .def("put_adapter", releasing_gil(&Executor::put_adapter), py::arg("lora_config"),
            "Store an adapter on the host level before the first request asks for it.")
-      .def("pin_adapter", &Executor::pin_adapter, py::arg("task_id"), ReleaseGil(),
+      .def("pin_adapter", releasing_gil(&Executor::pin_adapter), py::arg("task_id"),
            "Load an adapter to the device level and keep it there.")
-      .def("unpin_adapter", &Executor::unpin_adapter, py::arg("task_id"), ReleaseGil(),
+      .def("unpin_adapter", releasing_gil(&Executor::unpin_adapter), py::arg("task_id"),
            "The inverse of pin_adapter.")
-      .def("unload_adapter", &Executor::unload_adapter, py::arg("task_id"), ReleaseGil(),
+      .def("unload_adapter", releasing_gil(&Executor::unload_adapter), py::arg("task_id"),
            "Forget an adapter; requests that use it are not disturbed.")
-      .def("lora_cache_stats", &Executor::lora_cache_stats, ReleaseGil(),
+      .def("lora_cache_stats", releasing_gil(&Executor::lora_cache_stats),
            "The LoRA cache's counters and sizes.");
 }
 
@@ -133,16 +172,13 @@ void bind_executor(py::module_& module) {
            "RequestStatsPerIteration of the steps since the last call.")
       .def_property_readonly("is_alive", &Executor::is_alive,
                              "False after shutdown, or when the executor has died.")
-      .def("shutdown", &Executor::shutdown, ReleaseGil(),
+      .def("shutdown", releasing_gil(&Executor::shutdown),
            "Wait for the running step; requests that have not ended get an error response. May be called "
            "again.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def(
           "__exit__",
-          [](Executor& self, const py::args& /*exception*/) {
-            const py::gil_scoped_release release;
-            self.shutdown();
-          },
+          [](Executor& self, const py::args& /*exception*/) { releasing_gil (&Executor::shutdown)(self); },
           "As shutdown().");
 }
 

@@ -1,5 +1,7 @@
 #include "adaptrt/exec/executor.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -126,6 +128,7 @@ class Executor::Impl {
     return *lora_cache_;
   }
   [[nodiscard]] const EngineInfo& engine_info() const { return engine_->info(); }
+  [[nodiscard]] bool is_in_a_fork() const { return getpid() != process_; }
 
  private:
   [[nodiscard]] Problems validate(const Request& request) const {
@@ -137,6 +140,7 @@ class Executor::Impl {
     return problems;
   }
 
+  const pid_t process_ = getpid();
   std::shared_ptr<Engine> engine_;
   ResponseBoard board_;
   RequestQueue queue_;
@@ -153,75 +157,86 @@ Executor::Executor(std::shared_ptr<Engine> engine, const ExecutorConfig& config,
                    StepObserver observer)
     : impl_(std::make_unique<Impl>(std::move(engine), config, available_memory, std::move(observer))) {}
 
-Executor::~Executor() = default;
+Executor::~Executor() {
+  // Its thread is not there to be waited for, and the locks may be held by threads that are not there either.
+  if (impl_->is_in_a_fork()) static_cast<void>(impl_.release());
+}
+
+Executor::Impl& Executor::impl() const {
+  if (impl_->is_in_a_fork()) {
+    throw ExecutorClosedError(
+        "the executor works in the process that this one was forked from; make another");
+  }
+  return *impl_;
+}
 
 std::vector<RequestId> Executor::enqueue_requests(const std::vector<Request>& requests) {
-  return impl_->enqueue(requests);
+  return impl().enqueue(requests);
 }
 
 RequestId Executor::enqueue_request(const Request& request) {
-  return impl_->enqueue({request}).front();
+  return impl().enqueue({request}).front();
 }
 
 std::vector<Response> Executor::await_responses(Timeout timeout) {
-  return impl_->board().await_any(timeout);
+  return impl().board().await_any(timeout);
 }
 
 std::vector<Response> Executor::await_responses(RequestId id, Timeout timeout) {
-  return impl_->board().await(id, timeout);
+  return impl().board().await(id, timeout);
 }
 
 std::size_t Executor::get_num_responses_ready(std::optional<RequestId> id) const {
-  return impl_->board().num_ready(id);
+  return impl().board().num_ready(id);
 }
 
 void Executor::cancel_request(RequestId id) {
-  impl_->cancel(id);
+  impl().cancel(id);
 }
 
 std::vector<IterationStats> Executor::get_latest_iteration_stats() {
-  return impl_->statistics().take_iterations();
+  return impl().statistics().take_iterations();
 }
 
 std::vector<RequestStatsPerIteration> Executor::get_latest_request_stats() {
-  return impl_->statistics().take_requests();
+  return impl().statistics().take_requests();
 }
 
 bool Executor::can_enqueue_requests() const {
-  impl_->queue().throw_if_closed();
-  return impl_->queue().has_room();
+  impl().queue().throw_if_closed();
+  return impl().queue().has_room();
 }
 
 bool Executor::is_alive() const {
-  return impl_->queue().is_open();
+  return !impl_->is_in_a_fork() && impl_->queue().is_open();
 }
 
 void Executor::shutdown() {
-  impl_->shutdown();
+  if (!impl_->is_in_a_fork()) impl_->shutdown();
 }
 
 std::vector<LoraCacheEntry> Executor::list_adapters() const {
-  return impl_->lora_cache().list();
+  return impl().lora_cache().list();
 }
 
 void Executor::put_adapter(const LoraConfig& config) {
-  static_cast<void>(impl_->lora_cache().admit(config));
+  static_cast<void>(impl().lora_cache().admit(config));
 }
 
 void Executor::pin_adapter(std::uint64_t task_id) {
-  impl_->lora_cache().pin(task_id);
+  impl().lora_cache().pin(task_id);
 }
 
 void Executor::unpin_adapter(std::uint64_t task_id) {
-  impl_->lora_cache().unpin(task_id);
+  impl().lora_cache().unpin(task_id);
 }
 
 void Executor::unload_adapter(std::uint64_t task_id) {
-  impl_->lora_cache().unload(task_id);
+  impl().lora_cache().unload(task_id);
 }
 
 LoraCacheStats Executor::lora_cache_stats() const {
-  return impl_->lora_cache().stats();
+  return impl().lora_cache().stats();
 }
 
 const EngineInfo& Executor::engine_info() const {

@@ -27,7 +27,8 @@ using StepObserver = std::function<void(const StepPlan* plan, const Scheduler& s
 
 /// Runs requests in in-flight batches over one engine, in a thread of its own. Every method may be called
 /// from any thread; all but shutdown() and is_alive() throw ExecutorClosedError once the executor was shut
-/// down, or died, with the reason.
+/// down, or died, with the reason. A process that is forked has no executor's thread: there it counts as shut
+/// down.
 class Executor {
  public:
   /// How long to wait; nullopt: for ever.
@@ -83,6 +84,7 @@ class Executor {
 
  private:
   class Impl;
+  [[nodiscard]] Impl& impl() const;
   std::unique_ptr<Impl> impl_;
 };
 
