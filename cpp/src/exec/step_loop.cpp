@@ -56,6 +56,7 @@ bool StepLoop::take_work() {
   if (work.stop) return false;
   cancel(work.cancelled);
   end_overdue();
+  send_responses();
   return true;
 }
 
@@ -97,6 +98,7 @@ void StepLoop::step() {
     }
     refuse_unservable();
     observe(nullptr);
+    send_responses();
     return;
   }
   const std::size_t num_active = scheduler_.running().size();
@@ -110,6 +112,7 @@ void StepLoop::step() {
   ++iteration_;
   observe(nullptr);
   record(begin, num_active, completed);
+  send_responses();
 }
 
 bool StepLoop::run_engine() {
@@ -144,7 +147,7 @@ void StepLoop::deliver(std::vector<RequestId>& completed) {
     completed.push_back(request.id);
     if (statistics_.wants_requests()) request_stats_.request_stats.push_back(describe(request, true, true));
     if (has_failed) {
-      board_.post(request.make_error(outcome.error));
+      outbox_.push_back(request.make_error(outcome.error));
     } else {
       post(request, outcome.reason);
     }
@@ -155,11 +158,11 @@ void StepLoop::deliver(std::vector<RequestId>& completed) {
 void StepLoop::refuse_unservable() {
   for (Sequence* sequence : plan_.unservable) {
     auto& request = *static_cast<ActiveRequest*>(sequence);
-    board_.post(request.make_error("adapter " + std::to_string(request.adapter->task_id()) + " needs " +
-                                   std::to_string(lora_cache_->pages_needed(*request.adapter)) +
-                                   " device pages of the LoRA cache; there are " +
-                                   std::to_string(lora_cache_->obtainable_pages()) +
-                                   " beside the pinned adapters"));
+    outbox_.push_back(request.make_error("adapter " + std::to_string(request.adapter->task_id()) + " needs " +
+                                         std::to_string(lora_cache_->pages_needed(*request.adapter)) +
+                                         " device pages of the LoRA cache; there are " +
+                                         std::to_string(lora_cache_->obtainable_pages()) +
+                                         " beside the pinned adapters"));
     remove(request);
   }
 }
@@ -168,7 +171,7 @@ void StepLoop::fail_plan(const std::string& reason) {
   scheduler_.fail(plan_);
   for (const auto& entry : plan_.entries) {
     auto& request = *static_cast<ActiveRequest*>(entry.sequence);
-    board_.post(request.make_error(reason));
+    outbox_.push_back(request.make_error(reason));
     forget(request);
   }
 }
@@ -214,7 +217,12 @@ void StepLoop::record(Clock::time_point begin, std::size_t num_active,
 }
 
 void StepLoop::post(ActiveRequest& request, FinishReason reason) {
-  board_.post(request.make_response(reason));
+  outbox_.push_back(request.make_response(reason));
+}
+
+void StepLoop::send_responses() {
+  for (Response& response : outbox_) board_.post(std::move(response));
+  outbox_.clear();
 }
 
 void StepLoop::remove(ActiveRequest& request) {
@@ -229,6 +237,7 @@ void StepLoop::forget(ActiveRequest& request) {
 }
 
 void StepLoop::close(const std::string& reason) {
+  send_responses();
   queue_.close(reason);
   // Nothing comes in any more; what came in after the last look gets its answer as well.
   for (auto& arrival : queue_.take(false).arrivals) requests_.emplace(arrival->id, std::move(arrival));

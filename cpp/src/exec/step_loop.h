@@ -56,6 +56,7 @@ class StepLoop {
   void record(Clock::time_point begin, std::size_t num_active, const std::vector<RequestId>& completed);
 
   void post(ActiveRequest& request, FinishReason reason);
+  void send_responses();
   /// Gives up a request that the scheduler knows, after its last response.
   void remove(ActiveRequest& request);
   /// Forgets a request that the scheduler does not know any more.
@@ -81,6 +82,9 @@ class StepLoop {
   /// Of the newest step, without sampling.
   Clock::duration engine_latency_{};
   RequestStatsPerIteration request_stats_;
+  /// Sent when all that the step did is done: who has a last response finds the request's adapter given up
+  /// and its step in the statistics.
+  std::vector<Response> outbox_;
 };
 
 }  // namespace adaptrt
