@@ -52,14 +52,14 @@ class LLM:
     ) -> None:
         """Loads the engine and its tokenizer.json, or the one at `tokenizer`.
 
-        Raises ConfigError when there is no tokenizer, and what Executor raises.
+        Raises ConfigError when there is no tokenizer or it cannot be read, and what Executor raises.
         """
         path = Path(engine_dir) / TOKENIZER_FILE if tokenizer is None else Path(tokenizer)
         if path.is_dir():
             path = path / TOKENIZER_FILE
         if not path.is_file():
             raise ConfigError(f"{path}: there is no tokenizer; name one with tokenizer=")
-        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer = _load_tokenizer(path)
         self._executor = Executor(engine_dir, ModelType.DECODER_ONLY, executor_config)
         self._end_ids = tuple(self._executor.engine.config.pretrained_config.eos_token_id)
 
@@ -193,6 +193,13 @@ class LLM:
 
     def _without_end(self, tokens: list[int]) -> list[int]:
         return tokens[:-1] if tokens and tokens[-1] in self._end_ids else tokens
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers has no class of its own for what it raises
+        raise ConfigError(f"{path}: cannot be read as a tokenizer: {error}") from error
 
 
 def _raise_if_failed(response: Response) -> None:
