@@ -1,0 +1,79 @@
+"""Ends that nobody prepared: the interpreter's exit, forks, threads that wait, executors without a last reference."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.models import ModelSpec
+from support.serving import build_random_engine
+
+PREAMBLE = """
+import os, sys, threading, time
+import adaptrt
+executor = adaptrt.Executor(sys.argv[1])
+running = executor.enqueue_request(adaptrt.Request([3, 4, 5], 600))
+"""
+WAITERS = """
+def wait():
+    while True:
+        executor.await_responses(executor.enqueue_request(adaptrt.Request([3, 4, 5], 600)))
+for _ in range(4):
+    threading.Thread(target=wait, daemon=True).start()
+time.sleep(0.2)
+"""
+ENDS = {
+    "exit": ("sys.exit(3)", 3),
+    "end of the script": ("", 0),
+    "an exception": ("raise SystemExit(4)", 4),
+    "daemon threads that enqueue and wait": (WAITERS, 0),
+    "the last reference": ("del executor", 0),
+    "a cycle": ("cycle = [executor]; cycle.append(cycle); del executor, cycle", 0),
+    "a response that is kept": ("response = executor.await_responses(running)[0]", 0),
+}
+FORK = """
+child = os.fork()
+if child == 0:
+    assert not executor.is_alive
+    for call in (lambda: executor.enqueue_request(adaptrt.Request([1], 1)), executor.await_responses):
+        try:
+            call()
+        except adaptrt.ExecutorClosedError as error:
+            assert "forked" in str(error)
+        else:
+            os._exit(5)
+    executor.shutdown()
+    del executor
+    with adaptrt.Executor(sys.argv[1]) as own:
+        assert own.await_responses(own.enqueue_request(adaptrt.Request([3], 2)))[-1].result.is_final
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert len(executor.await_responses(running)[-1].result.output_token_ids[0]) == 603
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_random_engine(ModelSpec(), tmp_path_factory.mktemp("lifetime"))[1]
+
+
+def run(engine: Path, script: str) -> subprocess.CompletedProcess[str]:
+    # What hangs, fails.
+    return subprocess.run(
+        [sys.executable, "-c", PREAMBLE + script, str(engine)], timeout=60, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(("script", "status"), ENDS.values(), ids=ENDS)
+def test_exit_without_shutdown(engine: Path, script: str, status: int) -> None:
+    done = run(engine, script)
+    assert done.returncode == status, done.stderr
+    assert "terminate" not in done.stderr
+
+
+def test_a_fork_has_no_executor_but_may_make_one(engine: Path) -> None:
+    done = run(engine, FORK)
+    assert done.returncode == 0, done.stderr
