@@ -12,6 +12,7 @@
 #include "adaptrt/kernels/machine_limits.h"
 #include "bindings.h"
 #include "cpu_engine.h"
+#include "kept_object.h"
 
 namespace py = pybind11;
 
@@ -19,18 +20,6 @@ namespace adaptrt::bindings {
 namespace {
 
 using Integers = py::array_t<std::int32_t, py::array::c_style>;
-
-/// A Python object that C++ may drop on any thread.
-struct KeptObject {
-  explicit KeptObject(py::object kept) : object(std::move(kept)) {}
-  ~KeptObject() {
-    const py::gil_scoped_acquire gil;
-    object = py::object();
-  }
-  KeptObject(const KeptObject&) = delete;
-  KeptObject& operator=(const KeptObject&) = delete;
-  py::object object;
-};
 
 std::span<const std::int32_t> values_of(const Integers& array) {
   return {array.data(), static_cast<std::size_t>(array.size())};

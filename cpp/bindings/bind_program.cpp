@@ -3,11 +3,13 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "adaptrt/engine/program.h"
 #include "bindings.h"
+#include "kept_object.h"
 
 namespace py = pybind11;
 
@@ -46,7 +48,7 @@ PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t 
                           std::string(name_of(dtype)) + "[" + std::to_string(n) + ", " + std::to_string(k) +
                           "] take " + std::to_string(needed));
   }
-  return {data_of(info, size_of(dtype), "PanelMatrix"), dtype, n, k};
+  return {data_of(info, size_of(dtype), "PanelMatrix"), dtype, n, k, std::make_shared<KeptObject>(data)};
 }
 
 py::array_t<float> unpack_rows(const PanelMatrix& matrix, std::int64_t first, std::int64_t last) {
@@ -79,7 +81,7 @@ LoraModule module_of(std::int64_t id) {
 
 void bind_views(py::module_& module) {
   py::class_<PanelMatrix>(module, "PanelMatrix",
-                          "A packed W[n, k] in a buffer that the engine's storage object keeps alive.")
+                          "A packed W[n, k] in a buffer, which it and its copies keep alive.")
       .def(py::init(&make_panel_matrix), py::kw_only(), py::arg("data"), py::arg("dtype"), py::arg("n"),
            py::arg("k"),
            "Raises ValueError unless `data` is contiguous and holds exactly panel_bytes(dtype, n, k).")

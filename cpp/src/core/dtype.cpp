@@ -47,7 +47,8 @@ std::uint16_t float_to_float16(float value) {
   const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
   const std::uint32_t magnitude = bits & 0x7fffffffU;
   if (magnitude > 0x7f800000U) return static_cast<std::uint16_t>(sign | 0x7e00U);
-  // 65520 is half way between the largest half and the next power of two: from there on it rounds to infinity.
+  // 65520 is half way between the largest half and the next power of two: from there on it rounds to
+  // infinity.
   if (magnitude >= 0x477ff000U) return static_cast<std::uint16_t>(sign | 0x7c00U);
   if (magnitude < 0x38800000U) {
     // Subnormal halves are multiples of 2^-24; the rounding mode's nearbyint is to nearest even.

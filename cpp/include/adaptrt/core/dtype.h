@@ -12,7 +12,9 @@ namespace adaptrt {
 enum class DType : std::uint8_t { kFloat32, kFloat16, kBFloat16 };
 
 /// Bytes of one element.
-[[nodiscard]] constexpr std::size_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+[[nodiscard]] constexpr std::size_t size_of(DType dtype) {
+  return dtype == DType::kFloat32 ? 4 : 2;
+}
 
 /// "float32", "float16" or "bfloat16".
 [[nodiscard]] std::string_view name_of(DType dtype);
@@ -41,7 +43,8 @@ enum class DType : std::uint8_t { kFloat32, kFloat16, kBFloat16 };
 /// Reads element `index` of an array of `dtype` that starts at `data` (any alignment).
 [[nodiscard]] float load_as_float(const std::byte* data, DType dtype, std::size_t index);
 
-/// Writes element `index` of an array of `dtype` that starts at `data` (any alignment), rounding to nearest even.
+/// Writes element `index` of an array of `dtype` that starts at `data` (any alignment), rounding to nearest
+/// even.
 void store_from_float(std::byte* data, DType dtype, std::size_t index, float value);
 
 }  // namespace adaptrt

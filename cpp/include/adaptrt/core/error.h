@@ -13,17 +13,18 @@ class AdaptrtError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The one table of error types: name, base, and the docstring that Python shows. Bindings and classes are made from it.
-#define ADAPTRT_ERROR_TABLE(X)                                                                          \
-  X(ConfigError, AdaptrtError, "A configuration field or a flag has a value that cannot be used.")      \
-  X(CheckpointError, AdaptrtError, "A checkpoint directory or one of its files cannot be used.")        \
-  X(EngineError, AdaptrtError, "An engine directory is of another version, damaged, or inconsistent.")  \
-  X(AdapterError, AdaptrtError, "An adapter was refused; nothing of it was stored.")                    \
-  X(PeftTaskNotCachedError, AdapterError, "A task_id came without weights and is not in the cache.")    \
-  X(LoraCacheFullError, AdapterError, "An adapter does not fit in the LoRA cache.")                     \
-  X(RequestError, AdaptrtError, "A request was refused before it was queued.")                          \
-  X(QueueFullError, RequestError, "The queue already holds max_queue_size requests.")                   \
-  X(ExecutorClosedError, AdaptrtError, "The executor was shut down, or died of the reason given.")      \
+// The one table of error types: name, base, and the docstring that Python shows. Bindings and classes are
+// made from it.
+#define ADAPTRT_ERROR_TABLE(X)                                                                         \
+  X(ConfigError, AdaptrtError, "A configuration field or a flag has a value that cannot be used.")     \
+  X(CheckpointError, AdaptrtError, "A checkpoint directory or one of its files cannot be used.")       \
+  X(EngineError, AdaptrtError, "An engine directory is of another version, damaged, or inconsistent.") \
+  X(AdapterError, AdaptrtError, "An adapter was refused; nothing of it was stored.")                   \
+  X(PeftTaskNotCachedError, AdapterError, "A task_id came without weights and is not in the cache.")   \
+  X(LoraCacheFullError, AdapterError, "An adapter does not fit in the LoRA cache.")                    \
+  X(RequestError, AdaptrtError, "A request was refused before it was queued.")                         \
+  X(QueueFullError, RequestError, "The queue already holds max_queue_size requests.")                  \
+  X(ExecutorClosedError, AdaptrtError, "The executor was shut down, or died of the reason given.")     \
   X(StepError, AdaptrtError, "An engine step failed; its requests end with this reason.")
 
 #define ADAPTRT_DECLARE_ERROR(name, base, doc) \

@@ -23,7 +23,8 @@ enum class RowKind : std::uint8_t {
   kLogits,  ///< one a row of logits in a slice; at most max_batch_size (see Engine::step)
 };
 
-/// An activation. Buffers with overlapping lives have disjoint bytes [offset, offset + max rows * width * size).
+/// An activation. Buffers with overlapping lives have disjoint bytes [offset, offset + max rows * width *
+/// size).
 struct Buffer {
   std::string name;
   DType dtype = DType::kFloat32;
@@ -39,8 +40,8 @@ struct VectorView {
   std::int64_t size = 0;
 };
 
-/// output[T, hidden] = table[token_ids[T]]. The table is a panel matrix [vocab, hidden], so that a tied lm_head
-/// shares its bytes.
+/// output[T, hidden] = table[token_ids[T]]. The table is a panel matrix [vocab, hidden], so that a tied
+/// lm_head shares its bytes.
 struct EmbeddingOp {
   PanelMatrix table;
   BufferId output = kNoBuffer;  // float32, kTokens
@@ -62,11 +63,12 @@ enum class RopeKind : std::uint8_t {
   kDynamic,  ///< Hugging Face's "dynamic": the base grows with max(prompt length, position + 1)
 };
 
-/// cos/sin[T, rotary_dim / 2] of this step's positions, once for all layers. Angles are products of float32, as in
-/// the reference implementation; both outputs are multiplied by attention_scaling.
+/// cos/sin[T, rotary_dim / 2] of this step's positions, once for all layers. Angles are products of float32,
+/// as in the reference implementation; both outputs are multiplied by attention_scaling.
 struct RopeTableOp {
   RopeKind kind = RopeKind::kStatic;
-  VectorView inverse_frequencies;  // [rotary_dim / 2]; for kDynamic those of lengths up to original_max_position
+  VectorView
+      inverse_frequencies;  // [rotary_dim / 2]; for kDynamic those of lengths up to original_max_position
   float attention_scaling = 1.0F;
   // kDynamic only
   float base = 10000.0F;
@@ -76,18 +78,18 @@ struct RopeTableOp {
   BufferId sine = kNoBuffer;    // float32, kTokens, rotary_dim / 2
 };
 
-/// RoPE on q and k (the two halves of a head are a pair), optional RMS norm of each q and k head before it, write of
-/// k and v to the KV pool, then causal attention over the sequence's blocks, grouped queries.
+/// RoPE on q and k (the two halves of a head are a pair), optional RMS norm of each q and k head before it,
+/// write of k and v to the KV pool, then causal attention over the sequence's blocks, grouped queries.
 struct AttentionOp {
   std::int32_t layer = 0;
-  BufferId qkv = kNoBuffer;     // float32, kTokens, (heads + 2 kv_heads) * head_dim: [q | k | v]
+  BufferId qkv = kNoBuffer;  // float32, kTokens, (heads + 2 kv_heads) * head_dim: [q | k | v]
   BufferId cosine = kNoBuffer;
   BufferId sine = kNoBuffer;
   BufferId output = kNoBuffer;  // activation type, kTokens, heads * head_dim
   VectorView query_norm;        // [head_dim] or empty
   VectorView key_norm;          // [head_dim] or empty
   float norm_epsilon = 0.0F;
-  float scale = 0.0F;           // of the scores, 1 / sqrt(head_dim) as a rule
+  float scale = 0.0F;  // of the scores, 1 / sqrt(head_dim) as a rule
   /// A token sees itself and the sliding_window - 1 tokens before it; 0: all before it.
   std::int32_t sliding_window = 0;
 };
@@ -116,8 +118,8 @@ struct LinearOp {
 
 using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp>;
 
-/// A compiled network: ops in order of execution. `body` runs once a step over its tokens; `head` runs once for each
-/// slice of logit rows and ends in `logits` [rows, vocab_size].
+/// A compiled network: ops in order of execution. `body` runs once a step over its tokens; `head` runs once
+/// for each slice of logit rows and ends in `logits` [rows, vocab_size].
 struct Program {
   DType dtype = DType::kFloat32;  // of the packed weights and the KV cache
   std::int64_t vocab_size = 0;

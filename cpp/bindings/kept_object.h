@@ -1,0 +1,21 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <utility>
+
+namespace adaptrt::bindings {
+
+/// A Python object that C++ may drop on any thread.
+struct KeptObject {
+  explicit KeptObject(pybind11::object kept) : object(std::move(kept)) {}
+  ~KeptObject() {
+    const pybind11::gil_scoped_acquire gil;
+    object = pybind11::object();
+  }
+  KeptObject(const KeptObject&) = delete;
+  KeptObject& operator=(const KeptObject&) = delete;
+  pybind11::object object;
+};
+
+}  // namespace adaptrt::bindings
