@@ -131,7 +131,8 @@ def _flatten(adapter: PeftAdapter, dtype: DType) -> ConvertedAdapter:
 
 
 def _row(key: ModuleKey, tensors: ModuleTensors, scale: float, dtype: DType, problems: list[str]) -> npt.NDArray[Any]:
-    parts: dict[Role, FloatArray] = {Role.A: tensors.a, Role.B: tensors.b * np.float32(scale)}
+    with np.errstate(over="ignore", invalid="ignore"):  # found below, where the tensor is named
+        parts: dict[Role, FloatArray] = {Role.A: tensors.a, Role.B: tensors.b * np.float32(scale)}
     if tensors.magnitude is not None:
         parts[Role.MAGNITUDE] = tensors.magnitude
     if key.module.name == "mlp_gate_up":
@@ -144,9 +145,11 @@ def _row(key: ModuleKey, tensors: ModuleTensors, scale: float, dtype: DType, pro
             cast = values.reshape(-1).astype(_NUMPY_DTYPES[dtype])
         if not np.isfinite(cast).all():
             scaled = f", multiplied by its scale {scale:g}," if role is Role.B else ""
-            problems.append(
-                f"tensor '{tensors.names[role]}'{scaled} goes up to {np.abs(values).max():g}, beyond "
-                f"{dtype_name(dtype)}; store it as bfloat16 or float32"
+            reason = (
+                f"goes up to {np.abs(values).max():g}, beyond {dtype_name(dtype)}; store it as bfloat16 or float32"
+                if np.isfinite(values).all()
+                else "goes beyond float32"
             )
+            problems.append(f"tensor '{tensors.names[role]}'{scaled} {reason}")
         stored.append(cast)
     return np.concatenate(stored)

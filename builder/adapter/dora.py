@@ -37,13 +37,14 @@ def normalized_magnitude(key: ModuleKey, tensors: ModuleTensors, scale: float, b
     if tensors.magnitude is None:
         raise ValueError(f"module '{key.path}' has no magnitude")
     norms = np.empty(len(tensors.magnitude), np.float64)
-    scaled_b = tensors.b * np.float32(scale)
     first = 0
-    for block in base.row_blocks(key):
-        rows = slice(first, first + len(block))
-        adapted = block + scaled_b[rows] @ tensors.a
-        norms[rows] = np.sqrt(np.einsum("ij,ij->i", adapted, adapted, dtype=np.float64))
-        first = rows.stop
+    with np.errstate(over="ignore", invalid="ignore"):  # found below, where the tensor is named
+        scaled_b = tensors.b * np.float32(scale)
+        for block in base.row_blocks(key):
+            rows = slice(first, first + len(block))
+            adapted = block + scaled_b[rows] @ tensors.a
+            norms[rows] = np.sqrt(np.einsum("ij,ij->i", adapted, adapted, dtype=np.float64))
+            first = rows.stop
     useless = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
     if useless.size:
         raise AdapterError(

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..._core import AdapterError
-from ..json_fields import describe, load_json_object
+from ..json_fields import MAX_INTEGER, describe, load_json_object
+from .path_pattern import path_pattern
 
 CONFIG_FILE = "adapter_config.json"
 
@@ -21,7 +22,8 @@ _HARMLESS_INITS = ("eva", "gaussian", "mica", "orthogonal")
 # Initialisations that take A and B out of the base's weights: the adapter belongs to a changed base.
 _BASE_CHANGING_INITS = ("corda", "loftq", "lora_ga", "olora", "pissa")
 
-# The regular expressions that PEFT makes of rank_pattern's and alpha_pattern's keys and of layers_pattern.
+# The regular expressions that PEFT makes of rank_pattern's and alpha_pattern's keys and of layers_pattern. The latter
+# is matched by `re`: _layers_pattern() accepts nothing there that could make it backtrack.
 _MODULE_PATTERN = r"(.*\.)?({})$"
 _LAYER_PATTERN = r"(?:^|.*?\.){}\.(?P<layer>\d+)\."
 _ANY_LAYER_PATTERN = r".*?\.[^.]*\.(?P<layer>\d+)\."
@@ -76,13 +78,13 @@ class PeftLoraConfig:
 
 def _first_match(patterns: Iterable[str], path: str) -> str:
     """The first pattern that matches the end of `path`, else `path` itself, which is looked up literally."""
-    return next((pattern for pattern in patterns if re.match(_MODULE_PATTERN.format(pattern), path)), path)
+    return next((pattern for pattern in patterns if path_pattern(_MODULE_PATTERN.format(pattern)).matches(path)), path)
 
 
 def _names(modules: str | tuple[str, ...], path: str) -> bool:
     """PEFT's rule: a string is a regular expression of the whole path, a list holds paths or their ends."""
     if isinstance(modules, str):
-        return bool(modules) and re.fullmatch(modules, path) is not None
+        return bool(modules) and path_pattern(modules).matches(path)
     return any(path == module or path.endswith(f".{module}") for module in modules)
 
 
@@ -173,7 +175,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _rank(value: Any) -> str | None:
-    return None if _is_int(value) and value > 0 else "expected a whole number above 0"
+    return None if _is_int(value) and 0 < value <= MAX_INTEGER else f"expected a whole number from 1 to {MAX_INTEGER}"
 
 
 def _is_switched_off(value: Any) -> bool:
@@ -186,12 +188,12 @@ def _number(value: Any) -> str | None:
 
 
 def _pattern(value: str, wrapped: str = "{}") -> str | None:
-    """Whether `value` is a regular expression, also within the one that PEFT makes of it."""
+    """Whether `value` is a regular expression that can be matched, also within the one that PEFT makes of it."""
     try:
-        re.compile(value)
-        re.compile(wrapped.format(value))
-    except (re.error, RecursionError, OverflowError) as error:
-        return f"'{value}' is not a regular expression: {error}"
+        path_pattern(value)
+        path_pattern(wrapped.format(value))
+    except ValueError as error:
+        return f"'{value}' cannot be used as a pattern: {error}"
     return None
 
 
@@ -218,10 +220,8 @@ def _layers(value: Any) -> str | None:
 
 def _layers_pattern(value: Any) -> str | None:
     values = [value] if isinstance(value, str) else value
-    if not _is_strings(values):
-        return "expected a pattern or a list of patterns"
-    reasons = (_pattern(item, _LAYER_PATTERN) for item in values)
-    return next((reason for reason in reasons if reason), None)
+    accepted = _is_strings(values) and all(re.fullmatch(r"[\w.]*", item) for item in values)
+    return None if accepted else "expected the name of a list of layers, such as layers, or a list of such names"
 
 
 def _patterns_of(check: _Check) -> _Check:

@@ -69,16 +69,17 @@ def refusal(directory: Path, **options) -> str:
         ("monteclora_config", {"num_samples": 4}, "MonteCLoRA"),
         ("a_field_of_the_future", 1, "not known"),
         ("a_field_of_the_future", {"x": None}, "not known"),
-        ("r", 0, "whole number above 0"),
-        ("r", 2.0, "whole number above 0"),
-        ("r", True, "whole number above 0"),
+        ("r", 0, "whole number from 1 to 2147483647"),
+        ("r", 2.0, "whole number from 1 to 2147483647"),
+        ("r", 10**300, "whole number from 1 to 2147483647"),
+        ("r", True, "whole number from 1 to 2147483647"),
         ("lora_alpha", "16", "finite number"),
         ("lora_alpha", math.nan, "finite number"),
         ("lora_alpha", 10**400, "finite number"),
-        ("rank_pattern", {"q_proj": 0}, "'q_proj': expected a whole number above 0"),
+        ("rank_pattern", {"q_proj": 0}, "'q_proj': expected a whole number from 1 to 2147483647"),
         ("rank_pattern", ["q_proj"], "expected an object"),
         ("rank_pattern", {"(": 2}, "not a regular expression"),
-        ("rank_pattern", {"(?i)q_proj": 2}, "not a regular expression"),
+        ("rank_pattern", {"(?i)q_proj": 2}, "'(?i' is not supported"),
         ("alpha_pattern", {"q_proj": None}, "'q_proj': expected a finite number"),
         ("alpha_pattern", {"q)(": 1}, "not a regular expression"),
         ("use_rslora", "yes", "true or false"),
@@ -93,7 +94,9 @@ def refusal(directory: Path, **options) -> str:
         ("exclude_modules", 1, "expected a list"),
         ("layers_to_transform", [-1], "layer indices"),
         ("layers_to_transform", "0", "layer indices"),
-        ("layers_pattern", [3], "pattern"),
+        ("target_modules", ".*(?=q_proj)q_proj", "'(?=' is not supported"),
+        ("layers_pattern", [3], "name of a list of layers"),
+        ("layers_pattern", "(a*)*", "name of a list of layers"),
         ("layers_pattern", "layers", "needs layers_to_transform"),
     ],
 )
@@ -102,6 +105,13 @@ def test_fields(field: str, value, reason: str, lora: Path) -> None:
     text = refusal(lora)
     assert text.startswith(f"{lora / CONFIG}: {field} = ")
     assert reason in text
+
+
+def test_a_scale_beyond_every_type(lora: Path) -> None:
+    edit_config(lora, lora_alpha=1e300)
+    text = refusal(lora)
+    assert "q_proj.lora_B.weight', multiplied by its scale" in text
+    assert "goes beyond float32" in text
 
 
 @pytest.mark.parametrize("field", ["peft_type", "r", "lora_alpha", "target_modules"])

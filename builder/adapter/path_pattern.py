@@ -1,0 +1,251 @@
+"""Regular expressions of module paths, matched in time linear in the pattern and the path.
+
+adapter_config.json holds regular expressions, and adapters come from strangers: `re` backtracks, so that a pattern
+such as (a*)*b could keep it busy for years. Here a pattern becomes a program whose threads advance together, one
+character at a time (K. Thompson, "Regular Expression Search Algorithm", 1968). What only backtracking can match
+(lookarounds, backreferences, possessive and atomic groups) and flags are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+MAX_PATTERN_LENGTH: Final = 2000
+MAX_INSTRUCTIONS: Final = 5000
+"""Counted repetitions are written out, so that a short pattern may need many."""
+_MAX_NESTING: Final = 50
+
+_COUNT: Final = re.compile(r"\{(?P<least>\d*)(?P<comma>,?)(?P<most>\d*)\}")
+_CLASS: Final = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_CLASS_ESCAPES: Final = "dDsSwW"
+_ANCHOR_ESCAPES: Final = "bBAZ"
+
+
+@dataclass(frozen=True)
+class _Character:
+    accepts: re.Pattern[str]  # of one character
+
+
+@dataclass(frozen=True)
+class _Anchor:
+    holds: re.Pattern[str]  # between two characters: takes none
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    items: tuple[_Node, ...]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    items: tuple[_Node, ...]
+
+
+@dataclass(frozen=True)
+class _Repetition:
+    item: _Node
+    least: int
+    most: int | None
+
+
+_Node = _Character | _Anchor | _Sequence | _Choice | _Repetition
+
+
+class PathPattern:
+    """A regular expression that matches a path or does not, as re.fullmatch() would."""
+
+    def __init__(self, text: str) -> None:
+        """Raises ValueError with the reason why the pattern cannot be used."""
+        if len(text) > MAX_PATTERN_LENGTH:
+            raise ValueError(f"it has {len(text)} characters; accepted: up to {MAX_PATTERN_LENGTH}")
+        try:
+            re.compile(text)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"it is not a regular expression: {error}") from None
+        # Each instruction: an atom and where to go on after it, or None and where else to go on at once.
+        self._program: list[tuple[_Character | _Anchor | None, tuple[int, ...]]] = []
+        self._emit(_Parser(text).parse())
+
+    def matches(self, path: str) -> bool:
+        """Whether the pattern matches the whole path."""
+        threads = self._closure({0}, path, 0)
+        for position, character in enumerate(path, start=1):
+            advanced: set[int] = set()
+            for thread in threads:
+                if thread == len(self._program):
+                    continue
+                atom, targets = self._program[thread]
+                if isinstance(atom, _Character) and atom.accepts.fullmatch(character):
+                    advanced.update(targets)
+            threads = self._closure(advanced, path, position)
+        return len(self._program) in threads
+
+    def _closure(self, threads: set[int], path: str, position: int) -> set[int]:
+        """The threads and all that they reach at this position without taking a character."""
+        reached, pending = set(threads), list(threads)
+        while pending:
+            thread = pending.pop()
+            if thread == len(self._program):
+                continue
+            atom, targets = self._program[thread]
+            if isinstance(atom, _Character) or (isinstance(atom, _Anchor) and not atom.holds.match(path, position)):
+                continue
+            new = [target for target in targets if target not in reached]
+            reached.update(new)
+            pending += new
+        return reached
+
+    def _emit(self, node: _Node) -> None:
+        if isinstance(node, _Sequence):
+            for item in node.items:
+                self._emit(item)
+        elif isinstance(node, _Choice):
+            self._emit_choice(node)
+        elif isinstance(node, _Repetition):
+            self._emit_repetition(node)
+        else:
+            self._append(node, len(self._program) + 1)
+
+    def _emit_choice(self, node: _Choice) -> None:
+        fork = self._append(None)
+        starts, ends = [], []
+        for item in node.items:
+            starts.append(len(self._program))
+            self._emit(item)
+            ends.append(self._append(None))
+        self._program[fork] = (None, tuple(starts))
+        for end in ends:
+            self._program[end] = (None, (len(self._program),))
+
+    def _emit_repetition(self, node: _Repetition) -> None:
+        for _ in range(node.least):
+            before = len(self._program)
+            self._emit(node.item)
+            if len(self._program) == before:
+                return  # what is repeated is empty, and so is the repetition: no need to count to a billion
+        if node.most is None:
+            fork = self._append(None)
+            self._emit(node.item)
+            self._append(None, fork)
+            self._program[fork] = (None, (fork + 1, len(self._program)))
+            return
+        forks = []
+        for _ in range(node.most - node.least):
+            forks.append(self._append(None))
+            self._emit(node.item)
+        for fork in forks:
+            self._program[fork] = (None, (fork + 1, len(self._program)))
+
+    def _append(self, atom: _Character | _Anchor | None, *targets: int) -> int:
+        if len(self._program) == MAX_INSTRUCTIONS:
+            raise ValueError("its repetitions are too many to be matched in a short time")
+        self._program.append((atom, targets))
+        return len(self._program) - 1
+
+
+class _Parser:
+    """Takes a text apart that `re` accepts. Raises ValueError for what needs backtracking."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+        self._nesting = 0
+
+    def parse(self) -> _Node:
+        return self._choice()
+
+    def _choice(self) -> _Node:
+        branches = [_Sequence(tuple(self._items()))]
+        while self._take("|"):
+            branches.append(_Sequence(tuple(self._items())))
+        return branches[0] if len(branches) == 1 else _Choice(tuple(branches))
+
+    def _items(self) -> Iterator[_Node]:
+        while self._position < len(self._text) and self._text[self._position] not in "|)":
+            yield self._repeated(self._atom())
+
+    def _atom(self) -> _Node:
+        character = self._text[self._position]
+        if character == "[":
+            return self._single(self._text_of_class())
+        self._position += 1
+        if character == "(":
+            return self._group()
+        if character in "^$":
+            return _Anchor(re.compile(character))
+        if character == "\\":
+            return self._escape()
+        return _Character(re.compile("." if character == "." else re.escape(character)))
+
+    def _group(self) -> _Node:
+        if self._take("?") and not self._take(":"):
+            name = re.compile(r"P<\w+>").match(self._text, self._position)
+            if name is None:
+                raise ValueError(
+                    f"'(?{self._text[self._position]}' is not supported; accepted: groups (...) and (?:...)"
+                )
+            self._position = name.end()
+        self._nesting += 1
+        if self._nesting > _MAX_NESTING:
+            raise ValueError(f"groups are nested deeper than {_MAX_NESTING}")
+        node = self._choice()
+        self._nesting -= 1
+        self._take(")")
+        return node
+
+    def _escape(self) -> _Node:
+        character = self._text[self._position]
+        if character.isalnum() and character not in _CLASS_ESCAPES + _ANCHOR_ESCAPES:
+            accepted = ", ".join(f"\\{letter}" for letter in _CLASS_ESCAPES + _ANCHOR_ESCAPES)
+            raise ValueError(f"'\\{character}' is not supported; accepted: {accepted} and escaped punctuation")
+        self._position += 1
+        escape = re.compile(f"\\{character}")
+        return _Anchor(escape) if character in _ANCHOR_ESCAPES else _Character(escape)
+
+    def _text_of_class(self) -> str:
+        match = _CLASS.match(self._text, self._position)
+        assert match is not None  # re.compile() has accepted the whole text
+        return match[0]
+
+    def _single(self, text: str) -> _Node:
+        self._position += len(text)
+        return _Character(re.compile(text))
+
+    def _repeated(self, item: _Node) -> _Node:
+        bounds = self._bounds()
+        if bounds is None:
+            return item
+        self._take("?")  # lazy: another order of trying, and the same answer
+        if self._position < len(self._text) and self._text[self._position] == "+":
+            raise ValueError("possessive repetition is not supported")
+        return _Repetition(item, *bounds)
+
+    def _bounds(self) -> tuple[int, int | None] | None:
+        for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+            if self._take(sign):
+                return bounds
+        match = _COUNT.match(self._text, self._position)
+        # `re` takes {} and {,} ... of other forms for plain characters, and so does _atom().
+        if match is None or not (match["least"] or match["comma"]):
+            return None
+        self._position = match.end()
+        least = int(match["least"] or 0)
+        if not match["comma"]:
+            return least, least
+        return least, int(match["most"]) if match["most"] else None
+
+    def _take(self, character: str) -> bool:
+        if not self._text.startswith(character, self._position):
+            return False
+        self._position += 1
+        return True
+
+
+@lru_cache(maxsize=1024)
+def path_pattern(text: str) -> PathPattern:
+    """PathPattern(text), compiled once."""
+    return PathPattern(text)

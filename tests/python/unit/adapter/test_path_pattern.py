@@ -1,0 +1,83 @@
+"""Patterns of module paths: the answers of `re`, without its backtracking."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptrt.builder.adapter.path_pattern import MAX_PATTERN_LENGTH, PathPattern
+
+PATH = "model.layers.12.self_attn.q_proj"
+
+ATOMS = st.sampled_from(
+    ["a", "b", ".", r"\.", r"\d", r"\W", "[ab]", "[^a.]", "[]b]", "1", "^", "$", r"\b", r"\B", r"\A", "{", "()"]
+)
+COUNTS = st.sampled_from(["*", "+", "?", "*?", "+?", "??", "{2}", "{0}", "{0,2}", "{1,}", "{,2}", "{2,3}?"])
+
+
+def groups(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.builds("{}{}".format, inner, inner),
+        st.builds("({}|{})".format, inner, inner),
+        st.builds("(?:{}){}".format, inner, COUNTS),
+        st.builds("(?P<name>{})".format, inner).filter(lambda text: text.count("?P<") == 1),
+    )
+
+
+@given(st.recursive(ATOMS, groups, max_leaves=12), st.text("ab.1{", max_size=8))
+def test_the_answer_is_that_of_re(pattern: str, path: str) -> None:
+    try:
+        expected = re.fullmatch(pattern, path) is not None
+    except re.error:  # such as two groups of one name
+        with pytest.raises(ValueError, match="not a regular expression"):
+            PathPattern(pattern)
+        return
+    assert PathPattern(pattern).matches(path) is expected
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r".*\.(q_proj|v_proj)",
+        r"model\.layers\.(1[0-9]|2\d)\.self_attn\..*",
+        r"(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|mlp)\.(?:(?:q_proj|k_proj)))",
+        r"(?:.*?(?:language|text|model).*?(?:self_attn|attention).*?(?:q_proj|k_proj))",
+        r"(.*\.)?(^model\.layers\.12\.self_attn\.q_proj)$",
+        r"(.*\.)?(q_proj)$",
+    ],
+)
+def test_patterns_as_peft_writes_them(pattern: str) -> None:
+    assert PathPattern(pattern).matches(PATH)
+    assert not PathPattern(pattern).matches("model.layers.12.mlp.down_proj")
+
+
+# `re` would take longer than the universe for some of these.
+@pytest.mark.parametrize(
+    "pattern",
+    ["(.*)*x", "(.*.*)*x", ".*" * 500 + "x", "((((((.*)*)*)*)*)*)*x", "(.?){400}x", "(.+.+)+x", "(){1000000000}x"],
+)
+def test_hostile_patterns_are_answered(pattern: str) -> None:
+    assert not PathPattern(pattern).matches(PATH)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(?=a)b", r"'\(\?=' is not supported"),
+        ("(?<!a)b", r"'\(\?<' is not supported"),
+        ("(?i)a", r"'\(\?i' is not supported"),
+        (r"(a)\1", r"'\\1' is not supported"),
+        (r"\u0061", r"'\\u' is not supported"),
+        ("a{1000000000}", "repetitions are too many"),
+        ("((a{100}){100}){100}", "repetitions are too many"),
+        ("(" * 60 + ")" * 60, "nested deeper than 50"),
+        ("a" * (MAX_PATTERN_LENGTH + 1), "accepted: up to 2000"),
+        ("a)(", "not a regular expression"),
+    ],
+)
+def test_what_needs_backtracking_or_is_too_large_is_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        PathPattern(pattern)
