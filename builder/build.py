@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -141,9 +142,9 @@ def _with_adapters(config: BuildConfig, checkpoint: CheckpointConfig) -> BuildCo
         return config
     lora = config.lora_config
     directories = [Path(directory) for directory in lora.lora_dir]
-    names = lora.adapter_names or tuple(directory.resolve().name for directory in directories)
+    names = lora.adapter_names or tuple(Path(os.path.realpath(directory)).name for directory in directories)
     _check_names(names, directories)
-    used = [_adapter_modules(directory, config, checkpoint) for directory in directories]
+    used = _modules_of_adapters(directories, config, checkpoint)
     modules = lora.lora_target_modules or tuple(
         info.name for info in lora_modules() if any(info.name in adapter for adapter in used)
     )
@@ -168,6 +169,21 @@ def _check_names(names: Sequence[str], directories: Sequence[Path]) -> None:
     twice = sorted({name for name in names if list(names).count(name) > 1})
     if twice:
         raise ConfigError(f"lora_dir: adapters are served by their directories' names; {', '.join(twice)} occurs twice")
+
+
+def _modules_of_adapters(
+    directories: Sequence[Path], config: BuildConfig, checkpoint: CheckpointConfig
+) -> list[list[str]]:
+    """_adapter_modules() of each; the error has what is wrong with all of them."""
+    used, problems = [], []
+    for directory in directories:
+        try:
+            used.append(_adapter_modules(directory, config, checkpoint))
+        except AdapterError as error:
+            problems.append(str(error))
+    if problems:
+        raise AdapterError("; ".join(problems))
+    return used
 
 
 def _adapter_modules(directory: Path, config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:

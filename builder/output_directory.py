@@ -22,8 +22,8 @@ def replaced_directory(
     A `target` that is absent or empty is fine, and so is one for which is_ours() holds: it is replaced.
     Anything else is refused with `error`, in which `kind` says what would have been accepted.
     """
-    target = target.resolve()
-    if target.exists() and not target.is_dir():
+    target = Path(os.path.realpath(target))  # which stops at a loop of links, where resolve() fails
+    if os.path.lexists(target) and not target.is_dir():
         raise error(f"{target}: exists and is no directory")
     if target.is_dir() and any(target.iterdir()) and not is_ours(target):
         raise error(f"{target}: is neither empty nor {kind}; nothing was written")

@@ -164,6 +164,19 @@ def test_adapters_that_could_not_be_served_are_refused(
     assert not (tmp_path / "engine").exists()
 
 
+def test_every_adapter_that_cannot_be_served_is_named(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    directories = (tmp_path / "absent", root / "attention", tmp_path / "loop")
+    with pytest.raises(AdapterError, match=r"absent: is not a directory.*; .*loop: is not a directory"):
+        build(root / "checkpoint", with_lora(lora_dir=directories), tmp_path / "engine")
+
+
+def test_a_loop_of_links_is_no_output_directory(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "engine").symlink_to(tmp_path / "engine")
+    with pytest.raises(EngineError, match="engine: exists and is no directory"):
+        build(root / "checkpoint", BuildConfig(), tmp_path / "engine")
+
+
 def test_an_adapter_of_another_model_is_refused(root: Path, tmp_path: Path) -> None:
     save_model(replace(SPEC, hidden_size=24), tmp_path / "other")
     save_adapter(tmp_path / "other", tmp_path / "adapter", 0, r=2)
