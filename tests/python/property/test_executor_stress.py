@@ -1,0 +1,164 @@
+"""Many adapters through a small cache, from many threads, with random cancels; and memory that does not grow."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import adaptrt
+from support.models import ModelSpec
+from support.serving import build_random_engine
+
+SPEC = ModelSpec()
+NUM_ADAPTERS = 1000
+NUM_THREADS = 4
+# Room for some twelve adapters on the host level and fewer on the device level, so that traffic never stops evicting.
+CACHE = adaptrt.PeftCacheConfig(host_cache_size=30_000, num_device_module_layer=150, max_adapter_size=4)
+SECONDS = 6.0
+# The allocator's own caches and threads' stacks; a leak of one prompt's logits a request would be many times that.
+MEMORY_SLACK = 8 << 20
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> adaptrt.LoadedEngine:
+    directory = tmp_path_factory.mktemp("stress")
+    return adaptrt.load_engine(build_random_engine(SPEC, directory, max_lora_rank=4, tokens_per_block=4)[1])
+
+
+@pytest.fixture
+def executor(engine: adaptrt.LoadedEngine) -> Iterator[adaptrt.Executor]:
+    config = adaptrt.ExecutorConfig(
+        max_beam_width=1,
+        enable_chunked_context=True,
+        max_num_tokens=16,
+        num_threads=1,
+        peft_cache_config=CACHE,
+        kv_cache_config=adaptrt.KvCacheConfig(max_tokens=256),
+        scheduler_config=adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
+    )
+    with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as made:
+        yield made
+
+
+def adapter(task_id: int) -> adaptrt.LoraConfig:
+    rng = np.random.default_rng(task_id)
+    rank = task_id % 4 + 1
+    weights = rng.normal(0, 0.3, (2, rank * (SPEC.hidden_size + SPEC.num_attention_heads * SPEC.head_dim)))
+    rows = np.array([[1, 0, rank], [4, 1, rank]], np.int32)
+    return adaptrt.LoraConfig(task_id, weights.astype(np.float32), rows)
+
+
+def ask(executor: adaptrt.Executor, task_id: int, cancel: bool = False) -> tuple[adaptrt.FinishReason, list[int]]:
+    """Sends the task_id alone, and the weights when they are not cached; waits while others hold all of the cache."""
+    prompt = [task_id % 50 + 2, 7, 9]
+    output = adaptrt.OutputConfig(exclude_input_from_output=True)
+    lora: adaptrt.LoraConfig | None = adaptrt.LoraConfig(task_id) if task_id else None
+    while True:
+        try:
+            request_id = executor.enqueue_request(adaptrt.Request(prompt, 6, lora_config=lora, output_config=output))
+            break
+        except adaptrt.PeftTaskNotCachedError:
+            lora = adapter(task_id)
+        except adaptrt.LoraCacheFullError:
+            time.sleep(0.001)
+    if cancel:
+        executor.cancel_request(request_id)
+    (response,) = executor.await_responses(request_id, 60.0)
+    assert not response.has_error(), response.error_msg
+    return response.result.finish_reasons[0], response.result.output_token_ids[0]
+
+
+def test_a_thousand_adapters_through_a_small_cache(executor: adaptrt.Executor, engine: adaptrt.LoadedEngine) -> None:
+    answers: queue.SimpleQueue[tuple[int, adaptrt.FinishReason, list[int]]] = queue.SimpleQueue()
+    failures: list[BaseException] = []
+    end = time.monotonic() + SECONDS
+
+    def work(seed: int) -> None:
+        choice = random.Random(seed)
+        try:
+            for index in range(NUM_ADAPTERS // NUM_THREADS):
+                if time.monotonic() > end:
+                    return
+                # New adapters all the time, old ones now and then, and requests without one.
+                fresh = 1 + seed + index * NUM_THREADS
+                task_id = choice.choice([fresh, fresh, choice.randint(1, fresh), 0])
+                answers.put((task_id, *ask(executor, task_id, cancel=choice.random() < 0.2)))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(NUM_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    received = [answers.get() for _ in range(answers.qsize())]
+
+    stats = executor.lora_cache_stats()
+    assert stats.host_evictions > 0
+    assert stats.device_evictions > 0
+    assert stats.host_bytes_used == sum(entry.host_bytes for entry in executor.list_adapters())
+    assert all(entry.users == 0 for entry in executor.list_adapters())
+    assert executor.get_num_responses_ready() == 0
+    # Each answer is the one that its adapter gives alone; a cancelled one is its beginning.
+    with adaptrt.Executor(engine) as alone:
+        expected = {task_id: ask(alone, task_id)[1] for task_id in {task_id for task_id, _, _ in received}}
+    for task_id, reason, tokens in received:
+        assert tokens == expected[task_id][: len(tokens)]
+        assert len(tokens) == 6 or reason == adaptrt.FinishReason.CANCELLED
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_memory_does_not_grow(executor: adaptrt.Executor) -> None:
+    output = adaptrt.OutputConfig(return_log_probs=True, return_context_logits=True, return_generation_logits=True)
+    shared = adapter(1)
+
+    def run_requests(count: int) -> None:
+        ids = [
+            executor.enqueue_request(
+                adaptrt.Request(
+                    [3 + i % 50] * 20, 6, streaming=i % 2 == 0, output_config=output, stop_words=[[1, 1]],
+                    lora_config=shared if i % 3 else None, allotted_time_ms=600_000,
+                )
+            )
+            for i in range(count)
+        ]  # fmt: skip
+        for i, request_id in enumerate(ids):
+            if i % 5 == 0:
+                executor.cancel_request(request_id)
+        for request_id in ids:
+            while not executor.await_responses(request_id)[-1].result.is_final:
+                pass
+        # Refused ones leave nothing behind either.
+        for _ in range(count):
+            with pytest.raises(adaptrt.RequestError):
+                executor.enqueue_request(adaptrt.Request([99], 1))
+
+    run_requests(400)
+    memory, objects = resident_bytes(), len(gc.get_objects())
+    for _ in range(10):
+        run_requests(400)
+    assert resident_bytes() - memory < MEMORY_SLACK
+    assert len(gc.get_objects()) - objects < 200
+    assert executor.get_num_responses_ready() == 0
+
+
+def test_replaced_adapters_give_their_memory_back(executor: adaptrt.Executor) -> None:
+    weights, rows = adapter(1).weights, adapter(1).config
+    for index in range(300):
+        changed = weights + np.float32(index)
+        executor.put_adapter(adaptrt.LoraConfig(1, changed, rows, replace=True))
+    stats = executor.lora_cache_stats()
+    assert (stats.host_adapters, stats.host_bytes_used) == (1, weights.nbytes)
