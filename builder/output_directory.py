@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from .._core import AdaptrtError
 
 
-@contextmanager
+@contextlib.contextmanager
 def replaced_directory(
     target: Path, *, is_ours: Callable[[Path], bool], kind: str, error: type[AdaptrtError]
 ) -> Iterator[Path]:
@@ -54,10 +55,15 @@ def producer_of(config_file: Path) -> str | None:
 
 
 def _replace(target: Path, temporary: Path) -> None:
-    if not target.exists():
-        temporary.rename(target)
-        return
+    """Gives `temporary` the name `target`, again when another process does the same at this moment: the last wins."""
     retired = target.with_name(f".{target.name}.{os.getpid()}.old")
-    target.rename(retired)
-    temporary.rename(target)
-    shutil.rmtree(retired)
+    while True:
+        try:
+            temporary.rename(target)  # also replaces an empty directory
+            return
+        except OSError as reason:
+            if reason.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        with contextlib.suppress(FileNotFoundError):  # the other process has just moved it away
+            target.rename(retired)
+            shutil.rmtree(retired)
