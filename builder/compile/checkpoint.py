@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from ..._core import CheckpointError, dtype_name
-from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
 from ..checkpoint.convert import rank_file
 from ..checkpoint.tensor_plan import plan_rank
+from ..json_fields import describe
+from ..models.registry import FAMILIES
 from ..network.graph import StoredTensor
 from ..safetensors_stream import SafetensorsReader
 
@@ -29,6 +31,11 @@ class Checkpoint:
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: is no directory")
         config = CheckpointConfig.load(directory)
+        if config.architecture not in FAMILIES:
+            raise CheckpointError(
+                f"{directory / CONFIG_FILE}: architecture is {describe(config.architecture)}; accepted: "
+                f"{', '.join(FAMILIES)}"
+            )
         if config.mapping.world_size > 1:
             raise CheckpointError(
                 f"{directory}: was converted with tp_size {config.mapping.tp_size} and pp_size "

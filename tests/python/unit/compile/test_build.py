@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,6 +216,14 @@ def test_checkpoints_of_several_ranks_are_refused(tmp_path: Path, sizes: dict[st
     convert_checkpoint(tmp_path / "model", tmp_path / "checkpoint", **sizes)
     with pytest.raises(CheckpointError, match="engines of several ranks cannot be built yet"):
         build(tmp_path / "checkpoint", SMALL, tmp_path / "engine")
+
+
+def test_a_checkpoint_of_an_unknown_architecture_is_refused(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "checkpoint", tmp_path / "checkpoint")
+    config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
+    (tmp_path / "checkpoint" / "config.json").write_text(json.dumps({**config, "architecture": "GPT2LMHeadModel"}))
+    with pytest.raises(CheckpointError, match='"GPT2LMHeadModel"; accepted: LlamaForCausalLM, '):
+        build(tmp_path / "checkpoint", BuildConfig(), tmp_path / "engine")
 
 
 def test_a_checkpoint_whose_tensors_are_not_its_configs_is_refused(root: Path, tmp_path: Path) -> None:
