@@ -79,7 +79,7 @@ def _adapters(config: EngineConfig, directory: Path) -> dict[str, Path]:
         raise EngineError(f"{directory}: config.json names {len(lora.adapter_names)} adapters for {len(lora.lora_dir)}")
     adapters = {}
     for number, (name, place) in enumerate(zip(lora.adapter_names, lora.lora_dir, strict=True)):
-        path = directory / place
+        path = directory.absolute() / place  # the process may change its directory before the adapter is read
         if place != Path(ADAPTERS_DIRECTORY) / str(number) or not path.is_dir() or path.is_symlink():
             raise EngineError(f"{directory}: adapter '{name}' is not at {ADAPTERS_DIRECTORY}/{number}")
         adapters[name] = path

@@ -22,7 +22,7 @@ from adaptrt.builder.compile.engine_file import EngineFile, EngineTensor, write_
 from adaptrt.builder.compile.plan_json import program_from_json, program_to_json
 from adaptrt.builder.config import LoraBuildConfig, PluginConfig
 from adaptrt.runtime.engine import load_engine
-from support.engines import SMALL, make_engine
+from support.engines import SMALL, make_checkpoint, make_engine
 from support.models import ModelSpec, save_adapter
 
 WITH_LORA = replace(SMALL, plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"))
@@ -302,6 +302,19 @@ def test_adapters_travel_with_the_engine(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "engine" / "lora" / "1")
     with pytest.raises(EngineError, match="poet"):
         load_engine(tmp_path / "engine")
+
+
+def test_adapters_are_found_after_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_checkpoint(ModelSpec(num_hidden_layers=1), tmp_path)
+    save_adapter(tmp_path / "model", tmp_path / "adapter", 0, r=2)
+    build(
+        tmp_path / "checkpoint", replace(WITH_LORA, lora_config=LoraBuildConfig(lora_dir=(tmp_path / "adapter",))),
+        tmp_path / "engine",
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    engine = load_engine("engine")
+    monkeypatch.chdir("/")
+    assert (engine.adapters["adapter"] / "adapter_config.json").is_file()
 
 
 def test_dtype_names_are_those_of_the_table(built: Path) -> None:
