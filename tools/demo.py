@@ -8,7 +8,6 @@ status is not 0 when anything is not as it should be.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import tempfile
 import time
@@ -27,15 +26,15 @@ from ..builder.adapter import ConvertedAdapter, convert_adapter, read_peft_adapt
 from ..builder.adapter.peft_reader import PeftAdapter
 from ..builder.cli import main as adaptrt_command
 from ..builder.cli import run_command
+from ..builder.config import DEFAULT_TARGET_MODULES
 from ..builder.json_fields import load_json_object
 from . import demo_corpus as corpus
-from .demo_display import AnswerTable, Row, counters_table
+from .demo_display import AnswerTable, Row, command_lines, counters_table
 
 _SUMMARY = "Serve one batch in which every request has another adapter, on a small model"
 _DTYPE = "bfloat16"
 _MAX_RANK = 16
 _MAX_TOKENS = 48
-_LORA_MODULES = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_gate", "mlp_4h_to_h")
 _BASE = "(none)"
 
 
@@ -156,14 +155,15 @@ def _build_engine(console: Console, model: Path, directory: Path) -> Path:
         "max_num_tokens": 512,
     }  # fmt: skip
     arguments = [text for name, value in flags.items() for text in (f"--{name}", value)]
-    _run(console, "build", *arguments, "--lora_target_modules", *_LORA_MODULES)
+    _run(console, "build", *arguments)
     return engine
 
 
 def _run(console: Console, *arguments: object) -> None:
     """Runs `adaptrt ...` in this process and says so."""
     words = [str(argument) for argument in arguments]
-    console.print(f"$ adaptrt {shlex.join(words)}", style="dim", markup=False, soft_wrap=True)
+    for line in command_lines("$ adaptrt", words, console.width):
+        console.print(line, style="dim", markup=False, soft_wrap=True)
     if adaptrt_command(words) != 0:
         raise DemoFailure(f"adaptrt {words[0]} did not succeed")
 
@@ -201,7 +201,7 @@ def _small_cache(model: Path) -> adaptrt.PeftCacheConfig:
     """Room on the device level for one adapter of the largest rank on every module, and a little more."""
     layers = load_json_object(model / "config.json", adaptrt.CheckpointError)["num_hidden_layers"]
     return adaptrt.PeftCacheConfig(
-        num_device_module_layer=_MAX_RANK * layers * len(_LORA_MODULES),
+        num_device_module_layer=_MAX_RANK * layers * len(DEFAULT_TARGET_MODULES),
         max_adapter_size=_MAX_RANK,
         optimal_adapter_size=_MAX_RANK // 4,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ class AnswerTable:
         """Shows the table while the with statement runs, and leaves its last state on the screen."""
         if not self._console.is_terminal:
             yield
-            self._console.print(self._title)
+            self._console.print(self._title, markup=False, soft_wrap=True)
             name, kind = max(len(row.name) for row in self._rows), max(len(row.kind) for row in self._rows)
             for row in self._rows:
                 self._console.print(
@@ -68,6 +69,24 @@ class AnswerTable:
             cursor = "" if row.done else " ▌"
             table.add_row(row.name, row.kind, Text(row.text + cursor), str(row.tokens))
         return table
+
+
+def command_lines(program: str, words: Iterable[str], width: int) -> list[str]:
+    """A command as one types it: broken before flags where a line would pass `width`, ready to be copied."""
+    parts = [program]
+    for word in map(shlex.quote, words):
+        if word.startswith("-"):
+            parts.append(word)
+        else:
+            parts[-1] += f" {word}"
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + len("  \\") <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"    {part}")
+    return lines
 
 
 def counters_table(title: str, columns: Mapping[str, Mapping[str, str]]) -> Table:
