@@ -39,6 +39,10 @@ class Executor(_core.Executor):
         for a prefetch directory that cannot be used.
         """
         config = ExecutorConfig() if executor_config is None else executor_config
+        if not isinstance(config, ExecutorConfig):
+            raise TypeError(f"executor_config is {config!r}; accepted: ExecutorConfig, None")
+        if not isinstance(model_type, ModelType):
+            raise TypeError(f"model_type is {model_type!r}; accepted: ModelType.DECODER_ONLY")
         problems = config.validate()
         if model_type != ModelType.DECODER_ONLY:
             problems.append(f"model_type is {model_type.name}; accepted: DECODER_ONLY")

@@ -160,7 +160,8 @@ void bind_executor(py::module_& module) {
       module, "Executor",
       "Runs requests in in-flight batches over one engine, in a thread of its own. All methods may be "
       "called from any thread. After shutdown, or when the executor has died, they raise "
-      "ExecutorClosedError with the reason.");
+      "ExecutorClosedError with the reason. Responses are kept until they are awaited, however long that "
+      "takes. A forked process has no executor's thread: there the executor counts as shut down.");
   cls.def(py::init(&make_executor), py::arg("engine"), py::arg("executor_config"),
           py::arg("available_memory"),
           "The KV and LoRA caches are sized by `available_memory` bytes. Raises ConfigError.");

@@ -90,8 +90,13 @@ void bind_lora_config(py::module_& module) {
       "them: weights [rows, width] of float32, float16 or bfloat16 and config int32 [rows, 3 | 4] "
       "(module_id, layer, rank, is_dora), each with or without a leading 1. NumPy arrays and CPU "
       "torch tensors are kept, not copied, unless they are not contiguous.")
-      .def(py::init(&make_lora_config), py::arg("task_id"), py::arg("weights") = py::none(),
-           py::arg("config") = py::none(), py::arg("replace") = false,
+      .def(py::init([](const FieldArgument<std::uint64_t>& task_id, const py::object& weights,
+                       const py::object& config, bool replace) {
+             return make_lora_config(detail::field_value(task_id, "LoraConfig", "task_id"), weights, config,
+                                     replace);
+           }),
+           py::arg("task_id"), py::arg("weights") = py::none(), py::arg("config") = py::none(),
+           py::arg("replace") = false,
            "With replace=True other weights may be sent under a task_id that is cached.")
       .def_readonly("task_id", &LoraConfig::task_id)
       .def_property_readonly(

@@ -6,6 +6,9 @@
 namespace adaptrt {
 namespace {
 
+/// More than any machine has cores; without a bound, making the threads would take all of its memory.
+constexpr std::int32_t kMostThreads = 1024;
+
 void require_at_least(Problems& problems, std::string_view name, std::int64_t value, std::int64_t least) {
   if (value >= least) return;
   problems.add(std::string(name) + " is " + std::to_string(value) + "; accepted: " + std::to_string(least) +
@@ -58,7 +61,10 @@ Problems ExecutorConfig::validate() const {
   require_at_least(problems, "max_batch_size", max_batch_size, 1);
   require_at_least(problems, "max_num_tokens", max_num_tokens, 1);
   require_at_least(problems, "max_queue_size", max_queue_size, 1);
-  require_at_least(problems, "num_threads", num_threads, 1);
+  if (num_threads && (*num_threads < 1 || *num_threads > kMostThreads)) {
+    problems.add("num_threads is " + std::to_string(*num_threads) + "; accepted: 1 to " +
+                 std::to_string(kMostThreads));
+  }
   require_none(problems, "parallel_config", parallel_config, "one process runs the whole model");
   require_none(problems, "logits_post_processor_config", logits_post_processor_config,
                "the step loop does not call Python");

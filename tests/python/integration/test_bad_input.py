@@ -246,7 +246,7 @@ def test_a_bad_adapter(unchanged: adaptrt.Executor, make: Any, message: str) -> 
 
 @pytest.mark.parametrize("task_id", [None, -1, 2**64, "name", 1.5])
 def test_a_task_id_of_a_wrong_type(task_id: Any) -> None:
-    with pytest.raises(TypeError, match="task_id"):
+    with pytest.raises(TypeError, match=r"^LoraConfig\.task_id is .*; accepted: int from 0 to 18446744073709551615"):
         adaptrt.LoraConfig(task_id)
 
 
@@ -342,6 +342,37 @@ def test_a_request_that_was_answered(unchanged: adaptrt.Executor) -> None:
 def test_a_timeout_of_a_wrong_type(unchanged: adaptrt.Executor, timeout: Any) -> None:
     with pytest.raises(TypeError, match="await_responses"):
         unchanged.await_responses(timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_threads": 2**31 - 1}, "num_threads is 2147483647; accepted: 1 to 1024"),
+        ({"num_threads": 0}, "num_threads is 0"),
+        ({"max_batch_size": 0}, "max_batch_size is 0"),
+        ({"max_num_tokens": 2**31 - 1}, "max_num_tokens is 2147483647; the engine was built for"),
+        ({"kv_cache_config": adaptrt.KvCacheConfig(max_tokens=1)}, "max_tokens is 1, less than one block"),
+        (
+            {"peft_cache_config": adaptrt.PeftCacheConfig(num_device_module_layer=2**31 - 1)},
+            "num_device_module_layer gives the device level .* are free",
+        ),
+        ({"iter_stats_max_iterations": -1}, "iter_stats_max_iterations is -1"),
+        ({"batching_type": adaptrt.BatchingType.STATIC}, "batching_type is STATIC"),
+        ({"normalize_log_probs": False}, "normalize_log_probs is False"),
+        ({"gpu_weights_percent": 0.5}, "gpu_weights_percent is 0.5"),
+        ({"max_seq_idle_microseconds": 1}, "max_seq_idle_microseconds is 1"),
+        ({"spec_dec_config": object()}, "spec_dec_config is given"),
+    ],
+)
+def test_a_bad_configuration(engine: adaptrt.LoadedEngine, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(adaptrt.ConfigError, match=message):
+        adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig(**fields))
+
+
+@pytest.mark.parametrize("arguments", [("DECODER_ONLY",), (0,), (adaptrt.ModelType.DECODER_ONLY, 5)])
+def test_a_configuration_of_a_wrong_type(engine: adaptrt.LoadedEngine, arguments: Any) -> None:
+    with pytest.raises(TypeError, match=r"(model_type|executor_config) is .*; accepted: "):
+        adaptrt.Executor(engine, *arguments)
 
 
 def test_a_closed_executor(engine: adaptrt.LoadedEngine) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import pickle
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -271,3 +273,65 @@ def test_the_last_step_is_in_the_statistics_when_its_response_is_there(served) -
         run(executor, max_tokens=1, prompt=[5, 6], lora_config=adaptrt.LoraConfig(1))
         assert sum(stats.num_completed_requests for stats in executor.get_latest_iteration_stats()) == 1
         assert [entry.users for entry in executor.list_adapters()] == [0]
+
+
+def test_adapters_are_replaced_and_unloaded_under_running_requests(served) -> None:
+    executor, _ = served
+    output = adaptrt.OutputConfig(exclude_input_from_output=True)
+    rows = np.array([[1, 0, 2], [4, 1, 2]], np.int32)
+    size = 2 * (SPEC.hidden_size + SPEC.num_attention_heads * SPEC.head_dim)
+    versions = [np.random.default_rng(seed).normal(0, 0.3, (2, size)).astype(np.float32) for seed in range(3)]
+    ids = [
+        executor.enqueue_request(
+            adaptrt.Request(
+                PROMPT, 200, lora_config=adaptrt.LoraConfig(5, weights, rows, replace=True), output_config=output
+            )
+        )
+        for weights in versions
+    ]
+    executor.unload_adapter(5)
+    with pytest.raises(adaptrt.PeftTaskNotCachedError, match="LoRA task 5 not found in cache"):
+        tokens(executor, lora_config=adaptrt.LoraConfig(5))
+    answers = [executor.await_responses(i)[-1].result.output_token_ids[0] for i in ids]
+    for index, weights in enumerate(versions):
+        lora = adaptrt.LoraConfig(100 + index, weights, rows)
+        assert tokens(executor, max_tokens=200, lora_config=lora) == answers[index]
+    assert len({tuple(answer) for answer in answers}) == 3
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_each_response_goes_to_one_of_those_who_wait(served, streaming: bool) -> None:
+    executor, _ = served
+    output = adaptrt.OutputConfig(exclude_input_from_output=True)
+    request_id = executor.enqueue_request(adaptrt.Request(PROMPT, 300, streaming=streaming, output_config=output))
+    received: list[adaptrt.Response] = []
+    refusals: list[str] = []
+
+    def wait() -> None:
+        try:
+            while True:
+                received.extend(executor.await_responses(request_id, 60.0))
+        except adaptrt.RequestError as error:
+            refusals.append(str(error))
+
+    threads = [threading.Thread(target=wait) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refusals) == len(threads)
+    assert all("taken" in refusal for refusal in refusals)
+    assert sum(len(response.result.output_token_ids[0]) for response in received) == 300
+
+
+def test_results_are_pickled(served) -> None:
+    executor, _ = served
+    for response in executor.await_responses(
+        executor.enqueue_request(adaptrt.Request(PROMPT, 3, output_config=EVERYTHING, client_id=8))
+    ):
+        again = pickle.loads(pickle.dumps(response))
+        assert (again.request_id, again.client_id, again.has_error()) == (response.request_id, 8, False)
+        assert again.result.output_token_ids == response.result.output_token_ids
+        assert again.result.finish_reasons == response.result.finish_reasons
+        np.testing.assert_array_equal(again.result.context_logits, response.result.context_logits)
+        np.testing.assert_array_equal(again.result.generation_logits, response.result.generation_logits)
