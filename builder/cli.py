@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -119,6 +120,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
 
 def _report_user_errors(run: Callable[[], int]) -> int:
+    _print_any_name()
     try:
         status = run()
         sys.stdout.flush()
@@ -140,6 +142,12 @@ def _report_user_errors(run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("adaptrt: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _print_any_name() -> None:
+    """Escapes what stdout's encoding does not have: names of files need not be text, and work is done by then."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _printable(text: str) -> str:

@@ -156,6 +156,25 @@ def test_conversion_on_a_terminal_draws_a_bar(tmp_path: Path) -> None:
     assert "done in" not in shown
 
 
+def test_a_name_that_stdout_cannot_show_is_escaped(tmp_path: Path) -> None:
+    save_model(ModelSpec(num_hidden_layers=1), tmp_path / "model")
+    command = [
+        sys.executable,
+        "-m",
+        "adaptrt.builder.cli",
+        "convert-checkpoint",
+        "--model_dir",
+        "model",
+        "--output_dir",
+    ]
+    result = subprocess.run(
+        [*command, b"out-\xff-\xc3\xbc"],
+        cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(r"out-\udcff-\xfc: LlamaForCausalLM")
+
+
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     save_model(ModelSpec(), tmp_path / "hf")
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({16 << 10}, {16 << 10})); "
