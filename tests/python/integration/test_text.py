@@ -1,0 +1,80 @@
+"""Text in and out: characters whose bytes are several tokens, several tokens that end a text, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import adaptrt
+from adaptrt.runtime import llm as llm_module
+from support.models import ModelSpec, save_adapter, save_model
+from support.serving import build_engine
+
+SPEC = ModelSpec()
+# The bytes of "€" and of an emoji, written as byte-level tokenizers write them, then letters; 1 ends a text.
+PIECES = ["<s>", "</s>", *"âĤ¬ðŁĺĢ", *"abcdefghijklmnopqrstuvwxyz", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
+EURO = [2, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[adaptrt.LLM]:
+    root = tmp_path_factory.mktemp("text")
+    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(PIECES)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(root / "tokenizer.json"))
+    model = save_model(SPEC, root / "model")
+    adapters = [save_adapter(model, root / name, seed, r=4) for seed, name in enumerate(["first", "second"])]
+    engine = build_engine(model, root, lora_dir=adapters[0])
+    with adaptrt.LLM(engine, tokenizer=root) as made:
+        yield made
+
+
+@pytest.fixture
+def only_bytes_of_euro(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of the text level can generate nothing else."""
+    bias = np.full(SPEC.vocab_size, -np.inf, np.float32)
+    bias[EURO] = 0.0
+    monkeypatch.setattr(llm_module, "Request", functools.partial(adaptrt.Request, embedding_bias=bias))
+
+
+@pytest.mark.usefixtures("only_bytes_of_euro")
+def test_streams_do_not_break_characters(llm: adaptrt.LLM) -> None:
+    num_euros = 0
+    for seed in range(10):
+        sampling = adaptrt.SamplingConfig(top_k=3, temperature=50.0, seed=seed)
+        whole = llm.generate("abc", max_tokens=60, sampling_config=sampling).text
+        pieces = list(llm.stream("abc", max_tokens=60, sampling_config=sampling))
+        assert "".join(pieces) == whole
+        assert all(pieces)
+        num_euros += whole.count("€")
+    assert num_euros > 5
+
+
+def test_an_unknown_adapter_is_refused_with_the_names_there_are(llm: adaptrt.LLM) -> None:
+    (name,) = llm.executor.adapters.names
+    for ask in (
+        lambda: llm.generate("a", lora="none"),
+        lambda: llm.generate(["a", "b"], lora=[name, "none"]),
+        lambda: next(llm.stream("a", lora="none")),
+    ):
+        with pytest.raises(adaptrt.AdapterError, match=f"has no adapter named 'none'; it has: '{name}'"):
+            ask()
+    assert llm.executor.get_num_responses_ready() == 0
+
+
+def test_an_empty_prompt_is_refused_and_none_gives_none(llm: adaptrt.LLM) -> None:
+    with pytest.raises(adaptrt.RequestError, match="input_token_ids is empty"):
+        llm.generate("")
+    assert llm.generate([]) == []
+
+
+def test_a_tokenizer_that_cannot_be_read(llm: adaptrt.LLM, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(adaptrt.ConfigError, match=r"tokenizer\.json: cannot be read as a tokenizer"):
+        adaptrt.LLM(llm.executor.engine.directory, tokenizer=tmp_path)
