@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import onnx
 
+from ..._core import ConfigError
 from ...plugins import PLUGINS, register_schemas
 from ..progress import Advance
 
@@ -24,12 +27,26 @@ def external_bytes(model: onnx.ModelProto) -> int:
 def dump_onnx(model: onnx.ModelProto, weights_dir: Path, path: Path, advance: Advance) -> None:
     """Writes `path`, and the weights as `path`.data beside it, and has onnx.checker check them.
 
-    `weights_dir` holds the files that the model's external tensors refer to. `advance` hears of the bytes.
+    `weights_dir` holds the files that the model's external tensors refer to. `advance` hears of the bytes. Both files
+    appear when both are complete. Raises ConfigError for a path that is no file's, OSError that names `path`.
     """
+    if os.path.lexists(path) and not path.is_file():
+        raise ConfigError(f"{path}: exists and is no file, so that the network cannot be written there")
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
+            unfinished = Path(directory) / path.name
+            _write(model, weights_dir, unfinished, advance)
+            _data_path(unfinished).replace(_data_path(path))
+            unfinished.replace(path)
+    except OSError as reason:
+        # A full disk has no name of its own, and the temporary directory's says nothing to anyone.
+        raise OSError(reason.errno, reason.strerror, str(path)) from None
+
+
+def _write(model: onnx.ModelProto, weights_dir: Path, path: Path, advance: Advance) -> None:
     dumped = onnx.ModelProto()
     dumped.CopyFrom(model)
-    data_path = path.with_name(path.name + ".data")
-    with data_path.open("wb") as out:
+    with _data_path(path).open("wb") as out:
         for tensor in _external(dumped):
             fields = _fields(tensor)
             out.write(bytes(-out.tell() % _ALIGNMENT))
@@ -39,7 +56,7 @@ def dump_onnx(model: onnx.ModelProto, weights_dir: Path, path: Path, advance: Ad
                 _copy(source, out, int(fields["length"]), advance)
             del tensor.external_data[:]
             for key, value in (
-                ("location", data_path.name),
+                ("location", _data_path(path).name),
                 ("offset", str(offset)),
                 ("length", fields["length"]),
             ):
@@ -47,6 +64,10 @@ def dump_onnx(model: onnx.ModelProto, weights_dir: Path, path: Path, advance: Ad
     onnx.save_model(dumped, str(path))
     register_schemas(PLUGINS)
     onnx.checker.check_model(str(path), full_check=True)
+
+
+def _data_path(path: Path) -> Path:
+    return path.with_name(path.name + ".data")
 
 
 def _external(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -245,6 +245,17 @@ def test_dump_onnx_writes_a_file_that_the_checker_accepts(root: Path, tmp_path: 
     assert (tmp_path / "network.onnx.data").stat().st_size > 0
 
 
+@pytest.mark.parametrize("name", ["directory", "loop", "absent/network.onnx"])
+def test_a_network_that_cannot_be_written_leaves_nothing(root: Path, tmp_path: Path, capsys, name: str) -> None:
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    before = sorted(tmp_path.rglob("*"))
+    arguments = ["--checkpoint_dir", root / "checkpoint", "--output_dir", tmp_path / "engine", "--dump_onnx"]
+    assert cli.main(["build", *map(str, [*arguments, tmp_path / name])]) == 2
+    assert f"error: {tmp_path / name}: " in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_the_command_line_reports_all_mistakes_in_one_line(root: Path, tmp_path: Path, capsys) -> None:
     arguments = ["--checkpoint_dir", str(root / "checkpoint"), "--output_dir", str(tmp_path / "engine")]
     arguments += ["--remove_input_padding", "disable", "--gemm-plugin", "float32", "--backend", "tensorrt"]
