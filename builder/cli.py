@@ -172,7 +172,7 @@ def _help() -> str:
         "commands:",
         *(f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS),
         "",
-        "Each command describes its flags with --help. adaptrt --version prints the version.",
+        "Each command describes its flags with --help; adaptrt --version is the version.",
     ]
     return "\n".join(lines)
 
