@@ -103,17 +103,25 @@ struct ShutDownWithoutGil {
 using ExecutorHolder = std::unique_ptr<Executor, ShutDownWithoutGil>;
 using ExecutorClass = py::class_<Executor, ExecutorHolder>;
 
-ExecutorHolder make_executor(const CpuEngine& engine, const ExecutorConfig& config,
+ExecutorHolder make_executor(const CpuEngine& engine, const ExecutorConfig& executor_config,
                              std::size_t available_memory) {
-  const py::gil_scoped_release release;
-  return ExecutorHolder(std::make_unique<Executor>(engine.engine(), config, available_memory).release());
+  // A copy, because another thread may change the configuration while the GIL is released.
+  return without_gil([&, config = executor_config] {
+    return ExecutorHolder(std::make_unique<Executor>(engine.engine(), config, available_memory).release());
+  });
 }
 
 void def_requests(ExecutorClass& cls) {
-  cls.def("enqueue_request", releasing_gil(&Executor::enqueue_request), py::arg("request"),
-          "Queue a request and return its id. Raises RequestError with all that is wrong with it, "
-          "QueueFullError, "
-          "AdapterError; nothing is queued then.")
+  cls.def(
+         "enqueue_request",
+         // A copy, because another thread may change the request while the GIL is released.
+         [](Executor& self, const Request& given) {
+           return without_gil([&self, request = given] { return self.enqueue_request(request); });
+         },
+         py::arg("request"),
+         "Queue a request and return its id. Raises RequestError with all that is wrong with it, "
+         "QueueFullError, "
+         "AdapterError; nothing is queued then.")
       .def("enqueue_requests", releasing_gil(&Executor::enqueue_requests), py::arg("requests"),
            "Queue all requests or, when one is refused, none. Adapters of those before it stay cached.")
       .def("await_responses", &await_one, py::arg("id"), py::arg("timeout") = TimeoutArgument{},

@@ -94,13 +94,20 @@ template <class Value>
 struct IsOptionalClass<std::optional<Value>>
     : std::is_base_of<pybind11::detail::type_caster_generic, pybind11::detail::make_caster<Value>> {};
 
+/// A list's elements are copies: references would outlive a vector that is assigned anew.
+template <class Member>
+struct IsVector : std::false_type {};
+template <class Value>
+struct IsVector<std::vector<Value>> : std::true_type {};
+
 template <class Struct, class Member>
 void def_field(pybind11::class_<Struct>& cls, const char* title, const Field<Struct, Member>& field) {
   cls.def_property(
       field.name,
       pybind11::cpp_function(
           [member = field.member](const Struct& self) -> const Member& { return self.*member; },
-          pybind11::return_value_policy::reference_internal),
+          IsVector<Member>::value ? pybind11::return_value_policy::copy
+                                  : pybind11::return_value_policy::reference_internal),
       [title = std::string(title), field](Struct& self, const FieldArgument<Member>& argument) {
         Member value = field_value(argument, title, field.name);
         Member& place = self.*(field.member);

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import queue
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -162,3 +164,31 @@ def test_replaced_adapters_give_their_memory_back(executor: adaptrt.Executor) ->
         executor.put_adapter(adaptrt.LoraConfig(1, changed, rows, replace=True))
     stats = executor.lora_cache_stats()
     assert (stats.host_adapters, stats.host_bytes_used) == (1, weights.nbytes)
+
+
+def test_requests_may_change_while_they_are_enqueued(executor: adaptrt.Executor) -> None:
+    request = adaptrt.Request([1] * 200, 1)
+    end = threading.Event()
+
+    def change() -> None:
+        for index in itertools.count():
+            request.input_token_ids = [2] * (1 + index % 200)
+            request.stop_words = [[index % 60]] * (index % 30)
+            if end.is_set():
+                return
+
+    threads = [threading.Thread(target=change) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(1500):
+            request_id = executor.enqueue_request(request)
+            (response,) = executor.await_responses(request_id, 60.0)
+            assert 2 <= len(response.result.output_token_ids[0]) <= 201
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)

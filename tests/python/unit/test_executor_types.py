@@ -203,6 +203,14 @@ def test_statistics_are_json() -> None:
     assert json.loads(request.to_json_str())["stage"] == "CONTEXT_IN_PROGRESS"
 
 
+def test_lists_of_structs_outlive_what_they_came_from() -> None:
+    stats = adaptrt.RequestStatsPerIteration(iter=1, request_stats=[adaptrt.RequestStats(id=i) for i in range(100)])
+    first = stats.request_stats
+    stats.request_stats = [adaptrt.RequestStats(id=7)] * 1000
+    del stats
+    assert [each.id for each in first] == list(range(100))
+
+
 def test_every_exported_name_exists() -> None:
     for name in adaptrt.__all__:
         assert getattr(adaptrt, name) is not None
