@@ -17,7 +17,8 @@ py::object register_error(py::module_& module, const char* name, const py::objec
 }  // namespace
 
 void bind_errors(py::module_& module) {
-  // pybind11 tries the newest translator first, so bases, which stand before their children in the table, catch last.
+  // pybind11 tries the newest translator first, so bases, which stand before their children in the table,
+  // catch last.
   register_error<AdaptrtError>(module, "AdaptrtError", py::reinterpret_borrow<py::object>(PyExc_Exception),
                                "Base of every error that AdaptRT raises on purpose.");
 #define ADAPTRT_BIND_ERROR(name, base, doc) register_error<name>(module, #name, module.attr(#base), doc);
