@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .._core import AdapterError, ConfigError, EngineError, ModelShape, dtype_name, lora_modules
 from .adapter import convert_adapter
+from .adapter_copy import copy_adapter
 from .checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig
 from .checkpoint.convert import COPIED_FILES
 from .compile.arena import Arena
@@ -24,10 +25,6 @@ from .network.decoder import NetworkOptions, build_network
 from .network.onnx_file import dump_onnx, external_bytes
 from .output_directory import producer_of, replaced_directory
 from .progress import Progress, SilentProgress
-
-# What is copied of a PEFT adapter; the first that exists of the two kinds of weights.
-_ADAPTER_CONFIG = "adapter_config.json"
-_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 @dataclass(frozen=True)
@@ -91,8 +88,8 @@ def build(
         for name in COPIED_FILES:
             if (checkpoint_dir / name).is_file():
                 shutil.copyfile(checkpoint_dir / name, directory / name)
-        stored = _copy_adapters(config, directory)
-        EngineConfig.of_this_release(checkpoint.config, stored, checksum).save(directory)
+        stored, adapter_checksums = _copy_adapters(config, directory)
+        EngineConfig.of_this_release(checkpoint.config, stored, checksum, adapter_checksums).save(directory)
     return BuildReport(
         directory=output_dir,
         checkpoint=checkpoint.config,
@@ -213,14 +210,9 @@ def _adapter_modules(directory: Path, config: BuildConfig, checkpoint: Checkpoin
     return [info.name for info in lora_modules() if info.id in rows[:, 0]]
 
 
-def _copy_adapters(config: BuildConfig, directory: Path) -> BuildConfig:
-    """Copies the adapters into the engine directory; the config with their places in it."""
-    places = []
-    for number, source in enumerate(config.lora_config.lora_dir):
-        place = Path(ADAPTERS_DIRECTORY) / str(number)
-        (directory / place).mkdir(parents=True)
-        weights = next(name for name in _ADAPTER_WEIGHTS if (source / name).is_file())
-        for name in (_ADAPTER_CONFIG, weights):
-            shutil.copyfile(source / name, directory / place / name)
-        places.append(place)
-    return replace(config, lora_config=replace(config.lora_config, lora_dir=tuple(places)))
+def _copy_adapters(config: BuildConfig, directory: Path) -> tuple[BuildConfig, tuple[str, ...]]:
+    """Copies the adapters into the engine directory; the config with their places in it, and their checksums."""
+    sources = config.lora_config.lora_dir
+    places = tuple(Path(ADAPTERS_DIRECTORY) / str(number) for number in range(len(sources)))
+    checksums = tuple(copy_adapter(source, directory / place) for source, place in zip(sources, places, strict=True))
+    return replace(config, lora_config=replace(config.lora_config, lora_dir=places)), checksums

@@ -10,7 +10,7 @@ from typing import Any, Final
 from .._core import DType, dtype_name, lora_modules
 from .checkpoint.config import CheckpointConfig
 from .checkpoint.rotary import DynamicScaling
-from .json_fields import JsonFields, describe
+from .json_fields import JsonFields
 
 AUTO: Final = "auto"
 ENABLE: Final = "enable"
@@ -175,20 +175,12 @@ def _plain(config: Any) -> dict[str, Any]:
 
 def _lora_from_fields(source: JsonFields) -> LoraBuildConfig:
     return LoraBuildConfig(
-        lora_dir=tuple(Path(text) for text in _strings(source, "lora_dir")),
-        adapter_names=_strings(source, "adapter_names"),
+        lora_dir=tuple(Path(text) for text in source.strings("lora_dir")),
+        adapter_names=source.strings("adapter_names"),
         lora_ckpt_source=source.string("lora_ckpt_source"),
         max_lora_rank=source.integer("max_lora_rank"),
-        lora_target_modules=_strings(source, "lora_target_modules"),
+        lora_target_modules=source.strings("lora_target_modules"),
     )
-
-
-def _strings(source: JsonFields, name: str) -> tuple[str, ...]:
-    value = source.raw(name)
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        source.problem(name, f"is {describe(value)}; expected a list of strings")
-        return ()
-    return tuple(value)
 
 
 def _sole_value_problems(config: BuildConfig) -> list[str]:

@@ -31,10 +31,16 @@ class EngineConfig:
     build_config: BuildConfig
     engine_checksum: str
     """See builder/compile/engine_file.py."""
+    adapter_checksums: tuple[str, ...] = ()
+    """Of the copies in build_config.lora_config.lora_dir, see adapter_copy.py."""
 
     @classmethod
     def of_this_release(
-        cls, pretrained_config: CheckpointConfig, build_config: BuildConfig, engine_checksum: str
+        cls,
+        pretrained_config: CheckpointConfig,
+        build_config: BuildConfig,
+        engine_checksum: str,
+        adapter_checksums: tuple[str, ...] = (),
     ) -> EngineConfig:
         """The config of an engine that was just built."""
         return cls(
@@ -42,6 +48,7 @@ class EngineConfig:
             pretrained_config=pretrained_config,
             build_config=build_config,
             engine_checksum=engine_checksum,
+            adapter_checksums=adapter_checksums,
         )
 
     def save(self, directory: Path) -> None:
@@ -57,6 +64,7 @@ class EngineConfig:
             "pretrained_config": self.pretrained_config.to_dict(),
             "build_config": self.build_config.to_dict(),
             "engine_checksum": self.engine_checksum,
+            "adapter_checksums": list(self.adapter_checksums),
         }
         return {**content, "checksum": _checksum(content)}
 
@@ -79,6 +87,7 @@ class EngineConfig:
             source.problem("pretrained_config", f"is {describe(pretrained)}; expected an object")
             pretrained = {}
         version, checksum = source.string("version"), source.string("engine_checksum")
+        adapter_checksums = source.strings("adapter_checksums")
         build_config = BuildConfig.from_fields(build) if build else BuildConfig()
         source.finish(str(path), EngineError)
         return cls(
@@ -86,6 +95,7 @@ class EngineConfig:
             pretrained_config=_pretrained(pretrained, path),
             build_config=build_config,
             engine_checksum=checksum,
+            adapter_checksums=adapter_checksums,
         )
 
 

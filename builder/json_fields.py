@@ -140,6 +140,14 @@ class JsonFields:
             return ()
         return tuple(values)
 
+    def strings(self, name: str) -> tuple[str, ...]:
+        """A list of strings."""
+        value = self.raw(name)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            self.problem(name, f"is {describe(value)}; expected a list of strings")
+            return ()
+        return tuple(value)
+
     def object(self, name: str, *, optional: bool = False) -> JsonFields | None:
         """A nested object, which shares this one's problems; None if missing, null or something else."""
         value = self.raw(name)

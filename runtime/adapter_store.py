@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .._core import AdapterError
+from .._core import AdapterError, EngineError
 from ..builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE
+from ..builder.adapter_copy import adapter_checksum
 from .engine import LoadedEngine
 from .lora_config import LoraConfig
 
@@ -24,6 +25,7 @@ class AdapterStore:
     def __init__(self, engine: LoadedEngine) -> None:
         """Reads nothing yet."""
         self._engine = engine
+        self._checksums = dict(zip(engine.adapters, engine.config.adapter_checksums, strict=True))
         self._task_ids = {name: FIRST_NAMED_TASK_ID + index for index, name in enumerate(engine.adapters)}
 
     @property
@@ -43,8 +45,18 @@ class AdapterStore:
         return LoraConfig(self.task_id(name))
 
     def load(self, name: str) -> LoraConfig:
-        """The adapter with its weights, read and converted now. Raises AdapterError with what is wrong with it."""
-        return LoraConfig.from_peft(self.task_id(name), self._engine.adapters[name], self._engine)
+        """The adapter with its weights, read and converted now.
+
+        Raises EngineError when its files are not those that the build copied, AdapterError with what is wrong with it.
+        """
+        task_id, directory = self.task_id(name), self._engine.adapters[name]
+        try:
+            checksum = adapter_checksum(directory)
+        except OSError as error:
+            raise EngineError(f"{directory}: adapter '{name}' cannot be read: {error}") from error
+        if checksum != self._checksums[name]:
+            raise EngineError(f"{directory}: adapter '{name}' was changed after the build. Build the engine again")
+        return LoraConfig.from_peft(task_id, directory, self._engine)
 
 
 def prefetched_adapters(directory: str | Path) -> Iterator[tuple[Path, LoraConfig]]:

@@ -75,8 +75,12 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
 def _adapters(config: EngineConfig, directory: Path) -> dict[str, Path]:
     """The adapters' directories, which lie where build() put them and nowhere else."""
     lora = config.build_config.lora_config
-    if len(lora.lora_dir) != len(lora.adapter_names) or len(set(lora.adapter_names)) != len(lora.adapter_names):
-        raise EngineError(f"{directory}: config.json names {len(lora.adapter_names)} adapters for {len(lora.lora_dir)}")
+    counts = {len(lora.lora_dir), len(config.adapter_checksums), len(lora.adapter_names), len(set(lora.adapter_names))}
+    if len(counts) > 1:
+        raise EngineError(
+            f"{directory}: config.json has {len(lora.lora_dir)} directories of adapters for "
+            f"{len(set(lora.adapter_names))} different names and {len(config.adapter_checksums)} checksums"
+        )
     adapters = {}
     for number, (name, place) in enumerate(zip(lora.adapter_names, lora.lora_dir, strict=True)):
         path = directory.absolute() / place  # the process may change its directory before the adapter is read

@@ -21,6 +21,7 @@ from adaptrt.builder.compile.checkpoint import Checkpoint
 from adaptrt.builder.compile.engine_file import EngineFile, EngineTensor, write_engine_file
 from adaptrt.builder.compile.plan_json import program_from_json, program_to_json
 from adaptrt.builder.config import LoraBuildConfig, PluginConfig
+from adaptrt.runtime.adapter_store import AdapterStore
 from adaptrt.runtime.engine import load_engine
 from support.engines import SMALL, make_checkpoint, make_engine
 from support.models import ModelSpec, save_adapter
@@ -203,10 +204,17 @@ def rewrite_config(engine: Path, change: Callable[[dict], None]) -> None:
         (lambda c: c.update(pretrained_config=None), "pretrained_config"),
         (lambda c: c.update(engine_checksum="0" * 32), "rank0.engine"),
         (
-            lambda c: c["build_config"]["lora_config"].update(lora_dir=["../../etc"], adapter_names=["x"]),
+            lambda c: (
+                c["build_config"]["lora_config"].update(lora_dir=["../../etc"], adapter_names=["x"]),
+                c.update(adapter_checksums=["0"]),
+            ),
             "adapter 'x' is not at lora/0",
         ),
-        (lambda c: c["build_config"]["lora_config"].update(adapter_names=["x"]), "1 adapters for 0"),
+        (
+            lambda c: c["build_config"]["lora_config"].update(adapter_names=["x"]),
+            "0 directories of adapters for 1 different names and 0 checksums",
+        ),
+        (lambda c: c.update(adapter_checksums=[1]), "expected a list of strings"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(engine: Path, change, complaint: str) -> None:
@@ -320,3 +328,23 @@ def test_adapters_are_found_after_a_change_of_directory(tmp_path: Path, monkeypa
 def test_dtype_names_are_those_of_the_table(built: Path) -> None:
     program = program_to_json(load_engine(built).storage.program)
     assert program["dtype"] == dtype_name(DType.FLOAT32)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_that_was_changed_after_the_build_is_refused(tmp_path: Path, name: str) -> None:
+    make_checkpoint(ModelSpec(num_hidden_layers=1), tmp_path)
+    save_adapter(tmp_path / "model", tmp_path / "poet", 0, r=2)
+    config = replace(WITH_LORA, lora_config=LoraBuildConfig(lora_dir=(tmp_path / "poet",)))
+    build(tmp_path / "checkpoint", config, tmp_path / "engine")
+    store = AdapterStore(load_engine(tmp_path / "engine"))
+    store.load("poet")
+    path = tmp_path / "engine" / "lora" / "0" / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(EngineError, match=r"lora/0: adapter 'poet' was changed after the build"):
+        store.load("poet")
+    path.unlink()
+    with pytest.raises(EngineError, match=f"adapter 'poet' cannot be read: .*{name}"):
+        store.load("poet")
+    path.write_bytes(content)
+    store.load("poet")

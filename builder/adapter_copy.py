@@ -1,0 +1,39 @@
+"""Copies of adapters in an engine directory, and the checksums that tell whether they are still what was copied."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+# What is copied of a PEFT adapter: its config, and the first that exists of the two kinds of weights.
+_CONFIG: Final = "adapter_config.json"
+_WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def copy_adapter(source: Path, destination: Path) -> str:
+    """Copies a PEFT adapter's files into a new directory; returns the checksum of the copy."""
+    destination.mkdir(parents=True)
+    for name in _adapter_files(source):
+        shutil.copyfile(source / name, destination / name)
+    return adapter_checksum(destination)
+
+
+def adapter_checksum(directory: Path) -> str:
+    """XXH3-128 of the names, sizes and bytes of an adapter's files. Raises OSError for one that cannot be read."""
+    digest = xxhash.xxh3_128()
+    for name in _adapter_files(directory):
+        path = directory / name
+        digest.update(f"{name}:{path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _adapter_files(directory: Path) -> list[str]:
+    weights = next((name for name in _WEIGHTS if (directory / name).is_file()), _WEIGHTS[0])
+    return [_CONFIG, weights]
