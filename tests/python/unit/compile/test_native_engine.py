@@ -38,8 +38,6 @@ MODELS = {
 @pytest.mark.parametrize("lora", ["disable", "auto"])
 @pytest.mark.parametrize("name", MODELS)
 def test_prefill_chunks_and_decode_of_a_batch(name: str, lora: str, tmp_path: Path) -> None:
-    if lora == "auto" and name not in ("llama", "qwen3"):
-        pytest.skip("an engine with LoRA runs the same program but for its sites")
     config = replace(SMALL, plugin_config=PluginConfig(lora_plugin=lora))
     spec = MODELS[name]
     make_engine(spec, tmp_path, config)
