@@ -53,8 +53,10 @@ void SamplerState::count_new_tokens(std::span<const std::int32_t> tokens) {
     if (params_.repetition_penalty != 1.0) {
       for (std::int32_t i = 0; i < prompt_length_; ++i) occurrences_.push_back({.token = tokens[i]});
       std::ranges::sort(occurrences_, {}, &Occurrence::token);
-      const auto repeated = std::ranges::unique(occurrences_, {}, &Occurrence::token);
-      occurrences_.erase(repeated.begin(), repeated.end());
+      // Not std::ranges::unique: clang before 16 cannot compile its result with GCC's library.
+      const auto same_token = [](const Occurrence& a, const Occurrence& b) { return a.token == b.token; };
+      occurrences_.erase(std::unique(occurrences_.begin(), occurrences_.end(), same_token),
+                         occurrences_.end());
     }
     num_counted_ = prompt_length_;
   }
