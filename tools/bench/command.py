@@ -71,9 +71,7 @@ def prepare_engine(model: BenchModel, directory: Path, console: Console) -> Path
     limits = [text for name, value in ENGINE_LIMITS.items() for text in (f"--{name}", str(value))]
     _succeed(command_line(["build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(engine),
                            "--lora_plugin", "auto", "--dora_plugin", "enable", "--max_lora_rank", "64",
-                           *limits,
-                           "--lora_target_modules", "attn_q", "attn_k", "attn_v", "attn_dense",
-                           "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate"]))  # fmt: skip
+                           *limits]))  # fmt: skip
     return engine
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._core import ModelShape, lora_modules
+from ...builder.config import DEFAULT_TARGET_MODULES
 from ...builder.safetensors_stream import SafetensorsWriter, TensorSpec
 
 SEED = 20
@@ -104,8 +105,7 @@ def random_adapter(
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]:
     """(bfloat16 weights [rows, width], config [rows, 4]) of an adapter on all seven modules of every layer."""
     generator = np.random.default_rng((SEED, seed))
-    names = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
-    modules = [module for module in lora_modules() if module.name in names]
+    modules = [module for module in lora_modules() if module.name in DEFAULT_TARGET_MODULES]
     sizes = {module.id: module.sizes(model.shape) for module in modules}
     config = [(layer, module.id) for layer in range(model.num_hidden_layers) for module in modules]
     width = max(rank * (fan_in + out) + (out if dora else 0) for fan_in, out in sizes.values())
@@ -123,6 +123,5 @@ def random_adapter(
 
 def adapter_bytes(model: BenchModel, rank: int) -> int:
     """Bytes of a plain adapter of random_adapter on the device."""
-    names = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
-    widths = sum(sum(module.sizes(model.shape)) for module in lora_modules() if module.name in names)
+    widths = sum(sum(module.sizes(model.shape)) for module in lora_modules() if module.name in DEFAULT_TARGET_MODULES)
     return 2 * rank * widths * model.num_hidden_layers
