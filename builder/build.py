@@ -66,7 +66,9 @@ def build(
         raise ConfigError(f"{checkpoint_dir}: " + "; ".join(problems))
     config = _with_adapters(config, checkpoint.config)
     options = NetworkOptions(
-        tokens_per_block=config.tokens_per_block, lora=config.lora_enabled, dora=config.dora_enabled
+        tokens_per_block=config.tokens_per_block,
+        max_lora_rank=config.lora_config.max_lora_rank if config.lora_enabled else None,
+        dora=config.dora_enabled,
     )
     network = build_network(checkpoint.config, checkpoint.stored_tensors(), options)
     compiled = compile_network(

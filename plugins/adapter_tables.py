@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -37,7 +38,10 @@ MODULE_ATTRIBUTES: Final = (
     Attribute("layer", "int", "Decoder layer, the tables' second index."),
     Attribute("module_ids", "ints", "TensorRT-LLM's module ids of the parts of the output, the tables' third index."),
     Attribute("out_sizes", "ints", "Output width of each part."),
+    Attribute("max_rank", "int", "No rank in the table is above it; sizes the workspace of the shrink's results."),
 )
+
+TABLE_INPUTS: Final = (SEQUENCE_OFFSETS, ADAPTER_SLOTS, RANKS, POINTERS)
 
 
 def check_modules(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> list[str]:
@@ -48,6 +52,8 @@ def check_modules(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> li
         problems.append(f"module_ids {module_ids} and out_sizes {out_sizes} must be as many, each module once")
     if any(not 0 <= module < NUM_MODULES for module in module_ids):
         problems.append(f"module_ids {module_ids} must be within 0 .. {NUM_MODULES - 1}")
+    if attributes["max_rank"] < 1:
+        problems.append(f"max_rank {attributes['max_rank']} must be at least 1")
     if "out" in sizes and sum(out_sizes) != sizes["out"]:
         problems.append(f"out_sizes {out_sizes} add up to {sum(out_sizes)}, not to the output's {sizes['out']}")
     if "layers" in sizes and not 0 <= attributes["layer"] < sizes["layers"]:
@@ -57,18 +63,38 @@ def check_modules(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> li
     return problems
 
 
-def adapted_parts(
-    sequence_offsets: Array, adapter_slots: Array, attributes: Mapping[str, Any]
-) -> Iterator[tuple[slice, slice, tuple[int, int, int]]]:
-    """(tokens, columns of the output, index into the tables) of each sequence with an adapter and each part."""
+@dataclass(frozen=True)
+class AdaptedPart:
+    """What an adapter does to one part of the output in the tokens of one sequence."""
+
+    tokens: slice
+    columns: slice
+    rank: int
+    a: int
+    b: int
+    magnitude: int
+    """Addresses of A, B and the magnitudes; 0: none."""
+
+
+def adapted_parts(tables: Sequence[Array], attributes: Mapping[str, Any]) -> Iterator[AdaptedPart]:
+    """Each sequence with an adapter and each part that it adapts; `tables` are the inputs TABLE_INPUTS.
+
+    Raises ValueError for a rank above max_rank.
+    """
+    sequence_offsets, adapter_slots, ranks, pointers = tables
     starts = np.concatenate([[0], np.cumsum(attributes["out_sizes"])])
     for sequence, slot in enumerate(adapter_slots):
         tokens = slice(int(sequence_offsets[sequence]), int(sequence_offsets[sequence + 1]))
         if slot < 0 or tokens.start == tokens.stop:
             continue
         for part, module in enumerate(attributes["module_ids"]):
-            columns = slice(int(starts[part]), int(starts[part + 1]))
-            yield tokens, columns, (int(slot), int(attributes["layer"]), int(module))
+            entry = (int(slot), int(attributes["layer"]), int(module))
+            rank = int(ranks[entry])
+            if rank > attributes["max_rank"]:
+                raise ValueError(f"slot {slot} has rank {rank} in module {module}; max_rank {attributes['max_rank']}")
+            if rank > 0:
+                columns = slice(int(starts[part]), int(starts[part + 1]))
+                yield AdaptedPart(tokens, columns, rank, *(int(address) for address in pointers[entry]))
 
 
 def array_at(address: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:

@@ -1,4 +1,4 @@
-"""Dora: a linear layer's adapted output times each token's own normalised magnitudes."""
+"""Dora: Lora, and each token's own normalised magnitudes as the factor of its result."""
 
 from __future__ import annotations
 
@@ -7,38 +7,29 @@ from typing import Any, Final
 
 import numpy as np
 
-from .adapter_tables import (
-    ADAPTER_SLOTS,
-    MODULE_ATTRIBUTES,
-    POINTERS,
-    SEQUENCE_OFFSETS,
-    adapted_parts,
-    array_at,
-    check_modules,
-)
-from .definition import Array, Plugin, Tensor
+from .adapter_tables import MODULE_ATTRIBUTES, adapted_parts, array_at, check_modules
+from .definition import Array, Plugin
+from .lora import LINEAR_INPUTS, LINEAR_OUTPUT, add_update
 
 
 def _evaluate(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> tuple[Array, ...]:
-    x, sequence_offsets, adapter_slots, pointers = inputs
-    y = x.astype(np.float32)
-    for tokens, columns, entry in adapted_parts(sequence_offsets, adapter_slots, attributes):
-        address = int(pointers[entry][2])
-        if address != 0:
-            y[tokens, columns] *= array_at(address, (columns.stop - columns.start,), np.dtype(np.float32))
-    return (y.astype(x.dtype),)
+    x, base, *tables = inputs
+    y = base.astype(np.float32)
+    for part in adapted_parts(tables, attributes):
+        add_update(y, x, part)
+        if part.magnitude != 0:
+            width = part.columns.stop - part.columns.start
+            y[part.tokens, part.columns] *= array_at(part.magnitude, (width,), np.dtype(np.float32))
+    return (y.astype(base.dtype),)
 
 
 DORA: Final = Plugin(
     name="Dora",
-    doc="y = x * magnitude, one factor an output feature, that of the token's adapter; 1 where it has none.",
-    inputs=(
-        Tensor("x", "T", ("tokens", "out"), "Output of Lora."),
-        SEQUENCE_OFFSETS,
-        ADAPTER_SLOTS,
-        POINTERS,
-    ),
-    outputs=(Tensor("y", "T", ("tokens", "out"), "The scaled output, without the layer's bias."),),
+    doc="y = (base + (x A^T) B^T) * magnitude, one factor an output feature, all those of the token's adapter and of "
+    "the part of the output; the factor is 1 where the adapter has none. The result of the shrink x A^T is rounded "
+    "to T; sums and the product are float32, rounded once.",
+    inputs=LINEAR_INPUTS,
+    outputs=(LINEAR_OUTPUT,),
     own_attributes=MODULE_ATTRIBUTES,
     check=check_modules,
     evaluate=_evaluate,

@@ -8,30 +8,36 @@ from typing import Any, Final
 import numpy as np
 
 from .adapter_tables import (
-    ADAPTER_SLOTS,
     MODULE_ATTRIBUTES,
-    POINTERS,
-    RANKS,
-    SEQUENCE_OFFSETS,
+    TABLE_INPUTS,
+    AdaptedPart,
     adapted_parts,
     array_at,
     check_modules,
 )
 from .definition import Array, Plugin, Tensor
 
+LINEAR_INPUTS: Final = (
+    Tensor("x", "T", ("tokens", "in"), "Input of the linear layer."),
+    Tensor("base", "T", ("tokens", "out"), "Output of the linear layer, without its bias."),
+    *TABLE_INPUTS,
+)
+LINEAR_OUTPUT: Final = Tensor("y", "T", ("tokens", "out"), "The adapted output, without the layer's bias.")
+
+
+def add_update(y: Array, x: Array, part: AdaptedPart) -> None:
+    """Adds (x A^T) B^T to the part's tokens and columns of y, float32; x A^T is rounded to x's type."""
+    a = array_at(part.a, (part.rank, x.shape[1]), x.dtype).astype(np.float32)
+    b = array_at(part.b, (part.columns.stop - part.columns.start, part.rank), x.dtype).astype(np.float32)
+    shrunk = (x[part.tokens].astype(np.float32) @ a.T).astype(x.dtype).astype(np.float32)
+    y[part.tokens, part.columns] += shrunk @ b.T
+
 
 def _evaluate(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> tuple[Array, ...]:
-    x, base, sequence_offsets, adapter_slots, ranks, pointers = inputs
+    x, base, *tables = inputs
     y = base.astype(np.float32)
-    for tokens, columns, entry in adapted_parts(sequence_offsets, adapter_slots, attributes):
-        rank = int(ranks[entry])
-        if rank == 0:
-            continue
-        a_address, b_address, _ = (int(address) for address in pointers[entry])
-        a = array_at(a_address, (rank, x.shape[1]), x.dtype).astype(np.float32)
-        b = array_at(b_address, (columns.stop - columns.start, rank), x.dtype).astype(np.float32)
-        shrunk = (x[tokens].astype(np.float32) @ a.T).astype(x.dtype).astype(np.float32)
-        y[tokens, columns] += shrunk @ b.T
+    for part in adapted_parts(tables, attributes):
+        add_update(y, x, part)
     return (y.astype(base.dtype),)
 
 
@@ -39,15 +45,8 @@ LORA: Final = Plugin(
     name="Lora",
     doc="y = base + (x A^T) B^T, A and B those of the token's adapter and of the part of the output. The result of "
     "the shrink x A^T is rounded to T, sums are float32.",
-    inputs=(
-        Tensor("x", "T", ("tokens", "in"), "Input of the linear layer."),
-        Tensor("base", "T", ("tokens", "out"), "Output of the linear layer, without its bias."),
-        SEQUENCE_OFFSETS,
-        ADAPTER_SLOTS,
-        RANKS,
-        POINTERS,
-    ),
-    outputs=(Tensor("y", "T", ("tokens", "out"), "The adapted output."),),
+    inputs=LINEAR_INPUTS,
+    outputs=(LINEAR_OUTPUT,),
     own_attributes=MODULE_ATTRIBUTES,
     check=check_modules,
     evaluate=_evaluate,

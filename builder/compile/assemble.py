@@ -89,10 +89,17 @@ def assemble(
 
 def _check_adaptation(lowered: LoweredProgram, lora: LoraOptions | None) -> None:
     """The graph has the adapter nodes that the options ask for."""
-    if bool(lowered.sites) != (lora is not None):
-        raise EngineError("the network has adapter nodes exactly when the engine is built with LoRA; here it is not so")
-    if lora is not None and lora.dora_enabled != lowered.dora:
+    adaptation = lowered.adaptation
+    if lora is None or adaptation is None:
+        if lora is not None or adaptation is not None:
+            raise EngineError(
+                "the network has adapter nodes exactly when the engine is built with LoRA; here it is not so"
+            )
+        return
+    if lora.dora_enabled != adaptation.dora:
         raise EngineError("the network has Dora nodes exactly when the engine is built with DoRA; here it is not so")
+    if lora.max_rank != adaptation.max_rank:
+        raise EngineError(f"the network's max_rank is {adaptation.max_rank}, the engine's {lora.max_rank}")
 
 
 def _buffer_roots(lowered: LoweredProgram) -> dict[str, str]:

@@ -17,6 +17,15 @@ from .plan import AttentionOp, EmbeddingOp, LinearOp, LoraSite, ModelShape, RmsN
 
 
 @dataclass(frozen=True)
+class Adaptation:
+    """What all adapter nodes of a graph have in common."""
+
+    dora: bool
+    """Whether they are Dora nodes; otherwise they are Lora nodes."""
+    max_rank: int
+
+
+@dataclass(frozen=True)
 class LoweredProgram:
     """Ops in the order of execution, buffers still being values of the graph."""
 
@@ -24,8 +33,7 @@ class LoweredProgram:
     head: tuple[LoweredOp, ...]
     logits: str
     sites: tuple[LoraSite, ...]
-    dora: bool
-    """Whether every site has a Dora node; otherwise none has."""
+    adaptation: Adaptation | None
     weights: Weights
     index: GraphIndex
     num_nodes: int
@@ -57,7 +65,7 @@ def lower(model: onnx.ModelProto, shape: ModelShape, dtype: DType) -> LoweredPro
         head=tuple(op for op in ops if op.rows is RowKind.LOGITS),
         logits=index.outputs["logits"],
         sites=sites,
-        dora=_has_dora(index),
+        adaptation=_adaptation(index),
         weights=weights,
         index=index,
         num_nodes=len(model.graph.node),
@@ -120,14 +128,21 @@ def _lower_linears(index: GraphIndex, head_values: set[str], activation: DType, 
     return ops
 
 
-def _has_dora(index: GraphIndex) -> bool:
-    adapted = [node for node in index.nodes if node.op_type == LORA.name]
-    scaled = {node.inputs[0] for node in index.nodes if node.op_type == DORA.name}
-    if scaled:
-        for node in adapted:
-            if node.outputs[0] not in scaled:
-                raise refuse(node, "no Dora node follows it, although others have one")
-    return bool(scaled)
+def _adaptation(index: GraphIndex) -> Adaptation | None:
+    nodes = [node for node in index.nodes if node.op_type in (LORA.name, DORA.name)]
+    if not nodes:
+        return None
+    first = nodes[0]
+    for node in nodes[1:]:
+        if node.op_type != first.op_type:
+            raise refuse(node, f"{first.describe()} is of another type; a network has either Lora or Dora nodes")
+        if node.attributes["max_rank"] != first.attributes["max_rank"]:
+            raise refuse(
+                node,
+                f"its max_rank is {node.attributes['max_rank']}; that of {first.describe()} is "
+                f"{first.attributes['max_rank']}",
+            )
+    return Adaptation(dora=first.op_type == DORA.name, max_rank=first.attributes["max_rank"])
 
 
 def _check_complete(index: GraphIndex, ops: list[LoweredOp]) -> None:

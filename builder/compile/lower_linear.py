@@ -45,18 +45,12 @@ def find_linear(index: GraphIndex, gemm: Node) -> Linear:
     nodes, output = [gemm], gemm.outputs[0]
     out_sizes: tuple[int, ...] = ()
     layer, module_ids = 0, ()
-    lora = _only_reader(index, output, LORA.name)
-    if lora is not None:
-        _check_adapter(index, lora, {"x": x, "base": output})
-        layer, module_ids = lora.attributes["layer"], tuple(lora.attributes["module_ids"])
-        out_sizes = tuple(lora.attributes["out_sizes"])
-        nodes, output = [*nodes, lora], lora.outputs[0]
-        dora = _only_reader(index, output, DORA.name)
-        if dora is not None:
-            _check_adapter(index, dora, {"x": output})
-            if any(dora.attributes[name] != lora.attributes[name] for name in ("layer", "module_ids", "out_sizes")):
-                raise refuse(dora, "its modules are not those of the Lora node before it")
-            nodes, output = [*nodes, dora], dora.outputs[0]
+    adapter = _only_reader(index, output, LORA.name, DORA.name)
+    if adapter is not None:
+        _check_adapter(index, adapter, {"x": x, "base": output})
+        layer, module_ids = adapter.attributes["layer"], tuple(adapter.attributes["module_ids"])
+        out_sizes = tuple(adapter.attributes["out_sizes"])
+        nodes, output = [*nodes, adapter], adapter.outputs[0]
     add = _only_reader(index, output, "Add")
     bias = None
     if add is not None and index.is_weight(add.inputs[1]):
@@ -157,9 +151,9 @@ def _site(linears: list[Linear], parts: list[LinearPart]) -> LoraSite | None:
     )
 
 
-def _only_reader(index: GraphIndex, value: str, op_type: str) -> Node | None:
+def _only_reader(index: GraphIndex, value: str, *op_types: str) -> Node | None:
     readers = index.consumers(value)
-    return readers[0] if len(readers) == 1 and readers[0].op_type == op_type else None
+    return readers[0] if len(readers) == 1 and readers[0].op_type in op_types else None
 
 
 def _check_adapter(index: GraphIndex, node: Node, values: dict[str, str]) -> None:

@@ -26,8 +26,10 @@ class NetworkOptions:
     """What a network is built with beside the checkpoint."""
 
     tokens_per_block: int = 32
-    lora: bool = False
+    max_lora_rank: int | None = None
+    """The largest rank of adapters; None: the network takes none."""
     dora: bool = False
+    """Whether adapters may have DoRA magnitudes."""
 
 
 def build_network(
@@ -44,7 +46,7 @@ def build_network(
         config,
         tokens_per_block=options.tokens_per_block,
         prompt_lengths=isinstance(config.rotary_scaling, DynamicScaling),
-        lora=options.lora,
+        lora=options.max_lora_rank is not None,
     )
     adaptation = _adaptation(inputs, options)
     with graph.scope("embedding"):
@@ -78,7 +80,7 @@ def _head(graph: GraphBuilder, config: CheckpointConfig, hidden: Value, inputs: 
 
 
 def _adaptation(inputs: StepInputs, options: NetworkOptions) -> Adaptation | None:
-    if inputs.lora is None:
+    if inputs.lora is None or options.max_lora_rank is None:
         return None
     module_ids = {info.name: info.id for info in lora_modules()}
-    return Adaptation(inputs.lora, inputs.sequence_offsets, options.dora, module_ids)
+    return Adaptation(inputs.lora, inputs.sequence_offsets, options.max_lora_rank, options.dora, module_ids)

@@ -16,6 +16,7 @@ class Adaptation:
 
     inputs: LoraInputs
     sequence_offsets: Value
+    max_rank: int
     dora: bool
     module_ids: Mapping[str, int]
 
@@ -25,11 +26,10 @@ class Adaptation:
             "layer": layer,
             "module_ids": [self.module_ids[name] for name in modules],
             "out_sizes": list(modules.values()),
+            "max_rank": self.max_rank,
         }
-        slots, ranks, pointers = self.inputs.adapter_slots, self.inputs.ranks, self.inputs.pointers
-        (y,) = graph.plugin(LORA, [x, base, self.sequence_offsets, slots, ranks, pointers], **attributes)
-        if self.dora:
-            (y,) = graph.plugin(DORA, [y, self.sequence_offsets, slots, pointers], **attributes)
+        tables = [self.sequence_offsets, self.inputs.adapter_slots, self.inputs.ranks, self.inputs.pointers]
+        (y,) = graph.plugin(DORA if self.dora else LORA, [x, base, *tables], **attributes)
         return y
 
 

@@ -21,7 +21,7 @@ LIMITS = ProgramLimits(
     max_batch_size=8, max_num_tokens=64, max_input_len=64, max_seq_len=96, max_beam_width=1, tokens_per_block=4
 )
 LORA = LoraOptions(max_rank=8, dora_enabled=True, target_modules=(1, 2, 3))
-ADAPTABLE = NetworkOptions(tokens_per_block=4, lora=True, dora=True)
+ADAPTABLE = NetworkOptions(tokens_per_block=4, max_lora_rank=8, dora=True)
 SMALL = BuildConfig(max_batch_size=8, max_num_tokens=64, max_seq_len=96, tokens_per_block=4)
 
 

@@ -13,11 +13,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from adaptrt._core import EngineError, LinearEpilogue, RopeKind, RowKind
+from adaptrt.builder.compile.assemble import LoraOptions
 from adaptrt.builder.compile.checkpoint import Checkpoint
 from adaptrt.builder.compile.plan import AttentionOp, EmbeddingOp, LinearOp, RmsNormOp, RopeTableOp
 from adaptrt.builder.network.decoder import NetworkOptions
-from adaptrt.plugins import DOMAIN, PLUGINS, register_schemas
-from support.engines import LORA, compile_model, make_checkpoint, make_network
+from adaptrt.plugins import DOMAIN, PLUGINS, Plugin, register_schemas
+from adaptrt.plugins import LORA as LORA_PLUGIN
+from support.engines import ADAPTABLE, LORA, compile_model, make_checkpoint, make_network
 from support.models import ModelSpec
 
 
@@ -95,11 +97,17 @@ def test_dynamic_rotary_scaling_is_recognised(tmp_path: Path) -> None:
         compile_model(opened, model)
 
 
-def test_lowering_reads_every_attribute_of_every_plugin(network) -> None:
+def network_with(plugin: Plugin, path: Path) -> tuple[Checkpoint, onnx.ModelProto, LoraOptions]:
+    """A network that has nodes of this plugin."""
+    dora = plugin is not LORA_PLUGIN
+    return *make_network(path, replace(ADAPTABLE, dora=dora)), replace(LORA, dora_enabled=dora)
+
+
+def test_lowering_reads_every_attribute_of_every_plugin(checkpoint: Path) -> None:
     """An attribute that the definition has and the lowering overlooks would make a wrong engine in silence."""
-    checkpoint, model = network
-    before = compile_model(checkpoint, model).program
     for plugin in PLUGINS:
+        opened, model, lora = network_with(plugin, checkpoint)
+        before = compile_model(opened, model, lora).program
         for attribute in plugin.attributes:
             changed = onnx.ModelProto()
             changed.CopyFrom(model)
@@ -115,16 +123,16 @@ def test_lowering_reads_every_attribute_of_every_plugin(network) -> None:
             node.attribute.remove(proto)
             node.attribute.append(helper.make_attribute(attribute.name, other))
             with contextlib.suppress(EngineError):  # refused is as good
-                assert compile_model(checkpoint, changed).program != before, (plugin.name, attribute.name)
+                assert compile_model(opened, changed, lora).program != before, (plugin.name, attribute.name)
 
 
-def test_lowering_reads_every_input_of_every_plugin(network) -> None:
-    checkpoint, model = network
+def test_lowering_reads_every_input_of_every_plugin(checkpoint: Path) -> None:
     register_schemas(PLUGINS)
-    inferred = onnx.shape_inference.infer_shapes(model).graph
-    types = {value.name: value for value in (*inferred.input, *inferred.value_info)}
-    before = compile_model(checkpoint, model).program
     for plugin in PLUGINS:
+        opened, model, lora = network_with(plugin, checkpoint)
+        inferred = onnx.shape_inference.infer_shapes(model).graph
+        types = {value.name: value for value in (*inferred.input, *inferred.value_info)}
+        before = compile_model(opened, model, lora).program
         for at, tensor in enumerate(plugin.inputs):
             changed = onnx.ModelProto()
             changed.CopyFrom(model)
@@ -134,7 +142,7 @@ def test_lowering_reads_every_input_of_every_plugin(network) -> None:
             stranger.name = "stranger"
             node.input[at] = "stranger"
             with contextlib.suppress(EngineError):
-                assert compile_model(checkpoint, changed).program != before, (plugin.name, tensor.name)
+                assert compile_model(opened, changed, lora).program != before, (plugin.name, tensor.name)
 
 
 def set_attribute(node: onnx.NodeProto, name: str, value: object) -> None:
@@ -214,11 +222,15 @@ def test_adapter_nodes_and_options_must_agree(checkpoint: Path) -> None:
         compile_model(opened, model, lora=None)
     with pytest.raises(EngineError, match="built with DoRA"):
         compile_model(opened, model, lora=replace(LORA, dora_enabled=False))
-    dora = node_of(model, "Dora")
-    for node in model.graph.node:
-        node.input[:] = [dora.input[0] if name == dora.output[0] else name for name in node.input]
-    model.graph.node.remove(dora)
-    with pytest.raises(EngineError, match="no Dora node follows it"):
+    with pytest.raises(EngineError, match="network's max_rank is 8, the engine's 9"):
+        compile_model(opened, model, lora=replace(LORA, max_rank=9))
+    second = node_of(model, "Dora", 1)
+    second.op_type = "Lora"
+    with pytest.raises(EngineError, match=f"{second.name}.* is of another type"):
+        compile_model(opened, model)
+    second.op_type = "Dora"
+    set_attribute(second, "max_rank", 9)
+    with pytest.raises(EngineError, match=f"{second.name}.*its max_rank is 9"):
         compile_model(opened, model)
 
 

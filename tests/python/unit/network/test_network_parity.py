@@ -103,7 +103,7 @@ def test_a_mixed_batch_of_adapters(family: str, tmp_path: Path) -> None:
     flattened = [convert_adapter(directory, storage_dtype="float32", base=model) for directory in directories]
     tables = AdapterTables([(a.weights, a.config) for a in flattened], spec.num_hidden_layers, shape)
     oracle = NetworkOracle(
-        tmp_path / "checkpoint", tmp_path, NetworkOptions(tokens_per_block=TOKENS_PER_BLOCK, lora=True, dora=True)
+        tmp_path / "checkpoint", tmp_path, NetworkOptions(tokens_per_block=TOKENS_PER_BLOCK, max_lora_rank=8, dora=True)
     )
     prompts = [tokens_of(spec, 9 + slot, slot) for slot in range(4)]
     blocks = np.random.default_rng(0).permutation(32).reshape(4, 8).tolist()

@@ -18,7 +18,7 @@ from adaptrt.builder.network.onnx_file import dump_onnx, external_bytes
 from adaptrt.plugins import DOMAIN
 from support.models import ModelSpec, save_model
 
-OPTIONS = NetworkOptions(tokens_per_block=4, lora=True, dora=True)
+OPTIONS = NetworkOptions(tokens_per_block=4, max_lora_rank=8, dora=True)
 
 
 def dumped(spec: ModelSpec, directory: Path, dtype: DType | None = None) -> tuple[Checkpoint, Path]:
@@ -47,7 +47,7 @@ def test_plugin_nodes_look_as_tensorrts_parser_wants_them(tmp_path: Path) -> Non
     _, path = dumped(ModelSpec(), tmp_path)
     model = onnx.load(path, load_external_data=False)
     plugins = [node for node in model.graph.node if node.domain == DOMAIN]
-    assert {node.op_type for node in plugins} == {"Lora", "Dora", "PagedAttention"}
+    assert {node.op_type for node in plugins} == {"Dora", "PagedAttention"}
     for node in plugins:
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         assert attributes["plugin_version"] == b"1"

@@ -56,7 +56,7 @@ LORA_SHAPES = {
     "ranks": ["slots", 2, NUM_MODULES],
     "pointers": ["slots", 2, NUM_MODULES, 3],
 }
-MODULES = {"layer": 1, "module_ids": [1, 2], "out_sizes": [4, 3]}
+MODULES = {"layer": 1, "module_ids": [1, 2], "out_sizes": [4, 3], "max_rank": 3}
 ATTENTION_SHAPES = {
     "q": ["T", 12],
     "k": ["T", 6],
@@ -90,9 +90,8 @@ def test_schema_and_reference_op_have_the_definitions_names(plugin) -> None:
 
 def test_shapes_and_types_are_inferred() -> None:
     assert infer(model_of(LORA, LORA_SHAPES, **MODULES)) == {"y": (TensorProto.FLOAT, ["T", 7])}
-    dora_shapes = {"x": ["T", 7]} | {t.name: LORA_SHAPES[t.name] for t in DORA.inputs[1:]}
-    half = {"x": TensorProto.BFLOAT16}
-    assert infer(model_of(DORA, dora_shapes, half, **MODULES)) == {"y": (TensorProto.BFLOAT16, ["T", 7])}
+    half = {"x": TensorProto.BFLOAT16, "base": TensorProto.BFLOAT16}
+    assert infer(model_of(DORA, LORA_SHAPES, half, **MODULES)) == {"y": (TensorProto.BFLOAT16, ["T", 7])}
     assert infer(model_of(PAGED_ATTENTION, ATTENTION_SHAPES, **HEADS)) == {
         "attended": (TensorProto.FLOAT, ["T", 12]),
         "kv_pool_out": (TensorProto.FLOAT, ["B", 2, 1, 4, 6]),
@@ -108,6 +107,8 @@ def test_shapes_and_types_are_inferred() -> None:
         (LORA, {}, {"layer": 2}, "layer 2"),
         (LORA, {}, {"module_ids": [1, 1]}, "each module once"),
         (LORA, {}, {"module_ids": [1, NUM_MODULES]}, "within 0"),
+        (LORA, {}, {"max_rank": 0}, "max_rank 0"),
+        (DORA, {"base": ["T", 8]}, {}, "add up to 7"),
         (LORA, {"sequence_offsets": [4], "adapter_slots": [4]}, {}, "4 sequence_offsets"),
         (PAGED_ATTENTION, {"q": ["T", 13]}, {}, "query"),
         (PAGED_ATTENTION, {"kv_pool": ["B", 2, 2, 4, 6]}, {}, "kv_heads"),
@@ -118,7 +119,7 @@ def test_shapes_and_types_are_inferred() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(plugin, shapes, attributes, complaint) -> None:
-    base_shapes, base_attributes = (LORA_SHAPES, MODULES) if plugin is LORA else (ATTENTION_SHAPES, HEADS)
+    base_shapes, base_attributes = (ATTENTION_SHAPES, HEADS) if plugin is PAGED_ATTENTION else (LORA_SHAPES, MODULES)
     with pytest.raises(onnx.shape_inference.InferenceError, match=complaint):
         infer(model_of(plugin, {**base_shapes, **shapes}, **{**base_attributes, **attributes}))
 
@@ -146,8 +147,9 @@ def test_lora_and_dora_maths(dtype) -> None:
         expected_factor[slot, part] = magnitude if slot == 0 else np.ones_like(magnitude)
     x, base = RNG.standard_normal((6, in_size)).astype(dtype), RNG.standard_normal((6, 7)).astype(dtype)
     offsets, slots = np.asarray([0, 2, 3, 6], np.int32), np.asarray([0, -1, 1], np.int32)
-    (y,) = LORA.evaluate((x, base, offsets, slots, ranks, pointers), MODULES)
-    (scaled,) = DORA.evaluate((y, offsets, slots, pointers), MODULES)
+    inputs = (x, base, offsets, slots, ranks, pointers)
+    (y,) = LORA.evaluate(inputs, MODULES)
+    (scaled,) = DORA.evaluate(inputs, MODULES)
     expected, expected_scaled = base.astype(np.float64), None
     for token, slot in ((0, 0), (1, 0), (3, 1), (4, 1), (5, 1)):
         for part, columns in ((0, slice(0, 4)), (1, slice(4, 7))):
@@ -162,6 +164,26 @@ def test_lora_and_dora_maths(dtype) -> None:
     np.testing.assert_allclose(y.astype(np.float64), expected, atol=tolerance)
     np.testing.assert_allclose(scaled.astype(np.float64), expected_scaled, atol=2 * tolerance)
     assert y[2].tobytes() == scaled[2].tobytes() == base[2].tobytes()
+    # Without magnitudes, Dora is Lora.
+    assert y[3:].tobytes() == scaled[3:].tobytes()
+    for plugin in (LORA, DORA):
+        with pytest.raises(ValueError, match="slot 0 has rank 3 in module 1; max_rank 2"):
+            plugin.evaluate(inputs, {**MODULES, "max_rank": 2})
+
+
+def test_dora_rounds_once() -> None:
+    """The factor is applied to the float32 sum, not to what Lora would have rounded it to."""
+    base, x = np.asarray([[1.0]], np.float16), np.asarray([[1.0]], np.float16)
+    a, b = np.asarray([[2.0**-11]], np.float16), np.asarray([[1.0]], np.float16)
+    magnitude = np.asarray([1536.0], np.float32)
+    ranks, pointers = np.zeros((1, 1, NUM_MODULES), np.int32), np.zeros((1, 1, NUM_MODULES, 3), np.int64)
+    ranks[0, 0, 4] = 1
+    pointers[0, 0, 4] = [a.ctypes.data, b.ctypes.data, magnitude.ctypes.data]
+    tables = (np.asarray([0, 1], np.int32), np.asarray([0], np.int32), ranks, pointers)
+    attributes = {"layer": 0, "module_ids": [4], "out_sizes": [1], "max_rank": 1}
+    # 1 + 2^-11 lies half way between two float16 and would be rounded to 1. 1536.75 is rounded to 1537.
+    (y,) = DORA.evaluate((x, base, *tables), attributes)
+    assert y[0, 0] == 1537.0
 
 
 @pytest.mark.parametrize("window", [0, 3])
