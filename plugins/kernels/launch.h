@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "adaptrt/core/error.h"
+#include "plugins/kernels/platform.h"
+#include "plugins/kernels/ptx.h"
+
+namespace adaptrt::cuda {
+
+/// Blocks of a grid and bytes of dynamic shared memory of each.
+struct LaunchShape {
+  std::uint32_t x = 1;
+  std::uint32_t y = 1;
+  std::uint32_t z = 1;
+  std::size_t shared_bytes = 0;
+};
+
+/// A kernel is a class with
+///   using Parameters = <trivially copyable struct>;
+///   static constexpr int kThreads;          threads of a block, a multiple of 32
+///   static constexpr int kBlocksPerMultiprocessor;   as __launch_bounds__ has it
+///   __device__ static void run(const Parameters& parameters);
+#ifdef __CUDACC__
+
+template <typename Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocksPerMultiprocessor)
+    kernel_entry(const __grid_constant__ typename Kernel::Parameters parameters) {
+  Kernel::run(parameters);
+}
+
+/// What a block may use without asking for more.
+inline constexpr std::size_t kDefaultSharedBytes = 48 * 1024;
+
+inline void throw_on_cuda_error(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw StepError(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+/// Puts a kernel into `stream` (a cudaStream_t); a grid without blocks is nothing to do. Throws StepError.
+template <typename Kernel>
+void launch(const LaunchShape& shape, const typename Kernel::Parameters& parameters, void* stream) {
+  if (shape.x == 0 || shape.y == 0 || shape.z == 0) return;
+  if (shape.shared_bytes > kDefaultSharedBytes) {
+    throw_on_cuda_error(
+        cudaFuncSetAttribute(kernel_entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(shape.shared_bytes)),
+        "a kernel's shared memory");
+  }
+  kernel_entry<Kernel><<<dim3(shape.x, shape.y, shape.z), dim3(Kernel::kThreads), shape.shared_bytes,
+                         static_cast<cudaStream_t>(stream)>>>(parameters);
+  throw_on_cuda_error(cudaGetLastError(), "the launch of a kernel");
+}
+
+#else
+
+template <typename Kernel>
+void launch(const LaunchShape& shape, const typename Kernel::Parameters& parameters, void* /*stream*/) {
+  emulation::run_grid({shape.x, shape.y, shape.z}, Kernel::kThreads, shape.shared_bytes,
+                      [&parameters] { Kernel::run(parameters); });
+}
+
+#endif
+
+}  // namespace adaptrt::cuda

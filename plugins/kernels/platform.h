@@ -1,0 +1,11 @@
+#pragma once
+
+#include "plugins/kernels/warp.h"
+
+// What the kernels are compiled against: CUDA's runtime, or the emulation of it in tests/cpp/cuda/emulation,
+// with which a C++ compiler makes functions of them that run on the host.
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+#else
+#include "emulation/cuda_language.h"
+#endif

@@ -1,0 +1,364 @@
+#include "emulation/grid.h"
+
+#include <cstring>
+#include <exception>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "emulation/fiber.h"
+
+namespace adaptrt::cuda::emulation {
+namespace {
+
+constexpr std::uint32_t kMaxThreads = 1024;
+constexpr auto kLanes = static_cast<std::uint32_t>(kWarpSize);
+/// What no thread may write behind the shared memory that a launch asked for.
+constexpr std::size_t kCanaryBytes = 256;
+constexpr int kCanary = 0xa5;
+/// NaN as float32, float16 and bfloat16; -1 as an integer.
+constexpr int kPoison = 0xff;
+
+enum class State : std::uint8_t { kReady, kAtBarrier, kInWarpCall, kEnded };
+
+struct Copy {
+  void* destination;
+  const void* source;
+  std::size_t bytes;
+  bool valid;
+  std::size_t group;
+};
+
+struct Thread {
+  std::unique_ptr<Fiber> fiber;
+  State state = State::kReady;
+  Site site{};
+  std::uint32_t mask = 0;
+  void* arguments = nullptr;
+  void (*operation)(const WarpArguments&) = nullptr;
+  std::vector<Copy> copies;
+  std::size_t groups = 0;
+};
+
+/// The threads of the block that runs, and their turns. Fibers are kept from block to block.
+class Block {
+ public:
+  Block() : caller_(Fiber::of_this_thread()) {}
+
+  void run(Index index, std::uint32_t num_threads, const std::function<void()>& kernel);
+  void set_shared_memory(unsigned char* data, std::size_t bytes) {
+    shared_ = data;
+    shared_bytes_ = bytes;
+  }
+
+  [[nodiscard]] unsigned char* shared_memory() const { return shared_; }
+  [[nodiscard]] std::size_t shared_bytes() const { return shared_bytes_; }
+  [[nodiscard]] Thread& running() { return *threads_[running_]; }
+
+  void barrier(Site site);
+  void warp_call(std::uint32_t mask, void* arguments, void (*operation)(const WarpArguments&), Site site);
+
+ private:
+  void be_thread();
+  void give_up_turn();
+  void take_turns(std::uint32_t first, std::uint32_t count, std::uint32_t mask);
+  [[nodiscard]] std::string where_threads_are() const;
+  std::uint32_t random();
+
+  std::unique_ptr<Fiber> caller_;
+  std::vector<std::unique_ptr<Thread>> threads_;
+  std::uint32_t num_threads_ = 0;
+  std::uint32_t running_ = 0;
+  std::uint32_t at_barrier_ = 0;
+  std::uint32_t ended_ = 0;
+  std::uint32_t random_state_ = 1;
+  std::vector<std::uint32_t> ready_;  ///< in the order of their turns, from next_ on
+  std::size_t next_ = 0;
+  const std::function<void()>* kernel_ = nullptr;
+  std::exception_ptr error_;
+  Index index_;
+  unsigned char* shared_ = nullptr;
+  std::size_t shared_bytes_ = 0;
+};
+
+/// One a host thread, so that several can launch at the same time.
+thread_local std::unique_ptr<Block> block;
+
+std::string text_of(Index index) {
+  std::ostringstream text;
+  text << "block (" << index.x << ", " << index.y << ", " << index.z << ")";
+  return text.str();
+}
+
+std::string text_of(Site site) {
+  return std::string(site.file) + ":" + std::to_string(site.line);
+}
+
+void Block::run(Index index, std::uint32_t num_threads, const std::function<void()>& kernel) {
+  index_ = index;
+  kernel_ = &kernel;
+  num_threads_ = num_threads;
+  at_barrier_ = 0;
+  ended_ = 0;
+  random_state_ = 0x9e3779b9U + index.x + 131 * index.y + 17161 * index.z;
+  while (threads_.size() < num_threads) {
+    auto thread = std::make_unique<Thread>();
+    thread->fiber = std::make_unique<Fiber>([this] { be_thread(); });
+    threads_.push_back(std::move(thread));
+  }
+  for (std::uint32_t i = 0; i < num_threads; ++i) {
+    threads_[i]->state = State::kReady;
+    threads_[i]->copies.clear();
+    threads_[i]->groups = 0;
+  }
+  ready_.clear();
+  next_ = 0;
+  take_turns(0, num_threads, kAllLanes);
+  running_ = ready_[next_++];
+  coordinates.thread.x = running_;
+  Fiber::change(*caller_, *threads_[running_]->fiber);
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (ended_ != num_threads_) {
+    throw EmulationError(text_of(index_) + " would hang or its results be undefined: " + where_threads_are());
+  }
+}
+
+void Block::be_thread() {
+  for (;;) {
+    try {
+      (*kernel_)();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    running().state = State::kEnded;
+    ++ended_;
+    give_up_turn();
+  }
+}
+
+/// Goes on with the next thread that can; back to the caller when there is none or one has failed.
+void Block::give_up_turn() {
+  Thread& from = running();
+  if (error_ || next_ == ready_.size()) {
+    Fiber::change(*from.fiber, *caller_);
+    return;
+  }
+  running_ = ready_[next_++];
+  if (next_ == ready_.size()) {
+    ready_.clear();
+    next_ = 0;
+  }
+  coordinates.thread.x = running_;
+  if (&running() != &from) Fiber::change(*from.fiber, *running().fiber);
+}
+
+/// Makes threads ready: of `count` from `first` on those whose lane is in `mask`, from any one on, up or
+/// down.
+void Block::take_turns(std::uint32_t first, std::uint32_t count, std::uint32_t mask) {
+  const std::uint32_t bits = random();
+  const std::uint32_t start = (bits >> 1) % count;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t offset = (bits & 1U) != 0 ? (start + i) % count : (start + count - i) % count;
+    const std::uint32_t thread = first + offset;
+    if ((mask >> (thread % kLanes) & 1U) == 0) continue;
+    threads_[thread]->state = State::kReady;
+    ready_.push_back(thread);
+  }
+}
+
+std::uint32_t Block::random() {
+  random_state_ ^= random_state_ << 13;
+  random_state_ ^= random_state_ >> 17;
+  random_state_ ^= random_state_ << 5;
+  return random_state_;
+}
+
+void Block::barrier(Site site) {
+  Thread& thread = running();
+  thread.state = State::kAtBarrier;
+  thread.site = site;
+  if (++at_barrier_ == num_threads_) {
+    for (std::uint32_t i = 0; i < num_threads_; ++i) {
+      if (threads_[i]->site.line != site.line || std::strcmp(threads_[i]->site.file, site.file) != 0) {
+        throw EmulationError(text_of(index_) + " meets at different barriers: " + where_threads_are());
+      }
+    }
+    at_barrier_ = 0;
+    take_turns(0, num_threads_, kAllLanes);
+  }
+  give_up_turn();
+}
+
+void Block::warp_call(std::uint32_t mask, void* arguments, void (*operation)(const WarpArguments&),
+                      Site site) {
+  Thread& thread = running();
+  const std::uint32_t first = running_ / kLanes * kLanes;
+  if ((mask >> (running_ - first) & 1U) == 0) {
+    throw EmulationError(text_of(site) + ": a thread is not of the mask that it calls with");
+  }
+  thread.state = State::kInWarpCall;
+  thread.site = site;
+  thread.mask = mask;
+  thread.arguments = arguments;
+  thread.operation = operation;
+  WarpArguments all{};
+  bool complete = true;
+  for (std::uint32_t lane = 0; lane < kLanes && complete; ++lane) {
+    if ((mask >> lane & 1U) == 0) continue;
+    const Thread& other = *threads_[first + lane];
+    complete = other.state == State::kInWarpCall && other.mask == mask && other.operation == operation &&
+               other.site.line == site.line && std::strcmp(other.site.file, site.file) == 0;
+    all.of_lane[lane] = other.arguments;
+  }
+  if (complete) {
+    operation(all);
+    take_turns(first, kLanes, mask);
+  }
+  give_up_turn();
+}
+
+std::string Block::where_threads_are() const {
+  std::map<std::string, std::uint32_t> counts;
+  for (std::uint32_t i = 0; i < num_threads_; ++i) {
+    const Thread& thread = *threads_[i];
+    switch (thread.state) {
+      case State::kReady:
+        ++counts["have not come there"];
+        break;
+      case State::kAtBarrier:
+        ++counts["wait at the barrier " + text_of(thread.site)];
+        break;
+      case State::kInWarpCall:
+        ++counts["wait for lanes of their warp at " + text_of(thread.site)];
+        break;
+      case State::kEnded:
+        ++counts["have ended"];
+        break;
+    }
+  }
+  std::string text;
+  for (const auto& [what, count] : counts) {
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " threads " + what;
+  }
+  return text;
+}
+
+/// Shared memory of exactly the size of a launch, and the canary behind it.
+class SharedMemory {
+ public:
+  explicit SharedMemory(std::size_t bytes) : bytes_(bytes), memory_(kOffset + bytes + kCanaryBytes) {}
+
+  // Aligned to 16 bytes and to no more, as a GPU promises.
+  [[nodiscard]] unsigned char* data() {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
+    return memory_.data() + (kOffset / 2 - address % (kOffset / 2)) + kAlignment;
+  }
+  void poison() {
+    std::memset(data(), kPoison, bytes_);
+    std::memset(data() + bytes_, kCanary, kCanaryBytes / 2);
+  }
+  [[nodiscard]] bool canary_lives() {
+    for (std::size_t i = 0; i < kCanaryBytes / 2; ++i) {
+      if (data()[bytes_ + i] != kCanary) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t kAlignment = 16;
+  static constexpr std::size_t kOffset = 128;
+
+  std::size_t bytes_;
+  std::vector<unsigned char> memory_;
+};
+
+}  // namespace
+
+void run_grid(Index grid, std::uint32_t threads, std::size_t shared_bytes,
+              const std::function<void()>& kernel) {
+  if (threads == 0 || threads > kMaxThreads || threads % kLanes != 0) {
+    throw EmulationError("a block of " + std::to_string(threads) +
+                         " threads; expected a multiple of 32 up to 1024");
+  }
+  if (!block) block = std::make_unique<Block>();
+  SharedMemory shared(shared_bytes);
+  block->set_shared_memory(shared.data(), shared_bytes);
+  coordinates.grid_size = grid;
+  coordinates.block_size = {threads, 1, 1};
+  try {
+    for (std::uint32_t z = 0; z < grid.z; ++z) {
+      for (std::uint32_t y = 0; y < grid.y; ++y) {
+        for (std::uint32_t x = 0; x < grid.x; ++x) {
+          coordinates.block = {x, y, z};
+          shared.poison();
+          block->run({x, y, z}, threads, kernel);
+          if (!shared.canary_lives()) {
+            throw EmulationError(text_of(Index{x, y, z}) + " wrote behind its " +
+                                 std::to_string(shared_bytes) + " bytes of shared memory");
+          }
+        }
+      }
+    }
+  } catch (...) {
+    // Its threads stand in the middle of the kernel.
+    block.reset();
+    throw;
+  }
+}
+
+unsigned char* shared_memory() {
+  return block->shared_memory();
+}
+
+void check_shared(const void* address, std::size_t bytes, std::size_t alignment, const char* what) {
+  check_aligned(address, alignment, what);
+  const auto begin = reinterpret_cast<std::uintptr_t>(block->shared_memory());
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  if (at < begin || at + bytes > begin + block->shared_bytes()) {
+    throw EmulationError(std::string(what) + " is not in the block's shared memory");
+  }
+}
+
+void check_aligned(const void* address, std::size_t alignment, const char* what) {
+  if (reinterpret_cast<std::uintptr_t>(address) % alignment != 0) {
+    throw EmulationError(std::string(what) + " is not aligned to " + std::to_string(alignment) + " bytes");
+  }
+}
+
+void block_barrier(Site site) {
+  block->barrier(site);
+}
+
+void warp_collective(std::uint32_t mask, void* arguments, void (*operation)(const WarpArguments&),
+                     Site site) {
+  block->warp_call(mask, arguments, operation, site);
+}
+
+void begin_copy(void* destination, const void* source, std::size_t bytes, bool valid) {
+  Thread& thread = block->running();
+  std::memset(destination, kPoison, bytes);
+  thread.copies.push_back({destination, source, bytes, valid, thread.groups});
+}
+
+void commit_copy_group() {
+  ++block->running().groups;
+}
+
+void wait_for_copy_groups(std::size_t pending) {
+  Thread& thread = block->running();
+  std::size_t done = 0;
+  for (; done < thread.copies.size() && thread.copies[done].group + pending < thread.groups; ++done) {
+    const Copy& copy = thread.copies[done];
+    if (copy.valid) {
+      std::memcpy(copy.destination, copy.source, copy.bytes);
+    } else {
+      std::memset(copy.destination, 0, copy.bytes);
+    }
+  }
+  thread.copies.erase(thread.copies.begin(), thread.copies.begin() + static_cast<std::ptrdiff_t>(done));
+}
+
+}  // namespace adaptrt::cuda::emulation
