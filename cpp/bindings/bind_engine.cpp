@@ -67,7 +67,8 @@ void bind_engine_info(py::module_& module) {
 
 }  // namespace
 
-CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const std::string& kernels) {
+CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const std::string& kernels,
+                     std::shared_ptr<StepProfile> profile) {
   if (num_threads < 1)
     throw ConfigError("num_threads is " + std::to_string(num_threads) + "; it must be at least 1");
   auto kept = std::make_shared<KeptObject>(std::move(storage));
@@ -78,22 +79,24 @@ CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const
     std::unique_ptr<Engine> engine;
   };
   auto parts = std::make_shared<Parts>(
-      Parts{std::move(kept),
-            make_cpu_engine(std::move(program), std::make_shared<ThreadPool>(num_threads), kernels)});
+      Parts{std::move(kept), make_cpu_engine(std::move(program), std::make_shared<ThreadPool>(num_threads),
+                                             kernels, std::move(profile))});
   Engine* engine = parts->engine.get();
   engine_ = std::shared_ptr<Engine>(std::move(parts), engine);
 }
 
 void bind_engine(py::module_& module) {
   bind_program(module);
+  bind_profile(module);
   bind_engine_info(module);
   py::class_<CpuEngine>(module, "CpuEngine", "A native engine: a program, its weights and its KV pool.")
-      .def(py::init<Program, py::object, int, const std::string&>(), py::arg("program"), py::arg("storage"),
-           py::arg("num_threads"), py::kw_only(), py::arg("kernels") = "",
+      .def(py::init<Program, py::object, int, const std::string&, std::shared_ptr<StepProfile>>(),
+           py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),
+           py::arg("kernels") = "", py::arg("profile") = py::none(),
            "`storage` is kept alive while the engine is: it owns the buffers that `program` refers to. "
            "`kernels` is "
-           "one of cpu_kernels(), or empty for the first. Raises EngineError with all that "
-           "Program.validate() finds.")
+           "one of cpu_kernels(), or empty for the first; `profile` records every step. Raises "
+           "EngineError with all that Program.validate() finds.")
       .def_property_readonly("info", [](const CpuEngine& self) { return self.engine()->info(); })
       .def(
           "allocate_kv_blocks",

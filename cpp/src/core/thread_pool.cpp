@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <limits>
@@ -63,13 +64,21 @@ class ThreadPool::Impl {
 
   [[nodiscard]] int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
+  void measure_busy_time() { busy_times_.assign(workers_.size() + 1, {}); }
+
+  [[nodiscard]] std::vector<double> take_busy_seconds() {
+    std::vector<double> seconds;
+    for (auto& busy : busy_times_) seconds.push_back(std::exchange(busy.seconds, 0.0));
+    return seconds;
+  }
+
   void run(std::int64_t count, std::int64_t grain, const Body& body) {
     // Chunks must be countable in half a word.
     grain = std::max(grain, count / std::numeric_limits<std::int32_t>::max() + 1);
     const std::int64_t chunks = (count + grain - 1) / grain;
     if (chunks == 1 || workers_.empty()) {
       for (std::int64_t begin = 0; begin < count; begin += grain)
-        body(begin, std::min(begin + grain, count), 0);
+        call(body, begin, std::min(begin + grain, count), 0);
       return;
     }
     body_ = &body;
@@ -103,6 +112,22 @@ class ThreadPool::Impl {
   }
 
  private:
+  /// Apart from each other: each is written by its thread.
+  struct alignas(64) BusyTime {
+    double seconds = 0.0;
+  };
+
+  void call(const Body& body, std::int64_t begin, std::int64_t end, int thread) {
+    if (busy_times_.empty()) {
+      body(begin, end, thread);
+      return;
+    }
+    const auto start = std::chrono::steady_clock::now();
+    body(begin, end, thread);
+    busy_times_[static_cast<std::size_t>(thread)].seconds +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
   static std::uint32_t unclaimed(std::uint64_t ticket) { return static_cast<std::uint32_t>(ticket); }
 
   void claim_chunks(int thread) {
@@ -121,7 +146,7 @@ class ThreadPool::Impl {
     if (!failed_.load(std::memory_order_relaxed)) {
       try {
         const std::int64_t begin = chunk * grain_;
-        (*body_)(begin, std::min(begin + grain_, count_), thread);
+        call(*body_, begin, std::min(begin + grain_, count_), thread);
       } catch (...) {
         const std::lock_guard lock(mutex_);
         if (!error_) error_ = std::current_exception();
@@ -164,6 +189,8 @@ class ThreadPool::Impl {
   std::int64_t grain_ = 1;
   std::int64_t chunks_ = 0;
   std::uint64_t loop_ = 0;
+  /// By thread; empty when it is not measured.
+  std::vector<BusyTime> busy_times_;
   // Apart from each other: one is read while the other is written.
   alignas(64) std::atomic<std::uint64_t> ticket_{0};
   alignas(64) std::atomic<std::int64_t> pending_{0};
@@ -178,6 +205,14 @@ ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::num_threads() const {
   return impl_->num_threads();
+}
+
+void ThreadPool::measure_busy_time() {
+  impl_->measure_busy_time();
+}
+
+std::vector<double> ThreadPool::take_busy_seconds() {
+  return impl_->take_busy_seconds();
 }
 
 void ThreadPool::parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {

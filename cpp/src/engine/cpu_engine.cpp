@@ -10,13 +10,15 @@
 #include "adaptrt/engine/engine.h"
 #include "kv_pool.h"
 #include "step.h"
+#include "step_recorder.h"
 
 namespace adaptrt {
 namespace {
 
 class CpuEngine final : public Engine {
  public:
-  CpuEngine(Program program, std::shared_ptr<ThreadPool> pool, const KernelTable& kernels)
+  CpuEngine(Program program, std::shared_ptr<ThreadPool> pool, const KernelTable& kernels,
+            std::shared_ptr<StepProfile> profile)
       : program_(std::move(program)), kernels_(kernels), threads_(std::move(pool)), kv_pool_(program_) {
     arena_ = HugeArray(program_.arena_bytes);
     if (!program_.lora.sites.empty()) {
@@ -26,6 +28,7 @@ class CpuEngine final : public Engine {
     const std::size_t floats = std::max(linear_scratch_floats(), attention_scratch_floats(program_.shape));
     for (int thread = 0; thread < threads_->num_threads(); ++thread) scratch_.emplace_back(floats);
     fill_info();
+    if (profile) recorder_ = std::make_unique<StepRecorder>(std::move(profile), *threads_);
   }
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
@@ -34,6 +37,7 @@ class CpuEngine final : public Engine {
 
   void step(const StepInput& input, const LogitsSink& sink) override {
     check_step_input(input, info_, kv_pool_.num_blocks());
+    if (recorder_) recorder_->begin_step(input);
     name_sequences(input);
     group_tokens(input);
     Step step{.program = program_,
@@ -49,21 +53,26 @@ class CpuEngine final : public Engine {
               .groups = groups_,
               .rows = static_cast<std::int64_t>(input.token_ids.size()),
               .logit_rows = {}};
-    run(program_.body, step);
+    run(StepSection::kBody, program_.body, step);
     const auto all_rows = input.logit_rows;
     const auto slice = static_cast<std::size_t>(program_.max_batch_size);
     for (std::size_t first = 0; first < all_rows.size(); first += slice) {
       step.logit_rows = all_rows.subspan(first, std::min(slice, all_rows.size() - first));
       step.rows = static_cast<std::int64_t>(step.logit_rows.size());
-      run(program_.head, step);
+      run(StepSection::kHead, program_.head, step);
+      if (recorder_) recorder_->begin_op();
       sink(static_cast<std::int64_t>(first), step.rows, step.float_row(program_.logits, 0));
+      if (recorder_) recorder_->end_op(StepSection::kSink, 0, [] { return OpCost{}; });
     }
+    if (recorder_) recorder_->end_step();
   }
 
  private:
-  static void run(const std::vector<Op>& ops, const Step& step) {
-    for (const auto& op : ops) {
-      std::visit([&](const auto& found) { run_op(found, step); }, op);
+  void run(StepSection section, const std::vector<Op>& ops, const Step& step) {
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      if (recorder_) recorder_->begin_op();
+      std::visit([&](const auto& found) { run_op(found, step); }, ops[i]);
+      if (recorder_) recorder_->end_op(section, i, [&] { return cost_of(ops[i], step); });
     }
   }
 
@@ -121,6 +130,8 @@ class CpuEngine final : public Engine {
   std::int64_t shrink_stride_ = 0;
   KvPool kv_pool_;
   std::vector<Scratch> scratch_;
+  /// nullptr without a profile.
+  std::unique_ptr<StepRecorder> recorder_;
   // Of the step that runs.
   std::vector<std::int32_t> sequence_of_token_;
   std::vector<AdapterGroup> groups_;
@@ -129,11 +140,11 @@ class CpuEngine final : public Engine {
 }  // namespace
 
 std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
-                                        std::string_view kernels) {
+                                        std::string_view kernels, std::shared_ptr<StepProfile> profile) {
   const KernelTable& table = find_kernels(kernels);
   program.validate().throw_if_any<EngineError>("the engine's program is inconsistent");
   try {
-    return std::make_unique<CpuEngine>(std::move(program), std::move(pool), table);
+    return std::make_unique<CpuEngine>(std::move(program), std::move(pool), table, std::move(profile));
   } catch (const std::bad_alloc&) {
     throw EngineError("no memory for the engine's activations");
   }

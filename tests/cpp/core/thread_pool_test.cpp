@@ -91,6 +91,28 @@ BOOST_AUTO_TEST_CASE(fewer_than_one_thread_is_one) {
   BOOST_TEST(ThreadPool(0).num_threads() == 1);
 }
 
+BOOST_AUTO_TEST_CASE(busy_time_is_measured_on_request_and_taken_once) {
+  using Clock = std::chrono::steady_clock;
+  ThreadPool pool(3);
+  const auto spin = [](std::int64_t, std::int64_t, int) {
+    const auto end = Clock::now() + std::chrono::microseconds(200);
+    while (Clock::now() < end) {
+    }
+  };
+  BOOST_TEST(pool.take_busy_seconds().empty());
+  pool.measure_busy_time();
+  pool.parallel_for(20, 1, spin);
+  double busy = 0.0;
+  for (const double seconds : pool.take_busy_seconds()) busy += seconds;
+  BOOST_TEST(busy >= 20 * 200e-6);
+  pool.parallel_for(1, 1, spin);  // runs in the calling thread
+  const auto alone = pool.take_busy_seconds();
+  BOOST_REQUIRE(alone.size() == 3);
+  BOOST_TEST(alone[0] >= 200e-6);
+  BOOST_TEST(alone[1] + alone[2] == 0.0);
+  BOOST_TEST(pool.take_busy_seconds() == std::vector<double>(3, 0.0), boost::test_tools::per_element());
+}
+
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <vector>
 
 namespace adaptrt {
 
@@ -45,6 +46,12 @@ class ThreadPool {
   /// once. The first exception that a body throws is rethrown here; chunks that were not claimed by then are
   /// left out.
   void parallel_for(std::int64_t count, std::int64_t grain, const Body& body);
+
+  /// From now on adds up the time that each thread spends in bodies. To be called between loops.
+  void measure_busy_time();
+  /// [num_threads()], seconds since measure_busy_time() or the last call of this; to be called between loops
+  /// as well. Empty when it is not measured.
+  [[nodiscard]] std::vector<double> take_busy_seconds();
 
  private:
   class Impl;

@@ -9,6 +9,7 @@
 
 #include "adaptrt/core/thread_pool.h"
 #include "adaptrt/engine/program.h"
+#include "adaptrt/engine/step_profile.h"
 #include "adaptrt/lora/layout.h"
 
 namespace adaptrt {
@@ -61,8 +62,10 @@ class Engine {
 
 /// The CPU engine. Weights in `program` must outlive it; `pool` is used during step(). `kernels` names a
 /// table of kernels/kernel_table.h; empty for the best that this CPU can run. Throws EngineError with all of
-/// program.validate()'s problems, ConfigError for kernels that this CPU cannot run.
+/// program.validate()'s problems, ConfigError for kernels that this CPU cannot run. With a `profile`, every
+/// op of every step is timed and recorded there, and the pool measures its busy time.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
-                                                      std::string_view kernels = {});
+                                                      std::string_view kernels = {},
+                                                      std::shared_ptr<StepProfile> profile = nullptr);
 
 }  // namespace adaptrt

@@ -1,0 +1,52 @@
+#include <pybind11/native_enum.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+
+#include "adaptrt/engine/step_profile.h"
+#include "bindings.h"
+
+namespace py = pybind11;
+
+namespace adaptrt::bindings {
+
+void bind_profile(py::module_& module) {
+  py::native_enum<StepSection>(module, "StepSection", "enum.Enum", "Which part of a step an op belongs to.")
+      .value("BODY", StepSection::kBody, "Program.body.")
+      .value("HEAD", StepSection::kHead, "Program.head, once for each slice of logit rows.")
+      .value("SINK", StepSection::kSink, "Whoever takes the logits: in an executor, sampling.")
+      .finalize();
+  py::class_<OpCost>(module, "OpCost", "What an op must move and multiply at least: every element once.")
+      .def_readonly("weight_bytes", &OpCost::weight_bytes, "Of base weights, norms and biases.")
+      .def_readonly("adapter_bytes", &OpCost::adapter_bytes, "Of the different adapters of the step.")
+      .def_readonly("kv_bytes", &OpCost::kv_bytes, "Of the keys and values that are read and written.")
+      .def_readonly("activation_bytes", &OpCost::activation_bytes,
+                    "Of the buffers that are read and written.")
+      .def_readonly("flops", &OpCost::flops,
+                    "Of products with base weights and of attention; a multiply-add is two.")
+      .def_readonly("adapter_flops", &OpCost::adapter_flops, "Of products with adapters.");
+  py::class_<OpRecord>(module, "OpRecord",
+                       "One op of one step; times are seconds since the profile was made.")
+      .def_readonly("section", &OpRecord::section)
+      .def_readonly("index", &OpRecord::index, "Into the section's ops.")
+      .def_readonly("begin", &OpRecord::begin)
+      .def_readonly("end", &OpRecord::end)
+      .def_readonly("cost", &OpRecord::cost)
+      .def_readonly("busy_seconds", &OpRecord::busy_seconds,
+                    "By thread: the time in which it ran a part of the op.");
+  py::class_<StepRecord>(module, "StepRecord", "One step: its ops one after another, within [begin, end].")
+      .def_readonly("begin", &StepRecord::begin)
+      .def_readonly("end", &StepRecord::end)
+      .def_readonly("num_tokens", &StepRecord::num_tokens)
+      .def_readonly("num_sequences", &StepRecord::num_sequences)
+      .def_readonly("num_adapters", &StepRecord::num_adapters, "Different ones.")
+      .def_readonly("num_logit_rows", &StepRecord::num_logit_rows)
+      .def_readonly("ops", &StepRecord::ops);
+  py::class_<StepProfile, std::shared_ptr<StepProfile>>(module, "StepProfile",
+                                                        "Records of an engine's newest steps.")
+      .def(py::init<std::size_t>(), py::arg("max_steps"),
+           "Keeps max_steps records; older ones make room. Raises ConfigError for 0.")
+      .def("take_steps", &StepProfile::take_steps, "The records since the last call, oldest first.");
+}
+
+}  // namespace adaptrt::bindings

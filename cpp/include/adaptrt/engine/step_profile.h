@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+namespace adaptrt {
+
+/// What an op must move and multiply at least, however it is implemented: every element once. Bytes that stay
+/// in a cache count as well; bytes that an implementation reads again do not.
+struct OpCost {
+  /// Base weights, norms, biases; of an embedding, the rows that are looked up.
+  std::int64_t weight_bytes = 0;
+  /// A, B and magnitudes of the different adapters of the step.
+  std::int64_t adapter_bytes = 0;
+  /// Keys and values: those that the step's tokens see, and the new ones once more as they are written.
+  std::int64_t kv_bytes = 0;
+  /// Buffers that are read and written.
+  std::int64_t activation_bytes = 0;
+  /// Of products with base weights, and of attention over the keys that each token sees; a multiply-add is
+  /// two.
+  std::int64_t flops = 0;
+  /// Of products with A and B.
+  std::int64_t adapter_flops = 0;
+
+  bool operator==(const OpCost&) const = default;
+};
+
+/// Which part of a step an op belongs to.
+enum class StepSection : std::uint8_t {
+  kBody,  ///< Program::body
+  kHead,  ///< Program::head, once for each slice of logit rows
+  kSink,  ///< the caller's LogitsSink, after each slice: in an executor, sampling
+};
+
+/// One op of one step. Times are seconds since the profile was made.
+struct OpRecord {
+  StepSection section = StepSection::kBody;
+  /// Index into the section's ops.
+  std::int32_t index = 0;
+  double begin = 0.0;
+  double end = 0.0;
+  OpCost cost;
+  /// By thread of the pool: seconds between begin and end in which it ran a part of the op.
+  std::vector<double> busy_seconds;
+};
+
+/// One step: its ops one after another, within [begin, end].
+struct StepRecord {
+  double begin = 0.0;
+  double end = 0.0;
+  std::int64_t num_tokens = 0;
+  std::int64_t num_sequences = 0;
+  /// Different adapters of the step.
+  std::int64_t num_adapters = 0;
+  std::int64_t num_logit_rows = 0;
+  std::vector<OpRecord> ops;
+};
+
+/// Records of an engine's newest steps. Thread-safe.
+class StepProfile {
+ public:
+  /// Keeps `max_steps` records; older ones make room. Throws ConfigError for 0.
+  explicit StepProfile(std::size_t max_steps);
+
+  void add(StepRecord record);
+  /// The records since the last call, oldest first.
+  [[nodiscard]] std::vector<StepRecord> take_steps();
+
+ private:
+  std::size_t max_steps_;
+  std::mutex mutex_;
+  std::deque<StepRecord> steps_;
+};
+
+}  // namespace adaptrt
