@@ -12,6 +12,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/exec/stats.h"
 #include "adaptrt/lora/host_adapter.h"
+#include "adaptrt/lora/host_pages.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/lora/modules.h"
 #include "adaptrt/lora/pack_adapter.h"
@@ -139,11 +140,17 @@ void bind_cache_config(py::module_& module) {
       Field{"host_bytes", &LoraCacheSizes::host_bytes, "Bytes of the host level."},
       Field{"page_bytes", &LoraCacheSizes::page_bytes, "Bytes of a device page."},
       Field{"device_pages", &LoraCacheSizes::device_pages, "Pages of the device level."});
-  module.def("resolve_cache_sizes", &resolve_cache_sizes, py::arg("config"), py::arg("layout"),
-             py::arg("free_bytes"),
-             "LoraCacheSizes for an engine with this LoraLayout; free_bytes is the memory that is free for "
-             "the device "
-             "level. Raises ConfigError, with both figures where a level is too small.");
+  module.def(
+      "resolve_cache_sizes",
+      [](const PeftCacheConfig& config, const LoraLayout& layout, std::size_t free_bytes,
+         bool has_copy_streams) {
+        return resolve_cache_sizes(config, layout, {free_bytes, has_copy_streams});
+      },
+      py::arg("config"), py::arg("layout"), py::arg("free_bytes"), py::arg("has_copy_streams") = false,
+      "LoraCacheSizes for an engine with this LoraLayout; free_bytes is the memory that is free for the "
+      "device "
+      "level, has_copy_streams whether it is a device's own. Raises ConfigError, with both figures where a "
+      "level is too small.");
 }
 
 /// What a request holds. A class of its own, because every admit() is a user of its own.
@@ -186,7 +193,12 @@ void bind_cache(py::module_& module) {
   py::class_<LoraCache>(
       module, "LoraCache",
       "The two-level LoRA cache on its own, as tests and tools use it; executors have theirs inside.")
-      .def(py::init<LoraLayout, LoraCacheSizes>(), py::arg("layout"), py::arg("sizes"))
+      .def(py::init([](LoraLayout layout, const LoraCacheSizes& sizes) {
+             auto pages = std::make_unique<HostPages>(sizes.page_bytes, sizes.device_pages);
+             return std::make_unique<LoraCache>(std::move(layout), std::move(pages),
+                                                LoraCacheOptions{.host_bytes = sizes.host_bytes});
+           }),
+           py::arg("layout"), py::arg("sizes"))
       .def(
           "admit",
           [](LoraCache& self, const LoraConfig& config) { return AdmittedAdapter{self.admit(config)}; },

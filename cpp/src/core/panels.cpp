@@ -3,6 +3,8 @@
 #include <cstring>
 #include <vector>
 
+#include "adaptrt/core/convert.h"
+
 namespace adaptrt {
 namespace {
 
@@ -35,20 +37,6 @@ void scatter_row(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
   }
 }
 
-/// Rounds a row to another type; from float32 to bfloat16, the usual case, without a call for each element.
-void convert_row(std::byte* out, DType to, const std::byte* source, DType from, std::size_t count) {
-  if (from == DType::kFloat32 && to == DType::kBFloat16) {
-    for (std::size_t i = 0; i < count; ++i) {
-      float value = 0.0F;
-      std::memcpy(&value, source + i * sizeof(value), sizeof(value));
-      const std::uint16_t bits = float_to_bfloat16(value);
-      std::memcpy(out + i * sizeof(bits), &bits, sizeof(bits));
-    }
-    return;
-  }
-  for (std::size_t i = 0; i < count; ++i) store_from_float(out, to, i, load_as_float(source, from, i));
-}
-
 }  // namespace
 
 void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t first_row,
@@ -57,7 +45,7 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
   for (std::int64_t i = 0; i < rows; ++i) {
     const std::byte* row = source + i * source_stride * static_cast<std::int64_t>(size_of(source_dtype));
     if (source_dtype != dtype) {
-      convert_row(converted.data(), dtype, row, source_dtype, static_cast<std::size_t>(k));
+      convert_elements(converted.data(), dtype, row, source_dtype, static_cast<std::size_t>(k));
       row = converted.data();
     }
     switch (dtype) {

@@ -19,16 +19,23 @@
 namespace adaptrt {
 namespace {
 
-/// nullptr for an engine without LoRA. Takes what it allocates from `available_memory`.
-std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, const EngineInfo& engine,
+/// nullptr for an engine without LoRA. Takes what it allocates of the host's from `available_memory`.
+std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine& engine,
                                            std::size_t& available_memory) {
-  const LoraCacheSizes sizes = resolve_cache_sizes(config.peft_cache_config.value_or(PeftCacheConfig{}),
-                                                   engine.lora, available_memory);
-  if (engine.lora.sites.empty()) return nullptr;
+  const PeftCacheConfig cache_config = config.peft_cache_config.value_or(PeftCacheConfig{});
+  const auto on_device = engine.free_device_memory();
+  const DeviceMemory device{on_device.value_or(available_memory), on_device.has_value()};
+  const LoraLayout& layout = engine.info().lora;
+  const LoraCacheSizes sizes = resolve_cache_sizes(cache_config, layout, device);
+  if (layout.sites.empty()) return nullptr;
   // The device level is allocated now; the host level grows with what is sent.
-  available_memory -=
-      std::min(available_memory, sizes.page_bytes * static_cast<std::size_t>(sizes.device_pages));
-  return std::make_unique<LoraCache>(engine.lora, sizes);
+  if (!on_device) {
+    available_memory -=
+        std::min(available_memory, sizes.page_bytes * static_cast<std::size_t>(sizes.device_pages));
+  }
+  return std::make_unique<LoraCache>(
+      layout, engine.make_adapter_pages(sizes.page_bytes, sizes.device_pages, cache_config.num_copy_streams),
+      LoraCacheOptions{.host_bytes = sizes.host_bytes});
 }
 
 std::int32_t make_kv_pool(const ExecutorConfig& config, Engine& engine, std::size_t available_memory) {
@@ -36,7 +43,7 @@ std::int32_t make_kv_pool(const ExecutorConfig& config, Engine& engine, std::siz
   KvPoolDemand demand;
   demand.tokens_per_block = info.tokens_per_block;
   demand.block_bytes = info.kv_block_bytes;
-  demand.free_memory_bytes = available_memory;
+  demand.free_memory_bytes = engine.free_device_memory().value_or(available_memory);
   demand.max_batch_size = config.max_batch_size.value_or(info.max_batch_size);
   demand.max_seq_len = info.max_seq_len;
   const std::int32_t num_blocks = resolve_num_blocks(config.kv_cache_config, demand);
@@ -58,7 +65,7 @@ class Executor::Impl {
       : engine_(std::move(engine)),
         queue_(validated(config, engine_->info()).max_queue_size),
         statistics_(config),
-        lora_cache_(make_lora_cache(config, engine_->info(), available_memory)),
+        lora_cache_(make_lora_cache(config, *engine_, available_memory)),
         loop_(*engine_, config, make_kv_pool(config, *engine_, available_memory), lora_cache_.get(), queue_,
               board_, statistics_, std::move(observer)),
         thread_([this] { loop_.run(); }) {}

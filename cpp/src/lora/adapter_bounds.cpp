@@ -36,7 +36,7 @@ std::vector<std::size_t> image_sizes(const LoraLayout& layout, std::int32_t rank
   for (const LoraSite& site : layout.sites) {
     std::size_t largest = 0;
     for (const Modules& modules : choices_at(layout, site, rank)) {
-      largest = std::max(largest, image_bytes(site, modules, layout.dtype));
+      largest = std::max(largest, image_bytes(layout, site, modules));
     }
     if (largest > 0) sizes.push_back(largest);
   }

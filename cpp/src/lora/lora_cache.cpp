@@ -19,21 +19,23 @@ void refuse_full(std::uint64_t task_id, const std::string& reason) {
                            reason);
 }
 
-LoraCache::Impl::Impl(LoraLayout layout, LoraCacheSizes sizes)
+LoraCache::Impl::Impl(LoraLayout layout, std::unique_ptr<AdapterPages> pages, LoraCacheOptions options)
     : layout_(std::move(layout)),
       sites_(layout_),
-      host_bytes_total_(sizes.host_bytes),
-      arena_(sizes.page_bytes, sizes.device_pages) {
+      host_bytes_total_(options.host_bytes),
+      pages_(std::move(pages)),
+      free_pages_(pages_->num_pages()) {
   Problems problems;
+  const std::size_t page_bytes = pages_->page_bytes();
   const std::size_t largest = largest_image_bytes(layout_, layout_.max_rank);
-  if (sizes.page_bytes < largest) {
-    problems.add("page_bytes is " + std::to_string(sizes.page_bytes) +
+  if (page_bytes < largest) {
+    problems.add("page_bytes is " + std::to_string(page_bytes) +
                  ", but one linear layer's share of an adapter "
                  "of rank " +
                  std::to_string(layout_.max_rank) + " needs " + std::to_string(largest));
   }
-  if (sizes.page_bytes % kImageAlignment != 0) {
-    problems.add("page_bytes is " + std::to_string(sizes.page_bytes) + "; accepted: multiples of " +
+  if (page_bytes % kImageAlignment != 0) {
+    problems.add("page_bytes is " + std::to_string(page_bytes) + "; accepted: multiples of " +
                  std::to_string(kImageAlignment));
   }
   problems.throw_if_any<ConfigError>("LoRA cache");
@@ -71,9 +73,9 @@ LoraCacheStats LoraCache::Impl::stats() const {
   stats.device_adapters = static_cast<std::int64_t>(device_busy_.size() + device_idle_.size());
   stats.host_bytes_used = host_bytes_used_;
   stats.host_bytes_total = host_bytes_total_;
-  stats.page_bytes = arena_.page_bytes();
-  stats.device_pages_used = arena_.total() - arena_.free();
-  stats.device_pages_total = arena_.total();
+  stats.page_bytes = pages_->page_bytes();
+  stats.device_pages_used = free_pages_.total() - free_pages_.count();
+  stats.device_pages_total = free_pages_.total();
   return stats;
 }
 
@@ -96,8 +98,8 @@ CacheEntry& LoraCache::Impl::require_known(const HostAdapter& adapter) const {
   return *found->second;
 }
 
-LoraCache::LoraCache(LoraLayout layout, LoraCacheSizes sizes)
-    : impl_(std::make_shared<Impl>(std::move(layout), sizes)) {}
+LoraCache::LoraCache(LoraLayout layout, std::unique_ptr<AdapterPages> pages, LoraCacheOptions options)
+    : impl_(std::make_shared<Impl>(std::move(layout), std::move(pages), options)) {}
 LoraCache::~LoraCache() = default;
 
 std::shared_ptr<const HostAdapter> LoraCache::admit(const LoraConfig& config) {

@@ -1,6 +1,7 @@
 // The device level: pages, leases and pins.
 
 #include <chrono>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -28,13 +29,13 @@ std::optional<DeviceLease> LoraCache::Impl::acquire(const HostAdapter& adapter) 
 
 bool LoraCache::Impl::reserve_pages(CacheEntry& entry) {
   const std::int64_t needed = entry.plan.pages;
-  if (arena_.free() + idle_pages_ < needed) return false;
+  if (free_pages_.count() + idle_pages_ < needed) return false;
   entry.pages.reserve(static_cast<std::size_t>(needed));
-  while (arena_.free() < needed) {
+  while (free_pages_.count() < needed) {
     ++counters_.device_evictions;
     drop_device_copy(*device_idle_.front());
   }
-  for (std::int64_t i = 0; i < needed; ++i) entry.pages.push_back(arena_.take());
+  for (std::int64_t i = 0; i < needed; ++i) entry.pages.push_back(free_pages_.take());
   ++counters_.device_misses;
   entry.residence = Residence::kLoading;
   ++entry.leases;
@@ -44,11 +45,14 @@ bool LoraCache::Impl::reserve_pages(CacheEntry& entry) {
 
 void LoraCache::Impl::load(CacheEntry& entry, std::unique_lock<std::mutex>& lock) {
   try {
-    std::vector<std::byte*> pages;
-    for (const std::int64_t page : entry.pages) pages.push_back(arena_.address(page));
+    std::vector<std::byte*> addresses;
+    for (const std::int64_t page : entry.pages) addresses.push_back(pages_->address(page));
     lock.unlock();
     const auto start = std::chrono::steady_clock::now();
-    DeviceAdapter packed = pack_adapter(*entry.adapter, layout_, entry.plan, pages);
+    DeviceAdapter packed;
+    pages_->load(entry.pages, [&](std::span<std::byte* const> host_pages) {
+      packed = pack_adapter(*entry.adapter, layout_, entry.plan, host_pages, addresses);
+    });
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     lock.lock();
     entry.device = std::move(packed);
@@ -68,7 +72,7 @@ void LoraCache::Impl::load(CacheEntry& entry, std::unique_lock<std::mutex>& lock
 
 void LoraCache::Impl::drop_device_copy(CacheEntry& entry) noexcept {
   if (entry.device_list == &device_idle_) idle_pages_ -= entry.plan.pages;
-  for (const std::int64_t page : entry.pages) arena_.give_back(page);
+  for (const std::int64_t page : entry.pages) free_pages_.give_back(page);
   entry.pages.clear();
   entry.device = {};
   entry.residence = Residence::kAbsent;
@@ -96,7 +100,7 @@ void LoraCache::Impl::settle(CacheEntry& entry) noexcept {
 
 std::int64_t LoraCache::Impl::obtainable_pages() const {
   const std::lock_guard lock(mutex_);
-  return arena_.free() + idle_pages_;
+  return free_pages_.count() + idle_pages_;
 }
 
 std::int64_t LoraCache::Impl::pages_needed(const HostAdapter& adapter) const {
@@ -130,8 +134,8 @@ void LoraCache::Impl::pin(std::uint64_t task_id) {
   if (!reserve_pages(entry)) {
     refuse_full(task_id, "needs " + std::to_string(entry.plan.pages) +
                              " device pages, but running requests and pinned adapters leave " +
-                             std::to_string(arena_.free() + idle_pages_) + " of " +
-                             std::to_string(arena_.total()));
+                             std::to_string(free_pages_.count() + idle_pages_) + " of " +
+                             std::to_string(free_pages_.total()));
   }
   // Neither pinned nor leased while it is packed, it could be unloaded: a user keeps it.
   user->hold(entry);

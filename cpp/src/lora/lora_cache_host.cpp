@@ -12,7 +12,7 @@ std::shared_ptr<const HostAdapter> LoraCache::Impl::admit(const LoraConfig& conf
   if (!config.weights && !config.config) return find(config.task_id);
   auto entry = std::make_shared<CacheEntry>();
   entry->adapter = HostAdapter::make(config, layout_);
-  entry->plan = plan_device_images(*entry->adapter, layout_, sites_, arena_.page_bytes());
+  entry->plan = plan_device_images(*entry->adapter, layout_, sites_, pages_->page_bytes());
   check_ever_fits(config.task_id, entry->adapter->bytes(), entry->plan.pages);
   return store(entry, config.replace);
 }
@@ -70,13 +70,13 @@ void LoraCache::Impl::check_ever_fits(std::uint64_t task_id, std::size_t bytes, 
     refuse_full(task_id, "needs " + std::to_string(bytes) + " bytes, but the host level has " +
                              std::to_string(host_bytes_total_) + " in all");
   }
-  if (pages > arena_.total()) {
+  if (pages > free_pages_.total()) {
     const auto text = [&](std::int64_t count) {
-      return std::to_string(static_cast<std::size_t>(count) * arena_.page_bytes()) + " bytes (" +
+      return std::to_string(static_cast<std::size_t>(count) * pages_->page_bytes()) + " bytes (" +
              std::to_string(count) + " pages)";
     };
-    refuse_full(task_id,
-                "needs " + text(pages) + ", but the device level has " + text(arena_.total()) + " in all");
+    refuse_full(task_id, "needs " + text(pages) + ", but the device level has " + text(free_pages_.total()) +
+                             " in all");
   }
 }
 
@@ -84,9 +84,9 @@ void LoraCache::Impl::check_ever_fits(std::uint64_t task_id, std::size_t bytes, 
 /// ever.
 void LoraCache::Impl::check_beside_pinned(std::uint64_t task_id, std::int64_t pages,
                                           std::int64_t pinned_pages) const {
-  if (pages + pinned_pages <= arena_.total()) return;
+  if (pages + pinned_pages <= free_pages_.total()) return;
   refuse_full(task_id, "needs " + std::to_string(pages) + " device pages, but pinned adapters keep " +
-                           std::to_string(pinned_pages) + " of " + std::to_string(arena_.total()));
+                           std::to_string(pinned_pages) + " of " + std::to_string(free_pages_.total()));
 }
 
 /// Would pinning `pages` leave every adapter in use a way to the device? `pinned` is the entry to be pinned
@@ -98,9 +98,9 @@ void LoraCache::Impl::check_pin(std::uint64_t task_id, std::int64_t pages, const
   for (const auto& [generation, entry] : entries_) {
     const bool stays_pinned = entry->pinned && entry.get() != replaced;
     if (entry.get() == pinned || stays_pinned || !entry->in_use()) continue;
-    if (entry->plan.pages + others + pages > arena_.total()) {
+    if (entry->plan.pages + others + pages > free_pages_.total()) {
       refuse_full(task_id, "pinned adapters would keep " + std::to_string(others + pages) + " of " +
-                               std::to_string(arena_.total()) + " device pages, but task " +
+                               std::to_string(free_pages_.total()) + " device pages, but task " +
                                std::to_string(entry->adapter->task_id()) + ", which a request holds, needs " +
                                std::to_string(entry->plan.pages));
     }

@@ -14,7 +14,7 @@
 
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/lora/pack_adapter.h"
-#include "page_arena.h"
+#include "free_pages.h"
 
 namespace adaptrt {
 
@@ -55,7 +55,7 @@ using Residence = CacheEntry::Residence;
 
 class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
  public:
-  Impl(LoraLayout layout, LoraCacheSizes sizes);
+  Impl(LoraLayout layout, std::unique_ptr<AdapterPages> pages, LoraCacheOptions options);
 
   std::shared_ptr<const HostAdapter> admit(const LoraConfig& config);
   std::optional<DeviceLease> acquire(const HostAdapter& adapter);
@@ -111,10 +111,11 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   const LoraLayout layout_;
   const SiteIndex sites_;
   const std::size_t host_bytes_total_;
+  const std::unique_ptr<AdapterPages> pages_;
 
   mutable std::mutex mutex_;
   std::condition_variable loaded_;
-  PageArena arena_;
+  FreePages free_pages_;
   std::unordered_map<std::uint64_t, EntryPtr> entries_;         // by generation
   std::unordered_map<std::uint64_t, CacheEntry*> listed_;       // by task_id
   CacheEntry::List host_busy_, host_idle_;                      // every entry is in one of them

@@ -45,7 +45,7 @@ std::vector<std::string> LoraCache::Impl::check_invariants() const {
   std::int64_t idle_pages = 0;
   std::int64_t pinned_pages = 0;
   std::size_t listed = 0;
-  std::multiset<std::int64_t> pages(arena_.free_pages().begin(), arena_.free_pages().end());
+  std::multiset<std::int64_t> pages(free_pages_.pages().begin(), free_pages_.pages().end());
   for (const auto& [generation, entry] : entries_) {
     const std::string name =
         "task " + std::to_string(entry->adapter->task_id()) + " generation " + std::to_string(generation);
@@ -72,14 +72,15 @@ std::vector<std::string> LoraCache::Impl::check_invariants() const {
   findings.expect(host_bytes_used_ <= host_bytes_total_, "the host level holds more than its size");
   findings.expect(idle_pages == idle_pages_, "idle pages are miscounted");
   findings.expect(pinned_pages == pinned_pages_, "pinned pages are miscounted");
-  findings.expect(pinned_pages_ <= arena_.total(), "more pages are pinned than there are");
+  findings.expect(pinned_pages_ <= free_pages_.total(), "more pages are pinned than there are");
   findings.expect(host_busy_.size() + host_idle_.size() == entries_.size(), "the host lists miss adapters");
   findings.expect(device_absent_.size() + device_busy_.size() + device_idle_.size() == entries_.size(),
                   "the device lists miss adapters");
-  findings.expect(pages.size() == static_cast<std::size_t>(arena_.total()), "pages are lost or too many");
+  findings.expect(pages.size() == static_cast<std::size_t>(free_pages_.total()),
+                  "pages are lost or too many");
   const std::set<std::int64_t> distinct(pages.begin(), pages.end());
   findings.expect(distinct.size() == pages.size(), "a page has two owners");
-  findings.expect(distinct.empty() || (*distinct.begin() >= 0 && *distinct.rbegin() < arena_.total()),
+  findings.expect(distinct.empty() || (*distinct.begin() >= 0 && *distinct.rbegin() < free_pages_.total()),
                   "a page is out of range");
   return findings.take();
 }

@@ -1,8 +1,11 @@
 #include "adaptrt/lora/pack_adapter.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <string>
 
+#include "adaptrt/core/convert.h"
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/panels.h"
 
@@ -29,11 +32,26 @@ std::size_t vector_bytes(std::int64_t size) {
   return static_cast<std::size_t>(size) * sizeof(float);
 }
 
-/// Writes one site's image, front to back.
+/// Bytes of a matrix [rows, columns] on the device.
+std::size_t matrix_bytes(const LoraLayout& layout, std::int64_t rows, std::int64_t columns) {
+  return layout.matrix_layout == MatrixLayout::kPanels
+             ? panel_bytes(layout.dtype, rows, columns)
+             : static_cast<std::size_t>(rows * columns) * size_of(layout.dtype);
+}
+
+/// Load ids are unique in the process, whichever cache the copies are in.
+std::uint64_t next_load_id() {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+/// Writes one site's image, front to back, to where the host can write it: what is at `image` then is at
+/// `address` on the device.
 class ImageWriter {
  public:
-  ImageWriter(const HostAdapter& adapter, const LoraSite& site, DType dtype, std::byte* image)
-      : adapter_(adapter), site_(site), dtype_(dtype), next_(image) {}
+  ImageWriter(const HostAdapter& adapter, const LoraLayout& layout, const LoraSite& site, std::byte* image,
+              const std::byte* address)
+      : adapter_(adapter), layout_(layout), site_(site), image_(image), address_(address) {}
 
   DeviceSite write(const std::vector<std::size_t>& rows) {
     DeviceSite result;
@@ -51,10 +69,28 @@ class ImageWriter {
   }
 
  private:
-  std::byte* take(std::size_t bytes) {
-    std::byte* piece = next_;
-    next_ += aligned(bytes);
+  /// A piece of the image, on either side.
+  struct Piece {
+    std::byte* host = nullptr;
+    const std::byte* device = nullptr;
+  };
+
+  Piece take(std::size_t bytes) {
+    const Piece piece{image_ + used_, address_ + used_};
+    used_ += aligned(bytes);
     return piece;
+  }
+
+  /// Writes rows [first_row, first_row + rows) of a matrix [total_rows, columns]; `values` are those rows.
+  void write_rows(std::byte* matrix, std::int64_t total_rows, std::int64_t columns, std::int64_t first_row,
+                  std::int64_t rows, const std::byte* values) const {
+    if (layout_.matrix_layout == MatrixLayout::kPanels) {
+      pack_panels(matrix, layout_.dtype, total_rows, columns, first_row, rows, values, adapter_.dtype(),
+                  columns);
+      return;
+    }
+    convert_elements(matrix + static_cast<std::size_t>(first_row * columns) * size_of(layout_.dtype),
+                     layout_.dtype, values, adapter_.dtype(), static_cast<std::size_t>(rows * columns));
   }
 
   [[nodiscard]] const std::byte* source(const AdapterRow& row, std::int64_t element) const {
@@ -62,13 +98,12 @@ class ImageWriter {
   }
 
   void write_a(const std::vector<std::size_t>& rows, DeviceSite& result) {
-    std::byte* panels = take(panel_bytes(dtype_, result.total_rank, site_.in_size));
-    result.a = panels;
+    const Piece a = take(matrix_bytes(layout_, result.total_rank, site_.in_size));
+    result.a = a.device;
     std::int64_t first = 0;
     for (const std::size_t i : rows) {
       const AdapterRow& row = adapter_.rows()[i];
-      pack_panels(panels, dtype_, result.total_rank, site_.in_size, first, row.rank, source(row, 0),
-                  adapter_.dtype(), site_.in_size);
+      write_rows(a.host, result.total_rank, site_.in_size, first, row.rank, source(row, 0));
       first += row.rank;
     }
   }
@@ -78,10 +113,9 @@ class ImageWriter {
     for (const LoraModule module : parts_of(row.module)) {
       const std::size_t position = part_position(site_, module);
       const std::int64_t out_size = site_.parts[position].out_size;
-      std::byte* panels = take(panel_bytes(dtype_, out_size, row.rank));
-      pack_panels(panels, dtype_, out_size, row.rank, 0, out_size, source(row, first), adapter_.dtype(),
-                  row.rank);
-      result.parts[position] = {row.rank, rank_offset, panels, nullptr};
+      const Piece b = take(matrix_bytes(layout_, out_size, row.rank));
+      write_rows(b.host, out_size, row.rank, 0, out_size, source(row, first));
+      result.parts[position] = {row.rank, rank_offset, b.device, nullptr};
       first += out_size * row.rank;
     }
   }
@@ -91,21 +125,36 @@ class ImageWriter {
     for (const LoraModule module : parts_of(row.module)) {
       const std::size_t position = part_position(site_, module);
       const std::int64_t out_size = site_.parts[position].out_size;
-      std::byte* values = take(vector_bytes(out_size));
-      for (std::int64_t i = 0; i < out_size; ++i) {
-        store_from_float(values, DType::kFloat32, static_cast<std::size_t>(i),
-                         load_as_float(source(row, first + i), adapter_.dtype(), 0));
-      }
-      result.parts[position].magnitude = reinterpret_cast<const float*>(values);
+      const Piece magnitudes = take(vector_bytes(out_size));
+      convert_elements(magnitudes.host, DType::kFloat32, source(row, first), adapter_.dtype(),
+                       static_cast<std::size_t>(out_size));
+      result.parts[position].magnitude = reinterpret_cast<const float*>(magnitudes.device);
       first += out_size;
     }
   }
 
   const HostAdapter& adapter_;
+  const LoraLayout& layout_;
   const LoraSite& site_;
-  DType dtype_;
-  std::byte* next_;
+  std::byte* image_;
+  const std::byte* address_;
+  std::size_t used_ = 0;
 };
+
+/// Rows [first, first + rows) of a matrix [total_rows, columns] on the device, as float32.
+std::vector<float> read_rows(const LoraLayout& layout, const std::byte* matrix, std::int64_t total_rows,
+                             std::int64_t columns, std::int64_t first, std::int64_t rows) {
+  std::vector<float> values(static_cast<std::size_t>(rows * columns));
+  if (layout.matrix_layout == MatrixLayout::kRows) {
+    convert_elements(reinterpret_cast<std::byte*>(values.data()), DType::kFloat32,
+                     matrix + static_cast<std::size_t>(first * columns) * size_of(layout.dtype), layout.dtype,
+                     values.size());
+    return values;
+  }
+  const PanelMatrix panels{matrix, layout.dtype, total_rows, columns};
+  for (std::int64_t i = 0; i < rows; ++i) unpack_panel_row(panels, first + i, values.data() + i * columns);
+  return values;
+}
 
 std::string describe(std::int32_t layer, LoraModule module) {
   return std::string(info_of(module).name) + " of layer " + std::to_string(layer);
@@ -150,18 +199,18 @@ std::int32_t SiteIndex::site_of(std::int32_t layer, LoraModule module) const {
   return sites_.at({layer, parts_of(module).front()});
 }
 
-std::size_t image_bytes(const LoraSite& site, std::span<const ModuleRank> modules, DType dtype) {
+std::size_t image_bytes(const LoraLayout& layout, const LoraSite& site, std::span<const ModuleRank> modules) {
   std::int64_t total_rank = 0;
   std::size_t bytes = 0;
   for (const ModuleRank& module : modules) {
     total_rank += module.rank;
     for (const LoraModule part : parts_of(module.module)) {
       const std::int64_t out_size = site.parts[part_position(site, part)].out_size;
-      bytes += aligned(panel_bytes(dtype, out_size, module.rank));
+      bytes += aligned(matrix_bytes(layout, out_size, module.rank));
       if (module.is_dora) bytes += aligned(vector_bytes(out_size));
     }
   }
-  return bytes + aligned(panel_bytes(dtype, total_rank, site.in_size));
+  return bytes + aligned(matrix_bytes(layout, total_rank, site.in_size));
 }
 
 ImagePlaces place_images(std::span<const std::size_t> sizes, std::size_t page_bytes) {
@@ -200,7 +249,7 @@ DevicePlan plan_device_images(const HostAdapter& adapter, const LoraLayout& layo
     for (const std::size_t i : rows) {
       modules.push_back({adapter.rows()[i].module, adapter.rows()[i].rank, adapter.rows()[i].is_dora});
     }
-    sizes.push_back(image_bytes(site, modules, layout.dtype));
+    sizes.push_back(image_bytes(layout, site, modules));
     plan.sites.push_back({site_id, std::move(rows), {}});
   }
   const ImagePlaces places = place_images(sizes, page_bytes);
@@ -210,25 +259,23 @@ DevicePlan plan_device_images(const HostAdapter& adapter, const LoraLayout& layo
 }
 
 DeviceAdapter pack_adapter(const HostAdapter& adapter, const LoraLayout& layout, const DevicePlan& plan,
-                           std::span<std::byte* const> pages) {
+                           std::span<std::byte* const> host_pages, std::span<std::byte* const> addresses) {
   DeviceAdapter result;
   result.task_id = adapter.task_id();
+  result.load_id = next_load_id();
   result.sites.resize(layout.sites.size());
   for (const DevicePlan::Site& site : plan.sites) {
     const auto id = static_cast<std::size_t>(site.site);
-    std::byte* image = pages[static_cast<std::size_t>(site.place.page)] + site.place.offset;
-    result.sites[id] = ImageWriter(adapter, layout.sites[id], layout.dtype, image).write(site.rows);
+    const auto page = static_cast<std::size_t>(site.place.page);
+    ImageWriter writer(adapter, layout, layout.sites[id], host_pages[page] + site.place.offset,
+                       addresses[page] + site.place.offset);
+    result.sites[id] = writer.write(site.rows);
   }
   return result;
 }
 
 std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter, const LoraLayout& layout) {
   std::vector<UnpackedModule> result;
-  const auto unpack = [&](const PanelMatrix& matrix, std::int64_t first, std::int64_t rows) {
-    std::vector<float> values(static_cast<std::size_t>(rows * matrix.k));
-    for (std::int64_t i = 0; i < rows; ++i) unpack_panel_row(matrix, first + i, values.data() + i * matrix.k);
-    return values;
-  };
   for (std::size_t i = 0; i < adapter.sites.size(); ++i) {
     const LoraSite& place = layout.sites[i];
     const DeviceSite& site = adapter.sites[i];
@@ -237,8 +284,8 @@ std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter, const L
       if (part.rank == 0) continue;
       const std::int64_t out_size = place.parts[p].out_size;
       UnpackedModule module{place.parts[p].module, place.layer, part.rank, {}, {}, {}};
-      module.a = unpack({site.a, layout.dtype, site.total_rank, place.in_size}, part.rank_offset, part.rank);
-      module.b = unpack({part.b, layout.dtype, out_size, part.rank}, 0, out_size);
+      module.a = read_rows(layout, site.a, site.total_rank, place.in_size, part.rank_offset, part.rank);
+      module.b = read_rows(layout, part.b, out_size, part.rank, 0, out_size);
       if (part.magnitude != nullptr) module.magnitude.assign(part.magnitude, part.magnitude + out_size);
       result.push_back(std::move(module));
     }

@@ -14,6 +14,7 @@ constexpr double kDefaultDevicePercent = 0.02;
 constexpr std::size_t kDefaultHostBytes = std::size_t{1} << 30;
 /// Beside one adapter of maximal size, a default level holds at least this many of the optimal size.
 constexpr std::int64_t kDefaultOptimalAdapters = 8;
+constexpr std::int32_t kMostCopyStreams = 16;
 /// Far above any rank in use, and far below what overflows sizes.
 constexpr std::int32_t kLargestAdapterSize = 1 << 16;
 
@@ -103,10 +104,11 @@ Problems PeftCacheConfig::validate() const {
   const auto check_count = [&](const char* name, std::int64_t value) {
     if (value < 0) problems.add(std::string(name) + " is " + std::to_string(value) + "; accepted: 0 or more");
   };
-  const auto check_rank = [&](const char* name, std::int32_t value) {
-    if (value < 1 || value > kLargestAdapterSize) {
-      problems.add(std::string(name) + " is " + std::to_string(value) + "; accepted: 1 to " +
-                   std::to_string(kLargestAdapterSize));
+  const auto check_between = [&](const char* name, std::int32_t value, std::int32_t least,
+                                 std::int32_t most) {
+    if (value < least || value > most) {
+      problems.add(std::string(name) + " is " + std::to_string(value) +
+                   "; accepted: " + std::to_string(least) + " to " + std::to_string(most));
     }
   };
   const auto check_unused = [&](const char* name, std::int32_t value, std::int32_t only, const char* reason) {
@@ -117,12 +119,12 @@ Problems PeftCacheConfig::validate() const {
   };
   check_count("num_host_module_layer", num_host_module_layer);
   check_count("num_device_module_layer", num_device_module_layer);
-  check_rank("optimal_adapter_size", optimal_adapter_size);
-  check_rank("max_adapter_size", max_adapter_size);
+  check_between("optimal_adapter_size", optimal_adapter_size, 1, kLargestAdapterSize);
+  check_between("max_adapter_size", max_adapter_size, 1, kLargestAdapterSize);
   check_unused("num_put_workers", num_put_workers, 1,
                "because the thread that enqueues a request stores its adapter");
   check_unused("num_ensure_workers", num_ensure_workers, 1, "because the executor's thread packs adapters");
-  check_unused("num_copy_streams", num_copy_streams, 1, "because there are no copy streams on the CPU");
+  check_between("num_copy_streams", num_copy_streams, 1, kMostCopyStreams);
   check_unused("max_pages_per_block_host", max_pages_per_block_host, 24,
                "because host memory is not cut into blocks");
   check_unused("max_pages_per_block_device", max_pages_per_block_device, 8,
@@ -142,12 +144,16 @@ Problems PeftCacheConfig::validate() const {
 }
 
 LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayout& layout,
-                                   std::size_t free_bytes) {
+                                   DeviceMemory device) {
   config.validate().throw_if_any<ConfigError>("PeftCacheConfig");
   if (layout.target_modules.empty()) {
     if (config != PeftCacheConfig{})
       refuse("the engine was built without LoRA, so there is no LoRA cache to configure");
     return {};
+  }
+  if (config.num_copy_streams != 1 && !device.has_copy_streams) {
+    refuse("num_copy_streams is " + std::to_string(config.num_copy_streams) +
+           "; accepted: 1, because the CPU reads adapters where they are packed");
   }
   const Reference ranks = reference_ranks(config, layout);
   const std::size_t page = std::max(device_adapter_bytes(layout, ranks.optimal_rank),
@@ -155,7 +161,7 @@ LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayo
   LoraCacheSizes sizes;
   sizes.page_bytes = page;
   sizes.host_bytes = resolve_host(config, layout, ranks);
-  sizes.device_pages = resolve_device_pages(config, layout, ranks, page, free_bytes);
+  sizes.device_pages = resolve_device_pages(config, layout, ranks, page, device.free_bytes);
   return sizes;
 }
 

@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/lora/host_adapter.h"
+#include "adaptrt/lora/host_pages.h"
 #include "adaptrt/lora/layout.h"
+#include "adaptrt/lora/lora_cache.h"
 
 namespace adaptrt::testing {
 
@@ -35,6 +39,12 @@ inline LoraLayout small_layout(DType dtype = DType::kFloat32) {
     layout.sites.push_back({layer, 70, {{kMlp4HToH, 8}}});
   }
   return layout;
+}
+
+/// A cache whose device level is in host memory and whose adapters are loaded by those who acquire them.
+inline LoraCache make_host_cache(LoraLayout layout, const LoraCacheSizes& sizes) {
+  return LoraCache(std::move(layout), std::make_unique<HostPages>(sizes.page_bytes, sizes.device_pages),
+                   {.host_bytes = sizes.host_bytes});
 }
 
 /// A row of an adapter as it is sent.

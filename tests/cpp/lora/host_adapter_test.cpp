@@ -204,7 +204,7 @@ BOOST_DATA_TEST_CASE(a_broken_rule_is_refused_by_name_and_changes_nothing,
   LoraLayout layout = small_layout();
   SentAdapter adapter = make_adapter(kRows, layout);
   rule.change_engine(layout);
-  LoraCache cache(layout, {1 << 20, 8192, 4});
+  LoraCache cache = make_host_cache(layout, {1 << 20, 8192, 4});
   rule.spoil_tensors(adapter);
   LoraConfig request = adapter.send(7);
   rule.spoil_request(request);

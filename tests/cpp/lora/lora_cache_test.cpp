@@ -33,7 +33,7 @@ SentAdapter large(std::size_t pages, std::uint32_t seed = 1) {
 class CheckedCache {
  public:
   CheckedCache(std::size_t host_bytes, std::int64_t pages)
-      : cache_(small_layout(), {host_bytes, kPageBytes, pages}) {}
+      : cache_(make_host_cache(small_layout(), {host_bytes, kPageBytes, pages})) {}
   ~CheckedCache() { check(); }
   LoraCache* operator->() {
     check();
@@ -336,7 +336,7 @@ BOOST_AUTO_TEST_CASE(what_requests_hold_outlives_the_cache) {
   std::optional<DeviceLease> lease;
   std::shared_ptr<const HostAdapter> held;
   {
-    LoraCache cache(small_layout(), {1 << 20, kPageBytes, 2});
+    LoraCache cache = make_host_cache(small_layout(), {1 << 20, kPageBytes, 2});
     held = cache.admit(small(1).send(1));
     lease = cache.acquire(held);
   }
@@ -353,14 +353,13 @@ BOOST_AUTO_TEST_CASE(adapters_of_other_caches_are_refused) {
 }
 
 BOOST_AUTO_TEST_CASE(pages_too_small_for_an_image_are_refused) {
-  expect_error<ConfigError>([] { LoraCache(small_layout(), {1 << 20, 4000, 2}); },
+  expect_error<ConfigError>([] { (void)make_host_cache(small_layout(), {1 << 20, 4000, 2}); },
                             {"page_bytes is 4000", "needs 5632", "multiples of 64"});
 }
 
 BOOST_AUTO_TEST_CASE(more_pages_than_memory_are_refused) {
-  expect_error<ConfigError>([] { LoraCache(small_layout(), {1 << 20, kPageBytes, std::int64_t{1} << 50}); },
-                            {"the system refuses"});
-  expect_error<ConfigError>([] { LoraCache(small_layout(), {1 << 20, kPageBytes, std::int64_t{1} << 62}); },
+  expect_error<ConfigError>([] { HostPages(kPageBytes, std::int64_t{1} << 50); }, {"the system refuses"});
+  expect_error<ConfigError>([] { HostPages(kPageBytes, std::int64_t{1} << 62); },
                             {"larger than the address space"});
 }
 

@@ -29,7 +29,7 @@ BOOST_AUTO_TEST_SUITE(lora_cache_threads)
 // pack, and are refused. Whatever they get must be what was sent.
 BOOST_AUTO_TEST_CASE(threads_get_what_was_sent_while_others_evict_it) {
   const LoraLayout layout = small_layout();
-  LoraCache cache(layout, {6000, 8192, 3});
+  LoraCache cache = make_host_cache(layout, {6000, 8192, 3});
   std::vector<SentAdapter> sent;
   for (int task = 0; task < kTasks; ++task) sent.push_back(adapter_of(task));
   std::atomic<int> wrong{0};
@@ -79,7 +79,7 @@ BOOST_AUTO_TEST_CASE(threads_get_what_was_sent_while_others_evict_it) {
 }
 
 BOOST_AUTO_TEST_CASE(threads_that_want_one_adapter_pack_it_once) {
-  LoraCache cache(small_layout(), {1 << 20, 8192, 4});
+  LoraCache cache = make_host_cache(small_layout(), {1 << 20, 8192, 4});
   const SentAdapter sent = adapter_of(3);
   std::vector<std::optional<DeviceLease>> leases(kThreads);
   std::vector<std::thread> threads;

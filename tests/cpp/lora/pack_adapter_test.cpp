@@ -5,6 +5,7 @@
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
+#include <cstring>
 
 #include "adapters.h"
 #include "adaptrt/core/error.h"
@@ -12,6 +13,12 @@
 #include "adaptrt/core/panels.h"
 
 namespace adaptrt {
+
+/// For Boost.Test.
+static std::ostream& operator<<(std::ostream& out, MatrixLayout layout) {
+  return out << (layout == MatrixLayout::kPanels ? "panels" : "rows");
+}
+
 namespace {
 
 using namespace testing;
@@ -19,17 +26,21 @@ using enum LoraModule;
 
 constexpr std::array kDTypes{DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
-/// An adapter packed into pages of its own.
+/// An adapter packed into pages of its own, through host memory that is gone afterwards.
 struct Packed {
   Packed(const HostAdapter& adapter, const LoraLayout& layout, std::size_t page_bytes)
       : plan(plan_device_images(adapter, layout, SiteIndex(layout), page_bytes)),
         memory(page_bytes * static_cast<std::size_t>(plan.pages)) {
-    std::ranges::fill(memory.data(), memory.data() + memory.bytes(), std::byte{0xff});
-    std::vector<std::byte*> pages;
+    const HugeArray staging(memory.bytes());
+    std::ranges::fill(staging.data(), staging.data() + staging.bytes(), std::byte{0xff});
+    std::vector<std::byte*> host_pages;
+    std::vector<std::byte*> addresses;
     for (std::size_t i = 0; i < static_cast<std::size_t>(plan.pages); ++i) {
-      pages.push_back(memory.data() + i * page_bytes);
+      host_pages.push_back(staging.data() + i * page_bytes);
+      addresses.push_back(memory.data() + i * page_bytes);
     }
-    device = pack_adapter(adapter, layout, plan, pages);
+    device = pack_adapter(adapter, layout, plan, host_pages, addresses);
+    std::memcpy(memory.data(), staging.data(), memory.bytes());
   }
   DevicePlan plan;
   HugeArray memory;
@@ -59,9 +70,11 @@ const UnpackedModule& module_of(const std::vector<UnpackedModule>& modules, std:
 BOOST_AUTO_TEST_SUITE(packing)
 
 BOOST_DATA_TEST_CASE(the_device_holds_what_was_sent,
-                     boost::unit_test::data::make({0, 1, 2}) * boost::unit_test::data::make({0, 1, 2}),
-                     engine_type, sent_type) {
-  const LoraLayout layout = small_layout(kDTypes[engine_type]);
+                     boost::unit_test::data::make({0, 1, 2}) * boost::unit_test::data::make({0, 1, 2}) *
+                         boost::unit_test::data::make({MatrixLayout::kPanels, MatrixLayout::kRows}),
+                     engine_type, sent_type, matrix_layout) {
+  LoraLayout layout = small_layout(kDTypes[engine_type]);
+  layout.matrix_layout = matrix_layout;
   const std::vector<SentRow> rows{{kAttnV, 0, 3, true},     {kAttnQ, 0, 8, false},   {kMlpGateUp, 0, 5, true},
                                   {kAttnQkv, 1, 7, true},   {kMlpGate, 1, 1, false}, {kMlp4HToH, 1, 2, true},
                                   {kAttnDense, 0, 4, false}};
@@ -93,6 +106,32 @@ BOOST_DATA_TEST_CASE(the_device_holds_what_was_sent,
       magnitude_first += out;
     }
   }
+}
+
+BOOST_AUTO_TEST_CASE(rows_lie_as_they_were_sent) {
+  LoraLayout layout = small_layout(DType::kFloat16);
+  layout.matrix_layout = MatrixLayout::kRows;
+  const SentAdapter sent =
+      make_adapter({{kAttnQ, 0, 2, false}, {kAttnV, 0, 3, true}}, layout, 5, DType::kFloat16);
+  const auto adapter = HostAdapter::make(sent.send(1), layout);
+  const Packed packed(*adapter, layout, 16384);
+  const DeviceSite& site = packed.device.sites[0];
+  const auto is_at = [&](const void* device, std::size_t row, std::size_t first, std::size_t elements) {
+    return std::memcmp(device, sent.weights.data() + (row * sent.width + first) * 2, elements * 2) == 0;
+  };
+  BOOST_TEST(is_at(site.a + site.parts[0].rank_offset * 8 * 2, 0, 0, 2 * 8));
+  BOOST_TEST(is_at(site.parts[0].b, 0, 2 * 8, 6 * 2));
+  BOOST_TEST(is_at(site.a + site.parts[2].rank_offset * 8 * 2, 1, 0, 3 * 8));
+  BOOST_TEST(is_at(site.parts[2].b, 1, 3 * 8, 3 * 3));
+  for (std::size_t i = 0; i < 3; ++i) {
+    BOOST_TEST(site.parts[2].magnitude[i] == sent.get(1, 3 * 8 + 3 * 3 + i));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(every_load_has_an_id_of_its_own) {
+  const LoraLayout layout = small_layout();
+  const auto adapter = HostAdapter::make(make_adapter({{kAttnQ, 0, 2, false}}, layout).send(1), layout);
+  BOOST_TEST(Packed(*adapter, layout, 8192).device.load_id != Packed(*adapter, layout, 8192).device.load_id);
 }
 
 BOOST_AUTO_TEST_CASE(parts_of_a_fused_module_share_its_columns_of_a) {

@@ -165,11 +165,9 @@ class World {
   static std::unique_ptr<LoraCache> make_cache(std::int64_t device_pages) {
     const LoraLayout layout = one_module_layout();
     const ModuleRank largest{.module = LoraModule::kAttnDense, .rank = layout.max_rank};
-    return std::make_unique<LoraCache>(
-        layout,
-        LoraCacheSizes{.host_bytes = 1 << 20,
-                       .page_bytes = image_bytes(layout.sites[0], std::span(&largest, 1), layout.dtype),
-                       .device_pages = device_pages});
+    const std::size_t page_bytes = image_bytes(layout, layout.sites[0], std::span(&largest, 1));
+    return std::make_unique<LoraCache>(layout, std::make_unique<HostPages>(page_bytes, device_pages),
+                                       LoraCacheOptions{.host_bytes = 1 << 20});
   }
 
   /// The request is over: its adapter may leave the cache.

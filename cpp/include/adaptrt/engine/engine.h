@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
 #include "adaptrt/core/thread_pool.h"
 #include "adaptrt/engine/program.h"
 #include "adaptrt/engine/step_profile.h"
+#include "adaptrt/lora/adapter_pages.h"
 #include "adaptrt/lora/layout.h"
 
 namespace adaptrt {
@@ -58,6 +60,14 @@ class Engine {
   virtual void allocate_kv_blocks(std::int32_t num_blocks) = 0;
   /// Runs one step. Throws StepError for inputs that break StepInput's rules; the KV pool is unchanged then.
   virtual void step(const StepInput& input, const LogitsSink& sink) = 0;
+  /// Bytes that are free now on a device with memory of its own, on which the KV pool and the adapters' pages
+  /// are allocated; nullopt: they are in host memory.
+  [[nodiscard]] virtual std::optional<std::size_t> free_device_memory() const { return std::nullopt; }
+  /// Memory for adapters where step() reads them; the engine outlives it. `num_copy_streams` loads are copied
+  /// to the device at a time; it is 1 in host memory. Throws ConfigError when memory is refused.
+  [[nodiscard]] virtual std::unique_ptr<AdapterPages> make_adapter_pages(std::size_t page_bytes,
+                                                                         std::int64_t num_pages,
+                                                                         std::int32_t num_copy_streams);
 };
 
 /// The CPU engine. Weights in `program` must outlive it; `pool` is used during step(). `kernels` names a

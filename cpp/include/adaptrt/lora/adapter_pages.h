@@ -7,21 +7,15 @@
 
 namespace adaptrt {
 
-/// How A and B lie in a page.
-enum class MatrixLayout : std::uint8_t {
-  kPanels,  ///< core/panels.h, what the CPU kernels read
-  kRows,    ///< row-major A[rank, in] and B[out, rank], what the CUDA kernels read
-};
-
-/// The memory of the LoRA cache's device level: pages of one size, numbered from 0. load() is called from the
-/// cache's loader threads, for different pages at a time; the rest never changes.
+/// The memory of the LoRA cache's device level: pages of one size, numbered from 0. load() is called from
+/// several threads at once, for different pages; the rest never changes.
 class AdapterPages {
  public:
   virtual ~AdapterPages() = default;
-  [[nodiscard]] virtual MatrixLayout matrix_layout() const = 0;
   [[nodiscard]] virtual std::size_t page_bytes() const = 0;
   [[nodiscard]] virtual std::int64_t num_pages() const = 0;
-  /// Where the kernels find a page; host code must not touch it.
+  /// Where the kernels find a page; only load() writes there. On a device with memory of its own, host code
+  /// must not touch it.
   [[nodiscard]] virtual std::byte* address(std::int64_t page) const = 0;
 
   /// Calls `write` once with host memory of page_bytes() for each of `pages`, and returns when what it wrote

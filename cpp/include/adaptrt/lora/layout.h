@@ -10,6 +10,12 @@
 
 namespace adaptrt {
 
+/// How A and B of an adapter lie on the device.
+enum class MatrixLayout : std::uint8_t {
+  kPanels,  ///< core/panels.h, what the CPU kernels read
+  kRows,    ///< row-major A[rank, in] and B[out, rank], what the CUDA kernels read
+};
+
 /// At most this many modules share one input (q, k and v).
 inline constexpr std::size_t kMaxPartsPerSite = 3;
 
@@ -39,15 +45,18 @@ struct LoraLayout {
   std::vector<LoraModule> target_modules;
   /// In the order of execution. LinearOp::lora_site indexes it.
   std::vector<LoraSite> sites;
+  MatrixLayout matrix_layout = MatrixLayout::kPanels;
 };
 
-/// One part of one adapter at one site, in the kernels' layout. Pointers are into the cache's pages.
+/// One part of one adapter at one site, in the kernels' layout (LoraLayout::matrix_layout). Pointers are into
+/// the cache's pages: addresses of the device, which the host reads only where the device is the host.
 struct DevicePart {
   /// 0: the adapter does not change this part.
   std::int32_t rank = 0;
-  /// First column of this part's A within the site's A.
+  /// Output feature of the site's A where this part's begin: with kRows, its A starts rank_offset rows of
+  /// in_size elements after DeviceSite::a.
   std::int32_t rank_offset = 0;
-  /// Panels of B[out_size, rank]; the scale is already in it.
+  /// B[out_size, rank], as panels or rows; the scale is already in it.
   const std::byte* b = nullptr;
   /// float32[out_size], the normalised DoRA magnitudes; nullptr for plain LoRA.
   const float* magnitude = nullptr;
@@ -56,7 +65,7 @@ struct DevicePart {
 struct DeviceSite {
   /// Output features of A: the sum over the modules of this site. 0: nothing here.
   std::int32_t total_rank = 0;
-  /// Panels of A[total_rank, in_size].
+  /// A[total_rank, in_size], as panels or rows.
   const std::byte* a = nullptr;
   std::array<DevicePart, kMaxPartsPerSite> parts;
 };
@@ -64,6 +73,9 @@ struct DeviceSite {
 /// An adapter as an engine step reads it; sites are those of the LoraLayout.
 struct DeviceAdapter {
   std::uint64_t task_id = 0;
+  /// Unique among all copies that were ever packed in this process: what is derived from the addresses holds
+  /// as long as it is the same.
+  std::uint64_t load_id = 0;
   std::vector<DeviceSite> sites;
 };
 

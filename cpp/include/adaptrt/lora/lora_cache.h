@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "adaptrt/lora/adapter_pages.h"
 #include "adaptrt/lora/host_adapter.h"
 #include "adaptrt/lora/layout.h"
 
@@ -17,6 +18,10 @@ struct LoraCacheSizes {
   std::size_t host_bytes = 0;
   std::size_t page_bytes = 0;
   std::int64_t device_pages = 0;
+};
+
+struct LoraCacheOptions {
+  std::size_t host_bytes = 0;
 };
 
 /// What the two levels have done so far and hold now.
@@ -67,9 +72,10 @@ class DeviceLease;
 /// happen outside the lock.
 class LoraCache {
  public:
-  /// Throws EngineError when the layout's sites and target modules disagree, ConfigError when a page is
-  /// smaller than an image that the layout allows, or when memory for the pages is refused.
-  LoraCache(LoraLayout layout, LoraCacheSizes sizes);
+  /// `pages` are the device level, written in the layout's matrix_layout. Throws EngineError when the
+  /// layout's sites and target modules disagree, ConfigError when a page is smaller than an image that the
+  /// layout allows.
+  LoraCache(LoraLayout layout, std::unique_ptr<AdapterPages> pages, LoraCacheOptions options);
   ~LoraCache();
   LoraCache(const LoraCache&) = delete;
   LoraCache& operator=(const LoraCache&) = delete;

@@ -15,10 +15,11 @@ namespace adaptrt {
 
 // An adapter on the device is one image per site that it changes:
 //
-//   A of all its modules there, panels of [total_rank, in] | per part: panels of B[out, rank]
+//   A of all its modules there: [total_rank, in] | per part: B[out, rank]
 //   | per part with DoRA: float32[out] magnitudes
 //
-// in the engine's type, every piece on a multiple of kImageAlignment. An image lies within one page.
+// A and B in the engine's type and the layout's MatrixLayout, every piece on a multiple of kImageAlignment.
+// An image lies within one page.
 inline constexpr std::size_t kImageAlignment = 64;
 
 /// Which site a module of a layer belongs to.
@@ -41,8 +42,9 @@ struct ModuleRank {
   bool is_dora = false;
 };
 
-/// Bytes of the image of these modules at a site.
-[[nodiscard]] std::size_t image_bytes(const LoraSite& site, std::span<const ModuleRank> modules, DType dtype);
+/// Bytes of the image of these modules at a site of `layout`.
+[[nodiscard]] std::size_t image_bytes(const LoraLayout& layout, const LoraSite& site,
+                                      std::span<const ModuleRank> modules);
 
 /// A place in an adapter's pages; `page` counts from 0 within the adapter.
 struct ImagePlace {
@@ -74,10 +76,12 @@ struct DevicePlan {
 [[nodiscard]] DevicePlan plan_device_images(const HostAdapter& adapter, const LoraLayout& layout,
                                             const SiteIndex& index, std::size_t page_bytes);
 
-/// Writes the images into `pages` (plan.pages of them, aligned to kImageAlignment) and says where everything
-/// is. Touches nothing else, so any thread can do it.
+/// Writes the images into `host_pages` (plan.pages of them, aligned to kImageAlignment) and says where
+/// everything is once they are at `addresses`, the same pages on the device. Touches nothing else, so any
+/// thread can do it.
 [[nodiscard]] DeviceAdapter pack_adapter(const HostAdapter& adapter, const LoraLayout& layout,
-                                         const DevicePlan& plan, std::span<std::byte* const> pages);
+                                         const DevicePlan& plan, std::span<std::byte* const> host_pages,
+                                         std::span<std::byte* const> addresses);
 
 /// One module of a packed adapter, as float32.
 struct UnpackedModule {
@@ -89,7 +93,8 @@ struct UnpackedModule {
   std::vector<float> magnitude;  // [out] or empty
 };
 
-/// The inverse of pack_adapter, for inspection: attn_qkv and mlp_gate_up come back as their parts.
+/// The inverse of pack_adapter where the device's memory is the host's, for inspection: attn_qkv and
+/// mlp_gate_up come back as their parts.
 [[nodiscard]] std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter,
                                                          const LoraLayout& layout);
 

@@ -52,7 +52,8 @@ constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
             "Refused unless 1: the thread that enqueues stores adapters."},
       Field{"num_ensure_workers", &C::num_ensure_workers,
             "Refused unless 1: the executor's thread packs adapters."},
-      Field{"num_copy_streams", &C::num_copy_streams, "Refused unless 1: a CPU has no copy streams."},
+      Field{"num_copy_streams", &C::num_copy_streams,
+            "Streams that copy adapters to a device with memory of its own; refused unless 1 on a CPU."},
       Field{"max_pages_per_block_host", &C::max_pages_per_block_host,
             "Refused unless 24: host memory is not cut into blocks."},
       Field{"max_pages_per_block_device", &C::max_pages_per_block_device,
@@ -66,11 +67,19 @@ constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
             "Directory whose digit-named folders hold adapters to load at start."}};
 }
 
-/// Bytes and pages for an engine; docs/decisions/lora-cache-sizes.md has the rules. `free_bytes` is the
-/// memory that is available for the device level (on the CPU: the host's). All zero for an engine without
-/// LoRA. Throws ConfigError when the config is invalid, when a level could not hold one adapter of maximal
-/// size, with both figures, or when an engine without LoRA gets anything but the defaults.
+/// What the device level is taken from.
+struct DeviceMemory {
+  /// The host's, for an engine that computes there.
+  std::size_t free_bytes = 0;
+  /// The device has memory of its own, which streams copy to.
+  bool has_copy_streams = false;
+};
+
+/// Bytes and pages for an engine; docs/decisions/lora-cache-sizes.md has the rules. All zero for an engine
+/// without LoRA. Throws ConfigError when the config is invalid, when a level could not hold one adapter of
+/// maximal size, with both figures, when it asks for several copy streams where there are none, or when an
+/// engine without LoRA gets anything but the defaults.
 [[nodiscard]] LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayout& layout,
-                                                 std::size_t free_bytes);
+                                                 DeviceMemory device);
 
 }  // namespace adaptrt

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cstddef>
+
+#include "adaptrt/core/dtype.h"
+
+namespace adaptrt {
+
+/// Writes `count` elements to `out`, rounded to nearest even where `to` is narrower; a plain copy where the
+/// types are the same. Any alignment; the arrays do not overlap.
+void convert_elements(std::byte* out, DType to, const std::byte* source, DType from, std::size_t count);
+
+}  // namespace adaptrt

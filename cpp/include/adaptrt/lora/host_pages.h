@@ -1,0 +1,28 @@
+#pragma once
+
+#include "adaptrt/core/huge_array.h"
+#include "adaptrt/lora/adapter_pages.h"
+
+namespace adaptrt {
+
+/// Pages in host memory, for engines that compute there: one reservation. The system gives memory to a page
+/// when it is first written, so a cache that nobody uses costs none.
+class HostPages final : public AdapterPages {
+ public:
+  /// Throws ConfigError when the system refuses the reservation.
+  HostPages(std::size_t page_bytes, std::int64_t num_pages);
+
+  [[nodiscard]] std::size_t page_bytes() const override { return page_bytes_; }
+  [[nodiscard]] std::int64_t num_pages() const override { return num_pages_; }
+  [[nodiscard]] std::byte* address(std::int64_t page) const override {
+    return memory_.data() + static_cast<std::size_t>(page) * page_bytes_;
+  }
+  void load(std::span<const std::int64_t> pages, const Write& write) override;
+
+ private:
+  std::size_t page_bytes_;
+  std::int64_t num_pages_;
+  HugeArray memory_;
+};
+
+}  // namespace adaptrt
