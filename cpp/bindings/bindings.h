@@ -7,6 +7,7 @@ namespace adaptrt::bindings {
 // One function a room; each adds its names to the module. Errors come first: the others may raise.
 void bind_errors(pybind11::module_& module);
 void bind_core(pybind11::module_& module);
+void bind_device(pybind11::module_& module);
 void bind_lora(pybind11::module_& module);
 void bind_program(pybind11::module_& module);
 void bind_profile(pybind11::module_& module);

@@ -50,7 +50,8 @@ class CapturedGraph {
 };
 
 /// Work that a device does in order. One thread at a time. Every call throws StepError when the device
-/// reports an error, its own or one of the work before it.
+/// reports an error, its own or one of the work before it, and EngineError when it cannot be used any more
+/// after it.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -64,7 +65,8 @@ class Stream {
   /// Later work of this stream waits for the event.
   virtual void wait(Event& event) = 0;
   virtual void synchronize() = 0;
-  /// Captures what `work` puts into this stream, without running it.
+  /// Captures what `work` puts into this stream, without running it. Throws what `work` throws; nothing stays
+  /// captured then.
   [[nodiscard]] virtual std::unique_ptr<CapturedGraph> capture(const std::function<void()>& work) = 0;
   virtual void launch(CapturedGraph& graph) = 0;
 };

@@ -1,0 +1,17 @@
+#include <memory>
+
+#include "adaptrt/cuda/cuda_device.h"
+#include "bindings.h"
+
+namespace py = pybind11;
+
+namespace adaptrt::bindings {
+
+void bind_cuda_device(py::module_& module) {
+  py::class_<CudaDevice, Device, std::shared_ptr<CudaDevice>>(
+      module, "CudaDevice", "An NVIDIA GPU, by its index among those of CUDA.")
+      .def(py::init<int>(), py::arg("index") = 0, py::call_guard<py::gil_scoped_release>(),
+           "Raises ConfigError that says what is missing: the driver, a newer driver, or the GPU.");
+}
+
+}  // namespace adaptrt::bindings

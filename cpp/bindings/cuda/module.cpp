@@ -1,0 +1,8 @@
+#include "bindings.h"
+
+PYBIND11_MODULE(_cuda, module) {
+  module.doc() = "What runs on NVIDIA GPUs: the device, and the kernels of the plugins.";
+  // Its Device is the base of ours, and its errors are what we throw.
+  pybind11::module_::import("adaptrt._core");
+  adaptrt::bindings::bind_cuda_device(module);
+}

@@ -1,0 +1,49 @@
+#include "cuda_status.h"
+
+#include "adaptrt/core/error.h"
+
+namespace adaptrt::cuda {
+namespace {
+
+/// Those of which cuda_runtime_api.h says that the process must be started again to go on with CUDA.
+bool ends_the_context(cudaError_t status) {
+  switch (status) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorExternalDevice:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+std::string describe(const char* call, cudaError_t status) {
+  return std::string(call) + ": " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ")";
+}
+
+void check(const char* call, cudaError_t status) {
+  if (status == cudaSuccess) return;
+  // Else the next launch would be blamed for it.
+  static_cast<void>(cudaGetLastError());
+  if (ends_the_context(status)) {
+    throw EngineError(describe(call, status) + "; the GPU cannot be used any more by this process");
+  }
+  throw StepError(describe(call, status));
+}
+
+void activate(int device) {
+  check("cudaSetDevice", cudaSetDevice(device));
+}
+
+}  // namespace adaptrt::cuda
