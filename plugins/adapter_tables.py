@@ -63,6 +63,11 @@ def check_modules(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> li
     return problems
 
 
+def shrink_bytes(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> int:
+    """Room for the shrink's results as float32: max_rank of them for each token and part."""
+    return sizes["tokens"] * len(attributes["module_ids"]) * int(attributes["max_rank"]) * 4
+
+
 @dataclass(frozen=True)
 class AdaptedPart:
     """What an adapter does to one part of the output in the tokens of one sequence."""

@@ -19,6 +19,8 @@ Dim = str | int
 ENGINE_TYPE: Final = "T"
 ENGINE_TYPES: Final = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
 """The types that T can be; it is the same in all inputs and outputs of a node."""
+KERNEL_TYPES: Final = ("tensor(float16)", "tensor(bfloat16)")
+"""Those of them that the CUDA kernels have: tensor cores multiply 16-bit numbers."""
 
 ElementType = Literal["T", "tensor(float)", "tensor(int32)", "tensor(int64)"]
 
@@ -56,7 +58,8 @@ class Plugin:
 
     `check` gets the sizes that are known of the named dimensions, and the attributes, and returns what does not
     fit. `evaluate` gets the inputs in order as numpy arrays and the attributes, and returns the outputs.
-    `aliases` says which output is which input, written in place.
+    `aliases` says which output is which input, written in place. `workspace_bytes` gets the largest sizes of the named
+    dimensions and the attributes: device memory that the plugin's kernels may write while they run.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Plugin:
     check: Callable[[Mapping[str, int], Mapping[str, Any]], list[str]]
     evaluate: Callable[[Sequence[Array], Mapping[str, Any]], tuple[Array, ...]]
     aliases: Mapping[str, str]
+    workspace_bytes: Callable[[Mapping[str, int], Mapping[str, Any]], int]
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .adapter_tables import MODULE_ATTRIBUTES, adapted_parts, array_at, check_modules
+from .adapter_tables import MODULE_ATTRIBUTES, adapted_parts, array_at, check_modules, shrink_bytes
 from .definition import Array, Plugin
 from .lora import LINEAR_INPUTS, LINEAR_OUTPUT, add_update
 
@@ -34,4 +34,5 @@ DORA: Final = Plugin(
     check=check_modules,
     evaluate=_evaluate,
     aliases={},
+    workspace_bytes=shrink_bytes,
 )

@@ -14,6 +14,7 @@ from .adapter_tables import (
     adapted_parts,
     array_at,
     check_modules,
+    shrink_bytes,
 )
 from .definition import Array, Plugin, Tensor
 
@@ -51,4 +52,5 @@ LORA: Final = Plugin(
     check=check_modules,
     evaluate=_evaluate,
     aliases={},
+    workspace_bytes=shrink_bytes,
 )

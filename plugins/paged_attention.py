@@ -34,6 +34,10 @@ def _check(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> list[str]
     return problems
 
 
+def _workspace_bytes(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> int:
+    return sizes["tokens"] * int(attributes["num_heads"]) * int(attributes["head_dim"]) * 4
+
+
 def _rotate(heads: Array, cosine: Array, sine: Array) -> Array:
     """RoPE on [tokens, heads, head_dim]; element i of the first half of the rotated part pairs with i of the second."""
     half = cosine.shape[1]
@@ -121,4 +125,5 @@ PAGED_ATTENTION: Final = Plugin(
     check=_check,
     evaluate=_evaluate,
     aliases={"kv_pool_out": "kv_pool"},
+    workspace_bytes=_workspace_bytes,
 )

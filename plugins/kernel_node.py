@@ -1,0 +1,105 @@
+"""A plugin node at run time: its kernel, and how a launch follows from the shapes of the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from .._core import DType
+from .definition import Plugin
+from .dora import DORA
+from .lora import LORA
+from .paged_attention import PAGED_ATTENTION
+from .sizes import places_of
+
+
+class Kernel(Protocol):
+    """A kernel of one node."""
+
+    def workspace_bytes(self, *sizes: int) -> int:
+        """What enqueue() needs for at most these sizes."""
+
+    def enqueue(self, *arguments: Any) -> None:
+        """Puts a launch into a stream: sizes, addresses of inputs, of outputs, of the workspace, and the stream."""
+
+
+class KernelModule(Protocol):
+    """adaptrt._cuda, or another module with the same kernels."""
+
+    LoraKernel: Callable[..., Kernel]
+    PagedAttentionKernel: Callable[..., Kernel]
+
+
+@dataclass(frozen=True)
+class _Binding:
+    """How a plugin's kernel is made and called."""
+
+    make: Callable[[KernelModule, int, Mapping[str, Any]], Kernel]
+    sizes: tuple[str, ...]
+    """Named dimensions whose sizes enqueue() takes, in its order."""
+    workspace_sizes: tuple[str, ...]
+    """Those that workspace_bytes() takes."""
+
+
+def _make_lora(kernels: KernelModule, dtype: int, attributes: Mapping[str, Any], *, dora: bool) -> Kernel:
+    names = ("layer", "module_ids", "out_sizes", "max_rank")
+    return kernels.LoraKernel(dtype, *(attributes[name] for name in names), dora)
+
+
+def _make_attention(kernels: KernelModule, dtype: int, attributes: Mapping[str, Any]) -> Kernel:
+    names = ("num_heads", "num_kv_heads", "head_dim", "scale", "sliding_window")
+    return kernels.PagedAttentionKernel(dtype, *(attributes[name] for name in names))
+
+
+_LORA_SIZES: Final = ("tokens", "in", "sequences", "layers")
+_BINDINGS: Final = {
+    LORA.name: _Binding(lambda *made: _make_lora(*made, dora=False), _LORA_SIZES, ("tokens",)),
+    DORA.name: _Binding(lambda *made: _make_lora(*made, dora=True), _LORA_SIZES, ("tokens",)),
+    PAGED_ATTENTION.name: _Binding(
+        _make_attention,
+        ("tokens", "sequences", "max_blocks", "tokens_per_block", "half"),
+        ("tokens", "sequences"),
+    ),
+}
+
+
+class KernelNode:
+    """A node's kernel. It has no state of its own between launches, so that execution contexts share it."""
+
+    def __init__(self, plugin: Plugin, attributes: Mapping[str, Any], kernels: KernelModule) -> None:
+        """Makes no kernel yet: its type is that of the tensors."""
+        self._plugin = plugin
+        self._attributes = dict(attributes)
+        self._module = kernels
+        self._binding = _BINDINGS[plugin.name]
+        self._places = places_of(plugin, self._binding.sizes)
+        self._kernels: dict[DType, Kernel] = {}
+
+    def kernel(self, dtype: DType) -> Kernel:
+        """The kernel for tensors of this type, made once. Raises EngineError for one that it does not have."""
+        kernel = self._kernels.get(dtype)
+        if kernel is None:
+            kernel = self._binding.make(self._module, dtype.value, self._attributes)
+            self._kernels[dtype] = kernel
+        return kernel
+
+    def workspace_bytes(self, dtype: DType, sizes: Mapping[str, int]) -> int:
+        """What the kernel itself asks for; never more than the definition's workspace_bytes."""
+        return self.kernel(dtype).workspace_bytes(*(sizes[name] for name in self._binding.workspace_sizes))
+
+    def enqueue(
+        self,
+        dtype: DType,
+        shapes: Sequence[Sequence[int]],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        workspace: int,
+        stream: int,
+    ) -> None:
+        """Launches the kernel. `shapes` are the inputs'; the rest are device addresses in the definition's order.
+
+        Raises StepError when the launch fails.
+        """
+        sizes = [shapes[index][axis] for index, axis in self._places]
+        self.kernel(dtype).enqueue(*sizes, inputs, outputs, workspace, stream)

@@ -1,0 +1,89 @@
+"""What TensorRT's builder asks of a plugin node; all of it follows from the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..._core import EngineError
+from ..definition import ENGINE_TYPE, Plugin
+from ..sizes import bind_sizes, places_of
+from .element_types import data_type, engine_type_index, kernel_data_types
+from .problems import Problems, reported
+
+
+class BuildHalf:
+    """IPluginV3OneBuildV2. Its names are TensorRT's."""
+
+    _trt: Any
+    definition: Plugin
+    attributes: Mapping[str, Any]
+    subject: str
+    problems: Problems
+
+    @reported
+    def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
+        """T is the type of the first input that has it."""
+        engine_type = input_types[engine_type_index(self.definition)]
+        return [
+            engine_type if tensor.type == ENGINE_TYPE else data_type(self._trt, tensor.type)
+            for tensor in self.definition.outputs
+        ]
+
+    @reported
+    def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], builder: Any) -> list[Any]:
+        """Each size is a constant, or that of the input's dimension with the same name.
+
+        Raises EngineError with all that does not fit. It is here that shapes are checked since an exception becomes one
+        of the parser's errors; TensorRT for RTX 1.7 aborts the process after one in configure_plugin.
+        """
+        self._check_shapes(inputs)
+        shapes = []
+        for tensor in self.definition.outputs:
+            shape = self._trt.DimsExprs(len(tensor.shape))
+            for axis, name in enumerate(tensor.shape):
+                if isinstance(name, int):
+                    shape[axis] = builder.constant(name)
+                else:
+                    ((index, input_axis),) = places_of(self.definition, [name])
+                    shape[axis] = inputs[index][input_axis]
+            shapes.append(shape)
+        return shapes
+
+    def supports_format_combination(self, position: int, tensors: Sequence[Any], num_inputs: int) -> bool:
+        """Linear tensors of the definition's types, T being one that the kernels have."""
+        tensor = (*self.definition.inputs, *self.definition.outputs)[position]
+        found = tensors[position].desc
+        if found.format != self._trt.TensorFormat.LINEAR:
+            return False
+        if tensor.type != ENGINE_TYPE:
+            return bool(found.type == data_type(self._trt, tensor.type))
+        first = engine_type_index(self.definition)
+        if position > first:
+            return bool(found.type == tensors[first].desc.type)
+        return found.type in kernel_data_types(self._trt)
+
+    def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """There is nothing to configure."""
+
+    def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        """The definition's workspace at the largest sizes of the profile."""
+        sizes, _ = bind_sizes(self.definition, [tuple(tensor.max) for tensor in inputs])
+        return self.definition.workspace_bytes(sizes, self.attributes)
+
+    def get_aliased_input(self, output: int) -> int:
+        """The input that an output is written over; -1: none."""
+        name = self.definition.aliases.get(self.definition.outputs[output].name)
+        return -1 if name is None else [tensor.name for tensor in self.definition.inputs].index(name)
+
+    def get_valid_tactics(self) -> list[int]:
+        """There is nothing to choose from."""
+        return []
+
+    def _check_shapes(self, inputs: Sequence[Any]) -> None:
+        shapes = [[size.get_constant_value() if size.is_constant() else -1 for size in shape] for shape in inputs]
+        sizes, problems = bind_sizes(self.definition, shapes)
+        if not problems:
+            problems = self.definition.check(sizes, self.attributes)
+        if problems:
+            raise EngineError(f"{self.subject}: " + "; ".join(problems))
