@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "adaptrt/core/convert.h"
+#include "unpack_quantized.h"
 
 namespace adaptrt {
 namespace {
@@ -63,6 +64,10 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
 }
 
 void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out) {
+  if (matrix.quantization.algo != QuantAlgo::kNone) {
+    unpack_quantized_row(matrix, row, out);
+    return;
+  }
   for (std::int64_t column = 0; column < matrix.k; ++column) {
     out[column] =
         load_as_float(matrix.data, matrix.dtype, panel_index(matrix.dtype, matrix.n, matrix.k, row, column));

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "adaptrt/core/dtype.h"
 
@@ -50,16 +51,52 @@ inline constexpr std::int64_t kPanelColumns = 64;
   return static_cast<std::size_t>(panel * kPanelColumns * padded_k(dtype, k)) * size_of(dtype);
 }
 
+/// How the weights of a matrix are stored and multiplied, with TensorRT-LLM's names.
+enum class QuantAlgo : std::uint8_t {
+  kNone,   ///< elements of the engine's type
+  kW8A16,  ///< int8, one scale an output; activations of the engine's type
+  kW8A8,   ///< the same weights; activations become int8 with one scale a token at run time
+  kW4A16,  ///< four bits, one scale for each group of an output's inputs
+};
+
+/// "NONE", "W8A16", "W8A8" or "W4A16".
+[[nodiscard]] std::string_view name_of(QuantAlgo algo);
+
+/// How a matrix is quantised. core/quantized_panels.h has the layouts.
+struct Quantization {
+  QuantAlgo algo = QuantAlgo::kNone;
+  /// kW4A16: consecutive inputs that share a scale, a multiple of 8; 0: all inputs.
+  std::int64_t group_size = 0;
+  /// kW4A16: each group has a zero point of its own.
+  bool zero_points = false;
+
+  bool operator==(const Quantization&) const = default;
+};
+
+/// Bytes of a packed W[n, k], quantised or of `dtype`.
+[[nodiscard]] std::size_t panel_bytes(const Quantization& quantization, DType dtype, std::int64_t n,
+                                      std::int64_t k);
+
+/// Byte offset of panel `panel` of a matrix, quantised or of `dtype`.
+[[nodiscard]] std::size_t panel_offset(const Quantization& quantization, DType dtype, std::int64_t k,
+                                       std::int64_t panel);
+
 /// A packed W[n, k] in somebody else's memory.
 struct PanelMatrix {
   const std::byte* data = nullptr;
+  /// The engine's type: of the elements or, of a quantised matrix, of what it stands for.
   DType dtype = DType::kFloat32;
   std::int64_t n = 0;
   std::int64_t k = 0;
   /// Keeps `data` alive where nothing else does.
   std::shared_ptr<const void> owner = nullptr;
+  Quantization quantization = {};
 
-  [[nodiscard]] std::size_t bytes() const { return panel_bytes(dtype, n, k); }
+  [[nodiscard]] std::size_t bytes() const { return panel_bytes(quantization, dtype, n, k); }
+  /// Byte offset of panel `panel`.
+  [[nodiscard]] std::size_t offset(std::int64_t panel) const {
+    return panel_offset(quantization, dtype, k, panel);
+  }
 };
 
 /// Packs rows [first_row, first_row + rows) of W[n, k] into `panels` (panel_bytes(dtype, n, k) bytes).
@@ -69,7 +106,8 @@ struct PanelMatrix {
 void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t first_row,
                  std::int64_t rows, const std::byte* source, DType source_dtype, std::int64_t source_stride);
 
-/// The inverse for one row: writes W[row, 0..k) to `out` as float32.
+/// The inverse for one row: writes W[row, 0..k) to `out` as float32; of a quantised matrix, the values that
+/// its products are made of.
 void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out);
 
 }  // namespace adaptrt

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "adaptrt/core/dtype.h"
+#include "adaptrt/core/quantized_panels.h"
 
 namespace adaptrt {
 
@@ -33,6 +34,45 @@ struct PanelGemm {
   const std::byte* next_panel = nullptr;
 };
 
+/// Activation rows up to which a QuantizedGemm is as fast without an expanded panel as with one.
+inline constexpr std::int64_t kDecodedRows = 4;
+
+/// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW8A16 or kW4A16.
+///
+/// For each group of inputs, the activations are multiplied by the integers (without kW4A16's zero points, by
+/// u - 8), in the order of a PanelGemm over those inputs; (zero - 8) times the sum of the activations is
+/// taken off, and the result times the scale is added to the groups before. Bits do not depend on the other
+/// rows, nor on `expanded`.
+struct QuantizedGemm {
+  const void* a = nullptr;             ///< of `activation`
+  DType activation = DType::kFloat32;  ///< kFloat32 or kBFloat16
+  std::int64_t a_stride = 0;           ///< elements between rows
+  Quantization quantization;
+  const std::byte* panel = nullptr;  ///< one panel of a quantised PanelMatrix
+  /// What expand_panel made of `panel`; nullptr: the weights are decoded on the way.
+  const std::byte* expanded = nullptr;
+  std::int64_t k = 0;
+  std::int64_t width = 0;  ///< 1 to kPanelColumns
+  float* out = nullptr;
+  std::int64_t out_stride = 0;
+  std::int64_t rows = 0;
+};
+
+/// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW8A8: the sum over k in exact
+/// integers, times the output's scale, times the row's. All tables give the same bits.
+struct Int8Gemm {
+  /// What quantize_row made; a row's bytes are padded to a multiple of 4.
+  const std::uint8_t* a = nullptr;
+  std::int64_t a_stride = 0;        ///< bytes between rows
+  const float* a_scales = nullptr;  ///< one a row
+  const std::byte* panel = nullptr;
+  std::int64_t k = 0;
+  std::int64_t width = 0;  ///< 1 to kPanelColumns
+  float* out = nullptr;
+  std::int64_t out_stride = 0;
+  std::int64_t rows = 0;
+};
+
 /// A query's state over the tiles of keys it has seen: the greatest score and the sum of exp(score -
 /// greatest).
 struct SoftmaxState {
@@ -49,6 +89,16 @@ struct KernelTable {
 
   /// By DType of the panel.
   std::array<void (*)(const PanelGemm& gemm), 3> gemm;
+
+  void (*quantized_gemm)(const QuantizedGemm& gemm);
+  /// Writes gemm.panel's integers to `out` [ceil(k / ki)][width][ki] in gemm.activation's type, for
+  /// QuantizedGemm::expanded.
+  void (*expand_panel)(const QuantizedGemm& gemm, std::byte* out);
+  void (*int8_gemm)(const Int8Gemm& gemm);
+  /// Rounds a row of `type` to q = round(x / scale), to nearest even, with scale = max|x| / 127; out[n] = q +
+  /// 128, then 128 up to a multiple of 4. Rows below 2^-100 become 0. The scale of a row with NaN or infinity
+  /// is NaN.
+  void (*quantize_row)(const std::byte* x, DType type, std::int64_t n, std::uint8_t* out, float* scale);
 
   /// out[n] = x / sqrt(mean(x^2) + epsilon) * weight, stored as `out_type`. `out` may be `x`.
   void (*rms_norm)(const float* x, const float* weight, float epsilon, std::int64_t n, std::byte* out,
@@ -79,7 +129,8 @@ struct KernelTable {
 /// polynomial and its argument, and the polynomial's own 6e-8.
 inline constexpr float kExpRelativeError = 2.5e-7F;
 
-/// The tables that this CPU can run, best first: of "avx512_bf16", "avx512", "avx2" and "portable".
+/// The tables that this CPU can run, best first: of "avx512_bf16" (which needs VNNI too), "avx512_vnni",
+/// "avx512", "avx2" and "portable".
 [[nodiscard]] std::span<const KernelTable* const> available_kernels();
 
 /// The table of that name, or the best one for an empty name. Throws ConfigError naming those that this CPU

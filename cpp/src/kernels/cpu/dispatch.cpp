@@ -15,7 +15,9 @@ std::vector<const KernelTable*> find_available() {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) tables.push_back(&avx512_bf16_kernels());
+  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  if (vnni && __builtin_cpu_supports("avx512bf16")) tables.push_back(&avx512_bf16_kernels());
+  if (vnni) tables.push_back(&avx512_vnni_kernels());
   if (avx512) tables.push_back(&avx512_kernels());
   // Every CPU with AVX2 has the half-float conversions (F16C).
   if (avx2) tables.push_back(&avx2_kernels());

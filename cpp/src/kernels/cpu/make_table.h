@@ -5,6 +5,8 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "elementwise.h"
 #include "gemm.h"
+#include "int8_gemm.h"
+#include "quantized_gemm.h"
 
 namespace adaptrt {
 namespace {
@@ -13,6 +15,10 @@ namespace {
 constexpr KernelTable make_table(const char* name) {
   return {name,
           {&gemm_panel<Float32Weights>, &gemm_panel<Float16Weights>, &gemm_panel<BFloat16Weights>},
+          &quantized_gemm,
+          &expand_panel,
+          &int8_gemm,
+          &quantize_row,
           &rms_norm,
           &silu_mul,
           &add,

@@ -15,7 +15,12 @@ namespace {
 /// touched.
 struct Simd {
   using Vec = __m256;
+  using Words = __m256i;
   static constexpr int kLanes = 8;
+  struct Pair {
+    Vec even;
+    Vec odd;
+  };
 
   static __m256i first(std::int64_t n) {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -90,6 +95,59 @@ struct Simd {
   static void store_float16(std::byte* to, Vec x, std::int64_t n) {
     store_halves(to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), n);
   }
+
+  static Words load_words(const std::byte* from, std::int64_t n) {
+    return _mm256_maskload_epi32(reinterpret_cast<const int*>(from), first(n));
+  }
+  static void store_words(std::byte* to, Words words, std::int64_t n) {
+    _mm256_maskstore_epi32(reinterpret_cast<int*>(to), first(n), words);
+  }
+  static Words set_words(std::uint32_t bits) { return _mm256_set1_epi32(static_cast<int>(bits)); }
+  static Words zero_words() { return _mm256_setzero_si256(); }
+  static Words greatest_of(Words a, Words b) { return _mm256_max_epu32(a, b); }
+  static Words without_sign(Vec x) {
+    return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
+  }
+  static Words floats_to_bits(Vec x) { return _mm256_castps_si256(x); }
+  /// u - 8 of the four bits at kShift.
+  template <int kShift>
+  static Vec centred_nibble(Words words) {
+    const __m256i value = _mm256_and_si256(_mm256_srli_epi32(words, kShift), _mm256_set1_epi32(15));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(value, _mm256_set1_epi32(8)));
+  }
+  /// Two int8 a lane.
+  static Pair load_int8_pairs(const std::byte* from, std::int64_t n) {
+    const __m256i words = _mm256_cvtepu16_epi32(load_halves(from, n));
+    return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 24), 24)),
+            _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 16), 24))};
+  }
+  /// One uint8 a lane.
+  static Vec load_uint8(const std::byte* from, std::int64_t n) {
+    alignas(8) std::uint8_t bytes[kLanes] = {};
+    std::memcpy(bytes, from, static_cast<std::size_t>(n));
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
+  }
+  /// The lowest byte of each lane.
+  static void store_low_bytes(std::uint8_t* to, Words words, std::int64_t n) {
+    alignas(32) std::uint32_t lanes[kLanes];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), words);
+    for (std::int64_t lane = 0; lane < n; ++lane) to[lane] = static_cast<std::uint8_t>(lanes[lane]);
+  }
+  /// The upper halves of two vectors, which hold bfloat16 exactly, in the lower and upper halves of the
+  /// lanes.
+  static Words pack_bfloat16(Vec even, Vec odd) {
+    const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even), 16);
+    return _mm256_blend_epi16(low, _mm256_castps_si256(odd), 0xaa);
+  }
+  /// sums + the four products of a lane's uint8 of a and int8 of b.
+  static Words dot(Words sums, Words a, Words b) {
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
+    return _mm256_add_epi32(sums, _mm256_add_epi32(even, odd));
+  }
+  static Words subtract_words(Words a, Words b) { return _mm256_sub_epi32(a, b); }
+  static Vec words_to_floats(Words words) { return _mm256_cvtepi32_ps(words); }
 };
 
 struct Float32Weights {
@@ -143,6 +201,8 @@ struct BFloat16Weights {
 /// Sums, weights and one activation in the 16 registers.
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 2;
+/// Of a tile whose weights are decoded on the way, which takes registers too.
+inline constexpr int kDecodedTileRows = 3;
 
 }  // namespace
 }  // namespace adaptrt

@@ -16,7 +16,12 @@ namespace {
 struct Simd {
   using Vec = __m512;
   using Ints = __m512i;
+  using Words = __m512i;
   static constexpr int kLanes = 16;
+  struct Pair {
+    Vec even;
+    Vec odd;
+  };
 
   static __mmask16 first(std::int64_t n) {
     return static_cast<__mmask16>((1U << static_cast<unsigned>(n)) - 1U);
@@ -76,6 +81,60 @@ struct Simd {
   static void store_float16(std::byte* to, Vec x, std::int64_t n) {
     _mm256_mask_storeu_epi16(to, first(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
+
+  static Words load_words(const std::byte* from, std::int64_t n) {
+    return _mm512_maskz_loadu_epi32(first(n), from);
+  }
+  static void store_words(std::byte* to, Words words, std::int64_t n) {
+    _mm512_mask_storeu_epi32(to, first(n), words);
+  }
+  static Words set_words(std::uint32_t bits) { return _mm512_set1_epi32(static_cast<int>(bits)); }
+  static Words zero_words() { return _mm512_setzero_si512(); }
+  static Words greatest_of(Words a, Words b) { return _mm512_max_epu32(a, b); }
+  static Words without_sign(Vec x) {
+    return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+  }
+  static Words floats_to_bits(Vec x) { return _mm512_castps_si512(x); }
+  /// u - 8 of the four bits at kShift: permutations look at no other bits of an index.
+  template <int kShift>
+  static Vec centred_nibble(Words words) {
+    const __m512 values = _mm512_setr_ps(-8.0F, -7.0F, -6.0F, -5.0F, -4.0F, -3.0F, -2.0F, -1.0F, 0.0F, 1.0F,
+                                         2.0F, 3.0F, 4.0F, 5.0F, 6.0F, 7.0F);
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(words, kShift), values);
+  }
+  /// Two int8 a lane.
+  static Pair load_int8_pairs(const std::byte* from, std::int64_t n) {
+    const __m512i words = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), from));
+    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(words, 24), 24)),
+            _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(words, 16), 24))};
+  }
+  /// One uint8 a lane.
+  static Vec load_uint8(const std::byte* from, std::int64_t n) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(first(n), from)));
+  }
+  /// The lowest byte of each lane.
+  static void store_low_bytes(std::uint8_t* to, Words words, std::int64_t n) {
+    _mm512_mask_cvtepi32_storeu_epi8(to, first(n), words);
+  }
+  /// The upper halves of two vectors, which hold bfloat16 exactly, in the lower and upper halves of the
+  /// lanes.
+  static Words pack_bfloat16(Vec even, Vec odd) {
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+    return _mm512_mask_blend_epi16(0xaaaaaaaaU, low, _mm512_castps_si512(odd));
+  }
+  /// sums + the four products of a lane's uint8 of a and int8 of b.
+  static Words dot(Words sums, Words a, Words b) {
+#ifdef __AVX512VNNI__
+    return _mm512_dpbusd_epi32(sums, a, b);
+#else
+    const __m512i even = _mm512_madd_epi16(_mm512_and_si512(a, _mm512_set1_epi16(255)),
+                                           _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8));
+    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8));
+    return _mm512_add_epi32(sums, _mm512_add_epi32(even, odd));
+#endif
+  }
+  static Words subtract_words(Words a, Words b) { return _mm512_sub_epi32(a, b); }
+  static Vec words_to_floats(Words words) { return _mm512_cvtepi32_ps(words); }
 };
 
 struct Float32Weights {
@@ -142,6 +201,8 @@ struct BFloat16Weights {
 /// The widest tile whose sums stay in the 32 registers.
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 4;
+/// Of a tile whose weights are decoded on the way, which takes registers too.
+inline constexpr int kDecodedTileRows = 4;
 
 }  // namespace
 }  // namespace adaptrt

@@ -21,6 +21,10 @@ struct Simd {
   using Ints = std::int32_t __attribute__((vector_size(16)));
   using Words = std::uint32_t __attribute__((vector_size(16)));
   static constexpr int kLanes = 4;
+  struct Pair {
+    Vec even;
+    Vec odd;
+  };
 
   static Vec zero() { return Vec{}; }
   static Vec set(float value) { return Vec{value, value, value, value}; }
@@ -107,6 +111,55 @@ struct Simd {
     std::memcpy(to, halves, static_cast<std::size_t>(n) * sizeof(std::uint16_t));
   }
 
+  static Vec ints_to_floats(Ints x) { return __builtin_convertvector(x, Vec); }
+  static Words load_words(const std::byte* from, std::int64_t n) {
+    Words words{};
+    std::memcpy(&words, from, static_cast<std::size_t>(n) * sizeof(std::uint32_t));
+    return words;
+  }
+  static void store_words(std::byte* to, Words words, std::int64_t n) {
+    std::memcpy(to, &words, static_cast<std::size_t>(n) * sizeof(std::uint32_t));
+  }
+  static Words set_words(std::uint32_t bits) { return set_bits(bits); }
+  static Words zero_words() { return Words{}; }
+  static Words greatest_of(Words a, Words b) { return a > b ? a : b; }
+  static Words without_sign(Vec x) { return floats_to_bits(x) & set_bits(0x7fffffff); }
+  /// u - 8 of the four bits at kShift.
+  template <int kShift>
+  static Vec centred_nibble(Words words) {
+    return ints_to_floats(cast<Ints>((words >> kShift) & set_bits(15)) - Ints{8, 8, 8, 8});
+  }
+  /// Two int8 a lane.
+  static Pair load_int8_pairs(const std::byte* from, std::int64_t n) {
+    const auto words = cast<Ints>(load_halves(from, n));
+    return {ints_to_floats((words << 24) >> 24), ints_to_floats((words << 16) >> 24)};
+  }
+  /// One uint8 a lane.
+  static Vec load_uint8(const std::byte* from, std::int64_t n) {
+    Ints words{};
+    for (std::int64_t lane = 0; lane < n; ++lane) words[lane] = static_cast<std::int32_t>(from[lane]);
+    return ints_to_floats(words);
+  }
+  /// The lowest byte of each lane.
+  static void store_low_bytes(std::uint8_t* to, Words words, std::int64_t n) {
+    for (std::int64_t lane = 0; lane < n; ++lane) to[lane] = static_cast<std::uint8_t>(words[lane]);
+  }
+  /// The upper halves of two vectors, which hold bfloat16 exactly, in the lower and upper halves of the
+  /// lanes.
+  static Words pack_bfloat16(Vec even, Vec odd) {
+    return (floats_to_bits(even) >> 16) | (floats_to_bits(odd) & set_bits(0xffff0000));
+  }
+  /// sums + the four products of a lane's uint8 of a and int8 of b.
+  static Words dot(Words sums, Words a, Words b) {
+    const auto bytes = cast<Ints>(b);
+    sums += (a & set_bits(255)) * cast<Words>((bytes << 24) >> 24);
+    sums += ((a >> 8) & set_bits(255)) * cast<Words>((bytes << 16) >> 24);
+    sums += ((a >> 16) & set_bits(255)) * cast<Words>((bytes << 8) >> 24);
+    return sums + (a >> 24) * cast<Words>(bytes >> 24);
+  }
+  static Words subtract_words(Words a, Words b) { return a - b; }
+  static Vec words_to_floats(Words words) { return ints_to_floats(cast<Ints>(words)); }
+
  private:
   template <class To, class From>
   static To cast(From from) {
@@ -169,6 +222,8 @@ struct BFloat16Weights {
 
 inline constexpr int kTileRows = 4;
 inline constexpr int kTileVectors = 2;
+/// Of a tile whose weights are decoded on the way, which takes registers too.
+inline constexpr int kDecodedTileRows = 2;
 
 }  // namespace
 }  // namespace adaptrt

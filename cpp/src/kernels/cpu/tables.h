@@ -8,6 +8,7 @@ namespace adaptrt {
 const KernelTable& portable_kernels();
 const KernelTable& avx2_kernels();
 const KernelTable& avx512_kernels();
+const KernelTable& avx512_vnni_kernels();
 const KernelTable& avx512_bf16_kernels();
 
 }  // namespace adaptrt

@@ -1,0 +1,259 @@
+#pragma once
+
+// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "adaptrt/core/quantized_panels.h"
+#include "adaptrt/kernels/kernel_table.h"
+#include "quantized_weights.h"
+
+namespace adaptrt {
+namespace {
+
+/// Calls body(std::integral_constant<int, i>) for i from 0 to kCount - 1, unrolled.
+template <int kCount, class Body>
+inline __attribute__((always_inline)) void for_each_index(const Body& body) {
+  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) __attribute__((always_inline)) {
+    (body(std::integral_constant<int, kIndex>{}), ...);
+  }(std::make_integer_sequence<int, kCount>{});
+}
+
+/// A group of the inputs of one panel: where its parts are.
+struct GroupView {
+  std::int64_t first;
+  std::int64_t inputs;
+  const std::byte* scales;  // [width]
+  const std::byte* zeros;   // [width], or nullptr
+};
+
+inline GroupView group_of(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t group) {
+  const std::int64_t size = gemm.quantization.group_size == 0 ? gemm.k : gemm.quantization.group_size;
+  const std::int64_t scale_bytes = gemm.quantization.algo == QuantAlgo::kW4A16 ? 2 : 4;
+  return {group * size, std::min(size, gemm.k - group * size),
+          panel.scales + group * gemm.width * scale_bytes,
+          panel.extra == nullptr ? nullptr : panel.extra + group * gemm.width};
+}
+
+inline Simd::Vec load_scales(const QuantizedGemm& gemm, const std::byte* scales, std::int64_t column,
+                             std::int64_t lanes) {
+  if (gemm.quantization.algo == QuantAlgo::kW4A16) return Simd::load_bfloat16(scales + column * 2, lanes);
+  return Simd::load(reinterpret_cast<const float*>(scales) + column, lanes);
+}
+
+inline Simd::Vec load_activations(const float* a, std::int64_t lanes) {
+  return Simd::load(a, lanes);
+}
+inline Simd::Vec load_activations(const std::uint16_t* a, std::int64_t lanes) {
+  return Simd::load_bfloat16(reinterpret_cast<const std::byte*>(a), lanes);
+}
+
+template <class A>
+float sum_of(const A* a, std::int64_t n) {
+  Simd::Vec sums = Simd::zero();
+  for (std::int64_t i = 0; i < n; i += Simd::kLanes) {
+    sums = Simd::add(sums, load_activations(a + i, std::min<std::int64_t>(Simd::kLanes, n - i)));
+  }
+  return Simd::sum(sums);
+}
+
+/// The product of kRows rows with kVectors vectors of columns, the last one of last_lanes columns. `words`
+/// are the panel's weights in Weights' form.
+template <class Weights, int kRows, int kVectors, bool kPartial, bool kStreams>
+void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, const std::byte* words,
+                    std::int64_t row, std::int64_t column, std::int64_t last_lanes) {
+  using A = typename Weights::A;
+  using Vec = Simd::Vec;
+  constexpr int kChains = chains_of(kVectors);
+  constexpr int kUnits = Weights::kUnits;
+  constexpr int kInterleave = Weights::kInterleave;
+  // Words of a round, after which units go to the first chain again.
+  constexpr int kRoundWords = kChains > kUnits ? kChains / kUnits : 1;
+  constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
+  constexpr int kLines = static_cast<int>((kVectors * kVectorBytes + kCacheLine - 1) / kCacheLine);
+  const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
+  const std::int64_t groups = group_count(gemm.quantization, gemm.k);
+  const std::int64_t a_stride = gemm.a_stride;
+  const std::byte* b = words + column * Weights::kColumnBytes;
+  const auto lanes_of = [&](int v) { return kPartial && v == kVectors - 1 ? last_lanes : Simd::kLanes; };
+  for (std::int64_t index = 0; index < groups; ++index) {
+    const GroupView group = group_of(gemm, panel, index);
+    const A* const first_a = static_cast<const A*>(gemm.a) + row * a_stride + group.first;
+    const A* a = first_a;
+    Vec sums[kChains][kRows][kVectors];
+    ADAPTRT_UNROLL
+    for (int chain = 0; chain < kChains; ++chain) {
+      ADAPTRT_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        ADAPTRT_UNROLL
+        for (int v = 0; v < kVectors; ++v) sums[chain][r][v] = Simd::zero();
+      }
+    }
+    /// Calls unit(number in the round, its weights) for the units of the next word that `wanted` lets
+    /// through.
+    const auto word = [&](int at, auto wanted, auto broadcast) __attribute__((always_inline)) {
+      typename Weights::Word packed[kVectors];
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kVectors; ++v) packed[v] = Weights::load(b + v * kVectorBytes, lanes_of(v));
+      for_each_index<kUnits>([&](auto unit) __attribute__((always_inline)) {
+        const int number = at * kUnits + unit();
+        if (!wanted(number)) return;
+        Vec(&sum)[kRows][kVectors] = sums[number % kChains];
+        typename Weights::B columns[kVectors];
+        ADAPTRT_UNROLL
+        for (int v = 0; v < kVectors; ++v) columns[v] = Weights::template decode<unit()>(packed[v]);
+        ADAPTRT_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const auto value = broadcast(number, a + r * a_stride + unit() * kInterleave);
+          ADAPTRT_UNROLL
+          for (int v = 0; v < kVectors; ++v) sum[r][v] = Weights::multiply_add(value, columns[v], sum[r][v]);
+        }
+      });
+      if constexpr (kStreams) {
+        ADAPTRT_UNROLL
+        for (int line = 0; line < kLines; ++line) {
+          __builtin_prefetch(b + kStreamAhead + line * kCacheLine, 0, 3);
+        }
+      }
+      a += kUnits * kInterleave;
+      b += row_bytes;
+    };
+
+    std::int64_t units = group.inputs / kInterleave;
+    const auto all = [](int) __attribute__((always_inline)) { return true; };
+    const auto whole = [](int, const A* from)
+                           __attribute__((always_inline)) { return Weights::broadcast(from); };
+    for (; units >= kRoundWords * kUnits; units -= kRoundWords * kUnits) {
+      ADAPTRT_UNROLL
+      for (int at = 0; at < kRoundWords; ++at) word(at, all, whole);
+    }
+    const bool odd = group.inputs % kInterleave != 0;
+    const auto left = [&](int number) __attribute__((always_inline)) {
+      return number < units || (odd && number == units);
+    };
+    const auto last = [&](int number, const A* from) __attribute__((always_inline)) {
+      return number < units ? Weights::broadcast(from) : Weights::broadcast_last(from);
+    };
+    ADAPTRT_UNROLL
+    for (int at = 0; at < kRoundWords; ++at) {
+      if (left(at * kUnits)) word(at, left, last);
+    }
+
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const float activations = group.zeros == nullptr ? 0.0F : sum_of(first_a + r * a_stride, group.inputs);
+      float* out = gemm.out + (row + r) * gemm.out_stride + column;
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        Vec sum = sums[0][r][v];
+        if constexpr (kChains == 2) sum = Simd::add(sum, sums[1][r][v]);
+        if constexpr (kChains == 4) {
+          sum = Simd::add(Simd::add(sum, sums[1][r][v]), Simd::add(sums[2][r][v], sums[3][r][v]));
+        }
+        const std::int64_t lanes = lanes_of(v);
+        const std::int64_t offset = column + v * Simd::kLanes;
+        if (group.zeros != nullptr) {
+          const Vec zero =
+              Simd::sub(Simd::load_uint8(group.zeros + offset, lanes), Simd::set(float{kInt4Zero}));
+          sum = Simd::fma(Simd::set(-activations), zero, sum);
+        }
+        const Vec scale = load_scales(gemm, group.scales, offset, lanes);
+        float* to = out + v * Simd::kLanes;
+        Simd::store(to, index == 0 ? Simd::mul(sum, scale) : Simd::fma(sum, scale, Simd::load(to, lanes)),
+                    lanes);
+      }
+    }
+  }
+}
+
+template <class Weights, int kVectors, bool kPartial, bool kStreams, int kRows>
+void quantized_rows(const QuantizedGemm& gemm, const QuantizedPanel& panel, const std::byte* words,
+                    std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t last_lanes) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) {
+      quantized_rows<Weights, kVectors, kPartial, kStreams, kRows - 1>(gemm, panel, words, row, rows, column,
+                                                                       last_lanes);
+      return;
+    }
+  }
+  quantized_tile<Weights, kRows, kVectors, kPartial, kStreams>(gemm, panel, words, row, column, last_lanes);
+}
+
+/// All rows and columns, in tiles of at most kRows rows.
+template <class Weights, int kRows, bool kStreams>
+void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, const std::byte* words) {
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  const std::int64_t blocks = (gemm.rows + kRows - 1) / kRows;
+  std::int64_t column = 0;
+  for (; column + kGroup <= gemm.width; column += kGroup) {
+    for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
+      const std::int64_t rows = (gemm.rows - row + blocks - block - 1) / (blocks - block);
+      quantized_rows<Weights, kTileVectors, false, kStreams, kRows>(gemm, panel, words, row, rows, column,
+                                                                    Simd::kLanes);
+      row += rows;
+    }
+  }
+  for (; column < gemm.width; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
+    for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
+      const std::int64_t rows = (gemm.rows - row + blocks - block - 1) / (blocks - block);
+      quantized_rows<Weights, 1, true, false, kRows>(gemm, panel, words, row, rows, column, lanes);
+      row += rows;
+    }
+  }
+}
+
+template <class Packed, class Float>
+void multiply_quantized(const QuantizedGemm& gemm) {
+  const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
+  if (gemm.expanded != nullptr) {
+    quantized_panel<Expanded<Float>, kTileRows, false>(gemm, panel, gemm.expanded);
+  } else {
+    quantized_panel<Packed, kDecodedTileRows, true>(gemm, panel, panel.weights);
+  }
+}
+
+template <class Packed>
+void expand_weights(const QuantizedGemm& gemm, std::byte* out) {
+  constexpr std::int64_t kOutBytes = 4;  // a pair of bfloat16, or a float32
+  const std::byte* words = gemm.panel;
+  const std::int64_t units = (gemm.k + Packed::kInterleave - 1) / Packed::kInterleave;
+  for (std::int64_t first = 0; first < units; first += Packed::kUnits) {
+    for (std::int64_t column = 0; column < gemm.width; column += Simd::kLanes) {
+      const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
+      const auto word = Packed::load(words + column * Packed::kColumnBytes, lanes);
+      for_each_index<Packed::kUnits>([&](auto unit) {
+        if (first + unit() >= units) return;
+        Packed::store(out + ((first + unit()) * gemm.width + column) * kOutBytes,
+                      Packed::template decode<unit()>(word), lanes);
+      });
+    }
+    words += gemm.width * Packed::kColumnBytes;
+  }
+}
+
+void quantized_gemm(const QuantizedGemm& gemm) {
+  const bool pairs = gemm.activation == DType::kBFloat16;
+  if (gemm.quantization.algo == QuantAlgo::kW4A16) {
+    pairs ? multiply_quantized<Int4BFloat16, BFloat16Weights>(gemm)
+          : multiply_quantized<Int4Float32, Float32Weights>(gemm);
+  } else {
+    pairs ? multiply_quantized<Int8BFloat16, BFloat16Weights>(gemm)
+          : multiply_quantized<Int8Float32, Float32Weights>(gemm);
+  }
+}
+
+void expand_panel(const QuantizedGemm& gemm, std::byte* out) {
+  const bool pairs = gemm.activation == DType::kBFloat16;
+  if (gemm.quantization.algo == QuantAlgo::kW4A16) {
+    pairs ? expand_weights<Int4BFloat16>(gemm, out) : expand_weights<Int4Float32>(gemm, out);
+  } else {
+    pairs ? expand_weights<Int8BFloat16>(gemm, out) : expand_weights<Int8Float32>(gemm, out);
+  }
+}
+
+}  // namespace
+}  // namespace adaptrt

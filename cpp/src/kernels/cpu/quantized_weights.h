@@ -1,0 +1,143 @@
+#pragma once
+
+// Included behind simd_*.h. How the words of a quantised panel become what activations are multiplied with.
+//
+// A unit is what one multiply-add takes of k: two inputs of bfloat16 activations, one of float32. A Word
+// holds kUnits of them for a vector of columns; decode<i> gives unit i, an exact integer as floating point.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/core/quantized_panels.h"
+
+namespace adaptrt {
+namespace {
+
+/// Shift of input `input` in a word of kW4A16.
+constexpr int int4_shift(int input) {
+  return 4 * (input / 2) + 16 * (input % 2);
+}
+
+/// What is common to panels that are multiplied by bfloat16, as pairs of float32 where there is no
+/// instruction for it.
+struct PairedWeights : BFloat16Weights {
+  using B = Simd::Pair;
+  static void store(std::byte* to, const B& b, std::int64_t n) {
+    Simd::store_words(to, Simd::pack_bfloat16(b.even, b.odd), n);
+  }
+#ifndef __AVX512BF16__
+  static Simd::Vec multiply_add(const Broadcast& a, const B& b, Simd::Vec sum) {
+    return Simd::fma(a.odd, b.odd, Simd::fma(a.even, b.even, sum));
+  }
+#endif
+};
+
+#ifdef __AVX512BF16__
+/// With instructions for bfloat16, a unit is a vector of pairs.
+struct NativePairs : BFloat16Weights {
+  static void store(std::byte* to, B b, std::int64_t n) { Simd::store_words(to, b, n); }
+};
+
+struct Int8BFloat16 : NativePairs {
+  using Word = __m512i;
+  static constexpr int kUnits = 1;
+  static constexpr std::int64_t kColumnBytes = 2;
+  static Word load(const std::byte* from, std::int64_t n) {
+    const __m256i bytes = n == Simd::kLanes ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))
+                                            : _mm256_maskz_loadu_epi16(Simd::first(n), from);
+    // The packed conversion of two vectors keeps the order of their elements: columns' pairs stay together.
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+  }
+  template <int kUnit>
+  static B decode(Word word) {
+    return word;
+  }
+};
+
+struct Int4BFloat16 : NativePairs {
+  using Word = __m512i;
+  static constexpr int kUnits = 4;
+  static constexpr std::int64_t kColumnBytes = 4;
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_words(from, n); }
+  template <int kUnit>
+  static B decode(Word word) {
+    // bfloat16 of -8 to 7, twice, since the permutation looks at the bit above the four as well.
+    const __m256i values =
+        _mm256_setr_epi16(static_cast<short>(0xc100), static_cast<short>(0xc0e0), static_cast<short>(0xc0c0),
+                          static_cast<short>(0xc0a0), static_cast<short>(0xc080), static_cast<short>(0xc040),
+                          static_cast<short>(0xc000), static_cast<short>(0xbf80), 0, 0x3f80, 0x4000, 0x4040,
+                          0x4080, 0x40a0, 0x40c0, 0x40e0);
+    return _mm512_permutexvar_epi16(_mm512_srli_epi32(word, 4 * kUnit),
+                                    _mm512_inserti64x4(_mm512_castsi256_si512(values), values, 1));
+  }
+};
+#else
+struct Int8BFloat16 : PairedWeights {
+  using Word = Simd::Pair;
+  static constexpr int kUnits = 1;
+  static constexpr std::int64_t kColumnBytes = 2;
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_int8_pairs(from, n); }
+  template <int kUnit>
+  static B decode(const Word& word) {
+    return word;
+  }
+};
+
+struct Int4BFloat16 : PairedWeights {
+  using Word = Simd::Words;
+  static constexpr int kUnits = 4;
+  static constexpr std::int64_t kColumnBytes = 4;
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_words(from, n); }
+  template <int kUnit>
+  static B decode(Word word) {
+    return {Simd::centred_nibble<int4_shift(2 * kUnit)>(word),
+            Simd::centred_nibble<int4_shift(2 * kUnit + 1)>(word)};
+  }
+};
+#endif
+
+/// What is common to panels that are multiplied by float32.
+struct SingleWeights : Float32Weights {
+  static void store(std::byte* to, B b, std::int64_t n) { Simd::store(reinterpret_cast<float*>(to), b, n); }
+};
+
+struct Int8Float32 : SingleWeights {
+  using Word = Simd::Pair;
+  static constexpr int kUnits = 2;
+  static constexpr std::int64_t kColumnBytes = 2;
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_int8_pairs(from, n); }
+  template <int kUnit>
+  static B decode(const Word& word) {
+    return kUnit == 0 ? word.even : word.odd;
+  }
+};
+
+struct Int4Float32 : SingleWeights {
+  using Word = Simd::Words;
+  static constexpr int kUnits = 8;
+  static constexpr std::int64_t kColumnBytes = 4;
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_words(from, n); }
+  template <int kUnit>
+  static B decode(Word word) {
+    return Simd::centred_nibble<int4_shift(kUnit)>(word);
+  }
+};
+
+/// A panel that expand_panel made.
+template <class Weights>
+struct Expanded : Weights {
+  using Word = typename Weights::B;
+  static constexpr int kUnits = 1;
+  static Word load(const std::byte* from, std::int64_t n) {
+    return n == Simd::kLanes ? Weights::load(from) : Weights::load(from, n);
+  }
+  template <int kUnit>
+  static Word decode(Word word) {
+    return word;
+  }
+};
+
+}  // namespace
+}  // namespace adaptrt

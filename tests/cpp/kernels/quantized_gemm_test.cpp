@@ -1,0 +1,286 @@
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "adaptrt/core/quantized_panels.h"
+#include "adaptrt/kernels/kernel_table.h"
+#include "kernel_tables.h"
+#include "quantized_matrix.h"
+
+namespace adaptrt {
+namespace {
+
+namespace data = boost::unit_test::data;
+
+constexpr Quantization kWeightOnly[] = {
+    {.algo = QuantAlgo::kW8A16},
+    {.algo = QuantAlgo::kW4A16},
+    {.algo = QuantAlgo::kW4A16, .group_size = 8},
+    {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true},
+};
+constexpr DType kActivations[] = {DType::kFloat32, DType::kBFloat16};
+/// Unit of rounding of float32, in which all sums are made.
+constexpr double kRounding = 0x1p-24;
+
+/// Activations and one quantised panel.
+struct Case {
+  Case(const Quantization& quantization, DType activation_type, std::int64_t num_rows, std::int64_t depth,
+       std::int64_t columns, FreshRandom* random)
+      : weights(quantization, columns, depth, random), activation(activation_type), rows(num_rows) {
+    // Rows lie apart and the gaps hold NaN, which would spoil a sum that reads them.
+    stride = depth + 3;
+    activations.assign(static_cast<std::size_t>(rows * stride) * size_of(activation), std::byte{0xff});
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t i = 0; i < depth; ++i) {
+        store_from_float(activations.data(), activation, static_cast<std::size_t>(r * stride + i),
+                         random->between(-1.0F, 1.0F));
+      }
+    }
+  }
+
+  [[nodiscard]] QuantizedGemm gemm(float* out, std::int64_t out_stride) const {
+    return {.a = activations.data(),
+            .activation = activation,
+            .a_stride = stride,
+            .quantization = weights.quantization,
+            .panel = weights.panels.data(),
+            .k = weights.k,
+            .width = weights.n,
+            .out = out,
+            .out_stride = out_stride,
+            .rows = rows};
+  }
+
+  [[nodiscard]] std::vector<std::byte> expanded(const KernelTable& table) const {
+    std::vector<std::byte> panel(panel_bytes(activation, weights.n, weights.k));
+    table.expand_panel(gemm(nullptr, 0), panel.data());
+    return panel;
+  }
+
+  [[nodiscard]] float a(std::int64_t row, std::int64_t input) const {
+    return load_as_float(activations.data(), activation, static_cast<std::size_t>(row * stride + input));
+  }
+
+  QuantizedMatrix weights;
+  DType activation;
+  std::int64_t rows;
+  std::int64_t stride = 0;
+  std::vector<std::byte> activations;
+};
+
+BOOST_AUTO_TEST_SUITE(quantized_gemm)
+
+BOOST_DATA_TEST_CASE(products_match_float64, kernel_tables() * data::make({0, 1, 2, 3}) * data::make({0, 1}),
+                     name, quantization_index, activation_index) {
+  const auto& table = find_kernels(name);
+  const Quantization& quantization = kWeightOnly[quantization_index];
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t k : {1, 2, 3, 7, 8, 16, 37, 130}) {
+      for (const std::int64_t width : {1, 3, 4, 8, 15, 16, 17, 33, 61, 64}) {
+        for (const std::int64_t rows : {1, 2, 3, 5, 7, 13}) {
+          const Case test(quantization, kActivations[activation_index], rows, k, width, &random);
+          const auto w = test.weights.values();
+          const std::int64_t stride = width + 2;
+          std::vector<float> out(static_cast<std::size_t>(rows * stride), kPoison);
+          table.quantized_gemm(test.gemm(out.data(), stride));
+          for (std::int64_t r = 0; r < rows; ++r) {
+            for (std::int64_t n = 0; n < width; ++n) {
+              double sum = 0.0;
+              double magnitude = 0.0;
+              double greatest = 0.0;
+              for (std::int64_t i = 0; i < k; ++i) {
+                const double weight = w[static_cast<std::size_t>(n * k + i)];
+                sum += weight * test.a(r, i);
+                magnitude += std::abs(weight * test.a(r, i));
+                greatest = std::max(greatest, std::abs(weight));
+              }
+              // With a zero point, what is summed is up to 15 scales where the value may be less than one.
+              if (quantization.zero_points) magnitude = static_cast<double>(k) * 15.0 * 0.1;
+              const double error = std::abs(out[static_cast<std::size_t>(r * stride + n)] - sum);
+              BOOST_TEST_REQUIRE(error <= static_cast<double>(k + 8) * kRounding * magnitude,
+                                 "rows " << rows << " k " << k << " width " << width << " row " << r
+                                         << " column " << n << " error " << error);
+            }
+            BOOST_TEST_REQUIRE(out[static_cast<std::size_t>(r * stride + width)] == kPoison);
+            BOOST_TEST_REQUIRE(out[static_cast<std::size_t>(r * stride + width + 1)] == kPoison);
+          }
+        }
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_in_any_crowd_and_with_an_expanded_panel,
+                     kernel_tables() * data::make({0, 1, 2, 3}) * data::make({0, 1}), name,
+                     quantization_index, activation_index) {
+  const auto& table = find_kernels(name);
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t width : {5, 16, 40, 61, 64}) {
+      const Case test(kWeightOnly[quantization_index], kActivations[activation_index], 17, 77, width,
+                      &random);
+      const auto expanded = test.expanded(table);
+      std::vector<float> alone(static_cast<std::size_t>(17 * width));
+      for (std::int64_t r = 0; r < 17; ++r) {
+        auto one = test.gemm(alone.data() + r * width, width);
+        one.a =
+            test.activations.data() + static_cast<std::size_t>(r * test.stride) * size_of(test.activation);
+        one.rows = 1;
+        table.quantized_gemm(one);
+      }
+      for (std::int64_t rows = 1; rows <= 17; ++rows) {
+        for (const bool expand : {false, true}) {
+          std::vector<float> crowd(static_cast<std::size_t>(rows * width), kPoison);
+          auto many = test.gemm(crowd.data(), width);
+          many.rows = rows;
+          if (expand) many.expanded = expanded.data();
+          table.quantized_gemm(many);
+          BOOST_TEST_REQUIRE(std::memcmp(crowd.data(), alone.data(), crowd.size() * sizeof(float)) == 0,
+                             "width " << width << " rows " << rows << " expanded " << expand);
+        }
+      }
+    }
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+BOOST_AUTO_TEST_SUITE(int8_gemm)
+
+/// x as quantize_row has it: bytes and scales of `rows` rows.
+struct Int8Rows {
+  Int8Rows(const KernelTable& table, const std::vector<float>& x, std::int64_t rows, std::int64_t k)
+      : stride((k + 3) / 4 * 4),
+        bytes(static_cast<std::size_t>(rows * stride)),
+        scales(static_cast<std::size_t>(rows)) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      table.quantize_row(reinterpret_cast<const std::byte*>(x.data() + r * k), DType::kFloat32, k,
+                         bytes.data() + r * stride, scales.data() + r);
+    }
+  }
+  std::int64_t stride;
+  std::vector<std::uint8_t> bytes;
+  std::vector<float> scales;
+};
+
+BOOST_DATA_TEST_CASE(sums_are_exact_and_every_table_gives_the_same_bits, kernel_tables(), name) {
+  const auto& table = find_kernels(name);
+  const Quantization quantization{.algo = QuantAlgo::kW8A8};
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t k : {1, 3, 4, 7, 37, 130}) {
+      for (const std::int64_t width : {1, 3, 8, 16, 17, 33, 61, 64}) {
+        for (const std::int64_t rows : {1, 2, 5, 6, 7, 13}) {
+          const QuantizedMatrix weights(quantization, width, k, &random);
+          const auto w = weights.values();
+          const auto x = random.vector(rows * k, -3.0F, 2.0F);
+          const Int8Rows a(table, x, rows, k);
+          std::vector<float> out(static_cast<std::size_t>(rows * width), kPoison);
+          table.int8_gemm({.a = a.bytes.data(),
+                           .a_stride = a.stride,
+                           .a_scales = a.scales.data(),
+                           .panel = weights.panels.data(),
+                           .k = k,
+                           .width = width,
+                           .out = out.data(),
+                           .out_stride = width,
+                           .rows = rows});
+          const auto parts = parts_of_panel(quantization, weights.panels.data(), k, width);
+          for (std::int64_t r = 0; r < rows; ++r) {
+            for (std::int64_t n = 0; n < width; ++n) {
+              const float scale = load_as_float(parts.scales, DType::kFloat32, static_cast<std::size_t>(n));
+              std::int32_t sum = 0;
+              for (std::int64_t i = 0; i < k; ++i) {
+                const auto q =
+                    static_cast<std::int32_t>(std::lround(w[static_cast<std::size_t>(n * k + i)] / scale));
+                sum += q * (a.bytes[static_cast<std::size_t>(r * a.stride + i)] - 128);
+              }
+              const float expected = static_cast<float>(sum) * scale * a.scales[static_cast<std::size_t>(r)];
+              BOOST_TEST_REQUIRE(out[static_cast<std::size_t>(r * width + n)] == expected);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(extreme_sums_do_not_wrap, kernel_tables(), name) {
+  const auto& table = find_kernels(name);
+  const std::int64_t k = kMaxW8A8Inputs;
+  const Quantization quantization{.algo = QuantAlgo::kW8A8};
+  std::vector<std::byte> weights(static_cast<std::size_t>(2 * k), std::byte{127});
+  std::fill(weights.begin() + k, weights.end(), std::byte{0x80});  // -128, which a checkpoint may hold
+  const float scales[] = {1.0F, 1.0F};
+  std::vector<std::byte> panels(panel_bytes(quantization, DType::kFloat32, 2, k));
+  pack_quantized_panels(panels.data(), quantization, 2, k, 0, 2, {weights.data(), scales, nullptr});
+  const Int8Rows a(table, std::vector<float>(static_cast<std::size_t>(k), 127.0F), 1, k);
+  float out[2];
+  table.int8_gemm({.a = a.bytes.data(),
+                   .a_stride = a.stride,
+                   .a_scales = a.scales.data(),
+                   .panel = panels.data(),
+                   .k = k,
+                   .width = 2,
+                   .out = out,
+                   .out_stride = 2,
+                   .rows = 1});
+  BOOST_TEST(out[0] == 127.0F * 127.0F * 65536.0F);
+  BOOST_TEST(out[1] == -128.0F * 127.0F * 65536.0F);
+}
+
+BOOST_DATA_TEST_CASE(rows_are_rounded_to_the_nearest_of_255_values, kernel_tables() * data::make({0, 1, 2}),
+                     name, type_index) {
+  const auto& table = find_kernels(name);
+  const DType type = static_cast<DType>(type_index);
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t n : {1, 2, 5, 16, 31, 64, 101}) {
+      std::vector<std::byte> x(static_cast<std::size_t>(n) * size_of(type));
+      float greatest = 0.0F;
+      for (std::int64_t i = 0; i < n; ++i) {
+        const auto index = static_cast<std::size_t>(i);
+        store_from_float(x.data(), type, index, random.between(-5.0F, 5.0F));
+        greatest = std::max(greatest, std::abs(load_as_float(x.data(), type, index)));
+      }
+      std::vector<std::uint8_t> out(static_cast<std::size_t>((n + 3) / 4 * 4), 7);
+      float scale = 0.0F;
+      table.quantize_row(x.data(), type, n, out.data(), &scale);
+      BOOST_TEST_REQUIRE(scale == greatest / 127.0F);
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        if (i >= static_cast<std::size_t>(n)) {
+          BOOST_TEST_REQUIRE(out[i] == 128);
+          continue;
+        }
+        const double exact = static_cast<double>(load_as_float(x.data(), type, i)) / scale;
+        // Half a step, and the roundings of the factor and the product.
+        BOOST_TEST_REQUIRE(std::abs(out[i] - 128 - exact) <= 0.5 + 127 * 2 * kRounding * 2);
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(rows_of_zeros_and_of_no_numbers, kernel_tables(), name) {
+  const auto& table = find_kernels(name);
+  std::uint8_t out[4];
+  float scale = 1.0F;
+  const auto quantize = [&](std::vector<float> x) {
+    table.quantize_row(reinterpret_cast<const std::byte*>(x.data()), DType::kFloat32, 3, out, &scale);
+  };
+  quantize({0.0F, -0.0F, 0x1p-120F});
+  BOOST_TEST(scale == 0.0F);
+  BOOST_TEST((out[0] == 128 && out[1] == 128 && out[2] == 128));
+  quantize({1.0F, std::nanf(""), 2.0F});
+  BOOST_TEST(std::isnan(scale));
+  quantize({1.0F, -INFINITY, 2.0F});
+  BOOST_TEST(std::isnan(scale));
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt
