@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import copy
-import os
 import weakref
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from .. import _core
 from .._core import (
     AdapterError,
     ConfigError,
-    CpuEngine,
     ExecutorConfig,
     ModelType,
     PeftTaskNotCachedError,
@@ -50,9 +48,7 @@ class Executor(_core.Executor):
             raise ConfigError("ExecutorConfig: " + "; ".join(problems))
         self._engine = model_path if isinstance(model_path, LoadedEngine) else load_engine(model_path)
         self._adapters = AdapterStore(self._engine)
-        num_threads = config.num_threads or len(os.sched_getaffinity(0))
-        engine = CpuEngine(self._engine.program, self._engine.storage, num_threads)
-        super().__init__(engine, config, available_memory())
+        super().__init__(self._engine.start(config), config, available_memory())
         _shut_down_at_exit(self)
         try:
             self._prefetch(config)

@@ -7,7 +7,6 @@ from pathlib import Path
 from .. import _core
 from ..builder.adapter import convert_adapter
 from .engine import LoadedEngine, load_engine
-from .engine_weights import EngineBase
 
 
 class LoraConfig(_core.LoraConfig):
@@ -31,17 +30,17 @@ class LoraConfig(_core.LoraConfig):
         field that cannot be used.
         """
         loaded = engine if isinstance(engine, LoadedEngine) else load_engine(engine)
-        layout = loaded.program.lora
+        layout = loaded.lora
         if not layout.sites:
             raise _core.AdapterError(
                 f"{directory}: the engine {loaded.directory} was built without LoRA; build it with --lora_plugin"
             )
         converted = convert_adapter(
             directory,
-            storage_dtype=loaded.program.dtype,
-            base=EngineBase(loaded.program, loaded.storage, loaded.directory),
-            shape=loaded.program.shape,
-            num_layers=loaded.program.num_layers,
+            storage_dtype=layout.dtype,
+            base=loaded.base_weights(),
+            shape=layout.shape,
+            num_layers=layout.num_layers,
             magnitudes_normalized=magnitudes_normalized,
         )
         return cls(task_id, converted.weights, converted.config, replace=replace)

@@ -1,0 +1,54 @@
+"""What every loaded engine directory has, whatever compiled it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import _core
+from .._core import EngineError, ExecutorConfig
+from ..builder.adapter.base_weights import BaseWeights
+from ..builder.engine_config import ADAPTERS_DIRECTORY, EngineConfig
+
+
+@dataclass(frozen=True)
+class LoadedEngine(ABC):
+    """An engine directory that was read and checked."""
+
+    directory: Path
+    config: EngineConfig
+    adapters: Mapping[str, Path]
+    """PEFT directories of the adapters that the engine carries, by the name they are served under."""
+
+    @property
+    @abstractmethod
+    def lora(self) -> _core.LoraLayout:
+        """What it accepts of adapters; without sites when it was built without LoRA."""
+
+    @abstractmethod
+    def base_weights(self) -> BaseWeights | None:
+        """The weights that adapters are served over; None when the engine does not give them back."""
+
+    @abstractmethod
+    def start(self, config: ExecutorConfig) -> _core.CpuEngine:
+        """The engine that an executor runs. Raises ConfigError that says what it lacks of this machine."""
+
+
+def engine_adapters(config: EngineConfig, directory: Path) -> dict[str, Path]:
+    """The adapters' directories, which lie where build() put them and nowhere else."""
+    lora = config.build_config.lora_config
+    counts = {len(lora.lora_dir), len(config.adapter_checksums), len(lora.adapter_names), len(set(lora.adapter_names))}
+    if len(counts) > 1:
+        raise EngineError(
+            f"{directory}: config.json has {len(lora.lora_dir)} directories of adapters for "
+            f"{len(set(lora.adapter_names))} different names and {len(config.adapter_checksums)} checksums"
+        )
+    adapters = {}
+    for number, (name, place) in enumerate(zip(lora.adapter_names, lora.lora_dir, strict=True)):
+        path = directory.absolute() / place  # the process may change its directory before the adapter is read
+        if place != Path(ADAPTERS_DIRECTORY) / str(number) or not path.is_dir() or path.is_symlink():
+            raise EngineError(f"{directory}: adapter '{name}' is not at {ADAPTERS_DIRECTORY}/{number}")
+        adapters[name] = path
+    return adapters

@@ -1,0 +1,75 @@
+"""Engines of the native compiler: maps the file, checks every byte of it, and makes the program that runs on it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import _core
+from .._core import CpuEngine, EngineError, ExecutorConfig
+from ..builder.compile.bind import bind_program
+from ..builder.compile.engine_file import EngineFile
+from ..builder.compile.plan import Program
+from ..builder.engine_config import ENGINE_FILE, EngineConfig
+from .engine_weights import EngineBase
+from .loaded_engine import LoadedEngine, engine_adapters
+
+
+@dataclass(frozen=True)
+class NativeEngine(LoadedEngine):
+    """An engine whose weights are mapped, not copied."""
+
+    program: _core.Program
+    """Refers to bytes of `storage`."""
+    storage: EngineFile
+
+    @property
+    def lora(self) -> _core.LoraLayout:
+        """That of the program."""
+        return self.program.lora
+
+    def base_weights(self) -> EngineBase:
+        """The packed weights."""
+        return EngineBase(self.program, self.storage, self.directory)
+
+    def start(self, config: ExecutorConfig) -> CpuEngine:
+        """Threads over the mapped weights."""
+        return CpuEngine(self.program, self.storage, config.num_threads or len(os.sched_getaffinity(0)))
+
+
+def load_native_engine(directory: Path, config: EngineConfig) -> NativeEngine:
+    """Raises EngineError for an engine file that is damaged or disagrees with config.json."""
+    storage = EngineFile(directory / ENGINE_FILE, config.engine_checksum)
+    _check_agreement(config, storage.program, directory)
+    program = bind_program(storage.program, storage.tensors, str(storage.path))
+    problems = program.validate()
+    if problems:
+        raise EngineError(f"{storage.path}: " + "; ".join(problems))
+    return NativeEngine(directory, config, engine_adapters(config, directory), program, storage)
+
+
+def _check_agreement(config: EngineConfig, program: Program, directory: Path) -> None:
+    """config.json and the program say the same of what both say."""
+    checkpoint, build = config.pretrained_config, config.build_config
+    lora = program.lora
+    pairs = {
+        "dtype": (checkpoint.dtype, program.dtype),
+        "vocab_size": (checkpoint.vocab_size, program.vocab_size),
+        "num_hidden_layers": (checkpoint.num_hidden_layers, program.num_layers),
+        "max_batch_size": (build.max_batch_size, program.max_batch_size),
+        "max_num_tokens": (build.max_num_tokens, program.max_num_tokens),
+        "max_input_len": (build.max_input_len, program.max_input_len),
+        "max_seq_len": (build.max_seq_len, program.max_seq_len),
+        "max_beam_width": (build.max_beam_width, program.max_beam_width),
+        "tokens_per_block": (build.tokens_per_block, program.tokens_per_block),
+        "lora_plugin": (build.lora_enabled, lora is not None),
+        "dora_plugin": (build.dora_enabled, lora is not None and lora.dora_enabled),
+    }
+    if lora is not None:
+        pairs["max_lora_rank"] = (build.lora_config.max_lora_rank, lora.max_rank)
+    differing = [
+        f"{name} is {ours} there and {theirs} here" for name, (ours, theirs) in pairs.items() if ours != theirs
+    ]
+    if differing:
+        raise EngineError(f"{directory / ENGINE_FILE}: disagrees with config.json: " + "; ".join(differing))
