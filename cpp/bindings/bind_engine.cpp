@@ -122,7 +122,9 @@ void bind_engine(py::module_& module) {
   py::class_<MachineLimits>(module, "MachineLimits", "What this machine can do at best, measured.")
       .def_readonly("read_bandwidth", &MachineLimits::read_bandwidth, "Bytes per second.")
       .def_readonly("bfloat16_flops", &MachineLimits::bfloat16_flops,
-                    "Multiply-adds per second, each counted as two; 0 without an instruction for them.");
+                    "Multiply-adds per second, each counted as two; 0 without an instruction for them.")
+      .def_readonly("float32_flops", &MachineLimits::float32_flops,
+                    "Multiply-adds per second, each counted as two.");
   module.def(
       "measure_machine_limits",
       [](int num_threads, int rounds) {

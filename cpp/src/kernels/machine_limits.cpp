@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -81,21 +82,66 @@ double measure_read_bandwidth(ThreadPool* threads, int rounds) {
   return kBytes / seconds;
 }
 
+/// Independent sums, more than a multiply-add takes cycles times how many begin in one.
+constexpr int kChains = 12;
+constexpr std::int64_t kIterations = 1000000;
+
+#ifdef __clang__
+#define ADAPTRT_UNROLL_CHAINS _Pragma("unroll")
+#else
+#define ADAPTRT_UNROLL_CHAINS _Pragma("GCC unroll 12")
+#endif
+
+// Multiply-adds on registers alone, kChains an iteration; the results only keep them from being dropped.
+
+float multiply_add_portable(std::int64_t iterations) {
+  constexpr int kLanes = 4;
+  float sums[kChains][kLanes] = {};
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    ADAPTRT_UNROLL_CHAINS
+    for (auto& sum : sums) {
+      for (float& lane : sum) lane = lane * 0.999F + 1.0F;
+    }
+  }
+  float total = 0.0F;
+  for (const auto& sum : sums) total += std::accumulate(std::begin(sum), std::end(sum), 0.0F);
+  return total;
+}
+
 #ifdef ADAPTRT_X86_KERNELS
 
-constexpr int kChains = 12;
+__attribute__((target("avx2,fma"))) float multiply_add_avx2(std::int64_t iterations) {
+  __m256 sums[kChains];
+  for (auto& sum : sums) sum = _mm256_set1_ps(1.0F);
+  const __m256 factor = _mm256_set1_ps(0.999F);
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    ADAPTRT_UNROLL_CHAINS
+    for (auto& sum : sums) sum = _mm256_fmadd_ps(sum, factor, factor);
+  }
+  float total = 0.0F;
+  for (const auto& sum : sums) total += _mm256_cvtss_f32(sum);
+  return total;
+}
 
-/// Dot products on registers alone; the result only keeps them from being dropped.
-__attribute__((target("avx512f,avx512bf16"))) float multiply_add_repeatedly(std::int64_t iterations) {
+__attribute__((target("avx512f"))) float multiply_add_avx512(std::int64_t iterations) {
+  __m512 sums[kChains];
+  for (auto& sum : sums) sum = _mm512_set1_ps(1.0F);
+  const __m512 factor = _mm512_set1_ps(0.999F);
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    ADAPTRT_UNROLL_CHAINS
+    for (auto& sum : sums) sum = _mm512_fmadd_ps(sum, factor, factor);
+  }
+  float total = 0.0F;
+  for (const auto& sum : sums) total += _mm512_cvtss_f32(sum);
+  return total;
+}
+
+__attribute__((target("avx512f,avx512bf16"))) float multiply_add_bfloat16(std::int64_t iterations) {
   __m512 sums[kChains];
   for (auto& sum : sums) sum = _mm512_set1_ps(1.0F);
   const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi32(0x3f803f80));
   for (std::int64_t i = 0; i < iterations; ++i) {
-#ifdef __clang__
-#pragma unroll
-#else
-#pragma GCC unroll 12
-#endif
+    ADAPTRT_UNROLL_CHAINS
     for (auto& sum : sums) sum = _mm512_dpbf16_ps(sum, ones, ones);
   }
   float total = 0.0F;
@@ -103,32 +149,48 @@ __attribute__((target("avx512f,avx512bf16"))) float multiply_add_repeatedly(std:
   return total;
 }
 
-double measure_bfloat16_flops(ThreadPool* threads, int rounds) {
-  if (!__builtin_cpu_supports("avx512bf16")) return 0.0;
-  constexpr std::int64_t kIterations = 1000000;
-  constexpr double kFlopsPerIteration = kChains * 16 * 2 * 2;
+#endif
+
+#undef ADAPTRT_UNROLL_CHAINS
+
+/// `multiply_add` does kChains instructions an iteration, each of `multiply_adds` multiply-adds.
+double measure_flops(ThreadPool* threads, int rounds, float (*multiply_add)(std::int64_t),
+                     int multiply_adds) {
   const std::int64_t chunks = 8 * threads->num_threads();
   std::vector<float> sums(static_cast<std::size_t>(chunks) * kSlot * 2);
   const double seconds = least_seconds(rounds, [&] {
     threads->parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t, int) {
-      sums[static_cast<std::size_t>(begin) * kSlot * 2] = multiply_add_repeatedly(kIterations);
+      sums[static_cast<std::size_t>(begin) * kSlot * 2] = multiply_add(kIterations);
     });
   });
-  return static_cast<double>(chunks * kIterations) * kFlopsPerIteration / seconds;
+  return 2.0 * static_cast<double>(chunks * kIterations) * kChains * multiply_adds / seconds;
 }
 
-#else
-
-double measure_bfloat16_flops(ThreadPool* /*threads*/, int /*rounds*/) {
+double measure_bfloat16_flops(ThreadPool* threads, int rounds) {
+#ifdef ADAPTRT_X86_KERNELS
+  if (__builtin_cpu_supports("avx512bf16")) return measure_flops(threads, rounds, &multiply_add_bfloat16, 32);
+#endif
+  static_cast<void>(threads);
+  static_cast<void>(rounds);
   return 0.0;
 }
 
+double measure_float32_flops(ThreadPool* threads, int rounds) {
+#ifdef ADAPTRT_X86_KERNELS
+  if (__builtin_cpu_supports("avx512f")) return measure_flops(threads, rounds, &multiply_add_avx512, 16);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    return measure_flops(threads, rounds, &multiply_add_avx2, 8);
+  }
 #endif
+  return measure_flops(threads, rounds, &multiply_add_portable, 4);
+}
 
 }  // namespace
 
 MachineLimits measure_machine_limits(ThreadPool* threads, int rounds) {
-  return {measure_read_bandwidth(threads, rounds), measure_bfloat16_flops(threads, rounds)};
+  return {.read_bandwidth = measure_read_bandwidth(threads, rounds),
+          .bfloat16_flops = measure_bfloat16_flops(threads, rounds),
+          .float32_flops = measure_float32_flops(threads, rounds)};
 }
 
 }  // namespace adaptrt

@@ -11,6 +11,8 @@ struct MachineLimits {
   /// bfloat16 multiply-adds per second on registers, each counted as two; 0 where the CPU has no instruction
   /// for it.
   double bfloat16_flops = 0.0;
+  /// float32 multiply-adds per second on registers, each counted as two.
+  double float32_flops = 0.0;
 };
 
 /// The best of `rounds` rounds, each of about 0.1 s. Takes 1 GiB of memory for their duration.
