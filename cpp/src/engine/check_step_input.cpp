@@ -1,8 +1,9 @@
+#include "adaptrt/engine/check_step_input.h"
+
 #include <string>
 #include <vector>
 
 #include "adaptrt/core/error.h"
-#include "step.h"
 
 namespace adaptrt {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/huge_array.h"
+#include "adaptrt/engine/check_step_input.h"
 #include "adaptrt/engine/engine.h"
 #include "kv_pool.h"
 #include "step.h"

@@ -80,7 +80,4 @@ void run_op(const LinearOp& op, const Step& step);
 [[nodiscard]] std::size_t linear_scratch_floats();
 [[nodiscard]] std::size_t attention_scratch_floats(const ModelShape& shape);
 
-/// Throws StepError, naming all that breaks StepInput's rules.
-void check_step_input(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks);
-
 }  // namespace adaptrt

@@ -1,0 +1,96 @@
+#include "adaptrt/tensorrt/device_pages.h"
+
+#include <string>
+#include <utility>
+
+#include "adaptrt/core/error.h"
+
+namespace adaptrt {
+
+/// What one load at a time works with.
+class DevicePages::Lane {
+ public:
+  explicit Lane(Device& device)
+      : device_(device), stream_(device.make_stream()), copied_(device.make_event()) {}
+
+  void load(std::span<const std::int64_t> pages, const DevicePages& owner, const Write& write) {
+    const std::size_t page_bytes = owner.page_bytes();
+    const std::size_t bytes = pages.size() * page_bytes;
+    if (staging_.bytes() < bytes) {
+      staging_ = {};  // the two need not fit at once
+      staging_ = device_.allocate_pinned(bytes);
+    }
+    std::vector<std::byte*> host_pages;
+    for (std::size_t i = 0; i < pages.size(); ++i) host_pages.push_back(staging_.data() + i * page_bytes);
+    write(host_pages);
+    try {
+      for (std::size_t i = 0; i < pages.size(); ++i) {
+        stream_->copy_to_device(owner.address(pages[i]), host_pages[i], page_bytes);
+      }
+      stream_->record(*copied_);
+      copied_->synchronize();
+    } catch (...) {
+      // Copies that did begin still read the staging memory, which the next load writes.
+      stream_->synchronize();
+      throw;
+    }
+  }
+
+ private:
+  Device& device_;
+  Allocation staging_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Event> copied_;
+};
+
+/// A lane for the time of a load.
+class DevicePages::LaneLease {
+ public:
+  explicit LaneLease(DevicePages& pages) : pages_(pages) {
+    std::unique_lock lock(pages_.mutex_);
+    pages_.lane_is_free_.wait(lock, [&] { return !pages_.free_lanes_.empty(); });
+    lane_ = pages_.free_lanes_.back();
+    pages_.free_lanes_.pop_back();
+  }
+  ~LaneLease() {
+    {
+      const std::lock_guard lock(pages_.mutex_);
+      pages_.free_lanes_.push_back(lane_);
+    }
+    pages_.lane_is_free_.notify_one();
+  }
+  LaneLease(const LaneLease&) = delete;
+  LaneLease& operator=(const LaneLease&) = delete;
+  [[nodiscard]] Lane& lane() const { return *lane_; }
+
+ private:
+  DevicePages& pages_;
+  Lane* lane_;
+};
+
+DevicePages::DevicePages(std::shared_ptr<Device> device, std::size_t page_bytes, std::int64_t num_pages,
+                         std::int32_t num_copy_streams)
+    : device_(std::move(device)), page_bytes_(page_bytes), num_pages_(num_pages) {
+  if (num_copy_streams < 1) {
+    throw ConfigError("num_copy_streams is " + std::to_string(num_copy_streams) + "; it must be at least 1");
+  }
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(page_bytes, static_cast<std::size_t>(num_pages), &bytes)) {
+    throw ConfigError("the LoRA cache's device level of " + std::to_string(num_pages) + " pages of " +
+                      std::to_string(page_bytes) + " bytes is larger than the address space");
+  }
+  memory_ = device_->allocate(bytes);
+  for (std::int32_t i = 0; i < num_copy_streams; ++i) {
+    lanes_.push_back(std::make_unique<Lane>(*device_));
+    free_lanes_.push_back(lanes_.back().get());
+  }
+}
+
+DevicePages::~DevicePages() = default;
+
+void DevicePages::load(std::span<const std::int64_t> pages, const Write& write) {
+  const LaneLease lease(*this);
+  lease.lane().load(pages, *this, write);
+}
+
+}  // namespace adaptrt

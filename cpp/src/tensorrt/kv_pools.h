@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "adaptrt/device/device.h"
+#include "adaptrt/tensorrt/tensorrt_engine.h"
+#include "plan_runner.h"
+
+namespace adaptrt {
+
+/// The KV pool on a device: for each layer [blocks, 2, kv_heads, tokens_per_block, head_dim], an input of the
+/// plan that it writes in place.
+class KvPools {
+ public:
+  explicit KvPools(const TensorRtProgram& program);
+
+  /// Bytes of one block over all layers.
+  [[nodiscard]] std::size_t block_bytes() const {
+    return block_bytes_ * static_cast<std::size_t>(num_layers_);
+  }
+  /// 0 before allocate().
+  [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
+
+  /// Zeros, so that what is masked out of a block's unwritten rows is a number. Throws ConfigError when the
+  /// memory is refused, the plan takes no pool of this size, or this was called before.
+  void allocate(std::int32_t num_blocks, Device& device, Stream& stream);
+  /// Names the pools to a context.
+  void bind(PlanRunner& runner) const;
+
+ private:
+  std::int32_t num_layers_;
+  std::int64_t kv_heads_;
+  std::int64_t tokens_per_block_;
+  std::int64_t head_dim_;
+  std::int32_t max_blocks_;
+  std::size_t block_bytes_;  ///< of one layer
+  std::int32_t num_blocks_ = 0;
+  std::vector<Allocation> layers_;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,192 @@
+#include "adaptrt/tensorrt/tensorrt_engine.h"
+
+#include <algorithm>
+#include <bit>
+#include <optional>
+#include <utility>
+
+#include "adapter_table.h"
+#include "adaptrt/engine/check_step_input.h"
+#include "adaptrt/tensorrt/device_pages.h"
+#include "kv_pools.h"
+#include "plan_runner.h"
+#include "step_arrays.h"
+#include "weight_inputs.h"
+
+namespace adaptrt {
+namespace {
+
+class TensorRtEngine final : public Engine {
+ public:
+  TensorRtEngine(TensorRtProgram program, std::shared_ptr<Device> device, TensorRtContexts contexts,
+                 TensorRtOptions options)
+      : program_(std::move(program)),
+        options_(options),
+        device_(std::move(device)),
+        arrays_(program_),
+        kv_pools_(program_),
+        step_memory_(device_->allocate(arrays_.max_bytes())),
+        staging_(device_->allocate_pinned(arrays_.max_bytes())),
+        logits_(device_->allocate(
+            logits_bytes(std::max(program_.prefill.max_logit_rows, program_.decode.max_logit_rows)))),
+        host_logits_(device_->allocate_pinned(logits_bytes(program_.max_batch_size))),
+        prefill_(std::move(contexts.prefill), arrays_, step_memory_.data()),
+        decode_(std::move(contexts.decode), arrays_, step_memory_.data()),
+        stream_(device_->make_stream()) {
+    weights_.emplace(program_.weights, *device_, *stream_);
+    program_.weights.clear();
+    if (!program_.lora.sites.empty()) table_.emplace(program_, *device_, *stream_);
+    for (PlanRunner* runner : {&prefill_, &decode_}) {
+      weights_->bind(*runner);
+      if (table_) table_->bind(*runner);
+      runner->set_output("logits", logits_.data());
+    }
+    stream_->synchronize();
+    fill_info();
+  }
+
+  [[nodiscard]] const EngineInfo& info() const override { return info_; }
+
+  void allocate_kv_blocks(std::int32_t num_blocks) override {
+    kv_pools_.allocate(num_blocks, *device_, *stream_);
+    kv_pools_.bind(prefill_);
+    kv_pools_.bind(decode_);
+  }
+
+  void step(const StepInput& input, const LogitsSink& sink) override {
+    check_step_input(input, info_, kv_pools_.num_blocks());
+    try {
+      run(input, sink);
+    } catch (...) {
+      settle_after_failure();
+      throw;
+    }
+  }
+
+  [[nodiscard]] std::optional<std::size_t> free_device_memory() const override {
+    return device_->memory().free_bytes;
+  }
+
+  [[nodiscard]] std::unique_ptr<AdapterPages> make_adapter_pages(std::size_t page_bytes,
+                                                                 std::int64_t num_pages,
+                                                                 std::int32_t num_copy_streams) override {
+    return std::make_unique<DevicePages>(device_, page_bytes, num_pages, num_copy_streams);
+  }
+
+ private:
+  [[nodiscard]] std::size_t logits_bytes(std::int64_t rows) const {
+    return static_cast<std::size_t>(rows * program_.vocab_size) * sizeof(float);
+  }
+
+  void run(const StepInput& input, const LogitsSink& sink) {
+    const bool is_decode = input.token_ids.size() == input.prompt_lengths.size();
+    const std::span<const std::int32_t> slots = place_adapters(input);
+    const auto rows = input.logit_rows;
+    const auto slice = static_cast<std::size_t>(
+        is_decode ? program_.max_batch_size
+                  : std::min(program_.prefill.max_logit_rows, program_.max_batch_size));
+    std::size_t first = 0;
+    do {  // a step without logit rows still writes the KV pool
+      const auto slice_rows = rows.subspan(first, std::min(slice, rows.size() - first));
+      run_plan(input, slots, slice_rows, is_decode);
+      if (!slice_rows.empty()) {
+        sink(static_cast<std::int64_t>(first), static_cast<std::int64_t>(slice_rows.size()),
+             reinterpret_cast<const float*>(host_logits_.data()));
+      }
+      first += slice;
+    } while (first < rows.size());
+  }
+
+  [[nodiscard]] std::span<const std::int32_t> place_adapters(const StepInput& input) {
+    if (table_) return table_->place(input.adapters, *stream_);
+    no_slots_.assign(input.adapters.size(), kNoSlot);
+    return no_slots_;
+  }
+
+  void run_plan(const StepInput& input, std::span<const std::int32_t> slots,
+                std::span<const std::int32_t> rows, bool is_decode) {
+    const bool by_graph = is_decode && options_.cuda_graphs;
+    const RunShape shape = by_graph ? graph_shape(input) : exact_shape(input, rows);
+    arrays_.write(staging_.data(), shape, input, slots, rows);
+    stream_->copy_to_device(step_memory_.data(), staging_.data(), arrays_.bytes(shape));
+    if (by_graph) {
+      decode_.run_graph(shape, *stream_);
+    } else {
+      (is_decode ? decode_ : prefill_).run(shape, *stream_);
+    }
+    stream_->copy_to_host(host_logits_.data(), logits_.data(),
+                          logits_bytes(static_cast<std::int64_t>(rows.size())));
+    stream_->synchronize();
+  }
+
+  /// Profiles begin at one row of logits, wanted or not.
+  [[nodiscard]] RunShape exact_shape(const StepInput& input, std::span<const std::int32_t> rows) const {
+    return {.tokens = static_cast<std::int32_t>(input.token_ids.size()),
+            .sequences = static_cast<std::int32_t>(input.prompt_lengths.size()),
+            .blocks_per_sequence = arrays_.padded_blocks(input.max_blocks_per_sequence),
+            .logit_rows = std::max<std::int32_t>(1, static_cast<std::int32_t>(rows.size()))};
+  }
+
+  [[nodiscard]] RunShape graph_shape(const StepInput& input) const {
+    const auto power = static_cast<std::int32_t>(std::bit_ceil(input.prompt_lengths.size()));
+    const std::int32_t sequences = std::min(power, program_.max_batch_size);
+    return {.tokens = sequences,
+            .sequences = sequences,
+            .blocks_per_sequence = arrays_.padded_blocks(input.max_blocks_per_sequence),
+            .logit_rows = sequences};
+  }
+
+  /// Work that did begin still reads the staging memory. When the device is lost, that is what is thrown.
+  void settle_after_failure() {
+    if (table_) table_->forget();
+    try {
+      stream_->synchronize();
+    } catch (const StepError&) {  // NOLINT(bugprone-empty-catch): the step has failed with the first of them
+    }
+  }
+
+  void fill_info() {
+    info_ = {.dtype = program_.dtype,
+             .vocab_size = program_.vocab_size,
+             .num_layers = program_.num_layers,
+             .max_batch_size = program_.max_batch_size,
+             .max_num_tokens = program_.max_num_tokens,
+             .max_input_len = program_.max_input_len,
+             .max_seq_len = program_.max_seq_len,
+             .max_beam_width = 1,
+             .tokens_per_block = program_.tokens_per_block,
+             .kv_block_bytes = kv_pools_.block_bytes(),
+             .max_reusable_prompt_len = program_.max_reusable_prompt_len,
+             .lora = program_.lora};
+    info_.lora.matrix_layout = MatrixLayout::kRows;
+  }
+
+  TensorRtProgram program_;
+  TensorRtOptions options_;
+  std::shared_ptr<Device> device_;
+  EngineInfo info_;
+  StepArrays arrays_;
+  KvPools kv_pools_;
+  Allocation step_memory_;
+  Allocation staging_;
+  Allocation logits_;
+  Allocation host_logits_;
+  std::optional<WeightInputs> weights_;
+  std::optional<AdapterTable> table_;
+  PlanRunner prefill_;
+  PlanRunner decode_;
+  /// Goes before all that its work uses, and waits for it.
+  std::unique_ptr<Stream> stream_;
+  std::vector<std::int32_t> no_slots_;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_tensorrt_engine(TensorRtProgram program, std::shared_ptr<Device> device,
+                                             TensorRtContexts contexts, TensorRtOptions options) {
+  program.validate().throw_if_any<EngineError>("the TensorRT engine is inconsistent");
+  return std::make_unique<TensorRtEngine>(std::move(program), std::move(device), std::move(contexts),
+                                          options);
+}
+
+}  // namespace adaptrt

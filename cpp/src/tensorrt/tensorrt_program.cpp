@@ -1,0 +1,82 @@
+#include <string>
+
+#include "adaptrt/lora/pack_adapter.h"
+#include "adaptrt/tensorrt/tensorrt_engine.h"
+
+namespace adaptrt {
+namespace {
+
+class Checker {
+ public:
+  void positive(const std::string& name, std::int64_t value) {
+    if (value < 1) problems_.add(name + " is " + std::to_string(value) + "; it must be at least 1");
+  }
+  void at_least(const std::string& name, std::int64_t value, const std::string& least_name,
+                std::int64_t least) {
+    if (value < least) {
+      problems_.add(name + " is " + std::to_string(value) + ", less than " + least_name + " " +
+                    std::to_string(least));
+    }
+  }
+  void add(std::string problem) { problems_.add(std::move(problem)); }
+  [[nodiscard]] Problems& problems() { return problems_; }
+
+ private:
+  Problems problems_;
+};
+
+void check_lora(const TensorRtProgram& program, Checker& check) {
+  const LoraLayout& lora = program.lora;
+  if (lora.sites.empty()) {
+    if (program.num_adapter_slots != 0) check.add("there are adapter slots, but no LoRA sites");
+    return;
+  }
+  // As many adapters as a step can have.
+  check.at_least("num_adapter_slots", program.num_adapter_slots, "max_batch_size", program.max_batch_size);
+  if (lora.dtype != program.dtype) check.add("the LoRA layout has another type than the plan");
+  if (lora.num_layers != program.num_layers) {
+    check.add("the LoRA layout has " + std::to_string(lora.num_layers) + " layers, the plan " +
+              std::to_string(program.num_layers));
+  }
+  for (const LoraSite& site : lora.sites) {
+    if (site.layer < 0 || site.layer >= lora.num_layers) {
+      check.add("a LoRA site is of layer " + std::to_string(site.layer));
+    }
+  }
+  try {
+    static_cast<void>(SiteIndex(lora));
+  } catch (const EngineError& error) {
+    check.add(error.what());
+  }
+}
+
+}  // namespace
+
+Problems TensorRtProgram::validate() const {
+  Checker check;
+  if (dtype != DType::kFloat16 && dtype != DType::kBFloat16) {
+    check.add("dtype is " + std::string(name_of(dtype)) + "; accepted: float16, bfloat16");
+  }
+  check.positive("vocab_size", vocab_size);
+  check.positive("num_layers", num_layers);
+  check.positive("num_key_value_heads", shape.num_key_value_heads);
+  check.positive("head_dim", shape.head_dim);
+  check.positive("max_batch_size", max_batch_size);
+  check.positive("max_num_tokens", max_num_tokens);
+  check.positive("max_input_len", max_input_len);
+  check.positive("max_seq_len", max_seq_len);
+  check.positive("max_reusable_prompt_len", max_reusable_prompt_len);
+  check.positive("tokens_per_block", tokens_per_block);
+  check.positive("max_kv_blocks", max_kv_blocks);
+  check.at_least("max_num_tokens", max_num_tokens, "max_batch_size", max_batch_size);
+  check.at_least("prefill.max_tokens", prefill.max_tokens, "max_num_tokens", max_num_tokens);
+  check.at_least("prefill.max_sequences", prefill.max_sequences, "max_batch_size", max_batch_size);
+  check.positive("prefill.max_logit_rows", prefill.max_logit_rows);
+  check.at_least("decode.max_tokens", decode.max_tokens, "max_batch_size", max_batch_size);
+  check.at_least("decode.max_sequences", decode.max_sequences, "max_batch_size", max_batch_size);
+  check.at_least("decode.max_logit_rows", decode.max_logit_rows, "max_batch_size", max_batch_size);
+  check_lora(*this, check);
+  return check.problems();
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,119 @@
+#include "adaptrt/tensorrt/device_pages.h"
+
+#include <atomic>
+#include <boost/test/unit_test.hpp>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "support/host_device.h"
+
+namespace adaptrt::testing {
+namespace {
+
+constexpr std::size_t kPageBytes = 512;
+
+/// Fills every page with a byte of its own.
+AdapterPages::Write fill(int first) {
+  return [first](std::span<std::byte* const> pages) {
+    for (std::size_t i = 0; i < pages.size(); ++i)
+      std::memset(pages[i], first + static_cast<int>(i), kPageBytes);
+  };
+}
+
+bool holds(const DevicePages& pages, std::int64_t page, int byte) {
+  const std::vector<std::byte> expected(kPageBytes, static_cast<std::byte>(byte));
+  return std::memcmp(pages.address(page), expected.data(), kPageBytes) == 0;
+}
+
+BOOST_AUTO_TEST_SUITE(device_pages)
+
+BOOST_AUTO_TEST_CASE(pages_are_there_when_load_returns) {
+  const auto device = std::make_shared<HostDevice>(1 << 20, StreamTime::kLate);
+  DevicePages pages(device, kPageBytes, 6, 1);
+  pages.load(std::vector<std::int64_t>{4, 1, 5}, fill(10));
+  pages.load(std::vector<std::int64_t>{0}, fill(20));
+  BOOST_TEST(holds(pages, 4, 10));
+  BOOST_TEST(holds(pages, 1, 11));
+  BOOST_TEST(holds(pages, 5, 12));
+  BOOST_TEST(holds(pages, 0, 20));
+  BOOST_TEST(device->owns(pages.address(0), 6 * kPageBytes));
+}
+
+BOOST_AUTO_TEST_CASE(loads_of_several_threads_do_not_mix) {
+  const auto device = std::make_shared<HostDevice>(1 << 20, StreamTime::kLate);
+  DevicePages pages(device, kPageBytes, 64, 2);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&pages, t] {
+      for (int round = 0; round < 20; ++round) {
+        std::vector<std::int64_t> mine;
+        for (std::int64_t i = 0; i <= round % 4; ++i) mine.push_back(t * 16 + i * 3);
+        pages.load(mine, fill(t * 20 + round % 16));
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (int t = 0; t < 4; ++t) {
+    for (int i = 0; i < 4; ++i) BOOST_TEST(holds(pages, t * 16 + i * 3, t * 20 + 3 + i));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(as_many_loads_run_as_there_are_streams) {
+  const auto device = std::make_shared<HostDevice>(1 << 20);
+  DevicePages pages(device, kPageBytes, 4, 2);
+  std::mutex mutex;
+  std::condition_variable changed;
+  int running = 0;
+  int most = 0;
+  const AdapterPages::Write meet = [&](std::span<std::byte* const>) {
+    std::unique_lock lock(mutex);
+    most = std::max(most, ++running);
+    changed.notify_all();
+    // The first two wait for one another, so they do run together.
+    changed.wait(lock, [&] { return most == 2; });
+    --running;
+  };
+  std::vector<std::thread> threads;
+  for (std::int64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&pages, &meet, t] { pages.load(std::vector<std::int64_t>{t}, meet); });
+  }
+  for (auto& thread : threads) thread.join();
+  BOOST_TEST(most == 2);
+}
+
+BOOST_AUTO_TEST_CASE(a_failed_load_leaves_the_lane_for_the_next) {
+  const auto device = std::make_shared<HostDevice>(1 << 20, StreamTime::kLate);
+  DevicePages pages(device, kPageBytes, 4, 1);
+  const std::vector<std::int64_t> two{0, 1};
+  device->fail("copy_to_device", Failure::kOnce, 1);
+  BOOST_CHECK_THROW(pages.load(two, fill(1)), StepError);
+  device->fail("allocate_pinned");
+  BOOST_CHECK_THROW(pages.load(std::vector<std::int64_t>{0, 1, 2}, fill(1)), StepError);
+  BOOST_CHECK_THROW(
+      pages.load(two, [](std::span<std::byte* const>) { throw std::runtime_error("the adapter is bad"); }),
+      std::runtime_error);
+  pages.load(std::vector<std::int64_t>{2, 3}, fill(7));
+  BOOST_TEST(holds(pages, 2, 7));
+  BOOST_TEST(holds(pages, 3, 8));
+}
+
+BOOST_AUTO_TEST_CASE(memory_that_is_refused_is_a_config_error) {
+  const auto device = std::make_shared<HostDevice>(1000);
+  BOOST_CHECK_THROW(DevicePages(device, kPageBytes, 2, 1), ConfigError);
+  BOOST_CHECK_THROW(DevicePages(device, std::size_t{1} << 40, std::int64_t{1} << 40, 1), ConfigError);
+  BOOST_CHECK_THROW(DevicePages(device, kPageBytes, 1, 0), ConfigError);
+  BOOST_TEST(device->num_allocations() == 0U);
+  DevicePages none(device, kPageBytes, 0, 1);
+  BOOST_TEST(none.num_pages() == 0);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt::testing
