@@ -10,6 +10,7 @@ from typing import Any, Final
 from .._core import DType, dtype_name, lora_modules
 from .checkpoint.config import CheckpointConfig
 from .checkpoint.rotary import DynamicScaling
+from .compile.tensorrt.capability import CURRENT, parse_capability
 from .json_fields import JsonFields
 
 AUTO: Final = "auto"
@@ -17,6 +18,13 @@ ENABLE: Final = "enable"
 DISABLE: Final = "disable"
 PAGED: Final = "paged"
 NATIVE: Final = "native"
+TENSORRT: Final = "tensorrt"
+BACKENDS: Final = (NATIVE, TENSORRT)
+"""What compiles: for this CPU, or for NVIDIA GPUs."""
+CONSTANTS: Final = "constants"
+EXTERNAL: Final = "external"
+WEIGHTS: Final = (CONSTANTS, EXTERNAL)
+"""Where a TensorRT engine has its weights: in each plan, or as inputs in a file beside them."""
 
 # The modules of a decoder layer that are no fusion of others.
 DEFAULT_TARGET_MODULES: Final = (
@@ -49,7 +57,6 @@ SOLE_VALUES: Final[dict[str, SoleValue]] = {
     "max_beam_width": SoleValue(1, "there is no beam search"),
     "logits_dtype": SoleValue("float32", "logits are computed in float32"),
     "lora_ckpt_source": SoleValue("hf", "adapters are read in PEFT's format; convert others to it"),
-    "backend": SoleValue(NATIVE, "engines are compiled for the CPU; the tensorrt backend is not part of this release"),
 }
 """Options of TensorRT-LLM whose other values make no sense here or are not supported."""
 
@@ -82,6 +89,15 @@ class LoraBuildConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorRtBuildConfig:
+    """What only the backend tensorrt knows."""
+
+    compute_capability: tuple[str, ...] = (CURRENT,)
+    """For which GPUs plans are built, one for each: 8.6, say, or `current` for that of this machine."""
+    weights: str = CONSTANTS
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildConfig:
     """Sizes and options of an engine."""
 
@@ -98,6 +114,8 @@ class BuildConfig:
     backend: str = NATIVE
     lora_config: LoraBuildConfig = field(default_factory=LoraBuildConfig)
     plugin_config: PluginConfig = field(default_factory=PluginConfig)
+    tensorrt_config: TensorRtBuildConfig | None = None
+    """None: another backend, or the defaults."""
 
     @property
     def lora_enabled(self) -> bool:
@@ -118,8 +136,12 @@ class BuildConfig:
             for name in ("gpt_attention_plugin", "gemm_plugin", "lora_plugin")
             if getattr(self.plugin_config, name) == AUTO
         }
+        tensorrt = self.tensorrt_config
+        if tensorrt is None and self.backend == TENSORRT:
+            tensorrt = TensorRtBuildConfig()
         return replace(
             self,
+            tensorrt_config=tensorrt,
             max_seq_len=max_seq_len,
             max_input_len=self.max_input_len if self.max_input_len is not None else max_seq_len,
             plugin_config=replace(self.plugin_config, **plugins),
@@ -131,6 +153,7 @@ class BuildConfig:
         found += _size_problems(self, checkpoint)
         found += _plugin_problems(self.plugin_config, checkpoint.dtype)
         found += _lora_problems(self)
+        found += _backend_problems(self, checkpoint.dtype)
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,12 +164,17 @@ class BuildConfig:
             **_plain(self.lora_config),
             "lora_dir": [path.as_posix() for path in self.lora_config.lora_dir],
         }
+        if self.tensorrt_config is None:
+            del result["tensorrt_config"]
+        else:
+            result["tensorrt_config"] = _plain(self.tensorrt_config)
         return result
 
     @classmethod
     def from_fields(cls, source: JsonFields) -> BuildConfig:
         """The inverse of to_dict. What is wrong is noted in `source`."""
         plugins, lora = source.object("plugin_config"), source.object("lora_config")
+        tensorrt = source.object("tensorrt_config", optional=True)
         values: dict[str, Any] = {name: source.integer(name) for name in _SIZES}
         values |= {name: source.string(name) for name in ("kv_cache_type", "logits_dtype", "backend")}
         return cls(
@@ -155,6 +183,7 @@ class BuildConfig:
                 **{item.name: plugins.string(item.name) for item in fields(PluginConfig)} if plugins else {}
             ),
             lora_config=_lora_from_fields(lora) if lora else LoraBuildConfig(),
+            tensorrt_config=_tensorrt_from_fields(tensorrt) if tensorrt else None,
         )
 
 
@@ -180,6 +209,12 @@ def _lora_from_fields(source: JsonFields) -> LoraBuildConfig:
         lora_ckpt_source=source.string("lora_ckpt_source"),
         max_lora_rank=source.integer("max_lora_rank"),
         lora_target_modules=source.strings("lora_target_modules"),
+    )
+
+
+def _tensorrt_from_fields(source: JsonFields) -> TensorRtBuildConfig:
+    return TensorRtBuildConfig(
+        compute_capability=source.strings("compute_capability"), weights=source.string("weights", choices=WEIGHTS)
     )
 
 
@@ -255,4 +290,33 @@ def _lora_problems(config: BuildConfig) -> list[str]:
     ):
         if is_set:
             found.append(f"{name} needs lora_plugin {AUTO}: without it the engine takes no adapters")
+    return found
+
+
+def _backend_problems(config: BuildConfig, dtype: DType) -> list[str]:
+    if config.backend not in BACKENDS:
+        return [f"backend is {config.backend}; accepted: {', '.join(BACKENDS)}"]
+    tensorrt = config.tensorrt_config
+    if config.backend != TENSORRT:
+        return [] if tensorrt is None else [f"compute_capability and weights need backend {TENSORRT}"]
+    assert tensorrt is not None
+    found = []
+    if dtype == DType.FLOAT32:
+        found.append(
+            f"a {dtype_name(dtype)} checkpoint cannot be built with backend {TENSORRT}: its kernels multiply 16-bit "
+            "numbers; convert the checkpoint with --dtype float16 or bfloat16"
+        )
+    if tensorrt.weights not in WEIGHTS:
+        found.append(f"weights is {tensorrt.weights}; accepted: {', '.join(WEIGHTS)}")
+    return found + _capability_problems(tensorrt.compute_capability)
+
+
+def _capability_problems(names: tuple[str, ...]) -> list[str]:
+    found = [
+        f"compute_capability {name} is none; expected {CURRENT} or a number such as 8.6"
+        for name in names
+        if name != CURRENT and parse_capability(name) is None
+    ]
+    if not names or len(set(names)) != len(names) or (CURRENT in names and len(names) > 1):
+        found.append(f"compute_capability is '{' '.join(names)}'; expected {CURRENT} alone, or each capability once")
     return found

@@ -1,4 +1,7 @@
-"""config.json of an engine directory."""
+"""config.json of an engine directory.
+
+Native engines have `engine_checksum`, the checksum of their one file; TensorRT engines have `tensorrt`, their plans.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,12 @@ import xxhash
 from .._core import CheckpointError, EngineError
 from .._version import __version__
 from .checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig
-from .config import BuildConfig
+from .compile.tensorrt.plan_config import TensorRtPlans, plans_from_fields, plans_to_json
+from .config import NATIVE, TENSORRT, BuildConfig
 from .json_fields import JsonFields, describe, load_json_object
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSIONS: Final = {NATIVE: 1, TENSORRT: 2}
+"""By backend: a release that knows native engines only refuses the others by their version."""
 ENGINE_FILE: Final = "rank0.engine"
 ADAPTERS_DIRECTORY: Final = "lora"
 
@@ -29,8 +34,10 @@ class EngineConfig:
     """Of the release that built it."""
     pretrained_config: CheckpointConfig
     build_config: BuildConfig
-    engine_checksum: str
-    """See builder/compile/engine_file.py."""
+    engine_checksum: str = ""
+    """Of a native engine, see builder/compile/engine_file.py."""
+    tensorrt: TensorRtPlans | None = None
+    """Of a TensorRT engine."""
     adapter_checksums: tuple[str, ...] = ()
     """Of the copies in build_config.lora_config.lora_dir, see adapter_copy.py."""
 
@@ -39,15 +46,16 @@ class EngineConfig:
         cls,
         pretrained_config: CheckpointConfig,
         build_config: BuildConfig,
-        engine_checksum: str,
+        engine: str | TensorRtPlans,
         adapter_checksums: tuple[str, ...] = (),
     ) -> EngineConfig:
-        """The config of an engine that was just built."""
+        """The config of an engine that was just built; `engine` is a native engine's checksum or the plans."""
         return cls(
             version=__version__,
             pretrained_config=pretrained_config,
             build_config=build_config,
-            engine_checksum=engine_checksum,
+            engine_checksum=engine if isinstance(engine, str) else "",
+            tensorrt=None if isinstance(engine, str) else engine,
             adapter_checksums=adapter_checksums,
         )
 
@@ -60,12 +68,15 @@ class EngineConfig:
         content: dict[str, Any] = {
             "producer": {"name": PRODUCER, "version": self.version},
             "version": self.version,
-            "format_version": FORMAT_VERSION,
+            "format_version": FORMAT_VERSIONS[self.build_config.backend],
             "pretrained_config": self.pretrained_config.to_dict(),
             "build_config": self.build_config.to_dict(),
-            "engine_checksum": self.engine_checksum,
-            "adapter_checksums": list(self.adapter_checksums),
         }
+        if self.tensorrt is None:
+            content["engine_checksum"] = self.engine_checksum
+        else:
+            content["tensorrt"] = plans_to_json(self.tensorrt)
+        content["adapter_checksums"] = list(self.adapter_checksums)
         return {**content, "checksum": _checksum(content)}
 
     @classmethod
@@ -86,15 +97,23 @@ class EngineConfig:
         if not isinstance(pretrained, dict):
             source.problem("pretrained_config", f"is {describe(pretrained)}; expected an object")
             pretrained = {}
-        version, checksum = source.string("version"), source.string("engine_checksum")
-        adapter_checksums = source.strings("adapter_checksums")
+        version, adapter_checksums = source.string("version"), source.strings("adapter_checksums")
         build_config = BuildConfig.from_fields(build) if build else BuildConfig()
+        checksum, plans = "", None
+        if data["format_version"] == FORMAT_VERSIONS[TENSORRT]:
+            section = source.object("tensorrt")
+            plans = plans_from_fields(section) if section else None
+        else:
+            checksum = source.string("engine_checksum")
+        if FORMAT_VERSIONS.get(build_config.backend) != data["format_version"]:
+            source.problem("build_config.backend", f"is {build_config.backend}, which format_version does not mean")
         source.finish(str(path), EngineError)
         return cls(
             version=version,
             pretrained_config=_pretrained(pretrained, path),
             build_config=build_config,
             engine_checksum=checksum,
+            tensorrt=plans,
             adapter_checksums=adapter_checksums,
         )
 
@@ -102,9 +121,10 @@ class EngineConfig:
 def _check_kind(data: Mapping[str, Any], path: Path) -> None:
     if "format_version" not in data or "build_config" not in data:
         raise EngineError(f"{path}: is not the config of an engine of AdaptRT; `adaptrt build` makes engines")
-    if data["format_version"] != FORMAT_VERSION:
+    if data["format_version"] not in FORMAT_VERSIONS.values() or isinstance(data["format_version"], bool):
+        known = " and ".join(map(str, FORMAT_VERSIONS.values()))
         raise EngineError(
-            f"{path}: has format_version {describe(data['format_version'])}, this release reads {FORMAT_VERSION}; "
+            f"{path}: has format_version {describe(data['format_version'])}, this release reads {known}; "
             "build the engine again"
         )
 

@@ -126,6 +126,10 @@ class JsonFields:
             return accepted[0]
         return value
 
+    def optional_string(self, name: str) -> str | None:
+        """A string, or None for null or a missing field."""
+        return self.string(name) if self._present(name) else None
+
     def integers(self, name: str, *, minimum: int = 0, scalar: bool = False) -> tuple[int, ...]:
         """Integers from `minimum` to MAX_INTEGER; () for null or a missing field. `scalar` also accepts one integer."""
         value = self.raw(name)
@@ -158,6 +162,19 @@ class JsonFields:
             return None
         nested = JsonFields(value, prefix=f"{self._prefix}{name}.", problems=self.problems)
         self._nested.append(nested)
+        return nested
+
+    def objects(self, name: str) -> list[JsonFields]:
+        """A list of nested objects, which share this one's problems; [] if missing or something else."""
+        value = self.raw(name)
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            self.problem(name, f"is {describe(value)}; expected a list of objects")
+            return []
+        nested = [
+            JsonFields(item, prefix=f"{self._prefix}{name}[{index}].", problems=self.problems)
+            for index, item in enumerate(value)
+        ]
+        self._nested += nested
         return nested
 
     def refuse_remaining(self) -> None:

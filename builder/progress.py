@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 from typing import Final, Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.progress import Progress as RichProgress
 
 Advance = Callable[[int], None]
 """Says how many more bytes are done; may be called from several threads."""
+
+Report = Callable[[str, float], None]
+"""Says which phase a task is in and which part of it is done, 0 to 1; may be called from several threads."""
 
 _SECONDS_BETWEEN_LINES: Final = 5.0
 
@@ -25,6 +37,9 @@ class Progress(Protocol):
     def task(self, title: str, total_bytes: int) -> AbstractContextManager[Advance]:
         """A task that reports its bytes until the with statement ends."""
 
+    def phases(self, titles: Sequence[str]) -> AbstractContextManager[Sequence[Report]]:
+        """Tasks side by side, each of which goes through phases until the with statement ends."""
+
 
 class SilentProgress:
     """Reports nothing."""
@@ -33,6 +48,11 @@ class SilentProgress:
     def task(self, title: str, total_bytes: int) -> Iterator[Advance]:
         """A task that reports nothing."""
         yield lambda num_bytes: None
+
+    @contextmanager
+    def phases(self, titles: Sequence[str]) -> Iterator[Sequence[Report]]:
+        """Tasks that report nothing."""
+        yield [lambda phase, fraction: None for _ in titles]
 
 
 class TerminalProgress:
@@ -55,6 +75,24 @@ class TerminalProgress:
             task = bar.add_task(title, total=total_bytes)
             yield lambda num_bytes: bar.advance(task, num_bytes)
 
+    @contextmanager
+    def phases(self, titles: Sequence[str]) -> Iterator[Sequence[Report]]:
+        """Tasks that are bars below one another, with the phase behind each."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[phase]}", markup=False),
+        )
+        with RichProgress(*columns, console=self._console) as bars:
+            tasks = [bars.add_task(title, total=1.0, phase="") for title in titles]
+
+            def report_to(task: TaskID) -> Report:
+                return lambda phase, fraction: bars.update(task, completed=fraction, phase=phase)
+
+            yield [report_to(task) for task in tasks]
+
 
 class LineProgress:
     """Writes a line when a task begins and ends, and now and then between."""
@@ -65,26 +103,65 @@ class LineProgress:
     @contextmanager
     def task(self, title: str, total_bytes: int) -> Iterator[Advance]:
         """A task that is lines of text."""
-        lock = Lock()
-        began = time.monotonic()
+        lines = _SparseLines(self._write)
         done = 0
-        last_line = began
 
         def advance(num_bytes: int) -> None:
-            nonlocal done, last_line
-            with lock:
+            nonlocal done
+            with lines.lock:
                 done += num_bytes
-                now = time.monotonic()
-                if now - last_line >= _SECONDS_BETWEEN_LINES:
-                    last_line = now
-                    self._write(f"{title}: {format_bytes(done)} of {format_bytes(total_bytes)}")
+                lines.write(f"{title}: {format_bytes(done)} of {format_bytes(total_bytes)}")
 
         self._write(f"{title}: {format_bytes(total_bytes)}")
         yield advance
-        self._write(f"{title}: done in {time.monotonic() - began:.1f} s")
+        self._write(f"{title}: done in {lines.seconds:.1f} s")
+
+    @contextmanager
+    def phases(self, titles: Sequence[str]) -> Iterator[Sequence[Report]]:
+        """Tasks whose lines say which of them it is, the phase and the percentage."""
+
+        def report_to(title: str) -> Report:
+            lines = _SparseLines(self._write)
+            finished = False
+
+            def report(phase: str, fraction: float) -> None:
+                nonlocal finished
+                with lines.lock:
+                    if fraction < 1.0:
+                        lines.write(f"{title}: {fraction:.0%}, {phase}")
+                    elif not finished:
+                        finished = True
+                        self._write(f"{title}: done in {lines.seconds:.1f} s")
+
+            return report
+
+        for title in titles:
+            self._write(title)
+        yield [report_to(title) for title in titles]
 
     def _write(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
+
+
+class _SparseLines:
+    """Lines that are only written when the last one is some time ago."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._began = self._last_line = time.monotonic()
+        self.lock = Lock()
+        """To be held around write()."""
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made."""
+        return time.monotonic() - self._began
+
+    def write(self, line: str) -> None:
+        now = time.monotonic()
+        if now - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self._write(line)
 
 
 def progress_on(stream: TextIO | None = None) -> Progress:

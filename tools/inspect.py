@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from .._core import AdapterError, ConfigError, dtype_name, lora_modules
+from .._core import AdapterError, ConfigError, EngineError, dtype_name, lora_modules
 from ..builder.adapter.peft_reader import read_peft_adapter
 from ..builder.checkpoint.config import CheckpointConfig
 from ..builder.checkpoint.convert import rank_file
 from ..builder.compile.engine_file import EngineFile
+from ..builder.compile.tensorrt.compile import plan_file
+from ..builder.compile.tensorrt.plan_config import TensorRow
 from ..builder.engine_config import ENGINE_FILE, EngineConfig
 from ..builder.progress import format_bytes
 from ..builder.safetensors_stream import SafetensorsReader, TensorSpec
@@ -40,11 +42,12 @@ def _describer_of(path: Path) -> Callable[[Path, bool], None]:
     kinds = {
         PEFT_CONFIG: _describe_peft_adapter,
         LORA_CONFIG: _describe_converted_adapter,
-        ENGINE_FILE: _describe_engine,
+        ENGINE_FILE: _describe_native_engine,
+        plan_file("*"): _describe_tensorrt_engine,
         rank_file(0): _describe_checkpoint,
     }
     for file, describe in kinds.items():
-        if (path / file).is_file():
+        if any(found.is_file() for found in path.glob(file)):
             return describe
     raise ConfigError(f"{path}: is no checkpoint, engine or adapter; expected a directory with {', '.join(kinds)}")
 
@@ -64,30 +67,68 @@ def _describe_checkpoint(path: Path, tensors: bool) -> None:
         _print_tensors(reader.path.name, reader.specs.values())
 
 
-def _describe_engine(path: Path, tensors: bool) -> None:
+def _describe_native_engine(path: Path, tensors: bool) -> None:
     config = EngineConfig.load(path)
     file = EngineFile(path / ENGINE_FILE, config.engine_checksum)
-    build, lora, program = config.build_config, config.build_config.lora_config, file.program
+    rows = {
+        "weights": f"{len(file.tensors)} tensors, {format_bytes(file.num_bytes)}",
+        "activations": format_bytes(file.program.arena_bytes),
+    }
+    _print_table(f"{path}: engine", _engine_rows(config, rows))
+    if tensors:
+        specs = (TensorSpec(name, array.dtype, array.shape) for name, array in file.tensors.items())
+        _print_tensors(ENGINE_FILE, specs)
+
+
+def _describe_tensorrt_engine(path: Path, tensors: bool) -> None:
+    config = EngineConfig.load(path)
+    plans = config.tensorrt
+    if plans is None:
+        raise EngineError(f"{path}: has plans, which its config.json does not know")
+    plans.check_files(path)
+    rows = {"compiled by": f"{plans.package} {plans.package_version}, version {plans.plugin_version} of the plugins"}
+    for plan in plans.files:
+        rows[f"plan {plan.compute_capability}"] = f"{plan.stored.file}, {format_bytes(plan.stored.num_bytes)}"
+    rows["weights"] = (
+        "in each plan" if plans.weights is None else f"{plans.weights.file}, {format_bytes(plans.weights.num_bytes)}"
+    )
+    rows["profiles"] = ", ".join(plans.profiles)
+    _print_table(f"{path}: TensorRT engine", _engine_rows(config, rows))
+    if tensors:
+        print("inputs and outputs, with the largest shape in each profile:")
+        for tensor in plans.tensors:
+            print(f"  {_describe_row(tensor, plans.profiles)}")
+
+
+def _describe_row(tensor: TensorRow, profiles: Sequence[str]) -> str:
+    text = f"{tensor.name}  {tensor.mode} {tensor.dtype} {list(tensor.shape)}"
+    if tensor.alias is not None:
+        text += f", written over {tensor.alias}"
+    if tensor.profiles:
+        for name, (_, _, largest) in zip(profiles, tensor.profiles, strict=True):
+            text += f", {name} {list(largest)}"
+    return text
+
+
+def _engine_rows(config: EngineConfig, compiled: Mapping[str, str]) -> dict[str, str]:
+    """What is said of an engine; `compiled` is what its compiler made."""
+    build, lora = config.build_config, config.build_config.lora_config
     rows = {
         "built by": f"adaptrt {config.version}; every checksum holds",
         **_model_rows(config.pretrained_config),
         "limits": f"max_batch_size {build.max_batch_size}, max_num_tokens {build.max_num_tokens}, "
-        f"max_input_len {program.max_input_len}, max_seq_len {program.max_seq_len}",
+        f"max_input_len {build.max_input_len}, max_seq_len {build.max_seq_len}",
         "KV cache": f"{build.tokens_per_block} tokens a block",
-        "weights": f"{len(file.tensors)} tensors, {format_bytes(file.num_bytes)}",
-        "activations": format_bytes(program.arena_bytes),
+        **compiled,
         "LoRA": "none",
     }
-    if program.lora is not None:
+    if build.lora_enabled:
         rows["LoRA"] = (
-            f"max_lora_rank {program.lora.max_rank}, {', '.join(lora.lora_target_modules)}"
-            f"{', DoRA' if program.lora.dora_enabled else ''}"
+            f"max_lora_rank {lora.max_lora_rank}, {', '.join(lora.lora_target_modules)}"
+            f"{', DoRA' if build.dora_enabled else ''}"
         )
         rows["adapters"] = ", ".join(lora.adapter_names) or "none in the engine directory"
-    _print_table(f"{path}: engine", rows)
-    if tensors:
-        specs = (TensorSpec(name, array.dtype, array.shape) for name, array in file.tensors.items())
-        _print_tensors(ENGINE_FILE, specs)
+    return rows
 
 
 def _describe_peft_adapter(path: Path, tensors: bool) -> None:

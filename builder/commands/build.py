@@ -10,18 +10,26 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..._core import ConfigError, DType, dtype_name
+from ..._core import DType, dtype_name
 from ..build import BuildReport, build
+from ..compile.native import CompiledNetwork
+from ..compile.tensorrt.capability import CURRENT
+from ..compile.tensorrt.compile import CompiledPlans
 from ..config import (
     AUTO,
+    BACKENDS,
+    CONSTANTS,
     DEFAULT_TARGET_MODULES,
     DISABLE,
     ENABLE,
     NATIVE,
     SOLE_VALUES,
+    TENSORRT,
+    WEIGHTS,
     BuildConfig,
     LoraBuildConfig,
     PluginConfig,
+    TensorRtBuildConfig,
 )
 from ..progress import format_bytes, progress_on
 
@@ -40,13 +48,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_lora(parser.add_argument_group("adapters"))
     _add_plugins(parser.add_argument_group("plugins and types"))
     output = parser.add_argument_group("compiler")
-    _add_sole(output, "backend", (NATIVE, "tensorrt"))
     output.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="ranks built at a time; engines have one (default: 1)"
-    )
+        "--backend", default=NATIVE, choices=BACKENDS,
+        help="native compiles for CPUs, tensorrt for NVIDIA GPUs (default: %(default)s)",
+    )  # fmt: skip
+    output.add_argument("--workers", type=int, default=1, metavar="N", help="plans built at a time (default: 1)")
     output.add_argument(
         "--dump_onnx", type=Path, metavar="FILE", help="also write the network as ONNX, weights beside it"
     )
+    _add_tensorrt(parser.add_argument_group(f"backend {TENSORRT}"))
+
+
+def _add_tensorrt(group: Any) -> None:
+    group.add_argument(
+        "--compute_capability", nargs="+", metavar="CC",
+        help=f"GPUs to build for, a plan for each: 8.6, say, or {CURRENT} for that of this machine (default: "
+        f"{CURRENT})",
+    )  # fmt: skip
+    group.add_argument(
+        "--weights", choices=WEIGHTS,
+        help="in each plan, or once in a file beside them, for all plans (default: constants)",
+    )  # fmt: skip
+    group.add_argument(
+        "--timing_cache", type=Path, metavar="FILE",
+        help="read and write what TensorRT measures; TensorRT for RTX has none",
+    )  # fmt: skip
 
 
 def _add_sizes(group: Any) -> None:
@@ -135,15 +161,29 @@ def config_of(args: argparse.Namespace) -> BuildConfig:
             context_fmha=args.context_fmha,
             paged_kv_cache=args.paged_kv_cache,
         ),
+        tensorrt_config=_tensorrt_config_of(args),
+    )
+
+
+def _tensorrt_config_of(args: argparse.Namespace) -> TensorRtBuildConfig | None:
+    """None when no flag of it was given; whether it may be given is BuildConfig's to say."""
+    if args.compute_capability is None and args.weights is None:
+        return None
+    return TensorRtBuildConfig(
+        compute_capability=tuple(args.compute_capability or (CURRENT,)), weights=args.weights or CONSTANTS
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Builds and says what was written."""
-    if args.workers < 1:
-        raise ConfigError(f"workers is {args.workers}; it must be at least 1")
     report = build(
-        args.checkpoint_dir, config_of(args), args.output_dir, dump_onnx_to=args.dump_onnx, progress=progress_on()
+        args.checkpoint_dir,
+        config_of(args),
+        args.output_dir,
+        workers=args.workers,
+        timing_cache=args.timing_cache,
+        dump_onnx_to=args.dump_onnx,
+        progress=progress_on(),
     )
     Console().print(summary(report))
     return 0
@@ -151,18 +191,17 @@ def run(args: argparse.Namespace) -> int:
 
 def summary(report: BuildReport) -> Table:
     """The closing table."""
-    config, checkpoint, arena = report.config, report.checkpoint, report.arena
+    config, checkpoint = report.config, report.checkpoint
     table = Table(title=str(report.directory), box=box.SIMPLE_HEAD, show_header=False, title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    saved = 100 * (1 - arena.num_bytes / arena.unshared_bytes)
     rows = [
         ("model", f"{checkpoint.architecture}, {checkpoint.num_hidden_layers} layers, {dtype_name(checkpoint.dtype)}"),
         ("engine", f"{format_bytes(report.engine_bytes)}, built in {report.seconds:.1f} s"),
-        ("network", f"{report.num_nodes} ONNX nodes, fused into {report.num_ops} ops"),
-        (
-            "activations",
-            f"{format_bytes(arena.num_bytes)} for {config.max_num_tokens} tokens, {saved:.0f}% less than unshared",
+        *(
+            _plan_rows(report, report.compiled)
+            if isinstance(report.compiled, CompiledPlans)
+            else _native_rows(report, report.compiled)
         ),
         (
             "limits",
@@ -182,3 +221,33 @@ def summary(report: BuildReport) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _native_rows(report: BuildReport, compiled: CompiledNetwork) -> list[tuple[str, str]]:
+    arena = compiled.arena
+    saved = 100 * (1 - arena.num_bytes / arena.unshared_bytes)
+    return [
+        ("network", f"{report.num_nodes} ONNX nodes, fused into {compiled.num_ops} ops"),
+        (
+            "activations",
+            f"{format_bytes(arena.num_bytes)} for {report.config.max_num_tokens} tokens, {saved:.0f}% less than "
+            "unshared",
+        ),
+    ]
+
+
+def _plan_rows(report: BuildReport, compiled: CompiledPlans) -> list[tuple[str, str]]:
+    plans = compiled.plans
+    rows = [
+        ("network", f"{report.num_nodes} ONNX nodes, compiled by {plans.package} {plans.package_version}"),
+        *(
+            (
+                f"plan {plan.compute_capability}",
+                f"{format_bytes(plan.stored.num_bytes)}, {format_bytes(built.peak_bytes)} of memory to build",
+            )
+            for plan, built in zip(plans.files, compiled.built, strict=True)
+        ),
+    ]
+    if plans.weights is not None:
+        rows.append(("weights", f"{format_bytes(plans.weights.num_bytes)} in {plans.weights.file}, for every plan"))
+    return rows

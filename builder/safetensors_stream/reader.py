@@ -84,6 +84,10 @@ class SafetensorsReader:
             yield array[begin:end]
             self._release(self.offset(name) + begin * row_bytes, (end - begin) * row_bytes)
 
+    def release(self) -> None:
+        """Gives the pages of the mapping back to the system; what is read again is read from the file."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
     def _release(self, begin: int, num_bytes: int) -> None:
         # Pages at both ends may hold other tensors; dropping them too only costs reading them again from the
         # cache.

@@ -87,14 +87,14 @@ def test_defaults_come_from_the_model(root: Path, tmp_path: Path) -> None:
     assert (config.max_batch_size, config.max_num_tokens, config.tokens_per_block) == (2048, 8192, 32)
     assert config.plugin_config.gpt_attention_plugin == "float16"
     assert not config.lora_enabled
-    assert report.num_sites == 0
+    assert report.compiled.program.lora is None
     assert load_engine(tmp_path / "engine").program.lora.target_modules == []
 
 
 def test_all_modules_are_enabled_when_no_adapter_says_otherwise(root: Path, tmp_path: Path) -> None:
     report = build(root / "checkpoint", replace(SMALL, plugin_config=LORA), tmp_path / "engine")
     assert len(report.config.lora_config.lora_target_modules) == 7
-    assert report.num_sites == 4
+    assert len(report.compiled.program.lora.sites) == 4
 
 
 def with_lora(**fields) -> BuildConfig:
@@ -105,8 +105,8 @@ def with_lora(**fields) -> BuildConfig:
     ("config", "complaints"),
     [
         (
-            BuildConfig(max_beam_width=2, kv_cache_type="continuous", logits_dtype="float16", backend="tensorrt"),
-            ["beam search", "always paged", "computed in float32", "tensorrt backend"],
+            BuildConfig(max_beam_width=2, kv_cache_type="continuous", logits_dtype="float16", backend="cuda"),
+            ["beam search", "always paged", "computed in float32", "backend is cuda; accepted: native, tensorrt"],
         ),
         (
             BuildConfig(
@@ -258,12 +258,12 @@ def test_a_network_that_cannot_be_written_leaves_nothing(root: Path, tmp_path: P
 
 def test_the_command_line_reports_all_mistakes_in_one_line(root: Path, tmp_path: Path, capsys) -> None:
     arguments = ["--checkpoint_dir", str(root / "checkpoint"), "--output_dir", str(tmp_path / "engine")]
-    arguments += ["--remove_input_padding", "disable", "--gemm-plugin", "float32", "--backend", "tensorrt"]
+    arguments += ["--remove_input_padding", "disable", "--gemm-plugin", "float32", "--workers", "0"]
     assert cli.main(["build", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.strip().splitlines()) == 1
-    for part in ("remove_input_padding disable", "gemm_plugin float32", "backend tensorrt"):
+    for part in ("remove_input_padding disable", "gemm_plugin float32", "workers is 0"):
         assert part in captured.err
 
 

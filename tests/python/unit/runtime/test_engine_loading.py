@@ -193,7 +193,7 @@ def rewrite_config(engine: Path, change: Callable[[dict], None]) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda c: c.update(format_version=2), "format_version 2"),
+        (lambda c: c.update(format_version=3), "format_version 3"),
         (lambda c: c.update(extra=1), "extra is unknown"),
         (lambda c: c["build_config"].update(max_batch_size=9), "max_batch_size is 9 there and 8 here"),
         (lambda c: c["build_config"].update(max_batch_size="9"), "expected an integer"),

@@ -1,0 +1,101 @@
+"""The adapters of --lora_dir: whether an engine can serve them, and their copies in its directory."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from .._core import AdapterError, ConfigError, ModelShape, dtype_name, lora_modules
+from .adapter import convert_adapter
+from .adapter_copy import copy_adapter
+from .checkpoint.config import CheckpointConfig
+from .config import DEFAULT_TARGET_MODULES, BuildConfig
+from .engine_config import ADAPTERS_DIRECTORY
+
+
+def with_adapters(config: BuildConfig, checkpoint: CheckpointConfig) -> BuildConfig:
+    """The config with target modules and adapter names, after the adapters were found fit for the engine."""
+    if not config.lora_enabled:
+        return config
+    lora = config.lora_config
+    directories = [Path(directory) for directory in lora.lora_dir]
+    names = lora.adapter_names or tuple(Path(os.path.realpath(directory)).name for directory in directories)
+    _check_names(names, directories)
+    used = _modules_of_adapters(directories, config, checkpoint)
+    modules = lora.lora_target_modules or tuple(
+        info.name for info in lora_modules() if any(info.name in adapter for adapter in used)
+    )
+    modules = modules or DEFAULT_TARGET_MODULES
+    problems = []
+    for directory, adapter in zip(directories, used, strict=True):
+        missing = [name for name in adapter if name not in modules]
+        if missing:
+            problems.append(f"{directory} adapts {', '.join(missing)}, which lora_target_modules does not name")
+    if problems:
+        raise AdapterError("; ".join(problems))
+    return replace(config, lora_config=replace(lora, lora_target_modules=modules, adapter_names=names))
+
+
+def _check_names(names: Sequence[str], directories: Sequence[Path]) -> None:
+    """Adapters are served by name, so names are plain, and each is one adapter's."""
+    if len(names) != len(directories):
+        raise ConfigError(f"there are {len(names)} adapter_names for {len(directories)} lora_dir")
+    for name, directory in zip(names, directories, strict=True):
+        if not re.fullmatch(r"[^\x00-\x1f/]+", name):
+            raise ConfigError(f"lora_dir {directory}: {name!r} cannot be the name of an adapter")
+    twice = sorted({name for name in names if list(names).count(name) > 1})
+    if twice:
+        raise ConfigError(f"lora_dir: adapters are served by their directories' names; {', '.join(twice)} occurs twice")
+
+
+def _modules_of_adapters(
+    directories: Sequence[Path], config: BuildConfig, checkpoint: CheckpointConfig
+) -> list[list[str]]:
+    """_adapter_modules() of each; the error has what is wrong with all of them."""
+    used, problems = [], []
+    for directory in directories:
+        try:
+            used.append(_adapter_modules(directory, config, checkpoint))
+        except AdapterError as error:
+            problems.append(str(error))
+    if problems:
+        raise AdapterError("; ".join(problems))
+    return used
+
+
+def _adapter_modules(directory: Path, config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+    """Names of the modules that an adapter changes. Raises AdapterError if the engine could not serve it."""
+    adapter = convert_adapter(
+        directory,
+        storage_dtype=dtype_name(checkpoint.dtype),
+        shape=ModelShape(
+            hidden_size=checkpoint.hidden_size,
+            num_attention_heads=checkpoint.num_attention_heads,
+            num_key_value_heads=checkpoint.num_key_value_heads,
+            head_dim=checkpoint.head_size,
+            intermediate_size=checkpoint.intermediate_size,
+        ),
+        num_layers=checkpoint.num_hidden_layers,
+        # Raw ones are normalised when the adapter is served: the engine holds the weights.
+        magnitudes_normalized=True,
+    )
+    rows = adapter.config[0]
+    problems = []
+    if rows[:, 2].max() > config.lora_config.max_lora_rank:
+        problems.append(f"its rank {rows[:, 2].max()} is above max_lora_rank {config.lora_config.max_lora_rank}")
+    if rows[:, 3].any() and not config.dora_enabled:
+        problems.append("it is a DoRA adapter; build with dora_plugin enable")
+    if problems:
+        raise AdapterError(f"{directory}: " + "; ".join(problems))
+    return [info.name for info in lora_modules() if info.id in rows[:, 0]]
+
+
+def copy_adapters(config: BuildConfig, directory: Path) -> tuple[BuildConfig, tuple[str, ...]]:
+    """Copies the adapters into the engine directory; the config with their places in it, and their checksums."""
+    sources = config.lora_config.lora_dir
+    places = tuple(Path(ADAPTERS_DIRECTORY) / str(number) for number in range(len(sources)))
+    checksums = tuple(copy_adapter(source, directory / place) for source, place in zip(sources, places, strict=True))
+    return replace(config, lora_config=replace(config.lora_config, lora_dir=places)), checksums

@@ -1,0 +1,137 @@
+"""Builds one plan with TensorRT, in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+import xxhash
+
+from ....plugins.tensorrt import register_plugins
+from ...safetensors_stream import SafetensorsReader
+from .capability import tensorrt_name
+from .log import Log, Phases, Send, make_logger, make_progress_monitor
+from .messages import Built, NetworkTensor, PlanRequest
+from .network import operators, stored_weights
+from .refusal import PlanRefusedError, Refusal
+from .timing_cache import read_timing_cache, write_timing_cache
+
+_DTYPES: Final = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT32": "int32",
+    "INT64": "int64",
+}
+
+
+def build_plan(trt: Any, request: PlanRequest, send: Send) -> Built:
+    """Builds and writes a plan. `trt`: the package's module. Raises PlanRefusedError."""
+    base_bytes = peak_memory()
+    model = onnx.load_model(request.network, load_external_data=False)
+    weights = None if request.weights is None else SafetensorsReader(Path(request.weights))
+    log = Log(send)
+    # TensorRT reads a weight once, when it makes the layer that has it.
+    phases = Phases(send, weights.release if weights is not None else lambda: None)
+    builder = trt.Builder(make_logger(trt, log))
+    refusal = Refusal(log, register_plugins(trt, builder.get_plugin_registry()), operators(model))
+    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    network = builder.create_network(flags)
+    parser = trt.OnnxParser(network, builder.logger)
+    # The parser and the arrays of the weights must outlive the build.
+    arrays = _parse(parser, model, weights, refusal)
+    config = builder.create_builder_config()
+    config.progress_monitor = make_progress_monitor(trt, phases)
+    config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+    if request.compute_capability is not None:
+        config.num_compute_capabilities = 1
+        capability = getattr(trt.ComputeCapability, tensorrt_name(request.compute_capability))
+        if not config.set_compute_capability(capability, 0):
+            raise refusal.error(f"it does not accept compute capability {request.compute_capability}")
+    _add_profiles(builder, config, request, refusal)
+    cache = None
+    if request.timing_cache is not None:
+        cache = read_timing_cache(config, Path(request.timing_cache), refusal)
+    tensors = tuple(_tensors(network))
+    num_bytes, checksum = _write_plan(trt, builder, network, config, Path(request.plan), refusal)
+    if cache is not None and request.timing_cache is not None:
+        write_timing_cache(cache, Path(request.timing_cache))
+    del arrays
+    return Built(
+        num_bytes=num_bytes,
+        checksum=checksum,
+        tensors=tensors,
+        layers=log.layers,
+        base_bytes=base_bytes,
+        peak_bytes=peak_memory(),
+    )
+
+
+def peak_memory() -> int:
+    """Bytes of the process that were resident at once, pages of mapped files included."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) << 10
+
+
+def _parse(parser: Any, model: onnx.ModelProto, weights: SafetensorsReader | None, refusal: Refusal) -> list[Any]:
+    """Makes TensorRT's network of the graph; returns the weights' arrays, which it refers to."""
+    if not parser.load_model_proto(model.SerializeToString()):
+        raise refusal.parser_error(parser)
+    arrays = []
+    for tensor in stored_weights(model):
+        assert weights is not None
+        array = weights.array(tensor.name)
+        if not parser.load_initializer(tensor.name, array.ctypes.data, array.nbytes):
+            raise refusal.error(f"it does not accept weight {tensor.name}")
+        arrays.append(array)
+    if not parser.parse_model_proto():
+        raise refusal.parser_error(parser)
+    return arrays
+
+
+def _add_profiles(builder: Any, config: Any, request: PlanRequest, refusal: Refusal) -> None:
+    for number, shapes in enumerate(request.profiles):
+        profile = builder.create_optimization_profile()
+        for name, (smallest, usual, largest) in shapes.items():
+            profile.set_shape(name, smallest, usual, largest)
+        if config.add_optimization_profile(profile) != number:
+            raise refusal.error(f"it does not accept optimization profile {number}")
+
+
+def _tensors(network: Any) -> list[NetworkTensor]:
+    found = [(network.get_input(index), "input") for index in range(network.num_inputs)]
+    found += [(network.get_output(index), "output") for index in range(network.num_outputs)]
+    return [
+        NetworkTensor(name=tensor.name, dtype=_DTYPES[tensor.dtype.name], shape=tuple(tensor.shape), mode=mode)
+        for tensor, mode in found
+    ]
+
+
+def _write_plan(trt: Any, builder: Any, network: Any, config: Any, path: Path, refusal: Refusal) -> tuple[int, str]:
+    """Builds and writes the plan as it comes; returns its size and checksum."""
+    digest = xxhash.xxh3_128()
+    failures: list[OSError] = []
+
+    with path.open("wb") as file:
+
+        class Writer(trt.IStreamWriter):  # type: ignore[misc, name-defined, unused-ignore]
+            def __init__(self) -> None:
+                trt.IStreamWriter.__init__(self)
+
+            def write(self, data: bytes) -> int:
+                try:
+                    file.write(data)
+                except OSError as reason:
+                    failures.append(reason)
+                    return 0
+                digest.update(data)
+                return len(data)
+
+        writer = Writer()
+        built = builder.build_serialized_network_to_stream(network, config, writer)
+    if failures:
+        raise PlanRefusedError([f"the plan cannot be written: {failures[0].strerror}"])
+    if not built:
+        raise refusal.error("it makes no plan of the network")
+    return path.stat().st_size, digest.hexdigest()

@@ -1,0 +1,67 @@
+"""The process that calls TensorRT: reads one request from stdin, writes messages to stdout, and ends.
+
+    python -m adaptrt.builder.compile.tensorrt.child describe PACKAGE
+    python -m adaptrt.builder.compile.tensorrt.child build < request
+
+A message is on its way as soon as it is known, so that the parent has TensorRT's last words when this process dies.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ...._core import AdaptrtError
+from .build_plan import build_plan
+from .capability import offered
+from .messages import DESCRIBED, REFUSED, built_to_message, request_from_json
+from .refusal import PlanRefusedError
+
+
+class Messages:
+    """The way to the parent."""
+
+    def __init__(self) -> None:
+        """Takes stdout for messages alone: what libraries print there goes to stderr."""
+        self._out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message. Without a parent there is nobody to work for, and the process ends."""
+        try:
+            print(json.dumps(message), file=self._out, flush=True)
+        except BrokenPipeError:
+            os._exit(1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Does what the arguments and stdin ask; the status is 0 unless this process has a defect."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both; the parent ends the child
+    messages = Messages()
+    if arguments[0] == "describe":
+        messages.send(_describe(arguments[1]))
+        return 0
+    request = request_from_json(sys.stdin.read())
+    trt = importlib.import_module(request.package)
+    try:
+        messages.send(built_to_message(build_plan(trt, request, messages.send)))
+    except PlanRefusedError as refusal:
+        messages.send({"kind": REFUSED, "problems": refusal.problems})
+    except AdaptrtError as error:
+        messages.send({"kind": REFUSED, "problems": [str(error)]})
+    return 0
+
+
+def _describe(package: str) -> dict[str, Any]:
+    trt = importlib.import_module(package)
+    capabilities = offered(trt.ComputeCapability.__members__) if hasattr(trt, "ComputeCapability") else ()
+    return {"kind": DESCRIBED, "version": trt.__version__, "compute_capabilities": capabilities}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

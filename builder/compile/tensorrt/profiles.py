@@ -1,0 +1,88 @@
+"""Optimization profiles: the sizes that a plan takes, for prefill chunks and for decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import onnx
+
+from ...checkpoint.config import CheckpointConfig
+from ...config import BuildConfig
+
+PREFILL: Final = "prefill"
+"""Any step: prefill chunks and decodes together, up to max_num_tokens."""
+DECODE: Final = "decode"
+"""Steps of decodes alone: as many tokens as sequences."""
+
+# A layer's KV pool is never larger: no GPU has this much memory. TensorRT for RTX 1.7 damages its heap while it builds
+# for pools of 2^40 elements.
+_LARGEST_POOL_BYTES: Final = 1 << 38
+# Block ids are int32.
+_LARGEST_NUMBER: Final = (1 << 31) - 1
+# What most steps have; plans are right, and maybe slower, for other sizes.
+_USUAL_SEQUENCES: Final = 64
+_USUAL_CHUNK: Final = 2048
+_USUAL_SLOTS: Final = 8
+
+
+class Range(NamedTuple):
+    """Of a size: the smallest, the one that the plan is made fastest for, the largest."""
+
+    min: int
+    opt: int
+    max: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The sizes of one profile."""
+
+    name: str
+    sizes: Mapping[str, Range]
+    """By the name of the size in the network (builder/network/inputs.py)."""
+
+    def shapes(self, tensor: onnx.ValueInfoProto) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+        """An input's smallest, usual and largest shape; None when its shape is fixed."""
+        dims = tensor.type.tensor_type.shape.dim
+        if all(dim.HasField("dim_value") for dim in dims):
+            return None
+        ranges = [
+            Range(*(dim.dim_value,) * 3) if dim.HasField("dim_value") else self.sizes[dim.dim_param] for dim in dims
+        ]
+        return (
+            tuple(size.min for size in ranges),
+            tuple(size.opt for size in ranges),
+            tuple(size.max for size in ranges),
+        )
+
+
+def make_profiles(config: BuildConfig, checkpoint: CheckpointConfig) -> tuple[Profile, ...]:
+    """The profiles of an engine; `config` is after with_defaults()."""
+    assert config.max_seq_len is not None
+    # Every sequence of a step has a token.
+    max_sequences = min(config.max_batch_size, config.max_num_tokens)
+    max_blocks = -(-config.max_seq_len // config.tokens_per_block)
+    # Keys and values, two bytes each.
+    block_bytes = 2 * 2 * checkpoint.num_key_value_heads * config.tokens_per_block * checkpoint.head_size
+    pool = min(_LARGEST_POOL_BYTES // block_bytes, _LARGEST_NUMBER)
+    sequences = _up_to(max_sequences, _USUAL_SEQUENCES)
+    common = {
+        "num_sequences": sequences,
+        "num_sequences_plus_1": Range(*(size + 1 for size in sequences)),
+        "max_blocks": _up_to(max_blocks, max_blocks),
+        "num_blocks": _up_to(pool, max_sequences * max_blocks),
+        # More are computed in several runs: the last layer's activations would be the largest by far.
+        "num_logit_rows": sequences,
+        # A sequence has one adapter.
+        "num_slots": _up_to(max_sequences, _USUAL_SLOTS),
+    }
+    return (
+        Profile(PREFILL, {**common, "num_tokens": _up_to(config.max_num_tokens, _USUAL_CHUNK)}),
+        Profile(DECODE, {**common, "num_tokens": sequences}),
+    )
+
+
+def _up_to(largest: int, usual: int) -> Range:
+    return Range(1, min(usual, largest), largest)

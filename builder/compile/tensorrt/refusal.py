@@ -1,0 +1,58 @@
+"""What TensorRT refuses, in its own words and with the names of the network's nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ....plugins.tensorrt import Registration
+from .log import Log, nodes_named
+
+
+class PlanRefusedError(Exception):
+    """TensorRT does not build the network."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+        """Each with the name of our node, where TensorRT or the plugin knows it, and what TensorRT said."""
+
+
+class Refusal:
+    """Makes errors of what TensorRT and the plugins said."""
+
+    def __init__(self, log: Log, registration: Registration, operators: Mapping[str, str]) -> None:
+        """`operators` are those of the network's nodes by name."""
+        self._log = log
+        self._registration = registration
+        self._operators = operators
+
+    def parser_error(self, parser: Any) -> PlanRefusedError:
+        """Of a parser that failed."""
+        problems = self._registration.take_problems()
+        for index in range(parser.num_errors):
+            error = parser.get_error(index)
+            text = _one_line(error.desc())
+            name, operator = error.node_name(), error.node_operator()
+            problems.append(f"node {name} ({operator}): {text}" if name else text)
+        return PlanRefusedError(problems or ["it cannot parse the network", *self._logged()])
+
+    def error(self, summary: str) -> PlanRefusedError:
+        """Of anything else; `summary` says what failed."""
+        return PlanRefusedError([summary, *self._registration.take_problems(), *self._logged()])
+
+    def _logged(self) -> list[str]:
+        problems = []
+        for text in self._log.errors:
+            named = nodes_named(text, self._operators)
+            nodes = ", ".join(f"{name} ({self._operators[name]})" for name in named)
+            problems.append(f"node {nodes}: {_one_line(text)}" if nodes else _one_line(text))
+        if problems and not any(problem.startswith("node ") for problem in problems):
+            last = self._log.last_node(self._operators)
+            if last is not None:
+                problems.append(f"the node that it named last is {last} ({self._operators[last]})")
+        return problems
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

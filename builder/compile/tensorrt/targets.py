@@ -1,0 +1,46 @@
+"""Which GPUs a build is for, and what a package can do for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...._core import ConfigError
+from .capability import CURRENT, current_capability, parse_capability
+from .package import PACKAGES, Package
+
+
+def target_problems(names: Sequence[str], timing_cache: Path | None, package: Package) -> list[str]:
+    """What this package cannot do. Names that are no capabilities are somebody else's to refuse."""
+    found = []
+    accepted = ", ".join((*package.compute_capabilities, CURRENT))
+    for name in names:
+        if parse_capability(name) is not None and name not in package.compute_capabilities:
+            found.append(f"compute_capability {name} is none that {package.title} builds for; accepted: {accepted}")
+    if timing_cache is not None and not package.has_timing_cache:
+        found.append(
+            f"timing_cache {timing_cache} cannot be used: {package.title} measures nothing while it builds and has no "
+            f"timing cache; only {PACKAGES[0]} has one"
+        )
+    return found
+
+
+def resolve_targets(names: Sequence[str], package: Package) -> tuple[str, ...]:
+    """The capabilities, `current` replaced by that of the GPU at hand.
+
+    Raises ConfigError without a GPU, and for one that the package does not build for.
+    """
+    if tuple(names) != (CURRENT,):
+        return tuple(names)
+    there = ", ".join(package.compute_capabilities)
+    try:
+        current = current_capability()
+    except ConfigError as error:
+        if not package.compute_capabilities:
+            raise
+        raise ConfigError(f"{error}; {package.title} also builds without one: name some of {there}") from None
+    if package.compute_capabilities and current not in package.compute_capabilities:
+        raise ConfigError(
+            f"compute_capability {CURRENT} is {current}, which {package.title} does not build for; it does for {there}"
+        )
+    return (current,)
