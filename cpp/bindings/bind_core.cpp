@@ -3,11 +3,13 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/panels.h"
+#include "adaptrt/core/quantized_panels.h"
 #include "bindings.h"
 
 namespace py = pybind11;
@@ -52,6 +54,47 @@ void pack(const py::buffer& panels, DType dtype, std::int64_t n, std::int64_t k,
               static_cast<const std::byte*>(rows.info.ptr), source_dtype, rows.stride);
 }
 
+Quantization make_quantization(QuantAlgo algo, std::int64_t group_size, bool zero_points) {
+  if (group_size < 0 || group_size % kInt4Inputs != 0) {
+    throw py::value_error("Quantization: group_size must be a multiple of " + std::to_string(kInt4Inputs));
+  }
+  return {algo, group_size, zero_points};
+}
+
+/// The bytes of a contiguous buffer that must hold exactly `size` of them.
+const std::byte* exact_bytes(const py::buffer_info& info, std::int64_t size, const char* what) {
+  if (info.size * info.itemsize != size) {
+    throw py::value_error("pack_quantized_panels: " + std::string(what) + " holds " +
+                          std::to_string(info.size * info.itemsize) + " bytes, not " + std::to_string(size));
+  }
+  return static_cast<const std::byte*>(info.ptr);
+}
+
+void pack_quantized(const py::buffer& panels, const Quantization& quantization, std::int64_t n,
+                    std::int64_t k, std::int64_t first_row, std::int64_t rows, const py::buffer& weights,
+                    const py::array_t<float, py::array::c_style>& scales,
+                    const std::optional<py::buffer>& zeros) {
+  if (n < 0 || k < 0 || first_row < 0 || rows < 0 || first_row + rows > n ||
+      quantization.algo == QuantAlgo::kNone || zeros.has_value() != quantization.zero_points) {
+    throw py::value_error("pack_quantized_panels: the rows are not of a matrix that is quantised so");
+  }
+  const std::int64_t groups = rows * group_count(quantization, k);
+  const std::int64_t row_bytes = quantization.algo == QuantAlgo::kW4A16 ? (k + 1) / 2 : k;
+  const py::buffer_info weights_info = weights.request();
+  const py::buffer_info zeros_info = zeros ? zeros->request() : py::buffer_info{};
+  const py::buffer_info out = panels.request(true);
+  if (scales.size() != groups)
+    throw py::value_error("pack_quantized_panels: a scale is needed for each group");
+  const QuantizedRows source{
+      exact_bytes(weights_info, rows * row_bytes, "weights"), scales.data(),
+      zeros ? reinterpret_cast<const std::uint8_t*>(exact_bytes(zeros_info, groups, "zeros")) : nullptr};
+  if (static_cast<std::size_t>(out.size * out.itemsize) < panel_bytes(quantization, DType::kFloat32, n, k)) {
+    throw py::value_error("pack_quantized_panels: the destination is smaller than panel_bytes");
+  }
+  const py::gil_scoped_release release;
+  pack_quantized_panels(static_cast<std::byte*>(out.ptr), quantization, n, k, first_row, rows, source);
+}
+
 py::array_t<float> unpack(const py::buffer& panels, DType dtype, std::int64_t n, std::int64_t k) {
   const py::buffer_info in = panels.request();
   if (n < 0 || k < 0 || static_cast<std::size_t>(in.size * in.itemsize) < panel_bytes(dtype, n, k)) {
@@ -73,7 +116,8 @@ void bind_core(py::module_& module) {
       .value("FLOAT16", DType::kFloat16)
       .value("BFLOAT16", DType::kBFloat16)
       .finalize();
-  module.def("dtype_name", &name_of, py::arg("dtype"), "'float32', 'float16' or 'bfloat16'.");
+  module.def("dtype_name", py::overload_cast<DType>(&name_of), py::arg("dtype"),
+             "'float32', 'float16' or 'bfloat16'.");
   module.def(
       "dtype_from_name",
       [](const std::string& name) {
@@ -84,11 +128,37 @@ void bind_core(py::module_& module) {
         return *dtype;
       },
       py::arg("name"), "The inverse of dtype_name. Raises ConfigError for another name.");
-  module.def("panel_bytes", &panel_bytes, py::arg("dtype"), py::arg("n"), py::arg("k"),
-             "Bytes of a packed weight W[n, k].");
+  module.def("panel_bytes", py::overload_cast<DType, std::int64_t, std::int64_t>(&panel_bytes),
+             py::arg("dtype"), py::arg("n"), py::arg("k"), "Bytes of a packed weight W[n, k].");
   module.def("pack_panels", &pack, py::arg("panels"), py::arg("dtype"), py::arg("n"), py::arg("k"),
              py::arg("first_row"), py::arg("source"), py::arg("source_dtype"),
              "Packs rows first_row .. first_row + len(source) of W[n, k] into `panels`, a writable buffer.");
+  py::native_enum<QuantAlgo>(
+      module, "QuantAlgo", "enum.Enum",
+      "How the weights of a matrix are stored and multiplied, with TensorRT-LLM's names.")
+      .value("NONE", QuantAlgo::kNone)
+      .value("W8A16", QuantAlgo::kW8A16)
+      .value("W8A8", QuantAlgo::kW8A8)
+      .value("W4A16", QuantAlgo::kW4A16)
+      .finalize();
+  py::class_<Quantization>(module, "Quantization", "How a matrix is quantised.")
+      .def(py::init(&make_quantization), py::kw_only(), py::arg("algo"), py::arg("group_size") = 0,
+           py::arg("zero_points") = false, "Raises ValueError for groups that the kernels do not have.")
+      .def_readonly("algo", &Quantization::algo)
+      .def_readonly("group_size", &Quantization::group_size, "Inputs that share a scale; 0: all.")
+      .def_readonly("zero_points", &Quantization::zero_points);
+  module.def(
+      "quantized_panel_bytes",
+      [](const Quantization& quantization, std::int64_t n, std::int64_t k) {
+        return panel_bytes(quantization, DType::kFloat32, n, k);
+      },
+      py::arg("quantization"), py::arg("n"), py::arg("k"), "Bytes of a packed quantised weight W[n, k].");
+  module.def(
+      "pack_quantized_panels", &pack_quantized, py::arg("panels"), py::arg("quantization"), py::arg("n"),
+      py::arg("k"), py::arg("first_row"), py::arg("rows"), py::arg("weights"), py::arg("scales"),
+      py::arg("zeros") = py::none(),
+      "Packs quantised rows of W[n, k] into `panels`, a writable buffer: `weights` as checkpoints have them, "
+      "a float32 scale and, with zero points, a uint8 zero for each group of each row.");
   module.def("unpack_panels", &unpack, py::arg("panels"), py::arg("dtype"), py::arg("n"), py::arg("k"),
              "The inverse of pack_panels: W[n, k] as float32.");
 }

@@ -36,19 +36,24 @@ const std::byte* data_of(const py::buffer_info& info, std::size_t alignment, con
   return static_cast<const std::byte*>(info.ptr);
 }
 
-PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t n, std::int64_t k) {
+PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t n, std::int64_t k,
+                              const Quantization& quantization) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 31;
   if (n < 0 || k < 0 || n >= kLimit || k >= kLimit) {
     throw py::value_error("PanelMatrix: n and k must lie in [0, 2**31)");
   }
   const py::buffer_info info = data.request();
-  const std::size_t needed = panel_bytes(dtype, n, k);
+  const std::size_t needed = panel_bytes(quantization, dtype, n, k);
   if (bytes_of(info) != needed) {
-    throw py::value_error("PanelMatrix: " + std::to_string(bytes_of(info)) + " bytes given, panels of " +
-                          std::string(name_of(dtype)) + "[" + std::to_string(n) + ", " + std::to_string(k) +
-                          "] take " + std::to_string(needed));
+    throw py::value_error(
+        "PanelMatrix: " + std::to_string(bytes_of(info)) + " bytes given, panels of " +
+        std::string(quantization.algo == QuantAlgo::kNone ? name_of(dtype) : name_of(quantization.algo)) +
+        "[" + std::to_string(n) + ", " + std::to_string(k) + "] take " + std::to_string(needed));
   }
-  return {data_of(info, size_of(dtype), "PanelMatrix"), dtype, n, k, std::make_shared<KeptObject>(data)};
+  // Quantised panels have float32 scales.
+  const std::size_t alignment = quantization.algo == QuantAlgo::kNone ? size_of(dtype) : sizeof(float);
+  return {data_of(info, alignment, "PanelMatrix"), dtype,       n, k,
+          std::make_shared<KeptObject>(data),      quantization};
 }
 
 py::array_t<float> unpack_rows(const PanelMatrix& matrix, std::int64_t first, std::int64_t last) {
@@ -82,12 +87,15 @@ LoraModule module_of(std::int64_t id) {
 void bind_views(py::module_& module) {
   py::class_<PanelMatrix>(module, "PanelMatrix",
                           "A packed W[n, k] in a buffer, which it and its copies keep alive.")
-      .def(py::init(&make_panel_matrix), py::kw_only(), py::arg("data"), py::arg("dtype"), py::arg("n"),
-           py::arg("k"),
-           "Raises ValueError unless `data` is contiguous and holds exactly panel_bytes(dtype, n, k).")
+      .def(
+          py::init(&make_panel_matrix), py::kw_only(), py::arg("data"), py::arg("dtype"), py::arg("n"),
+          py::arg("k"), py::arg("quantization") = Quantization{},
+          "Raises ValueError unless `data` is contiguous and holds exactly panel_bytes(dtype, n, k) or, of a "
+          "quantised matrix, quantized_panel_bytes(quantization, n, k).")
       .def_readonly("dtype", &PanelMatrix::dtype)
       .def_readonly("n", &PanelMatrix::n)
       .def_readonly("k", &PanelMatrix::k)
+      .def_readonly("quantization", &PanelMatrix::quantization)
       .def_property_readonly("bytes", &PanelMatrix::bytes)
       .def("rows", &unpack_rows, py::arg("first"), py::arg("last"),
            "W[first:last] as float32[last - first, k].");

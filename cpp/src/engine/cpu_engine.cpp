@@ -26,7 +26,15 @@ class CpuEngine final : public Engine {
       shrink_stride_ = std::int64_t{program_.lora.max_rank} * static_cast<std::int64_t>(kMaxPartsPerSite);
       shrink_ = HugeArray(static_cast<std::size_t>(program_.max_num_tokens * shrink_stride_) * sizeof(float));
     }
-    const std::size_t floats = std::max(linear_scratch_floats(), attention_scratch_floats(program_.shape));
+    int8_stride_ = int8_row_bytes(program_);
+    if (int8_stride_ > 0) {
+      // The head's rows are fewer than the tokens, or as many as sequences.
+      const auto rows = static_cast<std::size_t>(std::max(program_.max_num_tokens, program_.max_batch_size));
+      int8_rows_ = HugeArray(rows * static_cast<std::size_t>(int8_stride_));
+      int8_scales_ = HugeArray(rows * sizeof(float));
+    }
+    const std::size_t floats =
+        std::max(linear_scratch_floats(program_), attention_scratch_floats(program_.shape));
     for (int thread = 0; thread < threads_->num_threads(); ++thread) scratch_.emplace_back(floats);
     fill_info();
     if (profile) recorder_ = std::make_unique<StepRecorder>(std::move(profile), *threads_);
@@ -49,6 +57,9 @@ class CpuEngine final : public Engine {
               .scratch = scratch_,
               .shrink = shrink_.data(),
               .shrink_stride = shrink_stride_,
+              .int8_rows = reinterpret_cast<std::uint8_t*>(int8_rows_.data()),
+              .int8_stride = int8_stride_,
+              .int8_scales = reinterpret_cast<float*>(int8_scales_.data()),
               .input = input,
               .sequence_of_token = sequence_of_token_,
               .groups = groups_,
@@ -129,6 +140,9 @@ class CpuEngine final : public Engine {
   HugeArray arena_;
   HugeArray shrink_;
   std::int64_t shrink_stride_ = 0;
+  HugeArray int8_rows_;
+  HugeArray int8_scales_;
+  std::int64_t int8_stride_ = 0;
   KvPool kv_pool_;
   std::vector<Scratch> scratch_;
   /// nullptr without a profile.

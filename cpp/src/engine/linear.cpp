@@ -3,21 +3,14 @@
 #include <span>
 #include <vector>
 
+#include "base_product.h"
 #include "step.h"
 
 namespace adaptrt {
 namespace {
 
-/// Rows of a tile: its sums, of two parts at once, stay in the first-level cache.
-constexpr std::int64_t kBlockRows = 48;
-constexpr std::int64_t kTileFloats = kBlockRows * kPanelColumns;
 /// Multiply-adds that are worth a chunk of a loop.
 constexpr std::int64_t kMacsPerChunk = 1 << 17;
-
-struct RowRange {
-  std::int64_t begin;
-  std::int64_t end;
-};
 
 RowRange block_of(std::int64_t block, std::int64_t rows) {
   return {block * kBlockRows, std::min((block + 1) * kBlockRows, rows)};
@@ -42,7 +35,8 @@ class Linear {
         output_(step.buffer(op.output)),
         dtype_(op.parts[0].weight.dtype),
         gemm_(step.kernels.gemm[static_cast<std::size_t>(dtype_)]),
-        activation_size_(size_of(input_.dtype)) {
+        activation_size_(size_of(input_.dtype)),
+        base_(op, step) {
     if (op.lora_site < 0) return;
     for (const auto& group : step.groups) {
       if (site_of(group).total_rank > 0) groups_.push_back(group);
@@ -51,6 +45,7 @@ class Linear {
 
   void run() {
     if (!groups_.empty()) shrink();
+    base_.prepare();
     multiply();
   }
 
@@ -117,17 +112,18 @@ class Linear {
     // Tasks are numbered block by block within a unit of columns, so that a thread that takes several in a
     // row reads a panel from memory once, and panels in the order of their addresses.
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+      ExpandedPanels expanded;
       for (std::int64_t task = begin; task < end; ++task) {
         const std::int64_t unit = task / blocks;
         const RowRange rows = block_of(task % blocks, step_.rows);
         const bool more = task + 1 < end && (task + 1) % blocks == 0;
         if (gated) {
-          gated_tile(unit, rows, more, thread);
+          gated_tile(unit, rows, more, thread, &expanded);
         } else {
           std::size_t part = 0;
           std::int64_t panel = unit;
           while (panel >= panels[part]) panel -= panels[part++];
-          plain_tile(part, panel, rows, more, thread);
+          plain_tile(part, panel, rows, more, thread, &expanded);
         }
       }
     };
@@ -143,24 +139,13 @@ class Linear {
     return std::max(least, share > 0 ? share * blocks : 1);
   }
 
-  /// tile[rows, width] = the part's y in one panel of columns. `more`: the thread goes on with the next
-  /// panel.
-  void part_tile(std::size_t index, std::int64_t panel, RowRange rows, bool more, float* tile) {
+  /// tile[rows, width] = the part's y in one panel of columns; see BaseProduct for `more` and `slot`.
+  void part_tile(std::size_t index, std::int64_t panel, RowRange rows, bool more, std::size_t slot,
+                 int thread, ExpandedPanels* expanded, float* tile) {
     const LinearPart& part = op_.parts[index];
     const std::int64_t width = panel_width(part.weight.n, panel);
-    const std::byte* data = part.weight.data + panel_offset(dtype_, part.weight.k, panel);
-    const bool has_next = more && panel + 1 < panel_count(part.weight.n);
     for (const auto& group : groups_) fetch_expansion(group, index, panel, rows);
-    gemm_({.a = step_.row(op_.input, rows.begin),
-           .a_stride = input_.width,
-           .panel = data,
-           .k = part.weight.k,
-           .width = width,
-           .out = tile,
-           .out_stride = kPanelColumns,
-           .rows = rows.end - rows.begin,
-           .next_panel =
-               has_next ? part.weight.data + panel_offset(dtype_, part.weight.k, panel + 1) : nullptr});
+    base_.multiply(index, panel, rows, more, slot, thread, expanded, tile);
     for (const auto& group : groups_) expand(group, index, panel, rows, width, tile);
     if (part.bias.size == 0) return;
     for (std::int64_t row = 0; row < rows.end - rows.begin; ++row) {
@@ -202,9 +187,10 @@ class Linear {
     }
   }
 
-  void plain_tile(std::size_t index, std::int64_t panel, RowRange rows, bool more, int thread) {
+  void plain_tile(std::size_t index, std::int64_t panel, RowRange rows, bool more, int thread,
+                  ExpandedPanels* expanded) {
     float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
-    part_tile(index, panel, rows, more, tile);
+    part_tile(index, panel, rows, more, 0, thread, expanded, tile);
     const std::int64_t width = panel_width(op_.parts[index].weight.n, panel);
     std::int64_t column = panel * kPanelColumns;
     for (std::size_t before = 0; before < index; ++before) column += op_.parts[before].weight.n;
@@ -218,11 +204,11 @@ class Linear {
     }
   }
 
-  void gated_tile(std::int64_t panel, RowRange rows, bool more, int thread) {
+  void gated_tile(std::int64_t panel, RowRange rows, bool more, int thread, ExpandedPanels* expanded) {
     float* gated = step_.scratch[static_cast<std::size_t>(thread)].data();
     float* linear = gated + kTileFloats;
-    part_tile(0, panel, rows, more, gated);
-    part_tile(1, panel, rows, more, linear);
+    part_tile(0, panel, rows, more, 0, thread, expanded, gated);
+    part_tile(1, panel, rows, more, 1, thread, expanded, linear);
     const std::int64_t width = panel_width(op_.parts[0].weight.n, panel);
     const std::size_t column = static_cast<std::size_t>(panel * kPanelColumns) * size_of(output_.dtype);
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
@@ -239,15 +225,12 @@ class Linear {
   DType dtype_;
   void (*gemm_)(const PanelGemm&);
   std::size_t activation_size_;
+  BaseProduct base_;
   /// Groups whose adapter changes this layer.
   std::vector<AdapterGroup> groups_;
 };
 
 }  // namespace
-
-std::size_t linear_scratch_floats() {
-  return 2 * kTileFloats;
-}
 
 void run_op(const LinearOp& op, const Step& step) {
   Linear(op, step).run();

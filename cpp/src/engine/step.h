@@ -44,6 +44,11 @@ struct Step {
   /// activation type [max_num_tokens, shrink_stride]: x A^T of the linear op that runs.
   std::byte* shrink;
   std::int64_t shrink_stride;
+  /// uint8 [max_num_tokens, int8_stride] and float32 [max_num_tokens]: what KernelTable::quantize_row made of
+  /// the input of the linear op that runs, where its weights are of QuantAlgo::kW8A8.
+  std::uint8_t* int8_rows;
+  std::int64_t int8_stride;
+  float* int8_scales;
 
   const StepInput& input;
   std::span<const std::int32_t> sequence_of_token;  // [T]
@@ -77,7 +82,10 @@ void run_op(const AttentionOp& op, const Step& step);
 void run_op(const LinearOp& op, const Step& step);
 
 /// Floats of scratch that a thread needs for each kind of op.
-[[nodiscard]] std::size_t linear_scratch_floats();
+[[nodiscard]] std::size_t linear_scratch_floats(const Program& program);
 [[nodiscard]] std::size_t attention_scratch_floats(const ModelShape& shape);
+
+/// Step::int8_stride that a program needs; 0 without weights of QuantAlgo::kW8A8.
+[[nodiscard]] std::int64_t int8_row_bytes(const Program& program);
 
 }  // namespace adaptrt

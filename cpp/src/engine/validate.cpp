@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/engine/program.h"
 #include "live_ranges.h"
 
@@ -204,6 +205,27 @@ class Validator {
     if (matrix.data == nullptr) add(where_ + ": " + std::string(name) + " has no data");
   }
 
+  /// What is wrong with a way to quantise a matrix of k inputs, which only linear layers may have.
+  void check_quantization(std::string_view name, const PanelMatrix& matrix, bool allowed) {
+    const auto& how = matrix.quantization;
+    const std::string what = where_ + ": " + std::string(name);
+    if (how.algo > QuantAlgo::kW4A16) add(what + " is quantised in a way that is unknown");
+    if (how.algo != QuantAlgo::kNone && !allowed)
+      add(what + " is quantised, which only linear layers can be");
+    if (how.algo != QuantAlgo::kW4A16 && (how.group_size != 0 || how.zero_points)) {
+      add(what + " has groups or zero points, which only " + std::string(name_of(QuantAlgo::kW4A16)) +
+          " has");
+    }
+    if (how.group_size < 0 || how.group_size >= kSizeLimit || how.group_size % kInt4Inputs != 0) {
+      add(what + " has a group_size of " + text(how.group_size) + "; it must be a multiple of " +
+          text(kInt4Inputs));
+    }
+    if (how.algo == QuantAlgo::kW8A8 && matrix.k > kMaxW8A8Inputs) {
+      add(what + " has " + text(matrix.k) + " inputs; W8A8 sums at most " + text(kMaxW8A8Inputs) +
+          " without overflow");
+    }
+  }
+
   void check_finite(std::string_view name, float value, float low) {
     if (!std::isfinite(value) || value < low) {
       add(where_ + ": " + std::string(name) + " is " + std::to_string(value) +
@@ -231,6 +253,7 @@ class Validator {
   void check(const EmbeddingOp& op) {
     body_only();
     check_matrix("the table", op.table, program_.vocab_size, program_.shape.hidden_size);
+    check_quantization("the table", op.table, false);
     check_width("output", operand("output", op.output, DType::kFloat32, RowKind::kTokens),
                 program_.shape.hidden_size);
     write(op.output);
@@ -315,6 +338,10 @@ class Validator {
     for (const auto& part : op.parts) {
       check_range(where_ + ": outputs of a part", part.weight.n, 1, kSizeLimit - 1);
       check_matrix("a weight", part.weight, part.weight.n, input != nullptr ? input->width : part.weight.k);
+      check_quantization("a weight", part.weight, true);
+      if (!(part.weight.quantization == op.parts[0].weight.quantization)) {
+        add(where_ + ": its weights are quantised in different ways");
+      }
       check_optional_vector("a bias", part.bias, part.weight.n);
       width += std::clamp<std::int64_t>(part.weight.n, 0, kSizeLimit);
       if (gated && part.weight.n != op.parts[0].weight.n) add(where_ + ": the two parts differ in width");

@@ -20,6 +20,12 @@ namespace {
 namespace data = boost::unit_test::data;
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr Quantization kQuantizations[] = {
+    {.algo = QuantAlgo::kW8A16},
+    {.algo = QuantAlgo::kW8A8},
+    {.algo = QuantAlgo::kW4A16, .group_size = 16},
+    {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true},
+};
 constexpr std::int32_t kNumBlocks = 160;
 
 auto kernel_names() {
@@ -162,6 +168,15 @@ BOOST_AUTO_TEST_SUITE(invariance)
 BOOST_DATA_TEST_CASE(any_crowd_gives_the_bits_of_a_request_alone, kernel_names() * data::make({0, 1, 2}),
                      kernels, dtype_index) {
   check_invariance({.dtype = kDTypes[dtype_index], .biases = true, .max_num_tokens = 400}, kernels);
+}
+
+BOOST_DATA_TEST_CASE(with_quantized_weights, kernel_names() * data::make({0, 1, 2, 3}) * data::make({0, 2}),
+                     kernels, quantization_index, dtype_index) {
+  check_invariance({.dtype = kDTypes[dtype_index],
+                    .biases = true,
+                    .max_num_tokens = 400,
+                    .quantization = kQuantizations[quantization_index]},
+                   kernels);
 }
 
 BOOST_AUTO_TEST_CASE(with_head_norms_a_window_and_odd_blocks) {

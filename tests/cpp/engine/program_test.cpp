@@ -65,6 +65,27 @@ BOOST_AUTO_TEST_CASE(unusable_sizes_are_found) {
   finds("dtype is unknown", [](Program* p) { p->dtype = static_cast<DType>(9); });
 }
 
+BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
+  const auto of_dense = [](Program* p) -> Quantization& {
+    return op_at<LinearOp>(p, 5).parts[0].weight.quantization;
+  };
+  finds("the table is quantised, which only linear layers can be",
+        [](Program* p) { op_at<EmbeddingOp>(p, 0).table.quantization.algo = QuantAlgo::kW8A16; });
+  finds("quantised in a way that is unknown",
+        [&](Program* p) { of_dense(p).algo = static_cast<QuantAlgo>(9); });
+  finds("group_size of 12; it must be a multiple of 8",
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW4A16, .group_size = 12}; });
+  finds("group_size of -8", [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW4A16, .group_size = -8}; });
+  finds("has groups or zero points, which only W4A16 has",
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .zero_points = true}; });
+  finds("its weights are quantised in different ways",
+        [](Program* p) { op_at<LinearOp>(p, 3).parts[1].weight.quantization.algo = QuantAlgo::kW8A8; });
+  finds("65540 inputs; W8A8 sums at most 65536", [&](Program* p) {
+    of_dense(p).algo = QuantAlgo::kW8A8;
+    op_at<LinearOp>(p, 5).parts[0].weight.k = 65540;
+  });
+}
+
 BOOST_AUTO_TEST_CASE(unusable_buffers_are_found) {
   finds("'hidden' does not lie within arena_bytes",
         [](Program* p) { p->buffers[0].offset = p->arena_bytes; });

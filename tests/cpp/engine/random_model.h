@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "adaptrt/core/huge_array.h"
+#include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/engine/program.h"
 
@@ -55,6 +56,22 @@ class Storage {
                 DType::kFloat32, k);
     return {memory.data(), dtype, n, k};
   }
+  /// Random integers and scales, of values like those of matrix() with this bound.
+  PanelMatrix quantized(const Quantization& how, DType dtype, std::int64_t n, std::int64_t k, float bound,
+                        Random* random) {
+    const bool is_int4 = how.algo == QuantAlgo::kW4A16;
+    const std::int64_t groups = group_count(how, k);
+    std::vector<std::byte> weights(static_cast<std::size_t>(n * (is_int4 ? (k + 1) / 2 : k)));
+    for (auto& byte : weights) byte = static_cast<std::byte>(random->below(256));
+    std::vector<float> scales(static_cast<std::size_t>(n * groups));
+    for (auto& scale : scales) scale = bound / (is_int4 ? 8.0F : 128.0F) * random->between(0.5F, 1.0F);
+    std::vector<std::uint8_t> zeros(scales.size());
+    for (auto& zero : zeros) zero = static_cast<std::uint8_t>(5 + random->below(6));
+    const auto& memory = memories_.emplace_back(panel_bytes(how, dtype, n, k));
+    pack_quantized_panels(memory.data(), how, n, k, 0, n,
+                          {weights.data(), scales.data(), how.zero_points ? zeros.data() : nullptr});
+    return {memory.data(), dtype, n, k, nullptr, how};
+  }
   VectorView vector(std::int64_t size, float low, float high, Random* random) {
     auto& values = vectors_.emplace_back(static_cast<std::size_t>(size));
     for (auto& value : values) value = random->between(low, high);
@@ -97,6 +114,8 @@ struct ModelOptions {
   /// 0: no adapters.
   std::int32_t max_rank = 0;
   std::uint64_t seed = 1;
+  /// Of the linear layers; lm_head, then a matrix of its own, is W8A16.
+  Quantization quantization = {};
 };
 
 /// A Llama-like program with random weights.
@@ -162,9 +181,14 @@ class RandomModel {
     return static_cast<BufferId>(program.buffers.size()) - 1;
   }
 
+  PanelMatrix weight(const Quantization& how, std::int64_t n, std::int64_t k, float bound) {
+    if (how.algo == QuantAlgo::kNone) return storage_.matrix(options_.dtype, n, k, bound, &random_);
+    return storage_.quantized(how, options_.dtype, n, k, bound, &random_);
+  }
+
   LinearPart part(std::int64_t n, std::int64_t k) {
     const float bound = std::sqrt(3.0F / static_cast<float>(k));
-    LinearPart made{.weight = storage_.matrix(options_.dtype, n, k, bound, &random_), .bias = {}};
+    LinearPart made{.weight = weight(options_.quantization, n, k, bound), .bias = {}};
     if (options_.biases) made.bias = storage_.vector(n, -0.5F, 0.5F, &random_);
     return made;
   }
@@ -245,7 +269,11 @@ class RandomModel {
                                      .epsilon = 1e-5F,
                                      .gather_logit_rows = true});
     LinearOp logits{.input = last, .output = program.logits, .parts = {}};
-    logits.parts.push_back({.weight = table, .bias = {}});
+    const bool tied = options_.quantization.algo == QuantAlgo::kNone;
+    logits.parts.push_back(
+        {.weight =
+             tied ? table : weight({.algo = QuantAlgo::kW8A16}, options_.vocab_size, shape.hidden_size, 1.0F),
+         .bias = {}});
     program.head.push_back(logits);
   }
 

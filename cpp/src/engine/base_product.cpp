@@ -1,0 +1,126 @@
+#include "base_product.h"
+
+#include <algorithm>
+#include <variant>
+
+namespace adaptrt {
+namespace {
+
+/// Elements of the input that are worth a chunk when they are rounded.
+constexpr std::int64_t kElementsPerChunk = 8192;
+
+std::size_t expanded_bytes(const Buffer& input) {
+  return panel_bytes(input.dtype, kPanelColumns, input.width);
+}
+
+/// Calls visit(op, its input) for the linear ops of a program.
+template <class Visit>
+void for_each_linear(const Program& program, const Visit& visit) {
+  for (const auto* ops : {&program.body, &program.head}) {
+    for (const auto& op : *ops) {
+      const auto* linear = std::get_if<LinearOp>(&op);
+      if (linear != nullptr) visit(*linear, program.buffers[static_cast<std::size_t>(linear->input)]);
+    }
+  }
+}
+
+}  // namespace
+
+BaseProduct::BaseProduct(const LinearOp& op, const Step& step)
+    : op_(op), step_(step), input_(step.buffer(op.input)) {}
+
+void BaseProduct::prepare() const {
+  if (op_.parts[0].weight.quantization.algo != QuantAlgo::kW8A8) return;
+  const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      step_.kernels.quantize_row(step_.row(op_.input, row), input_.dtype, input_.width,
+                                 step_.int8_rows + row * step_.int8_stride, step_.int8_scales + row);
+    }
+  };
+  step_.threads.parallel_for(step_.rows, std::max<std::int64_t>(1, kElementsPerChunk / input_.width), body);
+}
+
+void BaseProduct::multiply(std::size_t part, std::int64_t panel, RowRange rows, bool more, std::size_t slot,
+                           int thread, ExpandedPanels* expanded, float* tile) const {
+  const PanelMatrix& weight = op_.parts[part].weight;
+  if (weight.quantization.algo == QuantAlgo::kNone) {
+    multiply_float(weight, panel, rows, more, tile);
+    return;
+  }
+  if (weight.quantization.algo == QuantAlgo::kW8A8) {
+    multiply_int8(weight, panel, rows, tile);
+    return;
+  }
+  QuantizedGemm gemm{.a = step_.row(op_.input, rows.begin),
+                     .activation = input_.dtype,
+                     .a_stride = input_.width,
+                     .quantization = weight.quantization,
+                     .panel = weight.data + weight.offset(panel),
+                     .expanded = nullptr,
+                     .k = weight.k,
+                     .width = panel_width(weight.n, panel),
+                     .out = tile,
+                     .out_stride = kPanelColumns,
+                     .rows = rows.end - rows.begin};
+  if (gemm.rows > kDecodedRows) {
+    float* const scratch =
+        step_.scratch[static_cast<std::size_t>(thread)].data() + kPartsInTurn * kTileFloats;
+    std::byte* const place = reinterpret_cast<std::byte*>(scratch) + slot * expanded_bytes(input_);
+    const ExpandedPanels::Key key{part, panel};
+    if (expanded->held[slot] != key) {
+      step_.kernels.expand_panel(gemm, place);
+      expanded->held[slot] = key;
+    }
+    gemm.expanded = place;
+  }
+  step_.kernels.quantized_gemm(gemm);
+}
+
+void BaseProduct::multiply_float(const PanelMatrix& weight, std::int64_t panel, RowRange rows, bool more,
+                                 float* tile) const {
+  const bool has_next = more && panel + 1 < panel_count(weight.n);
+  step_.kernels.gemm[static_cast<std::size_t>(weight.dtype)](
+      {.a = step_.row(op_.input, rows.begin),
+       .a_stride = input_.width,
+       .panel = weight.data + weight.offset(panel),
+       .k = weight.k,
+       .width = panel_width(weight.n, panel),
+       .out = tile,
+       .out_stride = kPanelColumns,
+       .rows = rows.end - rows.begin,
+       .next_panel = has_next ? weight.data + weight.offset(panel + 1) : nullptr});
+}
+
+void BaseProduct::multiply_int8(const PanelMatrix& weight, std::int64_t panel, RowRange rows,
+                                float* tile) const {
+  step_.kernels.int8_gemm({.a = step_.int8_rows + rows.begin * step_.int8_stride,
+                           .a_stride = step_.int8_stride,
+                           .a_scales = step_.int8_scales + rows.begin,
+                           .panel = weight.data + weight.offset(panel),
+                           .k = weight.k,
+                           .width = panel_width(weight.n, panel),
+                           .out = tile,
+                           .out_stride = kPanelColumns,
+                           .rows = rows.end - rows.begin});
+}
+
+std::size_t linear_scratch_floats(const Program& program) {
+  std::size_t bytes = 0;
+  for_each_linear(program, [&](const LinearOp& op, const Buffer& input) {
+    const QuantAlgo algo = op.parts[0].weight.quantization.algo;
+    if (algo == QuantAlgo::kW8A16 || algo == QuantAlgo::kW4A16)
+      bytes = std::max(bytes, expanded_bytes(input));
+  });
+  return kPartsInTurn * (static_cast<std::size_t>(kTileFloats) + bytes / sizeof(float));
+}
+
+std::int64_t int8_row_bytes(const Program& program) {
+  constexpr std::int64_t kAlignment = 64;
+  std::int64_t widest = 0;
+  for_each_linear(program, [&](const LinearOp& op, const Buffer& input) {
+    if (op.parts[0].weight.quantization.algo == QuantAlgo::kW8A8) widest = std::max(widest, input.width);
+  });
+  return (widest + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace adaptrt
