@@ -34,8 +34,21 @@ def _check(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> list[str]
     return problems
 
 
+# What decodes over a sequence's keys are cut into, at most: parts of a sequence, and parts of a step with more than one.
+_SPLITS_OF_SEQUENCE: Final = 128
+_SPLITS_OF_STEP: Final = 4096
+
+
 def _workspace_bytes(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> int:
-    return sizes["tokens"] * int(attributes["num_heads"]) * int(attributes["head_dim"]) * 4
+    """The queries after RoPE in two bytes, and for each part of a sequence's keys float32 sums of every head.
+
+    A part leaves head_dim weighted values, their greatest score and the sum of their weights; parts of different KV
+    heads are counted apart.
+    """
+    heads, head_dim = int(attributes["num_heads"]), int(attributes["head_dim"])
+    queries = -(-sizes["tokens"] * heads * head_dim * 2 // 256) * 256
+    splits = min(sizes["sequences"] * _SPLITS_OF_SEQUENCE, _SPLITS_OF_STEP // int(attributes["num_kv_heads"]))
+    return queries + splits * heads * (head_dim + 2) * 4
 
 
 def _rotate(heads: Array, cosine: Array, sine: Array) -> Array:
