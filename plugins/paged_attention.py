@@ -34,7 +34,7 @@ def _check(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> list[str]
     return problems
 
 
-# What decodes over a sequence's keys are cut into, at most: parts of a sequence, and parts of a step with more than one.
+# Decodes cut the keys of a sequence into at most so many parts, and those of a step with several parts a sequence.
 _SPLITS_OF_SEQUENCE: Final = 128
 _SPLITS_OF_STEP: Final = 4096
 
