@@ -12,6 +12,7 @@
 #include "adaptrt/kernels/machine_limits.h"
 #include "bindings.h"
 #include "cpu_engine.h"
+#include "engine_handle.h"
 #include "kept_object.h"
 
 namespace py = pybind11;
@@ -26,7 +27,7 @@ std::span<const std::int32_t> values_of(const Integers& array) {
 }
 
 /// Runs a step of the base model and returns logits[R, vocab_size].
-py::array_t<float> step(CpuEngine& self, const Integers& token_ids, const Integers& positions,
+py::array_t<float> step(EngineHandle& self, const Integers& token_ids, const Integers& positions,
                         const Integers& sequence_offsets, const Integers& prompt_lengths,
                         const Integers& block_tables, const Integers& logit_rows) {
   if (block_tables.ndim() != 2) throw py::value_error("block_tables must be two-dimensional");
@@ -65,6 +66,24 @@ void bind_engine_info(py::module_& module) {
       .def_readonly("lora", &EngineInfo::lora);
 }
 
+void bind_engine_handle(py::module_& module) {
+  py::class_<EngineHandle>(module, "Engine", "A compiled network with its KV pool, whatever compiled it.")
+      .def_property_readonly("info", [](const EngineHandle& self) { return self.engine()->info(); })
+      .def(
+          "allocate_kv_blocks",
+          [](EngineHandle& self, std::int32_t num_blocks) { self.engine()->allocate_kv_blocks(num_blocks); },
+          py::arg("num_blocks"), py::call_guard<py::gil_scoped_release>(),
+          "To be called once, before the first step. Raises ConfigError without the memory.")
+      .def("step", &step, py::kw_only(), py::arg("token_ids"), py::arg("positions"),
+           py::arg("sequence_offsets"), py::arg("prompt_lengths"), py::arg("block_tables"),
+           py::arg("logit_rows"),
+           "Runs one step of the base model: T tokens of S sequences back to back. Takes int32 arrays "
+           "token_ids[T], "
+           "positions[T], sequence_offsets[S + 1], prompt_lengths[S], block_tables[S, blocks], "
+           "logit_rows[R]; returns "
+           "float32 logits[R, vocab_size]. Raises StepError for inputs that break the rules.");
+}
+
 }  // namespace
 
 CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const std::string& kernels,
@@ -82,35 +101,24 @@ CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const
       Parts{std::move(kept), make_cpu_engine(std::move(program), std::make_shared<ThreadPool>(num_threads),
                                              kernels, std::move(profile))});
   Engine* engine = parts->engine.get();
-  engine_ = std::shared_ptr<Engine>(std::move(parts), engine);
+  hold(std::shared_ptr<Engine>(std::move(parts), engine));
 }
 
 void bind_engine(py::module_& module) {
   bind_program(module);
   bind_profile(module);
   bind_engine_info(module);
-  py::class_<CpuEngine>(module, "CpuEngine", "A native engine: a program, its weights and its KV pool.")
+  bind_engine_handle(module);
+  bind_tensorrt(module);
+  py::class_<CpuEngine, EngineHandle>(module, "CpuEngine",
+                                      "A native engine: a program, its weights and its KV pool.")
       .def(py::init<Program, py::object, int, const std::string&, std::shared_ptr<StepProfile>>(),
            py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),
            py::arg("kernels") = "", py::arg("profile") = py::none(),
            "`storage` is kept alive while the engine is: it owns the buffers that `program` refers to. "
            "`kernels` is "
            "one of cpu_kernels(), or empty for the first; `profile` records every step. Raises "
-           "EngineError with all that Program.validate() finds.")
-      .def_property_readonly("info", [](const CpuEngine& self) { return self.engine()->info(); })
-      .def(
-          "allocate_kv_blocks",
-          [](CpuEngine& self, std::int32_t num_blocks) { self.engine()->allocate_kv_blocks(num_blocks); },
-          py::arg("num_blocks"),
-          "To be called once, before the first step. Raises ConfigError without the memory.")
-      .def("step", &step, py::kw_only(), py::arg("token_ids"), py::arg("positions"),
-           py::arg("sequence_offsets"), py::arg("prompt_lengths"), py::arg("block_tables"),
-           py::arg("logit_rows"),
-           "Runs one step of the base model: T tokens of S sequences back to back. Takes int32 arrays "
-           "token_ids[T], "
-           "positions[T], sequence_offsets[S + 1], prompt_lengths[S], block_tables[S, blocks], "
-           "logit_rows[R]; returns "
-           "float32 logits[R, vocab_size]. Raises StepError for inputs that break the rules.");
+           "EngineError with all that Program.validate() finds.");
   module.def(
       "cpu_kernels",
       [] {

@@ -11,7 +11,7 @@
 
 #include "adaptrt/exec/executor.h"
 #include "bindings.h"
-#include "cpu_engine.h"
+#include "engine_handle.h"
 #include "exec_casters.h"
 
 namespace py = pybind11;
@@ -103,7 +103,7 @@ struct ShutDownWithoutGil {
 using ExecutorHolder = std::unique_ptr<Executor, ShutDownWithoutGil>;
 using ExecutorClass = py::class_<Executor, ExecutorHolder>;
 
-ExecutorHolder make_executor(const CpuEngine& engine, const ExecutorConfig& executor_config,
+ExecutorHolder make_executor(const EngineHandle& engine, const ExecutorConfig& executor_config,
                              std::size_t available_memory) {
   // A copy, because another thread may change the configuration while the GIL is released.
   return without_gil([&, config = executor_config] {

@@ -11,6 +11,7 @@ void bind_device(pybind11::module_& module);
 void bind_lora(pybind11::module_& module);
 void bind_program(pybind11::module_& module);
 void bind_profile(pybind11::module_& module);
+void bind_tensorrt(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_exec(pybind11::module_& module);
 

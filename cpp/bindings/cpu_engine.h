@@ -5,23 +5,17 @@
 #include <memory>
 #include <string>
 
-#include "adaptrt/engine/engine.h"
+#include "engine_handle.h"
 
 namespace adaptrt::bindings {
 
 /// A native engine made by Python, and the Python object that keeps its weights mapped.
-class CpuEngine {
+class CpuEngine : public EngineHandle {
  public:
   /// `storage` lives as long as the engine does, whoever holds it last. `kernels` and `profile` as in
   /// make_cpu_engine.
   CpuEngine(Program program, pybind11::object storage, int num_threads, const std::string& kernels,
             std::shared_ptr<StepProfile> profile);
-
-  /// The engine, shared: it may outlive this wrapper and be dropped by any thread, with or without the GIL.
-  [[nodiscard]] const std::shared_ptr<Engine>& engine() const { return engine_; }
-
- private:
-  std::shared_ptr<Engine> engine_;
 };
 
 }  // namespace adaptrt::bindings

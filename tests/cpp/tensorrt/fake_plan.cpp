@@ -252,7 +252,8 @@ std::shared_ptr<FakePlan> make_fake_plan(StreamTime time) {
   program.num_adapter_slots = 6;
   program.prefill = {.max_tokens = 24, .max_sequences = 6, .max_logit_rows = 4};
   program.decode = {.max_tokens = 6, .max_sequences = 6, .max_logit_rows = 6};
-  program.weights.push_back({.name = "weight", .data = std::as_bytes(std::span(kWeights)), .shape = {3}});
+  program.weights.push_back(
+      {.name = "weight", .data = std::as_bytes(std::span(kWeights)), .shape = {3}, .owner = nullptr});
   return plan;
 }
 

@@ -28,6 +28,8 @@ struct TensorRtWeight {
   std::string name;  ///< the input's
   std::span<const std::byte> data;
   std::vector<std::int64_t> shape;
+  /// Keeps `data` alive.
+  std::shared_ptr<const void> owner;
 };
 
 /// What the session must know of a plan. Its inputs and outputs are those of the network (see

@@ -1,0 +1,62 @@
+#include "plan_context.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "adaptrt/core/error.h"
+#include "kept_object.h"
+
+namespace py = pybind11;
+
+namespace adaptrt::bindings {
+namespace {
+
+class PythonPlanContext final : public PlanContext {
+ public:
+  explicit PythonPlanContext(py::object context) : context_(std::move(context)) {}
+
+  void set_input_shape(std::string_view tensor, std::span<const std::int64_t> dims) override {
+    const py::gil_scoped_acquire gil;
+    py::tuple shape(dims.size());
+    for (std::size_t i = 0; i < dims.size(); ++i) shape[i] = dims[i];
+    call("set_input_shape", tensor, shape);
+  }
+
+  void set_tensor_address(std::string_view tensor, void* address) override {
+    const py::gil_scoped_acquire gil;
+    call("set_tensor_address", tensor, reinterpret_cast<std::uintptr_t>(address));
+  }
+
+  void enqueue(void* stream) override {
+    const py::gil_scoped_acquire gil;
+    call("execute_async_v3", reinterpret_cast<std::uintptr_t>(stream));
+  }
+
+ private:
+  template <class... Arguments>
+  void call(const char* method, const Arguments&... arguments) {
+    bool done = false;
+    try {
+      done = context_.object.attr(method)(arguments...).template cast<bool>();
+    } catch (const py::error_already_set& error) {
+      throw StepError(std::string(method) + ": " + error.what());
+    } catch (const py::cast_error& error) {
+      throw StepError(std::string(method) + ": " + error.what());
+    }
+    if (!done) {
+      const py::str given = py::repr(py::make_tuple(arguments...));
+      throw StepError("TensorRT refuses " + std::string(method) + std::string(given));
+    }
+  }
+
+  KeptObject context_;
+};
+
+}  // namespace
+
+std::unique_ptr<PlanContext> make_plan_context(py::object context) {
+  return std::make_unique<PythonPlanContext>(std::move(context));
+}
+
+}  // namespace adaptrt::bindings
