@@ -7,6 +7,10 @@
 #include "adaptrt/core/error.h"
 #include "plugins/kernels/platform.h"
 #include "plugins/kernels/ptx.h"
+#ifndef __CUDACC__
+#include "emulation/grid.h"
+#include "emulation/stream.h"
+#endif
 
 namespace adaptrt::cuda {
 
@@ -56,9 +60,11 @@ void launch(const LaunchShape& shape, const typename Kernel::Parameters& paramet
 #else
 
 template <typename Kernel>
-void launch(const LaunchShape& shape, const typename Kernel::Parameters& parameters, void* /*stream*/) {
-  emulation::run_grid({shape.x, shape.y, shape.z}, Kernel::kThreads, shape.shared_bytes,
-                      [&parameters] { Kernel::run(parameters); });
+void launch(const LaunchShape& shape, const typename Kernel::Parameters& parameters, void* stream) {
+  emulation::submit(stream, [shape, parameters] {
+    emulation::run_grid({shape.x, shape.y, shape.z}, Kernel::kThreads, shape.shared_bytes,
+                        [&parameters] { Kernel::run(parameters); });
+  });
 }
 
 #endif

@@ -9,3 +9,10 @@
 #else
 #include "emulation/cuda_language.h"
 #endif
+
+/// Before a loop: unrolls it, where the compiler is one that would need to be told.
+#ifdef __CUDACC__
+#define ADAPTRT_UNROLL _Pragma("unroll")
+#else
+#define ADAPTRT_UNROLL
+#endif

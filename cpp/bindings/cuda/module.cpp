@@ -5,4 +5,5 @@ PYBIND11_MODULE(_cuda, module) {
   // Its Device is the base of ours, and its errors are what we throw.
   pybind11::module_::import("adaptrt._core");
   adaptrt::bindings::bind_cuda_device(module);
+  adaptrt::bindings::bind_lora_kernel(module);
 }

@@ -69,4 +69,5 @@ PYBIND11_MODULE(adaptrt_cuda_emulated, module) {
   module.doc() = "adaptrt._cuda on the host, for tests.";
   pybind11::module_::import("adaptrt._core");
   adaptrt::bindings::bind_host_device(module);
+  adaptrt::bindings::bind_lora_kernel(module);
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -21,6 +22,9 @@
 #define gridDim (::adaptrt::cuda::emulation::coordinates.grid_size)
 
 namespace adaptrt::cuda {
+
+using std::max;
+using std::min;
 
 inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   emulation::block_barrier({file, line});

@@ -1,0 +1,61 @@
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "kernel_arguments.h"
+#include "plugins/kernels/lora.h"
+
+namespace py = pybind11;
+
+namespace adaptrt::bindings {
+namespace {
+
+using cuda::LoraKernel;
+
+std::unique_ptr<LoraKernel> make_lora_kernel(int dtype, std::int32_t layer, std::vector<std::int32_t> module_ids,
+                                             std::vector<std::int32_t> out_sizes, std::int32_t max_rank, bool dora) {
+  return std::make_unique<LoraKernel>(LoraKernel::Config{.dtype = dtype_of(dtype),
+                                                         .layer = layer,
+                                                         .module_ids = std::move(module_ids),
+                                                         .out_sizes = std::move(out_sizes),
+                                                         .max_rank = max_rank,
+                                                         .dora = dora});
+}
+
+void enqueue(const LoraKernel& kernel, std::int64_t tokens, std::int64_t in_size, std::int64_t sequences,
+             std::int64_t layers, const std::vector<Address>& inputs, const std::vector<Address>& outputs,
+             Address workspace, Address stream) {
+  check_addresses(inputs, 6, "x, base, sequence_offsets, adapter_slots, ranks, pointers");
+  check_addresses(outputs, 1, "y");
+  kernel.enqueue({.tokens = tokens, .in = in_size, .sequences = sequences, .layers = layers},
+                 {.x = at_address<const void>(inputs[0]),
+                  .base = at_address<const void>(inputs[1]),
+                  .sequence_offsets = at_address<const std::int32_t>(inputs[2]),
+                  .adapter_slots = at_address<const std::int32_t>(inputs[3]),
+                  .ranks = at_address<const std::int32_t>(inputs[4]),
+                  .pointers = at_address<const std::int64_t>(inputs[5])},
+                 at_address<void>(outputs[0]), at_address<void>(workspace), at_address<void>(stream));
+}
+
+}  // namespace
+
+void bind_lora_kernel(py::module_& module) {
+  py::class_<LoraKernel>(module, "LoraKernel",
+                         "The plugins Lora and Dora. A token's result does not depend on the others of the step.")
+      .def(py::init(&make_lora_kernel), py::arg("dtype"), py::arg("layer"), py::arg("module_ids"),
+           py::arg("out_sizes"), py::arg("max_rank"), py::arg("dora"),
+           "dtype is a value of DType, float16 or bfloat16; the rest are the plugin's attributes, and whether "
+           "magnitudes are looked at. Raises ConfigError.")
+      .def("workspace_bytes", &LoraKernel::workspace_bytes, py::arg("max_tokens"),
+           "Bytes that enqueue needs for up to max_tokens tokens.")
+      .def("enqueue", &enqueue, py::arg("tokens"), py::arg("in_size"), py::arg("sequences"), py::arg("layers"),
+           py::arg("inputs"), py::arg("outputs"), py::arg("workspace"), py::arg("stream"),
+           "Puts two launches into a stream. Addresses are of the device and in the order of the plugin's "
+           "definition. Raises ConfigError for sizes that cannot be, StepError when CUDA refuses.");
+}
+
+}  // namespace adaptrt::bindings

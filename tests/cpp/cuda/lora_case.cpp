@@ -1,0 +1,186 @@
+#include "lora_case.h"
+
+#include <cmath>
+#include <cstddef>
+
+#include "adaptrt/lora/modules.h"
+
+namespace adaptrt::cuda {
+namespace {
+
+constexpr std::int32_t kLayers = 2;
+constexpr std::int32_t kLayer = 1;
+constexpr auto kModules = static_cast<std::int64_t>(LoraModule::kMlpGateUp) + 1;
+/// Nobody may read through an entry of the tables that is not an adapter's.
+constexpr std::int64_t kNoAddress = 0x10;
+constexpr std::uint16_t kNan = 0xffff;
+/// Unit of rounding of float32, in which all sums are made.
+constexpr double kRounding = 0x1p-24;
+
+double unit_of_rounding(DType dtype) {
+  return dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
+}
+
+std::size_t at(std::int64_t index) {
+  return static_cast<std::size_t>(index);
+}
+
+}  // namespace
+
+LoraCase::LoraCase(const LoraShape& shape, FreshRandom* random) : shape_(shape) {
+  offsets_.push_back(0);
+  for (const auto length : shape_.lengths) offsets_.push_back(offsets_.back() + length);
+  for (const auto size : shape_.out_sizes) out_ += size;
+  for (std::size_t part = 0; part < shape_.out_sizes.size(); ++part) {
+    module_ids_.push_back(static_cast<std::int32_t>(3 * part + 1));
+  }
+  x_ = random_elements(tokens() * shape_.in, random);
+  base_ = random_elements(tokens() * out_, random);
+  const auto slots = static_cast<std::int64_t>(shape_.ranks.size());
+  ranks_.assign(at(slots * kLayers * kModules), 0);
+  pointers_.assign(at(slots * kLayers * kModules * 3), kNoAddress);
+  factors_.resize(shape_.ranks.size());
+  for (std::int64_t slot = 0; slot < slots; ++slot) {
+    for (std::size_t part = 0; part < shape_.out_sizes.size(); ++part) {
+      const auto rank = shape_.ranks[at(slot)][part];
+      factors_[at(slot)].push_back({rank, {}, {}, {}});
+      if (rank == 0) continue;
+      auto& factors = factors_[at(slot)].back();
+      factors.a = random_elements(static_cast<std::int64_t>(rank) * shape_.in, random);
+      factors.b = random_elements(static_cast<std::int64_t>(shape_.out_sizes[part]) * rank, random);
+      // Every other adapter has magnitudes.
+      if (slot % 2 == 0) {
+        for (std::int32_t i = 0; i < shape_.out_sizes[part]; ++i) {
+          factors.magnitude.push_back(shape_.integers ? static_cast<float>(random->integer(1, 2))
+                                                      : random->real(0.5F, 2.0F));
+        }
+      }
+      const auto entry = (slot * kLayers + kLayer) * kModules + module_ids_[part];
+      ranks_[at(entry)] = rank;
+      pointers_[at(3 * entry)] = reinterpret_cast<std::int64_t>(factors.a.data());
+      pointers_[at(3 * entry + 1)] = reinterpret_cast<std::int64_t>(factors.b.data());
+      pointers_[at(3 * entry + 2)] =
+          factors.magnitude.empty() ? 0 : reinterpret_cast<std::int64_t>(factors.magnitude.data());
+    }
+  }
+}
+
+Elements LoraCase::random_elements(std::int64_t count, FreshRandom* random) const {
+  Elements elements(count, shape_.odd_addresses, kNan);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float number =
+        shape_.integers ? static_cast<float>(random->integer(-1, 1)) : random->real(-1.0F, 1.0F);
+    elements[i] = shape_.dtype == DType::kFloat16 ? float_to_float16(number) : float_to_bfloat16(number);
+  }
+  return elements;
+}
+
+Elements LoraCase::run(std::int64_t first, std::int64_t last) const {
+  return run_on(first, last, base_, false);
+}
+
+Elements LoraCase::run_in_place() const {
+  return run_on(0, static_cast<std::int64_t>(shape_.lengths.size()), base_, true);
+}
+
+Elements LoraCase::run_on(std::int64_t first, std::int64_t last, Elements base, bool in_place) const {
+  const LoraKernel kernel({.dtype = shape_.dtype,
+                           .layer = kLayer,
+                           .module_ids = module_ids_,
+                           .out_sizes = shape_.out_sizes,
+                           .max_rank = shape_.max_rank,
+                           .dora = shape_.dora});
+  const auto first_of_step = first_token(first);
+  const auto tokens_of_step = first_token(last) - first_of_step;
+  std::vector<std::int32_t> offsets;
+  for (auto sequence = first; sequence <= last; ++sequence) {
+    offsets.push_back(static_cast<std::int32_t>(first_token(sequence) - first_of_step));
+  }
+  const std::vector<std::int32_t> slots(shape_.slots.begin() + first, shape_.slots.begin() + last);
+  Elements y(tokens_of_step * out_, shape_.odd_addresses, kNan);
+  struct alignas(16) Workspace {
+    std::uint16_t elements[8];
+  };
+  const auto workspace_bytes = kernel.workspace_bytes(tokens_of_step);
+  std::vector<Workspace> workspace(at(workspace_bytes) / sizeof(Workspace));
+  for (auto& line : workspace) {
+    for (auto& element : line.elements) element = kNan;
+  }
+  std::uint16_t* own_base = base.data() + first_of_step * out_;
+  kernel.enqueue({.tokens = tokens_of_step, .in = shape_.in, .sequences = last - first, .layers = kLayers},
+                 {.x = x_.data() + first_of_step * shape_.in,
+                  .base = own_base,
+                  .sequence_offsets = offsets.data(),
+                  .adapter_slots = slots.data(),
+                  .ranks = ranks_.data(),
+                  .pointers = pointers_.data()},
+                 in_place ? own_base : y.data(), workspace.data(), nullptr);
+  return in_place ? base : y;
+}
+
+double LoraCase::value(std::uint16_t bits) const {
+  return shape_.dtype == DType::kFloat16 ? float16_to_float(bits) : bfloat16_to_float(bits);
+}
+
+/// To the nearest number of the dtype; the step through float32 moves none that the tests have.
+double LoraCase::rounded(double number) const {
+  const auto narrowed = static_cast<float>(number);
+  return value(shape_.dtype == DType::kFloat16 ? float_to_float16(narrowed) : float_to_bfloat16(narrowed));
+}
+
+std::int64_t LoraCase::wrong_elements(const Elements& y) const {
+  std::int64_t wrong = 0;
+  for (std::size_t sequence = 0; sequence < shape_.slots.size(); ++sequence) {
+    const auto slot = shape_.slots[sequence];
+    for (std::int64_t token = offsets_[sequence]; token < offsets_[sequence + 1]; ++token) {
+      std::int64_t start = 0;
+      for (std::size_t part = 0; part < shape_.out_sizes.size(); ++part) {
+        const auto width = shape_.out_sizes[part];
+        const Factors* factors = slot < 0 ? nullptr : &factors_[at(slot)][part];
+        const auto rank = factors == nullptr ? 0 : factors->rank;
+        // x A^T in float64, and the sum of its terms' sizes.
+        std::vector<double> shrunk(at(rank));
+        std::vector<double> sizes(at(rank));
+        for (std::int32_t row = 0; row < rank; ++row) {
+          for (std::int64_t i = 0; i < shape_.in; ++i) {
+            const double product = value(x_[token * shape_.in + i]) * value(factors->a[row * shape_.in + i]);
+            shrunk[at(row)] += product;
+            sizes[at(row)] += std::abs(product);
+          }
+        }
+        for (std::int64_t column = 0; column < width; ++column) {
+          const auto index = token * out_ + start + column;
+          if (rank == 0) {
+            wrong += y[index] == base_[index] ? 0 : 1;
+          } else {
+            double sum = value(base_[index]);
+            double terms = std::abs(sum);
+            double of_shrunk = 0.0;
+            for (std::int32_t row = 0; row < rank; ++row) {
+              const double b = value(factors->b[column * rank + row]);
+              const double narrowed = rounded(shrunk[at(row)]);
+              sum += narrowed * b;
+              terms += std::abs(narrowed * b);
+              // What float32 makes of the sum may be narrowed to the neighbour of what float64 makes of it.
+              of_shrunk += std::abs(b) * ((shape_.in + 2) * kRounding * sizes[at(row)] +
+                                          2.0 * unit_of_rounding(shape_.dtype) * std::abs(narrowed));
+            }
+            const double factor =
+                shape_.dora && !factors->magnitude.empty() ? factors->magnitude[at(column)] : 1.0;
+            sum *= factor;
+            const double bound = ((rank + 3) * kRounding * terms + of_shrunk) * factor +
+                                 unit_of_rounding(shape_.dtype) * std::abs(sum);
+            const double allowed = shape_.integers ? 0.0 : bound;
+            const double expected = shape_.integers ? rounded(sum) : sum;
+            // NaN is not within any distance.
+            wrong += std::abs(value(y[index]) - expected) <= allowed ? 0 : 1;
+          }
+        }
+        start += width;
+      }
+    }
+  }
+  return wrong;
+}
+
+}  // namespace adaptrt::cuda

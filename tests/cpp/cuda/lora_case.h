@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "adaptrt/core/dtype.h"
+#include "plugins/kernels/lora.h"
+
+namespace adaptrt::cuda {
+
+/// Memory of exactly so many elements, so that AddressSanitizer sees what lies outside; optionally an element
+/// away from any alignment.
+class Elements {
+ public:
+  Elements() = default;
+  Elements(std::int64_t count, bool odd_address, std::uint16_t fill)
+      : skipped_(odd_address ? 1 : 0), bits_(static_cast<std::size_t>(count) + skipped_, fill) {}
+
+  [[nodiscard]] std::uint16_t* data() { return bits_.data() + skipped_; }
+  [[nodiscard]] const std::uint16_t* data() const { return bits_.data() + skipped_; }
+  std::uint16_t& operator[](std::int64_t i) { return data()[i]; }
+  [[nodiscard]] std::uint16_t operator[](std::int64_t i) const { return data()[i]; }
+  [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(bits_.size() - skipped_); }
+  bool operator==(const Elements&) const = default;
+
+ private:
+  std::size_t skipped_ = 0;
+  std::vector<std::uint16_t> bits_;
+};
+
+/// Fresh random numbers in every run; the seed is printed so that a failure can be repeated.
+class FreshRandom {
+ public:
+  FreshRandom() : seed_(std::random_device{}()), engine_(seed_) {}
+  [[nodiscard]] std::uint32_t seed() const { return seed_; }
+  int integer(int low, int high) { return std::uniform_int_distribution<int>(low, high)(engine_); }
+  float real(float low, float high) { return std::uniform_real_distribution<float>(low, high)(engine_); }
+
+ private:
+  std::uint32_t seed_;
+  std::mt19937 engine_;
+};
+
+/// What a step is made of; the content is random.
+struct LoraShape {
+  DType dtype = DType::kBFloat16;
+  std::int32_t in = 64;
+  std::vector<std::int32_t> out_sizes = {64};
+  std::int32_t max_rank = 16;
+  /// By adapter and part; 0: the part is not adapted.
+  std::vector<std::vector<std::int32_t>> ranks = {};
+  /// Tokens of each sequence, and its adapter; -1: none.
+  std::vector<std::int32_t> lengths = {};
+  std::vector<std::int32_t> slots = {};
+  bool dora = false;
+  bool odd_addresses = false;
+  /// Small integers, with which every sum is exact, and so is what must come out.
+  bool integers = false;
+};
+
+/// A step of LoraKernel on host memory, with what float64 says of it.
+class LoraCase {
+ public:
+  LoraCase(const LoraShape& shape, FreshRandom* random);
+
+  /// What the kernel makes of the sequences `first` .. `last` - 1 alone.
+  [[nodiscard]] Elements run(std::int64_t first, std::int64_t last) const;
+  [[nodiscard]] Elements run() const { return run(0, static_cast<std::int64_t>(shape_.lengths.size())); }
+  /// The same with y and base in one place.
+  [[nodiscard]] Elements run_in_place() const;
+
+  /// Elements of y that are further from float64's result than roundings can explain; with integers, not
+  /// equal.
+  [[nodiscard]] std::int64_t wrong_elements(const Elements& y) const;
+
+  [[nodiscard]] std::int64_t tokens() const { return offsets_.back(); }
+  [[nodiscard]] std::int64_t out() const { return out_; }
+  [[nodiscard]] std::int64_t first_token(std::int64_t sequence) const {
+    return offsets_[static_cast<std::size_t>(sequence)];
+  }
+  [[nodiscard]] const Elements& base() const { return base_; }
+
+ private:
+  struct Factors {
+    std::int32_t rank = 0;
+    Elements a;
+    Elements b;
+    std::vector<float> magnitude;
+  };
+
+  [[nodiscard]] Elements run_on(std::int64_t first, std::int64_t last, Elements base, bool in_place) const;
+  [[nodiscard]] double value(std::uint16_t bits) const;
+  [[nodiscard]] double rounded(double value) const;
+  Elements random_elements(std::int64_t count, FreshRandom* random) const;
+
+  LoraShape shape_;
+  std::int64_t out_ = 0;
+  std::vector<std::int32_t> offsets_;
+  Elements x_;
+  Elements base_;
+  std::vector<std::vector<Factors>> factors_;  ///< by adapter and part
+  std::vector<std::int32_t> module_ids_;
+  std::vector<std::int32_t> ranks_;
+  std::vector<std::int64_t> pointers_;
+};
+
+}  // namespace adaptrt::cuda
