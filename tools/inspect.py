@@ -13,7 +13,7 @@ import numpy as np
 from .._core import AdapterError, ConfigError, EngineError, dtype_name, lora_modules
 from ..builder.adapter.peft_reader import read_peft_adapter
 from ..builder.checkpoint.config import CheckpointConfig
-from ..builder.checkpoint.convert import rank_file
+from ..builder.checkpoint.rank_file import rank_file
 from ..builder.compile.engine_file import EngineFile
 from ..builder.compile.tensorrt.compile import plan_file
 from ..builder.compile.tensorrt.plan_config import TensorRow

@@ -11,6 +11,7 @@ from typing import Any
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name, dtype_name
 from ..._version import __version__
 from ..json_fields import JsonFields, load_json_object
+from .quantization import QuantConfig, read_quantization
 from .rotary import RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
 
 CONFIG_FILE = "config.json"
@@ -19,6 +20,7 @@ PRODUCER = "adaptrt"
 MAX_LAYERS = 10_000
 HIDDEN_ACT = "silu"
 POSITION_EMBEDDING_TYPE = "rope_gpt_neox"
+_NOT_QUANTIZED = {"quant_algo": None, "kv_cache_quant_algo": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +66,18 @@ class CheckpointConfig:
     """In sliding_window_layers, a token sees itself and the sliding_window - 1 tokens before it."""
     sliding_window_layers: tuple[int, ...] = ()
     share_embedding_table: bool = False
-    """lm_head is transformer.vocab_embedding; lm_head.weight is stored only by ranks that lack the embedding
-    or hold a slice of lm_head, that is when world_size is above 1."""
+    """lm_head is transformer.vocab_embedding; lm_head.weight is stored only where it differs from that: as a
+    slice when world_size is above 1, and quantised."""
     mapping: ParallelMapping = ParallelMapping()
+    quantization: QuantConfig | None = None
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None
+
+    @property
+    def lm_head_is_embedding(self) -> bool:
+        """Whether the embedding's tensor is lm_head's as well."""
+        return self.share_embedding_table and self.mapping.world_size == 1 and self.quantization is None
 
     def to_dict(self) -> dict[str, Any]:
         """The content of config.json."""
@@ -89,7 +97,7 @@ class CheckpointConfig:
                 "tp_size": self.mapping.tp_size,
                 "pp_size": self.mapping.pp_size,
             },
-            quantization={"quant_algo": None, "kv_cache_quant_algo": None},
+            quantization=_NOT_QUANTIZED if self.quantization is None else self.quantization.to_dict(),
         )
         return result
 
@@ -112,7 +120,6 @@ class CheckpointConfig:
         source.discard(("producer",))
         source.string("hidden_act", choices=(HIDDEN_ACT,))
         source.string("position_embedding_type", choices=(POSITION_EMBEDDING_TYPE,))
-        _refuse_quantization(source)
         max_position_embeddings = source.integer("max_position_embeddings")
         config = cls(
             architecture=source.string("architecture"),
@@ -137,6 +144,7 @@ class CheckpointConfig:
             sliding_window_layers=source.integers("sliding_window_layers"),
             share_embedding_table=source.boolean("share_embedding_table"),
             mapping=_read_mapping(source),
+            quantization=_read_quantization(source),
             bos_token_id=source.optional_integer("bos_token_id", minimum=0),
             eos_token_id=source.integers("eos_token_id"),
             pad_token_id=source.optional_integer("pad_token_id", minimum=0),
@@ -213,10 +221,6 @@ def _read_mapping(source: JsonFields) -> ParallelMapping:
     return result
 
 
-def _refuse_quantization(source: JsonFields) -> None:
+def _read_quantization(source: JsonFields) -> QuantConfig | None:
     quantization = source.object("quantization")
-    if quantization is None:
-        return
-    for name in ("quant_algo", "kv_cache_quant_algo"):
-        if quantization.raw(name) is not None:
-            quantization.problem(name, "is set, but quantised checkpoints cannot be built yet; expected null")
+    return None if quantization is None else read_quantization(quantization)

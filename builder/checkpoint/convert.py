@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any, Final
@@ -16,11 +16,14 @@ import numpy as np
 from ..._core import CheckpointError, ConfigError, DType, dtype_name
 from ..output_directory import holds_only, producer_of, replaced_directory
 from ..progress import Advance, Progress, SilentProgress
-from ..safetensors_stream import SafetensorsWriter, TensorSpec
+from ..safetensors_stream import TensorSpec
 from .casting import CHECKPOINT_DTYPES, Array, cast, to_float32
 from .config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
 from .hf_config import load_hf_config
 from .hf_weights import HfWeights
+from .quantization import QuantConfig
+from .quantizer import QuantizationError
+from .rank_file import rank_file, rank_specs, write_rank
 from .tensor_plan import HF_EMBEDDING, HF_LM_HEAD, PlannedTensor, hf_tensor_shapes, plan_rank
 
 COPIED_FILES: Final = (
@@ -44,11 +47,8 @@ class Converted:
     config: CheckpointConfig
     num_tensors: int
     num_bytes: int
-
-
-def rank_file(rank: int) -> str:
-    """The name of a rank's file in a checkpoint directory."""
-    return f"rank{rank}.safetensors"
+    quantization_errors: tuple[QuantizationError, ...] = ()
+    """Of each tensor that was quantised, rank by rank."""
 
 
 def convert_checkpoint(
@@ -59,14 +59,16 @@ def convert_checkpoint(
     tp_size: int = 1,
     pp_size: int = 1,
     workers: int = 1,
+    quantization: QuantConfig | None = None,
     progress: Progress | None = None,
 ) -> Converted:
     """Writes config.json, rank{N}.safetensors and the tokenizer's files to `output_dir`.
 
     `dtype` None keeps the type that the model's config.json states. Up to `workers` ranks are written at a
-    time. `output_dir` must be absent, empty, or a checkpoint that this function wrote, which is replaced; it
-    stays as it was when anything goes wrong. Raises CheckpointError for everything that is wrong with the
-    model and ConfigError for sizes that cannot cut it.
+    time. `quantization` is of the linear layers; their values are rounded to `dtype` first. `output_dir` must be
+    absent, empty, or a checkpoint that this function wrote, which is replaced; it stays as it was when anything
+    goes wrong. Raises CheckpointError for everything that is wrong with the model and ConfigError for sizes that
+    cannot cut it, and for a quantisation that it cannot have.
     """
     for name, value in (("tp_size", tp_size), ("pp_size", pp_size), ("workers", workers)):
         if value < 1:
@@ -74,25 +76,37 @@ def convert_checkpoint(
     if not model_dir.is_dir():
         raise CheckpointError(f"{model_dir}: is no directory")
     mapping = ParallelMapping(tp_size=tp_size, pp_size=pp_size)
-    config = load_hf_config(model_dir, dtype=dtype, mapping=mapping)
+    config = replace(load_hf_config(model_dir, dtype=dtype, mapping=mapping), quantization=quantization)
     weights = HfWeights(model_dir)
     _check_tensors(weights, config, model_dir)
     plans = [plan_rank(config, rank) for rank in range(mapping.world_size)]
+    check_quantization(config, plans, str(model_dir))
     numpy_dtype = np.dtype(dtype_name(config.dtype))
-    specs = [[TensorSpec(tensor.name, numpy_dtype, tensor.shape) for tensor in plan] for plan in plans]
-    num_bytes = sum(spec.num_bytes for rank_specs in specs for spec in rank_specs)
+    specs = [spec for plan in plans for spec in rank_specs(plan, numpy_dtype, quantization)]
+    num_bytes = sum(spec.num_bytes for spec in specs)
     with replaced_directory(
         output_dir, is_ours=_is_checkpoint, kind="a checkpoint of AdaptRT", error=CheckpointError
     ) as directory:
         with (progress or SilentProgress()).task("Converting", num_bytes) as advance:
             _check_tied_lm_head(weights, config)
-            jobs = [_RankJob(weights, plan, rank_specs) for plan, rank_specs in zip(plans, specs, strict=True)]
-            _write_ranks(jobs, directory, workers, advance)
+            jobs = [_RankJob(weights, plan, numpy_dtype, quantization) for plan in plans]
+            errors = _write_ranks(jobs, directory, workers, advance)
         for name in COPIED_FILES:
             if (model_dir / name).is_file():
                 shutil.copyfile(model_dir / name, directory / name)
         (directory / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
-    return Converted(config, sum(map(len, plans)), num_bytes)
+    return Converted(config, len(specs), num_bytes, tuple(errors))
+
+
+def check_quantization(config: CheckpointConfig, plans: Sequence[Sequence[PlannedTensor]], subject: str) -> None:
+    """Raises ConfigError, which begins with `subject`, for a quantisation that these tensors cannot have."""
+    if config.quantization is None:
+        return
+    problems = config.quantization.problems()
+    for plan in plans:
+        problems += config.quantization.shape_problems({tensor.name: tensor.shape for tensor in plan})
+    if problems:
+        raise ConfigError(f"{subject}: quantization: " + "; ".join(dict.fromkeys(problems)))
 
 
 def _check_tensors(weights: HfWeights, config: CheckpointConfig, model_dir: Path) -> None:
@@ -145,29 +159,28 @@ def _check_tied_lm_head(weights: HfWeights, config: CheckpointConfig) -> None:
 class _RankJob:
     """Writes one rank's file."""
 
-    def __init__(self, weights: HfWeights, plan: list[PlannedTensor], specs: list[TensorSpec]) -> None:
+    def __init__(
+        self, weights: HfWeights, plan: list[PlannedTensor], dtype: np.dtype[Any], quantization: QuantConfig | None
+    ) -> None:
         self._weights = weights
         self._plan = plan
-        self._specs = specs
+        self._dtype = dtype
+        self._quantization = quantization
 
-    def write(self, path: Path, advance: Callable[[int], None]) -> None:
-        with SafetensorsWriter(path, self._specs, metadata={"format": "pt"}) as writer:
-            for tensor, spec in zip(self._plan, self._specs, strict=True):
-                for piece in self._pieces(tensor, spec.dtype):
-                    writer.write(spec.name, piece)
-                    advance(piece.nbytes)
+    def write(self, path: Path, advance: Advance) -> list[QuantizationError]:
+        return write_rank(path, self._plan, self._dtype, self._quantization, self._pieces, advance)
 
-    def _pieces(self, tensor: PlannedTensor, dtype: np.dtype[Any]) -> Iterator[Array]:
+    def _pieces(self, tensor: PlannedTensor) -> Iterator[Array]:
         for part in tensor.slices:
             subject = self._weights.where(part.source)
             for piece in self._weights.rows(part.source, part.rows):
                 columns = piece if part.columns is None else piece[:, part.columns.start : part.columns.stop]
-                yield cast(np.ascontiguousarray(columns), dtype, subject)
+                yield cast(np.ascontiguousarray(columns), self._dtype, subject)
         if tensor.zero_rows:
-            yield np.zeros((tensor.zero_rows, *tensor.shape[1:]), dtype)
+            yield np.zeros((tensor.zero_rows, *tensor.shape[1:]), self._dtype)
 
 
-def _write_ranks(jobs: list[_RankJob], directory: Path, workers: int, advance: Advance) -> None:
+def _write_ranks(jobs: list[_RankJob], directory: Path, workers: int, advance: Advance) -> list[QuantizationError]:
     """Writes the ranks' files on `workers` threads: most of the time goes to calls that release the GIL."""
     stop = Event()
 
@@ -183,6 +196,7 @@ def _write_ranks(jobs: list[_RankJob], directory: Path, workers: int, advance: A
         try:
             for future in as_completed(futures):
                 future.result()
+            return [error for future in futures for error in future.result()]
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .config import CheckpointConfig
+from .tensor_names import EMBEDDING, LM_HEAD
 
-EMBEDDING = "transformer.vocab_embedding.weight"
-LM_HEAD = "lm_head.weight"
 HF_EMBEDDING = "model.embed_tokens.weight"
 HF_LM_HEAD = "lm_head.weight"
 
@@ -81,7 +80,7 @@ def plan_rank(config: CheckpointConfig, rank: int) -> list[PlannedTensor]:
         tensors.extend(_plan_layer(config, tp_rank, layer, pp_rank * layers_per_rank + layer))
     if pp_rank == config.mapping.pp_size - 1:
         tensors.append(_whole("transformer.ln_f.weight", "model.norm.weight", (config.hidden_size,)))
-        if not config.share_embedding_table or config.mapping.world_size > 1:
+        if not config.lm_head_is_embedding:
             tensors.append(_plan_lm_head(config, tp_rank))
     return tensors
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from ..._core import ConfigError, DType, dtype_from_name, dtype_name
+from rich.console import Console
+
+from ..._core import ConfigError, DType, QuantAlgo, dtype_from_name, dtype_name
 from ..checkpoint.convert import convert_checkpoint
+from ..checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, QuantConfig
 from ..progress import format_bytes, progress_on
+from .quantization_table import error_table
 
 _AUTO = "auto"
 
-_NO_QUANTIZED_WEIGHTS: Final = "quantised weights are not available yet; accepted: leaving the flag out"
-_UNAVAILABLE: Final[dict[str, tuple[dict[str, Any], str]]] = {
-    "use_weight_only": ({"action": "store_true"}, _NO_QUANTIZED_WEIGHTS),
-    "weight_only_precision": ({"metavar": "TYPE"}, _NO_QUANTIZED_WEIGHTS),
-    "per_group": ({"action": "store_true"}, _NO_QUANTIZED_WEIGHTS),
-    "group_size": ({"metavar": "N"}, _NO_QUANTIZED_WEIGHTS),
-    "int8_kv_cache": (
-        {"action": "store_true"},
-        "a quantised KV cache is not available yet; accepted: leaving the flag out",
-    ),
-}
-"""TensorRT-LLM's flags that are known and refused: how each is parsed, and the reason."""
+_INT8: Final = "int8"
+_INT4: Final = "int4"
+_UNSUPPORTED_PRECISIONS: Final = ("int8_gptq", "int4_gptq", "int4_awq")
+_NO_INT8_KV_CACHE: Final = "a quantised KV cache is not available yet; accepted: leaving the flag out"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,16 +51,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, default=1, metavar="N", help="ranks written at a time (default: %(default)s)"
     )
-    unavailable = parser.add_argument_group("not available yet: refused when given")
-    for name, (parsing, reason) in _UNAVAILABLE.items():
-        unavailable.add_argument(f"--{name}", help=reason.partition(";")[0], **parsing)
+    group = parser.add_argument_group("quantised weights")
+    group.add_argument(
+        "--use_weight_only", action="store_true", help="round the weights of linear layers, with one scale an output"
+    )
+    group.add_argument(
+        "--weight_only_precision",
+        choices=[_INT8, _INT4, *_UNSUPPORTED_PRECISIONS],
+        help="int8, or int4; gptq and awq need weights that were calibrated, and are refused (default: int8)",
+    )
+    group.add_argument("--per_group", action="store_true", help="int4 only: one scale for each group of inputs")
+    group.add_argument(
+        "--group_size",
+        type=int,
+        metavar="N",
+        help=f"inputs of a group: {', '.join(map(str, GROUP_SIZES))} (default: {DEFAULT_GROUP_SIZE})",
+    )
+    group.add_argument("--has_zero_point", action="store_true", help="int4 only: a zero point beside each scale")
+    group.add_argument("--int8_kv_cache", action="store_true", help=_NO_INT8_KV_CACHE.partition(";")[0])
+
+
+def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
+    """The quantisation that the flags ask for. Raises ConfigError for flags that do not go together."""
+    problems = [f"int8_kv_cache: {_NO_INT8_KV_CACHE}"] if args.int8_kv_cache else []
+    precision = args.weight_only_precision or _INT8
+    if precision in _UNSUPPORTED_PRECISIONS:
+        problems.append(
+            f"weight_only_precision {precision}: weights of calibrated quantisers cannot be read yet; accepted: "
+            f"{_INT8}, {_INT4}"
+        )
+    needs = {
+        "weight_only_precision": (args.weight_only_precision is not None, args.use_weight_only, "use_weight_only"),
+        "per_group": (args.per_group, args.use_weight_only, "use_weight_only"),
+        "group_size": (args.group_size is not None, args.per_group, "per_group"),
+        "has_zero_point": (args.has_zero_point, args.use_weight_only, "use_weight_only"),
+    }
+    problems += [
+        f"{name} needs {other}" for name, (given, fulfilled, other) in needs.items() if given and not fulfilled
+    ]
+    for name in ("per_group", "has_zero_point"):
+        if getattr(args, name) and precision != _INT4:
+            problems.append(f"{name} needs weight_only_precision {_INT4}")
+    if problems:
+        raise ConfigError("; ".join(problems))
+    if not args.use_weight_only:
+        return None
+    return QuantConfig(
+        quant_algo=QuantAlgo.W8A16 if precision == _INT8 else QuantAlgo.W4A16,
+        group_size=(args.group_size or DEFAULT_GROUP_SIZE) if args.per_group else None,
+        has_zero_point=args.has_zero_point,
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Converts and says what was written."""
-    refused = [f"{name}: {reason}" for name, (_, reason) in _UNAVAILABLE.items() if getattr(args, name)]
-    if refused:
-        raise ConfigError("; ".join(refused))
+    quantization = quantization_of(args)
     converted = convert_checkpoint(
         args.model_dir,
         args.output_dir,
@@ -72,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
         tp_size=args.tp_size,
         pp_size=args.pp_size,
         workers=args.workers,
+        quantization=quantization,
         progress=progress_on(),
     )
     config = converted.config
@@ -81,4 +123,6 @@ def run(args: argparse.Namespace) -> int:
         f"{dtype_name(config.dtype)}, {converted.num_tensors} tensors of {format_bytes(converted.num_bytes)} "
         f"in {ranks} rank{'s' if ranks > 1 else ''}"
     )
+    if converted.quantization_errors:
+        Console().print(error_table(converted.quantization_errors))
     return 0

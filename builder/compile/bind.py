@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ... import _core
-from ..._core import AdaptrtError, EngineError, dtype_name, panel_bytes
-from .plan import Matrix, Program, Vector
+from ..._core import AdaptrtError, EngineError, QuantAlgo, dtype_name, panel_bytes, quantized_panel_bytes
+from .plan import Matrix, Program, Quantization, Vector
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -80,9 +80,18 @@ class _Binder:
     def _matrix(self, matrix: Matrix) -> Any:
         if matrix.n < 0 or matrix.k < 0 or matrix.n >= 1 << 31 or matrix.k >= 1 << 31:
             raise EngineError(f"matrix '{matrix.tensor}' has impossible sizes [{matrix.n}, {matrix.k}]")
+        if matrix.quantization is not None:
+            return self._quantized_matrix(matrix, matrix.quantization)
         num_bytes = panel_bytes(self._dtype, matrix.n, matrix.k)
         tensor = self._tensor(matrix.tensor, dtype_name(self._dtype), num_bytes)
         return _core.PanelMatrix(data=tensor.view(np.uint8), dtype=self._dtype, n=matrix.n, k=matrix.k)
+
+    def _quantized_matrix(self, matrix: Matrix, how: Quantization) -> Any:
+        if how.algo is QuantAlgo.NONE:
+            raise EngineError(f"matrix '{matrix.tensor}' says how it is quantised, and that it is not")
+        quantization = self.bind(how)
+        tensor = self._tensor(matrix.tensor, "uint8", quantized_panel_bytes(quantization, matrix.n, matrix.k))
+        return _core.PanelMatrix(data=tensor, dtype=self._dtype, n=matrix.n, k=matrix.k, quantization=quantization)
 
     def _vector(self, vector: Vector) -> Any:
         tensor = self._tensor(vector.tensor, "float32", 4 * vector.size)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from onnx import TensorProto, helper
 
-from ..._core import CheckpointError, dtype_name
+from ..._core import CheckpointError, QuantAlgo, dtype_name
 from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
-from ..checkpoint.convert import rank_file
+from ..checkpoint.rank_file import rank_file, rank_specs
 from ..checkpoint.tensor_plan import plan_rank
 from ..json_fields import describe
 from ..models.registry import FAMILIES
@@ -44,15 +45,15 @@ class Checkpoint:
         path = directory / rank_file(0)
         reader = SafetensorsReader(path)
         dtype = np.dtype(dtype_name(config.dtype))
-        expected = {tensor.name: tensor.shape for tensor in plan_rank(config, 0)}
+        expected = {spec.name: spec for spec in rank_specs(plan_rank(config, 0), dtype, config.quantization)}
         problems = [f"tensor '{name}' is missing" for name in expected if name not in reader.specs]
         for name, spec in reader.specs.items():
             if name not in expected:
                 problems.append(f"tensor '{name}' is used by nothing")
-            elif spec.shape != expected[name] or spec.dtype != dtype:
+            elif spec != expected[name]:
                 problems.append(
-                    f"tensor '{name}' is {spec.dtype} {list(spec.shape)}, but config.json makes it {dtype} "
-                    f"{list(expected[name])}"
+                    f"tensor '{name}' is {spec.dtype} {list(spec.shape)}, but config.json makes it "
+                    f"{expected[name].dtype} {list(expected[name].shape)}"
                 )
         if problems:
             raise CheckpointError(f"{path}: " + "; ".join(problems))
@@ -60,9 +61,14 @@ class Checkpoint:
 
     def stored_tensors(self) -> dict[str, StoredTensor]:
         """Where the network finds each weight."""
-        return {
-            name: StoredTensor(
-                self.config.dtype, spec.shape, self.reader.path.name, self.reader.offset(name), spec.num_bytes
-            )
-            for name, spec in self.reader.specs.items()
-        }
+        reader, quantization = self.reader, self.config.quantization
+        stored = {}
+        for name, spec in reader.specs.items():
+            element_type, shape = int(helper.np_dtype_to_tensor_dtype(spec.dtype)), spec.shape
+            how = quantization.of_tensor(name) if quantization is not None else None
+            if how is not None and how.quant_algo is QuantAlgo.W4A16:
+                # Two elements in a byte; ONNX counts elements.
+                element_type = TensorProto.UINT4 if how.has_zero_point else TensorProto.INT4
+                shape = (shape[0], 2 * shape[1])
+            stored[name] = StoredTensor(element_type, shape, reader.path.name, reader.offset(name), spec.num_bytes)
+        return stored

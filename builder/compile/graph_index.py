@@ -102,7 +102,7 @@ class GraphIndex:
     def _add(self, position: int, proto: onnx.NodeProto) -> None:
         inputs = tuple(self.resolve(name) for name in proto.input)
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in proto.attribute}
-        if proto.op_type == "Cast" and {self._element_type(inputs[0]), attributes["to"]} <= _FLOAT_TYPES:
+        if proto.op_type == "Cast" and {self.element_type(inputs[0]), attributes["to"]} <= _FLOAT_TYPES:
             self._aliases[proto.output[0]] = inputs[0]
             return
         node = Node(position, proto.op_type, proto.name, inputs, tuple(proto.output), attributes)
@@ -113,7 +113,8 @@ class GraphIndex:
         for value in dict.fromkeys(inputs):
             self._consumers.setdefault(value, []).append(node)
 
-    def _element_type(self, value: str) -> int:
+    def element_type(self, value: str) -> int:
+        """ONNX's type of a value's elements."""
         if value in self._initializers:
             return int(self._initializers[value].data_type)
         return int(self._types[value].elem_type)

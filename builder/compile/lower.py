@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from ..._core import DType, EngineError, RowKind, activation_dtype
+from ..._core import DType, EngineError, QuantAlgo, RowKind, activation_dtype
 from ...plugins import DORA, LORA, PAGED_ATTENTION
 from .graph_index import GraphIndex, Node
 from .lower_attention import lower_attention
@@ -39,10 +39,12 @@ class LoweredProgram:
     num_nodes: int
 
 
-def lower(model: onnx.ModelProto, shape: ModelShape, dtype: DType) -> LoweredProgram:
+def lower(
+    model: onnx.ModelProto, shape: ModelShape, dtype: DType, quant_algo: QuantAlgo = QuantAlgo.NONE
+) -> LoweredProgram:
     """Lowers a graph as builder/network makes them. Raises EngineError naming the node that it cannot lower."""
     index = GraphIndex(model)
-    weights = Weights()
+    weights = Weights(quant_algo)
     activation = activation_dtype(dtype)
     ops = _lower_attentions(index, shape, activation, weights)
     claimed = {node.position for op in ops for node in op.nodes}

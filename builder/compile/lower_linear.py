@@ -8,6 +8,7 @@ from typing import Final
 from ..._core import DType, LinearEpilogue, RowKind
 from ...plugins import DORA, LORA
 from .graph_index import GraphIndex, Node
+from .lower_weight import LinearWeight, find_weight
 from .lowered import LoweredOp, Weights, buffer_name, check_attributes, nodes_of, refuse
 from .pattern import Op, Value, match
 from .plan import LinearOp, LinearPart, LoraPart, LoraSite
@@ -28,7 +29,7 @@ class Linear:
 
     input: str
     output: str
-    weight: str
+    weight: LinearWeight
     bias: str | None
     part_sizes: tuple[int, ...]
     layer: int
@@ -41,8 +42,9 @@ def find_linear(index: GraphIndex, gemm: Node) -> Linear:
     if len(gemm.inputs) != 2 or gemm.attributes.get("transB") != 1:
         raise refuse(gemm, "only x W^T without a third input is known")
     check_attributes(gemm, {"transA": 0, "alpha": 1.0}, ["transB", "beta"])
-    x, weight = gemm.inputs
-    nodes, output = [gemm], gemm.outputs[0]
+    x = gemm.inputs[0]
+    weight = find_weight(index, gemm.inputs[1])
+    nodes, output = [*weight.nodes, gemm], gemm.outputs[0]
     out_sizes: tuple[int, ...] = ()
     layer, module_ids = 0, ()
     adapter = _only_reader(index, output, LORA.name, DORA.name)
@@ -121,7 +123,7 @@ def _op(
         for size in linear.part_sizes:
             last = first + size
             bias = None if linear.bias is None else weights.vector(index, linear.bias, (first, last))
-            parts.append(LinearPart(weight=weights.matrix(index, linear.weight, (first, last)), bias=bias))
+            parts.append(LinearPart(weight=linear.weight.matrix(index, (first, last), rows, weights), bias=bias))
             first = last
     op = LinearOp(
         input=buffer_name(linears[0].input),
@@ -140,7 +142,7 @@ def _site(linears: list[Linear], parts: list[LinearPart]) -> LoraSite | None:
         return None
     if len(module_ids) != len(parts) or len({linear.layer for linear in linears}) != 1:
         raise refuse(
-            linears[0].nodes[0], f"adapters of modules {module_ids} do not act on each of its {len(parts)} parts"
+            linears[0].nodes[-1], f"adapters of modules {module_ids} do not act on each of its {len(parts)} parts"
         )
     return LoraSite(
         layer=linears[0].layer,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..._core import DType, EngineError, RowKind
+from ..._core import DType, EngineError, QuantAlgo, RowKind
 from .graph_index import Array, GraphIndex, Node
-from .plan import BufferName, LoraSite, Matrix, Op, Vector
+from .plan import BufferName, LoraSite, Matrix, Op, Quantization, Vector
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,15 @@ class WeightRows:
     tensor: str
     first: int
     last: int
+
+
+@dataclass(frozen=True)
+class QuantizedRows:
+    """Rows of a quantised checkpoint tensor with their scales and zero points."""
+
+    rows: WeightRows
+    scales: str
+    zeros: str | None
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,9 @@ class LoweredOp:
 class Weights:
     """The engine's tensors that ops refer to, by name, and where they come from."""
 
-    matrices: dict[str, tuple[Matrix, WeightRows]] = field(default_factory=dict)
+    quant_algo: QuantAlgo = QuantAlgo.NONE
+    """How quantised weights are multiplied, which the graph does not say."""
+    matrices: dict[str, tuple[Matrix, WeightRows | QuantizedRows]] = field(default_factory=dict)
     vectors: dict[str, tuple[Vector, WeightRows | Array]] = field(default_factory=dict)
 
     def matrix(self, index: GraphIndex, value: str, rows: tuple[int, int] | None = None) -> Matrix:
@@ -58,9 +69,17 @@ class Weights:
             raise EngineError(f"'{value}' is no two-dimensional weight")
         size, k = (size or 0 for size in shape)
         first, last = rows or (0, size)
-        name = value if (first, last) == (0, size) else f"{value}[{first}:{last}]"
-        matrix = Matrix(tensor=name, n=last - first, k=k)
-        self.matrices[name] = (matrix, WeightRows(value, first, last))
+        matrix = Matrix(tensor=_rows_name(value, first, last, size), n=last - first, k=k)
+        self.matrices[matrix.tensor] = (matrix, WeightRows(value, first, last))
+        return matrix
+
+    def quantized_matrix(
+        self, index: GraphIndex, weight: str, scales: str, zeros: str | None, how: Quantization, rows: tuple[int, int]
+    ) -> Matrix:
+        """Panels of rows of a quantised weight of the checkpoint."""
+        size, k = (size or 0 for size in index.shape(weight))
+        matrix = Matrix(tensor=_rows_name(weight, *rows, size), n=rows[1] - rows[0], k=k, quantization=how)
+        self.matrices[matrix.tensor] = (matrix, QuantizedRows(WeightRows(weight, *rows), scales, zeros))
         return matrix
 
     def vector(self, index: GraphIndex, value: str, rows: tuple[int, int] | None = None) -> Vector:
@@ -70,7 +89,7 @@ class Weights:
             raise EngineError(f"'{value}' is no one-dimensional weight")
         size = shape[0] or 0
         first, last = rows or (0, size)
-        name = value if (first, last) == (0, size) else f"{value}[{first}:{last}]"
+        name = _rows_name(value, first, last, size)
         vector = Vector(tensor=name, size=last - first)
         self.vectors[name] = (vector, WeightRows(value, first, last))
         return vector
@@ -81,6 +100,10 @@ class Weights:
         vector = Vector(tensor=name, size=flat.size)
         self.vectors[name] = (vector, flat)
         return vector
+
+
+def _rows_name(tensor: str, first: int, last: int, size: int) -> str:
+    return tensor if (first, last) == (0, size) else f"{tensor}[{first}:{last}]"
 
 
 def buffer_name(value: str) -> BufferName:

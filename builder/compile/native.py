@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from ..._core import QuantAlgo
 from ..checkpoint.config import CheckpointConfig
 from ..safetensors_stream import SafetensorsReader
 from .arena import Arena
@@ -58,7 +59,9 @@ def compile_network(
         head_dim=config.head_size,
         intermediate_size=config.intermediate_size,
     )
-    lowered = lower(model, shape, config.dtype)
+    quantization = config.quantization
+    quant_algo = quantization.quant_algo if quantization is not None else QuantAlgo.NONE
+    lowered = lower(model, shape, config.dtype, quant_algo)
     program, arena = assemble(
         lowered,
         dtype=config.dtype,

@@ -8,11 +8,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..._core import DType, dtype_name, pack_panels, panel_bytes
+from ..._core import (
+    DType,
+    Quantization,
+    dtype_name,
+    pack_panels,
+    pack_quantized_panels,
+    panel_bytes,
+    quantized_panel_bytes,
+)
 from ..checkpoint.casting import to_float32
 from ..safetensors_stream import SafetensorsReader
 from .engine_file import EngineTensor
-from .lowered import WeightRows, Weights
+from .lowered import QuantizedRows, WeightRows, Weights
 from .plan import Matrix
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -28,9 +36,24 @@ def engine_tensors(weights: Weights, reader: SafetensorsReader, dtype: DType) ->
         tensors.append(EngineTensor(name, np.dtype(np.float32), vector.size, partial(_vector_pieces, reader, source)))
     numpy_dtype = np.dtype(dtype_name(dtype))
     for name, (matrix, rows) in weights.matrices.items():
+        if isinstance(rows, QuantizedRows):
+            tensors.append(_quantized_tensor(reader, matrix, rows))
+            continue
         size = panel_bytes(dtype, matrix.n, matrix.k) // numpy_dtype.itemsize
         tensors.append(EngineTensor(name, numpy_dtype, size, partial(_panel_pieces, reader, matrix, rows, dtype)))
     return tensors
+
+
+def _quantized_tensor(reader: SafetensorsReader, matrix: Matrix, source: QuantizedRows) -> EngineTensor:
+    assert matrix.quantization is not None
+    how = Quantization(
+        algo=matrix.quantization.algo,
+        group_size=matrix.quantization.group_size,
+        zero_points=matrix.quantization.zero_points,
+    )
+    size = quantized_panel_bytes(how, matrix.n, matrix.k)
+    pieces = partial(_quantized_pieces, reader, matrix, source, how)
+    return EngineTensor(matrix.tensor, np.dtype(np.uint8), size, pieces)
 
 
 def _vector_pieces(reader: SafetensorsReader, source: WeightRows | Array) -> Iterator[Array]:
@@ -49,3 +72,22 @@ def _panel_pieces(reader: SafetensorsReader, matrix: Matrix, rows: WeightRows, d
         bits = piece.view(np.uint16 if piece.itemsize == 2 else np.uint32)
         pack_panels(panels, dtype, count, matrix.k, 0, bits, dtype)
         yield panels
+
+
+def _quantized_pieces(
+    reader: SafetensorsReader, matrix: Matrix, source: QuantizedRows, how: Quantization
+) -> Iterator[Array]:
+    """Whole panels at a time, as _panel_pieces."""
+    rows = source.rows
+    row_bytes = reader.array(rows.tensor)[:1].nbytes
+    step = max(1, _PIECE_BYTES // (row_bytes * _PANEL_ROWS)) * _PANEL_ROWS
+    first = rows.first
+    for piece in reader.rows(rows.tensor, rows.first, rows.last, piece_bytes=step * row_bytes):
+        count = piece.shape[0]
+        these = slice(first, first + count)
+        scales = np.ascontiguousarray(to_float32(reader.array(source.scales)[these]))
+        zeros = None if source.zeros is None else np.ascontiguousarray(reader.array(source.zeros)[these])
+        panels = np.empty(quantized_panel_bytes(how, count, matrix.k), np.uint8)
+        pack_quantized_panels(panels, how, count, matrix.k, 0, count, piece, scales, zeros)
+        yield panels
+        first += count

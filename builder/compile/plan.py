@@ -10,19 +10,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NewType
 
-from ..._core import DType, LinearEpilogue, RopeKind, RowKind
+from ..._core import DType, LinearEpilogue, QuantAlgo, RopeKind, RowKind
 
 BufferName = NewType("BufferName", str)
 """Name of one of Program.buffers."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quantization:
+    algo: QuantAlgo
+    group_size: int
+    zero_points: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Panels of W[n, k] in the engine's type (see cpp/include/adaptrt/core/panels.h): a tensor of the engine file."""
+    """Panels of W[n, k] in the engine's type or quantised: a tensor of the engine file.
+
+    See cpp/include/adaptrt/core/panels.h and quantized_panels.h.
+    """
 
     tensor: str
     n: int
     k: int
+    quantization: Quantization | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from ..._core import lora_modules
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.rotary import DynamicScaling
-from ..checkpoint.tensor_plan import EMBEDDING, LM_HEAD
+from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
 from .attention import attention
 from .graph import GraphBuilder, StoredTensor, Value
 from .inputs import StepInputs, declare_inputs, kv_pool_out_name, kv_pool_shape
@@ -19,6 +19,7 @@ from .linear import Adaptation
 from .mlp import gated_mlp
 from .norm import rms_norm
 from .rotary import rotary_table
+from .weight_matrix import weight_matrix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ def build_network(
     The residual stream, norms and logits are float32; what is multiplied with a weight is of the checkpoint's
     dtype. Outputs are logits float32[R, vocab_size] and the KV pools.
     """
-    graph = GraphBuilder(weights, config.dtype)
+    graph = GraphBuilder(weights, config.dtype, config.quantization)
     inputs = declare_inputs(
         graph,
         config,
@@ -75,8 +76,9 @@ def build_network(
 def _head(graph: GraphBuilder, config: CheckpointConfig, hidden: Value, inputs: StepInputs) -> Value:
     rows = graph.node("Gather", [hidden, inputs.logit_rows], axis=0)
     x = rms_norm(graph, rows, "transformer.ln_f.weight", config.norm_epsilon)
-    weight = EMBEDDING if config.share_embedding_table else LM_HEAD
-    return graph.cast(graph.node("Gemm", [x, graph.weight(weight)], transB=1), TensorProto.FLOAT)
+    lm_head = EMBEDDING if config.lm_head_is_embedding else LM_HEAD
+    weight = weight_matrix(graph, lm_head.removesuffix(".weight"))
+    return graph.cast(graph.node("Gemm", [x, weight], transB=1), TensorProto.FLOAT)
 
 
 def _adaptation(inputs: StepInputs, options: NetworkOptions) -> Adaptation | None:

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ..._core import DType
 from ..._version import __version__
 from ...plugins import DOMAIN, VERSION, Plugin
+from ..checkpoint.quantization import QuantConfig
 
 OPSET: Final = 23
 # The first version of the file format that knows opset 23.
@@ -41,7 +42,7 @@ class Value:
 class StoredTensor:
     """Where the bytes of a weight are."""
 
-    dtype: DType
+    element_type: int  # ONNX's
     shape: tuple[int, ...]
     location: str  # a file's name
     offset: int
@@ -51,9 +52,15 @@ class StoredTensor:
 class GraphBuilder:
     """Collects nodes, inputs, outputs and weights of one graph."""
 
-    def __init__(self, weights: Mapping[str, StoredTensor], dtype: DType) -> None:
-        """`dtype` is the engine's: of the weights, of what is multiplied with them, and of the KV pool."""
+    def __init__(
+        self, weights: Mapping[str, StoredTensor], dtype: DType, quantization: QuantConfig | None = None
+    ) -> None:
+        """`dtype` is the engine's: of the weights, of what is multiplied with them, and of the KV pool.
+
+        `quantization` is that of the weights that are quantised.
+        """
         self.engine_type: Final = ELEMENT_TYPES[dtype]
+        self.quantization: Final = quantization
         self._stored = weights
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
@@ -84,7 +91,7 @@ class GraphBuilder:
     def weight(self, name: str) -> Value:
         """A weight of the checkpoint, by its name there."""
         stored = self._stored[name]
-        element_type = ELEMENT_TYPES[stored.dtype]
+        element_type = stored.element_type
         if name not in self._initializers:
             tensor = TensorProto(name=name, data_type=element_type, dims=stored.shape)
             tensor.data_location = TensorProto.EXTERNAL

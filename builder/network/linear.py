@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...plugins import DORA, LORA
 from .graph import GraphBuilder, Value
 from .inputs import LoraInputs
+from .weight_matrix import weight_matrix
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ def linear(
 ) -> Value:
     """x W^T, changed by the adapters, plus the bias.
 
-    W is `{name}.weight` [out, in], as the checkpoint has it; `modules` are the parts of the output that adapters
-    know, in order and with their widths.
+    W is `{name}.weight` [out, in], as the checkpoint has it or stands for it; `modules` are the parts of the output
+    that adapters know, in order and with their widths.
     """
-    y = graph.node("Gemm", [x, graph.weight(f"{name}.weight")], transB=1)
+    y = graph.node("Gemm", [x, weight_matrix(graph, name)], transB=1)
     if adaptation is not None and modules:
         y = adaptation.apply(graph, layer, modules, x, y)
     return graph.node("Add", [y, graph.weight(f"{name}.bias")]) if bias else y

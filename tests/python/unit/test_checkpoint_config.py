@@ -68,7 +68,19 @@ def test_a_missing_or_wrong_field_is_named(name: str) -> None:
             {"mapping": {"world_size": 4, "tp_size": 2, "pp_size": 2, "cp_size": 1}},
             "mapping.cp_size is unknown",
         ),
-        ({"quantization": {"quant_algo": "W8A16"}}, "quantization.quant_algo is set"),
+        (
+            {"quantization": {"quant_algo": "FP8"}},
+            'quantization.quant_algo is "FP8"; accepted: null, W8A16, W8A8, W4A16',
+        ),
+        ({"quantization": {"quant_algo": "W4A16", "group_size": 48}}, "group_size is 48; accepted: 32, 64, 128"),
+        (
+            {"quantization": {"quant_algo": "W8A16", "group_size": 64, "has_zero_point": True}},
+            "group_size is given, but W8A16 has one scale an output; .*has_zero_point is given",
+        ),
+        (
+            {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "INT8"}},
+            "quantization.kv_cache_quant_algo is set",
+        ),
         ({"sliding_window_layers": [3, 2]}, "must ascend and stay below num_hidden_layers 4"),
         ({"sliding_window_layers": [4]}, "must ascend and stay below num_hidden_layers 4"),
         ({"sliding_window": None}, "must be given together"),

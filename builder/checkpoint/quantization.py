@@ -1,0 +1,128 @@
+"""How a checkpoint's weights are quantised, with TensorRT-LLM's names, and the tensors that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ..._core import QuantAlgo
+from ..json_fields import JsonFields, describe
+from ..safetensors_stream import TensorSpec
+from .casting import BFLOAT16, FLOAT32
+from .tensor_names import LM_HEAD
+
+DEFAULT_GROUP_SIZE: Final = 128
+GROUP_SIZES: Final = (32, 64, 128)
+QUANT_ALGOS: Final = tuple(algo.name for algo in QuantAlgo if algo is not QuantAlgo.NONE)
+
+# Of the linear layers of a decoder layer.
+_LAYER_WEIGHTS: Final = (
+    "attention.qkv.weight",
+    "attention.dense.weight",
+    "mlp.fc.weight",
+    "mlp.gate.weight",
+    "mlp.proj.weight",
+)
+_WEIGHT: Final = ".weight"
+CHANNEL_SCALE: Final = "per_channel_scale"
+GROUP_SCALE: Final = "weights_scaling_factor"
+ZERO: Final = "zero"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantConfig:
+    """The `quantization` of a checkpoint's config.json."""
+
+    quant_algo: QuantAlgo
+    group_size: int | None = None
+    """W4A16: consecutive inputs of an output that share a scale; None: all of them."""
+    has_zero_point: bool = False
+    """W4A16: each group has a zero point as well."""
+
+    def problems(self) -> list[str]:
+        """Everything that cannot be."""
+        found = []
+        if self.group_size is not None and self.group_size not in GROUP_SIZES:
+            found.append(f"group_size is {self.group_size}; accepted: {', '.join(map(str, GROUP_SIZES))}")
+        if self.quant_algo is not QuantAlgo.W4A16:
+            if self.group_size is not None:
+                found.append(f"group_size is given, but {self.quant_algo.name} has one scale an output")
+            if self.has_zero_point:
+                found.append(f"has_zero_point is given, but {self.quant_algo.name} is symmetric")
+        return found
+
+    def shape_problems(self, tensors: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """Why tensors of these names and shapes cannot be quantised so."""
+        if self.quant_algo is not QuantAlgo.W4A16:
+            return []
+        return [
+            f"tensor '{name}' has {shape[1]} inputs; W4A16 packs two in a byte, so there must be an even number"
+            for name, shape in tensors.items()
+            if self.of_tensor(name) is not None and name != LM_HEAD and shape[1] % 2 != 0
+        ]
+
+    def of_tensor(self, name: str) -> QuantConfig | None:
+        """How a tensor is quantised: lm_head to int8 whatever the layers are; None for what stays as it is."""
+        if name == LM_HEAD:
+            return QuantConfig(quant_algo=QuantAlgo.W8A16)
+        return self if name.endswith(_LAYER_WEIGHTS) else None
+
+    def groups(self, inputs: int) -> int:
+        """Number of scales of an output."""
+        return 1 if self.group_size is None else -(-inputs // self.group_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "quant_algo": self.quant_algo.name,
+            "kv_cache_quant_algo": None,
+            "group_size": self.group_size,
+            "has_zero_point": self.has_zero_point,
+        }
+
+
+def read_quantization(source: JsonFields) -> QuantConfig | None:
+    """Takes the fields of a `quantization` object; None for a checkpoint that is not quantised."""
+    if source.raw("kv_cache_quant_algo") is not None:
+        source.problem("kv_cache_quant_algo", "is set, but the KV cache is not quantised yet; expected null")
+    algo = source.raw("quant_algo")
+    group_size = source.optional_integer("group_size")
+    has_zero_point = source.boolean("has_zero_point", default=False)
+    if algo is None:
+        return None
+    if not isinstance(algo, str) or algo not in QUANT_ALGOS:
+        source.problem("quant_algo", f"is {describe(algo)}; accepted: null, {', '.join(QUANT_ALGOS)}")
+        return None
+    config = QuantConfig(quant_algo=QuantAlgo[algo], group_size=group_size, has_zero_point=has_zero_point)
+    for problem in config.problems():
+        name, _, complaint = problem.partition(" ")
+        source.problem(name, complaint)
+    return config
+
+
+def tensor_specs(
+    name: str, shape: tuple[int, ...], dtype: np.dtype[Any], config: QuantConfig | None
+) -> list[TensorSpec]:
+    """What a rank's file holds of a tensor: itself, or its quantised form, its scales and its zero points."""
+    how = config.of_tensor(name) if config is not None else None
+    if how is None:
+        return [TensorSpec(name, dtype, shape)]
+    outputs, inputs = shape
+    module = name.removesuffix(_WEIGHT)
+    groups = (outputs,) if how.group_size is None else (outputs, how.groups(inputs))
+    if how.quant_algo is not QuantAlgo.W4A16:
+        return [
+            TensorSpec(name, np.dtype(np.int8), shape),
+            TensorSpec(f"{module}.{CHANNEL_SCALE}", FLOAT32, (outputs,)),
+        ]
+    scale = CHANNEL_SCALE if how.group_size is None else GROUP_SCALE
+    specs = [
+        TensorSpec(name, np.dtype(np.uint8), (outputs, inputs // 2)),
+        TensorSpec(f"{module}.{scale}", BFLOAT16, groups),
+    ]
+    if how.has_zero_point:
+        specs.append(TensorSpec(f"{module}.{ZERO}", np.dtype(np.uint8), groups))
+    return specs

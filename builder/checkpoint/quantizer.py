@@ -1,0 +1,119 @@
+"""Rounds weights to int8 or four bits, and measures what that changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from ..._core import QuantAlgo
+from .casting import BFLOAT16, Array, to_float32
+from .quantization import QuantConfig
+
+_INT8_LIMIT: Final = 127
+_INT4_LIMIT: Final = 7
+_UINT4_LIMIT: Final = 15
+_UINT4_MIDDLE: Final = 8
+
+
+@dataclass(frozen=True)
+class QuantizedRows:
+    """Rows of a weight as checkpoints hold them."""
+
+    weights: Array
+    """int8 [rows, in], or uint8 [rows, in / 2]: two inputs in a byte, the even one in its lower half."""
+    scales: Array
+    """float32 [rows, 1] of int8, bfloat16 [rows, groups] of four bits."""
+    zeros: Array | None
+    """uint8 [rows, groups], with zero points."""
+
+
+def quantize_rows(rows: Array, config: QuantConfig) -> QuantizedRows:
+    """Rounds float32 [rows, in] to the nearest values that the scales allow.
+
+    int8: scale = max|w| / 127 over the row. Four bits: scale = max|w| / 7 over the group; with zero points scale =
+    (max(w, 0) - min(w, 0)) / 15 and zero = round(-min(w, 0) / scale). Scales of four bits are rounded to bfloat16
+    first, so the integers are chosen for the scale that is stored.
+    """
+    if config.quant_algo is not QuantAlgo.W4A16:
+        scales = np.abs(rows).max(axis=1, keepdims=True, initial=0) / np.float32(_INT8_LIMIT)
+        values = np.rint(_quotients(rows, scales)).clip(-_INT8_LIMIT, _INT8_LIMIT)
+        return QuantizedRows(values.astype(np.int8), scales, None)
+    inputs = rows.shape[1]
+    grouped = _groups(rows, config)
+    if config.has_zero_point:
+        low = np.minimum(grouped.min(axis=2, keepdims=True), 0)
+        high = np.maximum(grouped.max(axis=2, keepdims=True), 0)
+        scales, wide = _rounded_scales((high - low) / np.float32(_UINT4_LIMIT))
+        zeros = np.rint(_quotients(-low, wide)).clip(0, _UINT4_LIMIT)
+        values = (np.rint(_quotients(grouped, wide)) + zeros).clip(0, _UINT4_LIMIT)
+        integers = values.astype(np.uint8)
+        stored_zeros = zeros.astype(np.uint8)[:, :, 0]
+    else:
+        greatest = np.abs(grouped).max(axis=2, keepdims=True)
+        scales, wide = _rounded_scales(greatest / np.float32(_INT4_LIMIT))
+        values = np.rint(_quotients(grouped, wide)).clip(-_INT4_LIMIT, _INT4_LIMIT)
+        integers = values.astype(np.int8).view(np.uint8) & np.uint8(15)
+        stored_zeros = None
+    flat = integers.reshape(len(rows), -1)[:, :inputs]
+    return QuantizedRows(flat[:, 0::2] | (flat[:, 1::2] << 4), scales[:, :, 0], stored_zeros)
+
+
+def dequantize_rows(rows: QuantizedRows, config: QuantConfig) -> Array:
+    """float32 [rows, in]: the values that the integers stand for."""
+    if config.quant_algo is not QuantAlgo.W4A16:
+        return rows.weights.astype(np.float32) * rows.scales
+    values = np.empty((rows.weights.shape[0], 2 * rows.weights.shape[1]), np.int8)
+    values[:, 0::2] = rows.weights & 15
+    values[:, 1::2] = rows.weights >> 4
+    inputs = values.shape[1]
+    if rows.zeros is None:
+        # Four bits of two's complement.
+        values = ((values ^ _UINT4_MIDDLE) - _UINT4_MIDDLE).astype(np.int8)
+    grouped = _groups(values.astype(np.float32), config)
+    if rows.zeros is not None:
+        grouped = grouped - rows.zeros.astype(np.float32)[:, :, None]
+    result: Array = (grouped * to_float32(rows.scales)[:, :, None]).reshape(len(values), -1)[:, :inputs]
+    return result
+
+
+@dataclass
+class QuantizationError:
+    """How far a tensor's quantised values are from its own, gathered over its rows."""
+
+    name: str
+    squared_error: float = field(default=0.0, repr=False)
+    squared_norm: float = field(default=0.0, repr=False)
+
+    def add(self, rows: Array, quantized: Array) -> None:
+        """Takes in more rows, both float32 [rows, in]."""
+        difference = (rows - quantized).astype(np.float64, copy=False)
+        self.squared_error += float(np.square(difference).sum())
+        self.squared_norm += float(np.square(rows, dtype=np.float64).sum())
+
+    @property
+    def relative(self) -> float:
+        """||W - quantised W|| / ||W||, Frobenius norms; 0 for a weight of zeros."""
+        return float(np.sqrt(self.squared_error / self.squared_norm)) if self.squared_norm > 0 else 0.0
+
+
+def _groups(rows: Array, config: QuantConfig) -> Array:
+    """[rows, groups, size], the last group padded with zeros."""
+    inputs = rows.shape[1]
+    size = inputs if config.group_size is None else config.group_size
+    padding = -inputs % size
+    padded = np.pad(rows, ((0, 0), (0, padding))) if padding else rows
+    return padded.reshape(len(rows), -1, size)
+
+
+def _rounded_scales(scales: Array) -> tuple[Array, Array]:
+    """The scales as they are stored, and those again in float32."""
+    stored = scales.astype(BFLOAT16)
+    return stored, to_float32(stored)
+
+
+def _quotients(values: Array, scales: Array) -> Array:
+    """values / scales, 0 where the scale is 0."""
+    result: Array = np.divide(values, scales, out=np.zeros_like(values), where=scales > 0)
+    return result

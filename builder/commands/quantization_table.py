@@ -1,0 +1,29 @@
+"""The table of what quantisation changed, for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from ..checkpoint.quantizer import QuantizationError
+
+
+def error_table(errors: Sequence[QuantizationError]) -> Table:
+    """||W - quantised W|| / ||W|| of each kind of layer: the mean over the layers, and the worst of them."""
+    kinds: dict[str, list[QuantizationError]] = {}
+    for error in errors:
+        kind = re.sub(r"transformer\.layers\.\d+\.", "", error.name).removesuffix(".weight")
+        kinds.setdefault(kind, []).append(error)
+    table = Table(title="relative error of quantised weights", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("layer", no_wrap=True)
+    for column in ("mean", "max"):
+        table.add_column(column, justify="right")
+    table.add_column("worst")
+    for kind, of_kind in kinds.items():
+        worst = max(of_kind, key=lambda error: error.relative)
+        mean = sum(error.relative for error in of_kind) / len(of_kind)
+        table.add_row(kind, f"{mean:.3%}", f"{worst.relative:.3%}", worst.name.removesuffix(".weight"))
+    return table

@@ -1,0 +1,28 @@
+"""The matrix of a linear layer: a tensor of the checkpoint, or what a quantised one stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnx import TensorProto
+
+from ..checkpoint.quantization import CHANNEL_SCALE, GROUP_SCALE, ZERO
+from .graph import GraphBuilder, Value
+
+
+def weight_matrix(graph: GraphBuilder, module: str) -> Value:
+    """W [out, in] of the engine's type: `{module}.weight`, through DequantizeLinear when that is quantised."""
+    weight = graph.weight(f"{module}.weight")
+    if weight.element_type == graph.engine_type:
+        return weight
+    how = graph.quantization.of_tensor(weight.name) if graph.quantization is not None else None
+    if how is None:
+        raise ValueError(f"weight '{weight.name}' is not of the engine's type, and no quantisation is known of it")
+    attributes: dict[str, Any] = {"axis": 0}
+    if how.group_size is not None:
+        attributes = {"axis": 1, "block_size": how.group_size}
+    inputs = [weight, graph.weight(f"{module}.{CHANNEL_SCALE if how.group_size is None else GROUP_SCALE}")]
+    if how.has_zero_point:
+        inputs.append(graph.cast(graph.weight(f"{module}.{ZERO}"), TensorProto.UINT4))
+    engine_type = graph.engine_type
+    return graph.node("DequantizeLinear", inputs, element_type=engine_type, output_dtype=engine_type, **attributes)
