@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+
+#include "plugins/kernels/attention/step.h"
+
+namespace adaptrt::cuda {
+
+/// Some rows of a sequence of more than one token. Row r of a sequence is query head r % group of the KV
+/// head's group for token r / group.
+struct QueryTile {
+  std::int32_t sequence;
+  std::int32_t kv_head;
+  std::int32_t first_token;  // of the sequence
+  std::int32_t first_row;    // of the tile
+  std::int32_t num_rows;     // 0 or less: nothing to do
+  std::int32_t first_position;
+  std::int32_t last_position;
+
+  /// The token of a row of the tile.
+  [[nodiscard]] __device__ std::int32_t token_of(const AttentionStep& step, std::int32_t row) const {
+    return first_token + step.group.quotient(first_row + row);
+  }
+
+  /// The position of a row of the tile; -1 when there is no such row or its token is padding.
+  [[nodiscard]] __device__ std::int32_t position_of(const AttentionStep& step, std::int32_t row) const {
+    if (row >= num_rows) return -1;
+    const std::int32_t position = step.positions[token_of(step, row)];
+    return block_of(step, sequence, position) < 0 ? -1 : position;
+  }
+
+  /// Element of the queries, and of the result, at which a row begins.
+  [[nodiscard]] __device__ std::int64_t row_offset(const AttentionStep& step, std::int32_t row) const {
+    const std::int64_t head =
+        static_cast<std::int64_t>(kv_head) * step.group.value() + step.group.remainder(first_row + row);
+    return (static_cast<std::int64_t>(token_of(step, row)) * step.num_heads + head) * step.head_dim;
+  }
+};
+
+/// Number of a sequence's first tile of kRows rows, when sequence s begins at token `first_token`. With a and
+/// b the first rows of s and of the sequence behind it, counted over the step, s has ceil((b - a) / kRows) <=
+/// floor(b / kRows) - floor(a / kRows) + 1 tiles, so that every sequence has its own numbers although nobody
+/// counted the others' tiles; some numbers stay without a tile.
+template <int kRows>
+__host__ __device__ inline std::int32_t first_tile_of(std::int32_t s, std::int32_t first_token,
+                                                      std::int32_t group) {
+  return static_cast<std::int32_t>(static_cast<std::int64_t>(first_token) * group / kRows) + s;
+}
+
+/// Tiles, with those that stay empty, of a KV head in a step.
+template <int kRows>
+[[nodiscard]] std::int32_t count_tiles(const AttentionStep& step) {
+  return first_tile_of<kRows>(step.sequences, step.tokens, step.group.value());
+}
+
+/// The tile of this block; the last tiles first, since those of a sequence's end see the most keys. `found`
+/// is a number in shared memory that nothing else uses at the time.
+template <int kRows>
+__device__ QueryTile find_query_tile(const AttentionStep& step, std::int32_t* found) {
+  const std::int32_t group = step.group.value();
+  const auto index = static_cast<std::int32_t>(gridDim.x - 1 - blockIdx.x);
+  QueryTile tile{};
+  tile.kv_head = index % step.num_kv_heads;
+  const std::int32_t number = index / step.num_kv_heads;
+  tile.sequence = find_sequence(step, number, found, [&](std::int32_t s) {
+    return first_tile_of<kRows>(s, step.sequence_offsets[s], group);
+  });
+  if (tile.sequence < 0) return tile;
+  tile.first_token = step.sequence_offsets[tile.sequence];
+  const std::int32_t tokens = step.sequence_offsets[tile.sequence + 1] - tile.first_token;
+  if (tokens <= 1) return tile;
+  tile.first_row = (number - first_tile_of<kRows>(tile.sequence, tile.first_token, group)) * kRows;
+  const std::int32_t rows_left = tokens * group - tile.first_row;
+  if (rows_left <= 0) return tile;
+  tile.num_rows = rows_left < kRows ? rows_left : kRows;
+  tile.first_position = step.positions[tile.token_of(step, 0)];
+  tile.last_position = step.positions[tile.token_of(step, tile.num_rows - 1)];
+  return tile;
+}
+
+}  // namespace adaptrt::cuda

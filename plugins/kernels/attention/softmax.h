@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "plugins/kernels/platform.h"
+
+namespace adaptrt::cuda {
+
+inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+/// 2^x with a relative error of about 2^-22, and 0 where that is below the smallest normal number.
+__device__ inline float power_of_two(float x) {
+#ifdef __CUDACC__
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  return std::exp2(x);
+#endif
+}
+
+/// The factor that turns weights relative to the maximum `from` into weights relative to `to`, which is not
+/// below it; both in units of log2. No weights at all (from: minus infinity) are left out.
+__device__ inline float rescale_factor(float from, float to) {
+  return from == kMinusInfinity ? 0.0F : power_of_two(from - to);
+}
+
+/// The greatest value, or the sum, among the four threads of a warp that hold one row of an mma result.
+__device__ inline float row_maximum(float value) {
+  value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
+  return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
+}
+__device__ inline float row_sum(float value) {
+  value += __shfl_xor_sync(kAllLanes, value, 1);
+  return value + __shfl_xor_sync(kAllLanes, value, 2);
+}
+
+}  // namespace adaptrt::cuda

@@ -1,0 +1,265 @@
+#include "attention_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+
+namespace adaptrt::cuda {
+namespace {
+
+constexpr std::uint16_t kNaN = 0xffff;  // as float16 and as bfloat16
+
+/// Bytes behind the workspace that must stay as they are.
+constexpr std::size_t kCanaryBytes = 64;
+
+/// How many roundings to T a result may be off, as a multiple of what rounding the weights and the result can
+/// do at most: queries that were rounded the other way, and sums in float32, get the rest.
+constexpr double kTolerance = 2.0;
+
+}  // namespace
+
+RandomAttentionStep::RandomAttentionStep(const PagedAttentionConfig& config, const StepSizes& sizes,
+                                         const std::vector<SequenceOfStep>& sequences, std::mt19937& random)
+    : config_(config), sizes_(sizes), sequence_offsets_{0} {
+  if (sizes_.rotary_half == 0) sizes_.rotary_half = config.head_dim / 2;
+  for (const SequenceOfStep& sequence : sequences) {
+    for (std::int32_t i = 0; i < sequence.tokens; ++i) positions_.push_back(sequence.past + i);
+    sequence_offsets_.push_back(tokens());
+  }
+  const auto rows = positions_.size();
+  const auto query_width =
+      static_cast<std::size_t>(config.num_heads) * static_cast<std::size_t>(config.head_dim);
+  const auto key_width =
+      static_cast<std::size_t>(config.num_kv_heads) * static_cast<std::size_t>(config.head_dim);
+  q_ = random_elements(rows * query_width, sizes.magnitude, random);
+  k_ = random_elements(rows * key_width, sizes.magnitude, random);
+  v_ = random_elements(rows * key_width, 1.0F, random);
+  std::uniform_real_distribution<float> angle(-3.0F, 3.0F);
+  for (std::size_t i = 0; i < rows * static_cast<std::size_t>(sizes_.rotary_half); ++i) {
+    const float value = angle(random);
+    cosine_.push_back(std::cos(value));
+    sine_.push_back(std::sin(value));
+  }
+  fill_tables(sequences, random);
+  fill_past(sequences, random);
+}
+
+void RandomAttentionStep::fill_tables(const std::vector<SequenceOfStep>& sequences, std::mt19937& random) {
+  const auto blocks_of = [&](const SequenceOfStep& sequence) {
+    const std::int32_t used =
+        (sequence.past + sequence.tokens + sizes_.tokens_per_block - 1) / sizes_.tokens_per_block;
+    return sequence.padding ? 0 : used;
+  };
+  constexpr std::int32_t kUnused = 3;
+  num_blocks_ = kUnused;
+  for (const SequenceOfStep& sequence : sequences) num_blocks_ += blocks_of(sequence);
+  std::vector<std::int32_t> blocks(static_cast<std::size_t>(num_blocks_));
+  std::iota(blocks.begin(), blocks.end(), 0);
+  std::shuffle(blocks.begin(), blocks.end(), random);
+  for (const SequenceOfStep& sequence : sequences) {
+    for (std::int32_t i = 0; i < sizes_.max_blocks; ++i) {
+      const bool used = i < blocks_of(sequence);
+      block_tables_.push_back(used ? blocks.back() : -1);
+      if (used) blocks.pop_back();
+    }
+  }
+}
+
+void RandomAttentionStep::fill_past(const std::vector<SequenceOfStep>& sequences, std::mt19937& random) {
+  pool_.assign(pool_row(num_blocks_, 0, 0, 0), kNaN);
+  for (std::size_t s = 0; s < sequences.size(); ++s) {
+    for (std::int32_t position = 0; position < sequences[s].past; ++position) {
+      const std::int32_t block = block_of(s, position);
+      if (block < 0) continue;
+      for (std::int32_t kv_head = 0; kv_head < config_.num_kv_heads; ++kv_head) {
+        for (const int part : {0, 1}) {
+          const auto row = random_elements(static_cast<std::size_t>(config_.head_dim),
+                                           part == 0 ? sizes_.magnitude : 1.0F, random);
+          std::copy(row.begin(), row.end(),
+                    pool_.begin() + static_cast<std::ptrdiff_t>(
+                                        pool_row(block, part, kv_head, position % sizes_.tokens_per_block)));
+        }
+      }
+    }
+  }
+  pool_before_ = pool_;
+}
+
+std::vector<std::uint16_t> RandomAttentionStep::random_elements(std::size_t count, float magnitude,
+                                                                std::mt19937& random) const {
+  std::normal_distribution<float> normal(0.0F, magnitude);
+  std::vector<std::uint16_t> elements(count);
+  for (std::uint16_t& element : elements) element = round(normal(random));
+  return elements;
+}
+
+void RandomAttentionStep::run() {
+  const PagedAttentionKernel kernel(config_);
+  const auto sequences = static_cast<std::int32_t>(sequence_offsets_.size()) - 1;
+  pool_before_ = pool_;
+  attended_.assign(q_.size(), kNaN);
+  const std::size_t bytes = kernel.workspace_bytes(tokens(), sequences);
+  std::vector<std::uint8_t> workspace(bytes + kCanaryBytes, 0xff);
+  kernel.enqueue({.tokens = tokens(),
+                  .sequences = sequences,
+                  .max_blocks = sizes_.max_blocks,
+                  .tokens_per_block = sizes_.tokens_per_block,
+                  .rotary_half = sizes_.rotary_half},
+                 {.q = q_.data(),
+                  .k = k_.data(),
+                  .v = v_.data(),
+                  .kv_pool = pool_.data(),
+                  .block_tables = block_tables_.data(),
+                  .sequence_offsets = sequence_offsets_.data(),
+                  .positions = positions_.data(),
+                  .cosine = cosine_.data(),
+                  .sine = sine_.data(),
+                  .attended = attended_.data()},
+                 workspace.data(), nullptr);
+  const auto untouched = [](std::uint8_t byte) { return byte == 0xff; };
+  if (!std::all_of(workspace.end() - static_cast<std::ptrdiff_t>(kCanaryBytes), workspace.end(), untouched)) {
+    throw std::runtime_error("the kernels wrote behind their workspace");
+  }
+}
+
+std::string RandomAttentionStep::problems() const {
+  if (pool_ != expected_pool()) return "the pool is not as it should be";
+  for (std::size_t s = 0; s + 1 < sequence_offsets_.size(); ++s) {
+    for (std::int32_t token = sequence_offsets_[s]; token < sequence_offsets_[s + 1]; ++token) {
+      for (std::int32_t head = 0; head < config_.num_heads; ++head) {
+        std::string problem = compare_head(s, token, head);
+        if (!problem.empty()) return problem;
+      }
+    }
+  }
+  return {};
+}
+
+std::vector<std::uint16_t> RandomAttentionStep::expected_pool() const {
+  std::vector<std::uint16_t> pool = pool_before_;
+  for (std::size_t s = 0; s + 1 < sequence_offsets_.size(); ++s) {
+    for (std::int32_t token = sequence_offsets_[s]; token < sequence_offsets_[s + 1]; ++token) {
+      const std::int32_t position = positions_[static_cast<std::size_t>(token)];
+      const std::int32_t block = block_of(s, position);
+      if (block < 0) continue;
+      for (std::int32_t kv_head = 0; kv_head < config_.num_kv_heads; ++kv_head) {
+        const std::size_t from = static_cast<std::size_t>(token * config_.num_kv_heads + kv_head) *
+                                 static_cast<std::size_t>(config_.head_dim);
+        const std::int32_t slot = position % sizes_.tokens_per_block;
+        const auto key = rotate(&k_[from], token);
+        std::copy(key.begin(), key.end(), &pool[pool_row(block, 0, kv_head, slot)]);
+        std::copy_n(&v_[from], config_.head_dim, &pool[pool_row(block, 1, kv_head, slot)]);
+      }
+    }
+  }
+  return pool;
+}
+
+std::vector<std::uint16_t> RandomAttentionStep::rotate(const std::uint16_t* head, std::int32_t token) const {
+  std::vector<std::uint16_t> turned(head, head + config_.head_dim);
+  const auto half = static_cast<std::size_t>(sizes_.rotary_half);
+  for (std::size_t i = 0; i < half; ++i) {
+    const float cosine = cosine_[static_cast<std::size_t>(token) * half + i];
+    const float sine = sine_[static_cast<std::size_t>(token) * half + i];
+    const float first = widen(head[i]);
+    const float second = widen(head[half + i]);
+    turned[i] = round(first * cosine - second * sine);
+    turned[half + i] = round(second * cosine + first * sine);
+  }
+  return turned;
+}
+
+std::string RandomAttentionStep::compare_head(std::size_t sequence, std::int32_t token,
+                                              std::int32_t head) const {
+  const auto head_dim = static_cast<std::size_t>(config_.head_dim);
+  const std::size_t row = static_cast<std::size_t>(token * config_.num_heads + head) * head_dim;
+  const std::int32_t position = positions_[static_cast<std::size_t>(token)];
+  std::vector<double> expected(head_dim, 0.0);
+  std::vector<double> absolute(head_dim, 0.0);
+  if (block_of(sequence, position) >= 0) {
+    const auto query = rotate(&q_[row], token);
+    const std::int32_t kv_head = head / (config_.num_heads / config_.num_kv_heads);
+    const std::int32_t first =
+        config_.sliding_window == 0 ? 0 : std::max(0, position + 1 - config_.sliding_window);
+    std::vector<double> scores;
+    for (std::int32_t key = first; key <= position; ++key) {
+      const std::size_t at = pool_row(block_of(sequence, key), 0, kv_head, key % sizes_.tokens_per_block);
+      double score = 0.0;
+      for (std::size_t d = 0; d < head_dim; ++d)
+        score += double{widen(query[d])} * double{widen(pool_[at + d])};
+      scores.push_back(score * double{config_.scale});
+    }
+    const double greatest = *std::max_element(scores.begin(), scores.end());
+    double total = 0.0;
+    for (double& score : scores) total += score = std::exp(score - greatest);
+    for (std::int32_t key = first; key <= position; ++key) {
+      const std::size_t at = pool_row(block_of(sequence, key), 1, kv_head, key % sizes_.tokens_per_block);
+      const double weight = scores[static_cast<std::size_t>(key - first)] / total;
+      for (std::size_t d = 0; d < head_dim; ++d) {
+        expected[d] += weight * double{widen(pool_[at + d])};
+        absolute[d] += weight * std::abs(double{widen(pool_[at + d])});
+      }
+    }
+  }
+  const double rounding = config_.dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
+  for (std::size_t d = 0; d < head_dim; ++d) {
+    const double got = double{widen(attended_[row + d])};
+    const double allowed = kTolerance * rounding * (absolute[d] + std::abs(expected[d]));
+    if (std::abs(got - expected[d]) <= allowed) continue;
+    return "token " + std::to_string(token) + " of sequence " + std::to_string(sequence) + " at position " +
+           std::to_string(position) + ", head " + std::to_string(head) + ", dimension " + std::to_string(d) +
+           ": " + std::to_string(got) + ", not " + std::to_string(expected[d]) + " +- " +
+           std::to_string(allowed);
+  }
+  return {};
+}
+
+RandomAttentionStep RandomAttentionStep::part(std::int32_t begin, std::int32_t end) const {
+  RandomAttentionStep step = *this;
+  const auto cut = [&](auto& rows) {
+    const std::size_t width = rows.size() / positions_.size();
+    rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(end) * width), rows.end());
+    rows.erase(rows.begin(),
+               rows.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(begin) * width));
+  };
+  cut(step.q_);
+  cut(step.k_);
+  cut(step.v_);
+  cut(step.cosine_);
+  cut(step.sine_);
+  cut(step.positions_);
+  step.sequence_offsets_ = {0, end - begin};
+  return step;
+}
+
+std::vector<std::uint16_t> RandomAttentionStep::attended(std::int32_t begin, std::int32_t end) const {
+  const auto width = static_cast<std::ptrdiff_t>(config_.num_heads) * config_.head_dim;
+  return {attended_.begin() + begin * width, attended_.begin() + end * width};
+}
+
+std::uint16_t RandomAttentionStep::round(float value) const {
+  return config_.dtype == DType::kFloat16 ? float_to_float16(value) : float_to_bfloat16(value);
+}
+
+float RandomAttentionStep::widen(std::uint16_t bits) const {
+  return config_.dtype == DType::kFloat16 ? float16_to_float(bits) : bfloat16_to_float(bits);
+}
+
+std::int32_t RandomAttentionStep::block_of(std::size_t sequence, std::int32_t position) const {
+  return block_tables_[sequence * static_cast<std::size_t>(sizes_.max_blocks) +
+                       static_cast<std::size_t>(position / sizes_.tokens_per_block)];
+}
+
+std::size_t RandomAttentionStep::pool_row(std::int32_t block, int part, std::int32_t kv_head,
+                                          std::int32_t slot) const {
+  const auto head = (static_cast<std::size_t>(block) * 2 + static_cast<std::size_t>(part)) *
+                        static_cast<std::size_t>(config_.num_kv_heads) +
+                    static_cast<std::size_t>(kv_head);
+  return (head * static_cast<std::size_t>(sizes_.tokens_per_block) + static_cast<std::size_t>(slot)) *
+         static_cast<std::size_t>(config_.head_dim);
+}
+
+}  // namespace adaptrt::cuda

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "plugins/kernels/paged_attention.h"
+
+namespace adaptrt::cuda {
+
+/// A sequence of a step: `tokens` of them behind `past` positions that the pool holds already. Padding has no
+/// blocks.
+struct SequenceOfStep {
+  std::int32_t past = 0;
+  std::int32_t tokens = 1;
+  bool padding = false;
+};
+
+/// The sizes of a step that do not follow from its sequences.
+struct StepSizes {
+  std::int32_t tokens_per_block = 32;
+  std::int32_t max_blocks = 8;
+  std::int32_t rotary_half = 0;  ///< 0: half the head
+  float magnitude = 1.0F;        ///< of queries and keys
+};
+
+/// A step with random inputs, in host memory: the emulated kernels' and a float64 reference's. Whatever the
+/// kernels may not read is NaN: the pool's slots that hold no token, the blocks that no sequence has, the
+/// workspace.
+class RandomAttentionStep {
+ public:
+  RandomAttentionStep(const PagedAttentionConfig& config, const StepSizes& sizes,
+                      const std::vector<SequenceOfStep>& sequences, std::mt19937& random);
+
+  /// Runs the kernels, with a workspace of just the bytes that they ask for.
+  void run();
+
+  /// What is wrong after run(): results that differ from the reference by more than rounding explains,
+  /// elements of the pool other than those that the step is to write, or ones written otherwise. Empty:
+  /// nothing.
+  [[nodiscard]] std::string problems() const;
+
+  /// Tokens begin .. end - 1 of this step of a single sequence, as a step of its own over the same pool.
+  [[nodiscard]] RandomAttentionStep part(std::int32_t begin, std::int32_t end) const;
+
+  /// Results of tokens begin .. end - 1, as bits.
+  [[nodiscard]] std::vector<std::uint16_t> attended(std::int32_t begin, std::int32_t end) const;
+
+  [[nodiscard]] std::vector<std::uint16_t>& pool() { return pool_; }
+  [[nodiscard]] std::int32_t tokens() const { return static_cast<std::int32_t>(positions_.size()); }
+
+ private:
+  [[nodiscard]] std::uint16_t round(float value) const;
+  [[nodiscard]] float widen(std::uint16_t bits) const;
+  [[nodiscard]] std::int32_t block_of(std::size_t sequence, std::int32_t position) const;
+  [[nodiscard]] std::size_t pool_row(std::int32_t block, int part, std::int32_t kv_head,
+                                     std::int32_t slot) const;
+  [[nodiscard]] std::vector<std::uint16_t> random_elements(std::size_t count, float magnitude,
+                                                           std::mt19937& random) const;
+  [[nodiscard]] std::vector<std::uint16_t> rotate(const std::uint16_t* head, std::int32_t token) const;
+  [[nodiscard]] std::vector<std::uint16_t> expected_pool() const;
+  [[nodiscard]] std::string compare_head(std::size_t sequence, std::int32_t token, std::int32_t head) const;
+  void fill_tables(const std::vector<SequenceOfStep>& sequences, std::mt19937& random);
+  void fill_past(const std::vector<SequenceOfStep>& sequences, std::mt19937& random);
+
+  PagedAttentionConfig config_;
+  StepSizes sizes_;
+  std::int32_t num_blocks_ = 0;
+  std::vector<std::int32_t> sequence_offsets_;
+  std::vector<std::int32_t> positions_;
+  std::vector<std::int32_t> block_tables_;
+  std::vector<std::uint16_t> q_;
+  std::vector<std::uint16_t> k_;
+  std::vector<std::uint16_t> v_;
+  std::vector<std::uint16_t> pool_;
+  std::vector<std::uint16_t> pool_before_;
+  std::vector<std::uint16_t> attended_;
+  std::vector<float> cosine_;
+  std::vector<float> sine_;
+};
+
+}  // namespace adaptrt::cuda

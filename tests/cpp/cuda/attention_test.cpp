@@ -1,0 +1,296 @@
+#include <algorithm>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <ostream>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "attention_step.h"
+#include "plugins/kernels/attention/decode.h"
+
+namespace adaptrt {
+
+/// For the names of test cases.
+static std::ostream& operator<<(std::ostream& out, DType dtype) {
+  return out << name_of(dtype);
+}
+
+}  // namespace adaptrt
+
+namespace adaptrt::cuda {
+namespace {
+
+namespace data = boost::unit_test::data;
+
+constexpr DType kDtypes[] = {DType::kFloat16, DType::kBFloat16};
+/// Those with kernels for tensor cores.
+constexpr std::int32_t kHeadDims[] = {64, 80, 96, 128, 256};
+
+PagedAttentionConfig config_of(DType dtype, std::int32_t heads, std::int32_t kv_heads, std::int32_t head_dim,
+                               std::int32_t window = 0) {
+  return {.dtype = dtype,
+          .num_heads = heads,
+          .num_kv_heads = kv_heads,
+          .head_dim = head_dim,
+          .scale = 1.0F / std::sqrt(static_cast<float>(head_dim)),
+          .sliding_window = window};
+}
+
+/// Draws from a seed that is printed, to see the same again.
+struct Random {
+  Random() : seed(std::random_device{}()), engine(seed) { BOOST_TEST_MESSAGE("seed " << seed); }
+  std::int32_t of(std::int32_t least, std::int32_t most) {
+    return std::uniform_int_distribution<std::int32_t>(least, most)(engine);
+  }
+  template <typename Choices>
+  auto among(const Choices& choices) {
+    return choices[static_cast<std::size_t>(of(0, static_cast<std::int32_t>(std::size(choices)) - 1))];
+  }
+  std::uint32_t seed;
+  std::mt19937 engine;
+};
+
+void expect_right(const PagedAttentionConfig& config, const StepSizes& sizes,
+                  const std::vector<SequenceOfStep>& sequences, Random& random) {
+  RandomAttentionStep step(config, sizes, sequences, random.engine);
+  step.run();
+  BOOST_TEST_CONTEXT("seed " << random.seed << ", head_dim " << config.head_dim << ", heads "
+                             << config.num_heads << " / " << config.num_kv_heads << ", window "
+                             << config.sliding_window << ", tokens_per_block " << sizes.tokens_per_block
+                             << ", " << name_of(config.dtype)) {
+    BOOST_TEST(step.problems() == "");
+  }
+}
+
+const std::vector<SequenceOfStep> kMixed = {{.tokens = 37},
+                                            {.past = 70},
+                                            {.past = 61, .tokens = 50},
+                                            {.padding = true},
+                                            {.past = 0},
+                                            {.past = 15, .tokens = 2},
+                                            {.past = 128, .tokens = 3},
+                                            {.tokens = 5, .padding = true},
+                                            {.past = 127}};
+
+BOOST_AUTO_TEST_SUITE(attention_suite)
+
+BOOST_DATA_TEST_CASE(prefill_and_decode_in_one_step, data::make(kHeadDims) * data::make(kDtypes), head_dim,
+                     dtype) {
+  Random random;
+  constexpr std::int32_t kTokensPerBlock[] = {16, 32, 64, 128};
+  const std::int32_t tokens_per_block = random.among(kTokensPerBlock);
+  expect_right(config_of(dtype, 4, 2, head_dim),
+               {.tokens_per_block = tokens_per_block, .max_blocks = 160 / tokens_per_block + 1}, kMixed,
+               random);
+}
+
+BOOST_DATA_TEST_CASE(any_tokens_per_block_that_16_divides, data::make({16, 32, 48, 64, 128}),
+                     tokens_per_block) {
+  Random random;
+  expect_right(config_of(random.among(kDtypes), 2, 1, 64),
+               {.tokens_per_block = tokens_per_block, .max_blocks = 160 / tokens_per_block + 1}, kMixed,
+               random);
+}
+
+BOOST_DATA_TEST_CASE(query_heads_of_a_kv_head, data::make({1, 2, 3, 5, 7, 8, 16, 17, 40}), group) {
+  Random random;
+  expect_right(config_of(random.among(kDtypes), 2 * group, 2, 64), {},
+               {{.past = 40, .tokens = 21}, {.past = 90}, {.padding = true}, {.tokens = 2}}, random);
+}
+
+BOOST_DATA_TEST_CASE(sliding_window, data::make({1, 2, 15, 16, 17, 33, 64, 100, 1000}), window) {
+  Random random;
+  expect_right(config_of(random.among(kDtypes), 4, 2, random.among(kHeadDims), window), {}, kMixed, random);
+}
+
+BOOST_DATA_TEST_CASE(sizes_without_tensor_core_kernels, data::make({2, 12, 16, 40, 72, 200}), head_dim) {
+  Random random;
+  constexpr std::int32_t kWindows[] = {0, 20};
+  expect_right(config_of(random.among(kDtypes), 4, 2, head_dim, random.among(kWindows)), {}, kMixed, random);
+}
+
+BOOST_DATA_TEST_CASE(tokens_per_block_without_tensor_core_kernels, data::make({1, 8, 20}), tokens_per_block) {
+  Random random;
+  expect_right(config_of(random.among(kDtypes), 4, 2, 64),
+               {.tokens_per_block = tokens_per_block, .max_blocks = 132 / tokens_per_block + 1}, kMixed,
+               random);
+}
+
+BOOST_DATA_TEST_CASE(part_of_a_head_is_turned, data::make({1, 4, 16, 20, 32, 40}), half) {
+  Random random;
+  expect_right(config_of(random.among(kDtypes), 2, 2, 80), {.rotary_half = half}, kMixed, random);
+}
+
+BOOST_DATA_TEST_CASE(scores_of_great_magnitude, data::make(kDtypes), dtype) {
+  Random random;
+  expect_right(config_of(dtype, 4, 2, 64), {.magnitude = 8.0F}, kMixed, random);
+}
+
+BOOST_DATA_TEST_CASE(decodes_over_several_splits, data::make(kHeadDims) * data::make({0, 300, 513}), head_dim,
+                     window) {
+  Random random;
+  expect_right(config_of(random.among(kDtypes), 4, 2, head_dim, window), {.max_blocks = 40},
+               {{.past = 1200},
+                {.past = 3},
+                {.past = 255},
+                {.past = 256},
+                {.past = random.of(500, 1270)},
+                {.past = 600, .tokens = 3},
+                {.padding = true}},
+               random);
+}
+
+BOOST_AUTO_TEST_CASE(one_decode_and_one_prefill_alone) {
+  Random random;
+  expect_right(config_of(random.among(kDtypes), 6, 2, 128), {}, {{.past = 33}}, random);
+  expect_right(config_of(random.among(kDtypes), 6, 2, 128), {}, {{.past = 33, .tokens = 2}}, random);
+  expect_right(config_of(random.among(kDtypes), 6, 2, 128), {}, {{.padding = true}}, random);
+}
+
+BOOST_DATA_TEST_CASE(random_steps, data::xrange(12), index) {
+  (void)index;
+  Random random;
+  const std::int32_t kv_heads = random.of(1, 3);
+  constexpr std::int32_t kTokensPerBlock[] = {16, 32, 64};
+  constexpr std::int32_t kAnyHeadDim[] = {64, 80, 96, 128, 256, 12, 16};
+  const std::int32_t tokens_per_block = random.among(kTokensPerBlock);
+  std::vector<SequenceOfStep> sequences(static_cast<std::size_t>(random.of(1, 8)));
+  for (SequenceOfStep& sequence : sequences) {
+    sequence = {.past = random.of(0, 300), .tokens = random.of(0, 1) == 0 ? 1 : random.of(1, 90)};
+    sequence.padding = random.of(0, 5) == 0;
+  }
+  expect_right(config_of(random.among(kDtypes), kv_heads * random.of(1, 5), kv_heads,
+                         random.among(kAnyHeadDim), random.of(0, 2) == 0 ? random.of(1, 200) : 0),
+               {.tokens_per_block = tokens_per_block, .max_blocks = 400 / tokens_per_block}, sequences,
+               random);
+}
+
+BOOST_DATA_TEST_CASE(chunks_of_a_prompt_equal_the_whole, data::make(kHeadDims) * data::make({0, 50}),
+                     head_dim, window) {
+  Random random;
+  constexpr std::int32_t kTokens = 150;
+  const PagedAttentionConfig config = config_of(random.among(kDtypes), 4, 2, head_dim, window);
+  RandomAttentionStep whole(config, {}, {{.past = random.of(0, 70), .tokens = kTokens}}, random.engine);
+  std::vector<std::uint16_t> pool = whole.pool();
+  const RandomAttentionStep before = whole;
+  whole.run();
+  for (std::int32_t begin = 0; begin < kTokens;) {
+    // A chunk of one token would be a decode, whose sums have another order.
+    std::int32_t end = std::min(kTokens, begin + random.of(2, 60));
+    if (kTokens - end == 1) end = kTokens;
+    RandomAttentionStep chunk = before.part(begin, end);
+    chunk.pool() = pool;
+    chunk.run();
+    pool = chunk.pool();
+    BOOST_TEST_CONTEXT("seed " << random.seed) {
+      BOOST_TEST((chunk.attended(0, end - begin) == whole.attended(begin, end)));
+    }
+    begin = end;
+  }
+  BOOST_TEST((pool == whole.pool()));
+}
+
+BOOST_AUTO_TEST_CASE(a_sequence_does_not_depend_on_its_neighbours) {
+  Random random;
+  const PagedAttentionConfig config = config_of(random.among(kDtypes), 6, 2, 64);
+  RandomAttentionStep alone(config, {}, {{.past = 30, .tokens = 45}}, random.engine);
+  const RandomAttentionStep copy = alone;
+  alone.run();
+  RandomAttentionStep again = copy;
+  again.run();
+  BOOST_TEST((again.attended(0, 45) == alone.attended(0, 45)));
+}
+
+BOOST_AUTO_TEST_CASE(the_workspace_of_the_greatest_step_does_for_smaller_ones) {
+  for (const auto& [heads, kv_heads] : {std::pair{32, 8}, {28, 4}, {12, 12}, {40, 2}}) {
+    constexpr std::int32_t kMostSequences = 700;
+    const std::size_t most = split_bytes(heads, kv_heads, 128, kMostSequences);
+    for (std::int32_t sequences = 1; sequences <= kMostSequences; ++sequences) {
+      AttentionStep step{};
+      step.sequences = sequences;
+      step.num_heads = heads;
+      step.num_kv_heads = kv_heads;
+      step.max_blocks = 100000;
+      step.tokens_per_block = Divisor(64);
+      step.group = Divisor(heads / kv_heads);
+      const Splits splits = plan_splits(step);
+      const std::size_t needed = splits.count == 1 ? 0
+                                                   : static_cast<std::size_t>(sequences) *
+                                                         static_cast<std::size_t>(heads * splits.count) *
+                                                         130 * sizeof(float);
+      BOOST_REQUIRE_LE(needed, most);
+    }
+    // It is used: few sequences are split.
+    BOOST_TEST(most > 0U);
+  }
+}
+
+/// Whether `call` throws a ConfigError with all of `parts` in its message.
+bool is_refused(const std::function<void()>& call, const std::vector<std::string>& parts) {
+  try {
+    call();
+  } catch (const ConfigError& error) {
+    const std::string message = error.what();
+    BOOST_TEST_MESSAGE(message);
+    return std::all_of(parts.begin(), parts.end(),
+                       [&](const std::string& part) { return message.find(part) != std::string::npos; });
+  }
+  return false;
+}
+
+BOOST_AUTO_TEST_CASE(what_cannot_be_used_is_refused_by_name) {
+  BOOST_TEST(is_refused(
+      [] {
+        PagedAttentionKernel({.dtype = DType::kFloat32,
+                              .num_heads = 3,
+                              .num_kv_heads = 2,
+                              .head_dim = 7,
+                              .scale = 0.0F,
+                              .sliding_window = -1});
+      },
+      {"dtype is float32", "num_heads 3 is not a multiple of num_kv_heads 2", "head_dim is 7", "scale",
+       "sliding_window is -1"}));
+  BOOST_TEST(
+      is_refused([] { PagedAttentionKernel({}); }, {"num_heads is 0", "num_kv_heads is 0", "head_dim is 0"}));
+  const PagedAttentionKernel kernel(config_of(DType::kFloat16, 2, 1, 64));
+  BOOST_TEST(is_refused(
+      [&] {
+        kernel.enqueue(
+            {.tokens = 1, .sequences = 2, .max_blocks = 0, .tokens_per_block = 0, .rotary_half = 33}, {},
+            nullptr, nullptr);
+      },
+      {"sequences is 2; it must be 1 to 1", "max_blocks is 0", "tokens_per_block is 0",
+       "rotary_half is 33; it must be 1 to 32"}));
+  BOOST_TEST(is_refused(
+      [&] {
+        kernel.enqueue(
+            {.tokens = 1, .sequences = 1, .max_blocks = 1 << 26, .tokens_per_block = 64, .rotary_half = 32},
+            {}, nullptr, nullptr);
+      },
+      {"max_blocks * tokens_per_block is 4294967296"}));
+}
+
+BOOST_AUTO_TEST_CASE(divisors_divide) {
+  Random random;
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  for (int i = 0; i < 20000; ++i) {
+    const std::int32_t divisor = i < 200 ? i + 1 : random.of(1, kMost >> random.of(0, 30));
+    const std::int32_t n =
+        random.of(0, 9) == 0 ? kMost - random.of(0, 3) : random.of(0, kMost >> random.of(0, 30));
+    const Divisor by(divisor);
+    BOOST_REQUIRE_EQUAL(by.quotient(n), n / divisor);
+    BOOST_REQUIRE_EQUAL(by.remainder(n), n % divisor);
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt::cuda
