@@ -187,6 +187,7 @@ def _model_rows(config: CheckpointConfig) -> dict[str, str]:
     return {
         "architecture": config.architecture,
         "dtype": dtype_name(config.dtype),
+        "quantization": "none" if config.quantization is None else config.quantization.describe(),
         "layers": f"{config.num_hidden_layers} of hidden size {config.hidden_size}, mlp {config.intermediate_size}",
         "attention": ", ".join(attention),
         "biases": ", ".join(name for name, present in biases.items() if present) or "none",

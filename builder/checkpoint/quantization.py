@@ -74,6 +74,11 @@ class QuantConfig:
         """Number of scales of an output."""
         return 1 if self.group_size is None else -(-inputs // self.group_size)
 
+    def describe(self) -> str:
+        """What people read: W4A16 in groups of 64 with zero points."""
+        group = f" in groups of {self.group_size}" if self.group_size is not None else ""
+        return f"{self.quant_algo.name}{group}{' with zero points' if self.has_zero_point else ''}"
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         return {

@@ -10,8 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..._core import DType, dtype_name
+from ..._core import ConfigError, DType, QuantAlgo, dtype_name
 from ..build import BuildReport, build
+from ..checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, QUANT_ALGOS, QuantConfig
 from ..compile.native import CompiledNetwork
 from ..compile.tensorrt.capability import CURRENT
 from ..compile.tensorrt.compile import CompiledPlans
@@ -32,6 +33,8 @@ from ..config import (
     TensorRtBuildConfig,
 )
 from ..progress import format_bytes, progress_on
+from ..quantized_build import build_quantized
+from .quantization_table import error_table
 
 _PLUGIN_TYPES: Final = (AUTO, *(dtype_name(dtype) for dtype in DType), DISABLE)
 _SWITCH: Final = (ENABLE, DISABLE)
@@ -56,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--dump_onnx", type=Path, metavar="FILE", help="also write the network as ONNX, weights beside it"
     )
+    _add_quantization(parser.add_argument_group("quantised weights"))
     _add_tensorrt(parser.add_argument_group(f"backend {TENSORRT}"))
 
 
@@ -126,6 +130,38 @@ def _add_plugins(group: Any) -> None:
     _add_sole(group, "logits_dtype", tuple(dtype_name(dtype) for dtype in DType))
 
 
+def _add_quantization(group: Any) -> None:
+    group.add_argument(
+        "--quantization", choices=[name.lower() for name in QUANT_ALGOS],
+        help="round the weights of linear layers to int8 (w8a16; w8a8 rounds each token's activations too) or to four "
+        "bits (w4a16); lm_head becomes int8 in all of them",
+    )  # fmt: skip
+    group.add_argument(
+        "--group_size", type=int, metavar="N",
+        help=f"w4a16: inputs that share a scale, {', '.join(map(str, GROUP_SIZES))}, or 0 for all of an output's "
+        f"(default: {DEFAULT_GROUP_SIZE})",
+    )  # fmt: skip
+    group.add_argument("--has_zero_point", action="store_true", help="w4a16: a zero point beside each scale")
+
+
+def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
+    """The quantisation that the flags ask for. Raises ConfigError for flags that do not go together."""
+    if args.quantization is None:
+        given = [name for name in ("group_size", "has_zero_point") if getattr(args, name) not in (None, False)]
+        if given:
+            raise ConfigError(f"{' and '.join(given)}: without quantization, there is nothing that it could act on")
+        return None
+    algo = QuantAlgo[args.quantization.upper()]
+    group_size = args.group_size
+    if group_size is None and algo is QuantAlgo.W4A16:
+        group_size = DEFAULT_GROUP_SIZE
+    config = QuantConfig(quant_algo=algo, group_size=group_size or None, has_zero_point=args.has_zero_point)
+    problems = config.problems()
+    if problems:
+        raise ConfigError(f"quantization {args.quantization}: " + "; ".join(problems))
+    return config
+
+
 def _add_sole(group: Any, name: str, choices: tuple[str, ...]) -> None:
     group.add_argument(f"--{name}", default=SOLE_VALUES[name].value, choices=choices, help=_sole_help(name))
 
@@ -176,6 +212,18 @@ def _tensorrt_config_of(args: argparse.Namespace) -> TensorRtBuildConfig | None:
 
 def run(args: argparse.Namespace) -> int:
     """Builds and says what was written."""
+    quantization = quantization_of(args)
+    if quantization is not None:
+        report, errors = build_quantized(
+            args.checkpoint_dir,
+            quantization,
+            config_of(args),
+            args.output_dir,
+            dump_onnx_to=args.dump_onnx,
+            progress=progress_on(),
+        )
+        Console().print(summary(report), error_table(errors))
+        return 0
     report = build(
         args.checkpoint_dir,
         config_of(args),
@@ -195,8 +243,11 @@ def summary(report: BuildReport) -> Table:
     table = Table(title=str(report.directory), box=box.SIMPLE_HEAD, show_header=False, title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
+    weights = dtype_name(checkpoint.dtype)
+    if checkpoint.quantization is not None:
+        weights += f", linear layers {checkpoint.quantization.describe()}"
     rows = [
-        ("model", f"{checkpoint.architecture}, {checkpoint.num_hidden_layers} layers, {dtype_name(checkpoint.dtype)}"),
+        ("model", f"{checkpoint.architecture}, {checkpoint.num_hidden_layers} layers, {weights}"),
         ("engine", f"{format_bytes(report.engine_bytes)}, built in {report.seconds:.1f} s"),
         *(
             _plan_rows(report, report.compiled)

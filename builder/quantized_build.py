@@ -1,0 +1,43 @@
+"""Builds an engine of quantised weights from a checkpoint that is not quantised."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from .._core import ConfigError
+from .build import BuildReport, build
+from .checkpoint.quantization import QuantConfig
+from .checkpoint.quantize_checkpoint import quantize_checkpoint
+from .checkpoint.quantizer import QuantizationError
+from .compile.checkpoint import Checkpoint
+from .config import NATIVE, BuildConfig
+from .progress import Progress, SilentProgress
+
+
+def build_quantized(
+    checkpoint_dir: str | Path,
+    quantization: QuantConfig,
+    config: BuildConfig,
+    output_dir: str | Path,
+    *,
+    dump_onnx_to: Path | None = None,
+    progress: Progress | None = None,
+) -> tuple[BuildReport, tuple[QuantizationError, ...]]:
+    """build(), of the checkpoint's weights quantised; what it reports, and how far the weights are from their own.
+
+    The quantised checkpoint lies beside `output_dir` for the time of the build. Raises what build() raises, and
+    ConfigError for a quantisation that the checkpoint cannot have.
+    """
+    if config.backend != NATIVE:
+        raise ConfigError(f"quantization needs backend {NATIVE}: {config.backend} multiplies 16-bit weights here")
+    progress = progress or SilentProgress()
+    source, output_dir = Path(checkpoint_dir), Path(output_dir)
+    checkpoint = Checkpoint.open(source)
+    place = next(parent for parent in output_dir.absolute().parents if parent.is_dir())
+    prefix = f".{source.absolute().name}-{quantization.quant_algo.name.lower()}-"
+    with tempfile.TemporaryDirectory(dir=place, prefix=prefix) as directory:
+        quantized = Path(directory)
+        errors = quantize_checkpoint(source, checkpoint.config, quantized, quantization, progress)
+        report = build(quantized, config, output_dir, dump_onnx_to=dump_onnx_to, progress=progress)
+    return report, errors
