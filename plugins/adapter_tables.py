@@ -64,8 +64,9 @@ def check_modules(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> li
 
 
 def shrink_bytes(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> int:
-    """Room for the shrink's results as float32: max_rank of them for each token and part."""
-    return sizes["tokens"] * len(attributes["module_ids"]) * int(attributes["max_rank"]) * 4
+    """The shrink's results in two bytes: max_rank of them for each token and part, in rows of 16 bytes and more."""
+    row_bytes = -(-int(attributes["max_rank"]) * 2 // 16) * 16
+    return sizes["tokens"] * len(attributes["module_ids"]) * row_bytes
 
 
 @dataclass(frozen=True)

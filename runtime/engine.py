@@ -8,6 +8,7 @@ from .._core import EngineError
 from ..builder.engine_config import EngineConfig
 from .loaded_engine import LoadedEngine
 from .native_engine import load_native_engine
+from .tensorrt.engine import load_tensorrt_engine
 
 __all__ = ["LoadedEngine", "load_engine"]
 
@@ -21,4 +22,6 @@ def load_engine(directory: str | Path) -> LoadedEngine:
     directory = Path(directory)
     if not directory.is_dir():
         raise EngineError(f"{directory}: is no directory")
-    return load_native_engine(directory, EngineConfig.load(directory))
+    config = EngineConfig.load(directory)
+    load = load_native_engine if config.tensorrt is None else load_tensorrt_engine
+    return load(directory, config)

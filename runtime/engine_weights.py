@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from .._core import LinearOp, PanelMatrix, Program, lora_modules
 from ..builder.adapter import ModuleKey
+from .fused_modules import parts_of
 
-# Modules that engines hold in parts, in the order of Hugging Face's fused layers: [q; k; v] and [gate; up].
-_PARTS_OF = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "mlp_gate_up": ("mlp_h_to_4h", "mlp_gate")}
 _ROWS_AT_ONCE = 1024
 
 
@@ -52,6 +51,5 @@ class EngineBase:
                 yield weight.rows(first, min(first + _ROWS_AT_ONCE, weight.n))
 
     def _weights_of(self, key: ModuleKey) -> list[PanelMatrix]:
-        name = key.module.name
-        keys = [(key.layer, part) for part in _PARTS_OF.get(name, (name,))]
+        keys = [(key.layer, part) for part in parts_of(key.module.name)]
         return [self._weights[key] for key in keys] if all(key in self._weights for key in keys) else []

@@ -32,7 +32,7 @@ class LoadedEngine(ABC):
         """The weights that adapters are served over; None when the engine does not give them back."""
 
     @abstractmethod
-    def start(self, config: ExecutorConfig) -> _core.CpuEngine:
+    def start(self, config: ExecutorConfig) -> _core.Engine:
         """The engine that an executor runs. Raises ConfigError that says what it lacks of this machine."""
 
 

@@ -14,12 +14,24 @@ _NAMES: Final = {
     "tensor(int32)": "INT32",
     "tensor(int64)": "INT64",
 }
+_NUMPY_NAMES: Final = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT32": "int32",
+    "INT64": "int64",
+}
 _DTYPES: Final = {"HALF": DType.FLOAT16, "BF16": DType.BFLOAT16}
 
 
 def data_type(trt: Any, element_type: str) -> Any:
     """TensorRT's DataType for a definition's element type other than T."""
     return getattr(trt.DataType, _NAMES[element_type])
+
+
+def numpy_name(type_: Any) -> str:
+    """numpy's name of a DataType that networks have."""
+    return _NUMPY_NAMES[type_.name]
 
 
 def kernel_data_types(trt: Any) -> tuple[Any, ...]:

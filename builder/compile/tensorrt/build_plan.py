@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import onnx
 import xxhash
 
 from ....plugins.tensorrt import register_plugins
+from ....plugins.tensorrt.element_types import numpy_name
 from ...safetensors_stream import SafetensorsReader
 from .capability import tensorrt_name
 from .log import Log, Phases, Send, make_logger, make_progress_monitor
@@ -16,14 +17,6 @@ from .messages import Built, NetworkTensor, PlanRequest
 from .network import operators, stored_weights
 from .refusal import PlanRefusedError, Refusal
 from .timing_cache import read_timing_cache, write_timing_cache
-
-_DTYPES: Final = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "BF16": "bfloat16",
-    "INT32": "int32",
-    "INT64": "int64",
-}
 
 
 def build_plan(trt: Any, request: PlanRequest, send: Send) -> Built:
@@ -103,7 +96,7 @@ def _tensors(network: Any) -> list[NetworkTensor]:
     found = [(network.get_input(index), "input") for index in range(network.num_inputs)]
     found += [(network.get_output(index), "output") for index in range(network.num_outputs)]
     return [
-        NetworkTensor(name=tensor.name, dtype=_DTYPES[tensor.dtype.name], shape=tuple(tensor.shape), mode=mode)
+        NetworkTensor(name=tensor.name, dtype=numpy_name(tensor.dtype), shape=tuple(tensor.shape), mode=mode)
         for tensor, mode in found
     ]
 

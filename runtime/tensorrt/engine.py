@@ -1,0 +1,74 @@
+"""Engines of the TensorRT compiler, as they are loaded: no GPU and no TensorRT is needed for that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ... import _core
+from ..._core import EngineError, ExecutorConfig
+from ...builder.compile.tensorrt.plan_config import TensorRtPlans
+from ...builder.engine_config import EngineConfig
+from ...builder.network.adapted_linears import AdaptedLinear
+from ...builder.safetensors_stream import SafetensorsReader
+from ...plugins.definition import VERSION
+from ..loaded_engine import LoadedEngine, engine_adapters
+from .base_weights import WeightsFileBase
+from .layout import engine_linears, lora_layout
+from .packages import import_cuda, import_tensorrt
+from .session import start_session
+
+
+@dataclass(frozen=True)
+class TensorRtEngine(LoadedEngine):
+    """An engine with a plan for each compute capability that it was built for."""
+
+    plans: TensorRtPlans
+    weights: SafetensorsReader | None
+    """The weights that are inputs of the plans; None: they are constants in each plan."""
+    linears: tuple[AdaptedLinear, ...]
+    """The linear layers that adapters act on; () without LoRA."""
+    layout: _core.LoraLayout
+
+    @property
+    def lora(self) -> _core.LoraLayout:
+        """That of the network."""
+        return self.layout
+
+    def base_weights(self) -> WeightsFileBase | None:
+        """The weights beside the plans; None when they are in the plans, which give none back."""
+        return None if self.weights is None else WeightsFileBase(self.linears, self.weights, self.directory)
+
+    def start(self, config: ExecutorConfig) -> _core.TensorRtEngine:
+        """The plan for this machine's GPU, with its memory.
+
+        Raises ConfigError when this install or this machine cannot run plans, EngineError when the engine is not for
+        them.
+        """
+        cuda = import_cuda(str(self.directory))
+        trt = import_tensorrt(self.plans, str(self.directory))
+        return start_session(self, trt, cuda, cuda.CudaDevice())
+
+
+def load_tensorrt_engine(directory: Path, config: EngineConfig) -> TensorRtEngine:
+    """Raises EngineError for plans of other plugins, and for weights that are missing or damaged."""
+    plans = config.tensorrt
+    assert plans is not None  # EngineConfig.load: the backend says so
+    if plans.plugin_version != VERSION:
+        raise EngineError(
+            f"{directory}: was built with version {plans.plugin_version} of the plugins; this release "
+            f"has version {VERSION}. Build the engine again"
+        )
+    weights = None
+    if plans.weights is not None:
+        weights = SafetensorsReader(plans.weights.check(directory), EngineError)
+    linears = engine_linears(config)
+    return TensorRtEngine(
+        directory=directory,
+        config=config,
+        adapters=engine_adapters(config, directory),
+        plans=plans,
+        weights=weights,
+        linears=linears,
+        layout=lora_layout(config, linears),
+    )

@@ -1,0 +1,48 @@
+"""What a TensorRT engine needs of an install: adaptrt._cuda and the package that compiled it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+from ..._core import ConfigError
+from ...builder.compile.tensorrt.package import PACKAGES, Package
+from ...builder.compile.tensorrt.plan_config import TensorRtPlans
+
+_CUDA = "adaptrt._cuda"
+
+
+def import_cuda(subject: str) -> Any:
+    """The module _cuda. Raises ConfigError that says what to do when there is none; `subject` begins the message."""
+    if importlib.util.find_spec(_CUDA) is None:
+        raise ConfigError(
+            f"{subject}: is for NVIDIA GPUs, and this install of AdaptRT was built without CUDA: {_CUDA} is missing. "
+            "Install AdaptRT again where CMake finds CUDA's compiler (nvcc)"
+        )
+    return _imported(_CUDA, subject)
+
+
+def import_tensorrt(plans: TensorRtPlans, subject: str) -> Any:
+    """The package's module. Raises ConfigError unless it is installed with the version that compiled the plans."""
+    name, version = plans.package, plans.package_version
+    if name not in PACKAGES:
+        raise ConfigError(f"{subject}: was compiled by package '{name}'; accepted: {', '.join(PACKAGES)}")
+    title = Package(name, version, compute_capabilities=()).title
+    command = f"pip install {name.replace('_', '-')}=={version}"
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(f"{subject}: was compiled by {title}, which is not installed: {command}")
+    trt = _imported(name, subject)
+    if trt.__version__ != version:
+        raise ConfigError(
+            f"{subject}: was compiled by {title}, and {trt.__version__} is installed; plans run with the "
+            f"version that made them: {command}, or build the engine again"
+        )
+    return trt
+
+
+def _imported(name: str, subject: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as reason:
+        raise ConfigError(f"{subject}: {name} is installed, but cannot be loaded: {reason}") from reason

@@ -1,0 +1,82 @@
+"""What the session must know of a plan, from config.json."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ..._core import EngineError, TensorRtProfile, TensorRtProgram, TensorRtWeight
+from ...builder.checkpoint.rotary import DynamicScaling
+from ...builder.compile.tensorrt.plan_config import TensorRow
+from ...builder.compile.tensorrt.profiles import DECODE, PREFILL
+from ...builder.network.inputs import kv_pool_name
+from .layout import model_shape
+
+if TYPE_CHECKING:
+    from .engine import TensorRtEngine
+
+PROFILES: Final = (PREFILL, DECODE)
+"""The profiles of every engine, in the plans' order."""
+
+
+def make_program(engine: TensorRtEngine) -> TensorRtProgram:
+    """Raises EngineError when config.json lacks a profile or tensor, or names one that is not the network's."""
+    checkpoint, build, plans = engine.config.pretrained_config, engine.config.build_config, engine.plans
+    if plans.profiles != PROFILES:
+        raise EngineError(
+            f"{engine.directory}: config.json has the profiles {', '.join(plans.profiles)}; expected "
+            f"{', '.join(PROFILES)}"
+        )
+    assert build.max_input_len is not None
+    assert build.max_seq_len is not None
+    tensors = {tensor.name: tensor for tensor in plans.tensors}
+    scaling = checkpoint.rotary_scaling
+    prefill, decode = (
+        TensorRtProfile(
+            max_tokens=_largest(tensors, "input_ids", number),
+            max_sequences=_largest(tensors, "block_tables", number),
+            max_logit_rows=_largest(tensors, "logit_rows", number),
+        )
+        for number in range(len(PROFILES))
+    )
+    return TensorRtProgram(
+        dtype=checkpoint.dtype,
+        vocab_size=checkpoint.vocab_size,
+        num_layers=checkpoint.num_hidden_layers,
+        shape=model_shape(checkpoint),
+        # Every sequence of a step has a token.
+        max_batch_size=min(build.max_batch_size, build.max_num_tokens),
+        max_num_tokens=build.max_num_tokens,
+        max_input_len=build.max_input_len,
+        max_seq_len=build.max_seq_len,
+        tokens_per_block=build.tokens_per_block,
+        # Longer prompts turn all their positions by angles of their own length.
+        max_reusable_prompt_len=min(build.max_seq_len, checkpoint.max_position_embeddings)
+        if isinstance(scaling, DynamicScaling)
+        else build.max_seq_len,
+        has_prompt_lengths="prompt_lengths" in tensors,
+        max_kv_blocks=min(_largest(tensors, kv_pool_name(0), number) for number in range(len(PROFILES))),
+        num_adapter_slots=min(_largest(tensors, "lora_ranks", number) for number in range(len(PROFILES)))
+        if build.lora_enabled
+        else 0,
+        prefill=prefill,
+        decode=decode,
+        weights=_weights(engine),
+        lora=engine.lora,
+    )
+
+
+def _weights(engine: TensorRtEngine) -> list[TensorRtWeight]:
+    """Views of the file beside the plans, which must stay open until they were copied."""
+    if engine.weights is None:
+        return []
+    return [
+        TensorRtWeight(name=name, data=engine.weights.array(name), shape=list(spec.shape))
+        for name, spec in engine.weights.specs.items()
+    ]
+
+
+def _largest(tensors: dict[str, TensorRow], name: str, profile: int) -> int:
+    """An input's largest first size."""
+    if name not in tensors or not tensors[name].profiles:
+        raise EngineError(f"config.json has no input {name} of a shape that is known at run time")
+    return tensors[name].profiles[profile][2][0]

@@ -1,0 +1,124 @@
+"""From a loaded engine to one that runs: the plan for the GPU, its execution contexts and their memory."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import _core
+from ..._core import Device, EngineError, StepError
+from ...builder.compile.tensorrt.plan_config import INPUT, OUTPUT, TensorRtPlans
+from ...plugins.tensorrt import register_plugins
+from ...plugins.tensorrt.element_types import numpy_name
+from .messages import Messages, make_logger
+from .program import PROFILES, make_program
+
+if TYPE_CHECKING:
+    from .engine import TensorRtEngine
+
+
+def start_session(engine: TensorRtEngine, trt: Any, cuda: Any, device: Device) -> _core.TensorRtEngine:
+    """The engine on a device.
+
+    trt: the package that compiled the plans.
+    cuda: the module with the plugins' kernels.
+
+    Raises EngineError when there is no plan for the device, or TensorRT refuses it; ConfigError when the device's
+    memory does not suffice.
+    """
+    plan = Plan(engine.plans, engine.directory, trt, cuda, device)
+    contexts = [plan.context(number) for number in range(len(PROFILES))]
+    return _core.TensorRtEngine(make_program(engine), device, *contexts)
+
+
+class Plan:
+    """A plan that TensorRT deserialised, and what it needs to stay alive."""
+
+    def __init__(self, plans: TensorRtPlans, directory: Path, trt: Any, cuda: Any, device: Device) -> None:
+        """Reads the plan for the device's compute capability."""
+        self._trt = trt
+        self._device = device
+        self._messages = Messages()
+        self._logger = make_logger(trt, self._messages)
+        self._runtime = trt.Runtime(self._logger)
+        self._messages.registration = register_plugins(trt, self._runtime.get_plugin_registry(), cuda)
+        major, minor = device.info.compute_capability
+        try:
+            chosen = plans.plan_for(f"{major}.{minor}")
+        except EngineError as error:
+            raise EngineError(f"{directory}: {error}. The GPU is a {device.info.name}") from None
+        self._path = chosen.stored.check(directory)
+        self._engine = self._deserialised()
+        self._check_tensors(plans)
+        self._memory = device.allocate(max(1, self._engine.device_memory_size_v2))
+
+    def context(self, profile: int) -> PlanContext:
+        """An execution context for one profile. All share one memory, so one may run at a time."""
+        context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        if context is None:
+            raise self._refused("makes no execution context")
+        context.set_device_memory(self._memory.address, self._memory.num_bytes)
+        stream = self._device.make_stream()
+        if not context.set_optimization_profile_async(profile, stream.handle):
+            raise self._refused(f"does not accept optimization profile {profile}")
+        stream.synchronize()
+        return PlanContext(context, self._messages, self)
+
+    def _deserialised(self) -> Any:
+        with self._path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            engine = self._runtime.deserialize_cuda_engine(mapped)
+            if engine is None:
+                raise self._refused("does not deserialise the plan", self._validity(mapped))
+        return engine
+
+    def _validity(self, mapped: mmap.mmap) -> list[str]:
+        """What TensorRT for RTX says of a plan's header."""
+        if not hasattr(self._runtime, "get_engine_validity"):
+            return []
+        validity, found = self._runtime.get_engine_validity(mapped[: self._runtime.engine_header_size])
+        names = [name for name, bit in self._trt.EngineInvalidityDiagnostics.__members__.items() if found & bit.value]
+        return [f"its validity here is {validity.name}{': ' if names else ''}{', '.join(names)}"]
+
+    def _check_tensors(self, plans: TensorRtPlans) -> None:
+        """The plan has the inputs and outputs that config.json has."""
+        engine, trt = self._engine, self._trt
+        found = {}
+        for index in range(engine.num_io_tensors):
+            name = engine.get_tensor_name(index)
+            mode = INPUT if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT else OUTPUT
+            found[name] = (mode, numpy_name(engine.get_tensor_dtype(name)), tuple(engine.get_tensor_shape(name)))
+        expected = {tensor.name: (tensor.mode, tensor.dtype, tensor.shape) for tensor in plans.tensors}
+        if found != expected:
+            differing = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+            raise EngineError(f"{self._path}: disagrees with config.json in its tensors {', '.join(differing)}")
+        if engine.num_optimization_profiles != len(plans.profiles):
+            raise EngineError(
+                f"{self._path}: has {engine.num_optimization_profiles} optimization profiles; config.json has "
+                f"{len(plans.profiles)}"
+            )
+
+    def _refused(self, what: str, details: list[str] | None = None) -> EngineError:
+        reasons = [*(details or []), self._messages.take()]
+        return EngineError(f"{self._path}: TensorRT {self._trt.__version__} {what}: {'; '.join(reasons)}")
+
+
+class PlanContext:
+    """What the session calls of an execution context; what fails is a StepError with TensorRT's reason."""
+
+    def __init__(self, context: Any, messages: Messages, plan: Plan) -> None:
+        """Keeps the plan alive."""
+        self._plan = plan
+        self._context = context
+        self._messages = messages
+        self._execute: Callable[[int], bool] = context.execute_async_v3
+        # Called for each tensor of each step: the context's own methods, without one of ours in between.
+        self.set_input_shape: Callable[[str, tuple[int, ...]], bool] = context.set_input_shape
+        self.set_tensor_address: Callable[[str, int], bool] = context.set_tensor_address
+
+    def execute_async_v3(self, stream: int) -> bool:
+        """Puts one run of the plan into a stream."""
+        if not self._execute(stream):
+            raise StepError(f"TensorRT does not run the plan: {self._messages.take()}")
+        return True

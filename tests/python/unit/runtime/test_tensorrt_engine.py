@@ -1,0 +1,209 @@
+"""TensorRT engines as they are loaded: where adapters act, weights as a base of adapters, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adaptrt
+from adaptrt._core import AdapterError, ConfigError, DType, EngineError, LoraLayout
+from adaptrt.builder.adapter import convert_adapter
+from adaptrt.builder.build import build
+from adaptrt.builder.compile.tensorrt.plan_config import TensorRtPlans
+from adaptrt.builder.config import LoraBuildConfig, PluginConfig, TensorRtBuildConfig
+from adaptrt.builder.engine_config import EngineConfig
+from adaptrt.runtime.adapter_store import AdapterStore
+from adaptrt.runtime.engine import load_engine
+from adaptrt.runtime.tensorrt import packages
+from adaptrt.runtime.tensorrt.engine import TensorRtEngine
+from adaptrt.runtime.tensorrt.program import make_program
+from support.engines import SMALL, make_checkpoint
+from support.models import ModelSpec, save_adapter
+
+pytest.importorskip("tensorrt_rtx", reason="pip install adaptrt[tensorrt-rtx]")
+
+SPEC = ModelSpec(family="qwen3")
+DORA = PluginConfig(lora_plugin="auto", dora_plugin="enable")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint, its model, a DoRA adapter, and three engines: weights outside, weights inside, native."""
+    directory = tmp_path_factory.mktemp("tensorrt-engines")
+    checkpoint = make_checkpoint(SPEC, directory, DType.FLOAT16)
+    adapter = save_adapter(directory / "model", directory / "poet", 5, r=3, use_dora=True)
+    config = replace(SMALL, plugin_config=DORA, lora_config=LoraBuildConfig(lora_dir=(adapter,), max_lora_rank=5))
+    for name, weights in (("external", "external"), ("constants", "constants")):
+        targets = TensorRtBuildConfig(compute_capability=("8.0",), weights=weights)
+        build(checkpoint, replace(config, backend="tensorrt", tensorrt_config=targets), directory / name)
+    build(checkpoint, config, directory / "native")
+    return directory
+
+
+@pytest.fixture
+def engine_copy(root: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(root / "external", tmp_path / "engine")
+
+
+def change_plans(directory: Path, change: Callable[[TensorRtPlans], TensorRtPlans]) -> None:
+    config = EngineConfig.load(directory)
+    assert config.tensorrt is not None
+    replace(config, tensorrt=change(config.tensorrt)).save(directory)
+
+
+def sites_of(layout: LoraLayout) -> list[Any]:
+    return [(site.layer, site.in_size, [(part.module, part.out_size) for part in site.parts]) for site in layout.sites]
+
+
+def test_adapters_act_where_they_act_in_the_native_engine(root: Path) -> None:
+    ours, native = load_engine(root / "external").lora, load_engine(root / "native").lora
+    assert sites_of(ours) == sites_of(native)
+    for name in ("dtype", "num_layers", "max_rank", "dora_enabled", "target_modules"):
+        assert getattr(ours, name) == getattr(native, name), name
+
+
+def test_the_base_weights_are_the_native_engines(root: Path) -> None:
+    """Both in float16: the same rows, and so the same normalised magnitudes."""
+    adapter = root / "poet"
+    converted = [
+        convert_adapter(adapter, storage_dtype="float16", base=load_engine(root / name).base_weights())
+        for name in ("external", "native")
+    ]
+    np.testing.assert_array_equal(converted[0].weights.view(np.uint16), converted[1].weights.view(np.uint16))
+    from_peft = adaptrt.LoraConfig.from_peft(7, adapter, load_engine(root / "external"))
+    np.testing.assert_array_equal(np.asarray(from_peft.weights).view(np.uint16), converted[1].weights.view(np.uint16))
+
+
+def test_raw_magnitudes_are_refused_where_no_weights_are_given_back(root: Path) -> None:
+    engine = load_engine(root / "constants")
+    assert engine.base_weights() is None
+    with pytest.raises(AdapterError, match="no mark of being normalised"):
+        adaptrt.LoraConfig.from_peft(7, root / "poet", engine)
+    adaptrt.LoraConfig.from_peft(7, root / "poet", engine, magnitudes_normalized=True)
+
+
+def test_the_session_learns_the_plans_limits(root: Path) -> None:
+    engine = load_engine(root / "external")
+    assert isinstance(engine, TensorRtEngine)
+    program = make_program(engine)
+    assert program.validate() == []
+    assert (program.max_batch_size, program.max_num_tokens, program.max_seq_len) == (8, 64, 96)
+    assert (program.prefill.max_tokens, program.prefill.max_sequences) == (64, 8)
+    assert (program.decode.max_tokens, program.decode.max_sequences, program.decode.max_logit_rows) == (8, 8, 8)
+    assert (program.tokens_per_block, program.has_prompt_lengths, program.num_adapter_slots) == (4, False, 8)
+    weights = [tensor.name for tensor in engine.plans.tensors if tensor.name.startswith(("transformer.", "lm_head."))]
+    assert sorted(weight.name for weight in program.weights) == sorted(weights)
+    assert make_program(load_engine(root / "constants")).weights == []
+
+
+def test_a_prompt_is_reusable_as_far_as_its_angles_do_not_depend_on_its_length(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    spec = ModelSpec(num_hidden_layers=1, max_position_embeddings=32, extra=(("rope_parameters", rope),))
+    config = replace(
+        SMALL, backend="tensorrt", max_seq_len=60, tensorrt_config=TensorRtBuildConfig(compute_capability=("8.0",))
+    )
+    build(make_checkpoint(spec, tmp_path, DType.BFLOAT16), config, tmp_path / "engine")
+    engine = load_engine(tmp_path / "engine")
+    assert isinstance(engine, TensorRtEngine)
+    program = make_program(engine)
+    assert (program.max_reusable_prompt_len, program.max_seq_len, program.has_prompt_lengths) == (32, 60, True)
+    assert (program.num_adapter_slots, list(program.lora.sites)) == (0, [])
+    assert program.validate() == []
+
+
+def test_carried_adapters_are_read_as_on_the_cpu(root: Path) -> None:
+    ours, native = (AdapterStore(load_engine(root / name)) for name in ("external", "native"))
+    assert ours.names == native.names == ("poet",)
+    np.testing.assert_array_equal(
+        np.asarray(ours.load("poet").weights).view(np.uint16), np.asarray(native.load("poet").weights).view(np.uint16)
+    )
+
+
+def test_plans_of_other_plugins_are_refused(engine_copy: Path) -> None:
+    change_plans(engine_copy, lambda plans: replace(plans, plugin_version="0"))
+    with pytest.raises(EngineError, match=r"version 0 of the plugins; this release has version 1\. Build"):
+        load_engine(engine_copy)
+
+
+def test_damaged_weights_are_refused(engine_copy: Path) -> None:
+    path = engine_copy / "weights.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(EngineError, match=r"weights\.safetensors: does not have its checksum"):
+        load_engine(engine_copy)
+    path.unlink()
+    with pytest.raises(EngineError, match=r"weights\.safetensors: is missing"):
+        load_engine(engine_copy)
+
+
+def test_other_profiles_are_refused(engine_copy: Path) -> None:
+    engine = load_engine(engine_copy)
+    assert isinstance(engine, TensorRtEngine)
+    other = replace(engine, plans=replace(engine.plans, profiles=("decode", "prefill")))
+    with pytest.raises(EngineError, match="has the profiles decode, prefill; expected prefill, decode"):
+        make_program(other)
+
+
+def test_a_missing_input_is_refused(engine_copy: Path) -> None:
+    engine = load_engine(engine_copy)
+    assert isinstance(engine, TensorRtEngine)
+    rows = tuple(row for row in engine.plans.tensors if row.name != "input_ids")
+    with pytest.raises(EngineError, match="no input input_ids"):
+        make_program(replace(engine, plans=replace(engine.plans, tensors=rows)))
+
+
+def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = packages.importlib.util.find_spec
+    monkeypatch.setattr(
+        packages.importlib.util, "find_spec", lambda name, *rest: None if name == module else find_spec(name, *rest)
+    )
+
+
+def test_an_install_without_cuda_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without("adaptrt._cuda", monkeypatch)
+    with pytest.raises(ConfigError, match=r"external: .* built without CUDA: adaptrt\._cuda is missing.*nvcc"):
+        adaptrt.Executor(root / "external")
+
+
+def test_a_cuda_module_that_cannot_be_loaded_says_why(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> Any:
+        raise ImportError(f"{name}: undefined symbol")
+
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: SimpleNamespace())
+    monkeypatch.setattr(packages.importlib, "import_module", fail)
+    with pytest.raises(ConfigError, match=r"_cuda is installed, but cannot be loaded: .*undefined symbol"):
+        adaptrt.Executor(root / "external")
+
+
+def test_a_machine_without_a_driver_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's own error goes through."""
+
+    def no_device() -> Any:
+        raise ConfigError("there is no NVIDIA driver")
+
+    engine = load_engine(root / "external")
+    monkeypatch.setattr("adaptrt.runtime.tensorrt.engine.import_cuda", lambda _: SimpleNamespace(CudaDevice=no_device))
+    with pytest.raises(ConfigError, match="there is no NVIDIA driver"):
+        engine.start(adaptrt.ExecutorConfig())
+
+
+def test_the_package_that_compiled_the_plans_must_be_there(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load_engine(root / "external")
+    assert isinstance(engine, TensorRtEngine)
+    plans = engine.plans
+    assert packages.import_tensorrt(plans, "engine").__version__ == plans.package_version
+    with pytest.raises(ConfigError, match=r"compiled by TensorRT for RTX 9\.9, and .* pip install tensorrt-rtx==9\.9"):
+        packages.import_tensorrt(replace(plans, package_version="9.9"), "engine")
+    with pytest.raises(ConfigError, match="package 'os'; accepted: tensorrt, tensorrt_rtx"):
+        packages.import_tensorrt(replace(plans, package="os"), "engine")
+    without("tensorrt_rtx", monkeypatch)
+    with pytest.raises(ConfigError, match=r"not installed: pip install tensorrt-rtx=="):
+        packages.import_tensorrt(plans, "engine")

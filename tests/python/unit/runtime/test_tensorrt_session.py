@@ -1,0 +1,154 @@
+"""From a loaded TensorRT engine to execution contexts: which plan, which memory, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptrt._core import ConfigError, DType, EngineError, StepError
+from adaptrt.builder.compile.tensorrt.capability import current_capability
+from adaptrt.builder.config import PluginConfig, TensorRtBuildConfig
+from adaptrt.runtime.engine import load_engine
+from adaptrt.runtime.tensorrt.engine import TensorRtEngine
+from adaptrt.runtime.tensorrt.session import Plan
+from support.engines import SMALL, make_engine
+from support.fake_kernels import FakeKernels
+from support.fake_tensorrt import FakeDevice, FakeEngine, fake_tensorrt, trt
+from support.models import ModelSpec
+
+
+def has_gpu() -> bool:
+    try:
+        current_capability()
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> TensorRtEngine:
+    directory = tmp_path_factory.mktemp("session")
+    config = replace(
+        SMALL,
+        backend="tensorrt",
+        plugin_config=PluginConfig(lora_plugin="auto"),
+        tensorrt_config=TensorRtBuildConfig(compute_capability=("8.0", "8.9")),
+    )
+    make_engine(ModelSpec(num_hidden_layers=1), directory, config, DType.FLOAT16)
+    loaded = load_engine(directory / "engine")
+    assert isinstance(loaded, TensorRtEngine)
+    return loaded
+
+
+def plan_of(engine: TensorRtEngine, module: Any, device: FakeDevice) -> Plan:
+    return Plan(engine.plans, engine.directory, module, FakeKernels(), device)  # type: ignore[arg-type]
+
+
+def test_the_plan_for_the_gpu_is_read_with_our_plugins(engine: TensorRtEngine) -> None:
+    module = fake_tensorrt(FakeEngine(engine.plans))
+    plan_of(engine, module, FakeDevice(8, 9))
+    (runtime,) = module.runtimes
+    assert runtime.plans == [(engine.directory / "rank0.sm89.plan").read_bytes()]
+    assert [creator.name for creator in runtime.registry.creators] == ["Lora", "Dora", "PagedAttention"]
+
+
+def test_contexts_share_one_memory_and_have_a_profile_each(engine: TensorRtEngine) -> None:
+    plan_engine, device = FakeEngine(engine.plans), FakeDevice(8, 0)
+    plan = plan_of(engine, fake_tensorrt(plan_engine), device)
+    for profile in range(2):
+        plan.context(profile)
+    assert [context.profile for context in plan_engine.contexts] == [0, 1]
+    assert {context.memory for context in plan_engine.contexts} == {(256, 1000)}
+    assert {context.strategy for context in plan_engine.contexts} == {
+        trt.ExecutionContextAllocationStrategy.USER_MANAGED
+    }
+    assert len(device.allocated) == 1
+
+
+def test_a_run_that_fails_is_a_step_error_with_tensorrts_reason(engine: TensorRtEngine) -> None:
+    plan_engine, module = FakeEngine(engine.plans), fake_tensorrt(None)
+    module.Runtime = lambda logger: fake_runtime(logger, plan_engine, module)
+    plan = plan_of(engine, module, FakeDevice(8, 0))
+    context = plan.context(0)
+    assert context.execute_async_v3(5)
+    assert plan_engine.contexts[0].runs == [5]
+    plan_engine.contexts[0].succeeds = False
+    module.loggers[0].log(trt.ILogger.ERROR, "enqueueV3:\n out of memory")
+    module.loggers[0].log(trt.ILogger.WARNING, "this is slow")
+    with pytest.raises(StepError, match=r"does not run the plan: enqueueV3: out of memory$"):
+        context.execute_async_v3(5)
+    with pytest.raises(StepError, match="it gives no reason"):
+        context.execute_async_v3(5)
+
+
+def fake_runtime(logger: Any, plan_engine: FakeEngine, module: Any) -> Any:
+    """A FakeRuntime whose logger the test can speak through."""
+    module.loggers = [*getattr(module, "loggers", []), logger]
+    return fake_tensorrt(plan_engine).Runtime(logger)
+
+
+def test_the_plan_lives_as_long_as_its_contexts(engine: TensorRtEngine) -> None:
+    plan = plan_of(engine, fake_tensorrt(FakeEngine(engine.plans)), FakeDevice(8, 0))
+    context, alive = plan.context(0), weakref.ref(plan)
+    del plan
+    gc.collect()
+    assert alive() is not None
+    del context
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_gpu_that_no_plan_is_for(engine: TensorRtEngine) -> None:
+    with pytest.raises(
+        EngineError,
+        match=r"engine has no plan for compute capability 9\.0, only for 8\.0, 8\.9; build .* NVIDIA Test GPU",
+    ):
+        plan_of(engine, fake_tensorrt(None), FakeDevice(9, 0))
+
+
+def test_tensorrt_refuses_the_plan(engine: TensorRtEngine) -> None:
+    with pytest.raises(
+        EngineError,
+        match=rf"rank0\.sm80\.plan: TensorRT {trt.__version__} does not deserialise the plan: its validity here is "
+        r"INVALID: UNSUPPORTED_CC; deserializeCudaEngine: Error Code 6: no such GPU",
+    ):
+        plan_of(engine, fake_tensorrt(None), FakeDevice(8, 0))
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_tensorrt_for_rtx_deserialises_nothing_without_a_gpu(engine: TensorRtEngine) -> None:
+    """The real one: cudaError 35 is an insufficient driver, 100 no device."""
+    with pytest.raises(EngineError, match=r"its validity here is INVALID; .*cudaError (35|100)"):
+        plan_of(engine, trt, FakeDevice(8, 0))
+
+
+def test_a_plan_with_other_tensors_than_config_json(engine: TensorRtEngine) -> None:
+    rows = engine.plans.tensors
+    for changed in (
+        replace(engine.plans, tensors=rows[1:]),
+        replace(engine.plans, tensors=(replace(rows[0], shape=(3,)), *rows[1:])),
+        replace(engine.plans, tensors=(replace(rows[0], dtype="int64"), *rows[1:])),
+    ):
+        with pytest.raises(EngineError, match=rf"disagrees with config\.json in its tensors {rows[0].name}$"):
+            plan_of(engine, fake_tensorrt(FakeEngine(changed)), FakeDevice(8, 0))
+    fewer = replace(engine.plans, profiles=("prefill",))
+    with pytest.raises(EngineError, match=r"has 1 optimization profiles; config\.json has 2"):
+        plan_of(engine, fake_tensorrt(FakeEngine(fewer)), FakeDevice(8, 0))
+
+
+def test_a_damaged_plan(engine: TensorRtEngine, tmp_path: Path) -> None:
+    directory = shutil.copytree(engine.directory, tmp_path / "engine")
+    path = directory / "rank0.sm80.plan"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    module = fake_tensorrt(FakeEngine(engine.plans))
+    with pytest.raises(EngineError, match=r"rank0\.sm80\.plan: does not have its checksum"):
+        plan_of(replace(engine, directory=directory), module, FakeDevice(8, 0))
+    assert module.runtimes[0].plans == []  # TensorRT does not get to see it
