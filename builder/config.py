@@ -153,7 +153,7 @@ class BuildConfig:
         found += _size_problems(self, checkpoint)
         found += _plugin_problems(self.plugin_config, checkpoint.dtype)
         found += _lora_problems(self)
-        found += _backend_problems(self, checkpoint.dtype)
+        found += _backend_problems(self, checkpoint)
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def _lora_problems(config: BuildConfig) -> list[str]:
     return found
 
 
-def _backend_problems(config: BuildConfig, dtype: DType) -> list[str]:
+def _backend_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
     if config.backend not in BACKENDS:
         return [f"backend is {config.backend}; accepted: {', '.join(BACKENDS)}"]
     tensorrt = config.tensorrt_config
@@ -301,10 +301,15 @@ def _backend_problems(config: BuildConfig, dtype: DType) -> list[str]:
         return [] if tensorrt is None else [f"compute_capability and weights need backend {TENSORRT}"]
     assert tensorrt is not None
     found = []
-    if dtype == DType.FLOAT32:
+    if checkpoint.dtype == DType.FLOAT32:
         found.append(
-            f"a {dtype_name(dtype)} checkpoint cannot be built with backend {TENSORRT}: its kernels multiply 16-bit "
-            "numbers; convert the checkpoint with --dtype float16 or bfloat16"
+            f"a {dtype_name(checkpoint.dtype)} checkpoint cannot be built with backend {TENSORRT}, whose kernels "
+            "multiply 16-bit numbers; convert the checkpoint with --dtype float16 or bfloat16"
+        )
+    if checkpoint.quantization is not None:
+        found.append(
+            f"a checkpoint of {checkpoint.quantization.quant_algo.name} weights cannot be built with backend "
+            f"{TENSORRT} yet; convert it without --use_weight_only"
         )
     if tensorrt.weights not in WEIGHTS:
         found.append(f"weights is {tensorrt.weights}; accepted: {', '.join(WEIGHTS)}")

@@ -26,7 +26,7 @@ Advance = Callable[[int], None]
 """Says how many more bytes are done; may be called from several threads."""
 
 Report = Callable[[str, float], None]
-"""Says which phase a task is in and which part of it is done, 0 to 1; may be called from several threads."""
+"""Says which phase a task is in and which part of it is done; 1 once, at its end. Each task's own thread calls it."""
 
 _SECONDS_BETWEEN_LINES: Final = 5.0
 
@@ -86,10 +86,14 @@ class TerminalProgress:
             TextColumn("{task.fields[phase]}", markup=False),
         )
         with RichProgress(*columns, console=self._console) as bars:
-            tasks = [bars.add_task(title, total=1.0, phase="") for title in titles]
+            tasks = [bars.add_task(title, total=1.0, start=False, phase="") for title in titles]
 
             def report_to(task: TaskID) -> Report:
-                return lambda phase, fraction: bars.update(task, completed=fraction, phase=phase)
+                def report(phase: str, fraction: float) -> None:
+                    bars.start_task(task)
+                    bars.update(task, completed=fraction, phase=phase)
+
+                return report
 
             yield [report_to(task) for task in tasks]
 
@@ -104,11 +108,12 @@ class LineProgress:
     def task(self, title: str, total_bytes: int) -> Iterator[Advance]:
         """A task that is lines of text."""
         lines = _SparseLines(self._write)
+        lock = Lock()
         done = 0
 
         def advance(num_bytes: int) -> None:
             nonlocal done
-            with lines.lock:
+            with lock:
                 done += num_bytes
                 lines.write(f"{title}: {format_bytes(done)} of {format_bytes(total_bytes)}")
 
@@ -121,22 +126,20 @@ class LineProgress:
         """Tasks whose lines say which of them it is, the phase and the percentage."""
 
         def report_to(title: str) -> Report:
-            lines = _SparseLines(self._write)
-            finished = False
+            lines: _SparseLines | None = None
 
             def report(phase: str, fraction: float) -> None:
-                nonlocal finished
-                with lines.lock:
-                    if fraction < 1.0:
-                        lines.write(f"{title}: {fraction:.0%}, {phase}")
-                    elif not finished:
-                        finished = True
-                        self._write(f"{title}: done in {lines.seconds:.1f} s")
+                nonlocal lines
+                if lines is None:
+                    lines = _SparseLines(self._write)
+                    self._write(title)
+                if fraction < 1.0:
+                    lines.write(f"{title}: {fraction:.0%}, {phase}")
+                else:
+                    self._write(f"{title}: done in {lines.seconds:.1f} s")
 
             return report
 
-        for title in titles:
-            self._write(title)
         yield [report_to(title) for title in titles]
 
     def _write(self, line: str) -> None:
@@ -149,8 +152,6 @@ class _SparseLines:
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
         self._began = self._last_line = time.monotonic()
-        self.lock = Lock()
-        """To be held around write()."""
 
     @property
     def seconds(self) -> float:

@@ -15,8 +15,8 @@ Send = Callable[[dict[str, Any]], None]
 _SECONDS_BETWEEN_PHASES: Final = 0.1
 # Verbose messages that are kept to see which node TensorRT spoke of last.
 _KEPT: Final = 64
-# How the list of a plan's layers begins: TensorRT for RTX, TensorRT.
-_LAYERS: Final = ("Layers:\n", "Engine Layer Information:")
+# How the list of a plan's layers begins.
+_LAYERS: Final = "Engine Layer Information:"
 
 
 class Log:

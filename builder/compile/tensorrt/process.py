@@ -87,11 +87,12 @@ def run_build(package: Package, request: PlanRequest, report: Report, children: 
     subject = package.title
     if request.compute_capability is not None:
         subject += f", compute capability {request.compute_capability}"
+    report("Starting", 0.0)
     message = _converse(package.name, ["build"], request_to_json(request), subject, report, children)
     if message["kind"] == REFUSED:
         raise EngineError(f"{subject}: " + "; ".join(message["problems"]))
     assert message["kind"] == BUILT
-    report("done", 1.0)
+    report("Done", 1.0)
     return built_from_message(message)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from ....plugins.tensorrt import Registration
 from .log import Log, nodes_named
+
+_FOLLOW_UP: Final = "[checkMacros.cpp::catchCudaError"
 
 
 class PlanRefusedError(Exception):
@@ -32,7 +34,7 @@ class Refusal:
         problems = self._registration.take_problems()
         for index in range(parser.num_errors):
             error = parser.get_error(index)
-            text = _one_line(error.desc())
+            text = f"{_one_line(error.desc())} [{error.code().name}]"
             name, operator = error.node_name(), error.node_operator()
             problems.append(f"node {name} ({operator}): {text}" if name else text)
         return PlanRefusedError(problems or ["it cannot parse the network", *self._logged()])
@@ -43,7 +45,7 @@ class Refusal:
 
     def _logged(self) -> list[str]:
         problems = []
-        for text in self._log.errors:
+        for text in _without_follow_ups(self._log.errors):
             named = nodes_named(text, self._operators)
             nodes = ", ".join(f"{name} ({self._operators[name]})" for name in named)
             problems.append(f"node {nodes}: {_one_line(text)}" if nodes else _one_line(text))
@@ -55,4 +57,10 @@ class Refusal:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(" ".join(_without_follow_ups(text.splitlines())).split())
+
+
+def _without_follow_ups(errors: Sequence[str]) -> Sequence[str]:
+    """Without what TensorRT adds after any error where there is no driver, unless nothing else was said."""
+    own = [text for text in errors if not text.startswith(_FOLLOW_UP)]
+    return own or errors

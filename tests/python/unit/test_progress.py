@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from rich.console import Console
 
 from adaptrt.builder import progress
 
@@ -51,6 +52,33 @@ def test_a_task_that_fails_is_not_done() -> None:
     assert "done" not in stream.getvalue()
 
 
+def test_tasks_side_by_side_get_lines_with_their_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    with progress.progress_on(stream).phases(["First", "Second"]) as (first, second):
+        first("Starting", 0.0)
+        second("Starting", 0.0)
+        first("Timing", 0.25)
+        first("Done", 1.0)
+    lines = stream.getvalue().splitlines()
+    assert lines[:5] == ["First", "First: 0%, Starting", "Second", "Second: 0%, Starting", "First: 25%, Timing"]
+    assert lines[5].startswith("First: done in ")
+    assert len(lines) == 6
+
+
+def test_tasks_side_by_side_are_bars_on_a_terminal() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with progress.TerminalProgress(console).phases(["First", "Second"]) as (first, second):
+        first("Timing [kernels]", 0.25)
+        second("Done", 1.0)
+    text = console.file.getvalue()
+    for part in ("First", "25%", "Timing [kernels]", "Second", "100%", "Done"):
+        assert part in text
+
+
 def test_silence() -> None:
+    with progress.SilentProgress().phases(["First", "Second"]) as reports:
+        for report in reports:
+            report("Timing", 0.5)
     with progress.SilentProgress().task("Packing", 10) as advance:
         advance(10)
