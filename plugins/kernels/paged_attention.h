@@ -34,20 +34,21 @@ struct PagedAttentionArrays {
   const void* v = nullptr;                     ///< T [tokens, num_kv_heads * head_dim]
   void* kv_pool = nullptr;                     ///< T [blocks, 2, num_kv_heads, tokens_per_block, head_dim]
   const std::int32_t* block_tables = nullptr;  ///< [sequences, max_blocks]
-  const std::int32_t* sequence_offsets = nullptr;  ///< [sequences + 1], from 0 to tokens
-  const std::int32_t* positions = nullptr;         ///< [tokens], ascending by one within a sequence
-  const float* cosine = nullptr;                   ///< [tokens, rotary_half]
-  const float* sine = nullptr;                     ///< [tokens, rotary_half]
-  void* attended = nullptr;                        ///< T [tokens, num_heads * head_dim]; none of the inputs
+  const std::int32_t* sequence_offsets =
+      nullptr;                              ///< [sequences + 1]; tokens behind the last have no sequence
+  const std::int32_t* positions = nullptr;  ///< [tokens], ascending by one within a sequence
+  const float* cosine = nullptr;            ///< [tokens, rotary_half]
+  const float* sine = nullptr;              ///< [tokens, rotary_half]
+  void* attended = nullptr;                 ///< T [tokens, num_heads * head_dim]; none of the inputs
 };
 
 /// The PagedAttention plugin on an NVIDIA GPU: RoPE, the write of k and v to the pool, and causal attention.
 ///
-/// A token whose position lies in a block that its table gives as -1 writes nothing to the pool and its
-/// result is zero. What is launched depends on the sizes alone, so that a captured graph may be launched
-/// again with other tables, offsets and positions. Scores and sums are float32; RoPE's result and the weights
-/// of the values are rounded to T before they are multiplied. A sequence's results do not depend on the other
-/// sequences, but for their number.
+/// A token of no sequence, or whose position lies in a block that its table gives as -1, writes nothing to
+/// the pool and its result is zero. What is launched depends on the sizes alone, so that a captured graph may
+/// be launched again with other tables, offsets and positions. Scores and sums are float32; RoPE's result and
+/// the weights of the values are rounded to T before they are multiplied. A sequence's results do not depend
+/// on the other sequences, but for their number, by which a decode's keys are split.
 class PagedAttentionKernel {
  public:
   /// Throws ConfigError naming every field with a value that cannot be used.

@@ -6,4 +6,5 @@ PYBIND11_MODULE(_cuda, module) {
   pybind11::module_::import("adaptrt._core");
   adaptrt::bindings::bind_cuda_device(module);
   adaptrt::bindings::bind_lora_kernel(module);
+  adaptrt::bindings::bind_attention_kernel(module);
 }

@@ -28,10 +28,7 @@ class AnySize {
     const std::int64_t row = (static_cast<std::int64_t>(token) * step.num_heads + head) * step.head_dim;
     T* out = static_cast<T*>(step.attended) + row;
     const std::int32_t position = step.positions[token];
-    if (block_of(step, sequence, position) < 0) {
-      for (std::int32_t d = lane; d < step.head_dim; d += kWarpSize) out[d] = from_float<T>(0.0F);
-      return;
-    }
+    if (block_of(step, sequence, position) < 0) return;
     const T* query = static_cast<const T*>(step.rotated_query) + row;
     float* sums = reinterpret_cast<float*>(shared_memory());
     for (std::int32_t d = lane; d < step.head_dim; d += kWarpSize) sums[d] = 0.0F;

@@ -43,10 +43,7 @@ class Decode {
     const Heads heads{.first = kv_head * step.group.value() + first_row,
                       .count = rows_left < kDecodeRows ? rows_left : kDecodeRows};
     const std::int32_t position = step.positions[token];
-    if (block_of(step, sequence, position) < 0) {
-      if (blockIdx.x == 0) store_zeros(step, token, heads);
-      return;
-    }
+    if (block_of(step, sequence, position) < 0) return;
     const auto split = static_cast<std::int32_t>(blockIdx.x);
     const KeyRange keys = keys_of_split(step, parameters.splits, position, split);
     if (keys.begin >= keys.end) return;
@@ -382,13 +379,6 @@ class Decode {
   __device__ static T* attended_rows(const AttentionStep& step, std::int32_t token, const Heads& heads) {
     return static_cast<T*>(step.attended) +
            (static_cast<std::int64_t>(token) * step.num_heads + heads.first) * kHeadDim;
-  }
-
-  __device__ static void store_zeros(const AttentionStep& step, std::int32_t token, const Heads& heads) {
-    T* out = attended_rows(step, token, heads);
-    for (int at = static_cast<int>(threadIdx.x) * 8; at < heads.count * kHeadDim; at += kThreads * 8) {
-      store_words<4>(out + at, {});
-    }
   }
 
   __device__ static void store_attended(const AttentionStep& step, std::int32_t token, const Heads& heads,

@@ -53,10 +53,12 @@ class RotateAndWrite {
     const auto token = static_cast<std::int32_t>(blockIdx.x);
     const std::int32_t sequence =
         sequence_of_token(step, token, reinterpret_cast<std::int32_t*>(shared_memory()));
-    if (sequence < 0) return;
     const std::int32_t position = step.positions[token];
-    const std::int32_t block = block_of(step, sequence, position);
-    if (block < 0) return;
+    const std::int32_t block = sequence < 0 ? -1 : block_of(step, sequence, position);
+    if (block < 0) {
+      clear(step, token);
+      return;
+    }
     const std::int32_t slot = step.tokens_per_block.remainder(position);
     const std::int32_t units_of_value = step.head_dim / kWidth;
     const std::int32_t units_of_turned = units_of_value - step.rotary_half / kWidth;
@@ -83,6 +85,16 @@ class RotateAndWrite {
   }
 
  private:
+  /// Zeros for the result of a token that attends to nothing.
+  __device__ static void clear(const AttentionStep& step, std::int32_t token) {
+    const std::int32_t width = step.num_heads * step.head_dim;
+    T* out = static_cast<T*>(step.attended) + static_cast<std::int64_t>(token) * width;
+    for (auto at = static_cast<std::int32_t>(threadIdx.x) * kWidth; at < width; at += kThreads * kWidth) {
+      const Elements<T, kWidth> zeros{};
+      zeros.store(out + at);
+    }
+  }
+
   __device__ static const T* source(const AttentionStep& step, const void* from, std::int32_t token,
                                     std::int32_t kv_head) {
     return static_cast<const T*>(from) +

@@ -70,4 +70,5 @@ PYBIND11_MODULE(adaptrt_cuda_emulated, module) {
   pybind11::module_::import("adaptrt._core");
   adaptrt::bindings::bind_host_device(module);
   adaptrt::bindings::bind_lora_kernel(module);
+  adaptrt::bindings::bind_attention_kernel(module);
 }

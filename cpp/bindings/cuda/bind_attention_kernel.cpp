@@ -1,0 +1,75 @@
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "bindings.h"
+#include "kernel_arguments.h"
+#include "plugins/kernels/paged_attention.h"
+
+namespace py = pybind11;
+
+namespace adaptrt::bindings {
+namespace {
+
+using cuda::PagedAttentionKernel;
+
+std::unique_ptr<PagedAttentionKernel> make_attention_kernel(int dtype, std::int32_t num_heads,
+                                                            std::int32_t num_kv_heads, std::int32_t head_dim,
+                                                            float scale, std::int32_t sliding_window) {
+  return std::make_unique<PagedAttentionKernel>(cuda::PagedAttentionConfig{.dtype = dtype_of(dtype),
+                                                                           .num_heads = num_heads,
+                                                                           .num_kv_heads = num_kv_heads,
+                                                                           .head_dim = head_dim,
+                                                                           .scale = scale,
+                                                                           .sliding_window = sliding_window});
+}
+
+void enqueue(const PagedAttentionKernel& kernel, std::int32_t tokens, std::int32_t sequences,
+             std::int32_t max_blocks, std::int32_t tokens_per_block, std::int32_t rotary_half,
+             const std::vector<Address>& inputs, const std::vector<Address>& outputs, Address workspace,
+             Address stream) {
+  check_addresses(inputs, 9, "q, k, v, kv_pool, block_tables, sequence_offsets, positions, cosine, sine");
+  check_addresses(outputs, 2, "attended, kv_pool_out");
+  if (outputs[1] != inputs[3]) throw ConfigError("kv_pool_out must be at the address of kv_pool");
+  kernel.enqueue({.tokens = tokens,
+                  .sequences = sequences,
+                  .max_blocks = max_blocks,
+                  .tokens_per_block = tokens_per_block,
+                  .rotary_half = rotary_half},
+                 {.q = at_address<const void>(inputs[0]),
+                  .k = at_address<const void>(inputs[1]),
+                  .v = at_address<const void>(inputs[2]),
+                  .kv_pool = at_address<void>(outputs[1]),
+                  .block_tables = at_address<const std::int32_t>(inputs[4]),
+                  .sequence_offsets = at_address<const std::int32_t>(inputs[5]),
+                  .positions = at_address<const std::int32_t>(inputs[6]),
+                  .cosine = at_address<const float>(inputs[7]),
+                  .sine = at_address<const float>(inputs[8]),
+                  .attended = at_address<void>(outputs[0])},
+                 at_address<void>(workspace), at_address<void>(stream));
+}
+
+}  // namespace
+
+void bind_attention_kernel(py::module_& module) {
+  py::class_<PagedAttentionKernel>(
+      module, "PagedAttentionKernel",
+      "The plugin PagedAttention. A token whose block is -1 writes nothing and gets zeros.")
+      .def(py::init(&make_attention_kernel), py::arg("dtype"), py::arg("num_heads"), py::arg("num_kv_heads"),
+           py::arg("head_dim"), py::arg("scale"), py::arg("sliding_window"),
+           "dtype is a value of DType, float16 or bfloat16; the rest are the plugin's attributes. Raises "
+           "ConfigError.")
+      .def("workspace_bytes", &PagedAttentionKernel::workspace_bytes, py::arg("max_tokens"),
+           py::arg("max_sequences"), "Bytes that enqueue needs for up to so many tokens and sequences.")
+      .def("enqueue", &enqueue, py::arg("tokens"), py::arg("sequences"), py::arg("max_blocks"),
+           py::arg("tokens_per_block"), py::arg("rotary_half"), py::arg("inputs"), py::arg("outputs"),
+           py::arg("workspace"), py::arg("stream"),
+           "Puts the launches into a stream. Addresses are of the device and in the order of the plugin's "
+           "definition; kv_pool_out is kv_pool. Raises ConfigError for sizes that cannot be, StepError when "
+           "CUDA "
+           "refuses.");
+}
+
+}  // namespace adaptrt::bindings
