@@ -20,7 +20,7 @@ namespace adaptrt {
 namespace {
 
 /// nullptr for an engine without LoRA. Takes what it allocates of the host's from `available_memory`.
-std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine& engine,
+std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine& engine, RequestQueue& queue,
                                            std::size_t& available_memory) {
   const PeftCacheConfig cache_config = config.peft_cache_config.value_or(PeftCacheConfig{});
   const auto on_device = engine.free_device_memory();
@@ -35,7 +35,9 @@ std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine&
   }
   return std::make_unique<LoraCache>(
       layout, engine.make_adapter_pages(sizes.page_bytes, sizes.device_pages, cache_config.num_copy_streams),
-      LoraCacheOptions{.host_bytes = sizes.host_bytes});
+      LoraCacheOptions{.host_bytes = sizes.host_bytes,
+                       .num_load_workers = cache_config.num_ensure_workers,
+                       .on_load_end = [&queue] { queue.wake(); }});
 }
 
 std::int32_t make_kv_pool(const ExecutorConfig& config, Engine& engine, std::size_t available_memory) {
@@ -65,7 +67,7 @@ class Executor::Impl {
       : engine_(std::move(engine)),
         queue_(validated(config, engine_->info()).max_queue_size),
         statistics_(config),
-        lora_cache_(make_lora_cache(config, *engine_, available_memory)),
+        lora_cache_(make_lora_cache(config, *engine_, queue_, available_memory)),
         loop_(*engine_, config, make_kv_pool(config, *engine_, available_memory), lora_cache_.get(), queue_,
               board_, statistics_, std::move(observer)),
         thread_([this] { loop_.run(); }) {}

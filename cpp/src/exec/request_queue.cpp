@@ -42,6 +42,14 @@ void RequestQueue::cancel(RequestId id) {
   changed_.notify_one();
 }
 
+void RequestQueue::wake() {
+  {
+    const std::lock_guard lock(mutex_);
+    work_.woken = true;
+  }
+  changed_.notify_one();
+}
+
 void RequestQueue::stop() {
   {
     const std::lock_guard lock(mutex_);
@@ -75,10 +83,15 @@ std::size_t RequestQueue::num_queued() const {
   return num_queued_;
 }
 
-RequestQueue::Work RequestQueue::take(bool wait) {
+RequestQueue::Work RequestQueue::take(bool wait, std::optional<Clock::time_point> until) {
+  const auto has_work = [&] {
+    return work_.stop || work_.woken || !work_.arrivals.empty() || !work_.cancelled.empty();
+  };
   std::unique_lock lock(mutex_);
-  if (wait) {
-    changed_.wait(lock, [&] { return work_.stop || !work_.arrivals.empty() || !work_.cancelled.empty(); });
+  if (wait && until) {
+    changed_.wait_until(lock, *until, has_work);
+  } else if (wait) {
+    changed_.wait(lock, has_work);
   }
   return std::exchange(work_, Work{});
 }

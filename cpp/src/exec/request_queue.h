@@ -25,6 +25,8 @@ class RequestQueue {
   /// Hands over requests with reserved places. Throws ExecutorClosedError; nothing is handed over then.
   void submit(std::vector<std::unique_ptr<ActiveRequest>>& requests);
   void cancel(RequestId id);
+  /// Makes the next take() return at once: something else has changed that the executor's thread waits for.
+  void wake();
   /// Asks the executor's thread to stop.
   void stop();
   /// Nothing can be queued from now on; the first reason stays.
@@ -39,9 +41,10 @@ class RequestQueue {
     std::vector<std::unique_ptr<ActiveRequest>> arrivals;
     std::vector<RequestId> cancelled;
     bool stop = false;
+    bool woken = false;
   };
-  /// All that has come in; with `wait`, not before something has.
-  [[nodiscard]] Work take(bool wait);
+  /// All that has come in; with `wait`, not before something has, wake() was called, or `until` is over.
+  [[nodiscard]] Work take(bool wait, std::optional<Clock::time_point> until = std::nullopt);
 
  private:
   mutable std::mutex mutex_;

@@ -25,6 +25,7 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
                    LoraCache* lora_cache, RequestQueue& queue, ResponseBoard& board, Statistics& statistics,
                    StepObserver observer)
     : engine_(engine),
+      has_device_memory_(engine.free_device_memory().has_value()),
       lora_cache_(lora_cache),
       queue_(queue),
       board_(board),
@@ -46,7 +47,9 @@ void StepLoop::run() {
 }
 
 bool StepLoop::take_work() {
-  RequestQueue::Work work = queue_.take(scheduler_.empty());
+  std::optional<Clock::time_point> until;
+  if (!deadlines_.empty()) until = deadlines_.begin()->first;
+  RequestQueue::Work work = queue_.take(scheduler_.empty() || awaits_loads_, until);
   for (auto& arrival : work.arrivals) {
     ActiveRequest& request = *arrival;
     requests_.emplace(request.id, std::move(arrival));
@@ -91,12 +94,14 @@ void StepLoop::step() {
   }
   queue_.release(static_cast<std::size_t>(num_started_));
 
+  awaits_loads_ = plan_.empty() && plan_.awaits_loads;
   if (plan_.empty()) {
-    if (plan_.unservable.empty() && plan_.paused.empty() && !scheduler_.empty()) {
+    const bool has_changed = !plan_.unservable.empty() || !plan_.failed.empty() || !plan_.paused.empty();
+    if (!has_changed && !awaits_loads_ && !scheduler_.empty()) {
       throw std::logic_error("no request can run although " + std::to_string(scheduler_.waiting().size()) +
                              " wait");
     }
-    refuse_unservable();
+    refuse_waiting();
     observe(nullptr);
     send_responses();
     return;
@@ -108,7 +113,7 @@ void StepLoop::step() {
     scheduler_.commit(plan_);
     deliver(completed);
   }
-  refuse_unservable();
+  refuse_waiting();
   ++iteration_;
   observe(nullptr);
   record(begin, num_active, completed);
@@ -155,7 +160,13 @@ void StepLoop::deliver(std::vector<RequestId>& completed) {
   }
 }
 
-void StepLoop::refuse_unservable() {
+void StepLoop::refuse_waiting() {
+  for (const FailedStart& failed : plan_.failed) {
+    auto& request = *static_cast<ActiveRequest*>(failed.sequence);
+    outbox_.push_back(request.make_error("adapter " + std::to_string(request.adapter->task_id()) +
+                                         " could not be loaded: " + failed.reason));
+    remove(request);
+  }
   for (Sequence* sequence : plan_.unservable) {
     auto& request = *static_cast<ActiveRequest*>(sequence);
     outbox_.push_back(request.make_error("adapter " + std::to_string(request.adapter->task_id()) + " needs " +
@@ -195,13 +206,15 @@ void StepLoop::record(Clock::time_point begin, std::size_t num_active,
     stats.max_num_active_requests = scheduler_.limits().max_batch_size;
     stats.kv_cache_stats = block_pool_.stats();
     stats.inflight_batching_stats = describe(plan_, scheduler_.num_paused());
-    stats.cpu_mem_usage = static_cast<std::size_t>(block_pool_.num_blocks()) * engine_.info().kv_block_bytes;
+    std::size_t device_bytes =
+        static_cast<std::size_t>(block_pool_.num_blocks()) * engine_.info().kv_block_bytes;
     if (lora_cache_ != nullptr) {
       const LoraCacheStats lora = lora_cache_->stats();
-      stats.cpu_mem_usage +=
-          lora.host_bytes_used + static_cast<std::size_t>(lora.device_pages_total) * lora.page_bytes;
+      stats.cpu_mem_usage += lora.host_bytes_used;
+      device_bytes += static_cast<std::size_t>(lora.device_pages_total) * lora.page_bytes;
       stats.lora_cache_stats = lora;
     }
+    (has_device_memory_ ? stats.gpu_mem_usage : stats.cpu_mem_usage) += device_bytes;
     statistics_.record(std::move(stats));
   }
   if (statistics_.wants_requests()) {

@@ -50,7 +50,8 @@ class StepLoop {
   /// Returns false when the step failed, and its requests with it.
   bool run_engine();
   void deliver(std::vector<RequestId>& completed);
-  void refuse_unservable();
+  /// Requests that wait and cannot run: no pages for their adapters, or loads that failed.
+  void refuse_waiting();
   void fail_plan(const std::string& reason);
   void observe(const StepPlan* plan) const;
   void record(Clock::time_point begin, std::size_t num_active, const std::vector<RequestId>& completed);
@@ -64,6 +65,7 @@ class StepLoop {
   void close(const std::string& reason);
 
   Engine& engine_;
+  const bool has_device_memory_;
   LoraCache* lora_cache_;
   RequestQueue& queue_;
   ResponseBoard& board_;
@@ -79,6 +81,8 @@ class StepLoop {
   std::set<std::pair<Clock::time_point, RequestId>> deadlines_;
   std::int64_t iteration_ = 0;
   std::int32_t num_started_ = 0;
+  /// Nothing can run until a load of an adapter has ended.
+  bool awaits_loads_ = false;
   /// Of the newest step, without sampling.
   Clock::duration engine_latency_{};
   RequestStatsPerIteration request_stats_;

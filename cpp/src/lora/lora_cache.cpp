@@ -24,6 +24,8 @@ LoraCache::Impl::Impl(LoraLayout layout, std::unique_ptr<AdapterPages> pages, Lo
       sites_(layout_),
       host_bytes_total_(options.host_bytes),
       pages_(std::move(pages)),
+      has_workers_(options.num_load_workers > 0),
+      on_load_end_(std::move(options.on_load_end)),
       free_pages_(pages_->num_pages()) {
   Problems problems;
   const std::size_t page_bytes = pages_->page_bytes();
@@ -70,7 +72,9 @@ LoraCacheStats LoraCache::Impl::stats() const {
   const std::lock_guard lock(mutex_);
   LoraCacheStats stats = counters_;
   stats.host_adapters = static_cast<std::int64_t>(entries_.size());
-  stats.device_adapters = static_cast<std::int64_t>(device_busy_.size() + device_idle_.size());
+  stats.device_adapters =
+      static_cast<std::int64_t>(device_busy_.size() + device_idle_.size()) - loads_in_flight_;
+  stats.loads_in_flight = loads_in_flight_;
   stats.host_bytes_used = host_bytes_used_;
   stats.host_bytes_total = host_bytes_total_;
   stats.page_bytes = pages_->page_bytes();
@@ -99,14 +103,27 @@ CacheEntry& LoraCache::Impl::require_known(const HostAdapter& adapter) const {
 }
 
 LoraCache::LoraCache(LoraLayout layout, std::unique_ptr<AdapterPages> pages, LoraCacheOptions options)
-    : impl_(std::make_shared<Impl>(std::move(layout), std::move(pages), options)) {}
-LoraCache::~LoraCache() = default;
+    : impl_(std::make_shared<Impl>(std::move(layout), std::move(pages), options)) {
+  for (std::int32_t i = 0; i < options.num_load_workers; ++i) {
+    workers_.emplace_back([impl = impl_.get()](const std::stop_token& stop) { impl->make_loads(stop); });
+  }
+}
+
+LoraCache::~LoraCache() {
+  for (std::jthread& worker : workers_) worker.request_stop();
+}
 
 std::shared_ptr<const HostAdapter> LoraCache::admit(const LoraConfig& config) {
   return impl_->admit(config);
 }
 std::optional<DeviceLease> LoraCache::acquire(const std::shared_ptr<const HostAdapter>& adapter) {
   return impl_->acquire(*adapter);
+}
+AdapterReadiness LoraCache::ensure(const HostAdapter& adapter, std::uint64_t turn, bool may_load) {
+  return impl_->ensure(adapter, turn, may_load);
+}
+std::vector<LoadFailure> LoraCache::take_load_failures() {
+  return impl_->take_load_failures();
 }
 std::int64_t LoraCache::obtainable_pages() const {
   return impl_->obtainable_pages();

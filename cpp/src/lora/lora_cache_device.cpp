@@ -1,7 +1,5 @@
 // The device level: pages, leases and pins.
 
-#include <chrono>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -14,60 +12,81 @@ std::optional<DeviceLease> LoraCache::Impl::acquire(const HostAdapter& adapter) 
   auto lease = std::make_unique<DeviceLease::Impl>(shared_from_this());
   std::unique_lock lock(mutex_);
   CacheEntry& entry = require_known(adapter);
-  loaded_.wait(lock, [&] { return entry.residence != Residence::kLoading; });
-  if (entry.residence == Residence::kResident) {
-    ++counters_.device_hits;
-    ++entry.leases;
-    settle(entry);
-  } else {
-    if (!reserve_pages(entry)) return std::nullopt;
-    load(entry, lock);
+  while (!has_workers_ && entry.residence != Residence::kResident) {
+    if (entry.residence == Residence::kLoading) {
+      loaded_.wait(lock);
+      continue;
+    }
+    if (!reserve_pages(entry, 0)) return std::nullopt;
+    if (const auto error = load(entry, lock)) std::rethrow_exception(error);
   }
+  if (entry.residence != Residence::kResident) return std::nullopt;
+  if (!std::exchange(entry.is_fresh, false)) ++counters_.device_hits;
+  ++entry.leases;
+  settle(entry);
   lease->own(entry);
   return DeviceLease(std::move(lease));
 }
 
-bool LoraCache::Impl::reserve_pages(CacheEntry& entry) {
+AdapterReadiness LoraCache::Impl::ensure(const HostAdapter& adapter, std::uint64_t turn, bool may_load) {
+  using enum AdapterReadiness;
+  const std::lock_guard lock(mutex_);
+  CacheEntry& entry = require_known(adapter);
+  if (entry.residence == Residence::kLoading) return kLoading;
+  if (entry.residence == Residence::kResident) {
+    entry.turn = turn;
+    return kReady;
+  }
   const std::int64_t needed = entry.plan.pages;
-  if (free_pages_.count() + idle_pages_ < needed) return false;
+  // Whoever acquires without workers may take what others of the turn need.
+  const std::uint64_t kept = has_workers_ ? turn : 0;
+  if (count_pages_to_get(needed, kept) < needed) {
+    if (needed > free_pages_.total() - count_held_pages()) return kNoRoom;
+    return needed <= count_pages_to_get(needed, 0) ? kAwaitsOthers : kAwaitsLoads;
+  }
+  if (!has_workers_) return kReady;
+  if (!may_load) return kAwaitsOthers;
+  LoadJobs job = make_job(entry);  // before anything changes
+  static_cast<void>(reserve_pages(entry, turn));
+  queued_loads_.splice(queued_loads_.end(), job);
+  has_work_.notify_one();
+  return kLoading;
+}
+
+std::int64_t LoraCache::Impl::count_pages_to_get(std::int64_t enough, std::uint64_t turn) const {
+  std::int64_t pages = free_pages_.count();
+  if (turn == 0) return pages + idle_pages_;
+  for (auto idle = device_idle_.begin(); idle != device_idle_.end() && pages < enough; ++idle) {
+    if ((*idle)->turn != turn) pages += (*idle)->plan.pages;
+  }
+  return pages;
+}
+
+std::int64_t LoraCache::Impl::count_held_pages() const {
+  std::int64_t pages = 0;
+  for (const CacheEntry* busy : device_busy_) {
+    if (busy->residence == Residence::kResident || busy->pinned) pages += busy->plan.pages;
+  }
+  return pages;
+}
+
+bool LoraCache::Impl::reserve_pages(CacheEntry& entry, std::uint64_t turn) {
+  const std::int64_t needed = entry.plan.pages;
+  if (count_pages_to_get(needed, turn) < needed) return false;
   entry.pages.reserve(static_cast<std::size_t>(needed));
-  while (free_pages_.count() < needed) {
+  for (auto next = device_idle_.begin(); free_pages_.count() < needed;) {
+    CacheEntry& idle = **next++;
+    if (turn != 0 && idle.turn == turn) continue;
     ++counters_.device_evictions;
-    drop_device_copy(*device_idle_.front());
+    drop_device_copy(idle);
   }
   for (std::int64_t i = 0; i < needed; ++i) entry.pages.push_back(free_pages_.take());
   ++counters_.device_misses;
+  ++loads_in_flight_;
   entry.residence = Residence::kLoading;
-  ++entry.leases;
+  entry.load_error = nullptr;
   settle(entry);
   return true;
-}
-
-void LoraCache::Impl::load(CacheEntry& entry, std::unique_lock<std::mutex>& lock) {
-  try {
-    std::vector<std::byte*> addresses;
-    for (const std::int64_t page : entry.pages) addresses.push_back(pages_->address(page));
-    lock.unlock();
-    const auto start = std::chrono::steady_clock::now();
-    DeviceAdapter packed;
-    pages_->load(entry.pages, [&](std::span<std::byte* const> host_pages) {
-      packed = pack_adapter(*entry.adapter, layout_, entry.plan, host_pages, addresses);
-    });
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    lock.lock();
-    entry.device = std::move(packed);
-    entry.residence = Residence::kResident;
-    counters_.load_seconds += elapsed.count();
-    settle(entry);
-    loaded_.notify_all();
-  } catch (...) {
-    if (!lock.owns_lock()) lock.lock();
-    --entry.leases;
-    drop_device_copy(entry);
-    settle(entry);
-    loaded_.notify_all();
-    throw;
-  }
 }
 
 void LoraCache::Impl::drop_device_copy(CacheEntry& entry) noexcept {
@@ -88,7 +107,8 @@ void LoraCache::Impl::settle(CacheEntry& entry) noexcept {
   }
   CacheEntry::List* device = &device_absent_;
   if (entry.residence != Residence::kAbsent) {
-    device = entry.leases > 0 || entry.pinned ? &device_busy_ : &device_idle_;
+    const bool stays = entry.leases > 0 || entry.pinned || entry.residence == Residence::kLoading;
+    device = stays ? &device_busy_ : &device_idle_;
   }
   if (device != entry.device_list) {
     if (entry.device_list == &device_idle_) idle_pages_ -= entry.plan.pages;
@@ -122,31 +142,36 @@ void LoraCache::Impl::set_pinned(CacheEntry& entry, bool pinned) noexcept {
 
 void LoraCache::Impl::pin(std::uint64_t task_id) {
   const auto user = std::make_shared<User>(shared_from_this());
-  EntryPtr dropped;
-  std::unique_lock lock(mutex_);
-  CacheEntry& entry = require_listed(task_id);
-  if (entry.pinned) return;
-  check_pin(task_id, entry.plan.pages, &entry, nullptr);
-  if (entry.residence != Residence::kAbsent) {
+  bool loads_here = false;
+  {
+    std::unique_lock lock(mutex_);
+    CacheEntry& entry = require_listed(task_id);
+    if (entry.pinned) return;
+    check_pin(task_id, entry.plan.pages, &entry, nullptr);
+    if (entry.residence == Residence::kAbsent) {
+      LoadJobs job = make_job(entry);  // before anything changes
+      if (!reserve_pages(entry, 0)) {
+        refuse_full(task_id, "needs " + std::to_string(entry.plan.pages) +
+                                 " device pages, but running requests, loads and pinned adapters leave " +
+                                 std::to_string(free_pages_.count() + idle_pages_) + " of " +
+                                 std::to_string(free_pages_.total()));
+      }
+      loads_here = !has_workers_;
+      if (has_workers_) queued_loads_.splice(queued_loads_.end(), job);
+      has_work_.notify_one();
+    }
+    // It can be unloaded or unpinned meanwhile: a user keeps it.
+    user->hold(entry);
     set_pinned(entry, true);
-    return;
+    if (loads_here) static_cast<void>(load(entry, lock));
+    loaded_.wait(lock, [&] { return entry.residence != Residence::kLoading; });
+    entry.is_fresh = false;
+    if (entry.pinned && entry.residence == Residence::kAbsent) {
+      set_pinned(entry, false);
+      std::rethrow_exception(entry.load_error);
+    }
   }
-  if (!reserve_pages(entry)) {
-    refuse_full(task_id, "needs " + std::to_string(entry.plan.pages) +
-                             " device pages, but running requests and pinned adapters leave " +
-                             std::to_string(free_pages_.count() + idle_pages_) + " of " +
-                             std::to_string(free_pages_.total()));
-  }
-  // Neither pinned nor leased while it is packed, it could be unloaded: a user keeps it.
-  user->hold(entry);
-  set_pinned(entry, true);
-  try {
-    load(entry, lock);
-  } catch (...) {
-    set_pinned(entry, false);
-    throw;
-  }
-  dropped = end_lease(entry);
+  if (loads_here && on_load_end_) on_load_end_();
 }
 
 void LoraCache::Impl::unpin(std::uint64_t task_id) {

@@ -97,7 +97,7 @@ void LoraCache::Impl::check_pin(std::uint64_t task_id, std::int64_t pages, const
   check_beside_pinned(task_id, pages, others);
   for (const auto& [generation, entry] : entries_) {
     const bool stays_pinned = entry->pinned && entry.get() != replaced;
-    if (entry.get() == pinned || stays_pinned || !entry->in_use()) continue;
+    if (entry.get() == pinned || stays_pinned || !entry->is_held()) continue;
     if (entry->plan.pages + others + pages > free_pages_.total()) {
       refuse_full(task_id, "pinned adapters would keep " + std::to_string(others + pages) + " of " +
                                std::to_string(free_pages_.total()) + " device pages, but task " +
@@ -169,9 +169,12 @@ LoraCache::Impl::EntryPtr LoraCache::Impl::retire(CacheEntry& entry) noexcept {
   listed_.erase(entry.adapter->task_id());
   entry.listed = false;
   set_pinned(entry, false);
-  if (!entry.in_use()) return erase(entry);
-  if (entry.leases == 0 && entry.residence == Residence::kResident) drop_device_copy(entry);
-  return nullptr;
+  return give_up(entry);
+}
+
+LoraCache::Impl::EntryPtr LoraCache::Impl::give_up(CacheEntry& entry) noexcept {
+  settle(entry);
+  return !entry.listed && !entry.in_use() ? erase(entry) : nullptr;
 }
 
 LoraCache::Impl::EntryPtr LoraCache::Impl::erase(CacheEntry& entry) noexcept {
@@ -187,21 +190,14 @@ void LoraCache::Impl::release_user(CacheEntry& entry) noexcept {
   EntryPtr dropped;  // destroyed after the lock is given up
   const std::lock_guard lock(mutex_);
   --entry.users;
-  settle(entry);
-  if (!entry.listed && !entry.in_use()) dropped = erase(entry);
+  dropped = give_up(entry);
 }
 
 void LoraCache::Impl::release_lease(CacheEntry& entry) noexcept {
   EntryPtr dropped;  // destroyed after the lock is given up
   const std::lock_guard lock(mutex_);
-  dropped = end_lease(entry);
-}
-
-LoraCache::Impl::EntryPtr LoraCache::Impl::end_lease(CacheEntry& entry) noexcept {
   --entry.leases;
-  if (!entry.listed && entry.leases == 0) drop_device_copy(entry);
-  settle(entry);
-  return !entry.listed && !entry.in_use() ? erase(entry) : nullptr;
+  dropped = give_up(entry);
 }
 
 }  // namespace adaptrt

@@ -3,10 +3,13 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -25,6 +28,7 @@ namespace adaptrt {
 
 /// One generation of an adapter in the cache.
 struct CacheEntry {
+  /// kLoading: its pages are reserved and a load of it waits or is being made.
   enum class Residence : std::uint8_t { kAbsent, kLoading, kResident };
   /// A place in one of a level's lists; moving between them allocates nothing, so giving up a lease cannot
   /// fail.
@@ -34,7 +38,7 @@ struct CacheEntry {
   std::shared_ptr<const HostAdapter> adapter;
   DevicePlan plan;
 
-  // Changes under the lock; `device` does not while there is a lease.
+  // Changes under the lock; `device` does not while there is a lease, `pages` not during a load.
   std::int64_t users = 0;
   std::int64_t leases = 0;
   bool pinned = false;
@@ -43,12 +47,21 @@ struct CacheEntry {
   Residence residence = Residence::kAbsent;
   std::vector<std::int64_t> pages;
   DeviceAdapter device;
+  /// Loaded, and not leased or pinned since: the first lease is the one that it was loaded for.
+  bool is_fresh = false;
+  /// The last turn in which ensure() found it on the device.
+  std::uint64_t turn = 0;
+  /// What the last load threw, if it failed.
+  std::exception_ptr load_error;
   List* host_list = nullptr;
   List::iterator host_place;
   List* device_list = nullptr;
   List::iterator device_place;
 
-  [[nodiscard]] bool in_use() const { return users > 0 || leases > 0; }
+  /// By requests or leases.
+  [[nodiscard]] bool is_held() const { return users > 0 || leases > 0; }
+  /// It cannot leave the cache now.
+  [[nodiscard]] bool in_use() const { return is_held() || residence == Residence::kLoading; }
 };
 
 using Residence = CacheEntry::Residence;
@@ -59,6 +72,10 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
 
   std::shared_ptr<const HostAdapter> admit(const LoraConfig& config);
   std::optional<DeviceLease> acquire(const HostAdapter& adapter);
+  AdapterReadiness ensure(const HostAdapter& adapter, std::uint64_t turn, bool may_load);
+  std::vector<LoadFailure> take_load_failures();
+  /// What a load worker does until it is stopped.
+  void make_loads(const std::stop_token& stop);
   std::int64_t obtainable_pages() const;
   std::int64_t pages_needed(const HostAdapter& adapter) const;
   bool is_leased(const HostAdapter& adapter) const;
@@ -76,6 +93,13 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
 
  private:
   using EntryPtr = std::shared_ptr<CacheEntry>;
+  /// A load for a worker to make; later, perhaps, one that failed. Moving it between lists allocates nothing.
+  struct LoadJob {
+    CacheEntry* entry = nullptr;
+    LoadFailure failure;
+  };
+  using LoadJobs = std::list<LoadJob>;
+  static LoadJobs make_job(CacheEntry& entry) { return {{&entry, {entry.adapter->generation(), {}}}}; }
   /// What left the cache under the lock, so that its memory is given back after it.
   using Dropped = std::vector<EntryPtr>;
   class User;
@@ -91,19 +115,24 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   void insert(const EntryPtr& entry, CacheEntry* replaced, Dropped& dropped);
   /// Takes the entry out of the lookup and, when nothing uses it, out of the cache.
   EntryPtr retire(CacheEntry& entry) noexcept;
+  /// Brings lists and cache in line with an entry that is used by one less.
+  EntryPtr give_up(CacheEntry& entry) noexcept;
   EntryPtr erase(CacheEntry& entry) noexcept;
-  EntryPtr end_lease(CacheEntry& entry) noexcept;
   void set_pinned(CacheEntry& entry, bool pinned) noexcept;
   /// Moves the entry to the lists that its state calls for; becoming idle puts it at the recently used end.
   void settle(CacheEntry& entry) noexcept;
-  /// Makes room for the entry's device copy and takes a lease on it; false, and nothing done, when there is
-  /// none.
-  bool reserve_pages(CacheEntry& entry);
+  /// Free pages and those of idle adapters that may go in this turn; stops counting at `enough`.
+  std::int64_t count_pages_to_get(std::int64_t enough, std::uint64_t turn) const;
+  /// Pages of adapters that are leased or pinned: they come free only when somebody lets go of them.
+  std::int64_t count_held_pages() const;
+  /// Takes pages for a load of an absent entry; false, and nothing done, when there is no room.
+  bool reserve_pages(CacheEntry& entry, std::uint64_t turn);
   void drop_device_copy(CacheEntry& entry) noexcept;
 
-  /// Packs an entry whose pages are reserved; gives `lock` up meanwhile. When it throws, pages and lease are
-  /// gone.
-  void load(CacheEntry& entry, std::unique_lock<std::mutex>& lock);
+  /// Makes the load of an entry whose pages are reserved; gives `lock` up meanwhile. Returns what was thrown;
+  /// the pages are gone then.
+  std::exception_ptr load(CacheEntry& entry, std::unique_lock<std::mutex>& lock) noexcept;
+  void make_load(LoadJobs& job, std::unique_lock<std::mutex>& lock) noexcept;
   void check_ever_fits(std::uint64_t task_id, std::size_t bytes, std::int64_t pages) const;
   std::shared_ptr<const HostAdapter> find(std::uint64_t task_id);
   std::shared_ptr<const HostAdapter> store(const EntryPtr& entry, bool replace);
@@ -112,14 +141,20 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   const SiteIndex sites_;
   const std::size_t host_bytes_total_;
   const std::unique_ptr<AdapterPages> pages_;
+  const bool has_workers_;
+  const std::function<void()> on_load_end_;
 
   mutable std::mutex mutex_;
-  std::condition_variable loaded_;
+  std::condition_variable loaded_;        // some entry is not loading any more
+  std::condition_variable_any has_work_;  // for the load workers
   FreePages free_pages_;
   std::unordered_map<std::uint64_t, EntryPtr> entries_;         // by generation
   std::unordered_map<std::uint64_t, CacheEntry*> listed_;       // by task_id
   CacheEntry::List host_busy_, host_idle_;                      // every entry is in one of them
   CacheEntry::List device_absent_, device_busy_, device_idle_;  // likewise
+  LoadJobs queued_loads_;                                       // in the order in which they were asked for
+  LoadJobs failed_loads_;                                       // not told yet
+  std::int64_t loads_in_flight_ = 0;
   std::size_t host_bytes_used_ = 0;
   std::int64_t idle_pages_ = 0;    // of device_idle_
   std::int64_t pinned_pages_ = 0;  // that pinned entries need, on the device or not

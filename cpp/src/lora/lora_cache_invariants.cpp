@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <set>
 #include <string>
 #include <vector>
@@ -22,12 +23,10 @@ void check_entry(const CacheEntry& entry, const std::string& name, Findings& fin
   const bool absent = entry.residence == Residence::kAbsent;
   findings.expect(entry.users >= 0 && entry.leases >= 0, name + " has a negative count");
   findings.expect(entry.listed || entry.in_use(), name + " is neither listed nor in use");
+  findings.expect(entry.residence != Residence::kLoading || entry.leases == 0,
+                  name + " is leased while it loads");
   findings.expect(entry.listed || !entry.pinned, name + " is pinned but not listed");
-  findings.expect(entry.listed || absent || entry.leases > 0,
-                  name + " is not listed and keeps an idle device copy");
   findings.expect(!absent || entry.leases == 0, name + " is leased but not on the device");
-  findings.expect(entry.residence != Residence::kLoading || entry.leases > 0,
-                  name + " is loading for nobody");
   findings.expect(entry.pages.size() == (absent ? 0U : static_cast<std::size_t>(entry.plan.pages)),
                   name + " has another number of pages than its plan");
   findings.expect((entry.residence == Residence::kResident) == !entry.device.sites.empty(),
@@ -45,13 +44,15 @@ std::vector<std::string> LoraCache::Impl::check_invariants() const {
   std::int64_t idle_pages = 0;
   std::int64_t pinned_pages = 0;
   std::size_t listed = 0;
+  std::int64_t loading = 0;
   std::multiset<std::int64_t> pages(free_pages_.pages().begin(), free_pages_.pages().end());
   for (const auto& [generation, entry] : entries_) {
     const std::string name =
         "task " + std::to_string(entry->adapter->task_id()) + " generation " + std::to_string(generation);
     check_entry(*entry, name, findings);
     const bool absent = entry->residence == Residence::kAbsent;
-    const bool idle = !absent && entry->leases == 0 && !entry->pinned;
+    const bool idle = entry->residence == Residence::kResident && entry->leases == 0 && !entry->pinned;
+    if (entry->residence == Residence::kLoading) ++loading;
     findings.expect(entry->adapter->generation() == generation, name + " is filed under another generation");
     findings.expect(entry->host_list == (entry->in_use() || entry->pinned ? &host_busy_ : &host_idle_),
                     name + " is in the wrong host list");
@@ -73,6 +74,15 @@ std::vector<std::string> LoraCache::Impl::check_invariants() const {
   findings.expect(idle_pages == idle_pages_, "idle pages are miscounted");
   findings.expect(pinned_pages == pinned_pages_, "pinned pages are miscounted");
   findings.expect(pinned_pages_ <= free_pages_.total(), "more pages are pinned than there are");
+  findings.expect(loading == loads_in_flight_, "loads in flight are miscounted");
+  std::set<const CacheEntry*> queued;
+  for (const LoadJob& job : queued_loads_) {
+    findings.expect(queued.insert(job.entry).second, "an adapter waits twice for a load worker");
+    const auto known =
+        std::ranges::find_if(entries_, [&](const auto& item) { return item.second.get() == job.entry; });
+    findings.expect(known != entries_.end() && job.entry->residence == Residence::kLoading,
+                    "an adapter waits for a load worker and is not loading");
+  }
   findings.expect(host_busy_.size() + host_idle_.size() == entries_.size(), "the host lists miss adapters");
   findings.expect(device_absent_.size() + device_busy_.size() + device_idle_.size() == entries_.size(),
                   "the device lists miss adapters");

@@ -14,6 +14,7 @@ constexpr double kDefaultDevicePercent = 0.02;
 constexpr std::size_t kDefaultHostBytes = std::size_t{1} << 30;
 /// Beside one adapter of maximal size, a default level holds at least this many of the optimal size.
 constexpr std::int64_t kDefaultOptimalAdapters = 8;
+constexpr std::int32_t kMostEnsureWorkers = 16;
 constexpr std::int32_t kMostCopyStreams = 16;
 /// Far above any rank in use, and far below what overflows sizes.
 constexpr std::int32_t kLargestAdapterSize = 1 << 16;
@@ -123,7 +124,7 @@ Problems PeftCacheConfig::validate() const {
   check_between("max_adapter_size", max_adapter_size, 1, kLargestAdapterSize);
   check_unused("num_put_workers", num_put_workers, 1,
                "because the thread that enqueues a request stores its adapter");
-  check_unused("num_ensure_workers", num_ensure_workers, 1, "because the executor's thread packs adapters");
+  check_between("num_ensure_workers", num_ensure_workers, 0, kMostEnsureWorkers);
   check_between("num_copy_streams", num_copy_streams, 1, kMostCopyStreams);
   check_unused("max_pages_per_block_host", max_pages_per_block_host, 24,
                "because host memory is not cut into blocks");

@@ -160,6 +160,20 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
   }
   report.check(plan.paused.empty() || plan.started.empty(),
                "sequences start although others had to be paused");
+  for (const Sequence* sequence : plan.unservable) {
+    report.check(sequence->state == SequenceState::kWaiting, *sequence, "is unservable and does not wait");
+  }
+  for (const FailedStart& failed : plan.failed) {
+    report.check(failed.sequence->state == SequenceState::kWaiting, *failed.sequence,
+                 "has failed to start and does not wait");
+    report.check(failed.sequence->adapter != nullptr, *failed.sequence,
+                 "has failed to load an adapter and has none");
+  }
+  if (plan.empty() && !scheduler.waiting().empty()) {
+    report.check(
+        plan.awaits_loads || !plan.paused.empty() || !plan.unservable.empty() || !plan.failed.empty(),
+        "nothing runs, sequences wait, and nothing says what for");
+  }
   std::int32_t num_tokens = 0;
   for (const PlannedSequence& entry : plan.entries) num_tokens += entry.count;
   report.check(plan.num_tokens == num_tokens, "num_tokens does not count the planned tokens");

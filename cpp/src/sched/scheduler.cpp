@@ -1,6 +1,7 @@
 #include "adaptrt/sched/scheduler.h"
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -11,8 +12,8 @@ namespace adaptrt {
 
 namespace {
 
-/// So many waiting sequences without pages for their adapters are passed over in one plan, so that planning
-/// stays cheap whatever the queue's length.
+/// So many waiting sequences without their adapters are passed over in one plan, so that planning stays cheap
+/// whatever the queue's length.
 constexpr std::size_t kMostSkippedInAPlan = 256;
 
 void check_limits(const SchedulerLimits& limits) {
@@ -36,6 +37,10 @@ void require_unfinished(const Sequence& sequence) {
   }
 }
 
+bool has_failed(const Sequence& sequence, const StepPlan& plan) {
+  return std::ranges::find(plan.failed, &sequence, &FailedStart::sequence) != plan.failed.end();
+}
+
 }  // namespace
 
 void StepPlan::clear() {
@@ -43,6 +48,8 @@ void StepPlan::clear() {
   started.clear();
   paused.clear();
   unservable.clear();
+  failed.clear();
+  awaits_loads = false;
   num_tokens = 0;
   num_context_tokens = 0;
   num_context_sequences = 0;
@@ -111,12 +118,19 @@ void Scheduler::add(Sequence& sequence) {
 
 void Scheduler::plan(StepPlan& plan) {
   plan.clear();
+  ++turn_;
+  const bool is_static = config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kStaticBatch;
   // A new batch waits for the last sequence of the old one, whatever this plan does to it.
-  const bool may_start =
-      config_.capacity_scheduler_policy != CapacitySchedulerPolicy::kStaticBatch || running_.empty();
+  const bool may_start = !is_static || running_.empty();
   plan_decodes(plan);
   plan_running_prefills(plan);
-  if (may_start && plan.paused.empty()) start_waiting(plan);
+  if (lora_cache_ != nullptr) collect_failed_loads(plan);
+  if (!plan.paused.empty()) return;
+  if (is_static && may_start && looks_ahead() && next_are_loading(plan)) {
+    plan.awaits_loads = true;
+    return;
+  }
+  start_waiting(plan, may_start);
 }
 
 void Scheduler::plan_decodes(StepPlan& plan) {
@@ -146,32 +160,89 @@ void Scheduler::plan_running_prefills(StepPlan& plan) {
   }
 }
 
-void Scheduler::start_waiting(StepPlan& plan) {
-  skipped_.clear();
-  bool may_lease = true;
-  for (auto next = waiting_.begin(); next != waiting_.end();) {
-    if (std::cmp_greater_equal(running_.size(), limits_.max_batch_size) || tokens_left(plan) == 0) return;
-    const auto position = next++;
-    Sequence& sequence = **position;
-    const StartResult result = try_start(sequence, may_lease, plan);
-    if (result == StartResult::kNoRoom) return;
-    if (result == StartResult::kStarted) {
-      waiting_.erase(position);
-      if (!sequence.adapter) continue;
-      for (Sequence* skipped : skipped_) ++skipped->times_passed_over;
-      continue;
+void Scheduler::collect_failed_loads(StepPlan& plan) const {
+  for (const LoadFailure& failure : lora_cache_->take_load_failures()) {
+    for (Sequence* sequence : waiting_) {
+      if (sequence->adapter && sequence->adapter->generation() == failure.generation) {
+        plan.failed.push_back({sequence, failure.reason});
+      }
     }
-    if (may_lease && !any_lease()) plan.unservable.push_back(&sequence);
-    skipped_.push_back(&sequence);
-    if (skipped_.size() == kMostSkippedInAPlan) return;
-    if (sequence.times_passed_over >= limits_.max_times_passed_over) may_lease = false;
   }
 }
 
-Scheduler::StartResult Scheduler::try_start(Sequence& sequence, bool may_lease, StepPlan& plan) {
-  // Asked before anything is taken: bringing an adapter to the device evicts others.
-  if (sequence.adapter && !(may_lease && adapter_can_be_had(sequence))) return StartResult::kNoAdapterPages;
+void Scheduler::start_waiting(StepPlan& plan, bool may_start) {
+  skipped_.clear();
+  may_lease_ = true;
+  num_loading_ = 0;
+  std::size_t num_waiting = 0;  // of those that were looked at
+  for (auto next = waiting_.begin(); next != waiting_.end();) {
+    if (std::cmp_greater_equal(running_.size(), limits_.max_batch_size) || tokens_left(plan) == 0) {
+      may_start = false;
+    }
+    if (!may_start && (!looks_ahead() || std::cmp_greater_equal(num_waiting, limits_.max_batch_size))) return;
+    if (num_waiting == kMostSkippedInAPlan) return;
+    const auto position = next++;
+    Sequence& sequence = **position;
+    if (has_failed(sequence, plan)) continue;
+    ++num_waiting;
+    const AdapterReadiness readiness = readiness_of(sequence);
+    if (readiness != AdapterReadiness::kReady) {
+      pass_over(sequence, readiness, plan);
+      continue;
+    }
+    if (!may_start) continue;
+    switch (try_start(sequence, plan)) {
+      case StartResult::kStarted:
+        waiting_.erase(position);
+        --num_waiting;
+        if (!sequence.adapter) break;
+        for (Sequence* skipped : skipped_) ++skipped->times_passed_over;
+        break;
+      case StartResult::kNoRoom:
+        may_start = false;
+        break;
+      case StartResult::kNoAdapter:
+        // Another thread has pinned something over it; the end of that load is told.
+        pass_over(sequence, AdapterReadiness::kAwaitsLoads, plan);
+        break;
+      case StartResult::kFailed:
+        break;
+    }
+  }
+}
 
+bool Scheduler::next_are_loading(const StepPlan& plan) {
+  bool loading = false;
+  std::int32_t num_next = 0;
+  may_lease_ = true;
+  num_loading_ = 0;
+  for (const Sequence* sequence : waiting_) {
+    if (num_next++ == limits_.max_batch_size) break;
+    if (has_failed(*sequence, plan)) continue;
+    loading = readiness_of(*sequence) == AdapterReadiness::kLoading || loading;
+  }
+  return loading;
+}
+
+AdapterReadiness Scheduler::readiness_of(const Sequence& sequence) {
+  if (!sequence.adapter) return AdapterReadiness::kReady;
+  if (!may_lease_) return AdapterReadiness::kAwaitsOthers;
+  return lora_cache_->ensure(*sequence.adapter, turn_, num_loading_ < limits_.max_batch_size);
+}
+
+void Scheduler::pass_over(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan) {
+  using enum AdapterReadiness;
+  if (readiness == kLoading || readiness == kAwaitsLoads) plan.awaits_loads = true;
+  if (readiness == kLoading) {
+    ++num_loading_;
+    return;
+  }
+  if (readiness == kNoRoom && !any_lease()) plan.unservable.push_back(&sequence);
+  skipped_.push_back(&sequence);
+  if (sequence.times_passed_over >= limits_.max_times_passed_over) may_lease_ = false;
+}
+
+Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) {
   BlockPool::PrefixMatch match;
   if (starts_from_shared_blocks(sequence))
     match = block_pool_.match_prefix(sequence.reuse_key(), sequence.tokens);
@@ -189,8 +260,13 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, bool may_lease, 
 
   std::optional<DeviceLease> lease;
   if (sequence.adapter) {
-    lease = lora_cache_->acquire(sequence.adapter);
-    if (!lease) return StartResult::kNoAdapterPages;  // another thread has pinned the pages meanwhile
+    try {
+      lease = lora_cache_->acquire(sequence.adapter);
+    } catch (const std::exception& error) {  // of a load that was made here
+      plan.failed.push_back({&sequence, error.what()});
+      return StartResult::kFailed;
+    }
+    if (!lease) return StartResult::kNoAdapter;
   }
   start(sequence, std::move(lease));
   plan.started.push_back(&sequence);
@@ -300,11 +376,6 @@ std::int32_t Scheduler::room_for(const Sequence& sequence) const {
       static_cast<std::int64_t>(sequence.table.blocks.size()) + block_pool_.num_available();
   const std::int64_t room = blocks * block_pool_.tokens_per_block() - sequence.num_computed;
   return static_cast<std::int32_t>(std::min<std::int64_t>(room, std::numeric_limits<std::int32_t>::max()));
-}
-
-bool Scheduler::adapter_can_be_had(const Sequence& sequence) const {
-  return lora_cache_->is_leased(*sequence.adapter) ||
-         lora_cache_->pages_needed(*sequence.adapter) <= lora_cache_->obtainable_pages();
 }
 
 bool Scheduler::any_lease() const {

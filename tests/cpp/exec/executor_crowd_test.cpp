@@ -109,12 +109,16 @@ BOOST_DATA_TEST_CASE(a_crowd_changes_no_draw, boost::unit_test::data::make({kSet
   check_crowd(*executor, crowd);
 }
 
-BOOST_AUTO_TEST_CASE(a_small_lora_cache_is_shared_by_turns) {
+BOOST_DATA_TEST_CASE(a_small_lora_cache_is_shared_by_turns, boost::unit_test::data::make({0, 1, 3}),
+                     num_workers) {
   std::mt19937 random(3);
   const auto crowd = draw_crowd(random, 40, false);
   auto config = config_of(kSettings[0]);
   config.peft_cache_config.emplace().num_device_module_layer = 8;  // one adapter of the greatest rank
-  const auto executor = make_executor(config);
+  config.peft_cache_config->num_ensure_workers = num_workers;
+  FakeEngine::Options options;
+  options.in_load = [] { std::this_thread::sleep_for(std::chrono::microseconds(300)); };
+  const auto executor = make_executor(config, options);
   check_crowd(*executor, crowd);
   BOOST_TEST(executor->lora_cache_stats().device_evictions > 0);
 }

@@ -7,6 +7,7 @@
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/sched/invariants.h"
+#include "lora/hooked_pages.h"
 
 namespace adaptrt::test {
 namespace {
@@ -58,7 +59,10 @@ TensorView tensor(std::vector<Element> elements, TensorType type, std::string ty
 
 }  // namespace
 
-FakeEngine::FakeEngine(Options options, Hook hook) : hook_(std::move(hook)) {
+FakeEngine::FakeEngine(Options options, Hook hook)
+    : hook_(std::move(hook)),
+      in_load_(std::move(options.in_load)),
+      free_device_memory_(options.free_device_memory) {
   info_.vocab_size = options.vocab_size;
   info_.num_layers = 1;
   info_.max_batch_size = options.max_batch_size;
@@ -73,6 +77,11 @@ FakeEngine::FakeEngine(Options options, Hook hook) : hook_(std::move(hook)) {
 
 void FakeEngine::allocate_kv_blocks(std::int32_t num_blocks) {
   slots_.resize(static_cast<std::size_t>(num_blocks) * static_cast<std::size_t>(info_.tokens_per_block));
+}
+
+std::unique_ptr<AdapterPages> FakeEngine::make_adapter_pages(std::size_t page_bytes, std::int64_t num_pages,
+                                                             std::int32_t /*num_copy_streams*/) {
+  return std::make_unique<testing::HookedPages>(page_bytes, num_pages, in_load_);
 }
 
 FakeEngine::Slot& FakeEngine::slot(const StepInput& input, std::size_t sequence, std::int32_t position) {

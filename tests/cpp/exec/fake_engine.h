@@ -25,6 +25,10 @@ class FakeEngine : public Engine {
     std::int32_t tokens_per_block = 4;
     std::int64_t vocab_size = 101;
     bool with_lora = true;
+    /// Called by whoever loads an adapter, before each load; may throw or wait.
+    std::function<void()> in_load = [] {};
+    /// The engine's device has memory of its own.
+    std::optional<std::size_t> free_device_memory = std::nullopt;
   };
   /// Called at the begin of each step, on the executor's thread, with the number of steps before; may throw
   /// or wait.
@@ -36,6 +40,10 @@ class FakeEngine : public Engine {
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
   void allocate_kv_blocks(std::int32_t num_blocks) override;
   void step(const StepInput& input, const LogitsSink& sink) override;
+  [[nodiscard]] std::optional<std::size_t> free_device_memory() const override { return free_device_memory_; }
+  [[nodiscard]] std::unique_ptr<AdapterPages> make_adapter_pages(std::size_t page_bytes,
+                                                                 std::int64_t num_pages,
+                                                                 std::int32_t num_copy_streams) override;
 
   /// The logits after `history`, from the tokens themselves.
   [[nodiscard]] static std::vector<float> logits_after(const std::vector<TokenId>& history,
@@ -50,6 +58,8 @@ class FakeEngine : public Engine {
 
   EngineInfo info_;
   Hook hook_;
+  std::function<void()> in_load_;
+  std::optional<std::size_t> free_device_memory_;
   std::vector<Slot> slots_;
   std::int64_t num_steps_ = 0;
 };

@@ -1,4 +1,6 @@
 #include <atomic>
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
 #include <random>
 #include <thread>
@@ -7,6 +9,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/lora/pack_adapter.h"
+#include "hooked_pages.h"
 
 namespace adaptrt {
 namespace {
@@ -25,11 +28,17 @@ SentAdapter adapter_of(int task) {
 
 BOOST_AUTO_TEST_SUITE(lora_cache_threads)
 
-// Room for half of the tasks on either level, so threads evict what others look for, wait for what others
-// pack, and are refused. Whatever they get must be what was sent.
-BOOST_AUTO_TEST_CASE(threads_get_what_was_sent_while_others_evict_it) {
+// Room for half of the tasks on either level, so threads evict what others look for, wait for what others or
+// workers load, sometimes in vain, and are refused. Whatever they get must be what was sent.
+BOOST_DATA_TEST_CASE(threads_get_what_was_sent_while_others_evict_it, boost::unit_test::data::make({0, 2}),
+                     num_workers) {
   const LoraLayout layout = small_layout();
-  LoraCache cache = make_host_cache(layout, {6000, 8192, 3});
+  std::atomic<int> loads{0};
+  const auto in_load = [&] {
+    if (++loads % 50 == 0) throw StepError("a load fails now and then");
+  };
+  LoraCache cache(layout, std::make_unique<HookedPages>(8192, 3, in_load),
+                  {.host_bytes = 6000, .num_load_workers = num_workers});
   std::vector<SentAdapter> sent;
   for (int task = 0; task < kTasks; ++task) sent.push_back(adapter_of(task));
   std::atomic<int> wrong{0};
@@ -41,6 +50,10 @@ BOOST_AUTO_TEST_CASE(threads_get_what_was_sent_while_others_evict_it) {
       const auto id = static_cast<std::uint64_t>(task);
       try {
         const auto held = cache.admit(sent[static_cast<std::size_t>(task)].send(id));
+        for (int tries = 0; tries < 1000; ++tries) {
+          if (cache.ensure(*held, static_cast<std::uint64_t>(1 + round)) == AdapterReadiness::kReady) break;
+          std::this_thread::yield();
+        }
         if (auto lease = cache.acquire(held)) {
           ++leases;
           const auto modules = unpack_adapter(lease->adapter(), layout);
@@ -66,6 +79,7 @@ BOOST_AUTO_TEST_CASE(threads_get_what_was_sent_while_others_evict_it) {
         if (cache.contains(id)) cache.unpin(id);
       } catch (const LoraCacheFullError&) {
       } catch (const PeftTaskNotCachedError&) {
+      } catch (const StepError&) {  // of a load or a pin
       }
       if (!cache.check_invariants().empty()) ++wrong;
     }
@@ -76,6 +90,8 @@ BOOST_AUTO_TEST_CASE(threads_get_what_was_sent_while_others_evict_it) {
   BOOST_TEST(wrong == 0);
   BOOST_TEST(leases > 0);
   BOOST_TEST(cache.stats().device_evictions > 0);
+  BOOST_TEST(cache.stats().failed_loads > 0);
+  BOOST_TEST((num_workers == 0 || !cache.take_load_failures().empty()));
 }
 
 BOOST_AUTO_TEST_CASE(threads_that_want_one_adapter_pack_it_once) {

@@ -31,7 +31,7 @@ const std::vector<BadField> kBadFields{
     {"max_adapter_size is 0", [](PeftCacheConfig& c) { c.max_adapter_size = 0; }},
     {"max_adapter_size is 2147483647", [](PeftCacheConfig& c) { c.max_adapter_size = 2147483647; }},
     {"num_put_workers is 2; accepted: 1, because", [](PeftCacheConfig& c) { c.num_put_workers = 2; }},
-    {"num_ensure_workers is 0; accepted: 1, because", [](PeftCacheConfig& c) { c.num_ensure_workers = 0; }},
+    {"num_ensure_workers is 17; accepted: 0 to 16", [](PeftCacheConfig& c) { c.num_ensure_workers = 17; }},
     {"num_copy_streams is 0; accepted: 1 to 16", [](PeftCacheConfig& c) { c.num_copy_streams = 0; }},
     {"max_pages_per_block_host is 8; accepted: 24",
      [](PeftCacheConfig& c) { c.max_pages_per_block_host = 8; }},

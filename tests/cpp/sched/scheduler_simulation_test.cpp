@@ -1,6 +1,8 @@
+#include <atomic>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
+#include <memory>
 #include <random>
 
 #include "adaptrt/core/error.h"
@@ -10,8 +12,8 @@ namespace adaptrt::testing {
 namespace {
 
 /// Random traffic over a random small world: tight blocks and pages, shared prefixes, priorities, cancels,
-/// failing steps, pins, forgotten prefixes. World checks the invariants, what every token reads, and every
-/// finished answer.
+/// failing steps, loads beside the steps that may fail, pins, forgotten prefixes. World checks the
+/// invariants, what every token reads, and every finished answer.
 class Simulation {
  public:
   explicit Simulation(int seed)
@@ -55,6 +57,12 @@ class Simulation {
                      .max_reusable_prompt_len = below(4) == 0 ? 12 : 1 << 20,
                      .max_times_passed_over = below(6)};
     config.device_pages = below(3) == 0 ? 0 : 1 + below(4);
+    config.num_load_workers = below(3);
+    if (config.num_load_workers > 0 && below(2) == 0) {
+      config.in_load = [loads = std::make_shared<std::atomic<int>>(0)] {
+        if (++*loads % 20 == 0) throw StepError("a load fails now and then");
+      };
+    }
     return config;
   }
 
@@ -93,14 +101,14 @@ class Simulation {
     try {
       world_.cache().pin(entry.task_id);
     } catch (const LoraCacheFullError&) {  // running requests hold the pages
+    } catch (const StepError&) {           // its load failed
     }
   }
 
   void step() {
-    const bool empty = world_.scheduler.empty();
     world_.plan_only();
     BOOST_TEST_REQUIRE(world_.plan.unservable.empty());
-    BOOST_TEST_REQUIRE(world_.plan.empty() == empty);
+    BOOST_TEST_REQUIRE(world_.plan.empty() == world_.scheduler.empty());
     if (config_.policy != CapacitySchedulerPolicy::kMaxUtilization)
       BOOST_TEST_REQUIRE(world_.plan.paused.empty());
     for (const Sequence* sequence : world_.scheduler.waiting()) {

@@ -18,6 +18,7 @@
 #include "adaptrt/sched/invariants.h"
 #include "adaptrt/sched/scheduler.h"
 #include "lora/adapters.h"
+#include "lora/hooked_pages.h"
 
 namespace adaptrt::testing {
 
@@ -32,6 +33,9 @@ struct WorldConfig {
                          .max_reusable_prompt_len = 1 << 20};
   /// Device pages of the LoRA cache; 0: none.
   std::int64_t device_pages = 0;
+  /// Threads that load adapters; with them, what a test wants to happen in each load.
+  std::int32_t num_load_workers = 0;
+  HookedPages::Hook in_load = [] {};
 };
 
 struct RequestOptions {
@@ -48,7 +52,7 @@ class World {
  public:
   explicit World(const WorldConfig& config)
       : pool(config.num_blocks, config.tokens_per_block, config.enable_block_reuse),
-        cache_(config.device_pages > 0 ? make_cache(config.device_pages) : nullptr),
+        cache_(config.device_pages > 0 ? make_cache(config) : nullptr),
         scheduler({.capacity_scheduler_policy = config.policy}, config.limits, pool, cache_.get()),
         memory_(static_cast<std::size_t>(config.num_blocks) * config.tokens_per_block) {}
 
@@ -114,7 +118,24 @@ class World {
     }
     require_sound();
   }
+  /// Plans as often as it takes: waits for loads when there is nothing else to do, and removes requests whose
+  /// loads have failed.
   void plan_only() {
+    for (;;) {
+      const int loads_before = load_ends.count();
+      plan_once();
+      for (const FailedStart& failed : plan.failed) {
+        ++num_failed;
+        cancel(*failed.sequence);
+      }
+      if (!plan.empty() || !plan.unservable.empty() || !plan.paused.empty() || scheduler.empty()) return;
+      if (plan.failed.empty()) {
+        BOOST_TEST_REQUIRE(plan.awaits_loads);
+        load_ends.await(loads_before + 1);
+      }
+    }
+  }
+  void plan_once() {
     scheduler.plan(plan);
     require_sound();
     require(check_invariants(plan, scheduler, pool));
@@ -162,12 +183,15 @@ class World {
     }
     return layout;
   }
-  static std::unique_ptr<LoraCache> make_cache(std::int64_t device_pages) {
+  std::unique_ptr<LoraCache> make_cache(const WorldConfig& config) {
     const LoraLayout layout = one_module_layout();
     const ModuleRank largest{.module = LoraModule::kAttnDense, .rank = layout.max_rank};
     const std::size_t page_bytes = image_bytes(layout, layout.sites[0], std::span(&largest, 1));
-    return std::make_unique<LoraCache>(layout, std::make_unique<HostPages>(page_bytes, device_pages),
-                                       LoraCacheOptions{.host_bytes = 1 << 20});
+    return std::make_unique<LoraCache>(
+        layout, std::make_unique<HookedPages>(page_bytes, config.device_pages, config.in_load),
+        LoraCacheOptions{.host_bytes = 1 << 20,
+                         .num_load_workers = config.num_load_workers,
+                         .on_load_end = [this] { load_ends.add(); }});
   }
 
   /// The request is over: its adapter may leave the cache.
@@ -210,6 +234,7 @@ class World {
 
  public:
   BlockPool pool;
+  Counter load_ends;
 
  private:
   std::unique_ptr<LoraCache> cache_;
@@ -218,6 +243,7 @@ class World {
   Scheduler scheduler;
   StepPlan plan;
   std::int64_t num_finished = 0;
+  std::int64_t num_failed = 0;
 
  private:
   std::vector<std::uint64_t> memory_;

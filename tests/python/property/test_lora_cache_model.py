@@ -137,7 +137,7 @@ class Model:
 
     def settle(self, g: Generation) -> None:
         """Brings the lists in line with a generation's state; what became idle was used last."""
-        if g.on_device and not g.listed and g.leases == 0:
+        if g.on_device and not g.listed and not g.in_use:
             g.on_device = False
         if not g.listed and not g.in_use:
             self.generations.remove(g)

@@ -34,8 +34,9 @@ constexpr auto fields_of(const LoraCacheStats* /*type*/) {
       Field{"host_hits", &C::host_hits, "Requests whose adapter was on the host level."},
       Field{"host_misses", &C::host_misses, "Adapters stored, or not found."},
       Field{"host_evictions", &C::host_evictions, "Adapters that left the host level for room."},
-      Field{"device_hits", &C::device_hits, "Starts that found the adapter on the device level."},
-      Field{"device_misses", &C::device_misses, "Starts that had to pack it."},
+      Field{"device_hits", &C::device_hits,
+            "Starts that found the adapter on the device level, loaded for another."},
+      Field{"device_misses", &C::device_misses, "Adapters that had to be loaded to the device level."},
       Field{"device_evictions", &C::device_evictions, "Device copies that went for room."},
       Field{"host_adapters", &C::host_adapters, "On the host level now."},
       Field{"device_adapters", &C::device_adapters, "On the device level now."},
@@ -44,7 +45,9 @@ constexpr auto fields_of(const LoraCacheStats* /*type*/) {
       Field{"page_bytes", &C::page_bytes, "Bytes of a device page."},
       Field{"device_pages_used", &C::device_pages_used, "Pages."},
       Field{"device_pages_total", &C::device_pages_total, "Pages."},
-      Field{"load_seconds", &C::load_seconds, "Time spent packing adapters, so far."}};
+      Field{"loads_in_flight", &C::loads_in_flight, "Adapters on their way to the device level now."},
+      Field{"failed_loads", &C::failed_loads, "Loads that failed, so far."},
+      Field{"load_seconds", &C::load_seconds, "Time spent loading adapters to the device level, so far."}};
 }
 
 /// TensorRT-LLM's InflightBatchingStats.
@@ -106,8 +109,11 @@ constexpr auto fields_of(const IterationStats* /*type*/) {
       Field{"num_queued_requests", &C::num_queued_requests, "Waiting for their start."},
       Field{"num_completed_requests", &C::num_completed_requests, "Ended with this step."},
       Field{"max_num_active_requests", &C::max_num_active_requests, "The batch size's limit."},
-      Field{"gpu_mem_usage", &C::gpu_mem_usage, "Bytes; 0 on a CPU."},
-      Field{"cpu_mem_usage", &C::cpu_mem_usage, "Bytes of the KV pool and of both levels of the LoRA cache."},
+      Field{"gpu_mem_usage", &C::gpu_mem_usage,
+            "Bytes of the KV pool and the LoRA cache's device level where the engine has a device; 0 on a "
+            "CPU."},
+      Field{"cpu_mem_usage", &C::cpu_mem_usage,
+            "Bytes of the LoRA cache's host level, and on a CPU of the KV pool and the device level."},
       Field{"pinned_mem_usage", &C::pinned_mem_usage, "Bytes; 0 on a CPU."},
       Field{"kv_cache_stats", &C::kv_cache_stats, "The KV cache after the step."},
       Field{"inflight_batching_stats", &C::inflight_batching_stats, "The step's batch."},

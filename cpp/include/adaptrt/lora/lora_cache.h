@@ -2,9 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "adaptrt/lora/adapter_pages.h"
@@ -22,6 +24,11 @@ struct LoraCacheSizes {
 
 struct LoraCacheOptions {
   std::size_t host_bytes = 0;
+  /// Threads that load adapters beside those who use them; 0: whoever acquires an adapter loads it.
+  std::int32_t num_load_workers = 0;
+  /// Called without a lock when a load that acquire() did not make itself has ended, well or not. Must not
+  /// throw.
+  std::function<void()> on_load_end = {};
 };
 
 /// What the two levels have done so far and hold now.
@@ -29,8 +36,8 @@ struct LoraCacheStats {
   std::int64_t host_hits = 0;         ///< admit() found the task on the host level
   std::int64_t host_misses = 0;       ///< admit() stored the task's weights, or found nothing under its id
   std::int64_t host_evictions = 0;    ///< adapters that left the host level to make room
-  std::int64_t device_hits = 0;       ///< acquire() found the adapter on the device level
-  std::int64_t device_misses = 0;     ///< acquire() had to pack it
+  std::int64_t device_hits = 0;       ///< leases of adapters that were on the device level already
+  std::int64_t device_misses = 0;     ///< adapters that had to be loaded to the device level
   std::int64_t device_evictions = 0;  ///< device copies that went to make room on either level
   std::int64_t host_adapters =
       0;  ///< generations in host memory, those that only requests still hold included
@@ -40,7 +47,9 @@ struct LoraCacheStats {
   std::size_t page_bytes = 0;
   std::int64_t device_pages_used = 0;
   std::int64_t device_pages_total = 0;
-  double load_seconds = 0.0;  ///< total time spent packing adapters for the device
+  std::int64_t loads_in_flight = 0;  ///< adapters that wait for a load worker or are being loaded now
+  std::int64_t failed_loads = 0;
+  double load_seconds = 0.0;  ///< total time spent loading adapters to the device level
 
   friend bool operator==(const LoraCacheStats&, const LoraCacheStats&) = default;
 };
@@ -57,6 +66,21 @@ struct LoraCacheEntry {
   friend bool operator==(const LoraCacheEntry&, const LoraCacheEntry&) = default;
 };
 
+/// How far an adapter is from the device level.
+enum class AdapterReadiness : std::uint8_t {
+  kReady,         ///< acquire() gives a lease now
+  kLoading,       ///< on its way; on_load_end is called when it has come, or when it failed
+  kAwaitsLoads,   ///< loads that are under way take pages that it needs
+  kAwaitsOthers,  ///< the pages that it needs are kept for adapters that were ensured before it in this turn
+  kNoRoom,        ///< the pages that it needs are leased or pinned
+};
+
+/// A load that was asked for with ensure() or pin() and failed.
+struct LoadFailure {
+  std::uint64_t generation = 0;  ///< HostAdapter::generation()
+  std::string reason;
+};
+
 class DeviceLease;
 
 /// The two-level LoRA cache. Host: adapters as submitted, checked. Device: the kernels' layout, in pages.
@@ -68,8 +92,13 @@ class DeviceLease;
 /// The bytes of a generation that was replaced or unloaded count until the last request that holds it ends,
 /// so host memory stays within host_bytes whatever requests hold.
 ///
-/// Thread-safe; a DeviceAdapter is read without a lock while its lease lives. Checking, copying and packing
-/// happen outside the lock.
+/// A load reserves its pages at once and keeps them, and the adapter, until it has ended. Then the copy is
+/// there like any other, idle when nobody leased it meanwhile; nothing is left of an adapter that was
+/// unloaded or replaced meanwhile and that nobody holds. A load that fails gives its pages back.
+///
+/// Thread-safe; a DeviceAdapter is read without a lock while its lease lives. Checking, copying and loading
+/// happen outside the lock. The destructor waits for the loads that are being made; those that wait for a
+/// worker are dropped.
 class LoraCache {
  public:
   /// `pages` are the device level, written in the layout's matrix_layout. Throws EngineError when the
@@ -90,24 +119,35 @@ class LoraCache {
   /// throws.
   [[nodiscard]] std::shared_ptr<const HostAdapter> admit(const LoraConfig& config);
 
-  /// Brings the adapter to the device level and keeps it there while the lease lives; nullopt when the pages
-  /// that would have to go are all leased or pinned. Never throws for lack of room. Throws AdapterError for
-  /// an adapter that this cache did not hand out.
+  /// Keeps the adapter on the device level while the lease lives; nullopt when it is not there. With load
+  /// workers it returns at once. Without, it loads the adapter; nullopt when the pages that would have to go
+  /// are all leased or pinned, and it throws what loading threw. Throws AdapterError for an adapter that this
+  /// cache did not hand out.
   [[nodiscard]] std::optional<DeviceLease> acquire(const std::shared_ptr<const HostAdapter>& adapter);
 
-  /// Pages that acquire() could give now to adapters that are neither leased nor pinned: free ones and those
+  /// Asks for an adapter that will be acquired soon; with load workers, one of them loads it if there is room
+  /// and `may_load`. Makes room only of idle adapters that were not ensured in the same turn: calls of one
+  /// turn, a number other than 0, come in the order in which the adapters are needed. Without workers nothing
+  /// is loaded. Throws AdapterError as acquire().
+  [[nodiscard]] AdapterReadiness ensure(const HostAdapter& adapter, std::uint64_t turn, bool may_load = true);
+  /// Loads that load workers failed to make, each told once.
+  [[nodiscard]] std::vector<LoadFailure> take_load_failures();
+  [[nodiscard]] bool has_load_workers() const { return !workers_.empty(); }
+
+  /// Pages that could be given now to adapters that are neither leased nor pinned: free ones and those
   /// it may evict. An idle copy's own pages are among them, so an adapter costs pages_needed() whether or not
   /// it is resident.
   [[nodiscard]] std::int64_t obtainable_pages() const;
   /// Device pages of an adapter that admit() handed out.
   [[nodiscard]] std::int64_t pages_needed(const HostAdapter& adapter) const;
-  /// True when acquire() would take nothing from obtainable_pages(): the adapter is leased by a running
+  /// True when a lease would take nothing from obtainable_pages(): the adapter is leased by a running
   /// request, or pinned and on the device.
   [[nodiscard]] bool is_leased(const HostAdapter& adapter) const;
 
-  /// Brings an adapter to the device and keeps it on both levels whether or not it is used. Throws
-  /// PeftTaskNotCachedError, or LoraCacheFullError when there is no room now or when an adapter that a
-  /// request holds could never fit beside the pinned ones; nothing changes then.
+  /// Brings an adapter to the device and keeps it on both levels whether or not it is used; returns when it
+  /// is there, or when another thread has unpinned or unloaded it meanwhile. Throws PeftTaskNotCachedError,
+  /// LoraCacheFullError when there is no room now or when an adapter that a request holds could never fit
+  /// beside the pinned ones, and what loading threw; nothing is pinned then.
   void pin(std::uint64_t task_id);
   /// The adapter counts as just used. Throws PeftTaskNotCachedError.
   void unpin(std::uint64_t task_id);
@@ -127,6 +167,7 @@ class LoraCache {
   friend class DeviceLease;
   class Impl;
   std::shared_ptr<Impl> impl_;
+  std::vector<std::jthread> workers_;
 };
 
 /// Keeps an adapter on the device, and in memory, even when the cache is gone. Movable; giving it up is its

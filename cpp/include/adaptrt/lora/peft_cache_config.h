@@ -50,8 +50,10 @@ constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
             "is less."},
       Field{"num_put_workers", &C::num_put_workers,
             "Refused unless 1: the thread that enqueues stores adapters."},
-      Field{"num_ensure_workers", &C::num_ensure_workers,
-            "Refused unless 1: the executor's thread packs adapters."},
+      Field{
+          "num_ensure_workers", &C::num_ensure_workers,
+          "Threads that load adapters to the device level beside the running batch; 0: the executor's thread "
+          "loads them between steps, when their requests start."},
       Field{"num_copy_streams", &C::num_copy_streams,
             "Streams that copy adapters to a device with memory of its own; refused unless 1 on a CPU."},
       Field{"max_pages_per_block_host", &C::max_pages_per_block_host,

@@ -26,7 +26,7 @@ struct SchedulerLimits {
   /// EngineInfo::max_reusable_prompt_len.
   std::int32_t max_reusable_prompt_len = 0;
   /// So often may requests with adapters start ahead of one whose adapter gets no pages; then they are held
-  /// back until it has started.
+  /// back, their loads included, until it has started.
   std::int32_t max_times_passed_over = 16;
 };
 
@@ -43,6 +43,12 @@ struct PlannedSequence {
   bool wants_logits = false;
 };
 
+/// A request whose adapter could not be loaded.
+struct FailedStart {
+  Sequence* sequence = nullptr;
+  std::string reason;
+};
+
 /// One step. Reused from step to step so that planning allocates nothing.
 struct StepPlan {
   std::vector<PlannedSequence> entries;  ///< decodes first
@@ -52,6 +58,10 @@ struct StepPlan {
   /// Waiting, with an adapter that gets no pages although no running request holds any (others are pinned):
   /// it cannot be served. The executor removes them, with an error.
   std::vector<Sequence*> unservable;
+  /// Waiting, with an adapter that could not be loaded. The executor removes them, with an error.
+  std::vector<FailedStart> failed;
+  /// Requests wait for loads that are under way: LoraCacheOptions::on_load_end tells when to plan again.
+  bool awaits_loads = false;
   std::int32_t num_tokens = 0;
   std::int32_t num_context_tokens = 0;
   std::int32_t num_context_sequences = 0;
@@ -64,8 +74,13 @@ struct StepPlan {
 /// In-flight batching: decides before each step which sequences compute which tokens. Not thread-safe.
 ///
 /// Decodes come first, then prompts in order of priority and arrival. A request for which there are no KV
-/// blocks, or no tokens left in the step, holds back those behind it; one whose adapter gets no pages does
-/// not, up to SchedulerLimits::max_times_passed_over.
+/// blocks, or no tokens left in the step, holds back those behind it. One whose adapter is still being loaded
+/// does not: it starts with the first plan that finds the adapter there. Nor does one whose adapter gets no
+/// pages, up to SchedulerLimits::max_times_passed_over.
+///
+/// Where the LoRA cache has load workers, each plan asks for the adapters of the requests that come next, as
+/// many as could run at once, in their order: none is evicted for a request that comes after its own. A
+/// static batch begins when the adapters that are on their way for it have come.
 class Scheduler {
  public:
   /// `lora_cache` may be nullptr when no sequence has an adapter. Both must outlive the scheduler.
@@ -83,7 +98,8 @@ class Scheduler {
   void add(Sequence& sequence);
 
   /// Decides the next step. Sequences that start get blocks and a lease here, and are planned here.
-  /// An empty plan means that nothing can run now: nothing is queued, or only unservable sequences are.
+  /// An empty plan means that nothing can run now: nothing is queued, or only sequences that are unservable,
+  /// have failed, or wait for loads.
   void plan(StepPlan& plan);
 
   /// The step has run: its tokens count as computed and their full blocks can be reused. Call before the
@@ -113,12 +129,17 @@ class Scheduler {
   [[nodiscard]] std::int64_t num_promised_blocks() const;
 
  private:
-  enum class StartResult : std::uint8_t { kStarted, kNoAdapterPages, kNoRoom };
+  enum class StartResult : std::uint8_t { kStarted, kFailed, kNoAdapter, kNoRoom };
 
   void plan_decodes(StepPlan& plan);
   void plan_running_prefills(StepPlan& plan);
-  void start_waiting(StepPlan& plan);
-  StartResult try_start(Sequence& sequence, bool may_lease, StepPlan& plan);
+  void collect_failed_loads(StepPlan& plan) const;
+  void start_waiting(StepPlan& plan, bool may_start);
+  /// Is any adapter of the requests that may run next on its way?
+  [[nodiscard]] bool next_are_loading(const StepPlan& plan);
+  [[nodiscard]] AdapterReadiness readiness_of(const Sequence& sequence);
+  StartResult try_start(Sequence& sequence, StepPlan& plan);
+  void pass_over(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan);
   void start(Sequence& sequence, std::optional<DeviceLease> lease);
   void add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan);
   void pause(Sequence& sequence, StepPlan& plan);
@@ -126,7 +147,7 @@ class Scheduler {
   bool pause_a_prefill_after(std::size_t index, StepPlan& plan);
   [[nodiscard]] std::int32_t room_for(const Sequence& sequence) const;
   [[nodiscard]] std::int32_t blocks_wanted(const Sequence& sequence) const;
-  [[nodiscard]] bool adapter_can_be_had(const Sequence& sequence) const;
+  [[nodiscard]] bool looks_ahead() const { return lora_cache_ != nullptr && lora_cache_->has_load_workers(); }
   [[nodiscard]] bool any_lease() const;
   [[nodiscard]] bool shares_blocks(const Sequence& sequence) const;
   [[nodiscard]] bool starts_from_shared_blocks(const Sequence& sequence) const;
@@ -140,7 +161,11 @@ class Scheduler {
   WaitingSet waiting_;
   std::uint64_t next_arrival_ = 0;
   std::int32_t num_paused_ = 0;
-  std::vector<Sequence*> skipped_;  // of the plan being made: their adapters get no pages
+  std::uint64_t turn_ = 0;  // number of the plan being made
+  // Of the plan being made:
+  std::vector<Sequence*> skipped_;  // their adapters get no pages
+  bool may_lease_ = true;           // nobody ahead was passed over too often
+  std::int32_t num_loading_ = 0;    // requests that wait for their adapters' loads
 };
 
 }  // namespace adaptrt

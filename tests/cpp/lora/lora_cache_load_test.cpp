@@ -1,0 +1,377 @@
+// Loads that workers make beside those who use the cache.
+
+#include <boost/test/unit_test.hpp>
+#include <future>
+#include <new>
+#include <thread>
+
+#include "adapters.h"
+#include "adaptrt/core/error.h"
+#include "adaptrt/lora/lora_cache.h"
+#include "adaptrt/lora/pack_adapter.h"
+#include "hooked_pages.h"
+
+namespace adaptrt {
+namespace {
+
+using namespace testing;
+using enum LoraModule;
+using enum AdapterReadiness;
+
+constexpr std::size_t kPageBytes = 8192;  // the largest image of small_layout() has 5632 bytes
+
+/// A cache with workers whose loads wait at a door, and whose invariants are checked whenever it is used.
+class BusyCache {
+ public:
+  using Hook = HookedPages::Hook;
+  explicit BusyCache(
+      std::int64_t pages, std::int32_t num_workers = 1, Hook in_load = [] {})
+      : cache_(
+            small_layout(),
+            std::make_unique<HookedPages>(kPageBytes, pages,
+                                          [this, in_load = std::move(in_load)] {
+                                            door.pass();
+                                            in_load();
+                                          }),
+            {.host_bytes = 1 << 20, .num_load_workers = num_workers, .on_load_end = [this] { ends.add(); }}) {
+  }
+  ~BusyCache() {
+    check();
+    door.open();
+  }
+  LoraCache* operator->() {
+    check();
+    return &cache_;
+  }
+
+  std::shared_ptr<const HostAdapter> admit(std::uint64_t task_id, std::uint32_t seed, bool replace = false) {
+    return (*this)->admit(make_adapter({{kAttnQ, 0, 2, false}}, small_layout(), seed).send(task_id, replace));
+  }
+  std::shared_ptr<const HostAdapter> admit(std::uint64_t task_id) {
+    return admit(task_id, static_cast<std::uint32_t>(task_id));
+  }
+  /// Needs two pages.
+  std::shared_ptr<const HostAdapter> admit_large(std::uint64_t task_id) {
+    return (*this)->admit(
+        make_adapter({{kMlpGateUp, 0, 7, true}, {kMlpGateUp, 1, 7, true}}, small_layout()).send(task_id));
+  }
+  AdapterReadiness ensure(const std::shared_ptr<const HostAdapter>& adapter, std::uint64_t turn = 1,
+                          bool may_load = true) {
+    return (*this)->ensure(*adapter, turn, may_load);
+  }
+  /// Loads it, with the door open.
+  void load(const std::shared_ptr<const HostAdapter>& adapter) {
+    const int before = ends.count();
+    BOOST_TEST_REQUIRE((ensure(adapter) == kLoading));
+    ends.await(before + 1);
+    BOOST_TEST_REQUIRE((ensure(adapter) == kReady));
+  }
+
+ private:
+  void check() {
+    for (const std::string& broken : cache_.check_invariants()) BOOST_ERROR(broken);
+  }
+
+ public:
+  Door door;
+  Counter ends;
+
+ private:
+  LoraCache cache_;
+};
+
+/// Does the lease give what was sent with this seed?
+void check_weights(const std::optional<DeviceLease>& lease, std::uint32_t seed) {
+  BOOST_TEST_REQUIRE(lease.has_value());
+  const SentAdapter sent = make_adapter({{kAttnQ, 0, 2, false}}, small_layout(), seed);
+  const auto modules = unpack_adapter(lease->adapter(), small_layout());
+  BOOST_TEST_REQUIRE(modules.size() == 1U);
+  for (std::size_t i = 0; i < modules[0].a.size(); ++i) BOOST_TEST(modules[0].a[i] == sent.get(0, i));
+}
+
+BOOST_AUTO_TEST_SUITE(lora_cache_load)
+
+BOOST_AUTO_TEST_CASE(nobody_waits_for_a_load) {
+  BusyCache cache(3);
+  const auto here = cache.admit(1);
+  cache.load(here);
+  cache.door.shut();
+  const auto adapter = cache.admit(2);
+  BOOST_TEST((cache.ensure(adapter) == kLoading));
+  cache.door.await_waiting(1);
+  // While the worker is in the middle of it, everything else goes on.
+  BOOST_TEST(!cache->acquire(adapter).has_value());
+  BOOST_TEST((cache.ensure(adapter) == kLoading));
+  check_weights(cache->acquire(here), 1);
+  BOOST_TEST(cache.admit(3)->task_id() == 3U);
+  BOOST_TEST(!cache->is_leased(*adapter));
+  BOOST_TEST(cache->obtainable_pages() == 2);
+  BOOST_TEST(cache->stats().loads_in_flight == 1);
+  BOOST_TEST(cache->stats().device_adapters == 1);
+  cache.door.open();
+  cache.ends.await(2);
+  BOOST_TEST((cache.ensure(adapter) == kReady));
+  check_weights(cache->acquire(adapter), 2);
+  const LoraCacheStats stats = cache->stats();
+  BOOST_TEST(stats.loads_in_flight == 0);
+  BOOST_TEST(stats.load_seconds > 0.0);
+}
+
+BOOST_AUTO_TEST_CASE(the_first_lease_after_a_load_is_no_hit) {
+  BusyCache cache(2);
+  const auto adapter = cache.admit(1);
+  cache.load(adapter);
+  (void)cache->acquire(adapter);
+  BOOST_TEST(cache->stats().device_misses == 1);
+  BOOST_TEST(cache->stats().device_hits == 0);
+  (void)cache->acquire(adapter);
+  BOOST_TEST(cache->stats().device_hits == 1);
+}
+
+BOOST_AUTO_TEST_CASE(without_workers_nothing_is_loaded_ahead) {
+  LoraCache cache = make_host_cache(small_layout(), {1 << 20, kPageBytes, 1});
+  BOOST_TEST(!cache.has_load_workers());
+  const auto one = cache.admit(make_adapter({{kAttnQ, 0, 2, false}}, small_layout(), 1).send(1));
+  const auto two = cache.admit(make_adapter({{kAttnQ, 0, 2, false}}, small_layout(), 2).send(2));
+  BOOST_TEST((cache.ensure(*one, 1) == kReady));
+  BOOST_TEST((cache.ensure(*two, 1) == kReady));
+  BOOST_TEST(cache.stats().device_misses == 0);
+  const auto lease = cache.acquire(one);
+  BOOST_TEST((cache.ensure(*two, 2) == kNoRoom));
+}
+
+BOOST_AUTO_TEST_CASE(what_is_needed_earlier_in_a_turn_is_not_evicted) {
+  BusyCache cache(2);
+  const auto one = cache.admit(1);
+  const auto two = cache.admit(2);
+  const auto three = cache.admit(3);
+  cache.load(one);
+  cache.load(two);
+  BOOST_TEST((cache.ensure(one, 7) == kReady));
+  BOOST_TEST((cache.ensure(two, 7) == kReady));
+  BOOST_TEST((cache.ensure(three, 7) == kAwaitsOthers));
+  BOOST_TEST((cache.ensure(two, 8) == kReady));
+  BOOST_TEST((cache.ensure(three, 8) == kLoading));  // in place of the first, though it was used later
+  cache.ends.await(3);
+  BOOST_TEST((cache.ensure(two, 9) == kReady));
+  BOOST_TEST((cache.ensure(three, 9) == kReady));
+  BOOST_TEST((cache.ensure(one, 9, false) == kAwaitsOthers));
+  BOOST_TEST(cache->stats().device_evictions == 1);
+}
+
+BOOST_AUTO_TEST_CASE(nothing_is_loaded_where_it_may_not_be) {
+  BusyCache cache(2);
+  const auto adapter = cache.admit(1);
+  BOOST_TEST((cache.ensure(adapter, 1, false) == kAwaitsOthers));
+  BOOST_TEST(cache->stats().device_misses == 0);
+}
+
+BOOST_AUTO_TEST_CASE(why_there_is_no_room) {
+  BusyCache cache(2);
+  const auto one = cache.admit(1);
+  const auto large = cache.admit_large(2);
+  cache.load(one);
+  auto lease = cache->acquire(one);
+  BOOST_TEST((cache.ensure(large) == kNoRoom));
+  lease.reset();
+  cache.door.shut();
+  const auto three = cache.admit(3);
+  BOOST_TEST((cache.ensure(three) == kLoading));
+  BOOST_TEST((cache.ensure(large) == kAwaitsLoads));
+  cache.door.open();
+  cache.ends.await(2);
+  BOOST_TEST((cache.ensure(large, 2) == kLoading));
+  cache.ends.await(3);
+  BOOST_TEST((cache.ensure(large, 3) == kReady));
+}
+
+BOOST_AUTO_TEST_CASE(workers_load_at_the_same_time) {
+  BusyCache cache(4, 3);
+  cache.door.shut();
+  std::vector<std::shared_ptr<const HostAdapter>> adapters;
+  for (std::uint64_t id = 1; id <= 4; ++id) {
+    adapters.push_back(cache.admit(id));
+    BOOST_TEST((cache.ensure(adapters.back()) == kLoading));
+  }
+  cache.door.await_waiting(3);
+  BOOST_TEST(cache->stats().loads_in_flight == 4);
+  cache.door.open();
+  cache.ends.await(4);
+  for (std::uint64_t id = 1; id <= 4; ++id) {
+    check_weights(cache->acquire(adapters[id - 1]), static_cast<std::uint32_t>(id));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_load_that_fails_is_told_once_and_can_be_tried_again) {
+  int loads = 0;
+  BusyCache cache(1, 1, [&] {
+    ++loads;
+    if (loads == 1) throw StepError("the bus is down");
+    if (loads == 2) throw std::bad_alloc();
+    if (loads == 3) throw 42;
+  });
+  const auto adapter = cache.admit(1);
+  const std::vector<std::string> says{"the bus is down", std::bad_alloc().what(), "unknown error"};
+  for (int i = 0; i < 3; ++i) {
+    BOOST_TEST((cache.ensure(adapter) == kLoading));
+    cache.ends.await(i + 1);
+    const auto failures = cache->take_load_failures();
+    BOOST_TEST_REQUIRE(failures.size() == 1U);
+    BOOST_TEST(failures[0].generation == adapter->generation());
+    BOOST_TEST(failures[0].reason == says[static_cast<std::size_t>(i)]);
+    BOOST_TEST(cache->take_load_failures().empty());
+    BOOST_TEST(cache->stats().device_pages_used == 0);
+    BOOST_TEST(cache->stats().failed_loads == i + 1);
+    BOOST_TEST(!cache->acquire(adapter).has_value());
+  }
+  BOOST_TEST((cache.ensure(adapter) == kLoading));
+  cache.ends.await(4);
+  check_weights(cache->acquire(adapter), 1);
+}
+
+BOOST_AUTO_TEST_CASE(without_workers_a_load_that_fails_is_the_acquirer_s) {
+  bool fails = true;
+  LoraCache cache(small_layout(),
+                  std::make_unique<HookedPages>(kPageBytes, 1,
+                                                [&] {
+                                                  if (fails) throw StepError("the bus is down");
+                                                }),
+                  {.host_bytes = 1 << 20});
+  const auto adapter = cache.admit(make_adapter({{kAttnQ, 0, 2, false}}, small_layout(), 1).send(1));
+  BOOST_CHECK_THROW((void)cache.acquire(adapter), StepError);
+  BOOST_CHECK_THROW(cache.pin(1), StepError);
+  BOOST_TEST(!cache.list().at(0).pinned);
+  BOOST_TEST(cache.check_invariants().empty());
+  BOOST_TEST(cache.obtainable_pages() == 1);
+  BOOST_TEST(cache.take_load_failures().empty());
+  fails = false;
+  check_weights(cache.acquire(adapter), 1);
+}
+
+BOOST_AUTO_TEST_CASE(what_is_unloaded_while_it_loads_goes_when_nobody_holds_it) {
+  BusyCache cache(3);
+  cache.door.shut();
+  auto in_the_middle = cache.admit(1);
+  auto in_the_queue = cache.admit(2);
+  auto held = cache.admit(3);
+  for (const auto& adapter : {in_the_middle, in_the_queue, held}) {
+    BOOST_TEST((cache.ensure(adapter) == kLoading));
+  }
+  cache.door.await_waiting(1);
+  in_the_middle.reset();
+  in_the_queue.reset();
+  for (const std::uint64_t id : {1, 2, 3}) cache->unload(id);
+  BOOST_TEST(cache->list().empty());
+  BOOST_TEST(cache->stats().host_adapters == 3);
+  BOOST_TEST(cache->stats().device_pages_used == 3);
+  cache.door.open();
+  cache.ends.await(3);
+  BOOST_TEST(cache->stats().host_adapters == 1);
+  BOOST_TEST(cache->stats().device_pages_used == 1);
+  check_weights(cache->acquire(held), 3);
+  held.reset();
+  BOOST_TEST(cache->stats().host_adapters == 0);
+  BOOST_TEST(cache->stats().device_pages_used == 0);
+  BOOST_TEST(cache->stats().host_bytes_used == 0U);
+}
+
+BOOST_AUTO_TEST_CASE(a_generation_that_is_replaced_while_it_loads_serves_its_requests) {
+  BusyCache cache(2);
+  cache.door.shut();
+  auto old = cache.admit(1, 1);
+  BOOST_TEST((cache.ensure(old) == kLoading));
+  cache.door.await_waiting(1);
+  const auto fresh = cache.admit(1, 2, true);
+  BOOST_TEST((cache.ensure(fresh) == kLoading));
+  cache.door.open();
+  cache.ends.await(2);
+  check_weights(cache->acquire(old), 1);
+  check_weights(cache->acquire(fresh), 2);
+  old.reset();
+  BOOST_TEST(cache->stats().device_pages_used == 1);
+}
+
+BOOST_AUTO_TEST_CASE(a_load_for_a_request_that_has_gone_is_there_for_the_next) {
+  BusyCache cache(1);
+  cache.door.shut();
+  auto adapter = cache.admit(1);
+  BOOST_TEST((cache.ensure(adapter) == kLoading));
+  adapter.reset();
+  cache.door.open();
+  cache.ends.await(1);
+  adapter = cache.admit(1);
+  BOOST_TEST((cache.ensure(adapter) == kReady));
+  BOOST_TEST(cache->obtainable_pages() == 1);
+}
+
+BOOST_AUTO_TEST_CASE(a_pin_waits_for_its_load) {
+  BusyCache cache(2);
+  cache.door.shut();
+  (void)cache.admit(1);
+  const auto loading = cache.admit(2);
+  BOOST_TEST((cache.ensure(loading) == kLoading));
+  auto first = std::async(std::launch::async, [&] { cache->pin(1); });
+  auto second = std::async(std::launch::async, [&] { cache->pin(2); });
+  while (cache->list().at(0).pinned == false || cache->list().at(1).pinned == false)
+    std::this_thread::yield();
+  BOOST_TEST(!cache->is_leased(*loading));  // it is not there yet
+  cache.door.open();
+  first.get();
+  second.get();
+  BOOST_TEST(cache->is_leased(*loading));
+  BOOST_TEST(cache->obtainable_pages() == 0);
+  check_weights(cache->acquire(loading), 2);
+}
+
+BOOST_AUTO_TEST_CASE(a_pin_that_is_taken_back_while_it_loads) {
+  BusyCache cache(2);
+  cache.door.shut();
+  (void)cache.admit(1);
+  (void)cache.admit(2);
+  auto first = std::async(std::launch::async, [&] { cache->pin(1); });
+  auto second = std::async(std::launch::async, [&] { cache->pin(2); });
+  while (cache->list().at(0).pinned == false || cache->list().at(1).pinned == false)
+    std::this_thread::yield();
+  cache->unpin(1);
+  cache->unload(2);
+  cache.door.open();
+  first.get();
+  second.get();
+  BOOST_TEST(cache->list().size() == 1U);
+  BOOST_TEST(cache->obtainable_pages() == 2);
+  BOOST_TEST(cache->stats().device_pages_used == 1);
+}
+
+BOOST_AUTO_TEST_CASE(a_pin_whose_load_fails_says_so_and_pins_nothing) {
+  BusyCache cache(1, 1, [] { throw StepError("the bus is down"); });
+  const auto adapter = cache.admit(1);
+  BOOST_CHECK_EXCEPTION(cache->pin(1), StepError,
+                        [](const StepError& error) { return contains(error.what(), "the bus is down"); });
+  BOOST_TEST(!cache->list().at(0).pinned);
+  BOOST_TEST(cache->obtainable_pages() == 1);
+}
+
+BOOST_AUTO_TEST_CASE(the_cache_goes_while_it_loads) {
+  std::shared_ptr<const HostAdapter> one;
+  std::shared_ptr<const HostAdapter> two;
+  std::optional<DeviceLease> lease;
+  {
+    BusyCache cache(3);
+    const auto three = cache.admit(3);
+    cache.load(three);
+    lease = cache->acquire(three);
+    cache.door.shut();
+    one = cache.admit(1);
+    two = cache.admit(2);
+    BOOST_TEST((cache.ensure(one) == kLoading));
+    BOOST_TEST((cache.ensure(two) == kLoading));
+    cache.door.await_waiting(1);
+  }
+  check_weights(lease, 3);
+  BOOST_TEST(two->task_id() == 2U);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt
