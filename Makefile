@@ -57,9 +57,11 @@ $(VENV)/.installed: $(VENV)/.build-tools $(SOURCES)
 	$(INSTALL) .
 	@touch $@
 
-# torch is pinned to a version whose CPU build is at hand; Boost.Test must be there before the C++ tests are configured.
+# torch is pinned to a version whose CPU build is at hand; Boost.Test must be there before the C++ tests are configured;
+# tensorrt-rtx is a source distribution, which the package's own install without build isolation could not build.
 $(VENV)/.test-tools: $(VENV)/.build-tools
-	$(PIP) torch==2.13.0 'cmeel-boost>=1.83'
+	$(PIP) torch==2.13.0 'cmeel-boost>=1.83' \
+	  'tensorrt-rtx>=1.7; sys_platform == "linux" and platform_machine == "x86_64"'
 	@touch $@
 
 $(VENV)/.installed-with-tests: $(VENV)/.test-tools $(SOURCES) $(CPP_TESTS)
