@@ -16,8 +16,10 @@ namespace {
 
 using cuda::LoraKernel;
 
-std::unique_ptr<LoraKernel> make_lora_kernel(int dtype, std::int32_t layer, std::vector<std::int32_t> module_ids,
-                                             std::vector<std::int32_t> out_sizes, std::int32_t max_rank, bool dora) {
+std::unique_ptr<LoraKernel> make_lora_kernel(int dtype, std::int32_t layer,
+                                             std::vector<std::int32_t> module_ids,
+                                             std::vector<std::int32_t> out_sizes, std::int32_t max_rank,
+                                             bool dora) {
   return std::make_unique<LoraKernel>(LoraKernel::Config{.dtype = dtype_of(dtype),
                                                          .layer = layer,
                                                          .module_ids = std::move(module_ids),
@@ -44,16 +46,18 @@ void enqueue(const LoraKernel& kernel, std::int64_t tokens, std::int64_t in_size
 }  // namespace
 
 void bind_lora_kernel(py::module_& module) {
-  py::class_<LoraKernel>(module, "LoraKernel",
-                         "The plugins Lora and Dora. A token's result does not depend on the others of the step.")
-      .def(py::init(&make_lora_kernel), py::arg("dtype"), py::arg("layer"), py::arg("module_ids"),
-           py::arg("out_sizes"), py::arg("max_rank"), py::arg("dora"),
-           "dtype is a value of DType, float16 or bfloat16; the rest are the plugin's attributes, and whether "
-           "magnitudes are looked at. Raises ConfigError.")
+  py::class_<LoraKernel>(
+      module, "LoraKernel",
+      "The plugins Lora and Dora. A token's result does not depend on the others of the step.")
+      .def(
+          py::init(&make_lora_kernel), py::arg("dtype"), py::arg("layer"), py::arg("module_ids"),
+          py::arg("out_sizes"), py::arg("max_rank"), py::arg("dora"),
+          "dtype is a value of DType, float16 or bfloat16; the rest are the plugin's attributes, and whether "
+          "magnitudes are looked at. Raises ConfigError.")
       .def("workspace_bytes", &LoraKernel::workspace_bytes, py::arg("max_tokens"),
            "Bytes that enqueue needs for up to max_tokens tokens.")
-      .def("enqueue", &enqueue, py::arg("tokens"), py::arg("in_size"), py::arg("sequences"), py::arg("layers"),
-           py::arg("inputs"), py::arg("outputs"), py::arg("workspace"), py::arg("stream"),
+      .def("enqueue", &enqueue, py::arg("tokens"), py::arg("in_size"), py::arg("sequences"),
+           py::arg("layers"), py::arg("inputs"), py::arg("outputs"), py::arg("workspace"), py::arg("stream"),
            "Puts two launches into a stream. Addresses are of the device and in the order of the plugin's "
            "definition. Raises ConfigError for sizes that cannot be, StepError when CUDA refuses.");
 }

@@ -28,8 +28,8 @@ inline DType dtype_of(int value) {
 /// Throws ConfigError unless there are as many addresses as the plugin has `names`.
 inline void check_addresses(const std::vector<Address>& addresses, std::size_t expected, const char* names) {
   if (addresses.size() != expected) {
-    throw ConfigError(std::to_string(addresses.size()) + " addresses; expected " + std::to_string(expected) + ": " +
-                      names);
+    throw ConfigError(std::to_string(addresses.size()) + " addresses; expected " + std::to_string(expected) +
+                      ": " + names);
   }
 }
 
