@@ -1,2 +1,9 @@
 # What nvcc compiles for adaptrt_cuda_kernels, and a C++ compiler for the tests' emulation.
-file(GLOB ADAPTRT_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cu ${CMAKE_CURRENT_LIST_DIR}/*/*.cu)
+set(ADAPTRT_CUDA_KERNEL_SOURCES
+    lora/lora.cu
+    paged_attention.cu
+    attention/any_size.cu
+    attention/decode.cu
+    attention/prefill.cu
+    attention/rotate_and_write.cu)
+list(TRANSFORM ADAPTRT_CUDA_KERNEL_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
