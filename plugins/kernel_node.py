@@ -73,7 +73,8 @@ class KernelNode:
         self._attributes = dict(attributes)
         self._module = kernels
         self._binding = _BINDINGS[plugin.name]
-        self._places = places_of(plugin, self._binding.sizes)
+        self.size_places = places_of(plugin, self._binding.sizes)
+        """(input, axis) of each size that launch() takes."""
         self._kernels: dict[DType, Kernel] = {}
 
     def kernel(self, dtype: DType) -> Kernel:
@@ -97,9 +98,21 @@ class KernelNode:
         workspace: int,
         stream: int,
     ) -> None:
-        """Launches the kernel. `shapes` are the inputs'; the rest are device addresses in the definition's order.
+        """launch() with the sizes of the inputs' shapes."""
+        sizes = [shapes[index][axis] for index, axis in self.size_places]
+        self.launch(dtype, sizes, inputs, outputs, workspace, stream)
+
+    def launch(
+        self,
+        dtype: DType,
+        sizes: Sequence[int],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        workspace: int,
+        stream: int,
+    ) -> None:
+        """Puts the kernel into a stream. Addresses are the device's, in the definition's order.
 
         Raises StepError when the launch fails.
         """
-        sizes = [shapes[index][axis] for index, axis in self._places]
         self.kernel(dtype).enqueue(*sizes, inputs, outputs, workspace, stream)

@@ -8,7 +8,7 @@ from typing import Any
 from ..._core import EngineError
 from ..definition import ENGINE_TYPE, Plugin
 from ..sizes import bind_sizes, places_of
-from .element_types import data_type, engine_type_index, kernel_data_types
+from .element_types import data_type, kernel_data_types
 from .problems import Problems, reported
 
 
@@ -18,13 +18,15 @@ class BuildHalf:
     _trt: Any
     definition: Plugin
     attributes: Mapping[str, Any]
+    engine_type_index: int
+    """The first input that is of type T."""
     subject: str
     problems: Problems
 
     @reported
     def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
         """T is the type of the first input that has it."""
-        engine_type = input_types[engine_type_index(self.definition)]
+        engine_type = input_types[self.engine_type_index]
         return [
             engine_type if tensor.type == ENGINE_TYPE else data_type(self._trt, tensor.type)
             for tensor in self.definition.outputs
@@ -58,7 +60,7 @@ class BuildHalf:
             return False
         if tensor.type != ENGINE_TYPE:
             return bool(found.type == data_type(self._trt, tensor.type))
-        first = engine_type_index(self.definition)
+        first = self.engine_type_index
         if position > first:
             return bool(found.type == tensors[first].desc.type)
         return found.type in kernel_data_types(self._trt)

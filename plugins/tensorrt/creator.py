@@ -27,7 +27,8 @@ class Creator:
         self.name = self.definition.name
         self.plugin_version = VERSION
         self.plugin_namespace = NAMESPACE
-        self.field_names = requested_fields(self._trt, self.definition)
+        self._fields = requested_fields(self._trt, self.definition)
+        self.field_names = self._fields.collection
 
     @reported
     def create_plugin(self, name: str, fields: Any, phase: Any) -> Node:

@@ -18,15 +18,25 @@ _FIELD_TYPES: Final[dict[str, tuple[type[np.generic], str]]] = {
 }
 
 
-def requested_fields(trt: Any, plugin: Plugin) -> Any:
-    """The PluginFieldCollection by which a creator tells the parser which attributes it wants, and as what."""
-    return trt.PluginFieldCollection([_field(trt, attribute, []) for attribute in plugin.own_attributes])
+class Fields:
+    """PluginFields and a PluginFieldCollection of them, which alone does not keep what they refer to."""
+
+    def __init__(self, trt: Any, fields: Iterable[Any]) -> None:
+        """Keeps the fields; a field keeps its array."""
+        self._fields = list(fields)
+        self.collection = trt.PluginFieldCollection(self._fields)
 
 
-def fields_of(trt: Any, plugin: Plugin, attributes: Mapping[str, Any]) -> Any:
-    """The PluginFieldCollection that holds the attributes."""
-    return trt.PluginFieldCollection(
-        [_field(trt, attribute, np.atleast_1d(attributes[attribute.name])) for attribute in plugin.own_attributes]
+def requested_fields(trt: Any, plugin: Plugin) -> Fields:
+    """Those by which a creator tells the parser which attributes it wants, and as what."""
+    return Fields(trt, (_field(trt, attribute, []) for attribute in plugin.own_attributes))
+
+
+def fields_of(trt: Any, plugin: Plugin, attributes: Mapping[str, Any]) -> Fields:
+    """Those that hold the attributes."""
+    return Fields(
+        trt,
+        (_field(trt, attribute, np.atleast_1d(attributes[attribute.name])) for attribute in plugin.own_attributes),
     )
 
 

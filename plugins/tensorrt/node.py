@@ -8,6 +8,8 @@ from typing import Any
 from ..definition import NAMESPACE, VERSION, Plugin
 from ..kernel_node import KernelNode
 from .build_half import BuildHalf
+from .element_types import engine_type_index
+from .fields import fields_of
 from .problems import Problems
 from .run_half import RunHalf
 
@@ -22,6 +24,8 @@ class Node(BuildHalf, RunHalf):
         for interface in self.interfaces:
             interface.__init__(self)
         self.attributes = attributes
+        self.engine_type_index = engine_type_index(self.definition)
+        self.fields = fields_of(self._trt, self.definition, attributes)
         self.subject = subject
         self.problems = problems
         self.kernel = kernel

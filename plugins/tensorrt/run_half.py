@@ -7,8 +7,8 @@ from typing import Any
 
 from ..definition import Plugin
 from ..kernel_node import KernelNode
-from .element_types import dtype_of, engine_type_index
-from .fields import fields_of
+from .element_types import dtype_of
+from .fields import Fields
 from .problems import Problems, reported
 
 
@@ -21,10 +21,12 @@ class RunHalf:
     subject: str
     problems: Problems
     kernel: KernelNode | None
+    engine_type_index: int
+    fields: Fields
 
     def get_fields_to_serialize(self) -> Any:
         """The attributes, which is all that a plan keeps."""
-        return fields_of(self._trt, self.definition, self.attributes)
+        return self.fields.collection
 
     def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Sizes are read at each launch."""
@@ -44,6 +46,7 @@ class RunHalf:
     ) -> None:
         """Launches the kernel. Raises StepError when that fails."""
         assert self.kernel is not None  # the creator makes no node for the run time without one
-        dtype = dtype_of(input_descriptions[engine_type_index(self.definition)].type)
-        shapes = [description.dims for description in input_descriptions]
-        self.kernel.enqueue(dtype, shapes, inputs, outputs, workspace, stream)
+        # Of the descriptions only what is needed is read: this runs for each node of each step.
+        dtype = dtype_of(input_descriptions[self.engine_type_index].type)
+        sizes = [input_descriptions[index].dims[axis] for index, axis in self.kernel.size_places]
+        self.kernel.launch(dtype, sizes, inputs, outputs, workspace, stream)

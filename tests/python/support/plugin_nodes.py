@@ -55,13 +55,14 @@ class Shape(list):
         super().__init__([None] * rank)
 
 
-def fields(attributes: dict[str, Any], **types: Any) -> Any:
+def fields(attributes: dict[str, Any]) -> list[Any]:
+    """PluginFields; a PluginFieldCollection of them would not keep their arrays."""
     made = []
     for name, value in attributes.items():
         dtype = np.float32 if isinstance(value, float) else np.int32
         type_ = trt.PluginFieldType.FLOAT32 if isinstance(value, float) else trt.PluginFieldType.INT32
-        made.append(trt.PluginField(name, np.atleast_1d(np.asarray(value, dtype)), types.get(name, type_)))
-    return trt.PluginFieldCollection(made)
+        made.append(trt.PluginField(name, np.atleast_1d(np.asarray(value, dtype)), type_))
+    return made
 
 
 def creator_of(plugin: Plugin, kernels: Any = None) -> Creator:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
+import numpy as np
 import pytest
 
 from adaptrt._core import DType, EngineError
@@ -171,3 +173,16 @@ def test_problems_are_taken_once() -> None:
     (problem,) = registration.take_problems()
     assert problem.startswith("Lora node 'node': field layer is missing")
     assert registration.take_problems() == []
+
+
+@plugins
+def test_serialised_fields_keep_their_values(plugin: Plugin) -> None:
+    """TensorRT reads them after the call that gave them."""
+    node = node_of(plugin)
+    serialised = node.get_fields_to_serialize()
+    gc.collect()
+    noise = [np.full(size, 77, np.int32) for size in range(1, 9) for _ in range(200)]
+    values = {field.name: np.asarray(field.data).tolist() for field in serialised}
+    del noise
+    expected = {name: np.atleast_1d(value).tolist() for name, value in EXAMPLES[plugin.name][0].items()}
+    assert values == expected
