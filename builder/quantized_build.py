@@ -21,6 +21,8 @@ def build_quantized(
     config: BuildConfig,
     output_dir: str | Path,
     *,
+    workers: int = 1,
+    timing_cache: Path | None = None,
     dump_onnx_to: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[BuildReport, tuple[QuantizationError, ...]]:
@@ -39,5 +41,13 @@ def build_quantized(
     with tempfile.TemporaryDirectory(dir=place, prefix=prefix) as directory:
         quantized = Path(directory)
         errors = quantize_checkpoint(source, checkpoint.config, quantized, quantization, progress)
-        report = build(quantized, config, output_dir, dump_onnx_to=dump_onnx_to, progress=progress)
+        report = build(
+            quantized,
+            config,
+            output_dir,
+            workers=workers,
+            timing_cache=timing_cache,
+            dump_onnx_to=dump_onnx_to,
+            progress=progress,
+        )
     return report, errors

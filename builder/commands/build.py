@@ -219,6 +219,8 @@ def run(args: argparse.Namespace) -> int:
             quantization,
             config_of(args),
             args.output_dir,
+            workers=args.workers,
+            timing_cache=args.timing_cache,
             dump_onnx_to=args.dump_onnx,
             progress=progress_on(),
         )

@@ -108,7 +108,7 @@ def _write_plan(trt: Any, builder: Any, network: Any, config: Any, path: Path, r
 
     with path.open("wb") as file:
 
-        class Writer(trt.IStreamWriter):  # type: ignore[misc, name-defined, unused-ignore]
+        class Writer(trt.IStreamWriter):  # type: ignore[misc]
             def __init__(self) -> None:
                 trt.IStreamWriter.__init__(self)
 

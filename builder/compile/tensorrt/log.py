@@ -59,7 +59,7 @@ def nodes_named(text: str, operators: Mapping[str, str]) -> list[str]:
 def make_logger(trt: Any, log: Log) -> Any:
     """A trt.ILogger that fills `log`."""
 
-    class Logger(trt.ILogger):  # type: ignore[misc, name-defined, unused-ignore]
+    class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 
@@ -116,7 +116,7 @@ class Phases:
 def make_progress_monitor(trt: Any, phases: Phases) -> Any:
     """A trt.IProgressMonitor that fills `phases`."""
 
-    class ProgressMonitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined, unused-ignore]
+    class ProgressMonitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
 
