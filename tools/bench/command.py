@@ -1,114 +1,135 @@
-"""The command line of `adaptrt bench`: makes the model once, measures, prints a table and writes JSON."""
+"""The command line of `adaptrt bench`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 
-from ... import __version__
-from ..._core import ConfigError, MachineLimits, cpu_kernels, measure_machine_limits
-from .model import BenchModel, write_model
-from .scenarios import BATCH, RANK, Row, Scenarios
+from ..._core import ConfigError, measure_machine_limits
+from .display import profile_table, tables_of
+from .engines import EngineShelf
+from .executors import BenchExecutor, key_of, load_native_engine, problems_of
+from .plots import require_matplotlib, write_plots
+from .profile import chrome_trace, step_seconds, summarise, write_chrome_trace
+from .runner import Bench, flops_limit, profiled_steps
+from .scenario_file import load_scenarios, shipped_files
+from .scenario_types import Decode, Prefill, ScenarioFile
 
-DEFAULT_DIRECTORY = Path("~/.cache/adaptrt/bench")
-ENGINE_LIMITS = {"max_batch_size": BATCH, "max_input_len": 1024, "max_seq_len": 2048, "max_num_tokens": 1024}
+DEFAULT_WORK_DIR: Final = Path("~/.cache/adaptrt/bench")
+DEFAULT_SCENARIOS: Final = "default"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's flags."""
+    names = ", ".join(shipped_files())
     parser.add_argument(
-        "--work_dir",
-        type=Path,
-        default=DEFAULT_DIRECTORY,
-        help=f"where the model and its engine are made and kept, about 3 GB (default: {DEFAULT_DIRECTORY})",
+        "scenarios", nargs="?", default=DEFAULT_SCENARIOS, metavar="SCENARIOS",
+        help=f"a TOML file, or one that is shipped: {names} (default: {DEFAULT_SCENARIOS})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="scenarios to run, and those that they are compared with"
     )
-    parser.add_argument("--repeats", type=int, default=5, help="samples of each row (default: 5)")
-    parser.add_argument("--num_threads", type=int, default=None, help="threads of the engine (default: all cores)")
-    parser.add_argument("--output", type=Path, default=None, help="write the figures to this file as JSON")
+    parser.add_argument(
+        "--work_dir", type=Path, default=DEFAULT_WORK_DIR, metavar="DIR",
+        help=f"where models and engines are made and kept (default: {DEFAULT_WORK_DIR})",
+    )  # fmt: skip
+    parser.add_argument("--repeats", type=int, metavar="N", help="rounds, instead of the file's")
+    parser.add_argument("--num_threads", type=int, metavar="N", help="threads of the engine (default: all cores)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the report; needs adaptrt[bench]")
+    parser.add_argument(
+        "--profile", type=Path, metavar="DIR",
+        help="instead of measuring, time every op of the prefill and decode scenarios: a table of each, and a Chrome "
+        "trace in this directory",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and report."""
-    if args.repeats < 1:
-        raise ConfigError(f"--repeats is {args.repeats}; accepted: 1 and more")
-    if args.num_threads is not None and args.num_threads < 1:
-        raise ConfigError(f"--num_threads is {args.num_threads}; accepted: 1 and more")
-    console = Console()
-    model = BenchModel()
-    engine = prepare_engine(model, args.work_dir.expanduser(), console)
+    """Measure, or profile, and report."""
+    for name in ("repeats", "num_threads"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise ConfigError(f"--{name} is {value}; accepted: 1 and more")
+    if args.profile is not None and (args.output is not None or args.plots is not None):
+        raise ConfigError("--profile makes no report, so --output and --plots have no effect beside it")
+    if args.plots is not None:
+        require_matplotlib()
+    file = select(load_scenarios(_file_of(args.scenarios)), args.only)
+    if args.repeats is not None:
+        file = replace(file, run=replace(file.run, repeats=args.repeats))
     threads = args.num_threads or len(os.sched_getaffinity(0))
-    console.print("measuring the machine's limits")
-    limits = measure_machine_limits(threads)
-    scenarios = Scenarios(model, engine, limits, args.repeats, threads)
-    rows = scenarios.run(lambda group: console.print(f"measuring {group}"))
-    console.print(table_of(rows, limits, threads))
+    console, work_dir = Console(), args.work_dir.expanduser()
+    if args.profile is not None:
+        profile(file, work_dir, threads, args.profile, console)
+        return 0
+    report = Bench(file, work_dir, threads, console.print).run()
+    for table in tables_of(report):
+        console.print(table)
     if args.output is not None:
-        args.output.write_text(json.dumps(report_of(rows, limits, threads), indent=2) + "\n")
+        report.save(args.output)
+    if args.plots is not None:
+        for path in write_plots(report, args.plots):
+            console.print(f"wrote {path}")
     return 0
 
 
-def prepare_engine(model: BenchModel, directory: Path, console: Console) -> Path:
-    """The engine of `model` with LoRA of up to rank 64 on all modules; made when it is not there."""
-    from ...builder.cli import main as command_line
-
-    engine = directory / f"engine-{__version__}"
-    if (engine / "config.json").exists():
-        return engine
-    if not (directory / "model" / "config.json").exists():
-        console.print(f"making a random model in {directory}")
-        write_model(model, directory / "model")
-    checkpoint = directory / "checkpoint"
-    if not (checkpoint / "config.json").exists():
-        _succeed(command_line(["convert-checkpoint", "--model_dir", str(directory / "model"),
-                               "--output_dir", str(checkpoint), "--dtype", "bfloat16"]))  # fmt: skip
-    limits = [text for name, value in ENGINE_LIMITS.items() for text in (f"--{name}", str(value))]
-    _succeed(command_line(["build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(engine),
-                           "--lora_plugin", "auto", "--dora_plugin", "enable", "--max_lora_rank", "64",
-                           *limits]))  # fmt: skip
-    return engine
+def _file_of(name: str) -> Path:
+    shipped = shipped_files()
+    if name in shipped:
+        return shipped[name]
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError(f"{name}: is no file, and none of the scenario files that are shipped: {', '.join(shipped)}")
+    return path
 
 
-def _succeed(status: int) -> None:
-    if status != 0:
-        raise ConfigError(f"the benchmark's engine could not be built (exit status {status})")
+def select(file: ScenarioFile, names: list[str]) -> ScenarioFile:
+    """The scenarios of these names (a sweep's for all of it) and what they are compared with; all without names.
+
+    Raises ConfigError for a name that is not there.
+    """
+    if not names:
+        return file
+    by_name = {scenario.name: scenario for scenario in file.scenarios}
+    sweeps: dict[str, list[str]] = {}
+    for scenario in file.scenarios:
+        sweeps.setdefault(getattr(scenario, "sweep", None) or scenario.name, []).append(scenario.name)
+    unknown = [name for name in names if name not in by_name and name not in sweeps]
+    if unknown:
+        raise ConfigError(f"--only: no scenario {', '.join(unknown)}; {file.path} has: {', '.join(sweeps)}")
+    wanted = {found for name in names for found in sweeps.get(name, [name])}
+    wanted |= {c.base for name in wanted for c in by_name[name].comparisons if c.base is not None}
+    return replace(file, scenarios=tuple(scenario for scenario in file.scenarios if scenario.name in wanted))
 
 
-def table_of(rows: list[Row], limits: MachineLimits, threads: int) -> Table:
-    """What a person reads."""
-    table = Table(
-        title=f"0.5B Llama shape, bfloat16, {threads} threads, {cpu_kernels()[0]} kernels",
-        caption=f"machine: reads {limits.read_bandwidth / 1e9:.1f} GB/s, "
-        f"bf16 {limits.bfloat16_flops / 1e9:.0f} GFLOP/s; "
-        f"adapters of rank {RANK} on all modules",
-    )
-    table.add_column("row")
-    for heading in ("median", "min", "max"):
-        table.add_column(heading, justify="right")
-    table.add_column("unit")
-    table.add_column("share")
-    for row in rows:
-        share = "" if row.share is None else f"{100 * row.share:.0f}% of {row.of}"
-        table.add_row(row.name, *(f"{value:.1f}" for value in (row.median, row.low, row.high)), row.unit, share)
-    return table
-
-
-def report_of(rows: list[Row], limits: MachineLimits, threads: int) -> dict[str, Any]:
-    """What a program reads."""
-    return {
-        "version": __version__,
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "threads": threads,
-            "kernels": cpu_kernels()[0],
-            "read_bandwidth_bytes_per_second": limits.read_bandwidth,
-            "bfloat16_flops_per_second": limits.bfloat16_flops,
-        },
-        "rows": [row.as_json() for row in rows],
-    }
+def profile(file: ScenarioFile, work_dir: Path, threads: int, directory: Path, console: Console) -> None:
+    """Profile the prefill and decode scenarios of a file. Raises ConfigError when it has none."""
+    scenarios = [scenario for scenario in file.scenarios if isinstance(scenario, (Prefill, Decode))]
+    if not scenarios:
+        raise ConfigError(f"{file.path}: has no prefill or decode scenario to profile")
+    directory.mkdir(parents=True, exist_ok=True)
+    directories, reasons = EngineShelf(work_dir, console.print).prepare(file)
+    limits = measure_machine_limits(threads)
+    for scenario in scenarios:
+        if scenario.engine in reasons:
+            console.print(f"{scenario.title}: not run: engine '{scenario.engine}': {reasons[scenario.engine]}")
+            continue
+        engine = load_native_engine(directories[scenario.engine])
+        if problems := problems_of(scenario, engine):
+            raise ConfigError(f"{file.path}: scenario '{scenario.name}' " + "; ".join(problems))
+        bench = BenchExecutor(engine, key_of(scenario), [scenario], threads, profiled=True)
+        try:
+            steps = profiled_steps(bench, scenario)
+        finally:
+            bench.close()
+        program = engine.storage.program
+        trace = directory / f"{scenario.name}.json"
+        write_chrome_trace(trace, chrome_trace(steps, program, scenario.title))
+        flops = getattr(limits, flops_limit(engine.program.dtype, limits))
+        mean = sum(step.end - step.begin for step in steps) / len(steps)
+        title = f"{scenario.title}: mean of {len(steps)} steps, median {1e3 * step_seconds(steps):.2f} ms; {trace}"
+        console.print(profile_table(title, summarise(steps, program), mean, limits.read_bandwidth, flops))

@@ -1,32 +1,23 @@
-"""What is measured: each function sends requests to an executor and returns one sample."""
+"""One sample of each kind of scenario: sends requests to an executor and returns what it saw."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 import numpy as np
 
-from ..._core import IterationStats, KvCacheConfig, LoraConfig, OutputConfig, Request
-from ...runtime.executor import Executor
+from ..._core import Executor, IterationStats, LoraCacheStats, LoraConfig, OutputConfig, Request, Response
+from .scenario_types import Serve
+from .workload import PlannedRequest
 
-PROMPT_TOKENS = 64
-PREFILL_TOKENS = 512
-DECODE_TOKENS = 96
-FIRST_TOKEN_ID = 300  # below are the special tokens of most vocabularies
+Metrics = dict[str, float]
+"""By name, `value` among them."""
 
-
-def without_reuse() -> KvCacheConfig:
-    """Prompts repeat between samples: with prefix reuse on, all but the first would cost nothing."""
-    return KvCacheConfig(enable_block_reuse=False)
-
-
-def random_prompt(length: int, vocab_size: int, seed: int) -> list[int]:
-    """Token ids of one prompt."""
-    prompt: list[int] = np.random.default_rng(seed).integers(FIRST_TOKEN_ID, vocab_size, length).tolist()
-    return prompt
+PERCENTILES = (50, 90, 99)
 
 
 def request(prompt: list[int], max_tokens: int, lora: LoraConfig | None = None, *, streaming: bool = False) -> Request:
@@ -44,45 +35,41 @@ def finish(executor: Executor, request_id: int) -> None:
     """Wait for a request's last response. Raises RuntimeError with the reason when it failed."""
     while True:
         for response in executor.await_responses(request_id):
-            if response.has_error():
-                raise RuntimeError(response.error_msg)
-            if response.result.is_final:
+            if _tokens_of(response)[1]:
                 return
 
 
-def time_to_first_token(executor: Executor, prompt: list[int], lora: LoraConfig | None = None) -> float:
-    """Seconds from sending a request of one token to its answer."""
+def first_token_seconds(executor: Executor, prompt: list[int], lora: LoraConfig | None = None) -> float:
+    """From sending a request of one token to its answer."""
     start = time.perf_counter()
     finish(executor, executor.enqueue_request(request(prompt, 1, lora)))
     return time.perf_counter() - start
 
 
-@dataclass(frozen=True)
-class DecodeSample:
-    """Steps in which every request of the batch generated and none computed its prompt."""
-
-    step_seconds: float  # median, from the end of one step to the end of the next
-    overhead: float  # share of that time that was not the engine's
-
-
-def decode(executor: Executor, prompts: Sequence[list[int]], adapters: Sequence[LoraConfig | None]) -> DecodeSample:
-    """Generate DECODE_TOKENS tokens for each prompt in one batch.
+def decode(
+    executor: Executor, prompts: Sequence[list[int]], adapters: Sequence[LoraConfig | None], max_tokens: int
+) -> Metrics:
+    """Generate `max_tokens` tokens for each prompt in one batch; counts steps in which all generate.
 
     Raises RuntimeError when fewer than two steps had all of them.
     """
     executor.get_latest_iteration_stats()
     ids = executor.enqueue_requests(
-        [request(prompt, DECODE_TOKENS, lora) for prompt, lora in zip(prompts, adapters, strict=True)]
+        [request(prompt, max_tokens, lora) for prompt, lora in zip(prompts, adapters, strict=True)]
     )
     for request_id in ids:
         finish(executor, request_id)
     steps = [step for step in executor.get_latest_iteration_stats() if _is_decode_of(step, len(prompts))]
     if len(steps) < 2:
-        raise RuntimeError(f"no two steps generated for all {len(prompts)} requests at once")
-    ends = np.array([_end_of(step) for step in steps])
+        raise RuntimeError(f"no two steps generated for all {len(prompts)} requests at once; ask for more output")
+    between_ends = np.diff([_end_of(step) for step in steps])
     engine = np.array([step.engine_latency_ms for step in steps]) / 1e3
-    between_ends = np.diff(ends)
-    return DecodeSample(float(np.median(between_ends)), float(1 - engine[1:].sum() / between_ends.sum()))
+    step_seconds = float(np.median(between_ends))
+    return {
+        "value": len(prompts) / step_seconds,
+        "step_ms": 1e3 * step_seconds,
+        "outside_engine_share": float(1 - engine[1:].sum() / between_ends.sum()),
+    }
 
 
 def _end_of(step: IterationStats) -> float:
@@ -92,3 +79,90 @@ def _end_of(step: IterationStats) -> float:
 def _is_decode_of(step: IterationStats, batch_size: int) -> bool:
     batch = step.inflight_batching_stats
     return batch is not None and batch.num_context_requests == 0 and batch.num_gen_requests == batch_size
+
+
+@dataclass
+class _Live:
+    """A request that was sent; times are seconds since the beginning."""
+
+    planned: PlannedRequest
+    asked: float
+    token_times: list[float] = field(default_factory=list)
+
+
+def serve(
+    executor: Executor, scenario: Serve, requests: Sequence[PlannedRequest], adapters: Sequence[LoraConfig]
+) -> Metrics:
+    """Send a workload and take its answers as they come; one client thread does both.
+
+    In an open loop a request's latencies count from its planned arrival, so a client or a queue that falls behind is
+    seen in them.
+    """
+    before = executor.lora_cache_stats() if adapters else None
+    waiting, live, done = deque(requests), dict[int, _Live](), list[_Live]()
+    start = time.perf_counter()
+    while waiting or live:
+        now = time.perf_counter() - start
+        while waiting and _may_send(scenario, waiting[0], len(live), now):
+            planned = waiting.popleft()
+            lora = None if planned.adapter is None else adapters[planned.adapter]
+            asked = now if scenario.rate is None else planned.arrival
+            sent = executor.enqueue_request(request(planned.prompt, planned.output_length, lora, streaming=True))
+            live[sent] = _Live(planned, asked)
+        pause = None if scenario.rate is None or not waiting else max(0.0, waiting[0].arrival - now)
+        for response in executor.await_responses(timeout=pause):
+            count, is_final = _tokens_of(response)
+            record = live[response.request_id]
+            record.token_times += [time.perf_counter() - start] * count
+            if is_final:
+                done.append(live.pop(response.request_id))
+    metrics = _latencies(done, scenario)
+    if before is not None:
+        metrics.update(_cache_metrics(before, executor.lora_cache_stats()))
+    return metrics
+
+
+def _may_send(scenario: Serve, planned: PlannedRequest, num_live: int, now: float) -> bool:
+    return num_live < scenario.concurrency if scenario.concurrency is not None else planned.arrival <= now
+
+
+def _tokens_of(response: Response) -> tuple[int, bool]:
+    """(new tokens, whether it is the request's last response)."""
+    if response.has_error():
+        raise RuntimeError(response.error_msg)
+    return len(response.result.output_token_ids[0]), response.result.is_final
+
+
+def _latencies(done: Sequence[_Live], scenario: Serve) -> Metrics:
+    seconds = max(record.token_times[-1] for record in done)
+    tokens = sum(len(record.token_times) for record in done)
+    first = np.array([record.token_times[0] - record.asked for record in done])
+    whole = np.array([record.token_times[-1] - record.asked for record in done])
+    between = np.concatenate([np.diff(record.token_times) for record in done])
+    metrics = {
+        "value": tokens / seconds,
+        "requests_per_second": len(done) / seconds,
+        "prompt_tokens_per_second": sum(len(record.planned.prompt) for record in done) / seconds,
+        "seconds": seconds,
+        "adapters_used": float(len({record.planned.adapter for record in done} - {None})),
+        "first_token_on_time": float(np.mean(first <= scenario.first_token_target)),
+    }
+    for name, values in (("ttft_ms", first), ("itl_ms", between), ("latency_ms", whole)):
+        for percentile in PERCENTILES:
+            if values.size:
+                metrics[f"{name}_p{percentile}"] = 1e3 * float(np.percentile(values, percentile))
+    return metrics
+
+
+def _cache_metrics(before: LoraCacheStats, after: LoraCacheStats) -> Metrics:
+    """Of the requests between two looks at the LoRA cache."""
+    metrics = {
+        "device_evictions": float(after.device_evictions - before.device_evictions),
+        "adapter_load_seconds": after.load_seconds - before.load_seconds,
+    }
+    for level in ("host", "device"):
+        hits = getattr(after, f"{level}_hits") - getattr(before, f"{level}_hits")
+        misses = getattr(after, f"{level}_misses") - getattr(before, f"{level}_misses")
+        if hits + misses:
+            metrics[f"{level}_hit_rate"] = hits / (hits + misses)
+    return metrics

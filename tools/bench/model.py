@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._core import ModelShape, lora_modules
-from ...builder.config import DEFAULT_TARGET_MODULES
 from ...builder.safetensors_stream import SafetensorsWriter, TensorSpec
 
 SEED = 20
@@ -30,6 +29,19 @@ class BenchModel:
     head_dim: int = 64
     intermediate_size: int = 4096
     max_position_embeddings: int = 4096
+    tie_word_embeddings: bool = False
+
+    def problems(self) -> list[str]:
+        """What is wrong with the sizes."""
+        found = []
+        if self.num_attention_heads % self.num_key_value_heads != 0:
+            found.append(
+                f"has {self.num_attention_heads} heads for {self.num_key_value_heads} key-value heads; "
+                "expected a multiple"
+            )
+        if self.head_dim % 2 != 0:
+            found.append(f"has head_dim {self.head_dim}; expected an even number")
+        return found
 
     @property
     def shape(self) -> ModelShape:
@@ -42,16 +54,8 @@ class BenchModel:
             intermediate_size=self.intermediate_size,
         )
 
-    @property
-    def linear_parameters(self) -> int:
-        """Weights that every token is multiplied with: all linear layers and lm_head."""
-        queries = self.num_attention_heads * self.head_dim
-        key_values = self.num_key_value_heads * self.head_dim
-        layer = self.hidden_size * (2 * queries + 2 * key_values + 3 * self.intermediate_size)
-        return self.num_hidden_layers * layer + self.vocab_size * self.hidden_size
-
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...], float]]:
-        """(name, shape, standard deviation) of every tensor of the Hugging Face checkpoint; 0 means ones."""
+        """(name, shape, standard deviation) of every tensor of the Hugging Face checkpoint; 0: values around 1."""
         queries, key_values = (
             self.num_attention_heads * self.head_dim,
             self.num_key_value_heads * self.head_dim,
@@ -73,7 +77,8 @@ class BenchModel:
             yield f"{prefix}.input_layernorm.weight", (hidden,), 0.0
             yield f"{prefix}.post_attention_layernorm.weight", (hidden,), 0.0
         yield "model.norm.weight", (hidden,), 0.0
-        yield "lm_head.weight", (self.vocab_size, hidden), 0.05
+        if not self.tie_word_embeddings:
+            yield "lm_head.weight", (self.vocab_size, hidden), 0.05
 
 
 def write_model(model: BenchModel, directory: Path) -> None:
@@ -85,7 +90,6 @@ def write_model(model: BenchModel, directory: Path) -> None:
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "bos_token_id": 0,
         "eos_token_id": 1,
@@ -96,20 +100,30 @@ def write_model(model: BenchModel, directory: Path) -> None:
     specs = [TensorSpec(name, np.dtype(ml_dtypes.bfloat16), shape) for name, shape, _ in model.tensors()]
     with SafetensorsWriter(directory / "model.safetensors", specs) as writer:
         for name, shape, deviation in model.tensors():
-            values = generator.standard_normal(shape, dtype=np.float32) * deviation if deviation else np.ones(shape)
+            noise = generator.standard_normal(shape, dtype=np.float32)
+            values = noise * np.float32(deviation) if deviation else 1 + np.float32(0.1) * noise
             writer.write(name, values.astype(ml_dtypes.bfloat16))
 
 
 def random_adapter(
-    model: BenchModel, rank: int, seed: int, *, dora: bool = False
+    shape: ModelShape,
+    num_layers: int,
+    rank: int,
+    seed: int,
+    *,
+    dora: bool,
+    dtype: npt.DTypeLike,
+    modules: Sequence[int],
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]:
-    """(bfloat16 weights [rows, width], config [rows, 4]) of an adapter on all seven modules of every layer."""
+    """(weights [rows, width] of `dtype`, config [rows, 4]) of an adapter on these modules of every layer.
+
+    Values are of the size that training gives: A as drawn for it, B a twentieth of what would double the base's output.
+    """
     generator = np.random.default_rng((SEED, seed))
-    modules = [module for module in lora_modules() if module.name in DEFAULT_TARGET_MODULES]
-    sizes = {module.id: module.sizes(model.shape) for module in modules}
-    config = [(layer, module.id) for layer in range(model.num_hidden_layers) for module in modules]
+    sizes = {module.id: module.sizes(shape) for module in lora_modules() if module.id in modules}
+    config = [(layer, module_id) for layer in range(num_layers) for module_id in sizes]
     width = max(rank * (fan_in + out) + (out if dora else 0) for fan_in, out in sizes.values())
-    weights = np.zeros((len(config), width), ml_dtypes.bfloat16)
+    weights = np.zeros((len(config), width), dtype)
     for row, (_, module_id) in enumerate(config):
         fan_in, out = sizes[module_id]
         a = generator.standard_normal(rank * fan_in, dtype=np.float32) * fan_in**-0.5
@@ -119,9 +133,3 @@ def random_adapter(
         weights[row, : values.size] = values
     table = np.array([(module_id, layer, rank, int(dora)) for layer, module_id in config], np.int32)
     return weights, table
-
-
-def adapter_bytes(model: BenchModel, rank: int) -> int:
-    """Bytes of a plain adapter of random_adapter on the device."""
-    widths = sum(sum(module.sizes(model.shape)) for module in lora_modules() if module.name in DEFAULT_TARGET_MODULES)
-    return 2 * rank * widths * model.num_hidden_layers

@@ -1,0 +1,280 @@
+"""`adaptrt bench` from a scenario file to its report, its plots and its profile, on a very small model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptrt.builder.cli import main as command_line
+from adaptrt.tools.bench.report import Report, load_report
+
+SCENARIOS = """schema = 1
+[run]
+repeats = 2
+quiet_share = 1.0
+quiet_wait = 0.0
+
+[model]
+vocab_size = 256
+hidden_size = 64
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+head_dim = 16
+intermediate_size = 96
+max_position_embeddings = 128
+tie_word_embeddings = true
+
+[[engine]]
+name = "small"
+max_batch_size = 4
+max_num_tokens = 128
+max_seq_len = 128
+max_lora_rank = 8
+
+[[engine]]
+name = "none"
+optional = true
+build_flags = ["--no_such_flag"]
+
+[[scenario]]
+name = "prefill"
+kind = "prefill"
+engine = "small"
+input = 40
+  [[scenario.compare]]
+  at_least = 0.000001
+
+[[scenario]]
+name = "base"
+kind = "decode"
+engine = "small"
+requests = 4
+input = 8
+output = 8
+
+[[scenario]]
+name = "mixed"
+kind = "decode"
+engine = "small"
+requests = 4
+input = 8
+output = 8
+adapters = { count = 4, ranks = [4, 8], dora_share = 0.5 }
+  [[scenario.compare]]
+  with = "base"
+  [[scenario.compare]]
+  with = "base"
+  measure = "roofline"
+
+[[scenario]]
+name = "host"
+kind = "first_token"
+engine = "small"
+input = 8
+adapters = { count = 1, ranks = [8] }
+adapter_from = "host"
+
+[[scenario]]
+name = "disk"
+kind = "first_token"
+engine = "small"
+input = 8
+adapters = { count = 1, ranks = [8], dora_share = 1.0 }
+adapter_from = "disk"
+  [[scenario.compare]]
+  with = "host"
+  at_most = 0.0
+
+[[scenario]]
+name = "closed"
+kind = "serve"
+engine = "small"
+requests = 8
+concurrency = 3
+input = [2, 8]
+output = [2, 6]
+adapters = { count = [1, 6], ranks = [4] }
+popularity = { zipf = 0.9 }
+device_adapters = 3
+
+[[scenario]]
+name = "open"
+kind = "serve"
+engine = "small"
+requests = 8
+rate = 500.0
+input = 4
+output = [2, 6]
+base_share = 0.5
+adapters = { count = 2, ranks = [8] }
+
+[[scenario]]
+name = "memory"
+kind = "memory"
+engine = "small"
+requests = 4
+input = 8
+output = 8
+adapters = { count = 2, ranks = [8] }
+  [[scenario.compare]]
+  measure = "value"
+  at_most = 1e9
+
+[[scenario]]
+name = "load"
+kind = "load"
+engine = "small"
+
+[[scenario]]
+name = "impossible"
+kind = "prefill"
+engine = "none"
+input = 8
+"""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("bench")
+    (directory / "small.toml").write_text(SCENARIOS)
+    return directory
+
+
+def bench(work: Path, *arguments: object) -> int:
+    return command_line(
+        ["bench", str(work / "small.toml"), "--work_dir", str(work / "engines"), "--num_threads", "2",
+         *map(str, arguments)]
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def report(work: Path) -> Report:
+    assert bench(work, "--output", work / "report.json", "--plots", work / "plots") == 0
+    return load_report(work / "report.json")
+
+
+def test_every_scenario_is_reported(report: Report) -> None:
+    assert [row.name for row in report.rows] == [
+        "prefill", "base", "mixed", "host", "disk", "closed-1", "closed-6", "open", "memory", "load",
+    ]  # fmt: skip
+    assert all(len(row.figure.samples) == 2 for row in report.rows)
+    assert all(
+        sample.metrics["value"] > 0 for row in report.rows for sample in row.figure.samples if row.name != "memory"
+    )
+    assert [(entry.name, entry.reason.startswith("engine 'none': ")) for entry in report.not_run] == [
+        ("impossible", True)
+    ]
+    assert "no_such_flag" in report.not_run[0].reason
+
+
+def test_targets_are_judged(report: Report) -> None:
+    held = {row.name: [comparison.holds for comparison in row.comparisons] for row in report.rows if row.comparisons}
+    assert held == {"prefill": [True], "mixed": [None, None], "disk": [False], "memory": [True]}
+
+
+def test_serving_is_described(report: Report) -> None:
+    closed, opened = report.row("closed-6"), report.row("open")
+    assert closed is not None
+    assert opened is not None
+    for sample in closed.figure.samples:
+        assert sample.metrics["ttft_ms_p50"] <= sample.metrics["ttft_ms_p99"] <= sample.metrics["latency_ms_p99"]
+        assert sample.metrics["host_hit_rate"] == 1.0
+        assert 0.0 <= sample.metrics["device_hit_rate"] <= 1.0
+    assert 1 <= opened.figure.metric("adapters_used") <= 2
+
+
+def test_limits_and_work_are_there(report: Report) -> None:
+    assert report.limits["read_bandwidth"].median > 0
+    assert report.limits["float32_flops"].median > 0
+    base, mixed = report.row("base"), report.row("mixed")
+    assert base is not None
+    assert mixed is not None
+    assert base.work_bytes is not None
+    assert mixed.work_bytes is not None
+    assert mixed.work_bytes > base.work_bytes
+
+
+def test_plots_are_drawn(report: Report, work: Path) -> None:
+    names = {path.name for path in (work / "plots").iterdir()}
+    assert names == {"throughput.png", "latency.png", "cache-hit-rate.png", "roofline.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (work / "plots").iterdir())
+
+
+def test_a_profile_is_complete_and_nested(report: Report, work: Path) -> None:
+    assert bench(work, "--only", "mixed", "--profile", work / "profile") == 0
+    events = json.loads((work / "profile" / "mixed.json").read_text())["traceEvents"]
+    timed = [event for event in events if event["ph"] == "X"]
+    steps = [event for event in timed if event["tid"] == 0 and event["name"] == "step"]
+    assert steps
+    for step in steps:
+        assert step["args"] == {"tokens": 4, "sequences": 4, "adapters": 4, "logit rows": 4}
+        inside = [event for event in timed if event["tid"] == 0 and event is not step and _holds(step, event)]
+        # Embedding, rotary table, five ops a layer and two norms, the head's norm and product, sampling.
+        assert len(inside) == 2 + 2 * 7 + 3
+        assert all(first["ts"] + first["dur"] <= second["ts"] for first, second in itertools.pairwise(inside))
+        assert sum(event["dur"] for event in inside) <= step["dur"]
+        _check_work(inside)
+    ops = sum(event["tid"] == 0 for event in timed) - len(steps)
+    assert ops == len(steps) * (2 + 2 * 7 + 3)
+    for event in timed:
+        if event["tid"] > 0:
+            assert event["dur"] > 0
+
+
+def _holds(step: dict[str, Any], event: dict[str, Any]) -> bool:
+    return bool(step["ts"] <= event["ts"] and event["ts"] + event["dur"] <= step["ts"] + step["dur"])
+
+
+def _check_work(ops: list[dict[str, Any]]) -> None:
+    """Four tokens of the model above, with two adapters of rank 4 and two DoRA ones of rank 8."""
+    linear = {event["name"]: event["args"] for event in ops if "attn_" in event["name"] or "mlp_" in event["name"]}
+    size = 2
+    gate_up = linear["mlp_h_to_4h + mlp_gate"]
+    assert gate_up["weight bytes"] == 2 * 96 * 64 * size
+    assert gate_up["flops"] == 2 * 4 * (2 * 96 * 64)
+    # Adapters of an even index have rank 4 and are plain, those of an odd one have rank 8 and magnitudes.
+    products = sum(rank * (2 * 64 + 2 * 96) for rank in (4, 8, 4, 8))
+    assert gate_up["adapter flops"] == 2 * products
+    assert gate_up["adapter bytes"] == products * size + 2 * (2 * 96 * 4)
+    query_key_value = linear["attn_q + attn_k + attn_v"]
+    assert query_key_value["weight bytes"] == (64 + 32 + 32) * 64 * size
+    head = next(event["args"] for event in ops if event["name"] == "lm_head")
+    assert head["weight bytes"] == 256 * 64 * size
+    assert head["flops"] == 2 * 4 * 256 * 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--repeats", "0"], "--repeats is 0"),
+        (["--only", "zzz"], "--only: no scenario zzz"),
+        (["--profile", "x", "--output", "y"], "--profile makes no report"),
+        (["--only", "load", "--profile", "x"], "has no prefill or decode scenario"),
+    ],
+)
+def test_flags_are_checked(
+    work: Path, arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(work, *arguments) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_scenarios_that_do_not_fit_are_refused(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    too_much = work / "too-much.toml"
+    text = SCENARIOS.replace("input = 40", "input = 400").replace("ranks = [4, 8]", "ranks = [16]")
+    too_much.write_text(text.replace("requests = 4\ninput = 8\noutput = 8\n\n", "requests = 5\n\n"))
+    assert command_line(["bench", str(too_much), "--work_dir", str(work / "engines")]) == 2
+    message = capsys.readouterr().err
+    assert "scenario 'prefill' has prompts of 400 tokens; the engine takes 128" in message
+    assert "scenario 'base' has 5 requests in a batch; the engine takes 4" in message
+    assert "scenario 'mixed' has rank 16; the engine takes 8" in message
+
+
+def test_an_unknown_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["bench", "no-such-file"]) == 2
+    assert "none of the scenario files that are shipped: default, quick" in capsys.readouterr().err

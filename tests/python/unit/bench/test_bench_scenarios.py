@@ -1,0 +1,138 @@
+"""Scenario files: what is shipped can be read, and what is wrong is refused with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adaptrt import ConfigError
+from adaptrt.tools.bench.command import select
+from adaptrt.tools.bench.scenario_file import load_scenarios, parse_scenarios, shipped_files
+from adaptrt.tools.bench.scenario_types import Decode, Prefill, ScenarioFile, Serve
+
+SMALL = """schema = 1
+[model]
+num_hidden_layers = 2
+
+[[engine]]
+name = "e"
+
+[[scenario]]
+name = "a"
+kind = "decode"
+engine = "e"
+requests = 2
+
+[[scenario]]
+name = "b"
+kind = "serve"
+engine = "e"
+requests = 4
+input = [8, 16]
+output = 4
+concurrency = 2
+adapters = { count = [1, 4], ranks = [8] }
+popularity = { zipf = 0.9 }
+  [[scenario.compare]]
+  with = "a"
+  at_least = 0.5
+"""
+
+
+def parse(text: str) -> ScenarioFile:
+    return parse_scenarios(text, Path("some.toml"))
+
+
+def problems(text: str) -> str:
+    with pytest.raises(ConfigError, match=r"some\.toml") as caught:
+        parse(text)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(shipped_files()))
+def test_shipped_files_are_valid(name: str) -> None:
+    file = load_scenarios(shipped_files()[name])
+    assert file.scenarios
+    assert {scenario.engine for scenario in file.scenarios} <= set(file.engines)
+
+
+def test_the_default_file_holds_adaptrt_to_its_targets() -> None:
+    file = load_scenarios(shipped_files()["default"])
+    assert sum(c.at_least is not None or c.at_most is not None for s in file.scenarios for c in s.comparisons) >= 12
+
+
+def test_values_are_read() -> None:
+    file = parse(SMALL)
+    first, *swept = file.scenarios
+    assert isinstance(first, Decode)
+    assert (first.requests, first.input_length, first.adapters.count) == (2, 64, 0)
+    assert [scenario.name for scenario in swept] == ["b-1", "b-4"]
+    assert all(isinstance(scenario, Serve) and scenario.sweep == "b" for scenario in swept)
+    assert isinstance(swept[0], Serve)
+    assert (swept[0].input_length, swept[0].output_length) == ((8, 16), (4, 5))
+    assert swept[0].popularity.zipf == 0.9
+    assert file.model is not None
+    assert file.model.num_hidden_layers == 2
+    assert isinstance(load_scenarios(shipped_files()["quick"]).scenarios[0], Prefill)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("requests = 2", "requests = 2\nrequets = 3",
+         'line 13: scenario[1].requets is unknown to a scenario of kind "decode"'),
+        ("requests = 2", "requests = 0", "line 12: scenario[1].requests is 0; expected an integer from 1"),
+        ("requests = 2", "", "line 8: scenario[1] has no requests"),
+        ("requests = 2", "requests = true", "line 12: scenario[1].requests is true"),
+        ('kind = "decode"', 'kind = "decod"', 'line 10: scenario[1].kind is "decod"; expected one of "prefill"'),
+        ('engine = "e"\nrequests = 2', 'engine = "f"\nrequests = 2',
+         "line 11: scenario[1].engine is \"f\"; the file's engines: \"e\""),
+        ("num_hidden_layers = 2", "layers = 2", "line 3: model.layers is unknown to [model]"),
+        ("num_hidden_layers = 2", "num_attention_heads = 6", "line 2: model has 6 heads for 4 key-value heads"),
+        ("concurrency = 2", "", "line 14: scenario[2].concurrency or rate: expected exactly one"),
+        ("concurrency = 2", "concurrency = 2\nrate = 1.0", "scenario[2].concurrency or rate: expected exactly one"),
+        ("concurrency = 2", "concurrency = 2\ncv = 2.0", "line 22: scenario[2].cv has no effect on a closed loop"),
+        ("input = [8, 16]", "input = [16, 8]",
+         "line 19: scenario[2].input is [16, 8]; expected an integer of at least 1, or"),
+        ("zipf = 0.9", "zipf = 0.9, power = 1.0", "line 23: scenario[2].popularity has neither or both"),
+        ("zipf = 0.9", "zipf = -1", "line 23: scenario[2].popularity.zipf is -1"),
+        ("ranks = [8]", "ranks = [8], rank = 8", "line 22: scenario[2].adapters.rank is unknown to the adapters"),
+        ('with = "a"', 'with = "z"', 'compares "b-1" with "z", which is no scenario'),
+        ('with = "a"', 'measure = "ratio"', 'line 25: scenario[2].compare[1].measure is "ratio"; without "with"'),
+        ('with = "a"', 'with = "a"\n  measure = "roofline"', 'compares "b-1" by roofline; only prefill and decode'),
+        ("schema = 1", "schema = 2", "line 1: schema is 2; this version reads 1"),
+        ("schema = 1", "", "the file has no schema"),
+        ("[model]\nnum_hidden_layers = 2", "", "model is missing"),
+        ('name = "b"', 'name = "a"\nseed = -1', "line 16: scenario[2].seed is -1"),
+        ('name = "e"', 'name = "e"\ndirectory = "x"\nlora = false',
+         "line 8: engine[1].lora has no effect on an engine that is there"),
+        ("[[engine]]", '[[engine]]\nname = "e"\n[[engine]]',
+         'line 8: engine[2].name is "e", as is an engine before it'),
+        ("schema = 1", "schema = 1\nschema = 1", "not TOML"),
+        ("schema = 1", "schema = 1\nextra = 1", "line 2: extra is unknown to a scenario file"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_its_line(old: str, new: str, complaint: str) -> None:
+    assert old in SMALL
+    assert complaint in problems(SMALL.replace(old, new, 1))
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    message = problems(SMALL.replace("requests = 2", "requests = 0").replace("output = 4", "output = 0"))
+    assert "scenario[1].requests" in message
+    assert "scenario[2].output" in message
+
+
+def test_scenarios_of_one_name_are_refused() -> None:
+    again = SMALL[SMALL.index("[[scenario]]") : SMALL.index('[[scenario]]\nname = "b"')]
+    assert 'line 29: scenario[3].name is "a", as is a scenario before it' in problems(SMALL + "\n" + again)
+
+
+def test_some_scenarios_can_be_chosen() -> None:
+    file = parse(SMALL)
+    assert [s.name for s in select(file, ["b"]).scenarios] == ["a", "b-1", "b-4"]
+    assert [s.name for s in select(file, ["a"]).scenarios] == ["a"]
+    assert select(file, []) == file
+    with pytest.raises(ConfigError, match=r"--only: no scenario c; some\.toml has: a, b"):
+        select(file, ["c"])

@@ -1,0 +1,112 @@
+"""Measurements that need a fresh process: what loading an engine takes, and the memory of a process that serves.
+
+Run as `python -m adaptrt.tools.bench.child '<JSON of a task>'`; prints one line of JSON with the metrics.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..._core import ExecutorConfig, KvCacheConfig
+from ...runtime.executor import Executor
+from .executors import BenchExecutor, key_of, load_native_engine
+from .measure import Metrics, finish, first_token_seconds, request
+from .scenario_types import AdapterMix, Comparison, Load, Memory
+from .workload import random_prompt
+
+MEGABYTE = 1e6
+
+
+def run_child(scenario: Load | Memory, engine: Path, num_threads: int) -> Metrics:
+    """Measure in a fresh process. Raises RuntimeError with what it said when it failed."""
+    task = {
+        "kind": type(scenario).__name__,
+        "scenario": asdict(scenario),
+        "engine": str(engine),
+        "threads": num_threads,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "adaptrt.tools.bench.child", json.dumps(task)], capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["the process failed"])[-1])
+    metrics: Metrics = json.loads(done.stdout)
+    return metrics
+
+
+def measure_load(scenario: Load, engine: Path, num_threads: int) -> Metrics:
+    """From the engine's directory to the first token; imports are done by then."""
+    config = ExecutorConfig(kv_cache_config=KvCacheConfig(enable_block_reuse=False), num_threads=num_threads)
+    start = time.perf_counter()
+    with Executor(engine, executor_config=config) as executor:
+        loaded = time.perf_counter() - start
+        prompt = random_prompt(
+            scenario.input_length, executor.engine.config.pretrained_config.vocab_size, np.random.default_rng(0)
+        )
+        first_token_seconds(executor, prompt)
+        return {"value": time.perf_counter() - start, "load_seconds": loaded}
+
+
+def measure_memory(scenario: Memory, engine: Path, num_threads: int) -> Metrics:
+    """The greatest resident size while a batch is served, and what of it is more than the data that must be there."""
+    loaded = load_native_engine(engine)
+    bench = BenchExecutor(loaded, key_of(scenario), [scenario], num_threads, profiled=False)
+    adapters = [bench.library.reference(scenario.adapters, i) for i in range(scenario.adapters.count)]
+    bench.library.forget()
+    gc.collect()
+    # Registering made the adapters' tensors, which a server reads from files: what follows is the serving alone.
+    Path("/proc/self/clear_refs").write_text("5")
+    generator = np.random.default_rng(0)
+    ids = []
+    for number in range(scenario.requests):
+        prompt = random_prompt(scenario.input_length, loaded.program.vocab_size, generator)
+        lora = adapters[number % len(adapters)] if adapters else None
+        ids.append(bench.executor.enqueue_request(request(prompt, scenario.output_length, lora)))
+    for request_id in ids:
+        finish(bench.executor, request_id)
+    steps = bench.executor.get_latest_iteration_stats()
+    peak = _peak_resident_bytes()
+    # The KV pool's pages are taken from the system as they are written, so what was used counts.
+    kv_blocks = max(step.kv_cache_stats.used_num_blocks for step in steps if step.kv_cache_stats is not None)
+    needed = {
+        "engine": float(loaded.storage.num_bytes),
+        "kv_cache": float(kv_blocks * bench.info.kv_block_bytes),
+        "adapters": 0.0,
+    }
+    if adapters:
+        stats = bench.executor.lora_cache_stats()
+        needed["adapters"] = float(stats.host_bytes_used + stats.device_pages_used * stats.page_bytes)
+    bench.close()
+    return {
+        "value": (peak - sum(needed.values())) / MEGABYTE,
+        "peak_mb": peak / MEGABYTE,
+        **{f"{name}_mb": num_bytes / MEGABYTE for name, num_bytes in needed.items()},
+    }
+
+
+def _peak_resident_bytes() -> int:
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) * 1024
+
+
+def main(task: dict[str, Any]) -> Metrics:
+    """Do a task of run_child."""
+    values = task["scenario"]
+    values["adapters"] = AdapterMix(**{**values["adapters"], "ranks": tuple(values["adapters"]["ranks"])})
+    values["comparisons"] = tuple(Comparison(**comparison) for comparison in values["comparisons"])
+    if task["kind"] == "Load":
+        return measure_load(Load(**values), Path(task["engine"]), task["threads"])
+    return measure_memory(Memory(**values), Path(task["engine"]), task["threads"])
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))

@@ -1,0 +1,180 @@
+"""What a person reads on the terminal: tables of a report and of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .measure import PERCENTILES
+from .profile import OpSummary
+from .report import ComparisonResult, Figure, Report, Row
+
+
+def tables_of(report: Report) -> Iterable[RenderableType]:
+    """Everything worth a look, in order."""
+    yield _machine_line(report)
+    yield _rows_table(report)
+    served = [row for row in report.rows if row.kind == "serve"]
+    if served:
+        yield _serve_table(served)
+    if report.not_run:
+        yield _not_run_table(report)
+    if any(row.figure.is_disturbed for row in report.rows):
+        share = 100 * report.run["quiet_share"]
+        yield Text(f"* every sample disturbed: other processes took more than {share:.0f}% of the CPUs")
+
+
+def _machine_line(report: Report) -> Text:
+    machine = report.machine
+    limits = ", ".join(
+        f"{name.replace('_', ' ').replace(' flops', '')} {_scaled(figure)}"
+        for name, figure in report.limits.items()
+        if figure.median > 0
+    )
+    return Text(f"{machine['processor']}, {machine['threads']} threads, {machine['kernels']} kernels: {limits}")
+
+
+def _scaled(figure: Figure) -> str:
+    return f"{figure.median / 1e9:.0f} G{figure.unit}"
+
+
+def _rows_table(report: Report) -> Table:
+    table = Table(
+        title=f"AdaptRT {report.version}, {report.run['scenarios']}", box=box.SIMPLE_HEAD, title_justify="left"
+    )
+    table.add_column("scenario", no_wrap=True)
+    table.add_column("median", justify="right")
+    table.add_column("lowest", justify="right")
+    table.add_column("highest", justify="right")
+    table.add_column("", no_wrap=True)
+    table.add_column("against")
+    table.add_column("target")
+    for row in report.rows:
+        figure = row.figure
+        table.add_row(
+            row.name,
+            *(number(value) for value in (figure.median, figure.low, figure.high)),
+            figure.unit + (" *" if figure.is_disturbed else ""),
+            "\n".join(_against(result) for result in row.comparisons),
+            Text("\n").join(_target(result, figure) for result in row.comparisons),
+        )
+    return table
+
+
+def _against(result: ComparisonResult) -> str:
+    if result.measure == "value":
+        return ""
+    what = "roofline" if result.base is None else result.base
+    if result.measure == "roofline" and result.base is not None:
+        what += "'s roofline share"
+    return f"{100 * result.ratio:.1f}% of {what}"
+
+
+def _target(result: ComparisonResult, figure: Figure) -> Text:
+    if result.holds is None:
+        return Text("")
+    absolute = result.measure == "value"
+    bounds = []
+    for sign, bound in ((">=", result.at_least), ("<=", result.at_most)):
+        if bound is not None:
+            bounds.append(f"{sign} {number(bound)} {figure.unit}" if absolute else f"{sign} {100 * bound:g}%")
+    word, style = ("met", "green") if result.holds else ("missed", "red")
+    return Text(f"{', '.join(bounds)}: ").append(word, style=style)
+
+
+def _serve_table(rows: Sequence[Row]) -> Table:
+    table = Table(title="serving: medians over the samples, times in ms", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("scenario", no_wrap=True)
+    table.add_column("requests\n/s", justify="right")
+    table.add_column("first token\np50, p90, p99", justify="right", no_wrap=True)
+    table.add_column("between tokens\np50, p90, p99", justify="right", no_wrap=True)
+    table.add_column("on\ntime", justify="right")
+    table.add_column("adapters\nused", justify="right")
+    table.add_column("device\nhits", justify="right")
+    for row in rows:
+        hits = f"{100 * row.figure.metric('device_hit_rate'):.0f}%" if _has(row, "device_hit_rate") else "-"
+        table.add_row(
+            row.name,
+            f"{row.figure.metric('requests_per_second'):.2f}",
+            *(_percentiles(row, metric) for metric in ("ttft_ms", "itl_ms")),
+            f"{100 * row.figure.metric('first_token_on_time'):.0f}%",
+            f"{row.figure.metric('adapters_used'):.0f}",
+            hits,
+        )
+    return table
+
+
+def _has(row: Row, metric: str) -> bool:
+    return metric in row.figure.metric_names()
+
+
+def full_title(row: Row) -> str:
+    """With the number of adapters, which the scenarios of a sweep differ in."""
+    if row.settings.get("sweep") is None:
+        return row.title
+    count = row.settings["adapters"]["count"]
+    return f"{row.title}, {count} adapter{'' if count == 1 else 's'}"
+
+
+def _percentiles(row: Row, metric: str) -> str:
+    names = [f"{metric}_p{percentile}" for percentile in PERCENTILES]
+    return ", ".join(number(row.figure.metric(name)) if _has(row, name) else "-" for name in names)
+
+
+def _not_run_table(report: Report) -> Table:
+    table = Table(title="not run", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("scenario", no_wrap=True)
+    table.add_column("reason")
+    for entry in report.not_run:
+        table.add_row(entry.name, entry.reason)
+    return table
+
+
+def profile_table(
+    title: str, summaries: Sequence[OpSummary], step_seconds: float, bandwidth: float, flops: float
+) -> Table:
+    """Where the time of a step goes. Limits in bytes and FLOPs per second."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", show_footer=True)
+    in_ops = sum(summary.seconds for summary in summaries)
+    least = sum(summary.work.least_seconds(bandwidth, flops) for summary in summaries)
+    table.add_column("op", footer=Text(f"outside ops {1e3 * (step_seconds - in_ops):.2f} ms"))
+    for heading, footer in (
+        ("times", ""),
+        ("ms", f"{1e3 * step_seconds:.2f}"),
+        ("of step", ""),
+        ("MB", f"{sum(s.work.num_bytes for s in summaries) / 1e6:.1f}"),
+        ("adapters", f"{sum(s.adapter_bytes for s in summaries) / 1e6:.1f}"),
+        ("MFLOP", f"{sum(s.work.flops for s in summaries) / 1e6:.0f}"),
+        ("GB/s", ""),
+        ("GFLOP/s", ""),
+        ("roofline", f"{100 * least / step_seconds:.0f}%"),
+        ("busy", ""),
+    ):
+        table.add_column(heading, justify="right", footer=footer)
+    for summary in summaries:
+        work, seconds = summary.work, summary.seconds
+        has_work = work.num_bytes + work.flops > 0
+        table.add_row(
+            summary.name,
+            f"{summary.count:g}",
+            f"{1e3 * seconds:.2f}",
+            f"{100 * seconds / step_seconds:.1f}%",
+            f"{work.num_bytes / 1e6:.2f}",
+            f"{summary.adapter_bytes / 1e6:.2f}",
+            f"{work.flops / 1e6:.1f}",
+            f"{work.num_bytes / seconds / 1e9:.1f}" if has_work else "-",
+            f"{work.flops / seconds / 1e9:.1f}" if work.flops else "-",
+            f"{100 * work.least_seconds(bandwidth, flops) / seconds:.0f}%" if has_work else "-",
+            f"{100 * summary.busy_share:.0f}%",
+        )
+    return table
+
+
+def number(value: float) -> str:
+    """As many digits as a measurement is good for."""
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:.{digits}f}"

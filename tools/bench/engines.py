@@ -1,0 +1,127 @@
+"""The engines of a scenario file: built once into the work directory, and kept there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from ... import __version__
+from ..._core import AdaptrtError, ConfigError, EngineError
+from ...runtime.engine import load_engine
+from .model import BenchModel, write_model
+from .scenario_types import EngineSpec, ScenarioFile
+
+Progress = Callable[[str], None]
+
+
+class NotBuiltError(Exception):
+    """An engine could not be built; the message is the builder's."""
+
+
+class EngineShelf:
+    """Finds or builds engines and the models below them."""
+
+    def __init__(self, work_dir: Path, progress: Progress) -> None:
+        self._work_dir = work_dir
+        self._progress = progress
+
+    def prepare(self, file: ScenarioFile) -> tuple[dict[str, Path], dict[str, str]]:
+        """(directories of the engines that scenarios use, reasons of those that cannot be had), both by name.
+
+        Raises ConfigError with the reason for an engine that is not optional.
+        """
+        directories, reasons = {}, {}
+        used = {scenario.engine for scenario in file.scenarios}
+        for spec in (spec for spec in file.engines.values() if spec.name in used):
+            try:
+                directories[spec.name] = self._engine(spec, file.model)
+            except (NotBuiltError, AdaptrtError) as error:
+                if not spec.optional:
+                    raise ConfigError(f"engine '{spec.name}' cannot be had: {error}") from error
+                reasons[spec.name] = str(error)
+        return directories, reasons
+
+    def model(self, model: BenchModel) -> Path:
+        """The Hugging Face directory of a model."""
+        directory = self._work_dir / f"model-{_digest(asdict(model))}"
+        if not (directory / "config.json").exists():
+            self._progress(f"making a random model in {directory}")
+            partial = _fresh(directory)
+            write_model(model, partial)
+            partial.rename(directory)
+        return directory
+
+    def _engine(self, spec: EngineSpec, model: BenchModel | None) -> Path:
+        if spec.directory is not None:
+            if not spec.directory.is_dir():
+                raise NotBuiltError(f"{spec.directory}: is no directory")
+            return spec.directory
+        assert model is not None  # the reader of scenario files sees to it
+        identity = {**asdict(spec), "directory": None, "optional": None, "name": None}
+        engine = self._work_dir / f"engine-{_digest([__version__, asdict(model), identity])}"
+        if not self._is_usable(engine):
+            checkpoint = self._checkpoint(spec, model)
+            self._progress(f"building engine '{spec.name}'")
+            _run("build", "--checkpoint_dir", checkpoint, "--output_dir", engine, *_limits(spec), *_adapters(spec),
+                 *spec.build_flags)  # fmt: skip
+        return engine
+
+    def _is_usable(self, engine: Path) -> bool:
+        """Whether an engine is there that this build of AdaptRT can load."""
+        if not (engine / "config.json").exists():
+            return False
+        try:
+            load_engine(engine)
+        except EngineError as error:
+            self._progress(f"building {engine} again, because it cannot be loaded: {str(error)[:200]}")
+            return False
+        return True
+
+    def _checkpoint(self, spec: EngineSpec, model: BenchModel) -> Path:
+        identity = [__version__, asdict(model), spec.dtype, spec.convert_flags]
+        checkpoint = self._work_dir / f"checkpoint-{_digest(identity)}"
+        if not (checkpoint / "config.json").exists():
+            directory = self.model(model)
+            self._progress(f"converting the model for engine '{spec.name}'")
+            _run("convert-checkpoint", "--model_dir", directory, "--output_dir", checkpoint, "--dtype", spec.dtype,
+                 *spec.convert_flags)  # fmt: skip
+        return checkpoint
+
+
+def _limits(spec: EngineSpec) -> list[str]:
+    names = ("max_batch_size", "max_num_tokens", "max_seq_len")
+    return [text for name in names for text in (f"--{name}", str(getattr(spec, name)))]
+
+
+def _adapters(spec: EngineSpec) -> list[str]:
+    if not spec.lora:
+        return []
+    dora = "enable" if spec.dora else "disable"
+    return ["--lora_plugin", "auto", "--dora_plugin", dora, "--max_lora_rank", str(spec.max_lora_rank)]
+
+
+def _run(command: str, *arguments: object) -> None:
+    """Run `adaptrt <command>` in a process of its own, whose memory does not count as this one's."""
+    done = subprocess.run(
+        [sys.executable, "-m", "adaptrt.builder.cli", command, *map(str, arguments)], capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise NotBuiltError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"{command} failed")
+
+
+def _fresh(directory: Path) -> Path:
+    """Where to write what becomes `directory` when it is complete."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    number = 0
+    while (partial := directory.with_name(f"{directory.name}.partial{number}")).exists():
+        number += 1
+    return partial
+
+
+def _digest(identity: object) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -1,0 +1,250 @@
+"""The executors that scenarios share, with their adapters registered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._core import (
+    ConfigError,
+    CpuEngine,
+    Executor,
+    ExecutorConfig,
+    KvCacheConfig,
+    LoraConfig,
+    LoraLayout,
+    PeftCacheConfig,
+    StepProfile,
+    dtype_name,
+    lora_modules,
+)
+from ...builder.config import DEFAULT_TARGET_MODULES
+from ...runtime.engine import load_engine
+from ...runtime.memory import available_memory
+from ...runtime.native_engine import NativeEngine
+from .model import random_adapter
+from .scenario_types import AdapterMix, Decode, FirstToken, Memory, Prefill, Scenario, Serve
+
+STATISTICS_KEPT: Final = 4096
+MAX_STEPS: Final = 4096
+COLD_TASKS: Final = 1 << 40
+"""Task ids from here on are of adapters that come and go with a sample."""
+
+
+@dataclass(frozen=True)
+class ExecutorKey:
+    """Scenarios with equal keys run on one executor."""
+
+    engine: str
+    device_adapters: int | None
+    ranks: tuple[int, ...]
+    """Of a device level that does not hold all adapters: its pages are made for the largest."""
+
+
+def load_native_engine(directory: Path) -> NativeEngine:
+    """An engine that the bench can measure. Raises EngineError for a damaged one, ConfigError for a TensorRT plan."""
+    engine = load_engine(directory)
+    if not isinstance(engine, NativeEngine):
+        raise ConfigError(f"{directory}: the bench measures engines of the native backend; this one has another")
+    return engine
+
+
+def key_of(scenario: Scenario) -> ExecutorKey:
+    """Where a scenario runs."""
+    if isinstance(scenario, Serve) and scenario.device_adapters is not None:
+        return ExecutorKey(scenario.engine, scenario.device_adapters, scenario.adapters.ranks)
+    return ExecutorKey(scenario.engine, None, ())
+
+
+class AdapterLibrary:
+    """Random adapters for one engine.
+
+    Adapters of one rank and kind share their values: the caches keep each under its own task_id, in memory of its own,
+    and do not look whether values are equal, so times are those of adapters that differ.
+    """
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self._engine = engine
+        self._made: dict[tuple[int, bool], tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]] = {}
+
+    def task_id(self, mix: AdapterMix, index: int) -> int:
+        """The same adapter has the same id in every scenario."""
+        return (2 * mix.rank(index) + mix.is_dora(index)) << 20 | index
+
+    def reference(self, mix: AdapterMix, index: int) -> LoraConfig:
+        """An adapter that the executor has."""
+        return LoraConfig(self.task_id(mix, index))
+
+    def references(self, mix: AdapterMix) -> list[LoraConfig]:
+        """All of a mix."""
+        return [self.reference(mix, index) for index in range(mix.count)]
+
+    def tensors(self, mix: AdapterMix, index: int, *, task_id: int | None = None) -> LoraConfig:
+        """An adapter with its weights, under its own id or another."""
+        rank, dora = mix.rank(index), mix.is_dora(index)
+        if (rank, dora) not in self._made:
+            layout = self._engine.program.lora
+            modules = [info.id for info in lora_modules() if info.name in DEFAULT_TARGET_MODULES]
+            self._made[rank, dora] = random_adapter(
+                self._engine.program.shape,
+                self._engine.program.num_layers,
+                rank,
+                seed=2 * rank + dora,
+                dora=dora,
+                dtype=np.dtype(dtype_name(layout.dtype)),
+                modules=[module for module in modules if module in layout.target_modules],
+            )
+        weights, config = self._made[rank, dora]
+        return LoraConfig(self.task_id(mix, index) if task_id is None else task_id, weights, config)
+
+    def num_bytes(self, mix: AdapterMix, index: int) -> int:
+        """Of an adapter as it is submitted; on the device it takes no more, but for padding."""
+        return int(self.tensors(mix, index).weights.nbytes)
+
+    def forget(self) -> None:
+        """Frees the values."""
+        self._made.clear()
+
+
+class BenchExecutor:
+    """An executor, its engine and its adapters."""
+
+    def __init__(
+        self, engine: NativeEngine, key: ExecutorKey, scenarios: Sequence[Scenario], num_threads: int, *, profiled: bool
+    ) -> None:
+        """Makes the executor and registers the scenarios' adapters.
+
+        With `profiled`, every step is recorded. Raises ConfigError where memory does not suffice.
+        """
+        self.engine = engine
+        self.library = AdapterLibrary(engine)
+        mixes = [scenario.adapters for scenario in scenarios if scenario.adapters.count]
+        config = self._config(key, mixes, num_threads)
+        self.profile = StepProfile(MAX_STEPS)
+        """Of a profiled executor: its newest steps."""
+        if profiled:
+            native = CpuEngine(engine.program, engine.storage, num_threads, profile=self.profile)
+        else:
+            native = CpuEngine(engine.program, engine.storage, num_threads)
+        self.info = native.info
+        self.executor = Executor(native, config, available_memory())
+        registered = set()
+        for mix in mixes:
+            for index in range(mix.count):
+                task = self.library.task_id(mix, index)
+                if task not in registered:
+                    self.executor.put_adapter(self.library.tensors(mix, index))
+                    registered.add(task)
+
+    def close(self) -> None:
+        """End the executor's thread and free its caches."""
+        self.executor.shutdown()
+
+    def _config(self, key: ExecutorKey, mixes: Sequence[AdapterMix], num_threads: int) -> ExecutorConfig:
+        layout = self.engine.program.lora
+        config = ExecutorConfig(
+            # Prompts repeat between samples: with prefix reuse, all but the first would cost nothing.
+            kv_cache_config=KvCacheConfig(enable_block_reuse=False),
+            num_threads=num_threads,
+            iter_stats_max_iterations=STATISTICS_KEPT,
+        )
+        if not mixes:
+            return config
+        if not layout.sites:
+            raise ConfigError(f"{self.engine.directory} was built without LoRA")
+        largest = max(max(mix.ranks) for mix in mixes)
+        if largest > layout.max_rank:
+            raise ConfigError(f"{self.engine.directory} takes adapters up to rank {layout.max_rank}, not {largest}")
+        # An adapter more on each level, for those that come and go with a sample.
+        different = {
+            self.library.task_id(mix, index): (mix, index) for mix in mixes for index in range(mix.count)
+        }.values()
+        host = sum(self.library.num_bytes(mix, index) for mix, index in different)
+        spare = self._bytes_on_device(largest)
+        if key.device_adapters is None:
+            ranks = [mix.rank(index) for mix, index in different]
+            device = sum(self._bytes_on_device(rank) for rank in ranks) + spare
+            optimal = min(ranks)
+        else:
+            device = key.device_adapters * spare
+            optimal = largest
+        if host + device > available_memory():
+            raise ConfigError(
+                f"its {len(different)} adapters take up to {(host + device) / 1e9:.1f} GB on both levels of the cache; "
+                f"{available_memory() / 1e9:.1f} GB are available"
+            )
+        config.peft_cache_config = PeftCacheConfig(
+            optimal_adapter_size=optimal,
+            max_adapter_size=largest,
+            num_device_module_layer=-(-device // _widest_module_bytes(layout)),
+            host_cache_size=host + 2 * spare + _host_minimum(self.library, largest, mixes),
+        )
+        return config
+
+    def _bytes_on_device(self, rank: int) -> int:
+        """Of an adapter of `rank` on every module, its magnitudes and the panels' padding included."""
+        layout = self.engine.program.lora
+        size = np.dtype(dtype_name(layout.dtype)).itemsize
+        total = 0
+        for site in layout.sites:
+            for part in site.parts:
+                total += (rank * (site.in_size + 1) + (rank + 1) * part.out_size) * size
+                total += 4 * part.out_size if layout.dora_enabled else 0
+        return total
+
+
+def _host_minimum(library: AdapterLibrary, largest: int, mixes: Iterable[AdapterMix]) -> int:
+    """The host level must have room for one adapter of the largest rank, beside those that are registered."""
+    dora = any(mix.dora_share for mix in mixes)
+    return 2 * library.num_bytes(AdapterMix(1, (largest,), float(dora)), 0)
+
+
+def _widest_module_bytes(layout: LoraLayout) -> int:
+    """Of a set of weights of rank 1, one layer, the widest module: what the device level is counted in."""
+    by_id = {module.id: module for module in lora_modules()}
+    widths = (sum(by_id[module].sizes(layout.shape)) for module in layout.target_modules)
+    return max(widths) * np.dtype(dtype_name(layout.dtype)).itemsize
+
+
+def problems_of(scenario: Scenario, engine: NativeEngine) -> list[str]:
+    """Why a scenario cannot run on an engine: lengths and batches beyond its limits, adapters that it does not take."""
+    limits, problems = engine.config.build_config, []
+    assert limits.max_input_len is not None
+    assert limits.max_seq_len is not None
+    requests, longest_input, longest_output = _sizes_of(scenario)
+    if requests > limits.max_batch_size:
+        problems.append(f"has {requests} requests in a batch; the engine takes {limits.max_batch_size}")
+    longest_prompt = min(limits.max_input_len, limits.max_num_tokens)
+    if longest_input > longest_prompt:
+        problems.append(f"has prompts of {longest_input} tokens; the engine takes {longest_prompt}")
+    if longest_input + longest_output > limits.max_seq_len:
+        problems.append(f"has {longest_input} + {longest_output} tokens; the engine takes {limits.max_seq_len} in all")
+    mix = scenario.adapters
+    if mix.count and not limits.lora_enabled:
+        problems.append("has adapters; the engine was built without LoRA")
+    elif mix.count and max(mix.ranks) > limits.lora_config.max_lora_rank:
+        problems.append(f"has rank {max(mix.ranks)}; the engine takes {limits.lora_config.max_lora_rank}")
+    if mix.count and mix.dora_share and limits.lora_enabled and not limits.dora_enabled:
+        problems.append("has DoRA adapters; the engine was built without DoRA")
+    return problems
+
+
+def _sizes_of(scenario: Scenario) -> tuple[int, int, int]:
+    """(requests at once, longest prompt, longest output)."""
+    if isinstance(scenario, (Decode, Memory)):
+        return scenario.requests, scenario.input_length, scenario.output_length
+    if isinstance(scenario, Serve):
+        return 1, scenario.input_length[1] - 1, scenario.output_length[1] - 1
+    if isinstance(scenario, (Prefill, FirstToken)):
+        return 1, scenario.input_length, 1
+    return 1, 1, 1
+
+
+def adapter_directory(work_dir: Path, engine: Path, rank: int) -> Path:
+    """Where the PEFT directory of a first-token scenario is kept."""
+    return work_dir / "adapters" / f"{engine.name}-rank{rank}"

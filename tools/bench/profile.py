@@ -1,0 +1,186 @@
+"""What an engine recorded of its steps: what the roofline of a scenario is, and where the time of a step goes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ..._core import StepRecord, StepSection, lora_modules
+from ...builder.compile.plan import AttentionOp, EmbeddingOp, LinearOp, Op, Program, RmsNormOp, RopeTableOp
+
+SINK: Final = "sampling"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step must move and multiply at least."""
+
+    num_bytes: int
+    """Weights, adapters, keys and values, each once; activations are left out, because they stay in caches."""
+    flops: int
+    """Of matrix products; a multiply-add is two."""
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte."""
+        return self.flops / self.num_bytes
+
+    def least_seconds(self, bandwidth: float, flops: float) -> float:
+        """The roofline: bytes per second and FLOPs per second of the machine; whichever takes longer."""
+        return max(self.num_bytes / bandwidth, self.flops / flops)
+
+
+def work_of(step: StepRecord) -> Work:
+    """All ops of a step together."""
+    costs = [op.cost for op in step.ops]
+    return Work(
+        sum(cost.weight_bytes + cost.adapter_bytes + cost.kv_bytes for cost in costs),
+        sum(cost.flops + cost.adapter_flops for cost in costs),
+    )
+
+
+def median_step(steps: Iterable[StepRecord]) -> StepRecord:
+    """The step of median duration (the lower one of two)."""
+    ordered = sorted(steps, key=lambda step: step.end - step.begin)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def op_names(program: Program) -> dict[tuple[StepSection, int], str]:
+    """What each op is called in tables: its kind, or the modules that it multiplies by."""
+    names = {(StepSection.SINK, 0): SINK}
+    for section, ops in ((StepSection.BODY, program.body), (StepSection.HEAD, program.head)):
+        for index, op in enumerate(ops):
+            names[section, index] = _name_of(op, program)
+    if program.head:
+        names[StepSection.HEAD, len(program.head) - 1] = "lm_head"
+    return names
+
+
+_KIND_NAMES: Final[dict[type, str]] = {
+    EmbeddingOp: "embedding",
+    RmsNormOp: "rms_norm",
+    RopeTableOp: "rope_table",
+    AttentionOp: "attention",
+}
+
+
+def _name_of(op: Op, program: Program) -> str:
+    if not isinstance(op, LinearOp):
+        return _KIND_NAMES[type(op)]
+    if program.lora is not None and op.lora_site >= 0:
+        modules = {module.id: module.name for module in lora_modules()}
+        return " + ".join(modules[part.module] for part in program.lora.sites[op.lora_site].parts)
+    return f"{op.input} to {op.output}"
+
+
+@dataclass(frozen=True)
+class OpSummary:
+    """All ops of one name in the steps of a table; per step."""
+
+    name: str
+    count: float
+    seconds: float
+    busy_share: float
+    """Of the threads' time while the ops ran."""
+    work: Work
+    adapter_bytes: int
+    activation_bytes: int
+
+
+def summarise(steps: Sequence[StepRecord], program: Program) -> list[OpSummary]:
+    """By name, those that take longest first."""
+    names = op_names(program)
+    groups: dict[str, list[Any]] = defaultdict(list)
+    for step in steps:
+        for op in step.ops:
+            groups[names[op.section, op.index]].append(op)
+    summaries = []
+    for name, ops in groups.items():
+        seconds = sum(op.end - op.begin for op in ops)
+        threads = len(ops[0].busy_seconds)
+        busy = sum(sum(op.busy_seconds) for op in ops)
+        summaries.append(
+            OpSummary(
+                name=name,
+                count=len(ops) / len(steps),
+                seconds=seconds / len(steps),
+                busy_share=busy / (seconds * threads) if seconds else 0.0,
+                work=Work(
+                    sum(op.cost.weight_bytes + op.cost.adapter_bytes + op.cost.kv_bytes for op in ops) // len(steps),
+                    sum(op.cost.flops + op.cost.adapter_flops for op in ops) // len(steps),
+                ),
+                adapter_bytes=sum(op.cost.adapter_bytes for op in ops) // len(steps),
+                activation_bytes=sum(op.cost.activation_bytes for op in ops) // len(steps),
+            )
+        )
+    return sorted(summaries, key=lambda summary: -summary.seconds)
+
+
+def chrome_trace(steps: Sequence[StepRecord], program: Program, title: str) -> dict[str, Any]:
+    """Steps and their ops as complete events of the Chrome trace format, and each thread's share of each op.
+
+    chrome://tracing and ui.perfetto.dev show it. Times are microseconds.
+    """
+    names = op_names(program)
+    events: list[dict[str, Any]] = [_named("process_name", 0, title), _named("thread_name", 0, "steps and ops")]
+    threads = len(steps[0].ops[0].busy_seconds) if steps and steps[0].ops else 0
+    events += [_named("thread_name", 1 + thread, f"thread {thread}, busy in op") for thread in range(threads)]
+    for step in steps:
+        arguments = {
+            "tokens": step.num_tokens,
+            "sequences": step.num_sequences,
+            "adapters": step.num_adapters,
+            "logit rows": step.num_logit_rows,
+        }
+        events.append(_event("step", 0, step.begin, step.end, arguments))
+        for op in step.ops:
+            name = names[op.section, op.index]
+            events.append(_event(name, 0, op.begin, op.end, _arguments(op)))
+            # A thread's parts of an op are many and short: their sum is drawn as one.
+            events += [
+                _event(name, 1 + thread, op.begin, op.begin + busy, {})
+                for thread, busy in enumerate(op.busy_seconds)
+                if busy > 0
+            ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def write_chrome_trace(path: Path, trace: dict[str, Any]) -> None:
+    """One line of JSON."""
+    path.write_text(json.dumps(trace, separators=(",", ":")))
+
+
+def _arguments(op: Any) -> dict[str, Any]:
+    cost, seconds = op.cost, op.end - op.begin
+    moved = cost.weight_bytes + cost.adapter_bytes + cost.kv_bytes
+    flops = cost.flops + cost.adapter_flops
+    return {
+        "op": op.index,
+        "weight bytes": cost.weight_bytes,
+        "adapter bytes": cost.adapter_bytes,
+        "kv bytes": cost.kv_bytes,
+        "activation bytes": cost.activation_bytes,
+        "flops": cost.flops,
+        "adapter flops": cost.adapter_flops,
+        "GB/s": round(moved / seconds / 1e9, 3) if seconds else 0,
+        "GFLOP/s": round(flops / seconds / 1e9, 3) if seconds else 0,
+    }
+
+
+def _event(name: str, track: int, begin: float, end: float, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "ph": "X", "pid": 0, "tid": track, "ts": 1e6 * begin, "dur": 1e6 * (end - begin),
+            "args": arguments}  # fmt: skip
+
+
+def _named(kind: str, track: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": 0, "tid": track, "args": {"name": name}}
+
+
+def step_seconds(steps: Sequence[StepRecord]) -> float:
+    """The median duration of steps."""
+    return statistics.median(step.end - step.begin for step in steps)

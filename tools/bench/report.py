@@ -1,0 +1,293 @@
+"""What a run of the bench found, as JSON with a schema version."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ..._core import ConfigError
+from ...builder.json_fields import JsonFields, load_json_object
+
+SCHEMA: Final = 1
+KIND: Final = "adaptrt-bench"
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement."""
+
+    round: int
+    metrics: Metrics
+    """By name; `value` is the row's."""
+    foreign: float
+    """Share of the CPUs that other processes took meanwhile."""
+    stolen: float
+    """Share that other virtual machines took."""
+    disturbed: bool
+    """`foreign` was more than the run allows."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Samples of one thing. Medians and spread are over the undisturbed ones, or over all where there are none."""
+
+    unit: str
+    samples: list[Sample]
+
+    def used(self) -> list[Sample]:
+        """The samples that count."""
+        return [sample for sample in self.samples if not sample.disturbed] or self.samples
+
+    @property
+    def is_disturbed(self) -> bool:
+        """No sample was undisturbed."""
+        return all(sample.disturbed for sample in self.samples)
+
+    @property
+    def median(self) -> float:
+        """Of the values."""
+        return self.metric("value")
+
+    @property
+    def low(self) -> float:
+        """The least value."""
+        return min(sample.metrics["value"] for sample in self.used())
+
+    @property
+    def high(self) -> float:
+        """The greatest value."""
+        return max(sample.metrics["value"] for sample in self.used())
+
+    def metric(self, name: str) -> float:
+        """The median of a metric over the samples that count and have it."""
+        return statistics.median(sample.metrics[name] for sample in self.used() if name in sample.metrics)
+
+    def metric_names(self) -> list[str]:
+        """Of any sample."""
+        return sorted({name for sample in self.samples for name in sample.metrics})
+
+    def by_round(self) -> dict[int, float]:
+        """The value of each round: of its last undisturbed sample, or of its last one."""
+        values: dict[int, float] = {}
+        for sample in sorted(self.used(), key=lambda sample: sample.round):
+            values[sample.round] = sample.metrics["value"]
+        return values
+
+
+def paired_ratio(row: Figure, base: Figure) -> float:
+    """The median over the rounds that both have of row / base; of the medians where they share no round."""
+    ours, theirs = row.by_round(), base.by_round()
+    ratios = [ours[number] / theirs[number] for number in ours if number in theirs]
+    return statistics.median(ratios) if ratios else row.median / base.median
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """A ratio, and whether its target was met."""
+
+    base: str | None
+    measure: str
+    ratio: float
+    at_least: float | None
+    at_most: float | None
+    holds: bool | None
+    """None without a target."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A scenario and what was measured."""
+
+    name: str
+    title: str
+    kind: str
+    engine: str
+    settings: dict[str, Any]
+    """The scenario's own, as the file has them."""
+    figure: Figure
+    work_bytes: int | None = None
+    """Of the step that the value is made of; None where there is no single one."""
+    work_flops: int | None = None
+    comparisons: list[ComparisonResult] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """A scenario that could not be measured."""
+
+    name: str
+    title: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run."""
+
+    version: str
+    created: str
+    """UTC, ISO 8601."""
+    machine: dict[str, Any]
+    run: dict[str, Any]
+    """Settings of the run: repeats, threads, what counts as disturbed."""
+    scenario_file: str
+    """Its text."""
+    limits: dict[str, Figure]
+    rows: list[Row]
+    not_run: list[NotRun]
+
+    def row(self, name: str) -> Row | None:
+        """By name."""
+        return next((row for row in self.rows if row.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """For a file. Medians and spreads are written beside the samples that they follow from."""
+        data = {"schema": SCHEMA, "kind": KIND, **asdict(self)}
+        for name, figure in self.limits.items():
+            data["limits"][name]["summary"] = _summary(figure)
+        for written, row in zip(data["rows"], self.rows, strict=True):
+            written["figure"]["summary"] = _summary(row.figure)
+        return data
+
+    def save(self, path: Path) -> None:
+        """Write the JSON file."""
+        path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+
+def _summary(figure: Figure) -> dict[str, Any]:
+    return {
+        "median": figure.median,
+        "low": figure.low,
+        "high": figure.high,
+        "samples_used": len(figure.used()),
+        "disturbed": figure.is_disturbed,
+        "metrics": {name: figure.metric(name) for name in figure.metric_names()},
+    }
+
+
+def load_report(path: Path) -> Report:
+    """Read what Report.save wrote. Raises ConfigError with all that is wrong with it."""
+    fields = JsonFields(load_json_object(path, ConfigError))
+    schema = fields.integer("schema")
+    if schema != SCHEMA:
+        raise ConfigError(f"{path}: schema is {schema}; this version reads {SCHEMA}")
+    fields.string("kind", choices=(KIND,))
+    report = Report(
+        version=fields.string("version"),
+        created=fields.string("created"),
+        machine=fields.raw("machine"),
+        run=fields.raw("run"),
+        scenario_file=fields.string("scenario_file"),
+        limits={name: _figure(nested) for name, nested in _objects(fields, "limits")},
+        rows=[_row(nested) for nested in _list(fields, "rows")],
+        not_run=[
+            NotRun(nested.string("name"), nested.string("title"), nested.string("reason"))
+            for nested in _list(fields, "not_run")
+        ],
+    )
+    for name in ("machine", "run"):
+        if not isinstance(getattr(report, name), dict):
+            fields.problem(name, "is no object")
+    fields.finish(str(path), ConfigError)
+    return report
+
+
+def _objects(fields: JsonFields, name: str) -> Iterable[tuple[str, JsonFields]]:
+    table = fields.object(name)
+    if table is None:
+        return
+    for key in list(table.remaining()):
+        nested = table.object(key)
+        if nested is not None:
+            yield key, nested
+
+
+def _list(fields: JsonFields, name: str) -> Iterable[JsonFields]:
+    """The objects of a list, each as fields that share the problems of `fields`."""
+    values = fields.raw(name)
+    if not isinstance(values, list):
+        fields.problem(name, "is no list")
+        return
+    for index, value in enumerate(values):
+        if not isinstance(value, Mapping):
+            fields.problem(f"{name}[{index}]", "is no object")
+            continue
+        nested = JsonFields(value, prefix=f"{name}[{index}].", problems=fields.problems)
+        yield nested
+        nested.refuse_remaining()
+
+
+def _figure(fields: JsonFields) -> Figure:
+    fields.discard(["summary"])
+    figure = Figure(
+        unit=fields.string("unit"),
+        samples=[
+            Sample(
+                round=nested.integer("round", minimum=0),
+                metrics=_metrics(nested),
+                foreign=nested.number("foreign"),
+                stolen=nested.number("stolen"),
+                disturbed=nested.boolean("disturbed"),
+            )
+            for nested in _list(fields, "samples")
+        ],
+    )
+    if not figure.samples:
+        fields.problem("samples", "is empty")
+    return figure
+
+
+def _metrics(fields: JsonFields) -> Metrics:
+    values = fields.raw("metrics")
+    if (
+        not isinstance(values, dict)
+        or "value" not in values
+        or not all(isinstance(value, (int, float)) for value in values.values())
+    ):
+        fields.problem("metrics", "is no object of numbers with a value")
+        return {"value": 0.0}
+    return {name: float(value) for name, value in values.items()}
+
+
+def _row(fields: JsonFields) -> Row:
+    figure = fields.object("figure")
+    settings = fields.raw("settings")
+    if not isinstance(settings, dict):
+        fields.problem("settings", "is no object")
+        settings = {}
+    return Row(
+        name=fields.string("name"),
+        title=fields.string("title"),
+        kind=fields.string("kind"),
+        engine=fields.string("engine"),
+        settings=settings,
+        figure=Figure("", []) if figure is None else _figure(figure),
+        work_bytes=_optional(fields, "work_bytes"),
+        work_flops=_optional(fields, "work_flops"),
+        comparisons=[
+            ComparisonResult(
+                base=_optional_text(nested, "base"),
+                measure=nested.string("measure"),
+                ratio=nested.number("ratio"),
+                at_least=nested.optional_number("at_least"),
+                at_most=nested.optional_number("at_most"),
+                holds=None if nested.raw("holds") is None else nested.boolean("holds"),
+            )
+            for nested in _list(fields, "comparisons")
+        ],
+    )
+
+
+def _optional(fields: JsonFields, name: str) -> int | None:
+    """A count that may be larger than JsonFields' integers."""
+    value = fields.optional_number(name)
+    return None if value is None else int(value)
+
+
+def _optional_text(fields: JsonFields, name: str) -> str | None:
+    return None if fields.raw(name) is None else fields.string(name)

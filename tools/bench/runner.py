@@ -1,0 +1,357 @@
+"""Runs a scenario file: all scenarios in turn, round after round, so that a drift of the machine's speed meets all."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ... import __version__
+from ..._core import (
+    ConfigError,
+    DType,
+    LoraConfig,
+    MachineLimits,
+    StepRecord,
+    measure_machine_limits,
+)
+from ...runtime.lora_config import LoraConfig as PeftLoraConfig
+from ...runtime.native_engine import NativeEngine
+from .child import run_child
+from .engines import EngineShelf, Progress
+from .executors import COLD_TASKS, BenchExecutor, adapter_directory, key_of, load_native_engine, problems_of
+from .measure import Metrics, decode, first_token_seconds, request, serve
+from .measure import finish as finish_request
+from .noise import NoiseMeter, wait_until_quiet
+from .peft_adapter import write_peft_adapter
+from .profile import Work, median_step, work_of
+from .report import ComparisonResult, Figure, NotRun, Report, Row, Sample, paired_ratio
+from .scenario_types import Comparison, Decode, FirstToken, Load, Memory, Prefill, Scenario, ScenarioFile, Serve
+from .system import describe_machine, utc_now
+from .workload import generate, random_prompt
+
+LIMIT_UNITS: Final = {"read_bandwidth": "B/s", "bfloat16_flops": "FLOP/s", "float32_flops": "FLOP/s"}
+WARM_UP_TOKENS: Final = 8
+LIMIT_ROUNDS: Final = 2
+
+
+class Bench:
+    """One run over a scenario file."""
+
+    def __init__(self, file: ScenarioFile, work_dir: Path, num_threads: int, progress: Progress) -> None:
+        self._file = file
+        self._work_dir = work_dir
+        self._threads = num_threads
+        self._progress = progress
+        self._shelf = EngineShelf(work_dir, progress)
+        self._engines: dict[str, NativeEngine] = {}
+        self._executors: dict[str, BenchExecutor] = {}
+        """By scenario; shared."""
+        self._work: dict[str, Work] = {}
+        self._samples: dict[str, list[Sample]] = defaultdict(list)
+        self._limits: dict[str, list[Sample]] = defaultdict(list)
+        self._extra: dict[str, int] = {}
+        self._not_run: dict[str, str] = {}
+        self._cold_tasks = itertools.count(COLD_TASKS)
+
+    def run(self) -> Report:
+        """Measure everything. Raises ConfigError with all scenarios that do not fit their engines."""
+        try:
+            self._prepare()
+            for number in range(self._file.run.repeats):
+                self._progress(f"round {number + 1} of {self._file.run.repeats}")
+                self._measure_limits(number)
+                for scenario in self._runnable():
+                    self._measure(scenario, number)
+        finally:
+            for executor in set(self._executors.values()):
+                executor.close()
+        return self._report()
+
+    def _runnable(self) -> list[Scenario]:
+        return [scenario for scenario in self._file.scenarios if scenario.name not in self._not_run]
+
+    def _prepare(self) -> None:
+        directories, reasons = self._shelf.prepare(self._file)
+        self._engines = {name: load_native_engine(path) for name, path in directories.items()}
+        for scenario in self._file.scenarios:
+            if scenario.engine in reasons:
+                self._not_run[scenario.name] = f"engine '{scenario.engine}': {reasons[scenario.engine]}"
+        self._check_fit()
+        groups: dict[Any, list[Scenario]] = defaultdict(list)
+        for scenario in self._runnable():
+            if not isinstance(scenario, (Load, Memory)):
+                groups[key_of(scenario)].append(scenario)
+        for key, scenarios in groups.items():
+            self._progress(f"preparing engine '{key.engine}' for {len(scenarios)} scenarios")
+            engine = self._engines[key.engine]
+            try:
+                self._find_work(engine, key, [s for s in scenarios if isinstance(s, (Prefill, Decode))])
+                shared = BenchExecutor(engine, key, scenarios, self._threads, profiled=False)
+            except ConfigError as error:
+                self._not_run.update({scenario.name: str(error) for scenario in scenarios})
+                continue
+            for scenario in scenarios:
+                self._executors[scenario.name] = shared
+        for scenario in self._runnable():
+            self._warm_up(scenario)
+            self._extra[scenario.name] = self._file.run.extra_samples
+
+    def _check_fit(self) -> None:
+        problems = [
+            f"scenario '{scenario.name}' {problem}"
+            for scenario in self._runnable()
+            for problem in problems_of(scenario, self._engines[scenario.engine])
+        ]
+        if problems:
+            raise ConfigError(f"{self._file.path}: " + "; ".join(problems))
+
+    def _find_work(self, engine: NativeEngine, key: Any, scenarios: list[Prefill | Decode]) -> None:
+        """Runs each scenario once on an engine that counts what its steps must move and multiply."""
+        if not scenarios:
+            return
+        bench = BenchExecutor(engine, key, scenarios, self._threads, profiled=True)
+        try:
+            for scenario in scenarios:
+                self._work[scenario.name] = work_of(median_step(profiled_steps(bench, scenario)))
+        finally:
+            bench.close()
+
+    def _warm_up(self, scenario: Scenario) -> None:
+        if isinstance(scenario, (Prefill, Decode, FirstToken)):
+            self._sample(scenario)
+        elif isinstance(scenario, Serve):
+            bench = self._executors[scenario.name]
+            prompt = random_prompt(1, bench.engine.program.vocab_size, np.random.default_rng(0))
+            finish_request(bench.executor, bench.executor.enqueue_request(request(prompt, WARM_UP_TOKENS)))
+
+    def _measure_limits(self, number: int) -> None:
+        with NoiseMeter() as meter:
+            limits = measure_machine_limits(self._threads, LIMIT_ROUNDS)
+        for name in LIMIT_UNITS:
+            self._limits[name].append(self._made(number, {"value": getattr(limits, name)}, meter))
+
+    def _measure(self, scenario: Scenario, number: int) -> None:
+        """Takes a sample; another one in place of one that was disturbed, while the scenario has any left."""
+        settings = self._file.run
+        while True:
+            wait_until_quiet(settings.quiet_share, settings.quiet_wait)
+            with NoiseMeter() as meter:
+                metrics = self._sample(scenario)
+            sample = self._made(number, metrics, meter)
+            self._samples[scenario.name].append(sample)
+            if not sample.disturbed or self._extra[scenario.name] == 0:
+                return
+            self._extra[scenario.name] -= 1
+
+    def _made(self, number: int, metrics: Metrics, meter: NoiseMeter) -> Sample:
+        noise = meter.noise
+        disturbed = noise.foreign > self._file.run.quiet_share
+        return Sample(number, metrics, round(noise.foreign, 4), round(noise.stolen, 4), disturbed)
+
+    def _sample(self, scenario: Scenario) -> Metrics:
+        if isinstance(scenario, (Load, Memory)):
+            return run_child(scenario, self._engines[scenario.engine].directory, self._threads)
+        bench = self._executors[scenario.name]
+        if isinstance(scenario, Prefill):
+            seconds = first_token_seconds(bench.executor, prompts_of(bench, scenario)[0], _first(bench, scenario))
+            return {"value": scenario.input_length / seconds, "seconds": seconds}
+        if isinstance(scenario, Decode):
+            adapters = _batch_adapters(bench, scenario)
+            return decode(bench.executor, prompts_of(bench, scenario), adapters, scenario.output_length)
+        if isinstance(scenario, FirstToken):
+            return {"value": 1e3 * self._first_token(bench, scenario)}
+        assert isinstance(scenario, Serve)
+        workload = generate(scenario, bench.engine.program.vocab_size)
+        return serve(bench.executor, scenario, workload, bench.library.references(scenario.adapters))
+
+    def _first_token(self, bench: BenchExecutor, scenario: FirstToken) -> float:
+        """Seconds; an adapter that is not on the device comes under a new id each time, and goes again."""
+        prompt = prompts_of(bench, scenario)[0]
+        if scenario.adapter_from == "device":
+            return first_token_seconds(bench.executor, prompt, bench.library.reference(scenario.adapters, 0))
+        task = next(self._cold_tasks)
+        try:
+            if scenario.adapter_from == "host":
+                bench.executor.put_adapter(bench.library.tensors(scenario.adapters, 0, task_id=task))
+                return first_token_seconds(bench.executor, prompt, LoraConfig(task))
+            directory = self._peft_directory(scenario)
+            with _Timer() as reading:
+                adapter = PeftLoraConfig.from_peft(task, directory, bench.engine)
+            return reading.seconds + first_token_seconds(bench.executor, prompt, adapter)
+        finally:
+            bench.executor.unload_adapter(task)
+
+    def _peft_directory(self, scenario: FirstToken) -> Path:
+        """Made in the warm-up, so its files are in the page cache: what is measured is reading them, not the disk."""
+        rank = scenario.adapters.rank(0)
+        if self._file.model is None or self._file.engines[scenario.engine].directory is not None:
+            raise ConfigError(
+                f"scenario '{scenario.name}' reads an adapter from disk, which the bench makes for its own models; "
+                f"engine '{scenario.engine}' has a directory"
+            )
+        base = self._shelf.model(self._file.model)
+        directory = adapter_directory(self._work_dir, base, rank)
+        if not directory.exists():
+            dora = scenario.adapters.is_dora(0)
+            write_peft_adapter(self._file.model, base, directory, rank, seed=rank, dora=dora)
+        return directory
+
+    def _report(self) -> Report:
+        limits = {name: Figure(LIMIT_UNITS[name], samples) for name, samples in self._limits.items()}
+        figures = {s.name: Figure(s.unit, self._samples[s.name]) for s in self._runnable()}
+        rows = []
+        for scenario in self._runnable():
+            work = self._work.get(scenario.name)
+            rows.append(
+                Row(
+                    name=scenario.name,
+                    title=scenario.title,
+                    kind=KIND_NAMES[type(scenario)],
+                    engine=scenario.engine,
+                    settings=_settings(scenario),
+                    figure=figures[scenario.name],
+                    work_bytes=None if work is None else work.num_bytes,
+                    work_flops=None if work is None else work.flops,
+                    comparisons=[
+                        result
+                        for comparison in scenario.comparisons
+                        if (result := self._compare(scenario, comparison, figures, limits)) is not None
+                    ],
+                )
+            )
+        titles = {scenario.name: scenario.title for scenario in self._file.scenarios}
+        return Report(
+            version=__version__,
+            created=utc_now(),
+            machine=describe_machine(self._threads),
+            run={**asdict(self._file.run), "threads": self._threads, "scenarios": self._file.path.name},
+            scenario_file=self._file.path.read_text(encoding="utf-8"),
+            limits=limits,
+            rows=rows,
+            not_run=[NotRun(name, titles[name], reason) for name, reason in self._not_run.items()],
+        )
+
+    def _compare(
+        self, scenario: Scenario, comparison: Comparison, figures: dict[str, Figure], limits: dict[str, Figure]
+    ) -> ComparisonResult | None:
+        """None when the other scenario was not run."""
+        if comparison.base is not None and comparison.base not in figures:
+            return None
+        if comparison.measure == "value":
+            ratio = figures[scenario.name].median
+        elif comparison.measure == "ratio":
+            assert comparison.base is not None
+            ratio = paired_ratio(figures[scenario.name], figures[comparison.base])
+        else:
+            ours = self._roofline_share(scenario, figures[scenario.name], limits)
+            if comparison.base is None:
+                ratio = ours.median
+            else:
+                base = next(s for s in self._file.scenarios if s.name == comparison.base)
+                ratio = paired_ratio(ours, self._roofline_share(base, figures[base.name], limits))
+        return ComparisonResult(
+            comparison.base, comparison.measure, ratio, comparison.at_least, comparison.at_most, comparison.holds(ratio)
+        )
+
+    def _roofline_share(self, scenario: Scenario, figure: Figure, limits: dict[str, Figure]) -> Figure:
+        """Each sample as its share of what the limits of the same round allow."""
+        work = self._work[scenario.name]
+        per_value = scenario.input_length if isinstance(scenario, Prefill) else _requests(scenario)
+        bandwidth = limits["read_bandwidth"].by_round()
+        flops = limits[flops_limit(self._engines[scenario.engine].program.dtype, limits)].by_round()
+        shares = []
+        for sample in figure.samples:
+            allowed = work.least_seconds(
+                bandwidth.get(sample.round, limits["read_bandwidth"].median),
+                flops.get(sample.round, next(iter(flops.values()))),
+            )
+            share = sample.metrics["value"] * allowed / per_value
+            shares.append(Sample(sample.round, {"value": share}, sample.foreign, sample.stolen, sample.disturbed))
+        return Figure("share", shares)
+
+
+KIND_NAMES: Final[dict[type[Scenario], str]] = {
+    Prefill: "prefill",
+    Decode: "decode",
+    FirstToken: "first_token",
+    Serve: "serve",
+    Memory: "memory",
+    Load: "load",
+}
+
+
+class _Timer:
+    """Seconds of a block."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> _Timer:
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds = time.perf_counter() - self._start
+
+
+def flops_limit(dtype: DType, limits: dict[str, Figure] | MachineLimits) -> str:
+    """Name of the limit that an engine of this type is held against.
+
+    bfloat16 engines multiply in bfloat16 where the CPU can; all else, and all other engines, in float32.
+    """
+    if dtype == DType.BFLOAT16:
+        there = limits["bfloat16_flops"].median if isinstance(limits, dict) else limits.bfloat16_flops
+        if there > 0:
+            return "bfloat16_flops"
+    return "float32_flops"
+
+
+def prompts_of(bench: BenchExecutor, scenario: Prefill | Decode | FirstToken) -> list[list[int]]:
+    """The same for every sample."""
+    generator = np.random.default_rng(scenario.input_length)
+    vocab_size = bench.engine.program.vocab_size
+    return [random_prompt(scenario.input_length, vocab_size, generator) for _ in range(_requests(scenario))]
+
+
+def profiled_steps(bench: BenchExecutor, scenario: Prefill | Decode) -> list[StepRecord]:
+    """Steps of a warm run on a profiled executor: those of a whole prompt, or those in which all requests generate."""
+    executor = bench.executor
+    prompts = prompts_of(bench, scenario)
+    if isinstance(scenario, Prefill):
+        for _ in range(2):
+            bench.profile.take_steps()
+            first_token_seconds(executor, prompts[0], _first(bench, scenario))
+        steps = bench.profile.take_steps()
+        return [step for step in steps if step.num_tokens == scenario.input_length]
+    adapters = _batch_adapters(bench, scenario)
+    for _ in range(2):
+        bench.profile.take_steps()
+        decode(executor, prompts, adapters, scenario.output_length)
+    steps = bench.profile.take_steps()
+    return [step for step in steps if step.num_tokens == step.num_sequences == scenario.requests]
+
+
+def _first(bench: BenchExecutor, scenario: Prefill) -> LoraConfig | None:
+    return bench.library.reference(scenario.adapters, 0) if scenario.adapters.count else None
+
+
+def _batch_adapters(bench: BenchExecutor, scenario: Decode) -> list[LoraConfig | None]:
+    """Of each request: the adapters in turn."""
+    count = scenario.adapters.count
+    if count == 0:
+        return [None] * scenario.requests
+    return [bench.library.reference(scenario.adapters, i % count) for i in range(scenario.requests)]
+
+
+def _requests(scenario: Scenario) -> int:
+    return scenario.requests if isinstance(scenario, Decode) else 1
+
+
+def _settings(scenario: Scenario) -> dict[str, Any]:
+    written = asdict(scenario)
+    return {name: value for name, value in written.items() if name not in ("name", "title", "engine", "comparisons")}

@@ -1,0 +1,38 @@
+"""What machine this is."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ..._core import cpu_kernels
+
+
+def describe_machine(num_threads: int) -> dict[str, Any]:
+    """For the report."""
+    return {
+        "processor": _processor(),
+        "cpus": os.cpu_count(),
+        "threads": num_threads,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernels": cpu_kernels()[0],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def utc_now() -> str:
+    """ISO 8601, to the second."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _processor() -> str:
+    """The name that Linux gives; the architecture where it gives none."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
