@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,16 +108,24 @@ class PlanContext:
 
     def __init__(self, context: Any, messages: Messages, plan: Plan) -> None:
         """Keeps the plan alive."""
-        self._plan = plan
         self._context = context
         self._messages = messages
-        self._execute: Callable[[int], bool] = context.execute_async_v3
-        # Called for each tensor of each step: the context's own methods, without one of ours in between.
-        self.set_input_shape: Callable[[str, tuple[int, ...]], bool] = context.set_input_shape
-        self.set_tensor_address: Callable[[str, int], bool] = context.set_tensor_address
+        self._plan = plan
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Says which shape an input has in the next run."""
+        if not self._context.set_input_shape(name, shape):
+            raise StepError(f"TensorRT does not take {name} of shape {shape}: {self._messages.take()}")
+        return True
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        """Says where an input or output is on the device."""
+        if not self._context.set_tensor_address(name, address):
+            raise StepError(f"TensorRT does not take {name} at {address:#x}: {self._messages.take()}")
+        return True
 
     def execute_async_v3(self, stream: int) -> bool:
         """Puts one run of the plan into a stream."""
-        if not self._execute(stream):
+        if not self._context.execute_async_v3(stream):
             raise StepError(f"TensorRT does not run the plan: {self._messages.take()}")
         return True

@@ -30,10 +30,10 @@ class FakeContext:
         return self.succeeds
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        return True
+        return self.succeeds
 
     def set_tensor_address(self, name: str, address: int) -> bool:
-        return True
+        return self.succeeds
 
     def execute_async_v3(self, stream: int) -> bool:
         self.runs.append(stream)

@@ -76,6 +76,8 @@ def test_a_run_that_fails_is_a_step_error_with_tensorrts_reason(engine: TensorRt
     module.Runtime = lambda logger: fake_runtime(logger, plan_engine, module)
     plan = plan_of(engine, module, FakeDevice(8, 0))
     context = plan.context(0)
+    assert context.set_input_shape("input_ids", (3,))
+    assert context.set_tensor_address("input_ids", 256)
     assert context.execute_async_v3(5)
     assert plan_engine.contexts[0].runs == [5]
     plan_engine.contexts[0].succeeds = False
@@ -85,6 +87,10 @@ def test_a_run_that_fails_is_a_step_error_with_tensorrts_reason(engine: TensorRt
         context.execute_async_v3(5)
     with pytest.raises(StepError, match="it gives no reason"):
         context.execute_async_v3(5)
+    with pytest.raises(StepError, match=r"does not take input_ids of shape \(3,\): it gives no reason"):
+        context.set_input_shape("input_ids", (3,))
+    with pytest.raises(StepError, match="does not take input_ids at 0x100: it gives no reason"):
+        context.set_tensor_address("input_ids", 256)
 
 
 def fake_runtime(logger: Any, plan_engine: FakeEngine, module: Any) -> Any:
