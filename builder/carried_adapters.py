@@ -79,8 +79,8 @@ def _adapter_modules(directory: Path, config: BuildConfig, checkpoint: Checkpoin
             intermediate_size=checkpoint.intermediate_size,
         ),
         num_layers=checkpoint.num_hidden_layers,
-        # Raw ones are normalised when the adapter is served: the engine holds the weights.
-        magnitudes_normalized=True,
+        # Raw ones are normalised when the adapter is served, by an engine that gives its weights back.
+        magnitudes_normalized=config.gives_weights_back,
     )
     rows = adapter.config[0]
     problems = []

@@ -127,6 +127,12 @@ class BuildConfig:
         """Whether adapters may have DoRA magnitudes."""
         return self.plugin_config.dora_plugin == ENABLE
 
+    @property
+    def gives_weights_back(self) -> bool:
+        """Whether the engine can be read as the base of its adapters: TensorRT's plans keep constants to themselves."""
+        tensorrt = self.tensorrt_config
+        return self.backend != TENSORRT or (tensorrt is not None and tensorrt.weights == EXTERNAL)
+
     def with_defaults(self, checkpoint: CheckpointConfig) -> BuildConfig:
         """Without the values that mean "as in the checkpoint"; `auto` becomes its dtype."""
         max_seq_len = self.max_seq_len if self.max_seq_len is not None else checkpoint.max_position_embeddings

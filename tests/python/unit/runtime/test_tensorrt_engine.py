@@ -40,11 +40,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = make_checkpoint(SPEC, directory, DType.FLOAT16)
     adapter = save_adapter(directory / "model", directory / "poet", 5, r=3, use_dora=True)
     config = replace(SMALL, plugin_config=DORA, lora_config=LoraBuildConfig(lora_dir=(adapter,), max_lora_rank=5))
-    for name, weights in (("external", "external"), ("constants", "constants")):
-        targets = TensorRtBuildConfig(compute_capability=("8.0",), weights=weights)
-        build(checkpoint, replace(config, backend="tensorrt", tensorrt_config=targets), directory / name)
+    for weights in ("external", "constants"):
+        # An engine that keeps its weights to itself carries no adapter whose magnitudes are raw.
+        carried = config.lora_config if weights == "external" else LoraBuildConfig(max_lora_rank=5)
+        build(checkpoint, replace(config, **on_gpu(weights), lora_config=carried), directory / weights)
     build(checkpoint, config, directory / "native")
     return directory
+
+
+def on_gpu(weights: str) -> dict[str, Any]:
+    return {
+        "backend": "tensorrt",
+        "tensorrt_config": TensorRtBuildConfig(compute_capability=("8.0",), weights=weights),
+    }
 
 
 @pytest.fixture
@@ -87,6 +95,14 @@ def test_raw_magnitudes_are_refused_where_no_weights_are_given_back(root: Path) 
     with pytest.raises(AdapterError, match="no mark of being normalised"):
         adaptrt.LoraConfig.from_peft(7, root / "poet", engine)
     adaptrt.LoraConfig.from_peft(7, root / "poet", engine, magnitudes_normalized=True)
+
+
+def test_raw_magnitudes_are_refused_by_a_build_that_could_not_serve_them(root: Path, tmp_path: Path) -> None:
+    lora = LoraBuildConfig(lora_dir=(root / "poet",), max_lora_rank=5)
+    config = replace(SMALL, plugin_config=DORA, lora_config=lora, **on_gpu("constants"))
+    with pytest.raises(AdapterError, match=r"poet.*no mark of being normalised"):
+        build(root / "checkpoint", config, tmp_path / "engine")
+    assert not (tmp_path / "engine").exists()
 
 
 def test_the_session_learns_the_plans_limits(root: Path) -> None:
