@@ -30,11 +30,20 @@ BaseProduct::BaseProduct(const LinearOp& op, const Step& step)
     : op_(op), step_(step), input_(step.buffer(op.input)) {}
 
 void BaseProduct::prepare() const {
-  if (op_.parts[0].weight.quantization.algo != QuantAlgo::kW8A8) return;
+  const Quantization& quantization = op_.parts[0].weight.quantization;
+  const bool to_int8 = quantization.algo == QuantAlgo::kW8A8;
+  if (!to_int8 && !quantization.zero_points) return;
+  const std::int64_t groups = group_count(quantization, input_.width);
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t row = begin; row < end; ++row) {
-      step_.kernels.quantize_row(step_.row(op_.input, row), input_.dtype, input_.width,
-                                 step_.int8_rows + row * step_.int8_stride, step_.int8_scales + row);
+      const std::byte* x = step_.row(op_.input, row);
+      if (to_int8) {
+        step_.kernels.quantize_row(x, input_.dtype, input_.width, step_.int8_rows + row * step_.int8_stride,
+                                   step_.int8_scales + row);
+      } else {
+        step_.kernels.sum_groups(x, input_.dtype, input_.width, quantization.group_size,
+                                 step_.group_sums + row * groups);
+      }
     }
   };
   step_.threads.parallel_for(step_.rows, std::max<std::int64_t>(1, kElementsPerChunk / input_.width), body);
@@ -54,6 +63,7 @@ void BaseProduct::multiply(std::size_t part, std::int64_t panel, RowRange rows, 
   QuantizedGemm gemm{.a = step_.row(op_.input, rows.begin),
                      .activation = input_.dtype,
                      .a_stride = input_.width,
+                     .a_sums = step_.group_sums + rows.begin * group_count(weight.quantization, weight.k),
                      .quantization = weight.quantization,
                      .panel = weight.data + weight.offset(panel),
                      .expanded = nullptr,
@@ -62,7 +72,8 @@ void BaseProduct::multiply(std::size_t part, std::int64_t panel, RowRange rows, 
                      .out = tile,
                      .out_stride = kPanelColumns,
                      .rows = rows.end - rows.begin};
-  if (gemm.rows > kDecodedRows) {
+  const bool is_int4 = weight.quantization.algo == QuantAlgo::kW4A16;
+  if (gemm.rows > (is_int4 ? step_.kernels.int4_decoded_rows : step_.kernels.int8_decoded_rows)) {
     float* const scratch =
         step_.scratch[static_cast<std::size_t>(thread)].data() + kPartsInTurn * kTileFloats;
     std::byte* const place = reinterpret_cast<std::byte*>(scratch) + slot * expanded_bytes(input_);
@@ -112,6 +123,15 @@ std::size_t linear_scratch_floats(const Program& program) {
       bytes = std::max(bytes, expanded_bytes(input));
   });
   return kPartsInTurn * (static_cast<std::size_t>(kTileFloats) + bytes / sizeof(float));
+}
+
+std::int64_t most_zero_point_groups(const Program& program) {
+  std::int64_t most = 0;
+  for_each_linear(program, [&](const LinearOp& op, const Buffer& input) {
+    const Quantization& quantization = op.parts[0].weight.quantization;
+    if (quantization.zero_points) most = std::max(most, group_count(quantization, input.width));
+  });
+  return most;
 }
 
 std::int64_t int8_row_bytes(const Program& program) {

@@ -34,7 +34,7 @@ class BaseProduct {
  public:
   BaseProduct(const LinearOp& op, const Step& step);
 
-  /// Rounds the input to int8 where the weights want it. Before the first tile.
+  /// Rounds the input to int8, or sums its groups, where the weights want it. Before the first tile.
   void prepare() const;
 
   /// tile[rows, width of the panel] = x W^T of one part and panel, rows kPanelColumns floats apart. `slot`,

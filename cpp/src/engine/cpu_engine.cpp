@@ -27,12 +27,14 @@ class CpuEngine final : public Engine {
       shrink_ = HugeArray(static_cast<std::size_t>(program_.max_num_tokens * shrink_stride_) * sizeof(float));
     }
     int8_stride_ = int8_row_bytes(program_);
+    // The body has a row a token, the head at most one a sequence.
+    const auto rows = static_cast<std::size_t>(std::max(program_.max_num_tokens, program_.max_batch_size));
     if (int8_stride_ > 0) {
-      // The head's rows are fewer than the tokens, or as many as sequences.
-      const auto rows = static_cast<std::size_t>(std::max(program_.max_num_tokens, program_.max_batch_size));
       int8_rows_ = HugeArray(rows * static_cast<std::size_t>(int8_stride_));
       int8_scales_ = HugeArray(rows * sizeof(float));
     }
+    const auto groups = static_cast<std::size_t>(most_zero_point_groups(program_));
+    if (groups > 0) group_sums_ = HugeArray(rows * groups * sizeof(float));
     const std::size_t floats =
         std::max(linear_scratch_floats(program_), attention_scratch_floats(program_.shape));
     for (int thread = 0; thread < threads_->num_threads(); ++thread) scratch_.emplace_back(floats);
@@ -60,6 +62,7 @@ class CpuEngine final : public Engine {
               .int8_rows = reinterpret_cast<std::uint8_t*>(int8_rows_.data()),
               .int8_stride = int8_stride_,
               .int8_scales = reinterpret_cast<float*>(int8_scales_.data()),
+              .group_sums = reinterpret_cast<float*>(group_sums_.data()),
               .input = input,
               .sequence_of_token = sequence_of_token_,
               .groups = groups_,
@@ -142,6 +145,7 @@ class CpuEngine final : public Engine {
   std::int64_t shrink_stride_ = 0;
   HugeArray int8_rows_;
   HugeArray int8_scales_;
+  HugeArray group_sums_;
   std::int64_t int8_stride_ = 0;
   KvPool kv_pool_;
   std::vector<Scratch> scratch_;

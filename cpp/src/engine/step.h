@@ -49,6 +49,9 @@ struct Step {
   std::uint8_t* int8_rows;
   std::int64_t int8_stride;
   float* int8_scales;
+  /// float32 [max_num_tokens, groups]: what KernelTable::sum_groups made of the input of the linear op that
+  /// runs, where its weights have zero points.
+  float* group_sums;
 
   const StepInput& input;
   std::span<const std::int32_t> sequence_of_token;  // [T]

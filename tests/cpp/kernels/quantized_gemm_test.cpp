@@ -41,6 +41,17 @@ struct Case {
     }
   }
 
+  /// What zero points are multiplied with, [rows, groups].
+  [[nodiscard]] std::vector<float> sums(const KernelTable& table) const {
+    const std::int64_t groups = group_count(weights.quantization, weights.k);
+    std::vector<float> result(static_cast<std::size_t>(rows * groups));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      table.sum_groups(activations.data() + static_cast<std::size_t>(r * stride) * size_of(activation),
+                       activation, weights.k, weights.quantization.group_size, result.data() + r * groups);
+    }
+    return result;
+  }
+
   [[nodiscard]] QuantizedGemm gemm(float* out, std::int64_t out_stride) const {
     return {.a = activations.data(),
             .activation = activation,
@@ -86,7 +97,10 @@ BOOST_DATA_TEST_CASE(products_match_float64, kernel_tables() * data::make({0, 1,
           const auto w = test.weights.values();
           const std::int64_t stride = width + 2;
           std::vector<float> out(static_cast<std::size_t>(rows * stride), kPoison);
-          table.quantized_gemm(test.gemm(out.data(), stride));
+          const auto sums = test.sums(table);
+          auto gemm = test.gemm(out.data(), stride);
+          gemm.a_sums = sums.data();
+          table.quantized_gemm(gemm);
           for (std::int64_t r = 0; r < rows; ++r) {
             for (std::int64_t n = 0; n < width; ++n) {
               double sum = 0.0;
@@ -124,12 +138,15 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_in_any_crowd_and_with_an_expa
       const Case test(kWeightOnly[quantization_index], kActivations[activation_index], 17, 77, width,
                       &random);
       const auto expanded = test.expanded(table);
+      const auto sums = test.sums(table);
+      const std::int64_t groups = group_count(test.weights.quantization, test.weights.k);
       std::vector<float> alone(static_cast<std::size_t>(17 * width));
       for (std::int64_t r = 0; r < 17; ++r) {
         auto one = test.gemm(alone.data() + r * width, width);
         one.a =
             test.activations.data() + static_cast<std::size_t>(r * test.stride) * size_of(test.activation);
         one.rows = 1;
+        one.a_sums = sums.data() + r * groups;
         table.quantized_gemm(one);
       }
       for (std::int64_t rows = 1; rows <= 17; ++rows) {
@@ -137,6 +154,7 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_in_any_crowd_and_with_an_expa
           std::vector<float> crowd(static_cast<std::size_t>(rows * width), kPoison);
           auto many = test.gemm(crowd.data(), width);
           many.rows = rows;
+          many.a_sums = sums.data();
           if (expand) many.expanded = expanded.data();
           table.quantized_gemm(many);
           BOOST_TEST_REQUIRE(std::memcmp(crowd.data(), alone.data(), crowd.size() * sizeof(float)) == 0,

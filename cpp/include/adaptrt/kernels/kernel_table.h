@@ -34,9 +34,6 @@ struct PanelGemm {
   const std::byte* next_panel = nullptr;
 };
 
-/// Activation rows up to which a QuantizedGemm is as fast without an expanded panel as with one.
-inline constexpr std::int64_t kDecodedRows = 4;
-
 /// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW8A16 or kW4A16.
 ///
 /// For each group of inputs, the activations are multiplied by the integers (without kW4A16's zero points, by
@@ -47,6 +44,8 @@ struct QuantizedGemm {
   const void* a = nullptr;             ///< of `activation`
   DType activation = DType::kFloat32;  ///< kFloat32 or kBFloat16
   std::int64_t a_stride = 0;           ///< elements between rows
+  /// With zero points: what sum_groups made of each row, [rows, groups].
+  const float* a_sums = nullptr;
   Quantization quantization;
   const std::byte* panel = nullptr;  ///< one panel of a quantised PanelMatrix
   /// What expand_panel made of `panel`; nullptr: the weights are decoded on the way.
@@ -94,6 +93,11 @@ struct KernelTable {
   /// Writes gemm.panel's integers to `out` [ceil(k / ki)][width][ki] in gemm.activation's type, for
   /// QuantizedGemm::expanded.
   void (*expand_panel)(const QuantizedGemm& gemm, std::byte* out);
+  /// out[groups] = the sum of each group_size elements of x [n]; 0: of all.
+  void (*sum_groups)(const std::byte* x, DType type, std::int64_t n, std::int64_t group_size, float* out);
+  /// Rows up to which a QuantizedGemm without an expanded panel is as fast as expanding one for it.
+  std::int64_t int8_decoded_rows;
+  std::int64_t int4_decoded_rows;
   void (*int8_gemm)(const Int8Gemm& gemm);
   /// Rounds a row of `type` to q = round(x / scale), to nearest even, with scale = max|x| / 127; out[n] = q +
   /// 128, then 128 up to a multiple of 4. Rows below 2^-100 become 0. The scale of a row with NaN or infinity

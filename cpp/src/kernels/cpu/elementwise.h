@@ -19,6 +19,18 @@ inline void for_each_vector(std::int64_t n, const Body& body) {
   if (i < n) body(i, n - i);
 }
 
+inline Simd::Vec load_as(const std::byte* x, DType type, std::int64_t index, std::int64_t lanes) {
+  switch (type) {
+    case DType::kFloat32:
+      return Simd::load(reinterpret_cast<const float*>(x) + index, lanes);
+    case DType::kFloat16:
+      return Simd::load_float16(x + index * 2, lanes);
+    case DType::kBFloat16:
+      return Simd::load_bfloat16(x + index * 2, lanes);
+  }
+  return Simd::zero();
+}
+
 inline void store_as(std::byte* out, DType type, std::int64_t index, Simd::Vec x, std::int64_t lanes) {
   switch (type) {
     case DType::kFloat32:
@@ -110,19 +122,7 @@ void scale_and_store(const float* x, float factor, std::int64_t n, std::byte* ou
 
 void load(const std::byte* x, DType type, std::int64_t n, float* out) {
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
-    Simd::Vec value = Simd::zero();
-    switch (type) {
-      case DType::kFloat32:
-        value = Simd::load(reinterpret_cast<const float*>(x) + i, lanes);
-        break;
-      case DType::kFloat16:
-        value = Simd::load_float16(x + i * 2, lanes);
-        break;
-      case DType::kBFloat16:
-        value = Simd::load_bfloat16(x + i * 2, lanes);
-        break;
-    }
-    Simd::store(out + i, value, lanes);
+    Simd::store(out + i, load_as(x, type, i, lanes), lanes);
   });
 }
 

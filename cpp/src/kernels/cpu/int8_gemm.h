@@ -70,16 +70,16 @@ void int8_tile(const Int8Gemm& gemm, const QuantizedPanel& panel, std::int64_t r
   }
 }
 
-template <int kVectors, bool kPartial, int kRows = kTileRows>
+template <int kVectors, bool kPartial, bool kStreams, int kRows = kTileRows>
 void int8_rows(const Int8Gemm& gemm, const QuantizedPanel& panel, std::int64_t row, std::int64_t rows,
                std::int64_t column, std::int64_t last_lanes) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      int8_rows<kVectors, kPartial, kRows - 1>(gemm, panel, row, rows, column, last_lanes);
+      int8_rows<kVectors, kPartial, kStreams, kRows - 1>(gemm, panel, row, rows, column, last_lanes);
       return;
     }
   }
-  int8_tile<kRows, kVectors, kPartial, !kPartial>(gemm, panel, row, column, last_lanes);
+  int8_tile<kRows, kVectors, kPartial, kStreams>(gemm, panel, row, column, last_lanes);
 }
 
 void int8_gemm(const Int8Gemm& gemm) {
@@ -91,18 +91,17 @@ void int8_gemm(const Int8Gemm& gemm) {
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
       const std::int64_t rows = (gemm.rows - row + blocks - block - 1) / (blocks - block);
-      full ? int8_rows<kTileVectors, false>(gemm, panel, row, rows, column, Simd::kLanes)
-           : int8_rows<1, true>(gemm, panel, row, rows, column, lanes);
+      if (!full) {
+        int8_rows<1, true, false>(gemm, panel, row, rows, column, lanes);
+      } else if (block == 0) {
+        int8_rows<kTileVectors, false, true>(gemm, panel, row, rows, column, Simd::kLanes);
+      } else {
+        int8_rows<kTileVectors, false, false>(gemm, panel, row, rows, column, Simd::kLanes);
+      }
       row += rows;
     }
     column += full ? kGroup : Simd::kLanes;
   }
-}
-
-inline Simd::Vec load_as(const std::byte* x, DType type, std::int64_t index, std::int64_t lanes) {
-  if (type == DType::kBFloat16) return Simd::load_bfloat16(x + index * 2, lanes);
-  if (type == DType::kFloat16) return Simd::load_float16(x + index * 2, lanes);
-  return Simd::load(reinterpret_cast<const float*>(x) + index, lanes);
 }
 
 void quantize_row(const std::byte* x, DType type, std::int64_t n, std::uint8_t* out, float* scale) {

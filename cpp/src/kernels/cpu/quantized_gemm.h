@@ -44,22 +44,6 @@ inline Simd::Vec load_scales(const QuantizedGemm& gemm, const std::byte* scales,
   return Simd::load(reinterpret_cast<const float*>(scales) + column, lanes);
 }
 
-inline Simd::Vec load_activations(const float* a, std::int64_t lanes) {
-  return Simd::load(a, lanes);
-}
-inline Simd::Vec load_activations(const std::uint16_t* a, std::int64_t lanes) {
-  return Simd::load_bfloat16(reinterpret_cast<const std::byte*>(a), lanes);
-}
-
-template <class A>
-float sum_of(const A* a, std::int64_t n) {
-  Simd::Vec sums = Simd::zero();
-  for (std::int64_t i = 0; i < n; i += Simd::kLanes) {
-    sums = Simd::add(sums, load_activations(a + i, std::min<std::int64_t>(Simd::kLanes, n - i)));
-  }
-  return Simd::sum(sums);
-}
-
 /// The product of kRows rows with kVectors vectors of columns, the last one of last_lanes columns. `words`
 /// are the panel's weights in Weights' form.
 template <class Weights, int kRows, int kVectors, bool kPartial, bool kStreams>
@@ -81,8 +65,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
   const auto lanes_of = [&](int v) { return kPartial && v == kVectors - 1 ? last_lanes : Simd::kLanes; };
   for (std::int64_t index = 0; index < groups; ++index) {
     const GroupView group = group_of(gemm, panel, index);
-    const A* const first_a = static_cast<const A*>(gemm.a) + row * a_stride + group.first;
-    const A* a = first_a;
+    const A* a = static_cast<const A*>(gemm.a) + row * a_stride + group.first;
     Vec sums[kChains][kRows][kVectors];
     ADAPTRT_UNROLL
     for (int chain = 0; chain < kChains; ++chain) {
@@ -144,7 +127,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
 
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const float activations = group.zeros == nullptr ? 0.0F : sum_of(first_a + r * a_stride, group.inputs);
+      const float activations = group.zeros == nullptr ? 0.0F : gemm.a_sums[(row + r) * groups + index];
       float* out = gemm.out + (row + r) * gemm.out_stride + column;
       ADAPTRT_UNROLL
       for (int v = 0; v < kVectors; ++v) {
@@ -216,22 +199,45 @@ void multiply_quantized(const QuantizedGemm& gemm) {
   }
 }
 
-template <class Packed>
-void expand_weights(const QuantizedGemm& gemm, std::byte* out) {
+/// Expands kVectors vectors of columns, the last one of last_lanes columns.
+template <class Packed, int kVectors>
+void expand_columns(const QuantizedGemm& gemm, std::int64_t column, std::int64_t last_lanes, std::byte* out) {
   constexpr std::int64_t kOutBytes = 4;  // a pair of bfloat16, or a float32
-  const std::byte* words = gemm.panel;
   const std::int64_t units = (gemm.k + Packed::kInterleave - 1) / Packed::kInterleave;
-  for (std::int64_t first = 0; first < units; first += Packed::kUnits) {
-    for (std::int64_t column = 0; column < gemm.width; column += Simd::kLanes) {
-      const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
-      const auto word = Packed::load(words + column * Packed::kColumnBytes, lanes);
-      for_each_index<Packed::kUnits>([&](auto unit) {
-        if (first + unit() >= units) return;
-        Packed::store(out + ((first + unit()) * gemm.width + column) * kOutBytes,
+  const std::int64_t row_bytes = gemm.width * Packed::kColumnBytes;
+  const std::int64_t out_row_bytes = gemm.width * kOutBytes;
+  const std::byte* words = gemm.panel + column * Packed::kColumnBytes;
+  out += column * kOutBytes;
+  const auto expand = [&](auto wanted) __attribute__((always_inline)) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const std::int64_t lanes = v == kVectors - 1 ? last_lanes : Simd::kLanes;
+      const auto word = Packed::load(words + v * Simd::kLanes * Packed::kColumnBytes, lanes);
+      for_each_index<Packed::kUnits>([&](auto unit) __attribute__((always_inline)) {
+        if (!wanted(unit())) return;
+        Packed::store(out + unit() * out_row_bytes + v * Simd::kLanes * kOutBytes,
                       Packed::template decode<unit()>(word), lanes);
       });
     }
-    words += gemm.width * Packed::kColumnBytes;
+    words += row_bytes;
+    out += Packed::kUnits * out_row_bytes;
+  };
+  std::int64_t left = units;
+  for (; left >= Packed::kUnits; left -= Packed::kUnits) {
+    expand([](int) __attribute__((always_inline)) { return true; });
+  }
+  if (left > 0) expand([&](int unit) __attribute__((always_inline)) { return unit < left; });
+}
+
+template <class Packed>
+void expand_weights(const QuantizedGemm& gemm, std::byte* out) {
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  std::int64_t column = 0;
+  for (; column + kGroup <= gemm.width; column += kGroup) {
+    expand_columns<Packed, kTileVectors>(gemm, column, Simd::kLanes, out);
+  }
+  for (; column < gemm.width; column += Simd::kLanes) {
+    expand_columns<Packed, 1>(gemm, column, std::min<std::int64_t>(Simd::kLanes, gemm.width - column), out);
   }
 }
 
@@ -252,6 +258,18 @@ void expand_panel(const QuantizedGemm& gemm, std::byte* out) {
     pairs ? expand_weights<Int4BFloat16>(gemm, out) : expand_weights<Int4Float32>(gemm, out);
   } else {
     pairs ? expand_weights<Int8BFloat16>(gemm, out) : expand_weights<Int8Float32>(gemm, out);
+  }
+}
+
+void sum_groups(const std::byte* x, DType type, std::int64_t n, std::int64_t group_size, float* out) {
+  const std::int64_t size = group_size == 0 ? n : group_size;
+  for (std::int64_t first = 0; first < n; first += size) {
+    const std::int64_t last = std::min(first + size, n);
+    Simd::Vec sums = Simd::zero();
+    for (std::int64_t i = first; i < last; i += Simd::kLanes) {
+      sums = Simd::add(sums, load_as(x, type, i, std::min<std::int64_t>(Simd::kLanes, last - i)));
+    }
+    *out++ = Simd::sum(sums);
   }
 }
 

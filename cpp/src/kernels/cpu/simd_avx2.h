@@ -203,6 +203,8 @@ inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 2;
 /// Of a tile whose weights are decoded on the way, which takes registers too.
 inline constexpr int kDecodedTileRows = 3;
+inline constexpr std::int64_t kInt8DecodedRows = 6;
+inline constexpr std::int64_t kInt4DecodedRows = 6;
 
 }  // namespace
 }  // namespace adaptrt

@@ -125,7 +125,9 @@ struct Simd {
   /// sums + the four products of a lane's uint8 of a and int8 of b.
   static Words dot(Words sums, Words a, Words b) {
 #ifdef __AVX512VNNI__
-    return _mm512_dpbusd_epi32(sums, a, b);
+    // GCC 12 copies the sums around its own intrinsic, and spills them.
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
+    return sums;
 #else
     const __m512i even = _mm512_madd_epi16(_mm512_and_si512(a, _mm512_set1_epi16(255)),
                                            _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8));
@@ -202,7 +204,9 @@ struct BFloat16Weights {
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 4;
 /// Of a tile whose weights are decoded on the way, which takes registers too.
-inline constexpr int kDecodedTileRows = 4;
+inline constexpr int kDecodedTileRows = 6;
+inline constexpr std::int64_t kInt8DecodedRows = 12;
+inline constexpr std::int64_t kInt4DecodedRows = 48;
 
 }  // namespace
 }  // namespace adaptrt

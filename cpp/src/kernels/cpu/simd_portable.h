@@ -224,6 +224,8 @@ inline constexpr int kTileRows = 4;
 inline constexpr int kTileVectors = 2;
 /// Of a tile whose weights are decoded on the way, which takes registers too.
 inline constexpr int kDecodedTileRows = 2;
+inline constexpr std::int64_t kInt8DecodedRows = 4;
+inline constexpr std::int64_t kInt4DecodedRows = 4;
 
 }  // namespace
 }  // namespace adaptrt
