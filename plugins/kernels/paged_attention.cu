@@ -1,4 +1,7 @@
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <numbers>
 #include <string>
@@ -73,6 +76,29 @@ void check(const PagedAttentionConfig& config, const PagedAttentionSizes& sizes)
   problems.throw_if_any<ConfigError>("a PagedAttention kernel's step");
 }
 
+void check(const PagedAttentionArrays& arrays, const void* workspace) {
+  constexpr std::uintptr_t kPiece = 16;  // bytes that a thread takes at once
+  Problems problems;
+  const auto check_address = [&](const char* name, const void* address, std::uintptr_t alignment) {
+    const auto value = reinterpret_cast<std::uintptr_t>(address);
+    if (value != 0 && value % alignment == 0) return;
+    problems.add("the address of " + std::string(name) + " is " + std::to_string(value) +
+                 "; it must be a multiple of " + std::to_string(alignment) + " and not 0");
+  };
+  check_address("q", arrays.q, kPiece);
+  check_address("k", arrays.k, kPiece);
+  check_address("v", arrays.v, kPiece);
+  check_address("kv_pool", arrays.kv_pool, kPiece);
+  check_address("block_tables", arrays.block_tables, sizeof(std::int32_t));
+  check_address("sequence_offsets", arrays.sequence_offsets, sizeof(std::int32_t));
+  check_address("positions", arrays.positions, sizeof(std::int32_t));
+  check_address("cosine", arrays.cosine, sizeof(float));
+  check_address("sine", arrays.sine, sizeof(float));
+  check_address("attended", arrays.attended, kPiece);
+  check_address("the workspace", workspace, kPiece);
+  problems.throw_if_any<ConfigError>("a PagedAttention kernel's step");
+}
+
 }  // namespace
 
 PagedAttentionKernel::PagedAttentionKernel(const PagedAttentionConfig& config) : config_(config) {
@@ -87,6 +113,7 @@ std::size_t PagedAttentionKernel::workspace_bytes(std::int32_t max_tokens, std::
 void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const PagedAttentionArrays& arrays,
                                    void* workspace, void* stream) const {
   check(config_, sizes);
+  check(arrays, workspace);
   const AttentionStep step{.query = arrays.q,
                            .key = arrays.k,
                            .value = arrays.v,

@@ -26,8 +26,8 @@ struct PagedAttentionSizes {
   std::int32_t rotary_half = 0;       ///< columns of cosine and sine
 };
 
-/// Addresses on the device; all but the tables and offsets are aligned to 16 bytes. The arrays are those of
-/// the plugin's definition, with T for the config's dtype.
+/// Addresses on the device, of the arrays of the plugin's definition with T for the config's dtype. Those of
+/// T are aligned to 16 bytes.
 struct PagedAttentionArrays {
   const void* q = nullptr;                     ///< T [tokens, num_heads * head_dim]
   const void* k = nullptr;                     ///< T [tokens, num_kv_heads * head_dim]
@@ -57,8 +57,8 @@ class PagedAttentionKernel {
   /// Bytes that enqueue needs for a step of at most so many tokens and sequences, whatever its other sizes.
   [[nodiscard]] std::size_t workspace_bytes(std::int32_t max_tokens, std::int32_t max_sequences) const;
 
-  /// Puts the work into `stream` (a cudaStream_t). `workspace` is aligned to 256 bytes. Throws ConfigError
-  /// when a size cannot be used and StepError when a launch fails.
+  /// Puts the work into `stream` (a cudaStream_t). `workspace` is aligned to 16 bytes. Throws ConfigError
+  /// when a size or an address cannot be used and StepError when a launch fails.
   void enqueue(const PagedAttentionSizes& sizes, const PagedAttentionArrays& arrays, void* workspace,
                void* stream) const;
 

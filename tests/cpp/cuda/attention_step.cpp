@@ -235,6 +235,10 @@ RandomAttentionStep RandomAttentionStep::part(std::int32_t begin, std::int32_t e
   cut(step.sine_);
   cut(step.positions_);
   step.sequence_offsets_ = {0, end - begin};
+  const auto sequence = std::upper_bound(sequence_offsets_.begin(), sequence_offsets_.end(), begin) -
+                        sequence_offsets_.begin() - 1;
+  const auto table = block_tables_.begin() + sequence * sizes_.max_blocks;
+  step.block_tables_.assign(table, table + sizes_.max_blocks);
   return step;
 }
 

@@ -41,7 +41,7 @@ class RandomAttentionStep {
   /// nothing.
   [[nodiscard]] std::string problems() const;
 
-  /// Tokens begin .. end - 1 of this step of a single sequence, as a step of its own over the same pool.
+  /// Tokens begin .. end - 1, all of one sequence, as a step of their own over the same pool.
   [[nodiscard]] RandomAttentionStep part(std::int32_t begin, std::int32_t end) const;
 
   /// Results of tokens begin .. end - 1, as bits.
