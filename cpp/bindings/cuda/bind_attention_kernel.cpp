@@ -54,8 +54,9 @@ void enqueue(const PagedAttentionKernel& kernel, std::int32_t tokens, std::int32
 }  // namespace
 
 void bind_attention_kernel(py::module_& module) {
+  // Local, since the tests have another module with this class.
   py::class_<PagedAttentionKernel>(
-      module, "PagedAttentionKernel",
+      module, "PagedAttentionKernel", py::module_local(),
       "The plugin PagedAttention. A token whose block is -1 writes nothing and gets zeros.")
       .def(py::init(&make_attention_kernel), py::arg("dtype"), py::arg("num_heads"), py::arg("num_kv_heads"),
            py::arg("head_dim"), py::arg("scale"), py::arg("sliding_window"),

@@ -46,8 +46,9 @@ void enqueue(const LoraKernel& kernel, std::int64_t tokens, std::int64_t in_size
 }  // namespace
 
 void bind_lora_kernel(py::module_& module) {
+  // Local, since the tests have another module with this class.
   py::class_<LoraKernel>(
-      module, "LoraKernel",
+      module, "LoraKernel", py::module_local(),
       "The plugins Lora and Dora. A token's result does not depend on the others of the step.")
       .def(
           py::init(&make_lora_kernel), py::arg("dtype"), py::arg("layer"), py::arg("module_ids"),
