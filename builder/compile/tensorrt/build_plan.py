@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import onnx
 import xxhash
@@ -103,28 +103,35 @@ def _tensors(network: Any) -> list[NetworkTensor]:
 
 def _write_plan(trt: Any, builder: Any, network: Any, config: Any, path: Path, refusal: Refusal) -> tuple[int, str]:
     """Builds and writes the plan as it comes; returns its size and checksum."""
-    digest = xxhash.xxh3_128()
-    failures: list[OSError] = []
-
-    with path.open("wb") as file:
-
-        class Writer(trt.IStreamWriter):  # type: ignore[misc]
-            def __init__(self) -> None:
-                trt.IStreamWriter.__init__(self)
-
-            def write(self, data: bytes) -> int:
-                try:
-                    file.write(data)
-                except OSError as reason:
-                    failures.append(reason)
-                    return 0
-                digest.update(data)
-                return len(data)
-
-        writer = Writer()
-        built = builder.build_serialized_network_to_stream(network, config, writer)
-    if failures:
-        raise PlanRefusedError([f"the plan cannot be written: {failures[0].strerror}"])
+    try:
+        with path.open("wb") as file:
+            writer = _make_writer(trt, file)
+            built = builder.build_serialized_network_to_stream(network, config, writer)
+            if writer.failure is not None:
+                raise writer.failure
+    except OSError as reason:
+        raise PlanRefusedError([f"the plan cannot be written: {reason.strerror}"]) from None
     if not built:
         raise refusal.error("it makes no plan of the network")
-    return path.stat().st_size, digest.hexdigest()
+    return path.stat().st_size, writer.digest.hexdigest()
+
+
+def _make_writer(trt: Any, file: BinaryIO) -> Any:
+    """A trt.IStreamWriter with the digest of what was written, and the failure that ended it."""
+
+    class Writer(trt.IStreamWriter):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IStreamWriter.__init__(self)
+            self.digest = xxhash.xxh3_128()
+            self.failure: OSError | None = None
+
+        def write(self, data: bytes) -> int:
+            try:
+                file.write(data)
+            except OSError as reason:
+                self.failure = reason
+                return 0
+            self.digest.update(data)
+            return len(data)
+
+    return Writer()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,13 @@ def test_a_file_that_is_no_network_is_refused(package: Package, tmp_path: Path) 
     (tmp_path / "network.onnx").write_bytes(b"")
     with pytest.raises(EngineError, match=r"compute capability 8\.0: "):
         run_build(package, request(package, tmp_path, {}), lambda phase, fraction: None, Children())
+
+
+def test_a_full_disk_is_an_error(package: Package, tmp_path: Path) -> None:
+    build_nodes(package, tmp_path, [lora_node()], LORA_INPUTS, LORA_PROFILE)
+    to_full_disk = replace(request(package, tmp_path, LORA_PROFILE), plan="/dev/full")
+    with pytest.raises(EngineError, match="the plan cannot be written: No space left on device"):
+        run_build(package, to_full_disk, lambda phase, fraction: None, Children())
 
 
 def test_a_process_that_aborts_is_an_error_with_its_last_words(
