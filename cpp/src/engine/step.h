@@ -91,4 +91,7 @@ void run_op(const LinearOp& op, const Step& step);
 /// Step::int8_stride that a program needs; 0 without weights of QuantAlgo::kW8A8.
 [[nodiscard]] std::int64_t int8_row_bytes(const Program& program);
 
+/// The most groups of inputs that a matrix with zero points has.
+[[nodiscard]] std::int64_t most_zero_point_groups(const Program& program);
+
 }  // namespace adaptrt
