@@ -1,0 +1,180 @@
+"""Checks of PagedAttentionKernel: against float64, chunked against whole, and replayed from a CUDA graph."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from attention_step import AttentionShape, AttentionStep
+from machine import NAN_BITS, Machine
+from results import Check
+
+DTYPES = (torch.float16, torch.bfloat16)
+# Those with kernels for tensor cores.
+HEAD_DIMS = (64, 80, 96, 128, 256)
+
+
+def attention_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
+    """The whole matrix, or a `subset` small enough for compute-sanitizer and the emulation."""
+    for shape in _subset() if subset else _matrix():
+        generator = torch.Generator(machine.device)
+        seed = generator.seed()
+        step = AttentionStep.random(machine, shape, generator)
+        before = step.pool.clone()
+        wrong = step.wrong_elements(step.run(), before)
+        yield Check(f"attention {_describe(shape)}", wrong == 0, f"{wrong} wrong elements with seed {seed}")
+    for dtype in DTYPES:
+        for head_dim in HEAD_DIMS[:1] if subset else HEAD_DIMS:
+            for window in (0, 100):
+                yield _chunks(machine, _of(dtype, head_dim, (70,), (200 if subset else 1500,), sliding_window=window))
+            yield _alone(machine, _mixed(dtype, head_dim))
+            if machine.is_gpu:
+                yield _decode_graph(machine, dtype, head_dim)
+                yield _mixed_graph(machine, dtype, head_dim)
+
+
+def _describe(shape: AttentionShape) -> str:
+    longest = max(past + length for past, length in zip(shape.past, shape.lengths, strict=True))
+    return (
+        f"{str(shape.dtype).removeprefix('torch.')} heads {shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim} "
+        f"tokens {shape.tokens} sequences {len(shape.lengths)} longest {longest} "
+        f"blocks of {shape.tokens_per_block} window {shape.sliding_window}"
+    )
+
+
+def _of(
+    dtype: torch.dtype, head_dim: int, past: tuple[int, ...], lengths: tuple[int, ...], **others: int
+) -> AttentionShape:
+    heads = {"num_heads": 8, "num_kv_heads": 2}
+    return AttentionShape(dtype=dtype, head_dim=head_dim, past=past, lengths=lengths, **{**heads, **others})
+
+
+def _mixed(dtype: torch.dtype, head_dim: int, **others: int) -> AttentionShape:
+    """Prompts, chunks behind others, decodes, and padding of both kinds."""
+    past = (0, 70, 61, 0, 0, 15, 128, 0, 127)
+    lengths = (37, 1, 50, 1, 1, 2, 3, 5, 1)
+    return replace(_of(dtype, head_dim, past, lengths, **others), padding=(3, 7))
+
+
+def _matrix() -> Iterator[AttentionShape]:
+    for dtype in DTYPES:
+        for head_dim in HEAD_DIMS:
+            for tokens_per_block in (16, 32, 48, 64, 128):
+                yield _mixed(dtype, head_dim, tokens_per_block=tokens_per_block)
+            for window in (1, 16, 17, 100, 1000):
+                yield _mixed(dtype, head_dim, sliding_window=window)
+                yield _of(dtype, head_dim, (1200, 3, 500, 90), (1, 1, 1, 300), sliding_window=window)
+            for heads, kv_heads in ((1, 1), (12, 12), (6, 2), (14, 2), (32, 4), (16, 1), (17, 1), (40, 1)):
+                yield _mixed(dtype, head_dim, num_heads=heads, num_kv_heads=kv_heads)
+            # Every number of splits, and one.
+            for past in (0, 1, 255, 256, 257, 511, 4000, 20000):
+                yield _of(dtype, head_dim, (past, past // 2, 17), (1, 1, 1))
+            yield _of(dtype, head_dim, tuple(range(1, 400, 3)), (1,) * 133)
+            for length in (2, 63, 64, 65, 500, 2048):
+                yield _of(dtype, head_dim, (0, 333), (length, length))
+        for half in (1, 4, 16, 20, 32, 40):
+            yield _mixed(dtype, 80, rotary_half=half)
+        for head_dim in (2, 12, 16, 40, 72, 200):
+            yield _mixed(dtype, head_dim)
+            yield _mixed(dtype, head_dim, sliding_window=20)
+        for tokens_per_block in (1, 8, 20):
+            yield _mixed(dtype, 64, tokens_per_block=tokens_per_block)
+        for _ in range(20):
+            yield _random(dtype)
+
+
+def _random(dtype: torch.dtype) -> AttentionShape:
+    sequences = random.randint(1, 40)
+    kv_heads = random.randint(1, 8)
+    shape = _of(
+        dtype,
+        random.choice(HEAD_DIMS),
+        tuple(random.choice((0, random.randrange(40), random.randrange(3000))) for _ in range(sequences)),
+        tuple(random.choice((1, 1, 1, random.randint(2, 20), random.randint(2, 400))) for _ in range(sequences)),
+        num_heads=kv_heads * random.randint(1, 9),
+        num_kv_heads=kv_heads,
+        tokens_per_block=random.choice((16, 32, 64, 128)),
+        sliding_window=random.choice((0, 0, random.randint(1, 500))),
+    )
+    return replace(shape, padding=tuple(index for index in range(sequences) if random.random() < 0.1))
+
+
+def _subset() -> Iterator[AttentionShape]:
+    for dtype in DTYPES:
+        for head_dim in (*HEAD_DIMS, 12):
+            yield _mixed(dtype, head_dim, tokens_per_block=16)
+        yield _mixed(dtype, 64, sliding_window=33)
+        yield _of(dtype, 64, (700, 300, 5), (1, 1, 1))
+
+
+def _chunks(machine: Machine, shape: AttentionShape) -> Check:
+    """A prompt's bits in chunks and as a whole."""
+    whole = AttentionStep.random(machine, shape, torch.Generator(machine.device))
+    chunked = whole.part(0, 0, shape.lengths[0])
+    chunked.pool = whole.pool.clone()
+    expected = whole.run()
+    different = 0
+    begin = 0
+    while begin < shape.lengths[0]:
+        # A chunk of one token would be a decode, whose sums have another order.
+        end = min(shape.lengths[0], begin + random.randint(2, 130))
+        end = shape.lengths[0] if shape.lengths[0] - end == 1 else end
+        got = chunked.part(0, begin, end).run()
+        different += int((got.view(torch.int16) != expected[begin:end].view(torch.int16)).sum())
+        begin = end
+    different += int((chunked.pool.view(torch.int16) != whole.pool.view(torch.int16)).sum())
+    return Check(f"attention {_describe(shape)}: bits in chunks and whole", different == 0, f"{different} differ")
+
+
+def _alone(machine: Machine, shape: AttentionShape) -> Check:
+    """Each sequence's bits alone and among the others, where no decode is split."""
+    together = AttentionStep.random(machine, shape, torch.Generator(machine.device))
+    before = together.pool.clone()
+    expected = together.run()
+    different = []
+    for sequence, length in enumerate(shape.lengths):
+        alone = together.part(sequence, 0, length)
+        alone.pool = before.clone()
+        begin = int(together.offsets[sequence])
+        if not torch.equal(alone.run().view(torch.int16), expected[begin : begin + length].view(torch.int16)):
+            different.append(sequence)
+    name = f"attention {_describe(shape)}: bits alone and together"
+    return Check(name, not different, f"sequences {different} differ")
+
+
+def _decode_graph(machine: Machine, dtype: torch.dtype, head_dim: int) -> Check:
+    """A graph captured of padding is right for the decodes that come later."""
+    shape = _of(dtype, head_dim, (900, 0, 30, 257, 512), (1,) * 5, max_blocks=64)
+    return _replayed(machine, replace(shape, padding=(1,)), replace(shape, padding=(0, 1, 2, 3, 4)))
+
+
+def _mixed_graph(machine: Machine, dtype: torch.dtype, head_dim: int) -> Check:
+    """A graph is right when its tokens are spread over the sequences in another way."""
+    later = _of(dtype, head_dim, (0, 600, 3, 77), (50, 1, 100, 9), max_blocks=64)
+    return _replayed(machine, later, replace(later, past=(5, 100, 0, 1), lengths=(1, 156, 2, 1)))
+
+
+def _replayed(machine: Machine, later: AttentionShape, captured: AttentionShape) -> Check:
+    """Captures one step, gives its tensors the content of another of the same sizes, and replays it."""
+    generator = torch.Generator(machine.device)
+    step = AttentionStep.random(machine, later, generator)
+    other = AttentionStep.random(machine, captured, generator)
+    content = {name: getattr(step, name).clone() for name in ("tables", "offsets", "positions")}
+    for name in content:
+        getattr(step, name).copy_(getattr(other, name))
+    own = step.pool
+    step.pool = machine.poisoned((max(own.shape[0], other.pool.shape[0]), *own.shape[1:]), own.dtype)
+    attended = step.empty_result()
+    graph = machine.capture(lambda: step.enqueue(attended))
+    for name, tensor in content.items():
+        getattr(step, name).copy_(tensor)
+    step.pool.view(torch.uint8).fill_(NAN_BITS)
+    step.pool[: own.shape[0]].view(torch.int16).copy_(own.view(torch.int16))
+    before = step.pool.clone()
+    attended.view(torch.uint8).fill_(NAN_BITS)
+    graph.replay()
+    machine.synchronize()
+    wrong = step.wrong_elements(attended, before)
+    return Check(f"attention {_describe(later)}: captured with other content", wrong == 0, f"{wrong} wrong elements")

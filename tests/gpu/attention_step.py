@@ -1,0 +1,252 @@
+"""A step of PagedAttentionKernel with random inputs, and what float64 makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from machine import Machine
+
+from adaptrt import DType
+
+_ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+_DTYPES = {torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16}
+# How much more than what rounding the weights and the result can do at most: float32 sums, and queries that float32
+# rounds to the neighbour of what float64 rounds them to.
+_TOLERANCE = 2.0
+# Float16's numbers near 0 lie so far apart.
+_NEAR_ZERO = {torch.float16: 2.0**-24, torch.bfloat16: 0.0}
+_UNUSED_BLOCKS = 3
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What a step is made of; the content is random."""
+
+    dtype: torch.dtype
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    past: tuple[int, ...]
+    lengths: tuple[int, ...]
+    """Positions that the pool holds already, and tokens of the step, of each sequence."""
+    tokens_per_block: int = 32
+    max_blocks: int = 0
+    """0: as many as the longest sequence has."""
+    sliding_window: int = 0
+    rotary_half: int = 0
+    """0: half the head."""
+    padding: tuple[int, ...] = ()
+    """Sequences without blocks."""
+
+    @property
+    def tokens(self) -> int:
+        """Of all sequences."""
+        return sum(self.lengths)
+
+    @property
+    def half(self) -> int:
+        """Columns of cosine and sine."""
+        return self.rotary_half or self.head_dim // 2
+
+    def blocks_of(self, sequence: int) -> int:
+        """Blocks that a sequence has after the step."""
+        if sequence in self.padding:
+            return 0
+        return -(-(self.past[sequence] + self.lengths[sequence]) // self.tokens_per_block)
+
+    @property
+    def columns(self) -> int:
+        """Of the block tables."""
+        return self.max_blocks or max(1, *(self.blocks_of(sequence) for sequence in range(len(self.lengths))))
+
+
+@dataclass
+class AttentionStep:
+    """Tensors of a step on a machine."""
+
+    machine: Machine
+    shape: AttentionShape
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    pool: torch.Tensor
+    tables: torch.Tensor
+    offsets: torch.Tensor
+    positions: torch.Tensor
+    cosine: torch.Tensor
+    sine: torch.Tensor
+    workspace: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Makes the kernel and its workspace."""
+        shape = self.shape
+        self.kernel = self.machine.kernels.PagedAttentionKernel(
+            _DTYPES[shape.dtype].value,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.head_dim**-0.5,
+            shape.sliding_window,
+        )
+        size = self.kernel.workspace_bytes(shape.tokens, len(shape.lengths))
+        self.workspace = self.machine.poisoned((size,), torch.uint8)
+
+    @classmethod
+    def random(cls, machine: Machine, shape: AttentionShape, generator: torch.Generator) -> AttentionStep:
+        """Fresh random inputs; the pool is NaN where it holds no token."""
+
+        def normal(*size: int) -> torch.Tensor:
+            return torch.randn(size, generator=generator, device=machine.device).to(shape.dtype)
+
+        blocks = sum(shape.blocks_of(sequence) for sequence in range(len(shape.lengths))) + _UNUSED_BLOCKS
+        pool = machine.poisoned((blocks, 2, shape.num_kv_heads, shape.tokens_per_block, shape.head_dim), shape.dtype)
+        free = torch.randperm(blocks).tolist()
+        tables = torch.full((len(shape.lengths), shape.columns), -1, dtype=torch.int32)
+        for sequence, past in enumerate(shape.past):
+            count = shape.blocks_of(sequence)
+            own = [free.pop() for _ in range(count)]
+            tables[sequence, :count] = torch.tensor(own, dtype=torch.int32)
+            for index in range(-(-past // shape.tokens_per_block) if count else 0):
+                filled = min(shape.tokens_per_block, past - index * shape.tokens_per_block)
+                pool[own[index], :, :, :filled] = normal(2, shape.num_kv_heads, filled, shape.head_dim)
+        angles = torch.rand((shape.tokens, shape.half), generator=generator, device=machine.device) * 6 - 3
+        return cls(
+            machine=machine,
+            shape=shape,
+            q=normal(shape.tokens, shape.num_heads * shape.head_dim),
+            k=normal(shape.tokens, shape.num_kv_heads * shape.head_dim),
+            v=normal(shape.tokens, shape.num_kv_heads * shape.head_dim),
+            pool=pool,
+            tables=tables.to(machine.device),
+            offsets=torch.tensor((0, *shape.lengths)).cumsum(0).to(machine.device, torch.int32),
+            positions=_positions(shape).to(machine.device),
+            cosine=angles.cos(),
+            sine=angles.sin(),
+        )
+
+    def part(self, sequence: int, begin: int, end: int) -> AttentionStep:
+        """Tokens begin .. end - 1 of a sequence as a step of their own, over the same pool."""
+        first = int(self.offsets[sequence])
+        rows = slice(first + begin, first + end)
+        return AttentionStep(
+            machine=self.machine,
+            shape=replace(
+                self.shape,
+                past=(self.shape.past[sequence] + begin,),
+                lengths=(end - begin,),
+                max_blocks=self.shape.columns,
+                padding=(0,) if sequence in self.shape.padding else (),
+            ),
+            q=self.q[rows].clone(),
+            k=self.k[rows].clone(),
+            v=self.v[rows].clone(),
+            pool=self.pool,
+            tables=self.tables[sequence : sequence + 1].clone(),
+            offsets=torch.tensor([0, end - begin], dtype=torch.int32, device=self.machine.device),
+            positions=self.positions[rows].clone(),
+            cosine=self.cosine[rows].clone(),
+            sine=self.sine[rows].clone(),
+        )
+
+    def enqueue(self, attended: torch.Tensor) -> None:
+        """Launches the kernels on torch's current stream."""
+        inputs = (
+            *(self.q, self.k, self.v, self.pool, self.tables, self.offsets),
+            *(self.positions, self.cosine, self.sine),
+        )
+        self.kernel.enqueue(
+            self.shape.tokens,
+            len(self.shape.lengths),
+            self.shape.columns,
+            self.shape.tokens_per_block,
+            self.shape.half,
+            [tensor.data_ptr() for tensor in inputs],
+            [attended.data_ptr(), self.pool.data_ptr()],
+            self.workspace.data_ptr(),
+            self.machine.stream(),
+        )
+
+    def empty_result(self) -> torch.Tensor:
+        """A poisoned result."""
+        return self.machine.poisoned(tuple(self.q.shape), self.shape.dtype)
+
+    def run(self) -> torch.Tensor:
+        """The kernel's result; the pool has the step's keys and values afterwards."""
+        attended = self.empty_result()
+        self.enqueue(attended)
+        self.machine.synchronize()
+        return attended
+
+    def wrong_elements(self, attended: torch.Tensor, pool_before: torch.Tensor) -> int:
+        """Elements of the result and of the pool that roundings cannot explain."""
+        wrong = 0
+        written = torch.zeros(self.pool.shape[0], self.shape.tokens_per_block, dtype=torch.bool)
+        offsets, tables = self.offsets.tolist(), self.tables.tolist()
+        for sequence, table in enumerate(tables):
+            rows = slice(offsets[sequence], offsets[sequence + 1])
+            if rows.start == rows.stop:
+                continue
+            positions = self.positions[rows].tolist()
+            if table[positions[-1] // self.shape.tokens_per_block] < 0:
+                wrong += int((attended[rows].view(torch.int16) != 0).sum())
+                continue
+            blocks = [table[position // self.shape.tokens_per_block] for position in positions]
+            slots = [position % self.shape.tokens_per_block for position in positions]
+            written[blocks, slots] = True
+            wrong += self._wrong_writes(rows, blocks, slots)
+            wrong += self._wrong_results(rows, table, attended[rows])
+        untouched = ~written.to(self.machine.device)[:, None, None, :, None]
+        changed = self.pool.view(torch.int16) != pool_before.view(torch.int16)
+        return wrong + int((changed & untouched).sum())
+
+    def _wrong_writes(self, rows: slice, blocks: list[int], slots: list[int]) -> int:
+        shape = self.shape
+        keys, values = self.pool[blocks, 0, :, slots], self.pool[blocks, 1, :, slots]
+        # Rounding may go the other way where the sums differ in their last bit.
+        terms = self._rotated(self.k[rows].abs(), rows, absolute=True)
+        expected = self._rotated(self.k[rows], rows)
+        bound = 1.001 * _ROUNDING[shape.dtype] * expected.abs() + 1e-6 * terms + _NEAR_ZERO[shape.dtype]
+        wrong = int((~((keys.double() - expected).abs() <= bound)).sum())
+        own = self.v[rows].view(-1, shape.num_kv_heads, shape.head_dim)
+        return wrong + int((values.view(torch.int16) != own.view(torch.int16)).sum())
+
+    def _rotated(self, rows_of_heads: torch.Tensor, rows: slice, *, absolute: bool = False) -> torch.Tensor:
+        """RoPE in float64; with `absolute` the sum of the terms' absolute values."""
+        half = self.shape.half
+        heads = rows_of_heads.double().view(rows_of_heads.shape[0], -1, self.shape.head_dim)
+        cosine, sine = self.cosine[rows].double()[:, None], self.sine[rows].double()[:, None]
+        first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+        if absolute:
+            cosine, sine = cosine.abs(), sine.abs()
+            return torch.cat([first * cosine + second * sine, second * cosine + first * sine, rest], dim=-1)
+        return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1)
+
+    def _wrong_results(self, rows: slice, table: list[int], got: torch.Tensor) -> int:
+        shape = self.shape
+        positions = self.positions[rows].long()
+        last = int(positions[-1])
+        blocks = table[: last // shape.tokens_per_block + 1]
+        # [blocks, 2, kv heads, slots, head_dim] -> [2, kv heads, keys, head_dim]
+        cached = self.pool[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : last + 1].double()
+        at = torch.arange(last + 1, device=self.machine.device)
+        hidden = at[None] > positions[:, None]
+        if shape.sliding_window:
+            hidden |= at[None] <= positions[:, None] - shape.sliding_window
+        # Blocks before the window may be gone.
+        cached[:, :, hidden.all(dim=0)] = 0
+        rotated = self._rotated(self.q[rows], rows).to(shape.dtype).double()
+        queries = rotated.unflatten(1, (shape.num_kv_heads, -1)).permute(1, 2, 0, 3)
+        scores = queries @ cached[0].transpose(1, 2)[:, None] * shape.head_dim**-0.5
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        expected = weights @ cached[1][:, None]
+        terms = weights @ cached[1].abs()[:, None]
+        bound = _TOLERANCE * _ROUNDING[shape.dtype] * (terms + expected.abs())
+        bound += _NEAR_ZERO[shape.dtype] * (last + 2)
+        result = got.double().view(-1, shape.num_kv_heads, shape.num_heads // shape.num_kv_heads, shape.head_dim)
+        return int((~((result.permute(1, 2, 0, 3) - expected).abs() <= bound)).sum())
+
+
+def _positions(shape: AttentionShape) -> torch.Tensor:
+    ranges = [torch.arange(past, past + length) for past, length in zip(shape.past, shape.lengths, strict=True)]
+    return torch.cat(ranges).to(torch.int32)
