@@ -8,7 +8,6 @@ from .._core import EngineError
 from ..builder.engine_config import EngineConfig
 from .loaded_engine import LoadedEngine
 from .native_engine import load_native_engine
-from .tensorrt.engine import load_tensorrt_engine
 
 __all__ = ["LoadedEngine", "load_engine"]
 
@@ -23,5 +22,9 @@ def load_engine(directory: str | Path) -> LoadedEngine:
     if not directory.is_dir():
         raise EngineError(f"{directory}: is no directory")
     config = EngineConfig.load(directory)
-    load = load_native_engine if config.tensorrt is None else load_tensorrt_engine
-    return load(directory, config)
+    if config.tensorrt is None:
+        return load_native_engine(directory, config)
+    # Reads the network, and so brings onnx along, which native engines do without.
+    from .tensorrt.engine import load_tensorrt_engine
+
+    return load_tensorrt_engine(directory, config)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +54,17 @@ def test_the_program_is_what_was_built(built: Path) -> None:
     assert program.lora.dtype is program.dtype is DType.FLOAT32
     assert engine.config.pretrained_config.architecture == "LlamaForCausalLM"
     assert engine.adapters == {}
+
+
+def test_a_native_engine_runs_without_what_only_builders_and_gpus_need(built: Path) -> None:
+    code = (
+        "import sys, adaptrt\n"
+        "adaptrt.Executor(sys.argv[1]).shutdown()\n"
+        "others = ('onnx', 'torch', 'tensorrt', 'tensorrt_rtx', 'adaptrt._cuda')\n"
+        "print([name for name in others if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, built], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("dtype", list(DType))
