@@ -1,0 +1,224 @@
+"""A step of LoraKernel with random inputs, and what float64 makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from machine import Machine
+
+from adaptrt import DType
+from adaptrt._core import lora_modules
+
+NUM_MODULES = len(lora_modules())
+LAYERS, LAYER = 2, 1
+# An address that no kernel may read.
+_NO_ADDRESS = 0x10
+# Tensor cores may cut off what float32 addition would round.
+_SUM_ROUNDING = 2.0**-23
+_ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+_DTYPES = {torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16}
+
+
+@dataclass(frozen=True)
+class LoraShape:
+    """What a step is made of; the content is random."""
+
+    dtype: torch.dtype
+    in_size: int
+    out_sizes: tuple[int, ...]
+    ranks: tuple[tuple[int, ...], ...]
+    """By adapter and part; 0: the part is not adapted."""
+    lengths: tuple[int, ...]
+    slots: tuple[int, ...]
+    """Tokens and adapter of each sequence; -1: none."""
+    max_rank: int = 256
+    dora: bool = False
+    odd_addresses: bool = False
+    integers: bool = False
+    """Small integers, with which every sum is exact, and so is what must come out."""
+
+    @property
+    def tokens(self) -> int:
+        """Of all sequences."""
+        return sum(self.lengths)
+
+    @property
+    def out_size(self) -> int:
+        """Of all parts."""
+        return sum(self.out_sizes)
+
+
+@dataclass
+class Factors:
+    """An adapter's update of a part."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    magnitude: torch.Tensor | None
+
+
+@dataclass
+class LoraStep:
+    """Tensors of a step on a machine."""
+
+    machine: Machine
+    shape: LoraShape
+    x: torch.Tensor
+    base: torch.Tensor
+    factors: list[list[Factors | None]]
+    offsets: torch.Tensor
+    slots: torch.Tensor
+    ranks: torch.Tensor
+    pointers: torch.Tensor
+    workspace: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Makes the kernel and its workspace."""
+        module_ids = [3 * part + 1 for part in range(len(self.shape.out_sizes))]
+        self.kernel = self.machine.kernels.LoraKernel(
+            _DTYPES[self.shape.dtype].value,
+            LAYER,
+            module_ids,
+            list(self.shape.out_sizes),
+            self.shape.max_rank,
+            self.shape.dora,
+        )
+        self.workspace = self.machine.poisoned((self.kernel.workspace_bytes(self.shape.tokens),), torch.uint8)
+
+    @classmethod
+    def random(cls, machine: Machine, shape: LoraShape, generator: torch.Generator) -> LoraStep:
+        """Fresh random inputs."""
+        slots = len(shape.ranks)
+        ranks = torch.zeros(max(1, slots), LAYERS, NUM_MODULES, dtype=torch.int32)
+        pointers = torch.full((max(1, slots), LAYERS, NUM_MODULES, 3), _NO_ADDRESS, dtype=torch.int64)
+        factors: list[list[Factors | None]] = []
+        for slot, ranks_of_parts in enumerate(shape.ranks):
+            factors.append([])
+            for part, (rank, out_size) in enumerate(zip(ranks_of_parts, shape.out_sizes, strict=True)):
+                if rank == 0:
+                    factors[-1].append(None)
+                    continue
+                made = Factors(
+                    _random(machine, shape, (rank, shape.in_size), generator),
+                    _random(machine, shape, (out_size, rank), generator),
+                    # Every other adapter has magnitudes.
+                    _magnitude(machine, shape, out_size, generator) if slot % 2 == 0 else None,
+                )
+                factors[-1].append(made)
+                module = 3 * part + 1
+                ranks[slot, LAYER, module] = rank
+                magnitude = 0 if made.magnitude is None else made.magnitude.data_ptr()
+                pointers[slot, LAYER, module] = torch.tensor([made.a.data_ptr(), made.b.data_ptr(), magnitude])
+        offsets = torch.tensor([0, *shape.lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
+        return cls(
+            machine=machine,
+            shape=shape,
+            x=_random(machine, shape, (shape.tokens, shape.in_size), generator),
+            base=_random(machine, shape, (shape.tokens, shape.out_size), generator),
+            factors=factors,
+            offsets=offsets.to(machine.device),
+            slots=torch.tensor(shape.slots, dtype=torch.int32).to(machine.device),
+            ranks=ranks.to(machine.device),
+            pointers=pointers.to(machine.device),
+        )
+
+    def alone(self, sequence: int) -> LoraStep:
+        """A step of one sequence of this one."""
+        begin, end = (int(offset) for offset in self.offsets[sequence : sequence + 2])
+        return LoraStep(
+            machine=self.machine,
+            shape=replace(self.shape, lengths=(end - begin,), slots=(self.shape.slots[sequence],)),
+            x=self.x[begin:end],
+            base=self.base[begin:end],
+            factors=self.factors,
+            offsets=torch.tensor([0, end - begin], dtype=torch.int32, device=self.machine.device),
+            slots=self.slots[sequence : sequence + 1],
+            ranks=self.ranks,
+            pointers=self.pointers,
+        )
+
+    def enqueue(self, y: torch.Tensor) -> None:
+        """Launches the kernel on torch's current stream."""
+        inputs = (self.x, self.base, self.offsets, self.slots, self.ranks, self.pointers)
+        self.kernel.enqueue(
+            self.shape.tokens,
+            self.shape.in_size,
+            len(self.shape.lengths),
+            LAYERS,
+            [tensor.data_ptr() for tensor in inputs],
+            [y.data_ptr()],
+            self.workspace.data_ptr(),
+            self.machine.stream(),
+        )
+
+    def empty_result(self) -> torch.Tensor:
+        """A poisoned y."""
+        return _placed(self.machine, self.shape, self.machine.poisoned(self.base.shape, self.shape.dtype))
+
+    def run(self) -> torch.Tensor:
+        """The kernel's y."""
+        y = self.empty_result()
+        self.enqueue(y)
+        self.machine.synchronize()
+        return y
+
+    def wrong_elements(self, y: torch.Tensor) -> int:
+        """Elements that roundings cannot explain, or with integers: that are not equal."""
+        wrong = 0
+        offsets = self.offsets.tolist()
+        for sequence, slot in enumerate(self.slots.tolist()):
+            tokens = slice(offsets[sequence], offsets[sequence + 1])
+            start = 0
+            for part, out_size in enumerate(self.shape.out_sizes):
+                columns = slice(start, start + out_size)
+                start += out_size
+                factors = self.factors[slot][part] if slot >= 0 else None
+                got, base = y[tokens, columns], self.base[tokens, columns]
+                if factors is None:
+                    wrong += int((got.view(torch.int16) != base.view(torch.int16)).sum())
+                else:
+                    wrong += self._wrong_part(self.x[tokens], base, factors, got)
+        return wrong
+
+    def _wrong_part(self, x: torch.Tensor, base: torch.Tensor, factors: Factors, got: torch.Tensor) -> int:
+        dtype, rank = self.shape.dtype, factors.a.shape[0]
+        x64, base64, a64, b64 = (tensor.double() for tensor in (x, base, factors.a, factors.b))
+        shrunk = (x64 @ a64.T).float().to(dtype).double()
+        expected = base64 + shrunk @ b64.T
+        magnitude = factors.magnitude.double() if self.shape.dora and factors.magnitude is not None else 1.0
+        expected = expected * magnitude
+        if self.shape.integers:
+            return int((got != expected.float().to(dtype)).sum())
+        terms = base64.abs() + shrunk.abs() @ b64.abs().T
+        # What float32 makes of the shrink may be narrowed to the neighbour of what float64 makes of it.
+        of_shrink = (self.shape.in_size + 2) * _SUM_ROUNDING * (x64.abs() @ a64.abs().T)
+        of_shrunk = (of_shrink + 2 * _ROUNDING[dtype] * shrunk.abs()) @ b64.abs().T
+        bound = ((rank + 3) * _SUM_ROUNDING * terms + of_shrunk) * magnitude + _ROUNDING[dtype] * expected.abs()
+        # NaN is not within any distance.
+        return int((~((got.double() - expected).abs() <= bound)).sum())
+
+
+def _random(machine: Machine, shape: LoraShape, size: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    if shape.integers:
+        values = torch.randint(-1, 2, tuple(size), generator=generator, device=machine.device).to(shape.dtype)
+    else:
+        values = (torch.rand(tuple(size), generator=generator, device=machine.device) * 2 - 1).to(shape.dtype)
+    return _placed(machine, shape, values)
+
+
+def _placed(machine: Machine, shape: LoraShape, values: torch.Tensor) -> torch.Tensor:
+    """The same values, an element away from any alignment where the shape asks for that."""
+    if not shape.odd_addresses:
+        return values
+    memory = machine.poisoned((values.numel() + 1,), values.dtype)
+    moved = memory[1:].view(values.shape)
+    moved.view(torch.int16).copy_(values.view(torch.int16))
+    return moved
+
+
+def _magnitude(machine: Machine, shape: LoraShape, size: int, generator: torch.Generator) -> torch.Tensor:
+    if shape.integers:
+        return torch.randint(1, 3, (size,), generator=generator, device=machine.device).float()
+    return torch.rand(size, generator=generator, device=machine.device) + 0.5

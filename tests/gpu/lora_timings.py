@@ -1,0 +1,85 @@
+"""LoraKernel's time beside the machine's limits and beside torch's matrix products, one adapter after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from lora_step import LoraShape, LoraStep
+from machine import Machine
+from rates import limit_microseconds
+from results import Timing
+
+IN_SIZE = 4096
+QKV = (4096, 1024, 1024)
+# Tokens, and the adapters over which they are spread evenly.
+_STEPS = ((1, 1), (8, 1), (8, 8), (64, 1), (64, 8), (64, 64), (512, 1), (512, 64), (2048, 1), (2048, 8), (8192, 4))
+_RANKS = (8, 16, 64)
+# Steps that are timed in a row together read more than the cache of any GPU keeps.
+_BYTES_IN_A_ROW = 400e6
+_MOST_IN_A_ROW = 256
+
+
+def lora_timings(machine: Machine, rates: dict[str, float]) -> Iterator[Timing]:
+    """bfloat16, the q, k and v of a model of 8B parameters."""
+    for tokens, adapters in _STEPS:
+        for rank in _RANKS:
+            shape = LoraShape(
+                dtype=torch.bfloat16,
+                in_size=IN_SIZE,
+                out_sizes=QKV,
+                ranks=((rank,) * len(QKV),) * adapters,
+                lengths=(tokens // adapters,) * adapters,
+                slots=tuple(range(adapters)),
+            )
+            yield _timing(machine, rates, shape, f"lora qkv tokens {tokens} adapters {adapters} rank {rank}")
+
+
+def _timing(machine: Machine, rates: dict[str, float], shape: LoraShape, name: str) -> Timing:
+    bytes_moved, flops = _needs(shape)
+    in_a_row = max(1, min(_MOST_IN_A_ROW, round(_BYTES_IN_A_ROW / bytes_moved)))
+    generator = torch.Generator(machine.device)
+    steps = [LoraStep.random(machine, shape, generator) for _ in range(in_a_row)]
+    results = [step.empty_result() for step in steps]
+
+    def ours() -> None:
+        for step, y in zip(steps, results, strict=True):
+            step.enqueue(y)
+
+    def torchs() -> None:
+        for step, y in zip(steps, results, strict=True):
+            _with_torch(step, y)
+
+    return Timing(
+        name=name,
+        microseconds=machine.seconds(ours, 5) / in_a_row * 1e6,
+        bytes=bytes_moved,
+        flops=flops,
+        limit_microseconds=limit_microseconds(rates, bytes_moved, flops),
+        other="torch per adapter",
+        other_microseconds=machine.seconds(torchs, 5) / in_a_row * 1e6,
+    )
+
+
+def _needs(shape: LoraShape) -> tuple[float, float]:
+    """Bytes of A, B, x, base and y, and operations, of adapters with one rank."""
+    rank = shape.ranks[0][0]
+    factors = sum(rank * (shape.in_size + out_size) for out_size in shape.out_sizes)
+    elements = len(shape.ranks) * factors + shape.tokens * (shape.in_size + 2 * shape.out_size)
+    return 2.0 * elements, 2.0 * shape.tokens * factors
+
+
+def _with_torch(step: LoraStep, y: torch.Tensor) -> None:
+    """y = base + (x A^T) B^T for each adapter's tokens and each part."""
+    first = 0
+    for length, slot in zip(step.shape.lengths, step.shape.slots, strict=True):
+        tokens = slice(first, first + length)
+        first += length
+        start = 0
+        for part, out_size in enumerate(step.shape.out_sizes):
+            columns = slice(start, start + out_size)
+            start += out_size
+            factors = step.factors[slot][part]
+            if factors is not None:
+                shrunk = step.x[tokens] @ factors.a.T
+                torch.addmm(step.base[tokens, columns], shrunk, factors.b.T, out=y[tokens, columns])

@@ -1,0 +1,75 @@
+"""Where kernels are checked: an NVIDIA GPU, or host memory with the emulated kernels, to try the checks themselves."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+NAN_BITS = 0xFF
+"""Each byte of what nobody may read: NaN as float32, float16 and bfloat16, and -1 as an integer."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device of torch and the module whose kernels run on its memory."""
+
+    kernels: Any
+    device: torch.device
+
+    @classmethod
+    def gpu(cls) -> Machine:
+        """The first GPU and adaptrt._cuda."""
+        return cls(importlib.import_module("adaptrt._cuda"), torch.device("cuda", 0))
+
+    @classmethod
+    def emulated(cls) -> Machine:
+        """Host memory and the test module adaptrt_cuda_emulated, which must be on the path."""
+        return cls(importlib.import_module("adaptrt_cuda_emulated"), torch.device("cpu"))
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether timings mean anything."""
+        return bool(self.device.type == "cuda")
+
+    def stream(self) -> int:
+        """torch's current stream, as the kernels take it."""
+        return int(torch.cuda.current_stream(self.device).cuda_stream) if self.is_gpu else 0
+
+    def synchronize(self) -> None:
+        """Waits for everything, and raises for what went wrong."""
+        if self.is_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def poisoned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of NaN (or -1)."""
+        tensor = torch.empty(shape, dtype=dtype, device=self.device)
+        tensor.view(torch.uint8).fill_(NAN_BITS)
+        return tensor
+
+    def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """`work`, which was done once before, as a CUDA graph."""
+        work()
+        self.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return graph
+
+    def seconds(self, work: Callable[[], None], repeats: int) -> float:
+        """The fastest of five times, each of `repeats` calls in a row, of one call of `work` in a CUDA graph."""
+        graph = self.capture(work)
+        graph.replay()
+        times = []
+        for _ in range(5):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(repeats):
+                graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3 / repeats)
+        return float(min(times))

@@ -1,0 +1,39 @@
+"""What the GPU can do, measured in the same run as the kernels."""
+
+from __future__ import annotations
+
+import torch
+from machine import Machine
+
+_COPIED_ELEMENTS = 1 << 29
+_PRODUCT_SIZE = 8192
+
+
+def measure_rates(machine: Machine) -> dict[str, float]:
+    """Bytes read and written per second by a copy, and operations per second of a matrix product in bfloat16."""
+    return {"bytes_per_second": _copied_bytes(machine), "flops_per_second": _product_flops(machine)}
+
+
+def limit_microseconds(rates: dict[str, float], bytes_moved: float, flops: float) -> float:
+    """The longer of the times that the bytes and the operations need."""
+    return 1e6 * max(bytes_moved / rates["bytes_per_second"], flops / rates["flops_per_second"])
+
+
+def _copied_bytes(machine: Machine) -> float:
+    source = torch.zeros(_COPIED_ELEMENTS, dtype=torch.bfloat16, device=machine.device)
+    destination = torch.empty_like(source)
+
+    def copy() -> None:
+        destination.copy_(source)
+
+    return 2.0 * int(source.nbytes) / machine.seconds(copy, 5)
+
+
+def _product_flops(machine: Machine) -> float:
+    a, b = (torch.randn(_PRODUCT_SIZE, _PRODUCT_SIZE, device=machine.device).bfloat16() for _ in range(2))
+    product = torch.empty_like(a)
+
+    def multiply() -> None:
+        torch.matmul(a, b, out=product)
+
+    return 2.0 * _PRODUCT_SIZE**3 / machine.seconds(multiply, 5)

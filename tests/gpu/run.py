@@ -1,0 +1,128 @@
+"""Builds adaptrt._cuda for the GPU of this machine, checks its kernels, runs compute-sanitizer and takes times.
+
+Needs an NVIDIA GPU, nvcc, and Python packages: torch, numpy, cmake, ninja, pybind11, scikit-build-core. It uses no
+network and takes a few minutes. Results go to build/gpu/report.json and report.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECK = Path(__file__).resolve().parent / "check.py"
+# What is asked of compute-sanitizer: accesses outside of memory, and races on shared memory.
+SANITIZER_TOOLS = ("memcheck", "racecheck")
+SANITIZER_FOUND = 86
+SANITIZER_SECONDS = 150
+
+
+def main() -> int:
+    """0 when the build works and every check holds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu", help="folder for the build and results")
+    parser.add_argument("--no-sanitizer", action="store_true", help="leave compute-sanitizer out")
+    parser.add_argument("--no-build", action="store_true", help="take the package of the last run")
+    arguments = parser.parse_args()
+    arguments.build.mkdir(parents=True, exist_ok=True)
+    if not arguments.no_build:
+        _step("build", partial(build, arguments.build))
+    report = arguments.build / "report.json"
+    environment = {**os.environ, "PYTHONPATH": str(arguments.build / "package")}
+    status = _step("checks and timings", partial(check, report, environment))
+    notes = [f"checks and timings: exit status {status}"]
+    if not arguments.no_sanitizer:
+        for tool in SANITIZER_TOOLS:
+            found, note = _step(tool, partial(sanitize, tool, arguments.build, environment))
+            notes.append(note)
+            status = status or int(found)
+    _write_summary(arguments.build, report, notes, environment)
+    return status
+
+
+def build(folder: Path) -> None:
+    """Installs the package into folder/package, with machine code for this machine's GPU alone."""
+    package = folder / "package"
+    shutil.rmtree(package, ignore_errors=True)
+    command = [
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"),
+        *("--target", str(package)),
+        *("--config-settings", f"build-dir={folder / 'cmake'}"),
+        *("--config-settings", "cmake.define.ADAPTRT_CUDA=ON"),
+        *("--config-settings", "cmake.define.CMAKE_CUDA_ARCHITECTURES=native"),
+        str(ROOT),
+    ]
+    subprocess.run(command, check=True)
+
+
+def check(report: Path, environment: dict[str, str]) -> int:
+    """The exit status of check.py, which writes `report`."""
+    report.unlink(missing_ok=True)
+    return subprocess.run(
+        [sys.executable, str(CHECK), "--report", str(report)], env=environment, check=False
+    ).returncode
+
+
+def sanitize(tool: str, folder: Path, environment: dict[str, str]) -> tuple[bool, str]:
+    """Whether compute-sanitizer found something, and a line that says how it went."""
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if sanitizer is None:
+        return False, f"{tool}: not run, there is no compute-sanitizer on this machine"
+    log = folder / f"{tool}.log"
+    command = [
+        *(sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_FOUND), "--log-file", str(log)),
+        # torch's own kernels are not ours to check.
+        *("--kernel-name", "kernel_substring=kernel_entry"),
+        *(sys.executable, str(CHECK), "--subset", "--report", str(folder / f"{tool}.json")),
+    ]
+    # Freed memory goes back at once, so that what lies behind a tensor is not another one's.
+    environment = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    try:
+        status = subprocess.run(command, env=environment, timeout=SANITIZER_SECONDS, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return False, f"{tool}: not finished after {SANITIZER_SECONDS} s"
+    text = log.read_text() if log.exists() else ""
+    if "not supported" in text.lower():
+        return False, f"{tool}: not run, compute-sanitizer does not support this machine (see {log.name})"
+    if status == 0:
+        return False, f"{tool}: nothing found"
+    return True, f"{tool}: exit status {status}, see {log.name}"
+
+
+def _write_summary(folder: Path, report: Path, notes: list[str], environment: dict[str, str]) -> None:
+    code = (
+        "import sys; from pathlib import Path; from results import Report; "
+        "print(Report.read(Path(sys.argv[1])).text() if Path(sys.argv[1]).exists() else 'no report')"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code, str(report)],
+        env={**environment, "PYTHONPATH": str(CHECK.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    text = shown + "\n" + "\n".join(notes) + "\n"
+    (folder / "report.txt").write_text(text)
+    print(text)
+
+
+def _step(name: str, work: Callable[[], T]) -> T:
+    print(f"== {name}", flush=True)
+    begin = time.monotonic()
+    result = work()
+    print(f"== {name} took {time.monotonic() - begin:.0f} s", flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())
