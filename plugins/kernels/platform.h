@@ -10,9 +10,12 @@
 #include "emulation/cuda_language.h"
 #endif
 
-/// Before a loop: unrolls it, where the compiler is one that would need to be told.
+/// Before a loop: unrolls it, or keeps it from being unrolled, where the compiler is one that would need to
+/// be told.
 #ifdef __CUDACC__
 #define ADAPTRT_UNROLL _Pragma("unroll")
+#define ADAPTRT_NO_UNROLL _Pragma("unroll 1")
 #else
 #define ADAPTRT_UNROLL
+#define ADAPTRT_NO_UNROLL
 #endif

@@ -141,6 +141,8 @@ class Expand {
     const int b_column = first_column + group / 2 * 8 + group % 2;
     const T* b_row = work.b + static_cast<std::int64_t>(b_column) * work.rank;
     const T* shrunk_row = work.shrunk + static_cast<std::int64_t>(first_token + group) * work.shrunk_stride;
+    // Unrolled, it would need more registers than there are.
+    ADAPTRT_NO_UNROLL
     for (int k = vector; k < work.rank + vector; k += kColumnsOfMultiply) {
       Vector16 b[4];
       ADAPTRT_UNROLL
