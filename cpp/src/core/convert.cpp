@@ -4,23 +4,62 @@
 #include <cstring>
 
 namespace adaptrt {
+namespace {
+
+float widen(float value, DType /*from*/) {
+  return value;
+}
+float widen(std::uint16_t bits, DType from) {
+  return from == DType::kBFloat16 ? bfloat16_to_float(bits) : float16_to_float(bits);
+}
+
+void round_to(float& out, DType /*to*/, float value) {
+  out = value;
+}
+void round_to(std::uint16_t& out, DType to, float value) {
+  out = to == DType::kBFloat16 ? float_to_bfloat16(value) : float_to_float16(value);
+}
+
+/// With the types known to the compiler, the loop is vectorised.
+template <DType kTo, class To, DType kFrom, class From>
+void convert_loop(std::byte* out, const std::byte* source, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    From wide;
+    std::memcpy(&wide, source + i * sizeof(From), sizeof(From));
+    To narrow;
+    round_to(narrow, kTo, widen(wide, kFrom));
+    std::memcpy(out + i * sizeof(To), &narrow, sizeof(To));
+  }
+}
+
+template <DType kTo, class To>
+void convert_from(std::byte* out, const std::byte* source, DType from, std::size_t count) {
+  switch (from) {
+    case DType::kFloat32:
+      return convert_loop<kTo, To, DType::kFloat32, float>(out, source, count);
+    case DType::kFloat16:
+      return convert_loop<kTo, To, DType::kFloat16, std::uint16_t>(out, source, count);
+    case DType::kBFloat16:
+      return convert_loop<kTo, To, DType::kBFloat16, std::uint16_t>(out, source, count);
+  }
+}
+
+}  // namespace
 
 void convert_elements(std::byte* out, DType to, const std::byte* source, DType from, std::size_t count) {
+  if (count == 0) return;
   if (to == from) {
     std::memcpy(out, source, count * size_of(to));
     return;
   }
-  // The usual case, without a call for each element.
-  if (from == DType::kFloat32 && to == DType::kBFloat16) {
-    for (std::size_t i = 0; i < count; ++i) {
-      float value = 0.0F;
-      std::memcpy(&value, source + i * sizeof(value), sizeof(value));
-      const std::uint16_t bits = float_to_bfloat16(value);
-      std::memcpy(out + i * sizeof(bits), &bits, sizeof(bits));
-    }
-    return;
+  switch (to) {
+    case DType::kFloat32:
+      return convert_from<DType::kFloat32, float>(out, source, from, count);
+    case DType::kFloat16:
+      return convert_from<DType::kFloat16, std::uint16_t>(out, source, from, count);
+    case DType::kBFloat16:
+      return convert_from<DType::kBFloat16, std::uint16_t>(out, source, from, count);
   }
-  for (std::size_t i = 0; i < count; ++i) store_from_float(out, to, i, load_as_float(source, from, i));
 }
 
 }  // namespace adaptrt

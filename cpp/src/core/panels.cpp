@@ -1,5 +1,6 @@
 #include "adaptrt/core/panels.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -18,16 +19,19 @@ std::size_t panel_index(DType dtype, std::int64_t n, std::int64_t k, std::int64_
   return static_cast<std::size_t>(panel * kPanelColumns * padded_k(dtype, k) + within);
 }
 
-/// Moves a row of elements of the matrix's type to their places. The group's size is known to
-/// the compiler, so a group is one move.
+constexpr std::int64_t kRowsConvertedAtATime = 64;
+
+/// Moves a row of elements of the matrix's type to their places, from group `first` on. The group's size is
+/// known to the compiler, so a group is one move.
 template <class Element, std::int64_t kInterleave>
 void scatter_row(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t row,
-                 const std::byte* source) {
+                 const std::byte* source, std::int64_t first = 0) {
   constexpr std::size_t kGroupBytes = kInterleave * sizeof(Element);
   const std::size_t step = static_cast<std::size_t>(panel_width(n, row / kPanelColumns)) * kGroupBytes;
-  std::byte* out = panels + panel_index(dtype, n, k, row, 0) * sizeof(Element);
+  std::byte* out = panels + panel_index(dtype, n, k, row, first * kInterleave) * sizeof(Element);
+  source += static_cast<std::size_t>(first) * kGroupBytes;
   const std::int64_t groups = k / kInterleave;
-  for (std::int64_t group = 0; group < groups; ++group) {
+  for (std::int64_t group = first; group < groups; ++group) {
     std::memcpy(out, source, kGroupBytes);
     out += step;
     source += kGroupBytes;
@@ -38,28 +42,105 @@ void scatter_row(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
   }
 }
 
+/// Four groups of four bytes.
+using Groups [[gnu::vector_size(16)]] = std::uint32_t;
+
+Groups load_groups(const std::byte* source) {
+  Groups groups;
+  std::memcpy(&groups, source, sizeof(groups));
+  return groups;
+}
+
+/// scatter_row for four rows of one panel whose groups have four bytes: columns of four rows lie side by side
+/// there, so four by four groups are transposed and moved at once. `source` has the rows `stride` bytes
+/// apart.
+template <class Element, std::int64_t kInterleave>
+void scatter_four_rows(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t row,
+                       const std::byte* source, std::size_t stride) {
+  static_assert(kInterleave * sizeof(Element) == sizeof(std::uint32_t));
+  const std::size_t step =
+      static_cast<std::size_t>(panel_width(n, row / kPanelColumns)) * sizeof(std::uint32_t);
+  std::byte* out = panels + panel_index(dtype, n, k, row, 0) * sizeof(Element);
+  const std::int64_t whole = k / kInterleave / 4 * 4;
+  for (std::int64_t group = 0; group < whole; group += 4) {
+    const std::byte* first = source + group * sizeof(std::uint32_t);
+    const Groups a = load_groups(first);
+    const Groups b = load_groups(first + stride);
+    const Groups c = load_groups(first + 2 * stride);
+    const Groups d = load_groups(first + 3 * stride);
+    const Groups ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+    const Groups ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    const Groups cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+    const Groups cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    const Groups columns[] = {__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5),
+                              __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
+                              __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
+                              __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+    for (const Groups& column : columns) {
+      std::memcpy(out, &column, sizeof(column));
+      out += step;
+    }
+  }
+  for (std::int64_t i = 0; i < 4; ++i) {
+    scatter_row<Element, kInterleave>(panels, dtype, n, k, row + i, source + i * stride, whole);
+  }
+}
+
+/// Moves rows of elements of the matrix's type, `stride` bytes apart, to their places.
+void scatter_rows(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t first_row,
+                  std::int64_t rows, const std::byte* source, std::size_t stride) {
+  for (std::int64_t i = 0; i < rows;) {
+    const std::int64_t row = first_row + i;
+    const std::byte* from = source + static_cast<std::size_t>(i) * stride;
+    const bool has_four = rows - i >= 4 && row % kPanelColumns <= kPanelColumns - 4;
+    i += has_four && dtype != DType::kFloat16 ? 4 : 1;
+    switch (dtype) {
+      case DType::kFloat32:
+        if (has_four) {
+          scatter_four_rows<std::uint32_t, k_interleave(DType::kFloat32)>(panels, dtype, n, k, row, from,
+                                                                          stride);
+        } else {
+          scatter_row<std::uint32_t, k_interleave(DType::kFloat32)>(panels, dtype, n, k, row, from);
+        }
+        break;
+      case DType::kBFloat16:
+        if (has_four) {
+          scatter_four_rows<std::uint16_t, k_interleave(DType::kBFloat16)>(panels, dtype, n, k, row, from,
+                                                                           stride);
+        } else {
+          scatter_row<std::uint16_t, k_interleave(DType::kBFloat16)>(panels, dtype, n, k, row, from);
+        }
+        break;
+      case DType::kFloat16:
+        scatter_row<std::uint16_t, k_interleave(DType::kFloat16)>(panels, dtype, n, k, row, from);
+        break;
+    }
+  }
+}
+
 }  // namespace
 
 void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t first_row,
                  std::int64_t rows, const std::byte* source, DType source_dtype, std::int64_t source_stride) {
-  std::vector<std::byte> converted(source_dtype == dtype ? 0 : static_cast<std::size_t>(k) * size_of(dtype));
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const std::byte* row = source + i * source_stride * static_cast<std::int64_t>(size_of(source_dtype));
-    if (source_dtype != dtype) {
-      convert_elements(converted.data(), dtype, row, source_dtype, static_cast<std::size_t>(k));
-      row = converted.data();
+  const std::size_t stride = static_cast<std::size_t>(source_stride) * size_of(source_dtype);
+  if (source_dtype == dtype) {
+    scatter_rows(panels, dtype, n, k, first_row, rows, source, stride);
+    return;
+  }
+  // Some rows at a time, so that they are still in the cache when they are moved.
+  const std::size_t row_bytes = static_cast<std::size_t>(k) * size_of(dtype);
+  const std::int64_t rows_at_a_time = std::min<std::int64_t>(rows, kRowsConvertedAtATime);
+  std::vector<std::byte> converted(static_cast<std::size_t>(rows_at_a_time) * row_bytes);
+  for (std::int64_t first = 0; first < rows; first += kRowsConvertedAtATime) {
+    const std::int64_t count = std::min(rows - first, rows_at_a_time);
+    const std::byte* from = source + static_cast<std::size_t>(first) * stride;
+    const bool contiguous = source_stride == k;
+    for (std::int64_t row = 0; row < (contiguous ? 1 : count); ++row) {
+      convert_elements(converted.data() + static_cast<std::size_t>(row) * row_bytes, dtype,
+                       from + static_cast<std::size_t>(row) * stride, source_dtype,
+                       static_cast<std::size_t>(contiguous ? count * k : k));
     }
-    switch (dtype) {
-      case DType::kFloat32:
-        scatter_row<std::uint32_t, k_interleave(DType::kFloat32)>(panels, dtype, n, k, first_row + i, row);
-        break;
-      case DType::kFloat16:
-        scatter_row<std::uint16_t, k_interleave(DType::kFloat16)>(panels, dtype, n, k, first_row + i, row);
-        break;
-      case DType::kBFloat16:
-        scatter_row<std::uint16_t, k_interleave(DType::kBFloat16)>(panels, dtype, n, k, first_row + i, row);
-        break;
-    }
+    scatter_rows(panels, dtype, n, k, first_row + first, count, converted.data(), row_bytes);
   }
 }
 

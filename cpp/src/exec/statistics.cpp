@@ -4,24 +4,25 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <iterator>
 #include <utility>
 
 namespace adaptrt {
 namespace {
 
-template <class Stats>
-void push_bounded(std::deque<Stats>& ring, Stats stats, std::size_t limit) {
-  if (limit == 0) return;
-  if (ring.size() == limit) ring.pop_front();
-  ring.push_back(std::move(stats));
-}
-
-template <class Stats>
-std::vector<Stats> take_all(std::deque<Stats>& ring) {
-  std::vector<Stats> all(std::make_move_iterator(ring.begin()), std::make_move_iterator(ring.end()));
-  ring.clear();
-  return all;
+/// As IterationStats::timestamp.
+std::string timestamp_of(std::chrono::system_clock::time_point time_point) {
+  namespace chrono = std::chrono;
+  const auto at = chrono::floor<chrono::microseconds>(time_point);
+  const auto day = chrono::floor<chrono::days>(at);
+  const chrono::year_month_day date(day);
+  const chrono::hh_mm_ss time(at - day);
+  std::array<char, 64> text;
+  const int length = std::snprintf(
+      text.data(), text.size(), "%02u-%02u-%04d %02d:%02d:%02d.%06d", static_cast<unsigned>(date.month()),
+      static_cast<unsigned>(date.day()), static_cast<int>(date.year()),
+      static_cast<int>(time.hours().count()), static_cast<int>(time.minutes().count()),
+      static_cast<int>(time.seconds().count()), static_cast<int>(time.subseconds().count()));
+  return {text.data(), static_cast<std::size_t>(length)};
 }
 
 RequestStage stage_of(const ActiveRequest& request, bool is_complete) {
@@ -33,38 +34,34 @@ RequestStage stage_of(const ActiveRequest& request, bool is_complete) {
 }  // namespace
 
 void Statistics::record(IterationStats stats) {
+  const auto now = std::chrono::system_clock::now();
   const std::lock_guard lock(mutex_);
-  push_bounded(iterations_, std::move(stats), max_iterations_);
+  iterations_.push({std::move(stats), now});
 }
 
 void Statistics::record(RequestStatsPerIteration stats) {
   const std::lock_guard lock(mutex_);
-  push_bounded(requests_, std::move(stats), max_request_iterations_);
+  requests_.push(std::move(stats));
 }
 
 std::vector<IterationStats> Statistics::take_iterations() {
-  const std::lock_guard lock(mutex_);
-  return take_all(iterations_);
+  std::vector<TimedIteration> timed;
+  {
+    const std::lock_guard lock(mutex_);
+    timed = iterations_.take_all();
+  }
+  std::vector<IterationStats> all;
+  all.reserve(timed.size());
+  for (TimedIteration& entry : timed) {
+    entry.stats.timestamp = timestamp_of(entry.end);
+    all.push_back(std::move(entry.stats));
+  }
+  return all;
 }
 
 std::vector<RequestStatsPerIteration> Statistics::take_requests() {
   const std::lock_guard lock(mutex_);
-  return take_all(requests_);
-}
-
-std::string timestamp_now() {
-  namespace chrono = std::chrono;
-  const auto now = chrono::floor<chrono::microseconds>(chrono::system_clock::now());
-  const auto day = chrono::floor<chrono::days>(now);
-  const chrono::year_month_day date(day);
-  const chrono::hh_mm_ss time(now - day);
-  std::array<char, 64> text;
-  const int length = std::snprintf(
-      text.data(), text.size(), "%02u-%02u-%04d %02d:%02d:%02d.%06d", static_cast<unsigned>(date.month()),
-      static_cast<unsigned>(date.day()), static_cast<int>(date.year()),
-      static_cast<int>(time.hours().count()), static_cast<int>(time.minutes().count()),
-      static_cast<int>(time.seconds().count()), static_cast<int>(time.subseconds().count()));
-  return {text.data(), static_cast<std::size_t>(length)};
+  return requests_.take_all();
 }
 
 InflightBatchingStats describe(const StepPlan& plan, std::int32_t num_paused) {

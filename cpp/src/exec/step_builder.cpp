@@ -14,8 +14,12 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   logit_rows_.clear();
 
   std::size_t max_blocks = 0;
-  for (const auto& entry : plan.entries)
+  std::size_t max_later = 0;  // the scheduler made room for all the blocks that a sequence can come to need
+  for (const auto& entry : plan.entries) {
     max_blocks = std::max(max_blocks, entry.sequence->table.blocks.size());
+    max_later = std::max(max_later, entry.sequence->table.blocks.capacity());
+  }
+  block_tables_.reserve(plan.entries.size() * max_later);
   block_tables_.assign(plan.entries.size() * max_blocks, kNoBlock);
 
   auto block_table = block_tables_.begin();

@@ -195,7 +195,6 @@ void StepLoop::record(Clock::time_point begin, std::size_t num_active,
                       const std::vector<RequestId>& completed) {
   if (statistics_.wants_iterations()) {
     IterationStats stats;
-    stats.timestamp = timestamp_now();
     stats.iter = iteration_;
     stats.iter_latency_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
     stats.engine_latency_ms = std::chrono::duration<double, std::milli>(engine_latency_).count();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <utility>
 
 #include "adapter_checks.h"
@@ -55,17 +56,18 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
   adapter->dtype_ = *dtype;
   std::size_t total = 0;
   for (const CheckedRow& checked : rows) total += row_elements(checked.row);
-  adapter->data_.reserve(total * size_of(*dtype));
+  adapter->data_ = HugeArray(total * size_of(*dtype));
   const auto row_width = static_cast<std::size_t>(weights_shape->columns);
+  std::size_t start = 0;
   for (CheckedRow& checked : rows) {
     const std::byte* source = config.weights->data + checked.index * row_width * size_of(*dtype);
     const std::size_t elements = row_elements(checked.row);
-    const std::size_t start = adapter->data_.size();
-    adapter->data_.insert(adapter->data_.end(), source, source + elements * size_of(*dtype));
+    std::memcpy(adapter->data_.data() + start, source, elements * size_of(*dtype));
     // Our copy is what is checked: the caller's memory may change at any time.
     check_values(checked, adapter->data_.data() + start, *dtype, layout.dtype, problems);
     check_padding(checked, source + elements * size_of(*dtype), *dtype, row_width - elements, problems);
     checked.row.offset = start / size_of(*dtype);
+    start += elements * size_of(*dtype);
     adapter->rows_.push_back(checked.row);
   }
   problems.throw_if_any(subject);
@@ -74,7 +76,8 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
 }
 
 bool HostAdapter::same_weights(const HostAdapter& other) const {
-  return dtype_ == other.dtype_ && std::ranges::equal(rows_, other.rows_, same_row) && data_ == other.data_;
+  return dtype_ == other.dtype_ && std::ranges::equal(rows_, other.rows_, same_row) &&
+         bytes() == other.bytes() && std::memcmp(data(), other.data(), bytes()) == 0;
 }
 
 }  // namespace adaptrt

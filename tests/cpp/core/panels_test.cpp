@@ -1,10 +1,9 @@
 #include "adaptrt/core/panels.h"
 
+#include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
-#include <cmath>
-#include <limits>
 #include <vector>
 
 namespace adaptrt {
@@ -36,23 +35,35 @@ BOOST_DATA_TEST_CASE(unpacking_gives_back_what_was_packed,
   }
 }
 
-BOOST_AUTO_TEST_CASE(halves_round_trip_through_float) {
-  for (std::uint32_t bits = 0; bits <= 0xffffU; ++bits) {
-    const auto half = static_cast<std::uint16_t>(bits);
-    const float wide = float16_to_float(half);
-    if (std::isnan(wide)) continue;
-    BOOST_TEST(float_to_float16(wide) == half);
+BOOST_DATA_TEST_CASE(rows_may_lie_apart_and_be_of_another_type,
+                     boost::unit_test::data::make(kSizes) * boost::unit_test::data::make({1, 7, 8, 33}) *
+                         boost::unit_test::data::make({0, 1, 2}) * boost::unit_test::data::make({0, 1, 2}),
+                     n, k, dtype_index, source_index) {
+  const DType dtype = kDTypes[dtype_index];
+  const DType source_dtype = kDTypes[source_index];
+  const std::int64_t stride = k + 5;
+  std::vector<std::byte> source(static_cast<std::size_t>(n * stride) * size_of(source_dtype),
+                                std::byte{0xff});
+  const auto value = [&](std::int64_t r, std::int64_t c) {
+    return static_cast<float>((r * k + c) % 201 - 100);
+  };
+  for (std::int64_t r = 0; r < n; ++r) {
+    for (std::int64_t c = 0; c < k; ++c) {
+      store_from_float(source.data(), source_dtype, static_cast<std::size_t>(r * stride + c), value(r, c));
+    }
   }
-}
-
-BOOST_AUTO_TEST_CASE(conversions_round_to_nearest_even) {
-  BOOST_TEST(float_to_bfloat16(1.00390625F) == 0x3f80);  // half way between 1 and the next: to even
-  BOOST_TEST(float_to_bfloat16(1.01171875F) == 0x3f82);
-  BOOST_TEST(float_to_float16(65519.0F) == 0x7bff);
-  BOOST_TEST(float_to_float16(65520.0F) == 0x7c00);
-  BOOST_TEST(float_to_float16(std::ldexp(1.0F, -25)) == 0x0000);
-  BOOST_TEST(float_to_float16(std::ldexp(3.0F, -25)) == 0x0002);
-  BOOST_TEST(std::isnan(bfloat16_to_float(float_to_bfloat16(std::numeric_limits<float>::quiet_NaN()))));
+  std::vector<std::byte> panels(panel_bytes(dtype, n, k), std::byte{0xff});
+  // Cut where no group of rows ends.
+  for (std::int64_t first = 0; first < n; first += 37) {
+    const std::size_t at = static_cast<std::size_t>(first * stride) * size_of(source_dtype);
+    pack_panels(panels.data(), dtype, n, k, first, std::min<std::int64_t>(37, n - first), source.data() + at,
+                source_dtype, stride);
+  }
+  std::vector<float> row(static_cast<std::size_t>(k));
+  for (std::int64_t r = 0; r < n; ++r) {
+    unpack_panel_row({panels.data(), dtype, n, k}, r, row.data());
+    for (std::int64_t c = 0; c < k; ++c) BOOST_TEST(row[static_cast<std::size_t>(c)] == value(r, c));
+  }
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -318,6 +318,21 @@ BOOST_AUTO_TEST_CASE(iteration_and_request_statistics) {
   BOOST_TEST(last.request_stats[0].scheduled);
 }
 
+BOOST_AUTO_TEST_CASE(the_newest_statistics_are_kept_in_order) {
+  ExecutorConfig config;
+  config.iter_stats_max_iterations = 3;
+  const auto executor = make_executor(config);
+  for (int round = 0; round < 2; ++round) {
+    static_cast<void>(collect(*executor, executor->enqueue_request(make_request(kPrompt, 10))));
+    const auto iterations = executor->get_latest_iteration_stats();
+    BOOST_REQUIRE_EQUAL(iterations.size(), 3);
+    for (int i = 0; i < 3; ++i) {
+      BOOST_TEST(iterations[static_cast<std::size_t>(i)].iter == 10 * round + 8 + i);
+      BOOST_TEST(iterations[static_cast<std::size_t>(i)].timestamp.size() == 26U);
+    }
+  }
+}
+
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace

@@ -73,6 +73,7 @@ FakeEngine::FakeEngine(Options options, Hook hook)
   info_.kv_block_bytes = 64;
   info_.max_reusable_prompt_len = options.max_seq_len;
   if (options.with_lora) info_.lora = fake_layout();
+  logits_.resize(static_cast<std::size_t>(options.max_batch_size * options.vocab_size));
 }
 
 void FakeEngine::allocate_kv_blocks(std::int32_t num_blocks) {
@@ -106,11 +107,10 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink) {
   require(std::cmp_less_equal(num_sequences, info_.max_batch_size), "there are too many sequences");
   require(std::ranges::is_sorted(input.logit_rows), "logit_rows is not ascending");
 
-  std::vector<float> logits(static_cast<std::size_t>(info_.max_batch_size * info_.vocab_size));
   std::int64_t first_row = 0;
   std::int64_t num_rows = 0;
   const auto flush = [&] {
-    if (num_rows > 0) sink(first_row, num_rows, logits.data());
+    if (num_rows > 0) sink(first_row, num_rows, logits_.data());
     first_row += std::exchange(num_rows, 0);
   };
   auto next_row = input.logit_rows.begin();
@@ -129,7 +129,7 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink) {
         require(read.is_written, "KV is read before it was written");
         hash = mix(hash, read.value);
       }
-      write_logits(hash, info_.vocab_size, logits.data() + num_rows * info_.vocab_size);
+      write_logits(hash, info_.vocab_size, logits_.data() + num_rows * info_.vocab_size);
       if (++num_rows == info_.max_batch_size) flush();
     }
   }

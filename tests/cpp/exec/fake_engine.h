@@ -61,6 +61,7 @@ class FakeEngine : public Engine {
   std::function<void()> in_load_;
   std::optional<std::size_t> free_device_memory_;
   std::vector<Slot> slots_;
+  std::vector<float> logits_;  // a member, so that steps allocate nothing
   std::int64_t num_steps_ = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "adaptrt/core/dtype.h"
+#include "adaptrt/core/huge_array.h"
 #include "adaptrt/lora/layout.h"
 
 namespace adaptrt {
@@ -60,7 +61,7 @@ class HostAdapter {
   [[nodiscard]] DType dtype() const { return dtype_; }
   [[nodiscard]] const std::vector<AdapterRow>& rows() const { return rows_; }
   [[nodiscard]] const std::byte* data() const { return data_.data(); }
-  [[nodiscard]] std::size_t bytes() const { return data_.size(); }
+  [[nodiscard]] std::size_t bytes() const { return data_.bytes(); }
   /// Same rows, types and bytes.
   [[nodiscard]] bool same_weights(const HostAdapter& other) const;
 
@@ -70,7 +71,7 @@ class HostAdapter {
   std::uint64_t generation_ = 0;
   DType dtype_ = DType::kFloat32;
   std::vector<AdapterRow> rows_;
-  std::vector<std::byte> data_;
+  HugeArray data_;
 };
 
 }  // namespace adaptrt
