@@ -1,0 +1,186 @@
+"""Writes the tables of docs/performance.md from reports: no figure there is typed by hand.
+
+    fill_performance.py [--bench bench.json] [--peers peers.json] docs/performance.md
+
+The page has a pair of marks for each table; what is between them is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from adaptrt.tools.bench.display import full_title, number
+from adaptrt.tools.bench.report import ComparisonResult, Report, Row, load_report
+
+PEERS = ("adaptrt", "peft", "llama_cpp", "openvino", "vllm")
+OURS = "adaptrt"
+
+
+def fill(page: str, name: str, content: str) -> str:
+    """The page with `content` between the marks `name`. Raises ValueError when it has no such pair of marks."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    if len(pattern.findall(page)) != 1:
+        raise ValueError(f"the page does not have the marks {begin} and {end} once")
+    return pattern.sub(lambda _: f"{begin}\n{content}\n{end}", page)
+
+
+def machine_of(report: Report) -> str:
+    """Where and when."""
+    machine = report.machine
+    limits = {name: figure for name, figure in report.limits.items() if figure.median > 0}
+    scaled = ", ".join(f"{name.replace('_', ' ')} {number(f.median / 1e9)} G{f.unit}" for name, f in limits.items())
+    return (
+        f"{report.created[:10]}, AdaptRT {report.version}: {machine['processor']}, {machine['threads']} threads of "
+        f"{machine['cpus']}, {machine['memory_bytes'] / 1e9:.0f} GB, {machine['kernels']} kernels; {scaled}. "
+        f"Medians of {report.run['repeats']} rounds."
+    )
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """In Markdown."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def bench_table(report: Report) -> str:
+    """One row a scenario."""
+    rows = []
+    for row in report.rows:
+        figure = row.figure
+        rows.append(
+            (
+                full_title(row),
+                f"{number(figure.median)} {figure.unit}" + disturbed(row),
+                f"{number(figure.low)} to {number(figure.high)}",
+                "<br>".join(against(result, report) for result in row.comparisons),
+                "<br>".join(target(result) for result in row.comparisons).removesuffix("<br>"),
+            )
+        )
+    parts = [machine_of(report), "", table(("row", "median", "spread", "against", "target"), rows)]
+    if report.not_run:
+        parts += ["", "Not run:", "", table(("row", "why"), [(entry.title, entry.reason) for entry in report.not_run])]
+    return "\n".join(parts)
+
+
+def median_of(row: Row | None) -> str:
+    """And a mark where it is disturbed."""
+    return "-" if row is None else number(row.figure.median) + disturbed(row)
+
+
+def disturbed(row: Row) -> str:
+    """A mark for what should be measured again."""
+    return " (disturbed)" if row.figure.is_disturbed else ""
+
+
+def against(result: ComparisonResult, report: Report) -> str:
+    """In words."""
+    if result.measure == "value":
+        return ""
+    if result.base is None:
+        return f"{100 * result.ratio:.1f}% of the roofline"
+    base = report.row(result.base)
+    title = result.base if base is None else full_title(base)
+    allowed = ", per byte and FLOP" if result.measure == "roofline" else ""
+    return f"{100 * result.ratio:.1f}% of {title}{allowed}"
+
+
+def target(result: ComparisonResult) -> str:
+    """And whether it was met."""
+    if result.holds is None:
+        return ""
+    scale, unit = (1, "") if result.measure == "value" else (100, "%")
+    bounds = [f"{sign} {scale * bound:g}{unit}" for sign, bound in (("≥", result.at_least), ("≤", result.at_most))
+              if bound is not None]  # fmt: skip
+    return f"{', '.join(bounds)}: {'met' if result.holds else '**missed**'}"
+
+
+def peers_table(report: Report) -> str:
+    """Rows by engines."""
+    engines = [name for name in PEERS if any(row.engine == name for row in report.rows)]
+    rows = []
+    for kind in dict.fromkeys(row.kind for row in report.rows):
+        cells = {row.engine: row for row in report.rows if row.kind == kind}
+        first = next(iter(cells.values()))
+        rows.append(
+            (
+                f"{first.title}, {first.figure.unit}",
+                *(
+                    number(cells[name].figure.median) + disturbed(cells[name]) if name in cells else "-"
+                    for name in engines
+                ),
+                best_ratio(cells.get(OURS)),
+                limit_share(cells.get(OURS)),
+            )
+        )
+    headings = ("row", *engines, "AdaptRT to the best peer", "of the machine's limit")
+    versions = {row.engine: row.settings["versions"] for row in report.rows}
+    told = "; ".join(", ".join(f"{name} {version}" for name, version in versions[engine].items()) for engine in engines)
+    parts = [machine_of(report), "", f"Model {report.run['model']}. Versions: {told}.", "", table(headings, rows)]
+    worse = not_better(report)
+    parts += ["", "Not better than a peer: " + ("; ".join(worse) if worse else "no row of this run") + "."]
+    notes = [(row.name, row.settings["note"]) for row in report.rows if row.settings["note"]]
+    notes += [(entry.name, f"not run: {entry.reason}") for entry in report.not_run]
+    if notes:
+        parts += ["", table(("row", "note"), notes)]
+    return "\n".join(parts)
+
+
+def is_better_when_less(row: Row) -> bool:
+    """Seconds."""
+    return row.figure.unit == "s"
+
+
+def speed_ups(row: Row) -> dict[str, float]:
+    """By peer: how many times better AdaptRT was."""
+    ratios = {c.base: c.ratio for c in row.comparisons if c.measure == "ratio" and c.base is not None}
+    return {base.split("/")[1]: 1 / r if is_better_when_less(row) else r for base, r in ratios.items()}
+
+
+def best_ratio(row: Row | None) -> str:
+    """Against the peer that comes nearest."""
+    ratios = {} if row is None else speed_ups(row)
+    return f"{min(ratios.values()):.2f} x" if ratios else "-"
+
+
+def limit_share(row: Row | None) -> str:
+    """Of the roofline."""
+    shares = [] if row is None else [c.ratio for c in row.comparisons if c.measure == "roofline"]
+    return f"{100 * shares[0]:.0f}%" if shares else "-"
+
+
+def not_better(report: Report) -> list[str]:
+    """Rows in which a peer was at least as good."""
+    return [
+        f"{row.title} ({peer}, {ratio:.2f} x)"
+        for row in report.rows
+        if row.engine == OURS
+        for peer, ratio in speed_ups(row).items()
+        if ratio <= 1.0
+    ]
+
+
+TABLES: dict[str, Callable[[Report], str]] = {"bench": bench_table, "peers": peers_table}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Do it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in TABLES:
+        parser.add_argument(f"--{name}", type=Path, metavar="REPORT")
+    parser.add_argument("page", type=Path)
+    args = parser.parse_args(argv)
+    page = args.page.read_text(encoding="utf-8")
+    for name, make in TABLES.items():
+        path = getattr(args, name)
+        if path is not None:
+            page = fill(page, name, make(load_report(path)))
+    args.page.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

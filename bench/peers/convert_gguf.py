@@ -1,0 +1,58 @@
+"""convert_gguf.py LLAMA_CPP_SOURCES MODEL_ROOT: base and LoRA adapters as GGUF, by llama.cpp's own converters.
+
+Runs in llama.cpp's virtual environment.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+PRE_TOKENIZER = "llama-bpe"
+
+
+def main(sources: Path, root: Path) -> None:
+    """Write MODEL_ROOT/gguf."""
+    sys.path[:0] = [str(sources / "gguf-py"), str(sources)]
+    name_pre_tokenizer()
+    folder = root / "gguf"
+    folder.mkdir(exist_ok=True)
+    if not (folder / "base.gguf").exists():
+        run(sources / "convert_hf_to_gguf.py", root / "base", "--outtype", "bf16", "--outfile", folder / "base.gguf")
+    for adapter in sorted((root / "adapters").glob("lora*")):
+        output = folder / f"{adapter.name}.gguf"
+        if not output.exists():
+            run(
+                sources / "convert_lora_to_gguf.py",
+                "--base",
+                root / "base",
+                "--outtype",
+                "f16",
+                "--outfile",
+                output,
+                adapter,
+            )
+
+
+def name_pre_tokenizer() -> None:
+    """The converter knows pre-tokenizers by a hash of what known models' tokenizers do; ours is none of them."""
+    import conversion.base
+
+    for found in vars(conversion.base).values():
+        if isinstance(found, type) and hasattr(found, "get_vocab_base_pre"):
+            found.get_vocab_base_pre = lambda self, tokenizer: PRE_TOKENIZER
+
+
+def run(script: Path, *arguments: object) -> None:
+    """As `python script arguments` in this process, so that the change above holds. Raises SystemExit when it fails."""
+    sys.argv = [str(script), *map(str, arguments)]
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())

@@ -1,0 +1,121 @@
+"""The model, adapters, tokenizer and prompts that all peers run, made from seeds, in each peer's own format."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from adaptrt.tools.bench.model import BenchModel, write_model
+from adaptrt.tools.bench.peft_adapter import write_peft_adapter
+from adaptrt.tools.bench.workload import random_prompt
+
+MODELS = {
+    "0.5b": BenchModel(),
+    "40m": BenchModel(
+        hidden_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        intermediate_size=1408,
+        tie_word_embeddings=True,
+    ),
+}
+RANKS = (8, 16, 32, 64)
+LORAS, DORAS = 16, 8
+SHORT, LONG = 64, 512
+SPECIAL_TOKENS = ["<|begin|>", "<|end|>", "<|pad|>"]
+# Llama 3's: llama.cpp's converter is told so by name.
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def make_model(name: str, home: Path) -> Path:
+    """Base, adapters and prompts below `home`; what is there already stays."""
+    model, root = MODELS[name], home / "models" / name
+    base = root / "base"
+    if not (base / "tokenizer.json").exists():
+        if not (base / "config.json").exists():
+            write_model(model, base)
+        write_tokenizer(model, base)
+    prompts = root / "prompts.json"
+    if not prompts.exists():
+        generator = np.random.default_rng(0)
+        lengths = {"short": [SHORT] * LORAS, "long": [LONG]}
+        prompts.write_text(json.dumps({
+            kind: [random_prompt(length, model.vocab_size, generator) for length in wanted]
+            for kind, wanted in lengths.items()
+        }))  # fmt: skip
+    for kind, count in (("lora", LORAS), ("dora", DORAS)):
+        for number in range(count):
+            directory = root / "adapters" / f"{kind}{number:02d}"
+            if not (directory / "adapter_model.safetensors").exists():
+                rank, dora = RANKS[number % len(RANKS)], kind == "dora"
+                write_peft_adapter(model, base, directory, rank, seed=number + 100 * dora, dora=dora)
+    return root
+
+
+def write_tokenizer(model: BenchModel, base: Path) -> None:
+    """A byte-level BPE of the model's vocabulary size, trained on Python's own library: converters want one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=model.vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train([str(path) for path in library_files()], trainer)
+    missing = model.vocab_size - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([f"<|unused_{number}|>" for number in range(missing)])
+    tokenizer.save(str(base / "tokenizer.json"))
+    begin, end, pad = SPECIAL_TOKENS
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": begin, "eos_token": end, "pad_token": pad}
+    (base / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def library_files() -> Iterator[Path]:
+    """Python's modules: text that every machine has."""
+    yield from sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+
+
+def export_for(peer: str, root: Path, home: Path) -> None:
+    """Whatever the peer reads instead of the Hugging Face directory. Raises CalledProcessError when its tools fail."""
+    python = home / f"venv-{peer}" / "bin" / "python"
+    if peer == "adaptrt" and not (root / "adaptrt-engine" / "config.json").exists():
+        build_engine(root)
+    if peer == "openvino" and not (root / "openvino" / "openvino_model.xml").exists():
+        _run([python.with_name("optimum-cli"), "export", "openvino", "--model", root / "base", "--task",
+              "text-generation-with-past", "--weight-format", "fp16", root / "openvino"])  # fmt: skip
+    if peer == "llama_cpp" and not (root / "gguf" / f"lora{LORAS - 1:02d}.gguf").exists():
+        sources = next(home.glob("llama_cpp_python-*/vendor/llama.cpp"))
+        _run([python, Path(__file__).with_name("convert_gguf.py"), sources, root])
+
+
+def build_engine(root: Path) -> None:
+    """Ours: bfloat16, LoRA and DoRA to rank 64."""
+    command = [sys.executable, "-m", "adaptrt.builder.cli"]
+    _run([*command, "convert-checkpoint", "--model_dir", root / "base", "--output_dir", root / "adaptrt-checkpoint",
+          "--dtype", "bfloat16"])  # fmt: skip
+    _run([*command, "build", "--checkpoint_dir", root / "adaptrt-checkpoint", "--output_dir", root / "adaptrt-engine",
+          "--lora_plugin", "auto", "--dora_plugin", "enable", "--max_lora_rank", max(RANKS), "--max_batch_size", LORAS,
+          "--max_num_tokens", 1024, "--max_seq_len", 1024])  # fmt: skip
+
+
+def _run(command: list[object]) -> None:
+    subprocess.run([str(part) for part in command], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stdout=2)

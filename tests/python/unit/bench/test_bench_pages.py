@@ -1,0 +1,125 @@
+"""bench/: tables of docs/performance.md from reports, and the talk between the orchestrator and a peer."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from adaptrt.tools.bench.report import ComparisonResult, Figure, NotRun, Report, Row, Sample
+
+ROOT = Path(__file__).parents[4]
+PEERS = ROOT / "bench" / "peers"
+
+
+def module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    return module(ROOT / "bench" / "fill_performance.py")
+
+
+def figure(unit: str, value: float, *, disturbed: bool = False) -> Figure:
+    return Figure(unit, [Sample(0, {"value": value}, 0.0, 0.0, disturbed)])
+
+
+def report(rows: list[Row]) -> Report:
+    machine = {"processor": "P", "threads": 2, "cpus": 2, "memory_bytes": 8e9, "kernels": "k"}
+    limits = {"read_bandwidth": figure("B/s", 2e10), "bfloat16_flops": figure("FLOP/s", 0.0)}
+    return Report("1.0", "2026-01-02T00:00:00Z", machine, {"repeats": 3, "model": "0.5b"}, "", limits, rows,
+                  [NotRun("mixed-16/vllm", "mixed", "not installed")])  # fmt: skip
+
+
+def test_the_page_has_marks_for_every_table(pages: ModuleType, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    for name in pages.TABLES:
+        page = pages.fill(page, name, f"new {name}")
+        assert f"<!-- {name} -->\nnew {name}\n<!-- end of {name} -->" in page
+    with pytest.raises(ValueError, match="does not have the marks"):
+        pages.fill(page, "other", "x")
+
+
+def test_our_rows_are_judged_against_the_best_peer(pages: ModuleType) -> None:
+    details = {"versions": {"x": "1"}, "note": ""}
+
+    def ratio(base: str, value: float) -> ComparisonResult:
+        return ComparisonResult(base, "ratio", value, None, None, None)
+
+    rows = [
+        Row("decode-1/adaptrt", "decode", "decode-1", "adaptrt", details, figure("tok/s", 30.0),
+            comparisons=[ratio("decode-1/peft", 3.0), ratio("decode-1/openvino", 0.9)]),
+        Row("decode-1/peft", "decode", "decode-1", "peft", details, figure("tok/s", 10.0, disturbed=True)),
+        Row("adapter-load/adaptrt", "load", "adapter-load", "adaptrt", details, figure("s", 0.1),
+            comparisons=[ratio("adapter-load/peft", 0.1)]),
+    ]  # fmt: skip
+    text = pages.peers_table(report(rows))
+    assert "| decode, tok/s | 30.0 | 10.0 (disturbed) | 0.90 x | - |" in text
+    assert "| load, s | 0.10 | - | 10.00 x | - |" in text
+    assert "Not better than a peer: decode (openvino, 0.90 x)." in text
+    assert "| mixed-16/vllm | not run: not installed |" in text
+    assert "read bandwidth 20.0 GB/s" in text
+    assert "bfloat16" not in text
+
+
+def test_targets_are_shown_as_met_or_missed(pages: ModuleType) -> None:
+    rows = [
+        Row("a", "A", "decode", "e", {}, figure("tok/s", 3.0),
+            comparisons=[ComparisonResult(None, "roofline", 0.5, 0.85, None, False)]),
+        Row("m", "M", "memory", "e", {}, figure("MB", 60.0),
+            comparisons=[ComparisonResult(None, "value", 60.0, None, 150.0, True)]),
+    ]  # fmt: skip
+    text = pages.bench_table(report(rows))
+    assert "| A | 3.00 tok/s | 3.00 to 3.00 | 50.0% of the roofline | ≥ 85%: **missed** |" in text
+    assert "| M | 60.0 MB | 60.0 to 60.0 |  | ≤ 150: met |" in text
+
+
+FAKE_PEER = """
+from worker import Peer, decode_rate, main, whole_rate
+
+def make(task):
+    print("a library's chatter")
+    def generate(prompts, new_tokens):
+        import time
+        time.sleep(0.001 * new_tokens)
+        return [[7] * new_tokens for _ in prompts]
+    return Peer(
+        versions={"fake": "1"},
+        rows={
+            "decode-16": lambda: decode_rate(generate, task.batch, task.new_tokens),
+            "short": lambda: whole_rate(lambda prompts, new_tokens: [[7]] * len(prompts), task.batch, 2),
+        },
+        refused={"mixed-16": "cannot"},
+    )
+
+main(make)
+"""
+
+
+def test_a_peer_answers_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "prompts.json").write_text(json.dumps({"short": [[1, 2]] * 16, "long": [[1] * 512]}))
+    script = tmp_path / "fake_peer.py"
+    script.write_text(FAKE_PEER)
+    asked = "".join(json.dumps({"row": row}) + "\n" for row in ("decode-16", "short", "none"))
+    done = subprocess.run(
+        [sys.executable, str(script), "--root", str(tmp_path), "--threads", "1", "--new_tokens", "5"],
+        input=asked, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(PEERS)},
+    )  # fmt: skip
+    about, decoded, short, unknown = map(json.loads, done.stdout.splitlines())
+    assert about["versions"] == {"fake": "1"}
+    assert about["refused"] == {"mixed-16": "cannot"}
+    assert 0 < decoded["metrics"]["value"] <= 16 * 4 / 0.003
+    assert "asked for 2 tokens for each of 16 prompts" in short["error"]
+    assert "KeyError" in unknown["error"]
+    assert "chatter" in done.stderr
