@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 from ...._core import AdaptrtError
@@ -28,13 +29,17 @@ class Messages:
 
     def __init__(self) -> None:
         """Takes stdout for messages alone: what libraries print there goes to stderr."""
+        self._lock = Lock()
         self._out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends a message. Without a parent there is nobody to work for, and the process ends."""
+        line = json.dumps(message) + "\n"
         try:
-            print(json.dumps(message), file=self._out, flush=True)
+            with self._lock:  # TensorRT's threads log too
+                self._out.write(line)
+                self._out.flush()
         except BrokenPipeError:
             os._exit(1)
 
@@ -54,6 +59,10 @@ def main(arguments: Sequence[str]) -> int:
         messages.send({"kind": REFUSED, "problems": refusal.problems})
     except AdaptrtError as error:
         messages.send({"kind": REFUSED, "problems": [str(error)]})
+    except OSError as error:
+        if error.filename is None:
+            raise  # a defect, unlike a file that cannot be read or written
+        messages.send({"kind": REFUSED, "problems": [f"{error.filename}: {error.strerror}"]})
     return 0
 
 

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
 from ...._core import EngineError
+from ...progress import Report
 from .messages import (
     BUILT,
     DESCRIBED,
@@ -29,9 +30,6 @@ from .messages import (
     request_to_json,
 )
 from .package import Package, complete_libraries, installed_package
-
-Report = Callable[[str, float], None]
-"""Takes the name of a phase, and which part of the whole is done, 0 to 1."""
 
 _CHILD: Final = "adaptrt.builder.compile.tensorrt.child"
 _LAST_WORDS: Final = 5
@@ -110,6 +108,8 @@ def _converse(
             child.stdin.write(request)
             child.stdin.close()
         for line in child.stdout:
+            if not line.endswith("\n"):
+                break  # it died in the middle of a message
             message: dict[str, Any] = json.loads(line)
             if message["kind"] == LOG:
                 logged.append(f"[{message['severity']}] {' '.join(message['text'].split())}")

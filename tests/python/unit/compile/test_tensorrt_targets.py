@@ -128,28 +128,35 @@ def test_without_a_package_the_extras_are_named(
         assert words in str(refusal.value)
 
 
-def test_tensorrt_is_preferred_and_a_mere_directory_is_no_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    (tmp_path / "tensorrt").mkdir()
-    (tmp_path / "tensorrt_rtx.py").touch()
+@pytest.fixture
+def import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory, the only one in which packages are looked for."""
+    for name in ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_libs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # another test may have imported it
+    (tmp_path / "packages").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "packages")])
+    return tmp_path / "packages"
+
+
+def test_tensorrt_is_preferred_and_a_mere_directory_is_no_package(import_path: Path) -> None:
+    (import_path / "tensorrt").mkdir()
+    (import_path / "tensorrt_rtx.py").touch()
     package.importlib.invalidate_caches()
     assert installed_package() == "tensorrt_rtx"
-    (tmp_path / "tensorrt" / "__init__.py").touch()
+    (import_path / "tensorrt" / "__init__.py").touch()
     package.importlib.invalidate_caches()
     assert installed_package() == "tensorrt"
-    assert complete_libraries("tensorrt", tmp_path) is None
+    assert complete_libraries("tensorrt", import_path) is None
 
 
-def test_the_link_that_the_wheel_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    libraries, scratch = tmp_path / "tensorrt_rtx_libs", tmp_path / "scratch"
+def test_the_link_that_the_wheel_lacks(tmp_path: Path, import_path: Path) -> None:
+    libraries, scratch = import_path / "tensorrt_rtx_libs", tmp_path / "scratch"
+    assert complete_libraries("tensorrt_rtx", scratch) is None  # installed in another way than as a wheel
     libraries.mkdir()
     scratch.mkdir()
     (libraries / "__init__.py").touch()
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     package.importlib.invalidate_caches()
-    assert complete_libraries("tensorrt_rtx", scratch) is None  # a package without libraries needs no link
+    assert complete_libraries("tensorrt_rtx", scratch) is None
     (libraries / "libtensorrt_rtx.so.1").touch()
     assert complete_libraries("tensorrt_rtx", scratch) == scratch
     assert (scratch / "libtensorrt_rtx.so").resolve() == libraries / "libtensorrt_rtx.so.1"
