@@ -52,7 +52,7 @@ class Log:
 
 def nodes_named(text: str, operators: Mapping[str, str]) -> list[str]:
     """The nodes of the network whose names occur in a message."""
-    words = (word.strip(".") for word in re.findall(r"[\w./]+", text))
+    words = re.findall(r"[\w/]+(?:\.[\w/]+)*", text)
     return list(dict.fromkeys(word for word in words if word in operators))
 
 
