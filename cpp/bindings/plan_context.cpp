@@ -12,6 +12,11 @@ namespace py = pybind11;
 namespace adaptrt::bindings {
 namespace {
 
+/// "ValueError: ...", without the places in the code that what() adds.
+std::string text_of(const py::error_already_set& error) {
+  return std::string(py::str(error.type().attr("__name__"))) + ": " + std::string(py::str(error.value()));
+}
+
 class PythonPlanContext final : public PlanContext {
  public:
   explicit PythonPlanContext(py::object context) : context_(std::move(context)) {}
@@ -40,7 +45,7 @@ class PythonPlanContext final : public PlanContext {
     try {
       done = context_.object.attr(method)(arguments...).template cast<bool>();
     } catch (const py::error_already_set& error) {
-      throw StepError(std::string(method) + ": " + error.what());
+      throw StepError(std::string(method) + ": " + text_of(error));
     } catch (const py::cast_error& error) {
       throw StepError(std::string(method) + ": " + error.what());
     }
