@@ -42,7 +42,8 @@ class Report:
     rates: dict[str, float] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
-    not_run: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """How the steps of the run went, and what could not be run."""
 
     @property
     def failed(self) -> list[Check]:
@@ -66,9 +67,9 @@ class Report:
         lines = [f"{name}: {value}" for name, value in {**self.machine, **self.rates}.items()]
         lines.append(f"\nchecks: {len(self.checks) - len(self.failed)} passed, {len(self.failed)} failed")
         lines += [f"  FAILED {check.name}: {check.detail}" for check in self.failed]
-        lines += [f"  not run: {reason}" for reason in self.not_run]
         if self.timings:
             lines += ["", *_table(_timing_rows(self.timings))]
+        lines += ["", *self.notes]
         return "\n".join(lines)
 
 

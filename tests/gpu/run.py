@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from results import Report
+
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +48,7 @@ def main() -> int:
             found, note = _step(tool, partial(sanitize, tool, arguments.build, environment))
             notes.append(note)
             status = status or int(found)
-    _write_summary(arguments.build, report, notes, environment)
+    summarize(report, notes)
     return status
 
 
@@ -99,21 +101,13 @@ def sanitize(tool: str, folder: Path, environment: dict[str, str]) -> tuple[bool
     return True, f"{tool}: exit status {status}, see {log.name}"
 
 
-def _write_summary(folder: Path, report: Path, notes: list[str], environment: dict[str, str]) -> None:
-    code = (
-        "import sys; from pathlib import Path; from results import Report; "
-        "print(Report.read(Path(sys.argv[1])).text() if Path(sys.argv[1]).exists() else 'no report')"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", code, str(report)],
-        env={**environment, "PYTHONPATH": str(CHECK.parent)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    text = shown + "\n" + "\n".join(notes) + "\n"
-    (folder / "report.txt").write_text(text)
-    print(text)
+def summarize(path: Path, notes: list[str]) -> None:
+    """Adds the notes to the report of check.py, which is empty where that died, and writes it as text beside it."""
+    report = Report.read(path) if path.exists() else Report()
+    report.notes = notes
+    report.write(path)
+    path.with_suffix(".txt").write_text(report.text() + "\n")
+    print(report.text())
 
 
 def _step(name: str, work: Callable[[], T]) -> T:
