@@ -97,6 +97,7 @@ def make(task: Task) -> Peer:
     version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stderr.splitlines()
     server, new = Server(binary, task), task.new_tokens
     generate = server.generate
+    mixed = partial(generate, adapters=list(range(BATCH)))
     no_dora = "llama.cpp's converter refuses the magnitudes of a DoRA adapter"
     return Peer(
         versions={"llama.cpp": version[0] if version else "unknown"},
@@ -105,9 +106,7 @@ def make(task: Task) -> Peer:
             "decode-1": lambda: decode_rate(generate, task.alone, new),
             "decode-16": lambda: decode_rate(generate, task.batch, new),
             "decode-1-lora": lambda: decode_rate(partial(generate, adapters=[ADAPTER_OF_ONE]), task.alone, new),
-            "mixed-16": lambda: whole_rate(
-                partial(generate, adapters=list(range(BATCH))), task.batch, task.mixed_tokens
-            ),
+            "mixed-16": lambda: whole_rate(mixed, task.batch, task.mixed_tokens),
         },
         refused={
             "decode-1-dora": no_dora,

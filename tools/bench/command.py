@@ -113,7 +113,6 @@ def profile(file: ScenarioFile, work_dir: Path, threads: int, directory: Path, c
         raise ConfigError(f"{file.path}: has no prefill or decode scenario to profile")
     directory.mkdir(parents=True, exist_ok=True)
     directories, reasons = EngineShelf(work_dir, console.print).prepare(file)
-    limits = measure_machine_limits(threads)
     for scenario in scenarios:
         if scenario.engine in reasons:
             console.print(f"{scenario.title}: not run: engine '{scenario.engine}': {reasons[scenario.engine]}")
@@ -126,6 +125,7 @@ def profile(file: ScenarioFile, work_dir: Path, threads: int, directory: Path, c
             steps = profiled_steps(bench, scenario)
         finally:
             bench.close()
+        limits = measure_machine_limits(threads)
         program = engine.storage.program
         trace = directory / f"{scenario.name}.json"
         write_chrome_trace(trace, chrome_trace(steps, program, scenario.title))

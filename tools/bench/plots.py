@@ -185,7 +185,7 @@ def _roofline(report: Report) -> Any | None:
     rows = [row for row in report.rows if row.work_bytes]
     if not rows:
         return None
-    figure, axes = _axes("Roofline", report, (8.0, 5.6))
+    figure, axes = _axes("Roofline", report, (11.0, 5.2))
     bandwidth = report.limits["read_bandwidth"].median
     points = [_roofline_point(row) for row in rows]
     low = min(min(intensity for intensity, _ in points) / 2, 0.5)
@@ -209,7 +209,7 @@ def _roofline(report: Report) -> Any | None:
         _plain_logarithmic(axis)
     axes.set_xlabel("FLOPs per byte of weights, adapters, keys and values")
     axes.set_ylabel("GFLOP/s")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.legend(frameon=False, fontsize=8, loc="outside right center")
     return figure
 
 

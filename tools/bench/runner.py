@@ -38,6 +38,7 @@ from .workload import generate, random_prompt
 LIMIT_UNITS: Final = {"read_bandwidth": "B/s", "bfloat16_flops": "FLOP/s", "float32_flops": "FLOP/s"}
 WARM_UP_TOKENS: Final = 8
 LIMIT_ROUNDS: Final = 2
+PROFILED_PROMPTS: Final = 3
 
 
 class Bench:
@@ -323,8 +324,9 @@ def profiled_steps(bench: BenchExecutor, scenario: Prefill | Decode) -> list[Ste
     executor = bench.executor
     prompts = prompts_of(bench, scenario)
     if isinstance(scenario, Prefill):
-        for _ in range(2):
-            bench.profile.take_steps()
+        first_token_seconds(executor, prompts[0], _first(bench, scenario))
+        bench.profile.take_steps()
+        for _ in range(PROFILED_PROMPTS):
             first_token_seconds(executor, prompts[0], _first(bench, scenario))
         steps = bench.profile.take_steps()
         return [step for step in steps if step.num_tokens == scenario.input_length]
