@@ -58,6 +58,7 @@ COMMANDS = (
     ),
     Command("inspect", "..tools.inspect", "Describe a checkpoint, an engine or an adapter"),
     Command("bench", "..tools.bench", "Measure an engine beside what the machine can do"),
+    Command("perplexity", "..tools.perplexity", "Measure engines on a text, quantised ones beside their originals"),
 )
 
 

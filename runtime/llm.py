@@ -59,7 +59,7 @@ class LLM:
             path = path / TOKENIZER_FILE
         if not path.is_file():
             raise ConfigError(f"{path}: there is no tokenizer; name one with tokenizer=")
-        self._tokenizer = _load_tokenizer(path)
+        self._tokenizer = load_tokenizer(path)
         self._executor = Executor(engine_dir, ModelType.DECODER_ONLY, executor_config)
         self._end_ids = tuple(self._executor.engine.config.pretrained_config.eos_token_id)
 
@@ -195,7 +195,8 @@ class LLM:
         return tokens[:-1] if tokens and tokens[-1] in self._end_ids else tokens
 
 
-def _load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a tokenizer.json. Raises ConfigError when it cannot be read."""
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers has no class of its own for what it raises
