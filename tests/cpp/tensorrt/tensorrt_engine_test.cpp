@@ -204,6 +204,9 @@ BOOST_AUTO_TEST_CASE(the_least_recently_used_adapter_gives_up_its_slot) {
   BOOST_TEST(copies_of({1, 2, 3, 4, 5, 6}) == 0);
   BOOST_TEST(copies_of({7, 6, 5, 0, 4, 3}) == 2);  // in the places of 1 and 2, whatever their order
   BOOST_TEST(copies_of({3, 4, 5, 6, 7, 0}) == 0);
+  BOOST_TEST(copies_of({3, 4, 5, 6}) == 0);
+  BOOST_TEST(copies_of({1}) == 1);  // in the place of 7 or 0, though others came earlier
+  BOOST_TEST(copies_of({3, 4, 5, 6}) == 0);
 }
 
 BOOST_AUTO_TEST_CASE(decodes_run_as_graphs_of_padded_sizes) {
@@ -332,6 +335,16 @@ BOOST_AUTO_TEST_CASE(what_tensorrt_refuses_fails_the_step_alone) {
   f.plan->fail_next_enqueue = true;
   BOOST_CHECK_EXCEPTION((void)f.rows_of(pieces), StepError, says("execute_async_v3"));
   BOOST_TEST(f.rows_of(pieces)[1][kTokenSum] == 3.0F);
+}
+
+BOOST_AUTO_TEST_CASE(a_context_that_was_told_half_of_a_shape_is_told_all_of_the_next) {
+  FixtureWithoutGraphs f;
+  const std::vector<Piece> two{{.tokens = {1, 2}, .prompt_length = 3, .blocks = {0}}};
+  const std::vector<Piece> three{{.tokens = {1, 2, 3}, .prompt_length = 3, .blocks = {0}}};
+  (void)f.rows_of(two);
+  f.plan->refused_tensor = "block_tables";
+  BOOST_CHECK_THROW((void)f.rows_of(three), StepError);
+  BOOST_TEST(f.rows_of(two)[1][kTokenSum] == 3.0F);
 }
 
 BOOST_AUTO_TEST_CASE(a_lost_device_is_an_engine_error_ever_after) {
