@@ -219,6 +219,12 @@ void expand_columns(const QuantizedGemm& gemm, std::int64_t column, std::int64_t
                       Packed::template decode<unit()>(word), lanes);
       });
     }
+    constexpr int kLines =
+        static_cast<int>((kVectors * Simd::kLanes * Packed::kColumnBytes + kCacheLine - 1) / kCacheLine);
+    ADAPTRT_UNROLL
+    for (int line = 0; line < kLines; ++line) {
+      __builtin_prefetch(words + kStreamAhead + line * kCacheLine, 0, 3);
+    }
     words += row_bytes;
     out += Packed::kUnits * out_row_bytes;
   };
