@@ -33,7 +33,7 @@ def lora_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
 
 def _describe(shape: LoraShape) -> str:
     ranks = sorted({rank for ranks in shape.ranks for rank in ranks})
-    flags = [name for name in ("dora", "odd_addresses", "integers") if getattr(shape, name)]
+    flags = [name for name in ("dora", "odd_addresses", "integers", "cancelling") if getattr(shape, name)]
     return (
         f"{str(shape.dtype).removeprefix('torch.')} in {shape.in_size} out {list(shape.out_sizes)} "
         f"tokens {shape.tokens} sequences {len(shape.lengths)} adapters {len(shape.ranks)} ranks {ranks} "
@@ -105,7 +105,7 @@ def _mixed(dtype: torch.dtype, *, small: bool) -> LoraShape:
 
 def _invariance(machine: Machine, shape: LoraShape) -> Iterator[Check]:
     """A sequence's bits alone, among the others, and with y over base."""
-    step = LoraStep.random(machine, shape, torch.Generator(machine.device))
+    step = LoraStep.random(machine, replace(shape, cancelling=True), torch.Generator(machine.device))
     together = step.run()
     offsets = step.offsets.tolist()
     different = []

@@ -38,6 +38,8 @@ class LoraShape:
     odd_addresses: bool = False
     integers: bool = False
     """Small integers, with which every sum is exact, and so is what must come out."""
+    cancelling: bool = False
+    """Inputs whose halves cancel, so that a sum is what its order leaves of it."""
 
     @property
     def tokens(self) -> int:
@@ -101,7 +103,7 @@ class LoraStep:
                     factors[-1].append(None)
                     continue
                 made = Factors(
-                    _random(machine, shape, (rank, shape.in_size), generator),
+                    _random_rows(machine, shape, rank, generator, sign=1),
                     _random(machine, shape, (out_size, rank), generator),
                     # Every other adapter has magnitudes.
                     _magnitude(machine, shape, out_size, generator) if slot % 2 == 0 else None,
@@ -115,7 +117,7 @@ class LoraStep:
         return cls(
             machine=machine,
             shape=shape,
-            x=_random(machine, shape, (shape.tokens, shape.in_size), generator),
+            x=_random_rows(machine, shape, shape.tokens, generator, sign=-1),
             base=_random(machine, shape, (shape.tokens, shape.out_size), generator),
             factors=factors,
             offsets=offsets.to(machine.device),
@@ -206,6 +208,19 @@ def _random(machine: Machine, shape: LoraShape, size: Sequence[int], generator: 
     else:
         values = (torch.rand(tuple(size), generator=generator, device=machine.device) * 2 - 1).to(shape.dtype)
     return _placed(machine, shape, values)
+
+
+def _random_rows(
+    machine: Machine, shape: LoraShape, rows: int, generator: torch.Generator, *, sign: int
+) -> torch.Tensor:
+    """Rows of x or A; where halves cancel, the second is `sign` times the first."""
+    values = _random(machine, shape, (rows, shape.in_size), generator)
+    if shape.cancelling:
+        half = shape.in_size // 2
+        powers = torch.randint(0, 6, values.shape, generator=generator, device=machine.device)
+        values *= torch.exp2(powers).to(values.dtype)
+        values[:, half : 2 * half] = sign * values[:, :half]
+    return values
 
 
 def _placed(machine: Machine, shape: LoraShape, values: torch.Tensor) -> torch.Tensor:

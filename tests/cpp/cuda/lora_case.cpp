@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <limits>
 
 #include "adaptrt/lora/modules.h"
 
@@ -34,7 +35,7 @@ LoraCase::LoraCase(const LoraShape& shape, FreshRandom* random) : shape_(shape) 
   for (std::size_t part = 0; part < shape_.out_sizes.size(); ++part) {
     module_ids_.push_back(static_cast<std::int32_t>(3 * part + 1));
   }
-  x_ = random_elements(tokens() * shape_.in, random);
+  fill_x(random);
   base_ = random_elements(tokens() * out_, random);
   const auto slots = static_cast<std::int64_t>(shape_.ranks.size());
   ranks_.assign(at(slots * kLayers * kModules), 0);
@@ -47,12 +48,14 @@ LoraCase::LoraCase(const LoraShape& shape, FreshRandom* random) : shape_(shape) 
       if (rank == 0) continue;
       auto& factors = factors_[at(slot)].back();
       factors.a = random_elements(static_cast<std::int64_t>(rank) * shape_.in, random);
+      if (shape_.numbers == Numbers::kCancelling) cancel_halves(&factors.a, 1.0F);
       factors.b = random_elements(static_cast<std::int64_t>(shape_.out_sizes[part]) * rank, random);
       // Every other adapter has magnitudes.
       if (slot % 2 == 0) {
         for (std::int32_t i = 0; i < shape_.out_sizes[part]; ++i) {
-          factors.magnitude.push_back(shape_.integers ? static_cast<float>(random->integer(1, 2))
-                                                      : random->real(0.5F, 2.0F));
+          factors.magnitude.push_back(shape_.numbers == Numbers::kIntegers
+                                          ? static_cast<float>(random->integer(1, 2))
+                                          : random->real(0.5F, 2.0F));
         }
       }
       const auto entry = (slot * kLayers + kLayer) * kModules + module_ids_[part];
@@ -68,11 +71,35 @@ LoraCase::LoraCase(const LoraShape& shape, FreshRandom* random) : shape_(shape) 
 Elements LoraCase::random_elements(std::int64_t count, FreshRandom* random) const {
   Elements elements(count, shape_.odd_addresses, kNan);
   for (std::int64_t i = 0; i < count; ++i) {
-    const float number =
-        shape_.integers ? static_cast<float>(random->integer(-1, 1)) : random->real(-1.0F, 1.0F);
-    elements[i] = shape_.dtype == DType::kFloat16 ? float_to_float16(number) : float_to_bfloat16(number);
+    float number = 1.0F;
+    if (shape_.numbers == Numbers::kIntegers) number = static_cast<float>(random->integer(-1, 1));
+    if (shape_.numbers == Numbers::kReal) number = random->real(-1.0F, 1.0F);
+    if (shape_.numbers == Numbers::kCancelling)
+      number = std::ldexp(random->real(-1.0F, 1.0F), random->integer(0, 5));
+    elements[i] = narrowed(number);
   }
   return elements;
+}
+
+void LoraCase::fill_x(FreshRandom* random) {
+  x_ = random_elements(tokens() * shape_.in, random);
+  if (shape_.numbers == Numbers::kCancelling) cancel_halves(&x_, -1.0F);
+  if (shape_.numbers == Numbers::kInfinite) {
+    for (std::int64_t token = 0; token < tokens(); ++token) {
+      x_[token * shape_.in] = narrowed(std::numeric_limits<float>::infinity());
+    }
+  }
+}
+
+/// The second half of each row of x or of A becomes `sign` times the first.
+void LoraCase::cancel_halves(Elements* rows, float sign) const {
+  const std::int64_t half = shape_.in / 2;
+  for (std::int64_t row = 0; row < rows->size() / shape_.in; ++row) {
+    for (std::int64_t i = 0; i < half; ++i) {
+      const auto first = static_cast<float>(value((*rows)[row * shape_.in + i]));
+      (*rows)[row * shape_.in + half + i] = narrowed(sign * first);
+    }
+  }
 }
 
 Elements LoraCase::run(std::int64_t first, std::int64_t last) const {
@@ -118,14 +145,17 @@ Elements LoraCase::run_on(std::int64_t first, std::int64_t last, Elements base, 
   return in_place ? base : y;
 }
 
+std::uint16_t LoraCase::narrowed(float number) const {
+  return shape_.dtype == DType::kFloat16 ? float_to_float16(number) : float_to_bfloat16(number);
+}
+
 double LoraCase::value(std::uint16_t bits) const {
   return shape_.dtype == DType::kFloat16 ? float16_to_float(bits) : bfloat16_to_float(bits);
 }
 
 /// To the nearest number of the dtype; the step through float32 moves none that the tests have.
 double LoraCase::rounded(double number) const {
-  const auto narrowed = static_cast<float>(number);
-  return value(shape_.dtype == DType::kFloat16 ? float_to_float16(narrowed) : float_to_bfloat16(narrowed));
+  return value(narrowed(static_cast<float>(number)));
 }
 
 std::int64_t LoraCase::wrong_elements(const Elements& y) const {
@@ -158,22 +188,23 @@ std::int64_t LoraCase::wrong_elements(const Elements& y) const {
             double of_shrunk = 0.0;
             for (std::int32_t row = 0; row < rank; ++row) {
               const double b = value(factors->b[column * rank + row]);
-              const double narrowed = rounded(shrunk[at(row)]);
-              sum += narrowed * b;
-              terms += std::abs(narrowed * b);
+              const double term = rounded(shrunk[at(row)]);
+              sum += term * b;
+              terms += std::abs(term * b);
               // What float32 makes of the sum may be narrowed to the neighbour of what float64 makes of it.
               of_shrunk += std::abs(b) * ((shape_.in + 2) * kRounding * sizes[at(row)] +
-                                          2.0 * unit_of_rounding(shape_.dtype) * std::abs(narrowed));
+                                          2.0 * unit_of_rounding(shape_.dtype) * std::abs(term));
             }
             const double factor =
                 shape_.dora && !factors->magnitude.empty() ? factors->magnitude[at(column)] : 1.0;
             sum *= factor;
             const double bound = ((rank + 3) * kRounding * terms + of_shrunk) * factor +
                                  unit_of_rounding(shape_.dtype) * std::abs(sum);
-            const double allowed = shape_.integers ? 0.0 : bound;
-            const double expected = shape_.integers ? rounded(sum) : sum;
-            // NaN is not within any distance.
-            wrong += std::abs(value(y[index]) - expected) <= allowed ? 0 : 1;
+            // NaN is within no distance of anything.
+            const bool exact = shape_.numbers == Numbers::kIntegers || shape_.numbers == Numbers::kInfinite;
+            const double got = value(y[index]);
+            const bool right = exact ? got == rounded(sum) : std::abs(got - sum) <= bound;
+            wrong += right ? 0 : 1;
           }
         }
         start += width;

@@ -42,6 +42,13 @@ class FreshRandom {
   std::mt19937 engine_;
 };
 
+enum class Numbers : std::uint8_t {
+  kReal,
+  kIntegers,    ///< small ones, with which every sum is exact, and so is what must come out
+  kCancelling,  ///< inputs whose halves cancel, so that a sum is what its order leaves of it
+  kInfinite,    ///< ones, but infinity in each token's first input
+};
+
 /// What a step is made of; the content is random.
 struct LoraShape {
   DType dtype = DType::kBFloat16;
@@ -55,8 +62,7 @@ struct LoraShape {
   std::vector<std::int32_t> slots = {};
   bool dora = false;
   bool odd_addresses = false;
-  /// Small integers, with which every sum is exact, and so is what must come out.
-  bool integers = false;
+  Numbers numbers = Numbers::kReal;
 };
 
 /// A step of LoraKernel on host memory, with what float64 says of it.
@@ -70,8 +76,8 @@ class LoraCase {
   /// The same with y and base in one place.
   [[nodiscard]] Elements run_in_place() const;
 
-  /// Elements of y that are further from float64's result than roundings can explain; with integers, not
-  /// equal.
+  /// Elements of y that are further from float64's result than roundings can explain; with
+  /// integers and infinity, not equal.
   [[nodiscard]] std::int64_t wrong_elements(const Elements& y) const;
 
   [[nodiscard]] std::int64_t tokens() const { return offsets_.back(); }
@@ -90,9 +96,12 @@ class LoraCase {
   };
 
   [[nodiscard]] Elements run_on(std::int64_t first, std::int64_t last, Elements base, bool in_place) const;
+  [[nodiscard]] std::uint16_t narrowed(float number) const;
   [[nodiscard]] double value(std::uint16_t bits) const;
   [[nodiscard]] double rounded(double value) const;
   Elements random_elements(std::int64_t count, FreshRandom* random) const;
+  void fill_x(FreshRandom* random);
+  void cancel_halves(Elements* rows, float sign) const;
 
   LoraShape shape_;
   std::int64_t out_ = 0;

@@ -47,7 +47,7 @@ BOOST_DATA_TEST_CASE(ranks_are_exact,
   for (const bool integers : {false, true}) {
     LoraShape shape = decode(dtype, 2, rank);
     shape.max_rank = 256;
-    shape.integers = integers;
+    if (integers) shape.numbers = Numbers::kIntegers;
     check(shape);
   }
 }
@@ -57,7 +57,7 @@ BOOST_DATA_TEST_CASE(as_many_adapters_as_tokens, data::make(kDTypes) * data::mak
   shape.in = 136;
   shape.out_sizes = {48, 24, 24};
   for (auto& ranks : shape.ranks) ranks = {8, 4, 8};
-  shape.integers = true;
+  shape.numbers = Numbers::kIntegers;
   check(shape);
 }
 
@@ -80,8 +80,8 @@ LoraShape mixed(DType dtype, bool many_tokens) {
           .out_sizes = {72, 24, 32},
           .max_rank = 80,
           .ranks = {{16, 8, 80}, {0, 64, 3}, {0, 0, 0}, {1, 0, 40}},
-          .lengths = {0, 3, 20, 0, 1, many_tokens ? 150 : 19, 5, 1, 1, many_tokens ? 66 : 9, 0, 7, 1},
-          .slots = {2, -1, 0, 3, 0, 1, 1, 2, 2, -1, 0, 3, 0},
+          .lengths = {0, 3, 20, 0, 1, many_tokens ? 180 : 19, 5, 1, 1, many_tokens ? 66 : 9, 0, 7, 1},
+          .slots = {2, -1, 0, 3, 0, 1, 1, 2, 2, -1, 3, 3, 0},
           .dora = true};
 }
 
@@ -89,7 +89,7 @@ BOOST_DATA_TEST_CASE(mixed_batches,
                      data::make(kDTypes) * data::make({false, true}) * data::make({false, true}), dtype,
                      many_tokens, integers) {
   LoraShape shape = mixed(dtype, many_tokens);
-  shape.integers = integers;
+  if (integers) shape.numbers = Numbers::kIntegers;
   check(shape);
   shape.dora = false;
   check(shape);
@@ -98,7 +98,7 @@ BOOST_DATA_TEST_CASE(mixed_batches,
 BOOST_DATA_TEST_CASE(odd_widths_and_addresses, data::make(kDTypes) * data::make({false, true}), dtype,
                      many_tokens) {
   LoraShape shape = mixed(dtype, many_tokens);
-  shape.integers = true;
+  shape.numbers = Numbers::kIntegers;
   shape.in = 97;
   shape.out_sizes = {71, 1, 33};
   check(shape);
@@ -117,7 +117,7 @@ BOOST_DATA_TEST_CASE(every_slice_of_the_input_is_summed, data::make({1, 31, 64, 
            .ranks = {{16}},
            .lengths = {length},
            .slots = {0},
-           .integers = true});
+           .numbers = Numbers::kIntegers});
   }
 }
 
@@ -126,6 +126,7 @@ BOOST_DATA_TEST_CASE(a_token_does_not_depend_on_the_others, data::make(kDTypes),
   FreshRandom random;
   LoraShape shape = mixed(dtype, true);
   shape.in = 700;
+  shape.numbers = Numbers::kCancelling;
   const LoraCase step(shape, &random);
   const Elements together = step.run();
   const auto sequences = static_cast<std::int64_t>(shape.lengths.size());
@@ -137,6 +138,15 @@ BOOST_DATA_TEST_CASE(a_token_does_not_depend_on_the_others, data::make(kDTypes),
     }
     BOOST_TEST((step.run_in_place() == together));
   }
+}
+
+BOOST_DATA_TEST_CASE(what_pads_a_rank_stays_out_of_the_sums, data::make({1, 40}), length) {
+  check({.in = 64,
+         .out_sizes = {16},
+         .ranks = {{12}},
+         .lengths = {length},
+         .slots = {0},
+         .numbers = Numbers::kInfinite});
 }
 
 BOOST_AUTO_TEST_CASE(a_batch_of_the_base_model_is_the_base) {
