@@ -201,10 +201,7 @@ void Scheduler::start_waiting(StepPlan& plan, bool may_start) {
       case StartResult::kNoRoom:
         may_start = false;
         break;
-      case StartResult::kNoAdapter:
-        // Another thread has pinned something over it; the end of that load is told.
-        pass_over(sequence, AdapterReadiness::kAwaitsLoads, plan);
-        break;
+      case StartResult::kPassedOver:
       case StartResult::kFailed:
         break;
     }
@@ -259,14 +256,19 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
   if (needed > available - num_promised_blocks()) return StartResult::kNoRoom;
 
   std::optional<DeviceLease> lease;
-  if (sequence.adapter) {
+  while (sequence.adapter && !lease) {
     try {
       lease = lora_cache_->acquire(sequence.adapter);
     } catch (const std::exception& error) {  // of a load that was made here
       plan.failed.push_back({&sequence, error.what()});
       return StartResult::kFailed;
     }
-    if (!lease) return StartResult::kNoAdapter;
+    if (lease) break;
+    // Another thread has pinned an adapter over it since it was ready.
+    const AdapterReadiness readiness = readiness_of(sequence);
+    if (readiness == AdapterReadiness::kReady) continue;
+    pass_over(sequence, readiness, plan);
+    return StartResult::kPassedOver;
   }
   start(sequence, std::move(lease));
   plan.started.push_back(&sequence);

@@ -148,7 +148,11 @@ BOOST_AUTO_TEST_CASE(shutdown_ends_running_and_waiting_requests_and_wakes_those_
   Gate gate;
   FakeEngine::Options options;
   options.max_batch_size = 1;
-  const auto executor = make_gated(gate, {}, options);
+  // Far from its end when the shutdown comes, however late that is.
+  const auto executor = make_executor({}, options, [&](std::int64_t step) {
+    if (step == 0) gate.wait();
+    std::this_thread::sleep_for(10ms);
+  });
   const auto running = executor->enqueue_request(make_request(kPrompt, 50));
   gate.await_visitor();
   const auto waiting = executor->enqueue_request(make_request(kPrompt, 5));

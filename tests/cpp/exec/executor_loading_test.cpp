@@ -132,14 +132,10 @@ BOOST_AUTO_TEST_CASE(shutdown_does_not_wait_for_loads) {
   Door door;
   door.shut();
   auto executor = make_executor({}, with_loads([&] { door.pass(); }));
-  std::vector<RequestId> ids;
-  for (std::uint64_t task = 1; task <= 3; ++task)
-    ids.push_back(executor->enqueue_request(with_adapter(task, 3)));
+  for (std::uint64_t task = 1; task <= 3; ++task) executor->enqueue_request(with_adapter(task, 3));
   door.await_waiting(1);
-  auto waiting = std::async(std::launch::async,
-                            [&] { return executor->await_responses(ids[0], std::nullopt).back().error_msg; });
   executor->shutdown();
-  BOOST_TEST(waiting.get() == "executor was shut down");
+  BOOST_TEST(!executor->is_alive());
   auto destroyed = std::async(std::launch::async, [&] { executor.reset(); });
   std::this_thread::sleep_for(20ms);  // its memory stays until the load has ended
   door.open();

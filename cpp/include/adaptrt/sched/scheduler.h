@@ -129,7 +129,7 @@ class Scheduler {
   [[nodiscard]] std::int64_t num_promised_blocks() const;
 
  private:
-  enum class StartResult : std::uint8_t { kStarted, kFailed, kNoAdapter, kNoRoom };
+  enum class StartResult : std::uint8_t { kStarted, kFailed, kPassedOver, kNoRoom };
 
   void plan_decodes(StepPlan& plan);
   void plan_running_prefills(StepPlan& plan);
