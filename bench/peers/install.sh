@@ -28,7 +28,7 @@ install() {
 
 build_llama_server() {
   local venv=$1 sources=$home/llama_cpp_python-$llama_cpp_python
-  "$venv/bin/pip" install --quiet --disable-pip-version-check cmake ninja || return 1
+  "$venv/bin/pip" install --quiet --disable-pip-version-check cmake ninja scikit-build-core || return 1
   if [ ! -d "$sources" ]; then
     "$venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --no-binary :all: --no-build-isolation \
       --dest "$home" "llama-cpp-python==$llama_cpp_python" || return 1
