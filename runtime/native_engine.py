@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import _core
-from .._core import CpuEngine, EngineError, ExecutorConfig
+from .._core import CpuEngine, EngineError, ExecutorConfig, QuantAlgo
+from ..builder.checkpoint.config import CheckpointConfig
 from ..builder.compile.bind import bind_program
 from ..builder.compile.engine_file import EngineFile
-from ..builder.compile.plan import Program
+from ..builder.compile.plan import LinearOp, Program
 from ..builder.engine_config import ENGINE_FILE, EngineConfig
 from .engine_weights import EngineBase
 from .loaded_engine import LoadedEngine, engine_adapters
@@ -55,6 +56,7 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
     lora = program.lora
     pairs = {
         "dtype": (checkpoint.dtype, program.dtype),
+        "quant_algo": (_quant_algo(checkpoint), _quant_algo_of_layers(program)),
         "vocab_size": (checkpoint.vocab_size, program.vocab_size),
         "num_hidden_layers": (checkpoint.num_hidden_layers, program.num_layers),
         "max_batch_size": (build.max_batch_size, program.max_batch_size),
@@ -73,3 +75,13 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
     ]
     if differing:
         raise EngineError(f"{directory / ENGINE_FILE}: disagrees with config.json: " + "; ".join(differing))
+
+
+def _quant_algo(checkpoint: CheckpointConfig) -> str:
+    return QuantAlgo.NONE.name if checkpoint.quantization is None else checkpoint.quantization.quant_algo.name
+
+
+def _quant_algo_of_layers(program: Program) -> str:
+    """That of the linear layers of decoder layers."""
+    how = {part.weight.quantization for op in program.body if isinstance(op, LinearOp) for part in op.parts}
+    return ", ".join(sorted(QuantAlgo.NONE.name if one is None else one.algo.name for one in how))

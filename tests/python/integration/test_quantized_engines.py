@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from adaptrt._core import QuantAlgo
 from adaptrt.builder import cli
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.checkpoint.quantizer import dequantize_rows, quantize_rows
+from adaptrt.builder.engine_config import EngineConfig
 from adaptrt.builder.network.decoder import NetworkOptions
 from adaptrt.runtime.engine import load_engine
 from support.models import ModelSpec, Reference, save_adapter, save_model
@@ -211,3 +213,17 @@ def test_a_tensor_that_is_not_quantised_as_the_config_says_is_refused(served, tm
         adaptrt.builder.compile.checkpoint.Checkpoint.open(checkpoint)
     assert "'transformer.layers.0.mlp.fc.per_channel_scale' is missing" in str(caught.value)
     assert "'lm_head.weight' is float32 [97, 72], but config.json makes it int8 [97, 72]" in str(caught.value)
+
+
+def test_an_engine_that_is_quantised_otherwise_than_its_config_says_is_refused(served, tmp_path: Path) -> None:
+    _, checkpoint, _ = served
+    engine = tmp_path / "engine"
+    run_command(
+        "build", "--checkpoint_dir", checkpoint, "--output_dir", engine, "--quantization", "w8a16",
+        "--max_batch_size", "2", "--max_num_tokens", "16",
+    )  # fmt: skip
+    config = EngineConfig.load(engine)
+    other = replace(config.pretrained_config, quantization=QuantConfig(quant_algo=QuantAlgo.W8A8))
+    replace(config, pretrained_config=other).save(engine)
+    with pytest.raises(adaptrt.EngineError, match="quant_algo is W8A8 there and W8A16 here"):
+        load_engine(engine)

@@ -12,7 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from adaptrt._core import EngineError, LinearEpilogue, RopeKind, RowKind
+from adaptrt._core import EngineError, LinearEpilogue, QuantAlgo, RopeKind, RowKind
+from adaptrt.builder.checkpoint.convert import convert_checkpoint
+from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.compile.assemble import LoraOptions
 from adaptrt.builder.compile.checkpoint import Checkpoint
 from adaptrt.builder.compile.plan import AttentionOp, EmbeddingOp, LinearOp, RmsNormOp, RopeTableOp
@@ -20,7 +22,7 @@ from adaptrt.builder.network.decoder import NetworkOptions
 from adaptrt.plugins import DOMAIN, PLUGINS, Plugin, register_schemas
 from adaptrt.plugins import LORA as LORA_PLUGIN
 from support.engines import ADAPTABLE, LORA, compile_model, make_checkpoint, make_network
-from support.models import ModelSpec
+from support.models import ModelSpec, save_model
 
 
 @pytest.fixture(scope="module")
@@ -239,4 +241,39 @@ def test_a_node_of_another_plugin_version_is_refused(network) -> None:
     node = next(node for node in model.graph.node if node.domain == DOMAIN)
     set_attribute(node, "plugin_version", "2")
     with pytest.raises(EngineError, match=node.name):
+        compile_model(checkpoint, model)
+
+
+@pytest.fixture(scope="module")
+def quantized_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("quantized")
+    save_model(ModelSpec(intermediate_size=38), directory / "model")
+    how = QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=32, has_zero_point=True)
+    convert_checkpoint(directory / "model", directory / "checkpoint", quantization=how)
+    return directory / "checkpoint"
+
+
+def forget_zero_points(model: onnx.ModelProto) -> str:
+    node = node_of(model, "DequantizeLinear")
+    del node.input[2]
+    return node.name
+
+
+def dequantize_a_constant(model: onnx.ModelProto) -> str:
+    node = node_of(model, "DequantizeLinear", -1)
+    scales = next(tensor for tensor in model.graph.initializer if tensor.name == node.input[1])
+    constant = numpy_helper.from_array(np.ones(tuple(scales.dims), np.float32), scales.name)
+    scales.CopyFrom(constant)
+    return node.name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [change_attribute("DequantizeLinear", "axis", 0), forget_zero_points, dequantize_a_constant],
+)
+def test_a_quantised_weight_that_the_kernels_do_not_have_is_refused(quantized_checkpoint: Path, change) -> None:
+    checkpoint, model = make_network(quantized_checkpoint)
+    assert compile_model(checkpoint, model).num_ops > 0
+    name = change(model)
+    with pytest.raises(EngineError, match=f"({name})|shapes cannot be inferred"):
         compile_model(checkpoint, model)
