@@ -196,7 +196,7 @@ struct Doubling {
     int* values;
   };
   static constexpr int kThreads = 32;
-  static constexpr int kBlocksPerMultiprocessor = 1;
+  [[maybe_unused]] static constexpr int kBlocksPerMultiprocessor = 1;
   static __device__ void run(const Parameters& parameters) {
     parameters.values[blockIdx.x * blockDim.x + threadIdx.x] *= 2;
   }

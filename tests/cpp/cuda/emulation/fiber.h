@@ -38,7 +38,7 @@ class Fiber {
   // What AddressSanitizer has to know of a stack to follow the change.
   const void* bottom_ = nullptr;
   std::size_t bytes_ = 0;
-  void* fake_stack_ = nullptr;
+  [[maybe_unused]] void* fake_stack_ = nullptr;
 };
 
 }  // namespace adaptrt::cuda::emulation
