@@ -237,7 +237,7 @@ def test_a_config_that_does_not_fit_is_refused(engine: Path, change, complaint: 
     assert str(engine) in str(refusal.value)
 
 
-def reseal(engine: Path, change: Callable[[dict], None], version: str = "1") -> None:
+def reseal(engine: Path, change: Callable[[dict], None], version: str = "2") -> None:
     """Writes the engine file again with a changed program and good checksums, as an attacker would."""
     checksum = json.loads((engine / "config.json").read_text())["engine_checksum"]
     storage = EngineFile(engine / "rank0.engine", checksum)
@@ -299,8 +299,8 @@ def test_a_hostile_program_is_refused(engine: Path, change, complaint: str) -> N
 def test_another_format_version_is_refused(engine: Path) -> None:
     reseal(engine, lambda program: None)
     load_engine(engine)
-    reseal(engine, lambda program: None, version="2")
-    with pytest.raises(EngineError, match="format version '2', this release reads 1"):
+    reseal(engine, lambda program: None, version="1")
+    with pytest.raises(EngineError, match="format version '1', this release reads 2"):
         load_engine(engine)
 
 
