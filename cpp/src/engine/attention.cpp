@@ -200,54 +200,73 @@ class Attention {
     }
   }
 
-  /// Calls body(block, first slot, first key of the tile, keys) for the runs of keys that lie in one block.
+  /// Keys of a tile that lie in one block: `keys` of them from `slot` on; the first is the tile's key `at`.
+  struct Run {
+    std::int32_t block;
+    std::int64_t slot;
+    std::int64_t at;
+    std::int64_t keys;
+    /// Where the key that is a tile further lies; the same place when the task does not see that far.
+    std::int32_t next_block;
+    std::int64_t next_slot;
+  };
+
+  /// Calls body(run) for the runs of a tile that begins at first_key and of which `keys` are there.
   template <class Body>
   void for_each_run(const Task& task, std::int64_t first_key, std::int64_t keys, const Body& body) const {
     const std::int32_t* blocks = block_table(task.sequence);
+    const std::int64_t last = position_of(task.first_token + task.tokens - 1);
     for (std::int64_t done = 0; done < keys;) {
-      const std::int64_t slot = (first_key + done) % pool_.tokens_per_block();
+      const std::int64_t key = first_key + done;
+      const std::int64_t next = key + kTileKeys <= last ? key + kTileKeys : key;
+      const std::int64_t slot = key % pool_.tokens_per_block();
       const std::int64_t run = std::min(keys - done, pool_.tokens_per_block() - slot);
-      body(blocks[(first_key + done) / pool_.tokens_per_block()], slot, done, run);
+      body(Run{.block = blocks[key / pool_.tokens_per_block()],
+               .slot = slot,
+               .at = done,
+               .keys = run,
+               .next_block = blocks[next / pool_.tokens_per_block()],
+               .next_slot = next % pool_.tokens_per_block()});
       done += run;
     }
   }
 
   void load_keys(const Task& task, std::int64_t first_key, std::int64_t keys, float* out) const {
-    const std::size_t size = size_of(pool_.dtype());
-    for_each_run(task, first_key, keys,
-                 [&](std::int32_t block, std::int64_t slot, std::int64_t at, std::int64_t run) {
-                   const std::byte* from =
-                       pool_.keys(block, op_.layer, task.kv_head) + static_cast<std::size_t>(slot) * size;
-                   const auto stride = static_cast<std::size_t>(pool_.tokens_per_block()) * size;
-                   if (run == kTileKeys && pool_.tokens_per_block() == kTileKeys) {
-                     step_.kernels.load(from, pool_.dtype(), kTileKeys * head_dim_, out);
-                     return;
-                   }
-                   for (std::int64_t d = 0; d < head_dim_; ++d, from += stride) {
-                     step_.kernels.load(from, pool_.dtype(), run, out + d * kTileKeys + at);
-                   }
-                 });
+    const auto at = [&](std::int32_t block, std::int64_t slot) {
+      return pool_.keys(block, op_.layer, task.kv_head) +
+             static_cast<std::size_t>(slot) * size_of(pool_.dtype());
+    };
+    for_each_run(task, first_key, keys, [&](const Run& run) {
+      step_.kernels.load_rows({.x = at(run.block, run.slot),
+                               .type = pool_.dtype(),
+                               .x_stride = pool_.tokens_per_block(),
+                               .rows = head_dim_,
+                               .n = run.keys,
+                               .out = out + run.at,
+                               .out_stride = kTileKeys,
+                               .next = at(run.next_block, run.next_slot)});
+    });
   }
 
   void load_values(const Task& task, std::int64_t first_key, std::int64_t keys, float* out) const {
-    const std::size_t size = size_of(pool_.dtype());
-    for_each_run(
-        task, first_key, keys, [&](std::int32_t block, std::int64_t slot, std::int64_t at, std::int64_t run) {
-          const std::byte* from = pool_.values(block, op_.layer, task.kv_head);
-          if (head_dim_ == kPanelColumns) {
-            step_.kernels.load(from + static_cast<std::size_t>(slot * head_dim_) * size, pool_.dtype(),
-                               run * head_dim_, out + at * head_dim_);
-            return;
-          }
-          for (std::int64_t panel = 0; panel < panel_count(head_dim_); ++panel) {
-            const std::int64_t width = panel_width(head_dim_, panel);
-            float* to = out + panel * kPanelColumns * kTileKeys + at * width;
-            for (std::int64_t key = 0; key < run; ++key, to += width) {
-              const auto element = static_cast<std::size_t>((slot + key) * head_dim_ + panel * kPanelColumns);
-              step_.kernels.load(from + element * size, pool_.dtype(), width, to);
-            }
-          }
-        });
+    const auto at = [&](std::int32_t block, std::int64_t slot, std::int64_t column) {
+      return pool_.values(block, op_.layer, task.kv_head) +
+             static_cast<std::size_t>(slot * head_dim_ + column) * size_of(pool_.dtype());
+    };
+    for_each_run(task, first_key, keys, [&](const Run& run) {
+      for (std::int64_t panel = 0; panel < panel_count(head_dim_); ++panel) {
+        const std::int64_t width = panel_width(head_dim_, panel);
+        const std::int64_t column = panel * kPanelColumns;
+        step_.kernels.load_rows({.x = at(run.block, run.slot, column),
+                                 .type = pool_.dtype(),
+                                 .x_stride = head_dim_,
+                                 .rows = run.keys,
+                                 .n = width,
+                                 .out = out + column * kTileKeys + run.at * width,
+                                 .out_stride = width,
+                                 .next = at(run.next_block, run.next_slot, column)});
+      }
+    });
   }
 
   /// Takes a tile of keys and values into the sums of those queries that see any of it.

@@ -85,7 +85,11 @@ BOOST_DATA_TEST_CASE(conversions_are_those_of_the_dtypes, kernel_tables() * data
     table.scale_and_store(x.data(), 1.0F, n, reinterpret_cast<std::byte*>(halves.data()), dtype);
     BOOST_TEST(halves.back() == 0xabcd);
     auto wide = poisoned(n);
-    table.load(reinterpret_cast<const std::byte*>(halves.data()), dtype, n, wide.data());
+    table.load_rows({.x = reinterpret_cast<const std::byte*>(halves.data()),
+                     .type = dtype,
+                     .rows = 1,
+                     .n = n,
+                     .out = wide.data()});
     BOOST_TEST(wide.back() == kPoison);
     for (std::size_t i = 0; i < x.size(); ++i) {
       const auto expected = dtype == DType::kBFloat16 ? float_to_bfloat16(x[i]) : float_to_float16(x[i]);
@@ -96,13 +100,52 @@ BOOST_DATA_TEST_CASE(conversions_are_those_of_the_dtypes, kernel_tables() * data
   }
 }
 
+BOOST_DATA_TEST_CASE(rows_are_loaded_from_and_to_their_strides, kernel_tables() * data::make({0, 1, 2}), name,
+                     dtype_index) {
+  const auto& table = find_kernels(name);
+  const auto dtype = static_cast<DType>(dtype_index);
+  constexpr std::int64_t kRows = 3;
+  FreshRandom random;
+  for (const std::int64_t n : kSizes) {
+    const std::int64_t stride = n + 5;
+    const std::int64_t out_stride = n + 2;
+    const auto x = random.vector(kRows * stride, -2.0F, 2.0F);
+    std::vector<std::byte> stored(x.size() * size_of(dtype));
+    for (std::size_t i = 0; i < x.size(); ++i) store_from_float(stored.data(), dtype, i, x[i]);
+    for (const std::byte* next :
+         {static_cast<const std::byte*>(nullptr), static_cast<const std::byte*>(stored.data())}) {
+      auto out = poisoned(kRows * out_stride);
+      table.load_rows({.x = stored.data(),
+                       .type = dtype,
+                       .x_stride = stride,
+                       .rows = kRows,
+                       .n = n,
+                       .out = out.data(),
+                       .out_stride = out_stride,
+                       .next = next});
+      for (std::int64_t row = 0; row < kRows; ++row) {
+        for (std::int64_t i = 0; i < out_stride; ++i) {
+          const float expected =
+              i < n ? load_as_float(stored.data(), dtype, static_cast<std::size_t>(row * stride + i))
+                    : kPoison;
+          BOOST_TEST_REQUIRE(out[static_cast<std::size_t>(row * out_stride + i)] == expected);
+        }
+      }
+    }
+  }
+}
+
 BOOST_DATA_TEST_CASE(every_half_is_widened_exactly, kernel_tables() * data::make({1, 2}), name, dtype_index) {
   const auto& table = find_kernels(name);
   const auto dtype = static_cast<DType>(dtype_index);
   std::vector<std::uint16_t> halves(0x10000);
   for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
   std::vector<float> wide(halves.size(), kPoison);
-  table.load(reinterpret_cast<const std::byte*>(halves.data()), dtype, 0x10000, wide.data());
+  table.load_rows({.x = reinterpret_cast<const std::byte*>(halves.data()),
+                   .type = dtype,
+                   .rows = 1,
+                   .n = 0x10000,
+                   .out = wide.data()});
   for (std::size_t i = 0; i < halves.size(); ++i) {
     const float expected =
         dtype == DType::kBFloat16 ? bfloat16_to_float(halves[i]) : float16_to_float(halves[i]);

@@ -72,6 +72,20 @@ struct Int8Gemm {
   std::int64_t rows = 0;
 };
 
+/// out[rows][n] = x[rows][n], widened from `type`.
+struct RowLoad {
+  const std::byte* x = nullptr;
+  DType type = DType::kFloat32;
+  std::int64_t x_stride = 0;  ///< elements between rows
+  std::int64_t rows = 0;
+  std::int64_t n = 0;
+  float* out = nullptr;
+  std::int64_t out_stride = 0;
+  /// Memory of the same shape that will be read next, to be brought near meanwhile; nullptr when it is not
+  /// known.
+  const std::byte* next = nullptr;
+};
+
 /// A query's state over the tiles of keys it has seen: the greatest score and the sum of exp(score -
 /// greatest).
 struct SoftmaxState {
@@ -117,8 +131,7 @@ struct KernelTable {
   void (*scale_and_add)(float factor, const float* x, std::int64_t n, float* out);
   /// out[n] = x * factor, stored as `out_type`.
   void (*scale_and_store)(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type);
-  /// out[n] = x, widened from `type`.
-  void (*load)(const std::byte* x, DType type, std::int64_t n, float* out);
+  void (*load_rows)(const RowLoad& load);
   /// Rotates the pairs (x[i], x[half + i]) by the angles whose cosine and sine [half] are given, in place.
   void (*rotate)(const float* cosine, const float* sine, std::int64_t half, float* x);
   /// Turns scores [n] into exp(score - greatest) and takes them into `state`, n >= 1. A fresh state's

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "adaptrt/kernels/kernel_table.h"
+#include "gemm.h"
 
 namespace adaptrt {
 namespace {
@@ -120,10 +121,21 @@ void scale_and_store(const float* x, float factor, std::int64_t n, std::byte* ou
   });
 }
 
-void load(const std::byte* x, DType type, std::int64_t n, float* out) {
-  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
-    Simd::store(out + i, load_as(x, type, i, lanes), lanes);
-  });
+void load_rows(const RowLoad& load) {
+  const auto stride = load.x_stride * static_cast<std::int64_t>(size_of(load.type));
+  const auto row_bytes = load.n * static_cast<std::int64_t>(size_of(load.type));
+  for (std::int64_t row = 0; row < load.rows; ++row) {
+    const std::byte* x = load.x + row * stride;
+    float* out = load.out + row * load.out_stride;
+    if (load.next != nullptr) {
+      for (std::int64_t byte = 0; byte < row_bytes; byte += kCacheLine) {
+        __builtin_prefetch(load.next + row * stride + byte, 0, 2);
+      }
+    }
+    for_each_vector(load.n, [&](std::int64_t i, std::int64_t lanes) {
+      Simd::store(out + i, load_as(x, load.type, i, lanes), lanes);
+    });
+  }
 }
 
 void rotate(const float* cosine, const float* sine, std::int64_t half, float* x) {

@@ -28,7 +28,7 @@ constexpr KernelTable make_table(const char* name) {
           &multiply,
           &scale_and_add,
           &scale_and_store,
-          &load,
+          &load_rows,
           &rotate,
           &softmax_tile,
           &exp_array};
