@@ -51,14 +51,22 @@ def decode(
 ) -> Metrics:
     """Generate `max_tokens` tokens for each prompt in one batch; counts steps in which all generate.
 
+    The adapters are pinned meanwhile: requests whose adapters have to be loaded first would start one after another.
     Raises RuntimeError when fewer than two steps had all of them.
     """
     executor.get_latest_iteration_stats()
-    ids = executor.enqueue_requests(
-        [request(prompt, max_tokens, lora) for prompt, lora in zip(prompts, adapters, strict=True)]
-    )
-    for request_id in ids:
-        finish(executor, request_id)
+    tasks = {lora.task_id for lora in adapters if lora is not None}
+    try:
+        for task in tasks:
+            executor.pin_adapter(task)
+        ids = executor.enqueue_requests(
+            [request(prompt, max_tokens, lora) for prompt, lora in zip(prompts, adapters, strict=True)]
+        )
+        for request_id in ids:
+            finish(executor, request_id)
+    finally:
+        for task in tasks:
+            executor.unpin_adapter(task)
     steps = [step for step in executor.get_latest_iteration_stats() if _is_decode_of(step, len(prompts))]
     if len(steps) < 2:
         raise RuntimeError(f"no two steps generated for all {len(prompts)} requests at once; ask for more output")
