@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from .._core import AdapterError, ConfigError, ModelShape, dtype_name, lora_modules
+from .._core import AdapterError, ConfigError, dtype_name, lora_modules
 from .adapter import convert_adapter
 from .adapter_copy import copy_adapter
 from .checkpoint.config import CheckpointConfig
@@ -71,13 +71,7 @@ def _adapter_modules(directory: Path, config: BuildConfig, checkpoint: Checkpoin
     adapter = convert_adapter(
         directory,
         storage_dtype=dtype_name(checkpoint.dtype),
-        shape=ModelShape(
-            hidden_size=checkpoint.hidden_size,
-            num_attention_heads=checkpoint.num_attention_heads,
-            num_key_value_heads=checkpoint.num_key_value_heads,
-            head_dim=checkpoint.head_size,
-            intermediate_size=checkpoint.intermediate_size,
-        ),
+        shape=checkpoint.model_shape,
         num_layers=checkpoint.num_hidden_layers,
         # Raw ones are normalised when the adapter is served, by an engine that gives its weights back.
         magnitudes_normalized=config.gives_weights_back,

@@ -87,6 +87,11 @@ class LoraBuildConfig:
     lora_target_modules: tuple[str, ...] = ()
     """Modules that adapters may change. (): those of the adapters in lora_dir, or all seven without any."""
 
+    def target_module_ids(self) -> list[int]:
+        """Ids of lora_target_modules, in ascending order."""
+        ids = {info.name: info.id for info in lora_modules()}
+        return sorted(ids[name] for name in self.lora_target_modules)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRtBuildConfig:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..._core import CheckpointError, ConfigError, DType, dtype_from_name, dtype_name
+from ..._core import CheckpointError, ConfigError, DType, ModelShape, dtype_from_name, dtype_name
 from ..._version import __version__
 from ..json_fields import JsonFields, load_json_object
 from .quantization import QuantConfig, read_quantization
@@ -73,6 +73,17 @@ class CheckpointConfig:
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None
+
+    @property
+    def model_shape(self) -> ModelShape:
+        """The sizes that the widths of adapters' modules follow from."""
+        return ModelShape(
+            hidden_size=self.hidden_size,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_size,
+            intermediate_size=self.intermediate_size,
+        )
 
     @property
     def lm_head_is_embedding(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from ..._core import LoraLayout, LoraPart, LoraSite, ModelShape, lora_modules
+from ..._core import LoraLayout, LoraPart, LoraSite
 from ...builder.checkpoint.config import CheckpointConfig
 from ...builder.checkpoint.tensor_plan import plan_rank
 from ...builder.engine_config import EngineConfig
@@ -27,17 +27,6 @@ def engine_linears(config: EngineConfig) -> tuple[AdaptedLinear, ...]:
     return tuple(adapted_linears(build_network(checkpoint, _shapes_alone(checkpoint), options)))
 
 
-def model_shape(checkpoint: CheckpointConfig) -> ModelShape:
-    """The sizes that the modules' widths follow from."""
-    return ModelShape(
-        hidden_size=checkpoint.hidden_size,
-        num_attention_heads=checkpoint.num_attention_heads,
-        num_key_value_heads=checkpoint.num_key_value_heads,
-        head_dim=checkpoint.head_size,
-        intermediate_size=checkpoint.intermediate_size,
-    )
-
-
 def lora_layout(config: EngineConfig, linears: Sequence[AdaptedLinear]) -> LoraLayout:
     """What the engine accepts of adapters.
 
@@ -46,7 +35,6 @@ def lora_layout(config: EngineConfig, linears: Sequence[AdaptedLinear]) -> LoraL
     build, checkpoint = config.build_config, config.pretrained_config
     if not linears:
         return LoraLayout()
-    ids = {info.name: info.id for info in lora_modules()}
     sites = []
     for _, group in itertools.groupby(linears, key=lambda linear: (linear.layer, linear.input)):
         members = list(group)
@@ -61,8 +49,8 @@ def lora_layout(config: EngineConfig, linears: Sequence[AdaptedLinear]) -> LoraL
         num_layers=checkpoint.num_hidden_layers,
         max_rank=build.lora_config.max_lora_rank,
         dora_enabled=build.dora_enabled,
-        shape=model_shape(checkpoint),
-        target_modules=sorted(ids[name] for name in build.lora_config.lora_target_modules),
+        shape=checkpoint.model_shape,
+        target_modules=build.lora_config.target_module_ids(),
         sites=sites,
     )
 
