@@ -7,10 +7,11 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import onnx
 
-from .._core import ConfigError, EngineError, lora_modules
+from .._core import ConfigError, EngineError
 from .carried_adapters import copy_adapters, with_adapters
 from .checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig
 from .checkpoint.convert import COPIED_FILES
@@ -35,6 +36,9 @@ from .network.decoder import NetworkOptions, build_network
 from .network.onnx_file import dump_onnx, external_bytes
 from .output_directory import producer_of, replaced_directory
 from .progress import Progress, SilentProgress
+
+ENGINE_KIND: Final = "an engine of AdaptRT"
+"""What people read of the directories that may be replaced."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def build(
     checkpoint_dir, output_dir = Path(checkpoint_dir), Path(output_dir)
     progress = progress or SilentProgress()
     checkpoint = Checkpoint.open(checkpoint_dir)
-    config, package = _checked_config(config, checkpoint, workers, timing_cache)
+    config, package = checked_config(config, checkpoint, workers, timing_cache)
     options = NetworkOptions(
         tokens_per_block=config.tokens_per_block,
         max_lora_rank=config.lora_config.max_lora_rank if config.lora_enabled else None,
@@ -81,9 +85,7 @@ def build(
     )
     network = build_network(checkpoint.config, checkpoint.stored_tensors(), options)
     native = _compile_native(network, checkpoint, config) if package is None else None
-    with replaced_directory(
-        output_dir, is_ours=is_engine_directory, kind="an engine of AdaptRT", error=EngineError
-    ) as directory:
+    with replaced_directory(output_dir, is_ours=is_engine_directory, kind=ENGINE_KIND, error=EngineError) as directory:
         if dump_onnx_to is not None:
             with progress.task("Writing ONNX", external_bytes(network)) as advance:
                 dump_onnx(network, checkpoint_dir, dump_onnx_to, advance)
@@ -129,7 +131,7 @@ def is_engine_directory(directory: Path) -> bool:
     )
 
 
-def _checked_config(
+def checked_config(
     config: BuildConfig, checkpoint: Checkpoint, workers: int, timing_cache: Path | None
 ) -> tuple[BuildConfig, Package | None]:
     """The config with everything filled in, and the package that compiles it; None: the native compiler.
@@ -170,11 +172,10 @@ def _compile_native(network: onnx.ModelProto, checkpoint: Checkpoint, config: Bu
     )
     lora = None
     if config.lora_enabled:
-        ids = {info.name: info.id for info in lora_modules()}
         lora = LoraOptions(
             max_rank=config.lora_config.max_lora_rank,
             dora_enabled=config.dora_enabled,
-            target_modules=tuple(sorted(ids[name] for name in config.lora_config.lora_target_modules)),
+            target_modules=tuple(config.lora_config.target_module_ids()),
         )
     return compile_network(network, checkpoint.config, checkpoint.reader, limits=limits, lora=lora)
 

@@ -23,11 +23,7 @@ def replaced_directory(
     A `target` that is absent or empty is fine, and so is one for which is_ours() holds: it is replaced.
     Anything else is refused with `error`, in which `kind` says what would have been accepted.
     """
-    target = Path(os.path.realpath(target))  # which stops at a loop of links, where resolve() fails
-    if os.path.lexists(target) and not target.is_dir():
-        raise error(f"{target}: exists and is no directory")
-    if target.is_dir() and any(target.iterdir()) and not is_ours(target):
-        raise error(f"{target}: is neither empty nor {kind}; nothing was written")
+    target = replaceable(target, is_ours=is_ours, kind=kind, error=error)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
@@ -38,6 +34,16 @@ def replaced_directory(
         _replace(target, temporary)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def replaceable(target: Path, *, is_ours: Callable[[Path], bool], kind: str, error: type[AdaptrtError]) -> Path:
+    """The target without links, after replaced_directory's checks; to refuse it before work is spent on it."""
+    target = Path(os.path.realpath(target))  # which stops at a loop of links, where resolve() fails
+    if os.path.lexists(target) and not target.is_dir():
+        raise error(f"{target}: exists and is no directory")
+    if target.is_dir() and any(target.iterdir()) and not is_ours(target):
+        raise error(f"{target}: is neither empty nor {kind}; nothing was written")
+    return target
 
 
 def holds_only(directory: Path, names: Callable[[str], bool]) -> bool:

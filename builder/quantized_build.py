@@ -5,13 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from .._core import ConfigError
-from .build import BuildReport, build
+from .._core import ConfigError, EngineError
+from .build import ENGINE_KIND, BuildReport, build, checked_config, is_engine_directory
 from .checkpoint.quantization import QuantConfig
 from .checkpoint.quantize_checkpoint import quantize_checkpoint
 from .checkpoint.quantizer import QuantizationError
 from .compile.checkpoint import Checkpoint
 from .config import NATIVE, BuildConfig
+from .output_directory import replaceable
 from .progress import Progress, SilentProgress
 
 
@@ -36,6 +37,9 @@ def build_quantized(
     progress = progress or SilentProgress()
     source, output_dir = Path(checkpoint_dir), Path(output_dir)
     checkpoint = Checkpoint.open(source)
+    # build() checks both again; here they are refused before anything is quantised, and with the user's directory.
+    checked_config(config, checkpoint, workers, timing_cache)
+    replaceable(output_dir, is_ours=is_engine_directory, kind=ENGINE_KIND, error=EngineError)
     place = next(parent for parent in output_dir.absolute().parents if parent.is_dir())
     prefix = f".{source.absolute().name}-{quantization.quant_algo.name.lower()}-"
     with tempfile.TemporaryDirectory(dir=place, prefix=prefix) as directory:

@@ -49,7 +49,12 @@ def _describer_of(path: Path) -> Callable[[Path, bool], None]:
     for file, describe in kinds.items():
         if any(found.is_file() for found in path.glob(file)):
             return describe
-    raise ConfigError(f"{path}: is no checkpoint, engine or adapter; expected a directory with {', '.join(kinds)}")
+    if not path.is_dir():
+        raise ConfigError(f"{path}: is no checkpoint, engine or adapter, because it is no directory")
+    *files, last = kinds
+    raise ConfigError(
+        f"{path}: is no checkpoint, engine or adapter; expected a directory with {', '.join(files)} or {last}"
+    )
 
 
 def _describe_checkpoint(path: Path, tensors: bool) -> None:

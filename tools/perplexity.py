@@ -58,6 +58,7 @@ def measure(engines: Sequence[Path], token_ids: Sequence[int], window: int) -> l
         executors = [
             stack.enter_context(Executor(engine, ModelType.DECODER_ONLY, ExecutorConfig())) for engine in engines
         ]
+        _check_window(min(window, len(token_ids)), executors, engines)
         for first in range(0, len(token_ids) - 1, window):
             ids = list(token_ids[first : first + window])
             if len(ids) < 2:
@@ -101,9 +102,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_window(tokens: int, executors: Sequence[Executor], engines: Sequence[Path]) -> None:
+    """Refuses windows that some engine does not take as a prompt, beside the one token that a request asks for."""
+    for engine, executor in zip(engines, executors, strict=True):
+        build = executor.engine.config.build_config
+        assert build.max_input_len is not None
+        assert build.max_seq_len is not None
+        limit = min(build.max_input_len, build.max_seq_len - 1)
+        if tokens > limit:
+            raise ConfigError(
+                f"windows of {tokens} tokens are too long for {engine}, with max_input_len {build.max_input_len} and "
+                f"max_seq_len {build.max_seq_len}; accepted: window 2 to {limit}"
+            )
+
+
 def _tokens_of(text: Path, engines: Sequence[Path]) -> list[int]:
     """The text as tokens of the engines, which must agree about them."""
     tokenizers = {engine: engine / TOKENIZER_FILE for engine in engines}
+    missing = [str(engine) for engine in engines if not engine.is_dir()]
+    if missing:
+        raise ConfigError(f"{', '.join(missing)}: is no directory")
     missing = [str(path) for path in tokenizers.values() if not path.is_file()]
     if missing:
         raise ConfigError(f"there is no tokenizer: {', '.join(missing)}")
@@ -113,7 +131,9 @@ def _tokens_of(text: Path, engines: Sequence[Path]) -> list[int]:
         raise ConfigError(f"{', '.join(differing)}: differs from {first}; engines are compared on the same tokens")
     try:
         content = text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as reason:
+    except OSError as reason:
+        raise ConfigError(f"{text}: cannot be read: {reason.strerror}") from None
+    except UnicodeDecodeError as reason:
         raise ConfigError(f"{text}: cannot be read: {reason}") from None
     ids: list[int] = load_tokenizer(first).encode(content).ids
     if len(ids) < 2:

@@ -149,7 +149,7 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
     if args.quantization is None:
         given = [name for name in ("group_size", "has_zero_point") if getattr(args, name) not in (None, False)]
         if given:
-            raise ConfigError(f"{' and '.join(given)}: without quantization, there is nothing that it could act on")
+            raise ConfigError(f"{' and '.join(given)}: without quantization, there is nothing to act on")
         return None
     algo = QuantAlgo[args.quantization.upper()]
     group_size = args.group_size
@@ -157,6 +157,8 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
         group_size = DEFAULT_GROUP_SIZE
     config = QuantConfig(quant_algo=algo, group_size=group_size or None, has_zero_point=args.has_zero_point)
     problems = config.problems()
+    if algo is QuantAlgo.W4A16 and args.group_size not in (None, 0, *GROUP_SIZES):
+        problems = [f"{problem}; or 0 for one scale an output" for problem in problems]
     if problems:
         raise ConfigError(f"quantization {args.quantization}: " + "; ".join(problems))
     return config

@@ -90,17 +90,21 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
         f"{name} needs {other}" for name, (given, fulfilled, other) in needs.items() if given and not fulfilled
     ]
     for name in ("per_group", "has_zero_point"):
-        if getattr(args, name) and precision != _INT4:
+        if getattr(args, name) and precision == _INT8:
             problems.append(f"{name} needs weight_only_precision {_INT4}")
     if problems:
         raise ConfigError("; ".join(problems))
     if not args.use_weight_only:
         return None
-    return QuantConfig(
+    group_size = args.group_size if args.group_size is not None else DEFAULT_GROUP_SIZE
+    config = QuantConfig(
         quant_algo=QuantAlgo.W8A16 if precision == _INT8 else QuantAlgo.W4A16,
-        group_size=(args.group_size or DEFAULT_GROUP_SIZE) if args.per_group else None,
+        group_size=group_size if args.per_group else None,
         has_zero_point=args.has_zero_point,
     )
+    if problems := config.problems():
+        raise ConfigError("; ".join(problems))
+    return config
 
 
 def run(args: argparse.Namespace) -> int:

@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.profile is not None:
         profile(file, work_dir, threads, args.profile, console)
         return 0
+    _make_room(args.output, args.plots)
     report = Bench(file, work_dir, threads, console.print).run()
     for table in tables_of(report):
         console.print(table)
@@ -75,6 +76,14 @@ def run(args: argparse.Namespace) -> int:
         for path in write_plots(report, args.plots):
             console.print(f"wrote {path}")
     return 0
+
+
+def _make_room(output: Path | None, plots: Path | None) -> None:
+    """Refuses places that a report cannot be written to, before anything is measured."""
+    if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK | os.X_OK)):
+        raise ConfigError(f"--output {output}: cannot be written; expected a file in a directory that is there")
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)
 
 
 def _file_of(name: str) -> Path:

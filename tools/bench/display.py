@@ -138,23 +138,24 @@ def profile_table(
     title: str, summaries: Sequence[OpSummary], step_seconds: float, bandwidth: float, flops: float
 ) -> Table:
     """Where the time of a step goes. Limits in bytes and FLOPs per second."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", show_footer=True)
+    # Narrow enough for a terminal of 80 columns.
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", show_footer=True, padding=0)
     in_ops = sum(summary.seconds for summary in summaries)
     least = sum(summary.work.least_seconds(bandwidth, flops) for summary in summaries)
     table.add_column("op", footer=Text(f"outside ops {1e3 * (step_seconds - in_ops):.2f} ms"))
     for heading, footer in (
         ("times", ""),
         ("ms", f"{1e3 * step_seconds:.2f}"),
-        ("of step", ""),
+        ("of\nstep", ""),
         ("MB", f"{sum(s.work.num_bytes for s in summaries) / 1e6:.1f}"),
-        ("adapters", f"{sum(s.adapter_bytes for s in summaries) / 1e6:.1f}"),
+        ("adapter\nMB", f"{sum(s.adapter_bytes for s in summaries) / 1e6:.1f}"),
         ("MFLOP", f"{sum(s.work.flops for s in summaries) / 1e6:.0f}"),
         ("GB/s", ""),
-        ("GFLOP/s", ""),
-        ("roofline", f"{100 * least / step_seconds:.0f}%"),
+        ("GFLOP\n/s", ""),
+        ("roof-\nline", f"{100 * least / step_seconds:.0f}%"),
         ("busy", ""),
     ):
-        table.add_column(heading, justify="right", footer=footer)
+        table.add_column(heading, justify="right", footer=footer, no_wrap=True)
     for summary in summaries:
         work, seconds = summary.work, summary.seconds
         has_work = work.num_bytes + work.flops > 0

@@ -254,6 +254,7 @@ def _check_work(ops: list[dict[str, Any]]) -> None:
         (["--repeats", "0"], "--repeats is 0"),
         (["--only", "zzz"], "--only: no scenario zzz"),
         (["--profile", "x", "--output", "y"], "--profile makes no report"),
+        (["--output", "no-such-directory/report.json"], "report.json: cannot be written"),
         (["--only", "load", "--profile", "x"], "has no prefill or decode scenario"),
     ],
 )

@@ -77,7 +77,7 @@ def test_perplexity_is_that_of_transformers_and_int8_weights_keep_it(
         ("", [], "its tokens are 1; at least 2 are needed"),
         (None, [], "text.txt: cannot be read"),
         ("two words", ["--window", "1"], "window is 1; it must be at least 2"),
-        ("words " * 200, ["--window", "300"], "128"),
+        ("words " * 200, ["--window", "300"], "max_seq_len 128; accepted: window 2 to 127"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

@@ -217,6 +217,10 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["--use_weight_only", "--per_group"], "per_group needs weight_only_precision int4"),
         (["--use_weight_only", "--has_zero_point"], "has_zero_point needs weight_only_precision int4"),
         (["--group_size", "128"], "group_size needs per_group"),
+        (
+            ["--use_weight_only", "--weight_only_precision", "int4", "--per_group", "--group_size", "0"],
+            "group_size is 0; accepted: 32, 64, 128",
+        ),
         (["--int8_kv_cache"], "int8_kv_cache: .*quantised .* not available yet"),
     ],
 )
