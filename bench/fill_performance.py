@@ -67,11 +67,6 @@ def bench_table(report: Report) -> str:
     return "\n".join(parts)
 
 
-def median_of(row: Row | None) -> str:
-    """And a mark where it is disturbed."""
-    return "-" if row is None else number(row.figure.median) + disturbed(row)
-
-
 def disturbed(row: Row) -> str:
     """A mark for what should be measured again."""
     return " (disturbed)" if row.figure.is_disturbed else ""
