@@ -32,8 +32,9 @@ from .compile.tensorrt.profiles import make_profiles
 from .compile.tensorrt.targets import resolve_targets, target_problems
 from .config import EXTERNAL, TENSORRT, BuildConfig
 from .engine_config import ADAPTERS_DIRECTORY, ENGINE_FILE, EngineConfig
-from .network.decoder import NetworkOptions, build_network
+from .network.decoder import build_network
 from .network.onnx_file import dump_onnx, external_bytes
+from .network_options import network_options
 from .output_directory import producer_of, replaced_directory
 from .progress import Progress, SilentProgress
 
@@ -78,12 +79,7 @@ def build(
     progress = progress or SilentProgress()
     checkpoint = Checkpoint.open(checkpoint_dir)
     config, package = checked_config(config, checkpoint, workers, timing_cache)
-    options = NetworkOptions(
-        tokens_per_block=config.tokens_per_block,
-        max_lora_rank=config.lora_config.max_lora_rank if config.lora_enabled else None,
-        dora=config.dora_enabled,
-    )
-    network = build_network(checkpoint.config, checkpoint.stored_tensors(), options)
+    network = build_network(checkpoint.config, checkpoint.stored_tensors(), network_options(config))
     native = _compile_native(network, checkpoint, config) if package is None else None
     with replaced_directory(output_dir, is_ours=is_engine_directory, kind=ENGINE_KIND, error=EngineError) as directory:
         if dump_onnx_to is not None:

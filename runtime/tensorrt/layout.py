@@ -10,8 +10,9 @@ from ...builder.checkpoint.config import CheckpointConfig
 from ...builder.checkpoint.tensor_plan import plan_rank
 from ...builder.engine_config import EngineConfig
 from ...builder.network.adapted_linears import AdaptedLinear, adapted_linears
-from ...builder.network.decoder import NetworkOptions, build_network
+from ...builder.network.decoder import build_network
 from ...builder.network.graph import ELEMENT_TYPES, StoredTensor
+from ...builder.network_options import network_options
 
 
 def engine_linears(config: EngineConfig) -> tuple[AdaptedLinear, ...]:
@@ -19,12 +20,7 @@ def engine_linears(config: EngineConfig) -> tuple[AdaptedLinear, ...]:
     build, checkpoint = config.build_config, config.pretrained_config
     if not build.lora_enabled:
         return ()
-    options = NetworkOptions(
-        tokens_per_block=build.tokens_per_block,
-        max_lora_rank=build.lora_config.max_lora_rank,
-        dora=build.dora_enabled,
-    )
-    return tuple(adapted_linears(build_network(checkpoint, _shapes_alone(checkpoint), options)))
+    return tuple(adapted_linears(build_network(checkpoint, _shapes_alone(checkpoint), network_options(build))))
 
 
 def lora_layout(config: EngineConfig, linears: Sequence[AdaptedLinear]) -> LoraLayout:
