@@ -125,7 +125,8 @@ void bind_tensorrt(py::module_& module) {
           py::arg("cuda_graphs") = true,
           "`prefill` and `decode` are execution contexts of the plan's two profiles: objects with TensorRT's "
           "set_input_shape(name, dims) -> bool, set_tensor_address(name, address) -> bool and "
-          "execute_async_v3(stream) -> bool. With cuda_graphs, decode steps are launches of CUDA graphs. "
+          "execute_async_v3(stream) -> bool, and with another(), which makes one more for the same profile. "
+          "With cuda_graphs, decode steps are launches of CUDA graphs, each of a context of its own. "
           "Raises EngineError with all that TensorRtProgram.validate() finds, ConfigError when the device "
           "has no memory left.");
 }

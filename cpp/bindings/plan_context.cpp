@@ -38,20 +38,28 @@ class PythonPlanContext final : public PlanContext {
     call("execute_async_v3", reinterpret_cast<std::uintptr_t>(stream));
   }
 
+  std::unique_ptr<PlanContext> another() override {
+    const py::gil_scoped_acquire gil;
+    return std::make_unique<PythonPlanContext>(result_of<py::object>("another"));
+  }
+
  private:
   template <class... Arguments>
   void call(const char* method, const Arguments&... arguments) {
-    bool done = false;
+    if (!result_of<bool>(method, arguments...)) {
+      const py::str given = py::repr(py::make_tuple(arguments...));
+      throw StepError("TensorRT refuses " + std::string(method) + std::string(given));
+    }
+  }
+
+  template <class Result, class... Arguments>
+  Result result_of(const char* method, const Arguments&... arguments) {
     try {
-      done = context_.object.attr(method)(arguments...).template cast<bool>();
+      return context_.object.attr(method)(arguments...).template cast<Result>();
     } catch (const py::error_already_set& error) {
       throw StepError(std::string(method) + ": " + text_of(error));
     } catch (const py::cast_error& error) {
       throw StepError(std::string(method) + ": " + error.what());
-    }
-    if (!done) {
-      const py::str given = py::repr(py::make_tuple(arguments...));
-      throw StepError("TensorRT refuses " + std::string(method) + std::string(given));
     }
   }
 

@@ -11,6 +11,7 @@ from ..._core import Device, EngineError, StepError
 from ...builder.compile.tensorrt.plan_config import INPUT, OUTPUT, TensorRtPlans
 from ...plugins.tensorrt import register_plugins
 from ...plugins.tensorrt.element_types import numpy_name
+from .context_maker import ContextMaker
 from .messages import Messages, make_logger
 from .program import PROFILES, make_program
 
@@ -52,18 +53,23 @@ class Plan:
         self._engine = self._deserialised()
         self._check_tensors(plans)
         self._memory = device.allocate(max(1, self._engine.device_memory_size_v2))
+        self._makers = [ContextMaker(trt, self._engine, name) for name in PROFILES]
 
     def context(self, profile: int) -> PlanContext:
         """An execution context for one profile. All share one memory, so one may run at a time."""
-        context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        context = self._makers[profile].make()
         if context is None:
             raise self._refused("makes no execution context")
         context.set_device_memory(self._memory.address, self._memory.num_bytes)
         stream = self._device.make_stream()
-        if not context.set_optimization_profile_async(profile, stream.handle):
+        try:
+            accepted = context.set_optimization_profile_async(profile, stream.handle)
+        except RuntimeError:  # TensorRT's binding raises it where the others return False
+            accepted = False
+        if not accepted:
             raise self._refused(f"does not accept optimization profile {profile}")
         stream.synchronize()
-        return PlanContext(context, self._messages, self)
+        return PlanContext(context, profile, self._messages, self)
 
     def _deserialised(self) -> Any:
         with self._path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
@@ -106,9 +112,10 @@ class Plan:
 class PlanContext:
     """What the session calls of an execution context; what fails is a StepError with TensorRT's reason."""
 
-    def __init__(self, context: Any, messages: Messages, plan: Plan) -> None:
+    def __init__(self, context: Any, profile: int, messages: Messages, plan: Plan) -> None:
         """Keeps the plan alive."""
         self._context = context
+        self._profile = profile
         self._messages = messages
         self._plan = plan
 
@@ -129,3 +136,7 @@ class PlanContext:
         if not self._context.execute_async_v3(stream):
             raise StepError(f"TensorRT does not run the plan: {self._messages.take()}")
         return True
+
+    def another(self) -> PlanContext:
+        """One more for the same profile, of which nothing is set."""
+        return self._plan.context(self._profile)

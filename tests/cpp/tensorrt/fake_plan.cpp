@@ -199,22 +199,35 @@ class FakeRun {
 class FakePlanContext final : public PlanContext {
  public:
   FakePlanContext(std::shared_ptr<FakePlan> plan, std::string profile)
-      : plan_(std::move(plan)), profile_(std::move(profile)) {}
+      : plan_(std::move(plan)), profile_(std::move(profile)) {
+    ++plan_->contexts[profile_];
+  }
+  ~FakePlanContext() override { *is_alive_ = false; }
+  FakePlanContext(const FakePlanContext&) = delete;
+  FakePlanContext& operator=(const FakePlanContext&) = delete;
 
   void set_input_shape(std::string_view tensor, std::span<const std::int64_t> dims) override {
+    if (is_captured_) misuse("a context of a graph is set to another shape");
     refuse_if_asked(tensor);
     plan_->shapes_set.insert(std::string(tensor));
     tensors_[std::string(tensor)].dims.assign(dims.begin(), dims.end());
   }
   void set_tensor_address(std::string_view tensor, void* address) override {
+    if (is_captured_) misuse("a context of a graph is given another address");
     refuse_if_asked(tensor);
     tensors_[std::string(tensor)].address = static_cast<std::byte*>(address);
   }
   void enqueue(void* stream) override {
     ++plan_->enqueues[profile_];
     if (std::exchange(plan_->fail_next_enqueue, false)) throw StepError("execute_async_v3 failed");
-    submit(host_stream(stream),
-           [plan = plan_, profile = profile_, tensors = tensors_] { FakeRun(*plan, profile, tensors)(); });
+    is_captured_ = is_captured_ || is_capturing(host_stream(stream));
+    submit(host_stream(stream), [plan = plan_, profile = profile_, tensors = tensors_, is_alive = is_alive_] {
+      if (!*is_alive) misuse("a run outlives its context");
+      FakeRun(*plan, profile, tensors)();
+    });
+  }
+  [[nodiscard]] std::unique_ptr<PlanContext> another() override {
+    return std::make_unique<FakePlanContext>(plan_, profile_);
   }
 
  private:
@@ -227,6 +240,8 @@ class FakePlanContext final : public PlanContext {
   std::shared_ptr<FakePlan> plan_;
   std::string profile_;
   std::map<std::string, TensorState> tensors_;
+  bool is_captured_ = false;
+  std::shared_ptr<bool> is_alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace

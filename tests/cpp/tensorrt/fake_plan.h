@@ -29,7 +29,7 @@ enum LogitColumn : std::size_t {
 /// What the contexts of a plan share: the plan's description, and what they were asked to do. Everything that
 /// a real plan would not survive is a std::logic_error: tensors that are missing, lie elsewhere than on the
 /// device, are too small or too large for the profile; a pool whose output is not itself; sequences of one
-/// slot that are apart.
+/// slot that are apart; a context that is changed after it was captured, or gone before its work is done.
 struct FakePlan {
   static constexpr std::int32_t kLayer = 1;
   static constexpr LoraModule kModule = LoraModule::kAttnK;
@@ -39,6 +39,8 @@ struct FakePlan {
   /// Runs by the name of the profile, those of graphs included, and what was put into a stream by enqueue().
   std::map<std::string, int> runs;
   std::map<std::string, int> enqueues;
+  /// Contexts by the name of the profile, those that are gone included.
+  std::map<std::string, int> contexts;
   /// Sizes of input_ids and block_tables of the newest run.
   std::int64_t num_tokens = 0;
   std::vector<std::int64_t> block_tables_shape;

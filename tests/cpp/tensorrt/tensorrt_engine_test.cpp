@@ -246,6 +246,8 @@ BOOST_AUTO_TEST_CASE(decodes_run_as_graphs_of_padded_sizes) {
              boost::test_tools::per_element());
   BOOST_TEST(f.plan->device->calls("capture") == 6);
   BOOST_TEST(f.plan->runs["prefill"] == 0);
+  BOOST_TEST(f.plan->contexts["decode"] == 1 + 6);  // one of each graph
+  BOOST_TEST(f.plan->contexts["prefill"] == 1);
 }
 
 BOOST_AUTO_TEST_CASE(without_graphs_a_decode_has_its_own_size) {
@@ -319,12 +321,15 @@ BOOST_AUTO_TEST_CASE(a_failed_step_is_the_only_one_that_fails) {
 }
 
 BOOST_AUTO_TEST_CASE(a_capture_that_fails_is_made_again) {
-  Fixture f;
-  f.plan->device->fail("capture");
-  BOOST_CHECK_EXCEPTION((void)f.rows_of({next_token(5, 0, {0})}), StepError, says("capture"));
-  BOOST_TEST(f.rows_of({next_token(5, 0, {0})})[0][kTokenSum] == 5.0F);
-  BOOST_TEST(f.rows_of({next_token(6, 1, {0})})[0][kTokenSum] == 11.0F);
-  BOOST_TEST(f.plan->device->calls("launch") == 1);
+  for (const StreamTime time : {StreamTime::kAtOnce, StreamTime::kLate}) {
+    Fixture f({}, time);
+    f.plan->device->fail("capture");
+    BOOST_CHECK_EXCEPTION((void)f.rows_of({next_token(5, 0, {0})}), StepError, says("capture"));
+    BOOST_TEST(f.rows_of({next_token(5, 0, {0})})[0][kTokenSum] == 5.0F);
+    BOOST_TEST(f.rows_of({next_token(6, 1, {0})})[0][kTokenSum] == 11.0F);
+    BOOST_TEST(f.plan->device->calls("launch") == 1);
+    BOOST_TEST(f.plan->contexts["decode"] == 1 + 2);
+  }
 }
 
 BOOST_AUTO_TEST_CASE(what_tensorrt_refuses_fails_the_step_alone) {

@@ -185,8 +185,11 @@ def test_a_crowd_of_adapters_gets_the_native_engines_tokens(dtype: str, request:
     captures, launches = engine.device.calls("capture"), engine.device.calls("launch")
     assert captures > 0
     assert launches > 0
-    # Every decode ran once, as itself or from a graph; what is captured does not run.
-    assert decode.num_runs == decode.num_enqueues - captures + launches
+    # Every decode ran once, as itself or from a graph, each of which has a context; what is captured does not run.
+    assert len(decode.others) == captures
+    assert decode.num_enqueues == 0
+    assert all(context.num_enqueues == 2 for context in decode.others)
+    assert sum(context.num_runs for context in decode.others) == captures + launches
 
 
 def ask(executor: adaptrt.Executor, prompt: list[int]) -> adaptrt.Response:

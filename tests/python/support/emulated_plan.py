@@ -42,6 +42,7 @@ class EmulatedContext:
     """An execution context for one profile, with TensorRT's methods. Refuses shapes outside the profile."""
 
     def __init__(self, network: onnx.ModelProto, profile: Profile, device: adaptrt_cuda_emulated.CudaDevice) -> None:
+        self._network = network
         self._evaluator = ReferenceEvaluator(network, new_ops=[_kernel_op(plugin) for plugin in PLUGINS])
         self._types = {value.name: value.type.tensor_type for value in (*network.graph.input, *network.graph.output)}
         self._inputs = [value.name for value in network.graph.input]
@@ -51,6 +52,12 @@ class EmulatedContext:
         self._addresses: dict[str, int] = {}
         self.num_runs = 0
         self.num_enqueues = 0
+        self.others: list[EmulatedContext] = []
+
+    def another(self) -> EmulatedContext:
+        """One more for the same profile."""
+        self.others.append(EmulatedContext(self._network, self._profile, self._device))
+        return self.others[-1]
 
     def set_input_shape(self, name: str, dims: tuple[int, ...]) -> bool:
         """False when the network or its profile does not take the shape."""

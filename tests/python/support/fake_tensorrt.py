@@ -12,11 +12,34 @@ from adaptrt.builder.compile.tensorrt.plan_config import TensorRtPlans
 trt = pytest.importorskip("tensorrt_rtx", reason="pip install adaptrt[tensorrt-rtx]")
 
 
+class FakeRuntimeConfig:
+    """TensorRT for RTX's settings of execution contexts."""
+
+    takes_caches = True
+
+    def __init__(self) -> None:
+        self.allocation: Any = None
+        self.dynamic_shapes_kernel_specialization_strategy: Any = None
+        self.cuda_graph_strategy: Any = None
+        self.cache: object = None
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        self.allocation = strategy
+
+    def create_runtime_cache(self) -> object:
+        return object()
+
+    def set_runtime_cache(self, cache: object) -> bool:
+        self.cache = cache
+        return self.takes_caches
+
+
 class FakeContext:
     """An execution context that notes its calls."""
 
-    def __init__(self, strategy: Any) -> None:
-        self.strategy = strategy
+    def __init__(self, settings: Any, refused_profile: int | None) -> None:
+        self.settings = settings
+        self.refused_profile = refused_profile
         self.memory: tuple[int, int] | None = None
         self.profile: int | None = None
         self.runs: list[int] = []
@@ -26,8 +49,10 @@ class FakeContext:
         self.memory = address, num_bytes
 
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
+        if profile == self.refused_profile:
+            raise RuntimeError("Error in set optimization profile async.")  # as the binding does
         self.profile = profile
-        return self.succeeds
+        return True
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         return self.succeeds
@@ -50,6 +75,8 @@ class FakeEngine:
         self.num_io_tensors = len(self._rows)
         self.num_optimization_profiles = len(plans.profiles)
         self.contexts: list[FakeContext] = []
+        self.makes_contexts = True
+        self.refused_profile: int | None = None
 
     def get_tensor_name(self, index: int) -> str:
         return list(self._rows)[index]
@@ -67,8 +94,13 @@ class FakeEngine:
             ]
         )
 
-    def create_execution_context(self, strategy: Any) -> FakeContext:
-        self.contexts.append(FakeContext(strategy))
+    def create_runtime_config(self) -> FakeRuntimeConfig:
+        return FakeRuntimeConfig()
+
+    def create_execution_context(self, settings: Any) -> FakeContext | None:
+        if not self.makes_contexts:
+            return None
+        self.contexts.append(FakeContext(settings, self.refused_profile))
         return self.contexts[-1]
 
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 
@@ -16,6 +17,9 @@ class PlanContext {
   virtual void set_tensor_address(std::string_view tensor, void* address) = 0;
   /// Puts one run of the plan into a stream. Throws StepError with what TensorRT said.
   virtual void enqueue(void* stream) = 0;
+  /// Another context for the same profile, of which nothing is set. They share their memory, so one runs at a
+  /// time. Throws StepError with what TensorRT said.
+  [[nodiscard]] virtual std::unique_ptr<PlanContext> another() = 0;
 };
 
 }  // namespace adaptrt

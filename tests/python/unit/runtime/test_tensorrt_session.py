@@ -19,7 +19,7 @@ from adaptrt.runtime.tensorrt.engine import TensorRtEngine
 from adaptrt.runtime.tensorrt.session import Plan
 from support.engines import SMALL, make_engine
 from support.fake_kernels import FakeKernels
-from support.fake_tensorrt import FakeDevice, FakeEngine, fake_tensorrt, trt
+from support.fake_tensorrt import FakeDevice, FakeEngine, FakeRuntimeConfig, fake_tensorrt, trt
 from support.models import ModelSpec
 
 
@@ -65,10 +65,52 @@ def test_contexts_share_one_memory_and_have_a_profile_each(engine: TensorRtEngin
         plan.context(profile)
     assert [context.profile for context in plan_engine.contexts] == [0, 1]
     assert {context.memory for context in plan_engine.contexts} == {(256, 1000)}
-    assert {context.strategy for context in plan_engine.contexts} == {
+    assert {context.settings.allocation for context in plan_engine.contexts} == {
         trt.ExecutionContextAllocationStrategy.USER_MANAGED
     }
     assert len(device.allocated) == 1
+
+
+def test_what_tensorrt_for_rtx_compiles_for_a_profile(engine: TensorRtEngine) -> None:
+    plan_engine = FakeEngine(engine.plans)
+    plan = plan_of(engine, fake_tensorrt(plan_engine), FakeDevice(8, 0))
+    decode = plan.context(1)
+    decode.another().another()
+    plan.context(0)
+    assert [context.profile for context in plan_engine.contexts] == [1, 1, 1, 0]
+    assert {context.memory for context in plan_engine.contexts} == {(256, 1000)}
+    *decodes, prefill = (context.settings for context in plan_engine.contexts)
+    strategies = trt.DynamicShapesKernelSpecializationStrategy
+    assert {config.dynamic_shapes_kernel_specialization_strategy for config in decodes} == {strategies.EAGER}
+    assert prefill.dynamic_shapes_kernel_specialization_strategy == strategies.NONE
+    assert {config.cuda_graph_strategy for config in (prefill, *decodes)} == {trt.CudaGraphStrategy.DISABLED}
+    assert len({config.cache for config in decodes}) == 1
+    assert decodes[0].cache is not None
+
+
+def test_tensorrt_itself_has_no_such_settings(engine: TensorRtEngine) -> None:
+    plan_engine = FakeEngine(engine.plans)
+    module = fake_tensorrt(plan_engine)
+    del module.DynamicShapesKernelSpecializationStrategy
+    del module.CudaGraphStrategy
+    plan_of(engine, module, FakeDevice(8, 0)).context(1)
+    (context,) = plan_engine.contexts
+    assert context.settings == trt.ExecutionContextAllocationStrategy.USER_MANAGED
+
+
+def test_tensorrt_refuses_a_context(engine: TensorRtEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_engine = FakeEngine(engine.plans)
+    plan = plan_of(engine, fake_tensorrt(plan_engine), FakeDevice(8, 0))
+    plan_engine.refused_profile = 1
+    assert plan.context(0) is not None
+    with pytest.raises(EngineError, match="does not accept optimization profile 1: it gives no reason"):
+        plan.context(1)
+    plan_engine.makes_contexts = False
+    with pytest.raises(EngineError, match="makes no execution context: it gives no reason"):
+        plan.context(0)
+    monkeypatch.setattr(FakeRuntimeConfig, "takes_caches", False)
+    with pytest.raises(EngineError, match="does not take its own runtime cache"):
+        plan_of(engine, fake_tensorrt(plan_engine), FakeDevice(8, 0))
 
 
 def test_a_run_that_fails_is_a_step_error_with_tensorrts_reason(engine: TensorRtEngine) -> None:

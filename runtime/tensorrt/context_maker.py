@@ -1,0 +1,38 @@
+"""Execution contexts whose memory is the session's, and what TensorRT for RTX is told of compiling kernels for them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ..._core import EngineError
+from ...builder.compile.tensorrt.profiles import DECODE, PREFILL
+
+# A graph keeps the kernels that it was captured with, so those of a decode's shapes, which are few, are compiled before
+# the first run. The shapes of prefill steps hardly ever come twice: compiling for each would never end.
+_SPECIALIZATION: Final = {PREFILL: "NONE", DECODE: "EAGER"}
+
+
+class ContextMaker:
+    """Makes the execution contexts for one profile of an engine."""
+
+    def __init__(self, trt: Any, engine: Any, profile: str) -> None:
+        """Raises EngineError when TensorRT refuses the settings."""
+        # In this order they go: nothing that an engine made outlives it.
+        self._settings: Any = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        strategies = getattr(trt, "DynamicShapesKernelSpecializationStrategy", None)
+        if strategies is not None:  # TensorRT for RTX, which compiles kernels while it runs
+            config = engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(self._settings)
+            config.dynamic_shapes_kernel_specialization_strategy = getattr(strategies, _SPECIALIZATION[profile])
+            # The session captures its graphs itself.
+            config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED
+            # What one context's kernels are compiled to is there for the next one.
+            self._cache = config.create_runtime_cache()
+            if not config.set_runtime_cache(self._cache):
+                raise EngineError("TensorRT for RTX does not take its own runtime cache")
+            self._settings = config
+        self._engine = engine
+
+    def make(self) -> Any:
+        """A context; None when TensorRT refuses. Its memory and its profile are not set."""
+        return self._engine.create_execution_context(self._settings)
