@@ -37,6 +37,9 @@ def build_plan(trt: Any, request: PlanRequest, send: Send) -> Built:
     config = builder.create_builder_config()
     config.progress_monitor = make_progress_monitor(trt, phases)
     config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+    if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
+        # TensorRT for RTX: memory that it allocated while it runs would keep its runs from being captured.
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     if request.compute_capability is not None:
         config.num_compute_capabilities = 1
         capability = getattr(trt.ComputeCapability, tensorrt_name(request.compute_capability))
