@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import torch
-from machine import Machine
-
-from adaptrt import DType
+from machine import KERNEL_DTYPES, Machine
 
 _ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-_DTYPES = {torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16}
 # How much more than what rounding the weights and the result can do at most: float32 sums, and queries that float32
 # rounds to the neighbour of what float64 rounds them to.
 _TOLERANCE = 2.0
@@ -82,7 +79,7 @@ class AttentionStep:
         """Makes the kernel and its workspace."""
         shape = self.shape
         self.kernel = self.machine.kernels.PagedAttentionKernel(
-            _DTYPES[shape.dtype].value,
+            KERNEL_DTYPES[shape.dtype].value,
             shape.num_heads,
             shape.num_kv_heads,
             shape.head_dim,

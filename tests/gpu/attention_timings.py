@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from attention_step import AttentionShape, AttentionStep
 from machine import Machine
-from rates import limit_microseconds
+from rates import limit_microseconds, steps_in_a_row
 from results import Timing
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -16,8 +16,6 @@ HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 _DECODES = ((1, 512), (1, 4096), (1, 32768), (8, 1024), (8, 8192), (64, 512), (64, 4096), (256, 1024))
 # Tokens of a prompt and of what the pool holds of it.
 _PREFILLS = ((128, 0), (512, 0), (2048, 0), (8192, 0), (512, 7680))
-# Steps that are timed in a row together read more than the cache of any GPU keeps.
-_BYTES_IN_A_ROW = 400e6
 _MOST_IN_A_ROW = 64
 
 
@@ -44,7 +42,7 @@ def _shape(past: tuple[int, ...], lengths: tuple[int, ...]) -> AttentionShape:
 
 def _timing(machine: Machine, rates: dict[str, float], shape: AttentionShape, name: str) -> Timing:
     bytes_moved, flops = _needs(shape)
-    in_a_row = max(1, min(_MOST_IN_A_ROW, round(_BYTES_IN_A_ROW / bytes_moved)))
+    in_a_row = steps_in_a_row(bytes_moved, _MOST_IN_A_ROW)
     return Timing(
         name=name,
         microseconds=_our_seconds(machine, shape, in_a_row) * 1e6,

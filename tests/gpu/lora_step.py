@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from machine import Machine
+from machine import KERNEL_DTYPES, Machine
 
-from adaptrt import DType
 from adaptrt._core import lora_modules
 
 NUM_MODULES = len(lora_modules())
@@ -18,7 +17,6 @@ _NO_ADDRESS = 0x10
 # Tensor cores may cut off what float32 addition would round.
 _SUM_ROUNDING = 2.0**-23
 _ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-_DTYPES = {torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16}
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class LoraStep:
         """Makes the kernel and its workspace."""
         module_ids = [3 * part + 1 for part in range(len(self.shape.out_sizes))]
         self.kernel = self.machine.kernels.LoraKernel(
-            _DTYPES[self.shape.dtype].value,
+            KERNEL_DTYPES[self.shape.dtype].value,
             LAYER,
             module_ids,
             list(self.shape.out_sizes),

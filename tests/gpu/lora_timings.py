@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from lora_step import LoraShape, LoraStep
 from machine import Machine
-from rates import limit_microseconds
+from rates import limit_microseconds, steps_in_a_row
 from results import Timing
 
 IN_SIZE = 4096
@@ -15,8 +15,6 @@ QKV = (4096, 1024, 1024)
 # Tokens, and the adapters over which they are spread evenly.
 _STEPS = ((1, 1), (8, 1), (8, 8), (64, 1), (64, 8), (64, 64), (512, 1), (512, 64), (2048, 1), (2048, 8), (8192, 4))
 _RANKS = (8, 16, 64)
-# Steps that are timed in a row together read more than the cache of any GPU keeps.
-_BYTES_IN_A_ROW = 400e6
 _MOST_IN_A_ROW = 256
 
 
@@ -37,7 +35,7 @@ def lora_timings(machine: Machine, rates: dict[str, float]) -> Iterator[Timing]:
 
 def _timing(machine: Machine, rates: dict[str, float], shape: LoraShape, name: str) -> Timing:
     bytes_moved, flops = _needs(shape)
-    in_a_row = max(1, min(_MOST_IN_A_ROW, round(_BYTES_IN_A_ROW / bytes_moved)))
+    in_a_row = steps_in_a_row(bytes_moved, _MOST_IN_A_ROW)
     generator = torch.Generator(machine.device)
     steps = [LoraStep.random(machine, shape, generator) for _ in range(in_a_row)]
     results = [step.empty_result() for step in steps]

@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 
+from adaptrt import DType
+
+KERNEL_DTYPES = {torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16}
+"""The types that kernels are made for."""
 NAN_BITS = 0xFF
 """Each byte of what nobody may read: NaN as float32, float16 and bfloat16, and -1 as an integer."""
 

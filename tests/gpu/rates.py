@@ -7,6 +7,8 @@ from machine import Machine
 
 _COPIED_ELEMENTS = 1 << 29
 _PRODUCT_SIZE = 8192
+# More than the cache of any GPU keeps.
+_BYTES_IN_A_ROW = 400e6
 
 
 def measure_rates(machine: Machine) -> dict[str, float]:
@@ -17,6 +19,11 @@ def measure_rates(machine: Machine) -> dict[str, float]:
 def limit_microseconds(rates: dict[str, float], bytes_moved: float, flops: float) -> float:
     """The longer of the times that the bytes and the operations need."""
     return 1e6 * max(bytes_moved / rates["bytes_per_second"], flops / rates["flops_per_second"])
+
+
+def steps_in_a_row(bytes_moved: float, most: int) -> int:
+    """How many different steps are timed in a row, so that each finds nothing of its own in the cache."""
+    return max(1, min(most, round(_BYTES_IN_A_ROW / bytes_moved)))
 
 
 def _copied_bytes(machine: Machine) -> float:
