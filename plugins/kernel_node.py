@@ -69,7 +69,6 @@ class KernelNode:
 
     def __init__(self, plugin: Plugin, attributes: Mapping[str, Any], kernels: KernelModule) -> None:
         """Makes no kernel yet: its type is that of the tensors."""
-        self._plugin = plugin
         self._attributes = dict(attributes)
         self._module = kernels
         self._binding = _BINDINGS[plugin.name]
