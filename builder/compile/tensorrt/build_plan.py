@@ -10,11 +10,13 @@ import xxhash
 
 from ....plugins.tensorrt import register_plugins
 from ....plugins.tensorrt.element_types import numpy_name
+from ...process_memory import peak_memory
 from ...safetensors_stream import SafetensorsReader
 from .capability import tensorrt_name
 from .log import Log, Phases, Send, make_logger, make_progress_monitor
 from .messages import Built, NetworkTensor, PlanRequest
 from .network import operators, stored_weights
+from .plan_config import INPUT, OUTPUT
 from .refusal import PlanRefusedError, Refusal
 from .timing_cache import read_timing_cache, write_timing_cache
 
@@ -36,15 +38,8 @@ def build_plan(trt: Any, request: PlanRequest, send: Send) -> Built:
     arrays = _parse(parser, model, weights, refusal)
     config = builder.create_builder_config()
     config.progress_monitor = make_progress_monitor(trt, phases)
-    config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
-    if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
-        # TensorRT for RTX: memory that it allocated while it runs would keep its runs from being captured.
-        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
-    if request.compute_capability is not None:
-        config.num_compute_capabilities = 1
-        capability = getattr(trt.ComputeCapability, tensorrt_name(request.compute_capability))
-        if not config.set_compute_capability(capability, 0):
-            raise refusal.error(f"it does not accept compute capability {request.compute_capability}")
+    if not configure(trt, config, request.compute_capability):
+        raise refusal.error(f"it does not accept compute capability {request.compute_capability}")
     _add_profiles(builder, config, request, refusal)
     cache = None
     if request.timing_cache is not None:
@@ -64,10 +59,16 @@ def build_plan(trt: Any, request: PlanRequest, send: Send) -> Built:
     )
 
 
-def peak_memory() -> int:
-    """Bytes of the process that were resident at once, pages of mapped files included."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.split("VmHWM:")[1].split()[0]) << 10
+def configure(trt: Any, config: Any, compute_capability: str | None) -> bool:
+    """Sets what every plan is built with, and for which GPU; False when TensorRT does not accept that one."""
+    config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+    if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
+        # TensorRT for RTX: memory that it allocated while it runs would keep its runs from being captured.
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    if compute_capability is None:
+        return True
+    config.num_compute_capabilities = 1
+    return bool(config.set_compute_capability(getattr(trt.ComputeCapability, tensorrt_name(compute_capability)), 0))
 
 
 def _parse(parser: Any, model: onnx.ModelProto, weights: SafetensorsReader | None, refusal: Refusal) -> list[Any]:
@@ -96,8 +97,8 @@ def _add_profiles(builder: Any, config: Any, request: PlanRequest, refusal: Refu
 
 
 def _tensors(network: Any) -> list[NetworkTensor]:
-    found = [(network.get_input(index), "input") for index in range(network.num_inputs)]
-    found += [(network.get_output(index), "output") for index in range(network.num_outputs)]
+    found = [(network.get_input(index), INPUT) for index in range(network.num_inputs)]
+    found += [(network.get_output(index), OUTPUT) for index in range(network.num_outputs)]
     return [
         NetworkTensor(name=tensor.name, dtype=numpy_name(tensor.dtype), shape=tuple(tensor.shape), mode=mode)
         for tensor, mode in found
