@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..._core import ExecutorConfig, KvCacheConfig
+from ...builder.process_memory import peak_memory
 from ...runtime.executor import Executor
 from .executors import BenchExecutor, key_of, load_native_engine
 from .measure import Metrics, finish, first_token_seconds, request
@@ -74,7 +75,7 @@ def measure_memory(scenario: Memory, engine: Path, num_threads: int) -> Metrics:
     for request_id in ids:
         finish(bench.executor, request_id)
     steps = bench.executor.get_latest_iteration_stats()
-    peak = _peak_resident_bytes()
+    peak = peak_memory()
     # The KV pool's pages are taken from the system as they are written, so what was used counts.
     kv_blocks = max(step.kv_cache_stats.used_num_blocks for step in steps if step.kv_cache_stats is not None)
     needed = {
@@ -91,11 +92,6 @@ def measure_memory(scenario: Memory, engine: Path, num_threads: int) -> Metrics:
         "peak_mb": peak / MEGABYTE,
         **{f"{name}_mb": num_bytes / MEGABYTE for name, num_bytes in needed.items()},
     }
-
-
-def _peak_resident_bytes() -> int:
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields["VmHWM"].split()[0]) * 1024
 
 
 def main(task: dict[str, Any]) -> Metrics:
