@@ -42,7 +42,11 @@ def build_quantized(
     replaceable(output_dir, is_ours=is_engine_directory, kind=ENGINE_KIND, error=EngineError)
     place = next(parent for parent in output_dir.absolute().parents if parent.is_dir())
     prefix = f".{source.absolute().name}-{quantization.quant_algo.name.lower()}-"
-    with tempfile.TemporaryDirectory(dir=place, prefix=prefix) as directory:
+    try:
+        temporary = tempfile.TemporaryDirectory(dir=place, prefix=prefix)
+    except OSError as reason:
+        raise EngineError(f"{output_dir}: cannot be written: {reason.strerror}") from None
+    with temporary as directory:
         quantized = Path(directory)
         errors = quantize_checkpoint(source, checkpoint.config, quantized, quantization, progress)
         report = build(
