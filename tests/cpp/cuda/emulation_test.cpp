@@ -47,6 +47,7 @@ BOOST_AUTO_TEST_CASE(a_barrier_makes_the_writes_of_others_seen) {
   for (int i = 0; i < 128; ++i) BOOST_TEST(seen[static_cast<std::size_t>(i)] == 3 * ((i + 77) % 128) + 3);
 }
 
+#ifndef ADAPTRT_RACE_DETECTOR
 BOOST_AUTO_TEST_CASE(a_missing_barrier_shows) {
   int wrong = 0;
   run_grid({4, 1, 1}, 64, 64 * sizeof(int), [&] {
@@ -55,6 +56,79 @@ BOOST_AUTO_TEST_CASE(a_missing_barrier_shows) {
     if (values[threadIdx.x ^ 1U] != 1) ++wrong;
   });
   BOOST_TEST(wrong > 0);
+}
+#else
+/// Each wrong, although the turns of the emulated threads may well make the results right.
+BOOST_AUTO_TEST_CASE(the_race_detector_finds_what_the_turns_hide) {
+  const auto fails = [](const std::function<void(unsigned char* memory)>& kernel) {
+    return fails_with([&] { run_grid({1, 1, 1}, 64, 16, [&] { kernel(shared_memory()); }); }, "a race");
+  };
+  const auto write = [](unsigned char* memory) { *static_cast<volatile unsigned char*>(memory) = 1; };
+  const auto read = [](const unsigned char* memory) {
+    static_cast<void>(*static_cast<const volatile unsigned char*>(memory));
+  };
+  alignas(16) const unsigned char source[16] = {};
+  const auto copy = [&source](unsigned char* memory) {
+    copy_async_16(memory, source, true);
+    commit_copies();
+    wait_copies<0>();
+  };
+  // A barrier before a value is read, and none before it is written again.
+  BOOST_TEST(fails([&](unsigned char* memory) {
+    if (threadIdx.x == 0) write(memory);
+    __syncthreads();
+    if (threadIdx.x == 1) read(memory);
+    if (threadIdx.x == 0) write(memory);
+  }));
+  // A warp's barrier, for a value of another warp.
+  BOOST_TEST(fails([&](unsigned char* memory) {
+    if (threadIdx.x == 0) write(memory);
+    __syncwarp();
+    if (threadIdx.x == 32) read(memory);
+  }));
+  // A shuffle orders no memory.
+  BOOST_TEST(fails([&](unsigned char* memory) {
+    if (threadIdx.x == 0) write(memory);
+    static_cast<void>(__shfl_sync(kAllLanes, 1, 0));
+    if (threadIdx.x == 1) read(memory);
+  }));
+  // A thread's own copies have come, those of the others may not.
+  BOOST_TEST(fails([&](unsigned char* memory) {
+    if (threadIdx.x == 0) copy(memory);
+    if (threadIdx.x == 1) read(memory);
+  }));
+  // A copy begins while others may still read what was there.
+  BOOST_TEST(fails([&](unsigned char* memory) {
+    if (threadIdx.x == 0) copy(memory);
+    __syncthreads();
+    if (threadIdx.x == 1) read(memory);
+    if (threadIdx.x == 0) copy(memory);
+  }));
+  // The rows of ldmatrix are read by the threads that name them.
+  BOOST_TEST(fails([&](unsigned char* memory) {
+    if (threadIdx.x == 32) write(memory);
+    std::uint32_t matrices[4];
+    if (threadIdx.x < 32) load_matrix_x4(matrices, memory);
+  }));
+}
+#endif
+
+/// The order that barriers make is enough for it.
+BOOST_AUTO_TEST_CASE(the_race_detector_takes_no_barrier_for_a_race) {
+  std::vector<int> results(64);
+  run_grid({2, 1, 1}, 64, 64 * 16, [&] {
+    auto* values = reinterpret_cast<int*>(shared_memory());
+    for (int round = 0; round < 3; ++round) {
+      values[threadIdx.x] = static_cast<int>(threadIdx.x);
+      __syncwarp();
+      const int of_warp = values[threadIdx.x ^ 1U];
+      __syncthreads();
+      results[threadIdx.x] = of_warp + values[63 - threadIdx.x];
+      __syncthreads();
+    }
+    atomicAdd(&values[0], 1);
+  });
+  for (int i = 0; i < 64; ++i) BOOST_TEST(results[static_cast<std::size_t>(i)] == (i ^ 1) + 63 - i);
 }
 
 BOOST_AUTO_TEST_CASE(shared_memory_begins_as_nan) {
@@ -110,7 +184,7 @@ BOOST_AUTO_TEST_CASE(a_barrier_that_not_all_reach_fails) {
   int runs = 0;
   run_grid({1, 1, 1}, 64, 0, [&] {
     __syncthreads();
-    ++runs;
+    atomicAdd(&runs, 1);
   });
   BOOST_TEST(runs == 64);
 }

@@ -61,6 +61,17 @@ BOOST_DATA_TEST_CASE(as_many_adapters_as_tokens, data::make(kDTypes) * data::mak
   check(shape);
 }
 
+/// So many tiles of tokens that a block takes several tiles of the rank's rows, one after another.
+BOOST_AUTO_TEST_CASE(high_ranks_of_many_tiles) {
+  LoraShape shape = decode(DType::kBFloat16, 70, 128);
+  shape.in = 64;
+  shape.out_sizes = {8, 8, 8};
+  shape.max_rank = 128;
+  for (auto& ranks : shape.ranks) ranks = {128, 40, 128};
+  shape.numbers = Numbers::kIntegers;
+  check(shape);
+}
+
 BOOST_DATA_TEST_CASE(runs_of_tokens, data::make(kDTypes) * data::make({1, 8, 9, 16, 17, 63, 64, 65, 512}),
                      dtype, length) {
   check({.dtype = dtype,

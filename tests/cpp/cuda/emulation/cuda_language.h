@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -32,7 +33,7 @@ inline void __syncthreads(const char* file = __builtin_FILE(), int line = __buil
 
 inline void __syncwarp(std::uint32_t mask = kAllLanes, const char* file = __builtin_FILE(),
                        int line = __builtin_LINE()) {
-  emulation::warp_collective(mask, nullptr, [](const emulation::WarpArguments&) {}, {file, line});
+  emulation::warp_barrier(mask, {file, line});
 }
 
 namespace emulation {
@@ -136,9 +137,7 @@ inline bool __all_sync(std::uint32_t mask, bool predicate, const char* file = __
 
 template <typename T>
 T atomicAdd(T* address, T value) {
-  const T before = *address;
-  *address = before + value;
-  return before;
+  return std::atomic_ref<T>(*address).fetch_add(value, std::memory_order_relaxed);
 }
 
 inline void __threadfence() {}

@@ -10,6 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "emulation/race_detector.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #define ADAPTRT_ADDRESS_SANITIZER
 #elif defined(__has_feature)
@@ -49,6 +51,9 @@ Fiber::Fiber(std::function<void()> body) : body_(std::move(body)) {
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) throw_errno();
   mapping_ = mapping;
+#ifdef ADAPTRT_RACE_DETECTOR
+  detected_thread_ = race_detector::make_thread();
+#endif
   if (mprotect(mapping, guard, PROT_NONE) != 0 || getcontext(&start_) != 0) throw_errno();
   start_.uc_stack.ss_sp = static_cast<std::byte*>(mapping) + guard;
   start_.uc_stack.ss_size = kStackBytes;
@@ -63,6 +68,9 @@ Fiber::Fiber(std::function<void()> body) : body_(std::move(body)) {
 
 Fiber::~Fiber() {
   if (mapping_ == nullptr) return;
+#ifdef ADAPTRT_RACE_DETECTOR
+  race_detector::end_thread(detected_thread_);
+#endif
 #ifdef ADAPTRT_ADDRESS_SANITIZER
   ASAN_UNPOISON_MEMORY_REGION(bottom_, bytes_);
 #endif
@@ -72,6 +80,9 @@ Fiber::~Fiber() {
 std::unique_ptr<Fiber> Fiber::of_this_thread() {
   std::unique_ptr<Fiber> fiber(new Fiber);
   fiber->started_ = true;
+#ifdef ADAPTRT_RACE_DETECTOR
+  fiber->detected_thread_ = race_detector::this_thread();
+#endif
   return fiber;
 }
 
@@ -80,11 +91,17 @@ void Fiber::change(Fiber& from, Fiber& to) {
 #ifdef ADAPTRT_ADDRESS_SANITIZER
   __sanitizer_start_switch_fiber(&from.fake_stack_, to.bottom_, to.bytes_);
 #endif
+#ifdef ADAPTRT_RACE_DETECTOR
+  // ThreadSanitizer would look for the place of a longjmp on the stack that is left.
+  race_detector::change_thread(to.detected_thread_);
+  swapcontext(&from.start_, &to.start_);
+#else
   if (_setjmp(from.place_) == 0) {
     if (to.started_) _longjmp(to.place_, 1);
     to.started_ = true;
     setcontext(&to.start_);
   }
+#endif
   from.arrive();
 }
 

@@ -32,13 +32,14 @@ class Fiber {
   std::function<void()> body_;
   void* mapping_ = nullptr;  ///< the stack and a page below it that nobody may touch
   bool started_ = false;
-  std::jmp_buf place_{};  ///< where it was left
+  [[maybe_unused]] std::jmp_buf place_{};  ///< where it was left
   ucontext_t start_{};
 
   // What AddressSanitizer has to know of a stack to follow the change.
   const void* bottom_ = nullptr;
   std::size_t bytes_ = 0;
   [[maybe_unused]] void* fake_stack_ = nullptr;
+  [[maybe_unused]] void* detected_thread_ = nullptr;  ///< the race detector's
 };
 
 }  // namespace adaptrt::cuda::emulation

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "emulation/fiber.h"
+#include "emulation/race_detector.h"
 
 namespace adaptrt::cuda::emulation {
 namespace {
@@ -41,6 +42,14 @@ struct Thread {
   void (*operation)(const WarpArguments&) = nullptr;
   std::vector<Copy> copies;
   std::size_t groups = 0;
+  std::size_t warp_barriers = 0;
+};
+
+/// What the race detector takes for the places of a barrier: two in turn, since a thread can come to the next
+/// wait before others have gone on from the last one.
+struct BarrierPlaces {
+  char places[2];
+  [[nodiscard]] char* of(std::size_t number) { return places + number % 2; }
 };
 
 /// The threads of the block that runs, and their turns. Fibers are kept from block to block.
@@ -60,6 +69,7 @@ class Block {
 
   void barrier(Site site);
   void warp_call(std::uint32_t mask, void* arguments, void (*operation)(const WarpArguments&), Site site);
+  void warp_barrier(std::uint32_t mask, Site site);
 
  private:
   void be_thread();
@@ -79,6 +89,11 @@ class Block {
   std::size_t next_ = 0;
   const std::function<void()>* kernel_ = nullptr;
   std::exception_ptr error_;
+  std::size_t barriers_ = 0;
+  BarrierPlaces block_places_{};
+  BarrierPlaces warp_places_[kMaxThreads / kLanes]{};
+  char begin_place_ = 0;
+  char end_place_ = 0;
   Index index_;
   unsigned char* shared_ = nullptr;
   std::size_t shared_bytes_ = 0;
@@ -119,7 +134,9 @@ void Block::run(Index index, std::uint32_t num_threads, const std::function<void
   take_turns(0, num_threads, kAllLanes);
   running_ = ready_[next_++];
   coordinates.thread.x = running_;
+  race_detector::release(&begin_place_);
   Fiber::change(*caller_, *threads_[running_]->fiber);
+  race_detector::acquire(&end_place_);
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   if (ended_ != num_threads_) {
     throw EmulationError(text_of(index_) + " would hang or its results be undefined: " + where_threads_are());
@@ -128,11 +145,13 @@ void Block::run(Index index, std::uint32_t num_threads, const std::function<void
 
 void Block::be_thread() {
   for (;;) {
+    race_detector::acquire(&begin_place_);
     try {
       (*kernel_)();
     } catch (...) {
       error_ = std::current_exception();
     }
+    race_detector::release(&end_place_);
     running().state = State::kEnded;
     ++ended_;
     give_up_turn();
@@ -158,6 +177,7 @@ void Block::give_up_turn() {
 /// Makes threads ready: of `count` from `first` on those whose lane is in `mask`, from any one on, up or
 /// down.
 void Block::take_turns(std::uint32_t first, std::uint32_t count, std::uint32_t mask) {
+  const race_detector::Pause pause;
   const std::uint32_t bits = random();
   const std::uint32_t start = (bits >> 1) % count;
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -180,6 +200,8 @@ void Block::barrier(Site site) {
   Thread& thread = running();
   thread.state = State::kAtBarrier;
   thread.site = site;
+  char* place = block_places_.of(barriers_);
+  race_detector::release(place);
   if (++at_barrier_ == num_threads_) {
     for (std::uint32_t i = 0; i < num_threads_; ++i) {
       if (threads_[i]->site.line != site.line || std::strcmp(threads_[i]->site.file, site.file) != 0) {
@@ -187,9 +209,18 @@ void Block::barrier(Site site) {
       }
     }
     at_barrier_ = 0;
+    ++barriers_;
     take_turns(0, num_threads_, kAllLanes);
   }
   give_up_turn();
+  race_detector::acquire(place);
+}
+
+void Block::warp_barrier(std::uint32_t mask, Site site) {
+  char* place = warp_places_[running_ / kLanes].of(running().warp_barriers++);
+  race_detector::release(place);
+  warp_call(mask, nullptr, [](const WarpArguments&) {}, site);
+  race_detector::acquire(place);
 }
 
 void Block::warp_call(std::uint32_t mask, void* arguments, void (*operation)(const WarpArguments&),
@@ -214,7 +245,10 @@ void Block::warp_call(std::uint32_t mask, void* arguments, void (*operation)(con
     all.of_lane[lane] = other.arguments;
   }
   if (complete) {
-    operation(all);
+    {
+      const race_detector::Pause pause;
+      operation(all);
+    }
     take_turns(first, kLanes, mask);
   }
   give_up_turn();
@@ -295,6 +329,9 @@ void run_grid(Index grid, std::uint32_t threads, std::size_t shared_bytes,
           coordinates.block = {x, y, z};
           shared.poison();
           block->run({x, y, z}, threads, kernel);
+          if (race_detector::take_reports() != 0) {
+            throw EmulationError(text_of(Index{x, y, z}) + " has a race, which is reported above");
+          }
           if (!shared.canary_lives()) {
             throw EmulationError(text_of(Index{x, y, z}) + " wrote behind its " +
                                  std::to_string(shared_bytes) + " bytes of shared memory");
@@ -337,8 +374,14 @@ void warp_collective(std::uint32_t mask, void* arguments, void (*operation)(cons
   block->warp_call(mask, arguments, operation, site);
 }
 
+void warp_barrier(std::uint32_t mask, Site site) {
+  block->warp_barrier(mask, site);
+}
+
 void begin_copy(void* destination, const void* source, std::size_t bytes, bool valid) {
   Thread& thread = block->running();
+  race_detector::note_write(destination, bytes);
+  if (valid) race_detector::note_read(source, bytes);
   std::memset(destination, kPoison, bytes);
   thread.copies.push_back({destination, source, bytes, valid, thread.groups});
 }
@@ -352,6 +395,7 @@ void wait_for_copy_groups(std::size_t pending) {
   std::size_t done = 0;
   for (; done < thread.copies.size() && thread.copies[done].group + pending < thread.groups; ++done) {
     const Copy& copy = thread.copies[done];
+    race_detector::note_write(copy.destination, copy.bytes);
     if (copy.valid) {
       std::memcpy(copy.destination, copy.source, copy.bytes);
     } else {

@@ -41,8 +41,8 @@ struct Site {
 /// another, in an order that differs from wait to wait, so that results which depend on the order come out
 /// wrong. Shared memory is filled with NaN (as float32, float16 and bfloat16) before each block, and the
 /// bytes behind it are checked after it. Throws EmulationError, naming the block and the places in the
-/// source, when a block's threads wait at different barriers or some of them ended before one, and whatever a
-/// thread throws.
+/// source, when a block's threads wait at different barriers or some of them ended before one, or where
+/// race_detector.h found a race, and whatever a thread throws.
 void run_grid(Index grid, std::uint32_t threads, std::size_t shared_bytes,
               const std::function<void()>& kernel);
 
@@ -57,6 +57,9 @@ void check_aligned(const void* address, std::size_t alignment, const char* what)
 
 /// Waits for all threads of the block.
 void block_barrier(Site site);
+
+/// Waits for the lanes of `mask`.
+void warp_barrier(std::uint32_t mask, Site site);
 
 /// What the threads of a warp gave to a collective call: `arguments[lane]`, nullptr where a lane takes no
 /// part.

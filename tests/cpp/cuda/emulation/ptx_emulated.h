@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "emulation/grid.h"
+#include "emulation/race_detector.h"
 #include "plugins/kernels/types.h"
 
 // plugins/kernels/ptx.h for the host; what the functions do is said there.
@@ -26,7 +27,6 @@ void load_matrices(const WarpArguments& arguments) {
     std::uint16_t elements[8][8];
     for (int row = 0; row < 8; ++row) {
       const void* address = static_cast<const LoadMatrix*>(arguments.of_lane[8 * matrix + row])->row;
-      check_shared(address, 16, 16, "a row of ldmatrix");
       std::memcpy(elements[row], address, 16);
     }
     for (int lane = 0; lane < 32; ++lane) {
@@ -41,6 +41,8 @@ void load_matrices(const WarpArguments& arguments) {
 
 template <bool kTransposed>
 void load_matrix(std::uint32_t (&r)[4], const void* shared_row, Site site) {
+  check_shared(shared_row, 16, 16, "a row of ldmatrix");
+  race_detector::note_read(shared_row, 16);
   LoadMatrix own{shared_row, {}};
   warp_collective(kAllLanes, &own, &load_matrices<kTransposed>, site);
   std::memcpy(r, own.result, sizeof(r));
