@@ -85,8 +85,8 @@ class Phases:
         self._last_sent = 0.0
 
     def start(self, phase: str, num_steps: int) -> None:
-        """A phase begins, within those that run."""
-        self._running[phase] = (0, num_steps)
+        """A phase begins, within those that run; one that is announced without steps counts as having one."""
+        self._running[phase] = (0, max(num_steps, 1))
         self._tell(phase)
 
     def step(self, phase: str, step: int) -> None:

@@ -46,6 +46,18 @@ def test_a_fraction_grows_through_phases_within_phases(monkeypatch: pytest.Monke
     assert len(steps) == 7
 
 
+def test_a_phase_may_have_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "_SECONDS_BETWEEN_PHASES", 0.0)
+    sent: list[dict[str, Any]] = []
+    phases = Phases(sent.append, lambda: None)
+    phases.start("Building", 2)
+    phases.step("Building", 0)
+    phases.start("Nothing to do", 0)
+    phases.finish("Nothing to do")
+    phases.step("Building", 1)
+    assert [message["fraction"] for message in sent] == [0, 0.5, 0.5, 1.0]
+
+
 def test_phases_are_told_now_and_then() -> None:
     sent: list[dict[str, Any]] = []
     phases = Phases(sent.append, lambda: None)
