@@ -18,6 +18,11 @@ void* allocate(std::size_t bytes) {
   return memory;
 }
 
+// Not inlined, or GCC 12 takes what it sees of a delete expression for free() of a pointer from operator new.
+[[gnu::noinline]] void release(void* memory) noexcept {
+  std::free(memory);
+}
+
 }  // namespace
 
 // These count for the whole test program.
@@ -28,16 +33,16 @@ void* operator new[](std::size_t bytes) {
   return allocate(bytes);
 }
 void operator delete(void* memory) noexcept {
-  std::free(memory);
+  release(memory);
 }
 void operator delete[](void* memory) noexcept {
-  std::free(memory);
+  release(memory);
 }
 void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
-  std::free(memory);
+  release(memory);
 }
 void operator delete[](void* memory, std::size_t /*bytes*/) noexcept {
-  std::free(memory);
+  release(memory);
 }
 
 namespace adaptrt::test {
