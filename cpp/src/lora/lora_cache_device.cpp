@@ -32,10 +32,10 @@ AdapterReadiness LoraCache::Impl::ensure(const HostAdapter& adapter, std::uint64
   using enum AdapterReadiness;
   const std::lock_guard lock(mutex_);
   CacheEntry& entry = require_known(adapter);
-  if (entry.residence == Residence::kLoading) return kLoading;
-  if (entry.residence == Residence::kResident) {
+  if (entry.residence != Residence::kAbsent) {
+    // A load can end within the turn: what it brought must not go for a request behind it.
     entry.turn = turn;
-    return kReady;
+    return entry.residence == Residence::kLoading ? kLoading : kReady;
   }
   const std::int64_t needed = entry.plan.pages;
   // Whoever acquires without workers may take what others of the turn need.
@@ -48,6 +48,7 @@ AdapterReadiness LoraCache::Impl::ensure(const HostAdapter& adapter, std::uint64
   if (!may_load) return kAwaitsOthers;
   LoadJobs job = make_job(entry);  // before anything changes
   static_cast<void>(reserve_pages(entry, turn));
+  entry.turn = turn;
   queued_loads_.splice(queued_loads_.end(), job);
   has_work_.notify_one();
   return kLoading;

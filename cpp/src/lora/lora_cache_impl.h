@@ -49,7 +49,7 @@ struct CacheEntry {
   DeviceAdapter device;
   /// Loaded, and not leased or pinned since: the first lease is the one that it was loaded for.
   bool is_fresh = false;
-  /// The last turn in which ensure() found it on the device.
+  /// The last turn in which ensure() found it on the device or on its way there.
   std::uint64_t turn = 0;
   /// What the last load threw, if it failed.
   std::exception_ptr load_error;

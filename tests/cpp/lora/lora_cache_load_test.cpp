@@ -159,6 +159,21 @@ BOOST_AUTO_TEST_CASE(what_is_needed_earlier_in_a_turn_is_not_evicted) {
   BOOST_TEST(cache->stats().device_evictions == 1);
 }
 
+BOOST_AUTO_TEST_CASE(what_comes_within_a_turn_is_not_evicted_in_it) {
+  BusyCache cache(2);
+  const auto one = cache.admit(1);
+  const auto two = cache.admit(2);
+  const auto three = cache.admit(3);
+  BOOST_TEST((cache.ensure(one, 7) == kLoading));
+  cache.door.shut();
+  BOOST_TEST((cache.ensure(two, 6) == kLoading));
+  BOOST_TEST((cache.ensure(two, 7) == kLoading));
+  cache.door.open();
+  cache.ends.await(2);
+  BOOST_TEST((cache.ensure(three, 7) == kAwaitsOthers));  // neither the one asked for, nor the one found loading
+  BOOST_TEST(cache->stats().device_evictions == 0);
+}
+
 BOOST_AUTO_TEST_CASE(nothing_is_loaded_where_it_may_not_be) {
   BusyCache cache(2);
   const auto adapter = cache.admit(1);
