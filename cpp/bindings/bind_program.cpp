@@ -259,18 +259,19 @@ void bind_program_struct(py::module_& module) {
       .def(py::init([](DType dtype, std::int64_t vocab_size, std::int32_t num_layers, const ModelShape& shape,
                        std::int32_t max_batch_size, std::int32_t max_num_tokens, std::int32_t max_input_len,
                        std::int32_t max_seq_len, std::int32_t max_beam_width, std::int32_t tokens_per_block,
-                       std::size_t arena_bytes, std::vector<Buffer> buffers, std::vector<Op> body,
-                       std::vector<Op> head, BufferId logits, LoraLayout lora) {
-             return Program{dtype,           vocab_size,       num_layers,    shape,
-                            max_batch_size,  max_num_tokens,   max_input_len, max_seq_len,
-                            max_beam_width,  tokens_per_block, arena_bytes,   std::move(buffers),
-                            std::move(body), std::move(head),  logits,        std::move(lora)};
+                       bool int8_kv_cache, std::size_t arena_bytes, std::vector<Buffer> buffers,
+                       std::vector<Op> body, std::vector<Op> head, BufferId logits, LoraLayout lora) {
+             return Program{
+                 dtype,          vocab_size,     num_layers,         shape,           max_batch_size,
+                 max_num_tokens, max_input_len,  max_seq_len,        max_beam_width,  tokens_per_block,
+                 int8_kv_cache,  arena_bytes,    std::move(buffers), std::move(body), std::move(head),
+                 logits,         std::move(lora)};
            }),
            py::kw_only(), py::arg("dtype"), py::arg("vocab_size"), py::arg("num_layers"), py::arg("shape"),
            py::arg("max_batch_size"), py::arg("max_num_tokens"), py::arg("max_input_len"),
            py::arg("max_seq_len"), py::arg("max_beam_width") = 1, py::arg("tokens_per_block"),
-           py::arg("arena_bytes"), py::arg("buffers"), py::arg("body"), py::arg("head"), py::arg("logits"),
-           py::arg("lora") = LoraLayout{})
+           py::arg("int8_kv_cache") = false, py::arg("arena_bytes"), py::arg("buffers"), py::arg("body"),
+           py::arg("head"), py::arg("logits"), py::arg("lora") = LoraLayout{})
       .def_readonly("dtype", &Program::dtype)
       .def_readonly("vocab_size", &Program::vocab_size)
       .def_readonly("num_layers", &Program::num_layers)
@@ -281,6 +282,7 @@ void bind_program_struct(py::module_& module) {
       .def_readonly("max_seq_len", &Program::max_seq_len)
       .def_readonly("max_beam_width", &Program::max_beam_width)
       .def_readonly("tokens_per_block", &Program::tokens_per_block)
+      .def_readonly("int8_kv_cache", &Program::int8_kv_cache)
       .def_readonly("arena_bytes", &Program::arena_bytes)
       .def_readonly("buffers", &Program::buffers)
       .def_readonly("body", &Program::body)

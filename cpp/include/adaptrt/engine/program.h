@@ -121,7 +121,7 @@ using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, Linear
 /// A compiled network: ops in order of execution. `body` runs once a step over its tokens; `head` runs once
 /// for each slice of logit rows and ends in `logits` [rows, vocab_size].
 struct Program {
-  DType dtype = DType::kFloat32;  // of the packed weights and the KV cache
+  DType dtype = DType::kFloat32;  // of the packed weights, and of the KV cache unless it is int8
   std::int64_t vocab_size = 0;
   std::int32_t num_layers = 0;
   ModelShape shape;
@@ -131,6 +131,8 @@ struct Program {
   std::int32_t max_seq_len = 0;
   std::int32_t max_beam_width = 1;
   std::int32_t tokens_per_block = 0;
+  /// Keys and values are kept as int8 with one scale a token and key-value head, instead of `dtype`.
+  bool int8_kv_cache = false;
   std::size_t arena_bytes = 0;
   std::vector<Buffer> buffers;
   std::vector<Op> body;
