@@ -322,6 +322,8 @@ def _backend_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list
             f"a checkpoint of {checkpoint.quantization.quant_algo.name} weights cannot be built with backend "
             f"{TENSORRT} yet; convert it without --use_weight_only"
         )
+    if checkpoint.int8_kv_cache:
+        found.append(f"an int8 KV cache needs backend {NATIVE}; leave out --int8_kv_cache, here and in the conversion")
     if tensorrt.weights not in WEIGHTS:
         found.append(f"weights is {tensorrt.weights}; accepted: {', '.join(WEIGHTS)}")
     return found + _capability_problems(tensorrt.compute_capability)

@@ -65,6 +65,7 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
         "max_seq_len": (build.max_seq_len, program.max_seq_len),
         "max_beam_width": (build.max_beam_width, program.max_beam_width),
         "tokens_per_block": (build.tokens_per_block, program.tokens_per_block),
+        "int8_kv_cache": (checkpoint.int8_kv_cache, program.int8_kv_cache),
         "lora_plugin": (build.lora_enabled, lora is not None),
         "dora_plugin": (build.dora_enabled, lora is not None and lora.dora_enabled),
     }

@@ -11,7 +11,7 @@ from typing import Any
 from ..._core import CheckpointError, ConfigError, DType, ModelShape, dtype_from_name, dtype_name
 from ..._version import __version__
 from ..json_fields import JsonFields, load_json_object
-from .quantization import QuantConfig, read_quantization
+from .quantization import QuantConfig, quantization_to_dict, read_int8_kv_cache, read_quantization
 from .rotary import RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
 
 CONFIG_FILE = "config.json"
@@ -20,7 +20,6 @@ PRODUCER = "adaptrt"
 MAX_LAYERS = 10_000
 HIDDEN_ACT = "silu"
 POSITION_EMBEDDING_TYPE = "rope_gpt_neox"
-_NOT_QUANTIZED = {"quant_algo": None, "kv_cache_quant_algo": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +69,9 @@ class CheckpointConfig:
     slice when world_size is above 1, and quantised."""
     mapping: ParallelMapping = ParallelMapping()
     quantization: QuantConfig | None = None
+    """Of the weights."""
+    int8_kv_cache: bool = False
+    """Keys and values are kept as int8; config.json has it as quantization.kv_cache_quant_algo."""
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None
@@ -94,7 +96,8 @@ class CheckpointConfig:
         """The content of config.json."""
         result: dict[str, Any] = {"producer": {"name": PRODUCER, "version": __version__}}
         for field in fields(self):
-            result[field.name] = getattr(self, field.name)
+            if field.name != "int8_kv_cache":
+                result[field.name] = getattr(self, field.name)
         result.update(
             dtype=dtype_name(self.dtype),
             logits_dtype=dtype_name(self.logits_dtype),
@@ -108,7 +111,7 @@ class CheckpointConfig:
                 "tp_size": self.mapping.tp_size,
                 "pp_size": self.mapping.pp_size,
             },
-            quantization=_NOT_QUANTIZED if self.quantization is None else self.quantization.to_dict(),
+            quantization=quantization_to_dict(self.quantization, int8_kv_cache=self.int8_kv_cache),
         )
         return result
 
@@ -132,6 +135,7 @@ class CheckpointConfig:
         source.string("hidden_act", choices=(HIDDEN_ACT,))
         source.string("position_embedding_type", choices=(POSITION_EMBEDDING_TYPE,))
         max_position_embeddings = source.integer("max_position_embeddings")
+        quantization = source.object("quantization")
         config = cls(
             architecture=source.string("architecture"),
             dtype=_read_dtype(source, "dtype"),
@@ -155,7 +159,8 @@ class CheckpointConfig:
             sliding_window_layers=source.integers("sliding_window_layers"),
             share_embedding_table=source.boolean("share_embedding_table"),
             mapping=_read_mapping(source),
-            quantization=_read_quantization(source),
+            quantization=read_quantization(quantization) if quantization is not None else None,
+            int8_kv_cache=quantization is not None and read_int8_kv_cache(quantization),
             bos_token_id=source.optional_integer("bos_token_id", minimum=0),
             eos_token_id=source.integers("eos_token_id"),
             pad_token_id=source.optional_integer("pad_token_id", minimum=0),
@@ -230,8 +235,3 @@ def _read_mapping(source: JsonFields) -> ParallelMapping:
     if mapping.integer("world_size") != result.world_size:
         mapping.problem("world_size", f"must be tp_size * pp_size = {result.world_size}")
     return result
-
-
-def _read_quantization(source: JsonFields) -> QuantConfig | None:
-    quantization = source.object("quantization")
-    return None if quantization is None else read_quantization(quantization)

@@ -60,15 +60,16 @@ def convert_checkpoint(
     pp_size: int = 1,
     workers: int = 1,
     quantization: QuantConfig | None = None,
+    int8_kv_cache: bool = False,
     progress: Progress | None = None,
 ) -> Converted:
     """Writes config.json, rank{N}.safetensors and the tokenizer's files to `output_dir`.
 
     `dtype` None keeps the type that the model's config.json states. Up to `workers` ranks are written at a
-    time. `quantization` is of the linear layers; their values are rounded to `dtype` first. `output_dir` must be
-    absent, empty, or a checkpoint that this function wrote, which is replaced; it stays as it was when anything
-    goes wrong. Raises CheckpointError for everything that is wrong with the model and ConfigError for sizes that
-    cannot cut it, and for a quantisation that it cannot have.
+    time. `quantization` is of the linear layers; their values are rounded to `dtype` first. `int8_kv_cache` asks engines
+    to keep keys and values as int8. `output_dir` must be absent, empty, or a checkpoint that this function wrote, which
+    is replaced; it stays as it was when anything goes wrong. Raises CheckpointError for everything that is wrong with
+    the model and ConfigError for sizes that cannot cut it, and for a quantisation that it cannot have.
     """
     for name, value in (("tp_size", tp_size), ("pp_size", pp_size), ("workers", workers)):
         if value < 1:
@@ -76,7 +77,11 @@ def convert_checkpoint(
     if not model_dir.is_dir():
         raise CheckpointError(f"{model_dir}: is no directory")
     mapping = ParallelMapping(tp_size=tp_size, pp_size=pp_size)
-    config = replace(load_hf_config(model_dir, dtype=dtype, mapping=mapping), quantization=quantization)
+    config = replace(
+        load_hf_config(model_dir, dtype=dtype, mapping=mapping),
+        quantization=quantization,
+        int8_kv_cache=int8_kv_cache,
+    )
     weights = HfWeights(model_dir)
     _check_tensors(weights, config, model_dir)
     plans = [plan_rank(config, rank) for rank in range(mapping.world_size)]

@@ -16,6 +16,8 @@ from .tensor_names import LM_HEAD
 
 DEFAULT_GROUP_SIZE: Final = 128
 GROUP_SIZES: Final = (32, 64, 128)
+INT8_KV_CACHE: Final = "INT8"
+"""TensorRT-LLM's name, in kv_cache_quant_algo."""
 QUANT_ALGOS: Final = tuple(algo.name for algo in QuantAlgo if algo is not QuantAlgo.NONE)
 
 # Of the linear layers of a decoder layer.
@@ -34,7 +36,7 @@ ZERO: Final = "zero"
 
 @dataclass(frozen=True, kw_only=True)
 class QuantConfig:
-    """The `quantization` of a checkpoint's config.json."""
+    """How a checkpoint's weights are quantised."""
 
     quant_algo: QuantAlgo
     group_size: int | None = None
@@ -80,19 +82,33 @@ class QuantConfig:
         return f"{self.quant_algo.name}{group}{' with zero points' if self.has_zero_point else ''}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """The fields of the weights in the `quantization` of config.json."""
         return {
             "quant_algo": self.quant_algo.name,
-            "kv_cache_quant_algo": None,
             "group_size": self.group_size,
             "has_zero_point": self.has_zero_point,
         }
 
 
+def quantization_to_dict(weights: QuantConfig | None, *, int8_kv_cache: bool) -> dict[str, Any]:
+    """The `quantization` of config.json; `weights` None: they are not quantised."""
+    return {
+        "quant_algo": None,
+        "kv_cache_quant_algo": INT8_KV_CACHE if int8_kv_cache else None,
+        **(weights.to_dict() if weights is not None else {}),
+    }
+
+
+def read_int8_kv_cache(source: JsonFields) -> bool:
+    """Takes the field of the KV cache of a `quantization` object: whether it is int8."""
+    algo = source.raw("kv_cache_quant_algo")
+    if algo not in (None, INT8_KV_CACHE):
+        source.problem("kv_cache_quant_algo", f"is {describe(algo)}; accepted: null, {INT8_KV_CACHE}")
+    return bool(algo == INT8_KV_CACHE)
+
+
 def read_quantization(source: JsonFields) -> QuantConfig | None:
-    """Takes the fields of a `quantization` object; None for a checkpoint that is not quantised."""
-    if source.raw("kv_cache_quant_algo") is not None:
-        source.problem("kv_cache_quant_algo", "is set, but the KV cache is not quantised yet; expected null")
+    """Takes the fields of the weights of a `quantization` object; None when they are not quantised."""
     algo = source.raw("quant_algo")
     group_size = source.optional_integer("group_size")
     has_zero_point = source.boolean("has_zero_point", default=False)

@@ -12,14 +12,13 @@ from ..._core import ConfigError, DType, QuantAlgo, dtype_from_name, dtype_name
 from ..checkpoint.convert import convert_checkpoint
 from ..checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, QuantConfig
 from ..progress import format_bytes, progress_on
-from .quantization_table import error_table
+from .quantization_table import INT8_KV_CACHE_HELP, error_table
 
 _AUTO = "auto"
 
 _INT8: Final = "int8"
 _INT4: Final = "int4"
 _UNSUPPORTED_PRECISIONS: Final = ("int8_gptq", "int4_gptq", "int4_awq")
-_NO_INT8_KV_CACHE: Final = "a quantised KV cache is not available yet; accepted: leaving the flag out"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,12 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"inputs of a group: {', '.join(map(str, GROUP_SIZES))} (default: {DEFAULT_GROUP_SIZE})",
     )
     group.add_argument("--has_zero_point", action="store_true", help="int4 only: a zero point beside each scale")
-    group.add_argument("--int8_kv_cache", action="store_true", help=_NO_INT8_KV_CACHE.partition(";")[0])
+    group.add_argument("--int8_kv_cache", action="store_true", help=INT8_KV_CACHE_HELP)
 
 
 def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
     """The quantisation that the flags ask for. Raises ConfigError for flags that do not go together."""
-    problems = [f"int8_kv_cache: {_NO_INT8_KV_CACHE}"] if args.int8_kv_cache else []
+    problems = []
     precision = args.weight_only_precision or _INT8
     if precision in _UNSUPPORTED_PRECISIONS:
         problems.append(
@@ -118,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
         pp_size=args.pp_size,
         workers=args.workers,
         quantization=quantization,
+        int8_kv_cache=args.int8_kv_cache,
         progress=progress_on(),
     )
     config = converted.config
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"{args.output_dir}: {config.architecture}, {config.num_hidden_layers} layers, "
         f"{dtype_name(config.dtype)}, {converted.num_tensors} tensors of {format_bytes(converted.num_bytes)} "
-        f"in {ranks} rank{'s' if ranks > 1 else ''}"
+        f"in {ranks} rank{'s' if ranks > 1 else ''}{', int8 KV cache' if config.int8_kv_cache else ''}"
     )
     if converted.quantization_errors:
         Console().print(error_table(converted.quantization_errors))

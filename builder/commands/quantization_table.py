@@ -1,14 +1,17 @@
-"""The table of what quantisation changed, for people."""
+"""What the flags and reports of quantisation have in common."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Final
 
 from rich import box
 from rich.table import Table
 
 from ..checkpoint.quantizer import QuantizationError
+
+INT8_KV_CACHE_HELP: Final = "keep keys and values as int8, each token and head with a scale that is made at run time"
 
 
 def error_table(errors: Sequence[QuantizationError]) -> Table:

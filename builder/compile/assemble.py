@@ -42,6 +42,7 @@ def assemble(
     dtype: DType,
     shape: ModelShape,
     num_layers: int,
+    int8_kv_cache: bool,
     limits: ProgramLimits,
     lora: LoraOptions | None,
 ) -> tuple[Program, Arena]:
@@ -74,6 +75,7 @@ def assemble(
         max_seq_len=limits.max_seq_len,
         max_beam_width=limits.max_beam_width,
         tokens_per_block=limits.tokens_per_block,
+        int8_kv_cache=int8_kv_cache,
         arena_bytes=arena.num_bytes,
         buffers=tuple(
             Buffer(name=name, dtype=op.dtype, rows=op.rows, width=width, offset=arena.offsets[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -16,6 +17,9 @@ from ..json_fields import describe
 from ..models.registry import FAMILIES
 from ..network.graph import StoredTensor
 from ..safetensors_stream import SafetensorsReader
+
+# TensorRT-LLM's static scale of a layer's int8 KV cache.
+_KV_CACHE_SCALE: Final = ".attention.kv_cache_scaling_factor"
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,12 @@ class Checkpoint:
         expected = {spec.name: spec for spec in rank_specs(plan_rank(config, 0), dtype, config.quantization)}
         problems = [f"tensor '{name}' is missing" for name in expected if name not in reader.specs]
         for name, spec in reader.specs.items():
-            if name not in expected:
+            if name.endswith(_KV_CACHE_SCALE):
+                problems.append(
+                    f"tensor '{name}' is a calibrated scale; an int8 KV cache here has scales that are made at run time, "
+                    "so remove the tensor"
+                )
+            elif name not in expected:
                 problems.append(f"tensor '{name}' is used by nothing")
             elif spec != expected[name]:
                 problems.append(

@@ -67,6 +67,7 @@ def compile_network(
         dtype=config.dtype,
         shape=shape,
         num_layers=config.num_hidden_layers,
+        int8_kv_cache=config.int8_kv_cache,
         limits=limits,
         lora=lora,
     )

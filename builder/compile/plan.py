@@ -166,6 +166,7 @@ class Program:
     max_seq_len: int
     max_beam_width: int
     tokens_per_block: int
+    int8_kv_cache: bool
     arena_bytes: int
     buffers: tuple[Buffer, ...]
     body: tuple[Op, ...]

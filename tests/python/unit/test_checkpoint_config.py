@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from adaptrt import _core
 from adaptrt.builder.checkpoint.config import CheckpointConfig, ParallelMapping
+from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.checkpoint.rotary import YarnScaling
 
 CONFIG = CheckpointConfig(
@@ -37,9 +38,15 @@ CONFIG = CheckpointConfig(
 )
 
 
-def test_a_config_survives_its_file(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(CONFIG.to_json())
-    assert CheckpointConfig.load(tmp_path) == CONFIG
+@pytest.mark.parametrize("int8_kv_cache", [False, True])
+@pytest.mark.parametrize("weights", [None, QuantConfig(quant_algo=_core.QuantAlgo.W4A16, group_size=64)])
+def test_a_config_survives_its_file(weights: QuantConfig | None, int8_kv_cache: bool, tmp_path: Path) -> None:
+    config = replace(CONFIG, quantization=weights, int8_kv_cache=int8_kv_cache)
+    (tmp_path / "config.json").write_text(config.to_json())
+    assert CheckpointConfig.load(tmp_path) == config
+    written = config.to_dict()["quantization"]
+    assert written["kv_cache_quant_algo"] == ("INT8" if int8_kv_cache else None)
+    assert written["quant_algo"] == (None if weights is None else "W4A16")
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIG.to_dict() if name != "producer"])
@@ -78,8 +85,8 @@ def test_a_missing_or_wrong_field_is_named(name: str) -> None:
             "group_size is given, but W8A16 has one scale an output; .*has_zero_point is given",
         ),
         (
-            {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "INT8"}},
-            "quantization.kv_cache_quant_algo is set",
+            {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}},
+            'quantization.kv_cache_quant_algo is "FP8"; accepted: null, INT8',
         ),
         ({"sliding_window_layers": [3, 2]}, "must ascend and stay below num_hidden_layers 4"),
         ({"sliding_window_layers": [4]}, "must ascend and stay below num_hidden_layers 4"),

@@ -221,7 +221,6 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
             ["--use_weight_only", "--weight_only_precision", "int4", "--per_group", "--group_size", "0"],
             "group_size is 0; accepted: 32, 64, 128",
         ),
-        (["--int8_kv_cache"], "int8_kv_cache: .*quantised .* not available yet"),
     ],
 )
 def test_flags_of_quantisation_are_refused_by_name_and_reason(

@@ -237,7 +237,7 @@ def test_a_config_that_does_not_fit_is_refused(engine: Path, change, complaint: 
     assert str(engine) in str(refusal.value)
 
 
-def reseal(engine: Path, change: Callable[[dict], None], version: str = "2") -> None:
+def reseal(engine: Path, change: Callable[[dict], None], version: str = "3") -> None:
     """Writes the engine file again with a changed program and good checksums, as an attacker would."""
     checksum = json.loads((engine / "config.json").read_text())["engine_checksum"]
     storage = EngineFile(engine / "rank0.engine", checksum)
@@ -287,6 +287,8 @@ def first(program: dict, op: str) -> dict:
         (lambda p: p["lora"]["sites"][0]["parts"][0].update(module=77), "77"),
         (lambda p: p["lora"].update(target_modules="all"), "a list"),
         (lambda p: p["shape"].update(head_dim=0), "rank0.engine"),
+        (lambda p: p.update(int8_kv_cache=True), "int8_kv_cache is False there and True here"),
+        (lambda p: p.update(int8_kv_cache=1), "true or false"),
     ],
 )
 def test_a_hostile_program_is_refused(engine: Path, change, complaint: str) -> None:
@@ -300,7 +302,7 @@ def test_another_format_version_is_refused(engine: Path) -> None:
     reseal(engine, lambda program: None)
     load_engine(engine)
     reseal(engine, lambda program: None, version="1")
-    with pytest.raises(EngineError, match="format version '1', this release reads 2"):
+    with pytest.raises(EngineError, match="format version '1', this release reads 3"):
         load_engine(engine)
 
 
