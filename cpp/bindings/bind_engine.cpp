@@ -129,6 +129,9 @@ void bind_engine(py::module_& module) {
       "Names of the kernels that this CPU can run, best first.");
   py::class_<MachineLimits>(module, "MachineLimits", "What this machine can do at best, measured.")
       .def_readonly("read_bandwidth", &MachineLimits::read_bandwidth, "Bytes per second.")
+      .def_readonly(
+          "int8_ops", &MachineLimits::int8_ops,
+          "Multiply-adds of 8-bit integers per second, each counted as two; 0 without an instruction.")
       .def_readonly("bfloat16_flops", &MachineLimits::bfloat16_flops,
                     "Multiply-adds per second, each counted as two; 0 without an instruction for them.")
       .def_readonly("float32_flops", &MachineLimits::float32_flops,

@@ -149,13 +149,28 @@ __attribute__((target("avx512f,avx512bf16"))) float multiply_add_bfloat16(std::i
   return total;
 }
 
+__attribute__((target("avx512f,avx512vnni"))) float multiply_add_int8(std::int64_t iterations) {
+  __m512i sums[kChains];
+  for (auto& sum : sums) sum = _mm512_set1_epi32(1);
+  const __m512i ones = _mm512_set1_epi8(1);
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    ADAPTRT_UNROLL_CHAINS
+    for (auto& sum : sums) sum = _mm512_dpbusd_epi32(sum, ones, ones);
+  }
+  __m512i total = _mm512_setzero_si512();
+  for (const auto& sum : sums) total = _mm512_add_epi32(total, sum);
+  std::array<std::int32_t, 16> lanes;
+  _mm512_storeu_si512(lanes.data(), total);
+  return static_cast<float>(lanes[0]);
+}
+
 #endif
 
 #undef ADAPTRT_UNROLL_CHAINS
 
 /// `multiply_add` does kChains instructions an iteration, each of `multiply_adds` multiply-adds.
-double measure_flops(ThreadPool* threads, int rounds, float (*multiply_add)(std::int64_t),
-                     int multiply_adds) {
+double measure_multiply_adds(ThreadPool* threads, int rounds, float (*multiply_add)(std::int64_t),
+                             int multiply_adds) {
   const std::int64_t chunks = 8 * threads->num_threads();
   std::vector<float> sums(static_cast<std::size_t>(chunks) * kSlot * 2);
   const double seconds = least_seconds(rounds, [&] {
@@ -168,7 +183,20 @@ double measure_flops(ThreadPool* threads, int rounds, float (*multiply_add)(std:
 
 double measure_bfloat16_flops(ThreadPool* threads, int rounds) {
 #ifdef ADAPTRT_X86_KERNELS
-  if (__builtin_cpu_supports("avx512bf16")) return measure_flops(threads, rounds, &multiply_add_bfloat16, 32);
+  if (__builtin_cpu_supports("avx512bf16")) {
+    return measure_multiply_adds(threads, rounds, &multiply_add_bfloat16, 32);
+  }
+#endif
+  static_cast<void>(threads);
+  static_cast<void>(rounds);
+  return 0.0;
+}
+
+double measure_int8_ops(ThreadPool* threads, int rounds) {
+#ifdef ADAPTRT_X86_KERNELS
+  if (__builtin_cpu_supports("avx512vnni")) {
+    return measure_multiply_adds(threads, rounds, &multiply_add_int8, 64);
+  }
 #endif
   static_cast<void>(threads);
   static_cast<void>(rounds);
@@ -177,18 +205,21 @@ double measure_bfloat16_flops(ThreadPool* threads, int rounds) {
 
 double measure_float32_flops(ThreadPool* threads, int rounds) {
 #ifdef ADAPTRT_X86_KERNELS
-  if (__builtin_cpu_supports("avx512f")) return measure_flops(threads, rounds, &multiply_add_avx512, 16);
+  if (__builtin_cpu_supports("avx512f")) {
+    return measure_multiply_adds(threads, rounds, &multiply_add_avx512, 16);
+  }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    return measure_flops(threads, rounds, &multiply_add_avx2, 8);
+    return measure_multiply_adds(threads, rounds, &multiply_add_avx2, 8);
   }
 #endif
-  return measure_flops(threads, rounds, &multiply_add_portable, 4);
+  return measure_multiply_adds(threads, rounds, &multiply_add_portable, 4);
 }
 
 }  // namespace
 
 MachineLimits measure_machine_limits(ThreadPool* threads, int rounds) {
   return {.read_bandwidth = measure_read_bandwidth(threads, rounds),
+          .int8_ops = measure_int8_ops(threads, rounds),
           .bfloat16_flops = measure_bfloat16_flops(threads, rounds),
           .float32_flops = measure_float32_flops(threads, rounds)};
 }

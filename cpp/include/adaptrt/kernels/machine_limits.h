@@ -8,6 +8,9 @@ namespace adaptrt {
 struct MachineLimits {
   /// Bytes per second that all threads together read from memory.
   double read_bandwidth = 0.0;
+  /// Products of an unsigned and a signed 8-bit integer, added up in 32 bits, per second on registers, each
+  /// counted as two; 0 where the CPU has no instruction for it.
+  double int8_ops = 0.0;
   /// bfloat16 multiply-adds per second on registers, each counted as two; 0 where the CPU has no instruction
   /// for it.
   double bfloat16_flops = 0.0;
