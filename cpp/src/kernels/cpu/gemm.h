@@ -3,6 +3,7 @@
 // Included by the source of each instruction set, behind its simd_*.h. Everything here has internal linkage:
 // code that was compiled for one instruction set must not be merged with another's.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -21,6 +22,10 @@ namespace {
 /// How far ahead of its use a panel is fetched when the rows are few and memory is the limit.
 inline constexpr std::int64_t kStreamAhead = 4096;
 inline constexpr std::int64_t kCacheLine = 64;
+/// Rows up to which memory is the limit, and the steps of k that all of them take before the next are read:
+/// 16 KiB of a bfloat16 panel.
+inline constexpr std::int64_t kStreamRows = 24;
+inline constexpr std::int64_t kStreamSteps = 64;
 
 /// Cache lines fetched with each step of k, and how far apart the steps' lines are.
 struct Prefetch {
@@ -41,12 +46,14 @@ constexpr int chains_of(int vectors) {
   return vectors >= 3 ? 1 : vectors == 2 ? 2 : 4;
 }
 
-template <class Weights, int kRows, int kVectors, bool kPartial, int kLines>
+/// `kContinues`: the sums go on from what is in `out`.
+template <class Weights, int kRows, int kVectors, bool kPartial, int kLines, bool kContinues = false>
 void gemm_tile(const PanelGemm& gemm, std::int64_t row, std::int64_t column, std::int64_t last_lanes,
                Prefetch prefetch) {
   using A = typename Weights::A;
   using Vec = Simd::Vec;
   constexpr int kChains = chains_of(kVectors);
+  static_assert(!kContinues || (kChains == 1 && !kPartial));
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
   const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
   const A* a = static_cast<const A*>(gemm.a) + row * gemm.a_stride;
@@ -58,7 +65,10 @@ void gemm_tile(const PanelGemm& gemm, std::int64_t row, std::int64_t column, std
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       ADAPTRT_UNROLL
-      for (int v = 0; v < kVectors; ++v) sums[chain][r][v] = Simd::zero();
+      for (int v = 0; v < kVectors; ++v) {
+        const float* before = gemm.out + (row + r) * gemm.out_stride + column + v * Simd::kLanes;
+        sums[chain][r][v] = kContinues ? Simd::load(before) : Simd::zero();
+      }
     }
   }
   const auto step = [&](Vec(&sum)[kRows][kVectors], auto broadcast) __attribute__((always_inline)) {
@@ -137,6 +147,59 @@ TileFunction tile_of(std::int64_t rows, std::int64_t vectors, bool full) {
   return tile_of_rows<Weights, kVectors, true, kLines>(rows);
 }
 
+/// The tile function for a number of rows of a panel of whole vectors.
+template <class Weights, int kLines, bool kContinues, int kRows = kTileRows>
+TileFunction streamed_tile_of_rows(std::int64_t rows) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return streamed_tile_of_rows<Weights, kLines, kContinues, kRows - 1>(rows);
+  }
+  return &gemm_tile<Weights, kRows, kTileVectors, false, kLines, kContinues>;
+}
+
+/// `lines` is 0 to kMostStreamedLines.
+template <class Weights>
+TileFunction streamed_tile_of(std::int64_t rows, std::int64_t lines, bool continues) {
+  if (lines == 0) {
+    return continues ? streamed_tile_of_rows<Weights, 0, true>(rows)
+                     : streamed_tile_of_rows<Weights, 0, false>(rows);
+  }
+  if (lines == 1) {
+    return continues ? streamed_tile_of_rows<Weights, 1, true>(rows)
+                     : streamed_tile_of_rows<Weights, 1, false>(rows);
+  }
+  return continues ? streamed_tile_of_rows<Weights, 2, true>(rows)
+                   : streamed_tile_of_rows<Weights, 2, false>(rows);
+}
+
+/// A panel of one group of columns, for a few blocks of rows: all of them take a part of k before the next
+/// part is read, so that each part comes from memory once, to the first-level cache. Sums stay in order: they
+/// wait in `out`. The fetches of the next part are spread evenly, so that memory never rests.
+template <class Weights>
+void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
+  using A = typename Weights::A;
+  const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
+  const std::int64_t row_lines = row_bytes / kCacheLine;
+  const std::int64_t steps = (gemm.k + Weights::kInterleave - 1) / Weights::kInterleave;
+  PanelGemm part = gemm;
+  for (std::int64_t begin = 0; begin < steps; begin += kStreamSteps) {
+    const std::int64_t count = std::min(kStreamSteps, steps - begin);
+    part.a = static_cast<const A*>(gemm.a) + begin * Weights::kInterleave;
+    part.panel = gemm.panel + begin * row_bytes;
+    part.k = std::min(gemm.k - begin * Weights::kInterleave, count * Weights::kInterleave);
+    const std::byte* next = begin + count < steps ? part.panel + count * row_bytes : gemm.next_panel;
+    for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
+      const std::int64_t rows = (gemm.rows - row + blocks - block - 1) / (blocks - block);
+      const std::int64_t lines = next == nullptr ? 0
+                                                 : (row_lines * (block + 1) + blocks - 1) / blocks -
+                                                       (row_lines * block + blocks - 1) / blocks;
+      streamed_tile_of<Weights>(rows, lines, begin > 0)(part, row, 0, Simd::kLanes,
+                                                        {next, lines * kCacheLine});
+      if (next != nullptr) next += count * lines * kCacheLine;
+      row += rows;
+    }
+  }
+}
+
 template <class Weights>
 void gemm_panel(const PanelGemm& gemm) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
@@ -145,6 +208,12 @@ void gemm_panel(const PanelGemm& gemm) {
                                    : 1;
   constexpr int kNextLines = 2;
   const std::int64_t blocks = (gemm.rows + kTileRows - 1) / kTileRows;
+  if constexpr (chains_of(kTileVectors) == 1) {
+    if (blocks > 1 && gemm.rows <= kStreamRows && gemm.width == kGroup && !gemm.accumulate) {
+      gemm_streamed<Weights>(gemm, blocks);
+      return;
+    }
+  }
   const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
   const std::int64_t steps = (gemm.k + Weights::kInterleave - 1) / Weights::kInterleave;
   for (std::int64_t column = 0; column < gemm.width; column += kGroup) {
