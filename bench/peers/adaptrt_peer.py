@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import partial
 
-from worker import ADAPTER_OF_ONE, BATCH, Metrics, Peer, Task, decode_rate, main, prefill_rate, seconds_of, whole_rate
+from worker import (
+    ADAPTER_OF_ONE,
+    BATCH,
+    MIXED_TOKENS,
+    Metrics,
+    Peer,
+    Row,
+    Task,
+    base_rows,
+    decode_row,
+    main,
+    seconds_of,
+)
 
 import adaptrt
 from adaptrt import Executor, ExecutorConfig, KvCacheConfig, LoraConfig, OutputConfig, PeftCacheConfig, Request
@@ -19,67 +30,54 @@ BYTES_PER_VALUE = 2
 COLD_TASKS = 1000
 
 
-def make(task: Task) -> Peer:
-    """One executor for all rows; adapters are cached on the host before the first row."""
-    executor = start(task)
-    adapters = {path.name: LoraConfig.from_peft(number, path, executor.engine)
-                for number, path in enumerate(task.loras + task.doras)}  # fmt: skip
-    for adapter in adapters.values():
-        executor.put_adapter(adapter)
-    known = {name: LoraConfig(adapter.task_id) for name, adapter in adapters.items()}
-    del adapters
-    loras = [known[path.name] for path in task.loras]
-    mixed = [known[path.name] for path in (*task.loras[: BATCH // 2], *task.doras)]
-    cold = itertools.count(COLD_TASKS)
+class AdaptRt:
+    """An executor on one engine. The bfloat16 one has every adapter cached on the host from its start."""
+
+    def __init__(self, task: Task, engine: str) -> None:
+        self._task = task
+        self._executor = start(task, engine)
+        self._cold = itertools.count(COLD_TASKS)
+        if engine == "bf16":
+            for number, path in enumerate(task.loras + task.doras):
+                self._executor.put_adapter(LoraConfig.from_peft(number, path, self._executor.engine))
 
     def generate(
-        prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[LoraConfig | None] | None = None
+        self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[int] | None = None
     ) -> list[list[int]]:
+        """One in-flight batch; `adapters` has a task_id a prompt."""
         output = OutputConfig(exclude_input_from_output=True)
-        ids = executor.enqueue_requests(
+        configs = [None] * len(prompts) if adapters is None else [LoraConfig(task_id) for task_id in adapters]
+        ids = self._executor.enqueue_requests(
             [
-                Request(prompt, new_tokens, output_config=output, lora_config=adapter)
-                for prompt, adapter in zip(prompts, adapters or [None] * len(prompts), strict=True)
+                Request(prompt, new_tokens, output_config=output, lora_config=config)
+                for prompt, config in zip(prompts, configs, strict=True)
             ]
         )
         answers = []
         for request_id in ids:
-            (response,) = executor.await_responses(request_id)
+            (response,) = self._executor.await_responses(request_id)
             if response.has_error():
                 raise RuntimeError(response.error_msg)
             answers.append(list(response.result.output_token_ids[0]))
         return answers
 
-    def load() -> Metrics:
-        task_id = next(cold)
+    def load_adapter(self) -> Metrics:
+        """From its PEFT directory to the host level of the cache."""
+        task_id, path = next(self._cold), self._task.loras[ADAPTER_OF_ONE]
         seconds = seconds_of(
-            lambda: executor.put_adapter(LoraConfig.from_peft(task_id, task.loras[ADAPTER_OF_ONE], executor.engine))
+            lambda: self._executor.put_adapter(LoraConfig.from_peft(task_id, path, self._executor.engine))
         )
-        executor.unload_adapter(task_id)
+        self._executor.unload_adapter(task_id)
         return {"value": seconds}
 
-    new = task.new_tokens
-    one = partial(generate, adapters=[loras[ADAPTER_OF_ONE]])
-    return Peer(
-        versions={"adaptrt": adaptrt.__version__},
-        rows={
-            "prefill-512": lambda: prefill_rate(generate, task.long),
-            "decode-1": lambda: decode_rate(generate, task.alone, new),
-            "decode-16": lambda: decode_rate(generate, task.batch, new),
-            "decode-1-lora": lambda: decode_rate(one, task.alone, new),
-            "mixed-16": lambda: whole_rate(partial(generate, adapters=loras), task.batch, task.mixed_tokens),
-            "adapter-load": load,
-            "decode-1-dora": lambda: decode_rate(partial(generate, adapters=[mixed[-1]]), task.alone, new),
-            "mixed-16-dora": lambda: whole_rate(partial(generate, adapters=mixed), task.batch, task.mixed_tokens),
-        },
-        notes={"mixed-16": "one in-flight batch", "mixed-16-dora": "one in-flight batch"},
-        close=executor.shutdown,
-    )
+    def close(self) -> None:
+        """End the executor."""
+        self._executor.shutdown()
 
 
-def start(task: Task) -> Executor:
+def start(task: Task, name: str) -> Executor:
     """An executor with room for every adapter, without prefix reuse: prompts repeat."""
-    engine = adaptrt.load_engine(task.root / "adaptrt-engine")
+    engine = adaptrt.load_engine(task.root / f"adaptrt-{name}")
     layout = engine.lora
     widths = sum(site.in_size * len(site.parts) + sum(part.out_size for part in site.parts) for site in layout.sites)
     level = BYTES_PER_VALUE * LARGEST_RANK * widths * ADAPTERS
@@ -91,6 +89,29 @@ def start(task: Task) -> Executor:
         num_threads=task.threads,
     )
     return Executor(engine, executor_config=config)
+
+
+def make(task: Task) -> Peer:
+    """Engines of several kinds of weights, all with LoRA enabled."""
+    loras = list(range(BATCH))
+    mixed = [*loras[: BATCH // 2], *range(BATCH, BATCH + len(task.doras))]
+    batch = "one in-flight batch"
+    return Peer(
+        versions={"adaptrt": adaptrt.__version__},
+        load=lambda engine: AdaptRt(task, engine),
+        rows={
+            **base_rows(task, "bf16"),
+            "decode-1-lora": decode_row("bf16", task.alone, adapters=[loras[ADAPTER_OF_ONE]]),
+            "mixed-16": decode_row("bf16", task.batch, most_tokens=MIXED_TOKENS, adapters=loras),
+            "adapter-load": Row("bf16", lambda loaded, new_tokens: loaded.load_adapter()),
+            "decode-1-dora": decode_row("bf16", task.alone, adapters=[mixed[-1]]),
+            "mixed-16-dora": decode_row("bf16", task.batch, most_tokens=MIXED_TOKENS, adapters=mixed),
+            **base_rows(task, "w8a8", "int8-"),
+            **base_rows(task, "w8a16", "w8a16-"),
+            **base_rows(task, "w4a16", "int4-"),
+        },
+        notes={"mixed-16": batch, "mixed-16-dora": batch, "int8-decode-1": "W8A8", "int4-decode-1": "W4A16"},
+    )
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ install() {
     "$venv/bin/pip" install --quiet --disable-pip-version-check "$(grep '^torch==' "$here/requirements/$peer.txt")" || return 1
   fi
   "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/requirements/$peer.txt" || return 1
-  # optimum brings a torchvision for another torch, which transformers then fails to import.
-  "$venv/bin/pip" uninstall --quiet --yes torchvision 2>/dev/null
+  # Others bring these for another torch, and transformers or vLLM then fail to import them; all do without.
+  "$venv/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec 2>/dev/null
   if [ "$peer" = llama_cpp ]; then build_llama_server "$venv" || return 1; fi
   touch "$venv/.installed"
 }
@@ -36,7 +36,7 @@ build_llama_server() {
   fi
   PATH="$venv/bin:$PATH" cmake -G Ninja -S "$sources/vendor/llama.cpp" -B "$home/llama-build" \
     -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF >/dev/null || return 1
-  PATH="$venv/bin:$PATH" cmake --build "$home/llama-build" --target llama-server
+  PATH="$venv/bin:$PATH" cmake --build "$home/llama-build" --target llama-server llama-quantize
 }
 
 status=0

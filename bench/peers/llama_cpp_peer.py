@@ -1,4 +1,4 @@
-"""llama.cpp: llama-server over HTTP with token ids, BF16 weights and F16 adapters."""
+"""llama.cpp: llama-server over HTTP with token ids, F16 adapters."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from worker import ADAPTER_OF_ONE, BATCH, Peer, Task, decode_rate, main, prefill_rate, whole_rate
+from worker import ADAPTER_OF_ONE, BATCH, MIXED_TOKENS, Peer, Task, base_rows, decode_row, main
 
 START_SECONDS = 120.0
 REQUEST_SECONDS = 900.0
 BASE = -1
+FILES = {"bf16": "base", "q8_0": "base-q8_0", "q4_0": "base-q4_0"}
+"""GGUF file of each variant."""
 
 
 class Server:
-    """A llama-server with all adapters loaded; a request says which one acts."""
+    """A llama-server; that of the bfloat16 weights has all adapters loaded, and a request says which one acts."""
 
-    def __init__(self, binary: Path, task: Task) -> None:
+    def __init__(self, binary: Path, task: Task, variant: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._address = f"http://127.0.0.1:{free.getsockname()[1]}"
             port = free.getsockname()[1]
         folder = task.root / "gguf"
-        adapters = ",".join(str(folder / f"{path.name}.gguf") for path in task.loras)
         command = [
-            str(binary), "-m", str(folder / "base.gguf"), "--host", "127.0.0.1", "--port", str(port),
+            str(binary), "-m", str(folder / f"{FILES[variant]}.gguf"), "--host", "127.0.0.1", "--port", str(port),
             "-t", str(task.threads), "-tb", str(task.threads), "-np", str(BATCH), "-c", str(1024 * BATCH),
             "-b", "2048", "-ub", "512", "--no-warmup", "--cache-ram", "0", "--threads-http", str(BATCH + 4),
-            "--lora", adapters, "--lora-init-without-apply",
         ]  # fmt: skip
+        if variant == "bf16":
+            adapters = ",".join(str(folder / f"{path.name}.gguf") for path in task.loras)
+            command += ["--lora", adapters, "--lora-init-without-apply"]
         self._process = subprocess.Popen(command, stdout=2, stderr=2)
         end = time.monotonic() + START_SECONDS
         while not self._is_ready():
@@ -69,7 +71,7 @@ class Server:
     def generate(
         self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[int] | None = None
     ) -> list[list[int]]:
-        """One request a prompt, all at once."""
+        """One request a prompt, all at once; `adapters` has an adapter's number for each."""
         answers: list[list[int]] = [[] for _ in prompts]
         chosen = adapters or [BASE] * len(prompts)
 
@@ -90,31 +92,32 @@ class Server:
 
 
 def make(task: Task) -> Peer:
-    """LLAMA_SERVER names the program that install.sh built."""
+    """A server for each kind of weights. LLAMA_SERVER names the program that install.sh built."""
     binary = Path(os.environ["LLAMA_SERVER"])
     if not binary.is_file():
         raise FileNotFoundError(f"{binary}: no llama-server; bench/peers/install.sh llama_cpp builds it")
     version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stderr.splitlines()
-    server, new = Server(binary, task), task.new_tokens
-    generate = server.generate
-    mixed = partial(generate, adapters=list(range(BATCH)))
     no_dora = "llama.cpp's converter refuses the magnitudes of a DoRA adapter"
     return Peer(
         versions={"llama.cpp": version[0] if version else "unknown"},
+        load=lambda variant: Server(binary, task, variant),
         rows={
-            "prefill-512": lambda: prefill_rate(generate, task.long),
-            "decode-1": lambda: decode_rate(generate, task.alone, new),
-            "decode-16": lambda: decode_rate(generate, task.batch, new),
-            "decode-1-lora": lambda: decode_rate(partial(generate, adapters=[ADAPTER_OF_ONE]), task.alone, new),
-            "mixed-16": lambda: whole_rate(mixed, task.batch, task.mixed_tokens),
+            **base_rows(task, "bf16"),
+            "decode-1-lora": decode_row("bf16", task.alone, adapters=[ADAPTER_OF_ONE]),
+            "mixed-16": decode_row("bf16", task.batch, most_tokens=MIXED_TOKENS, adapters=list(range(BATCH))),
+            **base_rows(task, "q8_0", "int8-"),
+            **base_rows(task, "q4_0", "int4-"),
         },
         refused={
             "decode-1-dora": no_dora,
             "mixed-16-dora": no_dora,
             "adapter-load": "llama-server takes its adapters when it starts",
         },
-        notes={"mixed-16": "16 requests at once; the server does not batch requests with different adapters"},
-        close=server.close,
+        notes={
+            "mixed-16": "16 requests at once; the server does not batch requests with different adapters",
+            "int8-decode-1": "Q8_0: blocks of 32, activations quantised in the same way",
+            "int4-decode-1": "Q4_0: blocks of 32, lm_head Q6_K; activations quantised to 8 bits",
+        },
     )
 
 

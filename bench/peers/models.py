@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -94,27 +94,62 @@ def library_files() -> Iterator[Path]:
     yield from sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 
-def export_for(peer: str, root: Path, home: Path) -> None:
-    """Whatever the peer reads instead of the Hugging Face directory. Raises CalledProcessError when its tools fail."""
-    python = home / f"venv-{peer}" / "bin" / "python"
-    if peer == "adaptrt" and not (root / "adaptrt-engine" / "config.json").exists():
-        build_engine(root)
-    if peer == "openvino" and not (root / "openvino" / "openvino_model.xml").exists():
-        _run([python.with_name("optimum-cli"), "export", "openvino", "--model", root / "base", "--task",
-              "text-generation-with-past", "--weight-format", "fp16", root / "openvino"])  # fmt: skip
-    if peer == "llama_cpp" and not (root / "gguf" / f"lora{LORAS - 1:02d}.gguf").exists():
-        sources = next(home.glob("llama_cpp_python-*/vendor/llama.cpp"))
-        _run([python, Path(__file__).with_name("convert_gguf.py"), sources, root])
+def export_for(peer: str, root: Path, home: Path, weights: Collection[str]) -> None:
+    """Whatever the peer reads instead of the Hugging Face directory, for these kinds of weights (rows.py).
+
+    What is there already stays. Raises CalledProcessError when its tools fail.
+    """
+    exporter = {"adaptrt": _build_engines, "openvino": _export_openvino, "llama_cpp": _convert_gguf}.get(peer)
+    if exporter is not None:
+        exporter(root, home, weights)
 
 
-def build_engine(root: Path) -> None:
-    """Ours: bfloat16, LoRA and DoRA to rank 64."""
+def _build_engines(root: Path, home: Path, weights: Collection[str]) -> None:
+    """Ours: activations in bfloat16, LoRA and DoRA to rank 64."""
     command = [sys.executable, "-m", "adaptrt.builder.cli"]
-    _run([*command, "convert-checkpoint", "--model_dir", root / "base", "--output_dir", root / "adaptrt-checkpoint",
-          "--dtype", "bfloat16"])  # fmt: skip
-    _run([*command, "build", "--checkpoint_dir", root / "adaptrt-checkpoint", "--output_dir", root / "adaptrt-engine",
-          "--lora_plugin", "auto", "--dora_plugin", "enable", "--max_lora_rank", max(RANKS), "--max_batch_size", LORAS,
-          "--max_num_tokens", 1024, "--max_seq_len", 1024])  # fmt: skip
+    checkpoint = root / "adaptrt-checkpoint"
+    if not (checkpoint / "config.json").exists():
+        _run([*command, "convert-checkpoint", "--model_dir", root / "base", "--output_dir", checkpoint, "--dtype",
+              "bfloat16"])  # fmt: skip
+    quantised = {"int8": "w8a8", "w8a16": "w8a16", "int4": "w4a16"}
+    for kind in weights:
+        name, flags = "bf16", []
+        if kind in quantised:
+            name, flags = quantised[kind], ["--quantization", quantised[kind]]
+        if kind == "int4":
+            flags += ["--group_size", "128"]
+        engine = root / f"adaptrt-{name}"
+        if not (engine / "config.json").exists():
+            _run([*command, "build", "--checkpoint_dir", checkpoint, "--output_dir", engine, "--lora_plugin", "auto",
+                  "--dora_plugin", "enable", "--max_lora_rank", max(RANKS), "--max_batch_size", LORAS,
+                  "--max_num_tokens", 1024, "--max_seq_len", 1024, *flags])  # fmt: skip
+
+
+def _export_openvino(root: Path, home: Path, weights: Collection[str]) -> None:
+    """By optimum-intel; int4 is u4 in groups of 128 in every layer, embedding and lm_head int8."""
+    exports = {
+        "bf16": ("openvino", ["fp16"]),
+        "int8": ("openvino-int8", ["int8"]),
+        "int4": ("openvino-int4", ["int4", "--group-size", 128, "--ratio", "1.0"]),
+    }
+    for kind in weights:
+        if kind in exports and not (root / exports[kind][0] / "openvino_model.xml").exists():
+            name, flags = exports[kind]
+            _run([home / "venv-openvino" / "bin" / "optimum-cli", "export", "openvino", "--model", root / "base",
+                  "--task", "text-generation-with-past", "--weight-format", *flags, root / name])  # fmt: skip
+
+
+def _convert_gguf(root: Path, home: Path, weights: Collection[str]) -> None:
+    """By llama.cpp's converters and llama-quantize."""
+    folder = root / "gguf"
+    if not (folder / f"lora{LORAS - 1:02d}.gguf").exists():
+        sources = next(home.glob("llama_cpp_python-*/vendor/llama.cpp"))
+        python = home / "venv-llama_cpp" / "bin" / "python"
+        _run([python, Path(__file__).with_name("convert_gguf.py"), sources, root])
+    for kind, name in (("int8", "q8_0"), ("int4", "q4_0")):
+        output = folder / f"base-{name}.gguf"
+        if kind in weights and not output.exists():
+            _run([home / "llama-build" / "bin" / "llama-quantize", folder / "base.gguf", output, name.upper()])
 
 
 def _run(command: list[object]) -> None:

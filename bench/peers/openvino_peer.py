@@ -1,33 +1,58 @@
-"""OpenVINO GenAI: its LLMPipeline on paged attention, bfloat16."""
+"""OpenVINO GenAI: its LLMPipeline on paged attention, activations in bfloat16."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import openvino
 import openvino_genai
-from worker import ADAPTER_OF_ONE, BATCH, Metrics, Peer, Task, decode_rate, main, prefill_rate, seconds_of, whole_rate
+from worker import (
+    ADAPTER_OF_ONE,
+    BATCH,
+    MIXED_TOKENS,
+    Metrics,
+    Peer,
+    Row,
+    Task,
+    base_rows,
+    decode_row,
+    main,
+    seconds_of,
+)
 
 ALPHA_PER_RANK = 2.0
 """Of every adapter here; OpenVINO does not read it from the adapter's config."""
+EXPORTS = {"bf16": "openvino", "adapters": "openvino", "int8": "openvino-int8", "int4": "openvino-int4"}
+"""Directory of each variant; `adapters` is the pipeline with the 16 adapters, which must be known when it is made."""
 
 
-def make(task: Task) -> Peer:
-    """Two pipelines: the base, and one with the 16 adapters, which must be known when it is made."""
-    base = pipeline(task)
-    adapters = [openvino_genai.Adapter(str(path / "adapter_model.safetensors")) for path in task.loras]
-    known = openvino_genai.AdapterConfig(mode=openvino_genai.AdapterConfig.Mode.MODE_AUTO)
-    for adapter in adapters:
-        known.add(adapter, ALPHA_PER_RANK)
-    with_adapters = pipeline(task, adapters=known)
-    configs = [openvino_genai.AdapterConfig(adapter, ALPHA_PER_RANK) for adapter in adapters]
+class OpenVino:
+    """A pipeline."""
+
+    def __init__(self, task: Task, variant: str) -> None:
+        self._task = task
+        self._configs = []
+        if variant == "adapters":
+            adapters = [openvino_genai.Adapter(str(path / "adapter_model.safetensors")) for path in task.loras]
+            self._pipeline = pipeline(task, variant, adapters=config_of(adapters))
+            self._configs = [openvino_genai.AdapterConfig(adapter, ALPHA_PER_RANK) for adapter in adapters]
+        else:
+            self._pipeline = pipeline(task, variant)
 
     def generate(
-        prompts: Sequence[list[int]], new_tokens: int, pipe: Any = base, adapter: Any = None
+        self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[int] | None = None
     ) -> list[list[int]]:
+        """One batch without adapters; with `adapters`, one a prompt, one prompt after another."""
+        if adapters is None:
+            return self._run(prompts, new_tokens, None)
+        return [
+            self._run([prompt], new_tokens, self._configs[adapter])[0]
+            for prompt, adapter in zip(prompts, adapters, strict=True)
+        ]
+
+    def _run(self, prompts: Sequence[list[int]], new_tokens: int, adapter: Any) -> list[list[int]]:
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = config.min_new_tokens = new_tokens
         config.ignore_eos, config.do_sample = True, False
@@ -35,60 +60,69 @@ def make(task: Task) -> Peer:
             config.adapters = adapter
         tokens = np.array(prompts, dtype=np.int64)
         inputs = openvino_genai.TokenizedInputs(openvino.Tensor(tokens), openvino.Tensor(np.ones_like(tokens)))
-        return [list(answer) for answer in pipe.generate(inputs, config).tokens]
+        return [list(answer) for answer in self._pipeline.generate(inputs, config).tokens]
 
-    def one_after_another(prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
-        return [
-            generate([prompt], new_tokens, pipe=with_adapters, adapter=config)[0]
-            for prompt, config in zip(prompts, configs, strict=True)
-        ]
+    def load_adapter(self) -> Metrics:
+        """Make a pipeline for an adapter."""
+        path = str(self._task.loras[ADAPTER_OF_ONE] / "adapter_model.safetensors")
+        return {
+            "value": seconds_of(
+                lambda: pipeline(self._task, "adapters", adapters=config_of([openvino_genai.Adapter(path)]))
+            )
+        }
 
-    def load() -> Metrics:
-        path = str(task.loras[ADAPTER_OF_ONE] / "adapter_model.safetensors")
-
-        def rebuild() -> None:
-            config = openvino_genai.AdapterConfig(mode=openvino_genai.AdapterConfig.Mode.MODE_AUTO)
-            config.add(openvino_genai.Adapter(path), ALPHA_PER_RANK)
-            pipeline(task, adapters=config)
-
-        return {"value": seconds_of(rebuild)}
-
-    new = task.new_tokens
-    one = partial(generate, pipe=with_adapters, adapter=configs[ADAPTER_OF_ONE])
-    no_dora = "OpenVINO GenAI reads a DoRA adapter without its magnitudes, as another adapter than it is"
-    return Peer(
-        versions={"openvino": openvino.__version__, "openvino_genai": openvino_genai.__version__},
-        rows={
-            "prefill-512": lambda: prefill_rate(generate, task.long),
-            "decode-1": lambda: decode_rate(generate, task.alone, new),
-            "decode-16": lambda: decode_rate(generate, task.batch, new),
-            "decode-1-lora": lambda: decode_rate(one, task.alone, new),
-            "mixed-16": lambda: whole_rate(one_after_another, task.batch[:BATCH], task.mixed_tokens),
-            "adapter-load": load,
-        },
-        refused={"decode-1-dora": no_dora, "mixed-16-dora": no_dora},
-        notes={
-            "mixed-16": "one request after another: a batch runs with the first request's adapter for all",
-            "adapter-load": "makes the pipeline anew, which takes its adapters when it is made",
-        },
-    )
+    def close(self) -> None:
+        """It goes with the process."""
 
 
-def pipeline(task: Task, **options: Any) -> Any:
-    """Without prefix caching, because prompts repeat."""
+def config_of(adapters: Sequence[Any]) -> Any:
+    """What a pipeline is told of the adapters that it will be asked for."""
+    config = openvino_genai.AdapterConfig(mode=openvino_genai.AdapterConfig.Mode.MODE_AUTO)
+    for adapter in adapters:
+        config.add(adapter, ALPHA_PER_RANK)
+    return config
+
+
+def pipeline(task: Task, variant: str, **options: Any) -> Any:
+    """Without prefix caching, because prompts repeat; all else, dynamic quantisation too, is OpenVINO's default."""
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False
     scheduler.cache_size = 1
     scheduler.max_num_batched_tokens = 1024
     scheduler.max_num_seqs = BATCH
     return openvino_genai.LLMPipeline(
-        str(task.root / "openvino"),
+        str(task.root / EXPORTS[variant]),
         "CPU",
         scheduler_config=scheduler,
         INFERENCE_NUM_THREADS=task.threads,
         INFERENCE_PRECISION_HINT="bf16",
         PERFORMANCE_HINT="LATENCY",
         **options,
+    )
+
+
+def make(task: Task) -> Peer:
+    """A pipeline for each kind of weights, and one for the adapters."""
+    no_dora = "OpenVINO GenAI reads a DoRA adapter without its magnitudes, as another adapter than it is"
+    sequential = "one request after another: a batch runs with the first request's adapter for all"
+    return Peer(
+        versions={"openvino": openvino.__version__, "openvino_genai": openvino_genai.__version__},
+        load=lambda variant: OpenVino(task, variant),
+        rows={
+            **base_rows(task, "bf16"),
+            "decode-1-lora": decode_row("adapters", task.alone, adapters=[ADAPTER_OF_ONE]),
+            "mixed-16": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=range(BATCH)),
+            "adapter-load": Row("adapters", lambda loaded, new_tokens: loaded.load_adapter()),
+            **base_rows(task, "int8", "int8-"),
+            **base_rows(task, "int4", "int4-"),
+        },
+        refused={"decode-1-dora": no_dora, "mixed-16-dora": no_dora},
+        notes={
+            "mixed-16": sequential,
+            "adapter-load": "makes the pipeline anew, which takes its adapters when it is made",
+            "int8-decode-1": "int8 per channel, asymmetric; activations quantised by OpenVINO's default",
+            "int4-decode-1": "u4, groups of 128, asymmetric; embedding and lm_head int8",
+        },
     )
 
 

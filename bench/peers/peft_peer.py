@@ -2,87 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import peft
 import torch
 import transformers
-from worker import ADAPTER_OF_ONE, Metrics, Peer, Task, decode_rate, main, prefill_rate, seconds_of, whole_rate
+from worker import (
+    ADAPTER_OF_ONE,
+    MIXED_TOKENS,
+    Metrics,
+    Peer,
+    Row,
+    Task,
+    base_rows,
+    decode_row,
+    main,
+    seconds_of,
+)
 
-DORA_TOKENS = 16
+DORA_TOKENS = 8
 """New tokens with a DoRA adapter: a rate after the first token does not depend on it, and each takes long."""
 
 
-def make(task: Task) -> Peer:
+class Peft:
     """The model in bfloat16, the adapters unmerged."""
-    torch.set_num_threads(task.threads)
-    transformers.logging.set_verbosity_error()
-    base = transformers.AutoModelForCausalLM.from_pretrained(
-        task.base, dtype=torch.bfloat16, attn_implementation="sdpa"
-    ).eval()
-    model = peft.PeftModel.from_pretrained(
-        base, task.loras[0], adapter_name=task.loras[0].name, autocast_adapter_dtype=False
-    )
-    for path in (*task.loras[1:], *task.doras):
-        model.load_adapter(path, adapter_name=path.name, autocast_adapter_dtype=False)
-    model = model.to(torch.bfloat16).eval()
 
-    def generate(prompts: Sequence[list[int]], new_tokens: int, **options: Any) -> list[list[int]]:
-        with torch.inference_mode():
-            tokens, cache, answers = torch.tensor(prompts), transformers.DynamicCache(config=base.config), []
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        torch.set_num_threads(task.threads)
+        transformers.logging.set_verbosity_error()
+        base = transformers.AutoModelForCausalLM.from_pretrained(
+            task.base, dtype=torch.bfloat16, attn_implementation="sdpa"
+        ).eval()
+        model = peft.PeftModel.from_pretrained(
+            base, task.loras[0], adapter_name=task.loras[0].name, autocast_adapter_dtype=False
+        )
+        for path in (*task.loras[1:], *task.doras):
+            model.load_adapter(path, adapter_name=path.name, autocast_adapter_dtype=False)
+        self._config = base.config
+        self._model = model.to(torch.bfloat16).eval()
+
+    def generate(
+        self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[str] | None = None
+    ) -> list[list[int]]:
+        """One batch; `adapters` has one for all prompts, or one a prompt."""
+        options: dict[str, Any] = {}
+        if adapters is not None:
+            self._model.set_adapter(adapters[0])
+            if len(adapters) > 1:
+                options["adapter_names"] = list(adapters)
+        with torch.inference_mode(), self._model.disable_adapter() if adapters is None else nullcontext():
+            tokens, cache, answers = torch.tensor(prompts), transformers.DynamicCache(config=self._config), []
             for _ in range(new_tokens):
-                output = model(
+                output = self._model(
                     input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1, **options
-                )  # fmt: skip
+                )
                 tokens = output.logits[:, -1].argmax(-1, keepdim=True)
                 answers.append(tokens)
             return torch.cat(answers, dim=1).tolist()
 
-    @contextmanager
-    def adapter(name: str | None) -> Iterator[None]:
-        if name is None:
-            with model.disable_adapter():
-                yield
-        else:
-            model.set_adapter(name)
-            yield
-
-    def with_adapter(name: str | None, rate: Any, prompts: Any, *tokens: int) -> Metrics:
-        with adapter(name):
-            result: Metrics = rate(generate, prompts, *tokens)
-            return result
-
-    def load() -> Metrics:
-        path = task.loras[ADAPTER_OF_ONE]
-        seconds = seconds_of(lambda: model.load_adapter(path, adapter_name="cold", autocast_adapter_dtype=False))
-        model.delete_adapter("cold")
+    def load_adapter(self) -> Metrics:
+        """From its PEFT directory into the model."""
+        path = self._task.loras[ADAPTER_OF_ONE]
+        seconds = seconds_of(lambda: self._model.load_adapter(path, adapter_name="cold", autocast_adapter_dtype=False))
+        self._model.delete_adapter("cold")
         return {"value": seconds}
 
-    def mixed(names: list[str]) -> Metrics:
-        model.set_adapter(names[0])
-        return whole_rate(partial(generate, adapter_names=names), task.batch, task.mixed_tokens)
+    def close(self) -> None:
+        """It goes with the process."""
 
-    new = task.new_tokens
+
+def make(task: Task) -> Peer:
+    """One model for all rows."""
+    loras = [path.name for path in task.loras]
     return Peer(
         versions={"torch": torch.__version__, "transformers": transformers.__version__, "peft": peft.__version__},
+        load=lambda variant: Peft(task),
         rows={
-            "prefill-512": lambda: with_adapter(None, prefill_rate, task.long),
-            "decode-1": lambda: with_adapter(None, decode_rate, task.alone, new),
-            "decode-16": lambda: with_adapter(None, decode_rate, task.batch, new),
-            "decode-1-lora": lambda: with_adapter(task.loras[ADAPTER_OF_ONE].name, decode_rate, task.alone, new),
-            "mixed-16": lambda: mixed([path.name for path in task.loras]),
-            "adapter-load": load,
-            "decode-1-dora": lambda: with_adapter(task.doras[-1].name, decode_rate, task.alone, min(DORA_TOKENS, new)),
+            **base_rows(task, "bf16"),
+            "decode-1-lora": decode_row("bf16", task.alone, adapters=[loras[ADAPTER_OF_ONE]]),
+            "mixed-16": decode_row("bf16", task.batch, most_tokens=MIXED_TOKENS, adapters=loras),
+            "adapter-load": Row("bf16", lambda loaded, new_tokens: loaded.load_adapter()),
+            "decode-1-dora": decode_row(
+                "bf16", task.alone, most_tokens=DORA_TOKENS, adapters=[task.doras[-1].name]
+            ),
         },
         refused={"mixed-16-dora": "PEFT takes no DoRA adapters in a batch with several adapters"},
         notes={
             "mixed-16": "one batch with adapter_names",
             "decode-1-dora": "recomputes the norm of W + BA in every step",
         },
-    )
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

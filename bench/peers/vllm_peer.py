@@ -5,16 +5,70 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from worker import ADAPTER_OF_ONE, BATCH, Metrics, Peer, Task, decode_rate, main, prefill_rate, seconds_of, whole_rate
+from worker import (
+    ADAPTER_OF_ONE,
+    BATCH,
+    MIXED_TOKENS,
+    Metrics,
+    Peer,
+    Row,
+    Task,
+    base_rows,
+    decode_row,
+    main,
+    seconds_of,
+)
 
 COLD_ID = 1000
 
 
-def make(task: Task) -> Peer:
+class Vllm:
     """One engine with LoRA enabled; the base rows run on it without an adapter."""
+
+    def __init__(self, task: Task) -> None:
+        import vllm
+        from vllm.inputs import TokensPrompt
+        from vllm.lora.request import LoRARequest
+
+        self._task = task
+        self._sampling, self._prompt, self._lora = vllm.SamplingParams, TokensPrompt, LoRARequest
+        self._engine = vllm.LLM(
+            model=str(task.base), dtype="bfloat16", max_model_len=1024, max_num_seqs=BATCH,
+            max_num_batched_tokens=1024, enable_prefix_caching=False, disable_log_stats=True, enable_lora=True,
+            max_loras=BATCH, max_cpu_loras=BATCH + 2, max_lora_rank=64,
+        )  # fmt: skip
+        self._adapters = [LoRARequest(path.name, number + 1, str(path)) for number, path in enumerate(task.loras)]
+        for adapter in self._adapters:
+            self._engine.llm_engine.add_lora(adapter)
+
+    def generate(
+        self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[int] | None = None
+    ) -> list[list[int]]:
+        """One continuous batch; `adapters` has an adapter's number for each prompt."""
+        sampling = self._sampling(max_tokens=new_tokens, ignore_eos=True, temperature=0.0, detokenize=False)
+        outputs = self._engine.generate(
+            [self._prompt(prompt_token_ids=prompt) for prompt in prompts],
+            sampling,
+            use_tqdm=False,
+            lora_request=None if adapters is None else [self._adapters[number] for number in adapters],
+        )
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def load_adapter(self) -> Metrics:
+        """From its PEFT directory into a slot."""
+        cold: Any = self._lora("cold", COLD_ID, str(self._task.loras[ADAPTER_OF_ONE]))
+        seconds = seconds_of(lambda: self._engine.llm_engine.add_lora(cold))
+        self._engine.llm_engine.remove_lora(COLD_ID)
+        return {"value": seconds}
+
+    def close(self) -> None:
+        """It goes with the process."""
+
+
+def make(task: Task) -> Peer:
+    """vLLM reads its settings from the environment when it is imported."""
     os.environ.update(
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND=f"0-{task.threads - 1}",
@@ -24,53 +78,20 @@ def make(task: Task) -> Peer:
         OMP_NUM_THREADS=str(task.threads),
     )
     import vllm
-    from vllm.inputs import TokensPrompt
-    from vllm.lora.request import LoRARequest
 
-    engine = vllm.LLM(
-        model=str(task.base), dtype="bfloat16", max_model_len=1024, max_num_seqs=BATCH, max_num_batched_tokens=1024,
-        enable_prefix_caching=False, disable_log_stats=True, enable_lora=True, max_loras=BATCH, max_cpu_loras=BATCH + 2,
-        max_lora_rank=64,
-    )  # fmt: skip
-    adapters = [LoRARequest(path.name, number + 1, str(path)) for number, path in enumerate(task.loras)]
-    for adapter in adapters:
-        engine.llm_engine.add_lora(adapter)
-
-    def generate(prompts: Sequence[list[int]], new_tokens: int, adapter: Any = None) -> list[list[int]]:
-        sampling = vllm.SamplingParams(max_tokens=new_tokens, ignore_eos=True, temperature=0.0, detokenize=False)
-        outputs = engine.generate(
-            [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts],
-            sampling,
-            use_tqdm=False,
-            lora_request=adapter,
-        )
-        return [list(output.outputs[0].token_ids) for output in outputs]
-
-    def load() -> Metrics:
-        cold = LoRARequest("cold", COLD_ID, str(task.loras[ADAPTER_OF_ONE]))
-        seconds = seconds_of(lambda: engine.llm_engine.add_lora(cold))
-        engine.llm_engine.remove_lora(COLD_ID)
-        return {"value": seconds}
-
-    new = task.new_tokens
-    one = partial(generate, adapter=[adapters[ADAPTER_OF_ONE]])
     no_dora = "vLLM refuses DoRA adapters"
+    enabled = "engine with LoRA enabled"
     return Peer(
         versions={"vllm": vllm.__version__, "python": sys.version.split()[0]},
+        load=lambda variant: Vllm(task),
         rows={
-            "prefill-512": lambda: prefill_rate(generate, task.long),
-            "decode-1": lambda: decode_rate(generate, task.alone, new),
-            "decode-16": lambda: decode_rate(generate, task.batch, new),
-            "decode-1-lora": lambda: decode_rate(one, task.alone, new),
-            "mixed-16": lambda: whole_rate(partial(generate, adapter=adapters), task.batch, task.mixed_tokens),
-            "adapter-load": load,
+            **base_rows(task, "bf16"),
+            "decode-1-lora": decode_row("bf16", task.alone, adapters=[ADAPTER_OF_ONE]),
+            "mixed-16": decode_row("bf16", task.batch, most_tokens=MIXED_TOKENS, adapters=range(BATCH)),
+            "adapter-load": Row("bf16", lambda loaded, new_tokens: loaded.load_adapter()),
         },
         refused={"decode-1-dora": no_dora, "mixed-16-dora": no_dora},
-        notes={
-            "mixed-16": "one continuous batch",
-            "decode-1": "engine with LoRA enabled",
-            "decode-16": "engine with LoRA enabled",
-        },
+        notes={"mixed-16": "one continuous batch", "decode-1": enabled, "decode-16": enabled},
     )
 
 

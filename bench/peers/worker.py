@@ -13,24 +13,24 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 BATCH = 16
-MIXED_TOKENS = 32
-"""New tokens of a request in the rows with several adapters, for all peers: some are very slow there."""
+MIXED_TOKENS = 24
+"""New tokens of a request at most in the rows with several adapters, for all peers: some are very slow there."""
 ADAPTER_OF_ONE = 1  # rank 16
+WARM_UP_TOKENS = 2
 Metrics = dict[str, float]
-Measure = Callable[[], Metrics]
 
 
 @dataclass
 class Task:
-    """What all peers get: the model's directory, its prompts, and how much to run."""
+    """What all peers get: the model's directory and its prompts."""
 
     root: Path
     threads: int
-    new_tokens: int
     prompts: dict[str, list[list[int]]]
 
     @property
@@ -49,11 +49,6 @@ class Task:
         return [self.root / "adapters" / f"dora{index:02d}" for index in range(BATCH // 2)]
 
     @property
-    def mixed_tokens(self) -> int:
-        """New tokens in the rows with several adapters."""
-        return min(MIXED_TOKENS, self.new_tokens)
-
-    @property
     def alone(self) -> list[list[int]]:
         """One short prompt."""
         return self.prompts["short"][:1]
@@ -69,15 +64,37 @@ class Task:
         return self.prompts["long"][0]
 
 
+class Variant(Protocol):
+    """The model with one kind of weights, loaded and ready to be measured."""
+
+    def generate(self, prompts: Sequence[list[int]], new_tokens: int, **options: Any) -> Sequence[Sequence[int]]:
+        """Run the batch to its end and return the tokens of each prompt."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a peer measures a row."""
+
+    variant: str
+    """Of the weights; loaded when the first row that names it is warmed up or measured."""
+    measure: Callable[[Any, int], Metrics]
+    """Of the loaded variant and the new tokens of a request."""
+    warm_up: Callable[[Any], object] = lambda variant: None
+
+
 @dataclass
 class Peer:
     """What a peer's script makes: how each row is measured, or why it is not."""
 
     versions: dict[str, str]
-    rows: dict[str, Measure]
+    load: Callable[[str], Variant]
+    """Of a variant's name."""
+    rows: dict[str, Row]
     refused: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
-    close: Callable[[], None] = lambda: None
 
 
 Generate = Callable[[Sequence[list[int]], int], Sequence[Sequence[int]]]
@@ -110,10 +127,32 @@ def decode_rate(generate: Generate, prompts: Sequence[list[int]], new_tokens: in
     return {"value": len(prompts) * (new_tokens - 1) / (seconds - first), "ttft_s": first, "seconds": seconds}
 
 
-def whole_rate(generate: Generate, prompts: Sequence[list[int]], new_tokens: int) -> Metrics:
-    """Tokens per second of whole requests, prompts included; also where requests go one after another."""
-    seconds = timed(generate, prompts, new_tokens)
-    return {"value": len(prompts) * new_tokens / seconds, "seconds": seconds}
+def prefill_row(variant: str, prompt: list[int], **options: Any) -> Row:
+    """A row of prefill_rate; `options` are generate's."""
+
+    def measure(loaded: Variant, new_tokens: int) -> Metrics:
+        return prefill_rate(partial(loaded.generate, **options), prompt)
+
+    return Row(variant, measure, lambda loaded: loaded.generate([prompt], 1, **options))
+
+
+def decode_row(variant: str, prompts: Sequence[list[int]], *, most_tokens: int | None = None, **options: Any) -> Row:
+    """A row of decode_rate; `options` are generate's. With `most_tokens`, no request generates more."""
+
+    def measure(loaded: Variant, new_tokens: int) -> Metrics:
+        tokens = new_tokens if most_tokens is None else min(most_tokens, new_tokens)
+        return decode_rate(partial(loaded.generate, **options), prompts, tokens)
+
+    return Row(variant, measure, lambda loaded: loaded.generate(prompts, WARM_UP_TOKENS, **options))
+
+
+def base_rows(task: Task, variant: str, prefix: str = "") -> dict[str, Row]:
+    """The rows without adapters."""
+    return {
+        f"{prefix}prefill-512": prefill_row(variant, task.long),
+        f"{prefix}decode-1": decode_row(variant, task.alone),
+        f"{prefix}decode-16": decode_row(variant, task.batch),
+    }
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
@@ -121,6 +160,34 @@ def seconds_of(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+class Measurer:
+    """A peer and its variants that are loaded."""
+
+    def __init__(self, peer: Peer, new_tokens: int) -> None:
+        self._peer = peer
+        self._new_tokens = new_tokens
+        self._loaded: dict[str, Variant] = {}
+
+    def answer(self, row: str, *, warm_up: bool) -> dict[str, Any]:
+        """To one line of the orchestrator. Raises whatever the peer does."""
+        wanted = self._peer.rows[row]
+        seconds = 0.0
+        if wanted.variant not in self._loaded:
+            start = time.perf_counter()
+            self._loaded[wanted.variant] = self._peer.load(wanted.variant)
+            seconds = time.perf_counter() - start
+        variant = self._loaded[wanted.variant]
+        if warm_up:
+            wanted.warm_up(variant)
+            return {"load_seconds": seconds}
+        return {"metrics": {**wanted.measure(variant, self._new_tokens), "peak_mb": peak_megabytes()}}
+
+    def close(self) -> None:
+        """End the variants."""
+        for variant in self._loaded.values():
+            variant.close()
 
 
 def main(make: Callable[[Task], Peer]) -> None:
@@ -138,30 +205,33 @@ def main(make: Callable[[Task], Peer]) -> None:
         answers.write(json.dumps(content) + "\n")
 
     prompts = json.loads((args.root / "prompts.json").read_text())
-    start = time.perf_counter()
     try:
-        peer = make(Task(args.root, args.threads, args.new_tokens, prompts))
+        peer = make(Task(args.root, args.threads, prompts))
     except Exception as error:
         traceback.print_exc()
         answer(error=f"{type(error).__name__}: {error}")
         return
-    answer(
-        versions=peer.versions, rows=list(peer.rows), refused=peer.refused, notes=peer.notes,
-        start_seconds=time.perf_counter() - start,
-    )  # fmt: skip
+    answer(versions=peer.versions, rows=list(peer.rows), refused=peer.refused, notes=peer.notes)
+    measurer = Measurer(peer, args.new_tokens)
     try:
         for line in sys.stdin:
+            asked = json.loads(line)
             try:
-                answer(metrics={**peer.rows[json.loads(line)["row"]](), "peak_mb": peak_megabytes()})
+                answer(**measurer.answer(asked["row"], warm_up=asked["warm_up"]))
             except Exception as error:
                 traceback.print_exc()
                 answer(error=f"{type(error).__name__}: {error}")
     finally:
-        peer.close()
+        measurer.close()
 
 
-def peak_megabytes(process: int | str = "self") -> float:
-    """The greatest resident size of a process so far."""
+def peak_megabytes() -> float:
+    """The greatest resident sizes so far of this process and its children."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return sum(map(_peak_megabytes, ("self", *children)))
+
+
+def _peak_megabytes(process: str) -> float:
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) / 1000

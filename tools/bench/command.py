@@ -14,9 +14,10 @@ from ..._core import ConfigError, measure_machine_limits
 from .display import profile_table, tables_of
 from .engines import EngineShelf
 from .executors import BenchExecutor, key_of, load_native_engine, problems_of
+from .limits import LIMIT_UNITS, peak_of
 from .plots import require_matplotlib, write_plots
 from .profile import chrome_trace, step_seconds, summarise, write_chrome_trace
-from .runner import Bench, flops_limit, profiled_steps
+from .runner import Bench, profiled_steps
 from .scenario_file import load_scenarios, shipped_files
 from .scenario_types import Decode, Prefill, ScenarioFile
 
@@ -138,7 +139,7 @@ def profile(file: ScenarioFile, work_dir: Path, threads: int, directory: Path, c
         program = engine.storage.program
         trace = directory / f"{scenario.name}.json"
         write_chrome_trace(trace, chrome_trace(steps, program, scenario.title))
-        flops = getattr(limits, flops_limit(engine.program.dtype, limits))
+        flops = getattr(limits, peak_of(program, [name for name in LIMIT_UNITS if getattr(limits, name) > 0]))
         mean = sum(step.end - step.begin for step in steps) / len(steps)
         title = f"{scenario.title}: mean of {len(steps)} steps, median {1e3 * step_seconds(steps):.2f} ms; {trace}"
         console.print(profile_table(title, summarise(steps, program), mean, limits.read_bandwidth, flops))

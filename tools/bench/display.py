@@ -120,6 +120,14 @@ def full_title(row: Row) -> str:
     return f"{row.title}, {count} adapter{'' if count == 1 else 's'}"
 
 
+def reasons_not_run(report: Report) -> dict[str, list[str]]:
+    """Names of what was not run, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for entry in report.not_run:
+        reasons.setdefault(entry.reason, []).append(entry.name)
+    return reasons
+
+
 def _percentiles(row: Row, metric: str) -> str:
     names = [f"{metric}_p{percentile}" for percentile in PERCENTILES]
     return ", ".join(number(row.figure.metric(name)) if _has(row, name) else "-" for name in names)

@@ -28,7 +28,7 @@ from ...runtime.engine import load_engine
 from ...runtime.memory import available_memory
 from ...runtime.native_engine import NativeEngine
 from .model import random_adapter
-from .scenario_types import AdapterMix, Decode, FirstToken, Memory, Prefill, Scenario, Serve
+from .scenario_types import AdapterMix, Decode, FirstToken, Memory, Overhead, Prefill, Scenario, Serve
 
 STATISTICS_KEPT: Final = 4096
 MAX_STEPS: Final = 4096
@@ -44,6 +44,8 @@ class ExecutorKey:
     device_adapters: int | None
     ranks: tuple[int, ...]
     """Of a device level that does not hold all adapters: its pages are made for the largest."""
+    num_threads: int | None
+    """None: the run's."""
 
 
 def load_native_engine(directory: Path) -> NativeEngine:
@@ -57,8 +59,9 @@ def load_native_engine(directory: Path) -> NativeEngine:
 def key_of(scenario: Scenario) -> ExecutorKey:
     """Where a scenario runs."""
     if isinstance(scenario, Serve) and scenario.device_adapters is not None:
-        return ExecutorKey(scenario.engine, scenario.device_adapters, scenario.adapters.ranks)
-    return ExecutorKey(scenario.engine, None, ())
+        return ExecutorKey(scenario.engine, scenario.device_adapters, scenario.adapters.ranks, None)
+    num_threads = scenario.num_threads if isinstance(scenario, Decode) else None
+    return ExecutorKey(scenario.engine, None, (), num_threads)
 
 
 class AdapterLibrary:
@@ -124,6 +127,7 @@ class BenchExecutor:
         self.engine = engine
         self.library = AdapterLibrary(engine)
         mixes = [scenario.adapters for scenario in scenarios if scenario.adapters.count]
+        num_threads = key.num_threads or num_threads
         config = self._config(key, mixes, num_threads)
         self.profile = StepProfile(MAX_STEPS)
         """Of a profiled executor: its newest steps."""
@@ -236,7 +240,7 @@ def problems_of(scenario: Scenario, engine: NativeEngine) -> list[str]:
 
 def _sizes_of(scenario: Scenario) -> tuple[int, int, int]:
     """(requests at once, longest prompt, longest output)."""
-    if isinstance(scenario, (Decode, Memory)):
+    if isinstance(scenario, (Decode, Memory, Overhead)):
         return scenario.requests, scenario.input_length, scenario.output_length
     if isinstance(scenario, Serve):
         return 1, scenario.input_length[1] - 1, scenario.output_length[1] - 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 import numpy as np
+import numpy.typing as npt
 
 from ..._core import Executor, IterationStats, LoraCacheStats, LoraConfig, OutputConfig, Request, Response
 from .scenario_types import Serve
@@ -55,29 +57,69 @@ def decode(
     Raises RuntimeError when fewer than two steps had all of them.
     """
     executor.get_latest_iteration_stats()
-    tasks = {lora.task_id for lora in adapters if lora is not None}
-    try:
-        for task in tasks:
-            executor.pin_adapter(task)
+    with _pinned(executor, adapters):
         ids = executor.enqueue_requests(
             [request(prompt, max_tokens, lora) for prompt, lora in zip(prompts, adapters, strict=True)]
         )
         for request_id in ids:
             finish(executor, request_id)
-    finally:
-        for task in tasks:
-            executor.unpin_adapter(task)
-    steps = [step for step in executor.get_latest_iteration_stats() if _is_decode_of(step, len(prompts))]
-    if len(steps) < 2:
-        raise RuntimeError(f"no two steps generated for all {len(prompts)} requests at once; ask for more output")
-    between_ends = np.diff([_end_of(step) for step in steps])
-    engine = np.array([step.engine_latency_ms for step in steps]) / 1e3
+    between_ends, engine = _decode_steps(executor, len(prompts))
     step_seconds = float(np.median(between_ends))
     return {
         "value": len(prompts) / step_seconds,
         "step_ms": 1e3 * step_seconds,
-        "outside_engine_share": float(1 - engine[1:].sum() / between_ends.sum()),
+        "outside_engine_share": float(1 - engine.sum() / between_ends.sum()),
     }
+
+
+def overhead(
+    executor: Executor, prompts: Sequence[list[int]], adapters: Sequence[LoraConfig | None], max_tokens: int
+) -> Metrics:
+    """The same batch, enqueued one request after another while the first are running.
+
+    Returns the percentage of the steps' time outside the engine, and the microseconds that enqueue_request took.
+    """
+    executor.get_latest_iteration_stats()
+    seconds, ids = [], []
+    with _pinned(executor, adapters):
+        for prompt, lora in zip(prompts, adapters, strict=True):
+            made = request(prompt, max_tokens, lora)
+            start = time.perf_counter()
+            ids.append(executor.enqueue_request(made))
+            seconds.append(time.perf_counter() - start)
+        for request_id in ids:
+            finish(executor, request_id)
+    between_ends, engine = _decode_steps(executor, len(prompts))
+    return {
+        "value": 100 * float(1 - engine.sum() / between_ends.sum()),
+        "step_ms": 1e3 * float(np.median(between_ends)),
+        "outside_engine_us": 1e6 * float(np.median(between_ends - engine)),
+        **{f"enqueue_us_p{p}": 1e6 * float(np.percentile(seconds, p)) for p in PERCENTILES},
+    }
+
+
+@contextmanager
+def _pinned(executor: Executor, adapters: Sequence[LoraConfig | None]) -> Iterator[None]:
+    tasks = {lora.task_id for lora in adapters if lora is not None}
+    try:
+        for task in tasks:
+            executor.pin_adapter(task)
+        yield
+    finally:
+        for task in tasks:
+            executor.unpin_adapter(task)
+
+
+def _decode_steps(executor: Executor, batch_size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """(seconds from one step's end to the next, seconds in the engine) of the newest steps that generate for all.
+
+    Raises RuntimeError when there are fewer than two.
+    """
+    steps = [step for step in executor.get_latest_iteration_stats() if _is_decode_of(step, batch_size)]
+    if len(steps) < 2:
+        raise RuntimeError(f"no two steps generated for all {batch_size} requests at once; ask for more output")
+    engine = np.array([step.engine_latency_ms for step in steps[1:]]) / 1e3
+    return np.diff([_end_of(step) for step in steps]), engine
 
 
 def _end_of(step: IterationStats) -> float:

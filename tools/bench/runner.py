@@ -14,30 +14,38 @@ import numpy as np
 from ... import __version__
 from ..._core import (
     ConfigError,
-    DType,
     LoraConfig,
-    MachineLimits,
     StepRecord,
-    measure_machine_limits,
 )
 from ...runtime.lora_config import LoraConfig as PeftLoraConfig
 from ...runtime.native_engine import NativeEngine
 from .child import run_child
+from .competing import competing_processes
 from .engines import EngineShelf, Progress
 from .executors import COLD_TASKS, BenchExecutor, adapter_directory, key_of, load_native_engine, problems_of
-from .measure import Metrics, decode, first_token_seconds, request, serve
+from .limits import LimitMeter, peak_of, roofline_shares
+from .measure import Metrics, decode, first_token_seconds, overhead, request, serve
 from .measure import finish as finish_request
 from .noise import NoiseMeter, wait_until_quiet
 from .peft_adapter import write_peft_adapter
 from .profile import Work, median_step, work_of
 from .report import ComparisonResult, Figure, NotRun, Report, Row, Sample, paired_ratio
-from .scenario_types import Comparison, Decode, FirstToken, Load, Memory, Prefill, Scenario, ScenarioFile, Serve
+from .scenario_types import (
+    Comparison,
+    Decode,
+    FirstToken,
+    Load,
+    Memory,
+    Overhead,
+    Prefill,
+    Scenario,
+    ScenarioFile,
+    Serve,
+)
 from .system import describe_machine, utc_now
 from .workload import generate, random_prompt
 
-LIMIT_UNITS: Final = {"read_bandwidth": "B/s", "bfloat16_flops": "FLOP/s", "float32_flops": "FLOP/s"}
 WARM_UP_TOKENS: Final = 8
-LIMIT_ROUNDS: Final = 2
 PROFILED_PROMPTS: Final = 3
 
 
@@ -55,7 +63,7 @@ class Bench:
         """By scenario; shared."""
         self._work: dict[str, Work] = {}
         self._samples: dict[str, list[Sample]] = defaultdict(list)
-        self._limits: dict[str, list[Sample]] = defaultdict(list)
+        self._limits = LimitMeter(num_threads, file.run.quiet_share)
         self._extra: dict[str, int] = {}
         self._not_run: dict[str, str] = {}
         self._cold_tasks = itertools.count(COLD_TASKS)
@@ -66,9 +74,9 @@ class Bench:
             self._prepare()
             for number in range(self._file.run.repeats):
                 self._progress(f"round {number + 1} of {self._file.run.repeats}")
-                self._measure_limits(number)
                 for scenario in self._runnable():
                     self._measure(scenario, number)
+                self._limits.measure(number)
         finally:
             for executor in set(self._executors.values()):
                 executor.close()
@@ -124,25 +132,22 @@ class Bench:
             bench.close()
 
     def _warm_up(self, scenario: Scenario) -> None:
-        if isinstance(scenario, (Prefill, Decode, FirstToken)):
+        if isinstance(scenario, (Prefill, Decode, Overhead, FirstToken)):
             self._sample(scenario)
         elif isinstance(scenario, Serve):
             bench = self._executors[scenario.name]
             prompt = random_prompt(1, bench.engine.program.vocab_size, np.random.default_rng(0))
             finish_request(bench.executor, bench.executor.enqueue_request(request(prompt, WARM_UP_TOKENS)))
 
-    def _measure_limits(self, number: int) -> None:
-        with NoiseMeter() as meter:
-            limits = measure_machine_limits(self._threads, LIMIT_ROUNDS)
-        for name in LIMIT_UNITS:
-            self._limits[name].append(self._made(number, {"value": getattr(limits, name)}, meter))
-
     def _measure(self, scenario: Scenario, number: int) -> None:
         """Takes a sample; another one in place of one that was disturbed, while the scenario has any left."""
         settings = self._file.run
+        if scenario.name in self._work:
+            self._limits.measure(number)
         while True:
             wait_until_quiet(settings.quiet_share, settings.quiet_wait)
-            with NoiseMeter() as meter:
+            count = scenario.competing_processes if isinstance(scenario, Decode) else 0
+            with competing_processes(count) as competitors, NoiseMeter(competitors) as meter:
                 metrics = self._sample(scenario)
             sample = self._made(number, metrics, meter)
             self._samples[scenario.name].append(sample)
@@ -165,6 +170,9 @@ class Bench:
         if isinstance(scenario, Decode):
             adapters = _batch_adapters(bench, scenario)
             return decode(bench.executor, prompts_of(bench, scenario), adapters, scenario.output_length)
+        if isinstance(scenario, Overhead):
+            adapters = _batch_adapters(bench, scenario)
+            return overhead(bench.executor, prompts_of(bench, scenario), adapters, scenario.output_length)
         if isinstance(scenario, FirstToken):
             return {"value": 1e3 * self._first_token(bench, scenario)}
         assert isinstance(scenario, Serve)
@@ -204,7 +212,7 @@ class Bench:
         return directory
 
     def _report(self) -> Report:
-        limits = {name: Figure(LIMIT_UNITS[name], samples) for name, samples in self._limits.items()}
+        limits = self._limits.figures()
         figures = {s.name: Figure(s.unit, self._samples[s.name]) for s in self._runnable()}
         rows = []
         for scenario in self._runnable():
@@ -261,25 +269,20 @@ class Bench:
         )
 
     def _roofline_share(self, scenario: Scenario, figure: Figure, limits: dict[str, Figure]) -> Figure:
-        """Each sample as its share of what the limits of the same round allow."""
-        work = self._work[scenario.name]
-        per_value = scenario.input_length if isinstance(scenario, Prefill) else _requests(scenario)
-        bandwidth = limits["read_bandwidth"].by_round()
-        flops = limits[flops_limit(self._engines[scenario.engine].program.dtype, limits)].by_round()
-        shares = []
-        for sample in figure.samples:
-            allowed = work.least_seconds(
-                bandwidth.get(sample.round, limits["read_bandwidth"].median),
-                flops.get(sample.round, next(iter(flops.values()))),
-            )
-            share = sample.metrics["value"] * allowed / per_value
-            shares.append(Sample(sample.round, {"value": share}, sample.foreign, sample.stolen, sample.disturbed))
-        return Figure("share", shares)
+        tokens = scenario.input_length if isinstance(scenario, Prefill) else _requests(scenario)
+        peak = self._peak(scenario, limits)
+        return roofline_shares(figure, self._work[scenario.name], tokens, limits["read_bandwidth"], limits[peak])
+
+    def _peak(self, scenario: Scenario, limits: dict[str, Figure]) -> str:
+        """Name of the multiply-add limit that a scenario's engine is held against."""
+        there = [name for name, figure in limits.items() if figure.median > 0]
+        return peak_of(self._engines[scenario.engine].storage.program, there)
 
 
 KIND_NAMES: Final[dict[type[Scenario], str]] = {
     Prefill: "prefill",
     Decode: "decode",
+    Overhead: "overhead",
     FirstToken: "first_token",
     Serve: "serve",
     Memory: "memory",
@@ -300,19 +303,7 @@ class _Timer:
         self.seconds = time.perf_counter() - self._start
 
 
-def flops_limit(dtype: DType, limits: dict[str, Figure] | MachineLimits) -> str:
-    """Name of the limit that an engine of this type is held against.
-
-    bfloat16 engines multiply in bfloat16 where the CPU can; all else, and all other engines, in float32.
-    """
-    if dtype == DType.BFLOAT16:
-        there = limits["bfloat16_flops"].median if isinstance(limits, dict) else limits.bfloat16_flops
-        if there > 0:
-            return "bfloat16_flops"
-    return "float32_flops"
-
-
-def prompts_of(bench: BenchExecutor, scenario: Prefill | Decode | FirstToken) -> list[list[int]]:
+def prompts_of(bench: BenchExecutor, scenario: Prefill | Decode | Overhead | FirstToken) -> list[list[int]]:
     """The same for every sample."""
     generator = np.random.default_rng(scenario.input_length)
     vocab_size = bench.engine.program.vocab_size
@@ -342,7 +333,7 @@ def _first(bench: BenchExecutor, scenario: Prefill) -> LoraConfig | None:
     return bench.library.reference(scenario.adapters, 0) if scenario.adapters.count else None
 
 
-def _batch_adapters(bench: BenchExecutor, scenario: Decode) -> list[LoraConfig | None]:
+def _batch_adapters(bench: BenchExecutor, scenario: Decode | Overhead) -> list[LoraConfig | None]:
     """Of each request: the adapters in turn."""
     count = scenario.adapters.count
     if count == 0:
@@ -351,7 +342,7 @@ def _batch_adapters(bench: BenchExecutor, scenario: Decode) -> list[LoraConfig |
 
 
 def _requests(scenario: Scenario) -> int:
-    return scenario.requests if isinstance(scenario, Decode) else 1
+    return scenario.requests if isinstance(scenario, (Decode, Overhead)) else 1
 
 
 def _settings(scenario: Scenario) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from .scenario_types import (
     FirstToken,
     Load,
     Memory,
+    Overhead,
     Popularity,
     Prefill,
     RunSettings,
@@ -218,6 +219,19 @@ def _decode(fields: Fields, common: dict[str, Any]) -> Iterator[Scenario]:
         requests=fields.integer("requests"),
         input_length=fields.integer("input", default=64),
         output_length=fields.integer("output", default=64, minimum=4),
+        num_threads=fields.optional_integer("threads"),
+        competing_processes=fields.integer("competing_processes", default=0, minimum=0),
+    )
+
+
+def _overhead(fields: Fields, common: dict[str, Any]) -> Iterator[Scenario]:
+    yield Overhead(
+        **common,
+        adapters=_read_adapters(fields),
+        unit="%",
+        requests=fields.integer("requests"),
+        input_length=fields.integer("input", default=64),
+        output_length=fields.integer("output", default=64, minimum=4),
     )
 
 
@@ -301,6 +315,7 @@ Reader = Callable[[Fields, dict[str, Any]], Iterator[Scenario]]
 READERS: Final[dict[str, Reader]] = {
     "prefill": _prefill,
     "decode": _decode,
+    "overhead": _overhead,
     "first_token": _first_token,
     "serve": _serve,
     "memory": _memory,

@@ -121,6 +121,19 @@ class Decode(Scenario):
     requests: int
     input_length: int
     output_length: int
+    num_threads: int | None = None
+    """Of its engine; None: the run's."""
+    competing_processes: int = 0
+    """That each keep a core busy meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overhead(Scenario):
+    """Percentage of the time of decode steps that is not the engine's: scheduler, caches, sampling, responses."""
+
+    requests: int
+    input_length: int
+    output_length: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,19 +86,28 @@ def test_targets_are_shown_as_met_or_missed(pages: ModuleType) -> None:
 
 
 FAKE_PEER = """
-from worker import Peer, decode_rate, main, whole_rate
+from worker import Peer, Row, decode_row, main, timed
 
-def make(task):
-    print("a library's chatter")
-    def generate(prompts, new_tokens):
+class Fake:
+    def __init__(self, answer):
+        print("a library's chatter")
+        self.answer = answer
+    def generate(self, prompts, new_tokens):
         import time
         time.sleep(0.001 * new_tokens)
-        return [[7] * new_tokens for _ in prompts]
+        return [[7] * min(self.answer, new_tokens) for _ in prompts]
+    def close(self):
+        print("the end")
+
+def make(task):
     return Peer(
         versions={"fake": "1"},
+        load=lambda variant: Fake({"long": 100, "short": 3}[variant]),
         rows={
-            "decode-16": lambda: decode_rate(generate, task.batch, task.new_tokens),
-            "short": lambda: whole_rate(lambda prompts, new_tokens: [[7]] * len(prompts), task.batch, 2),
+            "decode-16": decode_row("long", task.batch),
+            "capped": decode_row("long", task.batch, most_tokens=3),
+            "short": decode_row("short", task.batch),
+            "unknown": Row("unknown", lambda variant, new_tokens: {}),
         },
         refused={"mixed-16": "cannot"},
     )
@@ -111,15 +120,27 @@ def test_a_peer_answers_line_by_line(tmp_path: Path) -> None:
     (tmp_path / "prompts.json").write_text(json.dumps({"short": [[1, 2]] * 16, "long": [[1] * 512]}))
     script = tmp_path / "fake_peer.py"
     script.write_text(FAKE_PEER)
-    asked = "".join(json.dumps({"row": row}) + "\n" for row in ("decode-16", "short", "none"))
+    asked = [
+        ("decode-16", True),
+        ("decode-16", False),
+        ("capped", False),
+        ("short", False),
+        ("unknown", True),
+        ("none", False),
+    ]
     done = subprocess.run(
         [sys.executable, str(script), "--root", str(tmp_path), "--threads", "1", "--new_tokens", "5"],
-        input=asked, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(PEERS)},
+        input="".join(json.dumps({"row": row, "warm_up": warm_up}) + "\n" for row, warm_up in asked),
+        capture_output=True, text=True, check=True, env={"PYTHONPATH": str(PEERS)},
     )  # fmt: skip
-    about, decoded, short, unknown = map(json.loads, done.stdout.splitlines())
+    about, warm, decoded, capped, short, unloadable, unknown = map(json.loads, done.stdout.splitlines())
     assert about["versions"] == {"fake": "1"}
     assert about["refused"] == {"mixed-16": "cannot"}
+    assert warm["load_seconds"] >= 0
     assert 0 < decoded["metrics"]["value"] <= 16 * 4 / 0.003
-    assert "asked for 2 tokens for each of 16 prompts" in short["error"]
+    assert capped["metrics"]["seconds"] < decoded["metrics"]["seconds"]
+    assert "asked for 5 tokens for each of 16 prompts" in short["error"]
+    assert "KeyError" in unloadable["error"]
     assert "KeyError" in unknown["error"]
-    assert "chatter" in done.stderr
+    assert done.stderr.count("chatter") == 2
+    assert done.stderr.count("the end") == 2

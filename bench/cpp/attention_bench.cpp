@@ -1,0 +1,109 @@
+// Measures the attention ops of the CPU engine alone, with 16 query and 4 key-value heads of 64, for a decode
+// step of 16 sequences and for the prefill of a prompt.
+//   attention_bench [threads] [rounds] [kernels] [int8]
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "adaptrt/engine/step_profile.h"
+#include "engine/random_model.h"
+
+namespace adaptrt {
+namespace {
+
+using testing::Piece;
+
+constexpr int kSequences = 16;
+constexpr int kLongest = 2048;
+constexpr int kPrompt = 512;
+constexpr int kTokensPerBlock = 32;
+constexpr int kLayers = 28;
+
+/// What the attention ops of a step took and cost together.
+struct Attention {
+  double seconds = 0.0;
+  OpCost cost;
+};
+
+Attention sum_of_attention(const StepRecord& step, const Program& program) {
+  Attention sum;
+  for (const auto& op : step.ops) {
+    if (op.section != StepSection::kBody) continue;
+    if (!std::holds_alternative<AttentionOp>(program.body[static_cast<std::size_t>(op.index)])) continue;
+    sum.seconds += op.end - op.begin;
+    sum.cost.kv_bytes += op.cost.kv_bytes;
+    sum.cost.flops += op.cost.flops;
+  }
+  return sum;
+}
+
+/// A token of a sequence with `context` tokens.
+std::vector<Piece> decode(int context) {
+  std::vector<Piece> pieces;
+  std::int32_t next_block = 0;
+  for (int s = 0; s < kSequences; ++s) {
+    Piece piece{.tokens = {s}, .first_position = context - 1, .prompt_length = context};
+    for (int used = 0; used < context; used += kTokensPerBlock) piece.blocks.push_back(next_block++);
+    pieces.push_back(std::move(piece));
+  }
+  return pieces;
+}
+
+Piece prompt() {
+  Piece piece{.prompt_length = kPrompt};
+  for (int i = 0; i < kPrompt; ++i) piece.tokens.push_back(i % 61);
+  for (int i = 0; i < kPrompt / kTokensPerBlock; ++i) piece.blocks.push_back(i);
+  return piece;
+}
+
+void run(int num_threads, int rounds, const char* kernels) {
+  const auto threads = std::make_shared<ThreadPool>(num_threads);
+  // Small everywhere else, so that little besides attention takes time.
+  const testing::RandomModel model({.dtype = DType::kBFloat16,
+                                    .num_layers = kLayers,
+                                    .shape = {64, 16, 4, 64, 64},
+                                    .max_batch_size = kSequences,
+                                    .max_num_tokens = kPrompt,
+                                    .max_seq_len = kLongest,
+                                    .tokens_per_block = kTokensPerBlock});
+  const auto profile = std::make_shared<StepProfile>(static_cast<std::size_t>(rounds));
+  const auto engine = make_cpu_engine(model.program, threads, kernels, profile);
+  engine->allocate_kv_blocks(kSequences * kLongest / kTokensPerBlock);
+  const auto measure = [&](const std::string& name, const std::vector<Piece>& pieces) {
+    testing::StepArrays arrays(pieces);
+    arrays.logit_rows = {0};
+    const auto step = [&] { engine->step(arrays.input(), [](std::int64_t, std::int64_t, const float*) {}); };
+    step();
+    (void)profile->take_steps();
+    for (int round = 0; round < rounds; ++round) step();
+    std::vector<Attention> sums;
+    for (const auto& record : profile->take_steps())
+      sums.push_back(sum_of_attention(record, model.program));
+    std::sort(sums.begin(), sums.end(),
+              [](const Attention& a, const Attention& b) { return a.seconds < b.seconds; });
+    const Attention& median = sums[sums.size() / 2];
+    std::printf("%-28s %8.3f ms (least %8.3f)  %6.1f GB/s  %6.1f GFLOP/s\n", name.c_str(),
+                median.seconds * 1e3, sums.front().seconds * 1e3,
+                static_cast<double>(median.cost.kv_bytes) / median.seconds * 1e-9,
+                static_cast<double>(median.cost.flops) / median.seconds * 1e-9);
+  };
+  for (const int context : {128, 512, kLongest}) {
+    measure("decode 16, context " + std::to_string(context), decode(context));
+  }
+  measure("prefill " + std::to_string(kPrompt), {prompt()});
+}
+
+}  // namespace
+}  // namespace adaptrt
+
+int main(int argc, char** argv) {
+  const int threads = argc > 1 ? std::atoi(argv[1]) : 2;
+  const int rounds = argc > 2 ? std::atoi(argv[2]) : 15;
+  adaptrt::run(threads, rounds, argc > 3 ? argv[3] : "");
+  return 0;
+}

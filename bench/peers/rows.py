@@ -1,0 +1,79 @@
+"""The rows that all peers are asked for, and what the base model's weights make of them at least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adaptrt.tools.bench.model import BenchModel
+from adaptrt.tools.bench.profile import Work
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """A row of the table."""
+
+    title: str
+    unit: str = "tok/s"
+    weights: str = "bf16"
+    """The kind of weights; rows of one kind run next to each other."""
+    tokens: int = 0
+    """Of a step, of a row that a roofline is shown for: the base's weights once a step."""
+    why_not: str = "no quantised weights by this runner"
+    """Why a peer that says nothing of the row is not asked for it."""
+
+
+OURS_ALONE = "the peers' int8 is W8A8: they quantise activations too"
+ROWS = {
+    "prefill-512": RowKind("prefill, 512 tokens", tokens=512),
+    "decode-1": RowKind("decode, 1 request", tokens=1),
+    "decode-16": RowKind("decode, 16 requests", tokens=16),
+    "decode-1-lora": RowKind("decode, 1 request, rank-16 adapter"),
+    "mixed-16": RowKind("decode, 16 requests, 16 adapters of rank 8 to 64"),
+    "adapter-load": RowKind("adapter of rank 16 from disk", unit="s"),
+    "decode-1-dora": RowKind("decode, 1 request, DoRA"),
+    "mixed-16-dora": RowKind("decode, 16 requests, 8 LoRA and 8 DoRA"),
+    "int8-prefill-512": RowKind("int8: prefill, 512 tokens", weights="int8", tokens=512),
+    "int8-decode-1": RowKind("int8: decode, 1 request", weights="int8", tokens=1),
+    "int8-decode-16": RowKind("int8: decode, 16 requests", weights="int8", tokens=16),
+    "w8a16-prefill-512": RowKind(
+        "int8 weights alone: prefill, 512 tokens", weights="w8a16", why_not=OURS_ALONE, tokens=512
+    ),
+    "w8a16-decode-1": RowKind("int8 weights alone: decode, 1 request", weights="w8a16", why_not=OURS_ALONE, tokens=1),
+    "w8a16-decode-16": RowKind(
+        "int8 weights alone: decode, 16 requests", weights="w8a16", why_not=OURS_ALONE, tokens=16
+    ),
+    "int4-prefill-512": RowKind("int4: prefill, 512 tokens", weights="int4", tokens=512),
+    "int4-decode-1": RowKind("int4: decode, 1 request", weights="int4", tokens=1),
+    "int4-decode-16": RowKind("int4: decode, 16 requests", weights="int4", tokens=16),
+}
+GROUPS = (("bf16",), ("int8", "w8a16", "int4"))
+"""Kinds of weights that peers have loaded together; between groups their processes end."""
+
+_LAYER_BYTES = {"bf16": 2.0, "int8": 1.0, "w8a16": 1.0, "int4": 0.5 + 2 / 128}
+"""Of a weight of the layers; int4 has a bfloat16 scale for 128. Scales of int8 outputs are too few to count."""
+_HEAD_BYTES = {"bf16": 2.0, "int8": 1.0, "w8a16": 1.0, "int4": 1.0}
+_PEAKS = {"bf16": "bfloat16_flops", "int8": "int8_ops", "w8a16": "bfloat16_flops", "int4": "bfloat16_flops"}
+
+
+def work_of_row(name: str, model: BenchModel) -> Work | None:
+    """The base's weights read once and multiplied once a step; None for rows without a roofline."""
+    kind = ROWS[name]
+    if kind.tokens == 0:
+        return None
+    matrices = [(tensor, rows * columns) for tensor, (rows, columns) in _matrices(model)]
+    layers = sum(size for tensor, size in matrices if ".layers." in tensor)
+    head = model.vocab_size * model.hidden_size
+    head_rows = 1 if name.endswith("prefill-512") else kind.tokens
+    return Work(
+        num_bytes=int(_LAYER_BYTES[kind.weights] * layers + _HEAD_BYTES[kind.weights] * head),
+        flops=2 * (kind.tokens * layers + head_rows * head),
+    )
+
+
+def _matrices(model: BenchModel) -> list[tuple[str, tuple[int, int]]]:
+    return [(name, (shape[0], shape[1])) for name, shape, _ in model.tensors() if len(shape) == 2]
+
+
+def peak_of_row(name: str) -> str:
+    """Name of the multiply-add limit that AdaptRT is held against there."""
+    return _PEAKS[ROWS[name].weights]

@@ -1,0 +1,85 @@
+"""What the machine can do at best, measured beside the samples, and how near to it a row comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from ..._core import DType, QuantAlgo, measure_machine_limits
+from ...builder.compile.plan import LinearOp, Program
+from .noise import NoiseMeter
+from .profile import Work
+from .report import Figure, Sample
+
+LIMIT_UNITS: Final = {
+    "read_bandwidth": "B/s",
+    "int8_ops": "OP/s",
+    "bfloat16_flops": "FLOP/s",
+    "float32_flops": "FLOP/s",
+}
+"""Fields of MachineLimits."""
+TRIES: Final = 3
+"""Of each limit in a measurement, of which the best counts."""
+
+
+class LimitMeter:
+    """The limits of each round of a run: the best of measurements that are spread over the round.
+
+    A single one can fall into a moment at which the machine is disturbed, and a row would then reach more than it.
+    """
+
+    def __init__(self, num_threads: int, quiet_share: float) -> None:
+        self._threads = num_threads
+        self._quiet_share = quiet_share
+        self._best: dict[str, dict[int, Sample]] = {name: {} for name in LIMIT_UNITS}
+
+    def measure(self, number: int) -> None:
+        """Once more in round `number`; 0.3 s."""
+        with NoiseMeter() as meter:
+            limits = measure_machine_limits(self._threads, TRIES)
+        noise = meter.noise
+        for name, best in self._best.items():
+            value = getattr(limits, name)
+            if number not in best or value > best[number].metrics["value"]:
+                disturbed = noise.foreign > self._quiet_share
+                best[number] = Sample(
+                    number, {"value": value}, round(noise.foreign, 4), round(noise.stolen, 4), disturbed
+                )
+
+    def figures(self) -> dict[str, Figure]:
+        """One sample a round."""
+        return {
+            name: Figure(LIMIT_UNITS[name], [best[number] for number in sorted(best)])
+            for name, best in self._best.items()
+        }
+
+
+def peak_of(program: Program, available: Iterable[str]) -> str:
+    """Name of the multiply-add limit that an engine is held against; `available` are those that the CPU has.
+
+    W8A8 engines multiply in 8 bits where the CPU can (all but attention, adapters and lm_head), other bfloat16
+    engines in bfloat16; all else, and all other engines, in float32.
+    """
+    there = set(available)
+    if "int8_ops" in there and _is_w8a8(program):
+        return "int8_ops"
+    if "bfloat16_flops" in there and program.dtype == DType.BFLOAT16:
+        return "bfloat16_flops"
+    return "float32_flops"
+
+
+def _is_w8a8(program: Program) -> bool:
+    weights = [part.weight.quantization for op in program.body if isinstance(op, LinearOp) for part in op.parts]
+    return any(how is not None and how.algo == QuantAlgo.W8A8 for how in weights)
+
+
+def roofline_shares(figure: Figure, work: Work, tokens: int, bandwidth: Figure, peak: Figure) -> Figure:
+    """Each sample of tokens per second as its share of what the limits of its round allow for steps of `tokens`."""
+    bandwidths, peaks = bandwidth.by_round(), peak.by_round()
+    shares = []
+    for sample in figure.samples:
+        number = sample.round
+        allowed = work.least_seconds(bandwidths.get(number, bandwidth.median), peaks.get(number, peak.median))
+        share = sample.metrics["value"] * allowed / tokens
+        shares.append(Sample(number, {"value": share}, sample.foreign, sample.stolen, sample.disturbed))
+    return Figure("share", shares)
