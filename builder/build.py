@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import fnmatch
-import shutil
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import onnx
-
 from .._core import ConfigError, EngineError
-from .carried_adapters import copy_adapters, with_adapters
-from .checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig
-from .checkpoint.convert import COPIED_FILES
-from .compile.assemble import LoraOptions, ProgramLimits
+from .carried_adapters import with_adapters
+from .checkpoint.config import CheckpointConfig
+from .checkpoint.quantization import QuantConfig
+from .checkpoint.quantize_checkpoint import quantize_checkpoint
+from .checkpoint.quantizer import QuantizationError
 from .compile.checkpoint import Checkpoint
-from .compile.native import CompiledNetwork, compile_network
-from .compile.tensorrt.compile import (
-    WEIGHTS_FILE,
-    CompiledPlans,
-    PlanOptions,
-    compile_plans,
-    plan_file,
-)
+from .compile.native import CompiledNetwork
+from .compile.tensorrt.compile import CompiledPlans
 from .compile.tensorrt.package import Package
-from .compile.tensorrt.plan_config import TensorRtPlans
 from .compile.tensorrt.process import describe_package
-from .compile.tensorrt.profiles import make_profiles
 from .compile.tensorrt.targets import resolve_targets, target_problems
-from .config import EXTERNAL, TENSORRT, BuildConfig
-from .engine_config import ADAPTERS_DIRECTORY, ENGINE_FILE, EngineConfig
-from .network.decoder import build_network
-from .network.onnx_file import dump_onnx, external_bytes
-from .network_options import network_options
-from .output_directory import producer_of, replaced_directory
+from .config import DISABLE, NATIVE, TENSORRT, BuildConfig, LoraBuildConfig
+from .engine_directory import CompilerOptions, WrittenEngine, is_engine_directory, write_engine
+from .engine_quality import EngineQuality, QualityMeasure
+from .network.onnx_file import check_dump_path
+from .output_directory import replaced_directory
 from .progress import Progress, SilentProgress
 
 ENGINE_KIND: Final = "an engine of AdaptRT"
@@ -48,6 +39,7 @@ class BuildReport:
 
     directory: Path
     checkpoint: CheckpointConfig
+    """Quantised as the engine is."""
     config: BuildConfig
     engine_bytes: int
     """Of the engine file, or of the plans and their weights."""
@@ -55,6 +47,10 @@ class BuildReport:
     compiled: CompiledNetwork | CompiledPlans
     """What the backend made of the network."""
     seconds: float
+    quantization_errors: tuple[QuantizationError, ...] = ()
+    """How far each weight that the build quantised is from its own."""
+    quality: EngineQuality | None = None
+    """What was measured, where that was asked for."""
 
 
 def build(
@@ -62,6 +58,9 @@ def build(
     config: BuildConfig,
     output_dir: str | Path,
     *,
+    quantization: QuantConfig | None = None,
+    int8_kv_cache: bool = False,
+    quality: QualityMeasure | None = None,
     workers: int = 1,
     timing_cache: Path | None = None,
     dump_onnx_to: Path | None = None,
@@ -70,65 +69,98 @@ def build(
     """Compiles a checkpoint into an engine directory.
 
     `output_dir` must be absent, empty, or an engine that this function wrote, which is replaced; it stays as it
-    was when anything goes wrong. `dump_onnx_to` also writes the network as an ONNX file. `workers` plans of a TensorRT
-    engine are built at a time; `timing_cache` is TensorRT's, read where it is there and written. Raises
-    CheckpointError, ConfigError, AdapterError (an adapter of lora_dir that the engine could not serve) or EngineError.
+    was when anything goes wrong. `quantization` is done to the weights of a checkpoint that is not quantised, and
+    `int8_kv_cache` quantises the KV cache of one that does not ask for it. `quality` measures the engine, and beside it
+    one of the checkpoint as it is, with the KV cache in its own type. Both the quantised checkpoint and that engine
+    lie beside `output_dir` for the time of the build.
+
+    `dump_onnx_to` also writes the network as an ONNX file. `workers` plans of a TensorRT engine are built at a time;
+    `timing_cache` is TensorRT's, read where it is there and written. Raises CheckpointError, ConfigError, AdapterError
+    (an adapter of lora_dir that the engine could not serve), EngineError, and what `quality` raises.
     """
     began = time.monotonic()
-    checkpoint_dir, output_dir = Path(checkpoint_dir), Path(output_dir)
+    output_dir = Path(output_dir)
     progress = progress or SilentProgress()
-    checkpoint = Checkpoint.open(checkpoint_dir)
-    config, package = checked_config(config, checkpoint, workers, timing_cache)
-    network = build_network(checkpoint.config, checkpoint.stored_tensors(), network_options(config))
-    native = _compile_native(network, checkpoint, config) if package is None else None
-    with replaced_directory(output_dir, is_ours=is_engine_directory, kind=ENGINE_KIND, error=EngineError) as directory:
-        if dump_onnx_to is not None:
-            with progress.task("Writing ONNX", external_bytes(network)) as advance:
-                dump_onnx(network, checkpoint_dir, dump_onnx_to, advance)
-        compiled: CompiledNetwork | CompiledPlans
-        engine: str | TensorRtPlans
-        if native is not None:
-            compiled = native
-            with progress.task("Packing", native.num_bytes) as advance:
-                engine = native.write(directory / ENGINE_FILE, advance)
-            engine_bytes = (directory / ENGINE_FILE).stat().st_size
-        else:
-            assert package is not None
-            plan_options = _plan_options(config, checkpoint.config, workers, timing_cache)
-            compiled = compile_plans(network, checkpoint.reader, package, plan_options, directory, progress)
-            engine, engine_bytes = compiled.plans, compiled.plans.num_bytes
-        for name in COPIED_FILES:
-            if (checkpoint_dir / name).is_file():
-                shutil.copyfile(checkpoint_dir / name, directory / name)
-        stored, adapter_checksums = copy_adapters(config, directory)
-        EngineConfig.of_this_release(checkpoint.config, stored, engine, adapter_checksums).save(directory)
+    source = Checkpoint.open(Path(checkpoint_dir))
+    plain = source.with_int8_kv_cache(False)
+    if int8_kv_cache:
+        source = source.with_int8_kv_cache(True)
+    config, package = _checked_config(config, source, quantization, quality, workers, timing_cache)
+    if dump_onnx_to is not None:
+        check_dump_path(dump_onnx_to)
+    options = CompilerOptions(package=package, workers=workers, timing_cache=timing_cache, dump_onnx_to=dump_onnx_to)
+    with (
+        replaced_directory(output_dir, is_ours=is_engine_directory, kind=ENGINE_KIND, error=EngineError) as directory,
+        ExitStack() as stack,
+    ):
+        checkpoint = source
+        errors: tuple[QuantizationError, ...] = ()
+        if quantization is not None:
+            checkpoint, errors = stack.enter_context(_quantized(source, quantization, directory.parent, progress))
+        written = write_engine(checkpoint, config, options, directory, progress)
+        measured = None
+        if quality is not None:
+            reference = None
+            if checkpoint.config != plain.config:
+                reference = stack.enter_context(_reference_engine(plain, config, directory.parent, progress))
+            measured = quality.measure(directory, reference)
+            replace(written.config, quality=measured).save(directory)
+    return _report(output_dir, written, errors, measured, time.monotonic() - began)
+
+
+@contextmanager
+def _quantized(
+    source: Checkpoint, quantization: QuantConfig, place: Path, progress: Progress
+) -> Iterator[tuple[Checkpoint, tuple[QuantizationError, ...]]]:
+    """The checkpoint with its weights quantised, in a directory in `place` for the time of a with statement."""
+    prefix = f".{source.directory.absolute().name}-{quantization.quant_algo.name.lower()}-"
+    with tempfile.TemporaryDirectory(dir=place, prefix=prefix) as name:
+        directory = Path(name)
+        errors = quantize_checkpoint(source.directory, source.config, directory, quantization, progress)
+        yield Checkpoint.open(directory), errors
+
+
+@contextmanager
+def _reference_engine(source: Checkpoint, config: BuildConfig, place: Path, progress: Progress) -> Iterator[Path]:
+    """An engine of the checkpoint without adapters, in a directory in `place` for the time of a with statement."""
+    without_adapters = replace(
+        config,
+        lora_config=LoraBuildConfig(),
+        plugin_config=replace(config.plugin_config, lora_plugin=DISABLE, dora_plugin=DISABLE),
+    )
+    with tempfile.TemporaryDirectory(dir=place, prefix=f".{source.directory.absolute().name}-engine-") as name:
+        directory = Path(name)
+        write_engine(source, without_adapters, CompilerOptions(package=None), directory, progress)
+        yield directory
+
+
+def _report(
+    directory: Path,
+    written: WrittenEngine,
+    errors: tuple[QuantizationError, ...],
+    quality: EngineQuality | None,
+    seconds: float,
+) -> BuildReport:
     return BuildReport(
-        directory=output_dir,
-        checkpoint=checkpoint.config,
-        config=stored,
-        engine_bytes=engine_bytes,
-        num_nodes=len(network.graph.node),
-        compiled=compiled,
-        seconds=time.monotonic() - began,
+        directory=directory,
+        checkpoint=written.config.pretrained_config,
+        config=written.config.build_config,
+        engine_bytes=written.engine_bytes,
+        num_nodes=written.num_nodes,
+        compiled=written.compiled,
+        seconds=seconds,
+        quantization_errors=errors,
+        quality=quality,
     )
 
 
-def is_engine_directory(directory: Path) -> bool:
-    """Whether a directory holds what build() writes and nothing else, so that it may be replaced."""
-    if producer_of(directory / CONFIG_FILE) != PRODUCER:
-        return False
-    engine_files = (ENGINE_FILE, plan_file("*"), WEIGHTS_FILE)
-    known = (CONFIG_FILE, ADAPTERS_DIRECTORY, *COPIED_FILES, *engine_files)
-    names = [entry.name for entry in directory.iterdir() if not entry.is_symlink()]
-    return (
-        len(names) == len(list(directory.iterdir()))
-        and all(any(fnmatch.fnmatchcase(name, pattern) for pattern in known) for name in names)
-        and any(fnmatch.fnmatchcase(name, pattern) for pattern in engine_files for name in names)
-    )
-
-
-def checked_config(
-    config: BuildConfig, checkpoint: Checkpoint, workers: int, timing_cache: Path | None
+def _checked_config(
+    config: BuildConfig,
+    checkpoint: Checkpoint,
+    quantization: QuantConfig | None,
+    quality: QualityMeasure | None,
+    workers: int,
+    timing_cache: Path | None,
 ) -> tuple[BuildConfig, Package | None]:
     """The config with everything filled in, and the package that compiles it; None: the native compiler.
 
@@ -137,6 +169,11 @@ def checked_config(
     config = config.with_defaults(checkpoint.config)
     problems = config.problems(checkpoint.config)
     package = None
+    if config.backend == NATIVE:
+        problems += quality.problems(config) if quality is not None else []
+    else:
+        needs = {"quantization": quantization is not None, "quality_text": quality is not None}
+        problems += [f"{name} needs backend {NATIVE}" for name, given in needs.items() if given]
     if workers < 1:
         problems.append(f"workers is {workers}; it must be at least 1")
     if config.tensorrt_config is not None and config.backend == TENSORRT:
@@ -153,37 +190,3 @@ def checked_config(
         targets = resolve_targets(config.tensorrt_config.compute_capability, package)
         config = replace(config, tensorrt_config=replace(config.tensorrt_config, compute_capability=targets))
     return with_adapters(config, checkpoint.config), package
-
-
-def _compile_native(network: onnx.ModelProto, checkpoint: Checkpoint, config: BuildConfig) -> CompiledNetwork:
-    assert config.max_input_len is not None
-    assert config.max_seq_len is not None
-    limits = ProgramLimits(
-        max_batch_size=config.max_batch_size,
-        max_num_tokens=config.max_num_tokens,
-        max_input_len=config.max_input_len,
-        max_seq_len=config.max_seq_len,
-        max_beam_width=config.max_beam_width,
-        tokens_per_block=config.tokens_per_block,
-    )
-    lora = None
-    if config.lora_enabled:
-        lora = LoraOptions(
-            max_rank=config.lora_config.max_lora_rank,
-            dora_enabled=config.dora_enabled,
-            target_modules=tuple(config.lora_config.target_module_ids()),
-        )
-    return compile_network(network, checkpoint.config, checkpoint.reader, limits=limits, lora=lora)
-
-
-def _plan_options(
-    config: BuildConfig, checkpoint: CheckpointConfig, workers: int, timing_cache: Path | None
-) -> PlanOptions:
-    assert config.tensorrt_config is not None
-    return PlanOptions(
-        compute_capabilities=config.tensorrt_config.compute_capability,
-        profiles=make_profiles(config, checkpoint),
-        external_weights=config.tensorrt_config.weights == EXTERNAL,
-        timing_cache=timing_cache,
-        workers=workers,
-    )

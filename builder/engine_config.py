@@ -18,6 +18,7 @@ from .._version import __version__
 from .checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig
 from .compile.tensorrt.plan_config import TensorRtPlans, plans_from_fields, plans_to_json
 from .config import NATIVE, TENSORRT, BuildConfig
+from .engine_quality import EngineQuality
 from .json_fields import JsonFields, describe, load_json_object
 
 FORMAT_VERSIONS: Final = {NATIVE: 1, TENSORRT: 2}
@@ -40,6 +41,8 @@ class EngineConfig:
     """Of a TensorRT engine."""
     adapter_checksums: tuple[str, ...] = ()
     """Of the copies in build_config.lora_config.lora_dir, see adapter_copy.py."""
+    quality: EngineQuality | None = None
+    """What the build measured on a text, where it was asked to."""
 
     @classmethod
     def of_this_release(
@@ -77,6 +80,8 @@ class EngineConfig:
         else:
             content["tensorrt"] = plans_to_json(self.tensorrt)
         content["adapter_checksums"] = list(self.adapter_checksums)
+        if self.quality is not None:
+            content["quality"] = self.quality.to_dict()
         return {**content, "checksum": _checksum(content)}
 
     @classmethod
@@ -107,6 +112,8 @@ class EngineConfig:
             checksum = source.string("engine_checksum")
         if FORMAT_VERSIONS.get(build_config.backend) != data["format_version"]:
             source.problem("build_config.backend", f"is {build_config.backend}, which format_version does not mean")
+        quality = source.object("quality", optional=True)
+        measured = EngineQuality.from_fields(quality) if quality is not None else None
         source.finish(str(path), EngineError)
         return cls(
             version=version,
@@ -115,6 +122,7 @@ class EngineConfig:
             engine_checksum=checksum,
             tensorrt=plans,
             adapter_checksums=adapter_checksums,
+            quality=measured,
         )
 
 

@@ -18,6 +18,7 @@ from ..builder.compile.engine_file import EngineFile
 from ..builder.compile.tensorrt.compile import plan_file
 from ..builder.compile.tensorrt.plan_config import TensorRow
 from ..builder.engine_config import ENGINE_FILE, EngineConfig
+from ..builder.engine_quality import EngineQuality
 from ..builder.progress import format_bytes
 from ..builder.safetensors_stream import SafetensorsReader, TensorSpec
 
@@ -123,7 +124,7 @@ def _engine_rows(config: EngineConfig, compiled: Mapping[str, str]) -> dict[str,
         **_model_rows(config.pretrained_config),
         "limits": f"max_batch_size {build.max_batch_size}, max_num_tokens {build.max_num_tokens}, "
         f"max_input_len {build.max_input_len}, max_seq_len {build.max_seq_len}",
-        "KV cache": f"{build.tokens_per_block} tokens a block",
+        "KV cache": f"{config.pretrained_config.describe_kv_cache()}, {build.tokens_per_block} tokens a block",
         **compiled,
         "LoRA": "none",
     }
@@ -133,7 +134,16 @@ def _engine_rows(config: EngineConfig, compiled: Mapping[str, str]) -> dict[str,
             f"{', DoRA' if build.dora_enabled else ''}"
         )
         rows["adapters"] = ", ".join(lora.adapter_names) or "none in the engine directory"
+    if config.quality is not None:
+        rows["quality"] = _describe_quality(config.quality)
     return rows
+
+
+def _describe_quality(quality: EngineQuality) -> str:
+    text = f"perplexity {quality.perplexity:.4f}"
+    if quality.reference is not None:
+        text += f", {quality.reference.perplexity:.4f} of {quality.reference.engine}"
+    return f"{text}, over {quality.tokens} tokens of {quality.text}"
 
 
 def _describe_peft_adapter(path: Path, tensors: bool) -> None:
@@ -187,12 +197,15 @@ def _model_rows(config: CheckpointConfig) -> dict[str, str]:
         attention.append("q and k normalised")
     if config.sliding_window is not None:
         attention.append(f"window of {config.sliding_window} in {len(config.sliding_window_layers)} layers")
+    quantised = [] if config.quantization is None else [config.quantization.describe()]
+    if config.int8_kv_cache:
+        quantised.append("int8 KV cache")
     biases = {"qkv": config.attn_bias, "dense": config.attn_dense_bias, "mlp": config.mlp_bias}
     scaling = config.rotary_scaling
     return {
         "architecture": config.architecture,
         "dtype": dtype_name(config.dtype),
-        "quantization": "none" if config.quantization is None else config.quantization.describe(),
+        "quantization": ", ".join(quantised) or "none",
         "layers": f"{config.num_hidden_layers} of hidden size {config.hidden_size}, mlp {config.intermediate_size}",
         "attention": ", ".join(attention),
         "biases": ", ".join(name for name, present in biases.items() if present) or "none",

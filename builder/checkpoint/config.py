@@ -92,6 +92,19 @@ class CheckpointConfig:
         """Whether the embedding's tensor is lm_head's as well."""
         return self.share_embedding_table and self.mapping.world_size == 1 and self.quantization is None
 
+    def describe_weights(self) -> str:
+        """What people read: bfloat16, linear layers W4A16 in groups of 128."""
+        quantized = f", linear layers {self.quantization.describe()}" if self.quantization is not None else ""
+        return dtype_name(self.dtype) + quantized
+
+    def describe_kv_cache(self) -> str:
+        """What keys and values are kept as: int8."""
+        return "int8" if self.int8_kv_cache else dtype_name(self.dtype)
+
+    def describe_types(self) -> str:
+        """Both: bfloat16, linear layers W4A16 in groups of 128, int8 KV cache."""
+        return self.describe_weights() + (", int8 KV cache" if self.int8_kv_cache else "")
+
     def to_dict(self) -> dict[str, Any]:
         """The content of config.json."""
         result: dict[str, Any] = {"producer": {"name": PRODUCER, "version": __version__}}

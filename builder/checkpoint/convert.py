@@ -66,10 +66,12 @@ def convert_checkpoint(
     """Writes config.json, rank{N}.safetensors and the tokenizer's files to `output_dir`.
 
     `dtype` None keeps the type that the model's config.json states. Up to `workers` ranks are written at a
-    time. `quantization` is of the linear layers; their values are rounded to `dtype` first. `int8_kv_cache` asks engines
-    to keep keys and values as int8. `output_dir` must be absent, empty, or a checkpoint that this function wrote, which
-    is replaced; it stays as it was when anything goes wrong. Raises CheckpointError for everything that is wrong with
-    the model and ConfigError for sizes that cannot cut it, and for a quantisation that it cannot have.
+    time. `quantization` is of the linear layers; their values are rounded to `dtype` first. `int8_kv_cache` asks
+    engines to keep keys and values as int8.
+
+    `output_dir` must be absent, empty, or a checkpoint that this function wrote, which is replaced; it stays as it was
+    when anything goes wrong. Raises CheckpointError for everything that is wrong with the model and ConfigError for
+    sizes that cannot cut it, and for a quantisation that it cannot have.
     """
     for name, value in (("tp_size", tp_size), ("pp_size", pp_size), ("workers", workers)):
         if value < 1:

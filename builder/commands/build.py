@@ -32,11 +32,13 @@ from ..config import (
     PluginConfig,
     TensorRtBuildConfig,
 )
+from ..engine_quality import QualityMeasure
 from ..progress import format_bytes, progress_on
-from ..quantized_build import build_quantized
-from .quantization_table import error_table
+from .quantization_report import INT8_KV_CACHE_HELP, error_table, quality_table
 
 _PLUGIN_TYPES: Final = (AUTO, *(dtype_name(dtype) for dtype in DType), DISABLE)
+DEFAULT_QUALITY_TOKENS: Final = 4096
+"""A minute of two cores for a model of some billions of weights."""
 _SWITCH: Final = (ENABLE, DISABLE)
 
 
@@ -55,11 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", default=NATIVE, choices=BACKENDS,
         help="native compiles for CPUs, tensorrt for NVIDIA GPUs (default: %(default)s)",
     )  # fmt: skip
-    output.add_argument("--workers", type=int, default=1, metavar="N", help="plans built at a time (default: 1)")
+    output.add_argument(
+        "--workers", type=int, default=1, metavar="N",
+        help=f"plans that backend {TENSORRT} builds at a time; {NATIVE} makes one file, whatever it is (default: 1)",
+    )  # fmt: skip
     output.add_argument(
         "--dump_onnx", type=Path, metavar="FILE", help="also write the network as ONNX, weights beside it"
     )
-    _add_quantization(parser.add_argument_group("quantised weights"))
+    _add_quantization(parser.add_argument_group("quantisation"))
     _add_tensorrt(parser.add_argument_group(f"backend {TENSORRT}"))
 
 
@@ -142,6 +147,16 @@ def _add_quantization(group: Any) -> None:
         f"(default: {DEFAULT_GROUP_SIZE})",
     )  # fmt: skip
     group.add_argument("--has_zero_point", action="store_true", help="w4a16: a zero point beside each scale")
+    group.add_argument("--int8_kv_cache", action="store_true", help=INT8_KV_CACHE_HELP)
+    group.add_argument(
+        "--quality_text", type=Path, metavar="FILE",
+        help="run the engine over a text, and beside it one without what this build quantises; report and keep the "
+        "perplexities",
+    )  # fmt: skip
+    group.add_argument(
+        "--quality_tokens", type=int, metavar="N",
+        help=f"tokens of quality_text that are read, from its beginning (default: {DEFAULT_QUALITY_TOKENS})",
+    )  # fmt: skip
 
 
 def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
@@ -162,6 +177,19 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
     if problems:
         raise ConfigError(f"quantization {args.quantization}: " + "; ".join(problems))
     return config
+
+
+def _quality_of(args: argparse.Namespace) -> QualityMeasure | None:
+    """What measures the engine on the text that the flags name. Raises ConfigError for one that cannot be read."""
+    if args.quality_text is None:
+        if args.quality_tokens is not None:
+            raise ConfigError("quality_tokens needs quality_text")
+        return None
+    # Engines are only run by builds that measure them.
+    from ...runtime.text_quality import TextQuality
+
+    tokens = DEFAULT_QUALITY_TOKENS if args.quality_tokens is None else args.quality_tokens
+    return TextQuality(args.quality_text, args.checkpoint_dir, tokens)
 
 
 def _add_sole(group: Any, name: str, choices: tuple[str, ...]) -> None:
@@ -214,30 +242,23 @@ def _tensorrt_config_of(args: argparse.Namespace) -> TensorRtBuildConfig | None:
 
 def run(args: argparse.Namespace) -> int:
     """Builds and says what was written."""
-    quantization = quantization_of(args)
-    if quantization is not None:
-        report, errors = build_quantized(
-            args.checkpoint_dir,
-            quantization,
-            config_of(args),
-            args.output_dir,
-            workers=args.workers,
-            timing_cache=args.timing_cache,
-            dump_onnx_to=args.dump_onnx,
-            progress=progress_on(),
-        )
-        Console().print(summary(report), error_table(errors))
-        return 0
     report = build(
         args.checkpoint_dir,
         config_of(args),
         args.output_dir,
+        quantization=quantization_of(args),
+        int8_kv_cache=args.int8_kv_cache,
+        quality=_quality_of(args),
         workers=args.workers,
         timing_cache=args.timing_cache,
         dump_onnx_to=args.dump_onnx,
         progress=progress_on(),
     )
     Console().print(summary(report))
+    if report.quantization_errors:
+        Console().print(error_table(report.quantization_errors))
+    if report.quality is not None:
+        Console().print(quality_table(report.quality, report.checkpoint))
     return 0
 
 
@@ -247,17 +268,15 @@ def summary(report: BuildReport) -> Table:
     table = Table(title=str(report.directory), box=box.SIMPLE_HEAD, show_header=False, title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    weights = dtype_name(checkpoint.dtype)
-    if checkpoint.quantization is not None:
-        weights += f", linear layers {checkpoint.quantization.describe()}"
     rows = [
-        ("model", f"{checkpoint.architecture}, {checkpoint.num_hidden_layers} layers, {weights}"),
+        ("model", f"{checkpoint.architecture}, {checkpoint.num_hidden_layers} layers, {checkpoint.describe_weights()}"),
         ("engine", f"{format_bytes(report.engine_bytes)}, built in {report.seconds:.1f} s"),
         *(
             _plan_rows(report, report.compiled)
             if isinstance(report.compiled, CompiledPlans)
             else _native_rows(report, report.compiled)
         ),
+        ("KV cache", f"{checkpoint.describe_kv_cache()}, {config.tokens_per_block} tokens a block"),
         (
             "limits",
             f"{config.max_batch_size} sequences, prompts of {config.max_input_len}, {config.max_seq_len} in all",

@@ -12,7 +12,7 @@ from ..._core import ConfigError, DType, QuantAlgo, dtype_from_name, dtype_name
 from ..checkpoint.convert import convert_checkpoint
 from ..checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, QuantConfig
 from ..progress import format_bytes, progress_on
-from .quantization_table import INT8_KV_CACHE_HELP, error_table
+from .quantization_report import INT8_KV_CACHE_HELP, error_table
 
 _AUTO = "auto"
 

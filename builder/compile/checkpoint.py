@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -54,8 +54,8 @@ class Checkpoint:
         for name, spec in reader.specs.items():
             if name.endswith(_KV_CACHE_SCALE):
                 problems.append(
-                    f"tensor '{name}' is a calibrated scale; an int8 KV cache here has scales that are made at run time, "
-                    "so remove the tensor"
+                    f"tensor '{name}' is a calibrated scale, but those of an int8 KV cache are made at run time; "
+                    "remove the tensor"
                 )
             elif name not in expected:
                 problems.append(f"tensor '{name}' is used by nothing")
@@ -67,6 +67,10 @@ class Checkpoint:
         if problems:
             raise CheckpointError(f"{path}: " + "; ".join(problems))
         return cls(directory, config, reader)
+
+    def with_int8_kv_cache(self, int8: bool) -> Checkpoint:
+        """The same tensors for an engine whose keys and values are int8, or of its own type."""
+        return replace(self, config=replace(self.config, int8_kv_cache=int8))
 
     def stored_tensors(self) -> dict[str, StoredTensor]:
         """Where the network finds each weight."""

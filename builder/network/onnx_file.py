@@ -24,14 +24,20 @@ def external_bytes(model: onnx.ModelProto) -> int:
     return sum(int(_fields(tensor)["length"]) for tensor in _external(model))
 
 
+def check_dump_path(path: Path) -> None:
+    """Raises ConfigError for a path at which dump_onnx() could not write a file."""
+    if os.path.lexists(path) and not path.is_file():
+        raise ConfigError(f"{path}: exists and is no file, so that the network cannot be written there")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: cannot be written, because {path.parent} is no directory")
+
+
 def dump_onnx(model: onnx.ModelProto, weights_dir: Path, path: Path, advance: Advance) -> None:
     """Writes `path`, and the weights as `path`.data beside it, and has onnx.checker check them.
 
     `weights_dir` holds the files that the model's external tensors refer to. `advance` hears of the bytes. Both files
-    appear when both are complete. Raises ConfigError for a path that is no file's, OSError that names `path`.
+    appear when both are complete. Raises OSError that names `path`.
     """
-    if os.path.lexists(path) and not path.is_file():
-        raise ConfigError(f"{path}: exists and is no file, so that the network cannot be written there")
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
             unfinished = Path(directory) / path.name

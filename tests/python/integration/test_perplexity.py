@@ -1,4 +1,4 @@
-"""`adaptrt perplexity` against transformers on the same tokens, and a quantised engine beside its original."""
+"""Perplexities against transformers on the same tokens: `adaptrt perplexity`, and `adaptrt build --quality_text`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from tokenizers import Tokenizer
 
 from adaptrt.builder import cli
+from adaptrt.builder.engine_config import EngineConfig
+from adaptrt.runtime.text_quality import read_tokens
 from support.models import Reference
 from support.serving import run_command
 
@@ -24,11 +26,11 @@ FLOAT32_TOLERANCE = 1e-4
 INT8_TOLERANCE = 0.02
 
 
-def reference_perplexity(ids: list[int]) -> tuple[float, int]:
+def reference_perplexity(ids: list[int], size: int = WINDOW) -> tuple[float, int]:
     """Of transformers, and the number of tokens that it predicted."""
     model, total, count = Reference(MODEL), 0.0, 0
-    for first in range(0, len(ids) - 1, WINDOW):
-        window = ids[first : first + WINDOW]
+    for first in range(0, len(ids) - 1, size):
+        window = ids[first : first + size]
         if len(window) < 2:
             break
         probabilities = torch.log_softmax(torch.as_tensor(model.logits(window, [])[: len(window) - 1]), dim=-1)
@@ -90,3 +92,104 @@ def test_what_cannot_be_measured_is_refused(
     command = ["perplexity", "--engine_dir", str(engines[0]), "--text", str(file), *flags]
     assert cli.main(command) == cli.EXIT_USER_ERROR
     assert complaint in capsys.readouterr().err
+
+
+def build_measured(engines: tuple[Path, Path], directory: Path, *flags: object, sizes: tuple[str, ...] = SIZES) -> Path:
+    """An engine of the fixture's checkpoint that was measured on TEXT while it was built."""
+    text = directory / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    run_command(
+        "build", "--checkpoint_dir", engines[0].parent / "checkpoint", "--output_dir", directory / "engine", *sizes,
+        "--quality_text", text, *flags,
+    )  # fmt: skip
+    assert sorted(entry.name for entry in directory.iterdir()) == ["engine", "text.txt"]
+    return directory / "engine"
+
+
+def test_a_build_measures_its_engine_beside_one_that_is_not_quantised(
+    engines: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = build_measured(
+        engines, tmp_path, "--quantization", "w8a16", "--quality_tokens", 50, "--lora_plugin", "auto"
+    )
+    printed = capsys.readouterr().out
+    quality = EngineConfig.load(engine).quality
+    assert quality is not None
+    assert (quality.text, quality.tokens, quality.window) == ("text.txt", 50, 50)
+    expected, _ = reference_perplexity(Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(TEXT).ids[:50], 50)
+    assert quality.reference is not None
+    assert quality.reference.engine == "float32"
+    assert quality.reference.perplexity == pytest.approx(expected, rel=FLOAT32_TOLERANCE)
+    assert quality.perplexity == pytest.approx(expected, rel=INT8_TOLERANCE)
+    assert quality.perplexity != quality.reference.perplexity
+    assert 0 < quality.reference.divergence < INT8_TOLERANCE
+    assert 0.9 < quality.reference.same_choices <= 1
+    assert f"{quality.perplexity:.4f}" in printed
+    assert f"{quality.reference.perplexity:.4f}" in printed
+    assert "the first 50 tokens of text.txt, in windows of 50" in printed
+    assert "relative error of quantised weights" in printed
+    run_command("inspect", engine)
+    assert (
+        f"perplexity {quality.perplexity:.4f}, {quality.reference.perplexity:.4f} of float32" in capsys.readouterr().out
+    )
+
+
+def test_an_engine_that_is_not_quantised_is_measured_alone(engines: tuple[Path, Path], tmp_path: Path) -> None:
+    # The windows are the longest prompts, which take several steps each.
+    sizes = ("--max_num_tokens", "16", "--max_seq_len", "41", "--max_batch_size", "2", "--tokens_per_block", "8")
+    quality = EngineConfig.load(build_measured(engines, tmp_path, sizes=sizes)).quality
+    assert quality is not None
+    ids = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(TEXT).ids
+    expected, _ = reference_perplexity(ids, 40)
+    assert (quality.tokens, quality.window, quality.reference) == (len(ids), 40, None)
+    assert quality.perplexity == pytest.approx(expected, rel=FLOAT32_TOLERANCE)
+
+
+def test_an_engine_without_the_adapters_is_what_it_is_compared_with(engines: tuple[Path, Path], tmp_path: Path) -> None:
+    flags = ("--int8_kv_cache", "--lora_plugin", "auto", "--lora_dir", MODEL.parent / "adapters" / "poet")
+    quality = EngineConfig.load(build_measured(engines, tmp_path, *flags)).quality
+    assert quality is not None
+    assert quality.reference is not None
+    assert quality.reference.engine == "float32"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "complaint"),
+    [
+        ("", [], "its tokens are 1; at least 2 are needed"),
+        (None, [], "text.txt: cannot be read: No such file"),
+        (b"\xff", [], "text.txt: cannot be read: 'utf-8' codec"),
+        ("two words", ["--quality_tokens", "1"], "quality_tokens is 1; it must be at least 2"),
+        ("two words", ["--max_seq_len", "2"], "max_input_len 2 and max_seq_len 2 allow 1"),
+        ("two words", ["--backend", "tensorrt"], "quality_text needs backend native"),
+        ("two words", ["--checkpoint_dir", "nowhere"], "nowhere/tokenizer.json: there is no tokenizer"),
+    ],
+)
+def test_what_a_build_cannot_measure_is_refused_before_it_begins(
+    text: str | bytes | None, flags: list[str], complaint: str, engines: tuple[Path, Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file = tmp_path / "text.txt"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    command = ["build", "--checkpoint_dir", str(engines[0].parent / "checkpoint"), "--quality_text", str(file)]
+    assert cli.main([*command, "--output_dir", str(tmp_path / "engine"), *flags]) == cli.EXIT_USER_ERROR
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "engine").exists()
+
+
+def test_a_limit_of_tokens_without_a_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["build", "--checkpoint_dir", "c", "--output_dir", str(tmp_path / "engine"), "--quality_tokens", "9"]
+    assert cli.main(command) == cli.EXIT_USER_ERROR
+    assert "quality_tokens needs quality_text" in capsys.readouterr().err
+
+
+def test_of_a_long_text_the_first_tokens_are_read(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    # Long words of few tokens, so that the first read does not hold what is wanted.
+    text.write_text(TEXT * 40, encoding="utf-8")
+    tokenizer = MODEL / "tokenizer.json"
+    everything = read_tokens(text, tokenizer)
+    assert len(everything) > 2000
+    for limit in (2, 3, 57, 1000, len(everything), len(everything) + 1):
+        assert read_tokens(text, tokenizer, limit) == everything[:limit]

@@ -10,11 +10,13 @@ from pathlib import Path
 import onnx
 import pytest
 
-from adaptrt._core import AdapterError, AdaptrtError, CheckpointError, ConfigError, DType, EngineError
+from adaptrt._core import AdapterError, CheckpointError, ConfigError, DType, EngineError, QuantAlgo
 from adaptrt.builder import cli
 from adaptrt.builder.build import build
 from adaptrt.builder.checkpoint.convert import convert_checkpoint
+from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.builder.engine_quality import EngineQuality
 from adaptrt.runtime.engine import load_engine
 from support.engines import SMALL, make_checkpoint, make_engine
 from support.models import ALL_MODULES, ATTENTION_MODULES, ModelSpec, save_adapter, save_model
@@ -252,7 +254,9 @@ def test_a_network_that_cannot_be_written_leaves_nothing(root: Path, tmp_path: P
     before = sorted(tmp_path.rglob("*"))
     arguments = ["--checkpoint_dir", root / "checkpoint", "--output_dir", tmp_path / "engine", "--dump_onnx"]
     assert cli.main(["build", *map(str, [*arguments, tmp_path / name])]) == 2
-    assert f"error: {tmp_path / name}: " in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"error: {tmp_path / name}: " in error
+    assert "Packing" not in error
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -268,10 +272,20 @@ def test_the_command_line_reports_all_mistakes_in_one_line(root: Path, tmp_path:
 
 
 def test_a_build_that_fails_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
+    class Failing:
+        def problems(self, config: BuildConfig) -> list[str]:
+            return []
+
+        def measure(self, engine: Path, reference: Path | None) -> EngineQuality:
+            assert (engine / "rank0.engine").is_file()
+            assert reference is not None
+            assert (reference / "rank0.engine").is_file()
+            raise EngineError("at the end")
+
     report = make_engine(SPEC, tmp_path)
     before = (report.directory / "rank0.engine").read_bytes()
-    unwritable = tmp_path / "missing" / "network.onnx"
-    with pytest.raises((AdaptrtError, OSError), match="missing"):
-        build(tmp_path / "checkpoint", SMALL, report.directory, dump_onnx_to=unwritable)
+    weights = QuantConfig(quant_algo=QuantAlgo.W8A16)
+    with pytest.raises(EngineError, match="at the end"):
+        build(tmp_path / "checkpoint", SMALL, report.directory, quantization=weights, quality=Failing())
     assert (report.directory / "rank0.engine").read_bytes() == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -9,7 +9,9 @@ from typing import Final
 from rich import box
 from rich.table import Table
 
+from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.quantizer import QuantizationError
+from ..engine_quality import EngineQuality
 
 INT8_KV_CACHE_HELP: Final = "keep keys and values as int8, each token and head with a scale that is made at run time"
 
@@ -29,4 +31,28 @@ def error_table(errors: Sequence[QuantizationError]) -> Table:
         worst = max(of_kind, key=lambda error: error.relative)
         mean = sum(error.relative for error in of_kind) / len(of_kind)
         table.add_row(kind, f"{mean:.3%}", f"{worst.relative:.3%}", worst.name.removesuffix(".weight"))
+    return table
+
+
+def quality_table(quality: EngineQuality, checkpoint: CheckpointConfig) -> Table:
+    """What was measured of an engine of this checkpoint, and of the one that it is compared with."""
+    read = f"the first {quality.tokens} tokens of {quality.text}, in windows of {quality.window}"
+    table = Table(title=f"quality on {read}", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("engine")
+    reference = quality.reference
+    for column in ("perplexity", *(("change", "nats apart", "same choice") if reference is not None else ())):
+        table.add_column(column, justify="right", no_wrap=True)
+    measured = f"{quality.perplexity:.4f}"
+    if reference is None:
+        table.add_row(checkpoint.describe_types(), measured)
+        return table
+    change = quality.perplexity / reference.perplexity - 1
+    table.add_row(reference.engine, f"{reference.perplexity:.4f}")
+    table.add_row(
+        checkpoint.describe_types(),
+        measured,
+        f"{change:+.2%}",
+        f"{reference.divergence:.5f}",
+        f"{reference.same_choices:.2%}",
+    )
     return table

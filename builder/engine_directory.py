@@ -1,0 +1,130 @@
+"""Writes what is in an engine directory: compiles a checkpoint, and copies what goes along."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from .carried_adapters import copy_adapters
+from .checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig
+from .checkpoint.convert import COPIED_FILES
+from .compile.assemble import LoraOptions, ProgramLimits
+from .compile.checkpoint import Checkpoint
+from .compile.native import CompiledNetwork, compile_network
+from .compile.tensorrt.compile import WEIGHTS_FILE, CompiledPlans, PlanOptions, compile_plans, plan_file
+from .compile.tensorrt.package import Package
+from .compile.tensorrt.plan_config import TensorRtPlans
+from .compile.tensorrt.profiles import make_profiles
+from .config import EXTERNAL, BuildConfig
+from .engine_config import ADAPTERS_DIRECTORY, ENGINE_FILE, EngineConfig
+from .network.decoder import build_network
+from .network.onnx_file import dump_onnx, external_bytes
+from .network_options import network_options
+from .output_directory import producer_of
+from .progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompilerOptions:
+    """What says how to compile, and does not change what comes of it."""
+
+    package: Package | None
+    """Of TensorRT; None: the native compiler."""
+    workers: int = 1
+    """Plans of a TensorRT engine that are built at a time."""
+    timing_cache: Path | None = None
+    """TensorRT's, read where it is there and written."""
+    dump_onnx_to: Path | None = None
+    """Where the network is written as ONNX too."""
+
+
+@dataclass(frozen=True)
+class WrittenEngine:
+    """An engine directory and what was found while it was made."""
+
+    config: EngineConfig
+    engine_bytes: int
+    """Of the engine file, or of the plans and their weights."""
+    num_nodes: int
+    compiled: CompiledNetwork | CompiledPlans
+    """What the backend made of the network."""
+
+
+def write_engine(
+    checkpoint: Checkpoint, config: BuildConfig, options: CompilerOptions, directory: Path, progress: Progress
+) -> WrittenEngine:
+    """Fills an empty directory. `config` is one after checked_config(). Raises EngineError, OSError."""
+    network = build_network(checkpoint.config, checkpoint.stored_tensors(), network_options(config))
+    native = _compile_native(network, checkpoint, config) if options.package is None else None
+    if options.dump_onnx_to is not None:
+        with progress.task("Writing ONNX", external_bytes(network)) as advance:
+            dump_onnx(network, checkpoint.directory, options.dump_onnx_to, advance)
+    compiled: CompiledNetwork | CompiledPlans
+    engine: str | TensorRtPlans
+    if native is not None:
+        compiled = native
+        with progress.task("Packing", native.num_bytes) as advance:
+            engine = native.write(directory / ENGINE_FILE, advance)
+        engine_bytes = (directory / ENGINE_FILE).stat().st_size
+    else:
+        assert options.package is not None
+        plan_options = _plan_options(config, checkpoint.config, options)
+        compiled = compile_plans(network, checkpoint.reader, options.package, plan_options, directory, progress)
+        engine, engine_bytes = compiled.plans, compiled.plans.num_bytes
+    for name in COPIED_FILES:
+        if (checkpoint.directory / name).is_file():
+            shutil.copyfile(checkpoint.directory / name, directory / name)
+    stored, adapter_checksums = copy_adapters(config, directory)
+    written = EngineConfig.of_this_release(checkpoint.config, stored, engine, adapter_checksums)
+    written.save(directory)
+    return WrittenEngine(written, engine_bytes, len(network.graph.node), compiled)
+
+
+def is_engine_directory(directory: Path) -> bool:
+    """Whether a directory holds what write_engine() writes and nothing else, so that it may be replaced."""
+    if producer_of(directory / CONFIG_FILE) != PRODUCER:
+        return False
+    engine_files = (ENGINE_FILE, plan_file("*"), WEIGHTS_FILE)
+    known = (CONFIG_FILE, ADAPTERS_DIRECTORY, *COPIED_FILES, *engine_files)
+    names = [entry.name for entry in directory.iterdir() if not entry.is_symlink()]
+    return (
+        len(names) == len(list(directory.iterdir()))
+        and all(any(fnmatch.fnmatchcase(name, pattern) for pattern in known) for name in names)
+        and any(fnmatch.fnmatchcase(name, pattern) for pattern in engine_files for name in names)
+    )
+
+
+def _compile_native(network: onnx.ModelProto, checkpoint: Checkpoint, config: BuildConfig) -> CompiledNetwork:
+    assert config.max_input_len is not None
+    assert config.max_seq_len is not None
+    limits = ProgramLimits(
+        max_batch_size=config.max_batch_size,
+        max_num_tokens=config.max_num_tokens,
+        max_input_len=config.max_input_len,
+        max_seq_len=config.max_seq_len,
+        max_beam_width=config.max_beam_width,
+        tokens_per_block=config.tokens_per_block,
+    )
+    lora = None
+    if config.lora_enabled:
+        lora = LoraOptions(
+            max_rank=config.lora_config.max_lora_rank,
+            dora_enabled=config.dora_enabled,
+            target_modules=tuple(config.lora_config.target_module_ids()),
+        )
+    return compile_network(network, checkpoint.config, checkpoint.reader, limits=limits, lora=lora)
+
+
+def _plan_options(config: BuildConfig, checkpoint: CheckpointConfig, options: CompilerOptions) -> PlanOptions:
+    assert config.tensorrt_config is not None
+    return PlanOptions(
+        compute_capabilities=config.tensorrt_config.compute_capability,
+        profiles=make_profiles(config, checkpoint),
+        external_weights=config.tensorrt_config.weights == EXTERNAL,
+        timing_cache=options.timing_cache,
+        workers=options.workers,
+    )

@@ -1,0 +1,221 @@
+"""What engines make of a text: the perplexity of each, and how far others are from the first one.
+
+The text is cut into windows of tokens; each token but the first of a window is predicted from those before it there.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .._core import (
+    ConfigError,
+    EngineError,
+    ExecutorConfig,
+    KvCacheConfig,
+    ModelType,
+    OutputConfig,
+    Request,
+    RequestError,
+)
+from ..builder.config import BuildConfig
+from ..builder.engine_config import EngineConfig
+from ..builder.engine_quality import Comparison, EngineQuality
+from .engine import LoadedEngine, load_engine
+from .executor import Executor
+from .llm import TOKENIZER_FILE, load_tokenizer
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+DEFAULT_WINDOW: Final = 512
+MIN_TOKENS: Final = 2
+"""Of a window and of a text: one is predicted from the other."""
+_GREATEST_EXPONENT: Final = math.log(sys.float_info.max)
+# Characters that are read for each token that is wanted, before more are tried.
+_CHARACTERS_A_TOKEN: Final = 16
+# Rows of logits that are in memory as float64.
+_ROWS_AT_ONCE: Final = 64
+
+
+@dataclass
+class Quality:
+    """What an engine made of a text, gathered piece by piece."""
+
+    tokens: int = 0
+    """That were predicted."""
+    negative_log_likelihood: float = 0.0
+    divergence: float = 0.0
+    """Sum over the tokens of the Kullback-Leibler divergence of this engine's distribution from the first one's."""
+    same_choices: int = 0
+    """Tokens for which the most probable one is that of the first engine."""
+
+    def add(self, log_probabilities: Array, expected: Array, reference: Array) -> None:
+        """Takes in log probabilities [tokens, vocabulary] for `expected`; `reference` are the first engine's."""
+        self.tokens += len(expected)
+        self.negative_log_likelihood -= float(log_probabilities[np.arange(len(expected)), expected].sum())
+        self.divergence += float((np.exp(reference) * (reference - log_probabilities)).sum())
+        self.same_choices += int((reference.argmax(axis=1) == log_probabilities.argmax(axis=1)).sum())
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log likelihood, at most the greatest float."""
+        return math.exp(min(self.negative_log_likelihood / self.tokens, _GREATEST_EXPONENT))
+
+
+def measure(engines: Sequence[Path], token_ids: Sequence[int], window: int) -> list[Quality]:
+    """The quality of each engine on the tokens; divergences are from the first.
+
+    Beside the engines, their KV cache of one window and the logits of one window of each are in memory. Raises what
+    Executor raises, and EngineError for logits that are no finite numbers.
+    """
+    results = [Quality() for _ in engines]
+    window = min(window, len(token_ids))
+    loaded = [load_engine(engine) for engine in engines]
+    _check_window(window, loaded)
+    with ExitStack() as stack:
+        executors = [stack.enter_context(_executor(engine, window)) for engine in loaded]
+        for first in range(0, len(token_ids) - 1, window):
+            ids = list(token_ids[first : first + window])
+            if len(ids) < MIN_TOKENS:
+                break
+            logits = [_logits(executor, ids) for executor in executors]
+            for engine, values in zip(engines, logits, strict=True):
+                if not np.isfinite(values).all():
+                    raise EngineError(f"{engine}: its logits of the text's tokens from {first} on are not all finite")
+            for row in range(0, len(ids) - 1, _ROWS_AT_ONCE):
+                rows = slice(row, min(row + _ROWS_AT_ONCE, len(ids) - 1))
+                expected = np.asarray(ids[1:][rows])
+                reference = _log_probabilities(logits[0][rows])
+                for result, values in zip(results, logits, strict=True):
+                    result.add(_log_probabilities(values[rows]), expected, reference)
+    return results
+
+
+def read_tokens(text: Path, tokenizer: Path, limit: int | None = None) -> list[int]:
+    """The first tokens of a UTF-8 text, all of them or `limit`.
+
+    Of a long text, only as much as the limit takes is read. Raises ConfigError for a file that cannot be read, and for
+    a text of fewer than two tokens.
+    """
+    made = load_tokenizer(tokenizer)
+    ids: list[int] = []
+    try:
+        with text.open(encoding="utf-8") as file:
+            content = ""
+            size = -1 if limit is None else limit * _CHARACTERS_A_TOKEN
+            while piece := file.read(size):
+                content += piece
+                ids = made.encode(content).ids
+                # The last token may have been cut.
+                if limit is not None and len(ids) > limit:
+                    break
+                size = len(content) if limit is not None else -1
+    except OSError as reason:
+        raise ConfigError(f"{text}: cannot be read: {reason.strerror}") from None
+    except UnicodeDecodeError as reason:
+        raise ConfigError(f"{text}: cannot be read: {reason}") from None
+    if not ids:
+        ids = made.encode("").ids
+    if len(ids) < MIN_TOKENS:
+        raise ConfigError(f"{text}: its tokens are {len(ids)}; at least {MIN_TOKENS} are needed to predict one")
+    return ids[:limit]
+
+
+class TextQuality:
+    """Measures a build's engines on a text, as builder.engine_quality.QualityMeasure."""
+
+    def __init__(self, text: Path, checkpoint_dir: Path, limit: int) -> None:
+        """Reads at most `limit` tokens. Raises ConfigError for what cannot be read, and a text that is too short."""
+        if limit < MIN_TOKENS:
+            raise ConfigError(f"quality_tokens is {limit}; it must be at least {MIN_TOKENS}")
+        tokenizer = checkpoint_dir / TOKENIZER_FILE
+        if not tokenizer.is_file():
+            raise ConfigError(f"{tokenizer}: there is no tokenizer, which quality_text needs; copy it there")
+        self._text = text
+        self._token_ids = read_tokens(text, tokenizer, limit)
+
+    def problems(self, config: BuildConfig) -> list[str]:
+        """The limits that leave no room for two tokens and the one that a request asks for."""
+        longest = _longest_window(config)
+        if longest >= MIN_TOKENS:
+            return []
+        return [
+            f"quality_text needs windows of {MIN_TOKENS} tokens; max_input_len {config.max_input_len} and max_seq_len "
+            f"{config.max_seq_len} allow {longest}"
+        ]
+
+    def measure(self, engine: Path, reference: Path | None) -> EngineQuality:
+        """Runs both at once."""
+        engines = [engine] if reference is None else [reference, engine]
+        longest = _longest_window(EngineConfig.load(engine).build_config)
+        window = min(DEFAULT_WINDOW, len(self._token_ids), longest)
+        first, *others = measure(engines, self._token_ids, window)
+        measured = others[0] if others else first
+        comparison = None
+        if reference is not None:
+            comparison = Comparison(
+                engine=EngineConfig.load(reference).pretrained_config.describe_types(),
+                perplexity=first.perplexity,
+                divergence=measured.divergence / measured.tokens,
+                same_choices=measured.same_choices / measured.tokens,
+            )
+        return EngineQuality(
+            text=self._text.name,
+            tokens=len(self._token_ids),
+            window=window,
+            perplexity=measured.perplexity,
+            reference=comparison,
+        )
+
+
+def _executor(engine: LoadedEngine, window: int) -> Executor:
+    """With a KV cache for one window."""
+    block = engine.config.build_config.tokens_per_block
+    tokens = -(-(window + 1) // block) * block
+    config = ExecutorConfig(enable_chunked_context=True, kv_cache_config=KvCacheConfig(max_tokens=tokens))
+    return Executor(engine, ModelType.DECODER_ONLY, config)
+
+
+def _longest_window(config: BuildConfig) -> int:
+    """A prompt, beside which a request asks for one token."""
+    assert config.max_input_len is not None
+    assert config.max_seq_len is not None
+    return min(config.max_input_len, config.max_seq_len - 1)
+
+
+def _check_window(tokens: int, engines: Sequence[LoadedEngine]) -> None:
+    """Refuses windows that some engine does not take."""
+    for engine in engines:
+        build = engine.config.build_config
+        longest = _longest_window(build)
+        if tokens > longest:
+            raise ConfigError(
+                f"windows of {tokens} tokens are too long for {engine.directory}, with max_input_len "
+                f"{build.max_input_len} and max_seq_len {build.max_seq_len}; accepted: window {MIN_TOKENS} to {longest}"
+            )
+
+
+def _logits(executor: Executor, ids: Sequence[int]) -> Array:
+    """float32 [len(ids) - 1, vocabulary] of the tokens after the first."""
+    output = OutputConfig(return_context_logits=True)
+    request = executor.enqueue_request(Request(list(ids), 1, output_config=output))
+    response = executor.await_responses(request)[-1]
+    if response.has_error():
+        raise RequestError(response.error_msg)
+    logits: Array = np.asarray(response.result.context_logits)[:-1]
+    return logits
+
+
+def _log_probabilities(logits: Array) -> Array:
+    """float64, of the same shape."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return result
