@@ -11,9 +11,10 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from adaptrt.tools.bench.display import full_title, number
+from adaptrt.tools.bench.display import full_title, number, reasons_not_run
 from adaptrt.tools.bench.report import ComparisonResult, Report, Row, load_report
 
 PEERS = ("adaptrt", "peft", "llama_cpp", "openvino", "vllm")
@@ -109,17 +110,18 @@ def peers_table(report: Report) -> str:
                     for name in engines
                 ),
                 best_ratio(cells.get(OURS)),
+                peer_targets(cells.get(OURS)),
                 limit_share(cells.get(OURS)),
             )
         )
-    headings = ("row", *engines, "AdaptRT to the best peer", "of the machine's limit")
+    headings = ("row", *engines, "AdaptRT to the best peer", "target", "of the machine's limit")
     versions = {row.engine: row.settings["versions"] for row in report.rows}
     told = "; ".join(", ".join(f"{name} {version}" for name, version in versions[engine].items()) for engine in engines)
     parts = [machine_of(report), "", f"Model {report.run['model']}. Versions: {told}.", "", table(headings, rows)]
     worse = not_better(report)
     parts += ["", "Not better than a peer: " + ("; ".join(worse) if worse else "no row of this run") + "."]
     notes = [(row.name, row.settings["note"]) for row in report.rows if row.settings["note"]]
-    notes += [(entry.name, f"not run: {entry.reason}") for entry in report.not_run]
+    notes += [(", ".join(names), f"not run: {reason}") for reason, names in reasons_not_run(report).items()]
     if notes:
         parts += ["", table(("row", "note"), notes)]
     return "\n".join(parts)
@@ -142,6 +144,17 @@ def best_ratio(row: Row | None) -> str:
     return f"{min(ratios.values()):.2f} x" if ratios else "-"
 
 
+def peer_targets(row: Row | None) -> str:
+    """The target and whether every peer that it is for was beaten by it."""
+    held = [] if row is None else [c for c in row.comparisons if c.holds is not None and c.base is not None]
+    if not held:
+        return ""
+    worst = min(held, key=lambda result: result.ratio)
+    assert worst.base is not None
+    met = "met" if all(result.holds for result in held) else "**missed**"
+    return f"≥ {worst.at_least:g} x {worst.base.split('/')[1]}: {met} ({worst.ratio:.2f} x)"
+
+
 def limit_share(row: Row | None) -> str:
     """Of the roofline."""
     shares = [] if row is None else [c.ratio for c in row.comparisons if c.measure == "roofline"]
@@ -159,6 +172,24 @@ def not_better(report: Report) -> list[str]:
     ]
 
 
+def merged(reports: Sequence[Report]) -> Report:
+    """One report with the rows of all; a later one's kinds of rows replace those of an earlier one, and come last."""
+    result = reports[0]
+    for later in reports[1:]:
+        again = {_group_of(row.name) for row in later.rows} | {_group_of(entry.name) for entry in later.not_run}
+        result = replace(
+            result,
+            rows=[row for row in result.rows if _group_of(row.name) not in again] + later.rows,
+            not_run=[entry for entry in result.not_run if _group_of(entry.name) not in again] + later.not_run,
+        )
+    return result
+
+
+def _group_of(name: str) -> str:
+    """Peers' rows are row/peer: those of a row were measured beside each other."""
+    return name.split("/")[0]
+
+
 TABLES: dict[str, Callable[[Report], str]] = {"bench": bench_table, "peers": peers_table}
 
 
@@ -166,14 +197,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Do it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in TABLES:
-        parser.add_argument(f"--{name}", type=Path, metavar="REPORT")
+        parser.add_argument(
+            f"--{name}", type=Path, nargs="+", metavar="REPORT", help="rows of later reports replace those of earlier"
+        )
     parser.add_argument("page", type=Path)
     args = parser.parse_args(argv)
     page = args.page.read_text(encoding="utf-8")
     for name, make in TABLES.items():
-        path = getattr(args, name)
-        if path is not None:
-            page = fill(page, name, make(load_report(path)))
+        paths = getattr(args, name)
+        if paths is not None:
+            page = fill(page, name, make(merged([load_report(path) for path in paths])))
     args.page.write_text(page, encoding="utf-8")
 
 

@@ -31,13 +31,13 @@ COLD_TASKS = 1000
 
 
 class AdaptRt:
-    """An executor on one engine. The bfloat16 one has every adapter cached on the host from its start."""
+    """An executor on the engine with these weights; `adapters` is the bfloat16 one with all adapters on the host."""
 
-    def __init__(self, task: Task, engine: str) -> None:
+    def __init__(self, task: Task, variant: str) -> None:
         self._task = task
-        self._executor = start(task, engine)
+        self._executor = start(task, "bf16" if variant == "adapters" else variant)
         self._cold = itertools.count(COLD_TASKS)
-        if engine == "bf16":
+        if variant == "adapters":
             for number, path in enumerate(task.loras + task.doras):
                 self._executor.put_adapter(LoraConfig.from_peft(number, path, self._executor.engine))
 
@@ -98,14 +98,14 @@ def make(task: Task) -> Peer:
     batch = "one in-flight batch"
     return Peer(
         versions={"adaptrt": adaptrt.__version__},
-        load=lambda engine: AdaptRt(task, engine),
+        load=lambda variant: AdaptRt(task, variant),
         rows={
             **base_rows(task, "bf16"),
-            "decode-1-lora": decode_row("bf16", task.alone, adapters=[loras[ADAPTER_OF_ONE]]),
-            "mixed-16": decode_row("bf16", task.batch, most_tokens=MIXED_TOKENS, adapters=loras),
-            "adapter-load": Row("bf16", lambda loaded, new_tokens: loaded.load_adapter()),
-            "decode-1-dora": decode_row("bf16", task.alone, adapters=[mixed[-1]]),
-            "mixed-16-dora": decode_row("bf16", task.batch, most_tokens=MIXED_TOKENS, adapters=mixed),
+            "decode-1-lora": decode_row("adapters", task.alone, adapters=[loras[ADAPTER_OF_ONE]]),
+            "mixed-16": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=loras),
+            "adapter-load": Row("adapters", lambda loaded, new_tokens: loaded.load_adapter()),
+            "decode-1-dora": decode_row("adapters", task.alone, adapters=[mixed[-1]]),
+            "mixed-16-dora": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=mixed),
             **base_rows(task, "w8a8", "int8-"),
             **base_rows(task, "w8a16", "w8a16-"),
             **base_rows(task, "w4a16", "int4-"),

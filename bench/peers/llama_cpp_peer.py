@@ -19,12 +19,12 @@ from worker import ADAPTER_OF_ONE, BATCH, MIXED_TOKENS, Peer, Task, base_rows, d
 START_SECONDS = 120.0
 REQUEST_SECONDS = 900.0
 BASE = -1
-FILES = {"bf16": "base", "q8_0": "base-q8_0", "q4_0": "base-q4_0"}
-"""GGUF file of each variant."""
+FILES = {"bf16": "base", "adapters": "base", "q8_0": "base-q8_0", "q4_0": "base-q4_0"}
+"""GGUF file of each variant; `adapters` has all adapters loaded, and a request says which one acts."""
 
 
 class Server:
-    """A llama-server; that of the bfloat16 weights has all adapters loaded, and a request says which one acts."""
+    """A llama-server."""
 
     def __init__(self, binary: Path, task: Task, variant: str) -> None:
         with socket.socket() as free:
@@ -37,7 +37,7 @@ class Server:
             "-t", str(task.threads), "-tb", str(task.threads), "-np", str(BATCH), "-c", str(1024 * BATCH),
             "-b", "2048", "-ub", "512", "--no-warmup", "--cache-ram", "0", "--threads-http", str(BATCH + 4),
         ]  # fmt: skip
-        if variant == "bf16":
+        if variant == "adapters":
             adapters = ",".join(str(folder / f"{path.name}.gguf") for path in task.loras)
             command += ["--lora", adapters, "--lora-init-without-apply"]
         self._process = subprocess.Popen(command, stdout=2, stderr=2)
@@ -103,8 +103,8 @@ def make(task: Task) -> Peer:
         load=lambda variant: Server(binary, task, variant),
         rows={
             **base_rows(task, "bf16"),
-            "decode-1-lora": decode_row("bf16", task.alone, adapters=[ADAPTER_OF_ONE]),
-            "mixed-16": decode_row("bf16", task.batch, most_tokens=MIXED_TOKENS, adapters=list(range(BATCH))),
+            "decode-1-lora": decode_row("adapters", task.alone, adapters=[ADAPTER_OF_ONE]),
+            "mixed-16": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=list(range(BATCH))),
             **base_rows(task, "q8_0", "int8-"),
             **base_rows(task, "q4_0", "int4-"),
         },

@@ -9,50 +9,63 @@ from adaptrt.tools.bench.profile import Work
 
 
 @dataclass(frozen=True)
+class Target:
+    """How many times a peer's speed AdaptRT is to reach."""
+
+    at_least: float
+    peer: str | None = None
+    """None: every peer's."""
+
+
+@dataclass(frozen=True)
 class RowKind:
     """A row of the table."""
 
     title: str
     unit: str = "tok/s"
     weights: str = "bf16"
-    """The kind of weights; rows of one kind run next to each other."""
+    """The kind of weights."""
+    adapters: bool = False
     tokens: int = 0
     """Of a step, of a row that a roofline is shown for: the base's weights once a step."""
+    target: Target | None = None
     why_not: str = "no quantised weights by this runner"
     """Why a peer that says nothing of the row is not asked for it."""
 
 
-OURS_ALONE = "the peers' int8 is W8A8: they quantise activations too"
+OWN = "the peers' int8 is W8A8: they quantise activations too"
 ROWS = {
-    "prefill-512": RowKind("prefill, 512 tokens", tokens=512),
-    "decode-1": RowKind("decode, 1 request", tokens=1),
-    "decode-16": RowKind("decode, 16 requests", tokens=16),
-    "decode-1-lora": RowKind("decode, 1 request, rank-16 adapter"),
-    "mixed-16": RowKind("decode, 16 requests, 16 adapters of rank 8 to 64"),
-    "adapter-load": RowKind("adapter of rank 16 from disk", unit="s"),
-    "decode-1-dora": RowKind("decode, 1 request, DoRA"),
-    "mixed-16-dora": RowKind("decode, 16 requests, 8 LoRA and 8 DoRA"),
-    "int8-prefill-512": RowKind("int8: prefill, 512 tokens", weights="int8", tokens=512),
-    "int8-decode-1": RowKind("int8: decode, 1 request", weights="int8", tokens=1),
-    "int8-decode-16": RowKind("int8: decode, 16 requests", weights="int8", tokens=16),
-    "w8a16-prefill-512": RowKind(
-        "int8 weights alone: prefill, 512 tokens", weights="w8a16", why_not=OURS_ALONE, tokens=512
+    "prefill-512": RowKind("prefill, 512 tokens", tokens=512, target=Target(1.10, "openvino")),
+    "decode-1": RowKind("decode, 1 request", tokens=1, target=Target(1.25, "llama_cpp")),
+    "decode-16": RowKind("decode, 16 requests", tokens=16, target=Target(1.35, "openvino")),
+    "decode-1-lora": RowKind("decode, 1 request, rank-16 adapter", adapters=True, target=Target(1.30)),
+    "mixed-16": RowKind("decode, 16 requests, 16 adapters of rank 8 to 64", adapters=True, target=Target(10.0)),
+    "adapter-load": RowKind("adapter of rank 16 from disk", adapters=True, unit="s"),
+    "decode-1-dora": RowKind("decode, 1 request, DoRA", adapters=True),
+    "mixed-16-dora": RowKind("decode, 16 requests, 8 LoRA and 8 DoRA", adapters=True),
+    "int8-prefill-512": RowKind(
+        "int8: prefill, 512 tokens", weights="int8", tokens=512, target=Target(1.0, "openvino")
     ),
-    "w8a16-decode-1": RowKind("int8 weights alone: decode, 1 request", weights="w8a16", why_not=OURS_ALONE, tokens=1),
-    "w8a16-decode-16": RowKind(
-        "int8 weights alone: decode, 16 requests", weights="w8a16", why_not=OURS_ALONE, tokens=16
-    ),
+    "int8-decode-1": RowKind("int8: decode, 1 request", weights="int8", tokens=1, target=Target(1.3, "llama_cpp")),
+    "int8-decode-16": RowKind("int8: decode, 16 requests", weights="int8", tokens=16, target=Target(1.2, "openvino")),
+    "w8a16-prefill-512": RowKind("int8 weights alone: prefill, 512 tokens", weights="w8a16", why_not=OWN, tokens=512),
+    "w8a16-decode-1": RowKind("int8 weights alone: decode, 1 request", weights="w8a16", why_not=OWN, tokens=1),
+    "w8a16-decode-16": RowKind("int8 weights alone: decode, 16 requests", weights="w8a16", why_not=OWN, tokens=16),
     "int4-prefill-512": RowKind("int4: prefill, 512 tokens", weights="int4", tokens=512),
-    "int4-decode-1": RowKind("int4: decode, 1 request", weights="int4", tokens=1),
+    "int4-decode-1": RowKind("int4: decode, 1 request", weights="int4", tokens=1, target=Target(1.2)),
     "int4-decode-16": RowKind("int4: decode, 16 requests", weights="int4", tokens=16),
 }
-GROUPS = (("bf16",), ("int8", "w8a16", "int4"))
-"""Kinds of weights that peers have loaded together; between groups their processes end."""
-
 _LAYER_BYTES = {"bf16": 2.0, "int8": 1.0, "w8a16": 1.0, "int4": 0.5 + 2 / 128}
 """Of a weight of the layers; int4 has a bfloat16 scale for 128. Scales of int8 outputs are too few to count."""
 _HEAD_BYTES = {"bf16": 2.0, "int8": 1.0, "w8a16": 1.0, "int4": 1.0}
 _PEAKS = {"bf16": "bfloat16_flops", "int8": "int8_ops", "w8a16": "bfloat16_flops", "int4": "bfloat16_flops"}
+
+
+def groups() -> tuple[list[str], ...]:
+    """Rows that peers are measured in together; between groups their processes end, and what they loaded goes."""
+    bases = [name for name, kind in ROWS.items() if kind.weights == "bf16" and not kind.adapters]
+    adapters = [name for name, kind in ROWS.items() if kind.adapters]
+    return bases, adapters, [name for name, kind in ROWS.items() if kind.weights != "bf16"]
 
 
 def work_of_row(name: str, model: BenchModel) -> Work | None:

@@ -21,7 +21,7 @@ from models import MODELS, export_for, make_model
 from pictures import PEERS, draw, table_of
 from process import OURS, PeerError, PeerProcess
 from rich.console import Console
-from rows import GROUPS, ROWS, peak_of_row, work_of_row
+from rows import ROWS, groups, peak_of_row, work_of_row
 
 from adaptrt import __version__
 from adaptrt.tools.bench.display import reasons_not_run
@@ -59,8 +59,8 @@ class Run:
 
     def measure(self, root: Path) -> None:
         """All groups, one after another."""
-        for index, weights in enumerate(GROUPS):
-            rows = [row for row in self.args.rows if ROWS[row].weights in weights]
+        for index, group in enumerate(groups()):
+            rows = [row for row in group if row in self.args.rows]
             if not rows:
                 continue
             try:
@@ -158,7 +158,7 @@ class Run:
                 share = roofline_shares(figure, work, ROWS[row].tokens, limits["read_bandwidth"], limits[peak])
                 comparisons.append(ComparisonResult(None, "roofline", share.median, None, None, None))
             comparisons += [
-                ComparisonResult(f"{row}/{peer}", "ratio", paired_ratio(figure, theirs), None, None, None)
+                _against_peer(row, peer, paired_ratio(figure, theirs))
                 for (other, peer), theirs in figures.items()
                 if name == OURS and other == row and peer != OURS
             ]
@@ -173,6 +173,14 @@ class Run:
             rows=rows,
             not_run=[NotRun(f"{row}/{name}", ROWS[row].title, reason) for (row, name), reason in self.not_run.items()],
         )
+
+
+def _against_peer(row: str, peer: str, ratio: float) -> ComparisonResult:
+    target = ROWS[row].target
+    at_least = None if target is None or target.peer not in (None, peer) else target.at_least
+    return ComparisonResult(
+        f"{row}/{peer}", "ratio", ratio, at_least, None, None if at_least is None else ratio >= at_least
+    )
 
 
 def _place(item: tuple[tuple[str, str], Figure]) -> tuple[int, int]:

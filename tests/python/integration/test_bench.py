@@ -72,6 +72,25 @@ adapters = { count = 4, ranks = [4, 8], dora_share = 0.5 }
   measure = "roofline"
 
 [[scenario]]
+name = "around"
+kind = "overhead"
+engine = "small"
+requests = 4
+input = 8
+output = 8
+adapters = { count = 4, ranks = [4] }
+
+[[scenario]]
+name = "crowded"
+kind = "decode"
+engine = "small"
+requests = 1
+input = 8
+output = 8
+threads = 1
+competing_processes = 1
+
+[[scenario]]
 name = "host"
 kind = "first_token"
 engine = "small"
@@ -160,7 +179,7 @@ def report(work: Path) -> Report:
 
 def test_every_scenario_is_reported(report: Report) -> None:
     assert [row.name for row in report.rows] == [
-        "prefill", "base", "mixed", "host", "disk", "closed-1", "closed-6", "open", "memory", "load",
+        "prefill", "base", "mixed", "around", "crowded", "host", "disk", "closed-1", "closed-6", "open", "memory", "load",
     ]  # fmt: skip
     assert all(len(row.figure.samples) == 2 for row in report.rows)
     assert all(
@@ -186,6 +205,14 @@ def test_serving_is_described(report: Report) -> None:
         assert sample.metrics["host_hit_rate"] == 1.0
         assert 0.0 <= sample.metrics["device_hit_rate"] <= 1.0
     assert 1 <= opened.figure.metric("adapters_used") <= 2
+
+
+def test_what_is_around_the_engine_is_told(report: Report) -> None:
+    around = report.row("around")
+    assert around is not None
+    for sample in around.figure.samples:
+        assert 0.0 < sample.metrics["value"] < 100.0
+        assert 0.0 < sample.metrics["enqueue_us_p50"] <= sample.metrics["enqueue_us_p99"]
 
 
 def test_limits_and_work_are_there(report: Report) -> None:

@@ -85,6 +85,17 @@ def test_targets_are_shown_as_met_or_missed(pages: ModuleType) -> None:
     assert "| M | 60.0 MB | 60.0 to 60.0 |  | ≤ 150: met |" in text
 
 
+def test_a_later_report_replaces_the_rows_that_it_has(pages: ModuleType) -> None:
+    details = {"versions": {"x": "1"}, "note": ""}
+
+    def of(value: float, *names: str) -> Report:
+        return report([Row(name, "t", name.split("/")[0], "e", details, figure("tok/s", value)) for name in names])
+
+    merged = pages.merged([of(1.0, "a/adaptrt", "a/peft", "b/adaptrt"), of(2.0, "a/adaptrt")])
+    assert [(row.name, row.figure.median) for row in merged.rows] == [("b/adaptrt", 1.0), ("a/adaptrt", 2.0)]
+    assert [entry.name for entry in merged.not_run] == ["mixed-16/vllm"]
+
+
 FAKE_PEER = """
 from worker import Peer, Row, decode_row, main, timed
 

@@ -1,0 +1,45 @@
+"""What rows are held against: limits of a round, and which of them an engine has."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from adaptrt.tools.bench import limits
+from adaptrt.tools.bench.competing import competing_processes
+from adaptrt.tools.bench.profile import Work
+from adaptrt.tools.bench.report import Figure, Sample
+
+
+class FakeLimits:
+    int8_ops = bfloat16_flops = float32_flops = 1.0
+
+    def __init__(self, read_bandwidth: float) -> None:
+        self.read_bandwidth = read_bandwidth
+
+
+def test_the_best_of_a_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = iter([30.0, 48.0, 40.0, 20.0])
+    monkeypatch.setattr(limits, "measure_machine_limits", lambda threads, rounds: FakeLimits(next(values)))
+    meter = limits.LimitMeter(1, 0.06)
+    for number in (0, 0, 0, 1):
+        meter.measure(number)
+    assert meter.figures()["read_bandwidth"].by_round() == {0: 48.0, 1: 20.0}
+
+
+def test_a_sample_is_held_against_the_limits_of_its_round() -> None:
+    def figure(*values: float) -> Figure:
+        return Figure("", [Sample(number, {"value": value}, 0.0, 0.0, False) for number, value in enumerate(values)])
+
+    # A step of 2 tokens reads 10 bytes: 100 bytes/s allow 20 tokens/s.
+    shares = limits.roofline_shares(figure(10.0, 10.0), Work(10, 1), 2, figure(100.0, 200.0), figure(1e9, 1e9))
+    assert shares.by_round() == pytest.approx({0: 0.5, 1: 0.25})
+
+
+def test_competing_processes_run_for_the_block_alone() -> None:
+    with competing_processes(1) as processes:
+        assert len(processes) == 1
+        os.kill(processes[0], 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(processes[0], 0)
