@@ -123,7 +123,7 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_and_in_any_crowd, kernel_tabl
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t width : {5, 16, 24, 40, 61, 64}) {
-      const Case test(dtype, 23, 77, width, &random);
+      const Case test(dtype, 23, 301, width, &random);  // k of more than one part
       std::vector<float> alone(static_cast<std::size_t>(23 * width));
       for (std::int64_t r = 0; r < 23; ++r) {
         auto one = test.gemm(alone.data() + r * width, width);
