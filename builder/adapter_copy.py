@@ -8,10 +8,11 @@ from typing import Final
 
 import xxhash
 
+from .file_digest import add_file
+
 # What is copied of a PEFT adapter: its config, and the first that exists of the two kinds of weights.
 _CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
-_CHUNK_BYTES: Final = 1 << 20
 
 
 def copy_adapter(source: Path, destination: Path) -> str:
@@ -28,9 +29,7 @@ def adapter_checksum(directory: Path) -> str:
     for name in _adapter_files(directory):
         path = directory / name
         digest.update(f"{name}:{path.stat().st_size}\n".encode())
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
+        add_file(digest, path)
     return digest.hexdigest()
 
 

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
-import numpy as np
-
-from .adapter_tables import MODULE_ATTRIBUTES, adapted_parts, array_at, check_modules, shrink_bytes
-from .definition import Array, Plugin
-from .lora import LINEAR_INPUTS, LINEAR_OUTPUT, add_update
-
-
-def _evaluate(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> tuple[Array, ...]:
-    x, base, *tables = inputs
-    y = base.astype(np.float32)
-    for part in adapted_parts(tables, attributes):
-        add_update(y, x, part)
-        if part.magnitude != 0:
-            width = part.columns.stop - part.columns.start
-            y[part.tokens, part.columns] *= array_at(part.magnitude, (width,), np.dtype(np.float32))
-    return (y.astype(base.dtype),)
-
+from .adapter_tables import MODULE_ATTRIBUTES, check_modules, shrink_bytes
+from .definition import Plugin
+from .lora import LINEAR_INPUTS, LINEAR_OUTPUT, evaluate_adapted
 
 DORA: Final = Plugin(
     name="Dora",
@@ -32,7 +18,7 @@ DORA: Final = Plugin(
     outputs=(LINEAR_OUTPUT,),
     own_attributes=MODULE_ATTRIBUTES,
     check=check_modules,
-    evaluate=_evaluate,
+    evaluate=partial(evaluate_adapted, magnitudes=True),
     aliases={},
     workspace_bytes=shrink_bytes,
 )

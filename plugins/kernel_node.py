@@ -17,9 +17,6 @@ from .sizes import places_of
 class Kernel(Protocol):
     """A kernel of one node."""
 
-    def workspace_bytes(self, *sizes: int) -> int:
-        """What enqueue() needs for at most these sizes."""
-
     def enqueue(self, *arguments: Any) -> None:
         """Puts a launch into a stream: sizes, addresses of inputs, of outputs, of the workspace, and the stream."""
 
@@ -38,8 +35,6 @@ class _Binding:
     make: Callable[[KernelModule, int, Mapping[str, Any]], Kernel]
     sizes: tuple[str, ...]
     """Named dimensions whose sizes enqueue() takes, in its order."""
-    workspace_sizes: tuple[str, ...]
-    """Those that workspace_bytes() takes."""
 
 
 def _make_lora(kernels: KernelModule, dtype: int, attributes: Mapping[str, Any], *, dora: bool) -> Kernel:
@@ -54,12 +49,11 @@ def _make_attention(kernels: KernelModule, dtype: int, attributes: Mapping[str, 
 
 _LORA_SIZES: Final = ("tokens", "in", "sequences", "layers")
 _BINDINGS: Final = {
-    LORA.name: _Binding(lambda *made: _make_lora(*made, dora=False), _LORA_SIZES, ("tokens",)),
-    DORA.name: _Binding(lambda *made: _make_lora(*made, dora=True), _LORA_SIZES, ("tokens",)),
+    LORA.name: _Binding(lambda *made: _make_lora(*made, dora=False), _LORA_SIZES),
+    DORA.name: _Binding(lambda *made: _make_lora(*made, dora=True), _LORA_SIZES),
     PAGED_ATTENTION.name: _Binding(
         _make_attention,
         ("tokens", "sequences", "max_blocks", "tokens_per_block", "half"),
-        ("tokens", "sequences"),
     ),
 }
 
@@ -83,23 +77,6 @@ class KernelNode:
             kernel = self._binding.make(self._module, dtype.value, self._attributes)
             self._kernels[dtype] = kernel
         return kernel
-
-    def workspace_bytes(self, dtype: DType, sizes: Mapping[str, int]) -> int:
-        """What the kernel itself asks for; never more than the definition's workspace_bytes."""
-        return self.kernel(dtype).workspace_bytes(*(sizes[name] for name in self._binding.workspace_sizes))
-
-    def enqueue(
-        self,
-        dtype: DType,
-        shapes: Sequence[Sequence[int]],
-        inputs: Sequence[int],
-        outputs: Sequence[int],
-        workspace: int,
-        stream: int,
-    ) -> None:
-        """launch() with the sizes of the inputs' shapes."""
-        sizes = [shapes[index][axis] for index, axis in self.size_places]
-        self.launch(dtype, sizes, inputs, outputs, workspace, stream)
 
     def launch(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -26,20 +27,24 @@ LINEAR_INPUTS: Final = (
 LINEAR_OUTPUT: Final = Tensor("y", "T", ("tokens", "out"), "The adapted output, without the layer's bias.")
 
 
-def add_update(y: Array, x: Array, part: AdaptedPart) -> None:
+def evaluate_adapted(inputs: Sequence[Array], attributes: Mapping[str, Any], *, magnitudes: bool) -> tuple[Array, ...]:
+    """base + (x A^T) B^T and, with `magnitudes`, times those of the token's adapter where it has any."""
+    x, base, *tables = inputs
+    y = base.astype(np.float32)
+    for part in adapted_parts(tables, attributes):
+        _add_update(y, x, part)
+        if magnitudes and part.magnitude != 0:
+            width = part.columns.stop - part.columns.start
+            y[part.tokens, part.columns] *= array_at(part.magnitude, (width,), np.dtype(np.float32))
+    return (y.astype(base.dtype),)
+
+
+def _add_update(y: Array, x: Array, part: AdaptedPart) -> None:
     """Adds (x A^T) B^T to the part's tokens and columns of y, float32; x A^T is rounded to x's type."""
     a = array_at(part.a, (part.rank, x.shape[1]), x.dtype).astype(np.float32)
     b = array_at(part.b, (part.columns.stop - part.columns.start, part.rank), x.dtype).astype(np.float32)
     shrunk = (x[part.tokens].astype(np.float32) @ a.T).astype(x.dtype).astype(np.float32)
     y[part.tokens, part.columns] += shrunk @ b.T
-
-
-def _evaluate(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> tuple[Array, ...]:
-    x, base, *tables = inputs
-    y = base.astype(np.float32)
-    for part in adapted_parts(tables, attributes):
-        add_update(y, x, part)
-    return (y.astype(base.dtype),)
 
 
 LORA: Final = Plugin(
@@ -50,7 +55,7 @@ LORA: Final = Plugin(
     outputs=(LINEAR_OUTPUT,),
     own_attributes=MODULE_ATTRIBUTES,
     check=check_modules,
-    evaluate=_evaluate,
+    evaluate=partial(evaluate_adapted, magnitudes=False),
     aliases={},
     workspace_bytes=shrink_bytes,
 )

@@ -10,13 +10,12 @@ from typing import Any, Final
 import xxhash
 
 from ...._core import EngineError
+from ...file_digest import add_file
 from ...json_fields import JsonFields
 from .messages import Shapes
 
 INPUT: Final = "input"
 OUTPUT: Final = "output"
-
-_PIECE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -221,7 +220,5 @@ def _check_tensors(source: JsonFields, tensors: tuple[TensorRow, ...]) -> None:
 
 def _checksum(path: Path) -> str:
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
+    add_file(digest, path)
     return digest.hexdigest()

@@ -22,6 +22,7 @@ from adaptrt.plugins.adapter_tables import array_at
 from adaptrt.plugins.definition import DOMAIN, ENGINE_TYPE, Plugin
 from adaptrt.plugins.kernel_node import KernelNode
 from adaptrt.plugins.sizes import bind_sizes
+from support.kernel_launch import launch, workspace_bytes
 
 DTYPES = {
     TensorProto.FLOAT: np.dtype(np.float32),
@@ -124,14 +125,14 @@ def _kernel_op(plugin: Plugin) -> type[OpRun]:
         node = self.__dict__.setdefault("kernel_node", None) or KernelNode(plugin, attributes, adaptrt_cuda_emulated)
         self.__dict__["kernel_node"] = node
         dtype = ENGINE_TYPES[inputs[engine_type].dtype.name]
-        workspace = _poisoned([max(1, node.workspace_bytes(dtype, sizes))], np.dtype(np.uint8))
-        node.enqueue(
+        workspace = _poisoned([max(1, workspace_bytes(node, plugin, dtype, sizes))], np.dtype(np.uint8))
+        launch(  # at once: the whole run is in the stream already
+            node,
             dtype,
             [array.shape for array in inputs],
             [array.ctypes.data for array in inputs],
             [array.ctypes.data for array in outputs],
             workspace.ctypes.data,
-            0,  # at once: the whole run is in the stream already
         )
         return tuple(outputs)
 

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "emulation/grid.h"
 
@@ -95,14 +93,6 @@ T __shfl_down_sync(std::uint32_t mask, T value, int delta, int width = 32,
   return emulation::shuffle(mask, value, inside ? lane + delta : lane, {file, line});
 }
 
-template <typename T>
-T __shfl_up_sync(std::uint32_t mask, T value, int delta, int width = 32, const char* file = __builtin_FILE(),
-                 int line = __builtin_LINE()) {
-  const int lane = emulation::lane_of_thread();
-  const bool inside = (lane & (width - 1)) >= delta;
-  return emulation::shuffle(mask, value, inside ? lane - delta : lane, {file, line});
-}
-
 inline std::uint32_t __ballot_sync(std::uint32_t mask, bool predicate, const char* file = __builtin_FILE(),
                                    int line = __builtin_LINE()) {
   struct Vote {
@@ -125,47 +115,16 @@ inline std::uint32_t __ballot_sync(std::uint32_t mask, bool predicate, const cha
   return own.result;
 }
 
-inline bool __any_sync(std::uint32_t mask, bool predicate, const char* file = __builtin_FILE(),
-                       int line = __builtin_LINE()) {
-  return __ballot_sync(mask, predicate, file, line) != 0;
-}
-
-inline bool __all_sync(std::uint32_t mask, bool predicate, const char* file = __builtin_FILE(),
-                       int line = __builtin_LINE()) {
-  return __ballot_sync(mask, !predicate, file, line) == 0;
-}
-
 template <typename T>
 T atomicAdd(T* address, T value) {
   return std::atomic_ref<T>(*address).fetch_add(value, std::memory_order_relaxed);
 }
 
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-
 inline int __popc(std::uint32_t bits) {
   return std::popcount(bits);
 }
-inline int __ffs(std::uint32_t bits) {
-  return bits == 0 ? 0 : std::countr_zero(bits) + 1;
-}
-inline float __expf(float x) {
-  return std::exp(x);
-}
-inline float __fdividef(float x, float y) {
-  return x / y;
-}
-inline float rsqrtf(float x) {
-  return 1.0F / std::sqrt(x);
-}
-inline float __int_as_float(int bits) {
-  return std::bit_cast<float>(bits);
-}
 inline float __uint_as_float(std::uint32_t bits) {
   return std::bit_cast<float>(bits);
-}
-inline std::uint32_t __float_as_uint(float value) {
-  return std::bit_cast<std::uint32_t>(value);
 }
 
 }  // namespace adaptrt::cuda
