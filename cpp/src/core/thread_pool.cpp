@@ -18,6 +18,10 @@ namespace {
 /// a step and short beside a time slice.
 constexpr int kSpins = 2000;
 
+/// A worker offers its core this often to whoever else wants it, between two chunks. The system takes it away
+/// after a few milliseconds otherwise, mostly within a chunk, and then the loop waits as long for that chunk.
+constexpr std::chrono::milliseconds kOfferInterval{1};
+
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -96,7 +100,8 @@ class ThreadPool::Impl {
       }
       wake_.notify_all();
     }
-    claim_chunks(0);
+    // This thread keeps its core: without it nothing goes on.
+    claim_chunks(0, [] {});
     const auto done = [this] { return pending_.load(std::memory_order_acquire) == 0; };
     if (!spin_until(done)) {
       std::unique_lock lock(mutex_);
@@ -130,7 +135,10 @@ class ThreadPool::Impl {
 
   static std::uint32_t unclaimed(std::uint64_t ticket) { return static_cast<std::uint32_t>(ticket); }
 
-  void claim_chunks(int thread) {
+  /// `before_claim` is called whenever this thread has no chunk.
+  template <class BeforeClaim>
+  void claim_chunks(int thread, const BeforeClaim& before_claim) {
+    before_claim();
     std::uint64_t ticket = ticket_.load(std::memory_order_acquire);
     while (unclaimed(ticket) > 0) {
       if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
@@ -138,6 +146,7 @@ class ThreadPool::Impl {
         continue;
       }
       run_chunk(chunks_ - static_cast<std::int64_t>(unclaimed(ticket)), thread);
+      before_claim();
       ticket = ticket_.load(std::memory_order_acquire);
     }
   }
@@ -162,6 +171,13 @@ class ThreadPool::Impl {
   }
 
   void work(int thread) {
+    using Clock = std::chrono::steady_clock;
+    auto offered = Clock::now();
+    const auto offer_core = [&] {
+      if (Clock::now() - offered < kOfferInterval) return;
+      std::this_thread::yield();
+      offered = Clock::now();
+    };
     while (true) {
       const auto called = [this] {
         return unclaimed(ticket_.load(std::memory_order_relaxed)) > 0 ||
@@ -172,9 +188,10 @@ class ThreadPool::Impl {
         sleepers_.fetch_add(1);
         wake_.wait(lock, [this] { return unclaimed(ticket_.load()) > 0 || stopping_.load(); });
         sleepers_.fetch_sub(1);
+        offered = Clock::now();
       }
       if (stopping_.load(std::memory_order_relaxed)) return;
-      claim_chunks(thread);
+      claim_chunks(thread, offer_core);
     }
   }
 

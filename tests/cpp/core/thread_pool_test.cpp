@@ -44,6 +44,21 @@ BOOST_AUTO_TEST_CASE(loops_follow_each_other_and_see_what_the_one_before_wrote) 
   for (std::int64_t i = 0; i < 64; ++i) BOOST_TEST(values[static_cast<std::size_t>(i)] == 2000 * i);
 }
 
+BOOST_AUTO_TEST_CASE(a_worker_that_lets_others_have_its_core_leaves_no_chunk_behind) {
+  // More threads than cores, and chunks longer than the interval at which workers offer theirs.
+  ThreadPool pool(static_cast<int>(std::thread::hardware_concurrency()) + 2);
+  std::atomic<int> visits{0};
+  for (int loop = 0; loop < 3; ++loop) {
+    pool.parallel_for(16, 1, [&](std::int64_t, std::int64_t, int) {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2);
+      while (std::chrono::steady_clock::now() < end) {
+      }
+      ++visits;
+    });
+    BOOST_TEST(visits == 16 * (loop + 1));
+  }
+}
+
 BOOST_AUTO_TEST_CASE(sleeping_workers_wake_for_a_loop) {
   ThreadPool pool(3);
   for (int loop = 0; loop < 5; ++loop) {

@@ -11,8 +11,9 @@ namespace adaptrt {
 ///
 /// Chunks are claimed one by one, so a worker that another process holds up delays its own chunk and no
 /// other, and one that comes too late for a loop is not waited for. Workers spin briefly for the next loop,
-/// then block. The calling thread works too: a pool of one has no other thread. Calls from several threads at
-/// once are not allowed.
+/// then block; between two chunks they let another process have their core from time to time, so that it is
+/// seldom taken away within one. The calling thread works too: a pool of one has no other thread. Calls from
+/// several threads at once are not allowed.
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads);
