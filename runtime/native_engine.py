@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from .. import _core
@@ -32,6 +33,10 @@ class NativeEngine(LoadedEngine):
 
     def base_weights(self) -> EngineBase:
         """The packed weights."""
+        return self._base
+
+    @cached_property
+    def _base(self) -> EngineBase:
         return EngineBase(self.program, self.storage, self.directory)
 
     def start(self, config: ExecutorConfig) -> CpuEngine:

@@ -7,24 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..._core import AdapterError, DType, LoraModuleInfo, ModelShape, dtype_from_name, dtype_name
+from ..._core import (
+    AdapterError,
+    DType,
+    LoraModuleInfo,
+    ModelShape,
+    all_finite,
+    dtype_from_name,
+    dtype_name,
+    scale_elements,
+)
 from .base_weights import BaseWeights, HuggingFaceBase
 from .dora import check_against_base, normalized_magnitude, write_files
 from .names import ModuleKey, Role
-from .peft_reader import FloatArray, ModuleTensors, PeftAdapter, read_peft_adapter
+from .peft_reader import DTYPES, Array, ModuleTensors, PeftAdapter, read_peft_adapter
 
 WEIGHTS_FILE = "model.lora_weights.npy"
 CONFIG_FILE = "model.lora_config.npy"
 
-_NUMPY_DTYPES = {
-    DType.FLOAT32: np.dtype(np.float32),
-    DType.FLOAT16: np.dtype(np.float16),
-    DType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
-}
+_NUMPY_DTYPES = {dtype: stored for stored, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -114,12 +118,12 @@ def module_sizes(module: LoraModuleInfo, shape: ModelShape) -> tuple[int, int]:
 
 def _flatten(adapter: PeftAdapter, dtype: DType) -> ConvertedAdapter:
     problems: list[str] = []
-    rows = [_row(key, tensors, adapter.scale_of(key), dtype, problems) for key, tensors in adapter.modules.items()]
+    width = max(sum(values.size for _, values in tensors.parts()) for tensors in adapter.modules.values())
+    weights = np.zeros((1, len(adapter.modules), width), _NUMPY_DTYPES[dtype])
+    for row, (key, tensors) in zip(weights[0], adapter.modules.items(), strict=True):
+        _write_row(row, key, tensors, adapter.scale_of(key), dtype, problems)
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
-    weights = np.zeros((1, len(rows), max(map(len, rows))), _NUMPY_DTYPES[dtype])
-    for index, row in enumerate(rows):
-        weights[0, index, : len(row)] = row
     config = np.array(
         [
             (key.module_id, key.layer, tensors.rank, tensors.magnitude is not None)
@@ -130,26 +134,43 @@ def _flatten(adapter: PeftAdapter, dtype: DType) -> ConvertedAdapter:
     return ConvertedAdapter(weights, config[np.newaxis], tuple(key.path for key in adapter.modules))
 
 
-def _row(key: ModuleKey, tensors: ModuleTensors, scale: float, dtype: DType, problems: list[str]) -> npt.NDArray[Any]:
-    with np.errstate(over="ignore", invalid="ignore"):  # found below, where the tensor is named
-        parts: dict[Role, FloatArray] = {Role.A: tensors.a, Role.B: tensors.b * np.float32(scale)}
-    if tensors.magnitude is not None:
-        parts[Role.MAGNITUDE] = tensors.magnitude
-    if key.module.name == "mlp_gate_up":
-        # Hugging Face's gate_up_proj gives [gate; up], TensorRT-LLM's mlp_gate_up takes [up; gate].
-        half = len(tensors.b) // 2
-        parts.update({role: np.roll(values, half, axis=0) for role, values in parts.items() if role is not Role.A})
-    stored = []
-    for role, values in parts.items():
-        with np.errstate(over="ignore"):
-            cast = values.reshape(-1).astype(_NUMPY_DTYPES[dtype])
-        if not np.isfinite(cast).all():
-            scaled = f", multiplied by its scale {scale:g}," if role is Role.B else ""
-            reason = (
-                f"goes up to {np.abs(values).max():g}, beyond {dtype_name(dtype)}; store it as bfloat16 or float32"
-                if np.isfinite(values).all()
-                else "goes beyond float32"
-            )
-            problems.append(f"tensor '{tensors.names[role]}'{scaled} {reason}")
-        stored.append(cast)
-    return np.concatenate(stored)
+def _write_row(
+    row: npt.NDArray[Any], key: ModuleKey, tensors: ModuleTensors, scale: float, dtype: DType, problems: list[str]
+) -> None:
+    first = 0
+    for role, values in tensors.parts():
+        place = row[first : first + values.size]
+        factor = _as_float32(scale) if role is Role.B else 1.0
+        written = 0
+        for piece in _in_order(key, role, values):
+            scale_elements(place[written : written + piece.size], dtype, piece, DTYPES[piece.dtype], factor)
+            written += piece.size
+        if not all_finite(place, dtype):
+            problems.append(f"tensor '{tensors.names[role]}'" + _why_not_finite(values, role, scale, dtype))
+        first += values.size
+
+
+def _in_order(key: ModuleKey, role: Role, values: Array) -> tuple[Array, ...]:
+    """A tensor in pieces, in the order in which the row has them."""
+    if key.module.name != "mlp_gate_up" or role is Role.A:
+        return (values,)
+    # Hugging Face's gate_up_proj gives [gate; up], TensorRT-LLM's mlp_gate_up takes [up; gate].
+    half = len(values) // 2
+    return values[half:], values[:half]
+
+
+def _why_not_finite(values: Array, role: Role, scale: float, dtype: DType) -> str:
+    wide = values.astype(np.float32)
+    scaled = ""
+    if role is Role.B:
+        scaled = f", multiplied by its scale {scale:g},"
+        with np.errstate(over="ignore", invalid="ignore"):  # that is what is looked for
+            wide = wide * np.float32(scale)
+    if not np.isfinite(wide).all():
+        return f"{scaled} goes beyond float32"
+    return f"{scaled} goes up to {np.abs(wide).max():g}, beyond {dtype_name(dtype)}; store it as bfloat16 or float32"
+
+
+def _as_float32(scale: float) -> float:
+    with np.errstate(over="ignore"):  # found where the tensor is named
+        return float(np.float32(scale))

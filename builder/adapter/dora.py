@@ -39,10 +39,10 @@ def normalized_magnitude(key: ModuleKey, tensors: ModuleTensors, scale: float, b
     norms = np.empty(len(tensors.magnitude), np.float64)
     first = 0
     with np.errstate(over="ignore", invalid="ignore"):  # found below, where the tensor is named
-        scaled_b = tensors.b * np.float32(scale)
+        a, scaled_b = tensors.a.astype(np.float32), tensors.b.astype(np.float32) * np.float32(scale)
         for block in base.row_blocks(key):
             rows = slice(first, first + len(block))
-            adapted = block + scaled_b[rows] @ tensors.a
+            adapted = block + scaled_b[rows] @ a
             norms[rows] = np.sqrt(np.einsum("ij,ij->i", adapted, adapted, dtype=np.float64))
             first = rows.stop
     useless = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
@@ -51,7 +51,7 @@ def normalized_magnitude(key: ModuleKey, tensors: ModuleTensors, scale: float, b
             f"tensor '{tensors.names[Role.MAGNITUDE]}': row {useless[0]} of the adapted weight has the norm "
             f"{norms[useless[0]]}, by which nothing can be divided"
         )
-    return (tensors.magnitude / norms).astype(np.float32)
+    return (tensors.magnitude.astype(np.float32) / norms).astype(np.float32)
 
 
 def check_against_base(adapter: PeftAdapter, base: BaseWeights) -> None:

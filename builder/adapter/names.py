@@ -9,6 +9,7 @@ from enum import Enum
 from ..._core import LoraModuleInfo, lora_modules
 
 MODULES = {info.name: info for info in lora_modules()}
+_MODULE_OF_ID = {info.id: info for info in lora_modules()}
 
 # Hugging Face's module path within a decoder layer -> the module's name in adaptrt._core.lora_modules().
 # gate_proj goes through the activation and is therefore mlp_h_to_4h; up_proj is mlp_gate.
@@ -58,7 +59,7 @@ class ModuleKey:
     @property
     def module(self) -> LoraModuleInfo:
         """The module's row in the one table of modules."""
-        return lora_modules()[self.module_id]
+        return _MODULE_OF_ID[self.module_id]
 
     @property
     def is_conv1d(self) -> bool:

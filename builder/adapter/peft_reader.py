@@ -1,8 +1,8 @@
-"""PEFT adapter directories: tensors in float32, taken apart by module and checked against the config."""
+"""PEFT adapter directories: tensors taken apart by module and checked against the config."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..._core import AdapterError, CheckpointError
+from ..._core import AdapterError, CheckpointError, DType, all_finite
 from ..checkpoint.pickled_file import PickledFile
 from ..safetensors_stream import SafetensorsReader
 from .names import ModuleKey, Role, parse_tensor_name
@@ -28,22 +28,35 @@ MAGNITUDES_NORMALIZED = "normalized"
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
 
-_ACCEPTED_DTYPES = tuple(np.dtype(name) for name in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64))
+DTYPES = {
+    np.dtype(np.float32): DType.FLOAT32,
+    np.dtype(np.float16): DType.FLOAT16,
+    np.dtype(ml_dtypes.bfloat16): DType.BFLOAT16,
+}
+"""Types that tensors are kept in; float64 becomes float32."""
+_ACCEPTED_DTYPES = (*DTYPES, np.dtype(np.float64))
 
 
 @dataclass
 class ModuleTensors:
-    """The tensors of one adapted module, in float32."""
+    """The tensors of one adapted module, contiguous, each in one of DTYPES."""
 
-    a: FloatArray  # [rank, in]
-    b: FloatArray  # [out, rank], without the scale
-    magnitude: FloatArray | None  # [out], DoRA only
+    a: Array  # [rank, in]
+    b: Array  # [out, rank], without the scale
+    magnitude: Array | None  # [out], DoRA only
     names: dict[Role, str]  # as in the file
 
     @property
     def rank(self) -> int:
         """A's first dimension."""
         return int(self.a.shape[0])
+
+    def parts(self) -> Iterator[tuple[Role, Array]]:
+        """In the order in which a row has them."""
+        yield Role.A, self.a
+        yield Role.B, self.b
+        if self.magnitude is not None:
+            yield Role.MAGNITUDE, self.magnitude
 
 
 @dataclass
@@ -157,6 +170,8 @@ def _value_problems(tensor: Array, role: Role) -> list[str]:
     if 0 in tensor.shape or (role is not Role.MAGNITUDE and tensor.ndim != 2):
         expected = {Role.A: "[rank, in]", Role.B: "[out, rank]", Role.MAGNITUDE: "[out]"}[role]
         problems.append(f"has the shape {list(tensor.shape)}, expected {expected} without a zero")
+    if (dtype := DTYPES.get(tensor.dtype)) is not None and all_finite(np.ascontiguousarray(tensor), dtype):
+        return problems
     with np.errstate(over="ignore"):
         finite = np.isfinite(tensor.astype(np.float32, copy=False))
     if not finite.all():
@@ -207,8 +222,9 @@ def _shape_problems(key: ModuleKey, roles: Mapping[Role, str], tensors: Mapping[
 
 
 def _module_tensors(roles: dict[Role, str], tensors: Mapping[str, Array]) -> ModuleTensors:
-    def load(role: Role) -> FloatArray:
-        return np.ascontiguousarray(tensors[roles[role]], dtype=np.float32)
+    def load(role: Role) -> Array:
+        tensor = tensors[roles[role]]
+        return np.ascontiguousarray(tensor, tensor.dtype if tensor.dtype in DTYPES else np.float32)
 
     magnitude = load(Role.MAGNITUDE).reshape(-1) if Role.MAGNITUDE in roles else None
     return ModuleTensors(load(Role.A), load(Role.B), magnitude, roles)

@@ -6,7 +6,9 @@
 #include <optional>
 #include <string>
 
+#include "adaptrt/core/convert.h"
 #include "adaptrt/core/dtype.h"
+#include "adaptrt/core/element_scan.h"
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/panels.h"
 #include "adaptrt/core/quantized_panels.h"
@@ -108,6 +110,36 @@ py::array_t<float> unpack(const py::buffer& panels, DType dtype, std::int64_t n,
   return result;
 }
 
+/// The elements of a contiguous array, which holds them in the raw bits of `dtype`.
+const std::byte* elements_of(const py::array& array, DType dtype) {
+  if ((array.flags() & py::array::c_style) == 0 ||
+      array.itemsize() != static_cast<py::ssize_t>(size_of(dtype))) {
+    throw py::value_error("expected a contiguous array of " + std::string(name_of(dtype)));
+  }
+  return static_cast<const std::byte*>(array.data());
+}
+
+void scale(py::array& out, DType dtype, const py::array& source, DType source_dtype, float factor) {
+  static_cast<void>(elements_of(out, dtype));
+  const std::byte* from = elements_of(source, source_dtype);
+  if (out.size() != source.size()) throw py::value_error("scale_elements: the arrays differ in size");
+  auto* to = static_cast<std::byte*>(out.mutable_data());
+  const auto count = static_cast<std::size_t>(source.size());
+  const py::gil_scoped_release release;
+  if (factor == 1.0F) {
+    convert_elements(to, dtype, from, source_dtype, count);
+  } else {
+    scale_elements(to, dtype, from, source_dtype, factor, count);
+  }
+}
+
+bool all_finite(const py::array& array, DType dtype) {
+  const std::byte* data = elements_of(array, dtype);
+  const auto count = static_cast<std::size_t>(array.size());
+  const py::gil_scoped_release release;
+  return !find_not_finite(data, dtype, count, DType::kFloat32);
+}
+
 }  // namespace
 
 void bind_core(py::module_& module) {
@@ -128,6 +160,12 @@ void bind_core(py::module_& module) {
         return *dtype;
       },
       py::arg("name"), "The inverse of dtype_name. Raises ConfigError for another name.");
+  module.def("scale_elements", &scale, py::arg("out"), py::arg("dtype"), py::arg("source"),
+             py::arg("source_dtype"), py::arg("scale"),
+             "Writes source * scale to `out`, multiplied in float32 and rounded to nearest even. Both are "
+             "contiguous arrays of one size that hold their elements in the raw bits of their DType.");
+  module.def("all_finite", &all_finite, py::arg("array"), py::arg("dtype"),
+             "Whether no element of a contiguous array, in the raw bits of `dtype`, is infinite or NaN.");
   module.def("panel_bytes", py::overload_cast<DType, std::int64_t, std::int64_t>(&panel_bytes),
              py::arg("dtype"), py::arg("n"), py::arg("k"), "Bytes of a packed weight W[n, k].");
   module.def("pack_panels", &pack, py::arg("panels"), py::arg("dtype"), py::arg("n"), py::arg("k"),

@@ -20,27 +20,49 @@ void round_to(std::uint16_t& out, DType to, float value) {
   out = to == DType::kBFloat16 ? float_to_bfloat16(value) : float_to_float16(value);
 }
 
+/// What a loop does to each element between widening and rounding.
+struct AsItIs {
+  float operator()(float value) const { return value; }
+};
+struct Scaled {
+  float scale;
+  float operator()(float value) const { return value * scale; }
+};
+
 /// With the types known to the compiler, the loop is vectorised.
-template <DType kTo, class To, DType kFrom, class From>
-void convert_loop(std::byte* out, const std::byte* source, std::size_t count) {
+template <DType kTo, class To, DType kFrom, class From, class Change>
+void convert_loop(std::byte* out, const std::byte* source, std::size_t count, Change change) {
   for (std::size_t i = 0; i < count; ++i) {
     From wide;
     std::memcpy(&wide, source + i * sizeof(From), sizeof(From));
     To narrow;
-    round_to(narrow, kTo, widen(wide, kFrom));
+    round_to(narrow, kTo, change(widen(wide, kFrom)));
     std::memcpy(out + i * sizeof(To), &narrow, sizeof(To));
   }
 }
 
-template <DType kTo, class To>
-void convert_from(std::byte* out, const std::byte* source, DType from, std::size_t count) {
+template <DType kTo, class To, class Change>
+void convert_from(std::byte* out, const std::byte* source, DType from, std::size_t count, Change change) {
   switch (from) {
     case DType::kFloat32:
-      return convert_loop<kTo, To, DType::kFloat32, float>(out, source, count);
+      return convert_loop<kTo, To, DType::kFloat32, float>(out, source, count, change);
     case DType::kFloat16:
-      return convert_loop<kTo, To, DType::kFloat16, std::uint16_t>(out, source, count);
+      return convert_loop<kTo, To, DType::kFloat16, std::uint16_t>(out, source, count, change);
     case DType::kBFloat16:
-      return convert_loop<kTo, To, DType::kBFloat16, std::uint16_t>(out, source, count);
+      return convert_loop<kTo, To, DType::kBFloat16, std::uint16_t>(out, source, count, change);
+  }
+}
+
+template <class Change>
+void convert(std::byte* out, DType to, const std::byte* source, DType from, std::size_t count,
+             Change change) {
+  switch (to) {
+    case DType::kFloat32:
+      return convert_from<DType::kFloat32, float>(out, source, from, count, change);
+    case DType::kFloat16:
+      return convert_from<DType::kFloat16, std::uint16_t>(out, source, from, count, change);
+    case DType::kBFloat16:
+      return convert_from<DType::kBFloat16, std::uint16_t>(out, source, from, count, change);
   }
 }
 
@@ -50,16 +72,14 @@ void convert_elements(std::byte* out, DType to, const std::byte* source, DType f
   if (count == 0) return;
   if (to == from) {
     std::memcpy(out, source, count * size_of(to));
-    return;
+  } else {
+    convert(out, to, source, from, count, AsItIs{});
   }
-  switch (to) {
-    case DType::kFloat32:
-      return convert_from<DType::kFloat32, float>(out, source, from, count);
-    case DType::kFloat16:
-      return convert_from<DType::kFloat16, std::uint16_t>(out, source, from, count);
-    case DType::kBFloat16:
-      return convert_from<DType::kBFloat16, std::uint16_t>(out, source, from, count);
-  }
+}
+
+void scale_elements(std::byte* out, DType to, const std::byte* source, DType from, float scale,
+                    std::size_t count) {
+  convert(out, to, source, from, count, Scaled{scale});
 }
 
 }  // namespace adaptrt

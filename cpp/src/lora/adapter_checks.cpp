@@ -7,7 +7,7 @@
 #include <sstream>
 #include <utility>
 
-#include "element_scan.h"
+#include "adaptrt/core/element_scan.h"
 
 namespace adaptrt {
 namespace {

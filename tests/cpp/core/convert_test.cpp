@@ -90,6 +90,27 @@ BOOST_DATA_TEST_CASE(arrays_convert_as_single_elements_do,
   }
 }
 
+BOOST_DATA_TEST_CASE(arrays_are_scaled_in_float32,
+                     boost::unit_test::data::make({0, 1, 2}) * boost::unit_test::data::make({0, 1, 2}),
+                     from_type, to_type) {
+  constexpr float kScale = 0.7F;
+  const DType from = kDTypes[from_type];
+  const DType to = kDTypes[to_type];
+  std::mt19937 random(6);
+  std::uniform_real_distribution<float> values(-3.0F, 3.0F);
+  for (std::size_t count = 0; count < 70; ++count) {
+    std::vector<std::byte> source(1 + count * size_of(from));
+    for (std::size_t i = 0; i < count; ++i) store_from_float(source.data() + 1, from, i, values(random));
+    std::vector<std::byte> out(1 + count * size_of(to) + 1, std::byte{0x5a});
+    std::vector<std::byte> expected = out;
+    scale_elements(out.data() + 1, to, source.data() + 1, from, kScale, count);
+    for (std::size_t i = 0; i < count; ++i) {
+      store_from_float(expected.data() + 1, to, i, load_as_float(source.data() + 1, from, i) * kScale);
+    }
+    BOOST_TEST((out == expected));
+  }
+}
+
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace

@@ -10,4 +10,8 @@ namespace adaptrt {
 /// types are the same. Any alignment; the arrays do not overlap.
 void convert_elements(std::byte* out, DType to, const std::byte* source, DType from, std::size_t count);
 
+/// The same for elements that are widened to float32 and multiplied by `scale` there first.
+void scale_elements(std::byte* out, DType to, const std::byte* source, DType from, float scale,
+                    std::size_t count);
+
 }  // namespace adaptrt

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from safetensors.torch import save_file as save_torch_file
 
 from adaptrt import _core
 from adaptrt.builder.adapter import convert_adapter
@@ -144,6 +145,22 @@ def test_tensors_decide_which_modules_are_adapted(model: Path, base, tmp_path: P
     adapter = convert_adapter(directory, storage_dtype="float32", base=model)
     assert len(adapter.paths) == 8
     assert_same_weights(merged_by_us(base, adapter), merged_by_peft(model, directory))
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_b_is_scaled_in_float32_and_rounded_once(stored, storage: str, model: Path, tmp_path: Path) -> None:
+    directory = save_adapter(model, tmp_path / "a", 5, r=3, lora_alpha=7)
+    tensors = {name: torch.from_numpy(tensor).to(stored) for name, tensor in load_file(directory / TENSORS).items()}
+    save_torch_file(tensors, directory / TENSORS)
+    dtype = np.dtype(ml_dtypes.bfloat16) if storage == "bfloat16" else np.dtype(storage)
+    adapter = convert_adapter(directory, storage_dtype=storage)
+    for path, row in zip(adapter.paths, adapter.weights[0], strict=True):
+        module = f"base_model.model.{path}"
+        a, b = (tensors[f"{module}.lora_{name}.weight"].to(torch.float32).numpy().reshape(-1) for name in "AB")
+        expected = np.concatenate([a, b * np.float32(7 / 3)]).astype(dtype)
+        np.testing.assert_array_equal(row[: expected.size].view(np.uint8), expected.view(np.uint8))
+        assert not row[expected.size :].any()
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])

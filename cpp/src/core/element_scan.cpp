@@ -1,4 +1,4 @@
-#include "element_scan.h"
+#include "adaptrt/core/element_scan.h"
 
 #include <algorithm>
 #include <cstdint>
