@@ -9,6 +9,7 @@
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/engine/check_step_input.h"
 #include "adaptrt/engine/engine.h"
+#include "attention_plan.h"
 #include "kv_pool.h"
 #include "step.h"
 #include "step_recorder.h"
@@ -51,6 +52,7 @@ class CpuEngine final : public Engine {
     if (recorder_) recorder_->begin_step(input);
     name_sequences(input);
     group_tokens(input);
+    plan_attention(input, program_.shape, &attention_tasks_);
     Step step{.program = program_,
               .kernels = kernels_,
               .threads = *threads_,
@@ -66,6 +68,7 @@ class CpuEngine final : public Engine {
               .input = input,
               .sequence_of_token = sequence_of_token_,
               .groups = groups_,
+              .attention_tasks = attention_tasks_,
               .rows = static_cast<std::int64_t>(input.token_ids.size()),
               .logit_rows = {}};
     run(StepSection::kBody, program_.body, step);
@@ -154,6 +157,7 @@ class CpuEngine final : public Engine {
   // Of the step that runs.
   std::vector<std::int32_t> sequence_of_token_;
   std::vector<AdapterGroup> groups_;
+  std::vector<AttentionTask> attention_tasks_;
 };
 
 }  // namespace

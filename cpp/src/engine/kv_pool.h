@@ -5,56 +5,77 @@
 
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/engine/program.h"
+#include "adaptrt/kernels/attention_tile.h"
 
 namespace adaptrt {
 
+/// Keys or values of one block, layer and key-value head.
+struct KvPart {
+  std::byte* elements = nullptr;  ///< in the layout of kernels/attention_tile.h
+  float* scales = nullptr;        ///< int8: [slots]
+};
+
 /// The keys and values of all layers in blocks of tokens_per_block tokens.
 ///
-/// A block holds, for each layer and key-value head, its keys as [head_dim][tokens] (the panel order of a
-/// matrix [tokens, head_dim], so that scores are sums over contiguous tokens) and its values as
-/// [tokens][head_dim]:
+/// A block has tokens_per_block slots up to whole groups, and holds, each in the layout of
+/// kernels/attention_tile.h:
 ///
-///   block: [layer][keys, values][key-value head][head_dim * tokens_per_block]
+///   block: [layer][key-value head][keys, values][elements, then the scales of int8]
+///
+/// What is in it is finite except for keys, whatever was written: attention multiplies values that a query
+/// does not see by zero.
 class KvPool {
  public:
-  explicit KvPool(const Program& program)
-      : dtype_(program.dtype),
-        heads_(program.shape.num_key_value_heads),
-        head_dim_(program.shape.head_dim),
-        tokens_per_block_(program.tokens_per_block),
-        head_bytes_(static_cast<std::size_t>(head_dim_ * tokens_per_block_) * size_of(dtype_)),
-        block_bytes_(static_cast<std::size_t>(program.num_layers) * 2 * static_cast<std::size_t>(heads_) *
-                     head_bytes_) {}
+  explicit KvPool(const Program& program);
 
   /// Throws ConfigError when the memory is refused or this was called before.
   void allocate(std::int32_t num_blocks);
 
   [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
   [[nodiscard]] std::size_t block_bytes() const { return block_bytes_; }
+  /// Bytes of a token's keys and values in one layer, scales included.
+  [[nodiscard]] std::size_t token_bytes() const { return token_bytes_; }
+  /// Of the elements, or of the engine where they are int8.
   [[nodiscard]] DType dtype() const { return dtype_; }
+  [[nodiscard]] bool is_int8() const { return is_int8_; }
+  [[nodiscard]] std::int64_t head_dim() const { return head_dim_; }
   [[nodiscard]] std::int64_t tokens_per_block() const { return tokens_per_block_; }
+  [[nodiscard]] std::int64_t slots() const { return slots_; }
+  /// Bytes of an element.
+  [[nodiscard]] std::size_t element_bytes() const { return is_int8_ ? 1 : size_of(dtype_); }
+  /// Consecutive k of a panel that lie together.
+  [[nodiscard]] std::int64_t interleave() const { return is_int8_ ? 2 : k_interleave(dtype_); }
 
-  /// [head_dim][tokens_per_block]
-  [[nodiscard]] std::byte* keys(std::int32_t block, std::int64_t layer, std::int64_t head) const {
-    return head_of(block, layer * 2 * heads_ + head);
+  [[nodiscard]] KvPart keys(std::int32_t block, std::int64_t layer, std::int64_t head) const {
+    return part(block, layer, head, 0, key_bytes_);
   }
-  /// [tokens_per_block][head_dim]
-  [[nodiscard]] std::byte* values(std::int32_t block, std::int64_t layer, std::int64_t head) const {
-    return head_of(block, (layer * 2 + 1) * heads_ + head);
+  [[nodiscard]] KvPart values(std::int32_t block, std::int64_t layer, std::int64_t head) const {
+    return part(block, layer, head, key_part_bytes_, value_bytes_);
   }
 
  private:
-  [[nodiscard]] std::byte* head_of(std::int32_t block, std::int64_t index) const {
-    return memory_.data() + static_cast<std::size_t>(block) * block_bytes_ +
-           static_cast<std::size_t>(index) * head_bytes_;
+  [[nodiscard]] std::size_t scale_bytes(std::int64_t slots) const {
+    return is_int8_ ? static_cast<std::size_t>(slots) * sizeof(float) : 0;
+  }
+  [[nodiscard]] KvPart part(std::int32_t block, std::int64_t layer, std::int64_t head, std::size_t offset,
+                            std::size_t bytes) const {
+    std::byte* elements = memory_.data() + static_cast<std::size_t>(block) * block_bytes_ +
+                          static_cast<std::size_t>(layer * heads_ + head) * head_bytes_ + offset;
+    return {elements, is_int8_ ? reinterpret_cast<float*>(elements + bytes) : nullptr};
   }
 
   DType dtype_;
+  bool is_int8_;
   std::int64_t heads_;
   std::int64_t head_dim_;
   std::int64_t tokens_per_block_;
+  std::int64_t slots_;
+  std::size_t key_bytes_;    // of the elements
+  std::size_t value_bytes_;  // of the elements
+  std::size_t key_part_bytes_;
   std::size_t head_bytes_;
   std::size_t block_bytes_;
+  std::size_t token_bytes_;
   std::int32_t num_blocks_ = 0;
   HugeArray memory_;
 };

@@ -56,8 +56,7 @@ OpCost cost_of(const AttentionOp& op, const Step& step) {
       keys_to_score += positions[token] + 1 - first_visible(positions[token]);
     }
   }
-  const std::int64_t key_and_value_bytes =
-      2 * shape.key_value_size() * as_count(size_of(step.kv_pool.dtype()));
+  const std::int64_t key_and_value_bytes = as_count(step.kv_pool.token_bytes());
   return {.weight_bytes = bytes_of(op.query_norm) + bytes_of(op.key_norm),
           .kv_bytes = (keys_to_read + step.num_tokens()) * key_and_value_bytes,
           .activation_bytes = bytes_of(op.qkv, step) + bytes_of(op.cosine, step) + bytes_of(op.sine, step) +

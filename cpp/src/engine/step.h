@@ -10,6 +10,7 @@
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/engine/program.h"
 #include "adaptrt/kernels/kernel_table.h"
+#include "attention_plan.h"
 #include "kv_pool.h"
 
 namespace adaptrt {
@@ -57,6 +58,8 @@ struct Step {
   std::span<const std::int32_t> sequence_of_token;  // [T]
   /// Groups of tokens that have an adapter, in order; empty in a step without adapters.
   std::span<const AdapterGroup> groups;
+  /// Of the step's queries, for every attention op.
+  std::span<const AttentionTask> attention_tasks;
   /// Rows of the section that runs: the step's tokens, or a slice of its logit rows.
   std::int64_t rows = 0;
   std::span<const std::int32_t> logit_rows;  // of the slice

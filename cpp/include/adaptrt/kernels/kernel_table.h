@@ -10,6 +10,7 @@
 
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/core/quantized_panels.h"
+#include "adaptrt/kernels/attention_tile.h"
 
 namespace adaptrt {
 
@@ -72,29 +73,6 @@ struct Int8Gemm {
   std::int64_t rows = 0;
 };
 
-/// out[rows][n] = x[rows][n], widened from `type`.
-struct RowLoad {
-  const std::byte* x = nullptr;
-  DType type = DType::kFloat32;
-  std::int64_t x_stride = 0;  ///< elements between rows
-  std::int64_t rows = 0;
-  std::int64_t n = 0;
-  float* out = nullptr;
-  std::int64_t out_stride = 0;
-  /// Memory of the same shape that will be read next, to be brought near meanwhile; nullptr when it is not
-  /// known.
-  const std::byte* next = nullptr;
-};
-
-/// A query's state over the tiles of keys it has seen: the greatest score and the sum of exp(score -
-/// greatest).
-struct SoftmaxState {
-  float greatest = 0.0F;
-  float sum = 0.0F;
-  /// What the sums made before the last tile must be multiplied by.
-  float rescale = 0.0F;
-};
-
 /// The kernels of one instruction set. All are pure functions of their arguments; n may be any number >= 0
 /// and nothing needs more than its elements' alignment.
 struct KernelTable {
@@ -127,17 +105,16 @@ struct KernelTable {
   void (*add)(const float* x, std::int64_t n, float* out);
   /// out[n] *= x.
   void (*multiply)(const float* x, std::int64_t n, float* out);
-  /// out[n] = out * factor + x, rounded once.
-  void (*scale_and_add)(float factor, const float* x, std::int64_t n, float* out);
   /// out[n] = x * factor, stored as `out_type`.
   void (*scale_and_store)(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type);
-  void (*load_rows)(const RowLoad& load);
   /// Rotates the pairs (x[i], x[half + i]) by the angles whose cosine and sine [half] are given, in place.
   void (*rotate)(const float* cosine, const float* sine, std::int64_t half, float* x);
-  /// Turns scores [n] into exp(score - greatest) and takes them into `state`, n >= 1. A fresh state's
-  /// greatest is minus infinity. The elements are summed by their index modulo a constant: a caller that
-  /// begins a tile at another place than its first key gets another order.
-  void (*softmax_tile)(float* scores, std::int64_t n, SoftmaxState* state);
+  /// By DType of keys and values, or of the engine where they are int8: takes a tile into its rows' greatest,
+  /// totals and sums.
+  std::array<void (*)(const AttentionTile& tile), 3> attend;
+  /// out[n] = sums / (sum of totals) of one row, stored as `out_type`.
+  void (*finish_attention)(const float* sums, const float* totals, std::int64_t n, std::byte* out,
+                           DType out_type);
   /// out[n] = exp(x): within kExpRelativeError for results from 2^-126 to 2^127, and 0 below -87.33.
   void (*exp)(const float* x, std::int64_t n, float* out);
 };

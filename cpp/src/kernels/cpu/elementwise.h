@@ -107,35 +107,11 @@ void multiply(const float* x, std::int64_t n, float* out) {
   });
 }
 
-void scale_and_add(float factor, const float* x, std::int64_t n, float* out) {
-  const Simd::Vec factors = Simd::set(factor);
-  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
-    Simd::store(out + i, Simd::fma(Simd::load(out + i, lanes), factors, Simd::load(x + i, lanes)), lanes);
-  });
-}
-
 void scale_and_store(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type) {
   const Simd::Vec factors = Simd::set(factor);
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
     store_as(out, out_type, i, Simd::mul(Simd::load(x + i, lanes), factors), lanes);
   });
-}
-
-void load_rows(const RowLoad& load) {
-  const auto stride = load.x_stride * static_cast<std::int64_t>(size_of(load.type));
-  const auto row_bytes = load.n * static_cast<std::int64_t>(size_of(load.type));
-  for (std::int64_t row = 0; row < load.rows; ++row) {
-    const std::byte* x = load.x + row * stride;
-    float* out = load.out + row * load.out_stride;
-    if (load.next != nullptr) {
-      for (std::int64_t byte = 0; byte < row_bytes; byte += kCacheLine) {
-        __builtin_prefetch(load.next + row * stride + byte, 0, 2);
-      }
-    }
-    for_each_vector(load.n, [&](std::int64_t i, std::int64_t lanes) {
-      Simd::store(out + i, load_as(x, load.type, i, lanes), lanes);
-    });
-  }
 }
 
 void rotate(const float* cosine, const float* sine, std::int64_t half, float* x) {
@@ -147,31 +123,6 @@ void rotate(const float* cosine, const float* sine, std::int64_t half, float* x)
     Simd::store(x + i, Simd::sub(Simd::mul(first, c), Simd::mul(second, s)), lanes);
     Simd::store(x + half + i, Simd::add(Simd::mul(second, c), Simd::mul(first, s)), lanes);
   });
-}
-
-void softmax_tile(float* scores, std::int64_t n, SoftmaxState* state) {
-  float greatest = state->greatest;
-  const std::int64_t whole = n / Simd::kLanes * Simd::kLanes;
-  if (whole > 0) {
-    Simd::Vec vector = Simd::load(scores);
-    for (std::int64_t i = Simd::kLanes; i < whole; i += Simd::kLanes) {
-      vector = Simd::max(vector, Simd::load(scores + i));
-    }
-    const float found = Simd::greatest(vector);
-    greatest = found > greatest ? found : greatest;
-  }
-  for (std::int64_t i = whole; i < n; ++i) greatest = scores[i] > greatest ? scores[i] : greatest;
-  const Simd::Vec shift = Simd::set(greatest);
-  Simd::Vec sums = Simd::zero();
-  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
-    Simd::store(scores + i, exp_of(Simd::sub(Simd::load(scores + i, lanes), shift)), lanes);
-    sums = Simd::add(sums, Simd::load(scores + i, lanes));
-  });
-  float rescale = 0.0F;
-  Simd::store(&rescale, exp_of(Simd::set(state->greatest - greatest)), 1);
-  state->greatest = greatest;
-  state->rescale = rescale;
-  state->sum = state->sum * rescale + Simd::sum(sums);
 }
 
 void exp_array(const float* x, std::int64_t n, float* out) {

@@ -3,6 +3,7 @@
 // Included by the source of each instruction set, behind its simd_*.h.
 
 #include "adaptrt/kernels/kernel_table.h"
+#include "attention.h"
 #include "elementwise.h"
 #include "gemm.h"
 #include "int8_gemm.h"
@@ -26,11 +27,10 @@ constexpr KernelTable make_table(const char* name) {
           &silu_mul,
           &add,
           &multiply,
-          &scale_and_add,
           &scale_and_store,
-          &load_rows,
           &rotate,
-          &softmax_tile,
+          {&attend<Float32Weights>, &attend<Float16Weights>, &attend<BFloat16Weights>},
+          &finish_attention,
           &exp_array};
 }
 

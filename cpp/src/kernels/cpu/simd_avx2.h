@@ -17,6 +17,8 @@ struct Simd {
   using Vec = __m256;
   using Words = __m256i;
   static constexpr int kLanes = 8;
+  /// 1.5 * 2^23: adding it rounds to an integer, in the low bits.
+  static constexpr float kRounder = 12582912.0F;
   struct Pair {
     Vec even;
     Vec odd;
@@ -49,6 +51,12 @@ struct Simd {
   static Vec add_to_exponent(Vec x, Vec integer) {
     return _mm256_castsi256_ps(
         _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(integer), 23)));
+  }
+  /// To the nearest integer, ties to even; |x| is at most 2^22.
+  static Vec round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  /// x 2^n for a whole n from -150 to 0; 0 may come out where n < -126.
+  static Vec times_power_of_two(Vec x, Vec n) {
+    return zero_below(n, set(-126.0F), add_to_exponent(x, add(n, set(kRounder))));
   }
   static float sum(Vec x) {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

@@ -50,6 +50,10 @@ struct Simd {
     return _mm512_castsi512_ps(
         _mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(integer), 23)));
   }
+  /// To the nearest integer, ties to even.
+  static Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  /// x 2^n for a whole n from -150 to 0; 0 may come out where n < -126.
+  static Vec times_power_of_two(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
   static float sum(Vec x) {
     const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

@@ -21,6 +21,8 @@ struct Simd {
   using Ints = std::int32_t __attribute__((vector_size(16)));
   using Words = std::uint32_t __attribute__((vector_size(16)));
   static constexpr int kLanes = 4;
+  /// 1.5 * 2^23: adding it rounds to an integer, in the low bits.
+  static constexpr float kRounder = 12582912.0F;
   struct Pair {
     Vec even;
     Vec odd;
@@ -61,6 +63,12 @@ struct Simd {
   /// Adds the low bits of `integer` to the exponent of x.
   static Vec add_to_exponent(Vec x, Vec integer) {
     return bits_to_floats(floats_to_bits(x) + (floats_to_bits(integer) << 23));
+  }
+  /// To the nearest integer, ties to even; |x| is at most 2^22.
+  static Vec round(Vec x) { return (x + set(kRounder)) - set(kRounder); }
+  /// x 2^n for a whole n from -150 to 0; 0 may come out where n < -126.
+  static Vec times_power_of_two(Vec x, Vec n) {
+    return zero_below(n, set(-126.0F), add_to_exponent(x, add(n, set(kRounder))));
   }
   static float sum(Vec x) { return (x[0] + x[2]) + (x[1] + x[3]); }
   static float greatest(Vec x) {

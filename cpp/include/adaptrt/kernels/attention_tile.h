@@ -1,0 +1,76 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/core/dtype.h"
+
+namespace adaptrt {
+
+// The layout of keys and values for attention, and the kernels' part of it. Slots of a KV block are taken in
+// groups of kKeyGroup, whatever the instruction set; a block has whole groups, so the last may have slots
+// without tokens. With ki = k_interleave(dtype), and columns(head_dim) = head_dim up to a multiple of 16:
+//
+//   keys:   [head_dim / ki][slots][ki]           a panel of the matrix [slots, head_dim]
+//   values: [slots / ki][columns(head_dim)][ki]  a panel of the matrix [columns(head_dim), slots]
+//
+// int8 keys and values have ki = 2 whatever the type, and a float32 scale a slot.
+inline constexpr std::int64_t kKeyGroup = 16;
+/// Groups in a tile, the unit of the online softmax.
+inline constexpr std::int64_t kTileGroups = 4;
+inline constexpr std::int64_t kTileSlots = kKeyGroup * kTileGroups;
+
+/// `size` up to whole groups of 16.
+[[nodiscard]] constexpr std::int64_t whole_groups(std::int64_t size) {
+  return (size + kKeyGroup - 1) / kKeyGroup * kKeyGroup;
+}
+
+/// Up to kKeyGroup consecutive tokens of a sequence in neighbouring slots of a block.
+struct KeyGroup {
+  const std::byte* keys = nullptr;    ///< of the first slot
+  const std::byte* values = nullptr;  ///< of the first slot
+  const float* key_scales = nullptr;  ///< int8: [kKeyGroup]
+  const float* value_scales = nullptr;
+  std::int64_t first_position = 0;  ///< in the sequence, of the first slot
+  std::int64_t count = 0;           ///< slots that have tokens
+};
+
+/// Queries that share a key-value head, and the tile of keys and values that they attend to next.
+///
+/// Rows are ordered by position: row r belongs to position first_position + r / rows_per_position. A row sees
+/// the keys of positions up to its own, or the last `sliding_window` of them. What is in other slots does not
+/// matter for keys; their values must be finite. A row's results depend on its own position and on the keys
+/// and values it sees alone, provided that the tiles of a sequence begin at the same groups.
+struct AttentionTile {
+  /// [rows, head_dim], in activation_dtype, multiplied by the scale of the scores and by log2(e).
+  const void* queries = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t rows_per_position = 1;
+  std::int64_t first_position = 0;
+  std::int64_t sliding_window = 0;  ///< 0: all
+  std::int64_t head_dim = 0;        ///< even
+  std::int64_t slots = 0;           ///< of a block
+  std::array<KeyGroup, kTileGroups> groups;
+  std::int64_t num_groups = 0;
+  /// Groups to be brought near meanwhile; only keys and values are looked at.
+  std::array<KeyGroup, kTileGroups> next;
+  bool is_int8 = false;
+  /// int8: tile_scratch_floats(head_dim) floats.
+  float* scratch = nullptr;
+  // What the tiles before made, to begin with clear_attention: for each row, with p = 2^(score - greatest),
+  float* greatest = nullptr;  ///< [rows]
+  float* totals = nullptr;    ///< [rows, kKeyGroup]: parts of the sum of p
+  float* sums = nullptr;      ///< [rows, columns(head_dim)]: of p * value
+};
+
+/// AttentionTile::scratch for int8 keys and values.
+[[nodiscard]] constexpr std::int64_t tile_scratch_floats(std::int64_t head_dim) {
+  return kTileSlots * (head_dim + whole_groups(head_dim));
+}
+
+/// AttentionTile::greatest before the first tile. It is finite, so that a row that sees nothing of a tile
+/// stays as it is.
+inline constexpr float kNoScore = -1e30F;
+
+}  // namespace adaptrt

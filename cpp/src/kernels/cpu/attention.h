@@ -1,0 +1,333 @@
+#pragma once
+
+// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "adaptrt/kernels/attention_tile.h"
+#include "elementwise.h"
+#include "gemm.h"
+
+namespace adaptrt {
+namespace {
+
+inline constexpr std::int64_t kVectorsPerGroup = kKeyGroup / Simd::kLanes;
+
+/// 2^x for x <= 0: 2^n p(x - n) with n = round(x) and the polynomial of degree 5 with p(0) = 1 whose greatest
+/// relative error for |r| <= 1/2 is least, 9e-8. 0 for x <= -150.
+inline Simd::Vec exp2_of_negative(Simd::Vec x) {
+  // NaN passes, since the second operand is taken.
+  const Simd::Vec bounded = Simd::max(Simd::set(-150.0F), x);
+  const Simd::Vec n = Simd::round(bounded);
+  const Simd::Vec r = Simd::sub(bounded, n);
+  Simd::Vec p = Simd::set(1.32647180e-3F);
+  p = Simd::fma(p, r, Simd::set(9.67151299e-3F));
+  p = Simd::fma(p, r, Simd::set(5.55073395e-2F));
+  p = Simd::fma(p, r, Simd::set(2.40222424e-1F));
+  p = Simd::fma(p, r, Simd::set(6.93147004e-1F));
+  p = Simd::fma(p, r, Simd::set(1.0F));
+  return Simd::times_power_of_two(p, n);
+}
+
+/// Rows of a tile that are computed together, in registers one product at a time.
+template <class Weights>
+struct RowBlock {
+  using A = typename Weights::A;
+  alignas(64) float scores[kTileRows][kTileSlots];
+  alignas(64) A probabilities[kTileRows][kTileSlots];
+  float rescale[kTileRows];
+};
+
+/// Where the vectors of columns of a product begin, in memory and in the memory that is fetched meanwhile.
+template <int kVectors>
+struct Columns {
+  const std::byte* at[kVectors];
+  const std::byte* next[kVectors];
+};
+
+/// out[kRows][vector] = queries * keys of kVectors vectors of slots.
+template <class Weights, int kRows, int kVectors>
+void score_tile(const AttentionTile& tile, std::int64_t row, std::int64_t key_bytes,
+                const Columns<kTileVectors>& columns, float* out) {
+  using A = typename Weights::A;
+  const A* queries = static_cast<const A*>(tile.queries) + row * tile.head_dim;
+  const std::int64_t stride = tile.head_dim;
+  Simd::Vec sums[kRows][kVectors];
+  ADAPTRT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = Simd::zero();
+  }
+  std::int64_t offset = 0;
+  for (std::int64_t k = 0; k < stride; k += Weights::kInterleave, offset += key_bytes) {
+    typename Weights::B keys[kVectors];
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      keys[v] = Weights::load(columns.at[v] + offset);
+      __builtin_prefetch(columns.next[v] + offset, 0, 3);
+    }
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const auto query = Weights::broadcast(queries + r * stride + k);
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = Weights::multiply_add(query, keys[v], sums[r][v]);
+    }
+  }
+  ADAPTRT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) Simd::store(out + r * kTileSlots + v * Simd::kLanes, sums[r][v]);
+  }
+}
+
+/// sums[kRows][vector] = sums * rescale + probabilities * values of kVectors vectors of columns.
+template <class Weights, int kRows, int kVectors>
+void weigh_tile(const AttentionTile& tile, std::int64_t num_groups, const RowBlock<Weights>& block,
+                std::int64_t column, float* out) {
+  const std::int64_t stride = whole_groups(tile.head_dim);
+  const std::int64_t row_bytes = stride * Weights::kColumnBytes;
+  constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
+  Simd::Vec sums[kRows][kVectors];
+  ADAPTRT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const Simd::Vec rescale = Simd::set(block.rescale[r]);
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      sums[r][v] = Simd::mul(Simd::load(out + r * stride + v * Simd::kLanes), rescale);
+    }
+  }
+  for (std::int64_t group = 0; group < num_groups; ++group) {
+    const auto index = static_cast<std::size_t>(group);
+    const std::byte* values = tile.groups[index].values + column * Weights::kColumnBytes;
+    const std::byte* next = tile.next[index].values + column * Weights::kColumnBytes;
+    const auto* probabilities = &block.probabilities[0][group * kKeyGroup];
+    for (std::int64_t k = 0; k < kKeyGroup; k += Weights::kInterleave) {
+      typename Weights::B columns[kVectors];
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        columns[v] = Weights::load(values + v * kVectorBytes);
+        __builtin_prefetch(next + v * kVectorBytes, 0, 3);
+      }
+      ADAPTRT_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const auto p = Weights::broadcast(probabilities + r * kTileSlots + k);
+        ADAPTRT_UNROLL
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = Weights::multiply_add(p, columns[v], sums[r][v]);
+      }
+      values += row_bytes;
+      next += row_bytes;
+    }
+  }
+  ADAPTRT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) Simd::store(out + r * stride + v * Simd::kLanes, sums[r][v]);
+  }
+}
+
+/// Calls body(std::integral_constant<int, n>) for n from 1 to kMost.
+template <int kMost, class Body>
+inline void with_constant(std::int64_t n, const Body& body) {
+  if constexpr (kMost > 1) {
+    if (n < kMost) return with_constant<kMost - 1>(n, body);
+  }
+  body(std::integral_constant<int, kMost>());
+}
+
+/// Takes what a row does not see of a group out of its scores.
+inline void hide_keys(const KeyGroup& group, std::int64_t position, std::int64_t window, float* scores) {
+  const std::int64_t first_visible = window == 0 ? 0 : position + 1 - window;
+  const std::int64_t begin = std::clamp<std::int64_t>(first_visible - group.first_position, 0, kKeyGroup);
+  const std::int64_t end = std::clamp<std::int64_t>(position + 1 - group.first_position, 0, group.count);
+  if (begin == 0 && end == kKeyGroup) return;
+  constexpr float kHidden = -std::numeric_limits<float>::infinity();
+  for (std::int64_t i = 0; i < begin; ++i) scores[i] = kHidden;
+  for (std::int64_t i = end; i < kKeyGroup; ++i) scores[i] = kHidden;
+}
+
+inline void store_probabilities(float* to, Simd::Vec x) {
+  Simd::store(to, x);
+}
+inline void store_probabilities(std::uint16_t* to, Simd::Vec x) {
+  Simd::store_bfloat16(reinterpret_cast<std::byte*>(to), x, Simd::kLanes);
+}
+
+/// Turns the scores of one row into probabilities, of which totals and greatest are kept.
+template <bool kScaled, class A>
+inline void take_scores(const AttentionTile& tile, std::int64_t row, std::int64_t num_groups, float* scores,
+                        A* probabilities, float* rescale) {
+  const std::int64_t position = tile.first_position + row / tile.rows_per_position;
+  const std::int64_t vectors = num_groups * kVectorsPerGroup;
+  for (std::int64_t group = 0; group < num_groups; ++group) {
+    float* of_group = scores + group * kKeyGroup;
+    const KeyGroup& keys = tile.groups[static_cast<std::size_t>(group)];
+    if constexpr (kScaled) multiply(keys.key_scales, kKeyGroup, of_group);
+    hide_keys(keys, position, tile.sliding_window, of_group);
+  }
+  Simd::Vec greatest = Simd::set(tile.greatest[row]);
+  for (std::int64_t v = 0; v < vectors; ++v) {
+    greatest = Simd::max(greatest, Simd::load(scores + v * Simd::kLanes));
+  }
+  const float found = Simd::greatest(greatest);
+  const Simd::Vec shift = Simd::set(found);
+  const Simd::Vec factor = exp2_of_negative(Simd::sub(Simd::set(tile.greatest[row]), shift));
+  float* totals = tile.totals + row * kKeyGroup;
+  Simd::Vec total = Simd::mul(Simd::load(totals), factor);
+  for (std::int64_t v = 0; v < vectors; ++v) {
+    Simd::Vec p = exp2_of_negative(Simd::sub(Simd::load(scores + v * Simd::kLanes), shift));
+    total = Simd::add(total, p);
+    if constexpr (kScaled) {
+      const KeyGroup& values = tile.groups[static_cast<std::size_t>(v / kVectorsPerGroup)];
+      p = Simd::mul(p, Simd::load(values.value_scales + v % kVectorsPerGroup * Simd::kLanes));
+    }
+    store_probabilities(probabilities + v * Simd::kLanes, p);
+  }
+  Simd::store(totals, total);
+  Simd::store(rescale, factor, 1);
+  tile.greatest[row] = found;
+}
+
+/// Groups that begin at or before a position.
+inline std::int64_t groups_until(const AttentionTile& tile, std::int64_t position) {
+  std::int64_t groups = tile.num_groups;
+  while (groups > 0 && tile.groups[static_cast<std::size_t>(groups - 1)].first_position > position) --groups;
+  return groups;
+}
+
+template <class Weights, int kRows>
+void score_groups(const AttentionTile& tile, std::int64_t row, std::int64_t num_groups,
+                  RowBlock<Weights>* block) {
+  const std::int64_t key_bytes = tile.slots * Weights::kColumnBytes;
+  const std::int64_t vectors = num_groups * kVectorsPerGroup;
+  for (std::int64_t first = 0; first < vectors; first += kTileVectors) {
+    const std::int64_t count = std::min<std::int64_t>(kTileVectors, vectors - first);
+    Columns<kTileVectors> columns;
+    for (std::int64_t v = 0; v < count; ++v) {
+      const auto group = static_cast<std::size_t>((first + v) / kVectorsPerGroup);
+      const std::int64_t lane = (first + v) % kVectorsPerGroup * Simd::kLanes;
+      columns.at[v] = tile.groups[group].keys + lane * Weights::kColumnBytes;
+      columns.next[v] = tile.next[group].keys + lane * Weights::kColumnBytes;
+    }
+    with_constant<kTileVectors>(count, [&](auto constant) {
+      score_tile<Weights, kRows, constant()>(tile, row, key_bytes, columns,
+                                             &block->scores[0][first * Simd::kLanes]);
+    });
+  }
+}
+
+template <class Weights, int kRows>
+void weigh_columns(const AttentionTile& tile, std::int64_t row, std::int64_t num_groups,
+                   const RowBlock<Weights>& block) {
+  const std::int64_t columns = whole_groups(tile.head_dim);
+  for (std::int64_t column = 0; column < columns; column += kTileVectors * Simd::kLanes) {
+    const std::int64_t left = (columns - column) / Simd::kLanes;
+    with_constant<kTileVectors>(std::min<std::int64_t>(kTileVectors, left), [&](auto constant) {
+      weigh_tile<Weights, kRows, constant()>(tile, num_groups, block, column,
+                                             tile.sums + row * columns + column);
+    });
+  }
+}
+
+template <class Weights, bool kScaled>
+void attend_stored(const AttentionTile& tile) {
+  RowBlock<Weights> block;
+  const std::int64_t blocks = (tile.rows + kTileRows - 1) / kTileRows;
+  for (std::int64_t row = 0, index = 0; index < blocks; ++index) {
+    // As even as can be.
+    const std::int64_t rows = (tile.rows - row + blocks - index - 1) / (blocks - index);
+    const std::int64_t last = tile.first_position + (row + rows - 1) / tile.rows_per_position;
+    const std::int64_t groups = groups_until(tile, last);
+    if (groups > 0) {
+      with_constant<kTileRows>(rows, [&](auto constant) {
+        score_groups<Weights, constant()>(tile, row, groups, &block);
+        for (int r = 0; r < constant(); ++r) {
+          take_scores<kScaled>(tile, row + r, groups, block.scores[r], block.probabilities[r],
+                               &block.rescale[r]);
+        }
+        weigh_columns<Weights, constant()>(tile, row, groups, block);
+      });
+    }
+    row += rows;
+  }
+}
+
+/// Writes pairs of int8 as the panel that Weights read: `count` lanes of the even and odd k's rows.
+template <class Weights>
+inline void store_pairs(Simd::Pair pair, std::byte* to, std::int64_t row_bytes) {
+  if constexpr (Weights::kInterleave == 2) {
+    Simd::store_words(to, Simd::pack_bfloat16(pair.even, pair.odd), Simd::kLanes);
+  } else {
+    Simd::store(reinterpret_cast<float*>(to), pair.even);
+    Simd::store(reinterpret_cast<float*>(to + row_bytes), pair.odd);
+  }
+}
+
+/// Widens the int8 keys and values of a tile, and attends to them.
+template <class Weights>
+void attend_int8(const AttentionTile& tile) {
+  constexpr std::int64_t kPair = 2;
+  // Bytes of a slot or column in the panels that are made, for both k of a pair where they are apart.
+  constexpr std::int64_t kStep = Weights::kColumnBytes;
+  constexpr std::int64_t kRowsOfPair = kPair / Weights::kInterleave;
+  const std::int64_t columns = whole_groups(tile.head_dim);
+  auto* keys = reinterpret_cast<std::byte*>(tile.scratch);
+  std::byte* values = keys + tile.head_dim * kTileSlots * static_cast<std::int64_t>(sizeof(float));
+  AttentionTile widened = tile;
+  widened.slots = kTileSlots;
+  for (std::int64_t index = 0; index < tile.num_groups; ++index) {
+    const KeyGroup& group = tile.groups[static_cast<std::size_t>(index)];
+    const KeyGroup& next = tile.next[static_cast<std::size_t>(index)];
+    std::byte* to = keys + index * kKeyGroup * kStep;
+    KeyGroup& made = widened.groups[static_cast<std::size_t>(index)];
+    made.keys = to;
+    for (std::int64_t k = 0; k < tile.head_dim; k += kPair) {
+      const std::int64_t from = k * tile.slots;
+      __builtin_prefetch(next.keys + from, 0, 3);
+      for (std::int64_t lane = 0; lane < kKeyGroup; lane += Simd::kLanes) {
+        store_pairs<Weights>(Simd::load_int8_pairs(group.keys + from + lane * kPair, Simd::kLanes),
+                             to + lane * kStep, kTileSlots * kStep);
+      }
+      to += kRowsOfPair * kTileSlots * kStep;
+    }
+    to = values + index * kKeyGroup / Weights::kInterleave * columns * kStep;
+    made.values = to;
+    for (std::int64_t k = 0; k < kKeyGroup; k += kPair) {
+      const std::int64_t from = k * columns;
+      for (std::int64_t column = 0; column < columns; column += Simd::kLanes) {
+        if (column * kPair % kCacheLine == 0) __builtin_prefetch(next.values + from + column * kPair, 0, 3);
+        store_pairs<Weights>(Simd::load_int8_pairs(group.values + from + column * kPair, Simd::kLanes),
+                             to + column * kStep, columns * kStep);
+      }
+      to += kRowsOfPair * columns * kStep;
+    }
+  }
+  widened.next = widened.groups;
+  attend_stored<Weights, true>(widened);
+}
+
+template <class Weights>
+void attend(const AttentionTile& tile) {
+  if (tile.is_int8) {
+    using Widened = std::conditional_t<Weights::kInterleave == 2, Weights, Float32Weights>;
+    attend_int8<Widened>(tile);
+  } else {
+    attend_stored<Weights, false>(tile);
+  }
+}
+
+void finish_attention(const float* sums, const float* totals, std::int64_t n, std::byte* out,
+                      DType out_type) {
+  const Simd::Vec factor = Simd::set(1.0F / Simd::sum(Simd::load(totals)));
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    // How often a zero was added in masked slots is seen in its sign alone, which + 0 takes away.
+    const Simd::Vec value = Simd::add(Simd::mul(Simd::load(sums + i, lanes), factor), Simd::zero());
+    store_as(out, out_type, i, value, lanes);
+  });
+}
+
+}  // namespace
+}  // namespace adaptrt
