@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -65,6 +66,7 @@ class Executor::Impl {
   Impl(std::shared_ptr<Engine> engine, const ExecutorConfig& config, std::size_t available_memory,
        StepObserver observer)
       : engine_(std::move(engine)),
+        max_batch_size_(config.max_batch_size.value_or(engine_->info().max_batch_size)),
         queue_(validated(config, engine_->info()).max_queue_size),
         statistics_(config),
         lora_cache_(make_lora_cache(config, *engine_, queue_, available_memory)),
@@ -96,6 +98,7 @@ class Executor::Impl {
                                                          engine_->info().vocab_size));
       }
       board_.open(ids);
+      expect_adapters(active);
       queue_.submit(active);
     } catch (...) {
       board_.discard(ids);
@@ -149,8 +152,18 @@ class Executor::Impl {
     return problems;
   }
 
+  /// Has adapters loaded during the step that runs now, so that the next one can begin with their requests.
+  /// Of requests that will not be among the next ones, the plans ask for the adapters when their turn comes.
+  void expect_adapters(const std::vector<std::unique_ptr<ActiveRequest>>& requests) {
+    if (!lora_cache_ || std::cmp_greater(queue_.num_queued(), max_batch_size_)) return;
+    for (const auto& request : requests) {
+      if (request->adapter) lora_cache_->expect(*request->adapter);
+    }
+  }
+
   const pid_t process_ = getpid();
   std::shared_ptr<Engine> engine_;
+  const std::int32_t max_batch_size_;
   ResponseBoard board_;
   RequestQueue queue_;
   Statistics statistics_;

@@ -122,6 +122,9 @@ std::optional<DeviceLease> LoraCache::acquire(const std::shared_ptr<const HostAd
 AdapterReadiness LoraCache::ensure(const HostAdapter& adapter, std::uint64_t turn, bool may_load) {
   return impl_->ensure(adapter, turn, may_load);
 }
+void LoraCache::expect(const HostAdapter& adapter) {
+  impl_->expect(adapter);
+}
 std::vector<LoadFailure> LoraCache::take_load_failures() {
   return impl_->take_load_failures();
 }

@@ -29,9 +29,18 @@ std::optional<DeviceLease> LoraCache::Impl::acquire(const HostAdapter& adapter) 
 }
 
 AdapterReadiness LoraCache::Impl::ensure(const HostAdapter& adapter, std::uint64_t turn, bool may_load) {
-  using enum AdapterReadiness;
   const std::lock_guard lock(mutex_);
-  CacheEntry& entry = require_known(adapter);
+  newest_turn_ = turn;
+  return ensure(require_known(adapter), turn, may_load);
+}
+
+void LoraCache::Impl::expect(const HostAdapter& adapter) {
+  const std::lock_guard lock(mutex_);
+  static_cast<void>(ensure(require_known(adapter), newest_turn_, true));
+}
+
+AdapterReadiness LoraCache::Impl::ensure(CacheEntry& entry, std::uint64_t turn, bool may_load) {
+  using enum AdapterReadiness;
   if (entry.residence != Residence::kAbsent) {
     // A load can end within the turn: what it brought must not go for a request behind it.
     entry.turn = turn;

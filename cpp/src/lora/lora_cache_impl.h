@@ -73,6 +73,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   std::shared_ptr<const HostAdapter> admit(const LoraConfig& config);
   std::optional<DeviceLease> acquire(const HostAdapter& adapter);
   AdapterReadiness ensure(const HostAdapter& adapter, std::uint64_t turn, bool may_load);
+  void expect(const HostAdapter& adapter);
   std::vector<LoadFailure> take_load_failures();
   /// What a load worker does until it is stopped.
   void make_loads(const std::stop_token& stop);
@@ -105,6 +106,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   class User;
 
   // All of these expect the lock.
+  AdapterReadiness ensure(CacheEntry& entry, std::uint64_t turn, bool may_load);
   CacheEntry* find_listed(std::uint64_t task_id) const;
   CacheEntry& require_listed(std::uint64_t task_id) const;
   CacheEntry& require_known(const HostAdapter& adapter) const;
@@ -152,6 +154,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   std::unordered_map<std::uint64_t, CacheEntry*> listed_;       // by task_id
   CacheEntry::List host_busy_, host_idle_;                      // every entry is in one of them
   CacheEntry::List device_absent_, device_busy_, device_idle_;  // likewise
+  std::uint64_t newest_turn_ = 1;                               // of ensure()
   LoadJobs queued_loads_;                                       // in the order in which they were asked for
   LoadJobs failed_loads_;                                       // not told yet
   std::int64_t loads_in_flight_ = 0;

@@ -54,6 +54,32 @@ BOOST_AUTO_TEST_CASE(requests_run_while_adapters_are_loaded) {
   BOOST_TEST(executor->lora_cache_stats().device_misses == 2);
 }
 
+BOOST_AUTO_TEST_CASE(adapters_are_loaded_during_the_step_that_runs_when_their_requests_come) {
+  Counter loads;
+  Gate in_step;
+  Gate end_step;
+  FakeEngine::Options options = with_loads([&] { loads.add(); });
+  options.max_batch_size = 2;
+  const auto executor = make_executor({}, options, [&](std::int64_t step) {
+    if (step != 0) return;
+    in_step.open();
+    end_step.wait();
+  });
+  const auto base = executor->enqueue_request(make_request(kPrompt, 4));
+  in_step.wait();
+  std::vector<RequestId> cold;
+  for (std::uint64_t task = 1; task <= 3; ++task)
+    cold.push_back(executor->enqueue_request(with_adapter(task, 2)));
+  loads.await(2);
+  std::this_thread::sleep_for(20ms);  // time to do something wrong
+  // The third could not run beside the two before it.
+  BOOST_TEST(executor->lora_cache_stats().device_misses == 2);
+  end_step.open();
+  check_tokens(*executor, base, 4);
+  for (std::uint64_t task = 1; task <= 3; ++task) check_tokens(*executor, cold[task - 1], 2, task);
+  BOOST_TEST(executor->lora_cache_stats().device_misses == 3);
+}
+
 BOOST_AUTO_TEST_CASE(the_executor_sleeps_while_there_are_only_loads) {
   Door door;
   std::atomic<int> plans = 0;

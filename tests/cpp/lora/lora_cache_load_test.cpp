@@ -159,6 +159,25 @@ BOOST_AUTO_TEST_CASE(what_is_needed_earlier_in_a_turn_is_not_evicted) {
   BOOST_TEST(cache->stats().device_evictions == 1);
 }
 
+BOOST_AUTO_TEST_CASE(an_expected_adapter_takes_no_place_of_the_newest_turn) {
+  BusyCache cache(2);
+  const auto one = cache.admit(1);
+  const auto two = cache.admit(2);
+  const auto three = cache.admit(3);
+  const auto four = cache.admit(4);
+  cache.load(one);
+  cache.load(two);
+  BOOST_TEST((cache.ensure(two, 7) == kReady));
+  cache->expect(*three);  // in place of the first, which the turn does not need
+  cache->expect(*four);   // nothing is left for it
+  cache.ends.await(3);
+  BOOST_TEST(cache->stats().device_misses == 3);
+  BOOST_TEST((cache.ensure(two, 7) == kReady));
+  BOOST_TEST((cache.ensure(three, 7) == kReady));
+  cache->expect(*three);
+  BOOST_TEST(cache->stats().device_misses == 3);
+}
+
 BOOST_AUTO_TEST_CASE(what_comes_within_a_turn_is_not_evicted_in_it) {
   BusyCache cache(2);
   const auto one = cache.admit(1);
@@ -170,7 +189,8 @@ BOOST_AUTO_TEST_CASE(what_comes_within_a_turn_is_not_evicted_in_it) {
   BOOST_TEST((cache.ensure(two, 7) == kLoading));
   cache.door.open();
   cache.ends.await(2);
-  BOOST_TEST((cache.ensure(three, 7) == kAwaitsOthers));  // neither the one asked for, nor the one found loading
+  BOOST_TEST(
+      (cache.ensure(three, 7) == kAwaitsOthers));  // neither the one asked for, nor the one found loading
   BOOST_TEST(cache->stats().device_evictions == 0);
 }
 

@@ -130,6 +130,8 @@ class LoraCache {
   /// turn, a number other than 0, come in the order in which the adapters are needed. Without workers nothing
   /// is loaded. Throws AdapterError as acquire().
   [[nodiscard]] AdapterReadiness ensure(const HostAdapter& adapter, std::uint64_t turn, bool may_load = true);
+  /// Asks for an adapter that a request will need which no turn has met yet: as ensure() in the newest turn.
+  void expect(const HostAdapter& adapter);
   /// Loads that load workers failed to make, each told once.
   [[nodiscard]] std::vector<LoadFailure> take_load_failures();
   [[nodiscard]] bool has_load_workers() const { return !workers_.empty(); }
