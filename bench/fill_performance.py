@@ -172,6 +172,29 @@ def not_better(report: Report) -> list[str]:
     ]
 
 
+def missed(reports: Sequence[Report]) -> str:
+    """Every target that a row of these reports does not meet, with what was reached."""
+    lines = [
+        (full_title(row), wanted(row, result), f"{result.ratio:.3g}", limit_share(row))
+        for report in reports
+        for row in report.rows
+        for result in row.comparisons
+        if result.holds is False
+    ]
+    if not lines:
+        return "None: every target of the rows above is met."
+    return table(("row", "target", "reached", "of the machine's limit"), lines)
+
+
+def wanted(row: Row, result: ComparisonResult) -> str:
+    """A target in short: its bound and what is divided by."""
+    bounds = [f"{sign} {bound:g}" for sign, bound in (("≥", result.at_least), ("≤", result.at_most))
+              if bound is not None]  # fmt: skip
+    if result.measure == "value":
+        return f"{', '.join(bounds)} {row.figure.unit}"
+    return f"{', '.join(bounds)} x {result.base or 'the roofline'}"
+
+
 def merged(reports: Sequence[Report]) -> Report:
     """One report with the rows of all; a later one's kinds of rows replace those of an earlier one, and come last."""
     result = reports[0]
@@ -203,10 +226,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("page", type=Path)
     args = parser.parse_args(argv)
     page = args.page.read_text(encoding="utf-8")
+    reports: dict[str, Report] = {}
     for name, make in TABLES.items():
         paths = getattr(args, name)
         if paths is not None:
-            page = fill(page, name, make(merged([load_report(path) for path in paths])))
+            reports[name] = merged([load_report(path) for path in paths])
+            page = fill(page, name, make(reports[name]))
+    if reports:
+        page = fill(page, "missed", missed(list(reports.values())))
     args.page.write_text(page, encoding="utf-8")
 
 

@@ -1,22 +1,68 @@
 #!/usr/bin/env bash
-# measure.sh HOME [0.5b|40m]: everything that docs/performance.md reports, in one go. See bench/README.md.
+# measure.sh HOME [0.5b|40m] [PART...]: everything that docs/performance.md reports. See bench/README.md.
+# Parts, all of them unless some are named: install, bench, peers, fill. Each uses what the ones before it left in HOME.
+#   REPEATS=5       rounds of bench and of peers
+#   BENCH_ARGS=     more arguments of `adaptrt bench`, such as --only NAME...
+#   PEERS_ARGS=     more arguments of peers/run.py, such as --rows NAME... or --peers NAME...
+#   PYTHON_BIN=     a Python that has AdaptRT, instead of the one of .venv
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
-home=${1:?"usage: measure.sh HOME [0.5b|40m]"}
+home=${1:?"usage: measure.sh HOME [0.5b|40m] [install] [bench] [peers] [fill]"}
 model=${2:-0.5b}
-mkdir -p "$home"
+parts=("${@:3}")
+if [ ${#parts[@]} -eq 0 ]; then parts=(install bench peers fill); fi
+mkdir -p "$home/plots" "$home/bench"
 home=$(cd "$home" && pwd)
-python=$root/.venv/bin/python
-
-make -C "$root" install
-"$python" -m pip install --quiet --disable-pip-version-check 'matplotlib>=3.8'
-"$here/peers/install.sh" "$home" || echo "measure.sh: going on with the peers that are there" >&2
-
-# The package is imported from .venv, not from the checkout.
+python=${PYTHON_BIN:-$root/.venv/bin/python}
+repeats=${REPEATS:-5}
+read -ra bench_args <<<"${BENCH_ARGS:-}"
+read -ra peers_args <<<"${PEERS_ARGS:-}"
+# The package is imported from where it is installed, not from the checkout.
 cd "$home"
-scenarios=default
-if [ "$model" = 40m ]; then scenarios=quick; fi
-"$python" -m adaptrt.builder.cli bench "$scenarios" --work_dir "$home/bench" --output "$home/bench.json" --plots "$home/plots"
-"$python" "$here/peers/run.py" --home "$home" --model "$model" --output "$home/peers.json" --plot "$home/plots/peers.png"
-"$python" "$here/fill_performance.py" --bench "$home/bench.json" --peers "$home/peers.json" "$root/docs/performance.md"
+
+install() {
+  make -C "$root" install
+  "$python" -m pip install --quiet --disable-pip-version-check 'matplotlib>=3.8'
+  "$here/peers/install.sh" "$home" || echo "measure.sh: going on with the peers that are there" >&2
+}
+
+bench() {
+  local scenarios=default
+  if [ "$model" = 40m ]; then scenarios=quick; fi
+  # Engines of another build of AdaptRT are not what is to be measured.
+  rm -rf "$home"/bench/engine-* "$home"/bench/checkpoint-*
+  "$python" -m adaptrt.builder.cli bench "$scenarios" --work_dir "$home/bench" --repeats "$repeats" \
+    --output "$home/bench.json" --plots "$home/plots" "${bench_args[@]}"
+}
+
+peers() {
+  rm -rf "$home/models/$model"/adaptrt-*
+  "$python" "$here/peers/run.py" --home "$home" --model "$model" --repeats "$repeats" \
+    --output "$home/peers.json" --plot "$home/plots/peers.png" "${peers_args[@]}"
+}
+
+fill() {
+  local reports=()
+  if [ -f "$home/bench.json" ]; then reports+=(--bench "$home/bench.json"); fi
+  if [ -f "$home/peers.json" ]; then reports+=(--peers "$home/peers.json"); fi
+  "$python" "$here/fill_performance.py" "${reports[@]}" "$root/docs/performance.md"
+}
+
+failed=0
+for part in "${parts[@]}"; do
+  case $part in
+    install | bench | peers | fill) ;;
+    *) echo "measure.sh: no part '$part'; there are: install bench peers fill" >&2; exit 2 ;;
+  esac
+done
+for part in "${parts[@]}"; do
+  echo "measure.sh: $part, $(date -u +%H:%M:%S)"
+  # A part that fails does not keep the ones after it from what they can do.
+  set +e
+  (set -e; "$part")
+  status=$?
+  set -e
+  if [ $status -ne 0 ]; then echo "measure.sh: $part failed" >&2; failed=1; fi
+done
+exit $failed

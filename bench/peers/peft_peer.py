@@ -22,7 +22,7 @@ from worker import (
     seconds_of,
 )
 
-DORA_TOKENS = 8
+DORA_TOKENS = 4
 """New tokens with a DoRA adapter: a rate after the first token does not depend on it, and each takes long."""
 
 

@@ -208,7 +208,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="a row of a peer whose sample takes longer is sampled in every second round alone",
     )  # fmt: skip
     parser.add_argument(
-        "--patience", type=float, default=600.0, metavar="SECONDS", help="a peer that does not answer in time is ended"
+        "--patience", type=float, default=100.0, metavar="SECONDS", help="a peer that does not answer in time is ended"
     )
     parser.add_argument("--output", type=Path)
     parser.add_argument("--plot", type=Path)

@@ -44,7 +44,7 @@ def report(rows: list[Row]) -> Report:
 
 def test_the_page_has_marks_for_every_table(pages: ModuleType, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "performance.md").read_text()
-    for name in pages.TABLES:
+    for name in (*pages.TABLES, "missed"):
         page = pages.fill(page, name, f"new {name}")
         assert f"<!-- {name} -->\nnew {name}\n<!-- end of {name} -->" in page
     with pytest.raises(ValueError, match="does not have the marks"):
@@ -94,6 +94,21 @@ def test_a_later_report_replaces_the_rows_that_it_has(pages: ModuleType) -> None
     merged = pages.merged([of(1.0, "a/adaptrt", "a/peft", "b/adaptrt"), of(2.0, "a/adaptrt")])
     assert [(row.name, row.figure.median) for row in merged.rows] == [("b/adaptrt", 1.0), ("a/adaptrt", 2.0)]
     assert [entry.name for entry in merged.not_run] == ["mixed-16/vllm"]
+
+
+def test_missed_targets_are_listed(pages: ModuleType) -> None:
+    details = {"versions": {"x": "1"}, "note": ""}
+
+    def row(title: str, *results: ComparisonResult) -> Row:
+        return Row(title, title, "k", "adaptrt", details, figure("MB", 60.0), comparisons=list(results))
+
+    good = ComparisonResult("a", "ratio", 1.2, 1.1, None, True)
+    slow = ComparisonResult("a/peft", "ratio", 1.05, 1.1, None, False)
+    large = ComparisonResult(None, "value", 60.0, None, 50.0, False)
+    assert pages.missed([report([row("A", good)])]).startswith("None")
+    text = pages.missed([report([row("A", good, slow)]), report([row("M", large)])])
+    assert "| A | ≥ 1.1 x a/peft | 1.05 | - |" in text
+    assert "| M | ≤ 50 MB | 60 | - |" in text
 
 
 FAKE_PEER = """
