@@ -59,14 +59,15 @@ def test_our_rows_are_judged_against_the_best_peer(pages: ModuleType) -> None:
 
     rows = [
         Row("decode-1/adaptrt", "decode", "decode-1", "adaptrt", details, figure("tok/s", 30.0),
-            comparisons=[ratio("decode-1/peft", 3.0), ratio("decode-1/openvino", 0.9)]),
+            comparisons=[ratio("decode-1/peft", 3.0),
+                         ComparisonResult("decode-1/openvino", "ratio", 0.9, 1.1, None, False)]),
         Row("decode-1/peft", "decode", "decode-1", "peft", details, figure("tok/s", 10.0, disturbed=True)),
         Row("adapter-load/adaptrt", "load", "adapter-load", "adaptrt", details, figure("s", 0.1),
             comparisons=[ratio("adapter-load/peft", 0.1)]),
     ]  # fmt: skip
     text = pages.peers_table(report(rows))
-    assert "| decode, tok/s | 30.0 | 10.0 (disturbed) | 0.90 x | - |" in text
-    assert "| load, s | 0.10 | - | 10.00 x | - |" in text
+    assert "| decode, tok/s | 30.0 | 10.0 (disturbed) | 0.90 x | ≥ 1.1 x openvino: **missed** (0.90 x) | - |" in text
+    assert "| load, s | 0.10 | - | 10.00 x |  | - |" in text
     assert "Not better than a peer: decode (openvino, 0.90 x)." in text
     assert "| mixed-16/vllm | not run: not installed |" in text
     assert "read bandwidth 20.0 GB/s" in text
