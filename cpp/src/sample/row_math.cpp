@@ -71,7 +71,18 @@ LogitRange range_of(std::span<const float> logits) {
 }
 
 std::int64_t first_index_of(std::span<const float> values, float value) {
-  return std::ranges::find(values, value) - values.begin();
+  // The value's block is found without a branch an element, which compilers vectorise.
+  constexpr std::size_t kBlock = 256;
+  std::size_t begin = 0;
+  for (; begin < values.size(); begin += kBlock) {
+    std::uint32_t found = 0;
+    for (const float other : values.subspan(begin, std::min(kBlock, values.size() - begin))) {
+      found |= other == value ? 1U : 0U;
+    }
+    if (found != 0) break;
+  }
+  const auto rest = values.subspan(std::min(begin, values.size()));
+  return std::ranges::find(rest, value) - values.begin();
 }
 
 void exponentiate(std::span<const float> logits, float max, float scale, std::span<float> weights) {

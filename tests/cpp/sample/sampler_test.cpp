@@ -38,6 +38,14 @@ BOOST_AUTO_TEST_CASE(of_equal_logits_the_lowest_token_wins) {
     row[at] = 1.0F;
     BOOST_TEST(greedy(row) == static_cast<std::int32_t>(at));
   }
+  // Rows that are searched in several blocks.
+  for (const std::size_t size : {256, 257, 1000}) {
+    for (std::size_t at = 0; at < size; ++at) {
+      Row row(size, 0.0F);
+      row[at] = row[size - 1] = 1.0F;
+      BOOST_TEST(greedy(row) == static_cast<std::int32_t>(at));
+    }
+  }
 }
 
 BOOST_AUTO_TEST_CASE(top_k_keeps_the_lowest_tokens_of_equal_logits) {
