@@ -34,7 +34,10 @@ def machine_of(report: Report) -> str:
     """Where and when."""
     machine = report.machine
     limits = {name: figure for name, figure in report.limits.items() if figure.median > 0}
-    scaled = ", ".join(f"{name.replace('_', ' ')} {number(f.median / 1e9)} G{f.unit}" for name, f in limits.items())
+    scaled = ", ".join(
+        f"{name.replace('_', ' ').replace(' flops', '').replace(' ops', '')} {number(f.median / 1e9)} G{f.unit}"
+        for name, f in limits.items()
+    )
     return (
         f"{report.created[:10]}, AdaptRT {report.version}: {machine['processor']}, {machine['threads']} threads of "
         f"{machine['cpus']}, {machine['memory_bytes'] / 1e9:.0f} GB, {machine['kernels']} kernels; {scaled}. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,8 @@ from .scenario_types import Decode, Prefill, ScenarioFile
 
 DEFAULT_WORK_DIR: Final = Path("~/.cache/adaptrt/bench")
 DEFAULT_SCENARIOS: Final = "default"
+FILE_WIDTH: Final = 120
+"""Columns of tables that go to no terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.repeats is not None:
         file = replace(file, run=replace(file.run, repeats=args.repeats))
     threads = args.num_threads or len(os.sched_getaffinity(0))
-    console, work_dir = Console(), args.work_dir.expanduser()
+    console, work_dir = Console(width=None if sys.stdout.isatty() else FILE_WIDTH), args.work_dir.expanduser()
     if args.profile is not None:
         profile(file, work_dir, threads, args.profile, console)
         return 0

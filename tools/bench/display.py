@@ -31,7 +31,7 @@ def tables_of(report: Report) -> Iterable[RenderableType]:
 def _machine_line(report: Report) -> Text:
     machine = report.machine
     limits = ", ".join(
-        f"{name.replace('_', ' ').replace(' flops', '')} {_scaled(figure)}"
+        f"{name.replace('_', ' ').replace(' flops', '').replace(' ops', '')} {_scaled(figure)}"
         for name, figure in report.limits.items()
         if figure.median > 0
     )

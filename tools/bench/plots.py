@@ -190,13 +190,14 @@ def _roofline(report: Report) -> Any | None:
     points = [_roofline_point(row) for row in rows]
     low = min(min(intensity for intensity, _ in points) / 2, 0.5)
     medians = {name: limit.median for name, limit in report.limits.items()}
-    peaks = {name: median for name, median in medians.items() if name.endswith("_flops") and median > 0}
+    peaks = {name: median for name, median in medians.items() if name != "read_bandwidth" and median > 0}
     high = max(2 * max(peaks.values()) / bandwidth, 2 * max(intensity for intensity, _ in points))
-    for (name, peak), style in zip(peaks.items(), ("-", "--", ":"), strict=False):
+    for (name, peak), style in zip(peaks.items(), ("-.", "-", "--"), strict=False):
         ridge = peak / bandwidth
         roof = [low * bandwidth / 1e9, peak / 1e9, peak / 1e9]
         axes.plot([low, ridge, high], roof, style, color="#333333", linewidth=1.2)
-        axes.annotate(f"{name.removesuffix('_flops')} {peak / 1e9:.0f} GFLOP/s", (high, peak / 1e9), ha="right",
+        label = f"{name.rsplit('_', 1)[0]} {peak / 1e9:.0f} G{report.limits[name].unit}"
+        axes.annotate(label, (high, peak / 1e9), ha="right",
                       xytext=(0, 3), textcoords="offset points", fontsize=8)  # fmt: skip
     axes.annotate(f"memory {bandwidth / 1e9:.0f} GB/s", (low, low * bandwidth / 1e9), xytext=(4, -12),
                   textcoords="offset points", fontsize=8)  # fmt: skip
