@@ -1,6 +1,6 @@
 """Writes the tables of docs/performance.md from reports: no figure there is typed by hand.
 
-    fill_performance.py [--bench bench.json] [--peers peers.json] docs/performance.md
+    fill_performance.py docs/performance.md [--bench bench.json...] [--peers peers.json...]
 
 The page has a pair of marks for each table; what is between them is replaced.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from adaptrt.tools.bench.display import full_title, number, reasons_not_run
+from adaptrt.tools.bench.display import details_of, full_title, number, reasons_not_run
 from adaptrt.tools.bench.report import ComparisonResult, Report, Row, load_report
 
 PEERS = ("adaptrt", "peft", "llama_cpp", "openvino", "vllm")
@@ -61,7 +61,7 @@ def bench_table(report: Report) -> str:
                 full_title(row),
                 f"{number(figure.median)} {figure.unit}" + disturbed(row),
                 f"{number(figure.low)} to {number(figure.high)}",
-                "<br>".join(against(result, report) for result in row.comparisons),
+                "<br>".join([*details_of(row), *(against(result, report) for result in row.comparisons)]),
                 "<br>".join(target(result) for result in row.comparisons).removesuffix("<br>"),
             )
         )

@@ -46,7 +46,7 @@ fill() {
   local reports=()
   if [ -f "$home/bench.json" ]; then reports+=(--bench "$home/bench.json"); fi
   if [ -f "$home/peers.json" ]; then reports+=(--peers "$home/peers.json"); fi
-  "$python" "$here/fill_performance.py" "${reports[@]}" "$root/docs/performance.md"
+  "$python" "$here/fill_performance.py" "$root/docs/performance.md" "${reports[@]}"
 }
 
 failed=0

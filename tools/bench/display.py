@@ -59,10 +59,21 @@ def _rows_table(report: Report) -> Table:
             row.name,
             *(number(value) for value in (figure.median, figure.low, figure.high)),
             figure.unit + (" *" if figure.is_disturbed else ""),
-            "\n".join(_against(result) for result in row.comparisons),
+            "\n".join([*details_of(row), *(_against(result) for result in row.comparisons)]),
             Text("\n").join(_target(result, figure) for result in row.comparisons),
         )
     return table
+
+
+def details_of(row: Row) -> list[str]:
+    """What a row of the table says besides its value."""
+    if row.kind != "overhead":
+        return []
+    metric = row.figure.metric
+    return [
+        f"{metric('outside_engine_us'):.0f} us of {metric('step_ms'):.1f} ms",
+        f"enqueue_request {metric('enqueue_us_p50'):.0f} us, p99 {metric('enqueue_us_p99'):.0f} us",
+    ]
 
 
 def _against(result: ComparisonResult) -> str:
