@@ -20,6 +20,8 @@ Metrics = dict[str, float]
 """By name, `value` among them."""
 
 PERCENTILES = (50, 90, 99)
+ENQUEUED = 64
+"""Requests that an overhead sample enqueues one by one."""
 
 
 def request(prompt: list[int], max_tokens: int, lora: LoraConfig | None = None, *, streaming: bool = False) -> Request:
@@ -75,15 +77,18 @@ def decode(
 def overhead(
     executor: Executor, prompts: Sequence[list[int]], adapters: Sequence[LoraConfig | None], max_tokens: int
 ) -> Metrics:
-    """The same batch, enqueued one request after another while the first are running.
+    """The same batch, and requests of one token that are enqueued one after another while it runs.
 
-    Returns the percentage of the steps' time outside the engine, and the microseconds that enqueue_request took.
+    Returns the percentage of the batch's steps outside the engine, and the microseconds that enqueue_request took.
     """
     executor.get_latest_iteration_stats()
-    seconds, ids = [], []
+    seconds = []
     with _pinned(executor, adapters):
-        for prompt, lora in zip(prompts, adapters, strict=True):
-            made = request(prompt, max_tokens, lora)
+        ids = executor.enqueue_requests(
+            [request(prompt, max_tokens, lora) for prompt, lora in zip(prompts, adapters, strict=True)]
+        )
+        for number in range(ENQUEUED):
+            made = request(prompts[number % len(prompts)], 1, adapters[number % len(prompts)])
             start = time.perf_counter()
             ids.append(executor.enqueue_request(made))
             seconds.append(time.perf_counter() - start)

@@ -77,7 +77,7 @@ kind = "overhead"
 engine = "small"
 requests = 4
 input = 8
-output = 8
+output = 16
 adapters = { count = 4, ranks = [4] }
 
 [[scenario]]
@@ -179,7 +179,8 @@ def report(work: Path) -> Report:
 
 def test_every_scenario_is_reported(report: Report) -> None:
     assert [row.name for row in report.rows] == [
-        "prefill", "base", "mixed", "around", "crowded", "host", "disk", "closed-1", "closed-6", "open", "memory", "load",
+        "prefill", "base", "mixed", "around", "crowded", "host", "disk", "closed-1", "closed-6", "open",
+        "memory", "load",
     ]  # fmt: skip
     assert all(len(row.figure.samples) == 2 for row in report.rows)
     assert all(
