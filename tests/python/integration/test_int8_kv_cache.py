@@ -10,14 +10,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import adaptrt
 from adaptrt.builder import cli
 from adaptrt.builder.checkpoint.config import CheckpointConfig
 from adaptrt.builder.engine_config import EngineConfig
 from adaptrt.runtime.engine import load_engine
-from support.models import ModelSpec, save_model
-from support.serving import run_command
+from support.models import ModelSpec, Reference, save_model
+from support.serving import collect, make_request, run_command
 
 SPEC = ModelSpec(hidden_size=72, head_dim=24, intermediate_size=70, vocab_size=97)
+# Keys and values are rounded to 1 / 254 of a head's greatest, and attention averages the errors of the values.
+FLOAT32_TOLERANCE = 0.02
+# Activations are rounded to bfloat16 as well, see test_parity.py.
+BFLOAT16_TOLERANCE = 0.06
 SIZES = ("--max_batch_size", "4", "--max_num_tokens", "64", "--max_seq_len", "64", "--tokens_per_block", "4")
 
 
@@ -57,6 +62,31 @@ def test_checkpoints_ask_for_it_as_builds_do(model: Path, tmp_path: Path, capsys
     assert "int8, 4 tokens a block" in capsys.readouterr().out
     run_command("inspect", asking)
     assert "int8 KV cache" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", FLOAT32_TOLERANCE), ("bfloat16", BFLOAT16_TOLERANCE)])
+def test_logits_stay_near_the_models_in_a_fraction_of_the_memory(
+    dtype: str, tolerance: float, model: Path, tmp_path: Path
+) -> None:
+    checkpoint = convert(model, tmp_path / "checkpoint", "--dtype", dtype)
+    plain = build(checkpoint, tmp_path / "plain", "--tokens_per_block", "32")
+    int8 = build(checkpoint, tmp_path / "int8", "--tokens_per_block", "32", "--int8_kv_cache")
+    prompt = np.random.default_rng(3).integers(2, SPEC.vocab_size, 30).tolist()
+    answers, block_bytes = [], []
+    for directory in (plain, int8):
+        engine = load_engine(directory)
+        block_bytes.append(engine.start(adaptrt.ExecutorConfig(num_threads=1)).info.kv_block_bytes)
+        with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+            answers.append(collect(executor, executor.enqueue_request(make_request(prompt, 6))))
+            again = collect(executor, executor.enqueue_request(make_request(prompt, 6)))
+            np.testing.assert_array_equal(again.generation_logits, answers[-1].generation_logits)
+    expected = Reference(model).logits(prompt, answers[1].tokens).numpy()
+    actual = np.concatenate([answers[1].context_logits, answers[1].generation_logits[1:]])
+    assert np.abs(actual - expected).max() <= tolerance * (expected.max() - expected.min())
+    assert not np.array_equal(answers[0].context_logits, answers[1].context_logits)
+    # An element and its share of a float32 scale, per token and head, against one element of the engine's type.
+    element_bytes = {"float32": 4, "bfloat16": 2}[dtype]
+    assert block_bytes[1] <= block_bytes[0] * (1 + 4 / SPEC.head_dim) / element_bytes
 
 
 def test_calibrated_scales_are_refused_by_name(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
