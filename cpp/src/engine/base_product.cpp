@@ -13,6 +13,15 @@ std::size_t expanded_bytes(const Buffer& input) {
   return panel_bytes(input.dtype, kPanelColumns, input.width);
 }
 
+void bring_near(std::span<const MemorySpan> spans) {
+  constexpr std::int64_t kCacheLine = 64;
+  for (const MemorySpan& span : spans) {
+    for (std::int64_t offset = 0; offset < span.bytes; offset += kCacheLine) {
+      __builtin_prefetch(span.data + offset, 0, 2);
+    }
+  }
+}
+
 /// Calls visit(op, its input) for the linear ops of a program.
 template <class Visit>
 void for_each_linear(const Program& program, const Visit& visit) {
@@ -49,13 +58,14 @@ void BaseProduct::prepare() const {
   step_.threads.parallel_for(step_.rows, std::max<std::int64_t>(1, kElementsPerChunk / input_.width), body);
 }
 
-void BaseProduct::multiply(std::size_t part, std::int64_t panel, RowRange rows, bool more, std::size_t slot,
-                           int thread, ExpandedPanels* expanded, float* tile) const {
+void BaseProduct::multiply(std::size_t part, std::int64_t panel, RowRange rows, const Upcoming& upcoming,
+                           std::size_t slot, int thread, ExpandedPanels* expanded, float* tile) const {
   const PanelMatrix& weight = op_.parts[part].weight;
   if (weight.quantization.algo == QuantAlgo::kNone) {
-    multiply_float(weight, panel, rows, more, tile);
+    multiply_float(weight, panel, rows, upcoming, tile);
     return;
   }
+  bring_near(upcoming.adapters);
   if (weight.quantization.algo == QuantAlgo::kW8A8) {
     multiply_int8(weight, panel, rows, tile);
     return;
@@ -87,19 +97,18 @@ void BaseProduct::multiply(std::size_t part, std::int64_t panel, RowRange rows, 
   step_.kernels.quantized_gemm(gemm);
 }
 
-void BaseProduct::multiply_float(const PanelMatrix& weight, std::int64_t panel, RowRange rows, bool more,
-                                 float* tile) const {
-  const bool has_next = more && panel + 1 < panel_count(weight.n);
-  step_.kernels.gemm[static_cast<std::size_t>(weight.dtype)](
-      {.a = step_.row(op_.input, rows.begin),
-       .a_stride = input_.width,
-       .panel = weight.data + weight.offset(panel),
-       .k = weight.k,
-       .width = panel_width(weight.n, panel),
-       .out = tile,
-       .out_stride = kPanelColumns,
-       .rows = rows.end - rows.begin,
-       .next_panel = has_next ? weight.data + weight.offset(panel + 1) : nullptr});
+void BaseProduct::multiply_float(const PanelMatrix& weight, std::int64_t panel, RowRange rows,
+                                 const Upcoming& upcoming, float* tile) const {
+  step_.kernels.gemm[static_cast<std::size_t>(weight.dtype)]({.a = step_.row(op_.input, rows.begin),
+                                                              .a_stride = input_.width,
+                                                              .panel = weight.data + weight.offset(panel),
+                                                              .k = weight.k,
+                                                              .width = panel_width(weight.n, panel),
+                                                              .out = tile,
+                                                              .out_stride = kPanelColumns,
+                                                              .rows = rows.end - rows.begin,
+                                                              .next_panel = upcoming.panel,
+                                                              .fetch = upcoming.adapters});
 }
 
 void BaseProduct::multiply_int8(const PanelMatrix& weight, std::int64_t panel, RowRange rows,

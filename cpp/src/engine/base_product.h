@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "step.h"
 
@@ -29,6 +30,14 @@ struct ExpandedPanels {
   std::array<Key, kPartsInTurn> held;
 };
 
+/// What a thread will read after a tile, to be brought near while the tile is made.
+struct Upcoming {
+  /// The panel of base weights that it will multiply next; nullptr when it is not known.
+  const std::byte* panel = nullptr;
+  /// What the adapters of the tile's rows need at the tile's columns.
+  std::span<const MemorySpan> adapters;
+};
+
 /// x W^T of one linear op in one step, a tile at a time, however W is stored.
 class BaseProduct {
  public:
@@ -38,13 +47,12 @@ class BaseProduct {
   void prepare() const;
 
   /// tile[rows, width of the panel] = x W^T of one part and panel, rows kPanelColumns floats apart. `slot`,
-  /// below kPartsInTurn: where an expanded panel is kept. `more`: the thread goes on with the part's next
-  /// panel.
-  void multiply(std::size_t part, std::int64_t panel, RowRange rows, bool more, std::size_t slot, int thread,
-                ExpandedPanels* expanded, float* tile) const;
+  /// below kPartsInTurn: where an expanded panel is kept.
+  void multiply(std::size_t part, std::int64_t panel, RowRange rows, const Upcoming& upcoming,
+                std::size_t slot, int thread, ExpandedPanels* expanded, float* tile) const;
 
  private:
-  void multiply_float(const PanelMatrix& weight, std::int64_t panel, RowRange rows, bool more,
+  void multiply_float(const PanelMatrix& weight, std::int64_t panel, RowRange rows, const Upcoming& upcoming,
                       float* tile) const;
   void multiply_int8(const PanelMatrix& weight, std::int64_t panel, RowRange rows, float* tile) const;
 

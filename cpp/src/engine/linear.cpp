@@ -101,13 +101,9 @@ class Linear {
 
   void multiply() {
     const bool gated = op_.epilogue == LinearEpilogue::kSiluMul;
-    std::array<std::int64_t, kMaxPartsPerSite> panels{};
     std::int64_t units = 0;
-    for (std::size_t part = 0; part < op_.parts.size(); ++part) {
-      panels[part] = panel_count(op_.parts[part].weight.n);
-      units += panels[part];
-    }
-    if (gated) units = panels[0];
+    for (const auto& part : op_.parts) units += panel_count(part.weight.n);
+    if (gated) units = panel_count(op_.parts[0].weight.n);
     const std::int64_t blocks = blocks_of(step_.rows);
     // Tasks are numbered block by block within a unit of columns, so that a thread that takes several in a
     // row reads a panel from memory once, and panels in the order of their addresses.
@@ -118,16 +114,38 @@ class Linear {
         const RowRange rows = block_of(task % blocks, step_.rows);
         const bool more = task + 1 < end && (task + 1) % blocks == 0;
         if (gated) {
-          gated_tile(unit, rows, more, thread, &expanded);
+          // With one block of rows, each panel is read once: the parts in turn.
+          const std::byte* next = more ? panel_data({0, unit + 1}) : nullptr;
+          const std::byte* turn = blocks == 1 ? panel_data({1, unit}) : next;
+          const std::byte* last = blocks == 1 || !more ? next : panel_data({1, unit + 1});
+          gated_tile(unit, rows, turn, last, thread, &expanded);
         } else {
-          std::size_t part = 0;
-          std::int64_t panel = unit;
-          while (panel >= panels[part]) panel -= panels[part++];
-          plain_tile(part, panel, rows, more, thread, &expanded);
+          plain_tile(place_of(unit), rows, more ? panel_data(place_of(unit + 1)) : nullptr, thread,
+                     &expanded);
         }
       }
     };
     step_.threads.parallel_for(units * blocks, grain_of(units, blocks), body);
+  }
+
+  /// One panel of one part.
+  struct Place {
+    std::size_t part;
+    std::int64_t panel;
+  };
+
+  /// Panel `unit` of all parts' panels, one part after another.
+  [[nodiscard]] Place place_of(std::int64_t unit) const {
+    Place place{0, unit};
+    for (; place.panel >= panel_count(op_.parts[place.part].weight.n); ++place.part) {
+      place.panel -= panel_count(op_.parts[place.part].weight.n);
+    }
+    return place;
+  }
+
+  [[nodiscard]] const std::byte* panel_data(Place place) const {
+    const PanelMatrix& weight = op_.parts[place.part].weight;
+    return weight.data + weight.offset(place.panel);
   }
 
   /// Tasks that a thread claims at once: enough work to be worth it, whole units where there are plenty.
@@ -139,42 +157,53 @@ class Linear {
     return std::max(least, share > 0 ? share * blocks : 1);
   }
 
-  /// tile[rows, width] = the part's y in one panel of columns; see BaseProduct for `more` and `slot`.
-  void part_tile(std::size_t index, std::int64_t panel, RowRange rows, bool more, std::size_t slot,
-                 int thread, ExpandedPanels* expanded, float* tile) {
-    const LinearPart& part = op_.parts[index];
-    const std::int64_t width = panel_width(part.weight.n, panel);
-    for (const auto& group : groups_) fetch_expansion(group, index, panel, rows);
-    base_.multiply(index, panel, rows, more, slot, thread, expanded, tile);
-    for (const auto& group : groups_) expand(group, index, panel, rows, width, tile);
+  /// tile[rows, width] = the part's y in one panel of columns; see BaseProduct for `slot`.
+  void part_tile(Place place, RowRange rows, const std::byte* next, std::size_t slot, int thread,
+                 ExpandedPanels* expanded, float* tile) {
+    const LinearPart& part = op_.parts[place.part];
+    const std::int64_t width = panel_width(part.weight.n, place.panel);
+    if (groups_.empty()) {
+      base_.multiply(place.part, place.panel, rows, {next, {}}, slot, thread, expanded, tile);
+    } else {
+      AdapterSpans spans;
+      const Upcoming upcoming{next, adapters_of(place, rows, spans)};
+      base_.multiply(place.part, place.panel, rows, upcoming, slot, thread, expanded, tile);
+      for (const auto& group : groups_) expand(group, place, rows, width, tile);
+    }
     if (part.bias.size == 0) return;
     for (std::int64_t row = 0; row < rows.end - rows.begin; ++row) {
-      step_.kernels.add(part.bias.data + panel * kPanelColumns, width, tile + row * kPanelColumns);
+      step_.kernels.add(part.bias.data + place.panel * kPanelColumns, width, tile + row * kPanelColumns);
     }
   }
 
-  /// Brings a group's panel of B near while the base's product is made.
-  void fetch_expansion(const AdapterGroup& group, std::size_t index, std::int64_t panel,
-                       RowRange rows) const {
-    constexpr std::size_t kCacheLine = 64;
-    const DevicePart& part = site_of(group).parts[index];
-    const RowRange shared = within(group, rows);
-    if (part.rank == 0 || shared.begin >= shared.end) return;
-    const std::byte* b = part.b + panel_offset(dtype_, part.rank, panel);
-    const std::size_t bytes = panel_bytes(dtype_, panel_width(op_.parts[index].weight.n, panel), part.rank);
-    for (std::size_t offset = 0; offset < bytes; offset += kCacheLine) __builtin_prefetch(b + offset, 0, 2);
+  /// A panel of B and the magnitudes of its columns, of each group that has rows in a tile.
+  using AdapterSpans = std::array<MemorySpan, 2 * static_cast<std::size_t>(kBlockRows)>;
+
+  std::span<const MemorySpan> adapters_of(Place place, RowRange rows, AdapterSpans& spans) const {
+    const std::int64_t width = panel_width(op_.parts[place.part].weight.n, place.panel);
+    std::size_t count = 0;
+    for (const auto& group : groups_) {
+      const DevicePart& part = site_of(group).parts[place.part];
+      const RowRange shared = within(group, rows);
+      if (part.rank == 0 || shared.begin >= shared.end) continue;
+      spans[count++] = {part.b + panel_offset(dtype_, part.rank, place.panel),
+                        static_cast<std::int64_t>(panel_bytes(dtype_, width, part.rank))};
+      if (part.magnitude == nullptr) continue;
+      spans[count++] = {reinterpret_cast<const std::byte*>(part.magnitude + place.panel * kPanelColumns),
+                        width * static_cast<std::int64_t>(sizeof(float))};
+    }
+    return {spans.data(), count};
   }
 
   /// Adds a group's (x A^T) B^T to its rows of the tile and multiplies them by its magnitudes.
-  void expand(const AdapterGroup& group, std::size_t index, std::int64_t panel, RowRange rows,
-              std::int64_t width, float* tile) const {
-    const DevicePart& part = site_of(group).parts[index];
+  void expand(const AdapterGroup& group, Place place, RowRange rows, std::int64_t width, float* tile) const {
+    const DevicePart& part = site_of(group).parts[place.part];
     const RowRange shared = within(group, rows);
     if (part.rank == 0 || shared.begin >= shared.end) return;
     float* out = tile + (shared.begin - rows.begin) * kPanelColumns;
     gemm_({.a = shrunk(shared.begin, part.rank_offset),
            .a_stride = step_.shrink_stride,
-           .panel = part.b + panel_offset(dtype_, part.rank, panel),
+           .panel = part.b + panel_offset(dtype_, part.rank, place.panel),
            .k = part.rank,
            .width = width,
            .out = out,
@@ -183,17 +212,16 @@ class Linear {
            .accumulate = true});
     if (part.magnitude == nullptr) return;
     for (std::int64_t row = shared.begin; row < shared.end; ++row, out += kPanelColumns) {
-      step_.kernels.multiply(part.magnitude + panel * kPanelColumns, width, out);
+      step_.kernels.multiply(part.magnitude + place.panel * kPanelColumns, width, out);
     }
   }
 
-  void plain_tile(std::size_t index, std::int64_t panel, RowRange rows, bool more, int thread,
-                  ExpandedPanels* expanded) {
+  void plain_tile(Place place, RowRange rows, const std::byte* next, int thread, ExpandedPanels* expanded) {
     float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
-    part_tile(index, panel, rows, more, 0, thread, expanded, tile);
-    const std::int64_t width = panel_width(op_.parts[index].weight.n, panel);
-    std::int64_t column = panel * kPanelColumns;
-    for (std::size_t before = 0; before < index; ++before) column += op_.parts[before].weight.n;
+    part_tile(place, rows, next, 0, thread, expanded, tile);
+    const std::int64_t width = panel_width(op_.parts[place.part].weight.n, place.panel);
+    std::int64_t column = place.panel * kPanelColumns;
+    for (std::size_t before = 0; before < place.part; ++before) column += op_.parts[before].weight.n;
     for (std::int64_t row = rows.begin; row < rows.end; ++row, tile += kPanelColumns) {
       float* out = step_.float_row(op_.output, row) + column;
       if (op_.epilogue == LinearEpilogue::kAdd) {
@@ -204,11 +232,13 @@ class Linear {
     }
   }
 
-  void gated_tile(std::int64_t panel, RowRange rows, bool more, int thread, ExpandedPanels* expanded) {
+  /// `next`, `last`: what is read after the first and the second part's panel.
+  void gated_tile(std::int64_t panel, RowRange rows, const std::byte* next, const std::byte* last, int thread,
+                  ExpandedPanels* expanded) {
     float* gated = step_.scratch[static_cast<std::size_t>(thread)].data();
     float* linear = gated + kTileFloats;
-    part_tile(0, panel, rows, more, 0, thread, expanded, gated);
-    part_tile(1, panel, rows, more, 1, thread, expanded, linear);
+    part_tile({0, panel}, rows, next, 0, thread, expanded, gated);
+    part_tile({1, panel}, rows, last, 1, thread, expanded, linear);
     const std::int64_t width = panel_width(op_.parts[0].weight.n, panel);
     const std::size_t column = static_cast<std::size_t>(panel * kPanelColumns) * size_of(output_.dtype);
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {

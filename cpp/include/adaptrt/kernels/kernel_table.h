@@ -14,6 +14,12 @@
 
 namespace adaptrt {
 
+/// Memory that will be read soon.
+struct MemorySpan {
+  const std::byte* data = nullptr;
+  std::int64_t bytes = 0;
+};
+
 /// out[rows, width] = a[rows, k] * panel[width, k]^T, or += when `accumulate`.
 ///
 /// Each element is summed over the whole of k in an order that depends on k, width and the table of kernels
@@ -30,9 +36,12 @@ struct PanelGemm {
   float* out = nullptr;
   std::int64_t out_stride = 0;
   std::int64_t rows = 0;
+  /// Of panels that are near already.
   bool accumulate = false;
   /// The panel that will be multiplied next, to be brought near meanwhile; nullptr when it is not known.
   const std::byte* next_panel = nullptr;
+  /// What else is to be brought near meanwhile.
+  std::span<const MemorySpan> fetch = {};
 };
 
 /// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW8A16 or kW4A16.

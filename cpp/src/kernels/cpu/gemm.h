@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "adaptrt/core/panels.h"
 #include "adaptrt/kernels/kernel_table.h"
@@ -26,6 +27,8 @@ inline constexpr std::int64_t kCacheLine = 64;
 /// 16 KiB of a bfloat16 panel.
 inline constexpr std::int64_t kStreamRows = 24;
 inline constexpr std::int64_t kStreamSteps = 64;
+/// Cache lines of a panel that a step of k reads, at most.
+inline constexpr std::int64_t kMostLines = 4;
 
 /// Cache lines fetched with each step of k, and how far apart the steps' lines are.
 struct Prefetch {
@@ -39,6 +42,35 @@ inline void prefetch_lines(Prefetch* prefetch) {
   for (int line = 0; line < kLines; ++line) __builtin_prefetch(prefetch->from + line * kCacheLine, 0, 3);
   prefetch->from += prefetch->step;
 }
+
+/// Fetches spans of memory, some cache lines at a time.
+class SpanFetcher {
+ public:
+  explicit SpanFetcher(std::span<const MemorySpan> spans) : spans_(spans) {}
+
+  [[nodiscard]] std::int64_t lines() const {
+    std::int64_t lines = 0;
+    for (const MemorySpan& span : spans_) lines += (span.bytes + kCacheLine - 1) / kCacheLine;
+    return lines;
+  }
+
+  void fetch(std::int64_t lines) {
+    while (lines > 0 && next_ < spans_.size()) {
+      const MemorySpan& span = spans_[next_];
+      for (; lines > 0 && offset_ < span.bytes; --lines, offset_ += kCacheLine) {
+        __builtin_prefetch(span.data + offset_, 0, 2);
+      }
+      if (offset_ < span.bytes) return;
+      ++next_;
+      offset_ = 0;
+    }
+  }
+
+ private:
+  std::span<const MemorySpan> spans_;
+  std::size_t next_ = 0;
+  std::int64_t offset_ = 0;
+};
 
 /// Independent sums of an element, so that a narrow tile's additions do not wait for each other. Step s of k
 /// goes to sum s % kChains; they are added in pairs in the end.
@@ -156,30 +188,28 @@ TileFunction streamed_tile_of_rows(std::int64_t rows) {
   return &gemm_tile<Weights, kRows, kTileVectors, false, kLines, kContinues>;
 }
 
-/// `lines` is 0 to kMostStreamedLines.
-template <class Weights>
-TileFunction streamed_tile_of(std::int64_t rows, std::int64_t lines, bool continues) {
-  if (lines == 0) {
-    return continues ? streamed_tile_of_rows<Weights, 0, true>(rows)
-                     : streamed_tile_of_rows<Weights, 0, false>(rows);
-  }
-  if (lines == 1) {
-    return continues ? streamed_tile_of_rows<Weights, 1, true>(rows)
-                     : streamed_tile_of_rows<Weights, 1, false>(rows);
-  }
-  return continues ? streamed_tile_of_rows<Weights, 2, true>(rows)
-                   : streamed_tile_of_rows<Weights, 2, false>(rows);
+/// `lines` to fetch with each step: 0, 1, 2 or kMostLines.
+template <class Weights, bool kContinues>
+TileFunction streamed_tile_of(std::int64_t rows, std::int64_t lines) {
+  if (lines == 0) return streamed_tile_of_rows<Weights, 0, kContinues>(rows);
+  if (lines == 1) return streamed_tile_of_rows<Weights, 1, kContinues>(rows);
+  if (lines == 2) return streamed_tile_of_rows<Weights, 2, kContinues>(rows);
+  return streamed_tile_of_rows<Weights, kMostLines, kContinues>(rows);
 }
 
 /// A panel of one group of columns, for a few blocks of rows: all of them take a part of k before the next
 /// part is read, so that each part comes from memory once, to the first-level cache. Sums stay in order: they
-/// wait in `out`. The fetches of the next part are spread evenly, so that memory never rests.
+/// wait in `out`. What is fetched, the next part and gemm.fetch, is spread evenly, so that memory never
+/// rests.
 template <class Weights>
 void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
   using A = typename Weights::A;
   const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
   const std::int64_t row_lines = row_bytes / kCacheLine;
   const std::int64_t steps = (gemm.k + Weights::kInterleave - 1) / Weights::kInterleave;
+  const std::int64_t tiles = (steps + kStreamSteps - 1) / kStreamSteps * blocks;
+  SpanFetcher others(gemm.fetch);
+  const std::int64_t others_a_tile = (others.lines() + tiles - 1) / tiles;
   PanelGemm part = gemm;
   for (std::int64_t begin = 0; begin < steps; begin += kStreamSteps) {
     const std::int64_t count = std::min(kStreamSteps, steps - begin);
@@ -189,11 +219,14 @@ void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
     const std::byte* next = begin + count < steps ? part.panel + count * row_bytes : gemm.next_panel;
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
       const std::int64_t rows = (gemm.rows - row + blocks - block - 1) / (blocks - block);
+      // Of a step's lines, each block fetches its share.
       const std::int64_t lines = next == nullptr ? 0
                                                  : (row_lines * (block + 1) + blocks - 1) / blocks -
                                                        (row_lines * block + blocks - 1) / blocks;
-      streamed_tile_of<Weights>(rows, lines, begin > 0)(part, row, 0, Simd::kLanes,
-                                                        {next, lines * kCacheLine});
+      const TileFunction tile = begin > 0 ? streamed_tile_of<Weights, true>(rows, lines)
+                                          : streamed_tile_of<Weights, false>(rows, lines);
+      others.fetch(others_a_tile);
+      tile(part, row, 0, Simd::kLanes, {next, lines * kCacheLine});
       if (next != nullptr) next += count * lines * kCacheLine;
       row += rows;
     }
@@ -208,12 +241,14 @@ void gemm_panel(const PanelGemm& gemm) {
                                    : 1;
   constexpr int kNextLines = 2;
   const std::int64_t blocks = (gemm.rows + kTileRows - 1) / kTileRows;
-  if constexpr (chains_of(kTileVectors) == 1) {
-    if (blocks > 1 && gemm.rows <= kStreamRows && gemm.width == kGroup && !gemm.accumulate) {
+  if constexpr (chains_of(kTileVectors) == 1 && kGroup * Weights::kColumnBytes <= kMostLines * kCacheLine) {
+    if (gemm.rows <= kStreamRows && gemm.width == kGroup && !gemm.accumulate) {
       gemm_streamed<Weights>(gemm, blocks);
       return;
     }
   }
+  SpanFetcher others(gemm.fetch);
+  others.fetch(others.lines());
   const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
   const std::int64_t steps = (gemm.k + Weights::kInterleave - 1) / Weights::kInterleave;
   for (std::int64_t column = 0; column < gemm.width; column += kGroup) {
@@ -221,7 +256,7 @@ void gemm_panel(const PanelGemm& gemm) {
     const bool full = left >= kGroup;
     const std::int64_t vectors = full ? kTileVectors : (left + Simd::kLanes - 1) / Simd::kLanes;
     const std::int64_t last_lanes = left - (vectors - 1) * Simd::kLanes;
-    if (blocks == 1) {
+    if (blocks == 1 && !gemm.accumulate) {
       const Prefetch prefetch{gemm.panel + column * Weights::kColumnBytes + kStreamAhead, row_bytes};
       tile_of<Weights, kStreamLines>(gemm.rows, vectors, full)(gemm, 0, column, last_lanes, prefetch);
       continue;
