@@ -135,7 +135,7 @@ def profile(file: ScenarioFile, work_dir: Path, threads: int, directory: Path, c
             raise ConfigError(f"{file.path}: scenario '{scenario.name}' " + "; ".join(problems))
         bench = BenchExecutor(engine, key_of(scenario), [scenario], threads, profiled=True)
         try:
-            steps = profiled_steps(bench, scenario)
+            steps = profiled_steps(bench, scenario, warm_up=True)
         finally:
             bench.close()
         limits = measure_machine_limits(threads)

@@ -127,7 +127,7 @@ class Bench:
         bench = BenchExecutor(engine, key, scenarios, self._threads, profiled=True)
         try:
             for scenario in scenarios:
-                self._work[scenario.name] = work_of(median_step(profiled_steps(bench, scenario)))
+                self._work[scenario.name] = work_of(median_step(profiled_steps(bench, scenario, warm_up=False)))
         finally:
             bench.close()
 
@@ -310,19 +310,23 @@ def prompts_of(bench: BenchExecutor, scenario: Prefill | Decode | Overhead | Fir
     return [random_prompt(scenario.input_length, vocab_size, generator) for _ in range(_requests(scenario))]
 
 
-def profiled_steps(bench: BenchExecutor, scenario: Prefill | Decode) -> list[StepRecord]:
-    """Steps of a warm run on a profiled executor: those of a whole prompt, or those in which all requests generate."""
+def profiled_steps(bench: BenchExecutor, scenario: Prefill | Decode, *, warm_up: bool) -> list[StepRecord]:
+    """Steps of a run on a profiled executor: those of a whole prompt, or those in which all requests generate.
+
+    With `warm_up`, a run before it makes their times those of a warm engine; what they move and multiply is the same.
+    """
     executor = bench.executor
     prompts = prompts_of(bench, scenario)
     if isinstance(scenario, Prefill):
-        first_token_seconds(executor, prompts[0], _first(bench, scenario))
+        if warm_up:
+            first_token_seconds(executor, prompts[0], _first(bench, scenario))
         bench.profile.take_steps()
-        for _ in range(PROFILED_PROMPTS):
+        for _ in range(PROFILED_PROMPTS if warm_up else 1):
             first_token_seconds(executor, prompts[0], _first(bench, scenario))
         steps = bench.profile.take_steps()
         return [step for step in steps if step.num_tokens == scenario.input_length]
     adapters = _batch_adapters(bench, scenario)
-    for _ in range(2):
+    for _ in range(2 if warm_up else 1):
         bench.profile.take_steps()
         decode(executor, prompts, adapters, scenario.output_length)
     steps = bench.profile.take_steps()
