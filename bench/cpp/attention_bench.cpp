@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "adaptrt/engine/step_profile.h"
+#include "adaptrt/kernels/machine_limits.h"
 #include "engine/random_model.h"
 
 namespace adaptrt {
@@ -76,6 +77,9 @@ void run(int num_threads, int rounds, const char* kernels) {
   const auto profile = std::make_shared<StepProfile>(static_cast<std::size_t>(rounds));
   const auto engine = make_cpu_engine(model.program, threads, kernels, profile);
   engine->allocate_kv_blocks(kSequences * kLongest / kTokensPerBlock);
+  const MachineLimits limits = measure_machine_limits(threads.get(), 3);
+  std::printf("read bandwidth %.1f GB/s, bf16 peak %.0f GFLOP/s\n", limits.read_bandwidth * 1e-9,
+              limits.bfloat16_flops * 1e-9);
   const auto step = [&](const std::vector<Piece>& pieces) {
     testing::StepArrays arrays(pieces);
     arrays.logit_rows = {0};

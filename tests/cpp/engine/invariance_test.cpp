@@ -179,14 +179,19 @@ BOOST_DATA_TEST_CASE(with_quantized_weights, kernel_names() * data::make({0, 1, 
                    kernels);
 }
 
-BOOST_AUTO_TEST_CASE(with_head_norms_a_window_and_odd_blocks) {
+BOOST_DATA_TEST_CASE(with_an_int8_kv_cache, kernel_names() * data::make({0, 1, 2}), kernels, dtype_index) {
+  check_invariance({.dtype = kDTypes[dtype_index], .max_num_tokens = 400, .int8_kv_cache = true}, kernels);
+}
+
+BOOST_DATA_TEST_CASE(with_head_norms_a_window_and_odd_blocks, data::make({false, true}), int8_kv_cache) {
   check_invariance({.dtype = DType::kBFloat16,
                     .shape = {40, 6, 2, 20, 129},
                     .head_norms = true,
                     .sliding_window = 70,
                     .max_num_tokens = 400,
                     .tokens_per_block = 23,
-                    .seed = 2},
+                    .seed = 2,
+                    .int8_kv_cache = int8_kv_cache},
                    "");
 }
 

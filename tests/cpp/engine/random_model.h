@@ -116,6 +116,7 @@ struct ModelOptions {
   std::uint64_t seed = 1;
   /// Of the linear layers; lm_head, then a matrix of its own, is W8A16.
   Quantization quantization = {};
+  bool int8_kv_cache = false;
 };
 
 /// A Llama-like program with random weights.
@@ -131,6 +132,7 @@ class RandomModel {
     program.max_input_len = options.max_seq_len;
     program.max_seq_len = options.max_seq_len;
     program.tokens_per_block = options.tokens_per_block;
+    program.int8_kv_cache = options.int8_kv_cache;
     if (options.max_rank > 0) {
       program.lora = {.dtype = options.dtype,
                       .num_layers = options.num_layers,

@@ -56,7 +56,8 @@ struct Simd {
   static Vec round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   /// x 2^n for a whole n from -150 to 0; 0 may come out where n < -126.
   static Vec times_power_of_two(Vec x, Vec n) {
-    return zero_below(n, set(-126.0F), add_to_exponent(x, add(n, set(kRounder))));
+    // A factor of its own keeps NaN what it is: adding to its bits might not.
+    return zero_below(n, set(-126.0F), mul(x, add_to_exponent(set(1.0F), add(n, set(kRounder)))));
   }
   static float sum(Vec x) {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

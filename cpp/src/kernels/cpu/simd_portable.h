@@ -68,7 +68,8 @@ struct Simd {
   static Vec round(Vec x) { return (x + set(kRounder)) - set(kRounder); }
   /// x 2^n for a whole n from -150 to 0; 0 may come out where n < -126.
   static Vec times_power_of_two(Vec x, Vec n) {
-    return zero_below(n, set(-126.0F), add_to_exponent(x, add(n, set(kRounder))));
+    // A factor of its own keeps NaN what it is: adding to its bits might not.
+    return zero_below(n, set(-126.0F), mul(x, add_to_exponent(set(1.0F), add(n, set(kRounder)))));
   }
   static float sum(Vec x) { return (x[0] + x[2]) + (x[1] + x[3]); }
   static float greatest(Vec x) {

@@ -1,0 +1,146 @@
+// What is kept of a token for attention: its precision, its size, and that it concerns nobody else.
+
+#include <algorithm>
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "adaptrt/kernels/kernel_table.h"
+#include "engine/random_model.h"
+
+namespace adaptrt::testing {
+namespace {
+
+namespace data = boost::unit_test::data;
+
+constexpr std::int32_t kNumBlocks = 24;
+constexpr std::size_t kVocab = 61;
+
+auto kernel_names() {
+  std::vector<std::string> names;
+  for (const auto* table : available_kernels()) names.emplace_back(table->name);
+  return data::make(std::move(names));
+}
+
+std::unique_ptr<Engine> engine_of(const Program& program, const std::string& kernels = {}) {
+  auto engine = make_cpu_engine(program, std::make_shared<ThreadPool>(2), kernels);
+  engine->allocate_kv_blocks(kNumBlocks);
+  return engine;
+}
+
+/// Tokens [first, end) of a sequence.
+Piece piece_of(const std::vector<std::int32_t>& tokens, std::size_t first, std::size_t end,
+               std::vector<std::int32_t> blocks) {
+  return {.tokens = {tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                     tokens.begin() + static_cast<std::ptrdiff_t>(end)},
+          .first_position = static_cast<std::int32_t>(first),
+          .prompt_length = static_cast<std::int32_t>(tokens.size()),
+          .blocks = std::move(blocks)};
+}
+
+std::vector<float> run(Engine* engine, const std::vector<Piece>& pieces) {
+  return logits_of(engine, StepArrays(pieces).input());
+}
+
+std::vector<std::int32_t> random_tokens(std::size_t count, std::uint64_t seed) {
+  Random random(seed);
+  std::vector<std::int32_t> tokens(count);
+  for (auto& token : tokens) token = static_cast<std::int32_t>(random.below(kVocab - 1));
+  return tokens;
+}
+
+/// Rows [first, end) of logits.
+std::vector<float> rows(const std::vector<float>& logits, std::size_t first, std::size_t end) {
+  return {logits.begin() + static_cast<std::ptrdiff_t>(first * kVocab),
+          logits.begin() + static_cast<std::ptrdiff_t>(end * kVocab)};
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+BOOST_AUTO_TEST_SUITE(kv_cache)
+
+BOOST_AUTO_TEST_CASE(a_block_has_the_bytes_of_its_slots) {
+  // Two layers, keys and values, two heads of 12; values have 16 columns.
+  const auto bytes = [](ModelOptions options) {
+    return make_cpu_engine(RandomModel(options).program, std::make_shared<ThreadPool>(1))
+        ->info()
+        .kv_block_bytes;
+  };
+  BOOST_TEST(bytes({.dtype = DType::kBFloat16}) == 2U * 2 * 16 * (12 + 16) * 2);
+  BOOST_TEST(bytes({.dtype = DType::kFloat32, .tokens_per_block = 23}) == 2U * 2 * 32 * (12 + 16) * 4);
+  BOOST_TEST(bytes({.dtype = DType::kBFloat16, .int8_kv_cache = true}) == 2U * 2 * 16 * (12 + 4 + 16 + 4));
+}
+
+BOOST_DATA_TEST_CASE(int8_is_near_the_unquantised_cache, kernel_names() * data::make({0, 1, 2}), kernels,
+                     dtype_index) {
+  ModelOptions options{.dtype = static_cast<DType>(dtype_index)};
+  const auto tokens = random_tokens(150, 4);
+  const auto piece = piece_of(tokens, 0, tokens.size(), {3, 1, 4, 0, 5, 9, 2, 6, 8, 7});
+  const auto expected = run(engine_of(RandomModel(options).program, kernels).get(), {piece});
+  options.int8_kv_cache = true;
+  const auto actual = run(engine_of(RandomModel(options).program, kernels).get(), {piece});
+  // An element is off by up to half of 1 / 127 of its row's greatest, and by a quarter of that as a rule; the
+  // twelve of a key and the tokens' values average out, and two layers add up.
+  constexpr float kTolerance = 0.02F;
+  float greatest = 0.0F;
+  float difference = 0.0F;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    greatest = std::max(greatest, std::abs(expected[i]));
+    difference = std::max(difference, std::abs(actual[i] - expected[i]));
+  }
+  BOOST_TEST(difference <= kTolerance * greatest, difference / greatest);
+  BOOST_TEST(difference > 0.0F);
+}
+
+BOOST_DATA_TEST_CASE(blocks_of_another_request_are_read_as_one_s_own,
+                     data::make({0, 1, 2}) * data::make({false, true}), dtype_index, int8_kv_cache) {
+  const RandomModel model({.dtype = static_cast<DType>(dtype_index), .int8_kv_cache = int8_kv_cache});
+  const auto tokens = random_tokens(70, 5);
+  const auto alone = run(engine_of(model.program).get(), {piece_of(tokens, 0, 70, {0, 1, 2, 3, 4})});
+  const auto engine = engine_of(model.program);
+  auto other = tokens;
+  std::reverse(other.begin() + 48, other.end());
+  (void)run(engine.get(), {piece_of(other, 0, 70, {7, 6, 5, 9, 8})});
+  const auto reused = run(engine.get(), {piece_of(tokens, 48, 70, {7, 6, 5, 10, 11})});
+  BOOST_TEST(same_bits(reused, rows(alone, 48, 70)));
+}
+
+BOOST_DATA_TEST_CASE(tokens_that_are_not_finite_spoil_those_behind_them_alone,
+                     kernel_names() * data::make({0, 1, 2}) * data::make({false, true}), kernels, dtype_index,
+                     int8_kv_cache) {
+  constexpr std::size_t kBad = 21;  // in the middle of a tile and of a block
+  const auto dtype = static_cast<DType>(dtype_index);
+  RandomModel model({.dtype = dtype, .int8_kv_cache = int8_kv_cache});
+  auto& embedding = std::get<EmbeddingOp>(model.program.body.front()).table;
+  auto values = unpack(embedding);
+  values[(kVocab - 1) * 48 + 7] = std::numeric_limits<float>::infinity();
+  embedding = model.storage().matrix(dtype, kVocab, 48, values);
+
+  const auto good = random_tokens(40, 6);
+  auto bad = good;
+  bad[kBad] = kVocab - 1;
+  const auto expected = run(engine_of(model.program, kernels).get(), {piece_of(good, 0, 40, {0, 1, 2})});
+  const auto engine = engine_of(model.program, kernels);
+  const auto crowd = run(engine.get(), {piece_of(bad, 0, 40, {0, 1, 2}), piece_of(good, 0, 40, {3, 4, 5})});
+  BOOST_TEST(same_bits(rows(crowd, 0, kBad), rows(expected, 0, kBad)));
+  for (const float logit : rows(crowd, kBad, 40)) BOOST_TEST_REQUIRE(std::isnan(logit));
+  BOOST_TEST(same_bits(rows(crowd, 40, 80), expected));
+  // Blocks that held the bad request are another's afterwards, wholly or before the bad token.
+  const auto after = run(engine.get(), {piece_of(good, 0, 18, {2, 1})});
+  BOOST_TEST(same_bits(after, rows(expected, 0, 18)));
+  const auto reused = run(engine.get(), {piece_of(good, 16, 40, {0, 6, 7})});
+  BOOST_TEST(same_bits(reused, rows(expected, 16, 40)));
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt::testing
