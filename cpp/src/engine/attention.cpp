@@ -10,8 +10,8 @@
 namespace adaptrt {
 namespace {
 
-/// A thread's scratch, cut up. Rows are position-major: row = position index * group + query head within the
-/// group.
+/// A thread's scratch, cut up. Rows are those of one key-value head after the other, and position-major
+/// within: row = position index * group + query head within the group.
 struct RowMemory {
   RowMemory(float* scratch, std::int64_t rows, std::int64_t head_dim)
       : sums(scratch),
@@ -30,10 +30,6 @@ struct RowMemory {
     return rows * (whole_groups(head_dim) + kKeyGroup + head_dim + 1) + tile_scratch_floats(head_dim);
   }
 };
-
-std::int64_t rows_per_task(const ModelShape& shape) {
-  return positions_per_task(shape) * shape.num_attention_heads / shape.num_key_value_heads;
-}
 
 /// One attention op in one step.
 class Attention {
@@ -104,7 +100,8 @@ class Attention {
   }
 
   void run_task(const AttentionTask& task, int thread) const {
-    const std::int64_t rows = task.tokens * group_;
+    const std::int64_t rows_per_head = task.tokens * group_;
+    const std::int64_t rows = task.heads * rows_per_head;
     const RowMemory memory(scratch(thread), rows_per_task(step_.program.shape), head_dim_);
     load_queries(task, memory);
     std::fill_n(memory.sums, rows * whole_groups(head_dim_), 0.0F);
@@ -113,8 +110,8 @@ class Attention {
     take_tiles(task, memory);
     const DType out_type = step_.buffer(op_.output).dtype;
     for (std::int64_t row = 0; row < rows; ++row) {
-      const std::int64_t head = task.kv_head * group_ + row % group_;
-      std::byte* out = step_.row(op_.output, task.first_token + row / group_);
+      const std::int64_t head = (task.first_head + row / rows_per_head) * group_ + row % group_;
+      std::byte* out = step_.row(op_.output, task.first_token + row % rows_per_head / group_);
       step_.kernels.finish_attention(
           memory.sums + row * whole_groups(head_dim_), memory.totals + row * kKeyGroup, head_dim_,
           out + static_cast<std::size_t>(head * head_dim_) * size_of(out_type), out_type);
@@ -122,15 +119,19 @@ class Attention {
   }
 
   void load_queries(const AttentionTask& task, const RowMemory& memory) const {
-    const DType type = activation_dtype(pool_.dtype());
+    const DType type = query_type();
     const float factor = op_.scale * std::numbers::log2e_v<float>;
     auto* out = reinterpret_cast<std::byte*>(memory.queries);
-    for (std::int64_t token = task.first_token; token < task.first_token + task.tokens; ++token) {
-      const float* heads = step_.float_row(op_.qkv, token) + task.kv_head * group_ * head_dim_;
-      step_.kernels.scale_and_store(heads, factor, group_ * head_dim_, out, type);
-      out += static_cast<std::size_t>(group_ * head_dim_) * size_of(type);
+    for (std::int64_t head = task.first_head; head < task.first_head + task.heads; ++head) {
+      for (std::int64_t token = task.first_token; token < task.first_token + task.tokens; ++token) {
+        const float* heads = step_.float_row(op_.qkv, token) + head * group_ * head_dim_;
+        step_.kernels.scale_and_store(heads, factor, group_ * head_dim_, out, type);
+        out += static_cast<std::size_t>(group_ * head_dim_) * size_of(type);
+      }
     }
   }
+
+  [[nodiscard]] DType query_type() const { return activation_dtype(pool_.dtype()); }
 
   /// The group, counted over the blocks of a sequence, that a position is in.
   [[nodiscard]] std::int64_t group_of(std::int64_t position) const {
@@ -138,12 +139,12 @@ class Attention {
            position % pool_.tokens_per_block() / kKeyGroup;
   }
 
-  [[nodiscard]] KeyGroup key_group(const AttentionTask& task, std::int64_t index) const {
+  [[nodiscard]] KeyGroup key_group(std::int64_t sequence, std::int64_t head, std::int64_t index) const {
     const std::int64_t block_index = index / groups_per_block_;
     const std::int64_t slot = index % groups_per_block_ * kKeyGroup;
-    const std::int32_t block = block_table(task.sequence)[block_index];
-    const KvPart keys = pool_.keys(block, op_.layer, task.kv_head);
-    const KvPart values = pool_.values(block, op_.layer, task.kv_head);
+    const std::int32_t block = block_table(sequence)[block_index];
+    const KvPart keys = pool_.keys(block, op_.layer, head);
+    const KvPart values = pool_.values(block, op_.layer, head);
     const auto slot_bytes = static_cast<std::size_t>(slot) * pool_.element_bytes();
     KeyGroup group{.keys = keys.elements + slot_bytes * static_cast<std::size_t>(pool_.interleave()),
                    .values = values.elements + slot_bytes * static_cast<std::size_t>(whole_groups(head_dim_)),
@@ -156,16 +157,15 @@ class Attention {
     return group;
   }
 
-  /// Takes the tiles that a task's queries see into their sums.
+  /// Takes the tiles that a task's queries see into their sums, a tile of all heads before the next.
   void take_tiles(const AttentionTask& task, const RowMemory& memory) const {
     const std::int64_t first = position_of(task.first_token);
     const std::int64_t last = position_of(task.first_token + task.tokens - 1);
     const std::int64_t first_visible =
         op_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, first + 1 - op_.sliding_window);
     const std::int64_t end = group_of(last) + 1;
-    std::int64_t begin = group_of(first_visible) / kTileGroups * kTileGroups;
-    AttentionTile tile{.queries = memory.queries,
-                       .rows = task.tokens * group_,
+    const std::int64_t rows = task.tokens * group_;
+    AttentionTile tile{.rows = rows,
                        .rows_per_position = group_,
                        .first_position = first,
                        .sliding_window = op_.sliding_window,
@@ -174,21 +174,31 @@ class Attention {
                        .groups = {},
                        .next = {},
                        .is_int8 = pool_.is_int8(),
-                       .scratch = memory.widened,
-                       .greatest = memory.greatest,
-                       .totals = memory.totals,
-                       .sums = memory.sums};
-    const auto fill = [&](std::int64_t from, std::array<KeyGroup, kTileGroups>* groups) {
+                       .scratch = memory.widened};
+    const auto* queries = reinterpret_cast<const std::byte*>(memory.queries);
+    const auto query_bytes = static_cast<std::size_t>(rows * head_dim_) * size_of(query_type());
+    const auto fill = [&](std::int64_t head, std::int64_t from) {
       for (std::int64_t i = 0; i < std::min(kTileGroups, end - from); ++i) {
-        (*groups)[static_cast<std::size_t>(i)] = key_group(task, from + i);
+        tile.next[static_cast<std::size_t>(i)] = key_group(task.sequence, task.first_head + head, from + i);
       }
     };
-    fill(begin, &tile.next);
+    std::int64_t begin = group_of(first_visible) / kTileGroups * kTileGroups;
+    fill(0, begin);
     for (; begin < end; begin += kTileGroups) {
-      tile.groups = tile.next;
       tile.num_groups = std::min(kTileGroups, end - begin);
-      fill(begin + kTileGroups, &tile.next);
-      step_.kernels.attend[static_cast<std::size_t>(pool_.dtype())](tile);
+      for (std::int64_t head = 0; head < task.heads; ++head) {
+        tile.groups = tile.next;
+        if (head + 1 < task.heads) {
+          fill(head + 1, begin);
+        } else {
+          fill(0, begin + kTileGroups);
+        }
+        tile.queries = queries + static_cast<std::size_t>(head) * query_bytes;
+        tile.greatest = memory.greatest + head * rows;
+        tile.totals = memory.totals + head * rows * kKeyGroup;
+        tile.sums = memory.sums + head * rows * whole_groups(head_dim_);
+        step_.kernels.attend[static_cast<std::size_t>(pool_.dtype())](tile);
+      }
     }
   }
 

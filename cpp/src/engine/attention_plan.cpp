@@ -6,30 +6,54 @@
 namespace adaptrt {
 namespace {
 
-/// Rows (positions times the query heads that share a key-value head) that share a tile's keys and values.
+/// Rows that share a tile's keys and values, as far as the queries go.
 constexpr std::int64_t kTargetRows = 48;
-
-}  // namespace
+/// Tasks of few queries take several heads, whose keys and values are neighbours in memory, while every
+/// thread still gets this many of them.
+constexpr std::int64_t kTasksPerThread = 4;
 
 std::int64_t positions_per_task(const ModelShape& shape) {
   return std::max<std::int64_t>(1, kTargetRows * shape.num_key_value_heads / shape.num_attention_heads);
 }
 
-void plan_attention(const StepInput& input, const ModelShape& shape, std::vector<AttentionTask>* tasks) {
-  const auto most = static_cast<std::int32_t>(positions_per_task(shape));
-  const auto heads = static_cast<std::int32_t>(shape.num_key_value_heads);
+/// Key-value heads of the tasks of a step whose sequences have one token each.
+std::int64_t heads_per_task(std::int64_t num_sequences, const ModelShape& shape, int num_threads) {
+  const std::int64_t most = std::min(shape.num_key_value_heads, positions_per_task(shape));
+  const std::int64_t enough = num_sequences * shape.num_key_value_heads / (kTasksPerThread * num_threads);
+  return std::clamp<std::int64_t>(enough, 1, most);
+}
+
+}  // namespace
+
+std::int64_t rows_per_task(const ModelShape& shape) {
+  return positions_per_task(shape) * (shape.num_attention_heads / shape.num_key_value_heads);
+}
+
+void plan_attention(const StepInput& input, const ModelShape& shape, int num_threads,
+                    std::vector<AttentionTask>* tasks) {
+  const std::size_t sequences = input.prompt_lengths.size();
+  const auto positions = static_cast<std::int32_t>(positions_per_task(shape));
+  const auto kv_heads = static_cast<std::int32_t>(shape.num_key_value_heads);
+  const auto together =
+      static_cast<std::int32_t>(heads_per_task(static_cast<std::int64_t>(sequences), shape, num_threads));
   tasks->clear();
-  for (std::size_t sequence = 0; sequence < input.prompt_lengths.size(); ++sequence) {
+  for (std::size_t sequence = 0; sequence < sequences; ++sequence) {
+    const std::int32_t begin = input.sequence_offsets[sequence];
     const std::int32_t end = input.sequence_offsets[sequence + 1];
-    for (std::int32_t first = input.sequence_offsets[sequence]; first < end; first += most) {
-      for (std::int32_t head = 0; head < heads; ++head) {
-        tasks->push_back({static_cast<std::int32_t>(sequence), first, std::min(most, end - first), head});
+    const std::int32_t heads = end - begin == 1 ? together : 1;
+    for (std::int32_t first = begin; first < end; first += positions) {
+      for (std::int32_t head = 0; head < kv_heads; head += heads) {
+        tasks->push_back({.sequence = static_cast<std::int32_t>(sequence),
+                          .first_token = first,
+                          .tokens = std::min(positions, end - first),
+                          .first_head = head,
+                          .heads = std::min(heads, kv_heads - head)});
       }
     }
   }
   const auto order = [&](const AttentionTask& task) {
     const std::int64_t keys = input.positions[static_cast<std::size_t>(task.first_token)] + 1;
-    return std::tuple(-task.tokens * keys, task.first_token, task.kv_head);
+    return std::tuple(-task.tokens * task.heads * keys, task.first_token, task.first_head);
   };
   // std::stable_sort would allocate.
   std::sort(tasks->begin(), tasks->end(),

@@ -52,7 +52,7 @@ class CpuEngine final : public Engine {
     if (recorder_) recorder_->begin_step(input);
     name_sequences(input);
     group_tokens(input);
-    plan_attention(input, program_.shape, &attention_tasks_);
+    plan_attention(input, program_.shape, threads_->num_threads(), &attention_tasks_);
     Step step{.program = program_,
               .kernels = kernels_,
               .threads = *threads_,
