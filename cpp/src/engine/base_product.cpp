@@ -67,7 +67,7 @@ void BaseProduct::multiply(std::size_t part, std::int64_t panel, RowRange rows, 
   }
   bring_near(upcoming.adapters);
   if (weight.quantization.algo == QuantAlgo::kW8A8) {
-    multiply_int8(weight, panel, rows, tile);
+    multiply_int8(weight, panel, rows, upcoming.panel, tile);
     return;
   }
   QuantizedGemm gemm{.a = step_.row(op_.input, rows.begin),
@@ -81,7 +81,8 @@ void BaseProduct::multiply(std::size_t part, std::int64_t panel, RowRange rows, 
                      .width = panel_width(weight.n, panel),
                      .out = tile,
                      .out_stride = kPanelColumns,
-                     .rows = rows.end - rows.begin};
+                     .rows = rows.end - rows.begin,
+                     .next_panel = upcoming.panel};
   const bool is_int4 = weight.quantization.algo == QuantAlgo::kW4A16;
   if (gemm.rows > (is_int4 ? step_.kernels.int4_decoded_rows : step_.kernels.int8_decoded_rows)) {
     float* const scratch =
@@ -112,7 +113,7 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, std::int64_t panel, 
 }
 
 void BaseProduct::multiply_int8(const PanelMatrix& weight, std::int64_t panel, RowRange rows,
-                                float* tile) const {
+                                const std::byte* next, float* tile) const {
   step_.kernels.int8_gemm({.a = step_.int8_rows + rows.begin * step_.int8_stride,
                            .a_stride = step_.int8_stride,
                            .a_scales = step_.int8_scales + rows.begin,
@@ -121,7 +122,8 @@ void BaseProduct::multiply_int8(const PanelMatrix& weight, std::int64_t panel, R
                            .width = panel_width(weight.n, panel),
                            .out = tile,
                            .out_stride = kPanelColumns,
-                           .rows = rows.end - rows.begin});
+                           .rows = rows.end - rows.begin,
+                           .next_panel = next});
 }
 
 std::size_t linear_scratch_floats(const Program& program) {
@@ -149,7 +151,8 @@ std::int64_t int8_row_bytes(const Program& program) {
   for_each_linear(program, [&](const LinearOp& op, const Buffer& input) {
     if (op.parts[0].weight.quantization.algo == QuantAlgo::kW8A8) widest = std::max(widest, input.width);
   });
-  return (widest + kAlignment - 1) / kAlignment * kAlignment;
+  // An odd number of cache lines: rows a power of two apart would compete for the same places of a cache.
+  return widest == 0 ? 0 : ((widest + kAlignment - 1) / kAlignment * kAlignment) | kAlignment;
 }
 
 }  // namespace adaptrt

@@ -54,7 +54,8 @@ class BaseProduct {
  private:
   void multiply_float(const PanelMatrix& weight, std::int64_t panel, RowRange rows, const Upcoming& upcoming,
                       float* tile) const;
-  void multiply_int8(const PanelMatrix& weight, std::int64_t panel, RowRange rows, float* tile) const;
+  void multiply_int8(const PanelMatrix& weight, std::int64_t panel, RowRange rows, const std::byte* next,
+                     float* tile) const;
 
   const LinearOp& op_;
   const Step& step_;

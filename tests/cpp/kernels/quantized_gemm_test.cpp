@@ -135,7 +135,7 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_in_any_crowd_and_with_an_expa
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t width : {5, 16, 40, 61, 64}) {
-      const Case test(kWeightOnly[quantization_index], kActivations[activation_index], 17, 77, width,
+      const Case test(kWeightOnly[quantization_index], kActivations[activation_index], 17, 205, width,
                       &random);
       const auto expanded = test.expanded(table);
       const auto sums = test.sums(table);
@@ -190,7 +190,7 @@ BOOST_DATA_TEST_CASE(sums_are_exact_and_every_table_gives_the_same_bits, kernel_
   const Quantization quantization{.algo = QuantAlgo::kW8A8};
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
-    for (const std::int64_t k : {1, 3, 4, 7, 37, 130}) {
+    for (const std::int64_t k : {1, 3, 4, 7, 37, 130, 517}) {
       for (const std::int64_t width : {1, 3, 8, 16, 17, 33, 61, 64}) {
         for (const std::int64_t rows : {1, 2, 5, 6, 7, 13}) {
           const QuantizedMatrix weights(quantization, width, k, &random);

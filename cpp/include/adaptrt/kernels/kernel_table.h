@@ -65,6 +65,8 @@ struct QuantizedGemm {
   float* out = nullptr;
   std::int64_t out_stride = 0;
   std::int64_t rows = 0;
+  /// The panel that will be multiplied next, to be brought near meanwhile; nullptr when it is not known.
+  const std::byte* next_panel = nullptr;
 };
 
 /// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW8A8: the sum over k in exact
@@ -80,6 +82,8 @@ struct Int8Gemm {
   float* out = nullptr;
   std::int64_t out_stride = 0;
   std::int64_t rows = 0;
+  /// The panel that will be multiplied next, to be brought near meanwhile; nullptr when it is not known.
+  const std::byte* next_panel = nullptr;
 };
 
 /// The kernels of one instruction set. All are pure functions of their arguments; n may be any number >= 0

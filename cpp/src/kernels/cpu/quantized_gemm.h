@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/kernels/kernel_table.h"
+#include "gemm.h"
 #include "quantized_weights.h"
 
 namespace adaptrt {
@@ -25,16 +27,23 @@ inline __attribute__((always_inline)) void for_each_index(const Body& body) {
 /// A group of the inputs of one panel: where its parts are.
 struct GroupView {
   std::int64_t first;
-  std::int64_t inputs;
+  std::int64_t end;
   const std::byte* scales;  // [width]
   const std::byte* zeros;   // [width], or nullptr
 };
 
+inline std::int64_t group_size_of(const QuantizedGemm& gemm) {
+  return gemm.quantization.group_size == 0 ? gemm.k : gemm.quantization.group_size;
+}
+
+inline std::int64_t scale_bytes_of(const QuantizedGemm& gemm) {
+  return gemm.quantization.algo == QuantAlgo::kW4A16 ? 2 : 4;
+}
+
 inline GroupView group_of(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t group) {
-  const std::int64_t size = gemm.quantization.group_size == 0 ? gemm.k : gemm.quantization.group_size;
-  const std::int64_t scale_bytes = gemm.quantization.algo == QuantAlgo::kW4A16 ? 2 : 4;
-  return {group * size, std::min(size, gemm.k - group * size),
-          panel.scales + group * gemm.width * scale_bytes,
+  const std::int64_t size = group_size_of(gemm);
+  return {group * size, std::min((group + 1) * size, gemm.k),
+          panel.scales + group * gemm.width * scale_bytes_of(gemm),
           panel.extra == nullptr ? nullptr : panel.extra + group * gemm.width};
 }
 
@@ -44,11 +53,22 @@ inline Simd::Vec load_scales(const QuantizedGemm& gemm, const std::byte* scales,
   return Simd::load(reinterpret_cast<const float*>(scales) + column, lanes);
 }
 
+/// Inputs [begin, end) of a panel, whole groups of them; of the only group any part, between which sums wait
+/// in `out`.
+struct InputRange {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+/// Of a panel, what is decoded at once: it stays in the first-level cache beside the rows and what is
+/// fetched.
+inline constexpr std::int64_t kDecodedBytes = 16384;
 /// The product of kRows rows with kVectors vectors of columns, the last one of last_lanes columns. `words`
-/// are the panel's weights in Weights' form.
-template <class Weights, int kRows, int kVectors, bool kPartial, bool kStreams>
+/// are the weights of `inputs` in Weights' form.
+template <class Weights, int kRows, int kVectors, bool kPartial, int kLines>
 void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, const std::byte* words,
-                    std::int64_t row, std::int64_t column, std::int64_t last_lanes) {
+                    InputRange inputs, std::int64_t row, std::int64_t column, std::int64_t last_lanes,
+                    Prefetch prefetch) {
   using A = typename Weights::A;
   using Vec = Simd::Vec;
   constexpr int kChains = chains_of(kVectors);
@@ -57,15 +77,17 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
   // Words of a round, after which units go to the first chain again.
   constexpr int kRoundWords = kChains > kUnits ? kChains / kUnits : 1;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
-  constexpr int kLines = static_cast<int>((kVectors * kVectorBytes + kCacheLine - 1) / kCacheLine);
   const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
   const std::int64_t groups = group_count(gemm.quantization, gemm.k);
+  const std::int64_t size = group_size_of(gemm);
   const std::int64_t a_stride = gemm.a_stride;
   const std::byte* b = words + column * Weights::kColumnBytes;
   const auto lanes_of = [&](int v) { return kPartial && v == kVectors - 1 ? last_lanes : Simd::kLanes; };
-  for (std::int64_t index = 0; index < groups; ++index) {
+  for (std::int64_t first = inputs.begin; first < inputs.end;) {
+    const std::int64_t index = first / size;
     const GroupView group = group_of(gemm, panel, index);
-    const A* a = static_cast<const A*>(gemm.a) + row * a_stride + group.first;
+    const std::int64_t end = std::min(group.end, inputs.end);
+    const A* a = static_cast<const A*>(gemm.a) + row * a_stride + first;
     Vec sums[kChains][kRows][kVectors];
     ADAPTRT_UNROLL
     for (int chain = 0; chain < kChains; ++chain) {
@@ -73,6 +95,18 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
       for (int r = 0; r < kRows; ++r) {
         ADAPTRT_UNROLL
         for (int v = 0; v < kVectors; ++v) sums[chain][r][v] = Simd::zero();
+      }
+    }
+    if constexpr (kChains == 1) {
+      if (first > group.first) {
+        ADAPTRT_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const float* out = gemm.out + (row + r) * gemm.out_stride + column;
+          ADAPTRT_UNROLL
+          for (int v = 0; v < kVectors; ++v) {
+            sums[0][r][v] = Simd::load(out + v * Simd::kLanes, lanes_of(v));
+          }
+        }
       }
     }
     /// Calls unit(number in the round, its weights) for the units of the next word that `wanted` lets
@@ -95,17 +129,12 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
           for (int v = 0; v < kVectors; ++v) sum[r][v] = Weights::multiply_add(value, columns[v], sum[r][v]);
         }
       });
-      if constexpr (kStreams) {
-        ADAPTRT_UNROLL
-        for (int line = 0; line < kLines; ++line) {
-          __builtin_prefetch(b + kStreamAhead + line * kCacheLine, 0, 3);
-        }
-      }
+      prefetch_lines<kLines>(&prefetch);
       a += kUnits * kInterleave;
       b += row_bytes;
     };
 
-    std::int64_t units = group.inputs / kInterleave;
+    std::int64_t units = (end - first) / kInterleave;
     const auto all = [](int) __attribute__((always_inline)) { return true; };
     const auto whole = [](int, const A* from)
                            __attribute__((always_inline)) { return Weights::broadcast(from); };
@@ -113,7 +142,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
       ADAPTRT_UNROLL
       for (int at = 0; at < kRoundWords; ++at) word(at, all, whole);
     }
-    const bool odd = group.inputs % kInterleave != 0;
+    const bool odd = (end - first) % kInterleave != 0;
     const auto left = [&](int number) __attribute__((always_inline)) {
       return number < units || (odd && number == units);
     };
@@ -125,10 +154,20 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
       if (left(at * kUnits)) word(at, left, last);
     }
 
+    first = end;
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const float activations = group.zeros == nullptr ? 0.0F : gemm.a_sums[(row + r) * groups + index];
       float* out = gemm.out + (row + r) * gemm.out_stride + column;
+      if constexpr (kChains == 1) {
+        if (end < group.end) {
+          ADAPTRT_UNROLL
+          for (int v = 0; v < kVectors; ++v) {
+            Simd::store(out + v * Simd::kLanes, sums[0][r][v], lanes_of(v));
+          }
+          continue;
+        }
+      }
+      const float activations = group.zeros == nullptr ? 0.0F : gemm.a_sums[(row + r) * groups + index];
       ADAPTRT_UNROLL
       for (int v = 0; v < kVectors; ++v) {
         Vec sum = sums[0][r][v];
@@ -152,30 +191,37 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
   }
 }
 
-template <class Weights, int kVectors, bool kPartial, bool kStreams, int kRows>
+template <class Weights, int kVectors, bool kPartial, int kLines, int kRows>
 void quantized_rows(const QuantizedGemm& gemm, const QuantizedPanel& panel, const std::byte* words,
-                    std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t last_lanes) {
+                    InputRange inputs, std::int64_t row, std::int64_t rows, std::int64_t column,
+                    std::int64_t last_lanes, Prefetch prefetch) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      quantized_rows<Weights, kVectors, kPartial, kStreams, kRows - 1>(gemm, panel, words, row, rows, column,
-                                                                       last_lanes);
+      quantized_rows<Weights, kVectors, kPartial, kLines, kRows - 1>(gemm, panel, words, inputs, row, rows,
+                                                                     column, last_lanes, prefetch);
       return;
     }
   }
-  quantized_tile<Weights, kRows, kVectors, kPartial, kStreams>(gemm, panel, words, row, column, last_lanes);
+  quantized_tile<Weights, kRows, kVectors, kPartial, kLines>(gemm, panel, words, inputs, row, column,
+                                                             last_lanes, prefetch);
 }
 
 /// All rows and columns, in tiles of at most kRows rows.
 template <class Weights, int kRows, bool kStreams>
 void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, const std::byte* words) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  constexpr int kLines =
+      kStreams ? static_cast<int>((kGroup * Weights::kColumnBytes + kCacheLine - 1) / kCacheLine) : 0;
   const std::int64_t blocks = (gemm.rows + kRows - 1) / kRows;
+  const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
+  const InputRange inputs{0, gemm.k};
   std::int64_t column = 0;
   for (; column + kGroup <= gemm.width; column += kGroup) {
+    const Prefetch prefetch{words + column * Weights::kColumnBytes + kStreamAhead, row_bytes};
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
       const std::int64_t rows = (gemm.rows - row + blocks - block - 1) / (blocks - block);
-      quantized_rows<Weights, kTileVectors, false, kStreams, kRows>(gemm, panel, words, row, rows, column,
-                                                                    Simd::kLanes);
+      quantized_rows<Weights, kTileVectors, false, kLines, kRows>(gemm, panel, words, inputs, row, rows,
+                                                                  column, Simd::kLanes, prefetch);
       row += rows;
     }
   }
@@ -183,31 +229,19 @@ void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, con
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
       const std::int64_t rows = (gemm.rows - row + blocks - block - 1) / (blocks - block);
-      quantized_rows<Weights, 1, true, false, kRows>(gemm, panel, words, row, rows, column, lanes);
+      quantized_rows<Weights, 1, true, 0, kRows>(gemm, panel, words, inputs, row, rows, column, lanes, {});
       row += rows;
     }
   }
 }
 
-template <class Packed, class Float>
-void multiply_quantized(const QuantizedGemm& gemm) {
-  const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
-  if (gemm.expanded != nullptr) {
-    quantized_panel<Expanded<Float>, kTileRows, false>(gemm, panel, gemm.expanded);
-  } else {
-    quantized_panel<Packed, kDecodedTileRows, true>(gemm, panel, panel.weights);
-  }
-}
-
-/// Expands kVectors vectors of columns, the last one of last_lanes columns.
+/// Decodes `units` of k of kVectors vectors of columns, the last one of last_lanes columns, of a panel.
 template <class Packed, int kVectors>
-void expand_columns(const QuantizedGemm& gemm, std::int64_t column, std::int64_t last_lanes, std::byte* out) {
+void expand_columns(const std::byte* words, std::int64_t width, std::int64_t units, std::int64_t last_lanes,
+                    std::byte* out) {
   constexpr std::int64_t kOutBytes = 4;  // a pair of bfloat16, or a float32
-  const std::int64_t units = (gemm.k + Packed::kInterleave - 1) / Packed::kInterleave;
-  const std::int64_t row_bytes = gemm.width * Packed::kColumnBytes;
-  const std::int64_t out_row_bytes = gemm.width * kOutBytes;
-  const std::byte* words = gemm.panel + column * Packed::kColumnBytes;
-  out += column * kOutBytes;
+  const std::int64_t row_bytes = width * Packed::kColumnBytes;
+  const std::int64_t out_row_bytes = width * kOutBytes;
   const auto expand = [&](auto wanted) __attribute__((always_inline)) {
     ADAPTRT_UNROLL
     for (int v = 0; v < kVectors; ++v) {
@@ -228,33 +262,89 @@ void expand_columns(const QuantizedGemm& gemm, std::int64_t column, std::int64_t
     words += row_bytes;
     out += Packed::kUnits * out_row_bytes;
   };
-  std::int64_t left = units;
-  for (; left >= Packed::kUnits; left -= Packed::kUnits) {
+  for (; units >= Packed::kUnits; units -= Packed::kUnits) {
     expand([](int) __attribute__((always_inline)) { return true; });
   }
-  if (left > 0) expand([&](int unit) __attribute__((always_inline)) { return unit < left; });
+  if (units > 0) expand([&](int unit) __attribute__((always_inline)) { return unit < units; });
+}
+
+/// A panel of one group of columns and of one group of inputs, for several tiles of rows: a stretch of k is
+/// decoded to the first-level cache and multiplied with all rows before the next is read, and meanwhile the
+/// tiles fetch the next one.
+template <class Packed, class Float>
+void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) {
+  constexpr std::int64_t kRowBytes = kPanelColumns * Packed::kColumnBytes;
+  constexpr std::int64_t kDecodedRowBytes = kPanelColumns * Float::kColumnBytes;
+  constexpr std::int64_t kStretch = kDecodedBytes / kDecodedRowBytes * Float::kInterleave;
+  constexpr std::int64_t kWordInputs = Packed::kUnits * Packed::kInterleave;
+  alignas(kCacheLine) std::byte decoded[kDecodedBytes];
+  const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
+  for (std::int64_t begin = 0; begin < gemm.k; begin += kStretch) {
+    const InputRange inputs{begin, std::min(begin + kStretch, gemm.k)};
+    const std::byte* words = panel.weights + begin / kWordInputs * kRowBytes;
+    const std::int64_t units = (inputs.end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
+    expand_columns<Packed, kTileVectors>(words, kPanelColumns, units, Simd::kLanes, decoded);
+    const bool is_last = inputs.end == gemm.k;
+    const std::byte* next =
+        is_last && gemm.next_panel != nullptr ? gemm.next_panel : words + kStretch / kWordInputs * kRowBytes;
+    // What each tile fetches with each unit: less than a cache line.
+    const std::int64_t bytes = (kRowBytes + tiles * Packed::kUnits - 1) / (tiles * Packed::kUnits);
+    std::int64_t row = 0;
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      const std::int64_t rows = (gemm.rows - row + tiles - tile - 1) / (tiles - tile);
+      const Prefetch prefetch{next + tile * units * bytes, bytes};
+      quantized_rows<Expanded<Float>, kTileVectors, false, 1, kTileRows>(gemm, panel, decoded, inputs, row,
+                                                                         rows, 0, Simd::kLanes, prefetch);
+      row += rows;
+    }
+  }
+}
+
+template <class Packed, class Float, bool kIsInt8>
+void multiply_quantized(const QuantizedGemm& gemm) {
+  const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
+  if (gemm.expanded != nullptr) {
+    quantized_panel<Expanded<Float>, kTileRows, false>(gemm, panel, gemm.expanded);
+    return;
+  }
+  // Four bits are decoded for each tile in less time than it takes to store and load what they stand for.
+  if constexpr (kIsInt8 && kTileVectors * Simd::kLanes == kPanelColumns) {
+    if (gemm.rows > kTileRows && gemm.width == kPanelColumns) {
+      quantized_streamed<Packed, Float>(gemm, panel);
+      return;
+    }
+  }
+  quantized_panel<Packed, kDecodedTileRows, true>(gemm, panel, panel.weights);
 }
 
 template <class Packed>
 void expand_weights(const QuantizedGemm& gemm, std::byte* out) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  constexpr std::int64_t kOutBytes = 4;
+  const std::int64_t units = (gemm.k + Packed::kInterleave - 1) / Packed::kInterleave;
+  const auto columns = [&]<int kVectors>(std::integral_constant<int, kVectors>, std::int64_t column,
+                                         std::int64_t last_lanes) {
+    expand_columns<Packed, kVectors>(gemm.panel + column * Packed::kColumnBytes, gemm.width, units,
+                                     last_lanes, out + column * kOutBytes);
+  };
   std::int64_t column = 0;
   for (; column + kGroup <= gemm.width; column += kGroup) {
-    expand_columns<Packed, kTileVectors>(gemm, column, Simd::kLanes, out);
+    columns(std::integral_constant<int, kTileVectors>{}, column, Simd::kLanes);
   }
   for (; column < gemm.width; column += Simd::kLanes) {
-    expand_columns<Packed, 1>(gemm, column, std::min<std::int64_t>(Simd::kLanes, gemm.width - column), out);
+    columns(std::integral_constant<int, 1>{}, column,
+            std::min<std::int64_t>(Simd::kLanes, gemm.width - column));
   }
 }
 
 void quantized_gemm(const QuantizedGemm& gemm) {
   const bool pairs = gemm.activation == DType::kBFloat16;
   if (gemm.quantization.algo == QuantAlgo::kW4A16) {
-    pairs ? multiply_quantized<Int4BFloat16, BFloat16Weights>(gemm)
-          : multiply_quantized<Int4Float32, Float32Weights>(gemm);
+    pairs ? multiply_quantized<Int4BFloat16, BFloat16Weights, false>(gemm)
+          : multiply_quantized<Int4Float32, Float32Weights, false>(gemm);
   } else {
-    pairs ? multiply_quantized<Int8BFloat16, BFloat16Weights>(gemm)
-          : multiply_quantized<Int8Float32, Float32Weights>(gemm);
+    pairs ? multiply_quantized<Int8BFloat16, BFloat16Weights, true>(gemm)
+          : multiply_quantized<Int8Float32, Float32Weights, true>(gemm);
   }
 }
 

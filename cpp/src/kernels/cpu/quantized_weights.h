@@ -43,11 +43,19 @@ struct Int8BFloat16 : NativePairs {
   static constexpr int kUnits = 1;
   static constexpr std::int64_t kColumnBytes = 2;
   static Word load(const std::byte* from, std::int64_t n) {
-    const __m256i bytes = n == Simd::kLanes ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))
-                                            : _mm256_maskz_loadu_epi16(Simd::first(n), from);
+    __m128i first = _mm_setzero_si128();
+    __m128i second = _mm_setzero_si128();
+    if (n == Simd::kLanes) {
+      first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+      second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + 1);
+    } else {
+      const __m256i bytes = _mm256_maskz_loadu_epi16(Simd::first(n), from);
+      first = _mm256_castsi256_si128(bytes);
+      second = _mm256_extracti128_si256(bytes, 1);
+    }
     // The packed conversion of two vectors keeps the order of their elements: columns' pairs stay together.
-    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
-    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(first));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(second));
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
   }
   template <int kUnit>

@@ -209,7 +209,7 @@ inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 4;
 /// Of a tile whose weights are decoded on the way, which takes registers too.
 inline constexpr int kDecodedTileRows = 6;
-inline constexpr std::int64_t kInt8DecodedRows = 18;
+inline constexpr std::int64_t kInt8DecodedRows = 24;
 inline constexpr std::int64_t kInt4DecodedRows = 48;
 
 }  // namespace
