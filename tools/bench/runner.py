@@ -164,6 +164,9 @@ class Bench:
         if isinstance(scenario, (Load, Memory)):
             return run_child(scenario, self._engines[scenario.engine].directory, self._threads)
         bench = self._executors[scenario.name]
+        if isinstance(scenario, (Prefill, FirstToken)):
+            # What ran before the sample, or did not, is not what is measured.
+            first_token_seconds(bench.executor, prompts_of(bench, scenario)[0], _first(bench, scenario))
         if isinstance(scenario, Prefill):
             seconds = first_token_seconds(bench.executor, prompts_of(bench, scenario)[0], _first(bench, scenario))
             return {"value": scenario.input_length / seconds, "seconds": seconds}
@@ -333,7 +336,7 @@ def profiled_steps(bench: BenchExecutor, scenario: Prefill | Decode, *, warm_up:
     return [step for step in steps if step.num_tokens == step.num_sequences == scenario.requests]
 
 
-def _first(bench: BenchExecutor, scenario: Prefill) -> LoraConfig | None:
+def _first(bench: BenchExecutor, scenario: Prefill | FirstToken) -> LoraConfig | None:
     return bench.library.reference(scenario.adapters, 0) if scenario.adapters.count else None
 
 
