@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -64,7 +65,7 @@ Piece chunk(int sequence, int first_position) {
   return piece;
 }
 
-void run(int num_threads, int rounds, const char* kernels) {
+void run(int num_threads, int rounds, const char* kernels, bool int8_kv_cache) {
   const auto threads = std::make_shared<ThreadPool>(num_threads);
   // Small everywhere else, so that little besides attention takes time.
   const testing::RandomModel model({.dtype = DType::kBFloat16,
@@ -73,7 +74,8 @@ void run(int num_threads, int rounds, const char* kernels) {
                                     .max_batch_size = kSequences,
                                     .max_num_tokens = kPrompt,
                                     .max_seq_len = kLongest,
-                                    .tokens_per_block = kTokensPerBlock});
+                                    .tokens_per_block = kTokensPerBlock,
+                                    .int8_kv_cache = int8_kv_cache});
   const auto profile = std::make_shared<StepProfile>(static_cast<std::size_t>(rounds));
   const auto engine = make_cpu_engine(model.program, threads, kernels, profile);
   engine->allocate_kv_blocks(kSequences * kLongest / kTokensPerBlock);
@@ -115,6 +117,7 @@ void run(int num_threads, int rounds, const char* kernels) {
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 2;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 15;
-  adaptrt::run(threads, rounds, argc > 3 ? argv[3] : "");
+  const bool int8_kv_cache = argc > 4 && std::string_view(argv[4]) == "int8";
+  adaptrt::run(threads, rounds, argc > 3 ? argv[3] : "", int8_kv_cache);
   return 0;
 }

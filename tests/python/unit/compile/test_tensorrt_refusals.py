@@ -222,8 +222,13 @@ def test_an_interruption_ends_the_children(tmp_path: Path, monkeypatch: pytest.M
                 os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(process.subprocess, "Popen", Popen)
-    with pytest.raises(KeyboardInterrupt):
-        build(checkpoint, tensorrt_config("8.0", "8.6", "8.9"), tmp_path / "engine", workers=2)
+    # A shell's background jobs are started with interruptions ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            build(checkpoint, tensorrt_config("8.0", "8.6", "8.9"), tmp_path / "engine", workers=2)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(started) == 3  # the third plan was never begun
     assert all(child.returncode is not None for child in started)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "model"]
