@@ -90,10 +90,12 @@ class Validator {
     check_range("max_beam_width", program_.max_beam_width, 1, 1);
     check_range("tokens_per_block", program_.tokens_per_block, 1, 1 << 16);
     shape_is_sound_ = problems_.empty();
+    constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+    const std::int64_t columns = whole_groups(std::min(shape.head_dim, kMost - kKeyGroup));
     // No element takes more than a float32, with its share of the scales.
     const auto block = product({program_.num_layers, 2, whole_groups(program_.tokens_per_block),
-                                shape.num_key_value_heads, whole_groups(shape.head_dim), 4});
-    if (!block || *block > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())) {
+                                shape.num_key_value_heads, columns, 4});
+    if (!block || *block > static_cast<std::size_t>(kMost)) {
       add("the bytes of a KV block do not fit in 64 bits");
     }
   }
