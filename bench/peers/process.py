@@ -100,7 +100,7 @@ class PeerProcess:
         if not select.select([self._process.stdout], [], [], self._patience)[0]:
             self._signal(signal.SIGKILL)
             self._process.wait()
-            raise PeerError(f"no answer within {self._patience:g} s; see {self._log.name}")
+            raise PeerError(f"no answer within {self._patience:g} s; see {Path(self._log.name).name} in HOME")
         line = self._process.stdout.readline()
         if not line:
             raise PeerError(self._end())
@@ -110,7 +110,7 @@ class PeerProcess:
         return answer
 
     def _end(self) -> str:
-        return f"its process ended with status {self._process.wait()}; see {self._log.name}"
+        return f"its process ended with status {self._process.wait()}; see {Path(self._log.name).name} in HOME"
 
     def _processes(self) -> list[int]:
         """Ids of the process and its children."""

@@ -155,7 +155,7 @@ class Run:
             comparisons = []
             if work is not None:
                 peak = peak_of_row(row) if limits[peak_of_row(row)].median > 0 else "float32_flops"
-                share = roofline_shares(figure, work, ROWS[row].tokens, limits["read_bandwidth"], limits[peak])
+                share = roofline_shares(figure, work, ROWS[row].tokens, limits["read_bandwidth"], limits[peak], peak)
                 comparisons.append(ComparisonResult(None, "roofline", share.median, None, None, None))
             comparisons += [
                 _against_peer(row, peer, paired_ratio(figure, theirs))

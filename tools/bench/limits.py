@@ -18,6 +18,7 @@ LIMIT_UNITS: Final = {
     "float32_flops": "FLOP/s",
 }
 """Fields of MachineLimits."""
+_BESIDE: Final = "beside_"
 TRIES: Final = 3
 """Of each limit in a measurement, of which the best counts."""
 
@@ -33,8 +34,8 @@ class LimitMeter:
         self._quiet_share = quiet_share
         self._best: dict[str, dict[int, Sample]] = {name: {} for name in LIMIT_UNITS}
 
-    def measure(self, number: int) -> None:
-        """Once more in round `number`; 0.3 s."""
+    def measure(self, number: int) -> dict[str, float]:
+        """Once more in round `number`, by name; 0.3 s."""
         with NoiseMeter() as meter:
             limits = measure_machine_limits(self._threads, TRIES)
         noise = meter.noise
@@ -45,6 +46,7 @@ class LimitMeter:
                 best[number] = Sample(
                     number, {"value": value}, round(noise.foreign, 4), round(noise.stolen, 4), disturbed
                 )
+        return {name: getattr(limits, name) for name in LIMIT_UNITS}
 
     def figures(self) -> dict[str, Figure]:
         """One sample a round."""
@@ -73,13 +75,27 @@ def _is_w8a8(program: Program) -> bool:
     return any(how is not None and how.algo == QuantAlgo.W8A8 for how in weights)
 
 
-def roofline_shares(figure: Figure, work: Work, tokens: int, bandwidth: Figure, peak: Figure) -> Figure:
-    """Each sample of tokens per second as its share of what the limits of its round allow for steps of `tokens`."""
+def beside(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """What a sample keeps of the limits that were measured right before and after it: their mean.
+
+    Neighbours of the machine can halve its bandwidth for seconds, so that the best of a round says little of a sample.
+    """
+    return {_BESIDE + name: (before[name] + after[name]) / 2 for name in LIMIT_UNITS}
+
+
+def roofline_shares(figure: Figure, work: Work, tokens: int, bandwidth: Figure, peak: Figure, peak_name: str) -> Figure:
+    """Each sample of tokens per second as its share of what the limits allow for steps of `tokens`.
+
+    Limits are those beside the sample; where none were measured there, those of its round.
+    """
     bandwidths, peaks = bandwidth.by_round(), peak.by_round()
     shares = []
     for sample in figure.samples:
-        number = sample.round
-        allowed = work.least_seconds(bandwidths.get(number, bandwidth.median), peaks.get(number, peak.median))
+        number, metrics = sample.round, sample.metrics
+        allowed = work.least_seconds(
+            metrics.get(_BESIDE + "read_bandwidth", bandwidths.get(number, bandwidth.median)),
+            metrics.get(_BESIDE + peak_name, peaks.get(number, peak.median)),
+        )
         share = sample.metrics["value"] * allowed / tokens
         shares.append(Sample(number, {"value": share}, sample.foreign, sample.stolen, sample.disturbed))
     return Figure("share", shares)

@@ -23,7 +23,7 @@ from .child import run_child
 from .competing import competing_processes
 from .engines import EngineShelf, Progress
 from .executors import COLD_TASKS, BenchExecutor, adapter_directory, key_of, load_native_engine, problems_of
-from .limits import LimitMeter, peak_of, roofline_shares
+from .limits import LimitMeter, beside, peak_of, roofline_shares
 from .measure import Metrics, decode, first_token_seconds, overhead, request, serve
 from .measure import finish as finish_request
 from .noise import NoiseMeter, wait_until_quiet
@@ -142,13 +142,15 @@ class Bench:
     def _measure(self, scenario: Scenario, number: int) -> None:
         """Takes a sample; another one in place of one that was disturbed, while the scenario has any left."""
         settings = self._file.run
-        if scenario.name in self._work:
-            self._limits.measure(number)
+        has_roofline = scenario.name in self._work
         while True:
             wait_until_quiet(settings.quiet_share, settings.quiet_wait)
             count = scenario.competing_processes if isinstance(scenario, Decode) else 0
+            before = self._limits.measure(number) if has_roofline else {}
             with competing_processes(count) as competitors, NoiseMeter(competitors) as meter:
                 metrics = self._sample(scenario)
+            if has_roofline:
+                metrics |= beside(before, self._limits.measure(number))
             sample = self._made(number, metrics, meter)
             self._samples[scenario.name].append(sample)
             if not sample.disturbed or self._extra[scenario.name] == 0:
@@ -274,7 +276,7 @@ class Bench:
     def _roofline_share(self, scenario: Scenario, figure: Figure, limits: dict[str, Figure]) -> Figure:
         tokens = scenario.input_length if isinstance(scenario, Prefill) else _requests(scenario)
         peak = self._peak(scenario, limits)
-        return roofline_shares(figure, self._work[scenario.name], tokens, limits["read_bandwidth"], limits[peak])
+        return roofline_shares(figure, self._work[scenario.name], tokens, limits["read_bandwidth"], limits[peak], peak)
 
     def _peak(self, scenario: Scenario, limits: dict[str, Figure]) -> str:
         """Name of the multiply-add limit that a scenario's engine is held against."""

@@ -33,8 +33,20 @@ def test_a_sample_is_held_against_the_limits_of_its_round() -> None:
         return Figure("", [Sample(number, {"value": value}, 0.0, 0.0, False) for number, value in enumerate(values)])
 
     # A step of 2 tokens reads 10 bytes: 100 bytes/s allow 20 tokens/s.
-    shares = limits.roofline_shares(figure(10.0, 10.0), Work(10, 1), 2, figure(100.0, 200.0), figure(1e9, 1e9))
+    shares = limits.roofline_shares(figure(10.0, 10.0), Work(10, 1), 2, figure(100.0, 200.0), figure(1e9, 1e9), "p")
     assert shares.by_round() == pytest.approx({0: 0.5, 1: 0.25})
+
+
+def test_limits_beside_a_sample_come_before_those_of_its_round() -> None:
+    def measured(read_bandwidth: float) -> dict[str, float]:
+        return {**dict.fromkeys(limits.LIMIT_UNITS, 1e9), "read_bandwidth": read_bandwidth}
+
+    metrics = {"value": 10.0, **limits.beside(measured(50.0), measured(100.0))}
+    best = Figure("", [Sample(0, {"value": 200.0}, 0.0, 0.0, False)])
+    shares = limits.roofline_shares(
+        Figure("", [Sample(0, metrics, 0.0, 0.0, False)]), Work(10, 1), 2, best, best, "int8_ops"
+    )
+    assert shares.by_round() == pytest.approx({0: 10.0 / (75.0 / 10 * 2)})
 
 
 def test_competing_processes_run_for_the_block_alone() -> None:
