@@ -1,9 +1,10 @@
 #include "kv_writer.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+
+#include "adaptrt/core/element_scan.h"
 
 namespace adaptrt {
 namespace {
@@ -11,28 +12,8 @@ namespace {
 /// All ones are NaN in every floating-point type.
 constexpr int kNanByte = 0xff;
 
-template <class Bits>
-bool all_below(const std::byte* elements, std::int64_t n, Bits infinity) {
-  constexpr Bits kMagnitude = std::numeric_limits<Bits>::max() >> 1;
-  Bits greatest = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    Bits bits = 0;
-    std::memcpy(&bits, elements + i * static_cast<std::int64_t>(sizeof(Bits)), sizeof(Bits));
-    greatest = std::max(greatest, static_cast<Bits>(bits & kMagnitude));
-  }
-  return greatest < infinity;
-}
-
 bool all_finite(const std::byte* elements, DType dtype, std::int64_t n) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return all_below<std::uint32_t>(elements, n, 0x7f800000U);
-    case DType::kFloat16:
-      return all_below<std::uint16_t>(elements, n, 0x7c00U);
-    case DType::kBFloat16:
-      return all_below<std::uint16_t>(elements, n, 0x7f80U);
-  }
-  return false;
+  return !find_not_finite(elements, dtype, static_cast<std::size_t>(n), dtype);
 }
 
 template <std::size_t kBytes>

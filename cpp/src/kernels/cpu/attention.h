@@ -237,8 +237,7 @@ void attend_stored(const AttentionTile& tile) {
   RowBlock<Weights> block;
   const std::int64_t blocks = (tile.rows + kTileRows - 1) / kTileRows;
   for (std::int64_t row = 0, index = 0; index < blocks; ++index) {
-    // As even as can be.
-    const std::int64_t rows = (tile.rows - row + blocks - index - 1) / (blocks - index);
+    const std::int64_t rows = rows_of_tile(tile.rows - row, blocks - index);
     const std::int64_t last = tile.first_position + (row + rows - 1) / tile.rows_per_position;
     const std::int64_t groups = groups_until(tile, last);
     if (groups > 0) {

@@ -72,6 +72,11 @@ class SpanFetcher {
   std::int64_t offset_ = 0;
 };
 
+/// Rows of the next tile, where tiles are to be as even as can be.
+inline std::int64_t rows_of_tile(std::int64_t rows_left, std::int64_t tiles_left) {
+  return (rows_left + tiles_left - 1) / tiles_left;
+}
+
 /// Independent sums of an element, so that a narrow tile's additions do not wait for each other. Step s of k
 /// goes to sum s % kChains; they are added in pairs in the end.
 constexpr int chains_of(int vectors) {
@@ -218,7 +223,7 @@ void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
     part.k = std::min(gemm.k - begin * Weights::kInterleave, count * Weights::kInterleave);
     const std::byte* next = begin + count < steps ? part.panel + count * row_bytes : gemm.next_panel;
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
-      const std::int64_t rows = (gemm.rows - row + blocks - block - 1) / (blocks - block);
+      const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
       // Of a step's lines, each block fetches its share.
       const std::int64_t lines = next == nullptr ? 0
                                                  : (row_lines * (block + 1) + blocks - 1) / blocks -
@@ -265,7 +270,7 @@ void gemm_panel(const PanelGemm& gemm) {
     const std::byte* next = column == 0 ? gemm.next_panel : nullptr;
     const std::int64_t share = (row_bytes + blocks - 1) / blocks;
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
-      const std::int64_t rows = (gemm.rows - row + blocks - block - 1) / (blocks - block);
+      const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
       const Prefetch prefetch = next != nullptr ? Prefetch{next + block * steps * share, share}
                                                 : Prefetch{static_cast<const std::byte*>(gemm.a), 0};
       tile_of<Weights, kNextLines>(rows, vectors, full)(gemm, row, column, last_lanes, prefetch);

@@ -114,11 +114,6 @@ void int8_rows(const Int8Gemm& gemm, const QuantizedPanel& panel, Int8Part part,
   int8_tile<kRows, kVectors, kPartial, kLines>(gemm, panel, part, row, column, last_lanes, prefetch);
 }
 
-/// Rows of the next tile, where tiles are to be as even as can be.
-inline std::int64_t rows_of_tile(std::int64_t rows_left, std::int64_t tiles_left) {
-  return (rows_left + tiles_left - 1) / tiles_left;
-}
-
 /// A group of whole vectors of columns: all tiles take a stretch of k before the next is read, so that each
 /// stretch comes from memory once, and meanwhile they fetch the next one to the first-level cache.
 inline void int8_streamed(const Int8Gemm& gemm, const QuantizedPanel& panel, std::int64_t column) {

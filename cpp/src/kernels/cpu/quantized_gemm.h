@@ -219,7 +219,7 @@ void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, con
   for (; column + kGroup <= gemm.width; column += kGroup) {
     const Prefetch prefetch{words + column * Weights::kColumnBytes + kStreamAhead, row_bytes};
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
-      const std::int64_t rows = (gemm.rows - row + blocks - block - 1) / (blocks - block);
+      const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
       quantized_rows<Weights, kTileVectors, false, kLines, kRows>(gemm, panel, words, inputs, row, rows,
                                                                   column, Simd::kLanes, prefetch);
       row += rows;
@@ -228,7 +228,7 @@ void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, con
   for (; column < gemm.width; column += Simd::kLanes) {
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
-      const std::int64_t rows = (gemm.rows - row + blocks - block - 1) / (blocks - block);
+      const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
       quantized_rows<Weights, 1, true, 0, kRows>(gemm, panel, words, inputs, row, rows, column, lanes, {});
       row += rows;
     }
@@ -291,7 +291,7 @@ void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) 
     const std::int64_t bytes = (kRowBytes + tiles * Packed::kUnits - 1) / (tiles * Packed::kUnits);
     std::int64_t row = 0;
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      const std::int64_t rows = (gemm.rows - row + tiles - tile - 1) / (tiles - tile);
+      const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
       const Prefetch prefetch{next + tile * units * bytes, bytes};
       quantized_rows<Expanded<Float>, kTileVectors, false, 1, kTileRows>(gemm, panel, decoded, inputs, row,
                                                                          rows, 0, Simd::kLanes, prefetch);
