@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from adaptrt.tools.bench.display import details_of, full_title, number, reasons_not_run
+from adaptrt.tools.bench.display import details_of, full_title, in_turn, number, reasons_not_run
 from adaptrt.tools.bench.report import ComparisonResult, Report, Row, load_report
 
 PEERS = ("adaptrt", "peft", "llama_cpp", "openvino", "vllm")
@@ -61,7 +61,7 @@ def bench_table(report: Report) -> str:
                 full_title(row),
                 f"{number(figure.median)} {figure.unit}" + disturbed(row),
                 f"{number(figure.low)} to {number(figure.high)}",
-                "<br>".join([*details_of(row), *(against(result, report) for result in row.comparisons)]),
+                "<br>".join([*details_of(row), *(against(result, row, report) for result in row.comparisons)]),
                 "<br>".join(target(result) for result in row.comparisons).removesuffix("<br>"),
             )
         )
@@ -76,7 +76,7 @@ def disturbed(row: Row) -> str:
     return " (disturbed)" if row.figure.is_disturbed else ""
 
 
-def against(result: ComparisonResult, report: Report) -> str:
+def against(result: ComparisonResult, row: Row, report: Report) -> str:
     """In words."""
     if result.measure == "value":
         return ""
@@ -85,7 +85,8 @@ def against(result: ComparisonResult, report: Report) -> str:
     base = report.row(result.base)
     title = result.base if base is None else full_title(base)
     allowed = ", per byte and FLOP" if result.measure == "roofline" else ""
-    return f"{100 * result.ratio:.1f}% of {title}{allowed}"
+    turns = f", {in_turn(row.figure)}" if result.measure == "alternating" else ""
+    return f"{100 * result.ratio:.1f}% of {title}{allowed}{turns}"
 
 
 def target(result: ComparisonResult) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
+import numpy as np
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
@@ -11,7 +13,10 @@ from rich.text import Text
 
 from .measure import PERCENTILES
 from .profile import OpSummary
-from .report import ComparisonResult, Figure, Report, Row
+from .report import ComparisonResult, Figure, Report, Row, pair_ratios
+
+MIDDLE_HALF: Final = (25, 75)
+"""Percentiles between which the ratios of a half of the pairs are."""
 
 
 def tables_of(report: Report) -> Iterable[RenderableType]:
@@ -59,7 +64,7 @@ def _rows_table(report: Report) -> Table:
             row.name,
             *(number(value) for value in (figure.median, figure.low, figure.high)),
             figure.unit + (" *" if figure.is_disturbed else ""),
-            "\n".join([*details_of(row), *(_against(result) for result in row.comparisons)]),
+            "\n".join([*details_of(row), *(_against(result, figure) for result in row.comparisons)]),
             Text("\n").join(_target(result, figure) for result in row.comparisons),
         )
     return table
@@ -76,9 +81,21 @@ def details_of(row: Row) -> list[str]:
     ]
 
 
-def _against(result: ComparisonResult) -> str:
+def in_turn(figure: Figure) -> str:
+    """How a row that alternates with another one was compared: both values, number of pairs, spread of their ratios."""
+    ratios = pair_ratios(figure)
+    low, high = (100 * float(np.percentile(ratios, percentile)) for percentile in MIDDLE_HALF)
+    return (
+        f"in turn: {number(figure.median)} beside {number(figure.metric('base_value'))} {figure.unit}, "
+        f"{len(ratios)} pairs, half of them {low:.1f} to {high:.1f}%"
+    )
+
+
+def _against(result: ComparisonResult, figure: Figure) -> str:
     if result.measure == "value":
         return ""
+    if result.measure == "alternating":
+        return f"{100 * result.ratio:.1f}% of {result.base}, {in_turn(figure)}"
     what = "roofline" if result.base is None else result.base
     if result.measure == "roofline" and result.base is not None:
         what += "'s roofline share"

@@ -118,17 +118,25 @@ class BenchExecutor:
     """An executor, its engine and its adapters."""
 
     def __init__(
-        self, engine: NativeEngine, key: ExecutorKey, scenarios: Sequence[Scenario], num_threads: int, *, profiled: bool
+        self,
+        engine: NativeEngine,
+        key: ExecutorKey,
+        scenarios: Sequence[Scenario],
+        num_threads: int,
+        *,
+        profiled: bool,
+        block_reuse: bool = False,
     ) -> None:
         """Makes the executor and registers the scenarios' adapters.
 
-        With `profiled`, every step is recorded. Raises ConfigError where memory does not suffice.
+        With `profiled`, every step is recorded. Prompts repeat between samples: with `block_reuse`, all but the first
+        cost little. Raises ConfigError where memory does not suffice.
         """
         self.engine = engine
         self.library = AdapterLibrary(engine)
         mixes = [scenario.adapters for scenario in scenarios if scenario.adapters.count]
         num_threads = key.num_threads or num_threads
-        config = self._config(key, mixes, num_threads)
+        config = self._config(key, mixes, num_threads, block_reuse)
         self.profile = StepProfile(MAX_STEPS)
         """Of a profiled executor: its newest steps."""
         if profiled:
@@ -149,11 +157,12 @@ class BenchExecutor:
         """End the executor's thread and free its caches."""
         self.executor.shutdown()
 
-    def _config(self, key: ExecutorKey, mixes: Sequence[AdapterMix], num_threads: int) -> ExecutorConfig:
+    def _config(
+        self, key: ExecutorKey, mixes: Sequence[AdapterMix], num_threads: int, block_reuse: bool
+    ) -> ExecutorConfig:
         layout = self.engine.program.lora
         config = ExecutorConfig(
-            # Prompts repeat between samples: with prefix reuse, all but the first would cost nothing.
-            kv_cache_config=KvCacheConfig(enable_block_reuse=False),
+            kv_cache_config=KvCacheConfig(enable_block_reuse=block_reuse),
             num_threads=num_threads,
             iter_stats_max_iterations=STATISTICS_KEPT,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from ..._core import DType, QuantAlgo, measure_machine_limits
@@ -83,19 +84,30 @@ def beside(before: dict[str, float], after: dict[str, float]) -> dict[str, float
     return {_BESIDE + name: (before[name] + after[name]) / 2 for name in LIMIT_UNITS}
 
 
-def roofline_shares(figure: Figure, work: Work, tokens: int, bandwidth: Figure, peak: Figure, peak_name: str) -> Figure:
-    """Each sample of tokens per second as its share of what the limits allow for steps of `tokens`.
+def rates_at_limit(figure: Figure, work: Work, tokens: int, bandwidth: Figure, peak: Figure, peak_name: str) -> Figure:
+    """What the limits allow in place of each sample: tokens per second, for steps of `tokens`.
 
     Limits are those beside the sample; where none were measured there, those of its round.
     """
     bandwidths, peaks = bandwidth.by_round(), peak.by_round()
-    shares = []
+    allowed = []
     for sample in figure.samples:
         number, metrics = sample.round, sample.metrics
-        allowed = work.least_seconds(
+        seconds = work.least_seconds(
             metrics.get(_BESIDE + "read_bandwidth", bandwidths.get(number, bandwidth.median)),
             metrics.get(_BESIDE + peak_name, peaks.get(number, peak.median)),
         )
-        share = sample.metrics["value"] * allowed / tokens
-        shares.append(Sample(number, {"value": share}, sample.foreign, sample.stolen, sample.disturbed))
-    return Figure("share", shares)
+        allowed.append(Sample(number, {"value": tokens / seconds}, sample.foreign, sample.stolen, sample.disturbed))
+    return Figure(figure.unit, allowed)
+
+
+def roofline_shares(figure: Figure, work: Work, tokens: int, bandwidth: Figure, peak: Figure, peak_name: str) -> Figure:
+    """Each sample of tokens per second as its share of what rates_at_limit() gives for it."""
+    allowed = rates_at_limit(figure, work, tokens, bandwidth, peak, peak_name)
+    return Figure(
+        "share",
+        [
+            replace(limit, metrics={"value": sample.metrics["value"] / limit.metrics["value"]})
+            for sample, limit in zip(figure.samples, allowed.samples, strict=True)
+        ],
+    )

@@ -30,6 +30,8 @@ class Sample:
     """Share that other virtual machines took."""
     disturbed: bool
     """`foreign` was more than the run allows."""
+    pair_ratios: list[float] = field(default_factory=list)
+    """Of a scenario that alternates with another one: its value over the other's, pair by pair."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,11 @@ class Figure:
         return values
 
 
+def pair_ratios(figure: Figure) -> list[float]:
+    """Of all samples that count, ascending; empty for a row that does not alternate with another one."""
+    return sorted(ratio for sample in figure.used() for ratio in sample.pair_ratios)
+
+
 def paired_ratio(row: Figure, base: Figure) -> float:
     """The median over the rounds that both have of row / base; of the medians where they share no round."""
     ours, theirs = row.by_round(), base.by_round()
@@ -97,6 +104,8 @@ class ComparisonResult:
     at_most: float | None
     holds: bool | None
     """None without a target."""
+    at_limit: float | None = None
+    """What the ratio would be if this row reached the machine's limit; None where that was not asked."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +242,7 @@ def _figure(fields: JsonFields) -> Figure:
                 foreign=nested.number("foreign"),
                 stolen=nested.number("stolen"),
                 disturbed=nested.boolean("disturbed"),
+                pair_ratios=_ratios(nested),
             )
             for nested in _list(fields, "samples")
         ],
@@ -240,6 +250,15 @@ def _figure(fields: JsonFields) -> Figure:
     if not figure.samples:
         fields.problem("samples", "is empty")
     return figure
+
+
+def _ratios(fields: JsonFields) -> list[float]:
+    """Reports of versions that had no pairs do not have them."""
+    values = [] if fields.raw("pair_ratios") is None else fields.raw("pair_ratios")
+    if not isinstance(values, list) or not all(isinstance(value, (int, float)) for value in values):
+        fields.problem("pair_ratios", "is no list of numbers")
+        return []
+    return [float(value) for value in values]
 
 
 def _metrics(fields: JsonFields) -> Metrics:
@@ -277,6 +296,7 @@ def _row(fields: JsonFields) -> Row:
                 at_least=nested.optional_number("at_least"),
                 at_most=nested.optional_number("at_most"),
                 holds=None if nested.raw("holds") is None else nested.boolean("holds"),
+                at_limit=nested.optional_number("at_limit"),
             )
             for nested in _list(fields, "comparisons")
         ],

@@ -19,6 +19,8 @@ from ..._core import (
 )
 from ...runtime.lora_config import LoraConfig as PeftLoraConfig
 from ...runtime.native_engine import NativeEngine
+from .alternating import Alternation, alternating_pairs
+from .batches import adapter_of, batch_adapters, prompts_of, requests_of
 from .child import run_child
 from .competing import competing_processes
 from .engines import EngineShelf, Progress
@@ -60,7 +62,8 @@ class Bench:
         self._shelf = EngineShelf(work_dir, progress)
         self._engines: dict[str, NativeEngine] = {}
         self._executors: dict[str, BenchExecutor] = {}
-        """By scenario; shared."""
+        """By scenario; shared. Those of scenarios that alternate are the alternation's."""
+        self._alternation: Alternation | None = None
         self._work: dict[str, Work] = {}
         self._samples: dict[str, list[Sample]] = defaultdict(list)
         self._limits = LimitMeter(num_threads, file.run.quiet_share)
@@ -80,6 +83,8 @@ class Bench:
         finally:
             for executor in set(self._executors.values()):
                 executor.close()
+            if self._alternation is not None:
+                self._alternation.close()
         return self._report()
 
     def _runnable(self) -> list[Scenario]:
@@ -101,15 +106,34 @@ class Bench:
             engine = self._engines[key.engine]
             try:
                 self._find_work(engine, key, [s for s in scenarios if isinstance(s, (Prefill, Decode))])
-                shared = BenchExecutor(engine, key, scenarios, self._threads, profiled=False)
+                alone = [scenario for scenario in scenarios if scenario.alternating is None]
+                if alone:
+                    shared = BenchExecutor(engine, key, alone, self._threads, profiled=False)
             except ConfigError as error:
                 self._not_run.update({scenario.name: str(error) for scenario in scenarios})
                 continue
-            for scenario in scenarios:
+            for scenario in alone:
                 self._executors[scenario.name] = shared
+        self._prepare_alternation()
         for scenario in self._runnable():
             self._warm_up(scenario)
             self._extra[scenario.name] = self._file.run.extra_samples
+
+    def _prepare_alternation(self) -> None:
+        """Makes the executors of scenarios that alternate. One whose base cannot be run cannot be run either."""
+        pairs = []
+        for scenario, base in alternating_pairs(self._runnable(), self._file.scenarios):
+            if base.name in self._not_run:
+                self._not_run[scenario.name] = f"alternates with '{base.name}': {self._not_run[base.name]}"
+            else:
+                pairs.append((scenario, base))
+        if not pairs:
+            return
+        self._progress(f"preparing {len(pairs)} scenarios that alternate with another one")
+        try:
+            self._alternation = Alternation(self._engines, pairs, self._threads)
+        except ConfigError as error:
+            self._not_run.update({scenario.name: str(error) for scenario, _ in pairs})
 
     def _check_fit(self) -> None:
         problems = [
@@ -132,7 +156,9 @@ class Bench:
             bench.close()
 
     def _warm_up(self, scenario: Scenario) -> None:
-        if isinstance(scenario, (Prefill, Decode, Overhead, FirstToken)):
+        if scenario.alternating is not None:
+            self._in_turn(scenario, 1)
+        elif isinstance(scenario, (Prefill, Decode, Overhead, FirstToken)):
             self._sample(scenario)
         elif isinstance(scenario, Serve):
             bench = self._executors[scenario.name]
@@ -142,25 +168,35 @@ class Bench:
     def _measure(self, scenario: Scenario, number: int) -> None:
         """Takes a sample; another one in place of one that was disturbed, while the scenario has any left."""
         settings = self._file.run
-        has_roofline = scenario.name in self._work
+        # Runs in turn take longer than limits beside them would hold for, and are not held against any.
+        has_roofline = scenario.name in self._work and scenario.alternating is None
         while True:
             wait_until_quiet(settings.quiet_share, settings.quiet_wait)
             count = scenario.competing_processes if isinstance(scenario, Decode) else 0
             before = self._limits.measure(number) if has_roofline else {}
+            ratios: list[float] = []
             with competing_processes(count) as competitors, NoiseMeter(competitors) as meter:
-                metrics = self._sample(scenario)
+                if scenario.alternating is not None:
+                    metrics, ratios = self._in_turn(scenario, scenario.alternating.pairs)
+                else:
+                    metrics = self._sample(scenario)
             if has_roofline:
                 metrics |= beside(before, self._limits.measure(number))
-            sample = self._made(number, metrics, meter)
+            sample = self._made(number, metrics, meter, ratios)
             self._samples[scenario.name].append(sample)
             if not sample.disturbed or self._extra[scenario.name] == 0:
                 return
             self._extra[scenario.name] -= 1
 
-    def _made(self, number: int, metrics: Metrics, meter: NoiseMeter) -> Sample:
+    def _made(self, number: int, metrics: Metrics, meter: NoiseMeter, ratios: list[float]) -> Sample:
         noise = meter.noise
         disturbed = noise.foreign > self._file.run.quiet_share
-        return Sample(number, metrics, round(noise.foreign, 4), round(noise.stolen, 4), disturbed)
+        return Sample(number, metrics, round(noise.foreign, 4), round(noise.stolen, 4), disturbed, ratios)
+
+    def _in_turn(self, scenario: Scenario, pairs: int) -> tuple[Metrics, list[float]]:
+        assert isinstance(scenario, Decode)
+        assert self._alternation is not None
+        return self._alternation.sample(scenario, pairs)
 
     def _sample(self, scenario: Scenario) -> Metrics:
         if isinstance(scenario, (Load, Memory)):
@@ -168,15 +204,15 @@ class Bench:
         bench = self._executors[scenario.name]
         if isinstance(scenario, (Prefill, FirstToken)):
             # What ran before the sample, or did not, is not what is measured.
-            first_token_seconds(bench.executor, prompts_of(bench, scenario)[0], _first(bench, scenario))
+            first_token_seconds(bench.executor, prompts_of(bench, scenario)[0], adapter_of(bench, scenario))
         if isinstance(scenario, Prefill):
-            seconds = first_token_seconds(bench.executor, prompts_of(bench, scenario)[0], _first(bench, scenario))
+            seconds = first_token_seconds(bench.executor, prompts_of(bench, scenario)[0], adapter_of(bench, scenario))
             return {"value": scenario.input_length / seconds, "seconds": seconds}
         if isinstance(scenario, Decode):
-            adapters = _batch_adapters(bench, scenario)
+            adapters = batch_adapters(bench, scenario)
             return decode(bench.executor, prompts_of(bench, scenario), adapters, scenario.output_length)
         if isinstance(scenario, Overhead):
-            adapters = _batch_adapters(bench, scenario)
+            adapters = batch_adapters(bench, scenario)
             return overhead(bench.executor, prompts_of(bench, scenario), adapters, scenario.output_length)
         if isinstance(scenario, FirstToken):
             return {"value": 1e3 * self._first_token(bench, scenario)}
@@ -259,6 +295,8 @@ class Bench:
             return None
         if comparison.measure == "value":
             ratio = figures[scenario.name].median
+        elif comparison.measure == "alternating":
+            ratio = figures[scenario.name].metric("ratio")
         elif comparison.measure == "ratio":
             assert comparison.base is not None
             ratio = paired_ratio(figures[scenario.name], figures[comparison.base])
@@ -274,7 +312,7 @@ class Bench:
         )
 
     def _roofline_share(self, scenario: Scenario, figure: Figure, limits: dict[str, Figure]) -> Figure:
-        tokens = scenario.input_length if isinstance(scenario, Prefill) else _requests(scenario)
+        tokens = scenario.input_length if isinstance(scenario, Prefill) else requests_of(scenario)
         peak = self._peak(scenario, limits)
         return roofline_shares(figure, self._work[scenario.name], tokens, limits["read_bandwidth"], limits[peak], peak)
 
@@ -308,13 +346,6 @@ class _Timer:
         self.seconds = time.perf_counter() - self._start
 
 
-def prompts_of(bench: BenchExecutor, scenario: Prefill | Decode | Overhead | FirstToken) -> list[list[int]]:
-    """The same for every sample."""
-    generator = np.random.default_rng(scenario.input_length)
-    vocab_size = bench.engine.program.vocab_size
-    return [random_prompt(scenario.input_length, vocab_size, generator) for _ in range(_requests(scenario))]
-
-
 def profiled_steps(bench: BenchExecutor, scenario: Prefill | Decode, *, warm_up: bool) -> list[StepRecord]:
     """Steps of a run on a profiled executor: those of a whole prompt, or those in which all requests generate.
 
@@ -324,34 +355,18 @@ def profiled_steps(bench: BenchExecutor, scenario: Prefill | Decode, *, warm_up:
     prompts = prompts_of(bench, scenario)
     if isinstance(scenario, Prefill):
         if warm_up:
-            first_token_seconds(executor, prompts[0], _first(bench, scenario))
+            first_token_seconds(executor, prompts[0], adapter_of(bench, scenario))
         bench.profile.take_steps()
         for _ in range(PROFILED_PROMPTS if warm_up else 1):
-            first_token_seconds(executor, prompts[0], _first(bench, scenario))
+            first_token_seconds(executor, prompts[0], adapter_of(bench, scenario))
         steps = bench.profile.take_steps()
         return [step for step in steps if step.num_tokens == scenario.input_length]
-    adapters = _batch_adapters(bench, scenario)
+    adapters = batch_adapters(bench, scenario)
     for _ in range(2 if warm_up else 1):
         bench.profile.take_steps()
         decode(executor, prompts, adapters, scenario.output_length)
     steps = bench.profile.take_steps()
     return [step for step in steps if step.num_tokens == step.num_sequences == scenario.requests]
-
-
-def _first(bench: BenchExecutor, scenario: Prefill | FirstToken) -> LoraConfig | None:
-    return bench.library.reference(scenario.adapters, 0) if scenario.adapters.count else None
-
-
-def _batch_adapters(bench: BenchExecutor, scenario: Decode | Overhead) -> list[LoraConfig | None]:
-    """Of each request: the adapters in turn."""
-    count = scenario.adapters.count
-    if count == 0:
-        return [None] * scenario.requests
-    return [bench.library.reference(scenario.adapters, i % count) for i in range(scenario.requests)]
-
-
-def _requests(scenario: Scenario) -> int:
-    return scenario.requests if isinstance(scenario, (Decode, Overhead)) else 1
 
 
 def _settings(scenario: Scenario) -> dict[str, Any]:

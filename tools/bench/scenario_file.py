@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ..._core import ConfigError
 from .model import BenchModel
+from .scenario_comparisons import check_comparisons
 from .scenario_fields import Fields, Place
 from .scenario_types import (
     NO_ADAPTERS,
@@ -38,7 +39,9 @@ else:
 SCHEMA: Final = 1
 SHIPPED: Final = Path(__file__).parent / "scenarios"
 DTYPES: Final = ("bfloat16", "float16", "float32")
-MEASURES: Final = ("ratio", "roofline", "value")
+MEASURES: Final = ("ratio", "alternating", "roofline", "value")
+PAIRS: Final = 8
+"""Of a sample of an alternating comparison that says nothing else."""
 ADAPTER_PLACES: Final = ("device", "host", "disk")
 MAX_SEED: Final = 1 << 31
 
@@ -72,7 +75,7 @@ def parse_scenarios(text: str, path: Path) -> ScenarioFile:
     engines = _read_engines(top, path.parent)
     model = _read_model(top, needed=any(engine.directory is None for engine in engines.values()))
     scenarios = tuple(_read_scenarios(top, engines))
-    _check_comparisons(scenarios, place)
+    check_comparisons(scenarios, place)
     top.refuse_remaining("a scenario file")
     if not scenarios and not place.problems:
         place.complain((), "has no [[scenario]]")
@@ -175,18 +178,34 @@ def _common(fields: Fields, engine: str) -> dict[str, Any]:
 def _read_comparisons(fields: Fields) -> Iterator[Comparison]:
     for entry in fields.tables("compare"):
         base = entry.text("with") if "with" in entry else None
+        measure = entry.text("measure", default="ratio" if base else "roofline", choices=MEASURES)
         comparison = Comparison(
             base=base,
-            measure=entry.text("measure", default="ratio" if base else "roofline", choices=MEASURES),
+            measure=measure,
             at_least=entry.optional_number("at_least"),
             at_most=entry.optional_number("at_most"),
+            pairs=_read_pairs(entry, measure),
         )
         if base is None and comparison.measure == "ratio":
             entry.complain("measure", 'is "ratio"; without "with" there is nothing to divide by')
+        if base is None and comparison.measure == "alternating":
+            entry.complain("measure", 'is "alternating"; without "with" there is nothing to alternate with')
         if base is not None and comparison.measure == "value":
             entry.complain("measure", 'is "value", which is held against the targets alone; "with" has no effect')
         entry.refuse_remaining("a comparison")
         yield comparison
+
+
+def _read_pairs(entry: Fields, measure: str) -> int:
+    if measure != "alternating":
+        if "pairs" in entry:
+            entry.complain("pairs", f'has no effect on a comparison by {measure}; only "alternating" has pairs')
+            entry.integer("pairs")
+        return 0
+    pairs = entry.integer("pairs", default=PAIRS, minimum=2)
+    if pairs % 2 == 1:
+        entry.complain("pairs", f"is {pairs}; expected an even number, half of whose pairs begin with either scenario")
+    return pairs
 
 
 def _read_adapters(fields: Fields, *, needed: bool = False) -> AdapterMix:
@@ -322,15 +341,3 @@ READERS: Final[dict[str, Reader]] = {
     "load": _load,
 }
 """Kinds of scenarios."""
-
-
-def _check_comparisons(scenarios: tuple[Scenario, ...], place: Place) -> None:
-    by_name = {scenario.name: scenario for scenario in scenarios}
-    for scenario in scenarios:
-        for comparison in scenario.comparisons:
-            if comparison.base is not None and comparison.base not in by_name:
-                place.complain((), f'compares "{scenario.name}" with "{comparison.base}", which is no scenario')
-            elif comparison.base is not None and by_name[comparison.base].unit != scenario.unit:
-                place.complain((), f'compares "{scenario.name}" with "{comparison.base}", which has another unit')
-            if comparison.measure == "roofline" and not isinstance(scenario, (Prefill, Decode)):
-                place.complain((), f'compares "{scenario.name}" by roofline; only prefill and decode have one')

@@ -83,9 +83,12 @@ class Comparison:
     """The other scenario; None: this one against the machine alone."""
     measure: str
     """ratio: value by value; roofline: share of the roofline by share of the roofline, which takes out the bytes and
-    FLOPs that only one of the two has; without a base, the share of the roofline itself. value: the value, no ratio."""
+    FLOPs that only one of the two has; without a base, the share of the roofline itself. value: the value, no ratio.
+    alternating: short runs of the two in turn, pair by pair; the scenario's own value then comes from these runs."""
     at_least: float | None = None
     at_most: float | None = None
+    pairs: int = 0
+    """That a sample of an alternating comparison has."""
 
     def holds(self, ratio: float) -> bool | None:
         """Whether the target is met; None without one."""
@@ -105,6 +108,11 @@ class Scenario:
     comparisons: tuple[Comparison, ...]
     unit: str
     """Of its value."""
+
+    @property
+    def alternating(self) -> Comparison | None:
+        """The comparison by runs in turn, of which a scenario has one at most."""
+        return next((comparison for comparison in self.comparisons if comparison.measure == "alternating"), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,22 @@ adapters = { count = 4, ranks = [4, 8], dora_share = 0.5 }
   [[scenario.compare]]
   with = "base"
   measure = "roofline"
+
+[[scenario]]
+name = "in-turn"
+kind = "decode"
+engine = "small"
+requests = 4
+input = 8
+output = 8
+adapters = { count = 2, ranks = [4] }
+  [[scenario.compare]]
+  with = "base"
+  measure = "alternating"
+  pairs = 4
+  at_most = 1e9
+  [[scenario.compare]]
+  with = "mixed"
 
 [[scenario]]
 name = "around"
@@ -179,7 +196,7 @@ def report(work: Path) -> Report:
 
 def test_every_scenario_is_reported(report: Report) -> None:
     assert [row.name for row in report.rows] == [
-        "prefill", "base", "mixed", "around", "crowded", "host", "disk", "closed-1", "closed-6", "open",
+        "prefill", "base", "mixed", "in-turn", "around", "crowded", "host", "disk", "closed-1", "closed-6", "open",
         "memory", "load",
     ]  # fmt: skip
     assert all(len(row.figure.samples) == 2 for row in report.rows)
@@ -194,7 +211,22 @@ def test_every_scenario_is_reported(report: Report) -> None:
 
 def test_targets_are_judged(report: Report) -> None:
     held = {row.name: [comparison.holds for comparison in row.comparisons] for row in report.rows if row.comparisons}
-    assert held == {"prefill": [True], "mixed": [None, None], "disk": [False], "memory": [True]}
+    assert held == {
+        "prefill": [True], "mixed": [None, None], "in-turn": [True, None], "disk": [False], "memory": [True],
+    }  # fmt: skip
+
+
+def test_runs_in_turn_are_compared_pair_by_pair(report: Report) -> None:
+    row = report.row("in-turn")
+    assert row is not None
+    assert row.comparisons[0].ratio == row.figure.metric("ratio")
+    for sample in row.figure.samples:
+        assert len(sample.pair_ratios) == 4
+        assert sample.metrics["ratio"] == statistics.median(sample.pair_ratios)
+        assert sample.metrics["value"] > 0
+        assert sample.metrics["base_value"] > 0
+        assert not any(name.startswith("beside_") for name in sample.metrics)
+    assert not any(sample.pair_ratios for other in report.rows if other is not row for sample in other.figure.samples)
 
 
 def test_serving_is_described(report: Report) -> None:
@@ -296,7 +328,7 @@ def test_flags_are_checked(
 def test_scenarios_that_do_not_fit_are_refused(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     too_much = work / "too-much.toml"
     text = SCENARIOS.replace("input = 40", "input = 400").replace("ranks = [4, 8]", "ranks = [16]")
-    too_much.write_text(text.replace("requests = 4\ninput = 8\noutput = 8\n\n", "requests = 5\n\n"))
+    too_much.write_text(text.replace("requests = 4\ninput = 8\noutput = 8\n", "requests = 5\n"))
     assert command_line(["bench", str(too_much), "--work_dir", str(work / "engines")]) == 2
     message = capsys.readouterr().err
     assert "scenario 'prefill' has prompts of 400 tokens; the engine takes 128" in message

@@ -124,6 +124,70 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     assert "scenario[2].output" in message
 
 
+TURNS = """schema = 1
+[model]
+
+[[engine]]
+name = "e"
+
+[[scenario]]
+name = "a"
+kind = "decode"
+engine = "e"
+requests = 2
+
+[[scenario]]
+name = "b"
+kind = "decode"
+engine = "e"
+requests = 2
+threads = 1
+  [[scenario.compare]]
+  with = "a"
+  measure = "alternating"
+"""
+
+
+def test_scenarios_can_alternate() -> None:
+    first, second = parse(TURNS).scenarios
+    assert first.alternating is None
+    assert second.alternating is not None
+    assert (second.alternating.base, second.alternating.pairs) == ("a", 8)
+    again = parse(TURNS + "  pairs = 2\n").scenarios[1].alternating
+    assert again is not None
+    assert again.pairs == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('measure = "alternating"', 'measure = "alternating"\n  pairs = 3',
+         "line 22: scenario[2].compare[1].pairs is 3; expected an even number"),
+        ('measure = "alternating"', 'measure = "ratio"\n  pairs = 4',
+         'line 22: scenario[2].compare[1].pairs has no effect on a comparison by ratio; only "alternating" has pairs'),
+        ('  with = "a"\n', "", 'line 20: scenario[2].compare[1].measure is "alternating"; without "with"'),
+        ('with = "a"', 'with = "z"', 'compares "b" with "z", which is no scenario'),
+        ("threads = 1", "threads = 1\noutput = 40",
+         'compares "b" with "a" by alternating, but output is 40 here and 64 there'),
+        ("requests = 2\nthreads = 1", "requests = 3\ninput = 8\ncompeting_processes = 1",
+         "requests is 3 here and 2 there"),
+        ("requests = 2\nthreads = 1", "requests = 2\ninput = 8", "input is 8 here and 64 there"),
+        ("threads = 1", "competing_processes = 1", "competing_processes is 1 here and 0 there"),
+        ('kind = "decode"\nengine = "e"\nrequests = 2\n\n', 'kind = "prefill"\nengine = "e"\n\n',
+         'compares "b" with "a" by alternating; only decode scenarios alternate'),
+        ('measure = "alternating"', 'measure = "alternating"\n  [[scenario.compare]]\n  with = "b"\n'
+         '  measure = "alternating"', 'has "b" alternate with two scenarios'),
+        ('measure = "alternating"', 'measure = "alternating"\n  [[scenario.compare]]',
+         'compares "b" by roofline, but "b" alternates with a scenario'),
+        ("requests = 2\n\n", 'requests = 2\n  [[scenario.compare]]\n  with = "b"\n  measure = "roofline"\n\n',
+         'compares "a" by roofline, but "b" alternates with a scenario'),
+    ],
+)  # fmt: skip
+def test_scenarios_that_cannot_alternate_are_refused(old: str, new: str, complaint: str) -> None:
+    assert TURNS.count(old) == 1
+    assert complaint in problems(TURNS.replace(old, new))
+
+
 def test_scenarios_of_one_name_are_refused() -> None:
     again = SMALL[SMALL.index("[[scenario]]") : SMALL.index('[[scenario]]\nname = "b"')]
     assert 'line 29: scenario[3].name is "a", as is a scenario before it' in problems(SMALL + "\n" + again)

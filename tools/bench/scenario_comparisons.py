@@ -1,0 +1,55 @@
+"""Whether the scenarios of a file can be compared in the ways that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from .scenario_fields import Place
+from .scenario_types import Comparison, Decode, Prefill, Scenario
+
+SAME_IN_TURN: Final = {
+    "requests": "requests",
+    "input_length": "input",
+    "output_length": "output",
+    "competing_processes": "competing_processes",
+}
+"""What scenarios that alternate must have in common, and what a scenario file calls it."""
+
+
+def check_comparisons(scenarios: Sequence[Scenario], place: Place) -> None:
+    """Note every comparison that cannot be made."""
+    by_name = {scenario.name: scenario for scenario in scenarios}
+    for scenario in scenarios:
+        if sum(comparison.measure == "alternating" for comparison in scenario.comparisons) > 1:
+            place.complain((), f'has "{scenario.name}" alternate with two scenarios; its value would be that of either')
+        for comparison in scenario.comparisons:
+            base = scenario if comparison.base is None else by_name.get(comparison.base)
+            if base is None:
+                place.complain((), f'compares "{scenario.name}" with "{comparison.base}", which is no scenario')
+                continue
+            for problem in _problems(scenario, comparison, base):
+                place.complain((), f'compares "{scenario.name}" {problem}')
+
+
+def _problems(scenario: Scenario, comparison: Comparison, base: Scenario) -> Iterator[str]:
+    """What keeps a scenario from being compared with `base`, which is the scenario itself without a "with"."""
+    if base.unit != scenario.unit:
+        yield f'with "{base.name}", which has another unit'
+    if comparison.measure == "alternating":
+        yield from _problems_in_turn(scenario, base)
+    if comparison.measure == "roofline":
+        if not (isinstance(scenario, (Prefill, Decode)) and isinstance(base, (Prefill, Decode))):
+            yield "by roofline; only prefill and decode have one"
+        for alternating in dict.fromkeys(one.name for one in (scenario, base) if one.alternating is not None):
+            yield f'by roofline, but "{alternating}" alternates with a scenario, and no limits are measured beside that'
+
+
+def _problems_in_turn(scenario: Scenario, base: Scenario) -> Iterator[str]:
+    if not isinstance(scenario, Decode) or not isinstance(base, Decode):
+        yield f'with "{base.name}" by alternating; only decode scenarios alternate'
+        return
+    for name, written in SAME_IN_TURN.items():
+        ours, theirs = getattr(scenario, name), getattr(base, name)
+        if ours != theirs:
+            yield f'with "{base.name}" by alternating, but {written} is {ours} here and {theirs} there'
