@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -41,7 +42,7 @@ def machine_of(report: Report) -> str:
     return (
         f"{report.created[:10]}, AdaptRT {report.version}: {machine['processor']}, {machine['threads']} threads of "
         f"{machine['cpus']}, {machine['memory_bytes'] / 1e9:.0f} GB, {machine['kernels']} kernels; {scaled}. "
-        f"Medians of {report.run['repeats']} rounds."
+        f"Medians of {usual_rounds(report)} rounds. {other_rounds(report)}".rstrip()
     )
 
 
@@ -179,7 +180,7 @@ def not_better(report: Report) -> list[str]:
 def missed(reports: Sequence[Report]) -> str:
     """Every target that a row of these reports does not meet, with what was reached."""
     lines = [
-        (full_title(row), wanted(row, result), f"{result.ratio:.3g}", limit_share(row))
+        (full_title(row), wanted(row, result), f"{result.ratio:.3g}", at_limit(result), limit_share(row))
         for report in reports
         for row in report.rows
         for result in row.comparisons
@@ -187,7 +188,15 @@ def missed(reports: Sequence[Report]) -> str:
     ]
     if not lines:
         return "None: every target of the rows above is met."
-    return table(("row", "target", "reached", "of the machine's limit"), lines)
+    return table(("row", "target", "reached", "at the machine's limit it would be", "of the machine's limit"), lines)
+
+
+def at_limit(result: ComparisonResult) -> str:
+    """The most that the ratio could be on this machine, and whether that is less than the target."""
+    if result.at_limit is None:
+        return "-"
+    is_less = result.at_least is not None and result.at_limit < result.at_least
+    return f"{result.at_limit:.3g}" + (", less than the target" if is_less else "")
 
 
 def wanted(row: Row, result: ComparisonResult) -> str:
@@ -200,21 +209,53 @@ def wanted(row: Row, result: ComparisonResult) -> str:
 
 
 def merged(reports: Sequence[Report]) -> Report:
-    """One report with the rows of all; a later one's kinds of rows replace those of an earlier one, and come last."""
+    """One report with the rows of all; a peer's row, row/peer, is one of its own.
+
+    A later report's samples of a row replace those of an earlier one. What a row is compared with comes from the latest
+    report that has both.
+    """
     result = reports[0]
     for later in reports[1:]:
-        again = {_group_of(row.name) for row in later.rows} | {_group_of(entry.name) for entry in later.not_run}
+        rows = {row.name: row for row in result.rows}
+        again = {row.name for row in later.rows}
+        for row in later.rows:
+            before = rows[row.name].comparisons if row.name in rows else []
+            kept = [comparison for comparison in before if comparison.base is not None and comparison.base not in again]
+            rows[row.name] = replace(row, comparisons=[*row.comparisons, *kept])
+        asked = again | {entry.name for entry in later.not_run}
         result = replace(
             result,
-            rows=[row for row in result.rows if _group_of(row.name) not in again] + later.rows,
-            not_run=[entry for entry in result.not_run if _group_of(entry.name) not in again] + later.not_run,
+            rows=list(rows.values()),
+            not_run=[entry for entry in result.not_run if entry.name not in asked] + later.not_run,
         )
     return result
 
 
-def _group_of(name: str) -> str:
-    """Peers' rows are row/peer: those of a row were measured beside each other."""
-    return name.split("/")[0]
+def rounds_of(row: Row) -> int:
+    """That the row's median is over."""
+    return len({sample.round for sample in row.figure.used()})
+
+
+def usual_rounds(report: Report) -> int:
+    """Of most rows."""
+    return statistics.mode(map(rounds_of, report.rows)) if report.rows else report.run["repeats"]
+
+
+def other_rounds(report: Report) -> str:
+    """Which rows have more or fewer rounds than most, and of peers' rows whose."""
+    usual = usual_rounds(report)
+    unusual: dict[str, dict[int, list[str]]] = {}
+    for row in report.rows:
+        if rounds_of(row) != usual:
+            unusual.setdefault(full_title(row), {}).setdefault(rounds_of(row), []).append(row.engine)
+    told = [
+        f"{title}: "
+        + ", ".join(
+            str(count) + (f" ({', '.join(names)})" if names[0] in PEERS else "") for count, names in counts.items()
+        )
+        for title, counts in unusual.items()
+    ]
+    return f"Rows with other numbers of rounds: {'; '.join(told)}." if told else ""
 
 
 TABLES: dict[str, Callable[[Report], str]] = {"bench": bench_table, "peers": peers_table}
@@ -225,8 +266,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in TABLES:
         parser.add_argument(
-            f"--{name}", type=Path, nargs="+", metavar="REPORT", help="rows of later reports replace those of earlier"
-        )
+            f"--{name}", type=Path, nargs="+", metavar="REPORT",
+            help="samples of a row in a later report replace those of an earlier one",
+        )  # fmt: skip
     parser.add_argument("page", type=Path)
     args = parser.parse_args(argv)
     page = args.page.read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -93,15 +94,54 @@ def test_targets_are_shown_as_met_or_missed(pages: ModuleType) -> None:
     assert "| M | 60.0 MB | 60.0 to 60.0 |  | ≤ 150: met |" in text
 
 
-def test_a_later_report_replaces_the_rows_that_it_has(pages: ModuleType) -> None:
+def test_a_later_report_replaces_what_it_has(pages: ModuleType) -> None:
     details = {"versions": {"x": "1"}, "note": ""}
 
-    def of(value: float, *names: str) -> Report:
-        return report([Row(name, "t", name.split("/")[0], "e", details, figure("tok/s", value)) for name in names])
+    def of(value: float, ratios: dict[str, float], *names: str) -> Report:
+        """Rows of this value; those of adaptrt have these ratios."""
+        compared = [ComparisonResult(None, "roofline", value / 10, None, None, None)]
+        compared += [ComparisonResult(base, "ratio", ratio, None, None, None) for base, ratio in ratios.items()]
+        return report([
+            Row(name, "t", name.split("/")[0], name.split("/")[1], details, figure("tok/s", value),
+                comparisons=compared if name == "a/adaptrt" else [])
+            for name in names
+        ])  # fmt: skip
 
-    merged = pages.merged([of(1.0, "a/adaptrt", "a/peft", "b/adaptrt"), of(2.0, "a/adaptrt")])
-    assert [(row.name, row.figure.median) for row in merged.rows] == [("b/adaptrt", 1.0), ("a/adaptrt", 2.0)]
+    first = of(1.0, {"a/peft": 3.0, "a/vllm": 4.0}, "a/adaptrt", "a/peft", "a/vllm", "b/adaptrt")
+    second = of(2.0, {"a/peft": 3.5, "a/openvino": 5.0}, "a/adaptrt", "a/peft", "a/openvino")
+    third = of(3.0, {}, "a/vllm")
+    merged = pages.merged([first, second, third])
+    assert {row.name: row.figure.median for row in merged.rows} == {
+        "a/adaptrt": 2.0, "a/peft": 2.0, "a/vllm": 3.0, "b/adaptrt": 1.0, "a/openvino": 2.0,
+    }  # fmt: skip
+    ours = merged.row("a/adaptrt")
+    assert ours is not None
+    assert [(c.base, c.ratio) for c in ours.comparisons] == [
+        (None, 0.2), ("a/peft", 3.5), ("a/openvino", 5.0), ("a/vllm", 4.0),
+    ]  # fmt: skip
     assert [entry.name for entry in merged.not_run] == ["mixed-16/vllm"]
+
+
+def test_a_peer_that_is_measured_later_is_no_longer_told_as_not_run(pages: ModuleType) -> None:
+    details = {"versions": {"x": "1"}, "note": ""}
+    row = Row("mixed-16/vllm", "t", "mixed-16", "vllm", details, figure("tok/s", 1.0))
+    assert pages.merged([report([]), replace(report([row]), not_run=[])]).not_run == []
+
+
+def test_rows_of_more_rounds_than_others_are_told(pages: ModuleType) -> None:
+    details = {"versions": {"x": "1"}, "note": ""}
+
+    def row(name: str, rounds: int) -> Row:
+        samples = [Sample(number, {"value": 1.0}, 0.0, 0.0, False) for number in range(rounds)]
+        kind, engine = name.split("/")
+        return Row(name, kind.upper(), kind, engine, details, Figure("tok/s", samples))
+
+    rows = [row("a/adaptrt", 4), row("a/peft", 4), row("b/adaptrt", 9), row("b/peft", 2), row("b/vllm", 9)]
+    text = pages.peers_table(report([*rows, row("c/adaptrt", 4)]))
+    assert "Medians of 4 rounds. Rows with other numbers of rounds: B: 9 (adaptrt, vllm), 2 (peft)." in text
+    text = pages.bench_table(report([row("a/bf16", 1), row("b/bf16", 1), row("c/bf16", 3)]))
+    assert "Medians of 1 rounds. Rows with other numbers of rounds: C: 3." in text
+    assert pages.machine_of(report([row("a/bf16", 1)])).endswith("Medians of 1 rounds.")
 
 
 def test_missed_targets_are_listed(pages: ModuleType) -> None:
@@ -115,8 +155,16 @@ def test_missed_targets_are_listed(pages: ModuleType) -> None:
     large = ComparisonResult(None, "value", 60.0, None, 50.0, False)
     assert pages.missed([report([row("A", good)])]).startswith("None")
     text = pages.missed([report([row("A", good, slow)]), report([row("M", large)])])
-    assert "| A | ≥ 1.1 x a/peft | 1.05 | - |" in text
-    assert "| M | ≤ 50 MB | 60 | - |" in text
+    assert "| A | ≥ 1.1 x a/peft | 1.05 | - | - |" in text
+    assert "| M | ≤ 50 MB | 60 | - | - |" in text
+
+
+@pytest.mark.parametrize(("at_limit", "told"), [(1.21, "1.21"), (1.08, "1.08, less than the target")])
+def test_a_missed_target_stands_beside_what_the_limit_allows(pages: ModuleType, at_limit: float, told: str) -> None:
+    slow = ComparisonResult("a/peft", "ratio", 1.05, 1.1, None, False, at_limit=at_limit)
+    share = ComparisonResult(None, "roofline", 0.9, None, None, None)
+    rows = [Row("a/adaptrt", "A", "a", "adaptrt", {}, figure("tok/s", 60.0), comparisons=[share, slow])]
+    assert f"| A | ≥ 1.1 x a/peft | 1.05 | {told} | 90% |" in pages.missed([report(rows)])
 
 
 FAKE_PEER = """
