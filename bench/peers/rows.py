@@ -27,7 +27,9 @@ class RowKind:
     """The kind of weights."""
     adapters: bool = False
     tokens: int = 0
-    """Of a step, of a row that a roofline is shown for: the base's weights once a step."""
+    """Of a step, of a row that a roofline is shown for: the base's weights once a step, and those of its adapter."""
+    rank: int = 0
+    """Of that adapter, which acts on all linear layers."""
     target: Target | None = None
     why_not: str = "no quantised weights by this runner"
     """Why a peer that says nothing of the row is not asked for it."""
@@ -38,7 +40,9 @@ ROWS = {
     "prefill-512": RowKind("prefill, 512 tokens", tokens=512, target=Target(1.10, "openvino")),
     "decode-1": RowKind("decode, 1 request", tokens=1, target=Target(1.25, "llama_cpp")),
     "decode-16": RowKind("decode, 16 requests", tokens=16, target=Target(1.35, "openvino")),
-    "decode-1-lora": RowKind("decode, 1 request, rank-16 adapter", adapters=True, target=Target(1.30)),
+    "decode-1-lora": RowKind(
+        "decode, 1 request, rank-16 adapter", adapters=True, tokens=1, rank=16, target=Target(1.30)
+    ),
     "mixed-16": RowKind("decode, 16 requests, 16 adapters of rank 8 to 64", adapters=True, target=Target(10.0)),
     "adapter-load": RowKind("adapter of rank 16 from disk", adapters=True, unit="s"),
     "decode-1-dora": RowKind("decode, 1 request, DoRA", adapters=True),
@@ -58,6 +62,7 @@ ROWS = {
 _LAYER_BYTES = {"bf16": 2.0, "int8": 1.0, "w8a16": 1.0, "int4": 0.5 + 2 / 128}
 """Of a weight of the layers; int4 has a bfloat16 scale for 128. Scales of int8 outputs are too few to count."""
 _HEAD_BYTES = {"bf16": 2.0, "int8": 1.0, "w8a16": 1.0, "int4": 1.0}
+_ADAPTER_BYTES = 2  # of a value: bfloat16
 _PEAKS = {"bf16": "bfloat16_flops", "int8": "int8_ops", "w8a16": "bfloat16_flops", "int4": "bfloat16_flops"}
 
 
@@ -69,17 +74,19 @@ def groups() -> tuple[list[str], ...]:
 
 
 def work_of_row(name: str, model: BenchModel) -> Work | None:
-    """The base's weights read once and multiplied once a step; None for rows without a roofline."""
+    """The base's weights, and the adapter's, read once and multiplied once a step; None for rows without a roofline."""
     kind = ROWS[name]
     if kind.tokens == 0:
         return None
-    matrices = [(tensor, rows * columns) for tensor, (rows, columns) in _matrices(model)]
-    layers = sum(size for tensor, size in matrices if ".layers." in tensor)
+    sizes = [shape for tensor, shape in _matrices(model) if ".layers." in tensor]
+    layers = sum(rows * columns for rows, columns in sizes)
+    adapter = kind.rank * sum(rows + columns for rows, columns in sizes)
     head = model.vocab_size * model.hidden_size
     head_rows = 1 if name.endswith("prefill-512") else kind.tokens
     return Work(
-        num_bytes=int(_LAYER_BYTES[kind.weights] * layers + _HEAD_BYTES[kind.weights] * head),
-        flops=2 * (kind.tokens * layers + head_rows * head),
+        num_bytes=int(_LAYER_BYTES[kind.weights] * layers + _HEAD_BYTES[kind.weights] * head)
+        + _ADAPTER_BYTES * adapter,
+        flops=2 * (kind.tokens * (layers + adapter) + head_rows * head),
     )
 
 

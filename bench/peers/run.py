@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from models import MODELS, export_for, make_model
 from pictures import PEERS, draw, table_of
@@ -25,9 +26,10 @@ from rows import ROWS, groups, peak_of_row, work_of_row
 
 from adaptrt import __version__
 from adaptrt.tools.bench.display import reasons_not_run
-from adaptrt.tools.bench.limits import LimitMeter, roofline_shares
+from adaptrt.tools.bench.limits import LimitMeter, beside, rates_at_limit, roofline_shares
 from adaptrt.tools.bench.model import BenchModel
 from adaptrt.tools.bench.noise import wait_until_quiet
+from adaptrt.tools.bench.profile import Work
 from adaptrt.tools.bench.report import ComparisonResult, Figure, NotRun, Report, Row, Sample, paired_ratio
 from adaptrt.tools.bench.system import describe_machine, utc_now
 
@@ -35,6 +37,7 @@ SETTINGS = (
     "model", "repeats", "new_tokens", "threads", "quiet_share", "quiet_wait", "extra_samples", "slow_sample",
 )  # fmt: skip
 
+Peer = TypeVar("Peer")
 TABLE_WIDTH = 120
 FAILURES = 3
 """Samples of a row that may fail before a peer is not asked for it again."""
@@ -109,15 +112,17 @@ class Run:
         start = time.monotonic()
         for row in rows:
             self.limits.measure(number)
-            for name, worker in self.workers.items():
+            for name, worker in in_order(list(self.workers.items()), number):
                 if (row, name) not in self.not_run and not (number % 2 == 1 and (row, name) in self.slow):
                     self._measure_one(row, name, worker, number)
         self.limits.measure(number)
         self.console.print(f"round {number + 1}: {time.monotonic() - start:.0f} s")
 
     def _measure_one(self, row: str, name: str, worker: PeerProcess, number: int) -> None:
+        held_against_limits = name == OURS and work_of_row(row, self.model) is not None
         for _ in range(1 + self.args.extra_samples):
             wait_until_quiet(self.args.quiet_share, self.args.quiet_wait)
+            before = self.limits.measure(number) if held_against_limits else {}
             start = time.monotonic()
             try:
                 metrics, meter = worker.measure(row)
@@ -126,12 +131,15 @@ class Run:
                 if not worker.is_alive or self.failures[row, name] == FAILURES:
                     self._give_up(row, name, error)
                 return
+            seconds = time.monotonic() - start
+            if held_against_limits:
+                metrics |= beside(before, self.limits.measure(number))
             noise = meter.noise
             disturbed = noise.foreign > self.args.quiet_share
             self.samples.setdefault((row, name), []).append(
                 Sample(number, metrics, round(noise.foreign, 4), round(noise.stolen, 4), disturbed)
             )
-            if time.monotonic() - start > self.args.slow_sample:
+            if seconds > self.args.slow_sample:
                 self.slow.add((row, name))
                 return
             if not disturbed:
@@ -151,17 +159,8 @@ class Run:
         for (row, name), figure in sorted(figures.items(), key=_place):
             about = self.about[name]
             details = {"versions": about["versions"], "note": about["notes"].get(row, "")}
-            work = work_of_row(row, self.model)
-            comparisons = []
-            if work is not None:
-                peak = peak_of_row(row) if limits[peak_of_row(row)].median > 0 else "float32_flops"
-                share = roofline_shares(figure, work, ROWS[row].tokens, limits["read_bandwidth"], limits[peak], peak)
-                comparisons.append(ComparisonResult(None, "roofline", share.median, None, None, None))
-            comparisons += [
-                _against_peer(row, peer, paired_ratio(figure, theirs))
-                for (other, peer), theirs in figures.items()
-                if name == OURS and other == row and peer != OURS
-            ]
+            theirs = {peer: other for (of, peer), other in figures.items() if of == row and peer != OURS == name}
+            comparisons = compared(row, figure, theirs, work_of_row(row, self.model), limits)
             rows.append(Row(f"{row}/{name}", ROWS[row].title, row, name, details, figure, comparisons=comparisons))
         return Report(
             version=__version__,
@@ -175,11 +174,33 @@ class Run:
         )
 
 
-def _against_peer(row: str, peer: str, ratio: float) -> ComparisonResult:
-    target = ROWS[row].target
-    at_least = None if target is None or target.peer not in (None, peer) else target.at_least
+def in_order(peers: list[Peer], number: int) -> list[Peer]:
+    """Who is measured after whom in round `number`: forward in even rounds, backward in odd ones."""
+    return peers if number % 2 == 0 else peers[::-1]
+
+
+def compared(
+    row: str, figure: Figure, theirs: dict[str, Figure], work: Work | None, limits: dict[str, Figure]
+) -> list[ComparisonResult]:
+    """A row of one peer against the machine, where its `work` is known, and against `theirs`."""
+    results, at_limit = [], None
+    if work is not None:
+        peak = peak_of_row(row) if limits[peak_of_row(row)].median > 0 else "float32_flops"
+        machine = (work, ROWS[row].tokens, limits["read_bandwidth"], limits[peak], peak)
+        share = roofline_shares(figure, *machine).median
+        results.append(ComparisonResult(None, "roofline", share, None, None, None))
+        at_limit = rates_at_limit(figure, *machine)
+    return results + [_against_peer(row, peer, figure, other, at_limit) for peer, other in theirs.items()]
+
+
+def _against_peer(row: str, peer: str, figure: Figure, theirs: Figure, at_limit: Figure | None) -> ComparisonResult:
+    """With a target also what the ratio would be at the machine's limit: where that is less, nobody can reach it."""
+    target, ratio = ROWS[row].target, paired_ratio(figure, theirs)
+    if target is None or target.peer not in (None, peer):
+        return ComparisonResult(f"{row}/{peer}", "ratio", ratio, None, None, None)
+    most = None if at_limit is None else paired_ratio(at_limit, theirs)
     return ComparisonResult(
-        f"{row}/{peer}", "ratio", ratio, at_least, None, None if at_least is None else ratio >= at_least
+        f"{row}/{peer}", "ratio", ratio, target.at_least, None, ratio >= target.at_least, at_limit=most
     )
 
 

@@ -1,0 +1,123 @@
+"""bench/peers: what is measured beside our samples, and what the machine's limit says of a target."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from adaptrt.tools.bench.limits import LIMIT_UNITS
+from adaptrt.tools.bench.model import BenchModel
+from adaptrt.tools.bench.noise import NoiseMeter
+from adaptrt.tools.bench.profile import Work
+from adaptrt.tools.bench.report import Figure, Sample
+
+PEERS = Path(__file__).parents[4] / "bench" / "peers"
+
+
+@pytest.fixture(scope="module")
+def orchestrator() -> Iterator[ModuleType]:
+    """bench/peers/run.py, which imports its neighbours by their names alone."""
+    there = set(sys.modules)
+    sys.path.insert(0, str(PEERS))
+    try:
+        yield importlib.import_module("run")
+    finally:
+        sys.path.remove(str(PEERS))
+        for name in set(sys.modules) - there:
+            if str(PEERS) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+
+
+def figure(*values: float, **metrics: float) -> Figure:
+    return Figure("tok/s", [Sample(i, {"value": value, **metrics}, 0.0, 0.0, False) for i, value in enumerate(values)])
+
+
+class FakeLimits:
+    """The bandwidth of each measurement, and how often it was measured."""
+
+    def __init__(self, *bandwidths: float) -> None:
+        self.bandwidths = list(bandwidths)
+        self.asked = 0
+
+    def measure(self, number: int) -> dict[str, float]:
+        self.asked += 1
+        return {**dict.fromkeys(LIMIT_UNITS, 1e12), "read_bandwidth": self.bandwidths.pop(0)}
+
+
+@dataclass
+class FakePeer:
+    """Answers every row, and notes the order in which peers were asked."""
+
+    name: str
+    asked: list[str]
+    is_alive: bool = True
+
+    def measure(self, row: str) -> tuple[dict[str, float], NoiseMeter]:
+        self.asked.append(self.name)
+        return {"value": 2.0}, NoiseMeter()
+
+
+def run_of(orchestrator: ModuleType, limits: FakeLimits, names: list[str]) -> tuple[Any, list[str]]:
+    """(a run with peers of these names, who was asked so far)."""
+    asked: list[str] = []
+    args = Namespace(extra_samples=0, quiet_share=1.0, quiet_wait=0.0, slow_sample=60.0)
+    run = orchestrator.Run(args, BenchModel(), Console(quiet=True), limits)
+    run.workers = {name: FakePeer(name, asked) for name in names}
+    return run, asked
+
+
+def test_every_second_round_goes_backward(orchestrator: ModuleType) -> None:
+    run, asked = run_of(orchestrator, FakeLimits(*[1e9] * 99), ["adaptrt", "peft", "vllm"])
+    for number in range(3):
+        run._measure_round(["adapter-load"], number)
+    assert asked == ["adaptrt", "peft", "vllm", "vllm", "peft", "adaptrt", "adaptrt", "peft", "vllm"]
+
+
+def test_limits_are_measured_right_beside_our_samples_alone(orchestrator: ModuleType) -> None:
+    limits = FakeLimits(1.0, 40e9, 80e9, 2.0)
+    run, _ = run_of(orchestrator, limits, ["adaptrt", "peft"])
+    run._measure_round(["decode-1"], 0)
+    assert limits.asked == 4
+    assert run.samples["decode-1", "adaptrt"][0].metrics["beside_read_bandwidth"] == 60e9
+    assert run.samples["decode-1", "peft"][0].metrics == {"value": 2.0}
+
+
+def test_a_target_is_held_against_what_the_limit_allows(orchestrator: ModuleType) -> None:
+    # A step of 1 token reads 10 bytes: 600 bytes/s beside our samples allow 60 tokens/s. Peers pair with their rounds.
+    best = figure(1000.0, 1000.0, 1000.0)
+    limits = {name: best for name in LIMIT_UNITS}
+    ours, peer = figure(50.0, 54.0, 57.0, beside_read_bandwidth=600.0), figure(40.0, 50.0, 60.0)
+    roofline, llama, other = orchestrator.compared(
+        "decode-1", ours, {"llama_cpp": peer, "openvino": peer}, Work(10, 1), limits
+    )
+    assert (roofline.base, roofline.measure, roofline.ratio) == (None, "roofline", pytest.approx(0.9))
+    assert (llama.ratio, llama.at_least, llama.holds) == (pytest.approx(1.08), 1.25, False)
+    assert llama.at_limit == pytest.approx(1.2)
+    assert (other.at_least, other.at_limit) == (None, None)
+
+
+def test_rows_without_a_limit_have_only_ratios(orchestrator: ModuleType) -> None:
+    (result,) = orchestrator.compared("mixed-16", figure(20.0), {"peft": figure(1.0)}, None, {})
+    assert (result.ratio, result.holds, result.at_limit) == (20.0, True, None)
+
+
+def test_an_adapter_adds_its_bytes_to_the_work_of_its_row(orchestrator: ModuleType) -> None:
+    rows = sys.modules["rows"]
+    model = BenchModel()
+    base, adapted = rows.work_of_row("decode-1", model), rows.work_of_row("decode-1-lora", model)
+    hidden, ffn, kv = model.hidden_size, model.intermediate_size, model.num_key_value_heads * model.head_dim
+    heads = model.num_attention_heads * model.head_dim
+    widths = 2 * (hidden + heads) + 2 * (hidden + kv) + 3 * (hidden + ffn)
+    values = 16 * widths * model.num_hidden_layers
+    assert adapted.num_bytes - base.num_bytes == 2 * values
+    assert adapted.flops - base.flops == 2 * values
+    assert rows.work_of_row("mixed-16", model) is None
