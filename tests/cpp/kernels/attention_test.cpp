@@ -24,6 +24,8 @@ struct Shape {
   std::int64_t tokens_per_block = 32;
   std::int64_t sliding_window = 0;
   std::int64_t length = 150;
+  /// How many times greater the last tokens' keys are than the first's.
+  float key_growth = 1.0F;
 };
 
 constexpr Shape kShapes[] = {
@@ -31,6 +33,7 @@ constexpr Shape kShapes[] = {
     {.head_dim = 12, .rows_per_position = 1, .tokens_per_block = 16},
     {.head_dim = 80, .rows_per_position = 7, .tokens_per_block = 23, .sliding_window = 37},
     {.head_dim = 128, .rows_per_position = 2, .tokens_per_block = 64, .sliding_window = 70, .length = 200},
+    {.head_dim = 32, .rows_per_position = 3, .length = 300, .key_growth = 12.0F},
 };
 
 /// The keys and values of one head, and queries of every position.
@@ -155,27 +158,31 @@ class Head {
     const std::int64_t block = token / shape_.tokens_per_block;
     const std::int64_t slot = token % shape_.tokens_per_block;
     const auto scale = static_cast<std::size_t>(block * slots_ + slot);
-    key_scales_[scale] = random->between(0.001F, 0.01F);
+    const float growth =
+        1.0F + (shape_.key_growth - 1.0F) * static_cast<float>(token) / static_cast<float>(shape_.length);
+    key_scales_[scale] = growth * random->between(0.001F, 0.01F);
     value_scales_[scale] = random->between(0.001F, 0.02F);
     for (std::int64_t d = 0; d < shape_.head_dim; ++d) {
       const std::int64_t key = block * slots_ * shape_.head_dim +
                                (d / interleave_ * slots_ + slot) * interleave_ + d % interleave_;
       const std::int64_t value =
           block * slots_ * columns_ + (slot / interleave_ * columns_ + d) * interleave_ + slot % interleave_;
-      wide_keys_.push_back(store(&keys_, key, key_scales_[scale], random));
-      wide_values_.push_back(store(&values_, value, value_scales_[scale], random));
+      wide_keys_.push_back(store(&keys_, key, key_scales_[scale], 1.5F * growth, random));
+      wide_values_.push_back(store(&values_, value, value_scales_[scale], 1.5F, random));
     }
   }
 
-  /// Stores a random element, and returns what it stands for.
-  float store(std::vector<std::byte>* to, std::int64_t index, float scale, FreshRandom* random) const {
+  /// Stores a random element, int8 with that scale and others up to `greatest`, and returns what it stands
+  /// for.
+  float store(std::vector<std::byte>* to, std::int64_t index, float scale, float greatest,
+              FreshRandom* random) const {
     const auto at = static_cast<std::size_t>(index);
     if (is_int8_) {
       const float rounded = std::nearbyint(random->between(-127.0F, 127.0F));
       (*to)[at] = static_cast<std::byte>(static_cast<std::int8_t>(rounded));
       return rounded * scale;
     }
-    store_from_float(to->data(), dtype_, at, random->between(-1.5F, 1.5F));
+    store_from_float(to->data(), dtype_, at, random->between(-greatest, greatest));
     return load_as_float(to->data(), dtype_, at);
   }
 
@@ -197,7 +204,7 @@ class Head {
 };
 
 auto all_kinds() {
-  return kernel_tables() * data::make({0, 1, 2}) * data::make({false, true}) * data::make({0, 1, 2, 3});
+  return kernel_tables() * data::make({0, 1, 2}) * data::make({false, true}) * data::make({0, 1, 2, 3, 4});
 }
 
 BOOST_AUTO_TEST_SUITE(attention)
@@ -209,9 +216,9 @@ BOOST_DATA_TEST_CASE(a_chunk_matches_float64, all_kinds(), name, dtype_index, is
   const Head head(kShapes[shape_index], dtype, is_int8, &random);
   const Shape& shape = head.shape();
   // Probabilities are rounded to bfloat16 where the engine's type is that; a score is off by the roundings of
-  // at most 128 products of up to 2.3, times ln 2.
+  // at most 128 products of up to 2.3, times ln 2 and the growth of the keys.
   const double probability = dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-21;
-  const double score = 128.0 * 128.0 * 2.3 * 0x1p-24;
+  const double score = 128.0 * 128.0 * 2.3 * 0x1p-24 * shape.key_growth;
   const auto out = head.attend(table, 0, shape.length);
   std::vector<double> expected;
   std::vector<double> magnitude;

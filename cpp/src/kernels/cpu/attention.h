@@ -5,42 +5,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
 #include "adaptrt/kernels/attention_tile.h"
 #include "elementwise.h"
 #include "gemm.h"
+#include "softmax.h"
 
 namespace adaptrt {
 namespace {
-
-inline constexpr std::int64_t kVectorsPerGroup = kKeyGroup / Simd::kLanes;
-
-/// 2^x for x <= 0: 2^n p(x - n) with n = round(x) and the polynomial of degree 5 with p(0) = 1 whose greatest
-/// relative error for |r| <= 1/2 is least, 9e-8. 0 for x <= -150.
-inline Simd::Vec exp2_of_negative(Simd::Vec x) {
-  // NaN passes, since the second operand is taken.
-  const Simd::Vec bounded = Simd::max(Simd::set(-150.0F), x);
-  const Simd::Vec n = Simd::round(bounded);
-  const Simd::Vec r = Simd::sub(bounded, n);
-  Simd::Vec p = Simd::set(1.32647180e-3F);
-  p = Simd::fma(p, r, Simd::set(9.67151299e-3F));
-  p = Simd::fma(p, r, Simd::set(5.55073395e-2F));
-  p = Simd::fma(p, r, Simd::set(2.40222424e-1F));
-  p = Simd::fma(p, r, Simd::set(6.93147004e-1F));
-  p = Simd::fma(p, r, Simd::set(1.0F));
-  return Simd::times_power_of_two(p, n);
-}
-
-/// Rows of a tile that are computed together, in registers one product at a time.
-template <class Weights>
-struct RowBlock {
-  using A = typename Weights::A;
-  alignas(64) float scores[kTileRows][kTileSlots];
-  alignas(64) A probabilities[kTileRows][kTileSlots];
-  float rescale[kTileRows];
-};
 
 /// Where the vectors of columns of a product begin, in memory and in the memory that is fetched meanwhile.
 template <int kVectors>
@@ -84,7 +57,7 @@ void score_tile(const AttentionTile& tile, std::int64_t row, std::int64_t key_by
   }
 }
 
-/// sums[kRows][vector] = sums * rescale + probabilities * values of kVectors vectors of columns.
+/// sums[kRows][vector] += probabilities * values of kVectors vectors of columns.
 template <class Weights, int kRows, int kVectors>
 void weigh_tile(const AttentionTile& tile, std::int64_t num_groups, const RowBlock<Weights>& block,
                 std::int64_t column, float* out) {
@@ -94,11 +67,8 @@ void weigh_tile(const AttentionTile& tile, std::int64_t num_groups, const RowBlo
   Simd::Vec sums[kRows][kVectors];
   ADAPTRT_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    const Simd::Vec rescale = Simd::set(block.rescale[r]);
     ADAPTRT_UNROLL
-    for (int v = 0; v < kVectors; ++v) {
-      sums[r][v] = Simd::mul(Simd::load(out + r * stride + v * Simd::kLanes), rescale);
-    }
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = Simd::load(out + r * stride + v * Simd::kLanes);
   }
   for (std::int64_t group = 0; group < num_groups; ++group) {
     const auto index = static_cast<std::size_t>(group);
@@ -136,59 +106,6 @@ inline void with_constant(std::int64_t n, const Body& body) {
     if (n < kMost) return with_constant<kMost - 1>(n, body);
   }
   body(std::integral_constant<int, kMost>());
-}
-
-/// Takes what a row does not see of a group out of its scores.
-inline void hide_keys(const KeyGroup& group, std::int64_t position, std::int64_t window, float* scores) {
-  const std::int64_t first_visible = window == 0 ? 0 : position + 1 - window;
-  const std::int64_t begin = std::clamp<std::int64_t>(first_visible - group.first_position, 0, kKeyGroup);
-  const std::int64_t end = std::clamp<std::int64_t>(position + 1 - group.first_position, 0, group.count);
-  if (begin == 0 && end == kKeyGroup) return;
-  constexpr float kHidden = -std::numeric_limits<float>::infinity();
-  for (std::int64_t i = 0; i < begin; ++i) scores[i] = kHidden;
-  for (std::int64_t i = end; i < kKeyGroup; ++i) scores[i] = kHidden;
-}
-
-inline void store_probabilities(float* to, Simd::Vec x) {
-  Simd::store(to, x);
-}
-inline void store_probabilities(std::uint16_t* to, Simd::Vec x) {
-  Simd::store_bfloat16(reinterpret_cast<std::byte*>(to), x, Simd::kLanes);
-}
-
-/// Turns the scores of one row into probabilities, of which totals and greatest are kept.
-template <bool kScaled, class A>
-inline void take_scores(const AttentionTile& tile, std::int64_t row, std::int64_t num_groups, float* scores,
-                        A* probabilities, float* rescale) {
-  const std::int64_t position = tile.first_position + row / tile.rows_per_position;
-  const std::int64_t vectors = num_groups * kVectorsPerGroup;
-  for (std::int64_t group = 0; group < num_groups; ++group) {
-    float* of_group = scores + group * kKeyGroup;
-    const KeyGroup& keys = tile.groups[static_cast<std::size_t>(group)];
-    if constexpr (kScaled) multiply(keys.key_scales, kKeyGroup, of_group);
-    hide_keys(keys, position, tile.sliding_window, of_group);
-  }
-  Simd::Vec greatest = Simd::set(tile.greatest[row]);
-  for (std::int64_t v = 0; v < vectors; ++v) {
-    greatest = Simd::max(greatest, Simd::load(scores + v * Simd::kLanes));
-  }
-  const float found = Simd::greatest(greatest);
-  const Simd::Vec shift = Simd::set(found);
-  const Simd::Vec factor = exp2_of_negative(Simd::sub(Simd::set(tile.greatest[row]), shift));
-  float* totals = tile.totals + row * kKeyGroup;
-  Simd::Vec total = Simd::mul(Simd::load(totals), factor);
-  for (std::int64_t v = 0; v < vectors; ++v) {
-    Simd::Vec p = exp2_of_negative(Simd::sub(Simd::load(scores + v * Simd::kLanes), shift));
-    total = Simd::add(total, p);
-    if constexpr (kScaled) {
-      const KeyGroup& values = tile.groups[static_cast<std::size_t>(v / kVectorsPerGroup)];
-      p = Simd::mul(p, Simd::load(values.value_scales + v % kVectorsPerGroup * Simd::kLanes));
-    }
-    store_probabilities(probabilities + v * Simd::kLanes, p);
-  }
-  Simd::store(totals, total);
-  Simd::store(rescale, factor, 1);
-  tile.greatest[row] = found;
 }
 
 /// Groups that begin at or before a position.
@@ -243,10 +160,7 @@ void attend_stored(const AttentionTile& tile) {
     if (groups > 0) {
       with_constant<kTileRows>(rows, [&](auto constant) {
         score_groups<Weights, constant()>(tile, row, groups, &block);
-        for (int r = 0; r < constant(); ++r) {
-          take_scores<kScaled>(tile, row + r, groups, block.scores[r], block.probabilities[r],
-                               &block.rescale[r]);
-        }
+        take_scores<Weights, kScaled>(tile, row, constant(), groups, &block);
         weigh_columns<Weights, constant()>(tile, row, groups, block);
       });
     }

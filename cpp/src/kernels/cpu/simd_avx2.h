@@ -43,6 +43,13 @@ struct Simd {
   static Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
   static Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
   static Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+  /// x in the lanes from begin to end, `others` elsewhere.
+  static Vec select_lanes(std::int64_t begin, std::int64_t end, Vec x, Vec others) {
+    return _mm256_blendv_ps(others, x, _mm256_castsi256_ps(_mm256_andnot_si256(first(begin), first(end))));
+  }
+  static bool any_above(Vec x, Vec bound) {
+    return _mm256_movemask_ps(_mm256_cmp_ps(x, bound, _CMP_GT_OQ)) != 0;
+  }
   /// x where test < bound does not hold, 0 where it does.
   static Vec zero_below(Vec test, Vec bound, Vec x) {
     return _mm256_and_ps(_mm256_cmp_ps(test, bound, _CMP_NLT_UQ), x);
@@ -54,7 +61,7 @@ struct Simd {
   }
   /// To the nearest integer, ties to even; |x| is at most 2^22.
   static Vec round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  /// x 2^n for a whole n from -150 to 0; 0 may come out where n < -126.
+  /// x 2^n for a whole n from -150 to 127; 0 may come out where n < -126.
   static Vec times_power_of_two(Vec x, Vec n) {
     // A factor of its own keeps NaN what it is: adding to its bits might not.
     return zero_below(n, set(-126.0F), mul(x, add_to_exponent(set(1.0F), add(n, set(kRounder)))));
@@ -100,6 +107,11 @@ struct Simd {
         _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), nan));
     const __m256i high = _mm256_srli_epi32(chosen, 16);
     store_halves(to, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)), n);
+  }
+  /// Two whole vectors, one behind the other.
+  static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
+    store_bfloat16(to, x, kLanes);
+    store_bfloat16(to + kLanes * 2, behind, kLanes);
   }
   static void store_float16(std::byte* to, Vec x, std::int64_t n) {
     store_halves(to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), n);

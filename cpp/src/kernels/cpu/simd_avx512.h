@@ -41,6 +41,12 @@ struct Simd {
   static Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
   static Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
   static Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+  /// x in the lanes from begin to end, `others` elsewhere.
+  static Vec select_lanes(std::int64_t begin, std::int64_t end, Vec x, Vec others) {
+    const auto chosen = static_cast<__mmask16>(first(end) & ~first(begin));
+    return _mm512_mask_mov_ps(others, chosen, x);
+  }
+  static bool any_above(Vec x, Vec bound) { return _mm512_cmp_ps_mask(x, bound, _CMP_GT_OQ) != 0; }
   /// x where test < bound does not hold, 0 where it does.
   static Vec zero_below(Vec test, Vec bound, Vec x) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, bound, _CMP_NLT_UQ), x);
@@ -52,7 +58,7 @@ struct Simd {
   }
   /// To the nearest integer, ties to even.
   static Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  /// x 2^n for a whole n from -150 to 0; 0 may come out where n < -126.
+  /// x 2^n for a whole n from -150 to 127; 0 may come out where n < -126.
   static Vec times_power_of_two(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
   static float sum(Vec x) {
     const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
@@ -74,6 +80,16 @@ struct Simd {
   static Vec load_float16(const std::byte* from, std::int64_t n) {
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), from));
   }
+#ifdef __AVX512BF16__
+  // Subnormal numbers become 0, which they are to the products of bfloat16 as well.
+  static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
+    _mm256_mask_storeu_epi16(to, first(n), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+  }
+  /// Two whole vectors, one behind the other.
+  static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
+    _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(behind, x)));
+  }
+#else
   static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_epi32(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -82,6 +98,12 @@ struct Simd {
     const __m512i chosen = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
     _mm256_mask_storeu_epi16(to, first(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16)));
   }
+  /// Two whole vectors, one behind the other.
+  static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
+    store_bfloat16(to, x, kLanes);
+    store_bfloat16(to + kLanes * 2, behind, kLanes);
+  }
+#endif
   static void store_float16(std::byte* to, Vec x, std::int64_t n) {
     _mm256_mask_storeu_epi16(to, first(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }

@@ -58,6 +58,15 @@ struct Simd {
   }
   static Vec max(Vec a, Vec b) { return select(a > b, a, b); }
   static Vec min(Vec a, Vec b) { return select(a < b, a, b); }
+  /// x in the lanes from begin to end, `others` elsewhere.
+  static Vec select_lanes(std::int64_t begin, std::int64_t end, Vec x, Vec others) {
+    for (std::int64_t lane = begin; lane < end; ++lane) others[lane] = x[lane];
+    return others;
+  }
+  static bool any_above(Vec x, Vec bound) {
+    const Ints above = x > bound;
+    return (above[0] | above[1] | above[2] | above[3]) != 0;
+  }
   /// x where test < bound does not hold, 0 where it does.
   static Vec zero_below(Vec test, Vec bound, Vec x) { return select(test < bound, zero(), x); }
   /// Adds the low bits of `integer` to the exponent of x.
@@ -66,7 +75,7 @@ struct Simd {
   }
   /// To the nearest integer, ties to even; |x| is at most 2^22.
   static Vec round(Vec x) { return (x + set(kRounder)) - set(kRounder); }
-  /// x 2^n for a whole n from -150 to 0; 0 may come out where n < -126.
+  /// x 2^n for a whole n from -150 to 127; 0 may come out where n < -126.
   static Vec times_power_of_two(Vec x, Vec n) {
     // A factor of its own keeps NaN what it is: adding to its bits might not.
     return zero_below(n, set(-126.0F), mul(x, add_to_exponent(set(1.0F), add(n, set(kRounder)))));
@@ -113,6 +122,11 @@ struct Simd {
     const Words quiet = bits | set_bits(0x400000);
     const Words is_nan = to_words(x != x);
     store_halves(to, ((quiet & is_nan) | (rounded & ~is_nan)) >> 16, n);
+  }
+  /// Two whole vectors, one behind the other.
+  static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
+    store_bfloat16(to, x, kLanes);
+    store_bfloat16(to + kLanes * 2, behind, kLanes);
   }
   static void store_float16(std::byte* to, Vec x, std::int64_t n) {
     std::uint16_t halves[kLanes];

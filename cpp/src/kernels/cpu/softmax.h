@@ -1,0 +1,166 @@
+#pragma once
+
+// The online softmax of a tile's scores, for attention.h. Included by the source of each instruction set,
+// behind its simd_*.h and gemm.h, which says why.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "adaptrt/kernels/attention_tile.h"
+#include "gemm.h"
+
+namespace adaptrt {
+namespace {
+
+inline constexpr std::int64_t kVectorsPerGroup = kKeyGroup / Simd::kLanes;
+inline constexpr std::int64_t kVectorsPerTile = kTileSlots / Simd::kLanes;
+
+/// How far a score may be above AttentionTile::greatest before that is raised: the sums of a row are seldom
+/// rescaled, and its probabilities are at most 2^kHeadroom.
+inline constexpr float kHeadroom = 8.0F;
+
+/// 2^x for x <= kHeadroom: 2^n p(x - n) with n = round(x) and a polynomial with p(0) = 1 whose greatest
+/// relative error for |r| <= 1/2 is least: 9e-8, and 1.1e-4 where the result is rounded to bfloat16. 0 for
+/// x <= -150.
+template <bool kToBFloat16>
+inline Simd::Vec exp2_of(Simd::Vec x) {
+  // NaN passes, since the second operand is taken.
+  const Simd::Vec bounded = Simd::max(Simd::set(-150.0F), x);
+  const Simd::Vec n = Simd::round(bounded);
+  const Simd::Vec r = Simd::sub(bounded, n);
+  Simd::Vec p;
+  if constexpr (kToBFloat16) {
+    p = Simd::set(5.50089300e-2F);
+    p = Simd::fma(p, r, Simd::set(2.42210960e-1F));
+    p = Simd::fma(p, r, Simd::set(6.93282930e-1F));
+  } else {
+    p = Simd::set(1.32647180e-3F);
+    p = Simd::fma(p, r, Simd::set(9.67151299e-3F));
+    p = Simd::fma(p, r, Simd::set(5.55073395e-2F));
+    p = Simd::fma(p, r, Simd::set(2.40222424e-1F));
+    p = Simd::fma(p, r, Simd::set(6.93147004e-1F));
+  }
+  p = Simd::fma(p, r, Simd::set(1.0F));
+  return Simd::times_power_of_two(p, n);
+}
+
+/// Rows of a tile that are computed together, in registers one product at a time.
+template <class Weights>
+struct RowBlock {
+  using A = typename Weights::A;
+  alignas(64) float scores[kTileRows][kTileSlots];
+  alignas(64) A probabilities[kTileRows][kTileSlots];
+};
+
+/// Takes the slots that a row does not see out of the scores of those groups of which some row does not see
+/// all.
+inline void hide_keys(const AttentionTile& tile, std::int64_t row, std::int64_t rows, std::int64_t num_groups,
+                      float (*scores)[kTileSlots]) {
+  const auto first_visible = [&](std::int64_t position) {
+    return tile.sliding_window == 0 ? 0 : position + 1 - tile.sliding_window;
+  };
+  const std::int64_t first_position = tile.first_position + row / tile.rows_per_position;
+  const std::int64_t last_position = tile.first_position + (row + rows - 1) / tile.rows_per_position;
+  for (std::int64_t index = 0; index < num_groups; ++index) {
+    const KeyGroup& group = tile.groups[static_cast<std::size_t>(index)];
+    if (group.count == kKeyGroup && group.first_position + kKeyGroup <= first_position + 1 &&
+        group.first_position >= first_visible(last_position)) {
+      continue;
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t position = tile.first_position + (row + r) / tile.rows_per_position;
+      const std::int64_t begin = first_visible(position) - group.first_position;
+      const std::int64_t end = std::min(position + 1 - group.first_position, group.count);
+      for (std::int64_t lane = 0; lane < kKeyGroup; lane += Simd::kLanes) {
+        float* at = scores[r] + index * kKeyGroup + lane;
+        const Simd::Vec hidden = Simd::set(-std::numeric_limits<float>::infinity());
+        Simd::store(at, Simd::select_lanes(std::clamp<std::int64_t>(begin - lane, 0, Simd::kLanes),
+                                           std::clamp<std::int64_t>(end - lane, 0, Simd::kLanes),
+                                           Simd::load(at), hidden));
+      }
+    }
+  }
+}
+
+/// Raises a row's greatest score, by which what it has summed so far is scaled.
+inline void raise_greatest(const AttentionTile& tile, std::int64_t row, float greatest) {
+  const Simd::Vec factor = exp2_of<false>(Simd::sub(Simd::set(tile.greatest[row]), Simd::set(greatest)));
+  const auto scale = [&](float* x, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; i += Simd::kLanes)
+      Simd::store(x + i, Simd::mul(Simd::load(x + i), factor));
+  };
+  const std::int64_t columns = whole_groups(tile.head_dim);
+  scale(tile.totals + row * kKeyGroup, kKeyGroup);
+  scale(tile.sums + row * columns, columns);
+  tile.greatest[row] = greatest;
+}
+
+inline void store_probabilities(float* to, Simd::Vec first, Simd::Vec second) {
+  Simd::store(to, first);
+  Simd::store(to + Simd::kLanes, second);
+}
+inline void store_probabilities(std::uint16_t* to, Simd::Vec first, Simd::Vec second) {
+  Simd::store_bfloat16(reinterpret_cast<std::byte*>(to), first, second);
+}
+
+/// Multiplies the scores of int8 keys by the keys' scales.
+inline void scale_scores(const AttentionTile& tile, std::int64_t rows, std::int64_t num_groups,
+                         float (*scores)[kTileSlots]) {
+  for (std::int64_t v = 0; v < num_groups * kVectorsPerGroup; ++v) {
+    const KeyGroup& group = tile.groups[static_cast<std::size_t>(v / kVectorsPerGroup)];
+    const Simd::Vec scales = Simd::load(group.key_scales + v % kVectorsPerGroup * Simd::kLanes);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      float* at = scores[r] + v * Simd::kLanes;
+      Simd::store(at, Simd::mul(Simd::load(at), scales));
+    }
+  }
+}
+
+/// Turns the scores of `rows` rows into probabilities, of which totals and greatest are kept.
+template <class Weights, bool kScaled>
+inline void take_scores(const AttentionTile& tile, std::int64_t row, std::int64_t rows,
+                        std::int64_t num_groups, RowBlock<Weights>* block) {
+  constexpr bool kToBFloat16 = std::is_same_v<typename Weights::A, std::uint16_t>;
+  if constexpr (kScaled) scale_scores(tile, rows, num_groups, block->scores);
+  hide_keys(tile, row, rows, num_groups, block->scores);
+  const std::int64_t vectors = num_groups * kVectorsPerGroup;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* scores = block->scores[r];
+    Simd::Vec greatest = Simd::load(scores);
+    for (std::int64_t v = 1; v < vectors; ++v) {
+      greatest = Simd::max(greatest, Simd::load(scores + v * Simd::kLanes));
+    }
+    if (Simd::any_above(greatest, Simd::set(tile.greatest[row + r] + kHeadroom))) {
+      raise_greatest(tile, row + r, Simd::greatest(greatest));
+    }
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const Simd::Vec greatest = Simd::set(tile.greatest[row + r]);
+    float* totals = tile.totals + (row + r) * kKeyGroup;
+    Simd::Vec total = Simd::load(totals);
+    const auto probability = [&](std::int64_t v) {
+      const Simd::Vec score = Simd::load(block->scores[r] + v * Simd::kLanes);
+      Simd::Vec p = exp2_of<kToBFloat16>(Simd::sub(score, greatest));
+      total = Simd::add(total, p);
+      if constexpr (kScaled) {
+        const KeyGroup& group = tile.groups[static_cast<std::size_t>(v / kVectorsPerGroup)];
+        p = Simd::mul(p, Simd::load(group.value_scales + v % kVectorsPerGroup * Simd::kLanes));
+      }
+      return p;
+    };
+    typename Weights::A* out = block->probabilities[r];
+    std::int64_t v = 0;
+    for (; v + 2 <= vectors; v += 2) {
+      const Simd::Vec first = probability(v);
+      store_probabilities(out + v * Simd::kLanes, first, probability(v + 1));
+    }
+    if (v < vectors) store_probabilities(out + v * Simd::kLanes, probability(v), Simd::zero());
+    Simd::store(totals, total);
+  }
+}
+
+}  // namespace
+}  // namespace adaptrt
