@@ -10,8 +10,12 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
+from ...builder.compile.bind import bind_program
 from ...runtime.native_engine import NativeEngine
 from .batches import batch_adapters, prompts_of
 from .executors import BenchExecutor, ExecutorKey, key_of
@@ -21,6 +25,8 @@ from .scenario_types import Decode, Scenario
 RUN_TOKENS: Final = 18
 """That each request of a run generates at most: 16 times from one step to the next in which all of them do."""
 
+_Place = tuple[ExecutorKey, str]
+"""Of an executor: what it runs, and the engine whose weights it reads."""
 Runner = Callable[[], Metrics]
 """Runs once; `value` is its speed."""
 
@@ -61,42 +67,78 @@ def alternating_pairs(scenarios: Iterable[Scenario], bases: Iterable[Scenario]) 
     return pairs
 
 
+@dataclass(frozen=True)
+class _Side:
+    """One of the two scenarios of a pair."""
+
+    scenario: Decode
+    place: _Place
+
+
+def sharing_weights(engine: NativeEngine, other: NativeEngine) -> NativeEngine | None:
+    """`engine` on the mapped weights of `other`; None unless both have the same, byte for byte."""
+    ours, theirs = engine.storage.tensors, other.storage.tensors
+    if ours.keys() != theirs.keys():
+        return None
+    if not all(np.array_equal(ours[name].view(np.uint8), theirs[name].view(np.uint8)) for name in ours):
+        return None
+    program = bind_program(engine.storage.program, theirs, str(engine.storage.path))
+    return replace(engine, program=program, storage=other.storage)
+
+
 class Alternation:
     """The executors of scenarios that alternate with another one, both alive at once.
 
     They reuse prefixes, which other samples do not: a run's prompts were seen before but for their last token, so that
-    a run consists of the steps that it is about.
+    a run consists of the steps that it is about. Where two engines have the same weights, both executors read those of
+    the scenario's engine: where in memory a file lies makes percents, which neither engine can help.
     """
 
     def __init__(
         self, engines: Mapping[str, NativeEngine], pairs: Sequence[tuple[Decode, Decode]], num_threads: int
     ) -> None:
         """Makes the executors of (scenario, its base). Raises ConfigError where memory does not suffice."""
-        self._bases = {row.name: base for row, base in pairs}
-        groups: dict[ExecutorKey, list[Decode]] = defaultdict(list)
-        for scenario in (scenario for pair in pairs for scenario in pair):
-            groups[key_of(scenario)].append(scenario)
-        self._executors: dict[ExecutorKey, BenchExecutor] = {}
+        self._sides: dict[str, tuple[_Side, _Side]] = {}
+        self._executors: dict[_Place, BenchExecutor] = {}
+        on_weights_of: dict[tuple[str, str], NativeEngine | None] = {(name, name): engines[name] for name in engines}
+        scenarios: dict[_Place, list[Decode]] = defaultdict(list)
+        for row, base in pairs:
+            names = (base.engine, row.engine)
+            if names not in on_weights_of:
+                on_weights_of[names] = sharing_weights(engines[base.engine], engines[row.engine])
+            weights = base.engine if on_weights_of[names] is None else row.engine
+            self._sides[row.name] = _Side(row, (key_of(row), row.engine)), _Side(base, (key_of(base), weights))
+            for side in self._sides[row.name]:
+                scenarios[side.place].append(side.scenario)
         try:
-            for key, scenarios in groups.items():
-                self._executors[key] = BenchExecutor(
-                    engines[key.engine], key, scenarios, num_threads, profiled=False, block_reuse=True
+            for (key, weights), sharing in scenarios.items():
+                engine = on_weights_of[key.engine, weights]
+                assert engine is not None
+                self._executors[key, weights] = BenchExecutor(
+                    engine, key, sharing, num_threads, profiled=False, block_reuse=True
                 )
         except Exception:
             self.close()
             raise
 
     def sample(self, scenario: Decode, pairs: int) -> tuple[Metrics, list[float]]:
-        """As alternate() gives it, of a scenario and its base."""
-        return alternate(self._runner(scenario), self._runner(self._bases[scenario.name]), pairs)
+        """As alternate() gives it, of a scenario and its base.
+
+        With `shared_weights` where engines differ: 1 where they read the same bytes.
+        """
+        row, base = self._sides[scenario.name]
+        metrics, ratios = alternate(self._runner(row), self._runner(base), pairs)
+        if row.scenario.engine != base.scenario.engine:
+            metrics["shared_weights"] = float(row.place[1] == base.place[1])
+        return metrics, ratios
 
     def close(self) -> None:
         """End the executors."""
         for bench in self._executors.values():
             bench.close()
 
-    def _runner(self, scenario: Decode) -> Runner:
-        bench = self._executors[key_of(scenario)]
+    def _runner(self, side: _Side) -> Runner:
+        scenario, bench = side.scenario, self._executors[side.place]
         # The token more is computed by the step that begins a run, which would otherwise compute whole blocks again.
         prompts = [[*prompt, prompt[0]] for prompt in prompts_of(bench, scenario)]
         adapters = batch_adapters(bench, scenario)

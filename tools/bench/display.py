@@ -85,8 +85,10 @@ def in_turn(figure: Figure) -> str:
     """How a row that alternates with another one was compared: both values, number of pairs, spread of their ratios."""
     ratios = pair_ratios(figure)
     low, high = (100 * float(np.percentile(ratios, percentile)) for percentile in MIDDLE_HALF)
+    shares = "shared_weights" in figure.metric_names() and figure.metric("shared_weights") == 1.0
     return (
-        f"in turn: {number(figure.median)} beside {number(figure.metric('base_value'))} {figure.unit}, "
+        f"in turn{' on the same weights' if shares else ''}: "
+        f"{number(figure.median)} beside {number(figure.metric('base_value'))} {figure.unit}, "
         f"{len(ratios)} pairs, half of them {low:.1f} to {high:.1f}%"
     )
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from adaptrt.builder.cli import main as command_line
+from adaptrt.tools.bench.alternating import sharing_weights
+from adaptrt.tools.bench.executors import load_native_engine
 from adaptrt.tools.bench.report import Report, load_report
 
 SCENARIOS = """schema = 1
@@ -36,6 +41,13 @@ max_batch_size = 4
 max_num_tokens = 128
 max_seq_len = 128
 max_lora_rank = 8
+
+[[engine]]
+name = "without-lora"
+lora = false
+max_batch_size = 4
+max_num_tokens = 128
+max_seq_len = 128
 
 [[engine]]
 name = "none"
@@ -87,6 +99,18 @@ adapters = { count = 2, ranks = [4] }
   at_most = 1e9
   [[scenario.compare]]
   with = "mixed"
+
+[[scenario]]
+name = "off"
+kind = "decode"
+engine = "without-lora"
+requests = 4
+input = 8
+output = 8
+  [[scenario.compare]]
+  with = "base"
+  measure = "alternating"
+  pairs = 2
 
 [[scenario]]
 name = "around"
@@ -196,8 +220,8 @@ def report(work: Path) -> Report:
 
 def test_every_scenario_is_reported(report: Report) -> None:
     assert [row.name for row in report.rows] == [
-        "prefill", "base", "mixed", "in-turn", "around", "crowded", "host", "disk", "closed-1", "closed-6", "open",
-        "memory", "load",
+        "prefill", "base", "mixed", "in-turn", "off", "around", "crowded", "host", "disk", "closed-1", "closed-6",
+        "open", "memory", "load",
     ]  # fmt: skip
     assert all(len(row.figure.samples) == 2 for row in report.rows)
     assert all(
@@ -212,7 +236,8 @@ def test_every_scenario_is_reported(report: Report) -> None:
 def test_targets_are_judged(report: Report) -> None:
     held = {row.name: [comparison.holds for comparison in row.comparisons] for row in report.rows if row.comparisons}
     assert held == {
-        "prefill": [True], "mixed": [None, None], "in-turn": [True, None], "disk": [False], "memory": [True],
+        "prefill": [True], "mixed": [None, None], "in-turn": [True, None], "off": [None], "disk": [False],
+        "memory": [True],
     }  # fmt: skip
 
 
@@ -226,7 +251,27 @@ def test_runs_in_turn_are_compared_pair_by_pair(report: Report) -> None:
         assert sample.metrics["value"] > 0
         assert sample.metrics["base_value"] > 0
         assert not any(name.startswith("beside_") for name in sample.metrics)
-    assert not any(sample.pair_ratios for other in report.rows if other is not row for sample in other.figure.samples)
+    off = report.row("off")
+    assert off is not None
+    for sample in off.figure.samples:
+        assert len(sample.pair_ratios) == 2
+        assert sample.metrics["shared_weights"] == 1.0
+    alone = [other for other in report.rows if other.name not in ("in-turn", "off")]
+    assert not any(sample.pair_ratios for other in alone for sample in other.figure.samples)
+
+
+def test_weights_are_shared_where_they_are_the_same(report: Report, work: Path) -> None:
+    lora, plain = sorted(
+        (load_native_engine(path) for path in (work / "engines").glob("engine-*")),
+        key=lambda engine: not engine.lora.sites,
+    )
+    shared = sharing_weights(plain, lora)
+    assert shared is not None
+    assert shared.storage is lora.storage
+    assert not shared.program.lora.sites
+    tensors = {name: array.copy() for name, array in lora.storage.tensors.items()}
+    list(tensors.values())[-1].view(np.uint8)[-1] ^= 1
+    assert sharing_weights(plain, replace(lora, storage=SimpleNamespace(tensors=tensors))) is None
 
 
 def test_serving_is_described(report: Report) -> None:
