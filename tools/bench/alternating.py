@@ -89,9 +89,9 @@ def sharing_weights(engine: NativeEngine, other: NativeEngine) -> NativeEngine |
 class Alternation:
     """The executors of scenarios that alternate with another one, both alive at once.
 
-    They reuse prefixes, which other samples do not: a run's prompts were seen before but for their last token, so that
-    a run consists of the steps that it is about. Where two engines have the same weights, both executors read those of
-    the scenario's engine: where in memory a file lies makes percents, which neither engine can help.
+    They reuse prefixes: a run's prompts were seen before but for their last token, so that it consists of the steps
+    that it is about. Where two engines have the same weights, both executors read those of the scenario's engine: where
+    in memory a file lies makes percents, which neither engine can help.
     """
 
     def __init__(
@@ -114,11 +114,12 @@ class Alternation:
             for (key, weights), sharing in scenarios.items():
                 engine = on_weights_of[key.engine, weights]
                 assert engine is not None
-                self._executors[key, weights] = BenchExecutor(
-                    engine, key, sharing, num_threads, profiled=False, block_reuse=True
-                )
+                bench = BenchExecutor(engine, key, sharing, num_threads, profiled=False, block_reuse=True)
+                bench.library.forget()  # the caches have the adapters now
+                self._executors[key, weights] = bench
         except Exception:
-            self.close()
+            for bench in self.executors:
+                bench.close()
             raise
 
     def sample(self, scenario: Decode, pairs: int) -> tuple[Metrics, list[float]]:
@@ -132,10 +133,17 @@ class Alternation:
             metrics["shared_weights"] = float(row.place[1] == base.place[1])
         return metrics, ratios
 
-    def close(self) -> None:
-        """End the executors."""
-        for bench in self._executors.values():
-            bench.close()
+    @property
+    def executors(self) -> list[BenchExecutor]:
+        """All of them; who made this closes them."""
+        return list(self._executors.values())
+
+    def on_own_weights(self) -> dict[str, BenchExecutor]:
+        """By name of those scenarios whose executor reads the weights of their own engine."""
+        sides = [side for pair in self._sides.values() for side in pair]
+        return {
+            side.scenario.name: self._executors[side.place] for side in sides if side.place[1] == side.scenario.engine
+        }
 
     def _runner(self, side: _Side) -> Runner:
         scenario, bench = side.scenario, self._executors[side.place]

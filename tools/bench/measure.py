@@ -24,13 +24,24 @@ ENQUEUED = 64
 """Requests that an overhead sample enqueues one by one."""
 
 
-def request(prompt: list[int], max_tokens: int, lora: LoraConfig | None = None, *, streaming: bool = False) -> Request:
-    """A greedy request without an end token, so that it generates max_tokens tokens."""
+def request(
+    prompt: list[int],
+    max_tokens: int,
+    lora: LoraConfig | None = None,
+    *,
+    streaming: bool = False,
+    salt: int | None = None,
+) -> Request:
+    """A greedy request without an end token, so that it generates max_tokens tokens.
+
+    Where prefixes are reused, only those of requests with the same `salt` are.
+    """
     return Request(
         prompt,
         max_tokens,
         streaming=streaming,
         lora_config=lora,
+        cache_salt_id=salt,
         output_config=OutputConfig(exclude_input_from_output=True),
     )
 
@@ -51,7 +62,11 @@ def first_token_seconds(executor: Executor, prompt: list[int], lora: LoraConfig 
 
 
 def decode(
-    executor: Executor, prompts: Sequence[list[int]], adapters: Sequence[LoraConfig | None], max_tokens: int
+    executor: Executor,
+    prompts: Sequence[list[int]],
+    adapters: Sequence[LoraConfig | None],
+    max_tokens: int,
+    salt: int | None = None,
 ) -> Metrics:
     """Generate `max_tokens` tokens for each prompt in one batch; counts steps in which all generate.
 
@@ -61,7 +76,7 @@ def decode(
     executor.get_latest_iteration_stats()
     with _pinned(executor, adapters):
         ids = executor.enqueue_requests(
-            [request(prompt, max_tokens, lora) for prompt, lora in zip(prompts, adapters, strict=True)]
+            [request(prompt, max_tokens, lora, salt=salt) for prompt, lora in zip(prompts, adapters, strict=True)]
         )
         for request_id in ids:
             finish(executor, request_id)

@@ -62,7 +62,7 @@ class Bench:
         self._shelf = EngineShelf(work_dir, progress)
         self._engines: dict[str, NativeEngine] = {}
         self._executors: dict[str, BenchExecutor] = {}
-        """By scenario; shared. Those of scenarios that alternate are the alternation's."""
+        """By scenario; shared."""
         self._alternation: Alternation | None = None
         self._work: dict[str, Work] = {}
         self._samples: dict[str, list[Sample]] = defaultdict(list)
@@ -70,6 +70,7 @@ class Bench:
         self._extra: dict[str, int] = {}
         self._not_run: dict[str, str] = {}
         self._cold_tasks = itertools.count(COLD_TASKS)
+        self._salts = itertools.count(1)
 
     def run(self) -> Report:
         """Measure everything. Raises ConfigError with all scenarios that do not fit their engines."""
@@ -81,10 +82,9 @@ class Bench:
                     self._measure(scenario, number)
                 self._limits.measure(number)
         finally:
-            for executor in set(self._executors.values()):
+            others = [] if self._alternation is None else self._alternation.executors
+            for executor in {*self._executors.values(), *others}:
                 executor.close()
-            if self._alternation is not None:
-                self._alternation.close()
         return self._report()
 
     def _runnable(self) -> list[Scenario]:
@@ -97,6 +97,7 @@ class Bench:
             if scenario.engine in reasons:
                 self._not_run[scenario.name] = f"engine '{scenario.engine}': {reasons[scenario.engine]}"
         self._check_fit()
+        self._prepare_alternation()
         groups: dict[Any, list[Scenario]] = defaultdict(list)
         for scenario in self._runnable():
             if not isinstance(scenario, (Load, Memory)):
@@ -106,7 +107,7 @@ class Bench:
             engine = self._engines[key.engine]
             try:
                 self._find_work(engine, key, [s for s in scenarios if isinstance(s, (Prefill, Decode))])
-                alone = [scenario for scenario in scenarios if scenario.alternating is None]
+                alone = [s for s in scenarios if s.name not in self._executors and s.alternating is None]
                 if alone:
                     shared = BenchExecutor(engine, key, alone, self._threads, profiled=False)
             except ConfigError as error:
@@ -114,13 +115,15 @@ class Bench:
                 continue
             for scenario in alone:
                 self._executors[scenario.name] = shared
-        self._prepare_alternation()
         for scenario in self._runnable():
             self._warm_up(scenario)
             self._extra[scenario.name] = self._file.run.extra_samples
 
     def _prepare_alternation(self) -> None:
-        """Makes the executors of scenarios that alternate. One whose base cannot be run cannot be run either."""
+        """Makes the executors of scenarios that alternate; the others' own samples run there too, where they can.
+
+        A scenario whose base cannot be run cannot be run either.
+        """
         pairs = []
         for scenario, base in alternating_pairs(self._runnable(), self._file.scenarios):
             if base.name in self._not_run:
@@ -134,6 +137,8 @@ class Bench:
             self._alternation = Alternation(self._engines, pairs, self._threads)
         except ConfigError as error:
             self._not_run.update({scenario.name: str(error) for scenario, _ in pairs})
+        else:
+            self._executors |= self._alternation.on_own_weights()
 
     def _check_fit(self) -> None:
         problems = [
@@ -210,7 +215,9 @@ class Bench:
             return {"value": scenario.input_length / seconds, "seconds": seconds}
         if isinstance(scenario, Decode):
             adapters = batch_adapters(bench, scenario)
-            return decode(bench.executor, prompts_of(bench, scenario), adapters, scenario.output_length)
+            # Where prefixes are reused, a sample has its own.
+            salt = next(self._salts)
+            return decode(bench.executor, prompts_of(bench, scenario), adapters, scenario.output_length, salt)
         if isinstance(scenario, Overhead):
             adapters = batch_adapters(bench, scenario)
             return overhead(bench.executor, prompts_of(bench, scenario), adapters, scenario.output_length)
