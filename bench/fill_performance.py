@@ -86,8 +86,9 @@ def against(result: ComparisonResult, row: Row, report: Report) -> str:
     base = report.row(result.base)
     title = result.base if base is None else full_title(base)
     allowed = ", per byte and FLOP" if result.measure == "roofline" else ""
-    turns = f", {in_turn(row.figure)}" if result.measure == "alternating" else ""
-    return f"{100 * result.ratio:.1f}% of {title}{allowed}{turns}"
+    if result.measure == "alternating":
+        return f"{100 * result.ratio:.2f}% of {title}, {in_turn(row.figure)}"
+    return f"{100 * result.ratio:.1f}% of {title}{allowed}"
 
 
 def target(result: ComparisonResult) -> str:
@@ -180,7 +181,7 @@ def not_better(report: Report) -> list[str]:
 def missed(reports: Sequence[Report]) -> str:
     """Every target that a row of these reports does not meet, with what was reached."""
     lines = [
-        (full_title(row), wanted(row, result), f"{result.ratio:.3g}", at_limit(result), limit_share(row))
+        (full_title(row), wanted(row, result), f"{result.ratio:.4g}", at_limit(result), limit_share(row))
         for report in reports
         for row in report.rows
         for result in row.comparisons
@@ -196,7 +197,7 @@ def at_limit(result: ComparisonResult) -> str:
     if result.at_limit is None:
         return "-"
     is_less = result.at_least is not None and result.at_limit < result.at_least
-    return f"{result.at_limit:.3g}" + (", less than the target" if is_less else "")
+    return f"{result.at_limit:.4g}" + (", less than the target" if is_less else "")
 
 
 def wanted(row: Row, result: ComparisonResult) -> str:

@@ -97,7 +97,7 @@ def _against(result: ComparisonResult, figure: Figure) -> str:
     if result.measure == "value":
         return ""
     if result.measure == "alternating":
-        return f"{100 * result.ratio:.1f}% of {result.base}, {in_turn(figure)}"
+        return f"{100 * result.ratio:.2f}% of {result.base}, {in_turn(figure)}"
     what = "roofline" if result.base is None else result.base
     if result.measure == "roofline" and result.base is not None:
         what += "'s roofline share"
