@@ -30,9 +30,10 @@ std::optional<std::size_t> find_magnitude_from(const std::byte* data, std::size_
   return std::nullopt;
 }
 
-/// The least float32 magnitude, as bits, that is not finite in `target`: float16 rounds to infinity from
-/// 65520 on, bfloat16 from half way between its largest value and 2^128.
+}  // namespace
+
 std::uint32_t float32_limit(DType target) {
+  // float16 rounds to infinity from 65520 on, bfloat16 from half way between its largest value and 2^128.
   switch (target) {
     case DType::kFloat16:
       return 0x477ff000U;
@@ -43,8 +44,6 @@ std::uint32_t float32_limit(DType target) {
   }
   return 0x7f800000U;
 }
-
-}  // namespace
 
 std::optional<std::size_t> find_not_finite(const std::byte* data, DType dtype, std::size_t count,
                                            DType target) {

@@ -47,7 +47,8 @@ class Attention {
 
   void run() const {
     const auto store = [&](std::int64_t begin, std::int64_t end, int thread) {
-      for (std::int64_t token = begin; token < end; ++token) prepare_token(token, thread);
+      const KvWriter writer(pool_, step_.kernels, kv_heads_, scratch(thread));
+      for (std::int64_t token = begin; token < end;) token += store_tokens(token, end, writer);
     };
     // Neighbours in a block, whose keys share cache lines, are mostly written by one thread.
     step_.threads.parallel_for(step_.num_tokens(), kTokensPerChunk, store);
@@ -72,31 +73,50 @@ class Attention {
     return step_.scratch[static_cast<std::size_t>(thread)].data();
   }
 
-  /// Norms and rotates a token's query and key heads in place, and writes its keys and values to the pool.
-  void prepare_token(std::int64_t token, int thread) const {
-    float* query = step_.float_row(op_.qkv, token);
-    float* key = query + heads_ * head_dim_;
-    const float* value = key + kv_heads_ * head_dim_;
-    for (std::int64_t head = 0; head < heads_; ++head)
-      prepare_head(query + head * head_dim_, op_.query_norm, token);
+  [[nodiscard]] KvSlot slot_of(std::int64_t token) const {
     const std::int64_t position = position_of(token);
     const auto sequence = step_.sequence_of_token[static_cast<std::size_t>(token)];
-    KvSlot where{.block = block_table(sequence)[position / pool_.tokens_per_block()],
-                 .layer = op_.layer,
-                 .slot = position % pool_.tokens_per_block()};
-    for (where.head = 0; where.head < kv_heads_; ++where.head) {
-      prepare_head(key + where.head * head_dim_, op_.key_norm, token);
-      store_key_and_value(pool_, step_.kernels, where, key + where.head * head_dim_,
-                          value + where.head * head_dim_, scratch(thread));
-    }
+    return {.block = block_table(sequence)[position / pool_.tokens_per_block()],
+            .layer = op_.layer,
+            .slot = position % pool_.tokens_per_block()};
+  }
+  [[nodiscard]] float* keys_of(std::int64_t token) const {
+    return step_.float_row(op_.qkv, token) + heads_ * head_dim_;
   }
 
-  void prepare_head(float* head, const VectorView& norm, std::int64_t token) const {
-    if (norm.size > 0) {
-      step_.kernels.rms_norm(head, norm.data, op_.norm_epsilon, head_dim_, reinterpret_cast<std::byte*>(head),
+  /// Writes the keys and values of a token, or of two neighbours before `end`, to the pool; returns how many.
+  [[nodiscard]] std::int64_t store_tokens(std::int64_t token, std::int64_t end,
+                                          const KvWriter& writer) const {
+    const KvSlot where = slot_of(token);
+    const float* values = keys_of(token) + kv_heads_ * head_dim_;
+    writer.store_keys(where, rotation_of(token, keys_of(token), kv_heads_, op_.key_norm));
+    const bool two = token + 1 < end && where.slot % 2 == 0 && where.slot + 1 < pool_.tokens_per_block() &&
+                     step_.sequence_of_token[static_cast<std::size_t>(token)] ==
+                         step_.sequence_of_token[static_cast<std::size_t>(token + 1)];
+    if (!two) {
+      writer.store_values(where, values);
+      return 1;
+    }
+    writer.store_keys(slot_of(token + 1),
+                      rotation_of(token + 1, keys_of(token + 1), kv_heads_, op_.key_norm));
+    writer.store_values_of_two(where, values, keys_of(token + 1) + kv_heads_ * head_dim_);
+    return 2;
+  }
+
+  /// Norms heads of a token in place, where there is a norm, and says how they are rotated.
+  [[nodiscard]] HeadRotation rotation_of(std::int64_t token, float* heads, std::int64_t count,
+                                         const VectorView& norm) const {
+    for (std::int64_t head = 0; norm.size > 0 && head < count; ++head) {
+      float* x = heads + head * head_dim_;
+      step_.kernels.rms_norm(x, norm.data, op_.norm_epsilon, head_dim_, reinterpret_cast<std::byte*>(x),
                              DType::kFloat32);
     }
-    step_.kernels.rotate(step_.float_row(op_.cosine, token), step_.float_row(op_.sine, token), half_, head);
+    return {.cosine = step_.float_row(op_.cosine, token),
+            .sine = step_.float_row(op_.sine, token),
+            .half = half_,
+            .x = heads,
+            .heads = count,
+            .head_dim = head_dim_};
   }
 
   void run_task(const AttentionTask& task, int thread) const {
@@ -119,14 +139,16 @@ class Attention {
   }
 
   void load_queries(const AttentionTask& task, const RowMemory& memory) const {
-    const DType type = query_type();
-    const float factor = op_.scale * std::numbers::log2e_v<float>;
     auto* out = reinterpret_cast<std::byte*>(memory.queries);
     for (std::int64_t head = task.first_head; head < task.first_head + task.heads; ++head) {
       for (std::int64_t token = task.first_token; token < task.first_token + task.tokens; ++token) {
-        const float* heads = step_.float_row(op_.qkv, token) + head * group_ * head_dim_;
-        step_.kernels.scale_and_store(heads, factor, group_ * head_dim_, out, type);
-        out += static_cast<std::size_t>(group_ * head_dim_) * size_of(type);
+        float* heads = step_.float_row(op_.qkv, token) + head * group_ * head_dim_;
+        HeadRotation rotation = rotation_of(token, heads, group_, op_.query_norm);
+        rotation.factor = op_.scale * std::numbers::log2e_v<float>;
+        rotation.out = out;
+        rotation.out_type = query_type();
+        step_.kernels.rotate_heads(rotation);
+        out += static_cast<std::size_t>(group_ * head_dim_) * size_of(query_type());
       }
     }
   }
@@ -216,7 +238,8 @@ class Attention {
 }  // namespace
 
 std::size_t attention_scratch_floats(const ModelShape& shape) {
-  return static_cast<std::size_t>(RowMemory::floats(rows_per_task(shape), shape.head_dim));
+  const std::int64_t of_task = RowMemory::floats(rows_per_task(shape), shape.head_dim);
+  return static_cast<std::size_t>(std::max(of_task, shape.num_key_value_heads * shape.head_dim));
 }
 
 void run_op(const AttentionOp& op, const Step& step) {

@@ -3,18 +3,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-
-#include "adaptrt/core/element_scan.h"
-
 namespace adaptrt {
 namespace {
 
 /// All ones are NaN in every floating-point type.
 constexpr int kNanByte = 0xff;
-
-bool all_finite(const std::byte* elements, DType dtype, std::int64_t n) {
-  return !find_not_finite(elements, dtype, static_cast<std::size_t>(n), dtype);
-}
 
 template <std::size_t kBytes>
 void scatter(const std::byte* from, std::int64_t n, std::byte* to, std::size_t stride) {
@@ -32,81 +25,100 @@ void scatter(const std::byte* from, std::int64_t n, std::size_t bytes, std::byte
   }
 }
 
-class Writer {
- public:
-  Writer(const KvPool& pool, const KernelTable& kernels, const KvSlot& where, std::byte* scratch)
-      : pool_(pool),
-        kernels_(kernels),
-        slot_(where.slot),
-        keys_(pool.keys(where.block, where.layer, where.head)),
-        values_(pool.values(where.block, where.layer, where.head)),
-        row_(scratch) {}
-
-  void store_rounded(const float* key, const float* value) const {
-    const auto bytes = static_cast<std::size_t>(pool_.head_dim()) * pool_.element_bytes();
-    kernels_.scale_and_store(value, 1.0F, pool_.head_dim(), row_, pool_.dtype());
-    const bool finite = all_finite(row_, pool_.dtype(), pool_.head_dim());
-    if (!finite) std::memset(row_, 0, bytes);
-    write_value();
-    kernels_.scale_and_store(key, 1.0F, pool_.head_dim(), row_, pool_.dtype());
-    if (!finite) std::memset(row_, kNanByte, bytes);
-    write_key();
-  }
-
-  void store_quantized(const float* key, const float* value) const {
-    float scale = quantize(value);
-    const bool finite = std::isfinite(scale);
-    values_.scales[slot_] = finite ? scale : 0.0F;
-    write_value();
-    scale = quantize(key);
-    keys_.scales[slot_] = finite ? scale : std::numeric_limits<float>::quiet_NaN();
-    write_key();
-  }
-
- private:
-  /// Fills row_ with int8 and returns their scale; NaN for a row that is not finite.
-  [[nodiscard]] float quantize(const float* x) const {
-    constexpr std::byte kSign{0x80};
-    float scale = 0.0F;
-    kernels_.quantize_row(reinterpret_cast<const std::byte*>(x), DType::kFloat32, pool_.head_dim(),
-                          reinterpret_cast<std::uint8_t*>(row_), &scale);
-    for (std::int64_t i = 0; i < pool_.head_dim(); ++i) row_[i] ^= kSign;
-    return scale;
-  }
-
-  void write_key() const {
-    const auto group = static_cast<std::size_t>(pool_.interleave()) * pool_.element_bytes();
-    scatter(row_, pool_.head_dim() / pool_.interleave(), group,
-            keys_.elements + static_cast<std::size_t>(slot_) * group,
-            static_cast<std::size_t>(pool_.slots()) * group);
-  }
-
-  void write_value() const {
-    const std::size_t size = pool_.element_bytes();
-    const std::int64_t row = slot_ / pool_.interleave() * whole_groups(pool_.head_dim());
-    const std::int64_t first = row * pool_.interleave() + slot_ % pool_.interleave();
-    scatter(row_, pool_.head_dim(), size, values_.elements + static_cast<std::size_t>(first) * size,
-            static_cast<std::size_t>(pool_.interleave()) * size);
-  }
-
-  const KvPool& pool_;
-  const KernelTable& kernels_;
-  std::int64_t slot_;
-  KvPart keys_;
-  KvPart values_;
-  std::byte* row_;
-};
-
 }  // namespace
 
-void store_key_and_value(const KvPool& pool, const KernelTable& kernels, const KvSlot& where,
-                         const float* key, const float* value, float* scratch) {
-  const Writer writer(pool, kernels, where, reinterpret_cast<std::byte*>(scratch));
-  if (pool.is_int8()) {
-    writer.store_quantized(key, value);
-  } else {
-    writer.store_rounded(key, value);
+KvWriter::KvWriter(const KvPool& pool, const KernelTable& kernels, std::int64_t num_heads, float* scratch)
+    : pool_(pool), kernels_(kernels), num_heads_(num_heads), row_(reinterpret_cast<std::byte*>(scratch)) {}
+
+void KvWriter::store_keys(const KvSlot& where, HeadRotation rotation) const {
+  rotation.out = row_;
+  rotation.out_type = pool_.is_int8() ? DType::kFloat32 : pool_.dtype();
+  kernels_.rotate_heads(rotation);
+  const auto head_bytes = static_cast<std::size_t>(pool_.head_dim()) * size_of(rotation.out_type);
+  for (std::int64_t head = 0; head < num_heads_; ++head) {
+    const KvPart keys = pool_.keys(where.block, where.layer, head);
+    std::byte* key = row_ + static_cast<std::size_t>(head) * head_bytes;
+    // The integers take the place of the floats that they are made of.
+    if (pool_.is_int8()) keys.scales[where.slot] = quantize(reinterpret_cast<const float*>(key), key);
+    write_key(keys, where.slot, key);
   }
+}
+
+void KvWriter::store_values(const KvSlot& where, const float* values) const {
+  for (std::int64_t head = 0; head < num_heads_; ++head) {
+    store_value(where, head, values + head * pool_.head_dim());
+  }
+}
+
+void KvWriter::store_values_of_two(const KvSlot& where, const float* first, const float* second) const {
+  const bool as_pairs = !pool_.is_int8() && pool_.interleave() == 2;
+  for (std::int64_t head = 0; head < num_heads_;
+       ++head, first += pool_.head_dim(), second += pool_.head_dim()) {
+    const KvPart part = pool_.values(where.block, where.layer, head);
+    if (as_pairs &&
+        kernels_.store_bfloat16_pairs(first, second, pool_.head_dim(), value_row(part, where.slot))) {
+      continue;
+    }
+    store_value(where, head, first);
+    store_value({where.block, where.layer, where.slot + 1}, head, second);
+  }
+}
+
+bool KvWriter::is_finite(const float* row) const {
+  return kernels_.are_finite(row, pool_.head_dim(), pool_.dtype());
+}
+
+void KvWriter::store_value(const KvSlot& where, std::int64_t head, const float* value) const {
+  const KvPart part = pool_.values(where.block, where.layer, head);
+  bool finite = false;
+  if (pool_.is_int8()) {
+    const float scale = quantize(value, row_);
+    finite = std::isfinite(scale);
+    part.scales[where.slot] = finite ? scale : 0.0F;
+  } else {
+    finite = is_finite(value);
+    if (finite) {
+      kernels_.scale_and_store(value, 1.0F, pool_.head_dim(), row_, pool_.dtype());
+    } else {
+      std::memset(row_, 0, static_cast<std::size_t>(pool_.head_dim()) * pool_.element_bytes());
+    }
+  }
+  const std::size_t size = pool_.element_bytes();
+  scatter(row_, pool_.head_dim(), size,
+          value_row(part, where.slot) + static_cast<std::size_t>(where.slot % pool_.interleave()) * size,
+          static_cast<std::size_t>(pool_.interleave()) * size);
+  if (!finite) spoil_key(where, head);
+}
+
+void KvWriter::spoil_key(const KvSlot& where, std::int64_t head) const {
+  const KvPart keys = pool_.keys(where.block, where.layer, head);
+  if (pool_.is_int8()) {
+    keys.scales[where.slot] = std::numeric_limits<float>::quiet_NaN();
+  } else {
+    std::memset(row_, kNanByte, static_cast<std::size_t>(pool_.head_dim()) * pool_.element_bytes());
+    write_key(keys, where.slot, row_);
+  }
+}
+
+float KvWriter::quantize(const float* x, std::byte* out) const {
+  constexpr std::byte kSign{0x80};
+  float scale = 0.0F;
+  kernels_.quantize_row(reinterpret_cast<const std::byte*>(x), DType::kFloat32, pool_.head_dim(),
+                        reinterpret_cast<std::uint8_t*>(out), &scale);
+  for (std::int64_t i = 0; i < pool_.head_dim(); ++i) out[i] ^= kSign;
+  return scale;
+}
+
+void KvWriter::write_key(const KvPart& keys, std::int64_t slot, const std::byte* key) const {
+  const auto group = static_cast<std::size_t>(pool_.interleave()) * pool_.element_bytes();
+  scatter(key, pool_.head_dim() / pool_.interleave(), group,
+          keys.elements + static_cast<std::size_t>(slot) * group,
+          static_cast<std::size_t>(pool_.slots()) * group);
+}
+
+std::byte* KvWriter::value_row(const KvPart& values, std::int64_t slot) const {
+  const std::int64_t first = slot / pool_.interleave() * pool_.interleave() * whole_groups(pool_.head_dim());
+  return values.elements + static_cast<std::size_t>(first) * pool_.element_bytes();
 }
 
 }  // namespace adaptrt

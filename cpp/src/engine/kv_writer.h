@@ -8,18 +8,44 @@
 
 namespace adaptrt {
 
-/// Where a token's keys and values of one head go.
+/// Where a token's keys and values go.
 struct KvSlot {
   std::int32_t block = 0;
   std::int64_t layer = 0;
-  std::int64_t head = 0;
   std::int64_t slot = 0;
 };
 
-/// Rounds a token's key and value [head_dim] of one head to the pool's type, int8 with a scale of their own
-/// each, and stores them. A value that is not finite is stored as 0 and its key as NaN: the queries that see
-/// the token get NaN, and no others. `scratch` has room for head_dim floats.
-void store_key_and_value(const KvPool& pool, const KernelTable& kernels, const KvSlot& where,
-                         const float* key, const float* value, float* scratch);
+/// Stores tokens' keys and values, int8 with a scale of their own for each head.
+///
+/// A value that is not finite is stored as 0 and its key as NaN: the queries that see the token get NaN, and
+/// no others.
+class KvWriter {
+ public:
+  /// `scratch` has room for num_heads * head_dim floats.
+  KvWriter(const KvPool& pool, const KernelTable& kernels, std::int64_t num_heads, float* scratch);
+
+  /// Stores the keys that `rotation` makes; its `out` and `out_type` are not looked at.
+  void store_keys(const KvSlot& where, HeadRotation rotation) const;
+  /// Stores values [num_heads, head_dim], when the keys of that slot are stored.
+  void store_values(const KvSlot& where, const float* values) const;
+  /// The same of two slots, the first of which is even and of the block.
+  void store_values_of_two(const KvSlot& where, const float* first, const float* second) const;
+
+ private:
+  [[nodiscard]] bool is_finite(const float* row) const;
+  void store_value(const KvSlot& where, std::int64_t head, const float* value) const;
+  /// Makes a stored key NaN.
+  void spoil_key(const KvSlot& where, std::int64_t head) const;
+  /// Fills `out`, which may be x, with int8 and returns their scale; NaN for a row that is not finite.
+  [[nodiscard]] float quantize(const float* x, std::byte* out) const;
+  void write_key(const KvPart& keys, std::int64_t slot, const std::byte* key) const;
+  /// Where the values of a slot, or of the pair of slots that it is in, begin.
+  [[nodiscard]] std::byte* value_row(const KvPart& values, std::int64_t slot) const;
+
+  const KvPool& pool_;
+  const KernelTable& kernels_;
+  std::int64_t num_heads_;
+  std::byte* row_;
+};
 
 }  // namespace adaptrt

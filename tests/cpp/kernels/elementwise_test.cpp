@@ -195,23 +195,89 @@ BOOST_DATA_TEST_CASE(sums_and_products_are_rounded_once, kernel_tables(), name) 
   }
 }
 
-BOOST_DATA_TEST_CASE(rotation_turns_pairs_of_the_two_halves, kernel_tables(), name) {
+BOOST_DATA_TEST_CASE(rotation_turns_pairs_of_the_two_halves_of_each_head,
+                     kernel_tables() * data::make({0, 1, 2}), name, dtype_index) {
+  const auto& table = find_kernels(name);
+  const auto dtype = static_cast<DType>(dtype_index);
+  FreshRandom random;
+  constexpr std::int64_t kHeads = 3;
+  for (const std::int64_t half : {1, 3, 6, 16, 40, 64}) {
+    for (const std::int64_t unrotated : {0, 5}) {
+      const std::int64_t head_dim = 2 * half + unrotated;
+      const std::int64_t size = kHeads * head_dim;
+      const auto x = random.vector(size);
+      const auto cosine = random.vector(half);
+      const auto sine = random.vector(half);
+      std::vector<std::byte> out(static_cast<std::size_t>(size) * size_of(dtype) + 1, std::byte{0x5a});
+      table.rotate_heads({.cosine = cosine.data(),
+                          .sine = sine.data(),
+                          .half = half,
+                          .x = x.data(),
+                          .heads = kHeads,
+                          .head_dim = head_dim,
+                          .factor = 0.75F,
+                          .out = out.data(),
+                          .out_type = dtype});
+      auto turned = x;
+      for (std::int64_t pair = 0; pair < kHeads * half; ++pair) {
+        const auto i = static_cast<std::size_t>(pair % half);
+        const auto at = static_cast<std::size_t>(pair / half * head_dim) + i;
+        const std::size_t other = at + static_cast<std::size_t>(half);
+        turned[at] = x[at] * cosine[i] - x[other] * sine[i];
+        turned[other] = x[other] * cosine[i] + x[at] * sine[i];
+      }
+      std::vector<std::byte> expected(out.size(), std::byte{0x5a});
+      for (std::size_t i = 0; i < turned.size(); ++i) {
+        store_from_float(expected.data(), dtype, i, turned[i] * 0.75F);
+      }
+      BOOST_TEST_REQUIRE(out == expected, "half " << half << ", " << unrotated << " not rotated");
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(pairs_of_bfloat16_are_those_of_the_two_rows, kernel_tables(), name) {
   const auto& table = find_kernels(name);
   FreshRandom random;
-  for (const std::int64_t half : {1, 3, 6, 16, 40, 64}) {
-    auto x = random.vector(2 * half + 1);
-    x.back() = kPoison;
-    const auto before = x;
-    const auto cosine = random.vector(half);
-    const auto sine = random.vector(half);
-    table.rotate(cosine.data(), sine.data(), half, x.data());
-    for (std::size_t i = 0; i < static_cast<std::size_t>(half); ++i) {
-      const float first = before[i];
-      const float second = before[i + static_cast<std::size_t>(half)];
-      BOOST_TEST_REQUIRE(x[i] == first * cosine[i] - second * sine[i]);
-      BOOST_TEST_REQUIRE(x[i + static_cast<std::size_t>(half)] == second * cosine[i] + first * sine[i]);
+  for (const std::int64_t n : kSizes) {
+    const auto even = random.vector(n);
+    const auto odd = random.vector(n);
+    std::vector<std::uint16_t> out(static_cast<std::size_t>(2 * n + 1), 0x5a5a);
+    BOOST_TEST(
+        table.store_bfloat16_pairs(even.data(), odd.data(), n, reinterpret_cast<std::byte*>(out.data())));
+    for (std::size_t i = 0; i < even.size(); ++i) {
+      BOOST_TEST_REQUIRE(out[2 * i] == float_to_bfloat16(even[i]));
+      BOOST_TEST_REQUIRE(out[2 * i + 1] == float_to_bfloat16(odd[i]));
     }
-    BOOST_TEST(x.back() == kPoison);
+    BOOST_TEST(out.back() == 0x5a5a);
+  }
+}
+
+BOOST_DATA_TEST_CASE(a_number_that_is_not_finite_once_rounded_is_found,
+                     kernel_tables() * data::make({0, 1, 2}), name, dtype_index) {
+  const auto& table = find_kernels(name);
+  const auto dtype = static_cast<DType>(dtype_index);
+  // The greatest float32 that stays finite, and the next.
+  const float greatest = dtype == DType::kFloat32    ? std::numeric_limits<float>::max()
+                         : dtype == DType::kBFloat16 ? 0x1.fefffep127F
+                                                     : 0x1.ffdffep15F;
+  const float above = std::nextafter(greatest, kInfinity);
+  for (const std::int64_t n : kSizes) {
+    std::vector<float> x(static_cast<std::size_t>(n), -greatest);
+    x.push_back(kInfinity);
+    std::vector<float> out(x.size());
+    BOOST_TEST_REQUIRE(table.are_finite(x.data(), n, dtype));
+    for (const float bad : {above, -above, std::nanf("")}) {
+      for (const std::size_t at : {std::size_t{0}, static_cast<std::size_t>(n - 1)}) {
+        auto with_bad = x;
+        with_bad[at] = bad;
+        BOOST_TEST_REQUIRE(!table.are_finite(with_bad.data(), n, dtype), bad << " at " << at << " of " << n);
+        if (dtype != DType::kBFloat16) continue;
+        auto* pairs = reinterpret_cast<std::byte*>(out.data());
+        BOOST_TEST_REQUIRE(table.store_bfloat16_pairs(x.data(), x.data(), n, pairs));
+        BOOST_TEST_REQUIRE(!table.store_bfloat16_pairs(x.data(), with_bad.data(), n, pairs));
+        BOOST_TEST_REQUIRE(!table.store_bfloat16_pairs(with_bad.data(), x.data(), n, pairs));
+      }
+    }
   }
 }
 

@@ -1,11 +1,16 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 
 #include "adaptrt/core/dtype.h"
 
 namespace adaptrt {
+
+/// The least float32 magnitude, as bits without the sign, that is not finite in `target` or becomes infinite
+/// when it is rounded to it.
+[[nodiscard]] std::uint32_t float32_limit(DType target);
 
 /// Index of the first of `count` elements that is NaN, infinite, or becomes infinite when it is rounded to
 /// `target`.

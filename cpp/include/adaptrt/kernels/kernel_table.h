@@ -86,6 +86,20 @@ struct Int8Gemm {
   const std::byte* next_panel = nullptr;
 };
 
+/// out [heads, head_dim] = x [heads, head_dim] * factor, stored as `out_type`, where the pairs (x[i], x[half
+/// + i]) of each head are rotated first by the angles whose cosine and sine [half] are given.
+struct HeadRotation {
+  const float* cosine = nullptr;
+  const float* sine = nullptr;
+  std::int64_t half = 0;  ///< at most head_dim / 2
+  const float* x = nullptr;
+  std::int64_t heads = 0;
+  std::int64_t head_dim = 0;
+  float factor = 1.0F;
+  std::byte* out = nullptr;  ///< may be x
+  DType out_type = DType::kFloat32;
+};
+
 /// The kernels of one instruction set. All are pure functions of their arguments; n may be any number >= 0
 /// and nothing needs more than its elements' alignment.
 struct KernelTable {
@@ -120,8 +134,11 @@ struct KernelTable {
   void (*multiply)(const float* x, std::int64_t n, float* out);
   /// out[n] = x * factor, stored as `out_type`.
   void (*scale_and_store)(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type);
-  /// Rotates the pairs (x[i], x[half + i]) by the angles whose cosine and sine [half] are given, in place.
-  void (*rotate)(const float* cosine, const float* sine, std::int64_t half, float* x);
+  void (*rotate_heads)(const HeadRotation& rotation);
+  /// out[n][2] = (even, odd) in bfloat16; returns whether all are finite there.
+  bool (*store_bfloat16_pairs)(const float* even, const float* odd, std::int64_t n, std::byte* out);
+  /// Whether x[n] are finite, and stay so when they are rounded to `type`.
+  bool (*are_finite)(const float* x, std::int64_t n, DType type);
   /// By DType of keys and values, or of the engine where they are int8: takes a tile into its rows' greatest,
   /// totals and sums.
   std::array<void (*)(const AttentionTile& tile), 3> attend;

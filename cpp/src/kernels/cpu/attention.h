@@ -15,17 +15,28 @@
 namespace adaptrt {
 namespace {
 
-/// Where the vectors of columns of a product begin, in memory and in the memory that is fetched meanwhile.
-template <int kVectors>
-struct Columns {
-  const std::byte* at[kVectors];
-  const std::byte* next[kVectors];
+/// Where each vector of a tile's slots begins in the keys, and in those that are fetched meanwhile.
+struct KeyColumns {
+  const std::byte* at[kVectorsPerTile];
+  const std::byte* next[kVectorsPerTile];
 };
 
-/// out[kRows][vector] = queries * keys of kVectors vectors of slots.
+template <class Weights>
+KeyColumns columns_of(const AttentionTile& tile) {
+  KeyColumns columns;
+  for (std::int64_t v = 0; v < kVectorsPerTile; ++v) {
+    const auto group = static_cast<std::size_t>(v / kVectorsPerGroup);
+    const std::int64_t offset = v % kVectorsPerGroup * Simd::kLanes * Weights::kColumnBytes;
+    columns.at[v] = tile.groups[group].keys + offset;
+    columns.next[v] = tile.next[group].keys + offset;
+  }
+  return columns;
+}
+
+/// out[kRows][vector] = queries * keys of kVectors vectors of slots from the `first`.
 template <class Weights, int kRows, int kVectors>
 void score_tile(const AttentionTile& tile, std::int64_t row, std::int64_t key_bytes,
-                const Columns<kTileVectors>& columns, float* out) {
+                const KeyColumns& columns, std::int64_t first, float* out) {
   using A = typename Weights::A;
   const A* queries = static_cast<const A*>(tile.queries) + row * tile.head_dim;
   const std::int64_t stride = tile.head_dim;
@@ -40,8 +51,8 @@ void score_tile(const AttentionTile& tile, std::int64_t row, std::int64_t key_by
     typename Weights::B keys[kVectors];
     ADAPTRT_UNROLL
     for (int v = 0; v < kVectors; ++v) {
-      keys[v] = Weights::load(columns.at[v] + offset);
-      __builtin_prefetch(columns.next[v] + offset, 0, 3);
+      keys[v] = Weights::load(columns.at[first + v] + offset);
+      __builtin_prefetch(columns.next[first + v] + offset, 0, 3);
     }
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -59,8 +70,7 @@ void score_tile(const AttentionTile& tile, std::int64_t row, std::int64_t key_by
 
 /// sums[kRows][vector] += probabilities * values of kVectors vectors of columns.
 template <class Weights, int kRows, int kVectors>
-void weigh_tile(const AttentionTile& tile, std::int64_t num_groups, const RowBlock<Weights>& block,
-                std::int64_t column, float* out) {
+void weigh_tile(const AttentionTile& tile, const RowBlock<Weights>& block, std::int64_t column, float* out) {
   const std::int64_t stride = whole_groups(tile.head_dim);
   const std::int64_t row_bytes = stride * Weights::kColumnBytes;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
@@ -70,7 +80,7 @@ void weigh_tile(const AttentionTile& tile, std::int64_t num_groups, const RowBlo
     ADAPTRT_UNROLL
     for (int v = 0; v < kVectors; ++v) sums[r][v] = Simd::load(out + r * stride + v * Simd::kLanes);
   }
-  for (std::int64_t group = 0; group < num_groups; ++group) {
+  for (std::int64_t group = 0; group < block.num_groups; ++group) {
     const auto index = static_cast<std::size_t>(group);
     const std::byte* values = tile.groups[index].values + column * Weights::kColumnBytes;
     const std::byte* next = tile.next[index].values + column * Weights::kColumnBytes;
@@ -116,55 +126,51 @@ inline std::int64_t groups_until(const AttentionTile& tile, std::int64_t positio
 }
 
 template <class Weights, int kRows>
-void score_groups(const AttentionTile& tile, std::int64_t row, std::int64_t num_groups,
-                  RowBlock<Weights>* block) {
+void score_groups(const AttentionTile& tile, const KeyColumns& columns, RowBlock<Weights>* block) {
   const std::int64_t key_bytes = tile.slots * Weights::kColumnBytes;
-  const std::int64_t vectors = num_groups * kVectorsPerGroup;
+  const std::int64_t vectors = block->num_groups * kVectorsPerGroup;
   for (std::int64_t first = 0; first < vectors; first += kTileVectors) {
-    const std::int64_t count = std::min<std::int64_t>(kTileVectors, vectors - first);
-    Columns<kTileVectors> columns;
-    for (std::int64_t v = 0; v < count; ++v) {
-      const auto group = static_cast<std::size_t>((first + v) / kVectorsPerGroup);
-      const std::int64_t lane = (first + v) % kVectorsPerGroup * Simd::kLanes;
-      columns.at[v] = tile.groups[group].keys + lane * Weights::kColumnBytes;
-      columns.next[v] = tile.next[group].keys + lane * Weights::kColumnBytes;
-    }
-    with_constant<kTileVectors>(count, [&](auto constant) {
-      score_tile<Weights, kRows, constant()>(tile, row, key_bytes, columns,
+    with_constant<kTileVectors>(std::min<std::int64_t>(kTileVectors, vectors - first), [&](auto constant) {
+      score_tile<Weights, kRows, constant()>(tile, block->row, key_bytes, columns, first,
                                              &block->scores[0][first * Simd::kLanes]);
     });
   }
 }
 
 template <class Weights, int kRows>
-void weigh_columns(const AttentionTile& tile, std::int64_t row, std::int64_t num_groups,
-                   const RowBlock<Weights>& block) {
+void weigh_columns(const AttentionTile& tile, const RowBlock<Weights>& block) {
   const std::int64_t columns = whole_groups(tile.head_dim);
   for (std::int64_t column = 0; column < columns; column += kTileVectors * Simd::kLanes) {
     const std::int64_t left = (columns - column) / Simd::kLanes;
     with_constant<kTileVectors>(std::min<std::int64_t>(kTileVectors, left), [&](auto constant) {
-      weigh_tile<Weights, kRows, constant()>(tile, num_groups, block, column,
-                                             tile.sums + row * columns + column);
+      weigh_tile<Weights, kRows, constant()>(tile, block, column, tile.sums + block.row * columns + column);
     });
   }
 }
 
+/// Blocks of rows take turns: the scores of one are multiplied while those before become probabilities, whose
+/// long chains of dependent instructions would leave the multipliers waiting.
 template <class Weights, bool kScaled>
 void attend_stored(const AttentionTile& tile) {
-  RowBlock<Weights> block;
-  const std::int64_t blocks = (tile.rows + kTileRows - 1) / kTileRows;
-  for (std::int64_t row = 0, index = 0; index < blocks; ++index) {
-    const std::int64_t rows = rows_of_tile(tile.rows - row, blocks - index);
-    const std::int64_t last = tile.first_position + (row + rows - 1) / tile.rows_per_position;
-    const std::int64_t groups = groups_until(tile, last);
-    if (groups > 0) {
-      with_constant<kTileRows>(rows, [&](auto constant) {
-        score_groups<Weights, constant()>(tile, row, groups, &block);
-        take_scores<Weights, kScaled>(tile, row, constant(), groups, &block);
-        weigh_columns<Weights, constant()>(tile, row, groups, block);
-      });
-    }
-    row += rows;
+  RowBlock<Weights> blocks[2];
+  const KeyColumns columns = columns_of<Weights>(tile);
+  const std::int64_t num_blocks = (tile.rows + kTileRows - 1) / kTileRows;
+  const auto begin_block = [&](std::int64_t index, std::int64_t row) {
+    RowBlock<Weights>& block = blocks[index % 2];
+    block.row = row;
+    block.rows = rows_of_tile(tile.rows - row, num_blocks - index);
+    block.first_position = tile.first_position + row / tile.rows_per_position;
+    block.last_position = tile.first_position + (row + block.rows - 1) / tile.rows_per_position;
+    block.num_groups = groups_until(tile, block.last_position);
+    with_constant<kTileRows>(block.rows,
+                             [&](auto rows) { score_groups<Weights, rows()>(tile, columns, &block); });
+  };
+  begin_block(0, 0);
+  for (std::int64_t index = 0; index < num_blocks; ++index) {
+    RowBlock<Weights>& block = blocks[index % 2];
+    if (block.num_groups > 0) take_scores<Weights, kScaled>(tile, &block);
+    if (index + 1 < num_blocks) begin_block(index + 1, block.row + block.rows);
+    with_constant<kTileRows>(block.rows, [&](auto rows) { weigh_columns<Weights, rows()>(tile, block); });
   }
 }
 
@@ -235,10 +241,11 @@ void attend(const AttentionTile& tile) {
 void finish_attention(const float* sums, const float* totals, std::int64_t n, std::byte* out,
                       DType out_type) {
   const Simd::Vec factor = Simd::set(1.0F / Simd::sum(Simd::load(totals)));
-  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
-    // How often a zero was added in masked slots is seen in its sign alone, which + 0 takes away.
-    const Simd::Vec value = Simd::add(Simd::mul(Simd::load(sums + i, lanes), factor), Simd::zero());
-    store_as(out, out_type, i, value, lanes);
+  with_store(out, out_type, [&](auto store) {
+    for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+      // How often a zero was added in masked slots is seen in its sign alone, which + 0 takes away.
+      store(i, Simd::add(Simd::mul(Simd::load(sums + i, lanes), factor), Simd::zero()), lanes);
+    });
   });
 }
 

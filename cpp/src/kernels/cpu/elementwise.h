@@ -2,10 +2,12 @@
 
 // Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 
+#include "adaptrt/core/element_scan.h"
 #include "adaptrt/kernels/kernel_table.h"
 #include "gemm.h"
 
@@ -32,16 +34,24 @@ inline Simd::Vec load_as(const std::byte* x, DType type, std::int64_t index, std
   return Simd::zero();
 }
 
-inline void store_as(std::byte* out, DType type, std::int64_t index, Simd::Vec x, std::int64_t lanes) {
+/// Calls body(store) with a store(index, x, lanes) to `out` of that type, which is looked at once.
+template <class Body>
+inline void with_store(std::byte* out, DType type, const Body& body) {
   switch (type) {
     case DType::kFloat32:
-      Simd::store(reinterpret_cast<float*>(out) + index, x, lanes);
+      body([=](std::int64_t index, Simd::Vec x, std::int64_t lanes) {
+        Simd::store(reinterpret_cast<float*>(out) + index, x, lanes);
+      });
       return;
     case DType::kFloat16:
-      Simd::store_float16(out + index * 2, x, lanes);
+      body([=](std::int64_t index, Simd::Vec x, std::int64_t lanes) {
+        Simd::store_float16(out + index * 2, x, lanes);
+      });
       return;
     case DType::kBFloat16:
-      Simd::store_bfloat16(out + index * 2, x, lanes);
+      body([=](std::int64_t index, Simd::Vec x, std::int64_t lanes) {
+        Simd::store_bfloat16(out + index * 2, x, lanes);
+      });
       return;
   }
 }
@@ -80,18 +90,22 @@ void rms_norm(const float* x, const float* weight, float epsilon, std::int64_t n
   });
   const float squares = Simd::sum(Simd::add(Simd::add(sums[0], sums[1]), Simd::add(sums[2], sums[3])));
   const Simd::Vec factor = Simd::set(1.0F / std::sqrt(squares / static_cast<float>(n) + epsilon));
-  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
-    const Simd::Vec scaled = Simd::mul(Simd::load(x + i, lanes), factor);
-    store_as(out, out_type, i, Simd::mul(scaled, Simd::load(weight + i, lanes)), lanes);
+  with_store(out, out_type, [&](auto store) {
+    for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+      const Simd::Vec scaled = Simd::mul(Simd::load(x + i, lanes), factor);
+      store(i, Simd::mul(scaled, Simd::load(weight + i, lanes)), lanes);
+    });
   });
 }
 
 void silu_mul(const float* gated, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
   const Simd::Vec one = Simd::set(1.0F);
-  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
-    const Simd::Vec x = Simd::load(gated + i, lanes);
-    const Simd::Vec silu = Simd::div(x, Simd::add(one, exp_of(Simd::sub(Simd::zero(), x))));
-    store_as(out, out_type, i, Simd::mul(silu, Simd::load(linear + i, lanes)), lanes);
+  with_store(out, out_type, [&](auto store) {
+    for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+      const Simd::Vec x = Simd::load(gated + i, lanes);
+      const Simd::Vec silu = Simd::div(x, Simd::add(one, exp_of(Simd::sub(Simd::zero(), x))));
+      store(i, Simd::mul(silu, Simd::load(linear + i, lanes)), lanes);
+    });
   });
 }
 
@@ -109,20 +123,70 @@ void multiply(const float* x, std::int64_t n, float* out) {
 
 void scale_and_store(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type) {
   const Simd::Vec factors = Simd::set(factor);
-  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
-    store_as(out, out_type, i, Simd::mul(Simd::load(x + i, lanes), factors), lanes);
+  with_store(out, out_type, [&](auto store) {
+    for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+      store(i, Simd::mul(Simd::load(x + i, lanes), factors), lanes);
+    });
   });
 }
 
-void rotate(const float* cosine, const float* sine, std::int64_t half, float* x) {
-  for_each_vector(half, [&](std::int64_t i, std::int64_t lanes) {
-    const Simd::Vec c = Simd::load(cosine + i, lanes);
-    const Simd::Vec s = Simd::load(sine + i, lanes);
-    const Simd::Vec first = Simd::load(x + i, lanes);
-    const Simd::Vec second = Simd::load(x + half + i, lanes);
-    Simd::store(x + i, Simd::sub(Simd::mul(first, c), Simd::mul(second, s)), lanes);
-    Simd::store(x + half + i, Simd::add(Simd::mul(second, c), Simd::mul(first, s)), lanes);
+void rotate_heads(const HeadRotation& rotation) {
+  const std::int64_t half = rotation.half;
+  const Simd::Vec factor = Simd::set(rotation.factor);
+  with_store(rotation.out, rotation.out_type, [&](auto store) {
+    for (std::int64_t first = 0; first < rotation.heads * rotation.head_dim; first += rotation.head_dim) {
+      const float* x = rotation.x + first;
+      for_each_vector(half, [&](std::int64_t i, std::int64_t lanes) {
+        const Simd::Vec c = Simd::load(rotation.cosine + i, lanes);
+        const Simd::Vec s = Simd::load(rotation.sine + i, lanes);
+        const Simd::Vec a = Simd::load(x + i, lanes);
+        const Simd::Vec b = Simd::load(x + half + i, lanes);
+        const Simd::Vec a_rotated = Simd::sub(Simd::mul(a, c), Simd::mul(b, s));
+        const Simd::Vec b_rotated = Simd::add(Simd::mul(b, c), Simd::mul(a, s));
+        store(first + i, Simd::mul(a_rotated, factor), lanes);
+        store(first + half + i, Simd::mul(b_rotated, factor), lanes);
+      });
+      const std::int64_t rotated = 2 * half;
+      for_each_vector(rotation.head_dim - rotated, [&](std::int64_t i, std::int64_t lanes) {
+        store(first + rotated + i, Simd::mul(Simd::load(x + rotated + i, lanes), factor), lanes);
+      });
+    }
   });
+}
+
+/// The greatest lane of magnitudes' bits.
+inline std::uint32_t greatest_lane(Simd::Words bits) {
+  std::uint32_t each[Simd::kLanes];
+  Simd::store_words(reinterpret_cast<std::byte*>(each), bits, Simd::kLanes);
+  return *std::max_element(each, each + Simd::kLanes);
+}
+
+/// The bits without the sign of the greatest of the magnitudes x[n]: they are ordered as the numbers are,
+/// with infinity and then NaN on top.
+template <class Load>
+inline std::uint32_t greatest_magnitude(std::int64_t n, const Load& load) {
+  Simd::Words bits = Simd::zero_words();
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    bits = Simd::greatest_of(bits, Simd::without_sign(load(i, lanes)));
+  });
+  return greatest_lane(bits);
+}
+
+bool store_bfloat16_pairs(const float* even, const float* odd, std::int64_t n, std::byte* out) {
+  Simd::Words bits = Simd::zero_words();
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    const Simd::Vec x = Simd::load(even + i, lanes);
+    const Simd::Vec y = Simd::load(odd + i, lanes);
+    bits = Simd::greatest_of(bits, Simd::greatest_of(Simd::without_sign(x), Simd::without_sign(y)));
+    Simd::store_words(out + i * 4,
+                      Simd::pack_bfloat16(Simd::round_to_bfloat16(x), Simd::round_to_bfloat16(y)), lanes);
+  });
+  return greatest_lane(bits) < float32_limit(DType::kBFloat16);
+}
+
+bool are_finite(const float* x, std::int64_t n, DType type) {
+  const auto load = [&](std::int64_t i, std::int64_t lanes) { return Simd::load(x + i, lanes); };
+  return greatest_magnitude(n, load) < float32_limit(type);
 }
 
 void exp_array(const float* x, std::int64_t n, float* out) {

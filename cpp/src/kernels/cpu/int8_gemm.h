@@ -11,6 +11,7 @@
 
 #include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/kernels/kernel_table.h"
+#include "elementwise.h"
 #include "gemm.h"
 
 namespace adaptrt {
@@ -187,14 +188,8 @@ void quantize_row(const std::byte* x, DType type, std::int64_t n, std::uint8_t* 
   constexpr float kLeast = 0x1p-100F;      // 127 divided by less might not be finite
   constexpr float kRounder = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
   const auto lanes_at = [&](std::int64_t i) { return std::min<std::int64_t>(Simd::kLanes, n - i); };
-  // The bits of numbers without their sign are ordered as the numbers are, with infinity and then NaN on top.
-  Simd::Words bits = Simd::zero_words();
-  for (std::int64_t i = 0; i < n; i += Simd::kLanes) {
-    bits = Simd::greatest_of(bits, Simd::without_sign(load_as(x, type, i, lanes_at(i))));
-  }
-  std::uint32_t lanes[Simd::kLanes];
-  Simd::store_words(reinterpret_cast<std::byte*>(lanes), bits, Simd::kLanes);
-  const std::uint32_t greatest_bits = *std::max_element(lanes, lanes + Simd::kLanes);
+  const std::uint32_t greatest_bits =
+      greatest_magnitude(n, [&](std::int64_t i, std::int64_t lanes) { return load_as(x, type, i, lanes); });
   float greatest = 0.0F;
   std::memcpy(&greatest, &greatest_bits, sizeof(greatest));
   const bool finite = greatest_bits < kInfinity;

@@ -28,7 +28,9 @@ constexpr KernelTable make_table(const char* name) {
           &add,
           &multiply,
           &scale_and_store,
-          &rotate,
+          &rotate_heads,
+          &store_bfloat16_pairs,
+          &are_finite,
           {&attend<Float32Weights>, &attend<Float16Weights>, &attend<BFloat16Weights>},
           &finish_attention,
           &exp_array};

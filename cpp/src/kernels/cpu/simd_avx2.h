@@ -97,15 +97,17 @@ struct Simd {
   static Vec load_float16(const std::byte* from, std::int64_t n) {
     return _mm256_cvtph_ps(load_halves(from, n));
   }
-  static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
+  /// What x is in bfloat16, in the upper halves of the lanes; the lower halves are anything.
+  static Vec round_to_bfloat16(Vec x) {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
     const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
     const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
-    const __m256i chosen =
-        _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), nan));
-    const __m256i high = _mm256_srli_epi32(chosen, 16);
+    return _mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), nan);
+  }
+  static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
+    const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(round_to_bfloat16(x)), 16);
     store_halves(to, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)), n);
   }
   /// Two whole vectors, one behind the other.
@@ -154,7 +156,7 @@ struct Simd {
     _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), words);
     for (std::int64_t lane = 0; lane < n; ++lane) to[lane] = static_cast<std::uint8_t>(lanes[lane]);
   }
-  /// The upper halves of two vectors, which hold bfloat16 exactly, in the lower and upper halves of the
+  /// The upper halves of two vectors, which are bfloat16, in the lower and upper halves of the
   /// lanes.
   static Words pack_bfloat16(Vec even, Vec odd) {
     const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even), 16);

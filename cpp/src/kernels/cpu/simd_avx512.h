@@ -85,18 +85,27 @@ struct Simd {
   static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
     _mm256_mask_storeu_epi16(to, first(n), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
   }
+  /// What x is in bfloat16, in the upper halves of the lanes; the lower halves are anything.
+  static Vec round_to_bfloat16(Vec x) {
+    const auto halves = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  }
   /// Two whole vectors, one behind the other.
   static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
     _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(behind, x)));
   }
 #else
-  static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
+  /// What x is in bfloat16, in the upper halves of the lanes; the lower halves are anything.
+  static Vec round_to_bfloat16(Vec x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_epi32(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    const __m512i chosen = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_mask_storeu_epi16(to, first(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16)));
+    return _mm512_castsi512_ps(_mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000)));
+  }
+  static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
+    const __m512i rounded = _mm512_castps_si512(round_to_bfloat16(x));
+    _mm256_mask_storeu_epi16(to, first(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
   }
   /// Two whole vectors, one behind the other.
   static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
@@ -142,7 +151,7 @@ struct Simd {
   static void store_low_bytes(std::uint8_t* to, Words words, std::int64_t n) {
     _mm512_mask_cvtepi32_storeu_epi8(to, first(n), words);
   }
-  /// The upper halves of two vectors, which hold bfloat16 exactly, in the lower and upper halves of the
+  /// The upper halves of two vectors, which are bfloat16, in the lower and upper halves of the
   /// lanes.
   static Words pack_bfloat16(Vec even, Vec odd) {
     const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);

@@ -116,12 +116,16 @@ struct Simd {
     const Words is_special = to_words(magnitude >= set_bits(0x0f800000));
     return bits_to_floats(sign | (special & is_special) | (finite & ~is_special));
   }
-  static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
+  /// What x is in bfloat16, in the upper halves of the lanes; the lower halves are anything.
+  static Vec round_to_bfloat16(Vec x) {
     const Words bits = floats_to_bits(x);
     const Words rounded = bits + set_bits(0x7fff) + ((bits >> 16) & set_bits(1));
     const Words quiet = bits | set_bits(0x400000);
     const Words is_nan = to_words(x != x);
-    store_halves(to, ((quiet & is_nan) | (rounded & ~is_nan)) >> 16, n);
+    return bits_to_floats((quiet & is_nan) | (rounded & ~is_nan));
+  }
+  static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
+    store_halves(to, floats_to_bits(round_to_bfloat16(x)) >> 16, n);
   }
   /// Two whole vectors, one behind the other.
   static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
@@ -167,7 +171,7 @@ struct Simd {
   static void store_low_bytes(std::uint8_t* to, Words words, std::int64_t n) {
     for (std::int64_t lane = 0; lane < n; ++lane) to[lane] = static_cast<std::uint8_t>(words[lane]);
   }
-  /// The upper halves of two vectors, which hold bfloat16 exactly, in the lower and upper halves of the
+  /// The upper halves of two vectors, which are bfloat16, in the lower and upper halves of the
   /// lanes.
   static Words pack_bfloat16(Vec even, Vec odd) {
     return (floats_to_bits(even) >> 16) | (floats_to_bits(odd) & set_bits(0xffff0000));

@@ -53,30 +53,33 @@ struct RowBlock {
   using A = typename Weights::A;
   alignas(64) float scores[kTileRows][kTileSlots];
   alignas(64) A probabilities[kTileRows][kTileSlots];
+  std::int64_t row = 0;  // the first
+  std::int64_t rows = 0;
+  std::int64_t first_position = 0;
+  std::int64_t last_position = 0;
+  std::int64_t num_groups = 0;  // those that some row sees
 };
 
 /// Takes the slots that a row does not see out of the scores of those groups of which some row does not see
 /// all.
-inline void hide_keys(const AttentionTile& tile, std::int64_t row, std::int64_t rows, std::int64_t num_groups,
-                      float (*scores)[kTileSlots]) {
+template <class Weights>
+inline void hide_keys(const AttentionTile& tile, RowBlock<Weights>* block) {
+  const Simd::Vec hidden = Simd::set(-std::numeric_limits<float>::infinity());
   const auto first_visible = [&](std::int64_t position) {
     return tile.sliding_window == 0 ? 0 : position + 1 - tile.sliding_window;
   };
-  const std::int64_t first_position = tile.first_position + row / tile.rows_per_position;
-  const std::int64_t last_position = tile.first_position + (row + rows - 1) / tile.rows_per_position;
-  for (std::int64_t index = 0; index < num_groups; ++index) {
+  for (std::int64_t index = 0; index < block->num_groups; ++index) {
     const KeyGroup& group = tile.groups[static_cast<std::size_t>(index)];
-    if (group.count == kKeyGroup && group.first_position + kKeyGroup <= first_position + 1 &&
-        group.first_position >= first_visible(last_position)) {
+    if (group.count == kKeyGroup && group.first_position + kKeyGroup <= block->first_position + 1 &&
+        group.first_position >= first_visible(block->last_position)) {
       continue;
     }
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const std::int64_t position = tile.first_position + (row + r) / tile.rows_per_position;
+    for (std::int64_t r = 0; r < block->rows; ++r) {
+      const std::int64_t position = tile.first_position + (block->row + r) / tile.rows_per_position;
       const std::int64_t begin = first_visible(position) - group.first_position;
       const std::int64_t end = std::min(position + 1 - group.first_position, group.count);
       for (std::int64_t lane = 0; lane < kKeyGroup; lane += Simd::kLanes) {
-        float* at = scores[r] + index * kKeyGroup + lane;
-        const Simd::Vec hidden = Simd::set(-std::numeric_limits<float>::infinity());
+        float* at = block->scores[r] + index * kKeyGroup + lane;
         Simd::store(at, Simd::select_lanes(std::clamp<std::int64_t>(begin - lane, 0, Simd::kLanes),
                                            std::clamp<std::int64_t>(end - lane, 0, Simd::kLanes),
                                            Simd::load(at), hidden));
@@ -87,6 +90,10 @@ inline void hide_keys(const AttentionTile& tile, std::int64_t row, std::int64_t 
 
 /// Raises a row's greatest score, by which what it has summed so far is scaled.
 inline void raise_greatest(const AttentionTile& tile, std::int64_t row, float greatest) {
+  if (tile.greatest[row] == kNoScore) {
+    tile.greatest[row] = greatest;  // of zeros
+    return;
+  }
   const Simd::Vec factor = exp2_of<false>(Simd::sub(Simd::set(tile.greatest[row]), Simd::set(greatest)));
   const auto scale = [&](float* x, std::int64_t n) {
     for (std::int64_t i = 0; i < n; i += Simd::kLanes)
@@ -107,43 +114,40 @@ inline void store_probabilities(std::uint16_t* to, Simd::Vec first, Simd::Vec se
 }
 
 /// Multiplies the scores of int8 keys by the keys' scales.
-inline void scale_scores(const AttentionTile& tile, std::int64_t rows, std::int64_t num_groups,
-                         float (*scores)[kTileSlots]) {
-  for (std::int64_t v = 0; v < num_groups * kVectorsPerGroup; ++v) {
+template <class Weights>
+inline void scale_scores(const AttentionTile& tile, RowBlock<Weights>* block) {
+  for (std::int64_t v = 0; v < block->num_groups * kVectorsPerGroup; ++v) {
     const KeyGroup& group = tile.groups[static_cast<std::size_t>(v / kVectorsPerGroup)];
     const Simd::Vec scales = Simd::load(group.key_scales + v % kVectorsPerGroup * Simd::kLanes);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      float* at = scores[r] + v * Simd::kLanes;
+    for (std::int64_t r = 0; r < block->rows; ++r) {
+      float* at = block->scores[r] + v * Simd::kLanes;
       Simd::store(at, Simd::mul(Simd::load(at), scales));
     }
   }
 }
 
-/// Turns the scores of `rows` rows into probabilities, of which totals and greatest are kept.
-template <class Weights, bool kScaled>
-inline void take_scores(const AttentionTile& tile, std::int64_t row, std::int64_t rows,
-                        std::int64_t num_groups, RowBlock<Weights>* block) {
+/// take_scores of `vectors` vectors, a number that may be known to the compiler.
+template <class Weights, bool kScaled, class Count>
+inline void take_vectors(const AttentionTile& tile, Count vectors, RowBlock<Weights>* block) {
   constexpr bool kToBFloat16 = std::is_same_v<typename Weights::A, std::uint16_t>;
-  if constexpr (kScaled) scale_scores(tile, rows, num_groups, block->scores);
-  hide_keys(tile, row, rows, num_groups, block->scores);
-  const std::int64_t vectors = num_groups * kVectorsPerGroup;
-  for (std::int64_t r = 0; r < rows; ++r) {
+  for (std::int64_t r = 0; r < block->rows; ++r) {
     const float* scores = block->scores[r];
+    const std::int64_t row = block->row + r;
     Simd::Vec greatest = Simd::load(scores);
     for (std::int64_t v = 1; v < vectors; ++v) {
       greatest = Simd::max(greatest, Simd::load(scores + v * Simd::kLanes));
     }
-    if (Simd::any_above(greatest, Simd::set(tile.greatest[row + r] + kHeadroom))) {
-      raise_greatest(tile, row + r, Simd::greatest(greatest));
+    if (Simd::any_above(greatest, Simd::set(tile.greatest[row] + kHeadroom))) {
+      raise_greatest(tile, row, Simd::greatest(greatest));
     }
   }
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const Simd::Vec greatest = Simd::set(tile.greatest[row + r]);
-    float* totals = tile.totals + (row + r) * kKeyGroup;
+  for (std::int64_t r = 0; r < block->rows; ++r) {
+    const float* scores = block->scores[r];
+    const Simd::Vec greatest = Simd::set(tile.greatest[block->row + r]);
+    float* totals = tile.totals + (block->row + r) * kKeyGroup;
     Simd::Vec total = Simd::load(totals);
     const auto probability = [&](std::int64_t v) {
-      const Simd::Vec score = Simd::load(block->scores[r] + v * Simd::kLanes);
-      Simd::Vec p = exp2_of<kToBFloat16>(Simd::sub(score, greatest));
+      Simd::Vec p = exp2_of<kToBFloat16>(Simd::sub(Simd::load(scores + v * Simd::kLanes), greatest));
       total = Simd::add(total, p);
       if constexpr (kScaled) {
         const KeyGroup& group = tile.groups[static_cast<std::size_t>(v / kVectorsPerGroup)];
@@ -152,13 +156,27 @@ inline void take_scores(const AttentionTile& tile, std::int64_t row, std::int64_
       return p;
     };
     typename Weights::A* out = block->probabilities[r];
-    std::int64_t v = 0;
-    for (; v + 2 <= vectors; v += 2) {
+    for (std::int64_t v = 0; v + 1 < vectors; v += 2) {
       const Simd::Vec first = probability(v);
       store_probabilities(out + v * Simd::kLanes, first, probability(v + 1));
     }
-    if (v < vectors) store_probabilities(out + v * Simd::kLanes, probability(v), Simd::zero());
+    if (vectors % 2 != 0) {
+      const std::int64_t last = vectors - 1;
+      store_probabilities(out + last * Simd::kLanes, probability(last), Simd::zero());
+    }
     Simd::store(totals, total);
+  }
+}
+
+/// Turns the scores of a block of rows into probabilities, of which totals and greatest are kept.
+template <class Weights, bool kScaled>
+inline void take_scores(const AttentionTile& tile, RowBlock<Weights>* block) {
+  if constexpr (kScaled) scale_scores(tile, block);
+  hide_keys(tile, block);
+  if (block->num_groups == kTileGroups) {
+    take_vectors<Weights, kScaled>(tile, std::integral_constant<std::int64_t, kVectorsPerTile>(), block);
+  } else {
+    take_vectors<Weights, kScaled>(tile, block->num_groups * kVectorsPerGroup, block);
   }
 }
 
