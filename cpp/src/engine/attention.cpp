@@ -53,15 +53,14 @@ class Attention {
     // Neighbours in a block, whose keys share cache lines, are mostly written by one thread.
     step_.threads.parallel_for(step_.num_tokens(), kTokensPerChunk, store);
     const auto attend = [&](std::int64_t begin, std::int64_t end, int thread) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        run_task(step_.attention_tasks[static_cast<std::size_t>(i)], thread);
-      }
+      for (std::int64_t i = begin; i < end; ++i) run_task(static_cast<std::size_t>(i), thread);
     };
     step_.threads.parallel_for(static_cast<std::int64_t>(step_.attention_tasks.size()), 1, attend);
   }
 
  private:
   static constexpr std::int64_t kTokensPerChunk = 8;
+  static constexpr std::int64_t kCacheLine = 64;
 
   [[nodiscard]] std::int64_t position_of(std::int64_t token) const {
     return step_.input.positions[static_cast<std::size_t>(token)];
@@ -119,7 +118,10 @@ class Attention {
             .head_dim = head_dim_};
   }
 
-  void run_task(const AttentionTask& task, int thread) const {
+  void run_task(std::size_t index, int thread) const {
+    const AttentionTask& task = step_.attention_tasks[index];
+    // The task that this thread will probably take next.
+    const std::size_t next = index + static_cast<std::size_t>(step_.threads.num_threads());
     const std::int64_t rows_per_head = task.tokens * group_;
     const std::int64_t rows = task.heads * rows_per_head;
     const RowMemory memory(scratch(thread), rows_per_task(step_.program.shape), head_dim_);
@@ -127,23 +129,43 @@ class Attention {
     std::fill_n(memory.sums, rows * whole_groups(head_dim_), 0.0F);
     std::fill_n(memory.totals, rows * kKeyGroup, 0.0F);
     std::fill_n(memory.greatest, rows, kNoScore);
-    take_tiles(task, memory);
     const DType out_type = step_.buffer(op_.output).dtype;
+    const auto token_bytes = static_cast<std::int64_t>(size_of(out_type)) * task.heads * group_ * head_dim_;
+    for (std::int64_t token = task.first_token; token < task.first_token + task.tokens; ++token) {
+      fetch_to_write(output_of(token, task.first_head * group_), token_bytes);
+    }
+    take_tiles(task, next < step_.attention_tasks.size() ? &step_.attention_tasks[next] : nullptr, memory);
     for (std::int64_t row = 0; row < rows; ++row) {
       const std::int64_t head = (task.first_head + row / rows_per_head) * group_ + row % group_;
-      std::byte* out = step_.row(op_.output, task.first_token + row % rows_per_head / group_);
       step_.kernels.finish_attention(
           memory.sums + row * whole_groups(head_dim_), memory.totals + row * kKeyGroup, head_dim_,
-          out + static_cast<std::size_t>(head * head_dim_) * size_of(out_type), out_type);
+          output_of(task.first_token + row % rows_per_head / group_, head), out_type);
     }
+  }
+
+  [[nodiscard]] std::byte* output_of(std::int64_t token, std::int64_t head) const {
+    const std::size_t size = size_of(step_.buffer(op_.output).dtype);
+    return step_.row(op_.output, token) + static_cast<std::size_t>(head * head_dim_) * size;
+  }
+  [[nodiscard]] float* queries_of(std::int64_t token, std::int64_t kv_head) const {
+    return step_.float_row(op_.qkv, token) + kv_head * group_ * head_dim_;
+  }
+
+  // Cache lines that another core wrote or read take long to come, as those of a step's rows mostly are.
+  static void fetch_to_write(const std::byte* at, std::int64_t bytes) {
+    for (std::int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(at + i, 1, 3);
+  }
+  static void fetch_to_read(const float* at, std::int64_t floats) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(at);
+    const std::int64_t size = floats * static_cast<std::int64_t>(sizeof(float));
+    for (std::int64_t i = 0; i < size; i += kCacheLine) __builtin_prefetch(bytes + i, 0, 2);
   }
 
   void load_queries(const AttentionTask& task, const RowMemory& memory) const {
     auto* out = reinterpret_cast<std::byte*>(memory.queries);
     for (std::int64_t head = task.first_head; head < task.first_head + task.heads; ++head) {
       for (std::int64_t token = task.first_token; token < task.first_token + task.tokens; ++token) {
-        float* heads = step_.float_row(op_.qkv, token) + head * group_ * head_dim_;
-        HeadRotation rotation = rotation_of(token, heads, group_, op_.query_norm);
+        HeadRotation rotation = rotation_of(token, queries_of(token, head), group_, op_.query_norm);
         rotation.factor = op_.scale * std::numbers::log2e_v<float>;
         rotation.out = out;
         rotation.out_type = query_type();
@@ -179,8 +201,9 @@ class Attention {
     return group;
   }
 
-  /// Takes the tiles that a task's queries see into their sums, a tile of all heads before the next.
-  void take_tiles(const AttentionTask& task, const RowMemory& memory) const {
+  /// Takes the tiles that a task's queries see into their sums, a tile of all heads before the next. Fetches
+  /// the queries of the `next` task, if there is one, meanwhile.
+  void take_tiles(const AttentionTask& task, const AttentionTask* next, const RowMemory& memory) const {
     const std::int64_t first = position_of(task.first_token);
     const std::int64_t last = position_of(task.first_token + task.tokens - 1);
     const std::int64_t first_visible =
@@ -206,7 +229,14 @@ class Attention {
     };
     std::int64_t begin = group_of(first_visible) / kTileGroups * kTileGroups;
     fill(0, begin);
+    const std::int64_t tiles = (end - begin + kTileGroups - 1) / kTileGroups;
+    const std::int64_t fetched_tokens = next == nullptr ? 0 : (next->tokens + tiles - 1) / tiles;
+    std::int64_t fetch_token = next == nullptr ? 0 : next->first_token;
+    const std::int64_t fetch_end = next == nullptr ? 0 : next->first_token + next->tokens;
     for (; begin < end; begin += kTileGroups) {
+      for (std::int64_t i = 0; i < fetched_tokens && fetch_token < fetch_end; ++i, ++fetch_token) {
+        fetch_to_read(queries_of(fetch_token, next->first_head), next->heads * group_ * head_dim_);
+      }
       tile.num_groups = std::min(kTileGroups, end - begin);
       for (std::int64_t head = 0; head < task.heads; ++head) {
         tile.groups = tile.next;
