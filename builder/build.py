@@ -171,6 +171,8 @@ def _checked_config(
     package = None
     if config.backend == NATIVE:
         problems += quality.problems(config) if quality is not None else []
+        if quantization is not None and config.compress_weights:
+            problems.append("compress_weights and quantization: quantised weights cannot be compressed; choose one")
     else:
         needs = {"quantization": quantization is not None, "quality_text": quality is not None}
         problems += [f"{name} needs backend {NATIVE}" for name, given in needs.items() if given]

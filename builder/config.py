@@ -117,6 +117,8 @@ class BuildConfig:
     kv_cache_type: str = PAGED
     logits_dtype: str = "float32"
     backend: str = NATIVE
+    compress_weights: bool = False
+    """Stores the bfloat16 weights of linear layers in twelve bits each, without changing them."""
     lora_config: LoraBuildConfig = field(default_factory=LoraBuildConfig)
     plugin_config: PluginConfig = field(default_factory=PluginConfig)
     tensorrt_config: TensorRtBuildConfig | None = None
@@ -165,6 +167,7 @@ class BuildConfig:
         found += _plugin_problems(self.plugin_config, checkpoint.dtype)
         found += _lora_problems(self)
         found += _backend_problems(self, checkpoint)
+        found += _compression_problems(self, checkpoint)
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -190,6 +193,7 @@ class BuildConfig:
         values |= {name: source.string(name) for name in ("kv_cache_type", "logits_dtype", "backend")}
         return cls(
             **values,
+            compress_weights=source.boolean("compress_weights"),
             plugin_config=PluginConfig(
                 **{item.name: plugins.string(item.name) for item in fields(PluginConfig)} if plugins else {}
             ),
@@ -327,6 +331,24 @@ def _backend_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list
     if tensorrt.weights not in WEIGHTS:
         found.append(f"weights is {tensorrt.weights}; accepted: {', '.join(WEIGHTS)}")
     return found + _capability_problems(tensorrt.compute_capability)
+
+
+def _compression_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+    if not config.compress_weights:
+        return []
+    found = []
+    if config.backend != NATIVE:
+        found.append(f"compress_weights needs backend {NATIVE}")
+    if checkpoint.dtype != DType.BFLOAT16:
+        found.append(
+            f"compress_weights needs bfloat16 weights, whose upper bytes it stores in four bits; the checkpoint's are "
+            f"{dtype_name(checkpoint.dtype)}"
+        )
+    if checkpoint.quantization is not None:
+        found.append(
+            f"compress_weights cannot act on the checkpoint's {checkpoint.quantization.quant_algo.name} weights"
+        )
+    return found
 
 
 def _capability_problems(names: tuple[str, ...]) -> list[str]:

@@ -116,7 +116,14 @@ def _compile_native(network: onnx.ModelProto, checkpoint: Checkpoint, config: Bu
             dora_enabled=config.dora_enabled,
             target_modules=tuple(config.lora_config.target_module_ids()),
         )
-    return compile_network(network, checkpoint.config, checkpoint.reader, limits=limits, lora=lora)
+    return compile_network(
+        network,
+        checkpoint.config,
+        checkpoint.reader,
+        limits=limits,
+        lora=lora,
+        compress_weights=config.compress_weights,
+    )
 
 
 def _plan_options(config: BuildConfig, checkpoint: CheckpointConfig, options: CompilerOptions) -> PlanOptions:

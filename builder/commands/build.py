@@ -62,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"plans that backend {TENSORRT} builds at a time; {NATIVE} makes one file, whatever it is (default: 1)",
     )  # fmt: skip
     output.add_argument(
+        "--compress_weights", action="store_true",
+        help="store bfloat16 weights in 12 bits each, exactly: the same results from three quarters of the memory, "
+        f"which makes small batches faster; needs backend {NATIVE}",
+    )  # fmt: skip
+    output.add_argument(
         "--dump_onnx", type=Path, metavar="FILE", help="also write the network as ONNX, weights beside it"
     )
     _add_quantization(parser.add_argument_group("quantisation"))
@@ -212,6 +217,7 @@ def config_of(args: argparse.Namespace) -> BuildConfig:
         kv_cache_type=args.kv_cache_type,
         logits_dtype=args.logits_dtype,
         backend=args.backend,
+        compress_weights=args.compress_weights,
         lora_config=LoraBuildConfig(
             lora_dir=tuple(args.lora_dir),
             lora_ckpt_source=args.lora_ckpt_source,
@@ -300,8 +306,13 @@ def summary(report: BuildReport) -> Table:
 def _native_rows(report: BuildReport, compiled: CompiledNetwork) -> list[tuple[str, str]]:
     arena = compiled.arena
     saved = 100 * (1 - arena.num_bytes / arena.unshared_bytes)
+    rows = [("network", f"{report.num_nodes} ONNX nodes, fused into {compiled.num_ops} ops")]
+    if report.config.compress_weights:
+        matrices = compiled.linear_matrices
+        compressed = sum(matrix.exceptions is not None for matrix in matrices)
+        rows.append(("compression", f"{compressed} of {len(matrices)} matrices, in 12 bits a weight, exactly"))
     return [
-        ("network", f"{report.num_nodes} ONNX nodes, fused into {compiled.num_ops} ops"),
+        *rows,
         (
             "activations",
             f"{format_bytes(arena.num_bytes)} for {report.config.max_num_tokens} tokens, {saved:.0f}% less than "

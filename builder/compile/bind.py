@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from ... import _core
-from ..._core import AdaptrtError, EngineError, QuantAlgo, dtype_name, panel_bytes, quantized_panel_bytes
+from ..._core import (
+    AdaptrtError,
+    EngineError,
+    QuantAlgo,
+    compressed_bytes,
+    dtype_name,
+    panel_bytes,
+    quantized_panel_bytes,
+)
 from .plan import Matrix, Program, Quantization, Vector
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -81,7 +89,11 @@ class _Binder:
         if matrix.n < 0 or matrix.k < 0 or matrix.n >= 1 << 31 or matrix.k >= 1 << 31:
             raise EngineError(f"matrix '{matrix.tensor}' has impossible sizes [{matrix.n}, {matrix.k}]")
         if matrix.quantization is not None:
+            if matrix.exceptions is not None:
+                raise EngineError(f"matrix '{matrix.tensor}' is both quantised and compressed")
             return self._quantized_matrix(matrix, matrix.quantization)
+        if matrix.exceptions is not None:
+            return self._compressed_matrix(matrix, matrix.exceptions)
         num_bytes = panel_bytes(self._dtype, matrix.n, matrix.k)
         tensor = self._tensor(matrix.tensor, dtype_name(self._dtype), num_bytes)
         return _core.PanelMatrix(data=tensor.view(np.uint8), dtype=self._dtype, n=matrix.n, k=matrix.k)
@@ -92,6 +104,10 @@ class _Binder:
         quantization = self.bind(how)
         tensor = self._tensor(matrix.tensor, "uint8", quantized_panel_bytes(quantization, matrix.n, matrix.k))
         return _core.PanelMatrix(data=tensor, dtype=self._dtype, n=matrix.n, k=matrix.k, quantization=quantization)
+
+    def _compressed_matrix(self, matrix: Matrix, exceptions: int) -> Any:
+        tensor = self._tensor(matrix.tensor, "uint8", compressed_bytes(matrix.n, matrix.k, exceptions))
+        return _core.PanelMatrix(data=tensor, dtype=self._dtype, n=matrix.n, k=matrix.k, exceptions=exceptions)
 
     def _vector(self, vector: Vector) -> Any:
         tensor = self._tensor(vector.tensor, "float32", 4 * vector.size)

@@ -12,7 +12,7 @@ from .graph_index import GraphIndex, Node
 from .lower_attention import lower_attention
 from .lower_linear import Linear, find_linear, lower_gated, lower_linear
 from .lower_rotary import lower_rotary
-from .lowered import LoweredOp, Weights, buffer_name, check_attributes, nodes_of, norm_epsilon, refuse
+from .lowered import Compression, LoweredOp, Weights, buffer_name, check_attributes, nodes_of, norm_epsilon, refuse
 from .plan import AttentionOp, EmbeddingOp, LinearOp, LoraSite, ModelShape, RmsNormOp
 
 
@@ -40,14 +40,19 @@ class LoweredProgram:
 
 
 def lower(
-    model: onnx.ModelProto, shape: ModelShape, dtype: DType, quant_algo: QuantAlgo = QuantAlgo.NONE
+    model: onnx.ModelProto,
+    shape: ModelShape,
+    dtype: DType,
+    quant_algo: QuantAlgo = QuantAlgo.NONE,
+    compression: Compression | None = None,
 ) -> LoweredProgram:
     """Lowers a graph as builder/network makes them. Raises EngineError naming the node that it cannot lower."""
     index = GraphIndex(model)
-    weights = Weights(quant_algo)
+    weights = Weights(quant_algo, compression)
     activation = activation_dtype(dtype)
     ops = _lower_attentions(index, shape, activation, weights)
     claimed = {node.position for op in ops for node in op.nodes}
+    # Tables before linear layers: a matrix that is both is stored as the table wants it.
     for node in index.nodes:
         if node.position in claimed:
             continue
@@ -90,7 +95,7 @@ def _lower_attentions(index: GraphIndex, shape: ModelShape, activation: DType, w
 
 def _lower_embedding(index: GraphIndex, node: Node, weights: Weights) -> LoweredOp:
     check_attributes(node, {"axis": 0})
-    op = EmbeddingOp(table=weights.matrix(index, node.inputs[0]), output=buffer_name(node.outputs[0]))
+    op = EmbeddingOp(table=weights.table(index, node.inputs[0]), output=buffer_name(node.outputs[0]))
     return LoweredOp(op, (node,), (), node.outputs, DType.FLOAT32, RowKind.TOKENS)
 
 

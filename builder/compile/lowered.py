@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,10 @@ class WeightRows:
     tensor: str
     first: int
     last: int
+
+
+Compression = Callable[[WeightRows, int], int | None]
+"""Places for exceptions in the compressed panels of rows of k inputs; None: they are not worth compressing."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +63,32 @@ class Weights:
 
     quant_algo: QuantAlgo = QuantAlgo.NONE
     """How quantised weights are multiplied, which the graph does not say."""
+    compression: Compression | None = None
+    """Of the matrices of linear layers; None: they stay as they are."""
     matrices: dict[str, tuple[Matrix, WeightRows | QuantizedRows]] = field(default_factory=dict)
     vectors: dict[str, tuple[Vector, WeightRows | Array]] = field(default_factory=dict)
 
-    def matrix(self, index: GraphIndex, value: str, rows: tuple[int, int] | None = None) -> Matrix:
-        """Panels of a weight [out, in] of the checkpoint, or of some of its rows."""
+    def table(self, index: GraphIndex, value: str) -> Matrix:
+        """Panels of a weight that is read row by row."""
+        return self._matrix(index, value, None, None)
+
+    def matrix(self, index: GraphIndex, value: str, rows: tuple[int, int]) -> Matrix:
+        """Panels of rows of a weight [out, in] of a linear layer."""
+        return self._matrix(index, value, rows, self.compression)
+
+    def _matrix(
+        self, index: GraphIndex, value: str, rows: tuple[int, int] | None, compression: Compression | None
+    ) -> Matrix:
         shape = index.shape(value)
         if not index.is_weight(value) or len(shape) != 2:
             raise EngineError(f"'{value}' is no two-dimensional weight")
         size, k = (size or 0 for size in shape)
         first, last = rows or (0, size)
-        matrix = Matrix(tensor=_rows_name(value, first, last, size), n=last - first, k=k)
-        self.matrices[matrix.tensor] = (matrix, WeightRows(value, first, last))
-        return matrix
+        name, source = _rows_name(value, first, last, size), WeightRows(value, first, last)
+        if name not in self.matrices:
+            exceptions = None if compression is None else compression(source, k)
+            self.matrices[name] = (Matrix(tensor=name, n=last - first, k=k, exceptions=exceptions), source)
+        return self.matrices[name][0]
 
     def quantized_matrix(
         self, index: GraphIndex, weight: str, scales: str, zeros: str | None, how: Quantization, rows: tuple[int, int]

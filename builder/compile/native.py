@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -13,10 +14,11 @@ from ..checkpoint.config import CheckpointConfig
 from ..safetensors_stream import SafetensorsReader
 from .arena import Arena
 from .assemble import LoraOptions, ProgramLimits, assemble
+from .compression import places_for_exceptions
 from .engine_file import EngineTensor, write_engine_file
 from .lower import lower
 from .pack import engine_tensors
-from .plan import ModelShape, Program
+from .plan import LinearOp, Matrix, ModelShape, Program
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,12 @@ class CompiledNetwork:
     def num_bytes(self) -> int:
         """Size of the packed tensors."""
         return sum(tensor.num_bytes for tensor in self.tensors)
+
+    @property
+    def linear_matrices(self) -> list[Matrix]:
+        """Those of linear layers."""
+        ops = (*self.program.body, *self.program.head)
+        return [part.weight for op in ops if isinstance(op, LinearOp) for part in op.parts]
 
     @property
     def num_ops(self) -> int:
@@ -50,6 +58,7 @@ def compile_network(
     *,
     limits: ProgramLimits,
     lora: LoraOptions | None,
+    compress_weights: bool = False,
 ) -> CompiledNetwork:
     """Lowers the graph and plans its buffers. Raises EngineError naming a node that it cannot lower."""
     shape = ModelShape(
@@ -61,7 +70,8 @@ def compile_network(
     )
     quantization = config.quantization
     quant_algo = quantization.quant_algo if quantization is not None else QuantAlgo.NONE
-    lowered = lower(model, shape, config.dtype, quant_algo)
+    compression = partial(places_for_exceptions, reader) if compress_weights else None
+    lowered = lower(model, shape, config.dtype, quant_algo, compression)
     program, arena = assemble(
         lowered,
         dtype=config.dtype,

@@ -11,6 +11,8 @@ import numpy as np
 from ..._core import (
     DType,
     Quantization,
+    compress_panels,
+    compressed_bytes,
     dtype_name,
     pack_panels,
     pack_quantized_panels,
@@ -39,8 +41,11 @@ def engine_tensors(weights: Weights, reader: SafetensorsReader, dtype: DType) ->
         if isinstance(rows, QuantizedRows):
             tensors.append(_quantized_tensor(reader, matrix, rows))
             continue
+        if matrix.exceptions is not None:
+            tensors.append(_compressed_tensor(reader, matrix, rows, matrix.exceptions))
+            continue
         size = panel_bytes(dtype, matrix.n, matrix.k) // numpy_dtype.itemsize
-        tensors.append(EngineTensor(name, numpy_dtype, size, partial(_panel_pieces, reader, matrix, rows, dtype)))
+        tensors.append(EngineTensor(name, numpy_dtype, size, partial(_panel_bytes, reader, matrix.k, rows, dtype)))
     return tensors
 
 
@@ -62,16 +67,37 @@ def _vector_pieces(reader: SafetensorsReader, source: WeightRows | Array) -> Ite
     yield np.ascontiguousarray(to_float32(source))
 
 
-def _panel_pieces(reader: SafetensorsReader, matrix: Matrix, rows: WeightRows, dtype: DType) -> Iterator[Array]:
-    """Whole panels at a time: a panel's bytes depend on its own rows only, and panels lie one after the other."""
-    row_bytes = matrix.k * np.dtype(dtype_name(dtype)).itemsize
+def _panel_bytes(reader: SafetensorsReader, k: int, rows: WeightRows, dtype: DType) -> Iterator[Array]:
+    for _, panels in panel_pieces(reader, k, rows, dtype):
+        yield panels
+
+
+def panel_pieces(reader: SafetensorsReader, k: int, rows: WeightRows, dtype: DType) -> Iterator[tuple[int, Array]]:
+    """(number of rows, their panels) of whole panels at a time, one after the other.
+
+    A panel's bytes depend on its own rows only.
+    """
+    row_bytes = k * np.dtype(dtype_name(dtype)).itemsize
     step = max(1, _PIECE_BYTES // (row_bytes * _PANEL_ROWS)) * _PANEL_ROWS
     for piece in reader.rows(rows.tensor, rows.first, rows.last, piece_bytes=step * row_bytes):
         count = piece.shape[0]
-        panels = np.empty(panel_bytes(dtype, count, matrix.k), np.uint8)
+        panels = np.empty(panel_bytes(dtype, count, k), np.uint8)
         bits = piece.view(np.uint16 if piece.itemsize == 2 else np.uint32)
-        pack_panels(panels, dtype, count, matrix.k, 0, bits, dtype)
-        yield panels
+        pack_panels(panels, dtype, count, k, 0, bits, dtype)
+        yield count, panels
+
+
+def _compressed_tensor(reader: SafetensorsReader, matrix: Matrix, rows: WeightRows, exceptions: int) -> EngineTensor:
+    size = compressed_bytes(matrix.n, matrix.k, exceptions)
+    pieces = partial(_compressed_pieces, reader, matrix.k, rows, exceptions)
+    return EngineTensor(matrix.tensor, np.dtype(np.uint8), size, pieces)
+
+
+def _compressed_pieces(reader: SafetensorsReader, k: int, rows: WeightRows, exceptions: int) -> Iterator[Array]:
+    for count, panels in panel_pieces(reader, k, rows, DType.BFLOAT16):
+        compressed = np.empty(compressed_bytes(count, k, exceptions), np.uint8)
+        compress_panels(compressed, panels, count, k, exceptions)
+        yield compressed
 
 
 def _quantized_pieces(

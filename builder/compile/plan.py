@@ -25,15 +25,17 @@ class Quantization:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Panels of W[n, k] in the engine's type or quantised: a tensor of the engine file.
+    """Panels of W[n, k] in the engine's type, quantised or compressed: a tensor of the engine file.
 
-    See cpp/include/adaptrt/core/panels.h and quantized_panels.h.
+    See cpp/include/adaptrt/core/panels.h, quantized_panels.h and compressed_panels.h.
     """
 
     tensor: str
     n: int
     k: int
     quantization: Quantization | None = None
+    exceptions: int | None = None
+    """Of a compressed matrix: places for them in each panel."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,12 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
 
+#include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/convert.h"
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/core/element_scan.h"
@@ -13,6 +15,7 @@
 #include "adaptrt/core/panels.h"
 #include "adaptrt/core/quantized_panels.h"
 #include "bindings.h"
+#include "compressed_sizes.h"
 
 namespace py = pybind11;
 
@@ -95,6 +98,53 @@ void pack_quantized(const py::buffer& panels, const Quantization& quantization, 
   }
   const py::gil_scoped_release release;
   pack_quantized_panels(static_cast<std::byte*>(out.ptr), quantization, n, k, first_row, rows, source);
+}
+
+/// Throws ValueError for a matrix that cannot be compressed.
+std::size_t compressed_bytes(std::int64_t n, std::int64_t k, std::int64_t exceptions) {
+  check_compressed_sizes(n, k, exceptions);
+  return static_cast<std::size_t>(panel_count(n)) * compressed_panel_bytes(k, exceptions);
+}
+
+/// The bytes of bfloat16 panels of W[n, k].
+const std::byte* bfloat16_panels(const py::buffer_info& info, std::int64_t n, std::int64_t k) {
+  if (static_cast<std::size_t>(info.size * info.itemsize) != panel_bytes(DType::kBFloat16, n, k)) {
+    throw py::value_error("expected " + std::to_string(panel_bytes(DType::kBFloat16, n, k)) +
+                          " bytes of bfloat16 panels, not " + std::to_string(info.size * info.itemsize));
+  }
+  return static_cast<const std::byte*>(info.ptr);
+}
+
+std::int64_t most_exceptions(const py::buffer& panels, std::int64_t n, std::int64_t k) {
+  check_compressed_sizes(n, k, 0);
+  const py::buffer_info info = panels.request();
+  const std::byte* from = bfloat16_panels(info, n, k);
+  const py::gil_scoped_release release;
+  std::int64_t most = 0;
+  for (std::int64_t panel = 0; panel < panel_count(n); ++panel) {
+    most = std::max(most, count_exceptions(from + panel_offset(DType::kBFloat16, k, panel), k));
+  }
+  return most;
+}
+
+void compress(const py::buffer& out, const py::buffer& panels, std::int64_t n, std::int64_t k,
+              std::int64_t exceptions) {
+  const std::size_t bytes = compressed_bytes(n, k, exceptions);
+  const py::buffer_info source = panels.request();
+  const py::buffer_info destination = out.request(true);
+  const std::byte* from = bfloat16_panels(source, n, k);
+  if (static_cast<std::size_t>(destination.size * destination.itemsize) != bytes) {
+    throw py::value_error("compress_panels: the destination must have " + std::to_string(bytes) + " bytes");
+  }
+  if (most_exceptions(panels, n, k) > exceptions) {
+    throw py::value_error("compress_panels: there are more exceptions than places for them");
+  }
+  auto* to = static_cast<std::byte*>(destination.ptr);
+  const py::gil_scoped_release release;
+  for (std::int64_t panel = 0; panel < panel_count(n); ++panel) {
+    compress_panel(from + panel_offset(DType::kBFloat16, k, panel), k, exceptions,
+                   to + static_cast<std::size_t>(panel) * compressed_panel_bytes(k, exceptions));
+  }
 }
 
 py::array_t<float> unpack(const py::buffer& panels, DType dtype, std::int64_t n, std::int64_t k) {
@@ -197,6 +247,21 @@ void bind_core(py::module_& module) {
       py::arg("zeros") = py::none(),
       "Packs quantised rows of W[n, k] into `panels`, a writable buffer: `weights` as checkpoints have them, "
       "a float32 scale and, with zero points, a uint8 zero for each group of each row.");
+  module.def("can_be_compressed", &can_be_compressed, py::arg("n"), py::arg("k"),
+             "Whether a bfloat16 W[n, k] can be compressed: it is made of whole panels and pieces.");
+  module.def(
+      "compressed_bytes", &compressed_bytes, py::arg("n"), py::arg("k"), py::arg("exceptions"),
+      "Bytes of a compressed W[n, k] with places for `exceptions` in each panel. Raises ValueError where "
+      "can_be_compressed is false, or there are more of them than elements.");
+  module.def(
+      "most_exceptions", &most_exceptions, py::arg("panels"), py::arg("n"), py::arg("k"),
+      "The places for exceptions that each panel of a W[n, k] needs, which pack_panels packed as bfloat16. "
+      "Raises ValueError as compressed_bytes.");
+  module.def(
+      "compress_panels", &compress, py::arg("out"), py::arg("panels"), py::arg("n"), py::arg("k"),
+      py::arg("exceptions"),
+      "Writes compressed_bytes(n, k, exceptions) bytes to `out`, a writable buffer, of which each panel "
+      "stands for exactly what that of `panels` does; `exceptions` is at least most_exceptions(...).");
   module.def("unpack_panels", &unpack, py::arg("panels"), py::arg("dtype"), py::arg("n"), py::arg("k"),
              "The inverse of pack_panels: W[n, k] as float32.");
 }

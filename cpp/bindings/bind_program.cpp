@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "adaptrt/engine/program.h"
 #include "bindings.h"
+#include "compressed_sizes.h"
 #include "kept_object.h"
 
 namespace py = pybind11;
@@ -37,23 +39,29 @@ const std::byte* data_of(const py::buffer_info& info, std::size_t alignment, con
 }
 
 PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t n, std::int64_t k,
-                              const Quantization& quantization) {
+                              const Quantization& quantization, std::optional<std::int64_t> exceptions) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 31;
   if (n < 0 || k < 0 || n >= kLimit || k >= kLimit) {
     throw py::value_error("PanelMatrix: n and k must lie in [0, 2**31)");
   }
+  PanelMatrix matrix{.dtype = dtype, .n = n, .k = k, .quantization = quantization};
+  if (exceptions) {
+    check_compressed_sizes(n, k, *exceptions);
+    matrix.exceptions = *exceptions;
+  }
   const py::buffer_info info = data.request();
-  const std::size_t needed = panel_bytes(quantization, dtype, n, k);
-  if (bytes_of(info) != needed) {
+  if (bytes_of(info) != matrix.bytes()) {
     throw py::value_error(
         "PanelMatrix: " + std::to_string(bytes_of(info)) + " bytes given, panels of " +
+        (exceptions ? "compressed " : "") +
         std::string(quantization.algo == QuantAlgo::kNone ? name_of(dtype) : name_of(quantization.algo)) +
-        "[" + std::to_string(n) + ", " + std::to_string(k) + "] take " + std::to_string(needed));
+        "[" + std::to_string(n) + ", " + std::to_string(k) + "] take " + std::to_string(matrix.bytes()));
   }
-  // Quantised panels have float32 scales.
-  const std::size_t alignment = quantization.algo == QuantAlgo::kNone ? size_of(dtype) : sizeof(float);
-  return {data_of(info, alignment, "PanelMatrix"), dtype,       n, k,
-          std::make_shared<KeptObject>(data),      quantization};
+  // Quantised panels have float32 scales, compressed ones the places of exceptions.
+  const bool is_plain = quantization.algo == QuantAlgo::kNone && !exceptions;
+  matrix.data = data_of(info, is_plain ? size_of(dtype) : sizeof(float), "PanelMatrix");
+  matrix.owner = std::make_shared<KeptObject>(data);
+  return matrix;
 }
 
 py::array_t<float> unpack_rows(const PanelMatrix& matrix, std::int64_t first, std::int64_t last) {
@@ -89,13 +97,16 @@ void bind_views(py::module_& module) {
                           "A packed W[n, k] in a buffer, which it and its copies keep alive.")
       .def(
           py::init(&make_panel_matrix), py::kw_only(), py::arg("data"), py::arg("dtype"), py::arg("n"),
-          py::arg("k"), py::arg("quantization") = Quantization{},
-          "Raises ValueError unless `data` is contiguous and holds exactly panel_bytes(dtype, n, k) or, of a "
-          "quantised matrix, quantized_panel_bytes(quantization, n, k).")
+          py::arg("k"), py::arg("quantization") = Quantization{}, py::arg("exceptions") = py::none(),
+          "`exceptions`: of a compressed matrix, the places for them in each panel. Raises ValueError unless "
+          "`data` is contiguous and holds exactly panel_bytes(dtype, n, k) or, of a quantised matrix, "
+          "quantized_panel_bytes(quantization, n, k), of a compressed one compressed_bytes(n, k, "
+          "exceptions).")
       .def_readonly("dtype", &PanelMatrix::dtype)
       .def_readonly("n", &PanelMatrix::n)
       .def_readonly("k", &PanelMatrix::k)
       .def_readonly("quantization", &PanelMatrix::quantization)
+      .def_property_readonly("is_compressed", &PanelMatrix::is_compressed)
       .def_property_readonly("bytes", &PanelMatrix::bytes)
       .def("rows", &unpack_rows, py::arg("first"), py::arg("last"),
            "W[first:last] as float32[last - first, k].");

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "adaptrt/core/convert.h"
+#include "unpack_compressed.h"
 #include "unpack_quantized.h"
 
 namespace adaptrt {
@@ -144,7 +145,20 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
   }
 }
 
+std::size_t PanelMatrix::bytes() const {
+  return is_compressed() ? offset(panel_count(n)) : panel_bytes(quantization, dtype, n, k);
+}
+
+std::size_t PanelMatrix::offset(std::int64_t panel) const {
+  if (is_compressed()) return static_cast<std::size_t>(panel) * compressed_panel_bytes(k, exceptions);
+  return panel_offset(quantization, dtype, k, panel);
+}
+
 void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out) {
+  if (matrix.is_compressed()) {
+    unpack_compressed_row(matrix, row, out);
+    return;
+  }
   if (matrix.quantization.algo != QuantAlgo::kNone) {
     unpack_quantized_row(matrix, row, out);
     return;

@@ -61,15 +61,50 @@ void BaseProduct::prepare() const {
 void BaseProduct::multiply(std::size_t part, std::int64_t panel, RowRange rows, const Upcoming& upcoming,
                            std::size_t slot, int thread, ExpandedPanels* expanded, float* tile) const {
   const PanelMatrix& weight = op_.parts[part].weight;
+  const ExpansionPlace place{
+      reinterpret_cast<std::byte*>(step_.scratch[static_cast<std::size_t>(thread)].data() +
+                                   kPartsInTurn * kTileFloats) +
+          slot * expanded_bytes(input_),
+      &expanded->held[slot],
+      {part, panel}};
   if (weight.quantization.algo == QuantAlgo::kNone) {
-    multiply_float(weight, panel, rows, upcoming, tile);
+    multiply_float(weight, panel, rows, upcoming, place, tile);
     return;
   }
   bring_near(upcoming.adapters);
   if (weight.quantization.algo == QuantAlgo::kW8A8) {
     multiply_int8(weight, panel, rows, upcoming.panel, tile);
-    return;
+  } else {
+    multiply_quantized(weight, panel, rows, upcoming.panel, place, tile);
   }
+}
+
+void BaseProduct::multiply_float(const PanelMatrix& weight, std::int64_t panel, RowRange rows,
+                                 const Upcoming& upcoming, const ExpansionPlace& place, float* tile) const {
+  PanelGemm gemm{.a = step_.row(op_.input, rows.begin),
+                 .a_stride = input_.width,
+                 .panel = weight.data + weight.offset(panel),
+                 .k = weight.k,
+                 .width = panel_width(weight.n, panel),
+                 .out = tile,
+                 .out_stride = kPanelColumns,
+                 .rows = rows.end - rows.begin,
+                 .next_panel = upcoming.panel,
+                 .fetch = upcoming.adapters};
+  if (weight.is_compressed()) {
+    if (gemm.rows <= step_.kernels.compressed_rows) {
+      step_.kernels.compressed_gemm(gemm, weight.exceptions);
+      return;
+    }
+    place.fill(
+        [&](std::byte* out) { step_.kernels.expand_compressed(gemm.panel, gemm.k, weight.exceptions, out); });
+    gemm.panel = place.panel;
+  }
+  step_.kernels.gemm[static_cast<std::size_t>(weight.dtype)](gemm);
+}
+
+void BaseProduct::multiply_quantized(const PanelMatrix& weight, std::int64_t panel, RowRange rows,
+                                     const std::byte* next, const ExpansionPlace& place, float* tile) const {
   QuantizedGemm gemm{.a = step_.row(op_.input, rows.begin),
                      .activation = input_.dtype,
                      .a_stride = input_.width,
@@ -82,34 +117,13 @@ void BaseProduct::multiply(std::size_t part, std::int64_t panel, RowRange rows, 
                      .out = tile,
                      .out_stride = kPanelColumns,
                      .rows = rows.end - rows.begin,
-                     .next_panel = upcoming.panel};
+                     .next_panel = next};
   const bool is_int4 = weight.quantization.algo == QuantAlgo::kW4A16;
   if (gemm.rows > (is_int4 ? step_.kernels.int4_decoded_rows : step_.kernels.int8_decoded_rows)) {
-    float* const scratch =
-        step_.scratch[static_cast<std::size_t>(thread)].data() + kPartsInTurn * kTileFloats;
-    std::byte* const place = reinterpret_cast<std::byte*>(scratch) + slot * expanded_bytes(input_);
-    const ExpandedPanels::Key key{part, panel};
-    if (expanded->held[slot] != key) {
-      step_.kernels.expand_panel(gemm, place);
-      expanded->held[slot] = key;
-    }
-    gemm.expanded = place;
+    place.fill([&](std::byte* out) { step_.kernels.expand_panel(gemm, out); });
+    gemm.expanded = place.panel;
   }
   step_.kernels.quantized_gemm(gemm);
-}
-
-void BaseProduct::multiply_float(const PanelMatrix& weight, std::int64_t panel, RowRange rows,
-                                 const Upcoming& upcoming, float* tile) const {
-  step_.kernels.gemm[static_cast<std::size_t>(weight.dtype)]({.a = step_.row(op_.input, rows.begin),
-                                                              .a_stride = input_.width,
-                                                              .panel = weight.data + weight.offset(panel),
-                                                              .k = weight.k,
-                                                              .width = panel_width(weight.n, panel),
-                                                              .out = tile,
-                                                              .out_stride = kPanelColumns,
-                                                              .rows = rows.end - rows.begin,
-                                                              .next_panel = upcoming.panel,
-                                                              .fetch = upcoming.adapters});
 }
 
 void BaseProduct::multiply_int8(const PanelMatrix& weight, std::int64_t panel, RowRange rows,
@@ -129,9 +143,12 @@ void BaseProduct::multiply_int8(const PanelMatrix& weight, std::int64_t panel, R
 std::size_t linear_scratch_floats(const Program& program) {
   std::size_t bytes = 0;
   for_each_linear(program, [&](const LinearOp& op, const Buffer& input) {
-    const QuantAlgo algo = op.parts[0].weight.quantization.algo;
-    if (algo == QuantAlgo::kW8A16 || algo == QuantAlgo::kW4A16)
-      bytes = std::max(bytes, expanded_bytes(input));
+    for (const LinearPart& part : op.parts) {
+      const QuantAlgo algo = part.weight.quantization.algo;
+      if (part.weight.is_compressed() || algo == QuantAlgo::kW8A16 || algo == QuantAlgo::kW4A16) {
+        bytes = std::max(bytes, expanded_bytes(input));
+      }
+    }
   });
   return kPartsInTurn * (static_cast<std::size_t>(kTileFloats) + bytes / sizeof(float));
 }

@@ -52,8 +52,24 @@ class BaseProduct {
                 std::size_t slot, int thread, ExpandedPanels* expanded, float* tile) const;
 
  private:
+  /// Where a panel is kept in expanded form.
+  struct ExpansionPlace {
+    std::byte* panel;
+    ExpandedPanels::Key* held;  ///< what is there
+    ExpandedPanels::Key wanted;
+
+    template <class Expand>
+    void fill(const Expand& expand) const {
+      if (*held == wanted) return;
+      expand(panel);
+      *held = wanted;
+    }
+  };
+
   void multiply_float(const PanelMatrix& weight, std::int64_t panel, RowRange rows, const Upcoming& upcoming,
-                      float* tile) const;
+                      const ExpansionPlace& place, float* tile) const;
+  void multiply_quantized(const PanelMatrix& weight, std::int64_t panel, RowRange rows, const std::byte* next,
+                          const ExpansionPlace& place, float* tile) const;
   void multiply_int8(const PanelMatrix& weight, std::int64_t panel, RowRange rows, const std::byte* next,
                      float* tile) const;
 

@@ -7,10 +7,10 @@
 #include <string_view>
 #include <vector>
 
-#include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/engine/program.h"
 #include "adaptrt/kernels/attention_tile.h"
 #include "live_ranges.h"
+#include "matrix_storage.h"
 
 namespace adaptrt {
 namespace {
@@ -207,26 +207,8 @@ class Validator {
           "]; it must be [" + text(n) + ", " + text(k) + "]");
     }
     if (matrix.data == nullptr) add(where_ + ": " + std::string(name) + " has no data");
-  }
-
-  /// What is wrong with a way to quantise a matrix of k inputs, which only linear layers may have.
-  void check_quantization(std::string_view name, const PanelMatrix& matrix, bool allowed) {
-    const auto& how = matrix.quantization;
-    const std::string what = where_ + ": " + std::string(name);
-    if (how.algo > QuantAlgo::kW4A16) add(what + " is quantised in a way that is unknown");
-    if (how.algo != QuantAlgo::kNone && !allowed)
-      add(what + " is quantised, which only linear layers can be");
-    if (how.algo != QuantAlgo::kW4A16 && (how.group_size != 0 || how.zero_points)) {
-      add(what + " has groups or zero points, which only " + std::string(name_of(QuantAlgo::kW4A16)) +
-          " has");
-    }
-    if (how.group_size < 0 || how.group_size >= kSizeLimit || how.group_size % kInt4Inputs != 0) {
-      add(what + " has a group_size of " + text(how.group_size) + "; it must be a multiple of " +
-          text(kInt4Inputs));
-    }
-    if (how.algo == QuantAlgo::kW8A8 && matrix.k > kMaxW8A8Inputs) {
-      add(what + " has " + text(matrix.k) + " inputs; W8A8 sums at most " + text(kMaxW8A8Inputs) +
-          " without overflow");
+    for (std::string& problem : problems_of_storage(matrix)) {
+      add(where_ + ": " + std::string(name) + " " + std::move(problem));
     }
   }
 
@@ -257,7 +239,9 @@ class Validator {
   void check(const EmbeddingOp& op) {
     body_only();
     check_matrix("the table", op.table, program_.vocab_size, program_.shape.hidden_size);
-    check_quantization("the table", op.table, false);
+    if (op.table.quantization.algo != QuantAlgo::kNone || op.table.is_compressed()) {
+      add(where_ + ": the table is quantised or compressed, which only linear layers can be");
+    }
     check_width("output", operand("output", op.output, DType::kFloat32, RowKind::kTokens),
                 program_.shape.hidden_size);
     write(op.output);
@@ -342,7 +326,6 @@ class Validator {
     for (const auto& part : op.parts) {
       check_range(where_ + ": outputs of a part", part.weight.n, 1, kSizeLimit - 1);
       check_matrix("a weight", part.weight, part.weight.n, input != nullptr ? input->width : part.weight.k);
-      check_quantization("a weight", part.weight, true);
       if (!(part.weight.quantization == op.parts[0].weight.quantization)) {
         add(where_ + ": its weights are quantised in different ways");
       }

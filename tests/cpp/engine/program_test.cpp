@@ -69,7 +69,7 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
   const auto of_dense = [](Program* p) -> Quantization& {
     return op_at<LinearOp>(p, 5).parts[0].weight.quantization;
   };
-  finds("the table is quantised, which only linear layers can be",
+  finds("the table is quantised or compressed, which only linear layers can be",
         [](Program* p) { op_at<EmbeddingOp>(p, 0).table.quantization.algo = QuantAlgo::kW8A16; });
   finds("quantised in a way that is unknown",
         [&](Program* p) { of_dense(p).algo = static_cast<QuantAlgo>(9); });
@@ -84,6 +84,23 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
     of_dense(p).algo = QuantAlgo::kW8A8;
     op_at<LinearOp>(p, 5).parts[0].weight.k = 65540;
   });
+}
+
+BOOST_AUTO_TEST_CASE(unusable_compression_is_found) {
+  const auto compressed = [](Program* p) -> PanelMatrix& {
+    PanelMatrix& weight = op_at<LinearOp>(p, 5).parts[0].weight;
+    weight.exceptions = 0;
+    return weight;
+  };
+  finds("the table is quantised or compressed, which only linear layers can be",
+        [](Program* p) { op_at<EmbeddingOp>(p, 0).table.exceptions = 0; });
+  finds("is compressed, which only bfloat16 can be", [&](Program* p) { compressed(p); });
+  finds("is compressed and [64, 4]; these must be multiples of 64 and 8", [&](Program* p) {
+    compressed(p).n = 64;
+    compressed(p).k = 4;
+  });
+  finds("has places for -3 exceptions", [&](Program* p) { compressed(p).exceptions = -3; });
+  finds("has places for 1000000000 exceptions", [&](Program* p) { compressed(p).exceptions = 1000000000; });
 }
 
 BOOST_AUTO_TEST_CASE(unusable_buffers_are_found) {

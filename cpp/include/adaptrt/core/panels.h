@@ -6,6 +6,7 @@
 #include <memory>
 #include <string_view>
 
+#include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/dtype.h"
 
 namespace adaptrt {
@@ -91,12 +92,13 @@ struct PanelMatrix {
   /// Keeps `data` alive where nothing else does.
   std::shared_ptr<const void> owner = nullptr;
   Quantization quantization = {};
+  /// Of compressed bfloat16 panels, see core/compressed_panels.h: places for exceptions in each.
+  std::int64_t exceptions = kNotCompressed;
 
-  [[nodiscard]] std::size_t bytes() const { return panel_bytes(quantization, dtype, n, k); }
+  [[nodiscard]] bool is_compressed() const { return exceptions != kNotCompressed; }
+  [[nodiscard]] std::size_t bytes() const;
   /// Byte offset of panel `panel`.
-  [[nodiscard]] std::size_t offset(std::int64_t panel) const {
-    return panel_offset(quantization, dtype, k, panel);
-  }
+  [[nodiscard]] std::size_t offset(std::int64_t panel) const;
 };
 
 /// Packs rows [first_row, first_row + rows) of W[n, k] into `panels` (panel_bytes(dtype, n, k) bytes).
@@ -107,7 +109,7 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
                  std::int64_t rows, const std::byte* source, DType source_dtype, std::int64_t source_stride);
 
 /// The inverse for one row: writes W[row, 0..k) to `out` as float32; of a quantised matrix, the values that
-/// its products are made of.
+/// its products are made of, of a compressed one its elements.
 void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out);
 
 }  // namespace adaptrt

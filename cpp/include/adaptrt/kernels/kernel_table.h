@@ -108,6 +108,14 @@ struct KernelTable {
   /// By DType of the panel.
   std::array<void (*)(const PanelGemm& gemm), 3> gemm;
 
+  /// The same of a compressed bfloat16 panel with places for `exceptions`, to the same bits, for a full
+  /// panel, at most compressed_rows rows and without `accumulate`.
+  void (*compressed_gemm)(const PanelGemm& gemm, std::int64_t exceptions);
+  /// 0: there is no compressed_gemm.
+  std::int64_t compressed_rows;
+  /// Writes a compressed panel of k inputs as the bfloat16 panel that it stands for.
+  void (*expand_compressed)(const std::byte* panel, std::int64_t k, std::int64_t exceptions, std::byte* out);
+
   void (*quantized_gemm)(const QuantizedGemm& gemm);
   /// Writes gemm.panel's integers to `out` [ceil(k / ki)][width][ki] in gemm.activation's type, for
   /// QuantizedGemm::expanded.

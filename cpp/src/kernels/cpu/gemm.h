@@ -238,6 +238,12 @@ void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
   }
 }
 
+/// Whether a panel is one group of columns, each with a single sum, whose steps of k can all be fetched.
+template <class Weights>
+inline constexpr bool kCanStream =
+    kTileVectors * Simd::kLanes == kPanelColumns && chains_of(kTileVectors) == 1 &&
+    kPanelColumns * Weights::kColumnBytes <= kMostLines * kCacheLine;
+
 template <class Weights>
 void gemm_panel(const PanelGemm& gemm) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
@@ -246,7 +252,7 @@ void gemm_panel(const PanelGemm& gemm) {
                                    : 1;
   constexpr int kNextLines = 2;
   const std::int64_t blocks = (gemm.rows + kTileRows - 1) / kTileRows;
-  if constexpr (chains_of(kTileVectors) == 1 && kGroup * Weights::kColumnBytes <= kMostLines * kCacheLine) {
+  if constexpr (kCanStream<Weights>) {
     if (gemm.rows <= kStreamRows && gemm.width == kGroup && !gemm.accumulate) {
       gemm_streamed<Weights>(gemm, blocks);
       return;

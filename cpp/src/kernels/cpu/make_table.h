@@ -4,6 +4,7 @@
 
 #include "adaptrt/kernels/kernel_table.h"
 #include "attention.h"
+#include "compressed_gemm.h"
 #include "elementwise.h"
 #include "gemm.h"
 #include "int8_gemm.h"
@@ -16,6 +17,9 @@ namespace {
 constexpr KernelTable make_table(const char* name) {
   return {name,
           {&gemm_panel<Float32Weights>, &gemm_panel<Float16Weights>, &gemm_panel<BFloat16Weights>},
+          compressed_gemm_of<BFloat16Weights>(),
+          kCanStream<BFloat16Weights> ? kStreamRows : 0,
+          &expand_compressed,
           &quantized_gemm,
           &expand_panel,
           &sum_groups,

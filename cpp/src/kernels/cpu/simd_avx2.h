@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/dtype.h"
 
 namespace adaptrt {
@@ -221,7 +222,37 @@ struct BFloat16Weights {
   }
 };
 
-/// Sums, weights and one activation in the 16 registers.
+/// Makes bfloat16 pairs of the pieces of a compressed panel.
+class PieceExpander {
+ public:
+  explicit PieceExpander(const CompressedPanel& panel)
+      : table_(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(panel.table)))) {}
+
+  /// `out`: the pairs of sixteen outputs, four times, row_bytes apart.
+  void expand(const std::byte* piece, std::byte* out, std::int64_t row_bytes) const {
+    const __m256i nibble = _mm256_set1_epi8(15);
+    for (std::int64_t part = 0; part < 64; part += 32, piece += 32, out += 32) {
+      const __m256i codes = load(piece + 128);
+      expand_half(load(piece), _mm256_and_si256(codes, nibble), out, row_bytes);
+      expand_half(load(piece + 64), _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble),
+                  out + 2 * row_bytes, row_bytes);
+    }
+  }
+
+ private:
+  static __m256i load(const std::byte* from) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  }
+
+  void expand_half(__m256i lower, __m256i codes, std::byte* out, std::int64_t row_bytes) const {
+    const __m256i upper = _mm256_shuffle_epi8(table_, codes);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_unpacklo_epi8(lower, upper));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + row_bytes), _mm256_unpackhi_epi8(lower, upper));
+  }
+
+  __m256i table_;
+};
+
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 2;
 /// Of a tile whose weights are decoded on the way, which takes registers too.

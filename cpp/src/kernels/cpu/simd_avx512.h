@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/dtype.h"
 
 namespace adaptrt {
@@ -233,6 +234,41 @@ struct BFloat16Weights {
     return _mm512_fmadd_ps(a.odd, odd, _mm512_fmadd_ps(a.even, even, sum));
   }
 #endif
+};
+
+/// Makes bfloat16 pairs of the pieces of a compressed panel.
+class PieceExpander {
+ public:
+  explicit PieceExpander(const CompressedPanel& panel)
+      : table_(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(panel.table)))) {}
+
+  /// The pairs of sixteen outputs, four times.
+  void expand(const std::byte* piece, __m512i (&pairs)[4]) const {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    const __m512i codes = _mm512_loadu_si512(piece + 128);
+    expand_half(_mm512_loadu_si512(piece), _mm512_and_si512(codes, nibble), pairs);
+    expand_half(_mm512_loadu_si512(piece + 64), _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble),
+                pairs + 2);
+  }
+
+  /// The same to `out`, row_bytes apart.
+  void expand(const std::byte* piece, std::byte* out, std::int64_t row_bytes) const {
+    __m512i pairs[4];
+    expand(piece, pairs);
+    for (const __m512i& pair : pairs) {
+      _mm512_storeu_si512(out, pair);
+      out += row_bytes;
+    }
+  }
+
+ private:
+  void expand_half(__m512i lower, __m512i codes, __m512i* pairs) const {
+    const __m512i upper = _mm512_shuffle_epi8(table_, codes);
+    pairs[0] = _mm512_unpacklo_epi8(lower, upper);
+    pairs[1] = _mm512_unpackhi_epi8(lower, upper);
+  }
+
+  __m512i table_;
 };
 
 /// The widest tile whose sums stay in the 32 registers.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/dtype.h"
 
 #ifdef __ARM_NEON
@@ -245,6 +246,31 @@ struct BFloat16Weights {
     const Simd::Vec odd = Simd::bits_to_floats(b & Simd::set_bits(0xffff0000));
     return Simd::fma(a.odd, odd, Simd::fma(a.even, even, sum));
   }
+};
+
+/// Makes bfloat16 pairs of the pieces of a compressed panel.
+class PieceExpander {
+ public:
+  explicit PieceExpander(const CompressedPanel& panel) : panel_(panel) {}
+
+  /// `out`: the pairs of sixteen outputs, four times, row_bytes apart.
+  void expand(const std::byte* piece, std::byte* out, std::int64_t row_bytes) const {
+    for (std::int64_t i = 0; i < 64; ++i) {
+      std::byte* to = out + i / 8 % 2 * row_bytes + (i / 16 * 8 + i % 8) * 2;
+      const auto codes = static_cast<unsigned>(piece[128 + i]);
+      store(piece[i], codes & 15U, to);
+      store(piece[64 + i], codes >> 4U, to + 2 * row_bytes);
+    }
+  }
+
+ private:
+  void store(std::byte lower, unsigned code, std::byte* to) const {
+    const auto bits = static_cast<std::uint16_t>(static_cast<unsigned>(panel_.table[code]) << 8U |
+                                                 static_cast<unsigned>(lower));
+    std::memcpy(to, &bits, sizeof(bits));
+  }
+
+  CompressedPanel panel_;
 };
 
 inline constexpr int kTileRows = 4;

@@ -20,7 +20,7 @@ from adaptrt._core import DType, EngineError, LinearOp, dtype_name
 from adaptrt.builder.adapter.names import MODULES
 from adaptrt.builder.build import build
 from adaptrt.builder.compile.checkpoint import Checkpoint
-from adaptrt.builder.compile.engine_file import EngineFile, EngineTensor, write_engine_file
+from adaptrt.builder.compile.engine_file import FORMAT_VERSION, EngineFile, EngineTensor, write_engine_file
 from adaptrt.builder.compile.plan_json import program_from_json, program_to_json
 from adaptrt.builder.config import LoraBuildConfig, PluginConfig
 from adaptrt.runtime.adapter_store import AdapterStore
@@ -237,7 +237,7 @@ def test_a_config_that_does_not_fit_is_refused(engine: Path, change, complaint: 
     assert str(engine) in str(refusal.value)
 
 
-def reseal(engine: Path, change: Callable[[dict], None], version: str = "3") -> None:
+def reseal(engine: Path, change: Callable[[dict], None], version: int = FORMAT_VERSION) -> None:
     """Writes the engine file again with a changed program and good checksums, as an attacker would."""
     checksum = json.loads((engine / "config.json").read_text())["engine_checksum"]
     storage = EngineFile(engine / "rank0.engine", checksum)
@@ -256,6 +256,13 @@ def reseal(engine: Path, change: Callable[[dict], None], version: str = "3") -> 
 
 def first(program: dict, op: str) -> dict:
     return next(item for item in program["body"] if item["op"] == op)
+
+
+def linear_weight(program: dict) -> dict:
+    return first(program, "linear")["parts"][0]["weight"]
+
+
+W8A16 = {"algo": "w8a16", "group_size": 0, "zero_points": False}
 
 
 @pytest.mark.parametrize(
@@ -278,6 +285,14 @@ def first(program: dict, op: str) -> dict:
         (lambda p: first(p, "embedding")["table"].update(n=62), "holds"),
         (lambda p: first(p, "embedding")["table"].update(tensor="transformer.ln_f.weight"), "holds"),
         (lambda p: first(p, "embedding")["table"].update(tensor="x"), "no tensor 'x'"),
+        (lambda p: first(p, "embedding")["table"].update(exceptions=0), "cannot be compressed"),
+        (lambda p: linear_weight(p).update(exceptions=-1), "rank0.engine"),
+        (lambda p: linear_weight(p).update(exceptions=1 << 40), "rank0.engine"),
+        (lambda p: linear_weight(p).update(exceptions="few"), "an integer"),
+        (
+            lambda p: p["head"][-1]["parts"][0]["weight"].update(exceptions=0, quantization=W8A16),
+            "both quantised and compressed",
+        ),
         (lambda p: p.update(arena_bytes=64), "arena"),
         (lambda p: p.update(arena_bytes=1 << 70), "an integer"),
         (lambda p: p.update(arena_bytes=-64), "rank0.engine"),
@@ -301,8 +316,8 @@ def test_a_hostile_program_is_refused(engine: Path, change, complaint: str) -> N
 def test_another_format_version_is_refused(engine: Path) -> None:
     reseal(engine, lambda program: None)
     load_engine(engine)
-    reseal(engine, lambda program: None, version="1")
-    with pytest.raises(EngineError, match="format version '1', this release reads 3"):
+    reseal(engine, lambda program: None, version=1)
+    with pytest.raises(EngineError, match=f"format version '1', this release reads {FORMAT_VERSION}"):
         load_engine(engine)
 
 

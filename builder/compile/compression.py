@@ -1,0 +1,26 @@
+"""Which bfloat16 matrices are worth compressing (cpp/include/adaptrt/core/compressed_panels.h)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..._core import DType, can_be_compressed, most_exceptions
+from ..safetensors_stream import SafetensorsReader
+from .lowered import WeightRows
+from .pack import panel_pieces
+
+_INPUTS_PER_EXCEPTION: Final = 2
+"""Exceptions cost their bytes and, one by one, their time; with more of them than one for two inputs of a panel's 64
+outputs (0.8 % of its elements), a matrix stays as it is."""
+
+
+def places_for_exceptions(reader: SafetensorsReader, rows: WeightRows, k: int) -> int | None:
+    """Places that each compressed panel of rows of k inputs needs; None: they are not worth compressing.
+
+    Reads all of them.
+    """
+    if not can_be_compressed(rows.last - rows.first, k):
+        return None
+    pieces = panel_pieces(reader, k, rows, DType.BFLOAT16)
+    most = max(most_exceptions(panels, count, k) for count, panels in pieces)
+    return most if most * _INPUTS_PER_EXCEPTION <= k else None

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <string>
+
+#include "adaptrt/core/compressed_panels.h"
+#include "adaptrt/core/panels.h"
+
+namespace adaptrt::bindings {
+
+/// Throws ValueError for sizes that no compressed W[n, k] has.
+inline void check_compressed_sizes(std::int64_t n, std::int64_t k, std::int64_t exceptions) {
+  if (!can_be_compressed(n, k)) {
+    throw pybind11::value_error("a matrix [" + std::to_string(n) + ", " + std::to_string(k) +
+                                "] cannot be compressed; the sizes must be multiples of " +
+                                std::to_string(kPanelColumns) + " and " + std::to_string(kPieceInputs));
+  }
+  if (exceptions < 0 || exceptions > k * kPanelColumns) {
+    throw pybind11::value_error("a compressed panel of " + std::to_string(k * kPanelColumns) +
+                                " elements cannot have places for " + std::to_string(exceptions) +
+                                " exceptions");
+  }
+}
+
+}  // namespace adaptrt::bindings

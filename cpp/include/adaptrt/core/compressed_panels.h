@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace adaptrt {
+
+// Compressed panels: the elements of a bfloat16 panel of core/panels.h in twelve bits each, exactly.
+//
+// The lower byte of a weight looks random, but its upper byte, the sign and seven bits of the exponent, takes
+// few values. A compressed panel has it as four bits, an index into the panel's own sixteen most frequent
+// upper bytes: as a rule both signs of sixteen exponents. Elements with another one are exceptions, which are
+// stored apart. For a panel of kPanelColumns outputs and E places for exceptions:
+//
+//   uint8 [16]             the table of upper bytes
+//   uint32                 number of exceptions, at most E
+//   uint32 [E]             from byte 64 on: their places in the panel of core/panels.h, ascending
+//   uint16 [E]             their bits
+//   uint8 [k / 8][4][192]  from the next multiple of 64 on: pieces of eight inputs of sixteen outputs
+//
+// Input 2 u + e of a piece's eight and output c of its sixteen have index i = c / 4 * 16 + u % 2 * 8 + c % 4
+// * 2 + e: byte u / 2 * 64 + i is the lower byte, half u / 2 (0: the lower) of byte 128 + i the index of the
+// upper one. Interleaving sixteen lower bytes with their upper ones makes the bfloat16 of two pairs of
+// inputs, in the order in which they are multiplied.
+
+/// PanelMatrix::exceptions of a matrix that is not compressed.
+inline constexpr std::int64_t kNotCompressed = -1;
+/// Inputs and outputs of a piece, and its bytes.
+inline constexpr std::int64_t kPieceInputs = 8;
+inline constexpr std::int64_t kPieceOutputs = 16;
+inline constexpr std::int64_t kCompressedPieceBytes = 192;
+/// Upper bytes of a panel's table.
+inline constexpr std::int64_t kTableBytes = 16;
+
+/// Whether a bfloat16 W[n, k] can be compressed: it is made of whole panels and pieces.
+[[nodiscard]] bool can_be_compressed(std::int64_t n, std::int64_t k);
+
+/// Bytes of a compressed panel of k inputs with places for `exceptions`: a multiple of 64.
+[[nodiscard]] std::size_t compressed_panel_bytes(std::int64_t k, std::int64_t exceptions);
+
+/// Number of exceptions of a bfloat16 panel of kPanelColumns outputs.
+[[nodiscard]] std::int64_t count_exceptions(const std::byte* panel, std::int64_t k);
+
+/// Writes all compressed_panel_bytes(k, exceptions) bytes of `out`; `exceptions` is at least
+/// count_exceptions(panel, k).
+void compress_panel(const std::byte* panel, std::int64_t k, std::int64_t exceptions, std::byte* out);
+
+/// Where the parts of a compressed panel are.
+struct CompressedPanel {
+  const std::byte* table = nullptr;   ///< [kTableBytes]
+  const std::byte* places = nullptr;  ///< uint32 [count]
+  const std::byte* bits = nullptr;    ///< uint16 [count]
+  std::int64_t count = 0;             ///< of exceptions; never more than there are places for
+  const std::byte* pieces = nullptr;
+};
+
+[[nodiscard]] CompressedPanel parts_of_compressed(const std::byte* panel, std::int64_t exceptions);
+
+}  // namespace adaptrt

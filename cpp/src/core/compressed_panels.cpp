@@ -1,0 +1,178 @@
+#include "adaptrt/core/compressed_panels.h"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cstring>
+#include <vector>
+
+#include "adaptrt/core/panels.h"
+#include "unpack_compressed.h"
+
+namespace adaptrt {
+namespace {
+
+constexpr std::int64_t kAlignment = 64;
+constexpr std::int64_t kHeaderBytes = 64;
+constexpr std::int64_t kCountOffset = kTableBytes;
+constexpr std::int64_t kExceptionBytes = sizeof(std::uint32_t) + sizeof(std::uint16_t);
+constexpr std::int64_t kPiecesAcross = kPanelColumns / kPieceOutputs;
+constexpr std::int64_t kHalfBytes = 64;
+constexpr std::size_t kBytes = 256;
+
+std::int64_t pieces_offset(std::int64_t exceptions) {
+  const std::int64_t end = kHeaderBytes + exceptions * kExceptionBytes;
+  return (end + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+std::uint16_t element_at(const std::byte* panel, std::int64_t place) {
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, panel + place * static_cast<std::int64_t>(sizeof(bits)), sizeof(bits));
+  return bits;
+}
+
+std::size_t upper_byte(std::uint16_t bits) {
+  return bits >> 8U;
+}
+
+using Counts = std::array<std::int64_t, kBytes>;
+
+Counts count_upper_bytes(const std::byte* panel, std::int64_t k) {
+  // Neighbours often have one upper byte; counts apart do not wait for each other.
+  std::array<Counts, 4> apart{};
+  const std::int64_t elements = k * kPanelColumns;
+  for (std::int64_t i = 0; i < elements; ++i) {
+    ++apart[static_cast<std::size_t>(i % 4)][upper_byte(element_at(panel, i))];
+  }
+  Counts counts{};
+  for (std::size_t i = 0; i < kBytes; ++i) {
+    for (const Counts& part : apart) counts[i] += part[i];
+  }
+  return counts;
+}
+
+/// A panel's table: the most frequent upper bytes, smaller ones first where they are as frequent.
+std::array<std::uint8_t, kTableBytes> table_of(const Counts& counts) {
+  std::array<std::uint8_t, kBytes> order;
+  for (std::size_t i = 0; i < kBytes; ++i) order[i] = static_cast<std::uint8_t>(i);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::uint8_t a, std::uint8_t b) { return counts[a] > counts[b]; });
+  std::array<std::uint8_t, kTableBytes> table;
+  std::copy_n(order.begin(), kTableBytes, table.begin());
+  return table;
+}
+
+/// Where an element is in a panel's pieces: byte `piece` + half * 64 + index, and that half of byte `piece` +
+/// 128 + index.
+struct ElementPlace {
+  std::int64_t piece;
+  std::int64_t index;
+  std::int64_t half;
+};
+
+ElementPlace find_element(std::int64_t column, std::int64_t input) {
+  const std::int64_t pair = input % kPieceInputs / 2;
+  const std::int64_t output = column % kPieceOutputs;
+  const std::int64_t piece = input / kPieceInputs * kPiecesAcross + column / kPieceOutputs;
+  return {piece * kCompressedPieceBytes, output / 4 * 16 + pair % 2 * 8 + output % 4 * 2 + input % 2,
+          pair / 2};
+}
+
+/// Column and input of an element of a bfloat16 panel.
+struct Element {
+  std::int64_t column;
+  std::int64_t input;
+};
+
+Element element_of(std::int64_t place) {
+  constexpr std::int64_t kPair = k_interleave(DType::kBFloat16);
+  return {place / kPair % kPanelColumns, place / kPair / kPanelColumns * kPair + place % kPair};
+}
+
+}  // namespace
+
+bool can_be_compressed(std::int64_t n, std::int64_t k) {
+  // Places of elements have 32 bits.
+  constexpr std::int64_t kInputsLimit = (std::int64_t{1} << 32) / kPanelColumns;
+  return n > 0 && k > 0 && k < kInputsLimit && n % kPanelColumns == 0 && k % kPieceInputs == 0;
+}
+
+std::size_t compressed_panel_bytes(std::int64_t k, std::int64_t exceptions) {
+  return static_cast<std::size_t>(pieces_offset(exceptions) +
+                                  k / kPieceInputs * kPiecesAcross * kCompressedPieceBytes);
+}
+
+std::int64_t count_exceptions(const std::byte* panel, std::int64_t k) {
+  const Counts counts = count_upper_bytes(panel, k);
+  std::int64_t exceptions = k * kPanelColumns;
+  for (const std::uint8_t byte : table_of(counts)) exceptions -= counts[byte];
+  return exceptions;
+}
+
+void compress_panel(const std::byte* panel, std::int64_t k, std::int64_t exceptions, std::byte* out) {
+  std::memset(out, 0, compressed_panel_bytes(k, exceptions));
+  const auto table = table_of(count_upper_bytes(panel, k));
+  constexpr int kNoCode = -1;
+  std::array<int, kBytes> codes;
+  codes.fill(kNoCode);
+  for (std::size_t code = 0; code < table.size(); ++code) {
+    codes[table[code]] = static_cast<int>(code);
+    out[code] = std::byte{table[code]};
+  }
+  std::byte* const places = out + kHeaderBytes;
+  std::byte* const others = places + exceptions * static_cast<std::int64_t>(sizeof(std::uint32_t));
+  std::byte* const pieces = out + pieces_offset(exceptions);
+  std::uint32_t count = 0;
+  for (std::int64_t i = 0; i < k * kPanelColumns; ++i) {
+    const std::uint16_t bits = element_at(panel, i);
+    const int code = codes[upper_byte(bits)];
+    if (code == kNoCode) {
+      assert(count < exceptions);
+      const auto place = static_cast<std::uint32_t>(i);
+      std::memcpy(places + count * sizeof(place), &place, sizeof(place));
+      std::memcpy(others + count * sizeof(bits), &bits, sizeof(bits));
+      ++count;
+      continue;
+    }
+    const Element element = element_of(i);
+    const ElementPlace at = find_element(element.column, element.input);
+    pieces[at.piece + at.half * kHalfBytes + at.index] = static_cast<std::byte>(bits);
+    pieces[at.piece + 2 * kHalfBytes + at.index] |= static_cast<std::byte>(code << (4 * at.half));
+  }
+  std::memcpy(out + kCountOffset, &count, sizeof(count));
+}
+
+CompressedPanel parts_of_compressed(const std::byte* panel, std::int64_t exceptions) {
+  std::uint32_t count = 0;
+  std::memcpy(&count, panel + kCountOffset, sizeof(count));
+  const std::byte* places = panel + kHeaderBytes;
+  return {.table = panel,
+          .places = places,
+          .bits = places + exceptions * static_cast<std::int64_t>(sizeof(std::uint32_t)),
+          .count = std::min<std::int64_t>(count, exceptions),
+          .pieces = panel + pieces_offset(exceptions)};
+}
+
+void unpack_compressed_row(const PanelMatrix& matrix, std::int64_t row, float* out) {
+  const CompressedPanel panel =
+      parts_of_compressed(matrix.data + matrix.offset(row / kPanelColumns), matrix.exceptions);
+  const std::int64_t column = row % kPanelColumns;
+  for (std::int64_t input = 0; input < matrix.k; ++input) {
+    const ElementPlace at = find_element(column, input);
+    const auto codes = static_cast<unsigned>(panel.pieces[at.piece + 2 * kHalfBytes + at.index]);
+    const auto code = (codes >> static_cast<unsigned>(4 * at.half)) & 0xfU;
+    const auto lower = static_cast<unsigned>(panel.pieces[at.piece + at.half * kHalfBytes + at.index]);
+    const unsigned bits = static_cast<unsigned>(panel.table[code]) << 8U | lower;
+    out[input] = bfloat16_to_float(static_cast<std::uint16_t>(bits));
+  }
+  for (std::int64_t i = 0; i < panel.count; ++i) {
+    std::uint32_t place = 0;
+    std::memcpy(&place, panel.places + i * static_cast<std::int64_t>(sizeof(place)), sizeof(place));
+    const Element element = element_of(place);
+    if (element.column == column && element.input < matrix.k) {
+      out[element.input] = bfloat16_to_float(element_at(panel.bits, i));
+    }
+  }
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cstdint>
+
+#include "adaptrt/core/panels.h"
+
+namespace adaptrt {
+
+/// unpack_panel_row of a compressed matrix.
+void unpack_compressed_row(const PanelMatrix& matrix, std::int64_t row, float* out);
+
+}  // namespace adaptrt

@@ -1,0 +1,137 @@
+#include "adaptrt/core/compressed_panels.h"
+
+#include <bit>
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "adaptrt/core/panels.h"
+
+namespace adaptrt {
+namespace {
+
+constexpr std::int64_t kInputs[] = {8, 64, 136};
+constexpr std::int64_t kOutputs = 2 * kPanelColumns;
+
+/// Rows of bfloat16 bits, all of W[kOutputs, k].
+using Bits = std::vector<std::uint16_t>;
+
+/// Elements of sixteen upper bytes, of which `others` per mille have any bits at all.
+Bits random_bits(std::int64_t k, int others, std::mt19937* random) {
+  Bits bits(static_cast<std::size_t>(kOutputs * k));
+  for (auto& element : bits) {
+    const auto any = static_cast<std::uint32_t>((*random)());
+    const bool is_other = static_cast<int>((any >> 16U) % 1000) < others;
+    const std::uint32_t exponent = 110 + (any >> 8U) % 16;  // of eight upper bytes and two signs
+    element = static_cast<std::uint16_t>(is_other ? any : (any & 0x807fU) | exponent << 7U);
+  }
+  return bits;
+}
+
+std::vector<std::byte> panels_of(const Bits& bits, std::int64_t k) {
+  std::vector<std::byte> panels(panel_bytes(DType::kBFloat16, kOutputs, k));
+  pack_panels(panels.data(), DType::kBFloat16, kOutputs, k, 0, kOutputs,
+              reinterpret_cast<const std::byte*>(bits.data()), DType::kBFloat16, k);
+  return panels;
+}
+
+/// The most exceptions of a panel.
+std::int64_t most_exceptions(const std::vector<std::byte>& panels, std::int64_t k) {
+  std::int64_t most = 0;
+  for (std::int64_t panel = 0; panel < panel_count(kOutputs); ++panel) {
+    most = std::max(most, count_exceptions(panels.data() + panel_offset(DType::kBFloat16, k, panel), k));
+  }
+  return most;
+}
+
+std::vector<std::byte> compress(const std::vector<std::byte>& panels, std::int64_t k,
+                                std::int64_t exceptions) {
+  const std::size_t bytes = compressed_panel_bytes(k, exceptions);
+  std::vector<std::byte> compressed(bytes * static_cast<std::size_t>(panel_count(kOutputs)), std::byte{0xff});
+  for (std::int64_t panel = 0; panel < panel_count(kOutputs); ++panel) {
+    compress_panel(panels.data() + panel_offset(DType::kBFloat16, k, panel), k, exceptions,
+                   compressed.data() + static_cast<std::size_t>(panel) * bytes);
+  }
+  return compressed;
+}
+
+PanelMatrix matrix_of(const std::vector<std::byte>& compressed, std::int64_t k, std::int64_t exceptions) {
+  return {
+      .data = compressed.data(), .dtype = DType::kBFloat16, .n = kOutputs, .k = k, .exceptions = exceptions};
+}
+
+BOOST_AUTO_TEST_SUITE(compressed_panels)
+
+BOOST_DATA_TEST_CASE(rows_come_back_bit_by_bit,
+                     boost::unit_test::data::make(kInputs) * boost::unit_test::data::make({0, 1, 30, 1000}),
+                     k, others) {
+  const std::uint32_t seed = std::random_device{}();
+  BOOST_TEST_CONTEXT("seed " << seed) {
+    std::mt19937 random(seed);
+    const Bits bits = random_bits(k, others, &random);
+    const auto panels = panels_of(bits, k);
+    const std::int64_t most = most_exceptions(panels, k);
+    BOOST_TEST((most > 0) == (others > 0 && most > 0));
+    if (others == 0) BOOST_TEST(most == 0);
+    if (others == 1000) BOOST_TEST(most > k * kPanelColumns / 2);
+    for (const std::int64_t places : {most, most + 3}) {
+      const auto compressed = compress(panels, k, places);
+      const PanelMatrix matrix = matrix_of(compressed, k, places);
+      BOOST_TEST_REQUIRE(matrix.bytes() == compressed.size());
+      std::vector<float> row(static_cast<std::size_t>(k));
+      for (std::int64_t r = 0; r < kOutputs; ++r) {
+        unpack_panel_row(matrix, r, row.data());
+        for (std::int64_t i = 0; i < k; ++i) {
+          const auto expected = bits[static_cast<std::size_t>(r * k + i)];
+          BOOST_TEST_REQUIRE(std::bit_cast<std::uint32_t>(row[static_cast<std::size_t>(i)]) ==
+                             std::uint32_t{expected} << 16U);
+        }
+      }
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(the_most_frequent_upper_bytes_are_in_the_table) {
+  constexpr std::int64_t kDepth = 8;
+  Bits bits(static_cast<std::size_t>(kOutputs * kDepth), 0x3f80);
+  // Seventeen more upper bytes in the first panel, the two rarest of them twice and once.
+  for (std::uint16_t upper = 0; upper < 15; ++upper) {
+    for (std::size_t i = 0; i < 4; ++i) bits[4 * upper + i] = static_cast<std::uint16_t>(upper << 8U);
+  }
+  bits[60] = bits[61] = 0xc800;
+  bits[62] = 0xc900;
+  const auto panels = panels_of(bits, kDepth);
+  BOOST_TEST(count_exceptions(panels.data(), kDepth) == 3);
+  BOOST_TEST(count_exceptions(panels.data() + panel_offset(DType::kBFloat16, kDepth, 1), kDepth) == 0);
+}
+
+BOOST_AUTO_TEST_CASE(sizes_of_whole_panels_and_pieces_can_be_compressed) {
+  BOOST_TEST(can_be_compressed(64, 8));
+  BOOST_TEST(can_be_compressed(32000, 4096));
+  for (const std::int64_t n : {0, 1, 63, 65}) BOOST_TEST(!can_be_compressed(n, 8));
+  for (const std::int64_t k : {0, 2, 7, 12}) BOOST_TEST(!can_be_compressed(64, k));
+  BOOST_TEST(!can_be_compressed(64, std::int64_t{1} << 32));
+}
+
+BOOST_AUTO_TEST_CASE(a_count_of_a_damaged_panel_is_no_more_than_its_places) {
+  constexpr std::int64_t kDepth = 8;
+  constexpr std::int64_t kPlaces = 2;
+  std::mt19937 random(1);
+  auto compressed = compress(panels_of(random_bits(kDepth, 0, &random), kDepth), kDepth, kPlaces);
+  std::memset(compressed.data() + kTableBytes, 0xff, 4);
+  BOOST_TEST(parts_of_compressed(compressed.data(), kPlaces).count == kPlaces);
+  // Places beyond the panel are passed over.
+  std::memset(compressed.data() + 64, 0xff, 4 * kPlaces);
+  std::vector<float> row(kDepth);
+  for (std::int64_t r = 0; r < kPanelColumns; ++r) {
+    unpack_panel_row(matrix_of(compressed, kDepth, kPlaces), r, row.data());
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt
