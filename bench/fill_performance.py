@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from adaptrt.tools.bench.display import details_of, full_title, in_turn, number, reasons_not_run
+from adaptrt.tools.bench.display import details_of, engines_beside, full_title, in_turn, number, reasons_not_run
 from adaptrt.tools.bench.report import ComparisonResult, Report, Row, load_report
 
 PEERS = ("adaptrt", "peft", "llama_cpp", "openvino", "vllm")
@@ -106,7 +106,7 @@ def peers_table(report: Report) -> str:
     engines = [name for name in PEERS if any(row.engine == name for row in report.rows)]
     rows = []
     for kind in dict.fromkeys(row.kind for row in report.rows):
-        cells = {row.engine: row for row in report.rows if row.kind == kind}
+        cells = engines_beside(report, kind)
         first = next(iter(cells.values()))
         rows.append(
             (

@@ -28,18 +28,22 @@ ADAPTERS = 32
 LARGEST_RANK = 64
 BYTES_PER_VALUE = 2
 COLD_TASKS = 1000
+ALL_ADAPTERS, ONE_ADAPTER = "adapters", "compressed-adapter"
+ENGINES_OF = {ALL_ADAPTERS: "bf16", ONE_ADAPTER: "compressed"}
+"""Of the variants that have adapters on the host: all of them, or ADAPTER_OF_ONE."""
 
 
 class AdaptRt:
-    """An executor on the engine with these weights; `adapters` is the bfloat16 one with all adapters on the host."""
+    """An executor on the engine of these weights, adaptrt-<variant>; the others are told by ENGINES_OF."""
 
     def __init__(self, task: Task, variant: str) -> None:
         self._task = task
-        self._executor = start(task, "bf16" if variant == "adapters" else variant)
+        self._executor = start(task, ENGINES_OF.get(variant, variant), all_adapters=variant == ALL_ADAPTERS)
         self._cold = itertools.count(COLD_TASKS)
-        if variant == "adapters":
-            for number, path in enumerate(task.loras + task.doras):
-                self._executor.put_adapter(LoraConfig.from_peft(number, path, self._executor.engine))
+        if variant in ENGINES_OF:
+            paths = dict(enumerate(task.loras + task.doras))
+            for number in paths if variant == ALL_ADAPTERS else [ADAPTER_OF_ONE]:
+                self._executor.put_adapter(LoraConfig.from_peft(number, paths[number], self._executor.engine))
 
     def generate(
         self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[int] | None = None
@@ -75,19 +79,17 @@ class AdaptRt:
         self._executor.shutdown()
 
 
-def start(task: Task, name: str) -> Executor:
-    """An executor with room for every adapter, without prefix reuse: prompts repeat."""
+def start(task: Task, name: str, *, all_adapters: bool) -> Executor:
+    """An executor without prefix reuse: prompts repeat. With `all_adapters`, its cache has room for all of them."""
     engine = adaptrt.load_engine(task.root / f"adaptrt-{name}")
-    layout = engine.lora
-    widths = sum(site.in_size * len(site.parts) + sum(part.out_size for part in site.parts) for site in layout.sites)
-    level = BYTES_PER_VALUE * LARGEST_RANK * widths * ADAPTERS
-    config = ExecutorConfig(
-        kv_cache_config=KvCacheConfig(enable_block_reuse=False),
-        peft_cache_config=PeftCacheConfig(
+    config = ExecutorConfig(kv_cache_config=KvCacheConfig(enable_block_reuse=False), num_threads=task.threads)
+    if all_adapters:
+        sites = engine.lora.sites
+        widths = sum(site.in_size * len(site.parts) + sum(part.out_size for part in site.parts) for site in sites)
+        level = BYTES_PER_VALUE * LARGEST_RANK * widths * ADAPTERS
+        config.peft_cache_config = PeftCacheConfig(
             device_cache_percent=min(1.0, level / available_memory()), host_cache_size=2 * level
-        ),
-        num_threads=task.threads,
-    )
+        )
     return Executor(engine, executor_config=config)
 
 
@@ -101,11 +103,13 @@ def make(task: Task) -> Peer:
         load=lambda variant: AdaptRt(task, variant),
         rows={
             **base_rows(task, "bf16"),
-            "decode-1-lora": decode_row("adapters", task.alone, adapters=[loras[ADAPTER_OF_ONE]]),
-            "mixed-16": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=loras),
-            "adapter-load": Row("adapters", lambda loaded, new_tokens: loaded.load_adapter()),
-            "decode-1-dora": decode_row("adapters", task.alone, adapters=[mixed[-1]]),
-            "mixed-16-dora": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=mixed),
+            **base_rows(task, "compressed", "compressed-"),
+            "decode-1-lora": decode_row(ALL_ADAPTERS, task.alone, adapters=[loras[ADAPTER_OF_ONE]]),
+            "compressed-decode-1-lora": decode_row(ONE_ADAPTER, task.alone, adapters=[loras[ADAPTER_OF_ONE]]),
+            "mixed-16": decode_row(ALL_ADAPTERS, task.batch, most_tokens=MIXED_TOKENS, adapters=loras),
+            "adapter-load": Row(ALL_ADAPTERS, lambda loaded, new_tokens: loaded.load_adapter()),
+            "decode-1-dora": decode_row(ALL_ADAPTERS, task.alone, adapters=[mixed[-1]]),
+            "mixed-16-dora": decode_row(ALL_ADAPTERS, task.batch, most_tokens=MIXED_TOKENS, adapters=mixed),
             **base_rows(task, "w8a8", "int8-"),
             **base_rows(task, "w8a16", "w8a16-"),
             **base_rows(task, "w4a16", "int4-"),

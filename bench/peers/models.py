@@ -31,6 +31,14 @@ MODELS = {
 RANKS = (8, 16, 32, 64)
 LORAS, DORAS = 16, 8
 SHORT, LONG = 64, 512
+ENGINES: dict[str, tuple[str, list[str]]] = {
+    "bf16": ("bf16", []),
+    "compressed": ("compressed", ["--compress_weights"]),
+    "int8": ("w8a8", ["--quantization", "w8a8"]),
+    "w8a16": ("w8a16", ["--quantization", "w8a16"]),
+    "int4": ("w4a16", ["--quantization", "w4a16", "--group_size", "128"]),
+}
+"""AdaptRT's name of each kind of weights (rows.py), and how they are built."""
 SPECIAL_TOKENS = ["<|begin|>", "<|end|>", "<|pad|>"]
 # Llama 3's: llama.cpp's converter is told so by name.
 SPLIT = (
@@ -111,13 +119,8 @@ def _build_engines(root: Path, home: Path, weights: Collection[str]) -> None:
     if not (checkpoint / "config.json").exists():
         _run([*command, "convert-checkpoint", "--model_dir", root / "base", "--output_dir", checkpoint, "--dtype",
               "bfloat16"])  # fmt: skip
-    quantised = {"int8": "w8a8", "w8a16": "w8a16", "int4": "w4a16"}
     for kind in weights:
-        name, flags = "bf16", []
-        if kind in quantised:
-            name, flags = quantised[kind], ["--quantization", quantised[kind]]
-        if kind == "int4":
-            flags += ["--group_size", "128"]
+        name, flags = ENGINES[kind]
         engine = root / f"adaptrt-{name}"
         if not (engine / "config.json").exists():
             _run([*command, "build", "--checkpoint_dir", checkpoint, "--output_dir", engine, "--lora_plugin", "auto",
@@ -127,7 +130,7 @@ def _build_engines(root: Path, home: Path, weights: Collection[str]) -> None:
 
 def _export_openvino(root: Path, home: Path, weights: Collection[str]) -> None:
     """By optimum-intel; int4 is u4 in groups of 128 in every layer, embedding and lm_head int8."""
-    exports = {
+    exports: dict[str, tuple[str, list[object]]] = {
         "bf16": ("openvino", ["fp16"]),
         "int8": ("openvino-int8", ["int8"]),
         "int4": ("openvino-int4", ["int4", "--group-size", 128, "--ratio", "1.0"]),

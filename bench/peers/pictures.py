@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rows import ROWS
 
-from adaptrt.tools.bench.display import number
+from adaptrt.tools.bench.display import engines_beside, number
 from adaptrt.tools.bench.report import Report, Row
 
 PEERS = ("adaptrt", "peft", "llama_cpp", "openvino", "vllm")
@@ -27,7 +27,7 @@ def table_of(report: Report) -> Table:
     table.add_column("of the best\npeer", justify="right")
     table.add_column("of the\nlimit", justify="right")
     for kind in dict.fromkeys(row.kind for row in report.rows):
-        cells = {row.engine: row for row in report.rows if row.kind == kind}
+        cells = engines_beside(report, kind)
         table.add_row(
             f"{kind}, {next(iter(cells.values())).figure.unit}",
             *(_cell(cells.get(name)) for name in peers),
@@ -67,8 +67,9 @@ def draw(report: Report, path: Path) -> None:
     axes = figure.add_subplot()
     height = 0.8 / len(peers)
     for position, kind in enumerate(kinds):
+        cells = engines_beside(report, kind)
         for index, name in enumerate(peers):
-            row = report.row(f"{kind}/{name}")
+            row = cells.get(name)
             if row is None:
                 continue
             y = position + (index - (len(peers) - 1) / 2) * height

@@ -31,6 +31,9 @@ class RowKind:
     rank: int = 0
     """Of that adapter, which acts on all linear layers."""
     target: Target | None = None
+    peers_of: str | None = None
+    """The row whose samples of the peers this one is held against: to them its weights are the same, and they are not
+    asked for it."""
     why_not: str = "no quantised weights by this runner"
     """Why a peer that says nothing of the row is not asked for it."""
 
@@ -38,10 +41,32 @@ class RowKind:
 OWN = "the peers' int8 is W8A8: they quantise activations too"
 ROWS = {
     "prefill-512": RowKind("prefill, 512 tokens", tokens=512, target=Target(1.10, "openvino")),
+    "compressed-prefill-512": RowKind(
+        "bfloat16 in 12 bits: prefill, 512 tokens", weights="compressed", tokens=512, peers_of="prefill-512"
+    ),
     "decode-1": RowKind("decode, 1 request", tokens=1, target=Target(1.25, "llama_cpp")),
+    "compressed-decode-1": RowKind(
+        "bfloat16 in 12 bits: decode, 1 request",
+        weights="compressed",
+        tokens=1,
+        target=Target(1.25, "llama_cpp"),
+        peers_of="decode-1",
+    ),
     "decode-16": RowKind("decode, 16 requests", tokens=16, target=Target(1.35, "openvino")),
+    "compressed-decode-16": RowKind(
+        "bfloat16 in 12 bits: decode, 16 requests", weights="compressed", tokens=16, peers_of="decode-16"
+    ),
     "decode-1-lora": RowKind(
         "decode, 1 request, rank-16 adapter", adapters=True, tokens=1, rank=16, target=Target(1.30)
+    ),
+    "compressed-decode-1-lora": RowKind(
+        "bfloat16 in 12 bits: decode, 1 request, rank-16 adapter",
+        weights="compressed",
+        adapters=True,
+        tokens=1,
+        rank=16,
+        target=Target(1.30),
+        peers_of="decode-1-lora",
     ),
     "mixed-16": RowKind("decode, 16 requests, 16 adapters of rank 8 to 64", adapters=True, target=Target(10.0)),
     "adapter-load": RowKind("adapter of rank 16 from disk", adapters=True, unit="s"),
@@ -59,18 +84,26 @@ ROWS = {
     "int4-decode-1": RowKind("int4: decode, 1 request", weights="int4", tokens=1, target=Target(1.2)),
     "int4-decode-16": RowKind("int4: decode, 16 requests", weights="int4", tokens=16),
 }
-_LAYER_BYTES = {"bf16": 2.0, "int8": 1.0, "w8a16": 1.0, "int4": 0.5 + 2 / 128}
-"""Of a weight of the layers; int4 has a bfloat16 scale for 128. Scales of int8 outputs are too few to count."""
-_HEAD_BYTES = {"bf16": 2.0, "int8": 1.0, "w8a16": 1.0, "int4": 1.0}
+_UNQUANTISED = ("bf16", "compressed")
+_LAYER_BYTES = {"bf16": 2.0, "compressed": 1.5, "int8": 1.0, "w8a16": 1.0, "int4": 0.5 + 2 / 128}
+"""Of a weight of the layers; int4 has a bfloat16 scale for 128. Scales of int8 outputs are too few to count, and
+so are the tables of compressed weights."""
+_HEAD_BYTES = {"bf16": 2.0, "compressed": 1.5, "int8": 1.0, "w8a16": 1.0, "int4": 1.0}
 _ADAPTER_BYTES = 2  # of a value: bfloat16
-_PEAKS = {"bf16": "bfloat16_flops", "int8": "int8_ops", "w8a16": "bfloat16_flops", "int4": "bfloat16_flops"}
+_PEAKS = {"int8": "int8_ops"}
+"""Of weights that are not multiplied in bfloat16."""
 
 
 def groups() -> tuple[list[str], ...]:
     """Rows that peers are measured in together; between groups their processes end, and what they loaded goes."""
-    bases = [name for name, kind in ROWS.items() if kind.weights == "bf16" and not kind.adapters]
+    bases = [name for name, kind in ROWS.items() if kind.weights in _UNQUANTISED and not kind.adapters]
     adapters = [name for name, kind in ROWS.items() if kind.adapters]
-    return bases, adapters, [name for name, kind in ROWS.items() if kind.weights != "bf16"]
+    return bases, adapters, [name for name, kind in ROWS.items() if kind.weights not in _UNQUANTISED]
+
+
+def source_of_peers(name: str) -> str:
+    """The row that peers are asked for, whose samples the row is held against: most often itself."""
+    return ROWS[name].peers_of or name
 
 
 def work_of_row(name: str, model: BenchModel) -> Work | None:
@@ -82,9 +115,11 @@ def work_of_row(name: str, model: BenchModel) -> Work | None:
     layers = sum(rows * columns for rows, columns in sizes)
     adapter = kind.rank * sum(rows + columns for rows, columns in sizes)
     head = model.vocab_size * model.hidden_size
+    # A matrix that is the table of embeddings as well is not compressed.
+    head_weights = "bf16" if kind.weights == "compressed" and model.tie_word_embeddings else kind.weights
     head_rows = 1 if name.endswith("prefill-512") else kind.tokens
     return Work(
-        num_bytes=int(_LAYER_BYTES[kind.weights] * layers + _HEAD_BYTES[kind.weights] * head)
+        num_bytes=int(_LAYER_BYTES[kind.weights] * layers + _HEAD_BYTES[head_weights] * head)
         + _ADAPTER_BYTES * adapter,
         flops=2 * (kind.tokens * (layers + adapter) + head_rows * head),
     )
@@ -96,4 +131,4 @@ def _matrices(model: BenchModel) -> list[tuple[str, tuple[int, int]]]:
 
 def peak_of_row(name: str) -> str:
     """Name of the multiply-add limit that AdaptRT is held against there."""
-    return _PEAKS[ROWS[name].weights]
+    return _PEAKS.get(ROWS[name].weights, "bfloat16_flops")

@@ -22,7 +22,7 @@ from models import MODELS, export_for, make_model
 from pictures import PEERS, draw, table_of
 from process import OURS, PeerError, PeerProcess
 from rich.console import Console
-from rows import ROWS, groups, peak_of_row, work_of_row
+from rows import ROWS, groups, peak_of_row, source_of_peers, work_of_row
 
 from adaptrt import __version__
 from adaptrt.tools.bench.display import reasons_not_run
@@ -79,20 +79,23 @@ class Run:
     def _start(self, root: Path, rows: list[str]) -> None:
         """Start the peers one after another; each is stopped when it is ready."""
         for name in self.args.peers:
+            asked = [row for row in rows if is_asked(row, name)]
+            if not asked:
+                continue
             self.console.print(f"starting {name}")
             try:
-                export_for(name, root, self.args.home, {ROWS[row].weights for row in rows})
+                export_for(name, root, self.args.home, {ROWS[row].weights for row in asked})
                 worker = PeerProcess(
                     name, root, self.args.home, self.args.threads, self.args.new_tokens, self.args.patience
                 )
             except (PeerError, subprocess.CalledProcessError, OSError, StopIteration) as error:
                 reason = str(error) if isinstance(error, PeerError) else f"{type(error).__name__}: {error}"
-                self.not_run.update({(row, name): reason for row in rows})
+                self.not_run.update({(row, name): reason for row in asked})
                 continue
             worker.pause()
             self.workers[name] = worker
             self.about[name] = worker.about
-            for row in rows:
+            for row in asked:
                 if row in worker.about["refused"]:
                     self.not_run[row, name] = worker.about["refused"][row]
                 elif row not in worker.about["rows"]:
@@ -102,7 +105,7 @@ class Run:
         self.console.print("warming up")
         for row in rows:
             for name, worker in self.workers.items():
-                if (row, name) not in self.not_run:
+                if is_asked(row, name) and (row, name) not in self.not_run:
                     try:
                         worker.warm_up(row)
                     except PeerError as error:
@@ -113,7 +116,8 @@ class Run:
         for row in rows:
             self.limits.measure(number)
             for name, worker in in_order(list(self.workers.items()), number):
-                if (row, name) not in self.not_run and not (number % 2 == 1 and (row, name) in self.slow):
+                skipped = (row, name) in self.not_run or (number % 2 == 1 and (row, name) in self.slow)
+                if is_asked(row, name) and not skipped:
                     self._measure_one(row, name, worker, number)
         self.limits.measure(number)
         self.console.print(f"round {number + 1}: {time.monotonic() - start:.0f} s")
@@ -158,8 +162,9 @@ class Run:
         rows = []
         for (row, name), figure in sorted(figures.items(), key=_place):
             about = self.about[name]
-            details = {"versions": about["versions"], "note": about["notes"].get(row, "")}
-            theirs = {peer: other for (of, peer), other in figures.items() if of == row and peer != OURS == name}
+            source = source_of_peers(row)
+            details = {"versions": about["versions"], "note": about["notes"].get(row, ""), "peers_of": source}
+            theirs = {peer: other for (of, peer), other in figures.items() if of == source and peer != OURS == name}
             comparisons = compared(row, figure, theirs, work_of_row(row, self.model), limits)
             rows.append(Row(f"{row}/{name}", ROWS[row].title, row, name, details, figure, comparisons=comparisons))
         return Report(
@@ -172,6 +177,11 @@ class Run:
             rows=rows,
             not_run=[NotRun(f"{row}/{name}", ROWS[row].title, reason) for (row, name), reason in self.not_run.items()],
         )
+
+
+def is_asked(row: str, name: str) -> bool:
+    """Whether this engine is measured in the row, or has its samples in the one that stands for it."""
+    return name == OURS or source_of_peers(row) == row
 
 
 def in_order(peers: list[Peer], number: int) -> list[Peer]:
@@ -195,13 +205,11 @@ def compared(
 
 def _against_peer(row: str, peer: str, figure: Figure, theirs: Figure, at_limit: Figure | None) -> ComparisonResult:
     """With a target also what the ratio would be at the machine's limit: where that is less, nobody can reach it."""
-    target, ratio = ROWS[row].target, paired_ratio(figure, theirs)
+    target, ratio, base = ROWS[row].target, paired_ratio(figure, theirs), f"{source_of_peers(row)}/{peer}"
     if target is None or target.peer not in (None, peer):
-        return ComparisonResult(f"{row}/{peer}", "ratio", ratio, None, None, None)
+        return ComparisonResult(base, "ratio", ratio, None, None, None)
     most = None if at_limit is None else paired_ratio(at_limit, theirs)
-    return ComparisonResult(
-        f"{row}/{peer}", "ratio", ratio, target.at_least, None, ratio >= target.at_least, at_limit=most
-    )
+    return ComparisonResult(base, "ratio", ratio, target.at_least, None, ratio >= target.at_least, at_limit=most)
 
 
 def _place(item: tuple[tuple[str, str], Figure]) -> tuple[int, int]:

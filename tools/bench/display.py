@@ -158,6 +158,18 @@ def reasons_not_run(report: Report) -> dict[str, list[str]]:
     return reasons
 
 
+def engines_beside(report: Report, kind: str) -> dict[str, Row]:
+    """A report of peers: rows of a kind by engine.
+
+    A row that peers were not asked for names in its settings as `peers_of` another kind whose rows of the peers stand
+    beside it.
+    """
+    rows = {row.engine: row for row in report.rows if row.kind == kind}
+    sources = {row.settings.get("peers_of", kind) for row in rows.values()}
+    others = [row for row in report.rows if row.kind in sources and row.engine not in rows]
+    return rows | {row.engine: row for row in others}
+
+
 def _percentiles(row: Row, metric: str) -> str:
     names = [f"{metric}_p{percentile}" for percentile in PERCENTILES]
     return ", ".join(number(row.figure.metric(name)) if _has(row, name) else "-" for name in names)

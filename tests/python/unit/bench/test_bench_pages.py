@@ -75,6 +75,19 @@ def test_our_rows_are_judged_against_the_best_peer(pages: ModuleType) -> None:
     assert "bfloat16" not in text
 
 
+def test_a_row_that_peers_were_not_asked_for_shows_those_of_another(pages: ModuleType) -> None:
+    def row(kind: str, engine: str, value: float, *results: ComparisonResult) -> Row:
+        details = {"versions": {"x": "1"}, "note": "", "peers_of": "a"}
+        return Row(f"{kind}/{engine}", kind.upper(), kind, engine, details, figure("tok/s", value),
+                   comparisons=list(results))  # fmt: skip
+
+    result = ComparisonResult("a/peft", "ratio", 4.0, 3.0, None, True)
+    rows = [row("a", "adaptrt", 30.0), row("a", "peft", 10.0), row("b", "adaptrt", 40.0, result)]
+    text = pages.peers_table(report(rows))
+    assert "| A, tok/s | 30.0 | 10.0 | - |  | - |" in text
+    assert "| B, tok/s | 40.0 | 10.0 | 4.00 x | ≥ 3 x peft: met (4.00 x) | - |" in text
+
+
 def test_targets_are_shown_as_met_or_missed(pages: ModuleType) -> None:
     rows = [
         Row("a", "A", "decode", "e", {}, figure("tok/s", 3.0),

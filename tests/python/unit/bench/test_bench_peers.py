@@ -121,3 +121,42 @@ def test_an_adapter_adds_its_bytes_to_the_work_of_its_row(orchestrator: ModuleTy
     assert adapted.num_bytes - base.num_bytes == 2 * values
     assert adapted.flops - base.flops == 2 * values
     assert rows.work_of_row("mixed-16", model) is None
+
+
+def test_peers_are_not_asked_again_for_weights_that_are_the_same_to_them(orchestrator: ModuleType) -> None:
+    run, asked = run_of(orchestrator, FakeLimits(*[1e9] * 99), ["adaptrt", "peft"])
+    run._measure_round(["decode-1", "compressed-decode-1"], 0)
+    assert asked == ["adaptrt", "peft", "adaptrt"]
+    assert ("compressed-decode-1", "peft") not in {*run.samples, *run.not_run}
+    run.about = {name: {"versions": {}, "notes": {}} for name in run.workers}
+    run.samples["compressed-decode-1", "adaptrt"][0].metrics["value"] = 3.0
+    run.args = orchestrator.parse(["--home", "."])
+    run.limits.figures = lambda: {name: figure(1e12) for name in LIMIT_UNITS}
+    row = run.report().row("compressed-decode-1/adaptrt")
+    assert row.settings["peers_of"] == "decode-1"
+    assert [(c.base, c.ratio) for c in row.comparisons if c.measure == "ratio"] == [("decode-1/peft", 1.5)]
+
+
+def test_compressed_rows_come_with_the_rows_whose_peers_they_have(orchestrator: ModuleType) -> None:
+    rows = sys.modules["rows"]
+    for group in rows.groups():
+        for number, name in enumerate(group):
+            if rows.ROWS[name].weights == "compressed":
+                assert group[number - 1] == rows.source_of_peers(name)
+                assert rows.ROWS[name].adapters == rows.ROWS[group[number - 1]].adapters
+
+
+def test_compression_takes_a_quarter_of_the_weights_bytes_and_nothing_of_adapters(orchestrator: ModuleType) -> None:
+    rows, model = sys.modules["rows"], BenchModel()
+    for plain in ("prefill-512", "decode-1", "decode-16"):
+        before, after = rows.work_of_row(plain, model), rows.work_of_row(f"compressed-{plain}", model)
+        assert (after.num_bytes, after.flops) == (0.75 * before.num_bytes, before.flops)
+    adapter, compressed = (
+        rows.work_of_row(f"{prefix}decode-1-lora", model).num_bytes
+        - rows.work_of_row(f"{prefix}decode-1", model).num_bytes
+        for prefix in ("", "compressed-")
+    )
+    assert adapter == compressed
+    tied = BenchModel(tie_word_embeddings=True)
+    more = (rows.work_of_row("compressed-decode-1", one).num_bytes for one in (tied, model))
+    assert next(more) - next(more) == model.vocab_size * model.hidden_size / 2
