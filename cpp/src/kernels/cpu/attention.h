@@ -17,14 +17,14 @@ namespace {
 
 /// Where each vector of a tile's slots begins in the keys, and in those that are fetched meanwhile.
 struct KeyColumns {
-  const std::byte* at[kVectorsPerTile];
-  const std::byte* next[kVectorsPerTile];
+  const std::byte* at[kVectorsPerTile] = {};
+  const std::byte* next[kVectorsPerTile] = {};
 };
 
 template <class Weights>
 KeyColumns columns_of(const AttentionTile& tile) {
   KeyColumns columns;
-  for (std::int64_t v = 0; v < kVectorsPerTile; ++v) {
+  for (std::int64_t v = 0; v < tile.num_groups * kVectorsPerGroup; ++v) {
     const auto group = static_cast<std::size_t>(v / kVectorsPerGroup);
     const std::int64_t offset = v % kVectorsPerGroup * Simd::kLanes * Weights::kColumnBytes;
     columns.at[v] = tile.groups[group].keys + offset;
