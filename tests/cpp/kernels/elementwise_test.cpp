@@ -172,6 +172,17 @@ BOOST_DATA_TEST_CASE(silu_mul_matches_float64, kernel_tables(), name) {
       check_near(out[i], expected, (kExpRelativeError + kFewRoundings) * std::abs(expected) + 1e-35);
     }
     BOOST_TEST(out.back() == kPoison);
+    constexpr double kBFloat16Rounding = 0x1p-8;
+    constexpr double kShortPolynomial = 1.8e-4;
+    std::vector<std::uint16_t> narrow(gated.size());
+    table.silu_mul(gated.data(), linear.data(), n, reinterpret_cast<std::byte*>(narrow.data()),
+                   DType::kBFloat16);
+    for (std::size_t i = 0; i < gated.size(); ++i) {
+      const double x = gated[i];
+      const double expected = x / (1.0 + std::exp(-x)) * linear[i];
+      check_near(bfloat16_to_float(narrow[i]), expected,
+                 (kBFloat16Rounding + kShortPolynomial) * std::abs(expected) + 1e-35);
+    }
   }
 }
 

@@ -57,6 +57,8 @@ struct Simd {
   static Vec select(Ints mask, Vec yes, Vec no) {
     return bits_to_floats((floats_to_bits(yes) & to_words(mask)) | (floats_to_bits(no) & ~to_words(mask)));
   }
+  /// 1 / x for normal x, within 6.2e-5 of it.
+  static Vec about_reciprocal(Vec x) { return set(1.0F) / x; }
   static Vec max(Vec a, Vec b) { return select(a > b, a, b); }
   static Vec min(Vec a, Vec b) { return select(a < b, a, b); }
   /// x in the lanes from begin to end, `others` elsewhere.

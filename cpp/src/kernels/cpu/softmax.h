@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "adaptrt/kernels/attention_tile.h"
+#include "exponential.h"
 #include "gemm.h"
 
 namespace adaptrt {
@@ -21,31 +22,6 @@ inline constexpr std::int64_t kVectorsPerTile = kTileSlots / Simd::kLanes;
 /// How far a score may be above AttentionTile::greatest before that is raised: the sums of a row are seldom
 /// rescaled, and its probabilities are at most 2^kHeadroom.
 inline constexpr float kHeadroom = 8.0F;
-
-/// 2^x for x <= kHeadroom: 2^n p(x - n) with n = round(x) and a polynomial with p(0) = 1 whose greatest
-/// relative error for |r| <= 1/2 is least: 9e-8, and 1.1e-4 where the result is rounded to bfloat16. 0 for
-/// x <= -150.
-template <bool kToBFloat16>
-inline Simd::Vec exp2_of(Simd::Vec x) {
-  // NaN passes, since the second operand is taken.
-  const Simd::Vec bounded = Simd::max(Simd::set(-150.0F), x);
-  const Simd::Vec n = Simd::round(bounded);
-  const Simd::Vec r = Simd::sub(bounded, n);
-  Simd::Vec p;
-  if constexpr (kToBFloat16) {
-    p = Simd::set(5.50089300e-2F);
-    p = Simd::fma(p, r, Simd::set(2.42210960e-1F));
-    p = Simd::fma(p, r, Simd::set(6.93282930e-1F));
-  } else {
-    p = Simd::set(1.32647180e-3F);
-    p = Simd::fma(p, r, Simd::set(9.67151299e-3F));
-    p = Simd::fma(p, r, Simd::set(5.55073395e-2F));
-    p = Simd::fma(p, r, Simd::set(2.40222424e-1F));
-    p = Simd::fma(p, r, Simd::set(6.93147004e-1F));
-  }
-  p = Simd::fma(p, r, Simd::set(1.0F));
-  return Simd::times_power_of_two(p, n);
-}
 
 /// Rows of a tile that are computed together, in registers one product at a time.
 template <class Weights>

@@ -1,0 +1,57 @@
+#pragma once
+
+// Included by the source of each instruction set, behind its simd_*.h.
+
+namespace adaptrt {
+namespace {
+
+/// exp(x) = 2^n exp(r) with n = round(x / ln 2), r = x - n ln 2 (ln 2 in two parts, the first of which times
+/// n is exact), and exp(r) by its Taylor polynomial of degree 7, which is off by less than 6e-9 for |r| <=
+/// ln(2) / 2.
+inline Simd::Vec exp_of(Simd::Vec x) {
+  constexpr float kLowest = -87.33F;       // exp of less is no normal number
+  constexpr float kHighest = 88.37F;       // exp of more is not finite
+  constexpr float kRounder = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
+  const Simd::Vec bounded = Simd::min(Simd::set(kHighest), Simd::max(Simd::set(kLowest), x));
+  const Simd::Vec shifted = Simd::fma(bounded, Simd::set(1.44269504F), Simd::set(kRounder));
+  const Simd::Vec n = Simd::sub(shifted, Simd::set(kRounder));
+  Simd::Vec r = Simd::fma(n, Simd::set(-0.693359375F), bounded);
+  r = Simd::fma(n, Simd::set(2.12194440e-4F), r);
+  Simd::Vec p = Simd::set(1.0F / 5040.0F);
+  p = Simd::fma(p, r, Simd::set(1.0F / 720.0F));
+  p = Simd::fma(p, r, Simd::set(1.0F / 120.0F));
+  p = Simd::fma(p, r, Simd::set(1.0F / 24.0F));
+  p = Simd::fma(p, r, Simd::set(1.0F / 6.0F));
+  p = Simd::fma(p, r, Simd::set(0.5F));
+  p = Simd::fma(p, r, Simd::set(1.0F));
+  p = Simd::fma(p, r, Simd::set(1.0F));
+  return Simd::zero_below(x, Simd::set(kLowest), Simd::add_to_exponent(p, shifted));
+}
+
+/// 2^x for x <= 126: 2^n p(x - n) with n = round(x) and a polynomial with p(0) = 1 whose greatest
+/// relative error for |r| <= 1/2 is least: 9e-8, and 1.1e-4 where the result is rounded to bfloat16. 0 for
+/// x <= -150.
+template <bool kToBFloat16>
+inline Simd::Vec exp2_of(Simd::Vec x) {
+  // NaN passes, since the second operand is taken.
+  const Simd::Vec bounded = Simd::max(Simd::set(-150.0F), x);
+  const Simd::Vec n = Simd::round(bounded);
+  const Simd::Vec r = Simd::sub(bounded, n);
+  Simd::Vec p;
+  if constexpr (kToBFloat16) {
+    p = Simd::set(5.50089300e-2F);
+    p = Simd::fma(p, r, Simd::set(2.42210960e-1F));
+    p = Simd::fma(p, r, Simd::set(6.93282930e-1F));
+  } else {
+    p = Simd::set(1.32647180e-3F);
+    p = Simd::fma(p, r, Simd::set(9.67151299e-3F));
+    p = Simd::fma(p, r, Simd::set(5.55073395e-2F));
+    p = Simd::fma(p, r, Simd::set(2.40222424e-1F));
+    p = Simd::fma(p, r, Simd::set(6.93147004e-1F));
+  }
+  p = Simd::fma(p, r, Simd::set(1.0F));
+  return Simd::times_power_of_two(p, n);
+}
+
+}  // namespace
+}  // namespace adaptrt
