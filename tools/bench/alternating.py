@@ -18,6 +18,7 @@ import numpy as np
 from ...builder.compile.bind import bind_program
 from ...runtime.native_engine import NativeEngine
 from .batches import batch_adapters, prompts_of
+from .competing import Competitors
 from .executors import BenchExecutor, ExecutorKey, key_of
 from .measure import Metrics, decode
 from .scenario_types import Decode, Scenario
@@ -122,13 +123,17 @@ class Alternation:
                 bench.close()
             raise
 
-    def sample(self, scenario: Decode, pairs: int) -> tuple[Metrics, list[float]]:
-        """As alternate() gives it, of a scenario and its base.
+    def competing_processes(self, scenario: Decode) -> int:
+        """That a sample needs, of a scenario and its base."""
+        return max(side.scenario.competing_processes for side in self._sides[scenario.name])
+
+    def sample(self, scenario: Decode, pairs: int, competitors: Competitors) -> tuple[Metrics, list[float]]:
+        """As alternate() gives it, of a scenario and its base, each beside as many `competitors` as it asks for.
 
         With `shared_weights` where engines differ: 1 where they read the same bytes.
         """
         row, base = self._sides[scenario.name]
-        metrics, ratios = alternate(self._runner(row), self._runner(base), pairs)
+        metrics, ratios = alternate(self._runner(row, competitors), self._runner(base, competitors), pairs)
         if row.scenario.engine != base.scenario.engine:
             metrics["shared_weights"] = float(row.place[1] == base.place[1])
         return metrics, ratios
@@ -145,10 +150,15 @@ class Alternation:
             side.scenario.name: self._executors[side.place] for side in sides if side.place[1] == side.scenario.engine
         }
 
-    def _runner(self, side: _Side) -> Runner:
+    def _runner(self, side: _Side, competitors: Competitors) -> Runner:
         scenario, bench = side.scenario, self._executors[side.place]
         # The token more is computed by the step that begins a run, which would otherwise compute whole blocks again.
         prompts = [[*prompt, prompt[0]] for prompt in prompts_of(bench, scenario)]
         adapters = batch_adapters(bench, scenario)
         tokens = min(RUN_TOKENS, scenario.output_length - 1)
-        return lambda: decode(bench.executor, prompts, adapters, tokens)
+
+        def run() -> Metrics:
+            with competitors.running(scenario.competing_processes):
+                return decode(bench.executor, prompts, adapters, tokens)
+
+        return run

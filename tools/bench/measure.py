@@ -20,6 +20,8 @@ Metrics = dict[str, float]
 """By name, `value` among them."""
 
 PERCENTILES = (50, 90, 99)
+PROMPTS = 3
+"""That a prefill sample sends, one after another."""
 ENQUEUED = 64
 """Requests that an overhead sample enqueues one by one."""
 
@@ -59,6 +61,12 @@ def first_token_seconds(executor: Executor, prompt: list[int], lora: LoraConfig 
     start = time.perf_counter()
     finish(executor, executor.enqueue_request(request(prompt, 1, lora)))
     return time.perf_counter() - start
+
+
+def prefill(executor: Executor, prompt: list[int], lora: LoraConfig | None = None) -> Metrics:
+    """Prompt tokens per second, from the median of several times to a first token."""
+    seconds = float(np.median([first_token_seconds(executor, prompt, lora) for _ in range(PROMPTS)]))
+    return {"value": len(prompt) / seconds, "seconds": seconds}
 
 
 def decode(

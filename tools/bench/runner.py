@@ -22,11 +22,11 @@ from ...runtime.native_engine import NativeEngine
 from .alternating import Alternation, alternating_pairs
 from .batches import adapter_of, batch_adapters, prompts_of, requests_of
 from .child import run_child
-from .competing import competing_processes
+from .competing import Competitors, competing_processes
 from .engines import EngineShelf, Progress
 from .executors import COLD_TASKS, BenchExecutor, adapter_directory, key_of, load_native_engine, problems_of
 from .limits import LimitMeter, beside, peak_of, roofline_shares
-from .measure import Metrics, decode, first_token_seconds, overhead, request, serve
+from .measure import Metrics, decode, first_token_seconds, overhead, prefill, request, serve
 from .measure import finish as finish_request
 from .noise import NoiseMeter, wait_until_quiet
 from .peft_adapter import write_peft_adapter
@@ -162,9 +162,11 @@ class Bench:
 
     def _warm_up(self, scenario: Scenario) -> None:
         if scenario.alternating is not None:
-            self._in_turn(scenario, 1)
+            with competing_processes(self._competing(scenario)) as competitors:
+                self._in_turn(scenario, 1, competitors)
         elif isinstance(scenario, (Prefill, Decode, Overhead, FirstToken)):
-            self._sample(scenario)
+            with competing_processes(self._competing(scenario)) as competitors:
+                self._sample(scenario, competitors)
         elif isinstance(scenario, Serve):
             bench = self._executors[scenario.name]
             prompt = random_prompt(1, bench.engine.program.vocab_size, np.random.default_rng(0))
@@ -177,14 +179,16 @@ class Bench:
         has_roofline = scenario.name in self._work and scenario.alternating is None
         while True:
             wait_until_quiet(settings.quiet_share, settings.quiet_wait)
-            count = scenario.competing_processes if isinstance(scenario, Decode) else 0
             before = self._limits.measure(number) if has_roofline else {}
             ratios: list[float] = []
-            with competing_processes(count) as competitors, NoiseMeter(competitors) as meter:
+            with (
+                competing_processes(self._competing(scenario)) as competitors,
+                NoiseMeter(competitors.processes) as meter,
+            ):
                 if scenario.alternating is not None:
-                    metrics, ratios = self._in_turn(scenario, scenario.alternating.pairs)
+                    metrics, ratios = self._in_turn(scenario, scenario.alternating.pairs, competitors)
                 else:
-                    metrics = self._sample(scenario)
+                    metrics = self._sample(scenario, competitors)
             if has_roofline:
                 metrics |= beside(before, self._limits.measure(number))
             sample = self._made(number, metrics, meter, ratios)
@@ -198,12 +202,20 @@ class Bench:
         disturbed = noise.foreign > self._file.run.quiet_share
         return Sample(number, metrics, round(noise.foreign, 4), round(noise.stolen, 4), disturbed, ratios)
 
-    def _in_turn(self, scenario: Scenario, pairs: int) -> tuple[Metrics, list[float]]:
+    def _competing(self, scenario: Scenario) -> int:
+        """Processes that a sample of the scenario needs beside it."""
+        if not isinstance(scenario, Decode):
+            return 0
+        if scenario.alternating is None or self._alternation is None:
+            return scenario.competing_processes
+        return self._alternation.competing_processes(scenario)
+
+    def _in_turn(self, scenario: Scenario, pairs: int, competitors: Competitors) -> tuple[Metrics, list[float]]:
         assert isinstance(scenario, Decode)
         assert self._alternation is not None
-        return self._alternation.sample(scenario, pairs)
+        return self._alternation.sample(scenario, pairs, competitors)
 
-    def _sample(self, scenario: Scenario) -> Metrics:
+    def _sample(self, scenario: Scenario, competitors: Competitors) -> Metrics:
         if isinstance(scenario, (Load, Memory)):
             return run_child(scenario, self._engines[scenario.engine].directory, self._threads)
         bench = self._executors[scenario.name]
@@ -211,13 +223,13 @@ class Bench:
             # What ran before the sample, or did not, is not what is measured.
             first_token_seconds(bench.executor, prompts_of(bench, scenario)[0], adapter_of(bench, scenario))
         if isinstance(scenario, Prefill):
-            seconds = first_token_seconds(bench.executor, prompts_of(bench, scenario)[0], adapter_of(bench, scenario))
-            return {"value": scenario.input_length / seconds, "seconds": seconds}
+            return prefill(bench.executor, prompts_of(bench, scenario)[0], adapter_of(bench, scenario))
         if isinstance(scenario, Decode):
             adapters = batch_adapters(bench, scenario)
             # Where prefixes are reused, a sample has its own.
             salt = next(self._salts)
-            return decode(bench.executor, prompts_of(bench, scenario), adapters, scenario.output_length, salt)
+            with competitors.running(scenario.competing_processes):
+                return decode(bench.executor, prompts_of(bench, scenario), adapters, scenario.output_length, salt)
         if isinstance(scenario, Overhead):
             adapters = batch_adapters(bench, scenario)
             return overhead(bench.executor, prompts_of(bench, scenario), adapters, scenario.output_length)

@@ -8,12 +8,7 @@ from typing import Final
 from .scenario_fields import Place
 from .scenario_types import Comparison, Decode, Prefill, Scenario
 
-SAME_IN_TURN: Final = {
-    "requests": "requests",
-    "input_length": "input",
-    "output_length": "output",
-    "competing_processes": "competing_processes",
-}
+SAME_IN_TURN: Final = {"requests": "requests", "input_length": "input", "output_length": "output"}
 """What scenarios that alternate must have in common, and what a scenario file calls it."""
 
 

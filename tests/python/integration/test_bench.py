@@ -132,6 +132,19 @@ threads = 1
 competing_processes = 1
 
 [[scenario]]
+name = "crowded-in-turn"
+kind = "decode"
+engine = "small"
+requests = 1
+input = 8
+output = 8
+competing_processes = 1
+  [[scenario.compare]]
+  with = "crowded"
+  measure = "alternating"
+  pairs = 2
+
+[[scenario]]
 name = "host"
 kind = "first_token"
 engine = "small"
@@ -220,8 +233,8 @@ def report(work: Path) -> Report:
 
 def test_every_scenario_is_reported(report: Report) -> None:
     assert [row.name for row in report.rows] == [
-        "prefill", "base", "mixed", "in-turn", "off", "around", "crowded", "host", "disk", "closed-1", "closed-6",
-        "open", "memory", "load",
+        "prefill", "base", "mixed", "in-turn", "off", "around", "crowded", "crowded-in-turn", "host",
+        "disk", "closed-1", "closed-6", "open", "memory", "load",
     ]  # fmt: skip
     assert all(len(row.figure.samples) == 2 for row in report.rows)
     assert all(
@@ -236,8 +249,8 @@ def test_every_scenario_is_reported(report: Report) -> None:
 def test_targets_are_judged(report: Report) -> None:
     held = {row.name: [comparison.holds for comparison in row.comparisons] for row in report.rows if row.comparisons}
     assert held == {
-        "prefill": [True], "mixed": [None, None], "in-turn": [True, None], "off": [None], "disk": [False],
-        "memory": [True],
+        "prefill": [True], "mixed": [None, None], "in-turn": [True, None], "off": [None],
+        "crowded-in-turn": [None], "disk": [False], "memory": [True],
     }  # fmt: skip
 
 
@@ -256,7 +269,7 @@ def test_runs_in_turn_are_compared_pair_by_pair(report: Report) -> None:
     for sample in off.figure.samples:
         assert len(sample.pair_ratios) == 2
         assert sample.metrics["shared_weights"] == 1.0
-    alone = [other for other in report.rows if other.name not in ("in-turn", "off")]
+    alone = [other for other in report.rows if other.name not in ("in-turn", "off", "crowded-in-turn")]
     assert not any(sample.pair_ratios for other in alone for sample in other.figure.samples)
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from adaptrt.tools.bench import limits
-from adaptrt.tools.bench.competing import competing_processes
 from adaptrt.tools.bench.profile import Work
 from adaptrt.tools.bench.report import Figure, Sample
 
@@ -47,11 +44,3 @@ def test_limits_beside_a_sample_come_before_those_of_its_round() -> None:
         Figure("", [Sample(0, metrics, 0.0, 0.0, False)]), Work(10, 1), 2, best, best, "int8_ops"
     )
     assert shares.by_round() == pytest.approx({0: 10.0 / (75.0 / 10 * 2)})
-
-
-def test_competing_processes_run_for_the_block_alone() -> None:
-    with competing_processes(1) as processes:
-        assert len(processes) == 1
-        os.kill(processes[0], 0)
-    with pytest.raises(ProcessLookupError):
-        os.kill(processes[0], 0)

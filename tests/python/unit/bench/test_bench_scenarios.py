@@ -169,10 +169,9 @@ def test_scenarios_can_alternate() -> None:
         ('with = "a"', 'with = "z"', 'compares "b" with "z", which is no scenario'),
         ("threads = 1", "threads = 1\noutput = 40",
          'compares "b" with "a" by alternating, but output is 40 here and 64 there'),
-        ("requests = 2\nthreads = 1", "requests = 3\ninput = 8\ncompeting_processes = 1",
+        ("requests = 2\nthreads = 1", "requests = 3\ninput = 8",
          "requests is 3 here and 2 there"),
         ("requests = 2\nthreads = 1", "requests = 2\ninput = 8", "input is 8 here and 64 there"),
-        ("threads = 1", "competing_processes = 1", "competing_processes is 1 here and 0 there"),
         ('kind = "decode"\nengine = "e"\nrequests = 2\n\n', 'kind = "prefill"\nengine = "e"\n\n',
          'compares "b" with "a" by alternating; only decode scenarios alternate'),
         ('measure = "alternating"', 'measure = "alternating"\n  [[scenario.compare]]\n  with = "b"\n'
