@@ -1,6 +1,7 @@
 #include "adaptrt/core/panels.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -119,6 +120,30 @@ void scatter_rows(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k
   }
 }
 
+/// Groups of a row that are gathered before they are converted.
+constexpr std::int64_t kGroupsGathered = 256;
+
+/// The inverse of scatter_row for a whole row, as float32.
+template <class Element, std::int64_t kInterleave>
+void gather_row(const PanelMatrix& matrix, std::int64_t row, float* out) {
+  constexpr std::size_t kGroupBytes = kInterleave * sizeof(Element);
+  const std::size_t step = static_cast<std::size_t>(panel_width(matrix.n, row / kPanelColumns)) * kGroupBytes;
+  const std::byte* from =
+      matrix.data + panel_index(matrix.dtype, matrix.n, matrix.k, row, 0) * sizeof(Element);
+  std::array<std::byte, kGroupsGathered * kGroupBytes> gathered;
+  constexpr std::int64_t kColumns = kGroupsGathered * kInterleave;
+  for (std::int64_t column = 0; column < matrix.k; column += kColumns) {
+    const std::int64_t columns = std::min(kColumns, matrix.k - column);
+    const std::int64_t groups = (columns + kInterleave - 1) / kInterleave;
+    for (std::int64_t group = 0; group < groups; ++group) {
+      std::memcpy(gathered.data() + static_cast<std::size_t>(group) * kGroupBytes, from, kGroupBytes);
+      from += step;
+    }
+    convert_elements(reinterpret_cast<std::byte*>(out + column), DType::kFloat32, gathered.data(),
+                     matrix.dtype, static_cast<std::size_t>(columns));
+  }
+}
+
 }  // namespace
 
 void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t first_row,
@@ -163,9 +188,16 @@ void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out) {
     unpack_quantized_row(matrix, row, out);
     return;
   }
-  for (std::int64_t column = 0; column < matrix.k; ++column) {
-    out[column] =
-        load_as_float(matrix.data, matrix.dtype, panel_index(matrix.dtype, matrix.n, matrix.k, row, column));
+  switch (matrix.dtype) {
+    case DType::kFloat32:
+      gather_row<std::uint32_t, k_interleave(DType::kFloat32)>(matrix, row, out);
+      break;
+    case DType::kBFloat16:
+      gather_row<std::uint16_t, k_interleave(DType::kBFloat16)>(matrix, row, out);
+      break;
+    case DType::kFloat16:
+      gather_row<std::uint16_t, k_interleave(DType::kFloat16)>(matrix, row, out);
+      break;
   }
 }
 

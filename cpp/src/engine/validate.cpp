@@ -1,50 +1,28 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "adaptrt/engine/program.h"
-#include "adaptrt/kernels/attention_tile.h"
 #include "live_ranges.h"
 #include "matrix_storage.h"
+#include "program_sizes.h"
 
 namespace adaptrt {
 namespace {
 
-/// No size in a program may reach this: products of two sizes then fit in 64 bits.
-constexpr std::int64_t kSizeLimit = std::int64_t{1} << 31;
 constexpr std::size_t kArenaAlignment = 64;
-
-/// A size as a message shows it.
-std::string text(std::int64_t value) {
-  return std::to_string(value);
-}
-
-bool known(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
-/// The product of sizes, or nullopt when one is negative or it does not fit.
-std::optional<std::size_t> product(std::initializer_list<std::int64_t> sizes) {
-  std::size_t result = 1;
-  for (const auto size : sizes) {
-    if (size < 0 || __builtin_mul_overflow(result, static_cast<std::size_t>(size), &result))
-      return std::nullopt;
-  }
-  return result;
-}
 
 class Validator {
  public:
   explicit Validator(const Program& program) : program_(program), live_(program.buffers.size()) {}
 
   Problems run() {
-    check_sizes();
-    check_layout();
+    shape_is_sound_ = check_sizes(program_, &problems_);
+    check_layout(program_, &problems_);
     check_buffers();
     site_users_.assign(program_.lora.sites.size(), 0);
     layer_users_.assign(static_cast<std::size_t>(std::clamp(program_.num_layers, 0, 1 << 16)), 0);
@@ -62,70 +40,7 @@ class Validator {
   void add(std::string problem) { problems_.add(std::move(problem)); }
 
   void check_range(std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high) {
-    if (value < low || value > high) {
-      add(std::string(name) + " is " + text(value) + "; it must lie in [" + text(low) + ", " + text(high) +
-          "]");
-    }
-  }
-
-  void check_sizes() {
-    const auto& shape = program_.shape;
-    if (!known(program_.dtype)) add("dtype is unknown");
-    check_range("vocab_size", program_.vocab_size, 1, kSizeLimit - 1);
-    check_range("num_layers", program_.num_layers, 1, 1 << 16);
-    check_range("hidden_size", shape.hidden_size, 1, 1 << 24);
-    check_range("num_attention_heads", shape.num_attention_heads, 1, 1 << 16);
-    check_range("num_key_value_heads", shape.num_key_value_heads, 1, 1 << 16);
-    check_range("head_dim", shape.head_dim, 2, 1 << 12);
-    check_range("intermediate_size", shape.intermediate_size, 1, 1 << 24);
-    if (shape.head_dim % 2 != 0) add("head_dim is " + text(shape.head_dim) + "; it must be even");
-    if (shape.num_key_value_heads > 0 && shape.num_attention_heads % shape.num_key_value_heads != 0) {
-      add("num_attention_heads " + text(shape.num_attention_heads) +
-          " is no multiple of num_key_value_heads " + text(shape.num_key_value_heads));
-    }
-    check_range("max_batch_size", program_.max_batch_size, 1, 1 << 20);
-    check_range("max_num_tokens", program_.max_num_tokens, 1, 1 << 24);
-    check_range("max_seq_len", program_.max_seq_len, 1, 1 << 30);
-    check_range("max_input_len", program_.max_input_len, 1, std::max(1, program_.max_seq_len));
-    check_range("max_beam_width", program_.max_beam_width, 1, 1);
-    check_range("tokens_per_block", program_.tokens_per_block, 1, 1 << 16);
-    shape_is_sound_ = problems_.empty();
-    constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
-    const std::int64_t columns = whole_groups(std::min(shape.head_dim, kMost - kKeyGroup));
-    // No element takes more than a float32, with its share of the scales.
-    const auto block = product({program_.num_layers, 2, whole_groups(program_.tokens_per_block),
-                                shape.num_key_value_heads, columns, 4});
-    if (!block || *block > static_cast<std::size_t>(kMost)) {
-      add("the bytes of a KV block do not fit in 64 bits");
-    }
-  }
-
-  void check_layout() {
-    const auto& lora = program_.lora;
-    if (lora.sites.empty()) {
-      if (!lora.target_modules.empty()) add("lora: target_modules are given but there are no sites");
-      return;
-    }
-    if (lora.dtype != program_.dtype) add("lora: the dtype differs from the program's");
-    if (lora.num_layers != program_.num_layers) add("lora: num_layers differs from the program's");
-    const auto& a = lora.shape;
-    const auto& b = program_.shape;
-    if (a.hidden_size != b.hidden_size || a.num_attention_heads != b.num_attention_heads ||
-        a.num_key_value_heads != b.num_key_value_heads || a.head_dim != b.head_dim ||
-        a.intermediate_size != b.intermediate_size) {
-      add("lora: the shape differs from the program's");
-    }
-    check_range("lora: max_rank", lora.max_rank, 1, 1 << 20);
-    if (lora.target_modules.empty()) add("lora: there are sites but no target_modules");
-    for (std::size_t i = 0; i < lora.sites.size(); ++i) {
-      const auto& site = lora.sites[i];
-      const std::string where = "lora: site " + std::to_string(i);
-      check_range(where + " layer", site.layer, 0, std::max(1, program_.num_layers) - 1);
-      check_range(where + " in_size", site.in_size, 1, kSizeLimit - 1);
-      check_range(where + " number of parts", static_cast<std::int64_t>(site.parts.size()), 1,
-                  static_cast<std::int64_t>(kMaxPartsPerSite));
-      for (const auto& part : site.parts) check_range(where + " out_size", part.out_size, 1, kSizeLimit - 1);
-    }
+    adaptrt::check_range(name, value, low, high, &problems_);
   }
 
   void check_buffers() {

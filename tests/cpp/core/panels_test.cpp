@@ -36,7 +36,8 @@ BOOST_DATA_TEST_CASE(unpacking_gives_back_what_was_packed,
 }
 
 BOOST_DATA_TEST_CASE(rows_may_lie_apart_and_be_of_another_type,
-                     boost::unit_test::data::make(kSizes) * boost::unit_test::data::make({1, 7, 8, 33}) *
+                     boost::unit_test::data::make(kSizes) *
+                         boost::unit_test::data::make({1, 7, 8, 33, 1027}) *
                          boost::unit_test::data::make({0, 1, 2}) * boost::unit_test::data::make({0, 1, 2}),
                      n, k, dtype_index, source_index) {
   const DType dtype = kDTypes[dtype_index];
