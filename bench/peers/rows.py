@@ -28,6 +28,8 @@ class RowKind:
     adapters: bool = False
     tokens: int = 0
     """Of a step, of a row that a roofline is shown for: the base's weights once a step, and those of its adapter."""
+    prompt: bool = False
+    """Whether they are one prompt, of whose last token alone logits are wanted; otherwise they are of all."""
     rank: int = 0
     """Of that adapter, which acts on all linear layers."""
     target: Target | None = None
@@ -40,9 +42,13 @@ class RowKind:
 
 OWN = "the peers' int8 is W8A8: they quantise activations too"
 ROWS = {
-    "prefill-512": RowKind("prefill, 512 tokens", tokens=512, target=Target(1.10, "openvino")),
+    "prefill-512": RowKind("prefill, 512 tokens", tokens=512, prompt=True, target=Target(1.10, "openvino")),
     "compressed-prefill-512": RowKind(
-        "bfloat16 in 12 bits: prefill, 512 tokens", weights="compressed", tokens=512, peers_of="prefill-512"
+        "bfloat16 in 12 bits: prefill, 512 tokens",
+        weights="compressed",
+        tokens=512,
+        prompt=True,
+        peers_of="prefill-512",
     ),
     "decode-1": RowKind("decode, 1 request", tokens=1, target=Target(1.25, "llama_cpp")),
     "compressed-decode-1": RowKind(
@@ -73,14 +79,16 @@ ROWS = {
     "decode-1-dora": RowKind("decode, 1 request, DoRA", adapters=True),
     "mixed-16-dora": RowKind("decode, 16 requests, 8 LoRA and 8 DoRA", adapters=True),
     "int8-prefill-512": RowKind(
-        "int8: prefill, 512 tokens", weights="int8", tokens=512, target=Target(1.0, "openvino")
+        "int8: prefill, 512 tokens", weights="int8", tokens=512, prompt=True, target=Target(1.0, "openvino")
     ),
     "int8-decode-1": RowKind("int8: decode, 1 request", weights="int8", tokens=1, target=Target(1.3, "llama_cpp")),
     "int8-decode-16": RowKind("int8: decode, 16 requests", weights="int8", tokens=16, target=Target(1.2, "openvino")),
-    "w8a16-prefill-512": RowKind("int8 weights alone: prefill, 512 tokens", weights="w8a16", why_not=OWN, tokens=512),
+    "w8a16-prefill-512": RowKind(
+        "int8 weights alone: prefill, 512 tokens", weights="w8a16", why_not=OWN, tokens=512, prompt=True
+    ),
     "w8a16-decode-1": RowKind("int8 weights alone: decode, 1 request", weights="w8a16", why_not=OWN, tokens=1),
     "w8a16-decode-16": RowKind("int8 weights alone: decode, 16 requests", weights="w8a16", why_not=OWN, tokens=16),
-    "int4-prefill-512": RowKind("int4: prefill, 512 tokens", weights="int4", tokens=512),
+    "int4-prefill-512": RowKind("int4: prefill, 512 tokens", weights="int4", tokens=512, prompt=True),
     "int4-decode-1": RowKind("int4: decode, 1 request", weights="int4", tokens=1, target=Target(1.2)),
     "int4-decode-16": RowKind("int4: decode, 16 requests", weights="int4", tokens=16),
 }
@@ -107,21 +115,31 @@ def source_of_peers(name: str) -> str:
 
 
 def work_of_row(name: str, model: BenchModel) -> Work | None:
-    """The base's weights, and the adapter's, read once and multiplied once a step; None for rows without a roofline."""
+    """The base's weights, and the adapter's, read once and multiplied once a step; None for rows without a roofline.
+
+    Of a prompt the last token alone needs lm_head, and of the last layer everything but keys and values.
+    """
     kind = ROWS[name]
     if kind.tokens == 0:
         return None
-    sizes = [shape for tensor, shape in _matrices(model) if ".layers." in tensor]
-    layers = sum(rows * columns for rows, columns in sizes)
-    adapter = kind.rank * sum(rows + columns for rows, columns in sizes)
+    logit_rows = 1 if kind.prompt else kind.tokens
+    last_layer = f".layers.{model.num_hidden_layers - 1}."
+    layers = adapter = flops = 0
+    for tensor, (outputs, inputs) in _matrices(model):
+        if ".layers." not in tensor:
+            continue
+        of_all_tokens = last_layer not in tensor or "k_proj" in tensor or "v_proj" in tensor
+        rows = kind.tokens if of_all_tokens else logit_rows
+        flops += 2 * rows * (outputs * inputs + kind.rank * (outputs + inputs))
+        layers += outputs * inputs
+        adapter += kind.rank * (outputs + inputs)
     head = model.vocab_size * model.hidden_size
     # A matrix that is the table of embeddings as well is not compressed.
     head_weights = "bf16" if kind.weights == "compressed" and model.tie_word_embeddings else kind.weights
-    head_rows = 1 if name.endswith("prefill-512") else kind.tokens
     return Work(
         num_bytes=int(_LAYER_BYTES[kind.weights] * layers + _HEAD_BYTES[head_weights] * head)
         + _ADAPTER_BYTES * adapter,
-        flops=2 * (kind.tokens * (layers + adapter) + head_rows * head),
+        flops=flops + 2 * logit_rows * head,
     )
 
 

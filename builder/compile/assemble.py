@@ -147,9 +147,11 @@ def _num_bytes(op: LoweredOp, width: int, limits: ProgramLimits) -> int:
 
 def _renamed(lowered: LoweredOp, roots: Mapping[str, str]) -> Op:
     """The op with buffers for values."""
-    names: dict[str, Any] = {
-        field.name: BufferName(roots[getattr(lowered.op, field.name)])
-        for field in fields(lowered.op)
-        if field.type == "BufferName"
-    }
+    names: dict[str, Any] = {}
+    for field in fields(lowered.op):
+        value = getattr(lowered.op, field.name)
+        if field.type == "BufferName":
+            names[field.name] = BufferName(roots[value])
+        elif field.type == "tuple[BufferName, ...]":
+            names[field.name] = tuple(BufferName(roots[item]) for item in value)
     return replace(lowered.op, **names)

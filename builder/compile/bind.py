@@ -21,7 +21,7 @@ from ..._core import (
     panel_bytes,
     quantized_panel_bytes,
 )
-from .plan import Matrix, Program, Quantization, Vector
+from .plan import BufferName, Matrix, Program, Quantization, Vector
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -60,13 +60,19 @@ class _Binder:
         if not is_dataclass(value) or isinstance(value, enum.Enum):
             return value
         kind: type = type(value)
-        buffer_fields = _buffer_fields(kind)
-        arguments = {}
+        buffer_fields = _fields_of(kind, BufferName)
+        list_fields = _fields_of(kind, tuple[BufferName, ...])
+        arguments: dict[str, Any] = {}
         for field in fields(value):
             item = getattr(value, field.name)
             if item is None:
                 continue  # the struct's own default: an empty vector, no LoRA
-            arguments[field.name] = self._buffer(item) if field.name in buffer_fields else self.bind(item)
+            if field.name in buffer_fields:
+                arguments[field.name] = self._buffer(item)
+            elif field.name in list_fields:
+                arguments[field.name] = [self._buffer(name) for name in item]
+            else:
+                arguments[field.name] = self.bind(item)
         return getattr(_core, kind.__name__)(**arguments)
 
     def _buffer(self, name: str) -> int:
@@ -115,6 +121,5 @@ class _Binder:
 
 
 @cache
-def _buffer_fields(kind: type) -> frozenset[str]:
-    hints = typing.get_type_hints(kind)
-    return frozenset(name for name, hint in hints.items() if getattr(hint, "__name__", "") == "BufferName")
+def _fields_of(kind: type, hint: object) -> frozenset[str]:
+    return frozenset(name for name, found in typing.get_type_hints(kind).items() if found == hint)

@@ -9,6 +9,7 @@ import onnx
 from ..._core import DType, EngineError, QuantAlgo, RowKind, activation_dtype
 from ...plugins import DORA, LORA, PAGED_ATTENTION
 from .graph_index import GraphIndex, Node
+from .logit_rows import with_logit_rows_alone
 from .lower_attention import lower_attention
 from .lower_linear import Linear, find_linear, lower_gated, lower_linear
 from .lower_rotary import lower_rotary
@@ -67,9 +68,10 @@ def lower(
     ops, sites = _number_sites(ops)
     if "logits" not in index.outputs:
         raise EngineError("the network has no output 'logits'")
+    head = tuple(op for op in ops if op.rows is RowKind.LOGITS)
     return LoweredProgram(
-        body=tuple(op for op in ops if op.rows is RowKind.TOKENS),
-        head=tuple(op for op in ops if op.rows is RowKind.LOGITS),
+        body=with_logit_rows_alone([op for op in ops if op.rows is RowKind.TOKENS], head),
+        head=head,
         logits=index.outputs["logits"],
         sites=sites,
         adaptation=_adaptation(index),

@@ -111,7 +111,12 @@ class LinearOp:
     lora_site: int
 
 
-Op = EmbeddingOp | RmsNormOp | RopeTableOp | AttentionOp | LinearOp
+@dataclass(frozen=True, kw_only=True)
+class KeepLogitRowsOp:
+    buffers: tuple[BufferName, ...]
+
+
+Op = EmbeddingOp | RmsNormOp | RopeTableOp | AttentionOp | LinearOp | KeepLogitRowsOp
 
 OP_NAMES: Final[dict[str, type[Op]]] = {
     "embedding": EmbeddingOp,
@@ -119,6 +124,7 @@ OP_NAMES: Final[dict[str, type[Op]]] = {
     "rope_table": RopeTableOp,
     "attention": AttentionOp,
     "linear": LinearOp,
+    "keep_logit_rows": KeepLogitRowsOp,
 }
 """What an op is called in its field `op`."""
 

@@ -246,6 +246,11 @@ void bind_ops(py::module_& module) {
       .def_readonly("norm_epsilon", &AttentionOp::norm_epsilon)
       .def_readonly("scale", &AttentionOp::scale)
       .def_readonly("sliding_window", &AttentionOp::sliding_window);
+  py::class_<KeepLogitRowsOp>(module, "KeepLogitRowsOp",
+                              "From here on the body has the step's logit rows for rows.")
+      .def(py::init([](std::vector<BufferId> buffers) { return KeepLogitRowsOp{std::move(buffers)}; }),
+           py::kw_only(), py::arg("buffers"))
+      .def_readonly("buffers", &KeepLogitRowsOp::buffers);
   py::class_<LinearPart>(module, "LinearPart", "One weight of a fused linear layer.")
       .def(py::init([](const PanelMatrix& weight, VectorView bias) { return LinearPart{weight, bias}; }),
            py::kw_only(), py::arg("weight"), py::arg("bias") = VectorView{})

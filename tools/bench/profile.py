@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..._core import StepRecord, StepSection, lora_modules
-from ...builder.compile.plan import AttentionOp, EmbeddingOp, LinearOp, Op, Program, RmsNormOp, RopeTableOp
+from ...builder.compile.plan import (
+    AttentionOp,
+    EmbeddingOp,
+    KeepLogitRowsOp,
+    LinearOp,
+    Op,
+    Program,
+    RmsNormOp,
+    RopeTableOp,
+)
 
 SINK: Final = "sampling"
 
@@ -66,6 +75,7 @@ _KIND_NAMES: Final[dict[type, str]] = {
     RmsNormOp: "rms_norm",
     RopeTableOp: "rope_table",
     AttentionOp: "attention",
+    KeepLogitRowsOp: "keep_logit_rows",
 }
 
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,6 +53,7 @@ class CpuEngine final : public Engine {
     if (recorder_) recorder_->begin_step(input);
     name_sequences(input);
     group_tokens(input);
+    group_logit_rows(input.logit_rows);
     plan_attention(input, program_.shape, threads_->num_threads(), &attention_tasks_);
     Step step{.program = program_,
               .kernels = kernels_,
@@ -68,11 +70,13 @@ class CpuEngine final : public Engine {
               .input = input,
               .sequence_of_token = sequence_of_token_,
               .groups = groups_,
+              .groups_of_logit_rows = groups_of_logit_rows_,
               .attention_tasks = attention_tasks_,
               .rows = static_cast<std::int64_t>(input.token_ids.size()),
-              .logit_rows = {}};
+              .logit_rows = input.logit_rows,
+              .kept_logit_rows = kept_logit_rows_};
     run(StepSection::kBody, program_.body, step);
-    const auto all_rows = input.logit_rows;
+    const auto all_rows = step.logit_rows;
     const auto slice = static_cast<std::size_t>(program_.max_batch_size);
     for (std::size_t first = 0; first < all_rows.size(); first += slice) {
       step.logit_rows = all_rows.subspan(first, std::min(slice, all_rows.size() - first));
@@ -86,8 +90,9 @@ class CpuEngine final : public Engine {
   }
 
  private:
-  void run(StepSection section, const std::vector<Op>& ops, const Step& step) {
+  void run(StepSection section, const std::vector<Op>& ops, Step& step) {
     for (std::size_t i = 0; i < ops.size(); ++i) {
+      if (step.rows == 0) return;  // KeepLogitRowsOp in a step that no logits are wanted of
       if (recorder_) recorder_->begin_op();
       std::visit([&](const auto& found) { run_op(found, step); }, ops[i]);
       if (recorder_) recorder_->end_op(section, i, [&] { return cost_of(ops[i], step); });
@@ -114,6 +119,18 @@ class CpuEngine final : public Engine {
         groups_.push_back({input.sequence_offsets[sequence], input.sequence_offsets[sequence + 1], adapter});
       }
       before = adapter;
+    }
+  }
+
+  /// Ready for KeepLogitRowsOp, after group_tokens.
+  void group_logit_rows(std::span<const std::int32_t> rows) {
+    kept_logit_rows_.resize(rows.size());
+    std::iota(kept_logit_rows_.begin(), kept_logit_rows_.end(), 0);
+    groups_of_logit_rows_.clear();
+    for (const AdapterGroup& group : groups_) {
+      const auto begin = std::ranges::lower_bound(rows, group.begin) - rows.begin();
+      const auto end = std::ranges::lower_bound(rows, group.end) - rows.begin();
+      if (begin < end) groups_of_logit_rows_.push_back({begin, end, group.adapter});
     }
   }
 
@@ -157,6 +174,8 @@ class CpuEngine final : public Engine {
   // Of the step that runs.
   std::vector<std::int32_t> sequence_of_token_;
   std::vector<AdapterGroup> groups_;
+  std::vector<AdapterGroup> groups_of_logit_rows_;
+  std::vector<std::int32_t> kept_logit_rows_;
   std::vector<AttentionTask> attention_tasks_;
 };
 

@@ -64,6 +64,13 @@ OpCost cost_of(const AttentionOp& op, const Step& step) {
           .flops = keys_to_score * 4 * shape.query_size()};
 }
 
+/// After the op: the step has the rows that it kept.
+OpCost cost_of(const KeepLogitRowsOp& op, const Step& step) {
+  OpCost cost;
+  for (const BufferId id : op.buffers) cost.activation_bytes += 2 * bytes_of(id, step);
+  return cost;
+}
+
 /// Adds what a site of an adapter costs: its bytes, and its products for `rows` rows.
 void add_adapter_bytes(const LinearOp& op, const DeviceSite& site, std::int64_t in_size, DType dtype,
                        OpCost* cost) {

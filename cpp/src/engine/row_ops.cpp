@@ -1,7 +1,8 @@
-// Ops that treat each row by itself: embedding, norm, rotary angles.
+// Ops that treat each row by itself: embedding, norm, rotary angles, the choice of rows.
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "step.h"
@@ -85,6 +86,22 @@ void run_op(const RopeTableOp& op, const Step& step) {
     }
   };
   step.threads.parallel_for(step.rows, std::max<std::int64_t>(1, 256 / half), body);
+}
+
+void run_op(const KeepLogitRowsOp& op, Step& step) {
+  for (const BufferId id : op.buffers) {
+    const Buffer& buffer = step.buffer(id);
+    const std::size_t bytes = static_cast<std::size_t>(buffer.width) * size_of(buffer.dtype);
+    // Logit rows ascend, so a row moves to one that was read before, or stays.
+    for (std::size_t i = 0; i < step.logit_rows.size(); ++i) {
+      const auto to = static_cast<std::int64_t>(i);
+      const std::int64_t from = step.logit_rows[i];
+      if (from != to) std::memcpy(step.row(id, to), step.row(id, from), bytes);
+    }
+  }
+  step.rows = static_cast<std::int64_t>(step.logit_rows.size());
+  step.logit_rows = step.kept_logit_rows;
+  step.groups = step.groups_of_logit_rows;
 }
 
 }  // namespace adaptrt

@@ -56,13 +56,18 @@ struct Step {
 
   const StepInput& input;
   std::span<const std::int32_t> sequence_of_token;  // [T]
-  /// Groups of tokens that have an adapter, in order; empty in a step without adapters.
+  /// Groups of rows that have an adapter, in order; empty in a step without adapters.
   std::span<const AdapterGroup> groups;
+  /// The same of the step's logit rows, which KeepLogitRowsOp makes the rows.
+  std::span<const AdapterGroup> groups_of_logit_rows;
   /// Of the step's queries, for every attention op.
   std::span<const AttentionTask> attention_tasks;
   /// Rows of the section that runs: the step's tokens, or a slice of its logit rows.
   std::int64_t rows = 0;
-  std::span<const std::int32_t> logit_rows;  // of the slice
+  /// Of the body: all of the step's; of the head: those of the slice. Rows of buffers of RowKind::kTokens.
+  std::span<const std::int32_t> logit_rows;
+  /// [R] 0, 1, ...: what logit_rows are after KeepLogitRowsOp.
+  std::span<const std::int32_t> kept_logit_rows;
 
   [[nodiscard]] std::int64_t num_tokens() const { return static_cast<std::int64_t>(input.token_ids.size()); }
   [[nodiscard]] std::int64_t num_sequences() const {
@@ -86,6 +91,8 @@ void run_op(const RmsNormOp& op, const Step& step);
 void run_op(const RopeTableOp& op, const Step& step);
 void run_op(const AttentionOp& op, const Step& step);
 void run_op(const LinearOp& op, const Step& step);
+/// Changes which rows the step has.
+void run_op(const KeepLogitRowsOp& op, Step& step);
 
 /// Floats of scratch that a thread needs for each kind of op.
 [[nodiscard]] std::size_t linear_scratch_floats(const Program& program);

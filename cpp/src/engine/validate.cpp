@@ -18,7 +18,8 @@ constexpr std::size_t kArenaAlignment = 64;
 
 class Validator {
  public:
-  explicit Validator(const Program& program) : program_(program), live_(program.buffers.size()) {}
+  explicit Validator(const Program& program)
+      : program_(program), live_(program.buffers.size()), lost_(program.buffers.size(), false) {}
 
   Problems run() {
     shape_is_sound_ = check_sizes(program_, &problems_);
@@ -91,14 +92,18 @@ class Validator {
   }
 
   void read(BufferId id) {
-    if (live_.holds(id) && !live_.read(id)) {
-      add(where_ + ": reads '" + program_.buffers[static_cast<std::size_t>(id)].name +
-          "' before it is written");
+    if (!live_.holds(id)) return;
+    const std::string& name = program_.buffers[static_cast<std::size_t>(id)].name;
+    if (!live_.read(id)) add(where_ + ": reads '" + name + "' before it is written");
+    if (lost_[static_cast<std::size_t>(id)]) {
+      add(where_ + ": reads '" + name + "', whose rows of logits were not kept");
     }
   }
 
   void write(BufferId id) {
-    if (live_.holds(id)) live_.write(id);
+    if (!live_.holds(id)) return;
+    live_.write(id);
+    lost_[static_cast<std::size_t>(id)] = false;
   }
 
   void check_vector(std::string_view name, const VectorView& vector, std::int64_t size) {
@@ -135,8 +140,8 @@ class Validator {
   }
 
   void check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section) {
-    static constexpr std::string_view kNames[] = {"embedding", "rope table", "rms norm", "attention",
-                                                  "linear"};
+    static constexpr std::string_view kNames[] = {"embedding", "rope table", "rms norm",
+                                                  "attention", "linear",     "keep logit rows"};
     if (ops.empty()) add(std::string(section) + " has no ops");
     rows_ = rows;
     for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -147,12 +152,13 @@ class Validator {
     }
   }
 
-  void body_only() {
+  void all_tokens_only() {
     if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");
+    if (has_logit_rows_) add(where_ + ": belongs before the op that keeps rows of logits alone");
   }
 
   void check(const EmbeddingOp& op) {
-    body_only();
+    all_tokens_only();
     check_matrix("the table", op.table, program_.vocab_size, program_.shape.hidden_size);
     if (op.table.quantization.algo != QuantAlgo::kNone || op.table.is_compressed()) {
       add(where_ + ": the table is quantised or compressed, which only linear layers can be");
@@ -163,7 +169,7 @@ class Validator {
   }
 
   void check(const RopeTableOp& op) {
-    body_only();
+    all_tokens_only();
     const std::int64_t half = op.inverse_frequencies.size;
     if (op.inverse_frequencies.data == nullptr || half < 1 || half > program_.shape.head_dim / 2) {
       add(where_ + ": there are " + text(half) + " inverse_frequencies; they must be 1 to head_dim / 2");
@@ -200,7 +206,7 @@ class Validator {
   }
 
   void check(const AttentionOp& op) {
-    body_only();
+    all_tokens_only();
     const auto& shape = program_.shape;
     check_range(where_ + ": layer", op.layer, 0, std::max(1, program_.num_layers) - 1);
     if (op.layer >= 0 && static_cast<std::size_t>(op.layer) < layer_users_.size()) ++layer_users_[op.layer];
@@ -257,6 +263,23 @@ class Validator {
       write(op.output);
     }
     if (op.input == op.output) add(where_ + ": input and output are one buffer");
+  }
+
+  void check(const KeepLogitRowsOp& op) {
+    all_tokens_only();
+    has_logit_rows_ = true;
+    lost_.assign(lost_.size(), true);
+    for (const BufferId id : op.buffers) {
+      if (!live_.holds(id)) {
+        add(where_ + ": names buffer " + text(id) + " of " + std::to_string(program_.buffers.size()));
+        continue;
+      }
+      const Buffer& buffer = program_.buffers[static_cast<std::size_t>(id)];
+      if (buffer.rows != RowKind::kTokens) add(where_ + ": '" + buffer.name + "' has a row a row of logits");
+      if (!lost_[static_cast<std::size_t>(id)]) add(where_ + ": names '" + buffer.name + "' twice");
+      lost_[static_cast<std::size_t>(id)] = false;
+      read(id);
+    }
   }
 
   void check_site(const LinearOp& op) {
@@ -320,6 +343,9 @@ class Validator {
 
   const Program& program_;
   LiveRanges live_;
+  /// By buffer: whether what it holds is of tokens that are no rows any more.
+  std::vector<bool> lost_;
+  bool has_logit_rows_ = false;
   Problems problems_;
   bool shape_is_sound_ = false;
   RowKind rows_ = RowKind::kTokens;

@@ -40,8 +40,10 @@ struct Fixture {
 };
 
 // Ops of the random model: 0 embedding, 1 rope, then for each layer: 2 norm, 3 qkv, 4 attention, 5 dense, 6
-// norm, 7 gate-up, 8 down. Buffers: 0 hidden, 1 normed, 2 qkv, 3 attended, 4 gated, 5 cosine, 6 sine, 7 last,
-// 8 logits.
+// norm, 7 gate-up, 8 down; the last layer keeps the logit rows after its attention. Buffers: 0 hidden, 1
+// normed, 2 qkv, 3 attended, 4 gated, 5 cosine, 6 sine, 7 last, 8 logits.
+constexpr std::ptrdiff_t kKeep = 12;
+
 BOOST_FIXTURE_TEST_SUITE(program, Fixture)
 
 BOOST_AUTO_TEST_CASE(a_sound_program_has_no_problems) {
@@ -142,6 +144,30 @@ BOOST_AUTO_TEST_CASE(unusable_operands_are_found) {
   finds("gathers logit rows outside the head",
         [](Program* p) { op_at<RmsNormOp>(p, 2).gather_logit_rows = true; });
   finds("has a row a token", [](Program* p) { std::get<RmsNormOp>(p->head[0]).gather_logit_rows = false; });
+}
+
+BOOST_AUTO_TEST_CASE(rows_that_are_not_kept_cannot_be_used) {
+  const auto keep = [](Program* p) -> std::vector<BufferId>& {
+    return op_at<KeepLogitRowsOp>(p, static_cast<std::size_t>(kKeep)).buffers;
+  };
+  finds("reads 'hidden', whose rows of logits were not kept", [&](Program* p) { keep(p) = {3}; });
+  finds("reads 'attended', whose rows of logits were not kept", [&](Program* p) { keep(p) = {0}; });
+  finds("names buffer 9 of 9", [&](Program* p) { keep(p).push_back(9); });
+  finds("names buffer -1 of 9", [&](Program* p) { keep(p).push_back(kNoBuffer); });
+  finds("names 'hidden' twice", [&](Program* p) { keep(p).push_back(0); });
+  finds("'logits' has a row a row of logits", [&](Program* p) { keep(p).push_back(8); });
+  finds("reads 'gated' before it is written",
+        [](Program* p) { p->body.insert(p->body.begin() + 5, KeepLogitRowsOp{{0, 3, 4}}); });
+  finds("(attention): belongs before the op that keeps rows of logits alone",
+        [&](Program* p) { p->body.insert(p->body.begin() + 2, KeepLogitRowsOp{{0, 5, 6}}); });
+  finds("(keep logit rows): belongs before the op that keeps rows of logits alone",
+        [&](Program* p) { p->body.push_back(KeepLogitRowsOp{{0}}); });
+  finds("(keep logit rows): belongs in the body", [](Program* p) { p->head.push_back(KeepLogitRowsOp{}); });
+  Program program = model.program;
+  keep(&program).push_back(2);  // qkv was written before, and is not read again
+  BOOST_TEST(program.validate().empty());
+  program.body.erase(program.body.begin() + kKeep);
+  BOOST_TEST(program.validate().empty());
 }
 
 BOOST_AUTO_TEST_CASE(unusable_weights_are_found) {

@@ -117,6 +117,7 @@ struct ModelOptions {
   /// Of the linear layers; lm_head, then a matrix of its own, is W8A16.
   Quantization quantization = {};
   bool int8_kv_cache = false;
+  bool keep_logit_rows = true;
 };
 
 /// A Llama-like program with random weights.
@@ -254,6 +255,9 @@ class RandomModel {
       attention.scale = 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
       attention.sliding_window = options_.sliding_window;
       program.body.push_back(attention);
+      if (layer + 1 == options_.num_layers && options_.keep_logit_rows) {
+        program.body.push_back(KeepLogitRowsOp{{attended, hidden}});
+      }
       program.body.push_back(linear(attended, hidden, LinearEpilogue::kAdd, layer,
                                     {{LoraModule::kAttnDense, shape.hidden_size}}, query));
       program.body.push_back(

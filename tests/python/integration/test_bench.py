@@ -332,13 +332,13 @@ def test_a_profile_is_complete_and_nested(report: Report, work: Path) -> None:
     for step in steps:
         assert step["args"] == {"tokens": 4, "sequences": 4, "adapters": 4, "logit rows": 4}
         inside = [event for event in timed if event["tid"] == 0 and event is not step and _holds(step, event)]
-        # Embedding, rotary table, five ops a layer and two norms, the head's norm and product, sampling.
-        assert len(inside) == 2 + 2 * 7 + 3
+        # Embedding, rotary table, five ops a layer and two norms, the choice of rows, the head's two ops, sampling.
+        assert len(inside) == 2 + 2 * 7 + 1 + 3
         assert all(first["ts"] + first["dur"] <= second["ts"] for first, second in itertools.pairwise(inside))
         assert sum(event["dur"] for event in inside) <= step["dur"]
         _check_work(inside)
     ops = sum(event["tid"] == 0 for event in timed) - len(steps)
-    assert ops == len(steps) * (2 + 2 * 7 + 3)
+    assert ops == len(steps) * (2 + 2 * 7 + 1 + 3)
     for event in timed:
         if event["tid"] > 0:
             assert event["dur"] > 0

@@ -48,7 +48,7 @@ struct EmbeddingOp {
 };
 
 /// output = input / sqrt(mean(input^2) + epsilon) * weight, the mean over the width in float32.
-/// With gather_logit_rows, output row i is made of input row logit_rows[i] of the slice.
+/// With gather_logit_rows, output row i is made of the input's row of logit row i of the slice.
 struct RmsNormOp {
   BufferId input = kNoBuffer;   // float32, kTokens
   BufferId output = kNoBuffer;  // the engine's activation type (see activation_dtype)
@@ -116,10 +116,18 @@ struct LinearOp {
   std::int32_t lora_site = -1;
 };
 
-using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp>;
+/// From here on the body has the step's logit rows for rows: row i of each of `buffers` becomes what row
+/// logit_rows[i] was. Other buffers must be written before they are read again. What comes after the last
+/// attention treats every row by itself, and of a prompt only the last one is wanted as a rule.
+struct KeepLogitRowsOp {
+  std::vector<BufferId> buffers;  // kTokens, each once
+};
 
-/// A compiled network: ops in order of execution. `body` runs once a step over its tokens; `head` runs once
-/// for each slice of logit rows and ends in `logits` [rows, vocab_size].
+using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp>;
+
+/// A compiled network: ops in order of execution. `body` runs once a step over its tokens, from a
+/// KeepLogitRowsOp on over its logit rows; `head` runs once for each slice of logit rows and ends in `logits`
+/// [rows, vocab_size].
 struct Program {
   DType dtype = DType::kFloat32;  // of the packed weights, and of the KV cache unless it is int8
   std::int64_t vocab_size = 0;

@@ -52,7 +52,7 @@ def test_the_commands_of_tensorrt_llms_lora_guide(root: Path, tmp_path: Path, ca
     assert engine.program.lora.target_modules == [1, 2, 3]
     assert list(engine.adapters) == ["attention"]
     summary = capsys.readouterr().out
-    for line in ("LlamaForCausalLM, 1 layers, float16", "ONNX nodes, fused into 11 ops", "rank 8 on attn_q, attn_k"):
+    for line in ("LlamaForCausalLM, 1 layers, float16", "ONNX nodes, fused into 12 ops", "rank 8 on attn_q, attn_k"):
         assert line in summary
 
 

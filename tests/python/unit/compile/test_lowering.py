@@ -17,7 +17,7 @@ from adaptrt.builder.checkpoint.convert import convert_checkpoint
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.compile.assemble import LoraOptions
 from adaptrt.builder.compile.checkpoint import Checkpoint
-from adaptrt.builder.compile.plan import AttentionOp, EmbeddingOp, LinearOp, RmsNormOp, RopeTableOp
+from adaptrt.builder.compile.plan import AttentionOp, EmbeddingOp, KeepLogitRowsOp, LinearOp, RmsNormOp, RopeTableOp
 from adaptrt.builder.network.decoder import NetworkOptions
 from adaptrt.plugins import DOMAIN, PLUGINS, Plugin, register_schemas
 from adaptrt.plugins import LORA as LORA_PLUGIN
@@ -42,10 +42,15 @@ def node_of(model: onnx.ModelProto, op_type: str, number: int = 0) -> onnx.NodeP
 
 def test_a_layer_becomes_seven_ops(network) -> None:
     program = compile_model(*network).program
+    to_attention, after = [RmsNormOp, LinearOp, AttentionOp], [LinearOp, RmsNormOp, LinearOp, LinearOp]
     assert [type(op) for op in program.body] == [
         EmbeddingOp,
         RopeTableOp,
-        *[RmsNormOp, LinearOp, AttentionOp, LinearOp, RmsNormOp, LinearOp, LinearOp] * 2,
+        *to_attention,
+        *after,
+        *to_attention,
+        KeepLogitRowsOp,
+        *after,
     ]
     assert [type(op) for op in program.head] == [RmsNormOp, LinearOp]
     linears = [op for op in program.body if isinstance(op, LinearOp)][:4]
@@ -56,6 +61,14 @@ def test_a_layer_becomes_seven_ops(network) -> None:
     assert program.head[0].gather_logit_rows
     attention = program.body[4]
     assert attention.query_norm.tensor == "transformer.layers.0.attention.q_layernorm.weight"
+
+
+def test_rows_of_logits_are_kept_of_what_the_last_layer_still_reads(network) -> None:
+    program = compile_model(*network).program
+    at = next(at for at, op in enumerate(program.body) if isinstance(op, KeepLogitRowsOp))
+    attention, dense = program.body[at - 1], program.body[at + 1]
+    assert set(program.body[at].buffers) == {attention.output, dense.output}
+    assert dense.output == program.head[0].input
 
 
 def test_sites_are_in_the_order_of_execution_with_the_modules_as_parts(network) -> None:
