@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -292,7 +293,7 @@ def _row(fields: JsonFields) -> Row:
             ComparisonResult(
                 base=_optional_text(nested, "base"),
                 measure=nested.string("measure"),
-                ratio=nested.number("ratio"),
+                ratio=nested.number("ratio", minimum=-math.inf),  # a value can be below zero
                 at_least=nested.optional_number("at_least"),
                 at_most=nested.optional_number("at_most"),
                 holds=None if nested.raw("holds") is None else nested.boolean("holds"),

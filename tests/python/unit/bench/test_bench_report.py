@@ -30,9 +30,11 @@ def figure(*values: float, disturbed: tuple[int, ...] = ()) -> Figure:
 
 def a_report() -> Report:
     comparison = ComparisonResult("b", "ratio", 0.5, 0.9, None, False)
+    below_zero = ComparisonResult(None, "value", -2.0, None, 150.0, True)
     rows = [
         Row("a", "A", "decode", "e", {"requests": 1}, figure(1.0, 2.0, disturbed=(1,)), 5_000_000_000, 7, [comparison]),
         Row("b", "B", "serve", "e", {}, figure(3.0)),
+        Row("m", "M", "memory", "e", {}, figure(-2.0), comparisons=[below_zero]),
     ]
     limits = {"read_bandwidth": figure(2e10)}
     return Report("1", "2026-01-01T00:00:00Z", {"threads": 2}, {"repeats": 2}, "schema = 1", limits, rows,
