@@ -14,6 +14,8 @@ from .report import Report, Row
 
 SIZE: Final = (8.0, 4.8)
 DPI: Final = 140
+LEGEND_LINE: Final = 0.17
+"""Inches that a line of the roofline's legend takes."""
 COLOURS: Final = ("#1f6f8b", "#d1495b", "#edae49", "#66a182", "#4a4e69", "#9c89b8")
 
 
@@ -185,7 +187,7 @@ def _roofline(report: Report) -> Any | None:
     rows = [row for row in report.rows if row.work_bytes]
     if not rows:
         return None
-    figure, axes = _axes("Roofline", report, (11.0, 5.2))
+    figure, axes = _axes("Roofline", report, (11.0, max(5.2, LEGEND_LINE * len(rows) + 0.8)))
     bandwidth = report.limits["read_bandwidth"].median
     points = [_roofline_point(row) for row in rows]
     low = min(min(intensity for intensity, _ in points) / 2, 0.5)
@@ -199,8 +201,10 @@ def _roofline(report: Report) -> Any | None:
         label = f"{name.rsplit('_', 1)[0]} {peak / 1e9:.0f} G{report.limits[name].unit}"
         axes.annotate(label, (high, peak / 1e9), ha="right",
                       xytext=(0, 3), textcoords="offset points", fontsize=8)  # fmt: skip
-    axes.annotate(f"memory {bandwidth / 1e9:.0f} GB/s", (low, low * bandwidth / 1e9), xytext=(4, -12),
-                  textcoords="offset points", fontsize=8)  # fmt: skip
+    # Above the line: no row can be there.
+    middle = (low * min(peaks.values(), default=bandwidth) / bandwidth) ** 0.5
+    axes.annotate(f"memory {bandwidth / 1e9:.0f} GB/s", (middle, middle * bandwidth / 1e9), ha="right",
+                  xytext=(-6, 4), textcoords="offset points", fontsize=8)  # fmt: skip
     for number, (row, (intensity, rate)) in enumerate(zip(rows, points, strict=True)):
         axes.scatter([intensity], [rate], s=40, zorder=3, color=COLOURS[number % len(COLOURS)],
                      marker="os^DvP"[number // len(COLOURS) % 6], label=f"{row.title} [{row.engine}]")  # fmt: skip
