@@ -161,12 +161,9 @@ class Bench:
             bench.close()
 
     def _warm_up(self, scenario: Scenario) -> None:
-        if scenario.alternating is not None:
+        if isinstance(scenario, (Prefill, Decode, Overhead, FirstToken)):
             with competing_processes(self._competing(scenario)) as competitors:
-                self._in_turn(scenario, 1, competitors)
-        elif isinstance(scenario, (Prefill, Decode, Overhead, FirstToken)):
-            with competing_processes(self._competing(scenario)) as competitors:
-                self._sample(scenario, competitors)
+                self._take(scenario, 1, competitors)
         elif isinstance(scenario, Serve):
             bench = self._executors[scenario.name]
             prompt = random_prompt(1, bench.engine.program.vocab_size, np.random.default_rng(0))
@@ -180,15 +177,12 @@ class Bench:
         while True:
             wait_until_quiet(settings.quiet_share, settings.quiet_wait)
             before = self._limits.measure(number) if has_roofline else {}
-            ratios: list[float] = []
+            pairs = 0 if scenario.alternating is None else scenario.alternating.pairs
             with (
                 competing_processes(self._competing(scenario)) as competitors,
                 NoiseMeter(competitors.processes) as meter,
             ):
-                if scenario.alternating is not None:
-                    metrics, ratios = self._in_turn(scenario, scenario.alternating.pairs, competitors)
-                else:
-                    metrics = self._sample(scenario, competitors)
+                metrics, ratios = self._take(scenario, pairs, competitors)
             if has_roofline:
                 metrics |= beside(before, self._limits.measure(number))
             sample = self._made(number, metrics, meter, ratios)
@@ -206,11 +200,15 @@ class Bench:
         """Processes that a sample of the scenario needs beside it."""
         if not isinstance(scenario, Decode):
             return 0
-        if scenario.alternating is None or self._alternation is None:
+        if scenario.alternating is None:
             return scenario.competing_processes
+        assert self._alternation is not None
         return self._alternation.competing_processes(scenario)
 
-    def _in_turn(self, scenario: Scenario, pairs: int, competitors: Competitors) -> tuple[Metrics, list[float]]:
+    def _take(self, scenario: Scenario, pairs: int, competitors: Competitors) -> tuple[Metrics, list[float]]:
+        """(metrics, ratio of each pair) of `pairs` pairs where the scenario alternates, otherwise of itself alone."""
+        if scenario.alternating is None:
+            return self._sample(scenario, competitors), []
         assert isinstance(scenario, Decode)
         assert self._alternation is not None
         return self._alternation.sample(scenario, pairs, competitors)

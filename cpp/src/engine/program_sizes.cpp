@@ -20,8 +20,8 @@ std::optional<std::size_t> product(std::initializer_list<std::int64_t> sizes) {
   return result;
 }
 
-void check_range(std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high,
-                 Problems* problems) {
+void RangeCheck::operator()(std::string_view name, std::int64_t value, std::int64_t low,
+                            std::int64_t high) const {
   if (value < low || value > high) {
     problems->add(std::string(name) + " is " + text(value) + "; it must lie in [" + text(low) + ", " +
                   text(high) + "]");
@@ -30,28 +30,26 @@ void check_range(std::string_view name, std::int64_t value, std::int64_t low, st
 
 bool check_sizes(const Program& program, Problems* problems) {
   const auto& shape = program.shape;
-  const auto check = [&](std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high) {
-    check_range(name, value, low, high, problems);
-  };
+  const RangeCheck check_range{problems};
   if (!known(program.dtype)) problems->add("dtype is unknown");
-  check("vocab_size", program.vocab_size, 1, kSizeLimit - 1);
-  check("num_layers", program.num_layers, 1, 1 << 16);
-  check("hidden_size", shape.hidden_size, 1, 1 << 24);
-  check("num_attention_heads", shape.num_attention_heads, 1, 1 << 16);
-  check("num_key_value_heads", shape.num_key_value_heads, 1, 1 << 16);
-  check("head_dim", shape.head_dim, 2, 1 << 12);
-  check("intermediate_size", shape.intermediate_size, 1, 1 << 24);
+  check_range("vocab_size", program.vocab_size, 1, kSizeLimit - 1);
+  check_range("num_layers", program.num_layers, 1, 1 << 16);
+  check_range("hidden_size", shape.hidden_size, 1, 1 << 24);
+  check_range("num_attention_heads", shape.num_attention_heads, 1, 1 << 16);
+  check_range("num_key_value_heads", shape.num_key_value_heads, 1, 1 << 16);
+  check_range("head_dim", shape.head_dim, 2, 1 << 12);
+  check_range("intermediate_size", shape.intermediate_size, 1, 1 << 24);
   if (shape.head_dim % 2 != 0) problems->add("head_dim is " + text(shape.head_dim) + "; it must be even");
   if (shape.num_key_value_heads > 0 && shape.num_attention_heads % shape.num_key_value_heads != 0) {
     problems->add("num_attention_heads " + text(shape.num_attention_heads) +
                   " is no multiple of num_key_value_heads " + text(shape.num_key_value_heads));
   }
-  check("max_batch_size", program.max_batch_size, 1, 1 << 20);
-  check("max_num_tokens", program.max_num_tokens, 1, 1 << 24);
-  check("max_seq_len", program.max_seq_len, 1, 1 << 30);
-  check("max_input_len", program.max_input_len, 1, std::max(1, program.max_seq_len));
-  check("max_beam_width", program.max_beam_width, 1, 1);
-  check("tokens_per_block", program.tokens_per_block, 1, 1 << 16);
+  check_range("max_batch_size", program.max_batch_size, 1, 1 << 20);
+  check_range("max_num_tokens", program.max_num_tokens, 1, 1 << 24);
+  check_range("max_seq_len", program.max_seq_len, 1, 1 << 30);
+  check_range("max_input_len", program.max_input_len, 1, std::max(1, program.max_seq_len));
+  check_range("max_beam_width", program.max_beam_width, 1, 1);
+  check_range("tokens_per_block", program.tokens_per_block, 1, 1 << 16);
   const bool sound = problems->empty();
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
   const std::int64_t columns = whole_groups(std::min(shape.head_dim, kMost - kKeyGroup));
@@ -70,9 +68,7 @@ void check_layout(const Program& program, Problems* problems) {
     if (!lora.target_modules.empty()) problems->add("lora: target_modules are given but there are no sites");
     return;
   }
-  const auto check = [&](std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high) {
-    check_range(name, value, low, high, problems);
-  };
+  const RangeCheck check_range{problems};
   if (lora.dtype != program.dtype) problems->add("lora: the dtype differs from the program's");
   if (lora.num_layers != program.num_layers) problems->add("lora: num_layers differs from the program's");
   const auto& a = lora.shape;
@@ -82,16 +78,16 @@ void check_layout(const Program& program, Problems* problems) {
       a.intermediate_size != b.intermediate_size) {
     problems->add("lora: the shape differs from the program's");
   }
-  check("lora: max_rank", lora.max_rank, 1, 1 << 20);
+  check_range("lora: max_rank", lora.max_rank, 1, 1 << 20);
   if (lora.target_modules.empty()) problems->add("lora: there are sites but no target_modules");
   for (std::size_t i = 0; i < lora.sites.size(); ++i) {
     const auto& site = lora.sites[i];
     const std::string where = "lora: site " + std::to_string(i);
-    check(where + " layer", site.layer, 0, std::max(1, program.num_layers) - 1);
-    check(where + " in_size", site.in_size, 1, kSizeLimit - 1);
-    check(where + " number of parts", static_cast<std::int64_t>(site.parts.size()), 1,
-          static_cast<std::int64_t>(kMaxPartsPerSite));
-    for (const auto& part : site.parts) check(where + " out_size", part.out_size, 1, kSizeLimit - 1);
+    check_range(where + " layer", site.layer, 0, std::max(1, program.num_layers) - 1);
+    check_range(where + " in_size", site.in_size, 1, kSizeLimit - 1);
+    check_range(where + " number of parts", static_cast<std::int64_t>(site.parts.size()), 1,
+                static_cast<std::int64_t>(kMaxPartsPerSite));
+    for (const auto& part : site.parts) check_range(where + " out_size", part.out_size, 1, kSizeLimit - 1);
   }
 }
 

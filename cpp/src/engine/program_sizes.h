@@ -26,9 +26,11 @@ inline constexpr std::int64_t kSizeLimit = std::int64_t{1} << 31;
 /// The product of sizes, or nullopt when one is negative or it does not fit.
 [[nodiscard]] std::optional<std::size_t> product(std::initializer_list<std::int64_t> sizes);
 
-/// Adds a problem unless low <= value <= high.
-void check_range(std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high,
-                 Problems* problems);
+/// Adds a problem to `problems` unless low <= value <= high.
+struct RangeCheck {
+  Problems* problems;
+  void operator()(std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high) const;
+};
 
 /// Adds what is wrong with the sizes and limits of a program; false when one of them is out of range.
 bool check_sizes(const Program& program, Problems* problems);

@@ -40,16 +40,12 @@ class Validator {
  private:
   void add(std::string problem) { problems_.add(std::move(problem)); }
 
-  void check_range(std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high) {
-    adaptrt::check_range(name, value, low, high, &problems_);
-  }
-
   void check_buffers() {
     for (std::size_t i = 0; i < program_.buffers.size(); ++i) {
       const auto& buffer = program_.buffers[i];
       const std::string where = "buffer " + std::to_string(i) + " '" + buffer.name + "'";
       if (!known(buffer.dtype)) add(where + ": the dtype is unknown");
-      check_range(where + " width", buffer.width, 1, kSizeLimit - 1);
+      check_range_(where + " width", buffer.width, 1, kSizeLimit - 1);
       if (buffer.offset % kArenaAlignment != 0) add(where + ": the offset is no multiple of 64");
       const auto bytes = bytes_of(buffer);
       std::size_t end = 0;
@@ -179,7 +175,7 @@ class Validator {
       check_finite("base", op.base, 1.0F);
       check_finite("factor", op.factor, 1.0F);
       if (half < 2) add(where_ + ": dynamic frequencies need at least two of them");
-      check_range(where_ + ": original_max_position", op.original_max_position, 1, 1 << 30);
+      check_range_(where_ + ": original_max_position", op.original_max_position, 1, 1 << 30);
     } else if (op.kind != RopeKind::kStatic) {
       add(where_ + ": the kind is unknown");
     }
@@ -208,7 +204,7 @@ class Validator {
   void check(const AttentionOp& op) {
     all_tokens_only();
     const auto& shape = program_.shape;
-    check_range(where_ + ": layer", op.layer, 0, std::max(1, program_.num_layers) - 1);
+    check_range_(where_ + ": layer", op.layer, 0, std::max(1, program_.num_layers) - 1);
     if (op.layer >= 0 && static_cast<std::size_t>(op.layer) < layer_users_.size()) ++layer_users_[op.layer];
     const auto* qkv = operand("qkv", op.qkv, DType::kFloat32, RowKind::kTokens);
     const auto* cosine = operand("cosine", op.cosine, DType::kFloat32, RowKind::kTokens);
@@ -226,7 +222,7 @@ class Validator {
     }
     check_finite("norm_epsilon", op.norm_epsilon, 0.0F);
     check_finite("scale", op.scale, 0.0F);
-    check_range(where_ + ": sliding_window", op.sliding_window, 0, kSizeLimit - 1);
+    check_range_(where_ + ": sliding_window", op.sliding_window, 0, kSizeLimit - 1);
     read(op.qkv);
     read(op.cosine);
     read(op.sine);
@@ -241,11 +237,11 @@ class Validator {
     }
     const auto* output =
         operand("output", op.output, gated ? activation_dtype(program_.dtype) : DType::kFloat32, rows_);
-    check_range(where_ + ": number of parts", static_cast<std::int64_t>(op.parts.size()), gated ? 2 : 1,
-                gated ? 2 : static_cast<std::int64_t>(kMaxPartsPerSite));
+    check_range_(where_ + ": number of parts", static_cast<std::int64_t>(op.parts.size()), gated ? 2 : 1,
+                 gated ? 2 : static_cast<std::int64_t>(kMaxPartsPerSite));
     std::int64_t width = 0;
     for (const auto& part : op.parts) {
-      check_range(where_ + ": outputs of a part", part.weight.n, 1, kSizeLimit - 1);
+      check_range_(where_ + ": outputs of a part", part.weight.n, 1, kSizeLimit - 1);
       check_matrix("a weight", part.weight, part.weight.n, input != nullptr ? input->width : part.weight.k);
       if (!(part.weight.quantization == op.parts[0].weight.quantization)) {
         add(where_ + ": its weights are quantised in different ways");
@@ -347,6 +343,7 @@ class Validator {
   std::vector<bool> lost_;
   bool has_logit_rows_ = false;
   Problems problems_;
+  const RangeCheck check_range_{&problems_};
   bool shape_is_sound_ = false;
   RowKind rows_ = RowKind::kTokens;
   std::string where_;
