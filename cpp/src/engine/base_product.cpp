@@ -1,6 +1,7 @@
 #include "base_product.h"
 
 #include <algorithm>
+#include <numeric>
 #include <variant>
 
 namespace adaptrt {
@@ -33,64 +34,106 @@ void for_each_linear(const Program& program, const Visit& visit) {
   }
 }
 
+std::int64_t most_rows(const Program& program) {
+  return std::max(program.max_num_tokens, program.max_batch_size);
+}
+
+/// Rows that kernels pack together.
+constexpr std::int64_t kPackedRows = 16;
+
+Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activations,
+                 const Quantization& quantization) {
+  if (kernels.part_bytes == 0 || activations != DType::kBFloat16) return {};
+  constexpr std::int64_t kLeastInputs = 512;
+  return {.block_rows = std::min(kernels.block_rows,
+                                 (most_rows(program) + kPackedRows - 1) / kPackedRows * kPackedRows),
+          .takes_parts = true,
+          .part_bytes = kernels.part_bytes,
+          .part_multiple = std::lcm(kLeastInputs, std::max<std::int64_t>(1, quantization.group_size)),
+          .activation_bytes = quantization.algo == QuantAlgo::kW8A8 ? 1 : 2};
+}
+
 }  // namespace
 
-BaseProduct::BaseProduct(const LinearOp& op, const Step& step)
-    : op_(op), step_(step), input_(step.buffer(op.input)) {}
+std::int64_t Tiling::inputs_of_part(std::int64_t rows, std::int64_t width) const {
+  if (!takes_parts) return width;
+  const std::int64_t inputs = part_bytes / (rows * activation_bytes) / part_multiple * part_multiple;
+  return std::min(std::max(inputs, part_multiple), width);
+}
 
-void BaseProduct::prepare() const {
+BaseProduct::BaseProduct(const LinearOp& op, const Step& step)
+    : op_(op),
+      step_(step),
+      input_(step.buffer(op.input)),
+      tiling_(tiling_of(step.program, step.kernels, input_.dtype, op.parts[0].weight.quantization)) {}
+
+void BaseProduct::prepare(bool has_adapters) const {
   const Quantization& quantization = op_.parts[0].weight.quantization;
   const bool to_int8 = quantization.algo == QuantAlgo::kW8A8;
-  if (!to_int8 && !quantization.zero_points) return;
-  const std::int64_t groups = group_count(quantization, input_.width);
+  const bool packs = step_.packed != nullptr && (!to_int8 || has_adapters);
+  if (!packs && !to_int8 && !quantization.zero_points) return;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      const std::byte* x = step_.row(op_.input, row);
-      if (to_int8) {
-        step_.kernels.quantize_row(x, input_.dtype, input_.width, step_.int8_rows + row * step_.int8_stride,
-                                   step_.int8_scales + row);
-      } else {
-        step_.kernels.sum_groups(x, input_.dtype, input_.width, quantization.group_size,
-                                 step_.group_sums + row * groups);
-      }
-    }
+    prepare_rows(packs, begin * kPackedRows, std::min(end * kPackedRows, step_.rows));
   };
-  step_.threads.parallel_for(step_.rows, std::max<std::int64_t>(1, kElementsPerChunk / input_.width), body);
+  const std::int64_t blocks = (step_.rows + kPackedRows - 1) / kPackedRows;
+  step_.threads.parallel_for(
+      blocks, std::max<std::int64_t>(1, kElementsPerChunk / (input_.width * kPackedRows)), body);
 }
 
-void BaseProduct::multiply(std::size_t part, std::int64_t panel, RowRange rows, const Upcoming& upcoming,
-                           std::size_t slot, int thread, ExpandedPanels* expanded, float* tile) const {
-  const PanelMatrix& weight = op_.parts[part].weight;
+void BaseProduct::prepare_rows(bool packs, std::int64_t begin, std::int64_t end) const {
+  const Quantization& quantization = op_.parts[0].weight.quantization;
+  const std::int64_t groups = group_count(quantization, input_.width);
+  for (std::int64_t row = begin; row < end; ++row) {
+    const std::byte* x = step_.row(op_.input, row);
+    if (quantization.algo == QuantAlgo::kW8A8) {
+      step_.kernels.quantize_row(x, input_.dtype, input_.width, step_.int8_rows + row * step_.int8_stride,
+                                 step_.int8_scales + row);
+    } else if (quantization.zero_points) {
+      step_.kernels.sum_groups(x, input_.dtype, input_.width, quantization.group_size,
+                               step_.group_sums + row * groups);
+    }
+  }
+  if (!packs) return;
+  const auto row_bytes = input_.width * static_cast<std::int64_t>(size_of(input_.dtype));
+  step_.kernels.pack_rows(step_.row(op_.input, begin), row_bytes, end - begin, row_bytes,
+                          step_.steps_of_row(begin), step_.packed_step_bytes);
+}
+
+void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const {
+  const PanelMatrix& weight = op_.parts[task.part].weight;
   const ExpansionPlace place{
-      reinterpret_cast<std::byte*>(step_.scratch[static_cast<std::size_t>(thread)].data() +
-                                   kPartsInTurn * kTileFloats) +
-          slot * expanded_bytes(input_),
-      &expanded->held[slot],
-      {part, panel}};
+      reinterpret_cast<std::byte*>(step_.scratch[static_cast<std::size_t>(task.thread)].data() +
+                                   tiling_.scratch_floats()) +
+          task.slot * expanded_bytes(input_),
+      &expanded->held[task.slot],
+      {task.part, task.panel}};
   if (weight.quantization.algo == QuantAlgo::kNone) {
-    multiply_float(weight, panel, rows, upcoming, place, tile);
+    multiply_float(weight, task, place);
     return;
   }
-  bring_near(upcoming.adapters);
+  bring_near(task.upcoming.adapters);
   if (weight.quantization.algo == QuantAlgo::kW8A8) {
-    multiply_int8(weight, panel, rows, upcoming.panel, tile);
+    multiply_int8(weight, task);
   } else {
-    multiply_quantized(weight, panel, rows, upcoming.panel, place, tile);
+    multiply_quantized(weight, task, place);
   }
 }
 
-void BaseProduct::multiply_float(const PanelMatrix& weight, std::int64_t panel, RowRange rows,
-                                 const Upcoming& upcoming, const ExpansionPlace& place, float* tile) const {
-  PanelGemm gemm{.a = step_.row(op_.input, rows.begin),
+void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task,
+                                 const ExpansionPlace& place) const {
+  PanelGemm gemm{.a = step_.row(op_.input, task.rows.begin),
                  .a_stride = input_.width,
-                 .panel = weight.data + weight.offset(panel),
+                 .a_steps = step_.steps_of_row(task.rows.begin),
+                 .a_step_bytes = step_.packed_step_bytes,
+                 .panel = weight.data + weight.offset(task.panel),
                  .k = weight.k,
-                 .width = panel_width(weight.n, panel),
-                 .out = tile,
+                 .width = panel_width(weight.n, task.panel),
+                 .out = task.tile,
                  .out_stride = kPanelColumns,
-                 .rows = rows.end - rows.begin,
-                 .next_panel = upcoming.panel,
-                 .fetch = upcoming.adapters};
+                 .rows = task.rows.end - task.rows.begin,
+                 .part = task.inputs,
+                 .next_panel = task.upcoming.panel,
+                 .fetch = task.upcoming.adapters};
   if (weight.is_compressed()) {
     if (gemm.rows <= step_.kernels.compressed_rows) {
       step_.kernels.compressed_gemm(gemm, weight.exceptions);
@@ -103,21 +146,25 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, std::int64_t panel, 
   step_.kernels.gemm[static_cast<std::size_t>(weight.dtype)](gemm);
 }
 
-void BaseProduct::multiply_quantized(const PanelMatrix& weight, std::int64_t panel, RowRange rows,
-                                     const std::byte* next, const ExpansionPlace& place, float* tile) const {
-  QuantizedGemm gemm{.a = step_.row(op_.input, rows.begin),
+void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& task,
+                                     const ExpansionPlace& place) const {
+  const std::int64_t row = task.rows.begin;
+  QuantizedGemm gemm{.a = step_.row(op_.input, row),
                      .activation = input_.dtype,
                      .a_stride = input_.width,
-                     .a_sums = step_.group_sums + rows.begin * group_count(weight.quantization, weight.k),
+                     .a_steps = step_.steps_of_row(row),
+                     .a_step_bytes = step_.packed_step_bytes,
+                     .a_sums = step_.group_sums + row * group_count(weight.quantization, weight.k),
                      .quantization = weight.quantization,
-                     .panel = weight.data + weight.offset(panel),
+                     .panel = weight.data + weight.offset(task.panel),
                      .expanded = nullptr,
                      .k = weight.k,
-                     .width = panel_width(weight.n, panel),
-                     .out = tile,
+                     .width = panel_width(weight.n, task.panel),
+                     .out = task.tile,
                      .out_stride = kPanelColumns,
-                     .rows = rows.end - rows.begin,
-                     .next_panel = next};
+                     .rows = task.rows.end - row,
+                     .part = task.inputs,
+                     .next_panel = task.upcoming.panel};
   const bool is_int4 = weight.quantization.algo == QuantAlgo::kW4A16;
   if (gemm.rows > (is_int4 ? step_.kernels.int4_decoded_rows : step_.kernels.int8_decoded_rows)) {
     place.fill([&](std::byte* out) { step_.kernels.expand_panel(gemm, out); });
@@ -126,22 +173,24 @@ void BaseProduct::multiply_quantized(const PanelMatrix& weight, std::int64_t pan
   step_.kernels.quantized_gemm(gemm);
 }
 
-void BaseProduct::multiply_int8(const PanelMatrix& weight, std::int64_t panel, RowRange rows,
-                                const std::byte* next, float* tile) const {
-  step_.kernels.int8_gemm({.a = step_.int8_rows + rows.begin * step_.int8_stride,
+void BaseProduct::multiply_int8(const PanelMatrix& weight, const TileTask& task) const {
+  const std::int64_t row = task.rows.begin;
+  step_.kernels.int8_gemm({.a = step_.int8_rows + row * step_.int8_stride,
                            .a_stride = step_.int8_stride,
-                           .a_scales = step_.int8_scales + rows.begin,
-                           .panel = weight.data + weight.offset(panel),
+                           .a_scales = step_.int8_scales + row,
+                           .panel = weight.data + weight.offset(task.panel),
                            .k = weight.k,
-                           .width = panel_width(weight.n, panel),
-                           .out = tile,
+                           .width = panel_width(weight.n, task.panel),
+                           .out = task.tile,
                            .out_stride = kPanelColumns,
-                           .rows = rows.end - rows.begin,
-                           .next_panel = next});
+                           .rows = task.rows.end - row,
+                           .part = task.inputs,
+                           .next_panel = task.upcoming.panel});
 }
 
-std::size_t linear_scratch_floats(const Program& program) {
+std::size_t linear_scratch_floats(const Program& program, const KernelTable& kernels) {
   std::size_t bytes = 0;
+  const Tiling tiling = tiling_of(program, kernels, activation_dtype(program.dtype), {});
   for_each_linear(program, [&](const LinearOp& op, const Buffer& input) {
     for (const LinearPart& part : op.parts) {
       const QuantAlgo algo = part.weight.quantization.algo;
@@ -150,7 +199,22 @@ std::size_t linear_scratch_floats(const Program& program) {
       }
     }
   });
-  return kPartsInTurn * (static_cast<std::size_t>(kTileFloats) + bytes / sizeof(float));
+  return static_cast<std::size_t>(tiling.scratch_floats()) + kPartsInTurn * (bytes / sizeof(float));
+}
+
+PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kernels) {
+  if (kernels.pack_rows == nullptr) return {};
+  constexpr std::int64_t kStepBytes = 64;
+  std::int64_t widest = 0;
+  for_each_linear(program, [&](const LinearOp&, const Buffer& input) {
+    if (input.dtype == DType::kBFloat16) widest = std::max(widest, input.width);
+  });
+  const std::int64_t steps =
+      (widest * static_cast<std::int64_t>(size_of(DType::kBFloat16)) + kStepBytes - 1) / kStepBytes;
+  // Tiles may begin at any row. An odd number of them: steps a power of two apart would compete for the same
+  // places of a cache.
+  const std::int64_t tiles = (most_rows(program) / kPackedRows + 2) | 1;
+  return {.steps = steps, .step_bytes = tiles * kPackedRows * kStepBytes};
 }
 
 std::int64_t most_zero_point_groups(const Program& program) {

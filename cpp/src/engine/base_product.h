@@ -3,21 +3,44 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "step.h"
 
 namespace adaptrt {
 
-/// Rows of a tile: its sums, of two parts at once, stay in the first-level cache.
-inline constexpr std::int64_t kBlockRows = 48;
-inline constexpr std::int64_t kTileFloats = kBlockRows * kPanelColumns;
+/// Rows of a tile of kernels that read activations as they are, and of the products with adapters.
+inline constexpr std::int64_t kBlockRows = kVectorBlockRows;
 /// Parts whose tiles a thread makes in turn: those of LinearEpilogue::kSiluMul.
 inline constexpr std::size_t kPartsInTurn = 2;
+/// Tiles whose sums wait while their panels are multiplied a part of k after the other.
+inline constexpr std::int64_t kTilesKept = 4;
 
 struct RowRange {
   std::int64_t begin;
   std::int64_t end;
+};
+
+/// How the products of a program are cut into tiles.
+struct Tiling {
+  std::int64_t block_rows = kBlockRows;
+  /// Whether the kernels take an input in parts; see KernelTable::part_bytes.
+  bool takes_parts = false;
+  std::int64_t part_bytes = 0;
+  /// Inputs that a part has a multiple of.
+  std::int64_t part_multiple = 1;
+  /// Bytes of an activation, as it is multiplied.
+  std::int64_t activation_bytes = 1;
+
+  /// Of a tile's sums.
+  [[nodiscard]] std::int64_t tile_floats() const { return block_rows * kPanelColumns; }
+  /// Of all tiles that a thread has at a time.
+  [[nodiscard]] std::int64_t scratch_floats() const {
+    return (takes_parts ? kTilesKept : std::int64_t{kPartsInTurn}) * tile_floats();
+  }
+  /// How many inputs a part of `width` inputs of `rows` rows has.
+  [[nodiscard]] std::int64_t inputs_of_part(std::int64_t rows, std::int64_t width) const;
 };
 
 /// Which panels a thread's scratch holds in expanded form, while it works on a chunk of a linear op's tiles.
@@ -38,18 +61,34 @@ struct Upcoming {
   std::span<const MemorySpan> adapters;
 };
 
+/// What a call of BaseProduct::multiply makes.
+struct TileTask {
+  std::size_t part;
+  std::int64_t panel;
+  RowRange rows;
+  /// nullopt: all; else see PanelGemm::part.
+  std::optional<InputRange> inputs;
+  Upcoming upcoming;
+  /// Below kPartsInTurn: where an expanded panel is kept.
+  std::size_t slot;
+  int thread;
+  /// [rows, width of the panel], rows kPanelColumns floats apart.
+  float* tile;
+};
+
 /// x W^T of one linear op in one step, a tile at a time, however W is stored.
 class BaseProduct {
  public:
   BaseProduct(const LinearOp& op, const Step& step);
 
-  /// Rounds the input to int8, or sums its groups, where the weights want it. Before the first tile.
-  void prepare() const;
+  [[nodiscard]] const Tiling& tiling() const { return tiling_; }
 
-  /// tile[rows, width of the panel] = x W^T of one part and panel, rows kPanelColumns floats apart. `slot`,
-  /// below kPartsInTurn: where an expanded panel is kept.
-  void multiply(std::size_t part, std::int64_t panel, RowRange rows, const Upcoming& upcoming,
-                std::size_t slot, int thread, ExpandedPanels* expanded, float* tile) const;
+  /// Brings the input into the form that the kernels want: rounds it to int8, sums its groups, packs its
+  /// rows. Before the first product, and before those with adapters, where there are any.
+  void prepare(bool has_adapters) const;
+
+  /// task.tile = x W^T of one part and panel.
+  void multiply(const TileTask& task, ExpandedPanels* expanded) const;
 
  private:
   /// Where a panel is kept in expanded form.
@@ -66,16 +105,15 @@ class BaseProduct {
     }
   };
 
-  void multiply_float(const PanelMatrix& weight, std::int64_t panel, RowRange rows, const Upcoming& upcoming,
-                      const ExpansionPlace& place, float* tile) const;
-  void multiply_quantized(const PanelMatrix& weight, std::int64_t panel, RowRange rows, const std::byte* next,
-                          const ExpansionPlace& place, float* tile) const;
-  void multiply_int8(const PanelMatrix& weight, std::int64_t panel, RowRange rows, const std::byte* next,
-                     float* tile) const;
+  void prepare_rows(bool packs, std::int64_t begin, std::int64_t end) const;
+  void multiply_float(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
+  void multiply_quantized(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
+  void multiply_int8(const PanelMatrix& weight, const TileTask& task) const;
 
   const LinearOp& op_;
   const Step& step_;
   const Buffer& input_;
+  Tiling tiling_;
 };
 
 }  // namespace adaptrt

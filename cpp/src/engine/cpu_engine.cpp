@@ -35,10 +35,13 @@ class CpuEngine final : public Engine {
       int8_rows_ = HugeArray(rows * static_cast<std::size_t>(int8_stride_));
       int8_scales_ = HugeArray(rows * sizeof(float));
     }
+    const PackedRowsSize packed = packed_rows_size(program_, kernels_);
+    packed_ = HugeArray(static_cast<std::size_t>(packed.steps * packed.step_bytes));
+    packed_step_bytes_ = packed.step_bytes;
     const auto groups = static_cast<std::size_t>(most_zero_point_groups(program_));
     if (groups > 0) group_sums_ = HugeArray(rows * groups * sizeof(float));
     const std::size_t floats =
-        std::max(linear_scratch_floats(program_), attention_scratch_floats(program_.shape));
+        std::max(linear_scratch_floats(program_, kernels_), attention_scratch_floats(program_.shape));
     for (int thread = 0; thread < threads_->num_threads(); ++thread) scratch_.emplace_back(floats);
     fill_info();
     if (profile) recorder_ = std::make_unique<StepRecorder>(std::move(profile), *threads_);
@@ -66,11 +69,14 @@ class CpuEngine final : public Engine {
               .int8_rows = reinterpret_cast<std::uint8_t*>(int8_rows_.data()),
               .int8_stride = int8_stride_,
               .int8_scales = reinterpret_cast<float*>(int8_scales_.data()),
+              .packed = packed_.data(),
+              .packed_step_bytes = packed_step_bytes_,
               .group_sums = reinterpret_cast<float*>(group_sums_.data()),
               .input = input,
               .sequence_of_token = sequence_of_token_,
               .groups = groups_,
               .groups_of_logit_rows = groups_of_logit_rows_,
+              .groups_of_op = groups_of_op_,
               .attention_tasks = attention_tasks_,
               .rows = static_cast<std::int64_t>(input.token_ids.size()),
               .logit_rows = input.logit_rows,
@@ -87,6 +93,7 @@ class CpuEngine final : public Engine {
       if (recorder_) recorder_->end_op(StepSection::kSink, 0, [] { return OpCost{}; });
     }
     if (recorder_) recorder_->end_step();
+    if (kernels_.leave_thread != nullptr) kernels_.leave_thread();
   }
 
  private:
@@ -166,6 +173,8 @@ class CpuEngine final : public Engine {
   HugeArray int8_rows_;
   HugeArray int8_scales_;
   HugeArray group_sums_;
+  HugeArray packed_;
+  std::int64_t packed_step_bytes_ = 0;
   std::int64_t int8_stride_ = 0;
   KvPool kv_pool_;
   std::vector<Scratch> scratch_;
@@ -175,6 +184,7 @@ class CpuEngine final : public Engine {
   std::vector<std::int32_t> sequence_of_token_;
   std::vector<AdapterGroup> groups_;
   std::vector<AdapterGroup> groups_of_logit_rows_;
+  std::vector<AdapterGroup> groups_of_op_;
   std::vector<std::int32_t> kept_logit_rows_;
   std::vector<AttentionTask> attention_tasks_;
 };
@@ -183,10 +193,14 @@ class CpuEngine final : public Engine {
 
 std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                         std::string_view kernels, std::shared_ptr<StepProfile> profile) {
-  const KernelTable& table = find_kernels(kernels);
+  return make_cpu_engine(std::move(program), std::move(pool), find_kernels(kernels), std::move(profile));
+}
+
+std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
+                                        const KernelTable& kernels, std::shared_ptr<StepProfile> profile) {
   program.validate().throw_if_any<EngineError>("the engine's program is inconsistent");
   try {
-    return std::make_unique<CpuEngine>(std::move(program), std::move(pool), table, std::move(profile));
+    return std::make_unique<CpuEngine>(std::move(program), std::move(pool), kernels, std::move(profile));
   } catch (const std::bad_alloc&) {
     throw EngineError("no memory for the engine's activations");
   }

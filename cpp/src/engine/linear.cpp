@@ -1,8 +1,7 @@
 #include <algorithm>
-#include <array>
-#include <span>
-#include <vector>
+#include <optional>
 
+#include "adapter_product.h"
 #include "base_product.h"
 #include "step.h"
 
@@ -12,20 +11,11 @@ namespace {
 /// Multiply-adds that are worth a chunk of a loop.
 constexpr std::int64_t kMacsPerChunk = 1 << 17;
 
-RowRange block_of(std::int64_t block, std::int64_t rows) {
-  return {block * kBlockRows, std::min((block + 1) * kBlockRows, rows)};
-}
-
-std::int64_t blocks_of(std::int64_t rows) {
-  return (rows + kBlockRows - 1) / kBlockRows;
-}
-
-/// A group's rows within a range; empty when begin >= end.
-RowRange within(const AdapterGroup& group, RowRange range) {
-  return {std::max(group.begin, range.begin), std::min(group.end, range.end)};
-}
-
 /// One linear op in one step: which columns a task makes, and how.
+///
+/// A unit is a panel of columns, of both parts where they are gated; a task is a unit times a block of rows.
+/// Kernels that take an input in parts go over units together, a part for all of them before the next, and
+/// over one block of rows after the other; the others take all blocks of a unit in turn.
 class Linear {
  public:
   Linear(const LinearOp& op, const Step& step)
@@ -33,106 +23,37 @@ class Linear {
         step_(step),
         input_(step.buffer(op.input)),
         output_(step.buffer(op.output)),
-        dtype_(op.parts[0].weight.dtype),
-        gemm_(step.kernels.gemm[static_cast<std::size_t>(dtype_)]),
-        activation_size_(size_of(input_.dtype)),
-        base_(op, step) {
-    if (op.lora_site < 0) return;
-    for (const auto& group : step.groups) {
-      if (site_of(group).total_rank > 0) groups_.push_back(group);
-    }
-  }
+        base_(op, step),
+        adapters_(op, step),
+        tiling_(base_.tiling()) {}
 
-  void run() {
-    if (!groups_.empty()) shrink();
-    base_.prepare();
-    multiply();
+  void run() const {
+    base_.prepare(!adapters_.is_empty());
+    if (!adapters_.is_empty()) adapters_.shrink();
+    if (!tiling_.takes_parts) {
+      multiply({0, step_.rows});
+      return;
+    }
+    for (std::int64_t row = 0; row < step_.rows; row += tiling_.block_rows) {
+      multiply({row, std::min(row + tiling_.block_rows, step_.rows)});
+    }
   }
 
  private:
-  /// A task of the shrink: one panel of a group's A times a block of its rows.
-  struct ShrinkTask {
-    const AdapterGroup* group;
-    std::int64_t panel;
-    RowRange rows;
-  };
-
-  [[nodiscard]] const DeviceSite& site_of(const AdapterGroup& group) const {
-    return group.adapter->sites[static_cast<std::size_t>(op_.lora_site)];
-  }
-
-  /// step.shrink[rows of groups, total_rank] = input A^T, rounded to the activation type.
-  void shrink() {
-    std::vector<ShrinkTask> tasks;
-    for (const auto& group : groups_) {
-      const std::int64_t panels = panel_count(site_of(group).total_rank);
-      for (std::int64_t panel = 0; panel < panels; ++panel) {
-        for (std::int64_t begin = group.begin; begin < group.end; begin += kBlockRows) {
-          tasks.push_back({&group, panel, {begin, std::min(begin + kBlockRows, group.end)}});
-        }
-      }
-    }
-    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-      for (std::int64_t i = begin; i < end; ++i) shrink_tile(tasks[static_cast<std::size_t>(i)], thread);
-    };
-    step_.threads.parallel_for(static_cast<std::int64_t>(tasks.size()), 1, body);
-  }
-
-  void shrink_tile(const ShrinkTask& task, int thread) {
-    const DeviceSite& site = site_of(*task.group);
-    const std::int64_t width = panel_width(site.total_rank, task.panel);
-    float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
-    gemm_({.a = step_.row(op_.input, task.rows.begin),
-           .a_stride = input_.width,
-           .panel = site.a + panel_offset(dtype_, input_.width, task.panel),
-           .k = input_.width,
-           .width = width,
-           .out = tile,
-           .out_stride = kPanelColumns,
-           .rows = task.rows.end - task.rows.begin});
-    for (std::int64_t row = task.rows.begin; row < task.rows.end; ++row, tile += kPanelColumns) {
-      step_.kernels.scale_and_store(tile, 1.0F, width, shrunk(row, task.panel * kPanelColumns), input_.dtype);
-    }
-  }
-
-  [[nodiscard]] std::byte* shrunk(std::int64_t row, std::int64_t column) const {
-    return step_.shrink + static_cast<std::size_t>(row * step_.shrink_stride + column) * activation_size_;
-  }
-
-  void multiply() {
-    const bool gated = op_.epilogue == LinearEpilogue::kSiluMul;
-    std::int64_t units = 0;
-    for (const auto& part : op_.parts) units += panel_count(part.weight.n);
-    if (gated) units = panel_count(op_.parts[0].weight.n);
-    const std::int64_t blocks = blocks_of(step_.rows);
-    // Tasks are numbered block by block within a unit of columns, so that a thread that takes several in a
-    // row reads a panel from memory once, and panels in the order of their addresses.
-    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-      ExpandedPanels expanded;
-      for (std::int64_t task = begin; task < end; ++task) {
-        const std::int64_t unit = task / blocks;
-        const RowRange rows = block_of(task % blocks, step_.rows);
-        const bool more = task + 1 < end && (task + 1) % blocks == 0;
-        if (gated) {
-          // With one block of rows, each panel is read once: the parts in turn.
-          const std::byte* next = more ? panel_data({0, unit + 1}) : nullptr;
-          const std::byte* turn = blocks == 1 ? panel_data({1, unit}) : next;
-          const std::byte* last = blocks == 1 || !more ? next : panel_data({1, unit + 1});
-          gated_tile(unit, rows, turn, last, thread, &expanded);
-        } else {
-          plain_tile(place_of(unit), rows, more ? panel_data(place_of(unit + 1)) : nullptr, thread,
-                     &expanded);
-        }
-      }
-    };
-    step_.threads.parallel_for(units * blocks, grain_of(units, blocks), body);
-  }
-
   /// One panel of one part.
   struct Place {
     std::size_t part;
     std::int64_t panel;
   };
+
+  [[nodiscard]] bool is_gated() const { return op_.epilogue == LinearEpilogue::kSiluMul; }
+
+  [[nodiscard]] std::int64_t num_units() const {
+    if (is_gated()) return panel_count(op_.parts[0].weight.n);
+    std::int64_t units = 0;
+    for (const auto& part : op_.parts) units += panel_count(part.weight.n);
+    return units;
+  }
 
   /// Panel `unit` of all parts' panels, one part after another.
   [[nodiscard]] Place place_of(std::int64_t unit) const {
@@ -148,97 +69,157 @@ class Linear {
     return weight.data + weight.offset(place.panel);
   }
 
+  /// Tasks are numbered block by block within a unit of columns, so that a thread that takes several in a row
+  /// reads a panel from memory once, and panels in the order of their addresses.
+  void multiply(RowRange rows) const {
+    const std::int64_t units = num_units();
+    const std::int64_t blocks = (rows.end - rows.begin + tiling_.block_rows - 1) / tiling_.block_rows;
+    const std::int64_t part_inputs = tiling_.inputs_of_part(rows.end - rows.begin, input_.width);
+    const std::int64_t parts = (input_.width + part_inputs - 1) / part_inputs;
+    const std::int64_t together = parts == 1 ? 1 : kTilesKept / (is_gated() ? 2 : 1);
+    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+      ExpandedPanels expanded;
+      for (std::int64_t task = begin; task < end; task += together) {
+        const std::int64_t first = rows.begin + task % blocks * tiling_.block_rows;
+        const Tile tile{.rows = {first, std::min(first + tiling_.block_rows, rows.end)},
+                        .thread = thread,
+                        .expanded = &expanded,
+                        .is_only_block = blocks == 1};
+        if (parts > 1) {  // of one block of rows
+          multiply_in_parts({task, std::min(task + together, end)}, end, part_inputs, tile);
+        } else {
+          multiply_unit(task / blocks, task + 1 < end && (task + 1) % blocks == 0, tile);
+        }
+      }
+    };
+    step_.threads.parallel_for(units * blocks, grain_of(units, blocks, together), body);
+  }
+
   /// Tasks that a thread claims at once: enough work to be worth it, whole units where there are plenty.
-  [[nodiscard]] std::int64_t grain_of(std::int64_t units, std::int64_t blocks) const {
+  [[nodiscard]] std::int64_t grain_of(std::int64_t units, std::int64_t blocks, std::int64_t together) const {
     const std::int64_t threads = step_.threads.num_threads();
-    const std::int64_t macs = std::min(step_.rows, kBlockRows) * kPanelColumns * input_.width;
+    const std::int64_t macs = std::min(step_.rows, tiling_.block_rows) * kPanelColumns * input_.width;
     const std::int64_t least = std::max<std::int64_t>(1, kMacsPerChunk / std::max<std::int64_t>(1, macs));
     const std::int64_t share = units / (threads * 4);
-    return std::max(least, share > 0 ? share * blocks : 1);
+    const std::int64_t grain = std::max(least, share > 0 ? share * blocks : 1);
+    return units >= 2 * threads * together ? std::max(grain, together) : grain;
   }
 
-  /// tile[rows, width] = the part's y in one panel of columns; see BaseProduct for `slot`.
-  void part_tile(Place place, RowRange rows, const std::byte* next, std::size_t slot, int thread,
-                 ExpandedPanels* expanded, float* tile) {
-    const LinearPart& part = op_.parts[place.part];
-    const std::int64_t width = panel_width(part.weight.n, place.panel);
-    if (groups_.empty()) {
-      base_.multiply(place.part, place.panel, rows, {next, {}}, slot, thread, expanded, tile);
+  /// What the tiles of a task have in common.
+  struct Tile {
+    RowRange rows;
+    int thread;
+    ExpandedPanels* expanded;
+    /// The step's rows are one block: each panel is read once.
+    bool is_only_block;
+  };
+
+  [[nodiscard]] float* sums(const Tile& tile, std::int64_t index) const {
+    return step_.scratch[static_cast<std::size_t>(tile.thread)].data() + index * tiling_.tile_floats();
+  }
+
+  /// `more`: the thread goes on with the next unit.
+  void multiply_unit(std::int64_t unit, bool more, const Tile& tile) const {
+    if (!is_gated()) {
+      const std::byte* next = more ? panel_data(place_of(unit + 1)) : nullptr;
+      multiply_part(place_of(unit), std::nullopt, next, 0, tile);
     } else {
-      AdapterSpans spans;
-      const Upcoming upcoming{next, adapters_of(place, rows, spans)};
-      base_.multiply(place.part, place.panel, rows, upcoming, slot, thread, expanded, tile);
-      for (const auto& group : groups_) expand(group, place, rows, width, tile);
+      // With one block of rows, each panel is read once: the parts in turn.
+      const std::byte* next = more ? panel_data({0, unit + 1}) : nullptr;
+      const std::byte* turn = tile.is_only_block ? panel_data({1, unit}) : next;
+      const std::byte* last = tile.is_only_block || !more ? next : panel_data({1, unit + 1});
+      multiply_part({0, unit}, std::nullopt, turn, 0, tile);
+      multiply_part({1, unit}, std::nullopt, last, 1, tile);
     }
+    finish_unit(unit, 0, tile);
+  }
+
+  struct UnitRange {
+    std::int64_t begin;
+    std::int64_t end;
+  };
+
+  /// Units that are taken together, of those up to `end` that the thread takes.
+  void multiply_in_parts(UnitRange units, std::int64_t end, std::int64_t part_inputs,
+                         const Tile& tile) const {
+    const std::int64_t tiles = is_gated() ? 2 : 1;
+    const std::int64_t together = units.end - units.begin;
+    for (std::int64_t begin = 0; begin < input_.width; begin += part_inputs) {
+      const InputRange inputs{begin, std::min(begin + part_inputs, input_.width)};
+      for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
+        const std::int64_t slot = (unit - units.begin) * tiles;
+        for (std::int64_t i = 0; i < tiles; ++i) {
+          const auto place = [&](std::int64_t of_unit) {
+            return is_gated() ? Place{static_cast<std::size_t>(i), of_unit} : place_of(of_unit);
+          };
+          const std::byte* next = unit + together < end ? panel_data(place(unit + together)) : nullptr;
+          multiply_part(place(unit), inputs, next, slot + i, tile);
+        }
+      }
+    }
+    for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
+      finish_unit(unit, (unit - units.begin) * tiles, tile);
+    }
+  }
+
+  void multiply_part(Place place, std::optional<InputRange> inputs, const std::byte* next, std::int64_t index,
+                     const Tile& tile) const {
+    AdapterProduct::Spans spans;
+    Upcoming upcoming{next, {}};
+    const bool is_last = !inputs.has_value() || inputs->end == input_.width;
+    if (is_last && !adapters_.is_empty()) {
+      upcoming.adapters = adapters_.spans(place.part, place.panel, tile.rows, &spans);
+    }
+    base_.multiply({.part = place.part,
+                    .panel = place.panel,
+                    .rows = tile.rows,
+                    .inputs = inputs,
+                    .upcoming = upcoming,
+                    .slot = static_cast<std::size_t>(index) % kPartsInTurn,
+                    .thread = tile.thread,
+                    .tile = sums(tile, index)},
+                   tile.expanded);
+  }
+
+  /// Adds what adapters and the bias make of a tile.
+  void finish_part(Place place, std::int64_t index, const Tile& tile) const {
+    const LinearPart& part = op_.parts[place.part];
+    float* rows = sums(tile, index);
+    if (!adapters_.is_empty()) adapters_.expand(place.part, place.panel, tile.rows, rows);
     if (part.bias.size == 0) return;
-    for (std::int64_t row = 0; row < rows.end - rows.begin; ++row) {
-      step_.kernels.add(part.bias.data + place.panel * kPanelColumns, width, tile + row * kPanelColumns);
+    const std::int64_t width = panel_width(part.weight.n, place.panel);
+    for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, rows += kPanelColumns) {
+      step_.kernels.add(part.bias.data + place.panel * kPanelColumns, width, rows);
     }
   }
 
-  /// A panel of B and the magnitudes of its columns, of each group that has rows in a tile.
-  using AdapterSpans = std::array<MemorySpan, 2 * static_cast<std::size_t>(kBlockRows)>;
-
-  std::span<const MemorySpan> adapters_of(Place place, RowRange rows, AdapterSpans& spans) const {
-    const std::int64_t width = panel_width(op_.parts[place.part].weight.n, place.panel);
-    std::size_t count = 0;
-    for (const auto& group : groups_) {
-      const DevicePart& part = site_of(group).parts[place.part];
-      const RowRange shared = within(group, rows);
-      if (part.rank == 0 || shared.begin >= shared.end) continue;
-      spans[count++] = {part.b + panel_offset(dtype_, part.rank, place.panel),
-                        static_cast<std::int64_t>(panel_bytes(dtype_, width, part.rank))};
-      if (part.magnitude == nullptr) continue;
-      spans[count++] = {reinterpret_cast<const std::byte*>(part.magnitude + place.panel * kPanelColumns),
-                        width * static_cast<std::int64_t>(sizeof(float))};
-    }
-    return {spans.data(), count};
-  }
-
-  /// Adds a group's (x A^T) B^T to its rows of the tile and multiplies them by its magnitudes.
-  void expand(const AdapterGroup& group, Place place, RowRange rows, std::int64_t width, float* tile) const {
-    const DevicePart& part = site_of(group).parts[place.part];
-    const RowRange shared = within(group, rows);
-    if (part.rank == 0 || shared.begin >= shared.end) return;
-    float* out = tile + (shared.begin - rows.begin) * kPanelColumns;
-    gemm_({.a = shrunk(shared.begin, part.rank_offset),
-           .a_stride = step_.shrink_stride,
-           .panel = part.b + panel_offset(dtype_, part.rank, place.panel),
-           .k = part.rank,
-           .width = width,
-           .out = out,
-           .out_stride = kPanelColumns,
-           .rows = shared.end - shared.begin,
-           .accumulate = true});
-    if (part.magnitude == nullptr) return;
-    for (std::int64_t row = shared.begin; row < shared.end; ++row, out += kPanelColumns) {
-      step_.kernels.multiply(part.magnitude + place.panel * kPanelColumns, width, out);
+  /// Puts a unit, whose tiles begin at number `index`, where the op's output goes.
+  void finish_unit(std::int64_t unit, std::int64_t index, const Tile& tile) const {
+    if (is_gated()) {
+      finish_part({0, unit}, index, tile);
+      finish_part({1, unit}, index + 1, tile);
+      store_gated(unit, sums(tile, index), sums(tile, index + 1), tile.rows);
+    } else {
+      finish_part(place_of(unit), index, tile);
+      store(place_of(unit), sums(tile, index), tile.rows);
     }
   }
 
-  void plain_tile(Place place, RowRange rows, const std::byte* next, int thread, ExpandedPanels* expanded) {
-    float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
-    part_tile(place, rows, next, 0, thread, expanded, tile);
+  void store(Place place, const float* sums, RowRange rows) const {
     const std::int64_t width = panel_width(op_.parts[place.part].weight.n, place.panel);
     std::int64_t column = place.panel * kPanelColumns;
     for (std::size_t before = 0; before < place.part; ++before) column += op_.parts[before].weight.n;
-    for (std::int64_t row = rows.begin; row < rows.end; ++row, tile += kPanelColumns) {
+    for (std::int64_t row = rows.begin; row < rows.end; ++row, sums += kPanelColumns) {
       float* out = step_.float_row(op_.output, row) + column;
       if (op_.epilogue == LinearEpilogue::kAdd) {
-        step_.kernels.add(tile, width, out);
+        step_.kernels.add(sums, width, out);
       } else {
-        std::copy_n(tile, width, out);
+        std::copy_n(sums, width, out);
       }
     }
   }
 
-  /// `next`, `last`: what is read after the first and the second part's panel.
-  void gated_tile(std::int64_t panel, RowRange rows, const std::byte* next, const std::byte* last, int thread,
-                  ExpandedPanels* expanded) {
-    float* gated = step_.scratch[static_cast<std::size_t>(thread)].data();
-    float* linear = gated + kTileFloats;
-    part_tile({0, panel}, rows, next, 0, thread, expanded, gated);
-    part_tile({1, panel}, rows, last, 1, thread, expanded, linear);
+  void store_gated(std::int64_t panel, const float* gated, const float* linear, RowRange rows) const {
     const std::int64_t width = panel_width(op_.parts[0].weight.n, panel);
     const std::size_t column = static_cast<std::size_t>(panel * kPanelColumns) * size_of(output_.dtype);
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
@@ -252,12 +233,9 @@ class Linear {
   const Step& step_;
   const Buffer& input_;
   const Buffer& output_;
-  DType dtype_;
-  void (*gemm_)(const PanelGemm&);
-  std::size_t activation_size_;
   BaseProduct base_;
-  /// Groups whose adapter changes this layer.
-  std::vector<AdapterGroup> groups_;
+  AdapterProduct adapters_;
+  Tiling tiling_;
 };
 
 }  // namespace

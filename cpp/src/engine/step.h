@@ -50,6 +50,10 @@ struct Step {
   std::uint8_t* int8_rows;
   std::int64_t int8_stride;
   float* int8_scales;
+  /// What KernelTable::pack_rows made of the input of the linear op that runs, steps packed_step_bytes apart;
+  /// nullptr where the kernels read rows as they are.
+  std::byte* packed;
+  std::int64_t packed_step_bytes;
   /// float32 [max_num_tokens, groups]: what KernelTable::sum_groups made of the input of the linear op that
   /// runs, where its weights have zero points.
   float* group_sums;
@@ -60,6 +64,8 @@ struct Step {
   std::span<const AdapterGroup> groups;
   /// The same of the step's logit rows, which KeepLogitRowsOp makes the rows.
   std::span<const AdapterGroup> groups_of_logit_rows;
+  /// Those of `groups` whose adapter changes the linear op that runs.
+  std::vector<AdapterGroup>& groups_of_op;
   /// Of the step's queries, for every attention op.
   std::span<const AttentionTask> attention_tasks;
   /// Rows of the section that runs: the step's tokens, or a slice of its logit rows.
@@ -81,6 +87,11 @@ struct Step {
     const auto& found = buffer(id);
     return arena + found.offset + static_cast<std::size_t>(index * found.width) * size_of(found.dtype);
   }
+  /// Where the steps of a packed row begin, or nullptr.
+  [[nodiscard]] std::byte* steps_of_row(std::int64_t index) const {
+    constexpr std::int64_t kStepBytes = 64;
+    return packed == nullptr ? nullptr : packed + index * kStepBytes;
+  }
   [[nodiscard]] float* float_row(BufferId id, std::int64_t index) const {
     return reinterpret_cast<float*>(row(id, index));
   }
@@ -95,11 +106,18 @@ void run_op(const LinearOp& op, const Step& step);
 void run_op(const KeepLogitRowsOp& op, Step& step);
 
 /// Floats of scratch that a thread needs for each kind of op.
-[[nodiscard]] std::size_t linear_scratch_floats(const Program& program);
+[[nodiscard]] std::size_t linear_scratch_floats(const Program& program, const KernelTable& kernels);
 [[nodiscard]] std::size_t attention_scratch_floats(const ModelShape& shape);
 
 /// Step::int8_stride that a program needs; 0 without weights of QuantAlgo::kW8A8.
 [[nodiscard]] std::int64_t int8_row_bytes(const Program& program);
+
+/// Room for Step::packed.
+struct PackedRowsSize {
+  std::int64_t steps = 0;
+  std::int64_t step_bytes = 0;
+};
+[[nodiscard]] PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kernels);
 
 /// The most groups of inputs that a matrix with zero points has.
 [[nodiscard]] std::int64_t most_zero_point_groups(const Program& program);

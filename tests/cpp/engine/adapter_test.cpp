@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "adaptrt/kernels/kernel_table.h"
+#include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
 
 namespace adaptrt::testing {
@@ -17,14 +18,8 @@ namespace {
 
 namespace data = boost::unit_test::data;
 
-auto kernel_names() {
-  std::vector<std::string> names;
-  for (const auto* table : available_kernels()) names.emplace_back(table->name);
-  return data::make(std::move(names));
-}
-
 std::unique_ptr<Engine> engine_of(const Program& program, const std::string& kernels) {
-  auto engine = make_cpu_engine(program, std::make_shared<ThreadPool>(2), kernels);
+  auto engine = make_cpu_engine(program, std::make_shared<ThreadPool>(2), kernel_table(kernels));
   engine->allocate_kv_blocks(16);
   return engine;
 }
@@ -73,7 +68,7 @@ Piece prompt(std::int64_t vocab, const DeviceAdapter* adapter, std::int32_t firs
 
 BOOST_AUTO_TEST_SUITE(adapters)
 
-BOOST_DATA_TEST_CASE(an_adapter_acts_like_its_merged_weights, kernel_names() * data::make({false, true}),
+BOOST_DATA_TEST_CASE(an_adapter_acts_like_its_merged_weights, kernel_tables() * data::make({false, true}),
                      kernels, dora) {
   // Float32 roundings of two layers of some units; the merged weights are rounded once more.
   constexpr float kTolerance = 2e-4F;

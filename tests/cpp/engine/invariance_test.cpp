@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "adaptrt/kernels/kernel_table.h"
+#include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
 
 namespace adaptrt::testing {
@@ -28,12 +29,6 @@ constexpr Quantization kQuantizations[] = {
 };
 constexpr std::int32_t kNumBlocks = 160;
 
-auto kernel_names() {
-  std::vector<std::string> names;
-  for (const auto* table : available_kernels()) names.emplace_back(table->name);
-  return data::make(std::move(names));
-}
-
 /// A model and its adapters; engines of it differ in threads only.
 struct Served {
   Served(ModelOptions options, std::string kernels_name) : model(options), kernels(std::move(kernels_name)) {
@@ -44,7 +39,7 @@ struct Served {
   }
 
   [[nodiscard]] std::unique_ptr<Engine> engine(int threads) const {
-    auto made = make_cpu_engine(model.program, std::make_shared<ThreadPool>(threads), kernels);
+    auto made = make_cpu_engine(model.program, std::make_shared<ThreadPool>(threads), kernel_table(kernels));
     made->allocate_kv_blocks(kNumBlocks);
     return made;
   }
@@ -165,12 +160,12 @@ void check_invariance(ModelOptions options, const std::string& kernels) {
 
 BOOST_AUTO_TEST_SUITE(invariance)
 
-BOOST_DATA_TEST_CASE(any_crowd_gives_the_bits_of_a_request_alone, kernel_names() * data::make({0, 1, 2}),
+BOOST_DATA_TEST_CASE(any_crowd_gives_the_bits_of_a_request_alone, kernel_tables() * data::make({0, 1, 2}),
                      kernels, dtype_index) {
   check_invariance({.dtype = kDTypes[dtype_index], .biases = true, .max_num_tokens = 400}, kernels);
 }
 
-BOOST_DATA_TEST_CASE(with_quantized_weights, kernel_names() * data::make({0, 1, 2, 3}) * data::make({0, 2}),
+BOOST_DATA_TEST_CASE(with_quantized_weights, kernel_tables() * data::make({0, 1, 2, 3}) * data::make({0, 2}),
                      kernels, quantization_index, dtype_index) {
   check_invariance({.dtype = kDTypes[dtype_index],
                     .biases = true,
@@ -179,7 +174,7 @@ BOOST_DATA_TEST_CASE(with_quantized_weights, kernel_names() * data::make({0, 1, 
                    kernels);
 }
 
-BOOST_DATA_TEST_CASE(with_an_int8_kv_cache, kernel_names() * data::make({0, 1, 2}), kernels, dtype_index) {
+BOOST_DATA_TEST_CASE(with_an_int8_kv_cache, kernel_tables() * data::make({0, 1, 2}), kernels, dtype_index) {
   check_invariance({.dtype = kDTypes[dtype_index], .max_num_tokens = 400, .int8_kv_cache = true}, kernels);
 }
 
@@ -210,7 +205,7 @@ BOOST_AUTO_TEST_CASE(kernel_tables_agree_within_rounding) {
   // products.
   constexpr float kTolerance = 1e-4F;
   std::vector<float> first;
-  for (const auto* table : available_kernels()) {
+  for (const auto* table : all_kernel_tables()) {
     const Served served(options, std::string(table->name));
     Random random(5);
     auto requests = make_requests(served, 3, 100, &random);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "adaptrt/kernels/kernel_table.h"
+#include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
 
 namespace adaptrt::testing {
@@ -22,14 +23,8 @@ namespace data = boost::unit_test::data;
 constexpr std::int32_t kNumBlocks = 24;
 constexpr std::size_t kVocab = 61;
 
-auto kernel_names() {
-  std::vector<std::string> names;
-  for (const auto* table : available_kernels()) names.emplace_back(table->name);
-  return data::make(std::move(names));
-}
-
-std::unique_ptr<Engine> engine_of(const Program& program, const std::string& kernels = {}) {
-  auto engine = make_cpu_engine(program, std::make_shared<ThreadPool>(2), kernels);
+std::unique_ptr<Engine> engine_of(const Program& program, const std::string& kernels = "") {
+  auto engine = make_cpu_engine(program, std::make_shared<ThreadPool>(2), kernel_table(kernels));
   engine->allocate_kv_blocks(kNumBlocks);
   return engine;
 }
@@ -79,7 +74,7 @@ BOOST_AUTO_TEST_CASE(a_block_has_the_bytes_of_its_slots) {
   BOOST_TEST(bytes({.dtype = DType::kBFloat16, .int8_kv_cache = true}) == 2U * 2 * 16 * (12 + 4 + 16 + 4));
 }
 
-BOOST_DATA_TEST_CASE(int8_is_near_the_unquantised_cache, kernel_names() * data::make({0, 1, 2}), kernels,
+BOOST_DATA_TEST_CASE(int8_is_near_the_unquantised_cache, kernel_tables() * data::make({0, 1, 2}), kernels,
                      dtype_index) {
   ModelOptions options{.dtype = static_cast<DType>(dtype_index)};
   const auto tokens = random_tokens(150, 4);
@@ -114,8 +109,8 @@ BOOST_DATA_TEST_CASE(blocks_of_another_request_are_read_as_one_s_own,
 }
 
 BOOST_DATA_TEST_CASE(tokens_that_are_not_finite_spoil_those_behind_them_alone,
-                     kernel_names() * data::make({0, 1, 2}) * data::make({false, true}), kernels, dtype_index,
-                     int8_kv_cache) {
+                     kernel_tables() * data::make({0, 1, 2}) * data::make({false, true}), kernels,
+                     dtype_index, int8_kv_cache) {
   constexpr std::size_t kBad = 21;  // in the middle of a tile and of a block
   const auto dtype = static_cast<DType>(dtype_index);
   RandomModel model({.dtype = dtype, .int8_kv_cache = int8_kv_cache});

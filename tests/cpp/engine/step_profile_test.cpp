@@ -26,7 +26,7 @@ const ModelOptions kOptions{.dtype = DType::kBFloat16, .num_layers = 1, .biases 
 std::shared_ptr<StepProfile> profile_of(const RandomModel& model, const std::vector<Piece>& pieces,
                                         int threads = 2) {
   auto profile = std::make_shared<StepProfile>(4);
-  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(threads), {}, profile);
+  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(threads), "", profile);
   engine->allocate_kv_blocks(8);
   StepArrays arrays(pieces);
   engine->step(arrays.input(), [](std::int64_t, std::int64_t, const float*) {});
@@ -155,7 +155,7 @@ BOOST_AUTO_TEST_CASE(the_newest_steps_are_kept_and_taken_once) {
 BOOST_AUTO_TEST_CASE(a_step_that_is_refused_leaves_no_record) {
   RandomModel model(kOptions);
   auto profile = std::make_shared<StepProfile>(4);
-  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1), {}, profile);
+  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1), "", profile);
   engine->allocate_kv_blocks(8);
   StepArrays arrays(prefill_and_decode(nullptr, nullptr));
   arrays.tokens[0] = -1;

@@ -210,7 +210,7 @@ auto all_kinds() {
 BOOST_AUTO_TEST_SUITE(attention)
 
 BOOST_DATA_TEST_CASE(a_chunk_matches_float64, all_kinds(), name, dtype_index, is_int8, shape_index) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const auto dtype = static_cast<DType>(dtype_index);
   FreshRandom random;
   const Head head(kShapes[shape_index], dtype, is_int8, &random);
@@ -235,7 +235,7 @@ BOOST_DATA_TEST_CASE(a_chunk_matches_float64, all_kinds(), name, dtype_index, is
 
 BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_in_every_chunk, all_kinds(), name, dtype_index, is_int8,
                      shape_index) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   FreshRandom random;
   const Head head(kShapes[shape_index], static_cast<DType>(dtype_index), is_int8, &random);
   const Shape& shape = head.shape();

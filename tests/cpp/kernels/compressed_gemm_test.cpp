@@ -16,6 +16,10 @@ namespace {
 /// More than a part of k, and no whole number of them.
 constexpr std::int64_t kInputs[] = {8, 128, 136, 392};
 
+/// Rows that kernels take in different ways, of which those that a table does not take compressed are left
+/// out.
+constexpr std::int64_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 18, 23, 24, 32, 33, 48, 70};
+
 /// A bfloat16 panel, and its compressed form with places for one exception more than it has.
 struct CompressedCase {
   CompressedCase(std::int64_t depth, int others_per_mille, std::mt19937* random) : k(depth) {
@@ -51,7 +55,7 @@ BOOST_AUTO_TEST_SUITE(compressed_gemm)
 
 BOOST_DATA_TEST_CASE(expanding_gives_the_panel, kernel_tables() * boost::unit_test::data::make({0, 5, 300}),
                      name, others) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const std::uint32_t seed = std::random_device{}();
   BOOST_TEST_CONTEXT("seed " << seed) {
     std::mt19937 random(seed);
@@ -68,7 +72,7 @@ BOOST_DATA_TEST_CASE(expanding_gives_the_panel, kernel_tables() * boost::unit_te
 
 BOOST_DATA_TEST_CASE(products_have_the_bits_of_the_panel_they_stand_for,
                      kernel_tables() * boost::unit_test::data::make({0, 5, 300}), name, others) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const std::uint32_t seed = std::random_device{}();
   BOOST_TEST((table.compressed_gemm == nullptr) == (table.compressed_rows == 0));
   BOOST_TEST_CONTEXT("seed " << seed) {
@@ -78,7 +82,8 @@ BOOST_DATA_TEST_CASE(products_have_the_bits_of_the_panel_they_stand_for,
       const CompressedCase following(k, others, &random);
       const std::vector<std::byte> adapter(1000);
       const MemorySpan spans[] = {{adapter.data(), 1000}, {adapter.data(), 1}};
-      for (std::int64_t rows = 1; rows <= table.compressed_rows; ++rows) {
+      for (const std::int64_t rows : kRows) {
+        if (rows > table.compressed_rows) break;
         const std::int64_t a_stride = k + 2;
         const auto a = random_activations(rows * a_stride, &random);
         const std::int64_t out_stride = kPanelColumns + 1;
@@ -106,7 +111,7 @@ BOOST_DATA_TEST_CASE(products_have_the_bits_of_the_panel_they_stand_for,
 }
 
 BOOST_DATA_TEST_CASE(damaged_panels_write_nothing_outside, kernel_tables(), name) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const std::uint32_t seed = std::random_device{}();
   BOOST_TEST_CONTEXT("seed " << seed) {
     std::mt19937 random(seed);

@@ -50,7 +50,7 @@ BOOST_AUTO_TEST_CASE(tables_are_found_by_name_and_unknown_names_are_refused) {
 }
 
 BOOST_DATA_TEST_CASE(exp_is_within_its_bound, kernel_tables(), name) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   FreshRandom random;
   auto x = random.vector(20000, -87.33F, 88.0F);
   const auto near_zero = random.vector(20000, -1.0F, 1.0F);
@@ -64,7 +64,7 @@ BOOST_DATA_TEST_CASE(exp_is_within_its_bound, kernel_tables(), name) {
 }
 
 BOOST_DATA_TEST_CASE(exp_at_its_ends, kernel_tables(), name) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const std::vector<float> x = {0.0F, -0.0F, -87.4F, -1000.0F, -kInfinity, 1000.0F, kInfinity, std::nanf("")};
   std::vector<float> out(x.size(), kPoison);
   table.exp(x.data(), static_cast<std::int64_t>(x.size()), out.data());
@@ -77,7 +77,7 @@ BOOST_DATA_TEST_CASE(exp_at_its_ends, kernel_tables(), name) {
 
 BOOST_DATA_TEST_CASE(conversions_are_those_of_the_dtypes, kernel_tables() * data::make({1, 2}), name,
                      dtype_index) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const auto dtype = static_cast<DType>(dtype_index);
   FreshRandom random;
   for (const std::int64_t n : kSizes) {
@@ -103,7 +103,7 @@ BOOST_DATA_TEST_CASE(conversions_are_those_of_the_dtypes, kernel_tables() * data
 }
 
 BOOST_DATA_TEST_CASE(every_half_is_widened_exactly, kernel_tables() * data::make({1, 2}), name, dtype_index) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const auto dtype = static_cast<DType>(dtype_index);
   std::vector<std::uint16_t> halves(0x10000);
   for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
@@ -122,7 +122,7 @@ BOOST_DATA_TEST_CASE(every_half_is_widened_exactly, kernel_tables() * data::make
 
 BOOST_DATA_TEST_CASE(nan_stays_nan_when_it_is_stored, kernel_tables() * data::make({1, 2}), name,
                      dtype_index) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const auto dtype = static_cast<DType>(dtype_index);
   std::vector<float> x(19, std::nanf(""));
   x[3] = std::bit_cast<float>(0x7f800001U);
@@ -135,7 +135,7 @@ BOOST_DATA_TEST_CASE(nan_stays_nan_when_it_is_stored, kernel_tables() * data::ma
 }
 
 BOOST_DATA_TEST_CASE(rms_norm_matches_float64, kernel_tables(), name) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   FreshRandom random;
   for (const std::int64_t n : kSizes) {
     const auto x = random.vector(n, -3.0F, 3.0F);
@@ -158,7 +158,7 @@ BOOST_DATA_TEST_CASE(rms_norm_matches_float64, kernel_tables(), name) {
 }
 
 BOOST_DATA_TEST_CASE(silu_mul_matches_float64, kernel_tables(), name) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   FreshRandom random;
   for (const std::int64_t n : kSizes) {
     auto gated = random.vector(n, -20.0F, 20.0F);
@@ -187,7 +187,7 @@ BOOST_DATA_TEST_CASE(silu_mul_matches_float64, kernel_tables(), name) {
 }
 
 BOOST_DATA_TEST_CASE(sums_and_products_are_rounded_once, kernel_tables(), name) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   FreshRandom random;
   for (const std::int64_t n : kSizes) {
     const auto x = random.vector(n);
@@ -208,7 +208,7 @@ BOOST_DATA_TEST_CASE(sums_and_products_are_rounded_once, kernel_tables(), name) 
 
 BOOST_DATA_TEST_CASE(rotation_turns_pairs_of_the_two_halves_of_each_head,
                      kernel_tables() * data::make({0, 1, 2}), name, dtype_index) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const auto dtype = static_cast<DType>(dtype_index);
   FreshRandom random;
   constexpr std::int64_t kHeads = 3;
@@ -247,7 +247,7 @@ BOOST_DATA_TEST_CASE(rotation_turns_pairs_of_the_two_halves_of_each_head,
 }
 
 BOOST_DATA_TEST_CASE(pairs_of_bfloat16_are_those_of_the_two_rows, kernel_tables(), name) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   FreshRandom random;
   for (const std::int64_t n : kSizes) {
     const auto even = random.vector(n);
@@ -265,7 +265,7 @@ BOOST_DATA_TEST_CASE(pairs_of_bfloat16_are_those_of_the_two_rows, kernel_tables(
 
 BOOST_DATA_TEST_CASE(a_number_that_is_not_finite_once_rounded_is_found,
                      kernel_tables() * data::make({0, 1, 2}), name, dtype_index) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const auto dtype = static_cast<DType>(dtype_index);
   // The greatest float32 that stays finite, and the next.
   const float greatest = dtype == DType::kFloat32    ? std::numeric_limits<float>::max()

@@ -88,7 +88,7 @@ BOOST_AUTO_TEST_SUITE(gemm)
 
 BOOST_DATA_TEST_CASE(products_match_float64, kernel_tables() * data::make({0, 1, 2}), name, dtype_index) {
   const DType dtype = kDTypes[dtype_index];
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t k : {1, 2, 3, 7, 16, 37, 130}) {
@@ -119,7 +119,7 @@ BOOST_DATA_TEST_CASE(products_match_float64, kernel_tables() * data::make({0, 1,
 BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_and_in_any_crowd, kernel_tables() * data::make({0, 1, 2}),
                      name, dtype_index) {
   const DType dtype = kDTypes[dtype_index];
-  const auto& gemm = find_kernels(name).gemm[static_cast<std::size_t>(dtype)];
+  const auto& gemm = kernel_table(name).gemm[static_cast<std::size_t>(dtype)];
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t width : {5, 16, 24, 40, 61, 64}) {
@@ -148,7 +148,7 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_and_in_any_crowd, kernel_tabl
 BOOST_DATA_TEST_CASE(accumulating_adds_the_product_to_what_was_there, kernel_tables() * data::make({0, 1, 2}),
                      name, dtype_index) {
   const DType dtype = kDTypes[dtype_index];
-  const auto& gemm = find_kernels(name).gemm[static_cast<std::size_t>(dtype)];
+  const auto& gemm = kernel_table(name).gemm[static_cast<std::size_t>(dtype)];
   FreshRandom random;
   for (const std::int64_t width : {9, 30, 64}) {
     const Case test(dtype, 9, 16, width, &random);

@@ -1,26 +1,18 @@
 #pragma once
 
-#include <boost/test/data/monomorphic.hpp>
 #include <cstdint>
-#include <ostream>
 #include <random>
-#include <string>
-#include <utility>
 #include <vector>
 
-#include "adaptrt/kernels/kernel_table.h"
+#include "emulated_tiles/kernel_tables.h"
 
 namespace adaptrt {
 
 /// A value that no kernel may leave behind or read.
 inline constexpr float kPoison = -12345678.0F;
 
-/// Every table that this CPU can run, as a dataset.
-inline auto kernel_tables() {
-  std::vector<std::string> names;
-  for (const auto* table : available_kernels()) names.emplace_back(table->name);
-  return boost::unit_test::data::make(std::move(names));
-}
+using testing::kernel_table;
+using testing::kernel_tables;
 
 /// Fresh random numbers in every run; the seed is printed so that a failure can be repeated.
 class FreshRandom {

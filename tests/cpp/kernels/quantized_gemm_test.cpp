@@ -86,7 +86,7 @@ BOOST_AUTO_TEST_SUITE(quantized_gemm)
 
 BOOST_DATA_TEST_CASE(products_match_float64, kernel_tables() * data::make({0, 1, 2, 3}) * data::make({0, 1}),
                      name, quantization_index, activation_index) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const Quantization& quantization = kWeightOnly[quantization_index];
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
@@ -131,7 +131,7 @@ BOOST_DATA_TEST_CASE(products_match_float64, kernel_tables() * data::make({0, 1,
 BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_in_any_crowd_and_with_an_expanded_panel,
                      kernel_tables() * data::make({0, 1, 2, 3}) * data::make({0, 1}), name,
                      quantization_index, activation_index) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t width : {5, 16, 40, 61, 64}) {
@@ -186,7 +186,7 @@ struct Int8Rows {
 };
 
 BOOST_DATA_TEST_CASE(sums_are_exact_and_every_table_gives_the_same_bits, kernel_tables(), name) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const Quantization quantization{.algo = QuantAlgo::kW8A8};
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
@@ -228,7 +228,7 @@ BOOST_DATA_TEST_CASE(sums_are_exact_and_every_table_gives_the_same_bits, kernel_
 }
 
 BOOST_DATA_TEST_CASE(extreme_sums_do_not_wrap, kernel_tables(), name) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const std::int64_t k = kMaxW8A8Inputs;
   const Quantization quantization{.algo = QuantAlgo::kW8A8};
   std::vector<std::byte> weights(static_cast<std::size_t>(2 * k), std::byte{127});
@@ -253,7 +253,7 @@ BOOST_DATA_TEST_CASE(extreme_sums_do_not_wrap, kernel_tables(), name) {
 
 BOOST_DATA_TEST_CASE(rows_are_rounded_to_the_nearest_of_255_values, kernel_tables() * data::make({0, 1, 2}),
                      name, type_index) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   const DType type = static_cast<DType>(type_index);
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
@@ -283,7 +283,7 @@ BOOST_DATA_TEST_CASE(rows_are_rounded_to_the_nearest_of_255_values, kernel_table
 }
 
 BOOST_DATA_TEST_CASE(rows_of_zeros_and_of_no_numbers, kernel_tables(), name) {
-  const auto& table = find_kernels(name);
+  const auto& table = kernel_table(name);
   std::uint8_t out[4];
   float scale = 1.0F;
   const auto quantize = [&](std::vector<float> x) {

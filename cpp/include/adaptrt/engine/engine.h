@@ -16,6 +16,8 @@
 
 namespace adaptrt {
 
+struct KernelTable;
+
 /// What an executor must know of an engine, whatever compiled it.
 struct EngineInfo {
   DType dtype = DType::kFloat32;
@@ -76,6 +78,10 @@ class Engine {
 /// op of every step is timed and recorded there, and the pool measures its busy time.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                                       std::string_view kernels = {},
+                                                      std::shared_ptr<StepProfile> profile = nullptr);
+/// The same with a table of kernels that outlives the engine.
+[[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
+                                                      const KernelTable& kernels,
                                                       std::shared_ptr<StepProfile> profile = nullptr);
 
 }  // namespace adaptrt

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,15 +21,25 @@ struct MemorySpan {
   std::int64_t bytes = 0;
 };
 
+/// Inputs [begin, end) of a product.
+struct InputRange {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
 /// out[rows, width] = a[rows, k] * panel[width, k]^T, or += when `accumulate`.
 ///
 /// Each element is summed over the whole of k in an order that depends on k, width and the table of kernels
-/// alone, so it has the same bits whatever the other rows are. With `accumulate` that sum is then added to
-/// what was there.
+/// alone, so it has the same bits whatever the other rows are, and however k was cut into parts. With
+/// `accumulate` the sum is added to what was there or goes on from it, one way for each table and type.
 struct PanelGemm {
   /// float32, or bfloat16 for bfloat16 panels.
   const void* a = nullptr;
   std::int64_t a_stride = 0;  ///< elements between rows
+  /// What KernelTable::pack_rows made of the rows, where it was called: the first one's first step, and the
+  /// bytes between steps.
+  const std::byte* a_steps = nullptr;
+  std::int64_t a_step_bytes = 0;
   /// One panel of a PanelMatrix: [ceil(k / ki)][width][ki].
   const std::byte* panel = nullptr;
   std::int64_t k = 0;
@@ -38,6 +49,9 @@ struct PanelGemm {
   std::int64_t rows = 0;
   /// Of panels that are near already.
   bool accumulate = false;
+  /// Of tables with part_bytes: the inputs that are multiplied now. The parts of a panel are taken in order;
+  /// before the last one `out` holds what is needed to go on. nullopt: all inputs.
+  std::optional<InputRange> part = std::nullopt;
   /// The panel that will be multiplied next, to be brought near meanwhile; nullptr when it is not known.
   const std::byte* next_panel = nullptr;
   /// What else is to be brought near meanwhile.
@@ -54,6 +68,8 @@ struct QuantizedGemm {
   const void* a = nullptr;             ///< of `activation`
   DType activation = DType::kFloat32;  ///< kFloat32 or kBFloat16
   std::int64_t a_stride = 0;           ///< elements between rows
+  const std::byte* a_steps = nullptr;  ///< see PanelGemm
+  std::int64_t a_step_bytes = 0;
   /// With zero points: what sum_groups made of each row, [rows, groups].
   const float* a_sums = nullptr;
   Quantization quantization;
@@ -65,6 +81,8 @@ struct QuantizedGemm {
   float* out = nullptr;
   std::int64_t out_stride = 0;
   std::int64_t rows = 0;
+  /// See PanelGemm; parts are of whole groups where there are several.
+  std::optional<InputRange> part = std::nullopt;
   /// The panel that will be multiplied next, to be brought near meanwhile; nullptr when it is not known.
   const std::byte* next_panel = nullptr;
 };
@@ -82,6 +100,7 @@ struct Int8Gemm {
   float* out = nullptr;
   std::int64_t out_stride = 0;
   std::int64_t rows = 0;
+  std::optional<InputRange> part = std::nullopt;  ///< see PanelGemm
   /// The panel that will be multiplied next, to be brought near meanwhile; nullptr when it is not known.
   const std::byte* next_panel = nullptr;
 };
@@ -100,10 +119,27 @@ struct HeadRotation {
   DType out_type = DType::kFloat32;
 };
 
+/// KernelTable::block_rows of kernels that read rows as they are, and of other activations than bfloat16: the
+/// sums of a tile, of two parts at once, stay in the first-level cache.
+inline constexpr std::int64_t kVectorBlockRows = 48;
+
 /// The kernels of one instruction set. All are pure functions of their arguments; n may be any number >= 0
 /// and nothing needs more than its elements' alignment.
 struct KernelTable {
   std::string_view name;
+
+  /// Rows of bfloat16 activations that a panel is multiplied by at once.
+  std::int64_t block_rows;
+  /// Bytes of activations that are to stay near while a block's panels are multiplied: longer inputs are
+  /// taken in parts. 0: these kernels take no parts.
+  std::int64_t part_bytes;
+  /// Copies `count` rows of bfloat16, `bytes` long and `stride` bytes apart, into steps of 64 bytes for
+  /// PanelGemm::a_steps: row r's bytes from 64 s on go to out + s * step_bytes + 64 r, zeros behind them and
+  /// below them up to a multiple of 16 rows. nullptr: these kernels read rows as they are.
+  void (*pack_rows)(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t bytes,
+                    std::byte* out, std::int64_t step_bytes);
+  /// Gives back what these kernels hold of a thread's state. For threads of the caller's, after a step.
+  void (*leave_thread)();
 
   /// By DType of the panel.
   std::array<void (*)(const PanelGemm& gemm), 3> gemm;
@@ -161,8 +197,8 @@ struct KernelTable {
 /// polynomial and its argument, and the polynomial's own 6e-8.
 inline constexpr float kExpRelativeError = 2.5e-7F;
 
-/// The tables that this CPU can run, best first: of "avx512_bf16" (which needs VNNI too), "avx512_vnni",
-/// "avx512", "avx2" and "portable".
+/// The tables that this CPU can run, best first: of "avx512_amx", "avx512_bf16" (which needs VNNI too),
+/// "avx512_vnni", "avx512", "avx2" and "portable".
 [[nodiscard]] std::span<const KernelTable* const> available_kernels();
 
 /// The table of that name, or the best one for an empty name. Throws ConfigError naming those that this CPU

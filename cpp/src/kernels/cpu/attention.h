@@ -168,7 +168,7 @@ void attend_stored(const AttentionTile& tile) {
   begin_block(0, 0);
   for (std::int64_t index = 0; index < num_blocks; ++index) {
     RowBlock<Weights>& block = blocks[index % 2];
-    if (block.num_groups > 0) take_scores<Weights, kScaled>(tile, &block);
+    if (block.num_groups > 0) take_scores<kScaled>(tile, &block);
     if (index + 1 < num_blocks) begin_block(index + 1, block.row + block.rows);
     with_constant<kTileRows>(block.rows, [&](auto rows) { weigh_columns<Weights, rows()>(tile, block); });
   }
@@ -185,9 +185,9 @@ inline void store_pairs(Simd::Pair pair, std::byte* to, std::int64_t row_bytes) 
   }
 }
 
-/// Widens the int8 keys and values of a tile, and attends to them.
+/// The tile with its int8 keys and values widened, in its scratch.
 template <class Weights>
-void attend_int8(const AttentionTile& tile) {
+AttentionTile widened_tile(const AttentionTile& tile) {
   constexpr std::int64_t kPair = 2;
   // Bytes of a slot or column in the panels that are made, for both k of a pair where they are apart.
   constexpr std::int64_t kStep = Weights::kColumnBytes;
@@ -225,14 +225,14 @@ void attend_int8(const AttentionTile& tile) {
     }
   }
   widened.next = widened.groups;
-  attend_stored<Weights, true>(widened);
+  return widened;
 }
 
 template <class Weights>
 void attend(const AttentionTile& tile) {
   if (tile.is_int8) {
     using Widened = std::conditional_t<Weights::kInterleave == 2, Weights, Float32Weights>;
-    attend_int8<Widened>(tile);
+    attend_stored<Widened, true>(widened_tile<Widened>(tile));
   } else {
     attend_stored<Weights, false>(tile);
   }

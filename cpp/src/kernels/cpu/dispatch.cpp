@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/kernels/amx.h"
 #include "adaptrt/kernels/kernel_table.h"
 #include "tables.h"
 
@@ -16,6 +17,8 @@ std::vector<const KernelTable*> find_available() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
+  if (bf16 && amx_is_permitted()) tables.push_back(&avx512_amx_kernels());
   if (vnni && __builtin_cpu_supports("avx512bf16")) tables.push_back(&avx512_bf16_kernels());
   if (vnni) tables.push_back(&avx512_vnni_kernels());
   if (avx512) tables.push_back(&avx512_kernels());

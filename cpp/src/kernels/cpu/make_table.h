@@ -16,6 +16,10 @@ namespace {
 /// The table of the instruction set that this is compiled for.
 constexpr KernelTable make_table(const char* name) {
   return {name,
+          kVectorBlockRows,
+          0,
+          nullptr,
+          nullptr,
           {&gemm_panel<Float32Weights>, &gemm_panel<Float16Weights>, &gemm_panel<BFloat16Weights>},
           compressed_gemm_of<BFloat16Weights>(),
           kCanStream<BFloat16Weights> ? kStreamRows : 0,

@@ -53,13 +53,6 @@ inline Simd::Vec load_scales(const QuantizedGemm& gemm, const std::byte* scales,
   return Simd::load(reinterpret_cast<const float*>(scales) + column, lanes);
 }
 
-/// Inputs [begin, end) of a panel, whole groups of them; of the only group any part, between which sums wait
-/// in `out`.
-struct InputRange {
-  std::int64_t begin;
-  std::int64_t end;
-};
-
 /// Of a panel, what is decoded at once: it stays in the first-level cache beside the rows and what is
 /// fetched.
 inline constexpr std::int64_t kDecodedBytes = 16384;
@@ -235,13 +228,14 @@ void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, con
   }
 }
 
+/// A pair of bfloat16, or a float32.
+inline constexpr std::int64_t kExpandedBytes = 4;
+
 /// Decodes `units` of k of kVectors vectors of columns, the last one of last_lanes columns, of a panel.
 template <class Packed, int kVectors>
 void expand_columns(const std::byte* words, std::int64_t width, std::int64_t units, std::int64_t last_lanes,
-                    std::byte* out) {
-  constexpr std::int64_t kOutBytes = 4;  // a pair of bfloat16, or a float32
+                    std::byte* out, std::int64_t out_row_bytes) {
   const std::int64_t row_bytes = width * Packed::kColumnBytes;
-  const std::int64_t out_row_bytes = width * kOutBytes;
   const auto expand = [&](auto wanted) __attribute__((always_inline)) {
     ADAPTRT_UNROLL
     for (int v = 0; v < kVectors; ++v) {
@@ -249,7 +243,7 @@ void expand_columns(const std::byte* words, std::int64_t width, std::int64_t uni
       const auto word = Packed::load(words + v * Simd::kLanes * Packed::kColumnBytes, lanes);
       for_each_index<Packed::kUnits>([&](auto unit) __attribute__((always_inline)) {
         if (!wanted(unit())) return;
-        Packed::store(out + unit() * out_row_bytes + v * Simd::kLanes * kOutBytes,
+        Packed::store(out + unit() * out_row_bytes + v * Simd::kLanes * kExpandedBytes,
                       Packed::template decode<unit()>(word), lanes);
       });
     }
@@ -283,7 +277,8 @@ void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) 
     const InputRange inputs{begin, std::min(begin + kStretch, gemm.k)};
     const std::byte* words = panel.weights + begin / kWordInputs * kRowBytes;
     const std::int64_t units = (inputs.end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
-    expand_columns<Packed, kTileVectors>(words, kPanelColumns, units, Simd::kLanes, decoded);
+    expand_columns<Packed, kTileVectors>(words, kPanelColumns, units, Simd::kLanes, decoded,
+                                         kPanelColumns * kExpandedBytes);
     const bool is_last = inputs.end == gemm.k;
     const std::byte* next =
         is_last && gemm.next_panel != nullptr ? gemm.next_panel : words + kStretch / kWordInputs * kRowBytes;
@@ -320,12 +315,11 @@ void multiply_quantized(const QuantizedGemm& gemm) {
 template <class Packed>
 void expand_weights(const QuantizedGemm& gemm, std::byte* out) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
-  constexpr std::int64_t kOutBytes = 4;
   const std::int64_t units = (gemm.k + Packed::kInterleave - 1) / Packed::kInterleave;
   const auto columns = [&]<int kVectors>(std::integral_constant<int, kVectors>, std::int64_t column,
                                          std::int64_t last_lanes) {
     expand_columns<Packed, kVectors>(gemm.panel + column * Packed::kColumnBytes, gemm.width, units,
-                                     last_lanes, out + column * kOutBytes);
+                                     last_lanes, out + column * kExpandedBytes, gemm.width * kExpandedBytes);
   };
   std::int64_t column = 0;
   for (; column + kGroup <= gemm.width; column += kGroup) {

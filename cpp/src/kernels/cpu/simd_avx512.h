@@ -160,6 +160,11 @@ struct Simd {
     const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
     return _mm512_mask_blend_epi16(0xaaaaaaaaU, low, _mm512_castps_si512(odd));
   }
+  /// The bfloat16 in the lower and upper halves of the lanes.
+  static Pair bfloat16_pairs(Words words) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(words, 16)),
+            _mm512_castsi512_ps(_mm512_and_epi32(words, _mm512_set1_epi32(-0x10000)))};
+  }
   /// sums + the four products of a lane's uint8 of a and int8 of b.
   static Words dot(Words sums, Words a, Words b) {
 #ifdef __AVX512VNNI__

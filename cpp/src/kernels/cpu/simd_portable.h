@@ -179,6 +179,10 @@ struct Simd {
   static Words pack_bfloat16(Vec even, Vec odd) {
     return (floats_to_bits(even) >> 16) | (floats_to_bits(odd) & set_bits(0xffff0000));
   }
+  /// The bfloat16 in the lower and upper halves of the lanes.
+  static Pair bfloat16_pairs(Words words) {
+    return {bits_to_floats(words << 16), bits_to_floats(words & set_bits(0xffff0000U))};
+  }
   /// sums + the four products of a lane's uint8 of a and int8 of b.
   static Words dot(Words sums, Words a, Words b) {
     const auto bytes = cast<Ints>(b);

@@ -24,11 +24,11 @@ inline constexpr std::int64_t kVectorsPerTile = kTileSlots / Simd::kLanes;
 inline constexpr float kHeadroom = 8.0F;
 
 /// Rows of a tile that are computed together, in registers one product at a time.
-template <class Weights>
+template <class Weights, int kRows = kTileRows>
 struct RowBlock {
   using A = typename Weights::A;
-  alignas(64) float scores[kTileRows][kTileSlots];
-  alignas(64) A probabilities[kTileRows][kTileSlots];
+  alignas(64) float scores[kRows][kTileSlots];
+  alignas(64) A probabilities[kRows][kTileSlots];
   std::int64_t row = 0;  // the first
   std::int64_t rows = 0;
   std::int64_t first_position = 0;
@@ -38,8 +38,8 @@ struct RowBlock {
 
 /// Takes the slots that a row does not see out of the scores of those groups of which some row does not see
 /// all.
-template <class Weights>
-inline void hide_keys(const AttentionTile& tile, RowBlock<Weights>* block) {
+template <class Block>
+inline void hide_keys(const AttentionTile& tile, Block* block) {
   const Simd::Vec hidden = Simd::set(-std::numeric_limits<float>::infinity());
   const auto first_visible = [&](std::int64_t position) {
     return tile.sliding_window == 0 ? 0 : position + 1 - tile.sliding_window;
@@ -90,8 +90,8 @@ inline void store_probabilities(std::uint16_t* to, Simd::Vec first, Simd::Vec se
 }
 
 /// Multiplies the scores of int8 keys by the keys' scales.
-template <class Weights>
-inline void scale_scores(const AttentionTile& tile, RowBlock<Weights>* block) {
+template <class Block>
+inline void scale_scores(const AttentionTile& tile, Block* block) {
   for (std::int64_t v = 0; v < block->num_groups * kVectorsPerGroup; ++v) {
     const KeyGroup& group = tile.groups[static_cast<std::size_t>(v / kVectorsPerGroup)];
     const Simd::Vec scales = Simd::load(group.key_scales + v % kVectorsPerGroup * Simd::kLanes);
@@ -103,9 +103,9 @@ inline void scale_scores(const AttentionTile& tile, RowBlock<Weights>* block) {
 }
 
 /// take_scores of `vectors` vectors, a number that may be known to the compiler.
-template <class Weights, bool kScaled, class Count>
-inline void take_vectors(const AttentionTile& tile, Count vectors, RowBlock<Weights>* block) {
-  constexpr bool kToBFloat16 = std::is_same_v<typename Weights::A, std::uint16_t>;
+template <bool kScaled, class Count, class Block>
+inline void take_vectors(const AttentionTile& tile, Count vectors, Block* block) {
+  constexpr bool kToBFloat16 = std::is_same_v<typename Block::A, std::uint16_t>;
   for (std::int64_t r = 0; r < block->rows; ++r) {
     const float* scores = block->scores[r];
     const std::int64_t row = block->row + r;
@@ -131,7 +131,7 @@ inline void take_vectors(const AttentionTile& tile, Count vectors, RowBlock<Weig
       }
       return p;
     };
-    typename Weights::A* out = block->probabilities[r];
+    typename Block::A* out = block->probabilities[r];
     for (std::int64_t v = 0; v + 1 < vectors; v += 2) {
       const Simd::Vec first = probability(v);
       store_probabilities(out + v * Simd::kLanes, first, probability(v + 1));
@@ -145,14 +145,14 @@ inline void take_vectors(const AttentionTile& tile, Count vectors, RowBlock<Weig
 }
 
 /// Turns the scores of a block of rows into probabilities, of which totals and greatest are kept.
-template <class Weights, bool kScaled>
-inline void take_scores(const AttentionTile& tile, RowBlock<Weights>* block) {
+template <bool kScaled, class Block>
+inline void take_scores(const AttentionTile& tile, Block* block) {
   if constexpr (kScaled) scale_scores(tile, block);
   hide_keys(tile, block);
   if (block->num_groups == kTileGroups) {
-    take_vectors<Weights, kScaled>(tile, std::integral_constant<std::int64_t, kVectorsPerTile>(), block);
+    take_vectors<kScaled>(tile, std::integral_constant<std::int64_t, kVectorsPerTile>(), block);
   } else {
-    take_vectors<Weights, kScaled>(tile, block->num_groups * kVectorsPerGroup, block);
+    take_vectors<kScaled>(tile, block->num_groups * kVectorsPerGroup, block);
   }
 }
 

@@ -10,5 +10,6 @@ const KernelTable& avx2_kernels();
 const KernelTable& avx512_kernels();
 const KernelTable& avx512_vnni_kernels();
 const KernelTable& avx512_bf16_kernels();
+const KernelTable& avx512_amx_kernels();
 
 }  // namespace adaptrt

@@ -1,0 +1,14 @@
+#include "simd_avx512.h"
+#include "tiles_amx.h"
+// The order matters: what follows is written in terms of the instruction sets above.
+#include "make_tile_table.h"
+#include "tables.h"
+
+namespace adaptrt {
+
+const KernelTable& avx512_amx_kernels() {
+  static constexpr KernelTable kTable = make_tile_table("avx512_amx");
+  return kTable;
+}
+
+}  // namespace adaptrt

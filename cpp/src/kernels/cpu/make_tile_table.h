@@ -1,0 +1,42 @@
+#pragma once
+
+// Included behind a header with Simd and one with Tiles.
+
+#include "make_table.h"
+#include "tile_attention.h"
+#include "tile_gemm.h"
+#include "tile_int8.h"
+
+namespace adaptrt {
+namespace {
+
+/// A tile of sums and the activations of a part of k fit in the second-level cache.
+inline constexpr std::int64_t kTiledRows = 512;
+inline constexpr std::int64_t kTiledBytes = 512 * 1024;
+
+void pack_rows(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t bytes,
+               std::byte* out, std::int64_t step_bytes) {
+  pack_steps(rows, stride, count, bytes, out, step_bytes);
+}
+
+/// The table of the instruction set that this is compiled for, with the products of bfloat16 and int8 on tile
+/// registers.
+constexpr KernelTable make_tile_table(const char* name) {
+  KernelTable table = make_table(name);
+  table.block_rows = kTiledRows;
+  table.part_bytes = kTiledBytes;
+  table.pack_rows = &pack_rows;
+  table.leave_thread = &Tiles::release;
+  table.gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gemm;
+  table.compressed_gemm = &tile_compressed_gemm;
+  table.compressed_rows = kTiledRows;
+  table.quantized_gemm = &tile_quantized_gemm;
+  table.int8_decoded_rows = kTiledRows;
+  table.int4_decoded_rows = kTiledRows;
+  table.int8_gemm = &tile_int8_gemm;
+  table.attend[static_cast<std::size_t>(DType::kBFloat16)] = &tile_attend;
+  return table;
+}
+
+}  // namespace
+}  // namespace adaptrt

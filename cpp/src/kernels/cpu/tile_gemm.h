@@ -1,0 +1,338 @@
+#pragma once
+
+// The products of bfloat16 activations on tile registers, however the weights are stored: plain, compressed
+// or in few bits. Included behind tile_product.h, compressed_gemm.h and quantized_gemm.h.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+
+#include "adaptrt/kernels/kernel_table.h"
+#include "compressed_gemm.h"
+#include "quantized_gemm.h"
+#include "tile_few_rows.h"
+#include "tile_product.h"
+
+namespace adaptrt {
+namespace {
+
+/// Steps that are packed or decoded at once: with few rows they stay in the first-level cache until they are
+/// multiplied, with many the sums are loaded and stored less often.
+inline constexpr std::int64_t kFewRowsSteps = 4;
+inline constexpr std::int64_t kStretchSteps = 16;
+inline constexpr std::int64_t kPackedRows = 2 * kTileHeight;
+
+/// How far ahead of its use a panel is fetched where memory is the limit: without a panel before it in whose
+/// time it was fetched from memory, and with one.
+inline constexpr std::int64_t kFromMemoryAhead = 4096;
+inline constexpr std::int64_t kFromCacheAhead = 2048;
+
+inline std::int64_t stretch_steps(std::int64_t rows) {
+  return rows <= kPackedRows ? kFewRowsSteps : kStretchSteps;
+}
+
+inline std::int64_t steps_of(std::int64_t inputs) {
+  return (inputs + kStepInputs - 1) / kStepInputs;
+}
+
+/// bfloat16 rows, and what pack_rows made of them, if it was called.
+struct StepActivations {
+  const std::byte* rows;
+  std::int64_t stride;  ///< bytes
+  const std::byte* steps;
+  std::int64_t step_bytes;
+};
+
+template <class Gemm>
+inline StepActivations activations_of(const Gemm& gemm) {
+  return {static_cast<const std::byte*>(gemm.a), gemm.a_stride * 2, gemm.a_steps, gemm.a_step_bytes};
+}
+
+/// sums [rows, columns] = the inputs [begin, end) of rows * b, which has whole steps of them, or += where
+/// they continue. `steps` of the activations are used where `begin` is a multiple of kStepInputs.
+inline void multiply_inputs(const StepActivations& a, std::int64_t begin, std::int64_t end, TileColumns b,
+                            TileSums sums, std::int64_t rows, std::int64_t columns, StepPrefetch* prefetch) {
+  if (rows <= kFewRows) {
+    multiply_few_rows({a.rows + begin * 2, a.stride, end - begin}, b, columns, sums, rows, prefetch);
+    return;
+  }
+  const std::int64_t steps = steps_of(end - begin);
+  if (a.steps != nullptr && begin % kStepInputs == 0) {
+    multiply_steps<BFloat16Dot>({a.steps + begin / kStepInputs * a.step_bytes, kTileLine, a.step_bytes}, b,
+                                steps, sums, rows, columns, prefetch);
+    return;
+  }
+  alignas(kCacheLine) std::byte packed[kStretchSteps * kPackedRows * kTileLine];
+  constexpr std::int64_t kPackedStep = kPackedRows * kTileLine;
+  for (std::int64_t row = 0; row < rows; row += kPackedRows) {
+    const std::int64_t count = std::min(kPackedRows, rows - row);
+    pack_steps(a.rows + row * a.stride + begin * 2, a.stride, count, (end - begin) * 2, packed, kPackedStep);
+    multiply_steps<BFloat16Dot>({packed, kTileLine, kPackedStep}, b, steps,
+                                {sums.data + row * sums.stride, sums.stride, sums.continues}, count, columns,
+                                prefetch);
+  }
+}
+
+inline InputRange part_of(const std::optional<InputRange>& part, std::int64_t k) {
+  return part.has_value() ? *part : InputRange{0, k};
+}
+
+/// What is fetched while `gemm` multiplies `bytes` of its panel in so many steps, besides its spans.
+inline StepPrefetch prefetch_of(const PanelGemm& gemm, const std::byte* begin, std::int64_t bytes,
+                                const std::byte* next, std::int64_t steps) {
+  if (gemm.rows <= kFewRows) {
+    return StepPrefetch::stream(begin, bytes, next == nullptr ? kFromMemoryAhead : kFromCacheAhead, next);
+  }
+  if (gemm.rows <= kPackedRows) return StepPrefetch::stream(begin, bytes, kFromMemoryAhead, nullptr);
+  return StepPrefetch::spread(next, bytes, steps);
+}
+
+/// The product with a bfloat16 panel. Tiles are loaded from it as it lies, but for a last tile of columns or
+/// a last step that is not whole.
+void tile_gemm(const PanelGemm& gemm) {
+  Tiles::configure();
+  const InputRange inputs = part_of(gemm.part, gemm.k);
+  const StepActivations a = activations_of(gemm);
+  const std::int64_t line = gemm.width * 4;
+  const auto sums_from = [&](std::int64_t begin) {
+    return TileSums{gemm.out, gemm.out_stride, gemm.accumulate || begin > 0};
+  };
+  const auto weights_at = [&](std::int64_t input) { return gemm.panel + input / 2 * line; };
+  const bool is_few = gemm.rows <= kFewRows;
+  const std::int64_t whole = (inputs.end - inputs.begin) / kStepInputs * kStepInputs;
+  const std::int64_t direct_end = is_few                           ? inputs.end
+                                  : gemm.width % kTileColumns == 0 ? inputs.begin + whole
+                                                                   : inputs.begin;
+  SpanFetcher others(gemm.fetch);
+  // Rows that are packed on the way are packed some steps at a time.
+  const std::int64_t most =
+      is_few || a.steps != nullptr ? direct_end - inputs.begin : kStretchSteps * kStepInputs;
+  for (std::int64_t begin = inputs.begin; begin < direct_end; begin += most) {
+    const std::int64_t end = std::min(begin + most, direct_end);
+    const std::int64_t steps =
+        is_few ? steps_of(end - begin) : steps_taken(gemm.rows, gemm.width, steps_of(end - begin));
+    const std::byte* next = end < inputs.end ? weights_at(end) : gemm.next_panel;
+    StepPrefetch prefetch = prefetch_of(gemm, weights_at(begin), (end - begin) / 2 * line, next, steps);
+    prefetch.add_others(&others, (others.lines() + steps - 1) / steps);
+    multiply_inputs(a, begin, end, {weights_at(begin), line, kTileHeight * line}, sums_from(begin), gemm.rows,
+                    gemm.width, &prefetch);
+  }
+  alignas(kCacheLine) std::byte padded[kFewRowsSteps * kStepBytes];
+  for (std::int64_t begin = direct_end; begin < inputs.end; begin += kFewRowsSteps * kStepInputs) {
+    const std::int64_t end = std::min(begin + kFewRowsSteps * kStepInputs, inputs.end);
+    for (std::int64_t step = 0; step < steps_of(end - begin); ++step) {
+      const std::int64_t first = begin + step * kStepInputs;
+      const std::int64_t lines = (std::min(first + kStepInputs, end) - first + 1) / 2;
+      pad_step(weights_at(first), lines, gemm.width, padded + step * kStepBytes);
+    }
+    StepPrefetch nothing;
+    multiply_inputs(a, begin, end, {padded, kStepLine, kStepBytes}, sums_from(begin), gemm.rows, gemm.width,
+                    &nothing);
+  }
+  others.fetch(others.lines());
+}
+
+/// The product with a compressed panel, to the same bits.
+void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
+  Tiles::configure();
+  SpanFetcher others(gemm.fetch);
+  others.fetch(others.lines());
+  const InputRange inputs = part_of(gemm.part, gemm.k);
+  const StepActivations a = activations_of(gemm);
+  alignas(kCacheLine) std::byte expanded[kStretchSteps * kStepBytes];
+  PanelExpander expander(gemm.panel, exceptions);
+  const std::int64_t most = stretch_steps(gemm.rows) * kStepInputs;
+  for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
+    const std::int64_t end = std::min(begin + most, inputs.end);
+    const std::int64_t steps = steps_of(end - begin);
+    const std::byte* source = expander.source(begin / kPieceInputs);
+    expander.template expand<kPieceLines>(begin / kPieceInputs, end / kPieceInputs, expanded,
+                                          {source + kStreamAhead, kCompressedPieceBytes});
+    const std::int64_t made = (end - begin) * kPanelColumns * 2;
+    if (made < steps * kStepBytes) std::memset(expanded + made, 0, steps * kStepBytes - made);
+    StepPrefetch nothing;
+    multiply_inputs(a, begin, end, {expanded, kStepLine, kStepBytes},
+                    {gemm.out, gemm.out_stride, gemm.accumulate || begin > 0}, gemm.rows, kPanelColumns,
+                    &nothing);
+  }
+}
+
+/// Decodes inputs [begin, end) of a quantised panel into whole steps of kPanelColumns columns, zeros where
+/// there is nothing.
+template <class Packed>
+void decode_steps(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t begin,
+                  std::int64_t end, std::byte* out) {
+  constexpr std::int64_t kWordInputs = Packed::kUnits * Packed::kInterleave;
+  const std::int64_t units = (end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
+  const std::int64_t steps = steps_of(end - begin);
+  if (gemm.width < kPanelColumns || units % kTileHeight != 0) std::memset(out, 0, steps * kStepBytes);
+  const std::byte* words = panel.weights + begin / kWordInputs * gemm.width * Packed::kColumnBytes;
+  std::int64_t column = 0;
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  for (; column + kGroup <= gemm.width; column += kGroup) {
+    expand_columns<Packed, kTileVectors>(words + column * Packed::kColumnBytes, gemm.width, units,
+                                         Simd::kLanes, out + column * kExpandedBytes, kStepLine);
+  }
+  for (; column < gemm.width; column += Simd::kLanes) {
+    expand_columns<Packed, 1>(words + column * Packed::kColumnBytes, gemm.width, units,
+                              std::min<std::int64_t>(Simd::kLanes, gemm.width - column),
+                              out + column * kExpandedBytes, kStepLine);
+  }
+}
+
+/// Puts the sums of one group of inputs of some rows, `sums_stride` apart, into the output: times the scale,
+/// less the zero point's share, added to the groups before.
+inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std::int64_t index,
+                         std::int64_t first_row, std::int64_t rows, const float* sums,
+                         std::int64_t sums_stride) {
+  const std::int64_t groups = group_count(gemm.quantization, gemm.k);
+  for (std::int64_t column = 0; column < gemm.width; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
+    const Simd::Vec scale = load_scales(gemm, group.scales, column, lanes);
+    Simd::Vec zero = Simd::zero();
+    if (group.zeros != nullptr) {
+      zero = Simd::sub(Simd::load_uint8(group.zeros + column, lanes), Simd::set(float{kInt4Zero}));
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t row = first_row + r;
+      float* to = gemm.out + row * gemm.out_stride + column;
+      Simd::Vec sum = Simd::load(sums + r * sums_stride + column, lanes);
+      if (group.zeros != nullptr) {
+        sum = Simd::fma(Simd::set(-gemm.a_sums[row * groups + index]), zero, sum);
+      }
+      Simd::store(to, index == 0 ? Simd::mul(sum, scale) : Simd::fma(sum, scale, Simd::load(to, lanes)),
+                  lanes);
+    }
+  }
+}
+
+/// A panel whose inputs all share a scale: the sums of integers wait in the output until all are there.
+template <class Packed>
+void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
+  alignas(kCacheLine) std::byte decoded[kStretchSteps * kStepBytes];
+  const StepActivations a = activations_of(gemm);
+  const std::int64_t most = stretch_steps(gemm.rows) * kStepInputs;
+  for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
+    const std::int64_t end = std::min(begin + most, inputs.end);
+    decode_steps<Packed>(gemm, panel, begin, end, decoded);
+    StepPrefetch nothing;
+    multiply_inputs(a, begin, end, {decoded, kStepLine, kStepBytes}, {gemm.out, gemm.out_stride, begin > 0},
+                    gemm.rows, gemm.width, &nothing);
+  }
+  if (inputs.end == gemm.k) {
+    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.rows, gemm.out, gemm.out_stride);
+  }
+}
+
+/// What is left to do with the sums of some rows and one group.
+struct GroupRows {
+  std::int64_t first;
+  std::int64_t count;
+};
+
+/// A panel whose groups of inputs have scales of their own. Each group has whole steps, so that their sums
+/// stay apart. Groups are decoded for all rows, those that are larger than a stretch again for each tile of
+/// rows.
+template <class Packed>
+class GroupedProduct {
+ public:
+  explicit GroupedProduct(const QuantizedGemm& gemm)
+      : gemm_(gemm),
+        panel_(parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width)),
+        size_(group_size_of(gemm)),
+        steps_(steps_of(size_)) {}
+
+  void run(InputRange inputs) {
+    const std::int64_t end = (inputs.end + size_ - 1) / size_;
+    if (steps_ > kStretchSteps) {
+      for (std::int64_t index = inputs.begin / size_; index < end; ++index) multiply_large(index);
+      return;
+    }
+    const std::int64_t together = std::max<std::int64_t>(1, stretch_steps(gemm_.rows) / steps_);
+    for (std::int64_t first = inputs.begin / size_; first < end; first += together) {
+      multiply_together(first, std::min(first + together, end));
+    }
+  }
+
+ private:
+  void multiply_together(std::int64_t first, std::int64_t end) {
+    const auto place = [&](std::int64_t index) { return decoded_ + (index - first) * steps_ * kStepBytes; };
+    for (std::int64_t index = first; index < end; ++index) {
+      const GroupView group = group_of(gemm_, panel_, index);
+      decode_steps<Packed>(gemm_, panel_, group.first, group.end, place(index));
+    }
+    for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
+      const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
+      for (std::int64_t index = first; index < end; ++index) {
+        const GroupView group = group_of(gemm_, panel_, index);
+        multiply(rows, group.first, group.end, place(index), false);
+        finish_group(gemm_, group, index, rows.first, rows.count, sums_, kPanelColumns);
+      }
+    }
+  }
+
+  void multiply_large(std::int64_t index) {
+    constexpr std::int64_t kPiece = kStretchSteps * kStepInputs;
+    const GroupView group = group_of(gemm_, panel_, index);
+    for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
+      const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
+      for (std::int64_t begin = group.first; begin < group.end; begin += kPiece) {
+        const std::int64_t end = std::min(begin + kPiece, group.end);
+        decode_steps<Packed>(gemm_, panel_, begin, end, decoded_);
+        multiply(rows, begin, end, decoded_, begin > group.first);
+      }
+      finish_group(gemm_, group, index, rows.first, rows.count, sums_, kPanelColumns);
+    }
+  }
+
+  void multiply(GroupRows rows, std::int64_t begin, std::int64_t end, const std::byte* weights,
+                bool continues) {
+    const StepActivations all = activations_of(gemm_);
+    const StepActivations a{all.rows + rows.first * all.stride, all.stride,
+                            all.steps == nullptr ? nullptr : all.steps + rows.first * kTileLine,
+                            all.step_bytes};
+    // Steps that begin elsewhere than the caller's, or end before them, are packed on the way.
+    const bool fits = size_ % kStepInputs == 0;
+    StepPrefetch nothing;
+    multiply_inputs({a.rows, a.stride, fits ? a.steps : nullptr, a.step_bytes}, begin, end,
+                    {weights, kStepLine, kStepBytes}, {sums_, kPanelColumns, continues}, rows.count,
+                    gemm_.width, &nothing);
+  }
+
+  const QuantizedGemm& gemm_;
+  const QuantizedPanel panel_;
+  std::int64_t size_;
+  std::int64_t steps_;  ///< of a group
+  alignas(kCacheLine) std::byte decoded_[kStretchSteps * kStepBytes];
+  alignas(kCacheLine) float sums_[kPackedRows * kPanelColumns];
+};
+
+template <class Packed>
+void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
+  const InputRange inputs = part_of(gemm.part, gemm.k);
+  if (group_count(gemm.quantization, gemm.k) == 1) {
+    const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
+    multiply_one_group<Packed>(gemm, panel, inputs);
+  } else {
+    GroupedProduct<Packed>(gemm).run(inputs);
+  }
+}
+
+void tile_quantized_gemm(const QuantizedGemm& gemm) {
+  if (gemm.activation != DType::kBFloat16) {
+    quantized_gemm(gemm);
+    return;
+  }
+  Tiles::configure();
+  if (gemm.quantization.algo == QuantAlgo::kW4A16) {
+    tile_quantized_gemm_of<Int4BFloat16>(gemm);
+  } else {
+    tile_quantized_gemm_of<Int8BFloat16>(gemm);
+  }
+}
+
+}  // namespace
+}  // namespace adaptrt

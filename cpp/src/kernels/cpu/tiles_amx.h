@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace adaptrt {
+namespace {
+
+/// What LDTILECFG loads: eight tiles of sixteen lines of 64 bytes.
+struct alignas(64) TileConfiguration {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t line_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t lines[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+static_assert(sizeof(TileConfiguration) == 64);
+inline constexpr TileConfiguration kTileConfiguration{};
+
+/// The eight tile registers of AMX, each kTileHeight lines of a cache line.
+/// tests/cpp/kernels/tiles_emulated.h has the same functions over an array.
+struct Tiles {
+  /// Loads the configuration that all functions below need, where this thread has another one: libraries that
+  /// use tiles on a thread of the caller's leave theirs or none.
+  static void configure() {
+    TileConfiguration current;
+    asm volatile("sttilecfg %0" : "=m"(current));
+    if (std::memcmp(&current, &kTileConfiguration, sizeof(current)) != 0) {
+      asm volatile("ldtilecfg %0" ::"m"(kTileConfiguration));
+    }
+  }
+
+  /// Gives up what the thread has in its tiles, which makes switching to another thread cheaper.
+  static void release() { asm volatile("tilerelease" ::: "memory"); }
+
+  template <int kTile>
+  static void zero() {
+    asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
+  }
+  /// Lines `stride` bytes apart.
+  template <int kTile>
+  static void load(const void* from, std::int64_t stride) {
+    asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(from), "r"(stride) : "memory");
+  }
+  template <int kTile>
+  static void store(void* to, std::int64_t stride) {
+    asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(kTile), "r"(to), "r"(stride) : "memory");
+  }
+  /// sums [16][16] float32 += a [16][32] * b [16][16][2], both bfloat16. For each element the products of
+  /// even inputs are summed in order from zero, those of odd inputs apart, each with one rounding a product;
+  /// the two sums are added to each other, and the result to `sums`. Subnormal numbers count as zero, and
+  /// become zero.
+  template <int kSums, int kA, int kB>
+  static void dot_bfloat16() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kA), "i"(kB));
+  }
+  /// sums [16][16] int32 += a [16][64] uint8 * b [16][16][4] int8.
+  template <int kSums, int kA, int kB>
+  static void dot_int8() {
+    asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kA), "i"(kB));
+  }
+};
+
+}  // namespace
+}  // namespace adaptrt

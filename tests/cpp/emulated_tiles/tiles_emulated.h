@@ -1,0 +1,147 @@
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+#include "adaptrt/core/dtype.h"
+
+namespace adaptrt {
+namespace {
+
+/// The functions of cpp/src/kernels/cpu/tiles_amx.h over an array, to the same bits. A thread that uses tiles
+/// without a configuration gets an exception where a CPU would end the process.
+struct Tiles {
+  static void configure() {
+    State& state = of_thread();
+    if (!state.is_configured) state.tiles = {};
+    state.is_configured = true;
+  }
+  static void release() { of_thread().is_configured = false; }
+
+  template <int kTile>
+  static void zero() {
+    tile<kTile>() = {};
+  }
+  template <int kTile>
+  static void load(const void* from, std::int64_t stride) {
+    Tile& to = tile<kTile>();
+    for (std::size_t line = 0; line < kLines; ++line) {
+      std::memcpy(to.data() + line * kLineBytes,
+                  static_cast<const std::byte*>(from) + static_cast<std::int64_t>(line) * stride, kLineBytes);
+    }
+  }
+  template <int kTile>
+  static void store(void* to, std::int64_t stride) {
+    const Tile& from = tile<kTile>();
+    for (std::size_t line = 0; line < kLines; ++line) {
+      std::memcpy(static_cast<std::byte*>(to) + static_cast<std::int64_t>(line) * stride,
+                  from.data() + line * kLineBytes, kLineBytes);
+    }
+  }
+  template <int kSums, int kA, int kB>
+  static void dot_bfloat16() {
+    Floats sums = read<Floats>(tile<kSums>());
+    const Halves a = read<Halves>(tile<kA>());
+    const Halves b = read<Halves>(tile<kB>());
+    for (std::size_t row = 0; row < kLines; ++row) {
+      std::array<std::array<float, 2>, kColumns> partial{};
+      for (std::size_t pair = 0; pair < kColumns; ++pair) {
+        for (std::size_t column = 0; column < kColumns; ++column) {
+          for (std::size_t odd = 0; odd < 2; ++odd) {
+            float& sum = partial[column][odd];
+            // The product of two bfloat16 is exact in double, and their sum is rounded to float32 as if once.
+            sum =
+                flushed(double{widened(a[row][2 * pair + odd])} * double{widened(b[pair][2 * column + odd])} +
+                        double{sum});
+          }
+        }
+      }
+      for (std::size_t column = 0; column < kColumns; ++column) {
+        const float both = flushed(double{partial[column][0]} + double{partial[column][1]});
+        sums[row][column] = flushed(double{flushed(double{sums[row][column]})} + double{both});
+      }
+    }
+    std::memcpy(tile<kSums>().data(), sums.data(), sizeof(sums));
+  }
+  template <int kSums, int kA, int kB>
+  static void dot_int8() {
+    Integers sums = read<Integers>(tile<kSums>());
+    const UnsignedBytes a = read<UnsignedBytes>(tile<kA>());
+    const SignedBytes b = read<SignedBytes>(tile<kB>());
+    for (std::size_t row = 0; row < kLines; ++row) {
+      for (std::size_t four = 0; four < kColumns; ++four) {
+        for (std::size_t column = 0; column < kColumns; ++column) {
+          std::int32_t sum = 0;
+          for (std::size_t i = 0; i < 4; ++i) sum += a[row][4 * four + i] * b[four][4 * column + i];
+          // Sums wrap around.
+          sums[row][column] += static_cast<std::uint32_t>(sum);
+        }
+      }
+    }
+    std::memcpy(tile<kSums>().data(), sums.data(), sizeof(sums));
+  }
+
+ private:
+  static constexpr std::size_t kLines = 16;
+  static constexpr std::size_t kLineBytes = 64;
+  static constexpr std::size_t kColumns = 16;
+  using Tile = std::array<std::byte, kLines * kLineBytes>;
+  template <class Element, std::size_t kSize>
+  using Matrix = std::array<std::array<Element, kSize>, kLines>;
+  using Floats = Matrix<float, 16>;
+  using Integers = Matrix<std::uint32_t, 16>;
+  using Halves = Matrix<std::uint16_t, 32>;
+  using UnsignedBytes = Matrix<std::uint8_t, 64>;
+  using SignedBytes = Matrix<std::int8_t, 64>;
+
+  struct State {
+    bool is_configured = false;
+    std::array<Tile, 8> tiles{};
+  };
+
+  static State& of_thread() {
+    thread_local State state;
+    return state;
+  }
+
+  template <int kTile>
+  static Tile& tile() {
+    State& state = of_thread();
+    if (!state.is_configured) throw std::logic_error("a tile is used on a thread without a configuration");
+    return std::get<kTile>(state.tiles);
+  }
+
+  template <class Elements>
+  static Elements read(const Tile& from) {
+    Elements elements;
+    static_assert(sizeof(elements) == sizeof(from));
+    std::memcpy(elements.data(), from.data(), sizeof(elements));
+    return elements;
+  }
+
+  /// A bfloat16 as it is multiplied: subnormal numbers are zero.
+  static float widened(std::uint16_t bits) {
+    constexpr std::uint16_t kExponent = 0x7f80;
+    return (bits & kExponent) == 0 ? 0.0F : bfloat16_to_float(bits);
+  }
+
+  /// Rounded to float32, and zero of the same sign where that is subnormal: where rounding with an exponent
+  /// as small as it takes stays below the least normal number.
+  static float flushed(double value) {
+    constexpr double kLeast = std::numeric_limits<float>::min();
+    const auto rounded = static_cast<float>(value);
+    if (std::abs(value) >= kLeast || std::isnan(value)) return rounded;
+    constexpr double kUp = 0x1p64;
+    const auto scaled = static_cast<float>(value * kUp);
+    if (std::abs(double{scaled}) >= kLeast * kUp) return rounded;
+    return std::copysign(0.0F, static_cast<float>(value));
+  }
+};
+
+}  // namespace
+}  // namespace adaptrt

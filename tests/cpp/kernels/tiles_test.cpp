@@ -1,0 +1,285 @@
+// Products on tile registers: emulated ones give the bits of a CPU's, and however a product is cut, its bits
+// stay.
+
+#include <array>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "adaptrt/core/panels.h"
+#include "kernel_tables.h"
+#include "quantized_matrix.h"
+
+namespace adaptrt {
+namespace {
+
+namespace data = boost::unit_test::data;
+
+constexpr auto kBFloat16 = static_cast<std::size_t>(DType::kBFloat16);
+/// Of KernelTable::pack_rows.
+constexpr std::int64_t kStepInputs = 32;
+constexpr std::int64_t kStepBytes = 64;
+constexpr std::int64_t kTileRows = 16;
+
+/// The tables with products on tile registers.
+auto tiled_tables() {
+  std::vector<std::string> names;
+  for (const auto* table : testing::all_kernel_tables()) {
+    if (table->pack_rows != nullptr) names.emplace_back(table->name);
+  }
+  return data::make(std::move(names));
+}
+
+/// The CPU's own table with tile registers, if it has them.
+const KernelTable* native_table() {
+  for (const auto* table : available_kernels()) {
+    if (table->pack_rows != nullptr) return table;
+  }
+  return nullptr;
+}
+
+/// Exponents of the operands' numbers, biased.
+struct Exponents {
+  std::uint32_t least;
+  std::uint32_t count;
+};
+
+std::vector<std::uint16_t> random_bfloat16(std::int64_t size, Exponents exponents, std::mt19937* random) {
+  std::vector<std::uint16_t> values(static_cast<std::size_t>(size));
+  for (auto& value : values) {
+    const auto bits = static_cast<std::uint32_t>((*random)());
+    value = static_cast<std::uint16_t>((bits & 0x807fU) | (exponents.least + (bits >> 16U) % exponents.count)
+                                                              << 7U);
+  }
+  return values;
+}
+
+/// bfloat16 rows and a full panel.
+struct Operands {
+  Operands(std::int64_t num_rows, std::int64_t depth, Exponents exponents, std::mt19937* random)
+      : rows(num_rows),
+        k(depth),
+        a(random_bfloat16(rows * k, exponents, random)),
+        panel(random_bfloat16(padded_k(DType::kBFloat16, k) * kPanelColumns, exponents, random)) {
+    // What an odd k is padded with.
+    for (std::int64_t n = 0; k % 2 != 0 && n < kPanelColumns; ++n) {
+      panel[static_cast<std::size_t>((k / 2 * kPanelColumns + n) * 2 + 1)] = 0;
+    }
+  }
+
+  [[nodiscard]] PanelGemm gemm(float* out) const {
+    return {.a = a.data(),
+            .a_stride = k,
+            .panel = reinterpret_cast<const std::byte*>(panel.data()),
+            .k = k,
+            .width = kPanelColumns,
+            .out = out,
+            .out_stride = kPanelColumns,
+            .rows = rows};
+  }
+
+  [[nodiscard]] std::vector<float> product(const KernelTable& table) const {
+    std::vector<float> out(static_cast<std::size_t>(rows * kPanelColumns), kPoison);
+    table.gemm[kBFloat16](gemm(out.data()));
+    return out;
+  }
+
+  std::int64_t rows;
+  std::int64_t k;
+  std::vector<std::uint16_t> a;
+  std::vector<std::uint16_t> panel;
+};
+
+/// What pack_rows makes of some rows, behind `before` other ones.
+struct PackedRows {
+  PackedRows(const KernelTable& table, const Operands& operands, std::int64_t before)
+      : step_bytes((before + operands.rows + 2 * kTileRows) / kTileRows * kTileRows * kStepBytes) {
+    // What lies around them is NaN.
+    const std::int64_t steps = (operands.k + kStepInputs - 1) / kStepInputs;
+    bytes.assign(static_cast<std::size_t>(steps * step_bytes), std::byte{0xff});
+    data = bytes.data() + before * kStepBytes;
+    table.pack_rows(reinterpret_cast<const std::byte*>(operands.a.data()), operands.k * 2, operands.rows,
+                    operands.k * 2, data, step_bytes);
+  }
+
+  std::int64_t step_bytes;
+  std::vector<std::byte> bytes;
+  std::byte* data;
+};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+BOOST_AUTO_TEST_SUITE(tiles)
+
+// From ordinary numbers to those whose products are subnormal, and subnormal ones themselves. As few rows as
+// are multiplied without tiles, and more.
+BOOST_DATA_TEST_CASE(emulated_tiles_give_the_bits_of_a_cpu, data::make({1, 3, 4, 16, 37}), rows) {
+  const KernelTable* native = native_table();
+  if (native == nullptr) {
+    BOOST_TEST_MESSAGE("not compared: this CPU has no tile registers, or Linux does not permit them");
+    return;
+  }
+  constexpr Exponents kKinds[] = {{120, 8}, {90, 70}, {50, 30}, {60, 8}, {0, 80}, {0, 255}};
+  // Of fewer rows the emulation rounds products that are subnormal, which a fused operation does not.
+  const bool has_tiles = rows > 3;
+  FreshRandom seeds;
+  std::mt19937 random(seeds.seed());
+  BOOST_TEST_CONTEXT("seed " << seeds.seed()) {
+    for (const Exponents& exponents : kKinds) {
+      if (!has_tiles && exponents.least < 90) continue;
+      for (const std::int64_t k : {1, 31, 32, 70, 513}) {
+        const Operands operands(rows, k, exponents, &random);
+        const auto expected = operands.product(*native);
+        const auto emulated = operands.product(testing::emulated_amx_kernels());
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          if (std::isnan(expected[i]) && std::isnan(emulated[i])) continue;
+          BOOST_TEST_REQUIRE(std::memcmp(&expected[i], &emulated[i], sizeof(float)) == 0,
+                             "exponents from " << exponents.least << " k " << k << " element " << i << ": "
+                                               << expected[i] << " and " << emulated[i]);
+        }
+      }
+    }
+  }
+}
+
+// Few rows are multiplied without tiles, with rounding and subnormal numbers as tiles have them.
+BOOST_AUTO_TEST_CASE(subnormal_products_have_one_result_alone_and_in_a_crowd) {
+  const KernelTable* native = native_table();
+  if (native == nullptr) return;
+  FreshRandom seeds;
+  std::mt19937 random(seeds.seed());
+  BOOST_TEST_CONTEXT("seed " << seeds.seed()) {
+    for (const Exponents exponents : {Exponents{50, 30}, Exponents{60, 8}, Exponents{0, 80}}) {
+      const Operands operands(20, 133, exponents, &random);
+      const auto crowd = operands.product(*native);
+      for (std::int64_t row = 0; row < operands.rows; ++row) {
+        std::vector<float> alone(kPanelColumns);
+        auto gemm = operands.gemm(alone.data());
+        gemm.a = operands.a.data() + row * operands.k;
+        gemm.rows = 1;
+        native->gemm[kBFloat16](gemm);
+        BOOST_TEST_REQUIRE(std::memcmp(alone.data(), crowd.data() + row * kPanelColumns,
+                                       kPanelColumns * sizeof(float)) == 0);
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(packed_rows_and_parts_leave_the_bits_as_they_are,
+                     tiled_tables() * data::make({1, 5, 16, 33, 64}), name, rows) {
+  const auto& table = kernel_table(name);
+  FreshRandom seeds;
+  std::mt19937 random(seeds.seed());
+  BOOST_TEST_CONTEXT("seed " << seeds.seed()) {
+    for (const std::int64_t k : {20, 512, 1061}) {
+      const Operands operands(rows, k, {120, 8}, &random);
+      const auto expected = operands.product(table);
+      const PackedRows packed(table, operands, 7);
+      for (const bool in_parts : {false, true}) {
+        for (const bool is_packed : {false, true}) {
+          std::vector<float> out(expected.size(), kPoison);
+          auto gemm = operands.gemm(out.data());
+          if (is_packed) {
+            gemm.a_steps = packed.data;
+            gemm.a_step_bytes = packed.step_bytes;
+          }
+          const std::int64_t part = in_parts ? 512 : k;
+          for (std::int64_t begin = 0; begin < k; begin += part) {
+            gemm.part = InputRange{begin, std::min(begin + part, k)};
+            table.gemm[kBFloat16](gemm);
+          }
+          BOOST_TEST_REQUIRE(same_bits(out, expected),
+                             "k " << k << " parts " << in_parts << " packed " << is_packed);
+        }
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(quantised_products_are_the_same_in_parts,
+                     tiled_tables() * data::make({0, 1, 2, 3, 4, 5}), name, index) {
+  constexpr Quantization kQuantizations[] = {
+      {.algo = QuantAlgo::kW8A16},
+      {.algo = QuantAlgo::kW4A16},
+      {.algo = QuantAlgo::kW4A16, .group_size = 8},
+      {.algo = QuantAlgo::kW4A16, .group_size = 128},
+      {.algo = QuantAlgo::kW4A16, .group_size = 64, .zero_points = true},
+      {.algo = QuantAlgo::kW4A16, .group_size = 1024}};
+  const auto& table = kernel_table(name);
+  const Quantization& quantization = kQuantizations[index];
+  FreshRandom random;
+  std::mt19937 bits(random.seed());
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t rows : {1, 7, 40}) {
+      constexpr std::int64_t kInputs = 2050;
+      const QuantizedMatrix weights(quantization, 61, kInputs, &random);
+      const Operands operands(rows, kInputs, {120, 8}, &bits);
+      const PackedRows packed(table, operands, 3);
+      const std::vector<float> sums = random.vector(rows * group_count(quantization, kInputs));
+      std::vector<float> whole(static_cast<std::size_t>(rows * kPanelColumns), kPoison);
+      auto in_parts = whole;
+      QuantizedGemm gemm{.a = operands.a.data(),
+                         .activation = DType::kBFloat16,
+                         .a_stride = kInputs,
+                         .a_sums = sums.data(),
+                         .quantization = quantization,
+                         .panel = weights.panels.data(),
+                         .k = kInputs,
+                         .width = 61,
+                         .out = whole.data(),
+                         .out_stride = kPanelColumns,
+                         .rows = rows};
+      table.quantized_gemm(gemm);
+      gemm.out = in_parts.data();
+      gemm.a_steps = packed.data;
+      gemm.a_step_bytes = packed.step_bytes;
+      for (std::int64_t begin = 0; begin < kInputs; begin += 1024) {
+        gemm.part = InputRange{begin, std::min<std::int64_t>(begin + 1024, kInputs)};
+        table.quantized_gemm(gemm);
+      }
+      BOOST_TEST_REQUIRE(same_bits(in_parts, whole), "rows " << rows);
+    }
+  }
+}
+
+// Linux keeps the tiles of a thread that has to wait: sums that are known beforehand, in more threads than
+// there are CPUs.
+BOOST_AUTO_TEST_CASE(threads_that_outnumber_cpus_keep_their_tiles) {
+  const KernelTable* native = native_table();
+  if (native == nullptr) return;
+  constexpr std::int64_t kInputs = 4096;
+  constexpr int kProducts = 3000;
+  const unsigned num_threads = 3 * std::max(2U, std::thread::hardware_concurrency());
+  std::vector<int> wrong(num_threads, 0);
+  std::vector<std::thread> threads;
+  for (unsigned thread = 0; thread < num_threads; ++thread) {
+    threads.emplace_back([&, thread] {
+      std::mt19937 unused(thread);
+      Operands operands(32, kInputs, {127, 1}, &unused);
+      // Each row's value times one: sums are whole numbers that float32 has.
+      const auto value = static_cast<float>(thread + 1);
+      for (auto& element : operands.a) element = float_to_bfloat16(value);
+      for (auto& element : operands.panel) element = float_to_bfloat16(1.0F);
+      for (int product = 0; product < kProducts; ++product) {
+        for (const float sum : operands.product(*native)) {
+          if (sum != value * kInputs) ++wrong[thread];
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const int count : wrong) BOOST_TEST(count == 0);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt
