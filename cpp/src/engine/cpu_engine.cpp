@@ -146,7 +146,8 @@ class CpuEngine final : public Engine {
              .tokens_per_block = program_.tokens_per_block,
              .kv_block_bytes = kv_pool_.block_bytes(),
              .max_reusable_prompt_len = program_.max_seq_len,
-             .lora = program_.lora};
+             .lora = program_.lora,
+             .kernels = std::string(kernels_.name)};
     for (const auto& op : program_.body) {
       const auto* rope = std::get_if<RopeTableOp>(&op);
       if (rope != nullptr && rope->kind == RopeKind::kDynamic) {
