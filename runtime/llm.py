@@ -6,6 +6,7 @@ Prompts are given to the tokenizer as they are: chat templates are the caller's 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +50,11 @@ class LLM:
         executor_config: ExecutorConfig | None = None,
         *,
         tokenizer: str | Path | None = None,
+        kernels: str = "",
     ) -> None:
         """Loads the engine and its tokenizer.json, or the one at `tokenizer`.
+
+        kernels: as ExecutorConfig.kernels, for which it stands.
 
         Raises ConfigError when there is no tokenizer or it cannot be read, and what Executor raises.
         """
@@ -60,7 +64,7 @@ class LLM:
         if not path.is_file():
             raise ConfigError(f"{path}: there is no tokenizer; name one with tokenizer=")
         self._tokenizer = load_tokenizer(path)
-        self._executor = Executor(engine_dir, ModelType.DECODER_ONLY, executor_config)
+        self._executor = Executor(engine_dir, ModelType.DECODER_ONLY, _with_kernels(executor_config, kernels))
         self._end_ids = tuple(self._executor.engine.config.pretrained_config.eos_token_id)
 
     @property
@@ -193,6 +197,17 @@ class LLM:
 
     def _without_end(self, tokens: list[int]) -> list[int]:
         return tokens[:-1] if tokens and tokens[-1] in self._end_ids else tokens
+
+
+def _with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig | None:
+    """A configuration with these kernels; the caller's is left as it is."""
+    if not kernels:
+        return config
+    changed = ExecutorConfig() if config is None else copy.copy(config)
+    if changed.kernels not in ("", kernels):
+        raise ConfigError(f"kernels is '{kernels}', and executor_config has '{changed.kernels}'")
+    changed.kernels = kernels
+    return changed
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from .. import _core
 from .._core import CpuEngine, EngineError, ExecutorConfig, QuantAlgo
@@ -16,6 +18,8 @@ from ..builder.compile.plan import LinearOp, Program
 from ..builder.engine_config import ENGINE_FILE, EngineConfig
 from .engine_weights import EngineBase
 from .loaded_engine import LoadedEngine, engine_adapters
+
+_LOG: Final = logging.getLogger("adaptrt")
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,16 @@ class NativeEngine(LoadedEngine):
 
     def start(self, config: ExecutorConfig) -> CpuEngine:
         """Threads over the mapped weights."""
-        return CpuEngine(self.program, self.storage, config.num_threads or len(os.sched_getaffinity(0)))
+        num_threads = config.num_threads or len(os.sched_getaffinity(0))
+        engine = CpuEngine(self.program, self.storage, num_threads, kernels=config.kernels)
+        said = "asked for" if config.kernels else _why_chosen()
+        _LOG.info("%s: kernels %s (%s), threads %d", self.directory, engine.info.kernels, said, num_threads)
+        return engine
+
+
+def _why_chosen() -> str:
+    """Of the kernels that are chosen for this CPU: what keeps it from the first of those that it cannot run."""
+    return "; ".join(["chosen", *(f"not {name}: {reason}" for name, reason in _core.impossible_cpu_kernels()[:1])])
 
 
 def load_native_engine(directory: Path, config: EngineConfig) -> NativeEngine:

@@ -10,7 +10,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from .._core import AdapterError, ConfigError, EngineError, dtype_name, lora_modules
+from .._core import (
+    AdapterError,
+    ConfigError,
+    EngineError,
+    cpu_kernels,
+    dtype_name,
+    impossible_cpu_kernels,
+    lora_modules,
+)
 from ..builder.adapter.peft_reader import read_peft_adapter
 from ..builder.checkpoint.config import CheckpointConfig
 from ..builder.checkpoint.rank_file import rank_file
@@ -79,11 +87,20 @@ def _describe_native_engine(path: Path, tensors: bool) -> None:
     rows = {
         "weights": f"{len(file.tensors)} tensors, {format_bytes(file.num_bytes)}",
         "activations": format_bytes(file.program.arena_bytes),
+        "kernels": _describe_kernels(),
     }
     _print_table(f"{path}: engine", _engine_rows(config, rows))
     if tensors:
         specs = (TensorSpec(name, array.dtype, array.shape) for name, array in file.tensors.items())
         _print_tensors(ENGINE_FILE, specs)
+
+
+def _describe_kernels() -> str:
+    """Those that run the engine on this machine, and the others."""
+    chosen, *others = cpu_kernels()
+    refused = [f"{name}: {reason}" for name, reason in impossible_cpu_kernels()]
+    on_request = [f"on request: {', '.join(others)}"] if others else []
+    return "; ".join([f"{chosen} on this machine", *on_request, *refused])
 
 
 def _describe_tensorrt_engine(path: Path, tensors: bool) -> None:

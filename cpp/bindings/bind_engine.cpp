@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/kernels/kernel_choice.h"
 #include "adaptrt/kernels/kernel_table.h"
 #include "adaptrt/kernels/machine_limits.h"
 #include "bindings.h"
@@ -63,7 +64,8 @@ void bind_engine_info(py::module_& module) {
       .def_readonly("tokens_per_block", &EngineInfo::tokens_per_block)
       .def_readonly("kv_block_bytes", &EngineInfo::kv_block_bytes)
       .def_readonly("max_reusable_prompt_len", &EngineInfo::max_reusable_prompt_len)
-      .def_readonly("lora", &EngineInfo::lora);
+      .def_readonly("lora", &EngineInfo::lora)
+      .def_readonly("kernels", &EngineInfo::kernels, "Of the CPU; empty: it runs on a device.");
 }
 
 void bind_engine_handle(py::module_& module) {
@@ -126,7 +128,15 @@ void bind_engine(py::module_& module) {
         for (const auto* table : available_kernels()) names.emplace_back(table->name);
         return names;
       },
-      "Names of the kernels that this CPU can run, best first.");
+      "Names of the kernels that this CPU can run: first those that are chosen for it.");
+  module.def(
+      "impossible_cpu_kernels",
+      [] {
+        std::vector<std::pair<std::string, std::string>> reasons;
+        for (const auto& fit : impossible_kernels()) reasons.emplace_back(fit.name, fit.obstacle);
+        return reasons;
+      },
+      "Names of the other kernels, each with the reason why this CPU cannot run them.");
   py::class_<MachineLimits>(module, "MachineLimits", "What this machine can do at best, measured.")
       .def_readonly("read_bandwidth", &MachineLimits::read_bandwidth, "Bytes per second.")
       .def_readonly(

@@ -179,6 +179,9 @@ void bind_executor(py::module_& module) {
           "IterationStats of the steps since the last call.")
       .def("get_latest_request_stats", &Executor::get_latest_request_stats,
            "RequestStatsPerIteration of the steps since the last call.")
+      .def_property_readonly(
+          "engine_info", [](const Executor& self) { return self.engine_info(); },
+          "Of the engine that it runs.")
       .def_property_readonly("is_alive", &Executor::is_alive,
                              "False after shutdown, or when the executor has died.")
       .def("shutdown", releasing_gil(&Executor::shutdown),

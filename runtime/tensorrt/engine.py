@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ... import _core
-from ..._core import EngineError, ExecutorConfig
+from ..._core import ConfigError, EngineError, ExecutorConfig
 from ...builder.compile.tensorrt.plan_config import TensorRtPlans
 from ...builder.engine_config import EngineConfig
 from ...builder.network.adapted_linears import AdaptedLinear
@@ -42,9 +42,13 @@ class TensorRtEngine(LoadedEngine):
     def start(self, config: ExecutorConfig) -> _core.TensorRtEngine:
         """The plan for this machine's GPU, with its memory.
 
-        Raises ConfigError when this install or this machine cannot run plans, EngineError when the engine is not for
-        them.
+        Raises ConfigError for kernels of the CPU, and when this install or this machine cannot run plans, EngineError
+        when the engine is not for them.
         """
+        if config.kernels:
+            raise ConfigError(
+                f"{self.directory}: kernels is '{config.kernels}'; a TensorRT engine runs on a GPU, so it takes none"
+            )
         cuda = import_cuda(str(self.directory))
         trt = import_tensorrt(self.plans, str(self.directory))
         return start_session(self, trt, cuda, cuda.CudaDevice())

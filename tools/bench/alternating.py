@@ -19,7 +19,7 @@ from ...builder.compile.bind import bind_program
 from ...runtime.native_engine import NativeEngine
 from .batches import batch_adapters, prompts_of
 from .competing import Competitors
-from .executors import BenchExecutor, ExecutorKey, key_of
+from .executors import BenchExecutor, CpuUse, ExecutorKey, key_of
 from .measure import Metrics, decode
 from .scenario_types import Decode, Scenario
 
@@ -96,7 +96,7 @@ class Alternation:
     """
 
     def __init__(
-        self, engines: Mapping[str, NativeEngine], pairs: Sequence[tuple[Decode, Decode]], num_threads: int
+        self, engines: Mapping[str, NativeEngine], pairs: Sequence[tuple[Decode, Decode]], cpu: CpuUse
     ) -> None:
         """Makes the executors of (scenario, its base). Raises ConfigError where memory does not suffice."""
         self._sides: dict[str, tuple[_Side, _Side]] = {}
@@ -115,7 +115,7 @@ class Alternation:
             for (key, weights), sharing in scenarios.items():
                 engine = on_weights_of[key.engine, weights]
                 assert engine is not None
-                bench = BenchExecutor(engine, key, sharing, num_threads, profiled=False, block_reuse=True)
+                bench = BenchExecutor(engine, key, sharing, cpu, profiled=False, block_reuse=True)
                 bench.library.forget()  # the caches have the adapters now
                 self._executors[key, weights] = bench
         except Exception:

@@ -19,7 +19,7 @@ import numpy as np
 from ..._core import ExecutorConfig, KvCacheConfig
 from ...builder.process_memory import peak_memory
 from ...runtime.executor import Executor
-from .executors import BenchExecutor, key_of, load_native_engine
+from .executors import BenchExecutor, CpuUse, key_of, load_native_engine
 from .measure import Metrics, finish, first_token_seconds, request
 from .scenario_types import AdapterMix, Comparison, Load, Memory
 from .workload import random_prompt
@@ -27,13 +27,13 @@ from .workload import random_prompt
 MEGABYTE = 1e6
 
 
-def run_child(scenario: Load | Memory, engine: Path, num_threads: int) -> Metrics:
+def run_child(scenario: Load | Memory, engine: Path, cpu: CpuUse) -> Metrics:
     """Measure in a fresh process. Raises RuntimeError with what it said when it failed."""
     task = {
         "kind": type(scenario).__name__,
         "scenario": asdict(scenario),
         "engine": str(engine),
-        "threads": num_threads,
+        "cpu": asdict(cpu),
     }
     done = subprocess.run(
         [sys.executable, "-m", "adaptrt.tools.bench.child", json.dumps(task)], capture_output=True, text=True
@@ -44,9 +44,9 @@ def run_child(scenario: Load | Memory, engine: Path, num_threads: int) -> Metric
     return metrics
 
 
-def measure_load(scenario: Load, engine: Path, num_threads: int) -> Metrics:
+def measure_load(scenario: Load, engine: Path, cpu: CpuUse) -> Metrics:
     """From the engine's directory to the first token; imports are done by then."""
-    config = ExecutorConfig(kv_cache_config=KvCacheConfig(enable_block_reuse=False), num_threads=num_threads)
+    config = ExecutorConfig(kv_cache_config=KvCacheConfig(enable_block_reuse=False), **asdict(cpu))
     start = time.perf_counter()
     with Executor(engine, executor_config=config) as executor:
         loaded = time.perf_counter() - start
@@ -57,10 +57,10 @@ def measure_load(scenario: Load, engine: Path, num_threads: int) -> Metrics:
         return {"value": time.perf_counter() - start, "load_seconds": loaded}
 
 
-def measure_memory(scenario: Memory, engine: Path, num_threads: int) -> Metrics:
+def measure_memory(scenario: Memory, engine: Path, cpu: CpuUse) -> Metrics:
     """The greatest resident size while a batch is served, and what of it is more than the data that must be there."""
     loaded = load_native_engine(engine)
-    bench = BenchExecutor(loaded, key_of(scenario), [scenario], num_threads, profiled=False)
+    bench = BenchExecutor(loaded, key_of(scenario), [scenario], cpu, profiled=False)
     adapters = [bench.library.reference(scenario.adapters, i) for i in range(scenario.adapters.count)]
     bench.library.forget()
     gc.collect()
@@ -99,9 +99,10 @@ def main(task: dict[str, Any]) -> Metrics:
     values = task["scenario"]
     values["adapters"] = AdapterMix(**{**values["adapters"], "ranks": tuple(values["adapters"]["ranks"])})
     values["comparisons"] = tuple(Comparison(**comparison) for comparison in values["comparisons"])
+    engine, cpu = Path(task["engine"]), CpuUse(**task["cpu"])
     if task["kind"] == "Load":
-        return measure_load(Load(**values), Path(task["engine"]), task["threads"])
-    return measure_memory(Memory(**values), Path(task["engine"]), task["threads"])
+        return measure_load(Load(**values), engine, cpu)
+    return measure_memory(Memory(**values), engine, cpu)
 
 
 if __name__ == "__main__":

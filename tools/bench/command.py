@@ -11,10 +11,10 @@ from typing import Final
 
 from rich.console import Console
 
-from ..._core import ConfigError, measure_machine_limits
+from ..._core import ConfigError, ExecutorConfig, measure_machine_limits
 from .display import profile_table, tables_of
 from .engines import EngineShelf
-from .executors import BenchExecutor, key_of, load_native_engine, problems_of
+from .executors import BenchExecutor, CpuUse, key_of, load_native_engine, problems_of
 from .limits import LIMIT_UNITS, peak_of
 from .plots import require_matplotlib, write_plots
 from .profile import chrome_trace, step_seconds, summarise, write_chrome_trace
@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--repeats", type=int, metavar="N", help="rounds, instead of the file's")
     parser.add_argument("--num_threads", type=int, metavar="N", help="threads of the engine (default: all cores)")
+    parser.add_argument(
+        "--kernels", metavar="NAME", default="", help="kernels of the engine (default: those chosen for this CPU)"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the report; needs adaptrt[bench]")
     parser.add_argument(
@@ -58,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     for name in ("repeats", "num_threads"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ConfigError(f"--{name} is {value}; accepted: 1 and more")
+    for problem in ExecutorConfig(kernels=args.kernels).validate():
+        raise ConfigError(f"--{problem}")
     if args.profile is not None and (args.output is not None or args.plots is not None):
         raise ConfigError("--profile makes no report, so --output and --plots have no effect beside it")
     if args.plots is not None:
@@ -65,13 +70,13 @@ def run(args: argparse.Namespace) -> int:
     file = select(load_scenarios(_file_of(args.scenarios)), args.only)
     if args.repeats is not None:
         file = replace(file, run=replace(file.run, repeats=args.repeats))
-    threads = args.num_threads or len(os.sched_getaffinity(0))
+    cpu = CpuUse(args.num_threads or len(os.sched_getaffinity(0)), args.kernels)
     console, work_dir = Console(width=None if sys.stdout.isatty() else FILE_WIDTH), args.work_dir.expanduser()
     if args.profile is not None:
-        profile(file, work_dir, threads, args.profile, console)
+        profile(file, work_dir, cpu, args.profile, console)
         return 0
     _make_room(args.output, args.plots)
-    report = Bench(file, work_dir, threads, console.print).run()
+    report = Bench(file, work_dir, cpu, console.print).run()
     for table in tables_of(report):
         console.print(table)
     if args.output is not None:
@@ -119,7 +124,7 @@ def select(file: ScenarioFile, names: list[str]) -> ScenarioFile:
     return replace(file, scenarios=tuple(scenario for scenario in file.scenarios if scenario.name in wanted))
 
 
-def profile(file: ScenarioFile, work_dir: Path, threads: int, directory: Path, console: Console) -> None:
+def profile(file: ScenarioFile, work_dir: Path, cpu: CpuUse, directory: Path, console: Console) -> None:
     """Profile the prefill and decode scenarios of a file. Raises ConfigError when it has none."""
     scenarios = [scenario for scenario in file.scenarios if isinstance(scenario, (Prefill, Decode))]
     if not scenarios:
@@ -133,12 +138,12 @@ def profile(file: ScenarioFile, work_dir: Path, threads: int, directory: Path, c
         engine = load_native_engine(directories[scenario.engine])
         if problems := problems_of(scenario, engine):
             raise ConfigError(f"{file.path}: scenario '{scenario.name}' " + "; ".join(problems))
-        bench = BenchExecutor(engine, key_of(scenario), [scenario], threads, profiled=True)
+        bench = BenchExecutor(engine, key_of(scenario), [scenario], cpu, profiled=True)
         try:
             steps = profiled_steps(bench, scenario, warm_up=True)
         finally:
             bench.close()
-        limits = measure_machine_limits(threads)
+        limits = measure_machine_limits(cpu.num_threads)
         program = engine.storage.program
         trace = directory / f"{scenario.name}.json"
         write_chrome_trace(trace, chrome_trace(steps, program, scenario.title))

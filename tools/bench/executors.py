@@ -37,6 +37,15 @@ COLD_TASKS: Final = 1 << 40
 
 
 @dataclass(frozen=True)
+class CpuUse:
+    """What of the CPU an engine is given."""
+
+    num_threads: int
+    kernels: str
+    """Empty: those that are chosen for this CPU."""
+
+
+@dataclass(frozen=True)
 class ExecutorKey:
     """Scenarios with equal keys run on one executor."""
 
@@ -122,7 +131,7 @@ class BenchExecutor:
         engine: NativeEngine,
         key: ExecutorKey,
         scenarios: Sequence[Scenario],
-        num_threads: int,
+        cpu: CpuUse,
         *,
         profiled: bool,
         block_reuse: bool = False,
@@ -135,14 +144,14 @@ class BenchExecutor:
         self.engine = engine
         self.library = AdapterLibrary(engine)
         mixes = [scenario.adapters for scenario in scenarios if scenario.adapters.count]
-        num_threads = key.num_threads or num_threads
+        num_threads = key.num_threads or cpu.num_threads
         config = self._config(key, mixes, num_threads, block_reuse)
         self.profile = StepProfile(MAX_STEPS)
         """Of a profiled executor: its newest steps."""
         if profiled:
-            native = CpuEngine(engine.program, engine.storage, num_threads, profile=self.profile)
+            native = CpuEngine(engine.program, engine.storage, num_threads, kernels=cpu.kernels, profile=self.profile)
         else:
-            native = CpuEngine(engine.program, engine.storage, num_threads)
+            native = CpuEngine(engine.program, engine.storage, num_threads, kernels=cpu.kernels)
         self.info = native.info
         self.executor = Executor(native, config, available_memory())
         registered = set()

@@ -24,7 +24,7 @@ from .batches import adapter_of, batch_adapters, prompts_of, requests_of
 from .child import run_child
 from .competing import Competitors, competing_processes
 from .engines import EngineShelf, Progress
-from .executors import COLD_TASKS, BenchExecutor, adapter_directory, key_of, load_native_engine, problems_of
+from .executors import COLD_TASKS, BenchExecutor, CpuUse, adapter_directory, key_of, load_native_engine, problems_of
 from .limits import LimitMeter, beside, peak_of, roofline_shares
 from .measure import Metrics, decode, first_token_seconds, overhead, prefill, request, serve
 from .measure import finish as finish_request
@@ -54,10 +54,10 @@ PROFILED_PROMPTS: Final = 3
 class Bench:
     """One run over a scenario file."""
 
-    def __init__(self, file: ScenarioFile, work_dir: Path, num_threads: int, progress: Progress) -> None:
+    def __init__(self, file: ScenarioFile, work_dir: Path, cpu: CpuUse, progress: Progress) -> None:
         self._file = file
         self._work_dir = work_dir
-        self._threads = num_threads
+        self._cpu = cpu
         self._progress = progress
         self._shelf = EngineShelf(work_dir, progress)
         self._engines: dict[str, NativeEngine] = {}
@@ -66,7 +66,7 @@ class Bench:
         self._alternation: Alternation | None = None
         self._work: dict[str, Work] = {}
         self._samples: dict[str, list[Sample]] = defaultdict(list)
-        self._limits = LimitMeter(num_threads, file.run.quiet_share)
+        self._limits = LimitMeter(cpu.num_threads, file.run.quiet_share)
         self._extra: dict[str, int] = {}
         self._not_run: dict[str, str] = {}
         self._cold_tasks = itertools.count(COLD_TASKS)
@@ -109,7 +109,7 @@ class Bench:
                 self._find_work(engine, key, [s for s in scenarios if isinstance(s, (Prefill, Decode))])
                 alone = [s for s in scenarios if s.name not in self._executors and s.alternating is None]
                 if alone:
-                    shared = BenchExecutor(engine, key, alone, self._threads, profiled=False)
+                    shared = BenchExecutor(engine, key, alone, self._cpu, profiled=False)
             except ConfigError as error:
                 self._not_run.update({scenario.name: str(error) for scenario in scenarios})
                 continue
@@ -134,7 +134,7 @@ class Bench:
             return
         self._progress(f"preparing {len(pairs)} scenarios that alternate with another one")
         try:
-            self._alternation = Alternation(self._engines, pairs, self._threads)
+            self._alternation = Alternation(self._engines, pairs, self._cpu)
         except ConfigError as error:
             self._not_run.update({scenario.name: str(error) for scenario, _ in pairs})
         else:
@@ -153,7 +153,7 @@ class Bench:
         """Runs each scenario once on an engine that counts what its steps must move and multiply."""
         if not scenarios:
             return
-        bench = BenchExecutor(engine, key, scenarios, self._threads, profiled=True)
+        bench = BenchExecutor(engine, key, scenarios, self._cpu, profiled=True)
         try:
             for scenario in scenarios:
                 self._work[scenario.name] = work_of(median_step(profiled_steps(bench, scenario, warm_up=False)))
@@ -215,7 +215,7 @@ class Bench:
 
     def _sample(self, scenario: Scenario, competitors: Competitors) -> Metrics:
         if isinstance(scenario, (Load, Memory)):
-            return run_child(scenario, self._engines[scenario.engine].directory, self._threads)
+            return run_child(scenario, self._engines[scenario.engine].directory, self._cpu)
         bench = self._executors[scenario.name]
         if isinstance(scenario, (Prefill, FirstToken)):
             # What ran before the sample, or did not, is not what is measured.
@@ -296,8 +296,8 @@ class Bench:
         return Report(
             version=__version__,
             created=utc_now(),
-            machine=describe_machine(self._threads),
-            run={**asdict(self._file.run), "threads": self._threads, "scenarios": self._file.path.name},
+            machine=describe_machine(self._cpu.num_threads, self._cpu.kernels),
+            run={**asdict(self._file.run), "threads": self._cpu.num_threads, "scenarios": self._file.path.name},
             scenario_file=self._file.path.read_text(encoding="utf-8"),
             limits=limits,
             rows=rows,

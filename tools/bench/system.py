@@ -11,14 +11,14 @@ from typing import Any
 from ..._core import cpu_kernels
 
 
-def describe_machine(num_threads: int) -> dict[str, Any]:
-    """For the report."""
+def describe_machine(num_threads: int, kernels: str = "") -> dict[str, Any]:
+    """For the report. `kernels` as ExecutorConfig's."""
     return {
         "processor": _processor(),
         "cpus": os.cpu_count(),
         "threads": num_threads,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "kernels": cpu_kernels()[0],
+        "kernels": kernels or cpu_kernels()[0],
         "system": platform.platform(),
         "python": platform.python_version(),
     }

@@ -1,6 +1,8 @@
 #include "adaptrt/engine/check_step_input.h"
 
+#include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -17,7 +19,8 @@ class StepChecker {
   StepChecker(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks)
       : input_(input), info_(info), num_blocks_(num_blocks) {}
 
-  void run() {
+  /// `newest_writes` is by KV block, `step` greater than all that is there.
+  void run(std::uint64_t step, std::vector<std::uint64_t>& newest_writes) {
     // Each stage reads only what the ones before it found sound.
     check_sizes();
     finish();
@@ -28,13 +31,17 @@ class StepChecker {
     finish();
     for (std::int64_t sequence = 0; sequence < sequences_; ++sequence) check_sequence(sequence);
     finish();
-    check_shared_blocks();
+    newest_writes.resize(static_cast<std::size_t>(num_blocks_));
+    check_shared_blocks(step, newest_writes);
     finish();
   }
 
  private:
   void finish() const { problems_.throw_if_any<StepError>("engine step"); }
   void add(std::string problem) { problems_.add(std::move(problem)); }
+  void add_of(std::int64_t sequence, const std::string& problem) {
+    add("sequence " + text(sequence) + ": " + problem);
+  }
 
   template <class Span>
   void check_size(const char* name, const Span& span, std::int64_t size) {
@@ -101,52 +108,53 @@ class StepChecker {
   }
 
   void check_sequence(std::int64_t sequence) {
-    const std::string where = "sequence " + text(sequence);
     const std::int64_t first = first_position(sequence);
     const std::int64_t tokens = begin_of(sequence + 1) - begin_of(sequence);
     if (first < 0 || first + tokens > info_.max_seq_len) {
-      add(where + ": positions lie outside [0, max_seq_len " + text(info_.max_seq_len) + ")");
+      add_of(sequence, "positions lie outside [0, max_seq_len " + text(info_.max_seq_len) + ")");
       return;
     }
     for (std::int64_t i = 0; i < tokens; ++i) {
       if (input_.positions[static_cast<std::size_t>(begin_of(sequence) + i)] != first + i) {
-        add(where + ": positions are not consecutive");
+        add_of(sequence, "positions are not consecutive");
         return;
       }
     }
     const std::int64_t prompt = input_.prompt_lengths[static_cast<std::size_t>(sequence)];
     if (prompt < 1 || prompt > info_.max_seq_len) {
-      add(where + ": prompt length " + text(prompt) + " is not in [1, max_seq_len " +
-          text(info_.max_seq_len) + "]");
+      add_of(sequence,
+             "prompt length " + text(prompt) + " is not in [1, max_seq_len " + text(info_.max_seq_len) + "]");
     }
     const std::int64_t blocks = (first + tokens - 1) / info_.tokens_per_block + 1;
     if (blocks > input_.max_blocks_per_sequence) {
-      add(where + ": needs " + text(blocks) + " blocks; its table has " +
-          text(input_.max_blocks_per_sequence));
+      add_of(sequence,
+             "needs " + text(blocks) + " blocks; its table has " + text(input_.max_blocks_per_sequence));
       return;
     }
     for (std::int64_t i = 0; i < blocks; ++i) {
       const std::int32_t block = table_of(sequence)[i];
       if (block < 0 || block >= num_blocks_) {
-        add(where + ": entry " + text(i) + " of its block table is " + text(block) + "; the pool has " +
-            text(num_blocks_) + " blocks");
+        add_of(sequence, "entry " + text(i) + " of its block table is " + text(block) + "; the pool has " +
+                             text(num_blocks_) + " blocks");
       }
     }
-    check_adapter(where, input_.adapters[static_cast<std::size_t>(sequence)]);
+    check_adapter(sequence, input_.adapters[static_cast<std::size_t>(sequence)]);
   }
 
-  void check_adapter(const std::string& where, const DeviceAdapter* adapter) {
+  void check_adapter(std::int64_t sequence, const DeviceAdapter* adapter) {
     if (adapter == nullptr || adapter == last_sound_adapter_) return;
-    const std::string name = where + ": adapter of task " + std::to_string(adapter->task_id);
+    const auto add_of_adapter = [&](const std::string& problem) {
+      add_of(sequence, "adapter of task " + std::to_string(adapter->task_id) + problem);
+    };
     const auto& sites = info_.lora.sites;
     if (adapter->sites.size() != sites.size()) {
-      add(name + " has " + std::to_string(adapter->sites.size()) + " sites, the engine " +
-          std::to_string(sites.size()));
+      add_of_adapter(" has " + std::to_string(adapter->sites.size()) + " sites, the engine " +
+                     std::to_string(sites.size()));
       return;
     }
     for (std::size_t i = 0; i < sites.size(); ++i) {
       if (!is_sound(adapter->sites[i], sites[i].parts.size())) {
-        add(name + ": site " + std::to_string(i) + " is inconsistent");
+        add_of_adapter(": site " + std::to_string(i) + " is inconsistent");
         return;
       }
     }
@@ -169,23 +177,21 @@ class StepChecker {
   }
 
   /// A block that a sequence writes in this step must not be in another sequence's table.
-  void check_shared_blocks() {
-    constexpr std::int32_t kNobody = -1;
-    std::vector<std::int32_t> writers(static_cast<std::size_t>(num_blocks_), kNobody);
+  void check_shared_blocks(std::uint64_t step, std::vector<std::uint64_t>& newest_writes) {
     for (std::int64_t sequence = 0; sequence < sequences_; ++sequence) {
       const std::int64_t last = last_position(sequence) / info_.tokens_per_block;
       for (std::int64_t i = first_position(sequence) / info_.tokens_per_block; i <= last; ++i) {
         const std::int32_t block = table_of(sequence)[i];
-        auto& writer = writers[static_cast<std::size_t>(block)];
-        if (writer != kNobody) add("KV block " + text(block) + " is written at two places");
-        writer = static_cast<std::int32_t>(sequence);
+        if (std::exchange(newest_writes[static_cast<std::size_t>(block)], step) == step) {
+          add("KV block " + text(block) + " is written at two places");
+        }
       }
     }
     for (std::int64_t sequence = 0; sequence < sequences_; ++sequence) {
       const std::int64_t first_written = first_position(sequence) / info_.tokens_per_block;
       for (std::int64_t i = 0; i < first_written; ++i) {
         const std::int32_t block = table_of(sequence)[i];
-        if (writers[static_cast<std::size_t>(block)] != kNobody) {
+        if (newest_writes[static_cast<std::size_t>(block)] == step) {
           add("KV block " + text(block) + " is written and read at two places");
         }
       }
@@ -203,8 +209,8 @@ class StepChecker {
 
 }  // namespace
 
-void check_step_input(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks) {
-  StepChecker(input, info, num_blocks).run();
+void StepInputChecker::check(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks) {
+  StepChecker(input, info, num_blocks).run(++step_, newest_writes_);
 }
 
 }  // namespace adaptrt

@@ -52,7 +52,7 @@ class CpuEngine final : public Engine {
   void allocate_kv_blocks(std::int32_t num_blocks) override { kv_pool_.allocate(num_blocks); }
 
   void step(const StepInput& input, const LogitsSink& sink) override {
-    check_step_input(input, info_, kv_pool_.num_blocks());
+    checker_.check(input, info_, kv_pool_.num_blocks());
     if (recorder_) recorder_->begin_step(input);
     name_sequences(input);
     group_tokens(input);
@@ -153,7 +153,8 @@ class CpuEngine final : public Engine {
              .tokens_per_block = program_.tokens_per_block,
              .kv_block_bytes = kv_pool_.block_bytes(),
              .max_reusable_prompt_len = program_.max_seq_len,
-             .lora = program_.lora};
+             .lora = program_.lora,
+             .kernels = std::string(kernels_.name)};
     for (const auto& op : program_.body) {
       const auto* rope = std::get_if<RopeTableOp>(&op);
       if (rope != nullptr && rope->kind == RopeKind::kDynamic) {
@@ -180,6 +181,7 @@ class CpuEngine final : public Engine {
   std::vector<Scratch> scratch_;
   /// nullptr without a profile.
   std::unique_ptr<StepRecorder> recorder_;
+  StepInputChecker checker_;
   // Of the step that runs.
   std::vector<std::int32_t> sequence_of_token_;
   std::vector<AdapterGroup> groups_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 #include "step.h"
 
@@ -19,16 +18,14 @@ std::int64_t rows_per_chunk(std::int64_t width) {
 
 /// Inverse frequencies of the dynamic NTK scaling for a sequence of `length` positions:
 /// base' = base * (factor * length / original - (factor - 1))^(dim / (dim - 2)), 1 / base'^(2 i / dim).
-void dynamic_inverse_frequencies(const RopeTableOp& op, std::int64_t length,
-                                 std::vector<float>* frequencies) {
+void dynamic_inverse_frequencies(const RopeTableOp& op, std::int64_t length, float* frequencies) {
   const auto half = static_cast<std::size_t>(op.inverse_frequencies.size);
   const double dim = 2.0 * static_cast<double>(half);
   const double factor = op.factor;
   const double grown = factor * static_cast<double>(length) / op.original_max_position - (factor - 1.0);
   const double base = op.base * std::pow(grown, dim / (dim - 2.0));
-  frequencies->resize(half);
   for (std::size_t i = 0; i < half; ++i) {
-    (*frequencies)[i] = static_cast<float>(1.0 / std::pow(base, 2.0 * static_cast<double>(i) / dim));
+    frequencies[i] = static_cast<float>(1.0 / std::pow(base, 2.0 * static_cast<double>(i) / dim));
   }
 }
 
@@ -59,8 +56,9 @@ void run_op(const RmsNormOp& op, const Step& step) {
 
 void run_op(const RopeTableOp& op, const Step& step) {
   const std::int64_t half = op.inverse_frequencies.size;
-  const auto body = [&](std::int64_t begin, std::int64_t end, int) {
-    std::vector<float> dynamic;
+  const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+    // Attention's scratch has room for a head, so for its frequencies.
+    float* dynamic = step.scratch[static_cast<std::size_t>(thread)].data();
     std::int64_t dynamic_length = 0;
     for (std::int64_t t = begin; t < end; ++t) {
       const auto token = static_cast<std::size_t>(t);
@@ -71,9 +69,9 @@ void run_op(const RopeTableOp& op, const Step& step) {
         const std::int64_t length =
             std::max<std::int64_t>(step.input.prompt_lengths[sequence], std::int64_t{position} + 1);
         if (length > op.original_max_position) {
-          if (length != dynamic_length) dynamic_inverse_frequencies(op, length, &dynamic);
+          if (length != dynamic_length) dynamic_inverse_frequencies(op, length, dynamic);
           dynamic_length = length;
-          frequencies = dynamic.data();
+          frequencies = dynamic;
         }
       }
       float* cosine = step.float_row(op.cosine, t);

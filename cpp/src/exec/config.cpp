@@ -2,6 +2,9 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include "adaptrt/kernels/kernel_choice.h"
 
 namespace adaptrt {
 namespace {
@@ -65,6 +68,7 @@ Problems ExecutorConfig::validate() const {
     problems.add("num_threads is " + std::to_string(*num_threads) + "; accepted: 1 to " +
                  std::to_string(kMostThreads));
   }
+  if (auto problem = kernels_problem(kernels); !problem.empty()) problems.add(std::move(problem));
   require_none(problems, "parallel_config", parallel_config, "one process runs the whole model");
   require_none(problems, "logits_post_processor_config", logits_post_processor_config,
                "the step loop does not call Python");
@@ -88,6 +92,10 @@ Problems ExecutorConfig::validate(const EngineInfo& engine) const {
   Problems problems = validate();
   require_at_most(problems, "max_batch_size", max_batch_size, engine.max_batch_size);
   require_at_most(problems, "max_num_tokens", max_num_tokens, engine.max_num_tokens);
+  if (!kernels.empty() && kernels != engine.kernels) {
+    problems.add("kernels is '" + kernels + "'; the engine " +
+                 (engine.kernels.empty() ? "runs on a device and takes none" : "runs " + engine.kernels));
+  }
   return problems;
 }
 

@@ -12,18 +12,6 @@ namespace {
 
 #ifdef ADAPTRT_CAN_HAVE_AMX
 
-bool cpu_has_amx() {
-  constexpr unsigned kAmxBf16 = 1U << 22;
-  constexpr unsigned kAmxTile = 1U << 24;
-  constexpr unsigned kAmxInt8 = 1U << 25;
-  constexpr unsigned kAll = kAmxBf16 | kAmxTile | kAmxInt8;
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAll) == kAll;
-}
-
 /// Linux saves the 8 KB of tiles only for processes that asked. An old kernel or a sandbox refuses.
 bool ask_linux() {
   constexpr long kArchReqXcompPerm = 0x1023;
@@ -42,6 +30,22 @@ bool find_permission() {
 }
 
 }  // namespace
+
+bool cpu_has_amx() {
+#ifdef ADAPTRT_CAN_HAVE_AMX
+  constexpr unsigned kAmxBf16 = 1U << 22;
+  constexpr unsigned kAmxTile = 1U << 24;
+  constexpr unsigned kAmxInt8 = 1U << 25;
+  constexpr unsigned kAll = kAmxBf16 | kAmxTile | kAmxInt8;
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAll) == kAll;
+#else
+  return false;
+#endif
+}
 
 bool amx_is_permitted() {
   static const bool permitted = find_permission();

@@ -54,7 +54,7 @@ class TensorRtEngine final : public Engine {
   }
 
   void step(const StepInput& input, const LogitsSink& sink) override {
-    check_step_input(input, info_, kv_pools_.num_blocks());
+    checker_.check(input, info_, kv_pools_.num_blocks());
     try {
       run(input, sink);
     } catch (...) {
@@ -165,6 +165,7 @@ class TensorRtEngine final : public Engine {
   TensorRtOptions options_;
   std::shared_ptr<Device> device_;
   EngineInfo info_;
+  StepInputChecker checker_;
   StepArrays arrays_;
   KvPools kv_pools_;
   Allocation step_memory_;

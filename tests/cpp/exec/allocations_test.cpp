@@ -1,49 +1,11 @@
 // The step loop's memory: once a batch runs, its steps allocate nothing.
 
+#include "support/allocations.h"
+
 #include <boost/test/unit_test.hpp>
-#include <cstdlib>
-#include <new>
 
 #include "adaptrt/exec/executor.h"
 #include "fake_engine.h"
-
-namespace {
-
-thread_local std::int64_t num_allocations = 0;
-
-void* allocate(std::size_t bytes) {
-  ++num_allocations;
-  void* memory = std::malloc(bytes != 0 ? bytes : 1);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-// Not inlined, or GCC 12 takes what it sees of a delete expression for free() of a pointer from operator new.
-[[gnu::noinline]] void release(void* memory) noexcept {
-  std::free(memory);
-}
-
-}  // namespace
-
-// These count for the whole test program.
-void* operator new(std::size_t bytes) {
-  return allocate(bytes);
-}
-void* operator new[](std::size_t bytes) {
-  return allocate(bytes);
-}
-void operator delete(void* memory) noexcept {
-  release(memory);
-}
-void operator delete[](void* memory) noexcept {
-  release(memory);
-}
-void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
-  release(memory);
-}
-void operator delete[](void* memory, std::size_t /*bytes*/) noexcept {
-  release(memory);
-}
 
 namespace adaptrt::test {
 namespace {
@@ -63,8 +25,8 @@ BOOST_AUTO_TEST_CASE(a_steady_step_allocates_nothing) {
                          const LoraCache*) {
     if (plan == nullptr) return;
     const bool is_steady = plan->num_generation_sequences == kRequests && scheduler.waiting().empty();
-    if (is_steady && before >= 0) of_steps.push_back(num_allocations - before);
-    before = is_steady ? num_allocations : -1;
+    if (is_steady && before >= 0) of_steps.push_back(testing::allocations_of_this_thread() - before);
+    before = is_steady ? testing::allocations_of_this_thread() : -1;
   };
   before = -1;
   Executor executor(std::make_shared<FakeEngine>(options), {}, kAvailableMemory, count);

@@ -327,10 +327,12 @@ BOOST_AUTO_TEST_CASE(bad_configurations_tell_everything) {
   config.batching_type = BatchingType::kStatic;
   config.gpu_weights_percent = 0.5;
   config.kv_cache_config.onboard_blocks = false;
+  config.kernels = "portable";
   for (const char* part :
        {"max_beam_width is 2", "max_batch_size is 9; the engine was built for 8", "max_num_tokens is 0",
         "parallel_config is given (ParallelConfig)", "normalize_log_probs is False",
-        "batching_type is STATIC", "gpu_weights_percent", "kv_cache_config.onboard_blocks"}) {
+        "batching_type is STATIC", "gpu_weights_percent", "kv_cache_config.onboard_blocks",
+        "kernels is 'portable'; the engine runs on a device and takes none"}) {
     BOOST_CHECK_EXCEPTION(make_executor(config), ConfigError, says<ConfigError>(part));
   }
 }

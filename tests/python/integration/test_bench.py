@@ -13,10 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adaptrt._core import cpu_kernels
 from adaptrt.builder.cli import main as command_line
 from adaptrt.tools.bench.alternating import sharing_weights
-from adaptrt.tools.bench.executors import load_native_engine
+from adaptrt.tools.bench.child import run_child
+from adaptrt.tools.bench.engines import EngineShelf
+from adaptrt.tools.bench.executors import BenchExecutor, CpuUse, key_of, load_native_engine
 from adaptrt.tools.bench.report import Report, load_report
+from adaptrt.tools.bench.scenario_file import load_scenarios
+from adaptrt.tools.bench.scenario_types import Load, Memory
 
 SCENARIOS = """schema = 1
 [run]
@@ -370,6 +375,7 @@ def _check_work(ops: list[dict[str, Any]]) -> None:
     ("arguments", "complaint"),
     [
         (["--repeats", "0"], "--repeats is 0"),
+        (["--kernels", "abacus"], "--kernels is 'abacus'; this CPU can run: "),
         (["--only", "zzz"], "--only: no scenario zzz"),
         (["--profile", "x", "--output", "y"], "--profile makes no report"),
         (["--output", "no-such-directory/report.json"], "report.json: cannot be written"),
@@ -381,6 +387,30 @@ def test_flags_are_checked(
 ) -> None:
     assert bench(work, *arguments) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_engines_run_the_kernels_of_the_flag(report: Report, work: Path) -> None:
+    assert report.machine["kernels"] == cpu_kernels()[0]
+    output = work / "portable.json"
+    assert bench(work, "--only", "prefill", "load", "memory", "--repeats", "1", "--kernels", "portable",
+                 "--output", output) == 0  # fmt: skip
+    assert load_report(output).machine["kernels"] == "portable"
+
+
+def test_engines_have_the_kernels_that_are_asked_for(report: Report, work: Path) -> None:
+    del report  # builds the engines
+    file = load_scenarios(work / "small.toml")
+    directories, _ = EngineShelf(work / "engines", print).prepare(file)
+    for scenario in file.scenarios:
+        if isinstance(scenario, (Load, Memory)):
+            with pytest.raises(RuntimeError, match="kernels is 'abacus'; this CPU can run"):
+                run_child(scenario, directories[scenario.engine], CpuUse(1, "abacus"))
+    prefill = file.scenarios[0]
+    engine = load_native_engine(directories[prefill.engine])
+    for profiled in (False, True):
+        made = BenchExecutor(engine, key_of(prefill), [prefill], CpuUse(1, "portable"), profiled=profiled)
+        assert made.executor.engine_info.kernels == "portable"
+        made.close()
 
 
 def test_scenarios_that_do_not_fit_are_refused(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adaptrt._core import cpu_kernels, impossible_cpu_kernels
 from adaptrt.builder import cli
 from support.models import ModelSpec, save_adapter, save_model
 
@@ -76,6 +77,9 @@ def test_an_engine(inspect: Inspect) -> None:
     assert "max_batch_size 4, max_num_tokens 128, max_input_len 64, max_seq_len 96" in text
     assert "max_lora_rank 6, attn_q, mlp_4h_to_h\n" in text
     assert "adapters      lora\n" in text
+    assert f"kernels       {cpu_kernels()[0]} on this machine; " in text
+    for name, reason in impossible_cpu_kernels():
+        assert f"; {name}: {reason}" in text
 
 
 def test_a_damaged_engine(inspect: Inspect, rooms: Path) -> None:

@@ -1,12 +1,22 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "adaptrt/engine/engine.h"
 
 namespace adaptrt {
 
-/// What every engine does first. Throws StepError, naming all that breaks StepInput's rules.
-void check_step_input(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks);
+/// Checks an engine's steps, one after the other. A sound step costs no memory but that of the first.
+class StepInputChecker {
+ public:
+  /// What every engine does first. Throws StepError, naming all that breaks StepInput's rules.
+  void check(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks);
+
+ private:
+  std::uint64_t step_ = 0;
+  /// By KV block: the newest step that writes it.
+  std::vector<std::uint64_t> newest_writes_;
+};
 
 }  // namespace adaptrt

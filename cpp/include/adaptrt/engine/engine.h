@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "adaptrt/core/thread_pool.h"
@@ -34,6 +35,8 @@ struct EngineInfo {
   /// The longest prompt whose KV may be shared with another request (see RopeKind::kDynamic).
   std::int32_t max_reusable_prompt_len = 0;
   LoraLayout lora;
+  /// Name of the CPU kernels that it runs; empty: it runs on a device.
+  std::string kernels = {};
 };
 
 /// T tokens of S sequences back to back, prefill chunks and decodes together. Spans are read during the call
@@ -73,9 +76,9 @@ class Engine {
 };
 
 /// The CPU engine. Weights in `program` must outlive it; `pool` is used during step(). `kernels` names a
-/// table of kernels/kernel_table.h; empty for the best that this CPU can run. Throws EngineError with all of
-/// program.validate()'s problems, ConfigError for kernels that this CPU cannot run. With a `profile`, every
-/// op of every step is timed and recorded there, and the pool measures its busy time.
+/// table of kernels/kernel_table.h; empty for the one that is chosen for this CPU. Throws EngineError with
+/// all of program.validate()'s problems, ConfigError for kernels that this CPU cannot run. With a `profile`,
+/// every op of every step is timed and recorded there, and the pool measures its busy time.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                                       std::string_view kernels = {},
                                                       std::shared_ptr<StepProfile> profile = nullptr);

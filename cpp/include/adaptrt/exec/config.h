@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <tuple>
 
 #include "adaptrt/core/error.h"
@@ -20,7 +21,7 @@ enum class ModelType : std::uint8_t { kDecoderOnly = 0, kEncoderOnly = 1, kEncod
 /// TensorRT-LLM's BatchingType; kStatic is refused (SchedulerConfig has a policy for it).
 enum class BatchingType : std::uint8_t { kStatic = 0, kInflight = 1 };
 
-/// TensorRT-LLM's ExecutorConfig, and num_threads.
+/// TensorRT-LLM's ExecutorConfig, num_threads and kernels.
 struct ExecutorConfig {
   std::int32_t max_beam_width = 1;
   SchedulerConfig scheduler_config;
@@ -43,6 +44,7 @@ struct ExecutorConfig {
   Unsupported guided_decoding_config;
   bool gather_generation_logits = false;
   std::optional<std::int32_t> num_threads;
+  std::string kernels;
 
   bool operator==(const ExecutorConfig&) const = default;
 
@@ -85,7 +87,11 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
       Field{"gather_generation_logits", &C::gather_generation_logits,
             "Either value will do: generation logits are there for any request that asks."},
       Field{"num_threads", &C::num_threads,
-            "Threads of the engine; None: one for each core this process may use."}};
+            "Threads of the engine; None: one for each core this process may use."},
+      Field{"kernels", &C::kernels,
+            "One of cpu_kernels(), so that machines with different CPUs give the same bits; empty: the one "
+            "that "
+            "is chosen for this CPU."}};
 }
 
 }  // namespace adaptrt

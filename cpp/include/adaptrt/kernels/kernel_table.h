@@ -197,12 +197,12 @@ struct KernelTable {
 /// polynomial and its argument, and the polynomial's own 6e-8.
 inline constexpr float kExpRelativeError = 2.5e-7F;
 
-/// The tables that this CPU can run, best first: of "avx512_amx", "avx512_bf16" (which needs VNNI too),
-/// "avx512_vnni", "avx512", "avx2" and "portable".
+/// The tables that this CPU can run: first the one that is chosen for it, then the others in the order of
+/// kernel_choice.h.
 [[nodiscard]] std::span<const KernelTable* const> available_kernels();
 
-/// The table of that name, or the best one for an empty name. Throws ConfigError naming those that this CPU
-/// can run.
+/// The table of that name, or the chosen one for an empty name. Throws ConfigError with kernels_problem() of
+/// kernel_choice.h.
 [[nodiscard]] const KernelTable& find_kernels(std::string_view name);
 
 }  // namespace adaptrt

@@ -1,31 +1,58 @@
+#include <algorithm>
+#include <array>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/core/error.h"
-#include "adaptrt/kernels/amx.h"
+#include "adaptrt/kernels/kernel_choice.h"
 #include "adaptrt/kernels/kernel_table.h"
 #include "tables.h"
 
 namespace adaptrt {
 namespace {
 
+struct NamedTable {
+  std::string_view name;
+  /// To be called only where the CPU can run it.
+  const KernelTable& (*table)();
+};
+
+constexpr auto kTables = std::to_array<NamedTable>({
+#ifdef ADAPTRT_X86_KERNELS
+    {"avx512_amx", &avx512_amx_kernels},
+    {"avx512_bf16", &avx512_bf16_kernels},
+    {"avx512_vnni", &avx512_vnni_kernels},
+    {"avx512", &avx512_kernels},
+    {"avx2", &avx2_kernels},
+#endif
+    {"portable", &portable_kernels},
+});
+
+const NamedTable* find_table(std::string_view name) {
+  const auto* found = std::ranges::find(kTables, name, &NamedTable::name);
+  return found == kTables.end() ? nullptr : found;
+}
+
+/// Of the tables that there are.
+std::vector<KernelFit> fit_tables() {
+  auto fits = fit_kernels(read_cpu());
+  std::erase_if(fits,
+                [](const KernelFit& fit) { return fit.obstacle.empty() && find_table(fit.name) == nullptr; });
+  return fits;
+}
+
+const std::vector<KernelFit>& fits() {
+  static const std::vector<KernelFit> all = fit_tables();
+  return all;
+}
+
 std::vector<const KernelTable*> find_available() {
   std::vector<const KernelTable*> tables;
-#ifdef ADAPTRT_X86_KERNELS
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-  const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
-  if (bf16 && amx_is_permitted()) tables.push_back(&avx512_amx_kernels());
-  if (vnni && __builtin_cpu_supports("avx512bf16")) tables.push_back(&avx512_bf16_kernels());
-  if (vnni) tables.push_back(&avx512_vnni_kernels());
-  if (avx512) tables.push_back(&avx512_kernels());
-  // Every CPU with AVX2 has the half-float conversions (F16C).
-  if (avx2) tables.push_back(&avx2_kernels());
-#endif
-  tables.push_back(&portable_kernels());
+  for (const KernelFit& fit : fits()) {
+    if (fit.obstacle.empty()) tables.push_back(&find_table(fit.name)->table());
+  }
   return tables;
 }
 
@@ -36,15 +63,17 @@ std::span<const KernelTable* const> available_kernels() {
   return tables;
 }
 
+std::span<const KernelFit> impossible_kernels() {
+  return std::span(fits()).subspan(available_kernels().size());
+}
+
+std::string kernels_problem(std::string_view name) {
+  return kernels_problem(name, fits());
+}
+
 const KernelTable& find_kernels(std::string_view name) {
-  const auto tables = available_kernels();
-  if (name.empty()) return *tables.front();
-  std::string names;
-  for (const auto* table : tables) {
-    if (table->name == name) return *table;
-    names.append(names.empty() ? "" : ", ").append(table->name);
-  }
-  throw ConfigError("kernels '" + std::string(name) + "' cannot run on this CPU; it can run: " + names);
+  if (auto problem = kernels_problem(name); !problem.empty()) throw ConfigError(std::move(problem));
+  return name.empty() ? *available_kernels().front() : find_table(name)->table();
 }
 
 }  // namespace adaptrt

@@ -211,6 +211,12 @@ def test_a_machine_without_a_driver_says_so(root: Path, monkeypatch: pytest.Monk
         engine.start(adaptrt.ExecutorConfig())
 
 
+def test_kernels_of_the_cpu_are_refused(root: Path) -> None:
+    engine = load_engine(root / "external")
+    with pytest.raises(ConfigError, match="external: kernels is 'portable'; a TensorRT engine runs on a GPU"):
+        adaptrt.Executor(engine, executor_config=adaptrt.ExecutorConfig(kernels="portable"))
+
+
 def test_the_package_that_compiled_the_plans_must_be_there(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = load_engine(root / "external")
     assert isinstance(engine, TensorRtEngine)
