@@ -79,7 +79,7 @@ def source_files(paths: Iterable[str]) -> list[str]:
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths],
         cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    names = (name for name in listed.stdout.splitlines() if name.startswith(SOURCES))
+    names = (name for name in listed.stdout.splitlines() if name.startswith(SOURCES) and "/cuda/" not in name)
     return [name for name in names if re.fullmatch(r"cpp/.*\.(cpp|h|inl)|.*\.py", name)]
 
 
