@@ -6,6 +6,8 @@
 #include <boost/test/unit_test.hpp>
 #include <vector>
 
+#include "adaptrt/core/convert.h"
+
 namespace adaptrt {
 namespace {
 
@@ -65,6 +67,27 @@ BOOST_DATA_TEST_CASE(rows_may_lie_apart_and_be_of_another_type,
     unpack_panel_row({panels.data(), dtype, n, k}, r, row.data());
     for (std::int64_t c = 0; c < k; ++c) BOOST_TEST(row[static_cast<std::size_t>(c)] == value(r, c));
   }
+}
+
+BOOST_DATA_TEST_CASE(what_pads_an_odd_k_is_zero,
+                     boost::unit_test::data::make(kSizes) * boost::unit_test::data::make({1, 3, 7, 33}) *
+                         boost::unit_test::data::make({0, 1, 2}),
+                     n, k, dtype_index) {
+  const DType dtype = kDTypes[dtype_index];
+  const std::vector<float> weights(static_cast<std::size_t>(n * k), 1.0F);
+  std::vector<std::byte> panels(panel_bytes(dtype, n, k), std::byte{0xff});
+  pack_panels(panels.data(), dtype, n, k, 0, n, reinterpret_cast<const std::byte*>(weights.data()),
+              DType::kFloat32, k);
+  const std::size_t count = panels.size() / size_of(dtype);
+  std::size_t ones = 0;
+  std::size_t zeros = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float element = load_as_float(panels.data(), dtype, i);
+    ones += element == 1.0F ? 1 : 0;
+    zeros += element == 0.0F ? 1 : 0;
+  }
+  BOOST_TEST(ones == weights.size());
+  BOOST_TEST(zeros == count - weights.size());
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -123,6 +123,36 @@ BOOST_AUTO_TEST_CASE(allotted_time_ends_a_request) {
   BOOST_TEST(tokens.size() < 120);
 }
 
+BOOST_AUTO_TEST_CASE(the_allotted_time_of_a_request_that_has_ended_ends_nothing) {
+  const auto executor = make_executor();
+  auto request = make_request(kPrompt, 2);
+  request.allotted_time_ms = 50ms;
+  static_cast<void>(collect_result(*executor, executor->enqueue_request(request)));
+  std::this_thread::sleep_for(60ms);
+  // Serving it, the executor looks at the time.
+  const auto result = collect_result(*executor, executor->enqueue_request(make_request(kPrompt, 2)));
+  BOOST_TEST((result.finish_reasons.at(0) == FinishReason::kLength));
+  BOOST_TEST(executor->is_alive());
+}
+
+BOOST_AUTO_TEST_CASE(a_request_that_never_started_gives_its_place_in_the_queue_back) {
+  Gate gate;
+  ExecutorConfig config;
+  config.max_queue_size = 1;
+  FakeEngine::Options options;
+  options.max_batch_size = 1;
+  const auto executor = make_gated(gate, config, options);
+  const auto running = executor->enqueue_request(make_request(kPrompt, 2));
+  gate.await_visitor();
+  const auto waiting = executor->enqueue_request(make_request(kPrompt, 2));
+  BOOST_TEST(!executor->can_enqueue_requests());
+  executor->cancel_request(waiting);
+  gate.open();
+  static_cast<void>(collect_result(*executor, waiting));
+  static_cast<void>(collect_result(*executor, running));
+  BOOST_TEST(executor->can_enqueue_requests());
+}
+
 BOOST_AUTO_TEST_CASE(a_full_queue_refuses) {
   Gate gate;
   ExecutorConfig config;

@@ -170,6 +170,29 @@ BOOST_AUTO_TEST_CASE(stop_words_end_and_are_part_of_the_output) {
              boost::test_tools::per_element());
 }
 
+BOOST_AUTO_TEST_CASE(a_stop_word_does_not_begin_in_the_prompt) {
+  const auto executor = make_executor();
+  const auto tokens = expected_tokens(kPrompt, 6);
+  auto request = make_request(kPrompt, 6);
+  request.stop_words = {{kPrompt.back(), tokens[0]}};
+  const auto result = collect_result(*executor, executor->enqueue_request(request));
+  BOOST_TEST((result.finish_reasons.at(0) == FinishReason::kLength));
+  BOOST_TEST(result.output_token_ids.at(0) == tokens, boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(prompts_of_different_salts_share_nothing) {
+  const auto executor = make_executor();
+  const auto count_reused = [&](std::uint64_t salt) {
+    auto request = make_request(kPrompt, 1);
+    request.cache_salt_id = salt;
+    static_cast<void>(collect_result(*executor, executor->enqueue_request(request)));
+    return executor->get_latest_iteration_stats().back().kv_cache_stats->reused_blocks;
+  };
+  BOOST_TEST(count_reused(1) == 0);
+  BOOST_TEST(count_reused(2) == 0);
+  BOOST_TEST(count_reused(1) == 1);
+}
+
 BOOST_AUTO_TEST_CASE(bad_words_and_bias_change_the_tokens) {
   const auto executor = make_executor();
   const auto tokens = expected_tokens(kPrompt, 1);

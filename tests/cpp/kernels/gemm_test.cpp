@@ -22,10 +22,14 @@ constexpr double kRounding = 0x1p-24;
 /// Activations and one panel of weights, with the products that float64 gives for the stored values.
 struct Case {
   Case(DType dtype, std::int64_t num_rows, std::int64_t depth, std::int64_t columns, FreshRandom* random)
-      : rows(num_rows), k(depth), width(columns), weights(panel_bytes(dtype, columns, depth)) {
+      : rows(num_rows),
+        k(depth),
+        width(columns),
+        weights(panel_bytes(dtype, columns, depth), std::byte{0xff}) {
     const bool narrow = dtype == DType::kBFloat16;
     const std::size_t size = narrow ? 2 : 4;
-    // Rows lie apart and the gaps hold NaN, which would spoil a sum that reads them.
+    // Rows lie apart and the gaps hold NaN, which would spoil a sum that reads them; so would what packing
+    // leaves of the weights' memory as it was.
     stride = k + 3;
     activations.assign(static_cast<std::size_t>(rows * stride) * size, std::byte{0xff});
     const auto a = random->vector(rows * k);

@@ -1,15 +1,10 @@
 // Loads that workers make beside those who use the cache.
 
 #include <boost/test/unit_test.hpp>
-#include <future>
 #include <new>
-#include <thread>
 
-#include "adapters.h"
 #include "adaptrt/core/error.h"
-#include "adaptrt/lora/lora_cache.h"
-#include "adaptrt/lora/pack_adapter.h"
-#include "hooked_pages.h"
+#include "busy_cache.h"
 
 namespace adaptrt {
 namespace {
@@ -17,77 +12,6 @@ namespace {
 using namespace testing;
 using enum LoraModule;
 using enum AdapterReadiness;
-
-constexpr std::size_t kPageBytes = 8192;  // the largest image of small_layout() has 5632 bytes
-
-/// A cache with workers whose loads wait at a door, and whose invariants are checked whenever it is used.
-class BusyCache {
- public:
-  using Hook = HookedPages::Hook;
-  explicit BusyCache(
-      std::int64_t pages, std::int32_t num_workers = 1, Hook in_load = [] {})
-      : cache_(
-            small_layout(),
-            std::make_unique<HookedPages>(kPageBytes, pages,
-                                          [this, in_load = std::move(in_load)] {
-                                            door.pass();
-                                            in_load();
-                                          }),
-            {.host_bytes = 1 << 20, .num_load_workers = num_workers, .on_load_end = [this] { ends.add(); }}) {
-  }
-  ~BusyCache() {
-    check();
-    door.open();
-  }
-  LoraCache* operator->() {
-    check();
-    return &cache_;
-  }
-
-  std::shared_ptr<const HostAdapter> admit(std::uint64_t task_id, std::uint32_t seed, bool replace = false) {
-    return (*this)->admit(make_adapter({{kAttnQ, 0, 2, false}}, small_layout(), seed).send(task_id, replace));
-  }
-  std::shared_ptr<const HostAdapter> admit(std::uint64_t task_id) {
-    return admit(task_id, static_cast<std::uint32_t>(task_id));
-  }
-  /// Needs two pages.
-  std::shared_ptr<const HostAdapter> admit_large(std::uint64_t task_id) {
-    return (*this)->admit(
-        make_adapter({{kMlpGateUp, 0, 7, true}, {kMlpGateUp, 1, 7, true}}, small_layout()).send(task_id));
-  }
-  AdapterReadiness ensure(const std::shared_ptr<const HostAdapter>& adapter, std::uint64_t turn = 1,
-                          bool may_load = true) {
-    return (*this)->ensure(*adapter, turn, may_load);
-  }
-  /// Loads it, with the door open.
-  void load(const std::shared_ptr<const HostAdapter>& adapter) {
-    const int before = ends.count();
-    BOOST_TEST_REQUIRE((ensure(adapter) == kLoading));
-    ends.await(before + 1);
-    BOOST_TEST_REQUIRE((ensure(adapter) == kReady));
-  }
-
- private:
-  void check() {
-    for (const std::string& broken : cache_.check_invariants()) BOOST_ERROR(broken);
-  }
-
- public:
-  Door door;
-  Counter ends;
-
- private:
-  LoraCache cache_;
-};
-
-/// Does the lease give what was sent with this seed?
-void check_weights(const std::optional<DeviceLease>& lease, std::uint32_t seed) {
-  BOOST_TEST_REQUIRE(lease.has_value());
-  const SentAdapter sent = make_adapter({{kAttnQ, 0, 2, false}}, small_layout(), seed);
-  const auto modules = unpack_adapter(lease->adapter(), small_layout());
-  BOOST_TEST_REQUIRE(modules.size() == 1U);
-  for (std::size_t i = 0; i < modules[0].a.size(); ++i) BOOST_TEST(modules[0].a[i] == sent.get(0, i));
-}
 
 BOOST_AUTO_TEST_SUITE(lora_cache_load)
 
@@ -336,53 +260,6 @@ BOOST_AUTO_TEST_CASE(a_load_for_a_request_that_has_gone_is_there_for_the_next) {
   cache.ends.await(1);
   adapter = cache.admit(1);
   BOOST_TEST((cache.ensure(adapter) == kReady));
-  BOOST_TEST(cache->obtainable_pages() == 1);
-}
-
-BOOST_AUTO_TEST_CASE(a_pin_waits_for_its_load) {
-  BusyCache cache(2);
-  cache.door.shut();
-  (void)cache.admit(1);
-  const auto loading = cache.admit(2);
-  BOOST_TEST((cache.ensure(loading) == kLoading));
-  auto first = std::async(std::launch::async, [&] { cache->pin(1); });
-  auto second = std::async(std::launch::async, [&] { cache->pin(2); });
-  while (cache->list().at(0).pinned == false || cache->list().at(1).pinned == false)
-    std::this_thread::yield();
-  BOOST_TEST(!cache->is_leased(*loading));  // it is not there yet
-  cache.door.open();
-  first.get();
-  second.get();
-  BOOST_TEST(cache->is_leased(*loading));
-  BOOST_TEST(cache->obtainable_pages() == 0);
-  check_weights(cache->acquire(loading), 2);
-}
-
-BOOST_AUTO_TEST_CASE(a_pin_that_is_taken_back_while_it_loads) {
-  BusyCache cache(2);
-  cache.door.shut();
-  (void)cache.admit(1);
-  (void)cache.admit(2);
-  auto first = std::async(std::launch::async, [&] { cache->pin(1); });
-  auto second = std::async(std::launch::async, [&] { cache->pin(2); });
-  while (cache->list().at(0).pinned == false || cache->list().at(1).pinned == false)
-    std::this_thread::yield();
-  cache->unpin(1);
-  cache->unload(2);
-  cache.door.open();
-  first.get();
-  second.get();
-  BOOST_TEST(cache->list().size() == 1U);
-  BOOST_TEST(cache->obtainable_pages() == 2);
-  BOOST_TEST(cache->stats().device_pages_used == 1);
-}
-
-BOOST_AUTO_TEST_CASE(a_pin_whose_load_fails_says_so_and_pins_nothing) {
-  BusyCache cache(1, 1, [] { throw StepError("the bus is down"); });
-  const auto adapter = cache.admit(1);
-  BOOST_CHECK_EXCEPTION(cache->pin(1), StepError,
-                        [](const StepError& error) { return contains(error.what(), "the bus is down"); });
-  BOOST_TEST(!cache->list().at(0).pinned);
   BOOST_TEST(cache->obtainable_pages() == 1);
 }
 

@@ -19,13 +19,6 @@ std::vector<std::int32_t> counting(std::int32_t count) {
   return tokens;
 }
 
-SchedulerLimits limits(std::int32_t max_batch_size, std::int32_t max_num_tokens, bool chunked = true) {
-  return {.max_batch_size = max_batch_size,
-          .max_num_tokens = max_num_tokens,
-          .enable_chunked_context = chunked,
-          .max_reusable_prompt_len = 1 << 20};
-}
-
 BOOST_AUTO_TEST_SUITE(scheduler)
 
 BOOST_AUTO_TEST_CASE(limits_and_configs_that_make_no_sense_are_refused) {
@@ -195,63 +188,6 @@ BOOST_AUTO_TEST_CASE(guaranteed_no_evict_starts_only_what_can_run_to_its_end) {
   BOOST_TEST(third.times_paused == 0);
 }
 
-BOOST_AUTO_TEST_CASE(max_utilization_starts_more_and_pauses_the_newest) {
-  World world({.num_blocks = 10, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(8, 64)});
-  Sequence& first = world.add(8, 20);
-  Sequence& second = world.add(8, 20);
-  Sequence& third = world.add(8, 20);
-  world.step();
-  BOOST_TEST(world.plan.entries.size() == 3U);
-  while (world.plan.paused.empty()) world.step();
-  BOOST_TEST_REQUIRE(world.plan.paused.size() == 1U);
-  BOOST_TEST(world.plan.paused[0] == &third);
-  BOOST_TEST(third.paused);
-  BOOST_CHECK(third.state == SequenceState::kWaiting);
-  BOOST_TEST(third.num_computed == 0);
-  BOOST_TEST(third.num_generated() > 0);
-  BOOST_TEST(world.scheduler.num_paused() == 1);
-  world.run_to_the_end();
-  BOOST_TEST(first.times_paused == 0);
-  BOOST_TEST(second.times_paused + third.times_paused > 0);
-  BOOST_TEST(world.num_finished == 3);
-  BOOST_TEST(world.scheduler.num_paused() == 0);
-}
-
-BOOST_AUTO_TEST_CASE(a_paused_request_goes_before_later_ones) {
-  World world({.num_blocks = 8, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(8, 64)});
-  world.add(8, 16);
-  Sequence& second = world.add(8, 16);
-  world.step();
-  while (!second.paused) world.step();
-  Sequence& third = world.add(1, 16);
-  while (second.paused) {
-    world.step();
-    BOOST_CHECK((third.state == SequenceState::kWaiting || !second.paused));
-  }
-  world.run_to_the_end();
-}
-
-BOOST_AUTO_TEST_CASE(a_paused_request_longer_than_a_step_resumes_without_chunking) {
-  World world({.num_blocks = 8,
-               .tokens_per_block = 2,
-               .enable_block_reuse = false,
-               .policy = kMaxUtilization,
-               .limits = limits(8, 5, false)});
-  world.add(4, 10);
-  Sequence& second = world.add(4, 10);
-  world.run_to_the_end();
-  BOOST_TEST(second.times_paused > 0);
-  BOOST_TEST(world.num_finished == 2);
-}
-
-BOOST_AUTO_TEST_CASE(two_half_computed_prompts_do_not_block_each_other) {
-  World world({.num_blocks = 8, .tokens_per_block = 2, .policy = kMaxUtilization, .limits = limits(8, 6)});
-  world.add(10, 6);
-  world.add(12, 4);
-  world.run_to_the_end();
-  BOOST_TEST(world.num_finished == 2);
-}
-
 BOOST_AUTO_TEST_CASE(a_static_batch_ends_before_the_next_begins) {
   World world({.policy = kStaticBatch, .limits = limits(2, 32)});
   Sequence& first = world.add(4, 1);
@@ -301,19 +237,6 @@ BOOST_AUTO_TEST_CASE(a_request_for_the_prompt_s_logits_computes_the_whole_prompt
   world.step();
   BOOST_TEST(world.plan.entries[0].first_token == 0);
   BOOST_TEST(world.plan.entries[0].count == 10);
-}
-
-BOOST_AUTO_TEST_CASE(once_the_prompt_s_logits_were_there_a_paused_request_resumes_from_what_is_cached) {
-  World world({.num_blocks = 8, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(8, 64)});
-  world.add(8, 10);
-  Sequence& second = world.add(8, 10, {.compute_whole_prompt = true});
-  world.step();
-  while (!second.paused) world.step();
-  while (second.paused) world.step();
-  BOOST_TEST_REQUIRE(world.plan.entries.size() == 1U);
-  BOOST_TEST(world.plan.entries[0].sequence == &second);
-  BOOST_TEST(world.plan.entries[0].first_token == 12);
-  world.run_to_the_end();
 }
 
 BOOST_AUTO_TEST_CASE(prompts_whose_kv_depends_on_their_length_are_not_shared) {

@@ -45,6 +45,13 @@ struct RequestOptions {
   bool compute_whole_prompt = false;
 };
 
+inline SchedulerLimits limits(std::int32_t max_batch_size, std::int32_t max_num_tokens, bool chunked = true) {
+  return {.max_batch_size = max_batch_size,
+          .max_num_tokens = max_num_tokens,
+          .enable_chunked_context = chunked,
+          .max_reusable_prompt_len = 1 << 20};
+}
+
 /// An executor without an engine. Its "model" is a hash of everything that a token may depend on: the adapter
 /// and the tokens before. It also writes, block by block, what KV an engine would have written, and looks at
 /// every step whether each planned token finds exactly its predecessors' KV.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,9 @@ PIECES = ["<s>", "</s>", *"âĤ¬ðŁĺĢ", *"abcdefghijklmnopqrstuvwxyz", *"ABC
 EURO = [2, 3, 4]
 
 
+END_IDS = [1, 30, 31]
+
+
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[adaptrt.LLM]:
     root = tmp_path_factory.mktemp("text")
@@ -29,22 +33,32 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[adaptrt.LLM]:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(root / "tokenizer.json"))
     model = save_model(SPEC, root / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "eos_token_id": END_IDS}))
     adapters = [save_adapter(model, root / name, seed, r=4) for seed, name in enumerate(["first", "second"])]
     engine = build_engine(model, root, lora_dir=adapters[0])
     with adaptrt.LLM(engine, tokenizer=root) as made:
         yield made
 
 
-@pytest.fixture
-def only_bytes_of_euro(monkeypatch: pytest.MonkeyPatch) -> None:
+def generate_only(tokens: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of the text level can generate nothing else."""
     bias = np.full(SPEC.vocab_size, -np.inf, np.float32)
-    bias[EURO] = 0.0
+    bias[tokens] = 0.0
     monkeypatch.setattr(llm_module, "Request", functools.partial(adaptrt.Request, embedding_bias=bias))
 
 
-@pytest.mark.usefixtures("only_bytes_of_euro")
-def test_streams_do_not_break_characters(llm: adaptrt.LLM) -> None:
+@pytest.mark.parametrize("end_id", END_IDS)
+def test_each_token_that_ends_a_text_does(llm: adaptrt.LLM, end_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate_only([end_id], monkeypatch)
+    completion = llm.generate("abc", max_tokens=5)
+    assert (completion.text, completion.token_ids) == ("", ())
+    assert completion.finish_reason != adaptrt.FinishReason.LENGTH
+    assert list(llm.stream("abc", max_tokens=5)) == []
+
+
+def test_streams_do_not_break_characters(llm: adaptrt.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate_only(EURO, monkeypatch)
     num_euros = 0
     for seed in range(10):
         sampling = adaptrt.SamplingConfig(top_k=3, temperature=50.0, seed=seed)

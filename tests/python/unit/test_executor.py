@@ -322,14 +322,40 @@ def test_text_in_and_out(directories: dict[str, Path], tokenizer: Path) -> None:
         assert base.text == " ".join(f"w{token}" for token in base.token_ids)
         assert llm.generate(["w3 w4 w5", "w3 w4 w5"], lora=[None, name], max_tokens=6) == [base, adapted]
         assert "".join(llm.stream("w3 w4 w5", max_tokens=6)) == base.text
-        stream = llm.stream("w3 w4 w5", max_tokens=600)
-        next(stream)
-        stream.close()
         with pytest.raises(adaptrt.RequestError, match="1 names for 2 prompts"):
             llm.generate(["w3", "w4"], lora=["x"])
         with pytest.raises(adaptrt.AdapterError, match="no adapter named"):
             llm.generate(["w3", "w4"], lora=[None, "x"])
         assert llm.executor.get_num_responses_ready() == 0
+
+
+def test_a_stream_that_is_given_up_is_cancelled(
+    directories: dict[str, Path], tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with adaptrt.LLM(directories["engine"], tokenizer=tokenizer) as llm:
+        await_responses, cancel_request = llm.executor.await_responses, llm.executor.cancel_request
+        waiting: list[adaptrt.Response] = []
+        cancelled: list[int] = []
+
+        def await_one(request_id: int) -> list[adaptrt.Response]:
+            if not waiting:
+                waiting.extend(await_responses(request_id))
+            return [waiting.pop(0)]
+
+        def record_and_cancel(request_id: int) -> None:
+            cancelled.append(request_id)
+            cancel_request(request_id)
+
+        # The stream sees one response, however many there are by then.
+        monkeypatch.setattr(llm.executor, "await_responses", await_one)
+        monkeypatch.setattr(llm.executor, "cancel_request", record_and_cancel)
+        stream = llm.stream("w3 w4 w5", max_tokens=600)
+        next(stream)
+        stream.close()
+        (request_id,) = cancelled
+        assert not waiting
+        with pytest.raises(adaptrt.RequestError, match=f"request {request_id} is unknown"):
+            await_responses(request_id)
 
 
 def test_text_without_a_tokenizer(directories: dict[str, Path], tmp_path: Path) -> None:

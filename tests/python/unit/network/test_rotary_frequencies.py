@@ -23,6 +23,11 @@ SCALINGS = {
         YarnScaling(factor=4.0, original_max_position_embeddings=64),
         {"factor": 4.0, "original_max_position_embeddings": 64},
     ),
+    # With theta 10, slow dimensions turn more often than the last one.
+    "yarn-long": (
+        YarnScaling(factor=4.0, original_max_position_embeddings=1024),
+        {"factor": 4.0, "original_max_position_embeddings": 1024},
+    ),
     "yarn-mscale": (
         YarnScaling(factor=4.0, original_max_position_embeddings=64, mscale=1.2, mscale_all_dim=0.7, truncate=False),
         {"factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.2, "mscale_all_dim": 0.7,
@@ -39,7 +44,7 @@ SCALINGS = {
 
 
 @pytest.mark.parametrize("head_dim", [12, 64, 80])
-@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+@pytest.mark.parametrize("theta", [10.0, 10000.0, 500000.0])
 @pytest.mark.parametrize("name", [None, *SCALINGS])
 def test_frequencies_are_transformers(name: str | None, theta: float, head_dim: int) -> None:
     scaling, parameters = SCALINGS[name] if name else (None, {})

@@ -1,0 +1,76 @@
+"""Which tests look at a source file, the nearest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+# Test programs of the rooms that feed on one, and what sees it through the bindings.
+CPP_WIDER = {
+    "core": ("lora", "kernels", "engine", "exec"),
+    "kernels": ("engine",),
+    "lora": ("sched", "engine", "exec"),
+    "kv": ("sched", "exec"),
+    "sample": ("exec",),
+    "sched": ("exec",),
+    "engine": (),
+    "exec": (),
+    "device": ("tensorrt",),
+    "tensorrt": (),
+}
+SEEN_THROUGH_BINDINGS = (
+    "unit/test_executor.py",
+    "unit/test_lora_cache.py",
+    "unit/test_executor_types.py",
+    "integration/test_generation.py",
+    "property/test_batch_invariance.py",
+)
+PYTHON_WIDER = {
+    "builder/adapter": ("property/test_adapter_mutations.py", "integration/test_parity.py"),
+    "builder/checkpoint": ("integration/test_parity.py", "integration/test_quantized_engines.py"),
+    "builder/compile": ("integration/test_parity.py", "integration/test_quantized_engines.py",
+                        "integration/test_compressed_weights.py", "integration/test_int8_kv_cache.py"),
+    "builder/network": ("unit/compile", "integration/test_parity.py"),
+    "builder": ("unit", "integration/test_parity.py"),
+    "plugins": ("unit/network", "unit/compile", "integration/test_tensorrt_emulated.py"),
+    "runtime": ("unit/test_executor.py", "unit/test_executor_types.py", "unit/test_lora_cache.py",
+                "unit/test_executor_lifetime.py", "integration/test_text.py", "integration/test_generation.py",
+                "integration/test_perplexity.py", "integration/test_bad_input.py"),
+    "tools": ("unit/bench", "integration/test_bench.py"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Tests that run together: a program of tests/cpp, or files of tests/python."""
+
+    program: str | None = None
+    files: tuple[str, ...] = ()
+    needs_core: bool = False
+    """The Python tests need the extension module built again."""
+
+    def __str__(self) -> str:
+        return self.program or " ".join(self.files)
+
+
+def stages_of(path: str, python_tests: Path) -> list[Stage]:
+    """For a file of the repository; `python_tests` is the folder tests/python."""
+    parts = PurePosixPath(path).parts
+    if parts[0] != "cpp":
+        return _python_stages(PurePosixPath(path), python_tests)
+    room = parts[3] if parts[1] == "include" else parts[2]
+    if parts[1] == "bindings":
+        return [Stage(files=SEEN_THROUGH_BINDINGS, needs_core=True)]
+    programs = [Stage(program=f"test_{name}") for name in (room, *CPP_WIDER[room])]
+    return [*programs, Stage(files=SEEN_THROUGH_BINDINGS, needs_core=True)]
+
+
+def _python_stages(path: PurePosixPath, tests: Path) -> list[Stage]:
+    """Files that are named for the module, then the room's folder, then what runs through it."""
+    room = next(folder for folder in PYTHON_WIDER if PurePosixPath(folder) in path.parents)
+    named = sorted(tests.glob(f"unit/**/test_*{path.stem}*.py"))
+    stages = [Stage(files=tuple(str(file.relative_to(tests)) for file in named))] if named else []
+    folder = f"unit/{PurePosixPath(room).name}"
+    if (tests / folder).is_dir():
+        stages.append(Stage(files=(folder,)))
+    return [*stages, Stage(files=PYTHON_WIDER[room])]

@@ -1,0 +1,143 @@
+"""Puts faults into source files, one at a time, runs the tests nearest to each, and lists those that no test sees.
+
+    .venv/bin/python tests/mutation/run.py --since main                   # the lines of a change
+    .venv/bin/python tests/mutation/run.py --count 40 cpp/src/sched       # 40 faults anywhere in these files
+    .venv/bin/python tests/mutation/run.py --again build/mutation/report.jsonl    # those that were not found before
+
+It works in a copy of the tree, build/mutation/. A fault is found when a test fails, crashes or does not end; one that
+does not build counts for nothing. What survives is a missing test, or changes nothing that could be seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import shlex
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from faults import Fault, find_faults
+from nearest import stages_of
+from workspace import ROOT, BuildError, Workspace
+
+SOURCES = ("cpp/src", "cpp/include", "cpp/bindings", "builder", "runtime", "plugins", "tools")
+FOLDER = ROOT / "build" / "mutation"
+SURVIVED = "survived"
+NO_BUILD = "does not build"
+
+
+def main() -> int:
+    """0 when every fault was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="*", help="files or folders; default: all sources")
+    parser.add_argument("--since", metavar="COMMIT", help="only lines that have changed since then")
+    parser.add_argument("--again", type=Path, metavar="REPORT", help="the faults of a report that survived")
+    parser.add_argument("--count", type=int, help="so many faults, spread over the files; default: all")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice")
+    parser.add_argument("--prefix", default="", help="goes before builds and tests, for example 'nice'")
+    parser.add_argument("--report", type=Path, default=FOLDER / "report.jsonl", help="a line of JSON for each fault")
+    arguments = parser.parse_args()
+    if arguments.again is not None:
+        faults = survivors_of(arguments.again)
+    else:
+        lines = None if arguments.since is None else changed_lines(arguments.since)
+        files = source_files(arguments.paths or SOURCES)
+        faults = chosen([list(faults_of(file, lines)) for file in files], arguments.count, arguments.seed)
+    workspace = Workspace(FOLDER, shlex.split(arguments.prefix))
+    outcomes = []
+    with arguments.report.open("w") as report:
+        for number, fault in enumerate(faults, 1):
+            outcome = outcome_of(fault, workspace)
+            outcomes.append((fault, outcome))
+            report.write(json.dumps({**asdict(fault), "outcome": outcome}) + "\n")
+            report.flush()
+            print(f"[{number}/{len(faults)}] {fault.shown_in(workspace.text(fault.path))}\n    {outcome}", flush=True)
+    return summarize(outcomes, workspace)
+
+
+def outcome_of(fault: Fault, workspace: Workspace) -> str:
+    """Which tests found it, SURVIVED or NO_BUILD."""
+    for stage in stages_of(fault.path, workspace.tree / "tests" / "python"):
+        workspace.try_without_fault(stage)
+        with workspace.fault(fault):
+            try:
+                if not workspace.passes(stage):
+                    return f"found by {stage}"
+            except BuildError:
+                return NO_BUILD
+    return SURVIVED
+
+
+def source_files(paths: Iterable[str]) -> list[str]:
+    """C++ and Python files of the repository under these paths, without CUDA's."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths],
+        cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    names = (name for name in listed.stdout.splitlines() if name.startswith(SOURCES) and "/cuda/" not in name)
+    return [name for name in names if re.fullmatch(r"cpp/.*\.(cpp|h|inl)|.*\.py", name)]
+
+
+def changed_lines(commit: str) -> dict[str, set[int]]:
+    """Lines that are new since a commit, by file."""
+    diff = subprocess.run(
+        ["git", "diff", "--unified=0", "--no-prefix", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    lines: dict[str, set[int]] = {}
+    path = ""
+    for line in diff.splitlines():
+        if line.startswith("+++ "):
+            path = line.removeprefix("+++ ")
+        elif found := re.match(r"@@ \S+ \+(\d+)(?:,(\d+))? @@", line):
+            first, count = int(found[1]), int(found[2] or 1)
+            lines.setdefault(path, set()).update(range(first, first + count))
+    return lines
+
+
+def faults_of(path: str, lines: dict[str, set[int]] | None) -> Iterable[Fault]:
+    """Of a file, or of these lines of it."""
+    for fault in find_faults(path, (ROOT / path).read_text()):
+        if lines is None or fault.line in lines.get(path, ()):
+            yield fault
+
+
+def chosen(faults_of_files: list[list[Fault]], count: int | None, seed: int) -> list[Fault]:
+    """`count` of all faults, from each file in turn; those of a file together, as one build serves the next."""
+    choice = random.Random(seed)
+    for faults in faults_of_files:
+        choice.shuffle(faults)
+    choice.shuffle(faults_of_files)
+    turns = max(map(len, faults_of_files), default=0)
+    dealt = [faults[turn] for turn in range(turns) for faults in faults_of_files if turn < len(faults)]
+    return sorted(dealt[:count])
+
+
+def survivors_of(report: Path) -> list[Fault]:
+    """Those that a run did not find."""
+    entries = [json.loads(line) for line in report.read_text().splitlines()]
+    return [
+        Fault(**{name: value for name, value in entry.items() if name != "outcome"})
+        for entry in entries
+        if entry["outcome"] == SURVIVED
+    ]
+
+
+def summarize(outcomes: list[tuple[Fault, str]], workspace: Workspace) -> int:
+    """Prints the survivors and the score."""
+    survivors = [fault for fault, outcome in outcomes if outcome == SURVIVED]
+    num_built = sum(outcome != NO_BUILD for _, outcome in outcomes)
+    print(f"\n{num_built - len(survivors)} of {num_built} faults found; {len(outcomes) - num_built} did not build")
+    for stage, count in Counter(outcome for _, outcome in outcomes).most_common():
+        print(f"  {count:4} {stage}")
+    for fault in survivors:
+        print(fault.shown_in(workspace.text(fault.path)))
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,169 @@
+"""A copy of the working tree in which faults are tried, so that the tree itself stays as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import importlib.util
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from faults import Fault
+from nearest import Stage
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"builder", "runtime", "plugins", "tools"}
+# A fault may make a loop endless, or ask for all memory there is.
+MEMORY_LIMIT = 16 << 30
+# Of the processor's time, which does not depend on what else the machine does.
+TIMES_AS_LONG = 5
+SECONDS_MORE = 20
+# What waits for ever takes no processor's time.
+SECONDS_IN_ALL = 900
+
+
+class BuildError(Exception):
+    """The compiler refuses it."""
+
+
+class Workspace:
+    """A copy of the sources and tests, a C++ build of them, and a copy of the installed package."""
+
+    def __init__(self, folder: Path, prefix: Sequence[str]) -> None:
+        """`prefix` goes before every command that builds or tests."""
+        self.tree = folder / "tree"
+        self._build = self.tree / "build" / "faults"
+        self._site = folder / "site"
+        self._output = folder / "output.txt"
+        self._prefix = list(prefix)
+        self._seconds: dict[Stage, float] = {}
+        self._copy_tree()
+        self._copy_package()
+
+    def text(self, path: str) -> str:
+        """Of a file, without a fault."""
+        return (ROOT / path).read_text()
+
+    @contextlib.contextmanager
+    def fault(self, fault: Fault) -> Iterator[None]:
+        """The fault is in, for so long."""
+        original = self.text(fault.path)
+        try:
+            self._write(fault.path, fault.applied_to(original))
+            yield
+        finally:
+            self._write(fault.path, original)
+
+    def passes(self, stage: Stage) -> bool:
+        """Whether its tests pass. Raises BuildError."""
+        if stage not in self._seconds:
+            raise ValueError(f"{stage} was not tried without a fault")
+        return self._run(stage, TIMES_AS_LONG * self._seconds[stage] + SECONDS_MORE)
+
+    def try_without_fault(self, stage: Stage) -> None:
+        """Tests must pass before a fault is in, and how long they take is the measure afterwards."""
+        if stage in self._seconds:
+            return
+        begin = _seconds_of_children()
+        if not self._run(stage, SECONDS_IN_ALL):
+            raise SystemExit(f"{stage} fails without any fault; see {self._output}")
+        self._seconds[stage] = _seconds_of_children() - begin
+
+    def _run(self, stage: Stage, seconds: float) -> bool:
+        if stage.program is not None:
+            self._compile(stage.program)
+            return self._call([self._build / "tests" / "cpp" / stage.program], self.tree, seconds)
+        module = self._installed_core()
+        if stage.needs_core:
+            self._compile("_core")
+            module = next((self._build / "cpp" / "bindings").glob("_core*.so"))
+        # Not over the old one, which may be mapped.
+        (self._site / "adaptrt" / module.name).unlink(missing_ok=True)
+        shutil.copy2(module, self._site / "adaptrt")
+        command = [sys.executable, "-m", "pytest", "-c", "../pyproject.toml", "--rootdir", "..", "-q", "-x"]
+        files = [f"python/{file}" for file in stage.files]
+        return self._call([*command, "-p", "no:cacheprovider", *files], self.tree / "tests", seconds)
+
+    def _compile(self, target: str) -> None:
+        if not (self._build / "build.ninja").exists():
+            self._configure()
+        if not self._call(["cmake", "--build", self._build, "--target", target], self.tree, SECONDS_IN_ALL):
+            raise BuildError(target)
+
+    def _configure(self) -> None:
+        # Seen from the build, everything lies where it lies for the checkout's own: a compiler cache knows it then.
+        environment = self.tree / ".venv"
+        if not environment.exists():
+            environment.symlink_to(sys.prefix)
+        python = environment / "bin" / "python"
+        options = {"Python_EXECUTABLE": python, "ADAPTRT_BUILD_TESTS": "ON", "ADAPTRT_BUILD_PYTHON": "ON"}
+        command = ["cmake", "-S", self.tree, "-B", self._build, "-G", "Ninja"]
+        command += [f"-D{name}={value}" for name, value in options.items()]
+        if not self._call(command, self.tree, SECONDS_IN_ALL):
+            raise SystemExit("cmake could not configure the build")
+
+    def _call(self, command: Sequence[str | Path], folder: Path, seconds: float) -> bool:
+        environment = dict(os.environ)
+        emulated = ROOT / "build" / "wheel" / "tests" / "python_modules"
+        environment["PYTHONPATH"] = os.pathsep.join([str(self._site), str(emulated)])
+        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+        # The prefix may wait for its turn; that is not the command's time.
+        limited = [*self._prefix, "timeout", "--kill-after=10", str(SECONDS_IN_ALL), *map(str, command)]
+
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+            resource.setrlimit(resource.RLIMIT_CPU, (round(seconds), round(seconds)))
+
+        with self._output.open("wb") as output:
+            done = subprocess.run(
+                limited, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False,
+                preexec_fn=limit,
+            )  # fmt: skip
+        return done.returncode == 0
+
+    def _write(self, path: str, text: str) -> None:
+        (self.tree / path).write_text(text)
+        if Path(path).parts[0] in PACKAGES:
+            (self._site / "adaptrt" / path).write_text(text)
+
+    def _copy_tree(self) -> None:
+        """Files that have not changed keep their times, so that they are not compiled again."""
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT, check=True, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        names = {name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()}
+        for name in names:
+            target = self.tree / name
+            if not target.exists() or not filecmp.cmp(ROOT / name, target, shallow=False):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, target)
+        for folder in ("cpp", "tests", *PACKAGES):
+            for file in (self.tree / folder).rglob("*"):
+                if file.suffix in {".py", ".cpp", ".h"} and str(file.relative_to(self.tree)) not in names:
+                    file.unlink()
+
+    def _copy_package(self) -> None:
+        """The installed package, with the tree's Python sources in it."""
+        package = self._site / "adaptrt"
+        shutil.rmtree(package, ignore_errors=True)
+        shutil.copytree(self._installed_core().parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in PACKAGES:
+            shutil.copytree(self.tree / name, package / name, dirs_exist_ok=True)
+
+    @staticmethod
+    def _installed_core() -> Path:
+        spec = importlib.util.find_spec("adaptrt._core")
+        if spec is None or spec.origin is None:
+            raise SystemExit("adaptrt is not installed for this Python; `make test` installs it")
+        return Path(spec.origin)
+
+
+def _seconds_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

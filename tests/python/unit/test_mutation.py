@@ -1,0 +1,77 @@
+"""The faults that tests/mutation puts into sources."""
+
+from __future__ import annotations
+
+import pytest
+from faults import Fault, find_faults
+
+CPP = """\
+#include <vector>
+// a < b
+if (is_ready && count < 2) return;  // not "x == y"
+problems.add("a" + name);
+const auto left = std::min(limit - 1, room);
+"""
+PYTHON = '''\
+"""a < b"""
+if not ready and names[0] is None:
+    raise ValueError(f"{count + 1} of {2 * 3}")
+total = max(a // 2, 0)  # a - b
+self.total = total
+'''
+
+
+def lines_with_faults(path: str, text: str) -> dict[int, set[str]]:
+    """What each line can become."""
+    lines: dict[int, set[str]] = {}
+    for fault in find_faults(path, text):
+        changed = fault.applied_to(text).splitlines()
+        lines.setdefault(fault.line, set()).add(changed[fault.line - 1].strip())
+        before = text.splitlines()
+        assert [line for number, line in enumerate(changed, 1) if number != fault.line] == [
+            line for number, line in enumerate(before, 1) if number != fault.line
+        ]
+    return lines
+
+
+def test_faults_of_cpp() -> None:
+    assert lines_with_faults("cpp/src/exec/a.cpp", CPP) == {
+        3: {
+            'if (is_ready || count < 2) return;  // not "x == y"',
+            'if (is_ready && count <= 2) return;  // not "x == y"',
+            'if (is_ready && count < 3) return;  // not "x == y"',
+            ";",
+        },
+        4: {";"},
+        5: {
+            "const auto left = std::max(limit - 1, room);",
+            "const auto left = std::min(limit + 1, room);",
+            "const auto left = std::min(limit - 2, room);",
+        },
+    }
+
+
+def test_faults_of_python() -> None:
+    assert lines_with_faults("runtime/a.py", PYTHON) == {
+        2: {
+            "if ready and names[0] is None:",
+            "if not ready or names[0] is None:",
+            "if not ready and names[1] is None:",
+            "if not ready and names[0] is not None:",
+        },
+        3: {"pass"},
+        4: {
+            "total = min(a // 2, 0)  # a - b",
+            "total = max(a * 2, 0)  # a - b",
+            "total = max(a // 3, 0)  # a - b",
+            "total = max(a // 2, 1)  # a - b",
+        },
+        5: {"pass"},
+    }
+
+
+def test_a_fault_of_another_text_is_refused() -> None:
+    fault = Fault("runtime/a.py", 1, 0, "x", "y")
+    assert fault.applied_to("x = 1\n") == "y = 1\n"
+    with pytest.raises(ValueError, match=r"runtime/a\.py:1"):
+        fault.applied_to("z = 1\n")
