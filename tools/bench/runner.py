@@ -335,8 +335,8 @@ class Bench:
 
     def _peak(self, scenario: Scenario, limits: dict[str, Figure]) -> str:
         """Name of the multiply-add limit that a scenario's engine is held against."""
-        there = [name for name, figure in limits.items() if figure.median > 0]
-        return peak_of(self._engines[scenario.engine].storage.program, there)
+        medians = {name: figure.median for name, figure in limits.items()}
+        return peak_of(self._engines[scenario.engine].storage.program, medians)
 
 
 KIND_NAMES: Final[dict[type[Scenario], str]] = {
