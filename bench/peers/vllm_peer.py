@@ -10,14 +10,18 @@ from typing import Any
 from worker import (
     ADAPTER_OF_ONE,
     BATCH,
+    CONTEXT,
     MIXED_TOKENS,
+    STEP_TOKENS,
     Metrics,
     Peer,
     Row,
     Task,
     base_rows,
     decode_row,
+    long_prompt_row,
     main,
+    prefill_row,
     seconds_of,
 )
 
@@ -38,8 +42,8 @@ class Vllm:
         if variant == "adapters":
             options = {"enable_lora": True, "max_loras": BATCH, "max_cpu_loras": BATCH + 2, "max_lora_rank": 64}
         self._engine = vllm.LLM(
-            model=str(task.base), dtype="bfloat16", max_model_len=1024, max_num_seqs=BATCH,
-            max_num_batched_tokens=1024, enable_prefix_caching=False, disable_log_stats=True, **options,
+            model=str(task.base), dtype="bfloat16", max_model_len=CONTEXT, max_num_seqs=BATCH,
+            max_num_batched_tokens=STEP_TOKENS, enable_prefix_caching=False, disable_log_stats=True, **options,
         )  # fmt: skip
         self._adapters = [LoRARequest(path.name, number + 1, str(path)) for number, path in enumerate(task.loras)]
         for adapter in self._adapters if variant == "adapters" else ():
@@ -87,6 +91,8 @@ def make(task: Task) -> Peer:
         load=lambda variant: Vllm(task, variant),
         rows={
             **base_rows(task, "bf16"),
+            **long_prompt_row(task, "bf16"),
+            "prefill-512-lora": prefill_row("adapters", task.long, adapters=[ADAPTER_OF_ONE]),
             "decode-1-lora": decode_row("adapters", task.alone, adapters=[ADAPTER_OF_ONE]),
             "mixed-16": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=range(BATCH)),
             "adapter-load": Row("adapters", lambda loaded, new_tokens: loaded.load_adapter()),
