@@ -44,7 +44,7 @@ class LimitMeter:
         self._best: dict[str, dict[int, Sample]] = {name: {} for name in LIMIT_UNITS}
 
     def measure(self, number: int) -> dict[str, float]:
-        """Once more in round `number`, by name; 0.3 s."""
+        """Once more in round `number`, by name; half a second."""
         with NoiseMeter() as meter:
             limits = machine_limits(self._threads, TRIES)
         noise = meter.noise

@@ -192,7 +192,7 @@ double measure_multiply_adds(ThreadPool* threads, int rounds, float (*multiply_a
 
 #ifdef ADAPTRT_X86_KERNELS
 
-constexpr std::int64_t kAmxIterations = 100000;
+constexpr std::int64_t kAmxIterations = 50000;
 
 double measure_amx(ThreadPool* threads, int rounds, void (*multiply)(std::int64_t), int multiply_adds) {
   return measure_rate(threads, rounds, static_cast<double>(kAmxIterations) * kAmxProducts * multiply_adds,
