@@ -2,7 +2,8 @@
 
     fill_performance.py docs/performance.md [--bench bench.json...] [--peers peers.json...]
 
-The page has a pair of marks for each table; what is between them is replaced.
+The page has a pair of marks for each table and kind of CPU. What is between those of the reports' CPUs is replaced,
+and figures of other machines stay.
 """
 
 from __future__ import annotations
@@ -15,30 +16,53 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from adaptrt.tools.bench.display import details_of, engines_beside, full_title, in_turn, number, reasons_not_run
+from adaptrt.tools.bench.display import (
+    details_of,
+    engines_beside,
+    full_title,
+    in_turn,
+    limit_title,
+    number,
+    reasons_not_run,
+)
 from adaptrt.tools.bench.report import ComparisonResult, Report, Row, load_report
 
 PEERS = ("adaptrt", "peft", "llama_cpp", "openvino", "vllm")
 OURS = "adaptrt"
+AMX, WITHOUT_AMX = "amx", "without-amx"
+CPUS = (AMX, WITHOUT_AMX)
+BEST_PEER = "AdaptRT to the best peer"
+
+
+def cpu_of(report: Report) -> str:
+    """The kind of CPU, as the page's marks name it. Reports of versions that did not know AMX do not tell."""
+    return AMX if report.machine.get("amx") else WITHOUT_AMX
+
+
+def _marked(page: str, name: str) -> re.Match[str]:
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    found = list(re.finditer(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", page, re.DOTALL))
+    if len(found) != 1:
+        raise ValueError(f"the page does not have the marks {begin} and {end} once")
+    return found[0]
+
+
+def content_of(page: str, name: str) -> str:
+    """What is between the marks `name`. Raises ValueError when the page has no such pair of marks."""
+    return _marked(page, name)[0]
 
 
 def fill(page: str, name: str, content: str) -> str:
     """The page with `content` between the marks `name`. Raises ValueError when it has no such pair of marks."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    if len(pattern.findall(page)) != 1:
-        raise ValueError(f"the page does not have the marks {begin} and {end} once")
-    return pattern.sub(lambda _: f"{begin}\n{content}\n{end}", page)
+    found = _marked(page, name)
+    return f"{page[: found.start()]}{content}\n{page[found.end() :]}"
 
 
 def machine_of(report: Report) -> str:
     """Where and when."""
     machine = report.machine
     limits = {name: figure for name, figure in report.limits.items() if figure.median > 0}
-    scaled = ", ".join(
-        f"{name.replace('_', ' ').replace(' flops', '').replace(' ops', '')} {number(f.median / 1e9)} G{f.unit}"
-        for name, f in limits.items()
-    )
+    scaled = ", ".join(f"{limit_title(name)} {number(f.median / 1e9)} G{f.unit}" for name, f in limits.items())
     return (
         f"{report.created[:10]}, AdaptRT {report.version}: {machine['processor']}, {machine['threads']} threads of "
         f"{machine['cpus']}, {machine['memory_bytes'] / 1e9:.0f} GB, {machine['kernels']} kernels; {scaled}. "
@@ -120,7 +144,7 @@ def peers_table(report: Report) -> str:
                 limit_share(cells.get(OURS)),
             )
         )
-    headings = ("row", *engines, "AdaptRT to the best peer", "target", "of the machine's limit")
+    headings = ("row", *engines, BEST_PEER, "target", "of the machine's limit")
     versions = {row.engine: row.settings["versions"] for row in report.rows}
     told = "; ".join(", ".join(f"{name} {version}" for name, version in versions[engine].items()) for engine in engines)
     parts = [machine_of(report), "", f"Model {report.run['model']}. Versions: {told}.", "", table(headings, rows)]
@@ -209,6 +233,29 @@ def wanted(row: Row, result: ComparisonResult) -> str:
     return f"{', '.join(bounds)} x {result.base or 'the roofline'}"
 
 
+def side_by_side(page: str) -> str:
+    """AdaptRT's figures and ratios in the page's tables of peers, a column for each kind of CPU."""
+    columns = {}
+    for cpu in CPUS:
+        content = content_of(page, f"peers {cpu}")
+        machine = re.match(r"(\S+), AdaptRT \S+: (.+?), \d+ threads", content)
+        if machine is not None:
+            columns[f"{machine[2]}, {machine[1]}"] = own_figures(content)
+    # In the order of the kind of CPU that has most rows; others' own come after those.
+    rows = dict.fromkeys(row for column in sorted(columns.values(), key=len, reverse=True) for row in column)
+    lines = [(row, *(column.get(row, "-") for column in columns.values())) for row in rows]
+    return table(("row", *columns), lines)
+
+
+def own_figures(content: str) -> dict[str, str]:
+    """By row of a table of peers: AdaptRT's figure, and its ratio to the best peer in brackets."""
+    lines = [line.strip("| ").split(" | ") for line in content.splitlines() if line.startswith("| ")]
+    headings = lines[0]
+    ours, ratio = headings.index(OURS), headings.index(BEST_PEER)
+    rows = [cells for cells in lines[2:] if len(cells) == len(headings)]
+    return {cells[0]: cells[ours] + (f" ({cells[ratio]})" if cells[ratio] != "-" else "") for cells in rows}
+
+
 def merged(reports: Sequence[Report]) -> Report:
     """One report with the rows of all; a peer's row, row/peer, is one of its own.
 
@@ -273,14 +320,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("page", type=Path)
     args = parser.parse_args(argv)
     page = args.page.read_text(encoding="utf-8")
-    reports: dict[str, Report] = {}
+    filled: dict[str, list[Report]] = {}
     for name, make in TABLES.items():
-        paths = getattr(args, name)
-        if paths is not None:
-            reports[name] = merged([load_report(path) for path in paths])
-            page = fill(page, name, make(reports[name]))
-    if reports:
-        page = fill(page, "missed", missed(list(reports.values())))
+        by_cpu: dict[str, list[Report]] = {}
+        for report in map(load_report, getattr(args, name) or ()):
+            by_cpu.setdefault(cpu_of(report), []).append(report)
+        for cpu, reports in by_cpu.items():
+            filled.setdefault(cpu, []).append(merged(reports))
+            page = fill(page, f"{name} {cpu}", make(filled[cpu][-1]))
+    for cpu, reports in filled.items():
+        page = fill(page, f"missed {cpu}", missed(reports))
+    page = fill(page, "side by side", side_by_side(page))
     args.page.write_text(page, encoding="utf-8")
 
 

@@ -15,7 +15,9 @@ from worker import (
     Task,
     base_rows,
     decode_row,
+    long_prompt_row,
     main,
+    prefill_row,
     seconds_of,
 )
 
@@ -82,7 +84,9 @@ class AdaptRt:
 def start(task: Task, name: str, *, all_adapters: bool) -> Executor:
     """An executor without prefix reuse: prompts repeat. With `all_adapters`, its cache has room for all of them."""
     engine = adaptrt.load_engine(task.root / f"adaptrt-{name}")
-    config = ExecutorConfig(kv_cache_config=KvCacheConfig(enable_block_reuse=False), num_threads=task.threads)
+    config = ExecutorConfig(
+        kv_cache_config=KvCacheConfig(enable_block_reuse=False), enable_chunked_context=True, num_threads=task.threads
+    )
     if all_adapters:
         sites = engine.lora.sites
         widths = sum(site.in_size * len(site.parts) + sum(part.out_size for part in site.parts) for site in sites)
@@ -103,7 +107,9 @@ def make(task: Task) -> Peer:
         load=lambda variant: AdaptRt(task, variant),
         rows={
             **base_rows(task, "bf16"),
+            **long_prompt_row(task, "bf16"),
             **base_rows(task, "compressed", "compressed-"),
+            "prefill-512-lora": prefill_row(ALL_ADAPTERS, task.long, adapters=[loras[ADAPTER_OF_ONE]]),
             "decode-1-lora": decode_row(ALL_ADAPTERS, task.alone, adapters=[loras[ADAPTER_OF_ONE]]),
             "compressed-decode-1-lora": decode_row(ONE_ADAPTER, task.alone, adapters=[loras[ADAPTER_OF_ONE]]),
             "mixed-16": decode_row(ALL_ADAPTERS, task.batch, most_tokens=MIXED_TOKENS, adapters=loras),

@@ -14,13 +14,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from worker import ADAPTER_OF_ONE, BATCH, MIXED_TOKENS, Peer, Task, base_rows, decode_row, main
+from worker import (
+    ADAPTER_OF_ONE,
+    BATCH,
+    CONTEXT,
+    MIXED_TOKENS,
+    Peer,
+    Task,
+    base_rows,
+    decode_row,
+    long_prompt_row,
+    main,
+    prefill_row,
+)
 
 START_SECONDS = 120.0
 REQUEST_SECONDS = 900.0
 BASE = -1
-FILES = {"bf16": "base", "adapters": "base", "q8_0": "base-q8_0", "q4_0": "base-q4_0"}
-"""GGUF file of each variant; `adapters` has all adapters loaded, and a request says which one acts."""
+FILES = {"bf16": "base", "long": "base", "adapters": "base", "q8_0": "base-q8_0", "q4_0": "base-q4_0"}
+"""GGUF file of each variant; `adapters` has all adapters loaded, and a request says which one acts; `long` takes one
+request, since a server shares out its context evenly."""
+SLOT_TOKENS = 1024
 
 
 class Server:
@@ -32,9 +46,10 @@ class Server:
             self._address = f"http://127.0.0.1:{free.getsockname()[1]}"
             port = free.getsockname()[1]
         folder = task.root / "gguf"
+        slots, context = (1, CONTEXT) if variant == "long" else (BATCH, SLOT_TOKENS * BATCH)
         command = [
             str(binary), "-m", str(folder / f"{FILES[variant]}.gguf"), "--host", "127.0.0.1", "--port", str(port),
-            "-t", str(task.threads), "-tb", str(task.threads), "-np", str(BATCH), "-c", str(1024 * BATCH),
+            "-t", str(task.threads), "-tb", str(task.threads), "-np", str(slots), "-c", str(context),
             "-b", "2048", "-ub", "512", "--no-warmup", "--cache-ram", "0", "--threads-http", str(BATCH + 4),
         ]  # fmt: skip
         if variant == "adapters":
@@ -103,6 +118,8 @@ def make(task: Task) -> Peer:
         load=lambda variant: Server(binary, task, variant),
         rows={
             **base_rows(task, "bf16"),
+            **long_prompt_row(task, "long"),
+            "prefill-512-lora": prefill_row("adapters", task.long, adapters=[ADAPTER_OF_ONE]),
             "decode-1-lora": decode_row("adapters", task.alone, adapters=[ADAPTER_OF_ONE]),
             "mixed-16": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=list(range(BATCH))),
             **base_rows(task, "q8_0", "int8-"),

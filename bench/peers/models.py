@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from worker import CONTEXT, STEP_TOKENS
 
 from adaptrt.tools.bench.model import BenchModel, write_model
 from adaptrt.tools.bench.peft_adapter import write_peft_adapter
@@ -30,7 +31,7 @@ MODELS = {
 }
 RANKS = (8, 16, 32, 64)
 LORAS, DORAS = 16, 8
-SHORT, LONG = 64, 512
+SHORT, LONG, LONGEST = 64, 512, 8192
 ENGINES: dict[str, tuple[str, list[str]]] = {
     "bf16": ("bf16", []),
     "compressed": ("compressed", ["--compress_weights"]),
@@ -58,7 +59,7 @@ def make_model(name: str, home: Path) -> Path:
     prompts = root / "prompts.json"
     if not prompts.exists():
         generator = np.random.default_rng(0)
-        lengths = {"short": [SHORT] * LORAS, "long": [LONG]}
+        lengths = {"short": [SHORT] * LORAS, "long": [LONG], "longest": [LONGEST]}
         prompts.write_text(json.dumps({
             kind: [random_prompt(length, model.vocab_size, generator) for length in wanted]
             for kind, wanted in lengths.items()
@@ -125,7 +126,7 @@ def _build_engines(root: Path, home: Path, weights: Collection[str]) -> None:
         if not (engine / "config.json").exists():
             _run([*command, "build", "--checkpoint_dir", checkpoint, "--output_dir", engine, "--lora_plugin", "auto",
                   "--dora_plugin", "enable", "--max_lora_rank", max(RANKS), "--max_batch_size", LORAS,
-                  "--max_num_tokens", 1024, "--max_seq_len", 1024, *flags])  # fmt: skip
+                  "--max_num_tokens", STEP_TOKENS, "--max_seq_len", CONTEXT, *flags])  # fmt: skip
 
 
 def _export_openvino(root: Path, home: Path, weights: Collection[str]) -> None:

@@ -12,13 +12,16 @@ from worker import (
     ADAPTER_OF_ONE,
     BATCH,
     MIXED_TOKENS,
+    STEP_TOKENS,
     Metrics,
     Peer,
     Row,
     Task,
     base_rows,
     decode_row,
+    long_prompt_row,
     main,
+    prefill_row,
     seconds_of,
 )
 
@@ -88,7 +91,7 @@ def pipeline(task: Task, variant: str, **options: Any) -> Any:
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False
     scheduler.cache_size = 1
-    scheduler.max_num_batched_tokens = 1024
+    scheduler.max_num_batched_tokens = STEP_TOKENS
     scheduler.max_num_seqs = BATCH
     return openvino_genai.LLMPipeline(
         str(task.root / EXPORTS[variant]),
@@ -110,6 +113,8 @@ def make(task: Task) -> Peer:
         load=lambda variant: OpenVino(task, variant),
         rows={
             **base_rows(task, "bf16"),
+            **long_prompt_row(task, "bf16"),
+            "prefill-512-lora": prefill_row("adapters", task.long, adapters=[ADAPTER_OF_ONE]),
             "decode-1-lora": decode_row("adapters", task.alone, adapters=[ADAPTER_OF_ONE]),
             "mixed-16": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=range(BATCH)),
             "adapter-load": Row("adapters", lambda loaded, new_tokens: loaded.load_adapter()),

@@ -18,7 +18,9 @@ from worker import (
     Task,
     base_rows,
     decode_row,
+    long_prompt_row,
     main,
+    prefill_row,
     seconds_of,
 )
 
@@ -85,6 +87,8 @@ def make(task: Task) -> Peer:
         load=lambda variant: Peft(task, variant),
         rows={
             **base_rows(task, "bf16"),
+            **long_prompt_row(task, "bf16"),
+            "prefill-512-lora": prefill_row("adapters", task.long, adapters=[loras[ADAPTER_OF_ONE]]),
             "decode-1-lora": decode_row("adapters", task.alone, adapters=[loras[ADAPTER_OF_ONE]]),
             "mixed-16": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=loras),
             "adapter-load": Row("adapters", lambda loaded, new_tokens: loaded.load_adapter()),

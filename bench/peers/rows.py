@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from adaptrt.tools.bench.limits import greatest
 from adaptrt.tools.bench.model import BenchModel
 from adaptrt.tools.bench.profile import Work
 
@@ -15,6 +17,10 @@ class Target:
     at_least: float
     peer: str | None = None
     """None: every peer's."""
+
+    def is_for(self, peer: str) -> bool:
+        """Whether AdaptRT is held against this one."""
+        return self.peer in (None, peer)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class RowKind:
     rank: int = 0
     """Of that adapter, which acts on all linear layers."""
     target: Target | None = None
+    target_with_amx: Target | None = None
+    """In place of `target` on a CPU that has AMX."""
     peers_of: str | None = None
     """The row whose samples of the peers this one is held against: to them its weights are the same, and they are not
     asked for it."""
@@ -42,7 +50,13 @@ class RowKind:
 
 OWN = "the peers' int8 is W8A8: they quantise activations too"
 ROWS = {
-    "prefill-512": RowKind("prefill, 512 tokens", tokens=512, prompt=True, target=Target(1.10, "openvino")),
+    "prefill-512": RowKind(
+        "prefill, 512 tokens",
+        tokens=512,
+        prompt=True,
+        target=Target(1.10, "openvino"),
+        target_with_amx=Target(1.50),
+    ),
     "compressed-prefill-512": RowKind(
         "bfloat16 in 12 bits: prefill, 512 tokens",
         weights="compressed",
@@ -50,20 +64,32 @@ ROWS = {
         prompt=True,
         peers_of="prefill-512",
     ),
-    "decode-1": RowKind("decode, 1 request", tokens=1, target=Target(1.25, "llama_cpp")),
+    "prefill-8192": RowKind("prefill, 8192 tokens", tokens=8192, prompt=True, target_with_amx=Target(1.30)),
+    "decode-1": RowKind("decode, 1 request", tokens=1, target=Target(1.25, "llama_cpp"), target_with_amx=Target(1.15)),
     "compressed-decode-1": RowKind(
         "bfloat16 in 12 bits: decode, 1 request",
         weights="compressed",
         tokens=1,
         target=Target(1.25, "llama_cpp"),
+        target_with_amx=Target(1.15),
         peers_of="decode-1",
     ),
-    "decode-16": RowKind("decode, 16 requests", tokens=16, target=Target(1.35, "openvino")),
+    "decode-16": RowKind(
+        "decode, 16 requests", tokens=16, target=Target(1.35, "openvino"), target_with_amx=Target(1.25)
+    ),
     "compressed-decode-16": RowKind(
         "bfloat16 in 12 bits: decode, 16 requests", weights="compressed", tokens=16, peers_of="decode-16"
     ),
+    "prefill-512-lora": RowKind(
+        "prefill, 512 tokens, rank-16 adapter", adapters=True, tokens=512, prompt=True, rank=16
+    ),
     "decode-1-lora": RowKind(
-        "decode, 1 request, rank-16 adapter", adapters=True, tokens=1, rank=16, target=Target(1.30)
+        "decode, 1 request, rank-16 adapter",
+        adapters=True,
+        tokens=1,
+        rank=16,
+        target=Target(1.30),
+        target_with_amx=Target(1.50),
     ),
     "compressed-decode-1-lora": RowKind(
         "bfloat16 in 12 bits: decode, 1 request, rank-16 adapter",
@@ -72,6 +98,7 @@ ROWS = {
         tokens=1,
         rank=16,
         target=Target(1.30),
+        target_with_amx=Target(1.50),
         peers_of="decode-1-lora",
     ),
     "mixed-16": RowKind("decode, 16 requests, 16 adapters of rank 8 to 64", adapters=True, target=Target(10.0)),
@@ -79,17 +106,38 @@ ROWS = {
     "decode-1-dora": RowKind("decode, 1 request, DoRA", adapters=True),
     "mixed-16-dora": RowKind("decode, 16 requests, 8 LoRA and 8 DoRA", adapters=True),
     "int8-prefill-512": RowKind(
-        "int8: prefill, 512 tokens", weights="int8", tokens=512, prompt=True, target=Target(1.0, "openvino")
+        "int8: prefill, 512 tokens",
+        weights="int8",
+        tokens=512,
+        prompt=True,
+        target=Target(1.0, "openvino"),
+        target_with_amx=Target(1.3),
     ),
-    "int8-decode-1": RowKind("int8: decode, 1 request", weights="int8", tokens=1, target=Target(1.3, "llama_cpp")),
-    "int8-decode-16": RowKind("int8: decode, 16 requests", weights="int8", tokens=16, target=Target(1.2, "openvino")),
+    "int8-decode-1": RowKind(
+        "int8: decode, 1 request",
+        weights="int8",
+        tokens=1,
+        target=Target(1.3, "llama_cpp"),
+        target_with_amx=Target(2.5),
+    ),
+    "int8-decode-16": RowKind(
+        "int8: decode, 16 requests",
+        weights="int8",
+        tokens=16,
+        target=Target(1.2, "openvino"),
+        target_with_amx=Target(2.0),
+    ),
     "w8a16-prefill-512": RowKind(
         "int8 weights alone: prefill, 512 tokens", weights="w8a16", why_not=OWN, tokens=512, prompt=True
     ),
     "w8a16-decode-1": RowKind("int8 weights alone: decode, 1 request", weights="w8a16", why_not=OWN, tokens=1),
     "w8a16-decode-16": RowKind("int8 weights alone: decode, 16 requests", weights="w8a16", why_not=OWN, tokens=16),
-    "int4-prefill-512": RowKind("int4: prefill, 512 tokens", weights="int4", tokens=512, prompt=True),
-    "int4-decode-1": RowKind("int4: decode, 1 request", weights="int4", tokens=1, target=Target(1.2)),
+    "int4-prefill-512": RowKind(
+        "int4: prefill, 512 tokens", weights="int4", tokens=512, prompt=True, target_with_amx=Target(1.1)
+    ),
+    "int4-decode-1": RowKind(
+        "int4: decode, 1 request", weights="int4", tokens=1, target=Target(1.2), target_with_amx=Target(2.0)
+    ),
     "int4-decode-16": RowKind("int4: decode, 16 requests", weights="int4", tokens=16),
 }
 _UNQUANTISED = ("bf16", "compressed")
@@ -98,8 +146,6 @@ _LAYER_BYTES = {"bf16": 2.0, "compressed": 1.5, "int8": 1.0, "w8a16": 1.0, "int4
 so are the tables of compressed weights."""
 _HEAD_BYTES = {"bf16": 2.0, "compressed": 1.5, "int8": 1.0, "w8a16": 1.0, "int4": 1.0}
 _ADAPTER_BYTES = 2  # of a value: bfloat16
-_PEAKS = {"int8": "int8_ops"}
-"""Of weights that are not multiplied in bfloat16."""
 
 
 def groups() -> tuple[list[str], ...]:
@@ -117,14 +163,16 @@ def source_of_peers(name: str) -> str:
 def work_of_row(name: str, model: BenchModel) -> Work | None:
     """The base's weights, and the adapter's, read once and multiplied once a step; None for rows without a roofline.
 
-    Of a prompt the last token alone needs lm_head, and of the last layer everything but keys and values.
+    Of a prompt, attention's products as well. Its last token alone needs lm_head, and of the last layer everything but
+    keys and values.
     """
     kind = ROWS[name]
     if kind.tokens == 0:
         return None
     logit_rows = 1 if kind.prompt else kind.tokens
     last_layer = f".layers.{model.num_hidden_layers - 1}."
-    layers = adapter = flops = 0
+    layers = adapter = 0
+    flops = _attention_flops(kind.tokens, model) if kind.prompt else 0
     for tensor, (outputs, inputs) in _matrices(model):
         if ".layers." not in tensor:
             continue
@@ -143,10 +191,24 @@ def work_of_row(name: str, model: BenchModel) -> Work | None:
     )
 
 
+def _attention_flops(tokens: int, model: BenchModel) -> int:
+    """Of a prompt's tokens, each with itself and those before it; in the last layer of its last token alone."""
+    pairs = (model.num_hidden_layers - 1) * tokens * (tokens + 1) // 2 + tokens
+    products = 2  # queries by keys, and weights by values
+    return 2 * products * pairs * model.num_attention_heads * model.head_dim
+
+
 def _matrices(model: BenchModel) -> list[tuple[str, tuple[int, int]]]:
     return [(name, (shape[0], shape[1])) for name, shape, _ in model.tensors() if len(shape) == 2]
 
 
-def peak_of_row(name: str) -> str:
+def peak_of_row(name: str, limits: Mapping[str, float]) -> str:
     """Name of the multiply-add limit that AdaptRT is held against there."""
-    return _PEAKS.get(ROWS[name].weights, "bfloat16_flops")
+    in_8_bits = ["int8_ops"] if ROWS[name].weights == "int8" else []
+    return greatest(["float32_flops", "bfloat16_flops", *in_8_bits], limits)
+
+
+def target_of_row(name: str, *, amx: bool) -> Target | None:
+    """On a CPU with AMX or without."""
+    kind = ROWS[name]
+    return kind.target_with_amx or kind.target if amx else kind.target

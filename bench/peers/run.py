@@ -22,7 +22,7 @@ from models import MODELS, export_for, make_model
 from pictures import PEERS, draw, table_of
 from process import OURS, PeerError, PeerProcess
 from rich.console import Console
-from rows import ROWS, groups, peak_of_row, source_of_peers, work_of_row
+from rows import ROWS, Target, groups, peak_of_row, source_of_peers, target_of_row, work_of_row
 
 from adaptrt import __version__
 from adaptrt.tools.bench.display import reasons_not_run
@@ -158,19 +158,20 @@ class Run:
     def report(self) -> Report:
         """With each of our rows held against every peer and the machine."""
         figures = {key: Figure(ROWS[key[0]].unit, samples) for key, samples in self.samples.items()}
-        limits = self.limits.figures()
+        limits, machine = self.limits.figures(), describe_machine(self.args.threads)
         rows = []
         for (row, name), figure in sorted(figures.items(), key=_place):
             about = self.about[name]
             source = source_of_peers(row)
             details = {"versions": about["versions"], "note": about["notes"].get(row, ""), "peers_of": source}
             theirs = {peer: other for (of, peer), other in figures.items() if of == source and peer != OURS == name}
-            comparisons = compared(row, figure, theirs, work_of_row(row, self.model), limits)
+            target = target_of_row(row, amx=machine["amx"])
+            comparisons = compared(row, figure, theirs, work_of_row(row, self.model), limits, target)
             rows.append(Row(f"{row}/{name}", ROWS[row].title, row, name, details, figure, comparisons=comparisons))
         return Report(
             version=__version__,
             created=utc_now(),
-            machine=describe_machine(self.args.threads),
+            machine=machine,
             run={**{name: getattr(self.args, name) for name in SETTINGS}, "scenarios": "bench/peers"},
             scenario_file="",
             limits=limits,
@@ -190,23 +191,34 @@ def in_order(peers: list[Peer], number: int) -> list[Peer]:
 
 
 def compared(
-    row: str, figure: Figure, theirs: dict[str, Figure], work: Work | None, limits: dict[str, Figure]
+    row: str,
+    figure: Figure,
+    theirs: dict[str, Figure],
+    work: Work | None,
+    limits: dict[str, Figure],
+    target: Target | None,
 ) -> list[ComparisonResult]:
-    """A row of one peer against the machine, where its `work` is known, and against `theirs`."""
+    """A row of one peer against the machine, where its `work` is known, and against `theirs`, with its target."""
     results, at_limit = [], None
     if work is not None:
-        peak = peak_of_row(row) if limits[peak_of_row(row)].median > 0 else "float32_flops"
+        peak = peak_of_row(row, {name: limit.median for name, limit in limits.items()})
         machine = (work, ROWS[row].tokens, limits["read_bandwidth"], limits[peak], peak)
         share = roofline_shares(figure, *machine).median
         results.append(ComparisonResult(None, "roofline", share, None, None, None))
         at_limit = rates_at_limit(figure, *machine)
-    return results + [_against_peer(row, peer, figure, other, at_limit) for peer, other in theirs.items()]
+    base = source_of_peers(row)
+    return results + [
+        _against_peer(f"{base}/{peer}", figure, other, target if target and target.is_for(peer) else None, at_limit)
+        for peer, other in theirs.items()
+    ]
 
 
-def _against_peer(row: str, peer: str, figure: Figure, theirs: Figure, at_limit: Figure | None) -> ComparisonResult:
+def _against_peer(
+    base: str, figure: Figure, theirs: Figure, target: Target | None, at_limit: Figure | None
+) -> ComparisonResult:
     """With a target also what the ratio would be at the machine's limit: where that is less, nobody can reach it."""
-    target, ratio, base = ROWS[row].target, paired_ratio(figure, theirs), f"{source_of_peers(row)}/{peer}"
-    if target is None or target.peer not in (None, peer):
+    ratio = paired_ratio(figure, theirs)
+    if target is None:
         return ComparisonResult(base, "ratio", ratio, None, None, None)
     most = None if at_limit is None else paired_ratio(at_limit, theirs)
     return ComparisonResult(base, "ratio", ratio, target.at_least, None, ratio >= target.at_least, at_limit=most)

@@ -10,22 +10,30 @@ from typing import Any
 from worker import (
     ADAPTER_OF_ONE,
     BATCH,
+    CONTEXT,
     MIXED_TOKENS,
+    STEP_TOKENS,
     Metrics,
     Peer,
     Row,
     Task,
     base_rows,
     decode_row,
+    long_prompt_row,
     main,
+    prefill_row,
     seconds_of,
 )
 
 COLD_ID = 1000
+ADAPTERS: dict[str, list[int]] = {"bf16": [], "adapter": [ADAPTER_OF_ONE], "adapters": list(range(BATCH))}
+"""Of each variant, in its slots."""
+LARGEST_RANK = {"adapter": 16, "adapters": 64}
+"""Of the slots. On a CPU every token copies its slot's weights at this rank: more would make one adapter slower."""
 
 
 class Vllm:
-    """An engine; `adapters` has LoRA enabled and all adapters in its slots."""
+    """An engine, with LoRA enabled and a slot for each adapter where the variant has any."""
 
     def __init__(self, task: Task, variant: str) -> None:
         import vllm
@@ -34,16 +42,19 @@ class Vllm:
 
         self._task = task
         self._sampling, self._prompt, self._lora = vllm.SamplingParams, TokensPrompt, LoRARequest
-        options: dict[str, Any] = {}
-        if variant == "adapters":
-            options = {"enable_lora": True, "max_loras": BATCH, "max_cpu_loras": BATCH + 2, "max_lora_rank": 64}
+        loaded, options = ADAPTERS[variant], {}
+        if loaded:
+            options = {
+                "enable_lora": True, "max_loras": len(loaded), "max_cpu_loras": len(loaded) + 2,
+                "max_lora_rank": LARGEST_RANK[variant],
+            }  # fmt: skip
         self._engine = vllm.LLM(
-            model=str(task.base), dtype="bfloat16", max_model_len=1024, max_num_seqs=BATCH,
-            max_num_batched_tokens=1024, enable_prefix_caching=False, disable_log_stats=True, **options,
+            model=str(task.base), dtype="bfloat16", max_model_len=CONTEXT, max_num_seqs=BATCH,
+            max_num_batched_tokens=STEP_TOKENS, enable_prefix_caching=False, disable_log_stats=True, **options,
         )  # fmt: skip
         self._adapters = [LoRARequest(path.name, number + 1, str(path)) for number, path in enumerate(task.loras)]
-        for adapter in self._adapters if variant == "adapters" else ():
-            self._engine.llm_engine.add_lora(adapter)
+        for number in loaded:
+            self._engine.llm_engine.add_lora(self._adapters[number])
 
     def generate(
         self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[int] | None = None
@@ -87,9 +98,11 @@ def make(task: Task) -> Peer:
         load=lambda variant: Vllm(task, variant),
         rows={
             **base_rows(task, "bf16"),
-            "decode-1-lora": decode_row("adapters", task.alone, adapters=[ADAPTER_OF_ONE]),
+            **long_prompt_row(task, "bf16"),
+            "prefill-512-lora": prefill_row("adapter", task.long, adapters=[ADAPTER_OF_ONE]),
+            "decode-1-lora": decode_row("adapter", task.alone, adapters=[ADAPTER_OF_ONE]),
             "mixed-16": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=range(BATCH)),
-            "adapter-load": Row("adapters", lambda loaded, new_tokens: loaded.load_adapter()),
+            "adapter-load": Row("adapter", lambda loaded, new_tokens: loaded.load_adapter()),
         },
         refused={"decode-1-dora": no_dora, "mixed-16-dora": no_dora},
         notes={"mixed-16": "one continuous batch"},

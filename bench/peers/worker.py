@@ -25,6 +25,12 @@ ADAPTER_OF_ONE = 1  # rank 16
 WARM_UP_TOKENS = 2
 PROMPTS = 3
 """Of a prefill sample, timed one after another."""
+UNCOUNTED = 512
+"""Tokens at most of the prompt before them."""
+CONTEXT = 8448
+"""Tokens that a request can have, prompt and answer."""
+STEP_TOKENS = 1024
+"""That a step takes of prompts, where a peer can be told: a longer one comes in pieces."""
 Metrics = dict[str, float]
 
 
@@ -65,6 +71,11 @@ class Task:
     def long(self) -> list[int]:
         """One prompt of 512 tokens."""
         return self.prompts["long"][0]
+
+    @property
+    def longest(self) -> list[int]:
+        """One prompt of 8192 tokens."""
+        return self.prompts["longest"][0]
 
 
 class Variant(Protocol):
@@ -115,13 +126,13 @@ def timed(generate: Generate, prompts: Sequence[list[int]], new_tokens: int) -> 
     return seconds
 
 
-def prefill_rate(generate: Generate, prompt: list[int]) -> Metrics:
+def prefill_rate(generate: Generate, prompt: list[int], times: int) -> Metrics:
     """Tokens of a prompt per second, from the median of several times to its first token.
 
     One that is not counted goes before them: the process was stopped, and others had its caches.
     """
-    timed(generate, [prompt], 1)
-    seconds = statistics.median(timed(generate, [prompt], 1) for _ in range(PROMPTS))
+    timed(generate, [prompt[:UNCOUNTED]], 1)
+    seconds = statistics.median(timed(generate, [prompt], 1) for _ in range(times))
     return {"value": len(prompt) / seconds, "seconds": seconds}
 
 
@@ -134,11 +145,11 @@ def decode_rate(generate: Generate, prompts: Sequence[list[int]], new_tokens: in
     return {"value": len(prompts) * (new_tokens - 1) / (seconds - first), "ttft_s": first, "seconds": seconds}
 
 
-def prefill_row(variant: str, prompt: list[int], **options: Any) -> Row:
+def prefill_row(variant: str, prompt: list[int], *, times: int = PROMPTS, **options: Any) -> Row:
     """A row of prefill_rate; `options` are generate's."""
 
     def measure(loaded: Variant, new_tokens: int) -> Metrics:
-        return prefill_rate(partial(loaded.generate, **options), prompt)
+        return prefill_rate(partial(loaded.generate, **options), prompt, times)
 
     return Row(variant, measure, lambda loaded: loaded.generate([prompt], 1, **options))
 
@@ -160,6 +171,11 @@ def base_rows(task: Task, variant: str, prefix: str = "") -> dict[str, Row]:
         f"{prefix}decode-1": decode_row(variant, task.alone),
         f"{prefix}decode-16": decode_row(variant, task.batch),
     }
+
+
+def long_prompt_row(task: Task, variant: str) -> dict[str, Row]:
+    """The row of a prompt that takes seconds, and is timed once."""
+    return {"prefill-8192": prefill_row(variant, task.longest, times=1)}
 
 
 def seconds_of(call: Callable[[], Any]) -> float:

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/kernels/amx.h"
 #include "adaptrt/kernels/kernel_choice.h"
 #include "adaptrt/kernels/kernel_table.h"
 #include "adaptrt/kernels/machine_limits.h"
@@ -137,6 +138,8 @@ void bind_engine(py::module_& module) {
         return reasons;
       },
       "Names of the other kernels, each with the reason why this CPU cannot run them.");
+  module.def("amx_is_permitted", &amx_is_permitted,
+             "Whether the CPU has AMX for bfloat16 and int8, and Linux lets this process use it.");
   py::class_<MachineLimits>(module, "MachineLimits", "What this machine can do at best, measured.")
       .def_readonly("read_bandwidth", &MachineLimits::read_bandwidth, "Bytes per second.")
       .def_readonly(
@@ -144,6 +147,10 @@ void bind_engine(py::module_& module) {
           "Multiply-adds of 8-bit integers per second, each counted as two; 0 without an instruction.")
       .def_readonly("bfloat16_flops", &MachineLimits::bfloat16_flops,
                     "Multiply-adds per second, each counted as two; 0 without an instruction for them.")
+      .def_readonly("int8_from_l2_ops", &MachineLimits::int8_from_l2_ops,
+                    "The same of int8 with AMX's tiles loaded from L2; 0 without AMX.")
+      .def_readonly("bfloat16_from_l2_flops", &MachineLimits::bfloat16_from_l2_flops,
+                    "The same of bfloat16 with AMX's tiles loaded from L2; 0 without AMX.")
       .def_readonly("float32_flops", &MachineLimits::float32_flops,
                     "Multiply-adds per second, each counted as two.");
   module.def(

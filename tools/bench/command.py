@@ -11,11 +11,11 @@ from typing import Final
 
 from rich.console import Console
 
-from ..._core import ConfigError, ExecutorConfig, measure_machine_limits
+from ..._core import ConfigError, ExecutorConfig
 from .display import profile_table, tables_of
 from .engines import EngineShelf
 from .executors import BenchExecutor, CpuUse, key_of, load_native_engine, problems_of
-from .limits import LIMIT_UNITS, peak_of
+from .limits import TRIES, machine_limits, peak_of
 from .plots import require_matplotlib, write_plots
 from .profile import chrome_trace, step_seconds, summarise, write_chrome_trace
 from .runner import Bench, profiled_steps
@@ -143,11 +143,11 @@ def profile(file: ScenarioFile, work_dir: Path, cpu: CpuUse, directory: Path, co
             steps = profiled_steps(bench, scenario, warm_up=True)
         finally:
             bench.close()
-        limits = measure_machine_limits(cpu.num_threads)
+        limits = machine_limits(cpu.num_threads, TRIES)
         program = engine.storage.program
         trace = directory / f"{scenario.name}.json"
         write_chrome_trace(trace, chrome_trace(steps, program, scenario.title))
-        flops = getattr(limits, peak_of(program, [name for name in LIMIT_UNITS if getattr(limits, name) > 0]))
+        flops = limits[peak_of(program, limits)]
         mean = sum(step.end - step.begin for step in steps) / len(steps)
         title = f"{scenario.title}: mean of {len(steps)} steps, median {1e3 * step_seconds(steps):.2f} ms; {trace}"
-        console.print(profile_table(title, summarise(steps, program), mean, limits.read_bandwidth, flops))
+        console.print(profile_table(title, summarise(steps, program), mean, limits["read_bandwidth"], flops))

@@ -36,11 +36,14 @@ def tables_of(report: Report) -> Iterable[RenderableType]:
 def _machine_line(report: Report) -> Text:
     machine = report.machine
     limits = ", ".join(
-        f"{name.replace('_', ' ').replace(' flops', '').replace(' ops', '')} {_scaled(figure)}"
-        for name, figure in report.limits.items()
-        if figure.median > 0
+        f"{limit_title(name)} {_scaled(figure)}" for name, figure in report.limits.items() if figure.median > 0
     )
     return Text(f"{machine['processor']}, {machine['threads']} threads, {machine['kernels']} kernels: {limits}")
+
+
+def limit_title(name: str) -> str:
+    """Of a machine's limit, whose unit stands beside it."""
+    return name.replace("_", " ").removesuffix(" flops").removesuffix(" ops").replace("l2", "L2")
 
 
 def _scaled(figure: Figure) -> str:

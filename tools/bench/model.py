@@ -28,7 +28,7 @@ class BenchModel:
     num_key_value_heads: int = 4
     head_dim: int = 64
     intermediate_size: int = 4096
-    max_position_embeddings: int = 4096
+    max_position_embeddings: int = 16384
     tie_word_embeddings: bool = False
 
     def problems(self) -> list[str]:

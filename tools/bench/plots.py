@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..._core import ConfigError
-from .display import full_title
+from .display import full_title, limit_title
 from .measure import PERCENTILES
 from .report import Report, Row
 
@@ -16,6 +16,14 @@ SIZE: Final = (8.0, 4.8)
 DPI: Final = 140
 LEGEND_LINE: Final = 0.17
 """Inches that a line of the roofline's legend takes."""
+ROOFS: Final = {
+    "int8_ops": "-.",
+    "bfloat16_flops": "-",
+    "int8_from_l2_ops": ":",
+    "bfloat16_from_l2_flops": ":",
+    "float32_flops": "--",
+}
+"""Limits of the roofline, and how they are drawn."""
 COLOURS: Final = ("#1f6f8b", "#d1495b", "#edae49", "#66a182", "#4a4e69", "#9c89b8")
 
 
@@ -192,13 +200,13 @@ def _roofline(report: Report) -> Any | None:
     points = [_roofline_point(row) for row in rows]
     low = min(min(intensity for intensity, _ in points) / 2, 0.5)
     medians = {name: limit.median for name, limit in report.limits.items()}
-    peaks = {name: median for name, median in medians.items() if name != "read_bandwidth" and median > 0}
+    peaks = {name: medians[name] for name in ROOFS if medians.get(name, 0.0) > 0}
     high = max(2 * max(peaks.values()) / bandwidth, 2 * max(intensity for intensity, _ in points))
-    for (name, peak), style in zip(peaks.items(), ("-.", "-", "--"), strict=False):
+    for name, peak in peaks.items():
         ridge = peak / bandwidth
         roof = [low * bandwidth / 1e9, peak / 1e9, peak / 1e9]
-        axes.plot([low, ridge, high], roof, style, color="#333333", linewidth=1.2)
-        label = f"{name.rsplit('_', 1)[0]} {peak / 1e9:.0f} G{report.limits[name].unit}"
+        axes.plot([low, ridge, high], roof, ROOFS[name], color="#333333", linewidth=1.2)
+        label = f"{limit_title(name)} {peak / 1e9:.0f} G{report.limits[name].unit}"
         axes.annotate(label, (high, peak / 1e9), ha="right",
                       xytext=(0, 3), textcoords="offset points", fontsize=8)  # fmt: skip
     # Above the line: no row can be there.

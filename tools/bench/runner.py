@@ -16,6 +16,7 @@ from ..._core import (
     ConfigError,
     LoraConfig,
     StepRecord,
+    amx_is_permitted,
 )
 from ...runtime.lora_config import LoraConfig as PeftLoraConfig
 from ...runtime.native_engine import NativeEngine
@@ -324,8 +325,9 @@ class Bench:
             else:
                 base = next(s for s in self._file.scenarios if s.name == comparison.base)
                 ratio = paired_ratio(ours, self._roofline_share(base, figures[base.name], limits))
+        target = comparison.on_cpu(amx=amx_is_permitted())
         return ComparisonResult(
-            comparison.base, comparison.measure, ratio, comparison.at_least, comparison.at_most, comparison.holds(ratio)
+            comparison.base, comparison.measure, ratio, target.at_least, target.at_most, target.holds(ratio)
         )
 
     def _roofline_share(self, scenario: Scenario, figure: Figure, limits: dict[str, Figure]) -> Figure:
@@ -335,8 +337,8 @@ class Bench:
 
     def _peak(self, scenario: Scenario, limits: dict[str, Figure]) -> str:
         """Name of the multiply-add limit that a scenario's engine is held against."""
-        there = [name for name, figure in limits.items() if figure.median > 0]
-        return peak_of(self._engines[scenario.engine].storage.program, there)
+        medians = {name: figure.median for name, figure in limits.items()}
+        return peak_of(self._engines[scenario.engine].storage.program, medians)
 
 
 KIND_NAMES: Final[dict[type[Scenario], str]] = {

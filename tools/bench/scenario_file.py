@@ -184,6 +184,7 @@ def _read_comparisons(fields: Fields) -> Iterator[Comparison]:
             measure=measure,
             at_least=entry.optional_number("at_least"),
             at_most=entry.optional_number("at_most"),
+            at_least_with_amx=entry.optional_number("at_least_with_amx"),
             pairs=_read_pairs(entry, measure),
         )
         if base is None and comparison.measure == "ratio":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -87,8 +87,16 @@ class Comparison:
     alternating: short runs of the two in turn, pair by pair; the scenario's own value then comes from these runs."""
     at_least: float | None = None
     at_most: float | None = None
+    at_least_with_amx: float | None = None
+    """In place of `at_least` on a CPU that has AMX."""
     pairs: int = 0
     """That a sample of an alternating comparison has."""
+
+    def on_cpu(self, *, amx: bool) -> Comparison:
+        """With the target of a CPU with AMX or without."""
+        if not amx or self.at_least_with_amx is None:
+            return self
+        return replace(self, at_least=self.at_least_with_amx)
 
     def holds(self, ratio: float) -> bool | None:
         """Whether the target is met; None without one."""

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ..._core import cpu_kernels
+from ..._core import amx_is_permitted, cpu_kernels
 
 
 def describe_machine(num_threads: int, kernels: str = "") -> dict[str, Any]:
@@ -19,6 +19,7 @@ def describe_machine(num_threads: int, kernels: str = "") -> dict[str, Any]:
         "threads": num_threads,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernels": kernels or cpu_kernels()[0],
+        "amx": amx_is_permitted(),
         "system": platform.platform(),
         "python": platform.python_version(),
     }

@@ -15,6 +15,8 @@
 #endif
 
 #include "adaptrt/core/huge_array.h"
+#include "adaptrt/kernels/amx.h"
+#include "machine_limits_amx.h"
 
 namespace adaptrt {
 namespace {
@@ -168,21 +170,50 @@ __attribute__((target("avx512f,avx512vnni"))) float multiply_add_int8(std::int64
 
 #undef ADAPTRT_UNROLL_CHAINS
 
+/// Calls body(thread) for chunks of `multiply_adds` multiply-adds each; returns how many operations a second
+/// that makes.
+template <class Body>
+double measure_rate(ThreadPool* threads, int rounds, double multiply_adds, const Body& body) {
+  const std::int64_t chunks = 8 * threads->num_threads();
+  const double seconds = least_seconds(rounds, [&] {
+    threads->parallel_for(chunks, 1, [&](std::int64_t, std::int64_t, int thread) { body(thread); });
+  });
+  return 2.0 * static_cast<double>(chunks) * multiply_adds / seconds;
+}
+
 /// `multiply_add` does kChains instructions an iteration, each of `multiply_adds` multiply-adds.
 double measure_multiply_adds(ThreadPool* threads, int rounds, float (*multiply_add)(std::int64_t),
                              int multiply_adds) {
-  const std::int64_t chunks = 8 * threads->num_threads();
-  std::vector<float> sums(static_cast<std::size_t>(chunks) * kSlot * 2);
-  const double seconds = least_seconds(rounds, [&] {
-    threads->parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t, int) {
-      sums[static_cast<std::size_t>(begin) * kSlot * 2] = multiply_add(kIterations);
-    });
-  });
-  return 2.0 * static_cast<double>(chunks * kIterations) * kChains * multiply_adds / seconds;
+  std::vector<float> sums(static_cast<std::size_t>(threads->num_threads()) * kSlot * 2);
+  return measure_rate(
+      threads, rounds, static_cast<double>(kIterations) * kChains * multiply_adds,
+      [&](int thread) { sums[static_cast<std::size_t>(thread) * kSlot * 2] = multiply_add(kIterations); });
 }
+
+#ifdef ADAPTRT_X86_KERNELS
+
+constexpr std::int64_t kAmxIterations = 50000;
+
+double measure_amx(ThreadPool* threads, int rounds, void (*multiply)(std::int64_t), int multiply_adds) {
+  return measure_rate(threads, rounds, static_cast<double>(kAmxIterations) * kAmxProducts * multiply_adds,
+                      [&](int) { multiply(kAmxIterations); });
+}
+
+double measure_amx_from_l2(ThreadPool* threads, int rounds, void (*multiply)(const std::byte*, std::int64_t),
+                           int multiply_adds) {
+  const HugeArray operands(static_cast<std::size_t>(threads->num_threads() * kAmxBytes));
+  std::memset(operands.data(), 0, operands.bytes());
+  return measure_rate(threads, rounds, static_cast<double>(kAmxIterations) * kAmxProducts * multiply_adds,
+                      [&](int thread) { multiply(operands.data() + thread * kAmxBytes, kAmxIterations); });
+}
+
+#endif
 
 double measure_bfloat16_flops(ThreadPool* threads, int rounds) {
 #ifdef ADAPTRT_X86_KERNELS
+  if (amx_is_permitted()) {
+    return measure_amx(threads, rounds, &multiply_amx_bfloat16, kAmxBfloat16MultiplyAdds);
+  }
   if (__builtin_cpu_supports("avx512bf16")) {
     return measure_multiply_adds(threads, rounds, &multiply_add_bfloat16, 32);
   }
@@ -194,6 +225,9 @@ double measure_bfloat16_flops(ThreadPool* threads, int rounds) {
 
 double measure_int8_ops(ThreadPool* threads, int rounds) {
 #ifdef ADAPTRT_X86_KERNELS
+  if (amx_is_permitted()) {
+    return measure_amx(threads, rounds, &multiply_amx_int8, kAmxInt8MultiplyAdds);
+  }
   if (__builtin_cpu_supports("avx512vnni")) {
     return measure_multiply_adds(threads, rounds, &multiply_add_int8, 64);
   }
@@ -218,10 +252,19 @@ double measure_float32_flops(ThreadPool* threads, int rounds) {
 }  // namespace
 
 MachineLimits measure_machine_limits(ThreadPool* threads, int rounds) {
-  return {.read_bandwidth = measure_read_bandwidth(threads, rounds),
-          .int8_ops = measure_int8_ops(threads, rounds),
-          .bfloat16_flops = measure_bfloat16_flops(threads, rounds),
-          .float32_flops = measure_float32_flops(threads, rounds)};
+  MachineLimits limits{.read_bandwidth = measure_read_bandwidth(threads, rounds),
+                       .int8_ops = measure_int8_ops(threads, rounds),
+                       .bfloat16_flops = measure_bfloat16_flops(threads, rounds),
+                       .float32_flops = measure_float32_flops(threads, rounds)};
+#ifdef ADAPTRT_X86_KERNELS
+  if (amx_is_permitted()) {
+    limits.int8_from_l2_ops =
+        measure_amx_from_l2(threads, rounds, &multiply_amx_int8_from, kAmxInt8MultiplyAdds);
+    limits.bfloat16_from_l2_flops =
+        measure_amx_from_l2(threads, rounds, &multiply_amx_bfloat16_from, kAmxBfloat16MultiplyAdds);
+  }
+#endif
+  return limits;
 }
 
 }  // namespace adaptrt

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from adaptrt import DType
 from adaptrt.tools.bench import limits
 from adaptrt.tools.bench.profile import Work
 from adaptrt.tools.bench.report import Figure, Sample
 
 
 class FakeLimits:
-    int8_ops = bfloat16_flops = float32_flops = 1.0
+    int8_ops = bfloat16_flops = int8_from_l2_ops = bfloat16_from_l2_flops = float32_flops = 1.0
 
     def __init__(self, read_bandwidth: float) -> None:
         self.read_bandwidth = read_bandwidth
@@ -44,3 +47,22 @@ def test_limits_beside_a_sample_come_before_those_of_its_round() -> None:
         Figure("", [Sample(0, metrics, 0.0, 0.0, False)]), Work(10, 1), 2, best, best, "int8_ops"
     )
     assert shares.by_round() == pytest.approx({0: 10.0 / (75.0 / 10 * 2)})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_w8a8", "bfloat16", "int8", "expected"),
+    [
+        (DType.BFLOAT16, False, 2.0, 4.0, "bfloat16_flops"),
+        (DType.BFLOAT16, True, 2.0, 4.0, "int8_ops"),
+        (DType.FLOAT32, False, 2.0, 4.0, "float32_flops"),
+        # An instruction for bfloat16 that is slower than float32's, and none for 8 bits.
+        (DType.BFLOAT16, False, 0.5, 0.0, "float32_flops"),
+        (DType.BFLOAT16, True, 0.5, 0.0, "float32_flops"),
+    ],
+)
+def test_an_engine_is_held_against_the_greatest_limit_that_it_can_use(
+    monkeypatch: pytest.MonkeyPatch, dtype: DType, is_w8a8: bool, bfloat16: float, int8: float, expected: str
+) -> None:
+    monkeypatch.setattr(limits, "_is_w8a8", lambda program: is_w8a8)
+    there = {"float32_flops": 1.0, "bfloat16_flops": bfloat16, "int8_ops": int8}
+    assert limits.peak_of(SimpleNamespace(dtype=dtype), there) == expected

@@ -38,18 +38,57 @@ def figure(unit: str, value: float, *, disturbed: bool = False) -> Figure:
 
 def report(rows: list[Row]) -> Report:
     machine = {"processor": "P", "threads": 2, "cpus": 2, "memory_bytes": 8e9, "kernels": "k"}
-    limits = {"read_bandwidth": figure("B/s", 2e10), "bfloat16_flops": figure("FLOP/s", 0.0)}
+    limits = {"read_bandwidth": figure("B/s", 2e10), "bfloat16_flops": figure("FLOP/s", 0.0),
+              "int8_from_l2_ops": figure("OP/s", 3e10)}  # fmt: skip
     return Report("1.0", "2026-01-02T00:00:00Z", machine, {"repeats": 3, "model": "0.5b"}, "", limits, rows,
                   [NotRun("mixed-16/vllm", "mixed", "not installed")])  # fmt: skip
 
 
 def test_the_page_has_marks_for_every_table(pages: ModuleType, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "performance.md").read_text()
-    for name in (*pages.TABLES, "missed"):
+    names = [f"{name} {cpu}" for cpu in pages.CPUS for name in (*pages.TABLES, "missed")]
+    for name in (*names, "side by side"):
         page = pages.fill(page, name, f"new {name}")
         assert f"<!-- {name} -->\nnew {name}\n<!-- end of {name} -->" in page
+        assert pages.content_of(page, name) == f"new {name}\n"
     with pytest.raises(ValueError, match="does not have the marks"):
         pages.fill(page, "other", "x")
+
+
+def test_reports_fill_the_tables_of_their_kind_of_cpu(pages: ModuleType, tmp_path: Path) -> None:
+    details = {"versions": {"x": "1"}, "note": ""}
+
+    def saved(name: str, processor: str, *figures: tuple[str, str, float], **machine: bool) -> str:
+        rows = [
+            Row(f"{kind}/{engine}", kind.upper(), kind, engine, details, figure("tok/s", value),
+                comparisons=[ComparisonResult(f"{kind}/peft", "ratio", 2.0, 3.0, None, False)]
+                if engine == "adaptrt" else [])
+            for kind, engine, value in figures
+        ]  # fmt: skip
+        whole = report(rows)
+        replace(whole, machine={**whole.machine, "processor": processor, **machine}).save(tmp_path / name)
+        return str(tmp_path / name)
+
+    page = tmp_path / "page.md"
+    names = [f"{name} {cpu}" for cpu in pages.CPUS for name in ("peers", "missed")]
+    page.write_text("".join(f"<!-- {name} -->\nnone\n<!-- end of {name} -->\n" for name in (*names, "side by side")))
+    old = saved("old.json", "Old", ("a", "adaptrt", 20.0), ("a", "peft", 10.0))
+    pages.main([str(page), "--peers", old])
+    assert pages.content_of(page.read_text(), "peers amx") == "none\n"
+    new = saved("new.json", "New", ("a", "adaptrt", 40.0), ("a", "peft", 20.0), ("b", "adaptrt", 5.0), amx=True)
+    pages.main([str(page), "--peers", new])
+    text = page.read_text()
+    assert "| A, tok/s | 20.0 | 10.0 | 2.00 x |" in pages.content_of(text, "peers without-amx")
+    assert "| A, tok/s | 40.0 | 20.0 | 2.00 x |" in pages.content_of(text, "peers amx")
+    assert "| A | ≥ 3 x a/peft | 2 |" in pages.content_of(text, "missed amx")
+    assert pages.content_of(text, "side by side").splitlines() == [
+        "| row | New, 2026-01-02 | Old, 2026-01-02 |",
+        "| --- | --- | --- |",
+        "| A, tok/s | 40.0 (2.00 x) | 20.0 (2.00 x) |",
+        "| B, tok/s | 5.00 (2.00 x) | - |",
+    ]
+    pages.main([str(page), "--peers", old, new])
+    assert page.read_text() == text
 
 
 def test_our_rows_are_judged_against_the_best_peer(pages: ModuleType) -> None:
@@ -73,6 +112,7 @@ def test_our_rows_are_judged_against_the_best_peer(pages: ModuleType) -> None:
     assert "| mixed-16/vllm | not run: not installed |" in text
     assert "read bandwidth 20.0 GB/s" in text
     assert "bfloat16" not in text
+    assert "int8 from L2 30.0 GOP/s" in text
 
 
 def test_a_row_that_peers_were_not_asked_for_shows_those_of_another(pages: ModuleType) -> None:

@@ -96,8 +96,9 @@ def test_a_target_is_held_against_what_the_limit_allows(orchestrator: ModuleType
     best = figure(1000.0, 1000.0, 1000.0)
     limits = {name: best for name in LIMIT_UNITS}
     ours, peer = figure(50.0, 54.0, 57.0, beside_read_bandwidth=600.0), figure(40.0, 50.0, 60.0)
+    target = orchestrator.Target(1.25, "llama_cpp")
     roofline, llama, other = orchestrator.compared(
-        "decode-1", ours, {"llama_cpp": peer, "openvino": peer}, Work(10, 1), limits
+        "decode-1", ours, {"llama_cpp": peer, "openvino": peer}, Work(10, 1), limits, target
     )
     assert (roofline.base, roofline.measure, roofline.ratio) == (None, "roofline", pytest.approx(0.9))
     assert (llama.ratio, llama.at_least, llama.holds) == (pytest.approx(1.08), 1.25, False)
@@ -106,8 +107,33 @@ def test_a_target_is_held_against_what_the_limit_allows(orchestrator: ModuleType
 
 
 def test_rows_without_a_limit_have_only_ratios(orchestrator: ModuleType) -> None:
-    (result,) = orchestrator.compared("mixed-16", figure(20.0), {"peft": figure(1.0)}, None, {})
+    target = orchestrator.Target(10.0)
+    (result,) = orchestrator.compared("mixed-16", figure(20.0), {"peft": figure(1.0)}, None, {}, target)
     assert (result.ratio, result.holds, result.at_limit) == (20.0, True, None)
+
+
+def test_a_cpu_with_amx_has_targets_of_its_own(orchestrator: ModuleType) -> None:
+    target_of_row = sys.modules["rows"].target_of_row
+    assert target_of_row("decode-1", amx=False) == orchestrator.Target(1.25, "llama_cpp")
+    assert target_of_row("decode-1", amx=True) == orchestrator.Target(1.15)
+    assert target_of_row("prefill-8192", amx=False) is None
+    assert target_of_row("mixed-16", amx=True) == target_of_row("mixed-16", amx=False)
+
+
+def test_eight_bits_are_held_against_the_limit_of_eight_bits(orchestrator: ModuleType) -> None:
+    peak_of_row = sys.modules["rows"].peak_of_row
+    limits = {"float32_flops": 2.0, "bfloat16_flops": 1.0, "int8_ops": 4.0}
+    assert peak_of_row("int8-decode-1", limits) == "int8_ops"
+    assert peak_of_row("w8a16-decode-1", limits) == "float32_flops"
+
+
+def test_the_work_of_a_prompt_has_its_attention(orchestrator: ModuleType) -> None:
+    rows, model = sys.modules["rows"], BenchModel(num_hidden_layers=1)
+    # The last layer is the only one: a query for all keys.
+    short, long = (rows._attention_flops(tokens, model) for tokens in (512, 1024))
+    assert (short, long) == (2 * 2 * 512 * 1024, 2 * 2 * 1024 * 1024)
+    more = rows._attention_flops(3, BenchModel(num_hidden_layers=2)) - rows._attention_flops(3, model)
+    assert more == 2 * 2 * (1 + 2 + 3) * 1024
 
 
 def test_an_adapter_adds_its_bytes_to_the_work_of_its_row(orchestrator: ModuleType) -> None:

@@ -62,6 +62,16 @@ def test_the_default_file_holds_adaptrt_to_its_targets() -> None:
     assert sum(c.at_least is not None or c.at_most is not None for s in file.scenarios for c in s.comparisons) >= 12
 
 
+def test_a_cpu_with_amx_can_have_a_target_of_its_own() -> None:
+    (_, swept, *_) = parse(SMALL.replace("at_least = 0.5", "at_least = 0.5\n  at_least_with_amx = 0.25")).scenarios
+    (comparison,) = swept.comparisons
+    assert comparison.on_cpu(amx=False).holds(0.4) is False
+    assert comparison.on_cpu(amx=True).holds(0.4) is True
+    assert comparison.on_cpu(amx=True).holds(0.2) is False
+    (_, plain, *_) = parse(SMALL).scenarios
+    assert plain.comparisons[0].on_cpu(amx=True) == plain.comparisons[0]
+
+
 def test_values_are_read() -> None:
     file = parse(SMALL)
     first, *swept = file.scenarios
