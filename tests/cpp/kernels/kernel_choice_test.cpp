@@ -146,8 +146,7 @@ BOOST_AUTO_TEST_CASE(tables_have_the_names_that_the_choice_knows) {
     before = place_of(table->name);
   }
   BOOST_TEST(before < std::ssize(fits));
-  const auto can_run =
-      std::ranges::count_if(fits, [](const KernelFit& fit) { return fit.obstacle.empty(); });
+  const auto can_run = std::ranges::count_if(fits, [](const KernelFit& fit) { return fit.obstacle.empty(); });
   BOOST_TEST(std::ssize(available_kernels()) == can_run);
   BOOST_TEST(available_kernels().front()->name == fits.front().name);
 }

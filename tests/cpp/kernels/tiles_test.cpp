@@ -250,6 +250,28 @@ BOOST_DATA_TEST_CASE(quantised_products_are_the_same_in_parts,
   }
 }
 
+#ifdef ADAPTRT_X86_KERNELS
+// A library that uses tiles on the thread of the caller leaves a configuration of its own, or none.
+BOOST_AUTO_TEST_CASE(what_others_leave_in_the_tiles_does_not_matter) {
+  const KernelTable* native = native_table();
+  if (native == nullptr) return;
+  struct alignas(64) Configuration {
+    std::uint8_t palette = 1;
+    std::uint8_t unused[15] = {};
+    std::uint16_t line_bytes[16] = {4, 8, 16, 32, 4, 8, 16, 32};
+    std::uint8_t lines[16] = {1, 2, 3, 4, 5, 6, 7, 8};
+  };
+  static const Configuration others;
+  std::mt19937 random(1);
+  const Operands operands(37, 100, {120, 8}, &random);
+  const auto expected = operands.product(testing::emulated_amx_kernels());
+  asm volatile("ldtilecfg %0" ::"m"(others));
+  BOOST_TEST(same_bits(operands.product(*native), expected));
+  native->leave_thread();
+  BOOST_TEST(same_bits(operands.product(*native), expected));
+}
+#endif
+
 // Linux keeps the tiles of a thread that has to wait: sums that are known beforehand, in more threads than
 // there are CPUs.
 BOOST_AUTO_TEST_CASE(threads_that_outnumber_cpus_keep_their_tiles) {
