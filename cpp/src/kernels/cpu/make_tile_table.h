@@ -12,7 +12,7 @@ namespace {
 
 /// A tile of sums and the activations of a part of k fit in the second-level cache.
 inline constexpr std::int64_t kTiledRows = 512;
-inline constexpr std::int64_t kTiledBytes = 512 * 1024;
+inline constexpr std::int64_t kTiledBytes = 1024 * 1024;
 
 void pack_rows(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t bytes,
                std::byte* out, std::int64_t step_bytes) {
