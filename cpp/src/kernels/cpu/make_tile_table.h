@@ -14,18 +14,13 @@ namespace {
 inline constexpr std::int64_t kTiledRows = 512;
 inline constexpr std::int64_t kTiledBytes = 1024 * 1024;
 
-void pack_rows(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t bytes,
-               std::byte* out, std::int64_t step_bytes) {
-  pack_steps(rows, stride, count, bytes, out, step_bytes);
-}
-
 /// The table of the instruction set that this is compiled for, with the products of bfloat16 and int8 on tile
 /// registers.
 constexpr KernelTable make_tile_table(const char* name) {
   KernelTable table = make_table(name);
   table.block_rows = kTiledRows;
   table.part_bytes = kTiledBytes;
-  table.pack_rows = &pack_rows;
+  table.pack_rows = &pack_steps;
   table.leave_thread = &Tiles::release;
   table.gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gemm;
   table.compressed_gemm = &tile_compressed_gemm;

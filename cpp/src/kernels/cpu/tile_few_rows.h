@@ -55,7 +55,7 @@ template <int kRows, int kVectors, bool kPartial>
 void multiply_few_columns(FewRows a, TileColumns b, std::int64_t last_lanes, TileSums sums,
                           StepPrefetch* prefetch) {
   constexpr int kVectorBytes = Simd::kLanes * 4;
-  // Of narrower vectors than a cache line, the prefetch takes its time.
+  // Vectors that are narrower than a cache line fetch nothing ahead.
   constexpr int kLines = kVectors * kVectorBytes / static_cast<int>(kCacheLine);
   const auto lanes_of = [&](int v) { return kPartial && v == kVectors - 1 ? last_lanes : Simd::kLanes; };
   for (std::int64_t begin = 0; begin < a.inputs; begin += kStepInputs, b.data += b.step) {

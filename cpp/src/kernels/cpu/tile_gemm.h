@@ -227,7 +227,7 @@ void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& panel, 
   }
 }
 
-/// What is left to do with the sums of some rows and one group.
+/// Rows whose sums of one group are made together.
 struct GroupRows {
   std::int64_t first;
   std::int64_t count;

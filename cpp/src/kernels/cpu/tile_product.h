@@ -19,7 +19,6 @@ namespace {
 /// Lines of a tile, and the bytes of each: 32 bfloat16 or 64 int8, which is what a step takes of k.
 inline constexpr std::int64_t kTileHeight = 16;
 inline constexpr std::int64_t kTileLine = 64;
-inline constexpr std::int64_t kTileBytes = kTileHeight * kTileLine;
 /// Columns of a tile of weights or sums.
 inline constexpr std::int64_t kTileColumns = 16;
 /// Inputs of a step of bfloat16.
@@ -249,16 +248,21 @@ inline void multiply_partly(TileRows a, TileColumns b, std::int64_t steps, TileS
   }
 }
 
+/// Rows that are multiplied two tiles at a time, with two tiles of columns.
+inline std::int64_t paired_rows(std::int64_t rows, std::int64_t columns) {
+  constexpr std::int64_t kPair = 2 * kTileHeight;
+  return columns % (2 * kTileColumns) == 0 ? rows / kPair * kPair : 0;
+}
+
 /// sums [rows, columns] = a [rows] * b, or += where they continue. `a` has whole tiles of rows, `b` whole
 /// tiles of columns; at most kPanelColumns columns. The order of an element's sum depends on its steps alone.
 template <class Dot>
 inline void multiply_steps(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
                            std::int64_t columns, StepPrefetch* prefetch) {
-  constexpr std::int64_t kPair = 2 * kTileHeight;
-  const std::int64_t paired = columns % (2 * kTileColumns) == 0 ? rows / kPair * kPair : 0;
+  const std::int64_t paired = paired_rows(rows, columns);
   // Half a panel stays in the first-level cache while rows go by.
   for (std::int64_t column = 0; paired > 0 && column < columns; column += 2 * kTileColumns) {
-    for (std::int64_t row = 0; row < paired; row += kPair) {
+    for (std::int64_t row = 0; row < paired; row += 2 * kTileHeight) {
       multiply_2x2<Dot>({a.data + row * a.row, a.row, a.step}, {b.data + column * 4, b.line, b.step}, steps,
                         {sums.data + row * sums.stride + column, sums.stride, sums.continues}, prefetch);
     }
@@ -277,10 +281,10 @@ inline void multiply_steps(TileRows a, TileColumns b, std::int64_t steps, TileSu
 
 /// How often multiply_steps takes a step of `rows` rows.
 inline std::int64_t steps_taken(std::int64_t rows, std::int64_t columns, std::int64_t steps) {
-  constexpr std::int64_t kPair = 2 * kTileHeight;
-  const std::int64_t paired = columns % (2 * kTileColumns) == 0 ? rows / kPair : 0;
-  const std::int64_t single = (rows - paired * kPair + kTileHeight - 1) / kTileHeight;
-  return (paired * (columns / (2 * kTileColumns)) + single) * steps;
+  const std::int64_t paired = paired_rows(rows, columns);
+  const std::int64_t blocks = paired / (2 * kTileHeight) * (columns / (2 * kTileColumns));
+  const std::int64_t single = (rows - paired + kTileHeight - 1) / kTileHeight;
+  return (blocks + single) * steps;
 }
 
 /// Copies `bytes` of each of `rows` rows into steps, zeros behind them and below them up to whole tiles.
