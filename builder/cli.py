@@ -56,6 +56,7 @@ COMMANDS = (
         "..tools.normalize_weights",
         "Normalise a DoRA adapter's magnitudes by its base model",
     ),
+    Command("serve", "..serve.command", "Serve an engine and its adapters over HTTP"),
     Command("inspect", "..tools.inspect", "Describe a checkpoint, an engine or an adapter"),
     Command("bench", "..tools.bench", "Measure an engine beside what the machine can do"),
     Command("perplexity", "..tools.perplexity", "Measure engines on a text, quantised ones beside their originals"),

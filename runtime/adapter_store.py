@@ -1,8 +1,11 @@
-"""Adapters on disk: those that an engine carries, by name, and prefetch directories of converted ones."""
+"""Adapters on disk: PEFT directories by name, and prefetch directories of converted ones."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,28 +20,58 @@ from .lora_config import LoraConfig
 
 FIRST_NAMED_TASK_ID: Final = 1 << 63
 """Named adapters have this task_id and those that follow; the ids below are the caller's."""
+_NAMES_SHOWN: Final = 20
+"""In the error for an unknown one."""
+
+
+@dataclass(frozen=True)
+class NamedAdapter:
+    """A PEFT adapter that requests ask for by its name."""
+
+    name: str
+    task_id: int
+    directory: Path
+    checksum: str
+    """adapter_checksum() of the directory when the adapter got its name."""
 
 
 class AdapterStore:
-    """The third level of the LoRA cache: adapters that the engine directory carries, read when they are needed."""
+    """The third level of the LoRA cache: adapters on disk by name, read when they are needed.
+
+    Those that the engine carries are there from the beginning; others are added and removed. Thread-safe.
+    """
 
     def __init__(self, engine: LoadedEngine) -> None:
         """Reads nothing yet."""
         self._engine = engine
-        self._checksums = dict(zip(engine.adapters, engine.config.adapter_checksums, strict=True))
-        self._task_ids = {name: FIRST_NAMED_TASK_ID + index for index, name in enumerate(engine.adapters)}
+        self._adapters: dict[str, NamedAdapter] = {}
+        for name, checksum in zip(engine.adapters, engine.config.adapter_checksums, strict=True):
+            task_id = FIRST_NAMED_TASK_ID + len(self._adapters)
+            self._adapters[name] = NamedAdapter(name, task_id, engine.adapters[name], checksum)
+        # An id is never given twice: what was cached under it before would be taken for the new adapter.
+        self._next_task_id = FIRST_NAMED_TASK_ID + len(self._adapters)
+        self._changed = threading.Condition()
+        self._changing: set[str] = set()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names that adapters are served under."""
-        return tuple(self._task_ids)
+        with self._changed:
+            return tuple(self._adapters)
+
+    def get(self, name: str) -> NamedAdapter:
+        """Raises AdapterError for an unknown name."""
+        with self._changed:
+            if name in self._adapters:
+                return self._adapters[name]
+            some = [f"'{name}'" for name in list(self._adapters)[:_NAMES_SHOWN]]
+            more = len(self._adapters) - len(some)
+        known = ", ".join(some) + (f" and {more} more" if more else "") if some else "none"
+        raise AdapterError(f"{self._engine.directory}: has no adapter named '{name}'; it has: {known}")
 
     def task_id(self, name: str) -> int:
         """The task_id that the executor knows this adapter by. Raises AdapterError for an unknown name."""
-        if name not in self._task_ids:
-            known = ", ".join(f"'{name}'" for name in self._task_ids) or "none"
-            raise AdapterError(f"{self._engine.directory}: has no adapter named '{name}'; it has: {known}")
-        return self._task_ids[name]
+        return self.get(name).task_id
 
     def reference(self, name: str) -> LoraConfig:
         """The adapter by its task_id alone, for when it is cached."""
@@ -47,16 +80,74 @@ class AdapterStore:
     def load(self, name: str) -> LoraConfig:
         """The adapter with its weights, read and converted now.
 
-        Raises EngineError when its files are not those that the build copied, AdapterError with what is wrong with it.
+        Raises EngineError when its files are not those that the name was given to, AdapterError with what is wrong
+        with it.
         """
-        task_id, directory = self.task_id(name), self._engine.adapters[name]
+        adapter = self.get(name)
+        if _checksum_of(adapter.name, adapter.directory) != adapter.checksum:
+            if name in self._engine.adapters and adapter.directory == self._engine.adapters[name]:
+                since = "after the build. Build the engine again"
+            else:
+                since = "after it was added. Add it again with replace"
+            raise EngineError(f"{adapter.directory}: adapter '{name}' was changed {since}")
+        return LoraConfig.from_peft(adapter.task_id, adapter.directory, self._engine)
+
+    def read(self, name: str, directory: str | Path, *, replace: bool) -> tuple[NamedAdapter, LoraConfig]:
+        """A PEFT directory as the adapter `name`, with its weights; keep() makes it known under that name.
+
+        Raises AdapterError for a name that is empty or taken, unless `replace` allows that, and with what is wrong with
+        the adapter; EngineError when its files cannot be read.
+        """
+        if not name:
+            raise AdapterError(f"{directory}: the name of an adapter is empty")
+        with self._changed:
+            known = self._adapters.get(name)
+        if known is not None and not replace:
+            raise AdapterError(f"adapter '{name}' is {known.directory} already; replace it, or choose another name")
+        directory = Path(directory).absolute()  # the process may change its directory before it is read again
+        if not directory.is_dir():
+            raise AdapterError(f"{directory}: is not a directory; adapter '{name}' needs a PEFT adapter's")
+        checksum = _checksum_of(name, directory)
+        task_id = self._new_task_id() if known is None else known.task_id
+        config = LoraConfig.from_peft(task_id, directory, self._engine, replace=known is not None)
+        return NamedAdapter(name, task_id, directory, checksum), config
+
+    def keep(self, adapter: NamedAdapter) -> None:
+        """From now on its name means this adapter."""
+        with self._changed:
+            self._adapters[adapter.name] = adapter
+
+    def remove(self, name: str) -> NamedAdapter:
+        """From now on there is no adapter of this name. Raises AdapterError for an unknown one."""
+        with self._changed:
+            adapter = self.get(name)
+            del self._adapters[name]
+        return adapter
+
+    @contextlib.contextmanager
+    def changing(self, name: str) -> Iterator[None]:
+        """Waits until no other thread reads, replaces or removes the adapter `name`, and keeps others from it."""
+        with self._changed:
+            self._changed.wait_for(lambda: name not in self._changing)
+            self._changing.add(name)
         try:
-            checksum = adapter_checksum(directory)
-        except OSError as error:
-            raise EngineError(f"{directory}: adapter '{name}' cannot be read: {error}") from error
-        if checksum != self._checksums[name]:
-            raise EngineError(f"{directory}: adapter '{name}' was changed after the build. Build the engine again")
-        return LoraConfig.from_peft(task_id, directory, self._engine)
+            yield
+        finally:
+            with self._changed:
+                self._changing.discard(name)
+                self._changed.notify_all()
+
+    def _new_task_id(self) -> int:
+        with self._changed:
+            self._next_task_id += 1
+            return self._next_task_id - 1
+
+
+def _checksum_of(name: str, directory: Path) -> str:
+    try:
+        return adapter_checksum(directory)
+    except OSError as error:
+        raise EngineError(f"{directory}: adapter '{name}' cannot be read: {error}") from error
 
 
 def prefetched_adapters(directory: str | Path) -> Iterator[tuple[Path, LoraConfig]]:

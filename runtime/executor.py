@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
 import weakref
 from pathlib import Path
@@ -17,7 +18,7 @@ from .._core import (
     Request,
     RequestError,
 )
-from .adapter_store import AdapterStore, prefetched_adapters
+from .adapter_store import AdapterStore, NamedAdapter, prefetched_adapters
 from .engine import LoadedEngine, load_engine
 from .memory import available_memory
 
@@ -63,14 +64,14 @@ class Executor(_core.Executor):
 
     @property
     def adapters(self) -> AdapterStore:
-        """The adapters that the engine directory carries, by name."""
+        """The adapters that requests may ask for by name: those that the engine directory carries, and those added."""
         return self._adapters
 
     def enqueue_request(self, request: Request, *, adapter: str | None = None) -> int:
         """Queue a request and return its id.
 
-        adapter: the name of one of the engine's own adapters, instead of request.lora_config; it is read from disk
-            when it is not cached.
+        adapter: the name of one of the adapters, instead of request.lora_config; it is read from disk when it is not
+            cached.
 
         Raises RequestError with all that is wrong with the request, QueueFullError, AdapterError; nothing is queued
         then.
@@ -84,8 +85,36 @@ class Executor(_core.Executor):
         try:
             return super().enqueue_request(named)
         except PeftTaskNotCachedError:
-            named.lora_config = self._adapters.load(adapter)
-            return super().enqueue_request(named)
+            with self._adapters.changing(adapter):
+                named.lora_config = self._adapters.load(adapter)
+                return super().enqueue_request(named)
+
+    def add_adapter(self, name: str, directory: str | Path, *, replace: bool = False) -> NamedAdapter:
+        """Reads a PEFT adapter, caches it and makes it known by a name.
+
+        replace: the name may be known; requests that run keep the adapter that they began with, and those that come
+            have the new one.
+
+        Raises AdapterError for a name that is taken and for an adapter that cannot be served, LoraCacheFullError,
+        EngineError when its files cannot be read; everything is as it was then.
+        """
+        with self._adapters.changing(name):
+            adapter, config = self._adapters.read(name, directory, replace=replace)
+            self.put_adapter(config)
+            self._adapters.keep(adapter)
+        return adapter
+
+    def remove_adapter(self, name: str) -> None:
+        """Forgets an adapter on every level; requests that run with it go on. Raises AdapterError for an unknown name."""
+        with self._adapters.changing(name):
+            adapter = self._adapters.remove(name)
+            with contextlib.suppress(PeftTaskNotCachedError):  # it may have been evicted, or never asked for
+                self.unload_adapter(adapter.task_id)
+
+    def load_adapter(self, name: str) -> None:
+        """Reads an adapter from disk and caches it. Raises as AdapterStore.load, and LoraCacheFullError."""
+        with self._adapters.changing(name):
+            self.put_adapter(self._adapters.load(name))
 
     def _prefetch(self, config: ExecutorConfig) -> None:
         directory = config.peft_cache_config and config.peft_cache_config.lora_prefetch_dir

@@ -36,6 +36,7 @@ PYTHON_WIDER = {
     "runtime": ("unit/test_executor.py", "unit/test_executor_types.py", "unit/test_lora_cache.py",
                 "unit/test_executor_lifetime.py", "integration/test_text.py", "integration/test_generation.py",
                 "integration/test_perplexity.py", "integration/test_bad_input.py"),
+    "serve": ("unit/serve", "integration/test_serve.py"),
     "tools": ("unit/bench", "integration/test_bench.py"),
 }  # fmt: skip
 

@@ -1,0 +1,113 @@
+"""Loading and unloading adapters while the server runs: vLLM's routes and texts, and SGLang's."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from .errors import FORBIDDEN, INVALID_USER_INPUT, ApiError
+from .http import read_json
+from .service import Service
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class LoadLoraAdapter(_Fields):
+    """Body of vLLM's POST /v1/load_lora_adapter."""
+
+    lora_name: str = ""
+    lora_path: str = ""
+    load_inplace: bool = False
+
+
+class UnloadLoraAdapter(_Fields):
+    """Body of vLLM's POST /v1/unload_lora_adapter."""
+
+    lora_name: str = ""
+    lora_int_id: int | None = None
+
+
+class SglangLoad(_Fields):
+    """Body of SGLang's POST /load_lora_adapter."""
+
+    lora_name: Annotated[str, Field(min_length=1)]
+    lora_path: Annotated[str, Field(min_length=1)]
+    pinned: bool = False
+
+
+class SglangUnload(_Fields):
+    """Body of SGLang's POST /unload_lora_adapter."""
+
+    lora_name: Annotated[str, Field(min_length=1)]
+
+
+def routes(service: Service) -> APIRouter:
+    """All of them, refused unless the server was started with --enable-lora-loading."""
+    router = APIRouter()
+    limits = service.options.limits
+
+    @router.post("/v1/load_lora_adapter")
+    async def load(request: Request) -> Response:
+        _check_enabled(service)
+        body = await read_json(request, LoadLoraAdapter, limits)
+        if not body.lora_name or not body.lora_path:
+            raise ApiError("Both 'lora_name' and 'lora_path' must be provided.", kind=INVALID_USER_INPUT)
+        await service.adapters.load(body.lora_name, body.lora_path, replace=body.load_inplace)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    @router.post("/v1/unload_lora_adapter")
+    async def unload(request: Request) -> Response:
+        _check_enabled(service)
+        body = await read_json(request, UnloadLoraAdapter, limits)
+        if not body.lora_name:
+            raise ApiError("'lora_name' needs to be provided to unload a LoRA adapter.", kind=INVALID_USER_INPUT)
+        await service.adapters.unload(body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    @router.post("/load_lora_adapter")
+    async def sglang_load(request: Request) -> Response:
+        _check_enabled(service)
+        body = await read_json(request, SglangLoad, limits)
+        try:
+            await service.adapters.load(body.lora_name, body.lora_path, pinned=body.pinned)
+        except ApiError as error:
+            return _sglang_answer(service, error)
+        return _sglang_answer(service, None)
+
+    @router.post("/unload_lora_adapter")
+    async def sglang_unload(request: Request) -> Response:
+        _check_enabled(service)
+        body = await read_json(request, SglangUnload, limits)
+        try:
+            await service.adapters.unload(body.lora_name)
+        except ApiError as error:
+            return _sglang_answer(service, error)
+        return _sglang_answer(service, None)
+
+    return router
+
+
+def _check_enabled(service: Service) -> None:
+    if not service.options.enable_lora_loading:
+        raise ApiError(
+            "adapters are not loaded or unloaded at run time: the server was started without --enable-lora-loading",
+            status=HTTPStatus.FORBIDDEN,
+            kind=FORBIDDEN,
+        )
+
+
+def _sglang_answer(service: Service, error: ApiError | None) -> Response:
+    content: dict[str, Any] = {
+        "success": error is None,
+        "loaded_adapters": {adapter.name: str(adapter.path) for adapter in service.adapters.list()},
+    }
+    if error is not None:
+        content["error_message"] = str(error)
+    return JSONResponse(content, status_code=HTTPStatus.OK if error is None else int(error.status))

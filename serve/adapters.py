@@ -1,0 +1,182 @@
+"""The adapters that the server knows: found below its roots, loaded and unloaded while it runs, swapped in place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from .._core import AdaptrtError, PeftTaskNotCachedError, Request
+from .async_executor import AsyncExecutor, Generation
+from .errors import INVALID_USER_INPUT, ApiError
+
+CONFIG_FILE: Final = "adapter_config.json"
+LONGEST_NAME: Final = 256
+TRIES: Final = 8
+"""How often an adapter that is evicted before its request is queued is loaded anew."""
+
+
+@dataclass(frozen=True)
+class ServedAdapter:
+    """One row of what the server knows."""
+
+    name: str
+    task_id: int
+    path: Path
+    created: int
+    """When it was added, in seconds since the epoch."""
+
+
+class ServedAdapters:
+    """Adapters by name, over the executor's store and its cache. All methods belong to the loop."""
+
+    def __init__(self, executor: AsyncExecutor, roots: Sequence[Path]) -> None:
+        """`roots`: directories below which adapters are found by name, and outside which none is read at run time."""
+        self._executor = executor
+        self._store = executor.executor.adapters
+        self._roots = tuple(Path(os.path.realpath(root)) for root in roots)
+        self._created = dict.fromkeys(self._store.names, int(time.time()))
+        self._loads: dict[str, asyncio.Task[None]] = {}
+
+    def list(self) -> list[ServedAdapter]:
+        """Those that are known, in the order in which they came."""
+        served = []
+        for name, created in self._created.items():
+            adapter = self._store.get(name)
+            served.append(ServedAdapter(name, adapter.task_id, adapter.directory, created))
+        return served
+
+    def knows(self, name: str) -> bool:
+        """Whether it is among list()."""
+        return name in self._created
+
+    async def find(self, name: str) -> bool:
+        """Whether there is an adapter of this name; one that lies below a root is added.
+
+        Raises ApiError when it is there and cannot be loaded.
+        """
+        if self.knows(name):
+            return True
+        directory = self._below_roots(name)
+        if directory is None:
+            return False
+        task = self._loads.get(name)
+        if task is None:
+            task = asyncio.create_task(self._add(name, directory, replace=False))
+            self._loads[name] = task
+            task.add_done_callback(lambda _: self._loads.pop(name, None))
+        # Others may wait for it as well: it goes on when this one is cancelled.
+        await asyncio.shield(task)
+        return True
+
+    async def load(self, name: str, path: str, *, replace: bool = False, pinned: bool = False) -> None:
+        """Adds the adapter in a directory, which has to lie below a root. Raises ApiError."""
+        _check_name(name)
+        if self.knows(name) and not replace:
+            raise ApiError(
+                f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+                "'load_inplace' to True.",
+                kind=INVALID_USER_INPUT,
+                param="lora_name",
+            )
+        await self._add(name, self._confined(path), replace=replace)
+        if pinned:
+            await self.pin(name)
+
+    async def add_trusted(self, name: str, path: Path) -> None:
+        """Adds an adapter that the command line names, wherever it lies. Raises ApiError."""
+        _check_name(name)
+        await self._add(name, path, replace=False)
+
+    async def unload(self, name: str) -> None:
+        """Forgets it on every level; requests that run with it go on. Raises ApiError for an unknown name."""
+        if not self.knows(name):
+            raise ApiError.not_found(f"The lora adapter '{name}' cannot be found.", param="lora_name")
+        del self._created[name]
+        await self._executor.run(self._executor.executor.remove_adapter, name)
+
+    async def pin(self, name: str) -> None:
+        """Keeps it on both levels. Raises ApiError when there is no room."""
+        executor = self._executor.executor
+        try:
+            await self._executor.run(executor.load_adapter, name)
+            await self._executor.run(executor.pin_adapter, self._store.task_id(name))
+        except AdaptrtError as error:
+            raise ApiError.of(error) from error
+
+    async def submit(self, request: Request, name: str | None) -> Generation:
+        """Queues a request with the adapter `name`, which is loaded when it is not cached.
+
+        Raises ApiError; AdaptrtError as Executor.enqueue_request does.
+        """
+        if name is None:
+            return self._executor.submit(request)
+        for _ in range(TRIES):
+            request.lora_config = self._store.reference(name)
+            try:
+                return self._executor.submit(request)
+            except PeftTaskNotCachedError:
+                await self._executor.run(self._executor.executor.load_adapter, name)
+        raise ApiError.of(PeftTaskNotCachedError(f"adapter '{name}' was evicted {TRIES} times before its request began"))
+
+    async def _add(self, name: str, directory: Path, *, replace: bool) -> None:
+        try:
+            await self._executor.run(self._executor.executor.add_adapter, name, directory, replace=replace)
+        except AdaptrtError as error:
+            raise ApiError.of(error) from error
+        self._created[name] = int(time.time())
+
+    def _below_roots(self, name: str) -> Path | None:
+        """The directory of an adapter that is named by its path from a root; None when there is none."""
+        if not _is_path_of_name(name):
+            return None
+        for root in self._roots:
+            directory = root / name
+            if (directory / CONFIG_FILE).is_file() and self._is_confined(directory):
+                return directory
+        return None
+
+    def _confined(self, path: str) -> Path:
+        """A directory that a client names: absolute, or as it lies below a root."""
+        if "\0" in path:
+            raise ApiError("lora_path has a NUL character", kind=INVALID_USER_INPUT, param="lora_path")
+        for root in self._roots:
+            directory = root / path
+            if directory.is_dir() and self._is_confined(directory):
+                return directory
+        # The same text whether or not something lies there: what is outside is none of a client's business.
+        raise ApiError(
+            f"lora_path '{path}' is not a directory below the server's adapter roots",
+            kind=INVALID_USER_INPUT,
+            param="lora_path",
+        )
+
+    def _is_confined(self, directory: Path) -> bool:
+        """Whether a directory and all its files lie below one root when links are followed."""
+        for root in self._roots:
+            if not Path(os.path.realpath(directory)).is_relative_to(root):
+                continue
+            if all(Path(os.path.realpath(entry)).is_relative_to(root) for entry in directory.iterdir()):
+                return True
+        return False
+
+
+def _check_name(name: str) -> None:
+    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+        raise ApiError(
+            f"lora_name has {len(name)} characters; accepted: 1 to {LONGEST_NAME} that can be printed",
+            kind=INVALID_USER_INPUT,
+            param="lora_name",
+        )
+
+
+def _is_path_of_name(name: str) -> bool:
+    """Whether a model's name can be a path from a root and leads nowhere else."""
+    if not name or len(name) > LONGEST_NAME or not name.isprintable() or "\\" in name:
+        return False
+    path = PurePosixPath(name)
+    return not path.is_absolute() and str(path) == name and not {".", ".."} & set(path.parts)

@@ -1,0 +1,101 @@
+"""The application: every surface's routes over one service, keys, and errors in OpenAI's form."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import APIRouter, FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from .._core import AdaptrtError
+from .._version import __version__
+from . import adapter_routes
+from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, UNAUTHORIZED, ApiError
+from .http import CLIENT_CLOSED_REQUEST, error_response
+from .service import Service
+
+OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"})
+"""What is answered without a key: nothing there shows or costs anything."""
+
+
+def make_app(service: Service) -> FastAPI:
+    """All routes over an open service."""
+    app = FastAPI(title="AdaptRT", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    if service.options.api_keys:
+        _ask_for_key(app, service.options.api_keys)
+    _answer_errors(app)
+    app.include_router(_about(service))
+    app.include_router(adapter_routes.routes(service))
+    return app
+
+
+def _about(service: Service) -> APIRouter:
+    """What load balancers and people ask before anything else."""
+    router = APIRouter()
+
+    @router.get("/health")
+    @router.get("/ping")
+    @router.post("/ping")
+    async def health() -> Response:
+        is_alive = service.executor.executor.is_alive
+        return Response(status_code=HTTPStatus.OK if is_alive else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    @router.get("/version")
+    async def version() -> JSONResponse:
+        return JSONResponse({"version": __version__})
+
+    return router
+
+
+def _ask_for_key(app: FastAPI, keys: tuple[str, ...]) -> None:
+    expected = [key.encode() for key in keys]
+
+    @app.middleware("http")
+    async def check_key(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        if request.url.path in OPEN_PATHS:
+            return await call_next(request)
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        # All keys are compared, each in constant time, so that the time tells nothing of them.
+        matches = [hmac.compare_digest(given.encode("latin-1", "replace"), key) for key in expected]
+        if scheme.lower() != "bearer" or not any(matches):
+            return error_response(
+                ApiError(
+                    "a key is needed: send 'Authorization: Bearer KEY'",
+                    status=HTTPStatus.UNAUTHORIZED,
+                    kind=UNAUTHORIZED,
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+            )
+        return await call_next(request)
+
+
+def _answer_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def of_api(_: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(AdaptrtError)
+    async def of_adaptrt(_: Request, error: AdaptrtError) -> Response:
+        return error_response(ApiError.of(error))
+
+    @app.exception_handler(ClientDisconnect)
+    async def of_disconnect(_: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    @app.exception_handler(HTTPException)
+    async def of_routing(request: Request, error: HTTPException) -> Response:
+        status = HTTPStatus(error.status_code)
+        kind = NOT_FOUND if status is HTTPStatus.NOT_FOUND else BAD_REQUEST
+        said = f"{request.method} {request.url.path}: {error.detail}"
+        return error_response(ApiError(said, status=status, kind=kind, headers=error.headers))
+
+    @app.exception_handler(Exception)
+    async def of_defect(request: Request, error: Exception) -> Response:
+        # Starlette raises it again after this answer, and the server's log has it with its traceback.
+        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        return error_response(ApiError("an internal error; the server's log has it", status=status, kind=INTERNAL))

@@ -1,0 +1,173 @@
+"""The executor on an asyncio loop: responses arrive without polling, and whoever stops listening frees its request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Final, ParamSpec, TypeVar
+
+from .._core import AdaptrtError, ExecutorClosedError, Request, RequestError, Response, Result
+from ..runtime.executor import Executor
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+NUM_WORKERS: Final = 4
+"""Threads that read and convert adapters beside the loop."""
+
+
+class Generation:
+    """The results of one request as they arrive. Leaving its `async with` early cancels the request."""
+
+    def __init__(self, owner: AsyncExecutor, request_id: int) -> None:
+        """For AsyncExecutor.submit."""
+        self.request_id: Final = request_id
+        self._owner = owner
+        self._results: deque[Result] = deque()
+        self._failure: AdaptrtError | None = None
+        self._is_final = False
+        self._arrived = asyncio.Event()
+
+    async def next_results(self) -> list[Result]:
+        """Everything that has arrived since the last call, at least one result; empty after the final one.
+
+        Raises RequestError when the request failed, ExecutorClosedError when the executor ended.
+        """
+        while not self._results:
+            if self._failure is not None:
+                raise self._failure
+            if self._is_final:
+                return []
+            self._arrived.clear()
+            await self._arrived.wait()
+        results = list(self._results)
+        self._results.clear()
+        return results
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._owner.release(self)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its last response is here."""
+        return self._is_final or self._failure is not None
+
+    def accept(self, response: Response) -> None:
+        """On the loop: a response that has come."""
+        if response.has_error():
+            self.fail(RequestError(response.error_msg))
+            return
+        self._results.append(response.result)
+        self._is_final = response.result.is_final
+        self._arrived.set()
+
+    def fail(self, error: AdaptrtError) -> None:
+        """On the loop: no more will come."""
+        self._failure = error
+        self._arrived.set()
+
+
+class AsyncExecutor:
+    """An executor whose responses are taken by one thread and handed to the loop, however many requests there are.
+
+    All methods but the constructor belong to the loop.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        """Starts nothing yet. The executor is the caller's to shut down, after close()."""
+        self.executor: Final = executor
+        self._generations: dict[int, Generation] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed: AdaptrtError | None = None
+        self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="adaptrt-adapters")
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begins to take responses, for the running loop."""
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._take_responses, args=(loop,), name="adaptrt-responses", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_running(self) -> int:
+        """Requests whose last response is still to come."""
+        return len(self._generations)
+
+    def submit(self, request: Request) -> Generation:
+        """Queues a request, whose adapter has to be cached. Raises as Executor.enqueue_request."""
+        if self._closed is not None:
+            raise self._closed
+        # Responses are delivered by callbacks of this loop, so none can come before the request is known here.
+        generation = Generation(self, self.executor.enqueue_request(request))
+        self._generations[generation.request_id] = generation
+        self._idle.clear()
+        return generation
+
+    def release(self, generation: Generation) -> None:
+        """Nobody listens to it any more; it is cancelled when it still runs."""
+        if self._generations.get(generation.request_id) is not generation:
+            return
+        # It stays among those that run until its last response has come. It may have ended meanwhile, with that
+        # response on its way, or with the executor.
+        with contextlib.suppress(RequestError, ExecutorClosedError):
+            self.executor.cancel_request(generation.request_id)
+
+    async def run(
+        self, function: Callable[Parameters, Returned], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Returned:
+        """Calls something that takes long, beside the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, lambda: function(*args, **kwargs))
+
+    async def drain(self, seconds: float) -> bool:
+        """Waits until no request runs, no longer than this; whether that was so."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Shuts the executor down; requests that still run fail."""
+        await asyncio.to_thread(self.executor.shutdown)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._workers.shutdown(wait=True, cancel_futures=True)
+
+    def _take_responses(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the thread: until the executor ends."""
+        try:
+            while True:
+                responses = self.executor.await_responses()
+                loop.call_soon_threadsafe(self._deliver, responses)
+        except AdaptrtError as error:
+            ended = error
+        # The loop may be gone when the process ends without close().
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._fail_all, ended)
+
+    def _deliver(self, responses: Sequence[Response]) -> None:
+        for response in responses:
+            generation = self._generations[response.request_id]
+            generation.accept(response)
+            if generation.is_over:
+                del self._generations[response.request_id]
+        if not self._generations:
+            self._idle.set()
+
+    def _fail_all(self, error: AdaptrtError) -> None:
+        self._closed = error
+        for generation in self._generations.values():
+            generation.fail(error)
+        self._generations.clear()
+        self._idle.set()

@@ -1,0 +1,178 @@
+"""`adaptrt serve`: an engine and its adapters over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from .._core import (
+    ConfigError,
+    ExecutorConfig,
+    KvCacheConfig,
+    PeftCacheConfig,
+)
+from ..runtime.executor import Executor
+from .options import DEFAULT_PORT, ServerLimits, ServerOptions
+
+API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
+DEFAULT_QUEUE: Final = 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's flags; those that vLLM's server has as well have its names."""
+    parser.add_argument("model", type=Path, metavar="ENGINE_DIR", help="engine to serve")
+    _add_server(parser.add_argument_group("server"))
+    _add_adapters(parser.add_argument_group("adapters"))
+    _add_executor(parser.add_argument_group("executor"))
+    _add_limits(parser.add_argument_group("limits"))
+
+
+def _add_server(group: Any) -> None:
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    group.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help="0 for one that is free (default: %(default)s)"
+    )
+    group.add_argument(
+        "--api_key", nargs="+", default=[], metavar="KEY",
+        help=f"keys that clients may send; also ${API_KEY_VARIABLE}, where other users of the machine do not see it",
+    )  # fmt: skip
+    group.add_argument(
+        "--served_model_name", nargs="+", default=[], metavar="NAME",
+        help="names of the base model; answers have the first (default: the directory's)",
+    )  # fmt: skip
+    group.add_argument("--log_requests", action="store_true", help="a line in the log for each request")
+
+
+def _add_adapters(group: Any) -> None:
+    group.add_argument(
+        "--lora_modules", nargs="+", default=[], metavar="NAME=PATH",
+        help='adapters that are served from the beginning, or as JSON {"name": ..., "path": ...}',
+    )  # fmt: skip
+    group.add_argument(
+        "--adapter_root", nargs="+", type=Path, default=[], metavar="DIR",
+        help="adapters below DIR are found by their paths from it, and loaded when they are first asked for",
+    )  # fmt: skip
+    group.add_argument(
+        "--enable_lora_loading", action="store_true",
+        help="clients may load adapters from below the roots, and unload them",
+    )  # fmt: skip
+
+
+def _add_executor(group: Any) -> None:
+    group.add_argument("--num_threads", type=int, metavar="N", help="threads of the engine (default: all CPUs)")
+    group.add_argument("--kernels", default="", metavar="NAME", help="kernels (default: those chosen for this CPU)")
+    group.add_argument(
+        "--kv_cache_bytes", type=int, metavar="N", help="memory for keys and values (default: a share of what is free)"
+    )
+    group.add_argument(
+        "--host_cache_bytes", type=int, metavar="N", help="memory for adapters (default: the executor's)"
+    )
+    group.add_argument(
+        "--max_queue_size", type=int, default=DEFAULT_QUEUE, metavar="N",
+        help="requests that may wait; others are answered with 429 (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _add_limits(group: Any) -> None:
+    defaults = ServerLimits()
+    for name, kind, text in (
+        ("max_body_bytes", int, "of a request's body"),
+        ("max_header_bytes", int, "of its headers"),
+        ("max_prompts", int, "prompts in a request for completions"),
+        ("max_request_seconds", float, "after which a request ends with what it has; 0: never"),
+        ("shutdown_seconds", float, "that running requests get after SIGTERM"),
+    ):
+        default = getattr(defaults, name)
+        group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{text} (default: {default})")
+
+
+def options_of(args: argparse.Namespace) -> ServerOptions:
+    """The options that the flags describe. Raises ConfigError that names every flag that cannot be."""
+    problems = []
+    if not 0 <= args.port <= 65535:
+        problems.append(f"port is {args.port}; accepted: 0 to 65535")
+    limits = ServerLimits(
+        max_body_bytes=args.max_body_bytes,
+        max_header_bytes=args.max_header_bytes,
+        max_prompts=args.max_prompts,
+        max_request_seconds=args.max_request_seconds,
+        shutdown_seconds=args.shutdown_seconds,
+    )
+    for name in ("max_body_bytes", "max_header_bytes", "max_prompts"):
+        if getattr(limits, name) < 1:
+            problems.append(f"{name} is {getattr(limits, name)}; it must be at least 1")
+    for name in ("max_request_seconds", "shutdown_seconds"):
+        if not 0 <= getattr(limits, name) < float("inf"):
+            problems.append(f"{name} is {getattr(limits, name)}; it must be at least 0, and finite")
+    problems += [f"adapter_root {root}: is not a directory" for root in args.adapter_root if not root.is_dir()]
+    if args.enable_lora_loading and not args.adapter_root:
+        problems.append("enable_lora_loading needs adapter_root: below it lies what clients may load")
+    keys = list(args.api_key)
+    if os.environ.get(API_KEY_VARIABLE):
+        keys.append(os.environ[API_KEY_VARIABLE])
+    problems += ["api_key is empty" for key in args.api_key if not key]
+    modules = []
+    for text in args.lora_modules:
+        try:
+            modules.append(_lora_module(text))
+        except ConfigError as error:
+            problems.append(str(error))
+    names = [name for name, _ in modules]
+    problems += [f"lora_modules: '{name}' is there twice" for name in sorted(set(names)) if names.count(name) > 1]
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return ServerOptions(
+        host=args.host,
+        port=args.port,
+        served_model_name=tuple(args.served_model_name),
+        api_keys=tuple(keys),
+        adapter_roots=tuple(args.adapter_root),
+        enable_lora_loading=args.enable_lora_loading,
+        lora_modules=tuple(modules),
+        log_requests=args.log_requests,
+        limits=limits,
+    )
+
+
+def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
+    """What the executor is started with."""
+    config = ExecutorConfig(num_threads=args.num_threads, kernels=args.kernels, max_queue_size=args.max_queue_size)
+    if args.kv_cache_bytes is not None:
+        config.kv_cache_config = KvCacheConfig(max_gpu_total_bytes=args.kv_cache_bytes)
+    if args.host_cache_bytes is not None:
+        config.peft_cache_config = PeftCacheConfig(host_cache_size=args.host_cache_bytes)
+    return config
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until it is told to end."""
+    try:
+        from .server import serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"adaptrt serve needs {error.name}: pip install 'adaptrt[serve]'") from error
+    options = options_of(args)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    executor = Executor(args.model, executor_config=executor_config_of(args))
+    serve(executor, options, on_ready=lambda address: print(f"serving {args.model} at {address}", flush=True))
+    return 0
+
+
+def _lora_module(text: str) -> tuple[str, Path]:
+    """name=path, or vLLM's JSON."""
+    if text.lstrip().startswith("{"):
+        try:
+            fields = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"lora_modules '{text}' is not JSON: {error}") from error
+        unknown = set(fields) - {"name", "path", "base_model_name"}
+        if unknown or not all(isinstance(value, str) for value in fields.values()) or not {"name", "path"} <= set(fields):
+            raise ConfigError(f"lora_modules '{text}': expected texts name and path, and base_model_name if it is known")
+        return fields["name"], Path(fields["path"])
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise ConfigError(f"lora_modules '{text}': expected NAME=PATH")
+    return name, Path(path)

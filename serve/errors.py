@@ -1,0 +1,88 @@
+"""How an error is answered: one table from exceptions to status codes, and OpenAI's form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from .._core import (
+    AdapterError,
+    AdaptrtError,
+    ConfigError,
+    EngineError,
+    ExecutorClosedError,
+    LoraCacheFullError,
+    PeftTaskNotCachedError,
+    QueueFullError,
+    RequestError,
+    StepError,
+)
+
+RETRY_AFTER_SECONDS: Final = 1
+
+BAD_REQUEST: Final = "BadRequestError"
+INVALID_USER_INPUT: Final = "InvalidUserInput"
+NOT_FOUND: Final = "NotFoundError"
+UNAUTHORIZED: Final = "AuthenticationError"
+FORBIDDEN: Final = "PermissionDeniedError"
+TOO_LARGE: Final = "RequestTooLargeError"
+OVERLOADED: Final = "RateLimitError"
+UNAVAILABLE: Final = "ServiceUnavailableError"
+INTERNAL: Final = "InternalServerError"
+
+# The first row that fits counts: those of derived classes come before those of their bases.
+_ANSWERS: Final[tuple[tuple[type[AdaptrtError], HTTPStatus, str], ...]] = (
+    (QueueFullError, HTTPStatus.TOO_MANY_REQUESTS, OVERLOADED),
+    (LoraCacheFullError, HTTPStatus.TOO_MANY_REQUESTS, OVERLOADED),
+    (PeftTaskNotCachedError, HTTPStatus.NOT_FOUND, NOT_FOUND),
+    (RequestError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),
+    (AdapterError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),
+    (EngineError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),  # an adapter's files, after the server has started
+    (ConfigError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),
+    (StepError, HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL),
+    (ExecutorClosedError, HTTPStatus.SERVICE_UNAVAILABLE, UNAVAILABLE),
+)
+
+
+class ApiError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: HTTPStatus = HTTPStatus.BAD_REQUEST,
+        kind: str = BAD_REQUEST,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`kind` is the error's `type` in the answer, `param` the field of the request that is at fault."""
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @classmethod
+    def of(cls, error: AdaptrtError) -> ApiError:
+        """What the executor, the builder or an adapter's reader raised."""
+        for error_type, status, kind in _ANSWERS:
+            if isinstance(error, error_type):
+                return cls(str(error), status=status, kind=kind, headers=_retry_headers(status))
+        return cls(str(error), status=HTTPStatus.INTERNAL_SERVER_ERROR, kind=INTERNAL)
+
+    @classmethod
+    def not_found(cls, message: str, param: str | None = None) -> ApiError:
+        """404."""
+        return cls(message, status=HTTPStatus.NOT_FOUND, kind=NOT_FOUND, param=param)
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's form, with the status as `code` as vLLM has it."""
+        return {
+            "error": {"message": str(self), "type": self.kind, "param": self.param, "code": int(self.status)},
+        }
+
+
+def _retry_headers(status: HTTPStatus) -> dict[str, str]:
+    return {"Retry-After": str(RETRY_AFTER_SECONDS)} if status is HTTPStatus.TOO_MANY_REQUESTS else {}

@@ -1,0 +1,171 @@
+"""From a request's tokens to text: what every surface asks of the executor, once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Final
+
+from tokenizers import Tokenizer
+
+from .._core import FinishReason, OutputConfig, Request, Result, SamplingConfig
+from ..runtime.text_stream import TextStream
+from .adapters import ServedAdapters
+from .async_executor import Generation
+
+_FINISH_REASONS: Final = {
+    FinishReason.END_ID: "stop",
+    FinishReason.STOP_WORDS: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TIMED_OUT: "abort",
+    FinishReason.CANCELLED: "abort",
+}
+"""As OpenAI and vLLM name them."""
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """What a surface wants generated."""
+
+    prompt: Sequence[int]
+    adapter: str | None
+    """A name that ServedAdapters knows."""
+    max_tokens: int
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer and are not part of it."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    top_log_probs: int | None = None
+    """None: no log probs; else how many of the most likely tokens beside the one that was drawn."""
+    prompt_log_probs: bool = False
+    priority: float = 0.5
+    cache_salt_id: int | None = None
+
+
+@dataclass(frozen=True)
+class TokenLogProbs:
+    """Of one token: its own log prob, and the most likely ones there."""
+
+    token_id: int
+    log_prob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """What has come since the piece before."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    log_probs: tuple[TokenLogProbs, ...] = ()
+    """One a token, where they were asked for."""
+    prompt_log_probs: tuple[TokenLogProbs, ...] | None = None
+    """Of the prompt's tokens from the second on; with the first piece, where they were asked for."""
+    finish_reason: str | None = None
+    """With the last piece."""
+    stop_reason: str | int | None = None
+    """The stop text or the stop token that ended it, where one did."""
+
+
+class TextGeneration:
+    """An answer as it comes. Leaving its `async with` early frees the request."""
+
+    def __init__(self, request: TextRequest, generation: Generation, text: TextStream) -> None:
+        """For TextGenerator.start."""
+        self._request = request
+        self._generation = generation
+        self._text = text
+
+    async def __aenter__(self) -> TextGeneration:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._generation.__aexit__(kind, error, traceback)
+
+    async def __aiter__(self) -> AsyncIterator[TextPiece]:
+        """The last piece says why it ended. Raises RequestError and ExecutorClosedError when the request fails."""
+        is_first = True
+        while results := await self._generation.next_results():
+            piece = self._piece(results, with_prompt=is_first)
+            is_first = False
+            yield piece
+            if piece.finish_reason is not None:
+                return
+
+    async def whole(self) -> TextPiece:
+        """The whole answer as one piece."""
+        pieces = [piece async for piece in self]
+        return replace(
+            pieces[-1],
+            text="".join(piece.text for piece in pieces),
+            token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+            log_probs=tuple(entry for piece in pieces for entry in piece.log_probs),
+            prompt_log_probs=pieces[0].prompt_log_probs,
+        )
+
+    def _piece(self, results: Sequence[Result], *, with_prompt: bool) -> TextPiece:
+        request, text, last = self._request, self._text, results[-1]
+        tokens = [token for result in results for token in result.output_token_ids[0]]
+        finish_reason = last.finish_reasons[0] if last.is_final else None
+        stop_reason: str | int | None = None
+        if finish_reason is FinishReason.STOP_WORDS:
+            ended_by = tokens.pop()
+            stop_reason = ended_by if ended_by in request.stop_token_ids else None
+        shown = text.add(tokens)
+        if text.stopped is None and last.is_final:
+            shown += text.finish()
+        reason = None if finish_reason is None else _FINISH_REASONS[finish_reason]
+        if text.stopped is not None:
+            reason, stop_reason = "stop", text.stopped
+        return TextPiece(
+            shown,
+            tuple(tokens),
+            _log_probs(results, len(tokens)) if request.top_log_probs is not None else (),
+            _prompt_log_probs(results[0], request.prompt) if with_prompt and request.prompt_log_probs else None,
+            reason,
+            stop_reason,
+        )
+
+
+class TextGenerator:
+    """Starts text requests on the executor."""
+
+    def __init__(
+        self, adapters: ServedAdapters, tokenizer: Tokenizer, end_ids: Sequence[int], limit_seconds: float
+    ) -> None:
+        """`end_ids` end an answer unless its request ignores them. A request gets `limit_seconds` at most; 0: no limit."""
+        self._adapters = adapters
+        self._tokenizer = tokenizer
+        self._end_ids = tuple(end_ids)
+        self._limit_ms = limit_seconds * 1000 if limit_seconds > 0 else None
+
+    async def start(self, request: TextRequest) -> TextGeneration:
+        """Queues the request. Raises ApiError, and AdaptrtError as Executor.enqueue_request does."""
+        generation = await self._adapters.submit(self._executor_request(request), request.adapter)
+        return TextGeneration(request, generation, TextStream(self._tokenizer, request.stop))
+
+    def _executor_request(self, request: TextRequest) -> Request:
+        end_ids = () if request.ignore_eos else self._end_ids
+        # A request has one end_id; other tokens that end it are stop words, cut off again in the output.
+        stop_ids = (*end_ids[1:], *request.stop_token_ids)
+        return Request(
+            list(request.prompt),
+            request.max_tokens,
+            streaming=True,
+            sampling_config=request.sampling,
+            output_config=OutputConfig(
+                return_log_probs=request.top_log_probs is not None,
+                top_log_probs=request.top_log_probs or 0,
+                return_prompt_log_probs=request.prompt_log_probs,
+                exclude_input_from_output=True,
+            ),
+            end_id=end_ids[0] if end_ids else None,
+            stop_words=[[token] for token in stop_ids] or None,
+            allotted_time_ms=self._limit_ms,
+            priority=request.priority,
+            cache_salt_id=request.cache_salt_id,
+        )

@@ -1,0 +1,83 @@
+"""What all surfaces share: one engine's executor, its adapters by name, its tokenizer and templates."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from .._core import EngineInfo
+from ..runtime.executor import Executor
+from ..runtime.llm import TOKENIZER_FILE, load_tokenizer
+from .adapters import ServedAdapters
+from .async_executor import AsyncExecutor
+from .errors import ApiError
+from .generation import TextGenerator
+from .options import ServerOptions
+
+
+@dataclass(frozen=True)
+class Service:
+    """Made by open(), on the loop, and closed there."""
+
+    options: ServerOptions
+    engine_dir: Path
+    model_names: tuple[str, ...]
+    """Of the base model; the first is the one that answers have."""
+    created: int
+    """In seconds since the epoch."""
+    executor: AsyncExecutor
+    adapters: ServedAdapters
+    tokenizer: Tokenizer
+    generator: TextGenerator
+
+    @classmethod
+    async def open(cls, executor: Executor, options: ServerOptions) -> Service:
+        """Over an executor, which close() shuts down. Raises ConfigError, and ApiError for one of lora_modules."""
+        engine_dir = executor.engine.directory.absolute()
+        tokenizer = load_tokenizer(engine_dir / TOKENIZER_FILE)
+        asynchronous = AsyncExecutor(executor)
+        adapters = ServedAdapters(asynchronous, options.adapter_roots)
+        end_ids = executor.engine.config.pretrained_config.eos_token_id
+        service = cls(
+            options=options,
+            engine_dir=engine_dir,
+            model_names=options.served_model_name or (engine_dir.name,),
+            created=int(time.time()),
+            executor=asynchronous,
+            adapters=adapters,
+            tokenizer=tokenizer,
+            generator=TextGenerator(adapters, tokenizer, end_ids, options.limits.max_request_seconds),
+        )
+        asynchronous.start()
+        try:
+            for name, path in options.lora_modules:
+                await adapters.add_trusted(name, path)
+        except BaseException:
+            await service.close()
+            raise
+        return service
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        """Of the engine that runs."""
+        return self.executor.executor.engine_info
+
+    async def adapter_of(self, model: str) -> str | None:
+        """The adapter that a request's `model` means; None: the base.
+
+        Understands an adapter's name, the base's, and SGLang's "base:adapter". Raises ApiError for an unknown one.
+        """
+        if model in self.model_names:
+            return None
+        base, colon, adapter = model.partition(":")
+        name = adapter if colon and base in self.model_names else model
+        if await self.adapters.find(name):
+            return name
+        raise ApiError.not_found(f"The model '{model}' does not exist.", param="model")
+
+    async def close(self) -> None:
+        """Ends what runs."""
+        await self.executor.close()
