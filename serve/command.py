@@ -9,12 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from .._core import (
-    ConfigError,
-    ExecutorConfig,
-    KvCacheConfig,
-    PeftCacheConfig,
-)
+from .._core import ConfigError, ExecutorConfig, KvCacheConfig, PeftCacheConfig
 from ..runtime.executor import Executor
 from .options import DEFAULT_PORT, ServerLimits, ServerOptions
 
@@ -66,7 +61,7 @@ def _add_executor(group: Any) -> None:
     group.add_argument("--num_threads", type=int, metavar="N", help="threads of the engine (default: all CPUs)")
     group.add_argument("--kernels", default="", metavar="NAME", help="kernels (default: those chosen for this CPU)")
     group.add_argument(
-        "--kv_cache_bytes", type=int, metavar="N", help="memory for keys and values (default: a share of what is free)"
+        "--kv_cache_tokens", type=int, metavar="N", help="tokens that the KV cache holds (default: what memory allows)"
     )
     group.add_argument(
         "--host_cache_bytes", type=int, metavar="N", help="memory for adapters (default: the executor's)"
@@ -141,8 +136,8 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
 def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
     """What the executor is started with."""
     config = ExecutorConfig(num_threads=args.num_threads, kernels=args.kernels, max_queue_size=args.max_queue_size)
-    if args.kv_cache_bytes is not None:
-        config.kv_cache_config = KvCacheConfig(max_gpu_total_bytes=args.kv_cache_bytes)
+    if args.kv_cache_tokens is not None:
+        config.kv_cache_config = KvCacheConfig(max_tokens=args.kv_cache_tokens)
     if args.host_cache_bytes is not None:
         config.peft_cache_config = PeftCacheConfig(host_cache_size=args.host_cache_bytes)
     return config
