@@ -145,7 +145,7 @@ def test_a_model_that_changes_meanwhile_is_not_kept(
 def test_an_engine_is_returned_as_it_is(cache: EngineCache, model: Path) -> None:
     engine = engine_for(model, SMALL)
     assert engine_for(engine) == engine
-    with pytest.raises(ConfigError, match="is an engine.* max_batch_size, compress_weights would have no effect"):
+    with pytest.raises(ConfigError, match=r"is an engine.* max_batch_size, compress_weights would have no effect"):
         engine_for(engine, EngineOptions(max_batch_size=4, compress_weights=True))
 
 
