@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from adaptrt import ConfigError
 from adaptrt._core import AdaptrtError, QuantAlgo
@@ -108,6 +110,21 @@ def test_what_the_engine_depends_on_makes_another(
     second = engine_for(model, options)
     assert second != first
     assert {entry.directory for entry in cache.entries()} == {first, second}
+
+
+def test_of_shards_those_count_that_the_index_names(cache: EngineCache, model: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    parts = {"first.safetensors": sorted(tensors)[::2], "second.safetensors": sorted(tensors)[1::2]}
+    for file, names in parts.items():
+        save_file({name: tensors[name] for name in names}, model / file)
+    weight_map = {name: file for file, names in parts.items() for name in names}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    engine = engine_for(model, SMALL)
+    (model / "consolidated.safetensors").write_bytes(b"the same weights once more")
+    assert engine_for(model, SMALL) == engine
+    save_file({name: tensors[name] + 1 for name in parts["second.safetensors"]}, model / "second.safetensors")
+    assert engine_for(model, SMALL) != engine
 
 
 def test_a_copy_of_a_model_has_its_engine(
