@@ -8,6 +8,7 @@ are the same.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..checkpoint.config import CONFIG_FILE
 from ..checkpoint.convert import COPIED_FILES
 from ..file_digest import add_file
 from ..progress import Progress
+
 
 class ModelFiles:
     """The files of a model or a checkpoint as they are now."""
@@ -54,8 +56,10 @@ class ModelFiles:
         self.check_unchanged()
         known.mkdir(exist_ok=True)
         temporary = known / f"{self._identity}.{os.getpid()}.tmp"
-        temporary.write_text(digest.hexdigest(), encoding="ascii")
-        temporary.replace(remembered)
+        # Another process may be clearing the cache; the model is then read once more next time.
+        with contextlib.suppress(FileNotFoundError):
+            temporary.write_text(digest.hexdigest(), encoding="ascii")
+            temporary.replace(remembered)
         return digest.hexdigest()
 
     def check_unchanged(self) -> None:
