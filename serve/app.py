@@ -14,10 +14,11 @@ from starlette.responses import JSONResponse, Response
 
 from .._core import AdaptrtError
 from .._version import __version__
-from . import adapter_routes
+from . import adapter_routes, page_routes, state_routes
 from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, UNAUTHORIZED, ApiError
 from .http import CLIENT_CLOSED_REQUEST, error_response
 from .service import Service
+from .statistics import ExecutorStatistics
 
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"})
 """What is answered without a key: nothing there shows or costs anything."""
@@ -31,6 +32,8 @@ def make_app(service: Service) -> FastAPI:
     _answer_errors(app)
     app.include_router(_about(service))
     app.include_router(adapter_routes.routes(service))
+    app.include_router(state_routes.routes(service, ExecutorStatistics(service.executor)))
+    app.include_router(page_routes.routes())
     return app
 
 

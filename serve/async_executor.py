@@ -90,6 +90,7 @@ class AsyncExecutor:
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed: AdaptrtError | None = None
+        self._num_generated_tokens = 0
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="adaptrt-adapters")
         self._thread: threading.Thread | None = None
 
@@ -103,6 +104,11 @@ class AsyncExecutor:
     def num_running(self) -> int:
         """Requests whose last response is still to come."""
         return len(self._generations)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens of all answers since the start. Counts new tokens a response, as streaming requests have them."""
+        return self._num_generated_tokens
 
     def submit(self, request: Request) -> Generation:
         """Queues a request, whose adapter has to be cached. Raises as Executor.enqueue_request."""
@@ -160,6 +166,8 @@ class AsyncExecutor:
         for response in responses:
             generation = self._generations[response.request_id]
             generation.accept(response)
+            if not response.has_error():
+                self._num_generated_tokens += sum(map(len, response.result.output_token_ids))
             if generation.is_over:
                 del self._generations[response.request_id]
         if not self._generations:
