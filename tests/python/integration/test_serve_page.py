@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -240,7 +241,7 @@ def test_a_level_shows_its_adapters(page: Page) -> None:
     page.finished()
     page.find("#levels input[value=device]").send_keys(Keys.SPACE)
     page.until(lambda: "second" in page.rows() and {mark for mark in page.rows().values()} == {"device"})
-    assert int(page.find("#on-device").text) == len(page.rows())
+    assert int(page.find("#count-device").text) == len(page.rows())
 
 
 def test_a_hostile_name_is_text(page: Page) -> None:
@@ -309,6 +310,24 @@ def test_the_policy_keeps_html_and_other_hosts_out(page: Page) -> None:
     assert any("TrustedHTML" in complaint for complaint in complaints)
     assert any("connect-src" in complaint for complaint in complaints)
     assert page.browser.requested()
+
+
+def test_adapters_below_a_root_are_asked_by_name_and_pins_are_seen(shared_browser: Browser, engine: Path, adapters: dict[str, Path]) -> None:
+    root = adapters["first"].parent
+    flags = ("--kv_cache_tokens", 200_000, "--adapter_root", root, "--enable_lora_loading")
+    with start_server(engine, *flags) as server:
+        body = {"lora_name": "kept", "lora_path": adapters["second"].name, "pinned": True}
+        httpx.post(f"{server.url}/load_lora_adapter", json=body).raise_for_status()
+        page = Page(shared_browser, server.url).connected()
+        page.until(lambda: page.rows() == {"kept": "pinnedhost"})
+        name = adapters["first"].name
+        page.search(name)
+        page.until(lambda: page.find("#by-name").is_displayed())
+        page.find("#by-name").click()
+        page.ask("hello", 3)
+        page.finished()
+        assert page.state(name) == "finished"
+        page.until(lambda: page.rows() == {name: "device"})
 
 
 def test_a_key_is_asked_for_kept_in_memory_and_a_gone_server_is_told(shared_browser: Browser, engine: Path) -> None:
