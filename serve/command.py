@@ -12,6 +12,7 @@ from typing import Any, Final
 from .._core import ConfigError, ExecutorConfig, KvCacheConfig, PeftCacheConfig
 from ..runtime.executor import Executor
 from .options import DEFAULT_PORT, ServerLimits, ServerOptions
+from .tool_calls import PARSERS
 
 API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
 DEFAULT_QUEUE: Final = 1024
@@ -38,6 +39,10 @@ def _add_server(group: Any) -> None:
     group.add_argument(
         "--served_model_name", nargs="+", default=[], metavar="NAME",
         help="names of the base model; answers have the first (default: the directory's)",
+    )  # fmt: skip
+    group.add_argument(
+        "--tool_call_parser", choices=list(PARSERS),
+        help="how the model writes calls of functions; without it, tools are refused",
     )  # fmt: skip
     group.add_argument("--log_requests", action="store_true", help="a line in the log for each request")
 
@@ -128,6 +133,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         adapter_roots=tuple(args.adapter_root),
         enable_lora_loading=args.enable_lora_loading,
         lora_modules=tuple(modules),
+        tool_call_parser=args.tool_call_parser,
         log_requests=args.log_requests,
         limits=limits,
     )

@@ -15,7 +15,10 @@ from .adapters import ServedAdapters
 from .async_executor import AsyncExecutor
 from .errors import ApiError
 from .generation import TextGenerator
+from .openai_answers import TokenTexts
 from .options import ServerOptions
+from .prompts import Prompts
+from .sampling_defaults import SamplingDefaults
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class Service:
     executor: AsyncExecutor
     adapters: ServedAdapters
     tokenizer: Tokenizer
+    token_texts: TokenTexts
+    prompts: Prompts
+    sampling_defaults: SamplingDefaults
     generator: TextGenerator
 
     @classmethod
@@ -49,6 +55,9 @@ class Service:
             executor=asynchronous,
             adapters=adapters,
             tokenizer=tokenizer,
+            token_texts=TokenTexts(tokenizer),
+            prompts=Prompts(asynchronous, tokenizer),
+            sampling_defaults=SamplingDefaults.load(engine_dir),
             generator=TextGenerator(adapters, tokenizer, end_ids, options.limits.max_request_seconds),
         )
         asynchronous.start()
