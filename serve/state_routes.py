@@ -85,6 +85,7 @@ def routes(service: Service, statistics: ExecutorStatistics) -> APIRouter:
             {
                 "version": __version__,
                 "models": list(service.model_names),
+                "chats": service.prompts.has_template,
                 "engine": _engine(service),
                 "seconds": time.monotonic(),
                 "tokens_generated": service.executor.num_generated_tokens,

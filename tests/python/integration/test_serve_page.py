@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,20 @@ def test_the_policy_keeps_html_and_other_hosts_out(page: Page) -> None:
     assert any("TrustedHTML" in complaint for complaint in complaints)
     assert any("connect-src" in complaint for complaint in complaints)
     page.browser.requested()  # Chromium counts what it refuses
+
+
+def test_a_model_with_a_template_is_asked_in_it(shared_browser: Browser, engine: Path, model: Path, tmp_path: Path) -> None:
+    chatty = shutil.copytree(engine, tmp_path / "chatty")
+    (chatty / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}! {% endfor %}")
+    with http_server(chatty, "--kv_cache_tokens", 200_000) as address:
+        page = Page(shared_browser, address).connected()
+        assert page.find("#modes input[value=chat]").is_selected()
+        page.find("#system").send_keys("Be kind")
+        page.ask("hello", 20)
+        page.finished()
+        answer = page.text("")
+    with adaptrt.LLM(engine, tokenizer=model) as llm:
+        assert answer == llm.generate("Be kind! hello! ", max_tokens=20).text
 
 
 def test_adapters_below_a_root_are_asked_by_name_and_pins_are_seen(shared_browser: Browser, engine: Path, adapters: dict[str, Path]) -> None:

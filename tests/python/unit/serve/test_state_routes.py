@@ -37,7 +37,7 @@ class MadeUpServer:
         rows = [ServedAdapter(name, NAMED + i, Path("/adapters") / name, 0) for i, name in enumerate(names)]
         service = SimpleNamespace(
             options=ServerOptions(**options), model_names=("demo",), executor=self.executor, engine_info=self.engine_info,
-            adapters=SimpleNamespace(list=lambda: rows),
+            adapters=SimpleNamespace(list=lambda: rows), prompts=SimpleNamespace(has_template=True),
         )  # fmt: skip
         self.client = TestClient(make_app(service))  # type: ignore[arg-type]
 
@@ -127,7 +127,7 @@ def test_requests_and_blocks_are_those_of_the_newest_step() -> None:
 def test_the_engine_and_its_cache() -> None:
     server = MadeUpServer([], adapter_roots=(Path("/adapters"),))
     state = server.state()
-    assert state["models"] == ["demo"]
+    assert (state["models"], state["chats"]) == (["demo"], True)
     assert (state["engine"]["dtype"], state["engine"]["max_lora_rank"], state["engine"]["max_seq_len"]) == ("bfloat16", 16, 704)
     assert state["lora_cache"]["device_pages_used"] == 3
     assert state["lora_cache"]["host_evictions"] == 2
