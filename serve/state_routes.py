@@ -152,9 +152,7 @@ def _adapters(service: Service, query: StateQuery) -> dict[str, Any]:
     states = list(_adapter_states(service)) if _has_lora(service) else []
     searched = query.search.casefold()
     matching = [
-        state
-        for state in states
-        if searched in state.shown_name.casefold() and query.level in (None, state.level)
+        state for state in states if searched in state.shown_name.casefold() and query.level in (None, state.level)
     ]
     counts = Counter(state.level for state in states)
     return {

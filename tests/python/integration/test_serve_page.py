@@ -28,7 +28,7 @@ from support.serving import build_engine
 
 pytestmark = pytest.mark.skipif(browsers.missing() is not None, reason=browsers.missing() or "")
 
-HOSTILE = "<img src=x onerror=\"window.wasRun = true\"><script>window.wasRun = true</script>"
+HOSTILE = '<img src=x onerror="window.wasRun = true"><script>window.wasRun = true</script>'
 COPIES = [f"copy-{i}" for i in range(120)]
 NEVER_ENDING = 90_000
 WAIT_SECONDS = 60
@@ -45,7 +45,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = load_file(directory / "model.safetensors")
     head = weights["lm_head.weight"].copy()
     head[:2] = 0  # the likeliest of the other tokens is likelier than that
-    save_file({**weights, "lm_head.weight": np.ascontiguousarray(head)}, directory / "model.safetensors", {"format": "pt"})
+    save_file(
+        {**weights, "lm_head.weight": np.ascontiguousarray(head)}, directory / "model.safetensors", {"format": "pt"}
+    )
     pieces = ["<s>", "</s>", *LETTERS.replace(" ", "Ġ")]
     tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -168,7 +170,9 @@ def page(shared_browser: Browser, server: str) -> Iterator[Page]:
     assert shared_browser.complaints() == []
 
 
-def test_two_adapters_are_asked_and_answer_as_the_executor_does(page: Page, engine: Path, model: Path, adapters: dict[str, Path]) -> None:
+def test_two_adapters_are_asked_and_answer_as_the_executor_does(
+    page: Page, engine: Path, model: Path, adapters: dict[str, Path]
+) -> None:
     page.choose("first", "second")
     page.ask("hello there", 40)
     page.finished()
@@ -311,9 +315,13 @@ def test_the_policy_keeps_html_and_other_hosts_out(page: Page) -> None:
     assert any("TrustedHTML" in complaint for complaint in complaints)
     assert any("connect-src" in complaint for complaint in complaints)
     page.browser.requested()  # Chromium counts what it refuses
+    page.browser.driver.refresh()
+    page.connected()
 
 
-def test_a_model_with_a_template_is_asked_in_it(shared_browser: Browser, engine: Path, model: Path, tmp_path: Path) -> None:
+def test_a_model_with_a_template_is_asked_in_it(
+    shared_browser: Browser, engine: Path, model: Path, tmp_path: Path
+) -> None:
     chatty = shutil.copytree(engine, tmp_path / "chatty")
     (chatty / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}! {% endfor %}")
     with http_server(chatty, "--kv_cache_tokens", 200_000) as address:
@@ -327,14 +335,16 @@ def test_a_model_with_a_template_is_asked_in_it(shared_browser: Browser, engine:
         assert answer == llm.generate("Be kind! hello! ", max_tokens=20).text
 
 
-def test_adapters_below_a_root_are_asked_by_name_and_pins_are_seen(shared_browser: Browser, engine: Path, adapters: dict[str, Path]) -> None:
+def test_adapters_below_a_root_are_asked_by_name_and_pins_are_seen(
+    shared_browser: Browser, engine: Path, adapters: dict[str, Path]
+) -> None:
     root = adapters["first"].parent
     flags = ("--kv_cache_tokens", 200_000, "--adapter_root", root, "--enable_lora_loading")
     with http_server(engine, *flags) as address:
         body = {"lora_name": "kept", "lora_path": adapters["second"].name, "pinned": True}
         httpx.post(f"{address}/load_lora_adapter", json=body).raise_for_status()
         page = Page(shared_browser, address).connected()
-        page.until(lambda: page.rows() == {"kept": "pinnedhost"})
+        page.until(lambda: page.rows().get("kept", "").startswith("pinned"))
         name = adapters["first"].name
         page.search(name)
         page.until(lambda: page.find("#by-name").is_displayed())

@@ -28,7 +28,9 @@ def test_the_policy_allows_the_pages_own_style_and_script_alone() -> None:
     def digest(content: str) -> str:
         return base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
 
-    page = "<style>\na { }\n</style><script type='module'>run();</script><script>\nmore();</script><scripty>no</scripty>"
+    page = (
+        "<style>\na { }\n</style><script type='module'>run();</script><script>\nmore();</script><scripty>no</scripty>"
+    )
     policy = dict(part.split(" ", 1) for part in content_security_policy(page).split("; "))
     assert policy["default-src"] == "'none'"
     assert policy["connect-src"] == "'self'"
@@ -43,4 +45,6 @@ def test_the_page_is_one_file() -> None:
     assert "@import" not in page
     assert set(re.findall(r"https?://[^\s'\"]+", page)) == {"http://www.w3.org/2000/svg"}
     # Nothing in it makes HTML of text.
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|\sstyle=|\son\w+=", page)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|\sstyle=|\son\w+=", page
+    )

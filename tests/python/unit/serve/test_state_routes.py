@@ -31,13 +31,13 @@ class MadeUpServer:
         )
         self.executor = SimpleNamespace(executor=core, num_running=0, num_generated_tokens=0)
         self.engine_info = SimpleNamespace(
-            dtype=DType.BFLOAT16, kernels="avx2", max_batch_size=8, max_input_len=640, max_seq_len=704, max_num_tokens=1024,
-            tokens_per_block=32, lora=SimpleNamespace(max_rank=16, target_modules=[1, 2]),
+            dtype=DType.BFLOAT16, kernels="avx2", max_batch_size=8, max_input_len=640, max_seq_len=704,
+            max_num_tokens=1024, tokens_per_block=32, lora=SimpleNamespace(max_rank=16, target_modules=[1, 2]),
         )  # fmt: skip
         rows = [ServedAdapter(name, NAMED + i, Path("/adapters") / name, 0) for i, name in enumerate(names)]
         service = SimpleNamespace(
-            options=ServerOptions(**options), model_names=("demo",), executor=self.executor, engine_info=self.engine_info,
-            adapters=SimpleNamespace(list=lambda: rows), prompts=SimpleNamespace(has_template=True),
+            options=ServerOptions(**options), model_names=("demo",), executor=self.executor,
+            engine_info=self.engine_info, adapters=SimpleNamespace(list=lambda: rows), prompts=SimpleNamespace(has_template=True),
         )  # fmt: skip
         self.client = TestClient(make_app(service))  # type: ignore[arg-type]
 
@@ -128,7 +128,11 @@ def test_the_engine_and_its_cache() -> None:
     server = MadeUpServer([], adapter_roots=(Path("/adapters"),))
     state = server.state()
     assert (state["models"], state["chats"]) == (["demo"], True)
-    assert (state["engine"]["dtype"], state["engine"]["max_lora_rank"], state["engine"]["max_seq_len"]) == ("bfloat16", 16, 704)
+    assert (state["engine"]["dtype"], state["engine"]["max_lora_rank"], state["engine"]["max_seq_len"]) == (
+        "bfloat16",
+        16,
+        704,
+    )
     assert state["lora_cache"]["device_pages_used"] == 3
     assert state["lora_cache"]["host_evictions"] == 2
     assert state["adapters"]["have_roots"] is True
