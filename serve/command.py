@@ -29,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_server(group: Any) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    group.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help="0 for one that is free (default: %(default)s)"
-    )
+    group.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for one that is free (default: %(default)s)")
     group.add_argument(
         "--api_key", nargs="+", default=[], metavar="KEY",
         help=f"keys that clients may send; also ${API_KEY_VARIABLE}, where other users of the machine do not see it",
@@ -170,8 +168,14 @@ def _lora_module(text: str) -> tuple[str, Path]:
         except ValueError as error:
             raise ConfigError(f"lora_modules '{text}' is not JSON: {error}") from error
         unknown = set(fields) - {"name", "path", "base_model_name"}
-        if unknown or not all(isinstance(value, str) for value in fields.values()) or not {"name", "path"} <= set(fields):
-            raise ConfigError(f"lora_modules '{text}': expected texts name and path, and base_model_name if it is known")
+        if (
+            unknown
+            or not all(isinstance(value, str) for value in fields.values())
+            or not {"name", "path"} <= set(fields)
+        ):
+            raise ConfigError(
+                f"lora_modules '{text}': expected texts name and path, and base_model_name if it is known"
+            )
         return fields["name"], Path(fields["path"])
     name, equals, path = text.partition("=")
     if not (name and equals and path):

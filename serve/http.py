@@ -195,7 +195,11 @@ def _of_validation(error: ValidationError) -> ApiError:
     problems = []
     for problem in error.errors(include_url=False, include_context=False, include_input=False)[:PROBLEMS_SHOWN]:
         place = ".".join(str(part)[:LONGEST_PLACE] for part in problem["loc"])
-        said = "is not known here" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
+        said = (
+            "is not known here"
+            if problem["type"] == "extra_forbidden"
+            else problem["msg"].removeprefix("Value error, ")
+        )
         problems.append((place, f"{place}: {said}" if place else said))
     more = error.error_count() - len(problems)
     texts = [text for _, text in problems] + ([f"and {more} more"] if more else [])

@@ -122,9 +122,7 @@ async def events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
     yield DONE
 
 
-async def merged(
-    generations: Sequence[TextGeneration], stack: AsyncExitStack
-) -> AsyncIterator[tuple[int, TextPiece]]:
+async def merged(generations: Sequence[TextGeneration], stack: AsyncExitStack) -> AsyncIterator[tuple[int, TextPiece]]:
     """The pieces of several answers as they come, each with its answer's place. Ends what it starts with `stack`."""
     if len(generations) == 1:
         async for piece in generations[0]:

@@ -94,7 +94,9 @@ def _text_parts(value: Any) -> Any:
         for i, part in enumerate(value):
             kind = part.get("type") if isinstance(part, dict) else None
             if kind != "text":
-                raise ValueError(f"[{i}] is of type {_shown(kind)}; accepted: 'text', because the model reads text alone")
+                raise ValueError(
+                    f"[{i}] is of type {_shown(kind)}; accepted: 'text', because the model reads text alone"
+                )
     elif not isinstance(value, str):
         raise ValueError(f"is {_shown(value)}; accepted: a text, or a list of text parts")
     return value
@@ -272,7 +274,9 @@ class TemplateFields(Fields):
     def _one_end(self) -> TemplateFields:
         if self.continue_final_message:
             if self.add_generation_prompt:
-                raise ValueError("continue_final_message and add_generation_prompt are both true; accepted: one of them")
+                raise ValueError(
+                    "continue_final_message and add_generation_prompt are both true; accepted: one of them"
+                )
             if not self.messages or self.messages[-1].role != "assistant":
                 raise ValueError("continue_final_message is true, but the last message is not the assistant's")
         return self

@@ -77,9 +77,7 @@ def text_request(
 async def start_all(service: Service, requests: Sequence[TextRequest], stack: AsyncExitStack) -> list[TextGeneration]:
     """Queues all of them, to be left with `stack`. Raises as TextGenerator.start; those that were queued end then."""
     async with AsyncExitStack() as starting:
-        started = [
-            await starting.enter_async_context(await service.generator.start(request)) for request in requests
-        ]
+        started = [await starting.enter_async_context(await service.generator.start(request)) for request in requests]
         stack.push_async_exit(starting.pop_all())
     return started
 

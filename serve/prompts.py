@@ -94,7 +94,9 @@ def answer_length(info: EngineInfo, num_prompt_tokens: int, asked: int | None, *
         )
     length = limit - num_prompt_tokens if asked is None else asked
     if length < 1:
-        raise ApiError(f"{beginning}; the prompt has {num_prompt_tokens}, which leaves none for an answer.", param=param)
+        raise ApiError(
+            f"{beginning}; the prompt has {num_prompt_tokens}, which leaves none for an answer.", param=param
+        )
     if num_prompt_tokens + length > limit:
         raise ApiError(
             f"{beginning}; the prompt has {num_prompt_tokens} and the answer up to {length}, together "

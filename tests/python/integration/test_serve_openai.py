@@ -87,7 +87,9 @@ def test_models(served: Served) -> None:
     assert list(cards) == MODELS
     assert cards["base"].max_model_len == MAX_SEQ_LEN
     assert cards["base"].parent is None
-    assert {(cards[name].parent, Path(cards[name].root).name) for name in MODELS[1:]} == {("base", n) for n in MODELS[1:]}
+    assert {(cards[name].parent, Path(cards[name].root).name) for name in MODELS[1:]} == {
+        ("base", n) for n in MODELS[1:]
+    }
     assert served.client.models.retrieve("first") == cards["first"].model_copy(
         update={"permission": served.client.models.retrieve("first").permission}
     )
@@ -96,7 +98,9 @@ def test_models(served: Served) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"seed": 7}, {"seed": -3, "temperature": 0.7, "top_p": 0.8}])
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.0}, {"seed": 7}, {"seed": -3, "temperature": 0.7, "top_p": 0.8}]
+)
 def test_completions_are_the_executors(served: Served, model: str, sampling: dict[str, Any]) -> None:
     expected = served.run(PROMPT, model, 20, **{**sampling, "seed": sampling.get("seed", 0) % 2**64})
     answer = served.client.completions.create(model=model, prompt=PROMPT, max_tokens=20, extra_body=RAW, **sampling)
@@ -127,7 +131,9 @@ def test_answers_without_a_seed_differ(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", [PROMPT, [PROMPT, "a"], ids(PROMPT), [ids(PROMPT), ids("abc"), ids("d")]], ids=["text", "texts", "ids", "lists"]
+    "prompt",
+    [PROMPT, [PROMPT, "a"], ids(PROMPT), [ids(PROMPT), ids("abc"), ids("d")]],
+    ids=["text", "texts", "ids", "lists"],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_forms_of_prompts(served: Served, prompt: Any, stream: bool) -> None:
@@ -226,7 +232,9 @@ def test_stop_and_bias(served: Served) -> None:
         assert sum(len(choice.token_ids) for choice in choices) == end + len(stop)
         assert sum(len(choice.logprobs.tokens) for choice in choices) == end + len(stop)
     token = TOKENIZER.token_to_id("b")
-    by_token = served.client.completions.create(**{**asked, "extra_body": {**RAW, "stop_token_ids": [token]}}).choices[0]
+    by_token = served.client.completions.create(**{**asked, "extra_body": {**RAW, "stop_token_ids": [token]}}).choices[
+        0
+    ]
     assert (by_token.text, by_token.finish_reason) == (whole.text[: whole.text.index("b")], "stop")
     assert by_token.stop_reason == token
 
@@ -349,19 +357,49 @@ def test_adapters_by_other_servers_names(served: Served) -> None:
 LONG = [2] * 650
 REFUSED = {
     "an unknown model": ("/v1/completions", {"model": "none", "prompt": "a"}, 404, "The model 'none' does not exist."),
-    "an unknown adapter": ("/v1/completions", {"prompt": "a", "adapter_id": "none"}, 404, "adapter 'none' does not exist"),
-    "two adapters": ("/v1/completions", {"model": "first", "prompt": "a", "lora_path": "second"}, 400, "different adapters"),
-    "an unknown field": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "x": 1}, 400, "x: is not"),
-    "a long prompt": ("/v1/completions", {"prompt": LONG}, 400, "maximum context length is 704 tokens, of which a prompt may"),
+    "an unknown adapter": (
+        "/v1/completions",
+        {"prompt": "a", "adapter_id": "none"},
+        404,
+        "adapter 'none' does not exist",
+    ),
+    "two adapters": (
+        "/v1/completions",
+        {"model": "first", "prompt": "a", "lora_path": "second"},
+        400,
+        "different adapters",
+    ),
+    "an unknown field": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "a"}], "x": 1},
+        400,
+        "x: is not",
+    ),
+    "a long prompt": (
+        "/v1/completions",
+        {"prompt": LONG},
+        400,
+        "maximum context length is 704 tokens, of which a prompt may",
+    ),
     "a long answer": (
         "/v1/completions",
         {"prompt": LONG[:600], "max_tokens": 105},
         400,
         "maximum context length is 704 tokens; the prompt has 600 and the answer up to 105, together 705",
     ),
-    "a token outside the vocabulary": ("/v1/completions", {"prompt": [[2], [2, 270]]}, 400, "input_token_ids[1] is 270"),
+    "a token outside the vocabulary": (
+        "/v1/completions",
+        {"prompt": [[2], [2, 270]]},
+        400,
+        "input_token_ids[1] is 270",
+    ),
     "an empty prompt": ("/v1/completions", {"prompt": ["a", ""]}, 400, "input_token_ids is empty"),
-    "a bias outside the vocabulary": ("/v1/completions", {"prompt": "a", "logit_bias": {"270": 1}}, 400, "has token 270"),
+    "a bias outside the vocabulary": (
+        "/v1/completions",
+        {"prompt": "a", "logit_bias": {"270": 1}},
+        400,
+        "has token 270",
+    ),
     "too many prompts": ("/v1/completions", {"prompt": ["a"] * 1025}, 400, "prompt has 1025 prompts; at most 1024"),
     "tools without a parser": (
         "/v1/chat/completions",

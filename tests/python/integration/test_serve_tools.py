@@ -44,7 +44,9 @@ ASKED: Any = {"model": "base", "messages": [{"role": "user", "content": "weather
 
 
 @pytest.fixture(scope="module", params=SCRIPTS)
-def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, openai.OpenAI]]:
+def asked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, openai.OpenAI]]:
     kind = request.param
     root = tmp_path_factory.mktemp(kind)
     model = save_scripted_model(SCRIPTS[kind], root / "model")
@@ -64,7 +66,11 @@ def test_a_call_and_its_answer(asked: tuple[str, openai.OpenAI]) -> None:
     assert choice.finish_reason == "tool_calls"
     assert (choice.message.content or "") == TEXT_BEFORE[kind]
     (call,) = choice.message.tool_calls
-    assert (call.type, call.function.name, json.loads(call.function.arguments)) == ("function", "weather", {"city": "Paris"})
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+        "function",
+        "weather",
+        {"city": "Paris"},
+    )
     # As clients send it back: the message as it came.
     messages = [*ASKED["messages"], choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sun"}]
     after = client.chat.completions.create(**{**ASKED, "messages": messages})

@@ -40,11 +40,19 @@ UNKNOWN = ("rm", {"path": "/"})
 ANSWERS = {
     "hermes: text alone": (HERMES, "Hello <b> there \n", ("Hello <b> there \n", [])),
     "hermes: a call alone": (HERMES, hermes(WEATHER), ("", [WEATHER])),
-    "hermes: text, then calls": (HERMES, f"Let me see.\n{hermes(WEATHER)}\n{hermes(TIME)}\n", ("Let me see.", [WEATHER, TIME])),
+    "hermes: text, then calls": (
+        HERMES,
+        f"Let me see.\n{hermes(WEATHER)}\n{hermes(TIME)}\n",
+        ("Let me see.", [WEATHER, TIME]),
+    ),
     "hermes: text behind a call": (HERMES, f"{hermes(TIME)} done", (" done", [TIME])),
     "hermes: without the last tag": (HERMES, hermes(TIME).removesuffix("</tool_call>"), ("", [TIME])),
     "hermes: malformed": (HERMES, 'a <tool_call>{"name": </tool_call> b', ('a <tool_call>{"name": </tool_call> b', [])),
-    "hermes: malformed, then a call": (HERMES, "<tool_call>{</tool_call>" + hermes(TIME), ("<tool_call>{</tool_call>", [TIME])),
+    "hermes: malformed, then a call": (
+        HERMES,
+        "<tool_call>{</tool_call>" + hermes(TIME),
+        ("<tool_call>{</tool_call>", [TIME]),
+    ),
     "hermes: unfinished": (HERMES, 'a <tool_call>{"name": "ti', ('a <tool_call>{"name": "ti', [])),
     "hermes: an unknown function": (HERMES, hermes(UNKNOWN), (hermes(UNKNOWN), [])),
     "hermes: arguments that are no object": (HERMES, hermes(("time", [1])), (hermes(("time", [1])), [])),
