@@ -131,7 +131,7 @@ def _reason(error: Exception) -> str:
     line = getattr(error, "lineno", None)
     where = f"line {line}: " if line is not None else ""
     # jinja2's syntax errors have the line and its text in str() as well.
-    return where + (getattr(error, "message", None) or str(error) or type(error).__name__)
+    return f"{where}{getattr(error, 'message', None) or str(error) or type(error).__name__}"
 
 
 def _named_templates(value: Any, source: Path) -> dict[str, str]:

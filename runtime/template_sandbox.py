@@ -22,7 +22,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS: Final = 1_000_000
-"""Loop turns and calls of one rendering; about a second."""
+"""Of one rendering: a loop turn is one, a call is ten, which together take about a second."""
+_STEPS_OF_A_CALL: Final = 10
 MAX_CHARACTERS: Final = 1 << 24
 """Of a rendering's outputs, and of any text or list that an expression makes."""
 _MAX_INTEGER_BITS: Final = 1024
@@ -44,10 +45,12 @@ class _CountingContext(Context):
         self.steps = 0
         self.characters = 0
 
-    def take_step(self) -> None:
-        self.steps += 1
+    def take_steps(self, count: int) -> None:
+        self.steps += count
         if self.steps > MAX_STEPS:
-            raise LimitError(f"it takes more than {MAX_STEPS} loop turns and calls")
+            raise LimitError(
+                f"it takes more than {MAX_STEPS} loop turns, of which a call counts for {_STEPS_OF_A_CALL}"
+            )
 
     def take_characters(self, count: int) -> None:
         self.characters += count
@@ -56,12 +59,20 @@ class _CountingContext(Context):
 
 
 class _BoundedCode(CodeGenerator):
-    """Compiles loops so that each turn is a call, which the environment counts, and `~` to a call as well."""
+    """Compiles loops so that they count their turns, and `~` to a call."""
+
+    _TURN: Final = "loop_turn"
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
-        turn = nodes.Call(nodes.EnvironmentAttribute("loop_turn"), [], [], None, None)
-        node.body.insert(0, nodes.ExprStmt(turn, lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute(self._TURN), lineno=node.lineno))
         super().visit_For(node, frame)
+
+    def visit_ExprStmt(self, node: nodes.ExprStmt, frame: Frame) -> None:  # noqa: N802
+        # Only visit_For makes such a statement: there are no attributes of the environment in the language.
+        if isinstance(node.node, nodes.EnvironmentAttribute) and node.node.name == self._TURN:
+            self.writeline("context.take_steps(1)", node)
+        else:
+            super().visit_ExprStmt(node, frame)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         parts = nodes.List(node.nodes)
@@ -98,7 +109,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self, context: _CountingContext, function: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
         """Every call of a template, counted."""
-        context.take_step()
+        context.take_steps(_STEPS_OF_A_CALL)
         return _checked(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -112,9 +123,6 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                 if isinstance(value, (str, bytes, list, tuple)) and isinstance(count, int):
                     _check_length(len(value) * count)
         return _checked(super().call_binop(context, operator, left, right))
-
-    def loop_turn(self) -> None:
-        """What a loop calls in each turn."""
 
     def concatenate(self, parts: Iterable[Any]) -> str:
         """The operator `~`."""

@@ -26,8 +26,8 @@ class TextStream:
     of a stop string, or while tokens to come may still change it: an incomplete UTF-8 letter, and a run of
     byte-fallback tokens, which is decoded as a whole.
 
-    Each step decodes a few tokens, however long the answer is. (tokenizers' DecodeStream is not used: it raises an error
-    where a run of byte tokens turns out not to be UTF-8 after all.)
+    Each step decodes a few tokens, however long the answer is. (tokenizers' DecodeStream is not used: it raises an
+    error where a run of byte tokens turns out not to be UTF-8 after all.)
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, skip_special_tokens: bool = True) -> None:
@@ -72,11 +72,12 @@ class TextStream:
             if self._stopped is not None:
                 break
             self._offsets.append(self._num_settled)
+            token = self._tokenizer.id_to_token(token_id)
             # Neither leaves a trace in the text: special tokens, and ids of a padded vocabulary.
-            if token_id in self._special_ids or self._tokenizer.id_to_token(token_id) is None:
+            if token is None or token_id in self._special_ids:
                 continue
             self._pending.append(token_id)
-            if not _BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id)):
+            if not _BYTE_TOKEN.fullmatch(token):
                 shown += self._show(self._settle())
         return shown
 
@@ -128,9 +129,7 @@ class TextStream:
     def _show(self, text: str) -> str:
         """What may be shown of the held text and this one; sets `stopped` at the first stop string."""
         text = self._held + text
-        ends = [
-            (begin + len(stop), begin, stop) for stop in self._stop if (begin := text.find(stop)) != -1
-        ]
+        ends = [(begin + len(stop), begin, stop) for stop in self._stop if (begin := text.find(stop)) != -1]
         if ends:
             _, begin, self._stopped = min(ends)
             self._held, self._pending = "", []

@@ -189,5 +189,6 @@ def _sampling_of(args: argparse.Namespace) -> SamplingConfig:
         if given:
             raise ConfigError(f"{' and '.join(given)}: without a temperature above 0, nothing is chosen by chance")
         return SamplingConfig()
-    chosen = {name: getattr(args, name) for name in ("top_k", "top_p", "seed") if getattr(args, name) is not None}
-    return SamplingConfig(temperature=args.temperature, **{"top_p": 1.0, **chosen})
+    # Without a limit at all, the likeliest token is taken; a top_p of 1 is none that leaves anything out.
+    top_p = 1.0 if args.top_p is None else args.top_p
+    return SamplingConfig(temperature=args.temperature, top_k=args.top_k, top_p=top_p, seed=args.seed)

@@ -230,4 +230,3 @@ def _is_checkpoint(directory: Path) -> bool:
     if "architectures" not in fields:
         raise ConfigError(f"{directory / CONFIG_FILE}: has no architectures; {_ACCEPTED}")
     return False
-

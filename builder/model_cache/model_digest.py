@@ -20,6 +20,7 @@ from ..checkpoint.convert import COPIED_FILES
 from ..file_digest import add_file
 from ..progress import Progress
 
+
 class ModelFiles:
     """The files of a model or a checkpoint as they are now."""
 

@@ -1,10 +1,10 @@
 """The cache of engines: a directory of entries, each an engine and what is known about it.
 
-    engines/{key}/engine/      the engine directory
-    engines/{key}/entry.json   what it was made from; its time of change is that of the last use
-    engines/{key}.lock         held by the process that makes or removes the entry
-    engines/.{key}.*           an entry in the making, or what a process that was killed left of one
-    engines/digests/           digests of model directories, see model_digest.py
+engines/{key}/engine/      the engine directory
+engines/{key}/entry.json   what it was made from; its time of change is that of the last use
+engines/{key}.lock         held by the process that makes or removes the entry
+engines/.{key}.*           an entry in the making, or what a process that was killed left of one
+engines/digests/           digests of model directories, see model_digest.py
 """
 
 from __future__ import annotations
@@ -183,4 +183,3 @@ def make_cache_directory(directory: Path) -> None:
     except OSError as error:
         reason = f"cannot be made: {error.strerror}; set XDG_CACHE_HOME to another place"
         raise ConfigError(f"{directory}: {reason}") from None
-

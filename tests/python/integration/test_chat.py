@@ -23,8 +23,7 @@ from support.tokenizers import byte_level, save_tokenizer
 SPEC = ModelSpec(vocab_size=300)
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
 OWN = (
-    "{% if messages|length > 3 %}{{ raise_exception('too long') }}{% endif %}"
-    "{{ bos_token }}{{ messages[-1].content }}!"
+    "{% if messages|length > 3 %}{{ raise_exception('too long') }}{% endif %}{{ bos_token }}{{ messages[-1].content }}!"
 )
 QUESTION = [{"role": "user", "content": "hello €"}]
 

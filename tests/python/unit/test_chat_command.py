@@ -88,7 +88,8 @@ def test_control_characters_do_not_reach_the_terminal(llm: FakeLLM) -> None:
 def test_commands(llm: FakeLLM) -> None:
     chat, output = begin(llm, system="Rhyme.")
     llm.answers = [Stream(["1"]) for _ in range(5)]
-    for line in "a|/lora poet|b|/lora nobody|/reset|c|/lora|/system|d|/system Be brief.|e|".split("|"):
+    lines = ["a", "/lora poet", "b", "/lora nobody", "/reset", "c", "/lora", "/system", "d", "/system Be brief.", "e"]
+    for line in [*lines, ""]:
         assert chat.take(line)
     assert llm.loras == [None, "poet", "poet", None, None]
     contents = [[message["content"] for message in asked] for asked in llm.asked]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from adaptrt import ConfigError
 from adaptrt._core import AdaptrtError, QuantAlgo
@@ -110,6 +112,21 @@ def test_what_the_engine_depends_on_makes_another(
     assert {entry.directory for entry in cache.entries()} == {first, second}
 
 
+def test_of_shards_those_count_that_the_index_names(cache: EngineCache, model: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    parts = {"first.safetensors": sorted(tensors)[::2], "second.safetensors": sorted(tensors)[1::2]}
+    for file, names in parts.items():
+        save_file({name: tensors[name] for name in names}, model / file)
+    weight_map = {name: file for file, names in parts.items() for name in names}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    engine = engine_for(model, SMALL)
+    (model / "consolidated.safetensors").write_bytes(b"the same weights once more")
+    assert engine_for(model, SMALL) == engine
+    save_file({name: tensors[name] + 1 for name in parts["second.safetensors"]}, model / "second.safetensors")
+    assert engine_for(model, SMALL) != engine
+
+
 def test_a_copy_of_a_model_has_its_engine(
     cache: EngineCache, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +162,7 @@ def test_a_model_that_changes_meanwhile_is_not_kept(
 def test_an_engine_is_returned_as_it_is(cache: EngineCache, model: Path) -> None:
     engine = engine_for(model, SMALL)
     assert engine_for(engine) == engine
-    with pytest.raises(ConfigError, match="is an engine.* max_batch_size, compress_weights would have no effect"):
+    with pytest.raises(ConfigError, match=r"is an engine.* max_batch_size, compress_weights would have no effect"):
         engine_for(engine, EngineOptions(max_batch_size=4, compress_weights=True))
 
 
