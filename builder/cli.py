@@ -58,6 +58,8 @@ COMMANDS = (
     ),
     Command("serve", "..serve.command", "Serve an engine and its adapters over HTTP"),
     Command("inspect", "..tools.inspect", "Describe a checkpoint, an engine or an adapter"),
+    Command("chat", "..tools.chat", "Talk to a model and its adapters at the terminal"),
+    Command("cache", ".commands.cache", "List the engines that were made on first use, or delete them"),
     Command("bench", "..tools.bench", "Measure an engine beside what the machine can do"),
     Command("perplexity", "..tools.perplexity", "Measure engines on a text, quantised ones beside their originals"),
 )

@@ -1,17 +1,17 @@
 """Text in, text out, over one engine and its adapters.
 
-Prompts are given to the tokenizer as they are: chat templates are the caller's business.
+Prompts are given to the tokenizer as they are; the messages of a chat go through the model's or the adapter's template.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, overload
+from typing import Any, Final, overload
 
 from tokenizers import Tokenizer
 
@@ -24,10 +24,14 @@ from .._core import (
     OutputConfig,
     Request,
     RequestError,
-    Response,
+    Result,
     SamplingConfig,
 )
+from ..builder.model_cache import EngineOptions, engine_for
+from ..builder.progress import progress_on
+from .chat_template import ChatTemplate
 from .executor import Executor
+from .text_stream import TextStream
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 
@@ -42,28 +46,36 @@ class Completion:
 
 
 class LLM:
-    """An executor with a tokenizer: LLM(engine_dir).generate("text", lora="name")."""
+    """An executor with a tokenizer: LLM(model).generate("text", lora="name")."""
 
     def __init__(
         self,
-        engine_dir: str | Path,
+        model: str | Path,
         executor_config: ExecutorConfig | None = None,
         *,
         tokenizer: str | Path | None = None,
         kernels: str = "",
+        engine_options: EngineOptions | None = None,
     ) -> None:
         """Loads the engine and its tokenizer.json, or the one at `tokenizer`.
 
+        model: an engine directory; or a Hugging Face model or checkpoint directory, whose engine is made on first use,
+            with `engine_options`, and taken from the user's cache from then on (see engine_for).
+        tokenizer: a tokenizer.json or the directory of one, in which the chat template is looked for as well.
         kernels: as ExecutorConfig.kernels, for which it stands.
 
-        Raises ConfigError when there is no tokenizer or it cannot be read, and what Executor raises.
+        Raises ConfigError when there is no tokenizer or it cannot be read, and what engine_for and Executor raise.
         """
-        path = Path(engine_dir) / TOKENIZER_FILE if tokenizer is None else Path(tokenizer)
+        engine_dir = engine_for(model, engine_options, progress_on())
+        path = engine_dir / TOKENIZER_FILE if tokenizer is None else Path(tokenizer)
         if path.is_dir():
             path = path / TOKENIZER_FILE
         if not path.is_file():
             raise ConfigError(f"{path}: there is no tokenizer; name one with tokenizer=")
         self._tokenizer = load_tokenizer(path)
+        self._template_directory = path.parent
+        # None: that adapter has no template of its own. Compiled when they are first asked for.
+        self._templates: dict[str | None, ChatTemplate | None] = {}
         self._executor = Executor(engine_dir, ModelType.DECODER_ONLY, _with_kernels(executor_config, kernels))
         self._end_ids = tuple(self._executor.engine.config.pretrained_config.eos_token_id)
 
@@ -81,6 +93,7 @@ class LLM:
         lora: str | None = None,
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
     ) -> Completion: ...
     @overload
     def generate(
@@ -90,6 +103,7 @@ class LLM:
         lora: str | Sequence[str | None] | None = None,
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
     ) -> list[Completion]: ...
     def generate(
         self,
@@ -98,10 +112,12 @@ class LLM:
         lora: str | Sequence[str | None] | None = None,
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
     ) -> Completion | list[Completion]:
         """Completes one prompt, or several in one batch.
 
         lora: the name of one of the engine's adapters for all prompts, or one (or None) for each.
+        stop: texts that end a completion, which ends before the first of them.
 
         Raises RequestError or AdapterError for a prompt that is refused; the others are cancelled then.
         """
@@ -109,15 +125,23 @@ class LLM:
         names = [lora] * len(texts) if lora is None or isinstance(lora, str) else list(lora)
         if len(names) != len(texts):
             raise RequestError(f"lora has {len(names)} names for {len(texts)} prompts")
-        ids: list[int] = []
+        answers: list[_Answer] = []
         try:
             for text, name in zip(texts, names, strict=True):
-                ids.append(self._enqueue(text, name, max_tokens, sampling_config, streaming=False))
-            completions = [self._completion(self._executor.await_responses(request_id)[-1]) for request_id in ids]
+                prompt = self._tokenizer.encode(text).ids
+                # Without stop strings, one response with all tokens is less work than one with each.
+                streaming = bool(stop)
+                answers.append(self._ask(prompt, name, max_tokens, sampling_config, stop, streaming=streaming))
+            # In turns: an answer that a stop string ends is cancelled soon, whichever of them it is.
+            while any(not answer.is_final for answer in answers):
+                for answer in answers:
+                    if not answer.is_final:
+                        answer.next_text()
         except BaseException:
-            for request_id in ids:
-                self._abandon(request_id)
+            for answer in answers:
+                answer.close()
             raise
+        completions = [answer.completion() for answer in answers]
         return completions[0] if isinstance(prompts, str) else completions
 
     def stream(
@@ -127,26 +151,77 @@ class LLM:
         lora: str | None = None,
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
-    ) -> Iterator[str]:
-        """Yields the completion's text piece by piece; giving the iterator up cancels the request."""
-        request_id = self._enqueue(prompt, lora, max_tokens, sampling_config, streaming=True)
-        tokens: list[int] = []
-        sent = ""
-        is_final = False
+        stop: Sequence[str] = (),
+    ) -> AnswerStream:
+        """The completion's text piece by piece; giving the iterator up cancels the request.
+
+        The request is made, or refused, when the first piece is asked for.
+        """
+        ids = self._tokenizer.encode(prompt).ids
+        return AnswerStream(lambda: self._ask(ids, lora, max_tokens, sampling_config, stop))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        lora: str | None = None,
+        max_tokens: int = 256,
+        sampling_config: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> Completion:
+        """Answers a conversation, which the template of the adapter writes as text, or the model's.
+
+        messages: in OpenAI's form, [{"role": "user", "content": "..."}, ...].
+        tools: JSON schemas of functions, which the template shows to the model.
+        template_variables: of the template, such as Qwen3's enable_thinking.
+
+        Raises ConfigError when there is no template or jinja2 is not installed (adaptrt[serve]), RequestError for
+        messages that the template refuses, and what generate() raises.
+        """
+        prompt = self._render(messages, lora, tools, template_variables)
+        answer = self._ask(prompt, lora, max_tokens, sampling_config, stop)
         try:
-            while not is_final:
-                for response in self._executor.await_responses(request_id):
-                    _raise_if_failed(response)
-                    tokens += response.result.output_token_ids[0]
-                    is_final = response.result.is_final
-                text = self._tokenizer.decode(self._without_end(tokens))
-                # A replacement character at the end is a letter whose other bytes are still to come.
-                if text.startswith(sent) and len(text) > len(sent) and (is_final or not text.endswith("\ufffd")):
-                    yield text[len(sent) :]
-                    sent = text
+            while not answer.is_final:
+                answer.next_text()
         finally:
-            if not is_final:
-                self._abandon(request_id)
+            answer.close()
+        return answer.completion()
+
+    def chat_stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        lora: str | None = None,
+        max_tokens: int = 256,
+        sampling_config: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> AnswerStream:
+        """chat(), piece by piece; giving the iterator up cancels the request.
+
+        Raises what chat() raises for messages; the request is made, or refused, when the first piece is asked for.
+        """
+        ids = self._render(messages, lora, tools, template_variables)
+        return AnswerStream(lambda: self._ask(ids, lora, max_tokens, sampling_config, stop))
+
+    def chat_template(self, lora: str | None = None) -> ChatTemplate:
+        """What writes the chats of an adapter: its own template, or the model's.
+
+        Raises ConfigError when there is none, AdapterError for an unknown adapter.
+        """
+        model = self._template(None)
+        template = model
+        if lora is not None:
+            self._executor.adapters.task_id(lora)  # refuses a name that is none
+            template = self._template(lora) or model
+        if template is None:
+            raise ConfigError(
+                f"{self._template_directory}: has no chat template; give it a chat_template.jinja, or use generate()"
+            )
+        return template
 
     def shutdown(self) -> None:
         """Ends the executor."""
@@ -163,11 +238,37 @@ class LLM:
     ) -> None:
         self.shutdown()
 
-    def _enqueue(
-        self, text: str, lora: str | None, max_tokens: int, sampling_config: SamplingConfig | None, *, streaming: bool
-    ) -> int:
+    def _template(self, lora: str | None) -> ChatTemplate | None:
+        if lora not in self._templates:
+            directory = self._template_directory if lora is None else self._executor.engine.adapters[lora]
+            self._templates[lora] = ChatTemplate.load(directory, base=None if lora is None else self._template(None))
+        return self._templates[lora]
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        lora: str | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> list[int]:
+        text = self.chat_template(lora).render(messages, tools=tools, variables=variables)
+        # Templates write the special tokens themselves.
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _ask(
+        self,
+        prompt: Sequence[int],
+        lora: str | None,
+        max_tokens: int,
+        sampling_config: SamplingConfig | None,
+        stop: Sequence[str],
+        *,
+        streaming: bool = True,
+    ) -> _Answer:
+        text = TextStream(self._tokenizer, stop)
         request = Request(
-            self._tokenizer.encode(text).ids,
+            prompt,
             max_tokens,
             streaming=streaming,
             sampling_config=SamplingConfig() if sampling_config is None else sampling_config,
@@ -176,27 +277,107 @@ class LLM:
             # A request has one end_id; the other tokens that end a text are stop words, cut off again in the output.
             stop_words=[[token] for token in self._end_ids[1:]] or None,
         )
-        return self._executor.enqueue_request(request, adapter=lora)
+        return _Answer(self._executor, self._executor.enqueue_request(request, adapter=lora), text, self._end_ids)
 
-    def _abandon(self, request_id: int) -> None:
-        """Cancels a request and takes its last response, so that nothing of it stays behind."""
-        # It may have ended, with its last response taken, and the executor may be closed: then there is nothing to do.
+
+class AnswerStream(Iterator[str]):
+    """The pieces of an answer's text, as they come."""
+
+    def __init__(self, ask: Callable[[], _Answer]) -> None:
+        self._made: list[_Answer] = []
+        self._pieces = _pieces(ask, self._made)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the answer ended; NOT_FINISHED before that."""
+        return self._made[0].finish_reason if self._made else FinishReason.NOT_FINISHED
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Ends the stream, and cancels its request."""
+        self._pieces.close()
+
+
+# A function, not a method: the stream is given up with the last reference to it, and a method's generator would be one.
+def _pieces(ask: Callable[[], _Answer], made: list[_Answer]) -> Generator[str, None, None]:
+    answer = ask()
+    made.append(answer)
+    try:
+        while not answer.is_final:
+            if text := answer.next_text():
+                yield text
+    finally:
+        answer.close()
+
+
+class _Answer:
+    """A request that runs, and its text so far."""
+
+    def __init__(self, executor: Executor, request_id: int, stream: TextStream, end_ids: Sequence[int]) -> None:
+        self._executor = executor
+        self._request_id = request_id
+        self._stream = stream
+        self._end_ids = end_ids
+        self._tokens: list[int] = []
+        self._text: list[str] = []
+        self.finish_reason = FinishReason.NOT_FINISHED
+        self._is_running = True
+
+    @property
+    def is_final(self) -> bool:
+        """Whether all of the text is there."""
+        return self.finish_reason is not FinishReason.NOT_FINISHED
+
+    def next_text(self) -> str:
+        """Waits for the next tokens and returns what may be shown with them. Raises RequestError if it failed."""
+        text = ""
+        for response in self._executor.await_responses(self._request_id):
+            if response.has_error():
+                self._is_running = False
+                raise RequestError(f"request {response.request_id}: {response.error_msg}")
+            self._is_running = not response.result.is_final
+            text += self._take(response.result)
+        if self.is_final:
+            self.close()
+        self._text.append(text)
+        return text
+
+    def completion(self) -> Completion:
+        """All of it, when it is final."""
+        return Completion("".join(self._text), tuple(self._tokens), self.finish_reason)
+
+    def close(self) -> None:
+        """Cancels the request and takes its last response, so that nothing of it stays behind."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        # The executor may be closed: then there is nothing to do.
         with contextlib.suppress(RequestError, ExecutorClosedError):
-            self._executor.cancel_request(request_id)
+            self._executor.cancel_request(self._request_id)
             while not any(
                 response.has_error() or response.result.is_final
-                for response in self._executor.await_responses(request_id)
+                for response in self._executor.await_responses(self._request_id)
             ):
                 pass
 
-    def _completion(self, response: Response) -> Completion:
-        _raise_if_failed(response)
-        result = response.result
-        tokens = self._without_end(result.output_token_ids[0])
-        return Completion(self._tokenizer.decode(tokens), tuple(tokens), result.finish_reasons[0])
-
-    def _without_end(self, tokens: list[int]) -> list[int]:
-        return tokens[:-1] if tokens and tokens[-1] in self._end_ids else tokens
+    def _take(self, result: Result) -> str:
+        text = ""
+        for token in result.output_token_ids[0]:
+            if self.is_final:
+                break
+            # The token that ends a text is no part of it.
+            if token not in self._end_ids:
+                self._tokens.append(token)
+                text += self._stream.add([token])
+            if self._stream.stopped is not None:
+                self.finish_reason = FinishReason.STOP_WORDS
+        if result.is_final and not self.is_final:
+            text += self._stream.finish()
+            is_stopped = self._stream.stopped is not None
+            self.finish_reason = FinishReason.STOP_WORDS if is_stopped else result.finish_reasons[0]
+        return text
 
 
 def _with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig | None:
@@ -216,8 +397,3 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers has no class of its own for what it raises
         raise ConfigError(f"{path}: cannot be read as a tokenizer: {error}") from error
-
-
-def _raise_if_failed(response: Response) -> None:
-    if response.has_error():
-        raise RequestError(f"request {response.request_id}: {response.error_msg}")

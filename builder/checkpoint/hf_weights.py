@@ -72,21 +72,9 @@ class HfWeights:
 
     def _open_shards(self, index: str, reader: type[Any]) -> None:
         path = self._directory / index
-        weight_map = load_json_object(path, CheckpointError).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(f"{path}: weight_map is {describe(weight_map)}; expected an object of file names")
-        problems = [
-            f"tensor '{name}' is said to be in {describe(file)}; expected the plain name of a file here"
-            for name, file in weight_map.items()
-            if not _is_plain_name(file)
-        ]
-        files = sorted({file for file in weight_map.values() if _is_plain_name(file)})
-        problems += [f"shard {file} is missing" for file in files if not (self._directory / file).is_file()]
-        if problems:
-            raise CheckpointError(f"{path}: " + "; ".join(problems))
-        for file in files:
+        self._file_of = _read_index(path)
+        for file in sorted(set(self._file_of.values())):
             self._open(file, reader)
-        self._file_of = weight_map
         problems = self._disagreements()
         if problems:
             raise CheckpointError(f"{path}: " + "; ".join(problems))
@@ -105,6 +93,32 @@ class HfWeights:
                 where = f"is in {' and '.join(holders)}" if holders else "is in no shard"
                 problems.append(f"tensor '{name}' is said to be in {said}, but {where}")
         return problems
+
+
+def weight_file_names(model_dir: Path) -> list[str]:
+    """The files that HfWeights reads, the index among them. Raises CheckpointError as it does."""
+    whole, _ = _weights_of(model_dir)
+    if (model_dir / whole).exists():
+        return [whole]
+    index = whole + _INDEX_SUFFIX
+    return [index, *sorted(set(_read_index(model_dir / index).values()))]
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """The shard of each tensor. Raises CheckpointError for shards that are not files beside the index."""
+    weight_map = load_json_object(path, CheckpointError).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path}: weight_map is {describe(weight_map)}; expected an object of file names")
+    problems = [
+        f"tensor '{name}' is said to be in {describe(file)}; expected the plain name of a file here"
+        for name, file in weight_map.items()
+        if not _is_plain_name(file)
+    ]
+    files = sorted({file for file in weight_map.values() if _is_plain_name(file)})
+    problems += [f"shard {file} is missing" for file in files if not (path.parent / file).is_file()]
+    if problems:
+        raise CheckpointError(f"{path}: " + "; ".join(problems))
+    return weight_map
 
 
 def _weights_of(model_dir: Path) -> tuple[str, type[Any]]:

@@ -10,9 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..._core import ConfigError, DType, QuantAlgo, dtype_name
+from ..._core import ConfigError, DType, dtype_name
 from ..build import BuildReport, build
-from ..checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, QUANT_ALGOS, QuantConfig
 from ..compile.native import CompiledNetwork
 from ..compile.tensorrt.capability import CURRENT
 from ..compile.tensorrt.compile import CompiledPlans
@@ -34,6 +33,7 @@ from ..config import (
 )
 from ..engine_quality import QualityMeasure
 from ..progress import format_bytes, progress_on
+from .quantization_flags import add_quantization, quantization_of
 from .quantization_report import INT8_KV_CACHE_HELP, error_table, quality_table
 
 _PLUGIN_TYPES: Final = (AUTO, *(dtype_name(dtype) for dtype in DType), DISABLE)
@@ -141,17 +141,7 @@ def _add_plugins(group: Any) -> None:
 
 
 def _add_quantization(group: Any) -> None:
-    group.add_argument(
-        "--quantization", choices=[name.lower() for name in QUANT_ALGOS],
-        help="round the weights of linear layers to int8 (w8a16; w8a8 rounds each token's activations too) or to four "
-        "bits (w4a16); lm_head becomes int8 in all of them",
-    )  # fmt: skip
-    group.add_argument(
-        "--group_size", type=int, metavar="N",
-        help=f"w4a16: inputs that share a scale, {', '.join(map(str, GROUP_SIZES))}, or 0 for all of an output's "
-        f"(default: {DEFAULT_GROUP_SIZE})",
-    )  # fmt: skip
-    group.add_argument("--has_zero_point", action="store_true", help="w4a16: a zero point beside each scale")
+    add_quantization(group)
     group.add_argument("--int8_kv_cache", action="store_true", help=INT8_KV_CACHE_HELP)
     group.add_argument(
         "--quality_text", type=Path, metavar="FILE",
@@ -162,26 +152,6 @@ def _add_quantization(group: Any) -> None:
         "--quality_tokens", type=int, metavar="N",
         help=f"tokens of quality_text that are read, from its beginning (default: {DEFAULT_QUALITY_TOKENS})",
     )  # fmt: skip
-
-
-def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
-    """The quantisation that the flags ask for. Raises ConfigError for flags that do not go together."""
-    if args.quantization is None:
-        given = [name for name in ("group_size", "has_zero_point") if getattr(args, name) not in (None, False)]
-        if given:
-            raise ConfigError(f"{' and '.join(given)}: without quantization, there is nothing to act on")
-        return None
-    algo = QuantAlgo[args.quantization.upper()]
-    group_size = args.group_size
-    if group_size is None and algo is QuantAlgo.W4A16:
-        group_size = DEFAULT_GROUP_SIZE
-    config = QuantConfig(quant_algo=algo, group_size=group_size or None, has_zero_point=args.has_zero_point)
-    problems = config.problems()
-    if algo is QuantAlgo.W4A16 and args.group_size not in (None, 0, *GROUP_SIZES):
-        problems = [f"{problem}; or 0 for one scale an output" for problem in problems]
-    if problems:
-        raise ConfigError(f"quantization {args.quantization}: " + "; ".join(problems))
-    return config
 
 
 def _quality_of(args: argparse.Namespace) -> QualityMeasure | None:

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from ..._core import EngineError
+from ..file_lock import mark_in_use
 from ..json_fields import parse_json_object
 from ..safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec
 from .plan import Program
@@ -76,6 +77,10 @@ class EngineFile:
     def __init__(self, path: Path, checksum: str) -> None:
         """`checksum` is what write_engine_file returned. Raises EngineError with the path and what is wrong."""
         self.path = path
+        try:
+            self._in_use = mark_in_use(path)  # so that the cache of engines does not delete it
+        except OSError as reason:
+            raise EngineError(f"{path}: cannot be read: {reason.strerror}") from None
         self._reader = SafetensorsReader(path, EngineError)
         metadata = self._reader.metadata
         _check_version(path, metadata)

@@ -1,0 +1,49 @@
+"""The flags of commands that take a model directory and make its engine on first use: names as in `adaptrt build`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from ..model_cache.options import (
+    DEFAULT_MAX_BATCH_SIZE,
+    DEFAULT_MAX_LORA_RANK,
+    DEFAULT_MAX_NUM_TOKENS,
+    DEFAULT_MAX_SEQ_LEN,
+    EngineOptions,
+)
+from .quantization_flags import add_quantization, quantization_of
+from .quantization_report import INT8_KV_CACHE_HELP
+
+MODEL_HELP: Final = "engine, checkpoint or Hugging Face model directory; the engine of a model is made on first use"
+
+_SIZES: Final = {
+    "max_batch_size": f"sequences in a step (default: {DEFAULT_MAX_BATCH_SIZE})",
+    "max_num_tokens": f"tokens in a step, prompts and answers together (default: {DEFAULT_MAX_NUM_TOKENS})",
+    "max_seq_len": f"tokens of a prompt and its answer (default: {DEFAULT_MAX_SEQ_LEN}, or as many as the model was "
+    "made for where that is less)",
+    "max_input_len": "tokens of a prompt (default: max_seq_len)",
+    "max_lora_rank": f"of adapters (default: {DEFAULT_MAX_LORA_RANK})",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags; for an engine directory, they are refused by engine_for()."""
+    group = parser.add_argument_group("engines made on first use")
+    for name, text in _SIZES.items():
+        group.add_argument(f"--{name}", type=int, metavar="N", help=text)
+    add_quantization(group)
+    group.add_argument("--int8_kv_cache", action="store_true", help=INT8_KV_CACHE_HELP)
+    group.add_argument(
+        "--compress_weights", action="store_true", help="store bfloat16 weights in 12 bits each, exactly"
+    )
+
+
+def engine_options_of(args: argparse.Namespace) -> EngineOptions:
+    """The options that the flags ask for. Raises ConfigError for flags that do not go together."""
+    return EngineOptions(
+        **{name: getattr(args, name) for name in _SIZES},
+        quantization=quantization_of(args),
+        int8_kv_cache=args.int8_kv_cache,
+        compress_weights=args.compress_weights,
+    )

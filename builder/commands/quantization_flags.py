@@ -1,0 +1,44 @@
+"""The flags of `adaptrt build`, and of the commands that build on first use, for quantised weights."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..._core import ConfigError, QuantAlgo
+from ..checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, QUANT_ALGOS, QuantConfig
+
+
+def add_quantization(group: Any) -> None:
+    """Declares them in a group of an argument parser."""
+    group.add_argument(
+        "--quantization", choices=[name.lower() for name in QUANT_ALGOS],
+        help="round the weights of linear layers to int8 (w8a16; w8a8 rounds each token's activations too) or to four "
+        "bits (w4a16); lm_head becomes int8 in all of them",
+    )  # fmt: skip
+    group.add_argument(
+        "--group_size", type=int, metavar="N",
+        help=f"w4a16: inputs that share a scale, {', '.join(map(str, GROUP_SIZES))}, or 0 for all of an output's "
+        f"(default: {DEFAULT_GROUP_SIZE})",
+    )  # fmt: skip
+    group.add_argument("--has_zero_point", action="store_true", help="w4a16: a zero point beside each scale")
+
+
+def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
+    """The quantisation that the flags ask for. Raises ConfigError for flags that do not go together."""
+    if args.quantization is None:
+        given = [name for name in ("group_size", "has_zero_point") if getattr(args, name) not in (None, False)]
+        if given:
+            raise ConfigError(f"{' and '.join(given)}: without quantization, there is nothing to act on")
+        return None
+    algo = QuantAlgo[args.quantization.upper()]
+    group_size = args.group_size
+    if group_size is None and algo is QuantAlgo.W4A16:
+        group_size = DEFAULT_GROUP_SIZE
+    config = QuantConfig(quant_algo=algo, group_size=group_size or None, has_zero_point=args.has_zero_point)
+    problems = config.problems()
+    if algo is QuantAlgo.W4A16 and args.group_size not in (None, 0, *GROUP_SIZES):
+        problems = [f"{problem}; or 0 for one scale an output" for problem in problems]
+    if problems:
+        raise ConfigError(f"quantization {args.quantization}: " + "; ".join(problems))
+    return config

@@ -1,0 +1,7 @@
+"""Engines that are made on first use: from a model directory to an engine in the cache, see docs/model-cache.md."""
+
+from .first_use import engine_for
+from .options import EngineOptions
+from .store import CachedEngine, EngineCache, default_cache_directory
+
+__all__ = ["CachedEngine", "EngineCache", "EngineOptions", "default_cache_directory", "engine_for"]

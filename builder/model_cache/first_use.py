@@ -1,0 +1,233 @@
+"""From a model directory to an engine: found in the cache, or converted and built into it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from ..._core import ConfigError, EngineError
+from ..._version import __version__
+from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
+from ..checkpoint.hf_config import load_hf_config
+from ..checkpoint.hf_weights import weight_file_names
+from ..checkpoint.quantization import quantization_to_dict
+from ..checkpoint.rank_file import rank_file
+from ..compile import engine_file
+from ..config import NATIVE, BuildConfig
+from ..engine_config import FORMAT_VERSIONS
+from ..file_lock import file_lock
+from ..json_fields import load_json_object
+from ..output_directory import replaced_directory
+from ..progress import Progress, SilentProgress, format_bytes
+from .model_digest import ModelFiles
+from .options import EngineOptions
+from .store import (
+    DIGESTS_DIRECTORY,
+    ENGINE_DIRECTORY,
+    EngineCache,
+    is_entry,
+    make_cache_directory,
+    write_entry,
+)
+
+_ACCEPTED: Final = (
+    "expected an engine (adaptrt build), a checkpoint (adaptrt convert-checkpoint), or a Hugging Face model directory "
+    "with config.json"
+)
+_ADAPTER_CONFIG: Final = "adapter_config.json"
+
+
+def engine_for(
+    model: str | Path,
+    options: EngineOptions | None = None,
+    progress: Progress | None = None,
+    *,
+    cache: EngineCache | None = None,
+) -> Path:
+    """The engine directory of a model, made on first use.
+
+    model: an engine, which is returned as it is; a Hugging Face model directory or a checkpoint, whose engine is taken
+        from the cache, or converted and built into it.
+    options: of the engine that is made. None: the defaults.
+    cache: None: the user's.
+
+    Several processes may ask for one engine at once: one makes it, and the others wait and use it. What cannot be is
+    refused before any work is done.
+
+    Raises ConfigError for a directory that is none of these, for options that it cannot have or that would have no
+    effect, and for too little space; CheckpointError and EngineError as conversion and build do.
+    """
+    directory = Path(model)
+    options = EngineOptions() if options is None else options
+    if _is_engine(directory):
+        if options.given:
+            raise ConfigError(
+                f"{directory}: is an engine, whose options were chosen when it was built; {', '.join(options.given)} "
+                "would have no effect. Leave them out, or name the model directory"
+            )
+        return directory
+    progress = SilentProgress() if progress is None else progress
+    cache = EngineCache() if cache is None else cache
+    source = _Source.open(directory, options)
+    make_cache_directory(cache.directory)
+    key = source.key(source.files.digest(cache.directory / DIGESTS_DIRECTORY, progress))
+    if not is_entry(cache.place(key)):
+        _make_or_wait(source, key, cache, progress)
+    cache.touch(key)
+    return cache.place(key) / ENGINE_DIRECTORY
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A model directory, and what its engine is to be."""
+
+    directory: Path
+    files: ModelFiles
+    is_checkpoint: bool
+    config: CheckpointConfig
+    """Quantised as the engine will be."""
+    build_config: BuildConfig
+    options: EngineOptions
+
+    @classmethod
+    def open(cls, directory: Path, options: EngineOptions) -> _Source:
+        """Raises ConfigError with everything that the engine cannot be, CheckpointError for a config.json."""
+        is_checkpoint = _is_checkpoint(directory)
+        if is_checkpoint:
+            config = CheckpointConfig.load(directory)
+            files = ModelFiles(directory, [rank_file(rank) for rank in range(config.mapping.world_size)])
+        else:
+            config = load_hf_config(directory, dtype=None, mapping=ParallelMapping())
+            files = ModelFiles(directory, weight_file_names(directory))
+        build_config = options.build_config(config)
+        config = replace(config, int8_kv_cache=config.int8_kv_cache or options.int8_kv_cache)
+        problems = []
+        if options.quantization is not None:
+            problems += options.quantization.problems()
+            if config.quantization is not None:
+                problems.append(f"quantization: the weights are {config.quantization.describe()} already")
+            config = replace(config, quantization=options.quantization)
+        problems += build_config.problems(config)
+        if problems:
+            raise ConfigError(f"{directory}: " + "; ".join(problems))
+        return cls(directory, files, is_checkpoint, config, build_config, options)
+
+    @property
+    def description(self) -> str:
+        """What tells the engines of one model apart, as people read it."""
+        build = self.build_config
+        compressed = ", compressed" if build.compress_weights else ""
+        sizes = (
+            f"max_batch_size {build.max_batch_size}, max_num_tokens {build.max_num_tokens}, max_seq_len "
+            f"{build.max_seq_len}, max_input_len {build.max_input_len}, max_lora_rank {build.lora_config.max_lora_rank}"
+        )
+        return f"{self.config.describe_types()}{compressed}, {sizes}"
+
+    def key(self, model_digest: str) -> str:
+        """16 hexadecimal digits that change with everything the engine depends on."""
+        parts = {
+            "adaptrt": __version__,
+            "formats": [FORMAT_VERSIONS[NATIVE], engine_file.FORMAT_VERSION],
+            "model": model_digest,
+            "build_config": self.build_config.to_dict(),
+            "quantization": quantization_to_dict(self.config.quantization, int8_kv_cache=self.config.int8_kv_cache),
+        }
+        return xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode())
+
+    @property
+    def needed_bytes(self) -> int:
+        """About what the checkpoint and the engine take while the engine is built."""
+        weights = self.files.weight_bytes
+        # The embeddings keep their type, and int8 weights have scales.
+        size = weights if self.options.quantization is None else 3 * weights // 4
+        # A checkpoint that is there already is only written again where the build quantises it.
+        return size if self.is_checkpoint and self.options.quantization is None else 2 * size
+
+
+def _make_or_wait(source: _Source, key: str, cache: EngineCache, progress: Progress) -> None:
+    with ExitStack() as waiting:
+
+        def say_so() -> None:
+            (report,) = waiting.enter_context(progress.phases(["Waiting for another process that builds this engine"]))
+            report("", 0.0)
+
+        with file_lock(cache.lock_file(key), on_wait=say_so):
+            waiting.close()
+            if not is_entry(cache.place(key)):
+                _make(source, key, cache, progress)
+
+
+def _make(source: _Source, key: str, cache: EngineCache, progress: Progress) -> None:
+    """Converts and builds. For the holder of the entry's lock."""
+    # Only those that build an engine need the compiler.
+    from ..build import build
+    from ..checkpoint.convert import convert_checkpoint
+
+    cache.remove_unfinished(key)
+    _check_space(source, cache.directory)
+    options = source.options
+    place = cache.place(key)
+    kind = "an entry of AdaptRT's cache of engines"
+    with replaced_directory(place, is_ours=is_entry, kind=kind, error=EngineError) as directory:
+        checkpoint = source.directory
+        if not source.is_checkpoint:
+            checkpoint = directory / "checkpoint"
+            convert_checkpoint(
+                source.directory,
+                checkpoint,
+                quantization=options.quantization,
+                int8_kv_cache=options.int8_kv_cache,
+                progress=progress,
+            )
+        build(
+            checkpoint,
+            source.build_config,
+            directory / ENGINE_DIRECTORY,
+            quantization=options.quantization if source.is_checkpoint else None,
+            int8_kv_cache=options.int8_kv_cache and source.is_checkpoint,
+            progress=progress,
+        )
+        if not source.is_checkpoint:
+            shutil.rmtree(checkpoint)
+        source.files.check_unchanged()
+        write_entry(directory, source.directory.absolute(), source.description)
+
+
+def _check_space(source: _Source, place: Path) -> None:
+    needed, free = source.needed_bytes, shutil.disk_usage(place).free
+    if needed > free:
+        raise ConfigError(
+            f"{place}: making the engine of {source.directory} takes about {format_bytes(needed)}, and "
+            f"{format_bytes(free)} are free; adaptrt cache lists engines that may be removed, and XDG_CACHE_HOME names "
+            "another place"
+        )
+
+
+def _is_engine(directory: Path) -> bool:
+    """Whether a directory is an engine. Raises ConfigError for what is no directory with a config.json."""
+    if not directory.is_dir():
+        problem = "is not a directory" if directory.exists() else "does not exist"
+        raise ConfigError(f"{directory}: {problem}; {_ACCEPTED}. Models of a hub are downloaded first")
+    if not (directory / CONFIG_FILE).is_file():
+        if (directory / _ADAPTER_CONFIG).is_file():
+            raise ConfigError(f"{directory}: is a PEFT adapter; name the directory of its base model, or an engine")
+        raise ConfigError(f"{directory}: has no config.json; {_ACCEPTED}")
+    return "build_config" in load_json_object(directory / CONFIG_FILE, ConfigError)
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    """Whether a directory is a checkpoint of ours. Raises ConfigError when it is no model directory either."""
+    fields = load_json_object(directory / CONFIG_FILE, ConfigError)
+    producer = fields.get("producer")
+    if isinstance(producer, dict) and producer.get("name") == PRODUCER:
+        return True
+    if "architectures" not in fields:
+        raise ConfigError(f"{directory / CONFIG_FILE}: has no architectures; {_ACCEPTED}")
+    return False
+

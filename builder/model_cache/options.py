@@ -1,0 +1,64 @@
+"""What may be chosen of an engine that is made on first use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.quantization import QuantConfig
+from ..config import AUTO, ENABLE, BuildConfig, LoraBuildConfig, PluginConfig
+
+DEFAULT_MAX_BATCH_SIZE: Final = 256
+"""Far more streams than a CPU answers at reading speed; what is above it waits in the queue."""
+DEFAULT_MAX_NUM_TOKENS: Final = 8192
+"""As much as DEFAULT_MAX_SEQ_LEN: a prompt of any length that is accepted fits into a step, chunked or not."""
+DEFAULT_MAX_SEQ_LEN: Final = 8192
+"""A prompt of more takes a CPU minutes; whoever wants that asks for it."""
+DEFAULT_MAX_LORA_RANK: Final = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Sizes and types of an engine that is made on first use; it takes LoRA and DoRA adapters on every linear layer.
+
+    None is the default for serving.
+    """
+
+    max_batch_size: int | None = None
+    """Sequences in a step: 256."""
+    max_num_tokens: int | None = None
+    """Tokens in a step: 8192."""
+    max_seq_len: int | None = None
+    """Prompt and answer together: 8192, or the model's max_position_embeddings where that is less."""
+    max_input_len: int | None = None
+    """Of a prompt: max_seq_len."""
+    max_lora_rank: int | None = None
+    """Of adapters: 64."""
+    quantization: QuantConfig | None = None
+    """None: the weights are stored as they are."""
+    int8_kv_cache: bool = False
+    compress_weights: bool = False
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of the options that are not at their default."""
+        return tuple(field.name for field in fields(self) if getattr(self, field.name) != field.default)
+
+    def build_config(self, checkpoint: CheckpointConfig) -> BuildConfig:
+        """What the engine of a checkpoint is built with, everything filled in."""
+        longest = min(DEFAULT_MAX_SEQ_LEN, checkpoint.max_position_embeddings)
+        config = BuildConfig(
+            max_batch_size=_or(self.max_batch_size, DEFAULT_MAX_BATCH_SIZE),
+            max_num_tokens=_or(self.max_num_tokens, DEFAULT_MAX_NUM_TOKENS),
+            max_seq_len=_or(self.max_seq_len, longest),
+            max_input_len=self.max_input_len,
+            compress_weights=self.compress_weights,
+            lora_config=LoraBuildConfig(max_lora_rank=_or(self.max_lora_rank, DEFAULT_MAX_LORA_RANK)),
+            plugin_config=PluginConfig(lora_plugin=AUTO, dora_plugin=ENABLE),
+        )
+        return config.with_defaults(checkpoint)
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value

@@ -1,0 +1,186 @@
+"""The cache of engines: a directory of entries, each an engine and what is known about it.
+
+    engines/{key}/engine/      the engine directory
+    engines/{key}/entry.json   what it was made from; its time of change is that of the last use
+    engines/{key}.lock         held by the process that makes or removes the entry
+    engines/.{key}.*           an entry in the making, or what a process that was killed left of one
+    engines/digests/           digests of model directories, see model_digest.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..._core import ConfigError
+from ..._version import __version__
+from ..checkpoint.config import CONFIG_FILE, PRODUCER
+from ..engine_config import ENGINE_FILE
+from ..file_lock import file_lock_if_free, not_in_use
+from ..json_fields import load_json_object
+from ..output_directory import producer_of
+
+ENTRY_FILE: Final = "entry.json"
+ENGINE_DIRECTORY: Final = "engine"
+DIGESTS_DIRECTORY: Final = "digests"
+_KEY: Final = re.compile(r"[0-9a-f]{16}")
+_UNFINISHED: Final = re.compile(r"\.([0-9a-f]{16})\.\d+\.(tmp|old)")
+_DIGEST: Final = re.compile(r"[0-9a-f]{32}(\.\d+\.tmp)?")
+
+
+@dataclass(frozen=True)
+class CachedEngine:
+    """An entry of the cache."""
+
+    key: str
+    directory: Path
+    """The engine."""
+    model: str
+    """The directory that it was made from."""
+    options: str
+    """What it was made with, as people read it."""
+    num_bytes: int
+    last_used: datetime.datetime
+
+
+class EngineCache:
+    """The entries below one directory."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        """None: default_cache_directory(). Nothing is read or made yet."""
+        self.directory: Final = default_cache_directory() if directory is None else directory
+
+    def place(self, key: str) -> Path:
+        """Where the entry with a key is, or will be."""
+        return self.directory / key
+
+    def lock_file(self, key: str) -> Path:
+        """What the process that makes or removes an entry holds."""
+        return self.directory / f"{key}.lock"
+
+    def find(self, key: str) -> CachedEngine | None:
+        """The entry with a key; None if there is none. Raises ConfigError for one that cannot be read."""
+        place = self.place(key)
+        if not is_entry(place):
+            return None
+        fields = load_json_object(place / ENTRY_FILE, ConfigError)
+        model, options = fields.get("model"), fields.get("options")
+        if not isinstance(model, str) or not isinstance(options, str):
+            raise ConfigError(f"{place / ENTRY_FILE}: is damaged; remove it: adaptrt cache --remove {key}")
+        used = datetime.datetime.fromtimestamp((place / ENTRY_FILE).stat().st_mtime).astimezone()
+        return CachedEngine(key, place / ENGINE_DIRECTORY, model, options, _size(place), used)
+
+    def entries(self) -> list[CachedEngine]:
+        """All of them, the one that was used last first."""
+        keys = [path.name for path in self._children() if _KEY.fullmatch(path.name)]
+        found = [entry for key in keys if (entry := self.find(key)) is not None]
+        return sorted(found, key=lambda entry: entry.last_used, reverse=True)
+
+    def touch(self, key: str) -> None:
+        """Notes that an entry is used now."""
+        os.utime(self.place(key) / ENTRY_FILE)
+
+    def remove(self, key: str) -> None:
+        """Deletes an entry. Raises ConfigError when there is none, and while a process makes or uses it."""
+        if not _KEY.fullmatch(key) or not is_entry(self.place(key)):
+            raise ConfigError(f"{self.directory}: has no engine with the key '{key}'; adaptrt cache lists those it has")
+        if not self.remove_if_unused(key):
+            raise ConfigError(f"{self.place(key)}: is in use; stop the process that uses it first")
+
+    def remove_if_unused(self, key: str) -> bool:
+        """Deletes an entry unless a process makes or uses it; whether it was deleted."""
+        with contextlib.ExitStack() as stack:
+            if not stack.enter_context(file_lock_if_free(self.lock_file(key))):
+                return False
+            place = self.place(key)
+            if not is_entry(place):
+                return True
+            engine_file = place / ENGINE_DIRECTORY / ENGINE_FILE
+            if engine_file.is_file() and not stack.enter_context(not_in_use(engine_file)):
+                return False
+            # Out of the way first, in one step, so that nobody finds half an entry.
+            retired = self.directory / f".{key}.{os.getpid()}.old"
+            place.rename(retired)
+            shutil.rmtree(retired)
+            self.lock_file(key).unlink()
+            return True
+
+    def clean_up(self) -> None:
+        """Deletes what processes that were killed left behind, lock files that nobody holds, and digests."""
+        unfinished = {match[1] for path in self._children() if (match := _UNFINISHED.fullmatch(path.name))}
+        locks = {path.stem for path in self._children() if path.suffix == ".lock" and _KEY.fullmatch(path.stem)}
+        for key in unfinished | locks:
+            with file_lock_if_free(self.lock_file(key)) as is_held:
+                if is_held:
+                    self.remove_unfinished(key)
+                    self.lock_file(key).unlink()
+        digests = self.directory / DIGESTS_DIRECTORY
+        if digests.is_dir() and not digests.is_symlink():
+            for path in digests.iterdir():
+                if _DIGEST.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what is left there is not ours
+                digests.rmdir()
+
+    def remove_unfinished(self, key: str) -> None:
+        """Deletes what is left of an entry that was being made or removed; for the holder of its lock."""
+        for path in self._children():
+            match = _UNFINISHED.fullmatch(path.name)
+            if match and match[1] == key and not path.is_symlink():
+                shutil.rmtree(path)
+
+    def _children(self) -> Iterator[Path]:
+        return iter(sorted(self.directory.iterdir())) if self.directory.is_dir() else iter(())
+
+
+def is_entry(place: Path) -> bool:
+    """Whether a directory is an entry of the cache and nothing else."""
+    if place.is_symlink() or not place.is_dir() or producer_of(place / ENTRY_FILE) != PRODUCER:
+        return False
+    engine = place / ENGINE_DIRECTORY
+    names = {path.name for path in place.iterdir()}
+    is_whole = names == {ENTRY_FILE, ENGINE_DIRECTORY} and not engine.is_symlink()
+    return is_whole and producer_of(engine / CONFIG_FILE) == PRODUCER
+
+
+def write_entry(place: Path, model: Path, options: str) -> None:
+    """Writes what is known about an entry into its directory."""
+    content = {"producer": {"name": PRODUCER, "version": __version__}, "model": str(model), "options": options}
+    (place / ENTRY_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def default_cache_directory() -> Path:
+    """adaptrt/engines in $XDG_CACHE_HOME, or in ~/.cache where that is not set or not absolute.
+
+    Raises ConfigError where there is neither.
+    """
+    stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if stated.is_absolute():
+        return stated / "adaptrt" / "engines"
+    try:
+        return Path.home() / ".cache" / "adaptrt" / "engines"
+    except RuntimeError as error:
+        raise ConfigError(f"there is no place for a cache of engines: {error}; set XDG_CACHE_HOME") from None
+
+
+def _size(place: Path) -> int:
+    return sum(path.lstat().st_size for path in place.rglob("*") if not path.is_dir())
+
+
+def make_cache_directory(directory: Path) -> None:
+    """Makes the cache's directory, for this user alone: engines hold the weights of models that may be private."""
+    try:
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        reason = f"cannot be made: {error.strerror}; set XDG_CACHE_HOME to another place"
+        raise ConfigError(f"{directory}: {reason}") from None
+

@@ -1,0 +1,43 @@
+"""Small tokenizers of the two kinds that models have."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+
+
+def byte_level() -> Tokenizer:
+    """Every byte is a token, and some strings are as well, among them parts of letters: Qwen's and Llama 3's kind."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    # A whole euro sign, its first two bytes, its last two, a space before a word.
+    joined = ["âĤ¬", "âĤ", "Ĥ¬", "Ġhello", "hello", "Ġ.", "</"]
+    vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *alphabet, *joined])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False)])
+    return tokenizer
+
+
+def metaspace() -> Tokenizer:
+    """Spaces are letters, bytes are the tokens of what is not in the vocabulary: Llama 2's and Mistral's kind."""
+    pieces = ["▁", "▁▁", "▁hello", "hello", "▁.", "€", "\ufffd", *string.ascii_letters, *".,!?</|_\n"]
+    pieces += [f"<0x{byte:02X}>" for byte in range(256)]
+    vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *pieces])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<s>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Writes tokenizer.json into a model's directory."""
+    tokenizer.save(str(directory / "tokenizer.json"))

@@ -1,0 +1,348 @@
+"""Chat templates render as transformers renders them, and cannot do what templates have no business with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from adaptrt import ConfigError, RequestError
+from adaptrt.runtime import template_sandbox
+from adaptrt.runtime.chat_template import ChatTemplate
+from support.tokenizers import byte_level
+
+# Small templates in the manner of the families that are served.
+LLAMA_3 = """\
+{{- bos_token }}
+{%- set date = strftime_now("%Y") is string %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system = "" %}
+{%- endif %}
+{{- "<|start|>system<|end|>\\n\\n" ~ system }}
+{%- if tools is not none %}
+    {{- "Functions:\\n" }}
+    {%- for t in tools %}
+        {{- t | tojson(indent=4) }}
+        {{- "\\n\\n" }}
+    {%- endfor %}
+{%- endif %}
+{{- eos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'tool' or 'tool_calls' in message %}
+        {%- if message.tool_calls %}
+            {%- set call = message.tool_calls[0].function %}
+            {{- '{"name": "' + call.name + '", "parameters": ' + (call.arguments | tojson) + '}' }}
+        {%- else %}
+            {{- "<|start|>ipython<|end|>" + message.content + eos_token }}
+        {%- endif %}
+    {%- else %}
+        {{- '<|start|>' + message['role'] + '<|end|>\\n\\n' + message['content'] | trim + eos_token }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start|>assistant<|end|>\\n\\n' }}
+{%- endif %}
+"""
+MISTRAL = """\
+{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{{- bos_token }}
+{%- for message in loop_messages %}
+    {%- if (message["role"] == "user") != (loop.index0 % 2 == 0) %}
+        {{- raise_exception("roles must alternate user and assistant") }}
+    {%- endif %}
+    {%- if message["role"] == "user" %}
+        {%- if loop.last and system_message is defined %}
+            {{- "[INST] " + system_message + "\\n\\n" + message["content"] + "[/INST]" }}
+        {%- else %}
+            {{- "[INST] " + message["content"] + "[/INST]" }}
+        {%- endif %}
+    {%- else %}
+        {% generation %}{{- " " + message["content"] + eos_token }}{% endgeneration %}
+    {%- endif %}
+{%- endfor %}
+"""
+QWEN = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- "# Tools\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=0) %}
+{%- for message in messages[::-1] %}
+    {%- if message.role == "user" %}{%- set ns.last = messages|length - 1 - loop.index0 %}{%- break %}{%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == "system" and loop.first %}{%- continue %}{%- endif %}
+    {{- '<|im_start|>' ~ message.role }}
+    {%- if message.content is string %}{{- '\\n' ~ message.content.split('</think>')[-1].lstrip('\\n') }}{%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<tool_call>\\n{"name": "' ~ call.function.name ~ '", "arguments": ' }}
+        {%- if call.function.arguments is string %}
+            {{- call.function.arguments }}
+        {%- else %}
+            {{- call.function.arguments | tojson }}
+        {%- endif %}
+        {{- '}\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}
+"""
+TEMPLATES = {"llama 3": LLAMA_3, "mistral": MISTRAL, "qwen": QWEN}
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Says <what> the sky is like; 天気 & more",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+PLAIN = [{"role": "user", "content": " Grüße <b>'\"</b> \n"}]
+LONGER = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "One?"},
+    {"role": "assistant", "content": "<think>\nhm</think>\n\nTwo."},
+    {"role": "user", "content": "Three?"},
+]
+CALLED = [
+    {"role": "user", "content": "Is it raining?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln", "n": [1, 2.5]}}}
+        ],
+    },
+    {"role": "tool", "content": "no", "tool_call_id": "1"},
+]
+
+
+def save(directory: Path, template: str | None, **config: Any) -> Path:
+    byte_level().save(str(directory / "tokenizer.json"))
+    fields = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", **config}
+    (directory / "tokenizer_config.json").write_text(json.dumps(fields))
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(template)
+    return directory
+
+
+def loaded(directory: Path, base: ChatTemplate | None = None) -> ChatTemplate:
+    template = ChatTemplate.load(directory, base=base)
+    assert template is not None
+    return template
+
+
+def of(template: str, **special_tokens: str) -> ChatTemplate:
+    return ChatTemplate({"default": template}, special_tokens, "where.jinja")
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize(
+    ("messages", "tools"), [(PLAIN, None), (PLAIN, TOOLS), (LONGER, None), (LONGER, TOOLS), (CALLED, TOOLS)]
+)
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_renders_as_transformers_does(
+    family: str, messages: Any, tools: Any, add_generation_prompt: bool, tmp_path: Path
+) -> None:
+    if family == "mistral" and messages is CALLED:
+        pytest.skip("that template has no tools")
+    save(tmp_path, TEMPLATES[family])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = tokenizer.apply_chat_template(
+        messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False
+    )
+    rendered = loaded(tmp_path).render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+    assert rendered == expected
+    assert len(rendered) > 20
+
+
+def test_variables_reach_the_template(tmp_path: Path) -> None:
+    template = loaded(save(tmp_path, QWEN))
+    assert template.render(PLAIN, variables={"enable_thinking": False}).endswith("assistant\n<think>\n\n</think>\n\n")
+    assert template.render(PLAIN, variables={"enable_thinking": True}).endswith("assistant\n")
+    with pytest.raises(RequestError, match="messages, tools cannot be given as a variable"):
+        template.render(PLAIN, variables={"tools": [], "messages": []})
+
+
+def test_openais_forms_become_what_templates_expect(tmp_path: Path) -> None:
+    template = loaded(save(tmp_path, QWEN))
+    parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "two."}]
+    assert "user\nOne\ntwo.<|im_end|>" in template.render([{"role": "user", "content": parts}])
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "ü"}'}}
+    rendered = template.render([*PLAIN, {"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert '"arguments": {"a": "ü"}}' in rendered
+    assert call["function"] == {"name": "f", "arguments": '{"a": "ü"}'}  # the caller's is left as it is
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([], "messages is empty"),
+        (["text"], r'messages\[0\] is "text"; expected an object'),
+        ([{"content": "x"}], r"messages\[0\]\.role is null"),
+        ([{"role": 1}], r"messages\[0\]\.role is 1"),
+        ([*PLAIN, {"role": "user", "content": [{"type": "image_url"}]}], r"messages\[1\]\.content\[0\] is .*image_url"),
+        ([{"role": "user", "content": float("nan")}], r"messages\[0\]: cannot be given"),
+        ([{"role": "user", "content": object()}], r"object is none of JSON's types"),
+        ([{"role": "user"}], r"where\.jinja: the messages cannot be rendered: .*no attribute 'content'"),
+        ([{"role": "a", "tool_calls": {"a": 1}}], r"messages\[0\]\.tool_calls is .*; expected a list"),
+        (
+            [{"role": "a", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+            r'tool_calls\[0\]\.function\.arguments is "{", not JSON',
+        ),
+    ],
+)
+def test_messages_in_another_form_are_refused(messages: Any, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=expected):
+        of("{{ messages[0].content + 'x' }}").render(messages)
+
+
+def test_a_template_may_refuse_messages(tmp_path: Path) -> None:
+    template = loaded(save(tmp_path, MISTRAL))
+    with pytest.raises(RequestError, match=r"chat_template\.jinja: .*: roles must alternate user and assistant"):
+        template.render([*PLAIN, *PLAIN])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.nothing.at.all }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ nothing() }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ [].append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ dict.mro() }}",
+        "{{ raise_exception.__globals__.keys() }}",
+        "{% include 'file' %}",
+        "{{ messages | nothing }}",
+        "{{ '{0.__class__}'.format(1).x.y }}",
+    ],
+)
+def test_whatever_goes_wrong_in_a_template_names_it(source: str) -> None:
+    with pytest.raises((RequestError, ConfigError), match=r"where\.jinja: "):
+        of(source).render(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for i in range(100) recursive %}{{ loop(range(100)) }}{% endfor %}",
+        "{{ 'ab' * 1000000000000 }}",
+        "{{ [1] * 1000000000000 }}",
+        "{{ 10 ** 100000000 }}",
+        "{% set ns = namespace(x=3) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x|replace('a', ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x.replace('a', ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}"
+        "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
+        "{% for i in range(99999) %}" + "x" * 1000 + "{% endfor %}",
+        "{{ range(1000000000) | list }}",
+        "{{ lipsum(n=1000000) }}",
+    ],
+)
+def test_a_template_cannot_run_or_grow_without_end(source: str) -> None:
+    with pytest.raises(RequestError, match=r"where\.jinja: "):
+        of(source).render(PLAIN)
+
+
+def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_STEPS", 20)
+    monkeypatch.setattr(template_sandbox, "MAX_CHARACTERS", 30)
+    count = of("{% for i in range(n) %}{% endfor %}")
+    assert count.render(PLAIN, variables={"n": 19}) == ""
+    with pytest.raises(RequestError, match="more than 20 loop turns and calls"):
+        count.render(PLAIN, variables={"n": 20})
+    assert count.render(PLAIN, variables={"n": 19}) == ""  # each rendering begins to count anew
+    echo = of("{{ text }}{{ text }}")
+    assert len(echo.render(PLAIN, variables={"text": "x" * 15})) == 30
+    with pytest.raises(RequestError, match="more than 30 characters"):
+        echo.render(PLAIN, variables={"text": "x" * 16})
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% unknown %}", "x" * (1 << 20) + "x"])
+def test_a_template_in_another_language_is_refused_when_it_is_read(source: str, tmp_path: Path) -> None:
+    save(tmp_path, source)
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja: "):
+        ChatTemplate.load(tmp_path)
+
+
+def test_the_file_goes_before_the_config_and_a_name_before_the_default(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    save(tmp_path, None, chat_template=named)
+    template = loaded(tmp_path)
+    assert (template.render(PLAIN), template.render(PLAIN, tools=TOOLS)) == ("plain", "tools")
+    save(tmp_path, "file", chat_template=named)
+    assert loaded(tmp_path).render(PLAIN, tools=TOOLS) == "file"
+    save(tmp_path, None, chat_template="{{ bos_token }}one")
+    (tmp_path / "chat_template.jinja").unlink()
+    assert loaded(tmp_path).render(PLAIN) == "<s>one"
+    save(tmp_path, None, chat_template=[{"name": "rag", "template": "x"}])
+    with pytest.raises(RequestError, match=r"no template named 'default'; it has: 'rag'"):
+        loaded(tmp_path).render(PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"chat_template": 3}, r"tokenizer_config\.json: chat_template is 3; expected a template"),
+        ({"chat_template": []}, "chat_template is "),
+        ({"chat_template": [{"name": "default"}]}, r"chat_template has .*default"),
+        ({"chat_template": [{"name": "a", "template": ""}] * 2}, r"chat_template has .*different names"),
+        ({"chat_template": "x", "bos_token": 3}, r"tokenizer_config\.json: bos_token is 3; expected a token's text"),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_named(config: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        ChatTemplate.load(save(tmp_path, None, **config))
+
+
+def test_special_tokens_come_from_their_files_and_an_adapters_from_its_base(tmp_path: Path) -> None:
+    base_directory, adapter = tmp_path / "base", tmp_path / "adapter"
+    base_directory.mkdir()
+    adapter.mkdir()
+    save(base_directory, "{{ bos_token }}", bos_token={"content": "<|im_start|>", "lstrip": False})
+    base = loaded(base_directory)
+    assert base.render(PLAIN) == "<|im_start|>"
+    assert ChatTemplate.load(adapter, base=base) is None
+    (adapter / "chat_template.jinja").write_text("{{ bos_token }}{{ eos_token }}{{ pad_token }}")
+    (adapter / "special_tokens_map.json").write_text('{"eos_token": "<eot>"}')
+    assert loaded(adapter, base).render(PLAIN) == "<|im_start|><eot>"
+
+
+def test_without_jinja2_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, QWEN)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, template_sandbox.__name__)
+    with pytest.raises(ConfigError, match=r"chat templates need jinja2; install adaptrt\[serve\]"):
+        ChatTemplate.load(tmp_path)

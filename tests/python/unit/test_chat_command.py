@@ -1,0 +1,105 @@
+"""One conversation of `adaptrt chat`: what an interrupt and a failure leave of it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from adaptrt import AdapterError, FinishReason, RequestError
+from adaptrt.tools.chat import Chat
+
+
+class Stream(Iterator[str]):
+    """The pieces of an answer, of which one may be an exception."""
+
+    def __init__(self, pieces: Sequence[Any]) -> None:
+        self._pieces = iter(pieces)
+        self.finish_reason = FinishReason.END_ID
+        self.is_closed = False
+
+    def __next__(self) -> str:
+        piece = next(self._pieces)
+        if isinstance(piece, BaseException):
+            raise piece
+        return str(piece)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeLLM:
+    def __init__(self) -> None:
+        self.answers: list[Stream] = []
+        self.asked: list[list[Mapping[str, str]]] = []
+        self.loras: list[str | None] = []
+        self.executor = SimpleNamespace(adapters=SimpleNamespace(names=("poet",)))
+
+    def chat_template(self, lora: str | None) -> None:
+        if lora not in (None, "poet"):
+            raise AdapterError(f"has no adapter named '{lora}'")
+
+    def chat_stream(self, messages: list[Mapping[str, str]], *, lora: str | None, **_: object) -> Stream:
+        self.asked.append(list(messages))
+        self.loras.append(lora)
+        return self.answers.pop(0)
+
+
+@pytest.fixture
+def llm() -> FakeLLM:
+    return FakeLLM()
+
+
+def begin(llm: FakeLLM, **options: Any) -> tuple[Chat, io.StringIO]:
+    output = io.StringIO()
+    return Chat(llm, output=output, **options), output  # type: ignore[arg-type]
+
+
+def test_an_interrupt_stops_the_answer_and_not_the_program(llm: FakeLLM) -> None:
+    chat, output = begin(llm)
+    stopped = Stream(["Once upon", KeyboardInterrupt(), "a time"])
+    llm.answers = [stopped, Stream(["Yes."])]
+    assert chat.take("A story!")
+    assert stopped.is_closed
+    assert output.getvalue() == "Once upon [stopped]\n"
+    assert chat.take("Go on?")
+    assert [message["content"] for message in llm.asked[1]] == ["A story!", "Once upon", "Go on?"]
+
+
+def test_a_failure_leaves_the_conversation_as_it_was(llm: FakeLLM) -> None:
+    chat, output = begin(llm)
+    llm.answers = [Stream(["Yes."]), Stream([RequestError("the prompt is too long")]), Stream(["No."])]
+    for line in ("One?", "Two?", "Three?"):
+        assert chat.take(line)
+    assert output.getvalue() == "Yes.\nerror: the prompt is too long\nNo.\n"
+    assert [message["content"] for message in llm.asked[2]] == ["One?", "Yes.", "Three?"]
+
+
+def test_control_characters_do_not_reach_the_terminal(llm: FakeLLM) -> None:
+    chat, output = begin(llm)
+    llm.answers = [Stream(["a\x1b[2Jb\tc\r\n", "\x9b"])]
+    chat.take("?")
+    assert output.getvalue() == "a\ufffd[2Jb\tc\ufffd\n\ufffd\n"
+
+
+def test_commands(llm: FakeLLM) -> None:
+    chat, output = begin(llm, system="Rhyme.")
+    llm.answers = [Stream(["1"]) for _ in range(5)]
+    for line in "a|/lora poet|b|/lora nobody|/reset|c|/lora|/system|d|/system Be brief.|e|".split("|"):
+        assert chat.take(line)
+    assert llm.loras == [None, "poet", "poet", None, None]
+    contents = [[message["content"] for message in asked] for asked in llm.asked]
+    assert contents == [
+        ["Rhyme.", "a"],
+        ["Rhyme.", "a", "1", "b"],
+        ["Rhyme.", "c"],
+        ["d"],
+        ["Be brief.", "e"],
+    ]
+    assert output.getvalue() == "1\n1\nerror: has no adapter named 'nobody'\n1\n1\n1\n"
+    assert not chat.take("/exit")
+    assert chat.take("/help")
+    assert all(name in output.getvalue() for name in ("/lora", "/loras", "/system", "/reset", "/exit", "Ctrl-C"))

@@ -1,0 +1,320 @@
+"""Engines that are made on first use: when one is found again, when another is made, and what is never deleted."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptrt import ConfigError
+from adaptrt._core import AdaptrtError, QuantAlgo
+from adaptrt.builder.checkpoint.convert import convert_checkpoint
+from adaptrt.builder.checkpoint.quantization import QuantConfig
+from adaptrt.builder.cli import main as command_line
+from adaptrt.builder.commands import engine_flags
+from adaptrt.builder.engine_config import EngineConfig
+from adaptrt.builder.model_cache import EngineCache, EngineOptions, default_cache_directory, engine_for, first_use
+from adaptrt.runtime.engine import load_engine
+from support.models import ModelSpec, save_adapter, save_model
+from support.tokenizers import byte_level, save_tokenizer
+
+SPEC = ModelSpec(vocab_size=300, num_hidden_layers=1)
+SMALL = EngineOptions(max_batch_size=4, max_num_tokens=64, max_seq_len=96, max_lora_rank=8)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineCache:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    return EngineCache()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = save_model(SPEC, tmp_path_factory.mktemp("model") / "model")
+    save_tokenizer(byte_level(), directory)
+    return directory
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def forbid_building(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        pytest.fail("an engine is made, where one could be found or nothing could come of it")
+
+    monkeypatch.setattr(first_use, "_make", fail)
+
+
+def test_an_engine_is_made_once(cache: EngineCache, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_for(model, SMALL)
+    config = EngineConfig.load(engine)
+    assert config.build_config.max_seq_len == 96
+    assert config.build_config.dora_enabled
+    assert len(config.build_config.lora_config.lora_target_modules) == 7
+    assert (engine / "tokenizer.json").is_file()
+    (entry,) = cache.entries()
+    assert (entry.directory, entry.model) == (engine, str(model))
+    assert entry.num_bytes > (engine / "rank0.engine").stat().st_size
+    assert "max_lora_rank 8" in entry.options
+    # No checkpoint, no lock and nothing unfinished but the key's lock file is left.
+    left = {path.name for path in cache.directory.iterdir()}
+    assert left == {entry.key, f"{entry.key}.lock", "digests"}
+    assert {path.name for path in cache.place(entry.key).iterdir()} == {"engine", "entry.json"}
+    forbid_building(monkeypatch)
+    assert engine_for(str(model), SMALL) == engine
+    assert engine_for(model, EngineOptions(max_batch_size=4, max_num_tokens=64, max_seq_len=96, max_input_len=96,
+                                           max_lora_rank=8)) == engine  # fmt: skip
+
+
+def test_the_last_use_is_noted(cache: EngineCache, model: Path) -> None:
+    engine = engine_for(model, SMALL)
+    os.utime(engine.parent / "entry.json", (0, 0))
+    assert cache.entries()[0].last_used.year == 1970
+    engine_for(model, SMALL)
+    assert cache.entries()[0].last_used.year > 2000
+
+
+def test_defaults_suit_a_server_and_the_model(cache: EngineCache, model: Path) -> None:
+    build = EngineConfig.load(engine_for(model)).build_config
+    assert (build.max_batch_size, build.max_num_tokens) == (256, 8192)
+    assert build.max_seq_len == build.max_input_len == SPEC.max_position_embeddings
+    assert build.lora_config.max_lora_rank == 64
+
+
+@pytest.mark.parametrize("change", ["weights", "tokenizer", "options", "version"])
+def test_what_the_engine_depends_on_makes_another(
+    change: str, cache: EngineCache, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = engine_for(model, SMALL)
+    options = SMALL
+    if change == "weights":
+        path = model / "model.safetensors"
+        stat, content = path.stat(), bytearray(path.read_bytes())
+        content[-2] ^= 1
+        path.write_bytes(content)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as files from archives and images have
+    elif change == "tokenizer":
+        (model / "chat_template.jinja").write_text("x")
+    elif change == "options":
+        options = EngineOptions(max_batch_size=5, max_num_tokens=64, max_seq_len=96, max_lora_rank=8)
+    else:
+        monkeypatch.setattr(first_use, "__version__", "999")
+    second = engine_for(model, options)
+    assert second != first
+    assert {entry.directory for entry in cache.entries()} == {first, second}
+
+
+def test_a_copy_of_a_model_has_its_engine(
+    cache: EngineCache, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_for(model, SMALL)
+    forbid_building(monkeypatch)
+    assert engine_for(Path(shutil.copytree(model, tmp_path / "copy")), SMALL) == engine
+
+
+def test_a_model_is_read_once(cache: EngineCache, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_for(model, SMALL)
+    monkeypatch.setattr("adaptrt.builder.model_cache.model_digest.add_file", lambda *_: pytest.fail("read again"))
+    assert engine_for(model, SMALL) == engine
+
+
+def test_a_model_that_changes_meanwhile_is_not_kept(
+    cache: EngineCache, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from adaptrt.builder import build as build_module
+
+    build = build_module.build
+
+    def build_and_change(*arguments: Any, **options: Any) -> Any:
+        report = build(*arguments, **options)
+        (model / "tokenizer.json").write_text("{}")
+        return report
+
+    monkeypatch.setattr(build_module, "build", build_and_change)
+    with pytest.raises(ConfigError, match="its files were changed while they were read"):
+        engine_for(model, SMALL)
+    assert cache.entries() == []
+
+
+def test_an_engine_is_returned_as_it_is(cache: EngineCache, model: Path) -> None:
+    engine = engine_for(model, SMALL)
+    assert engine_for(engine) == engine
+    with pytest.raises(ConfigError, match="is an engine.* max_batch_size, compress_weights would have no effect"):
+        engine_for(engine, EngineOptions(max_batch_size=4, compress_weights=True))
+
+
+def test_a_checkpoint_is_built(cache: EngineCache, model: Path, tmp_path: Path) -> None:
+    convert_checkpoint(model, tmp_path / "checkpoint")
+    options = EngineOptions(max_seq_len=64, quantization=QuantConfig(quant_algo=QuantAlgo.W8A16), int8_kv_cache=True)
+    config = EngineConfig.load(engine_for(tmp_path / "checkpoint", options)).pretrained_config
+    assert config.quantization is not None
+    assert config.quantization.quant_algo is QuantAlgo.W8A16
+    assert config.int8_kv_cache
+    assert (tmp_path / "checkpoint" / "rank0.safetensors").is_file()
+
+
+def test_a_model_is_quantised(cache: EngineCache, model: Path) -> None:
+    options = EngineOptions(max_seq_len=64, quantization=QuantConfig(quant_algo=QuantAlgo.W8A16), int8_kv_cache=True)
+    config = EngineConfig.load(engine_for(model, options)).pretrained_config
+    assert config.describe_types() == "float32, linear layers W8A16, int8 KV cache"
+    assert cache.entries()[0].options.startswith("float32, linear layers W8A16, int8 KV cache, max_batch_size 256")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (EngineOptions(max_seq_len=4096), "max_seq_len 4096 is above the model's max_position_embeddings 1024"),
+        (EngineOptions(max_batch_size=0), "max_batch_size is 0"),
+        (EngineOptions(compress_weights=True), "compress_weights needs bfloat16 weights"),
+        (EngineOptions(quantization=QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=7)), "group_size is 7"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(
+    options: EngineOptions, expected: str, cache: EngineCache, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid_building(monkeypatch)
+    with pytest.raises(ConfigError, match=expected):
+        engine_for(model, options)
+    assert not cache.directory.exists()
+
+
+def test_directories_that_are_no_model_are_refused(cache: EngineCache, model: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(model, tmp_path / "adapter", 0, r=2)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    for directory, expected in {
+        "Qwen/Qwen3-0.6B": "does not exist; expected an engine .* Models of a hub are downloaded first",
+        model / "config.json": "is not a directory",
+        tmp_path / "empty": "has no config.json; expected an engine .*, a checkpoint .*, or a Hugging Face model",
+        tmp_path / "other": "has no architectures",
+        adapter: "is a PEFT adapter; name the directory of its base model",
+    }.items():
+        with pytest.raises(ConfigError, match=expected):
+            engine_for(directory)
+    (model / "model.safetensors").unlink()
+    with pytest.raises(AdaptrtError, match="holds no weights"):
+        engine_for(model)
+
+
+def test_too_little_space_is_said_before_the_work(
+    cache: EngineCache, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(model)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(ConfigError, match=r"takes about .* KiB, and 1000 bytes are free"):
+        engine_for(model, SMALL)
+    assert cache.entries() == []
+
+
+def test_what_a_killed_process_left_is_deleted(cache: EngineCache, model: Path) -> None:
+    engine = engine_for(model, SMALL)
+    (entry,) = cache.entries()
+    cache.remove(entry.key)
+    unfinished = cache.directory / f".{entry.key}.99999.tmp"
+    (unfinished / "checkpoint").mkdir(parents=True)
+    other = cache.directory / ".0123456789abcdef.99999.tmp"
+    other.mkdir()
+    assert engine_for(model, SMALL) == engine
+    assert not unfinished.exists()
+    assert other.is_dir()  # another process may be making it
+    cache.clean_up()
+    assert not other.exists()
+    assert len(cache.entries()) == 1
+
+
+def test_an_engine_in_use_is_kept(cache: EngineCache, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = load_engine(engine_for(model, SMALL))
+    (entry,) = cache.entries()
+    with pytest.raises(ConfigError, match=f"{entry.key}: is in use"):
+        cache.remove(entry.key)
+    assert command_line(["cache", "--clear"]) == 0
+    assert f"{entry.key}: kept, as a process uses it\n0 engines removed" in capsys.readouterr().out
+    assert loaded.directory.is_dir()
+    del loaded
+    assert command_line(["cache", "--remove", entry.key]) == 0
+    assert cache.entries() == []
+    assert command_line(["cache", "--remove", entry.key]) == 2
+    assert "has no engine with the key" in capsys.readouterr().err
+
+
+def test_only_what_is_ours_is_deleted(cache: EngineCache, model: Path, tmp_path: Path) -> None:
+    engine_for(model, SMALL)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("x")
+    keep = [cache.directory / name for name in ("notes.txt", "0123456789abcdef/mine", "digests/x")]
+    for path in keep:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    (cache.directory / "fedcba9876543210").symlink_to(outside)
+    (cache.directory / ".fedcba9876543210.1.tmp").symlink_to(outside)
+    assert command_line(["cache", "--clear"]) == 0
+    assert cache.entries() == []
+    assert all(path.is_file() for path in [*keep, outside / "file"])
+    for key in ("0123456789abcdef", "fedcba9876543210", "../outside", ""):
+        with pytest.raises(ConfigError, match="has no engine with the key"):
+            cache.remove(key)
+
+
+def test_the_cache_is_listed_and_pruned(
+    cache: EngineCache, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert command_line(["cache"]) == 0
+    assert capsys.readouterr().out == f"{cache.directory}: has no engines\n"
+    older, newer = engine_for(model, SMALL), engine_for(model, EngineOptions(max_seq_len=64))
+    os.utime(older.parent / "entry.json", (0, 0))
+    assert command_line(["cache"]) == 0
+    output = capsys.readouterr().out
+    assert output.index(newer.parent.name) < output.index(older.parent.name)
+    assert "1970-01-01" in output
+    assert "2 engines" in output
+    size = cache.entries()[0].num_bytes
+    assert command_line(["cache", "--max_bytes", str(size)]) == 0
+    assert "1 engine removed" in capsys.readouterr().out
+    assert [entry.directory for entry in cache.entries()] == [newer]
+    assert command_line(["cache", "--max_bytes", str(size)]) == 0
+    assert "0 engines removed" in capsys.readouterr().out
+    assert command_line(["cache", "--max_bytes", "-1"]) == 2
+
+
+@pytest.mark.parametrize("stated", [None, "", "relative/cache"])
+def test_the_place_of_the_cache(stated: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if stated is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", stated)
+    assert default_cache_directory() == tmp_path / ".cache" / "adaptrt" / "engines"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert default_cache_directory() == Path("/elsewhere/adaptrt/engines")
+
+
+def test_the_cache_is_its_owners_alone(cache: EngineCache, model: Path) -> None:
+    engine_for(model, SMALL)
+    assert cache.directory.stat().st_mode & 0o077 == 0
+
+
+def options_of(*flags: str) -> EngineOptions:
+    parser = argparse.ArgumentParser()
+    engine_flags.add_arguments(parser)
+    return engine_flags.engine_options_of(parser.parse_args(flags))
+
+
+def test_flags_say_what_is_made() -> None:
+    assert options_of() == EngineOptions()
+    assert options_of("--max_batch_size", "3", "--max_lora_rank", "16", "--int8_kv_cache") == EngineOptions(
+        max_batch_size=3, max_lora_rank=16, int8_kv_cache=True
+    )
+    assert options_of("--quantization", "w4a16", "--has_zero_point").quantization == QuantConfig(
+        quant_algo=QuantAlgo.W4A16, group_size=128, has_zero_point=True
+    )
+    assert options_of("--max_seq_len=9", "--compress_weights").given == ("max_seq_len", "compress_weights")
+    with pytest.raises(ConfigError, match="group_size: without quantization"):
+        options_of("--group_size", "32")

@@ -1,0 +1,193 @@
+"""A conversation with a model and its adapters at the terminal, or with the lines of stdin."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, TextIO
+
+from .._core import AdaptrtError, ConfigError, FinishReason, SamplingConfig
+from ..builder.commands import engine_flags
+from ..runtime.llm import LLM, AnswerStream
+
+_PROMPT: Final = "> "
+_HELP: Final = """\
+/lora NAME      answer with an adapter from now on; /lora alone: with the model itself
+/loras          the adapters that there are
+/system TEXT    begin a new conversation with these instructions; /system alone: without any
+/reset          forget the conversation
+/exit           end; so does the end of the input
+Ctrl-C stops an answer. A line that begins with // is sent with one / less."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument("model", type=Path, metavar="MODEL", help=engine_flags.MODEL_HELP)
+    parser.add_argument("--lora", metavar="NAME", help="adapter of the engine to answer with")
+    parser.add_argument("--system", metavar="TEXT", help="instructions that the conversation begins with")
+    parser.add_argument(
+        "--max_tokens", type=int, default=512, metavar="N", help="tokens of an answer (default: %(default)s)"
+    )
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0: always the likeliest token (default: 0)"
+    )
+    sampling.add_argument("--top_k", type=int, metavar="N", help="choose among the N likeliest tokens")
+    sampling.add_argument("--top_p", type=float, metavar="P", help="choose among the likeliest that have P together")
+    sampling.add_argument("--seed", type=int, metavar="N", help="the same choices for the same seed")
+    engine_flags.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reads lines and answers them until the input ends."""
+    sampling = _sampling_of(args)
+    options = engine_flags.engine_options_of(args)
+    with LLM(args.model, engine_options=options) as llm:
+        llm.chat_template(args.lora)  # without one, there is no chat to begin
+        chat = Chat(llm, lora=args.lora, system=args.system, max_tokens=args.max_tokens, sampling=sampling)
+        is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        if is_terminal:
+            print(f"{args.model}, adapters: {chat.adapters()}. /help lists the commands.")
+        for line in _lines(sys.stdin, is_terminal=is_terminal):
+            if not chat.take(line):
+                break
+    return 0
+
+
+class Chat:
+    """One conversation: what was said so far, and who answers."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        *,
+        lora: str | None = None,
+        system: str | None = None,
+        max_tokens: int = 512,
+        sampling: SamplingConfig | None = None,
+        output: TextIO | None = None,
+    ) -> None:
+        """`output` None: what sys.stdout is now."""
+        self._llm = llm
+        self._lora = lora
+        self._system = system
+        self._max_tokens = max_tokens
+        self._sampling = sampling
+        self._output = sys.stdout if output is None else output
+        self._messages: list[dict[str, str]] = []
+
+    def adapters(self) -> str:
+        """Their names, as people read them."""
+        return ", ".join(self._llm.executor.adapters.names) or "none"
+
+    def take(self, line: str) -> bool:
+        """Answers a line or obeys it; whether the conversation goes on.
+
+        What is wrong with a line is said, and leaves the conversation as it was.
+        """
+        if not line.strip():
+            return True
+        if line.startswith("/") and not line.startswith("//"):
+            return self._obey(line)
+        try:
+            self._answer(line[1:] if line.startswith("//") else line)
+        except AdaptrtError as error:
+            self._say(f"error: {error}")
+        return True
+
+    def _obey(self, line: str) -> bool:
+        name, _, rest = line.partition(" ")
+        commands: dict[str, Callable[[str], None]] = {
+            "/lora": self._choose,
+            "/loras": lambda _: self._say(self.adapters()),
+            "/system": self._instruct,
+            "/reset": lambda _: self._messages.clear(),
+            "/help": lambda _: self._say(_HELP),
+        }
+        if name == "/exit":
+            return False
+        if name in commands:
+            commands[name](rest.strip())
+        else:
+            self._say(f"error: unknown command {name}; commands: {', '.join(commands)}, /exit")
+        return True
+
+    def _choose(self, lora: str) -> None:
+        try:
+            self._llm.chat_template(lora or None)
+        except AdaptrtError as error:
+            self._say(f"error: {error}")
+            return
+        self._lora = lora or None
+
+    def _instruct(self, system: str) -> None:
+        self._system = system or None
+        self._messages.clear()
+
+    def _answer(self, text: str) -> None:
+        """Writes the answer as it comes. One that is interrupted stays in the conversation as far as it came."""
+        instructions = [] if self._system is None else [{"role": "system", "content": self._system}]
+        question = {"role": "user", "content": text}
+        pieces = []
+        with contextlib.closing(
+            self._llm.chat_stream(
+                [*instructions, *self._messages, question],
+                lora=self._lora,
+                max_tokens=self._max_tokens,
+                sampling_config=self._sampling,
+            )
+        ) as answer:
+            try:
+                for piece in answer:
+                    pieces.append(piece)
+                    self._write(piece)
+                ending = self._ending(answer)
+            except KeyboardInterrupt:
+                ending = " [stopped]"
+        self._write(ending + "\n")
+        self._messages += [question, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _ending(self, answer: AnswerStream) -> str:
+        is_cut = answer.finish_reason is FinishReason.LENGTH
+        return f" [the limit of {self._max_tokens} tokens]" if is_cut else ""
+
+    def _say(self, text: str) -> None:
+        self._write(text + "\n")
+
+    def _write(self, text: str) -> None:
+        """Writes at once; a terminal would obey control characters, which a model may have learnt to write."""
+        self._output.write("".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text))
+        self._output.flush()
+
+
+def _lines(stream: TextIO, *, is_terminal: bool) -> Iterator[str]:
+    """Lines without their ends. On a terminal with a prompt and history, where Ctrl-C forgets what was typed."""
+    if not is_terminal:
+        for line in stream:
+            yield line.rstrip("\n")
+        return
+    with contextlib.suppress(ImportError):  # some builds of Python have none; lines can be typed without it
+        import readline  # noqa: F401
+    while True:
+        try:
+            yield input(_PROMPT)
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+
+
+def _sampling_of(args: argparse.Namespace) -> SamplingConfig:
+    if args.temperature < 0:
+        raise ConfigError(f"temperature is {args.temperature}; it must be at least 0")
+    if args.temperature == 0:
+        given = [name for name in ("top_k", "top_p", "seed") if getattr(args, name) is not None]
+        if given:
+            raise ConfigError(f"{' and '.join(given)}: without a temperature above 0, nothing is chosen by chance")
+        return SamplingConfig()
+    chosen = {name: getattr(args, name) for name in ("top_k", "top_p", "seed") if getattr(args, name) is not None}
+    return SamplingConfig(temperature=args.temperature, **{"top_p": 1.0, **chosen})
