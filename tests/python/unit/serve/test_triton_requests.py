@@ -32,8 +32,9 @@ def test_each_input_reaches_the_request(tokenizer: Tokenizer) -> None:
     asked = make(
         tokenizer, input_ids=[1, 2, 3, 0, 0], input_lengths=3, end_id=5, pad_id=0, temperature=0.5, runtime_top_k=7,
         runtime_top_p=0.25, random_seed=2**64 - 1, repetition_penalty=1.5, presence_penalty=-0.5,
-        frequency_penalty=0.75, min_length=2, len_penalty=1.0, beam_width=1, stop_words_list=[[1, 2, 3, 0], [2, 3, -1, -1]],
-        bad_words_list=[[[4, 0], [1, -1]]], embedding_bias=[0.5] * 6, exclude_input_in_output=True, streaming=True,
+        frequency_penalty=0.75, min_length=2, len_penalty=1.0, beam_width=1,
+        stop_words_list=[[1, 2, 3, 0], [2, 3, -1, -1]], bad_words_list=[[[4, 0], [1, -1]]],
+        embedding_bias=[0.5] * 6, exclude_input_in_output=True, streaming=True,
         return_log_probs=True, return_context_logits=True, return_generation_logits=True,
     )  # fmt: skip
     request, sampling, output = asked.request, asked.request.sampling_config, asked.request.output_config

@@ -59,22 +59,21 @@ def binary_tensor(name: str, datatype: str, array: np.ndarray) -> tuple[dict[str
     name_and_type=st.sampled_from([(spec.name, t) for spec in SPECS.values() for t in spec.datatypes if t != "BYTES"]),
     batch=st.booleans(),
     seed=st.integers(0, 1000),
-    before=st.binary(max_size=9).filter(lambda data: len(data) % 4 != 0),
+    before=st.sampled_from(["", "a", "ab", "é€"]),
 )
 def test_binary_tensors_arrive_wherever_they_lie(
-    name_and_type: tuple[str, str], batch: bool, seed: int, before: bytes
+    name_and_type: tuple[str, str], batch: bool, seed: int, before: str
 ) -> None:
     name, datatype = name_and_type
     rng = np.random.default_rng(seed)
     sizes = [int(rng.integers(0, 5)) if dim == -1 else dim for dim in SPECS[name].dims]
     sent = rng.integers(0, 2, [1] * batch + sizes).astype(NUMPY[datatype])
-    text = {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 4 + len(before)}}
-    head, data = binary_tensor(name, datatype, sent)
     # The first tensor moves the second to an odd place of the body.
-    shifted = struct.pack("<I", len(before)) + before.replace(b"\x80", b"a").decode("latin-1").encode(
-        "ascii", "replace"
-    )
-    arrays = read(text, head, binary=shifted + data)
+    element = struct.pack("<I", len(before.encode())) + before.encode()
+    text = {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(element)}}
+    head, data = binary_tensor(name, datatype, sent)
+    arrays = read(text, head, binary=element + data)
+    assert arrays["text"].tolist() == [before]
     assert arrays[name].dtype == NUMPY[datatype]
     assert arrays[name].flags.aligned
     np.testing.assert_array_equal(arrays[name], sent.reshape(sizes))
