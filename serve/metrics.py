@@ -62,6 +62,12 @@ class ServiceMetrics:
         """Generations that have not ended, the oldest first."""
         return self._running.values()
 
+    @property
+    def num_generated_tokens(self) -> int:
+        """Of all answers since the start."""
+        (family,) = self._generated_tokens.collect()
+        return int(family.samples[0].value)
+
     def count_request(self, surface: str, outcome: str) -> None:
         """An HTTP request has ended."""
         self._requests.labels(surface, outcome).inc()
@@ -133,10 +139,9 @@ class ExecutorCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All of them. Raises ExecutorClosedError."""
         yield self._about()
-        num_running, num_waiting = self._num_requests()
-        kv_cache = self._kv_cache()
-        # What the last step says of blocks in use holds only while there are requests.
-        used = kv_cache.used_num_blocks if kv_cache and self._executor.num_running else 0
+        num_running, num_waiting = self._statistics.num_requests()
+        kv_cache = self._statistics.kv_cache()
+        used = self._statistics.num_used_blocks()
         kv_usage = used / kv_cache.max_num_blocks if kv_cache and kv_cache.max_num_blocks else 0.0
         yield _gauge("requests_running", "Requests of the executor that have started.", num_running)
         yield _gauge("requests_waiting", "Requests of the executor that wait for their start.", num_waiting)
@@ -163,18 +168,6 @@ class ExecutorCollector(Collector):
         )
         family.add_metric([__version__, self._model_name, info.dtype.name.lower(), info.kernels], 1)
         return family
-
-    def _num_requests(self) -> tuple[int, int]:
-        """(running, waiting): those that the newest step left running; others have come since, or wait longer."""
-        total = self._executor.num_running
-        newest = self._statistics.newest()
-        active = 0 if newest is None else newest.num_active_requests - newest.num_completed_requests
-        running = min(total, max(0, active))
-        return running, total - running
-
-    def _kv_cache(self) -> KvCacheStats | None:
-        newest = self._statistics.newest()
-        return None if newest is None else newest.kv_cache_stats
 
     def _adapters(self) -> tuple[list[str], list[str]]:
         """Names of adapters with a request that has a first token, and with one that has none yet."""

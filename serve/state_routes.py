@@ -18,7 +18,6 @@ from .._version import __version__
 from .adapters import LONGEST_NAME
 from .http import read_query
 from .service import Service
-from .statistics import ExecutorStatistics
 
 DEFAULT_ROWS: Final = 100
 MAX_ROWS: Final = 1000
@@ -74,7 +73,7 @@ class AdapterState:
         }
 
 
-def routes(service: Service, statistics: ExecutorStatistics) -> APIRouter:
+def routes(service: Service) -> APIRouter:
     """The one route."""
     router = APIRouter()
 
@@ -88,8 +87,8 @@ def routes(service: Service, statistics: ExecutorStatistics) -> APIRouter:
                 "chats": service.prompts.has_template,
                 "engine": _engine(service),
                 "seconds": time.monotonic(),
-                "tokens_generated": service.executor.num_generated_tokens,
-                **_load(service, statistics),
+                "tokens_generated": service.metrics.num_generated_tokens,
+                **_load(service),
                 "lora_cache": _lora_cache(service),
                 "adapters": _adapters(service, query),
             },
@@ -113,18 +112,16 @@ def _engine(service: Service) -> dict[str, Any]:
     }
 
 
-def _load(service: Service, statistics: ExecutorStatistics) -> dict[str, Any]:
-    """Requests and KV blocks. What the last step said of them holds only while there are requests."""
-    num_requests = service.executor.num_running
-    newest = statistics.newest()
-    kv_cache = None if newest is None else newest.kv_cache_stats
-    waiting = 0 if newest is None else min(newest.num_queued_requests, num_requests)
+def _load(service: Service) -> dict[str, Any]:
+    """Requests and KV blocks."""
+    running, waiting = service.statistics.num_requests()
+    kv_cache = service.statistics.kv_cache()
     return {
-        "requests": {"running": num_requests - waiting, "waiting": waiting},
+        "requests": {"running": running, "waiting": waiting},
         "kv_cache": None
         if kv_cache is None
         else {
-            "used_blocks": kv_cache.used_num_blocks if num_requests else 0,
+            "used_blocks": service.statistics.num_used_blocks(),
             "total_blocks": kv_cache.max_num_blocks,
             "reused_blocks": kv_cache.reused_blocks,
             "missed_blocks": kv_cache.missed_blocks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._core import IterationStats
+from .._core import IterationStats, KvCacheStats
 from .async_executor import AsyncExecutor
 
 
@@ -20,3 +20,21 @@ class ExecutorStatistics:
         if steps:
             self._newest = steps[-1]
         return self._newest
+
+    def num_requests(self) -> tuple[int, int]:
+        """(running, waiting): those that the newest step left running; others have come since, or wait longer."""
+        total = self._executor.num_running
+        newest = self.newest()
+        active = 0 if newest is None else newest.num_active_requests - newest.num_completed_requests
+        running = min(total, max(0, active))
+        return running, total - running
+
+    def kv_cache(self) -> KvCacheStats | None:
+        """After the newest step; None before the first."""
+        newest = self.newest()
+        return None if newest is None else newest.kv_cache_stats
+
+    def num_used_blocks(self) -> int:
+        """KV blocks of requests now: what the newest step says of them holds only while there are requests."""
+        kv_cache = self.kv_cache()
+        return kv_cache.used_num_blocks if kv_cache and self._executor.num_running else 0
