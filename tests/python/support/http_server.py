@@ -1,0 +1,36 @@
+"""`adaptrt serve` in a process of its own, on a port of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+SECONDS_TO_END = 30
+
+
+@contextlib.contextmanager
+def http_server(engine: Path, *flags: object) -> Iterator[str]:
+    """The address of a server over an engine. What goes wrong in it, an internal error among it, fails the test."""
+    command = [sys.executable, "-m", "adaptrt.builder.cli", "serve", engine, "--port", 0, *flags]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("serving "), _text(log)
+            yield line.split()[-1]
+            assert process.poll() is None, _text(log)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=SECONDS_TO_END)
+        assert "Traceback" not in _text(log), _text(log)
+
+
+def _text(log: tempfile._TemporaryFileWrapper[str]) -> str:
+    log.seek(0)
+    return log.read()
