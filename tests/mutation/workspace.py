@@ -116,13 +116,8 @@ class Workspace:
         environment["PYTHONPATH"] = os.pathsep.join([str(self._site), str(emulated)])
         environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
         # The prefix may wait for its turn; that is not the command's time.
-        limited = [
-            *self._prefix,
-            "timeout",
-            "--kill-after=10",
-            str(max(SECONDS_IN_ALL, round(seconds))),
-            *map(str, command),
-        ]
+        most = max(SECONDS_IN_ALL, round(seconds))
+        limited = [*self._prefix, "timeout", "--kill-after=10", str(most), *map(str, command)]
 
         def limit() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
