@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from .._core import AdaptrtError, PeftTaskNotCachedError, Request
+from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
 
@@ -118,10 +118,28 @@ class ServedAdapters:
         for _ in range(TRIES):
             request.lora_config = self._store.reference(name)
             try:
-                return self._executor.submit(request)
+                return self._executor.submit(request, name)
             except PeftTaskNotCachedError:
                 await self._executor.run(self._executor.executor.load_adapter, name)
-        raise ApiError.of(PeftTaskNotCachedError(f"adapter '{name}' was evicted {TRIES} times before its request began"))
+        raise ApiError.of(
+            PeftTaskNotCachedError(f"adapter '{name}' was evicted {TRIES} times before its request began")
+        )
+
+    async def submit_task(self, request: Request, lora: LoraConfig) -> Generation:
+        """Queues a request with the adapter of a client's own task_id, which is stored first if its weights are there.
+
+        Raises AdaptrtError as Executor.put_adapter and Executor.enqueue_request do.
+        """
+        request.lora_config = LoraConfig(lora.task_id)
+        for _ in range(TRIES):
+            if lora.weights is not None:
+                await self._executor.run(self._executor.executor.put_adapter, lora)
+            try:
+                return self._executor.submit(request, str(lora.task_id))
+            except PeftTaskNotCachedError:
+                if lora.weights is None:
+                    raise
+        raise PeftTaskNotCachedError(f"LoRA task {lora.task_id} was evicted {TRIES} times before its request began")
 
     async def _add(self, name: str, directory: Path, *, replace: bool) -> None:
         try:

@@ -1,9 +1,7 @@
-"""The application: every surface's routes over one service, keys, and errors in OpenAI's form."""
+"""The application: every surface's routes over one service, keys, and errors in the form of the surface asked."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -14,25 +12,40 @@ from starlette.responses import JSONResponse, Response
 
 from .._core import AdaptrtError
 from .._version import __version__
-from . import adapter_routes, openai_routes
-from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, UNAUTHORIZED, ApiError
+from . import adapter_routes, metrics, openai_routes, page_routes, state_routes, triton_routes
+from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, ApiError
 from .http import CLIENT_CLOSED_REQUEST, error_response
+from .key_guard import KeyGuard
+from .request_log import RequestRecorder
 from .service import Service
 
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"})
-"""What is answered without a key: nothing there shows or costs anything."""
+"""What is answered without a key: health, the page, and metrics, which show no more than names of adapters that run."""
 
 
 def make_app(service: Service) -> FastAPI:
     """All routes over an open service."""
     app = FastAPI(title="AdaptRT", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    if service.options.api_keys:
-        _ask_for_key(app, service.options.api_keys)
     _answer_errors(app)
     app.include_router(_about(service))
     app.include_router(openai_routes.routes(service))
     app.include_router(adapter_routes.routes(service))
+    app.include_router(triton_routes.routes(service))
+    app.include_router(metrics.routes(service.metrics.registry))
+    app.include_router(state_routes.routes(service))
+    app.include_router(page_routes.routes())
+    if service.options.api_keys:
+        app.add_middleware(KeyGuard, keys=service.options.api_keys, open_paths=OPEN_PATHS, respond=respond)
+    # The last that is added is around all others, so refused keys are recorded as well.
+    app.add_middleware(RequestRecorder, metrics=service.metrics, log_requests=service.options.log_requests)
     return app
+
+
+def respond(request: Request, error: ApiError) -> Response:
+    """In the form of the surface that was asked."""
+    if triton_routes.is_below_prefix(request.url.path):
+        return triton_routes.error_response(error)
+    return error_response(error)
 
 
 def _about(service: Service) -> APIRouter:
@@ -53,36 +66,14 @@ def _about(service: Service) -> APIRouter:
     return router
 
 
-def _ask_for_key(app: FastAPI, keys: tuple[str, ...]) -> None:
-    expected = [key.encode() for key in keys]
-
-    @app.middleware("http")
-    async def check_key(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if request.url.path in OPEN_PATHS:
-            return await call_next(request)
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        # All keys are compared, each in constant time, so that the time tells nothing of them.
-        matches = [hmac.compare_digest(given.encode("latin-1", "replace"), key) for key in expected]
-        if scheme.lower() != "bearer" or not any(matches):
-            return error_response(
-                ApiError(
-                    "a key is needed: send 'Authorization: Bearer KEY'",
-                    status=HTTPStatus.UNAUTHORIZED,
-                    kind=UNAUTHORIZED,
-                    headers={"WWW-Authenticate": "Bearer"},
-                )
-            )
-        return await call_next(request)
-
-
 def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def of_api(_: Request, error: ApiError) -> Response:
-        return error_response(error)
+    async def of_api(request: Request, error: ApiError) -> Response:
+        return respond(request, error)
 
     @app.exception_handler(AdaptrtError)
-    async def of_adaptrt(_: Request, error: AdaptrtError) -> Response:
-        return error_response(ApiError.of(error))
+    async def of_adaptrt(request: Request, error: AdaptrtError) -> Response:
+        return respond(request, ApiError.of(error))
 
     @app.exception_handler(ClientDisconnect)
     async def of_disconnect(_: Request, error: ClientDisconnect) -> Response:
@@ -93,10 +84,11 @@ def _answer_errors(app: FastAPI) -> None:
         status = HTTPStatus(error.status_code)
         kind = NOT_FOUND if status is HTTPStatus.NOT_FOUND else BAD_REQUEST
         said = f"{request.method} {request.url.path}: {error.detail}"
-        return error_response(ApiError(said, status=status, kind=kind, headers=error.headers))
+        return respond(request, ApiError(said, status=status, kind=kind, headers=error.headers))
 
     @app.exception_handler(Exception)
     async def of_defect(request: Request, error: Exception) -> Response:
         # Starlette raises it again after this answer, and the server's log has it with its traceback.
         status = HTTPStatus.INTERNAL_SERVER_ERROR
-        return error_response(ApiError("an internal error; the server's log has it", status=status, kind=INTERNAL))
+        said = "an internal error; the server's log has it"
+        return respond(request, ApiError(said, status=status, kind=INTERNAL))

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from .._core import AdaptrtError, ExecutorClosedError, Request, RequestError, Response, Result
 from ..runtime.executor import Executor
@@ -77,15 +77,29 @@ class Generation:
         self._arrived.set()
 
 
+class GenerationObserver(Protocol):
+    """Told, on the loop, of each request that the executor takes and of what becomes of it."""
+
+    def on_start(self, request_id: int, request: Request, adapter: str | None) -> None:
+        """It is queued. `adapter`: a name, or the digits of a task_id; None: the base."""
+
+    def on_response(self, response: Response) -> None:
+        """One has come."""
+
+    def on_loss(self, request_id: int) -> None:
+        """The executor ended before it."""
+
+
 class AsyncExecutor:
     """An executor whose responses are taken by one thread and handed to the loop, however many requests there are.
 
     All methods but the constructor belong to the loop.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, observer: GenerationObserver | None = None) -> None:
         """Starts nothing yet. The executor is the caller's to shut down, after close()."""
         self.executor: Final = executor
+        self._observer = observer
         self._generations: dict[int, Generation] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -96,7 +110,9 @@ class AsyncExecutor:
     def start(self) -> None:
         """Begins to take responses, for the running loop."""
         loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._take_responses, args=(loop,), name="adaptrt-responses", daemon=True)
+        self._thread = threading.Thread(
+            target=self._take_responses, args=(loop,), name="adaptrt-responses", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -104,14 +120,19 @@ class AsyncExecutor:
         """Requests whose last response is still to come."""
         return len(self._generations)
 
-    def submit(self, request: Request) -> Generation:
-        """Queues a request, whose adapter has to be cached. Raises as Executor.enqueue_request."""
+    def submit(self, request: Request, adapter: str | None = None) -> Generation:
+        """Queues a request, whose adapter has to be cached; `adapter` is what it is called to observers.
+
+        Raises as Executor.enqueue_request.
+        """
         if self._closed is not None:
             raise self._closed
         # Responses are delivered by callbacks of this loop, so none can come before the request is known here.
         generation = Generation(self, self.executor.enqueue_request(request))
         self._generations[generation.request_id] = generation
         self._idle.clear()
+        if self._observer is not None:
+            self._observer.on_start(generation.request_id, request, adapter)
         return generation
 
     def release(self, generation: Generation) -> None:
@@ -160,6 +181,8 @@ class AsyncExecutor:
         for response in responses:
             generation = self._generations[response.request_id]
             generation.accept(response)
+            if self._observer is not None:
+                self._observer.on_response(response)
             if generation.is_over:
                 del self._generations[response.request_id]
         if not self._generations:
@@ -169,5 +192,7 @@ class AsyncExecutor:
         self._closed = error
         for generation in self._generations.values():
             generation.fail(error)
+            if self._observer is not None:
+                self._observer.on_loss(generation.request_id)
         self._generations.clear()
         self._idle.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
@@ -78,6 +79,18 @@ def parse_json(body: bytes, model: type[Model], limits: ServerLimits) -> Model:
         _refuse_lone_surrogates(content)
     try:
         return model.model_validate(content)
+    except ValidationError as error:
+        raise _of_validation(error) from error
+
+
+def read_query(request: Request, model: type[Model]) -> Model:
+    """What follows the question mark as a model's fields. Raises ApiError that names all that are wrong."""
+    times = Counter(name for name, _ in request.query_params.multi_items())
+    for name, count in times.items():
+        if count > 1:
+            raise ApiError(f"{name}: is there {count} times", param=name)
+    try:
+        return model.model_validate(dict(request.query_params))
     except ValidationError as error:
         raise _of_validation(error) from error
 

@@ -32,6 +32,11 @@ class Prompts:
         self._base = ChatTemplate.load(executor.executor.engine.directory)
         self._own: OrderedDict[str, tuple[NamedAdapter, ChatTemplate | None]] = OrderedDict()
 
+    @property
+    def has_template(self) -> bool:
+        """Whether the model has one; adapters may have others."""
+        return self._base is not None
+
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """A text's tokens."""
         if len(text) <= LONG_TEXT:

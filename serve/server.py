@@ -36,7 +36,7 @@ async def _serve(executor: Executor, options: ServerOptions, on_ready: Callable[
             make_app(service),
             http="h11",
             lifespan="off",
-            access_log=options.log_requests,
+            access_log=False,  # request_log writes a line that says more
             log_level="info",
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,

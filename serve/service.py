@@ -15,10 +15,12 @@ from .adapters import ServedAdapters
 from .async_executor import AsyncExecutor
 from .errors import ApiError
 from .generation import TextGenerator
+from .metrics import ExecutorCollector, ServiceMetrics
 from .openai_answers import TokenTexts
 from .options import ServerOptions
 from .prompts import Prompts
 from .sampling_defaults import SamplingDefaults
+from .statistics import ExecutorStatistics
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Service:
     created: int
     """In seconds since the epoch."""
     executor: AsyncExecutor
+    statistics: ExecutorStatistics
+    metrics: ServiceMetrics
     adapters: ServedAdapters
     tokenizer: Tokenizer
     token_texts: TokenTexts
@@ -44,15 +48,21 @@ class Service:
         """Over an executor, which close() shuts down. Raises ConfigError, and ApiError for one of lora_modules."""
         engine_dir = executor.engine.directory.absolute()
         tokenizer = load_tokenizer(engine_dir / TOKENIZER_FILE)
-        asynchronous = AsyncExecutor(executor)
+        metrics = ServiceMetrics()
+        asynchronous = AsyncExecutor(executor, metrics)
+        statistics = ExecutorStatistics(asynchronous)
+        model_names = options.served_model_name or (engine_dir.name,)
+        metrics.registry.register(ExecutorCollector(asynchronous, statistics, metrics, model_names[0]))
         adapters = ServedAdapters(asynchronous, options.adapter_roots)
         end_ids = executor.engine.config.pretrained_config.eos_token_id
         service = cls(
             options=options,
             engine_dir=engine_dir,
-            model_names=options.served_model_name or (engine_dir.name,),
+            model_names=model_names,
             created=int(time.time()),
             executor=asynchronous,
+            statistics=statistics,
+            metrics=metrics,
             adapters=adapters,
             tokenizer=tokenizer,
             token_texts=TokenTexts(tokenizer),

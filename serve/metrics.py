@@ -1,0 +1,271 @@
+"""Metrics for Prometheus: counted as requests pass, and read from the executor when somebody asks for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from fastapi import APIRouter
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response as HttpResponse
+
+from .._core import KvCacheStats, LoraCacheStats, Request, Response
+from .._version import __version__
+from .async_executor import AsyncExecutor
+from .records import FINISH_REASONS, GenerationRecord, current_request
+from .statistics import ExecutorStatistics
+
+MAX_NAMED_ADAPTERS: Final = 64
+"""In a label of vllm:lora_requests_info; what runs beyond them is counted, not named."""
+
+_FIRST_TOKEN_BUCKETS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
+)  # fmt: skip
+_BETWEEN_TOKENS_BUCKETS: Final = (
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5
+)  # fmt: skip
+_WHOLE_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class ServiceMetrics:
+    """What is counted as it happens. A GenerationObserver; belongs to the loop."""
+
+    def __init__(self) -> None:
+        """All are 0."""
+        self.registry: Final = CollectorRegistry()
+        self._requests = self._counter("requests", "HTTP requests that have ended.", ("surface", "outcome"))
+        self._generations = self._counter(
+            "generations", "Requests of the executor that have ended.", ("finish_reason",)
+        )
+        for reason in FINISH_REASONS:
+            self._generations.labels(reason)
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts that were queued.")
+        self._generated_tokens = self._counter("generated_tokens", "Tokens that were generated.")
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "From the queue to the first token.", _FIRST_TOKEN_BUCKETS
+        )
+        self._between_tokens = self._histogram(
+            "time_between_tokens_seconds", "From one token of a generation to the next.", _BETWEEN_TOKENS_BUCKETS
+        )
+        self._whole = self._histogram(
+            "generation_duration_seconds", "From the queue to the end of a generation.", _WHOLE_BUCKETS
+        )
+        self._running: dict[int, GenerationRecord] = {}
+
+    @property
+    def running(self) -> Iterable[GenerationRecord]:
+        """Generations that have not ended, the oldest first."""
+        return self._running.values()
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Of all answers since the start."""
+        (family,) = self._generated_tokens.collect()
+        return int(family.samples[0].value)
+
+    def count_request(self, surface: str, outcome: str) -> None:
+        """An HTTP request has ended."""
+        self._requests.labels(surface, outcome).inc()
+
+    def on_start(self, request_id: int, request: Request, adapter: str | None) -> None:
+        """As GenerationObserver."""
+        record = GenerationRecord(adapter, len(request.input_token_ids))
+        self._running[request_id] = record
+        self._prompt_tokens.inc(record.num_prompt_tokens)
+        http_request = current_request.get()
+        if http_request is not None:
+            http_request.generations.append(record)
+
+    def on_response(self, response: Response) -> None:
+        """As GenerationObserver."""
+        record = self._running[response.request_id]
+        if response.has_error():
+            self.on_loss(response.request_id)
+            return
+        result = response.result
+        num_tokens = len(result.output_token_ids[0])
+        now = time.monotonic()
+        if num_tokens > 0:
+            self._count_tokens(record, num_tokens, now)
+        if result.is_final:
+            record.end(result.finish_reasons[0])
+            self._count_end(response.request_id, record, now)
+
+    def on_loss(self, request_id: int) -> None:
+        """As GenerationObserver."""
+        record = self._running[request_id]
+        record.end(None)
+        self._count_end(request_id, record, time.monotonic())
+
+    def _count_tokens(self, record: GenerationRecord, num_tokens: int, now: float) -> None:
+        if record.newest_token is None:
+            record.first_token = now
+            self._first_token.observe(now - record.began)
+        else:
+            self._between_tokens.observe((now - record.newest_token) / num_tokens)
+        record.newest_token = now
+        record.num_generated_tokens += num_tokens
+        self._generated_tokens.inc(num_tokens)
+
+    def _count_end(self, request_id: int, record: GenerationRecord, now: float) -> None:
+        del self._running[request_id]
+        self._generations.labels(record.finish_reason).inc()
+        self._whole.observe(now - record.began)
+
+    def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(f"adaptrt_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"adaptrt_{name}", text, buckets=buckets, registry=self.registry)
+
+
+class ExecutorCollector(Collector):
+    """What the executor knows already: read on the loop, when metrics are asked for."""
+
+    def __init__(
+        self, executor: AsyncExecutor, statistics: ExecutorStatistics, metrics: ServiceMetrics, model_name: str
+    ) -> None:
+        """Reads nothing yet."""
+        self._executor = executor
+        self._statistics = statistics
+        self._metrics = metrics
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them. Raises ExecutorClosedError."""
+        yield self._about()
+        num_running, num_waiting = self._statistics.num_requests()
+        kv_cache = self._statistics.kv_cache()
+        used = self._statistics.num_used_blocks()
+        kv_usage = used / kv_cache.max_num_blocks if kv_cache and kv_cache.max_num_blocks else 0.0
+        yield _gauge("requests_running", "Requests of the executor that have started.", num_running)
+        yield _gauge("requests_waiting", "Requests of the executor that wait for their start.", num_waiting)
+        yield _gauge("kv_cache_usage_ratio", "KV blocks of running requests, of all.", kv_usage)
+        yield from self._for_gateway(num_running, num_waiting, kv_usage)
+        if kv_cache is not None:
+            yield from _kv_cache_metrics(kv_cache)
+            yield self._cache_config(kv_cache)
+        if self._executor.executor.engine_info.lora.target_modules:
+            running, waiting = self._adapters()
+            adapters = GaugeMetricFamily(
+                "adaptrt_lora_adapters", "Adapters of requests, by the requests' state.", labels=["state"]
+            )
+            adapters.add_metric(["running"], len(running))
+            adapters.add_metric(["waiting"], len(waiting))
+            yield adapters
+            yield self._lora_requests(running, waiting)
+            yield from _lora_cache_metrics(self._executor.executor.lora_cache_stats())
+
+    def _about(self) -> Metric:
+        info = self._executor.executor.engine_info
+        family = GaugeMetricFamily(
+            "adaptrt_build_info", "Always 1.", labels=["version", "model_name", "dtype", "kernels"]
+        )
+        family.add_metric([__version__, self._model_name, info.dtype.name.lower(), info.kernels], 1)
+        return family
+
+    def _adapters(self) -> tuple[list[str], list[str]]:
+        """Names of adapters with a request that has a first token, and with one that has none yet."""
+        running: dict[str, None] = {}
+        waiting: dict[str, None] = {}
+        for record in self._metrics.running:
+            if record.adapter is not None:
+                (waiting if record.first_token is None else running)[record.adapter] = None
+        return list(running), list(waiting)
+
+    def _for_gateway(self, num_running: int, num_waiting: int, kv_usage: float) -> Iterator[Metric]:
+        """Under vLLM's names, which inference gateways look for."""
+        for name, text, value in (
+            ("num_requests_running", "As adaptrt_requests_running.", num_running),
+            ("num_requests_waiting", "As adaptrt_requests_waiting.", num_waiting),
+            ("kv_cache_usage_perc", "As adaptrt_kv_cache_usage_ratio.", kv_usage),
+            ("gpu_cache_usage_perc", "The older name of vllm:kv_cache_usage_perc.", kv_usage),
+        ):
+            family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+            family.add_metric([self._model_name], value)
+            yield family
+
+    def _cache_config(self, kv_cache: KvCacheStats) -> Metric:
+        family = GaugeMetricFamily("vllm:cache_config_info", "Always 1.", labels=["block_size", "num_gpu_blocks"])
+        family.add_metric([str(kv_cache.tokens_per_block), str(kv_cache.max_num_blocks)], 1)
+        return family
+
+    def _lora_requests(self, running: Sequence[str], waiting: Sequence[str]) -> Metric:
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters that requests have now; the value is when that was, in seconds since the epoch.",
+            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        # A batch mixes any adapters: the most that run at once is a different one in every sequence.
+        max_lora = str(self._executor.executor.engine_info.max_batch_size)
+        family.add_metric([max_lora, _listed(running), _listed(waiting)], time.time())
+        return family
+
+
+def routes(registry: CollectorRegistry) -> APIRouter:
+    """GET /metrics, in Prometheus's or OpenMetrics's text."""
+    router = APIRouter()
+
+    @router.get("/metrics")
+    async def metrics(request: HttpRequest) -> HttpResponse:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return HttpResponse(encode(registry), headers={"Content-Type": content_type})
+
+    return router
+
+
+def _listed(adapters: Sequence[str]) -> str:
+    """At most MAX_NAMED_ADAPTERS names, the same text for the same ones. A name with a comma cannot be in a list."""
+    return ",".join(sorted(name for name in adapters if "," not in name)[:MAX_NAMED_ADAPTERS])
+
+
+def _kv_cache_metrics(stats: KvCacheStats) -> Iterator[Metric]:
+    yield _gauge("kv_cache_blocks", "KV blocks that there are.", stats.max_num_blocks)
+    yield _gauge("kv_cache_block_tokens", "Tokens that a KV block holds.", stats.tokens_per_block)
+    yield _count(
+        "kv_cache_allocated_blocks", "KV blocks that requests took without finding them.", stats.alloc_new_blocks
+    )
+    yield _count("kv_cache_hit_blocks", "Full KV blocks of prompts that were found.", stats.reused_blocks)
+    yield _count("kv_cache_missed_blocks", "Full KV blocks of prompts that were not found.", stats.missed_blocks)
+
+
+def _lora_cache_metrics(stats: LoraCacheStats) -> Iterator[Metric]:
+    used, capacity = (pages * stats.page_bytes for pages in (stats.device_pages_used, stats.device_pages_total))
+    for name, text, host, device in (
+        ("hits", "Adapters that were found.", stats.host_hits, stats.device_hits),
+        ("misses", "Adapters that were not.", stats.host_misses, stats.device_misses),
+        ("evictions", "Adapters that left for room.", stats.host_evictions, stats.device_evictions),
+    ):
+        yield _by_level(CounterMetricFamily, name, text, host, device)
+    for name, text, host, device in (
+        ("adapters", "Adapters there.", stats.host_adapters, stats.device_adapters),
+        ("used_bytes", "Memory in use.", stats.host_bytes_used, used),
+        ("capacity_bytes", "Memory that there is.", stats.host_bytes_total, capacity),
+    ):
+        yield _by_level(GaugeMetricFamily, name, text, host, device)
+    yield _count("lora_loads", "Adapters that were loaded to the device level, or are loading.", stats.device_misses)
+    yield _count("lora_load_failures", "Loads to the device level that failed.", stats.failed_loads)
+    yield _count("lora_load_seconds", "Time spent on loads to the device level.", stats.load_seconds)
+    yield _gauge("lora_loads_in_flight", "Adapters on their way to the device level.", stats.loads_in_flight)
+
+
+def _by_level(
+    family_type: type[CounterMetricFamily] | type[GaugeMetricFamily], name: str, text: str, host: float, device: float
+) -> Metric:
+    family = family_type(f"adaptrt_lora_cache_{name}", f"LoRA cache, by level: {text}", labels=["level"])
+    family.add_metric(["host"], host)
+    family.add_metric(["device"], device)
+    return family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"adaptrt_{name}", text, value=value)
+
+
+def _count(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"adaptrt_{name}", text, value=value)

@@ -1,0 +1,57 @@
+"""The page at /: one file, which asks for nothing but what this server has."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter
+from starlette.responses import HTMLResponse, Response
+
+PAGE_FILE: Final = Path(__file__).with_name("page.html")
+
+
+def routes() -> APIRouter:
+    """The one route. The page's shell is the same for everybody and needs no key."""
+    router = APIRouter()
+    page = PAGE_FILE.read_text(encoding="utf-8")
+    headers = {
+        "Content-Security-Policy": content_security_policy(page),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cache-Control": "no-cache",
+    }
+
+    @router.get("/")
+    async def show() -> Response:
+        return HTMLResponse(page, headers=headers)
+
+    return router
+
+
+def content_security_policy(page: str) -> str:
+    """Allows the page's own style and script by their hashes, requests to this server, and nothing else."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_hashes(page, 'script')}",
+            f"style-src {_hashes(page, 'style')}",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+
+
+def _hashes(page: str, tag: str) -> str:
+    contents = re.findall(rf"<{tag}(?:\s[^>]*)?>(.*?)</{tag}>", page, re.DOTALL)
+    digests = (hashlib.sha256(content.encode()).digest() for content in contents)
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)

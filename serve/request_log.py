@@ -1,0 +1,90 @@
+"""Around the application: counts each HTTP request, gives it an id, and writes a line about it where that is wanted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .metrics import ServiceMetrics
+from .records import RequestRecord, current_request
+
+REQUEST_ID_HEADER: Final = "x-request-id"
+_LOG: Final = logging.getLogger("adaptrt.requests")
+_ADAPTER_PATHS: Final = frozenset(
+    {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter"}
+)
+SURFACES: Final = ("openai", "triton", "adapters", "other")
+
+
+class RequestRecorder:
+    """An ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, metrics: ServiceMetrics, log_requests: bool) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._log_requests = log_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As an ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord()
+
+        async def send_recorded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                id_header = (REQUEST_ID_HEADER.encode(), record.id.encode())
+                message = {**message, "headers": [*message["headers"], id_header]}
+            elif not message.get("more_body", False):
+                record.is_complete = True
+            await send(message)
+
+        token = current_request.set(record)
+        try:
+            await self._app(scope, receive, send_recorded)
+        except Exception:
+            # Whoever is around this answers it.
+            record.status = HTTPStatus.INTERNAL_SERVER_ERROR
+            raise
+        finally:
+            current_request.reset(token)
+            self._metrics.count_request(surface_of(scope["path"]), record.outcome)
+            if self._log_requests:
+                _LOG.info("%s", _line(scope, record))
+
+
+def surface_of(path: str) -> str:
+    """One of SURFACES."""
+    if path in _ADAPTER_PATHS:
+        return "adapters"
+    if path == "/v2" or path.startswith("/v2/"):
+        return "triton"
+    return "openai" if path.startswith("/v1/") else "other"
+
+
+def _line(scope: Scope, record: RequestRecord) -> str:
+    """key=value pairs; nothing that a client sent is in it but the names of adapters, quoted."""
+    route = getattr(scope.get("route"), "path", "(no such route)")
+    fields: dict[str, Any] = {
+        "id": record.id,
+        "route": f'"{scope["method"]} {route}"',
+        "status": record.status,
+        "outcome": record.outcome,
+        "total_ms": f"{(time.monotonic() - record.began) * 1000:.1f}",
+    }
+    made = record.generations
+    if made:
+        names = list(dict.fromkeys(generation.adapter for generation in made))
+        fields["adapter"] = ",".join("-" if name is None else repr(name) for name in names)
+        fields["prompt_tokens"] = sum(generation.num_prompt_tokens for generation in made)
+        fields["generated_tokens"] = sum(generation.num_generated_tokens for generation in made)
+        fields["finish_reason"] = ",".join(dict.fromkeys(generation.finish_reason or "running" for generation in made))
+        first_tokens = [generation.first_token for generation in made if generation.first_token is not None]
+        if first_tokens:
+            fields["first_token_ms"] = f"{(min(first_tokens) - record.began) * 1000:.1f}"
+    return " ".join(f"{key}={value}" for key, value in fields.items())

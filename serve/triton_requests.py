@@ -1,0 +1,361 @@
+"""The inputs and outputs of Triton's TensorRT-LLM backend: from tensors to an executor's request, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from .._core import FinishReason, LoraConfig, OutputConfig, Request, Result, SamplingConfig
+from ..runtime.adapter_store import FIRST_NAMED_TASK_ID
+from ..runtime.text_stream import TextStream
+from .errors import ApiError
+from .triton_tensors import BYTES, OutputTensor, TensorSpec
+
+INPUTS: Final = (
+    TensorSpec("input_ids", ("INT32",), (-1,)),
+    TensorSpec("input_lengths", ("INT32",), (1,)),
+    TensorSpec("text_input", (BYTES,), (1,)),
+    TensorSpec("request_output_len", ("INT32",), (1,)),
+    TensorSpec("end_id", ("INT32",), (1,)),
+    TensorSpec("pad_id", ("INT32",), (1,)),
+    TensorSpec("temperature", ("FP32",), (1,)),
+    TensorSpec("runtime_top_k", ("INT32",), (1,)),
+    TensorSpec("runtime_top_p", ("FP32",), (1,)),
+    TensorSpec("random_seed", ("UINT64", "INT64"), (1,)),
+    TensorSpec("repetition_penalty", ("FP32",), (1,)),
+    TensorSpec("presence_penalty", ("FP32",), (1,)),
+    TensorSpec("frequency_penalty", ("FP32",), (1,)),
+    TensorSpec("min_length", ("INT32",), (1,)),
+    TensorSpec("len_penalty", ("FP32",), (1,)),
+    TensorSpec("beam_width", ("INT32",), (1,)),
+    TensorSpec("stop_words_list", ("INT32",), (2, -1)),
+    TensorSpec("bad_words_list", ("INT32",), (2, -1)),
+    TensorSpec("stop_words", (BYTES,), (-1,)),
+    TensorSpec("bad_words", (BYTES,), (-1,)),
+    TensorSpec("embedding_bias", ("FP32",), (-1,)),
+    TensorSpec("streaming", ("BOOL",), (1,)),
+    TensorSpec("exclude_input_in_output", ("BOOL",), (1,)),
+    TensorSpec("return_log_probs", ("BOOL",), (1,)),
+    TensorSpec("return_context_logits", ("BOOL",), (1,)),
+    TensorSpec("return_generation_logits", ("BOOL",), (1,)),
+    TensorSpec("lora_task_id", ("UINT64",), (1,)),
+    TensorSpec("lora_weights", ("FP16", "BF16", "FP32"), (-1, -1)),
+    TensorSpec("lora_config", ("INT32",), (-1, -1)),
+)
+"""All are optional but request_output_len and one of input_ids and text_input."""
+
+_ALIASES: Final = {
+    "max_tokens": "request_output_len",
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "seed": "random_seed",
+    "min_tokens": "min_length",
+    "length_penalty": "len_penalty",
+    "stream": "streaming",
+}
+"""Names of the same inputs in the backend's text-level model."""
+
+_BY_NAME: Final = {spec.name: spec for spec in INPUTS}
+ACCEPTED: Final[Mapping[str, TensorSpec]] = {
+    **_BY_NAME,
+    **{alias: _BY_NAME[name] for alias, name in _ALIASES.items()},
+}
+
+OUTPUTS: Final = {
+    spec.name: spec
+    for spec in (
+        TensorSpec("output_ids", ("INT32",), (-1, -1)),
+        TensorSpec("sequence_length", ("INT32",), (1,)),
+        TensorSpec("text_output", (BYTES,), (1,)),
+        TensorSpec("cum_log_probs", ("FP32",), (1,)),
+        TensorSpec("output_log_probs", ("FP32",), (-1, -1)),
+        TensorSpec("context_logits", ("FP32",), (-1, -1)),
+        TensorSpec("generation_logits", ("FP32",), (-1, -1, -1)),
+    )
+}
+_FLAGS: Final = {
+    "return_log_probs": ("cum_log_probs", "output_log_probs"),
+    "return_context_logits": ("context_logits",),
+    "return_generation_logits": ("generation_logits",),
+}
+"""Inputs that ask for outputs, where a request does not list the outputs that it wants."""
+
+
+@dataclass(frozen=True)
+class TritonRequest:
+    """What a client wants."""
+
+    request: Request
+    """Streams, whatever the client asked for: first tokens are seen as they come then."""
+    lora: LoraConfig | None
+    """The adapter of a task id, with its weights where they came along."""
+    outputs: tuple[str, ...]
+    streaming: bool | None
+    """None: it was not said."""
+    exclude_input: bool
+    prompt_text: str | None
+    """The text that was sent instead of token ids."""
+    stop: tuple[str, ...]
+    """Texts that end the answer and are not part of it."""
+    end_ids: tuple[int, ...]
+    """Tokens that end the answer without the client's naming them; they are not part of it."""
+
+
+class TritonAnswer:
+    """The outputs of one request, made of results as they come."""
+
+    def __init__(self, asked: TritonRequest, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Nothing has come yet."""
+        self._asked = asked
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._text = TextStream(tokenizer, asked.stop)
+        self._results: list[Result] = []
+        self._tokens: list[int] = []
+        self._shown = ""
+        self._num_flushed = 0
+        self.is_over = False
+        """Nothing follows: its last result is here, or a stop text was met."""
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Takes what has come."""
+        last = results[-1]
+        tokens = [token for result in results for token in result.output_token_ids[0]]
+        has_stop_word = last.is_final and last.finish_reasons[0] is FinishReason.STOP_WORDS
+        if has_stop_word and tokens and tokens[-1] in self._asked.end_ids:
+            tokens.pop()
+        self._results += results
+        self._tokens += tokens
+        if "text_output" in self._asked.outputs or self._asked.stop:
+            self._shown += self._text.add(tokens)
+            if last.is_final:
+                self._shown += self._text.finish()
+        self.is_over = last.is_final or self._text.stopped is not None
+
+    def flush(self, *, with_prompt: bool) -> list[OutputTensor]:
+        """The outputs of what was added since the last call, with the prompt in front where that is wanted."""
+        prompt = self._asked.request.input_token_ids if with_prompt else []
+        arrays = {
+            "output_ids": lambda: np.array([[[*prompt, *self._tokens]]], np.int32),
+            "sequence_length": lambda: np.array([[len(prompt) + len(self._tokens)]], np.int32),
+            "text_output": lambda: np.array([[self._prompt_text(with_prompt) + self._shown]], object),
+            "cum_log_probs": self._cum_log_probs,
+            "output_log_probs": self._log_probs,
+            "context_logits": self._context_logits,
+            "generation_logits": self._generation_logits,
+        }
+        outputs = [OutputTensor(name, arrays[name]()) for name in self._asked.outputs]
+        self._num_flushed += len(self._tokens)
+        self._results, self._tokens, self._shown = [], [], ""
+        return outputs
+
+    def _prompt_text(self, with_prompt: bool) -> str:
+        if not with_prompt:
+            return ""
+        if self._asked.prompt_text is not None:
+            return self._asked.prompt_text
+        return str(self._tokenizer.decode(self._asked.request.input_token_ids))
+
+    def _cum_log_probs(self) -> npt.NDArray[Any]:
+        return np.array([self._results[-1].cum_log_probs or [0.0]], np.float32)
+
+    def _log_probs(self) -> npt.NDArray[Any]:
+        # Each result has those of all tokens so far.
+        so_far = (self._results[-1].log_probs or [[]])[0]
+        return np.array([[so_far[self._num_flushed : self._num_flushed + len(self._tokens)]]], np.float32)
+
+    def _context_logits(self) -> npt.NDArray[Any]:
+        """[1, prompt, vocabulary] with the first tokens, [1, 0, vocabulary] later: every result has the same."""
+        logits = self._results[0].context_logits if self._num_flushed == 0 else None
+        if logits is None:
+            return np.zeros((1, 0, self._vocab_size), np.float32)
+        return logits[np.newaxis]
+
+    def _generation_logits(self) -> npt.NDArray[Any]:
+        """[1, 1, tokens, vocabulary]."""
+        rows = [result.generation_logits for result in self._results if result.generation_logits is not None]
+        joined = np.concatenate([np.zeros((0, 1, self._vocab_size), np.float32), *rows])
+        return np.ascontiguousarray(joined.swapaxes(0, 1))[np.newaxis]
+
+
+def make_request(
+    arrays: Mapping[str, npt.NDArray[Any]],
+    outputs: Sequence[str] | None,
+    *,
+    tokenizer: Tokenizer,
+    end_ids: Sequence[int],
+    limit_ms: float | None,
+) -> TritonRequest:
+    """The request that tensors describe, named as in ACCEPTED. `outputs`: those that it lists; None: it lists none.
+
+    `end_ids` end the answer to a text that comes without an end_id. Raises ApiError that names the tensor.
+    """
+    inputs = _Inputs(arrays)
+    prompt, prompt_text = _prompt(inputs, tokenizer)
+    num_tokens = inputs.one("request_output_len")
+    if num_tokens is None:
+        raise ApiError("input 'request_output_len' is missing", param="request_output_len")
+    wanted = _wanted_outputs(inputs, outputs)
+    implied = tuple(end_ids) if prompt_text is not None and inputs.one("end_id") is None else ()
+    stop_words = [*_word_list(inputs, "stop_words_list"), *([token] for token in implied[1:])]
+    bias = inputs.array("embedding_bias")
+    request = Request(
+        prompt,
+        num_tokens,
+        streaming=True,
+        sampling_config=_sampling(inputs),
+        output_config=OutputConfig(
+            return_log_probs="cum_log_probs" in wanted or "output_log_probs" in wanted,
+            return_context_logits="context_logits" in wanted,
+            return_generation_logits="generation_logits" in wanted,
+            exclude_input_from_output=True,
+        ),
+        end_id=implied[0] if implied else inputs.one("end_id"),
+        pad_id=inputs.one("pad_id"),
+        stop_words=stop_words or None,
+        bad_words=_word_list(inputs, "bad_words_list") or None,
+        embedding_bias=None if bias is None else bias.tolist(),
+        allotted_time_ms=limit_ms,
+    )
+    if any(inputs.texts("bad_words")):
+        raise ApiError(
+            "input 'bad_words' is not supported; send bad_words_list, which has token ids", param="bad_words"
+        )
+    return TritonRequest(
+        request=request,
+        lora=_lora(inputs),
+        outputs=wanted,
+        streaming=inputs.one("streaming"),
+        exclude_input=bool(inputs.one("exclude_input_in_output")),
+        prompt_text=prompt_text,
+        stop=tuple(text for text in inputs.texts("stop_words") if text),
+        end_ids=implied,
+    )
+
+
+class _Inputs:
+    """Arrays by the names in INPUTS."""
+
+    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        for given, array in arrays.items():
+            name = _ALIASES.get(given, given)
+            if name in self._arrays:
+                alias = next(alias for alias, meant in _ALIASES.items() if meant == name and alias in arrays)
+                raise ApiError(f"inputs '{name}' and '{alias}' are the same one; send one of them", param=alias)
+            self._arrays[name] = array
+
+    def array(self, name: str) -> npt.NDArray[Any] | None:
+        """None: it was not sent."""
+        return self._arrays.get(name)
+
+    def one(self, name: str) -> Any:
+        """The only element of a tensor of the shape [1]; None: it was not sent."""
+        array = self._arrays.get(name)
+        return None if array is None else array.item()
+
+    def texts(self, name: str) -> list[str]:
+        """Elements of BYTES; (): it was not sent."""
+        array = self._arrays.get(name)
+        return [] if array is None else array.tolist()
+
+
+def _prompt(inputs: _Inputs, tokenizer: Tokenizer) -> tuple[list[int], str | None]:
+    ids, text = inputs.array("input_ids"), inputs.one("text_input")
+    length = inputs.one("input_lengths")
+    if (ids is None) == (text is None):
+        raise ApiError("one of the inputs 'input_ids' and 'text_input' is needed, and not both", param="input_ids")
+    if ids is None:
+        if length is not None:
+            raise ApiError("input 'input_lengths' belongs to input_ids, which is not there", param="input_lengths")
+        return tokenizer.encode(text).ids, text
+    if length is not None and not 1 <= length <= ids.size:
+        raise ApiError(
+            f"input 'input_lengths' is {length}; input_ids has {ids.size} tokens, so accepted: 1 to {ids.size}",
+            param="input_lengths",
+        )
+    return ids[:length].tolist(), None
+
+
+def _wanted_outputs(inputs: _Inputs, outputs: Sequence[str] | None) -> tuple[str, ...]:
+    if outputs is not None:
+        for name in outputs:
+            if name not in OUTPUTS:
+                raise ApiError(f"output '{name}' is not known; accepted: {', '.join(OUTPUTS)}", param=name)
+            if list(outputs).count(name) > 1:
+                raise ApiError(f"output '{name}' is there twice", param=name)
+        return tuple(outputs)
+    wanted = ["text_output"] if inputs.array("text_input") is not None else ["output_ids", "sequence_length"]
+    for flag, names in _FLAGS.items():
+        if inputs.one(flag):
+            wanted += names
+    return tuple(wanted)
+
+
+def _sampling(inputs: _Inputs) -> SamplingConfig:
+    seed = inputs.one("random_seed")
+    if seed is not None and seed < 0:
+        raise ApiError(f"input 'random_seed' is {seed}; accepted: 0 or more", param="random_seed")
+    length_penalty = inputs.one("len_penalty")
+    if length_penalty not in (None, 0.0, 1.0):
+        raise ApiError(
+            f"input 'len_penalty' is {length_penalty}; it acts on beams, of which there is one: accepted: 0, 1",
+            param="len_penalty",
+        )
+    return SamplingConfig(
+        beam_width=1 if inputs.one("beam_width") is None else inputs.one("beam_width"),
+        top_k=inputs.one("runtime_top_k"),
+        # The backend's clients send 0 where they do not want it.
+        top_p=inputs.one("runtime_top_p") or None,
+        seed=seed,
+        temperature=inputs.one("temperature"),
+        min_tokens=inputs.one("min_length"),
+        repetition_penalty=inputs.one("repetition_penalty"),
+        presence_penalty=inputs.one("presence_penalty"),
+        frequency_penalty=inputs.one("frequency_penalty"),
+    )
+
+
+def _word_list(inputs: _Inputs, name: str) -> list[list[int]]:
+    """Words of token ids: the first row has all ids, the second where each word ends, filled up with -1."""
+    array = inputs.array(name)
+    if array is None:
+        return []
+    ids, ends = array.tolist()
+    words: list[list[int]] = []
+    begin = 0
+    num_words = ends.index(-1) if -1 in ends else len(ends)
+    for end in ends[:num_words]:
+        if not begin < end <= len(ids):
+            raise ApiError(
+                f"input '{name}': word {len(words)} ends at {end}; accepted: {begin + 1} to {len(ids)}", param=name
+            )
+        words.append(ids[begin:end])
+        begin = end
+    if any(end != -1 for end in ends[num_words:]):
+        raise ApiError(f"input '{name}': the second row has ends of words behind a -1", param=name)
+    return words
+
+
+def _lora(inputs: _Inputs) -> LoraConfig | None:
+    task_id = inputs.one("lora_task_id")
+    weights, config = inputs.array("lora_weights"), inputs.array("lora_config")
+    if (weights is None) != (config is None):
+        there, missing = ("lora_config", "lora_weights") if weights is None else ("lora_weights", "lora_config")
+        raise ApiError(f"input '{there}' comes together with {missing}, which is not there", param=missing)
+    if task_id is None:
+        if weights is not None:
+            raise ApiError("input 'lora_weights' needs lora_task_id, which is not there", param="lora_task_id")
+        return None
+    if task_id >= FIRST_NAMED_TASK_ID:
+        raise ApiError(
+            f"input 'lora_task_id' is {task_id}; the ids from {FIRST_NAMED_TASK_ID} on are those of the server's named "
+            "adapters, which requests ask for by the model's name",
+            param="lora_task_id",
+        )
+    return LoraConfig(task_id, weights, config)

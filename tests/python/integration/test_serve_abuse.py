@@ -1,0 +1,207 @@
+"""What no client should send, clients that leave, a full queue, wrong keys and SIGTERM: 4xx, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer, models
+
+from support.http_server import http_server
+from support.models import ModelSpec, save_model
+from support.serving import build_engine
+
+SECONDS = 120.0
+KEY = "a key with spaces, and ümlauts".encode().decode("latin-1")
+HEADERS = {"Authorization": f"Bearer {KEY}".encode("latin-1")}
+LONG = 600
+MAX_BODY, MAX_HEADERS = 1 << 16, 1 << 13
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("abuse")
+    model = save_model(ModelSpec(), root / "model")
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(model / "tokenizer.json"))
+    return build_engine(model, root, max_batch_size=1)
+
+
+@pytest.fixture(scope="module")
+def address(engine: Path) -> Iterator[str]:
+    flags = ("--served_model_name", "base", "--num_threads", 1, "--max_queue_size", 1, "--max_body_bytes", MAX_BODY,
+             "--max_header_bytes", MAX_HEADERS, "--api_key", KEY.encode("latin-1").decode())  # fmt: skip
+    with http_server(engine, *flags) as started:
+        yield started
+
+
+def body(max_tokens: int = 4, **fields: Any) -> dict[str, Any]:
+    return {"model": "base", "prompt": [3, 4, 5], "max_tokens": max_tokens, "ignore_eos": True, **fields}
+
+
+def post(address: str, content: bytes, path: str = "/v1/completions", **headers: str) -> httpx.Response:
+    return httpx.post(f"{address}{path}", content=content, headers={**HEADERS, **headers}, timeout=SECONDS)
+
+
+def check_alive(address: str) -> None:
+    answer = post(address, json.dumps(body()).encode())
+    assert answer.status_code == httpx.codes.OK, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 4
+
+
+def state(address: str) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{address}/api/state", headers=HEADERS, timeout=SECONDS).json()
+    return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end
+
+
+WRONG_BODIES = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "no UTF-8": b'{"model": "\xff"}',
+    "a lone surrogate": rb'{"model": "base", "prompt": "\ud800", "max_tokens": 1}',
+    "NaN": b'{"model": "base", "prompt": [3], "temperature": NaN}',
+    "infinity": b'{"model": "base", "prompt": [3], "temperature": 1e999}',
+    "a number of many digits": b'{"model": "base", "prompt": [3], "max_tokens": ' + b"9" * 5000 + b"}",
+    "a number beyond 64 bits": b'{"model": "base", "prompt": [3], "seed": ' + b"9" * 30 + b"}",
+    "deep lists": b'{"model": ' + b"[" * (MAX_BODY // 4),
+    "deep and closed": b'{"prompt": ' + b"[" * 200 + b"]" * 200 + b"}",
+    "deep objects": b'{"a":' * (MAX_BODY // 8),
+    "a list": b"[]",
+    "null": b"null",
+    "a NUL in a name": b'{"model": "ba\\u0000se", "prompt": [3]}',
+    "a negative token": b'{"model": "base", "prompt": [-1]}',
+    "a token beyond the vocabulary": b'{"model": "base", "prompt": [61]}',
+    "an empty prompt": b'{"model": "base", "prompt": []}',
+    "too many tokens": b'{"model": "base", "prompt": [3], "max_tokens": 100000}',
+    "an unknown field": b'{"model": "base", "prompt": [3], "beam_me_up": true}',
+    "a text for a number": b'{"model": "base", "prompt": [3], "max_tokens": "4"}',
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/v2/models/base/infer"])
+@pytest.mark.parametrize("content", WRONG_BODIES.values(), ids=WRONG_BODIES)
+def test_wrong_bodies_are_answered_with_4xx(address: str, path: str, content: bytes) -> None:
+    answer = post(address, content, path)
+    assert 400 <= answer.status_code < 500
+    assert answer.json()["error"]
+    check_alive(address)
+
+
+def test_unknown_models_and_routes_are_404(address: str) -> None:
+    for path, content in (("/v1/completions", body(model="nobody")), ("/v1/nothing", body())):
+        answer = post(address, json.dumps(content).encode(), path)
+        assert answer.status_code == httpx.codes.NOT_FOUND
+        assert answer.json()["error"]["code"] == httpx.codes.NOT_FOUND
+
+
+def test_large_bodies_are_refused_whether_or_not_their_size_is_stated(address: str) -> None:
+    large = b" " * (MAX_BODY + 1)
+    stated = post(address, large)
+    counted = httpx.post(
+        f"{address}/v1/completions", content=iter([large[:1000], large[1000:]]), headers=HEADERS, timeout=SECONDS
+    )
+    for answer in (stated, counted):
+        assert answer.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE
+        assert str(MAX_BODY) in answer.json()["error"]["message"]
+    check_alive(address)
+
+
+def test_large_headers_are_refused(address: str) -> None:
+    answer = post(address, b"{}", **{"X-Large": "x" * 2 * MAX_HEADERS})
+    assert 400 <= answer.status_code < 500
+    check_alive(address)
+
+
+@pytest.mark.parametrize("given", [None, "", "Bearer", "Bearer ", "Bearer wrong", f"Basic {KEY}", KEY])
+def test_without_the_key_nothing_is_answered(address: str, given: str | None) -> None:
+    headers = {} if given is None else {"Authorization": given.encode("latin-1")}
+    for method, path in (
+        ("POST", "/v1/completions"), ("GET", "/v1/models"), ("POST", "/v1/load_lora_adapter"), ("GET", "/api/state"),
+        ("GET", "/v2/models/base"), ("GET", "/v1/nothing"),
+    ):  # fmt: skip
+        answer = httpx.request(method, f"{address}{path}", headers=headers, timeout=SECONDS)
+        assert answer.status_code == httpx.codes.UNAUTHORIZED
+    assert httpx.get(f"{address}/health", headers=headers).status_code == httpx.codes.OK
+
+
+def test_a_client_that_goes_away_frees_its_request(address: str) -> None:
+    before = state(address)["tokens_generated"]
+    streamed = {"content": json.dumps(body(LONG, stream=True)).encode(), "headers": HEADERS, "timeout": SECONDS}
+    with httpx.stream("POST", f"{address}/v1/completions", **streamed) as response:
+        next(response.iter_lines())
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{address}/v1/completions", json=body(LONG), headers=HEADERS, timeout=0.05)
+    wait_until(lambda: state(address)["requests"] == {"running": 0, "waiting": 0})
+    assert state(address)["tokens_generated"] - before < 2 * LONG
+    check_alive(address)
+
+
+def test_a_full_queue_is_429_and_says_when_to_come_back(address: str) -> None:
+    client = httpx.Client(base_url=address, headers=HEADERS, timeout=SECONDS)
+    with client, client.stream("POST", "/v1/completions", json=body(LONG, stream=True)) as running:
+        next(running.iter_lines())
+        waiting = threading.Thread(target=lambda: check_alive(address))
+        waiting.start()
+        wait_until(lambda: state(address)["requests"]["waiting"] == 1)
+        refused = post(address, json.dumps(body()).encode())
+        assert refused.status_code == httpx.codes.TOO_MANY_REQUESTS
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert refused.json()["error"]["type"] == "RateLimitError"
+    waiting.join(SECONDS)
+    assert not waiting.is_alive()
+    check_alive(address)
+
+
+def test_sigterm_finishes_what_runs_and_refuses_what_comes(engine: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "adaptrt.builder.cli",
+        "serve",
+        engine,
+        "--port",
+        "0",
+        "--served_model_name",
+        "base",
+    ]
+    process = subprocess.Popen(
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        with httpx.stream("POST", f"{address}/v1/completions", json=body(LONG, stream=True), timeout=SECONDS) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+
+            def is_refused() -> bool:
+                try:
+                    httpx.get(f"{address}/health", timeout=SECONDS)
+                except httpx.TransportError:
+                    return True
+                return False
+
+            wait_until(is_refused)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert process.wait(SECONDS) in (0, -signal.SIGTERM)
+    finally:
+        process.kill()
+        _, log = process.communicate()
+    assert "Traceback" not in log

@@ -1,0 +1,139 @@
+"""The executor on an asyncio loop: results in order, requests that end when nobody listens, and the executor's end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+import adaptrt
+from adaptrt.serve.async_executor import AsyncExecutor, Generation
+from support.models import ModelSpec
+from support.serving import build_random_engine
+
+LONG = 600
+Body = Callable[[AsyncExecutor], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> adaptrt.LoadedEngine:
+    return adaptrt.load_engine(build_random_engine(ModelSpec(), tmp_path_factory.mktemp("async"))[1])
+
+
+@pytest.fixture
+def executor(engine: adaptrt.LoadedEngine) -> Iterator[adaptrt.Executor]:
+    config = adaptrt.ExecutorConfig(num_threads=1, max_queue_size=8)
+    with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as made:
+        yield made
+
+
+def run(executor: adaptrt.Executor, body: Body) -> None:
+    """Runs `body` over an AsyncExecutor and closes it."""
+
+    async def main() -> None:
+        asynchronous = AsyncExecutor(executor)
+        asynchronous.start()
+        try:
+            await body(asynchronous)
+        finally:
+            await asynchronous.close()
+
+    asyncio.run(main())
+
+
+def request(first: int = 3, max_tokens: int = 6) -> adaptrt.Request:
+    return adaptrt.Request([first, 4, 5], max_tokens, streaming=True)
+
+
+async def tokens_of(generation: Generation) -> list[int]:
+    tokens: list[int] = []
+    async with generation:
+        while results := await generation.next_results():
+            tokens += [token for result in results for token in result.output_token_ids[0]]
+    return tokens
+
+
+def expected(executor: adaptrt.Executor, first: int, max_tokens: int) -> list[int]:
+    responses = executor.await_responses(executor.enqueue_request(adaptrt.Request([first, 4, 5], max_tokens)))
+    return list(responses[-1].result.output_token_ids[0][3:])
+
+
+def test_many_requests_at_once_get_their_own_tokens(executor: adaptrt.Executor) -> None:
+    alone = {first: expected(executor, first, 4 + first) for first in range(2, 10)}
+
+    async def body(asynchronous: AsyncExecutor) -> None:
+        generations = {first: asynchronous.submit(request(first, 4 + first)) for first in alone}
+        assert asynchronous.num_running == len(alone)
+        together = await asyncio.gather(*(tokens_of(generation) for generation in generations.values()))
+        assert dict(zip(alone, together, strict=True)) == alone
+        assert asynchronous.num_running == 0
+
+    run(executor, body)
+
+
+def test_a_generation_that_is_left_early_frees_its_request(executor: adaptrt.Executor) -> None:
+    async def body(asynchronous: AsyncExecutor) -> None:
+        async with asynchronous.submit(request(max_tokens=LONG)) as generation:
+            assert await generation.next_results()
+        assert await asynchronous.drain(30)
+        stats = executor.get_latest_iteration_stats()
+        assert len(stats) < LONG  # it did not run to its end
+        assert await tokens_of(asynchronous.submit(request()))  # and others go on
+
+    run(executor, body)
+
+
+def test_a_cancelled_task_frees_its_request(executor: adaptrt.Executor) -> None:
+    async def body(asynchronous: AsyncExecutor) -> None:
+        generation = asynchronous.submit(request(max_tokens=LONG))
+        task = asyncio.create_task(tokens_of(generation))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asynchronous.drain(30)
+
+    run(executor, body)
+
+
+def test_a_request_that_is_refused_leaves_nothing(executor: adaptrt.Executor) -> None:
+    async def body(asynchronous: AsyncExecutor) -> None:
+        with pytest.raises(adaptrt.RequestError, match="max_tokens"):
+            asynchronous.submit(request(max_tokens=0))
+        assert asynchronous.num_running == 0
+        assert await asynchronous.drain(0)
+
+    run(executor, body)
+
+
+def test_drain_says_when_requests_still_run(executor: adaptrt.Executor) -> None:
+    async def body(asynchronous: AsyncExecutor) -> None:
+        async with asynchronous.submit(request(max_tokens=LONG)):
+            assert not await asynchronous.drain(0)
+
+    run(executor, body)
+
+
+def test_requests_fail_when_the_executor_ends(executor: adaptrt.Executor) -> None:
+    async def body(asynchronous: AsyncExecutor) -> None:
+        generation = asynchronous.submit(request(max_tokens=LONG))
+        await generation.next_results()
+        await asyncio.to_thread(executor.shutdown)
+        with pytest.raises((adaptrt.RequestError, adaptrt.ExecutorClosedError)):
+            await tokens_of(generation)
+        await asynchronous.drain(30)
+        with pytest.raises(adaptrt.ExecutorClosedError):
+            asynchronous.submit(request())
+
+    run(executor, body)
+
+
+def test_work_beside_the_loop_keeps_its_exceptions(executor: adaptrt.Executor) -> None:
+    async def body(asynchronous: AsyncExecutor) -> None:
+        assert await asynchronous.run(sum, [1, 2]) == 3
+        with pytest.raises(adaptrt.AdapterError, match="no adapter named 'x'"):
+            await asynchronous.run(executor.load_adapter, "x")
+
+    run(executor, body)

@@ -1,0 +1,197 @@
+"""What metrics say of an executor that is made up: idle, loaded, and with very many adapters."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from adaptrt._core import DType, FinishReason, IterationStats, KvCacheStats, LoraCacheStats
+from adaptrt.serve.metrics import MAX_NAMED_ADAPTERS, ExecutorCollector, ServiceMetrics
+from adaptrt.serve.statistics import ExecutorStatistics
+
+DASHBOARD = Path(__file__).parents[4] / "docs" / "grafana" / "adaptrt.json"
+
+
+class MadeUp:
+    """Metrics over an executor whose statistics a test sets."""
+
+    def __init__(self) -> None:
+        self.steps: list[IterationStats] = []
+        self.metrics = ServiceMetrics()
+        core = SimpleNamespace(
+            get_latest_iteration_stats=self.take_steps,
+            lora_cache_stats=lambda: LoraCacheStats(
+                host_hits=1, host_misses=2, host_evictions=3, device_hits=4, device_misses=5, device_evictions=6,
+                host_adapters=7, device_adapters=8, host_bytes_used=9, host_bytes_total=10, page_bytes=64,
+                device_pages_used=3, device_pages_total=5, loads_in_flight=2, failed_loads=1, load_seconds=0.5,
+            ),
+            engine_info=SimpleNamespace(
+                dtype=DType.FLOAT32, kernels="avx2", max_batch_size=8, lora=SimpleNamespace(target_modules=[1])
+            ),
+        )  # fmt: skip
+        self.executor: Any = SimpleNamespace(executor=core, num_running=0)
+        self.metrics.registry.register(
+            ExecutorCollector(self.executor, ExecutorStatistics(self.executor), self.metrics, "demo")
+        )
+
+    def take_steps(self) -> list[IterationStats]:
+        steps, self.steps = self.steps, []
+        return steps
+
+    def start(self, request_id: int, adapter: str | None = None, num_tokens: int = 3) -> None:
+        self.metrics.on_start(request_id, SimpleNamespace(input_token_ids=[0] * num_tokens), adapter)  # type: ignore[arg-type]
+        self.executor.num_running += 1
+
+    def answer(self, request_id: int, num_tokens: int, finish: FinishReason | None = None) -> None:
+        result = SimpleNamespace(
+            output_token_ids=[[0] * num_tokens], is_final=finish is not None, finish_reasons=[finish]
+        )
+        response: Any = SimpleNamespace(request_id=request_id, has_error=lambda: False, result=result)
+        self.metrics.on_response(response)
+        self.executor.num_running -= finish is not None
+
+    def samples(self) -> dict[str, float]:
+        """Each sample as Prometheus reads it."""
+        text = generate_latest(self.metrics.registry).decode()
+        found = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        return found
+
+
+def step(active: int, completed: int, queued: int) -> IterationStats:
+    kv_cache = KvCacheStats(
+        max_num_blocks=20, free_num_blocks=15, used_num_blocks=5, tokens_per_block=16, alloc_new_blocks=11,
+        reused_blocks=7, missed_blocks=3,
+    )  # fmt: skip
+    return IterationStats(
+        num_active_requests=active,
+        num_completed_requests=completed,
+        num_queued_requests=queued,
+        kv_cache_stats=kv_cache,
+    )
+
+
+def test_a_server_that_was_never_asked() -> None:
+    samples = MadeUp().samples()
+    assert samples["adaptrt_requests_running"] == samples["adaptrt_requests_waiting"] == 0
+    assert samples['vllm:kv_cache_usage_perc{model_name="demo"}'] == 0
+    assert samples['adaptrt_generations_total{finish_reason="error"}'] == 0
+
+
+def test_requests_and_blocks_of_the_newest_step() -> None:
+    made = MadeUp()
+    for request_id in range(6):
+        made.start(request_id)
+    made.steps = [step(9, 0, 0), step(active=4, completed=1, queued=2)]
+    samples = made.samples()
+    assert (samples["adaptrt_requests_running"], samples["adaptrt_requests_waiting"]) == (3, 3)
+    assert samples['vllm:num_requests_waiting{model_name="demo"}'] == 3
+    assert samples["adaptrt_kv_cache_usage_ratio"] == 0.25
+    assert samples['vllm:cache_config_info{block_size="16",num_gpu_blocks="20"}'] == 1
+    assert samples["adaptrt_kv_cache_hit_blocks_total"] == 7
+    assert made.samples()["adaptrt_requests_running"] == 3  # there is no newer step
+    for request_id in range(6):
+        made.answer(request_id, 1, FinishReason.CANCELLED)
+    samples = made.samples()
+    assert samples["adaptrt_requests_running"] == samples["adaptrt_requests_waiting"] == 0
+    assert samples["adaptrt_kv_cache_usage_ratio"] == 0
+    assert samples["adaptrt_kv_cache_hit_blocks_total"] == 7
+
+
+def test_tokens_and_times_of_a_generation() -> None:
+    made = MadeUp()
+    made.start(1, num_tokens=5)
+    for num_tokens in (1, 1, 2):
+        made.answer(1, num_tokens)
+    made.answer(1, 0, FinishReason.END_ID)
+    made.start(2, num_tokens=2)
+    made.metrics.on_loss(2)
+    samples = made.samples()
+    assert samples["adaptrt_prompt_tokens_total"] == 7
+    assert samples["adaptrt_generated_tokens_total"] == 4
+    assert samples["adaptrt_time_to_first_token_seconds_count"] == 1
+    assert samples["adaptrt_time_between_tokens_seconds_count"] == 2
+    assert samples["adaptrt_generation_duration_seconds_count"] == 2
+    assert samples['adaptrt_generations_total{finish_reason="stop"}'] == 1
+    assert samples['adaptrt_generations_total{finish_reason="error"}'] == 1
+
+
+def test_the_lora_cache_by_level() -> None:
+    samples = MadeUp().samples()
+    for name, host, device in (
+        ("hits_total", 1, 4),
+        ("misses_total", 2, 5),
+        ("evictions_total", 3, 6),
+        ("adapters", 7, 8),
+        ("used_bytes", 9, 192),
+        ("capacity_bytes", 10, 320),
+    ):
+        assert samples[f'adaptrt_lora_cache_{name}{{level="host"}}'] == host
+        assert samples[f'adaptrt_lora_cache_{name}{{level="device"}}'] == device
+    assert samples["adaptrt_lora_loads_total"] == 5
+    assert samples["adaptrt_lora_load_failures_total"] == 1
+    assert samples["adaptrt_lora_load_seconds_total"] == 0.5
+    assert samples["adaptrt_lora_loads_in_flight"] == 2
+
+
+def gateway(made: MadeUp) -> tuple[list[str], list[str]]:
+    """(running, waiting) as the inference gateway reads them."""
+    (name,) = (name for name in made.samples() if name.startswith("vllm:lora_requests_info"))
+    found = re.fullmatch(
+        r'vllm:lora_requests_info\{max_lora="8",running_lora_adapters="(.*)",waiting_lora_adapters="(.*)"\}', name
+    )
+    assert found
+    return tuple([part for part in group.split(",") if part] for group in found.groups())  # type: ignore[return-value]
+
+
+def test_the_gateway_sees_which_adapters_run_and_wait() -> None:
+    made = MadeUp()
+    assert gateway(made) == ([], [])
+    for request_id, adapter in enumerate(["sql", "fr", "sql", None, "with,comma"]):
+        made.start(request_id, adapter)
+    assert gateway(made) == ([], ["fr", "sql"])
+    made.answer(0, 1)
+    made.answer(3, 1)
+    assert gateway(made) == (["sql"], ["fr", "sql"])
+    assert made.samples()['adaptrt_lora_adapters{state="waiting"}'] == 3
+    for request_id in range(5):
+        made.answer(request_id, 0, FinishReason.LENGTH)
+    assert gateway(made) == ([], [])
+
+
+def test_labels_are_bounded_however_many_adapters_there_are() -> None:
+    made = MadeUp()
+    few = len(made.samples())
+    for request_id in range(2000):
+        made.start(request_id, f"adapter-{request_id:05}")
+        if request_id % 2:
+            made.answer(request_id, 1)
+    running, waiting = gateway(made)
+    assert len(running) == len(waiting) == MAX_NAMED_ADAPTERS
+    assert len(made.samples()) == few
+    assert made.samples()['adaptrt_lora_adapters{state="running"}'] == 1000
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    made = MadeUp()
+    made.steps = [step(0, 0, 0)]
+    made.metrics.count_request("openai", "ok")
+    there = {re.sub(r"\{.*", "", name) for name in made.samples()}
+    dashboard = json.loads(DASHBOARD.read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"\b(?:adaptrt|vllm)[_:]\w+", target["expr"])
+    }
+    assert len(asked) > 20
+    assert asked <= there

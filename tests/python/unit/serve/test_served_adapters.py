@@ -1,0 +1,207 @@
+"""Adapters at run time: found below roots, confined to them, swapped under requests that run, gone when unloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import adaptrt
+from adaptrt.serve.adapters import ServedAdapters
+from adaptrt.serve.async_executor import AsyncExecutor
+from adaptrt.serve.errors import ApiError
+from support.models import ModelSpec, save_adapter
+from support.serving import build_random_engine
+
+PROMPT = [3, 4, 5]
+MAX_TOKENS = 12
+
+
+@dataclass(frozen=True)
+class Place:
+    engine: adaptrt.LoadedEngine
+    root: Path
+    outside: Path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    base = tmp_path_factory.mktemp("adapters")
+    model, engine = build_random_engine(ModelSpec(), base)
+    root = base / "root"
+    for seed, name in enumerate(["poet", "org/clerk"]):
+        save_adapter(model, root / name, seed, strength=3.0, r=4)
+    save_adapter(model, base / "outside", 7, strength=3.0, r=4)
+    (root / "link").symlink_to(base / "outside")
+    shutil.copytree(root / "poet", root / "half-link")
+    (root / "half-link" / "adapter_model.safetensors").unlink()
+    (root / "half-link" / "adapter_model.safetensors").symlink_to(base / "outside" / "adapter_model.safetensors")
+    shutil.copytree(root / "poet", root / "broken")
+    (root / "broken" / "adapter_model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0notjson!")
+    return Place(adaptrt.load_engine(engine), root, base / "outside")
+
+
+@pytest.fixture
+def executor(place: Place) -> Iterator[adaptrt.Executor]:
+    config = adaptrt.ExecutorConfig(num_threads=1)
+    with adaptrt.Executor(place.engine, adaptrt.ModelType.DECODER_ONLY, config) as made:
+        yield made
+
+
+def run(place: Place, executor: adaptrt.Executor, body: Callable[[ServedAdapters], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        asynchronous = AsyncExecutor(executor)
+        asynchronous.start()
+        try:
+            await body(ServedAdapters(asynchronous, [place.root]))
+        finally:
+            await asynchronous.close()
+
+    asyncio.run(main())
+
+
+async def answer(adapters: ServedAdapters, name: str | None) -> list[int]:
+    request = adaptrt.Request(PROMPT, MAX_TOKENS, streaming=True)
+    tokens: list[int] = []
+    async with await adapters.submit(request, name) as generation:
+        while results := await generation.next_results():
+            tokens += [token for result in results for token in result.output_token_ids[0]]
+    return tokens
+
+
+def expected(place: Place, directory: Path | None) -> list[int]:
+    config = adaptrt.ExecutorConfig(num_threads=1)
+    with adaptrt.Executor(place.engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
+        lora = None if directory is None else adaptrt.LoraConfig.from_peft(1, directory, place.engine)
+        id = executor.enqueue_request(adaptrt.Request(PROMPT, MAX_TOKENS, lora_config=lora))
+        return list(executor.await_responses(id)[-1].result.output_token_ids[0][len(PROMPT) :])
+
+
+def test_adapters_are_found_by_their_paths_from_a_root(place: Place, executor: adaptrt.Executor) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        assert adapters.list() == []
+        found = await asyncio.gather(*(adapters.find(name) for name in ["poet", "poet", "org/clerk", "nobody"]))
+        assert found == [True, True, True, False]
+        assert sorted(adapter.name for adapter in adapters.list()) == ["org/clerk", "poet"]
+        poet, clerk, base = [await answer(adapters, name) for name in ("poet", "org/clerk", None)]
+        assert poet == expected(place, place.root / "poet")
+        assert clerk == expected(place, place.root / "org" / "clerk")
+        assert len({tuple(poet), tuple(clerk), tuple(base)}) == 3
+
+    run(place, executor, body)
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "org/../poet", "./poet", "poet/", "/etc", "", "link", "half-link", "a\0b", "a\\b", "x" * 300]
+)
+def test_names_lead_nowhere_else(place: Place, executor: adaptrt.Executor, name: str) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        assert not await adapters.find(name)
+        assert adapters.list() == []
+
+    run(place, executor, body)
+
+
+@pytest.mark.parametrize("path", ["../outside", "link", "half-link", "nowhere", "poet/adapter_config.json", "a\0b", ""])
+def test_paths_outside_the_roots_are_refused_alike(place: Place, executor: adaptrt.Executor, path: str) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        for asked in (path, str(place.root / path) if "\0" not in path and path else "/etc", str(place.outside)):
+            with pytest.raises(ApiError) as refused:
+                await adapters.load("name", asked)
+            assert refused.value.status == HTTPStatus.BAD_REQUEST
+            assert refused.value.param == "lora_path"
+        assert adapters.list() == []
+
+    run(place, executor, body)
+
+
+def test_an_adapter_that_cannot_be_served_is_refused_and_forgotten(place: Place, executor: adaptrt.Executor) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        for load in (lambda: adapters.find("broken"), lambda: adapters.load("broken", "broken")):
+            with pytest.raises(ApiError, match=r"broken/adapter_model\.safetensors") as refused:
+                await load()
+            assert refused.value.status == HTTPStatus.BAD_REQUEST
+        assert adapters.list() == []
+        assert executor.list_adapters() == []
+
+    run(place, executor, body)
+
+
+def test_a_name_is_loaded_once_unless_it_is_replaced(place: Place, executor: adaptrt.Executor) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        await adapters.load("it", "poet")
+        with pytest.raises(ApiError, match="'it' has already been loaded"):
+            await adapters.load("it", "org/clerk")
+        assert await answer(adapters, "it") == expected(place, place.root / "poet")
+        await adapters.load("it", "org/clerk", replace=True)
+        assert await answer(adapters, "it") == expected(place, place.root / "org" / "clerk")
+        assert [adapter.path for adapter in adapters.list()] == [place.root / "org" / "clerk"]
+
+    run(place, executor, body)
+
+
+def test_requests_keep_the_adapter_that_they_began_with(place: Place, executor: adaptrt.Executor) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        await adapters.load("it", "poet")
+        request = adaptrt.Request(PROMPT, MAX_TOKENS, streaming=True)
+        async with await adapters.submit(request, "it") as generation:
+            await adapters.load("it", "org/clerk", replace=True)
+            later = await answer(adapters, "it")
+            tokens: list[int] = []
+            while results := await generation.next_results():
+                tokens += [token for result in results for token in result.output_token_ids[0]]
+        assert tokens == expected(place, place.root / "poet")
+        assert later == expected(place, place.root / "org" / "clerk")
+
+    run(place, executor, body)
+
+
+def test_a_failed_swap_leaves_the_old_adapter(place: Place, executor: adaptrt.Executor) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        await adapters.load("it", "poet")
+        with pytest.raises(ApiError, match="broken"):
+            await adapters.load("it", "broken", replace=True)
+        assert await answer(adapters, "it") == expected(place, place.root / "poet")
+
+    run(place, executor, body)
+
+
+def test_what_is_unloaded_is_gone_from_both_levels(place: Place, executor: adaptrt.Executor) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        await adapters.load("it", "poet", pinned=True)
+        assert [(entry.pinned, entry.on_device) for entry in executor.list_adapters()] == [(True, True)]
+        await adapters.unload("it")
+        assert executor.list_adapters() == []
+        stats = executor.lora_cache_stats()
+        assert (stats.host_bytes_used, stats.device_pages_used) == (0, 0)
+        assert not await adapters.find("it")
+        with pytest.raises(ApiError) as refused:
+            await adapters.unload("it")
+        assert refused.value.status == HTTPStatus.NOT_FOUND
+
+    run(place, executor, body)
+
+
+def test_an_evicted_adapter_is_read_again_and_a_changed_one_is_refused(place: Place, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(place.root / "poet", root / "poet")
+    with adaptrt.Executor(place.engine) as executor:
+
+        async def body(adapters: ServedAdapters) -> None:
+            assert await adapters.find("poet")
+            (task_id,) = [entry.task_id for entry in executor.list_adapters()]
+            executor.unload_adapter(task_id)  # as an eviction does
+            assert await answer(adapters, "poet") == expected(place, place.root / "poet")
+            executor.unload_adapter(task_id)
+            config = root / "poet" / "adapter_config.json"
+            config.write_text(config.read_text() + "\n")
+            with pytest.raises(adaptrt.EngineError, match="adapter 'poet' was changed after it was added"):
+                await answer(adapters, "poet")
+
+        run(Place(place.engine, root, place.outside), executor, body)
