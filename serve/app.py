@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from .._core import AdaptrtError
 from .._version import __version__
-from . import adapter_routes, metrics, triton_routes
+from . import adapter_routes, metrics, openai_routes, triton_routes
 from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, UNAUTHORIZED, ApiError
 from .http import CLIENT_CLOSED_REQUEST, error_response
 from .request_log import RequestRecorder
@@ -31,6 +31,7 @@ def make_app(service: Service) -> FastAPI:
         _ask_for_key(app, service.options.api_keys)
     _answer_errors(app)
     app.include_router(_about(service))
+    app.include_router(openai_routes.routes(service))
     app.include_router(adapter_routes.routes(service))
     app.include_router(triton_routes.routes(service))
     app.include_router(metrics.routes(service.metrics.registry))

@@ -12,6 +12,7 @@ from typing import Any, Final
 from .._core import ConfigError, ExecutorConfig, KvCacheConfig, PeftCacheConfig
 from ..runtime.executor import Executor
 from .options import DEFAULT_PORT, ServerLimits, ServerOptions
+from .tool_calls import PARSERS
 
 API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
 DEFAULT_QUEUE: Final = 1024
@@ -28,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_server(group: Any) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    group.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help="0 for one that is free (default: %(default)s)"
-    )
+    group.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for one that is free (default: %(default)s)")
     group.add_argument(
         "--api_key", nargs="+", default=[], metavar="KEY",
         help=f"keys that clients may send; also ${API_KEY_VARIABLE}, where other users of the machine do not see it",
@@ -38,6 +37,10 @@ def _add_server(group: Any) -> None:
     group.add_argument(
         "--served_model_name", nargs="+", default=[], metavar="NAME",
         help="names of the base model; answers have the first (default: the directory's)",
+    )  # fmt: skip
+    group.add_argument(
+        "--tool_call_parser", choices=list(PARSERS),
+        help="how the model writes calls of functions; without it, tools are refused",
     )  # fmt: skip
     group.add_argument("--log_requests", action="store_true", help="a line in the log for each request")
 
@@ -128,6 +131,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         adapter_roots=tuple(args.adapter_root),
         enable_lora_loading=args.enable_lora_loading,
         lora_modules=tuple(modules),
+        tool_call_parser=args.tool_call_parser,
         log_requests=args.log_requests,
         limits=limits,
     )
@@ -164,8 +168,14 @@ def _lora_module(text: str) -> tuple[str, Path]:
         except ValueError as error:
             raise ConfigError(f"lora_modules '{text}' is not JSON: {error}") from error
         unknown = set(fields) - {"name", "path", "base_model_name"}
-        if unknown or not all(isinstance(value, str) for value in fields.values()) or not {"name", "path"} <= set(fields):
-            raise ConfigError(f"lora_modules '{text}': expected texts name and path, and base_model_name if it is known")
+        if (
+            unknown
+            or not all(isinstance(value, str) for value in fields.values())
+            or not {"name", "path"} <= set(fields)
+        ):
+            raise ConfigError(
+                f"lora_modules '{text}': expected texts name and path, and base_model_name if it is known"
+            )
         return fields["name"], Path(fields["path"])
     name, equals, path = text.partition("=")
     if not (name and equals and path):

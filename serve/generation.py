@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from types import TracebackType
 from typing import Final
 
@@ -37,6 +38,10 @@ class TextRequest:
     """Texts that end the answer and are not part of it."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    """Whether the answer's text leaves special tokens out."""
+    embedding_bias: Sequence[float] | None = None
+    """[vocab_size], added to the logits."""
     top_log_probs: int | None = None
     """None: no log probs; else how many of the most likely tokens beside the one that was drawn."""
     prompt_log_probs: bool = False
@@ -51,6 +56,9 @@ class TokenLogProbs:
     token_id: int
     log_prob: float
     top: tuple[tuple[int, float], ...]
+    """(token id, log prob), the likeliest first."""
+    text_offset: int = 0
+    """Where the token's text begins: characters from the beginning of the answer; 0 for a prompt's tokens."""
 
 
 @dataclass(frozen=True)
@@ -115,20 +123,21 @@ class TextGeneration:
         if finish_reason is FinishReason.STOP_WORDS:
             ended_by = tokens.pop()
             stop_reason = ended_by if ended_by in request.stop_token_ids else None
+        num_before = len(text.offsets)
         shown = text.add(tokens)
         if text.stopped is None and last.is_final:
             shown += text.finish()
         reason = None if finish_reason is None else _FINISH_REASONS[finish_reason]
         if text.stopped is not None:
             reason, stop_reason = "stop", text.stopped
-        return TextPiece(
-            shown,
-            tuple(tokens),
-            _log_probs(results, len(tokens)) if request.top_log_probs is not None else (),
-            _prompt_log_probs(results[0], request.prompt) if with_prompt and request.prompt_log_probs else None,
-            reason,
-            stop_reason,
-        )
+        # Those after a stop text may or may not be here yet: they are no part of the answer.
+        offsets = text.offsets[num_before:]
+        del tokens[len(offsets) :]
+        log_probs = _log_probs(results, tokens, num_before, offsets) if request.top_log_probs is not None else ()
+        prompt_log_probs = None
+        if with_prompt and request.prompt_log_probs:
+            prompt_log_probs = _prompt_log_probs(results[0], request.prompt)
+        return TextPiece(shown, tuple(tokens), log_probs, prompt_log_probs, reason, stop_reason)
 
 
 class TextGenerator:
@@ -140,16 +149,17 @@ class TextGenerator:
         """`end_ids` end an answer unless its request ignores them. A request gets `limit_seconds` at most; 0: no limit."""
         self._adapters = adapters
         self._tokenizer = tokenizer
-        self._end_ids = tuple(end_ids)
+        self.end_ids: Final = tuple(end_ids)
         self._limit_ms = limit_seconds * 1000 if limit_seconds > 0 else None
 
     async def start(self, request: TextRequest) -> TextGeneration:
         """Queues the request. Raises ApiError, and AdaptrtError as Executor.enqueue_request does."""
+        text = TextStream(self._tokenizer, request.stop, skip_special_tokens=request.skip_special_tokens)
         generation = await self._adapters.submit(self._executor_request(request), request.adapter)
-        return TextGeneration(request, generation, TextStream(self._tokenizer, request.stop))
+        return TextGeneration(request, generation, text)
 
     def _executor_request(self, request: TextRequest) -> Request:
-        end_ids = () if request.ignore_eos else self._end_ids
+        end_ids = () if request.ignore_eos else self.end_ids
         # A request has one end_id; other tokens that end it are stop words, cut off again in the output.
         stop_ids = (*end_ids[1:], *request.stop_token_ids)
         return Request(
@@ -165,7 +175,32 @@ class TextGenerator:
             ),
             end_id=end_ids[0] if end_ids else None,
             stop_words=[[token] for token in stop_ids] or None,
+            embedding_bias=request.embedding_bias,
             allotted_time_ms=self._limit_ms,
             priority=request.priority,
             cache_salt_id=request.cache_salt_id,
         )
+
+
+def _log_probs(
+    results: Sequence[Result], tokens: Sequence[int], num_before: int, offsets: Sequence[int]
+) -> tuple[TokenLogProbs, ...]:
+    """Of `tokens`, those that are new in results; there were `num_before` before."""
+    # Each result has the log probs of all tokens so far, but the most likely tokens of its own alone.
+    log_probs = (results[-1].log_probs or [[]])[0][num_before:]
+    tops = [top for result in results for top in (result.top_log_probs or [[]])[0]]
+    return tuple(
+        TokenLogProbs(token, log_prob, tuple(top), offset)
+        for token, log_prob, top, offset in zip(tokens, log_probs, tops or repeat(()), offsets, strict=False)
+    )
+
+
+def _prompt_log_probs(result: Result, prompt: Sequence[int]) -> tuple[TokenLogProbs, ...] | None:
+    """Of the prompt's tokens from the second on; None when the request ended before they were computed."""
+    if result.prompt_log_probs is None:
+        return None
+    tops = result.prompt_top_log_probs or repeat(())
+    return tuple(
+        TokenLogProbs(token, log_prob, tuple(top))
+        for token, log_prob, top in zip(prompt[1:], result.prompt_log_probs, tops, strict=False)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
@@ -20,8 +21,16 @@ from .options import ServerLimits
 Model = TypeVar("Model", bound=BaseModel)
 Returned = TypeVar("Returned")
 
+LONG_BODY: Final = 1 << 18
+"""Bytes; one that is longer is parsed beside the loop, which others wait for."""
+PROBLEMS_SHOWN: Final = 10
+"""Of a body that has more of them."""
+LONGEST_PLACE: Final = 100
+"""Characters shown of a field's name, which may be a client's."""
 CLIENT_CLOSED_REQUEST: Final = 499
 """nginx's code for an answer that nobody waits for."""
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+"""Its escape in JSON."""
 
 
 def error_response(error: ApiError) -> JSONResponse:
@@ -43,14 +52,18 @@ async def read_body(request: Request, limits: ServerLimits) -> bytes:
 
 
 async def read_json(request: Request, model: type[Model], limits: ServerLimits) -> Model:
-    """The body as a model's fields. Raises ApiError that names the first field that is wrong, and all that are."""
-    return parse_json(await read_body(request, limits), model, limits)
+    """The body as a model's fields. Raises ApiError that names the fields that are wrong."""
+    body = await read_body(request, limits)
+    if len(body) <= LONG_BODY:
+        return parse_json(body, model, limits)
+    return await asyncio.to_thread(parse_json, body, model, limits)
 
 
 def parse_json(body: bytes, model: type[Model], limits: ServerLimits) -> Model:
     """As read_json, of a body that was read."""
     try:
-        content = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        text = body.decode("utf-8")
+        content = json.loads(text, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}") from error
     except RecursionError:
@@ -61,6 +74,8 @@ def parse_json(body: bytes, model: type[Model], limits: ServerLimits) -> Model:
         raise ApiError(f"the body is a JSON {type(content).__name__}; expected an object")
     if _is_deeper(content, limits.max_json_depth):
         raise ApiError(f"the body's JSON is nested deeper than {limits.max_json_depth} levels")
+    if _SURROGATE.search(text):
+        _refuse_lone_surrogates(content)
     try:
         return model.model_validate(content)
     except ValidationError as error:
@@ -139,6 +154,14 @@ def _refuse_size(limits: ServerLimits) -> NoReturn:
     )
 
 
+def _refuse_lone_surrogates(content: Any) -> None:
+    """A pair of them is one character; one alone is none, and could not be answered with."""
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(f"the body has half a surrogate pair, \\u{ord(error.object[error.start]):04x}") from error
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
 
@@ -149,18 +172,22 @@ def _is_deeper(content: Any, levels: int) -> bool:
         layer = [
             child
             for parent in layer
-            if isinstance(parent, (dict, list))
             for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, (dict, list))
         ]
-        if not layer:
-            return False
-    return any(isinstance(entry, (dict, list)) for entry in layer)
+    return bool(layer)
 
 
 def _of_validation(error: ValidationError) -> ApiError:
     problems = []
-    for problem in error.errors(include_url=False, include_context=False):
-        place = ".".join(str(part) for part in problem["loc"])
-        said = "is not known here" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
+    for problem in error.errors(include_url=False, include_context=False, include_input=False)[:PROBLEMS_SHOWN]:
+        place = ".".join(str(part)[:LONGEST_PLACE] for part in problem["loc"])
+        said = (
+            "is not known here"
+            if problem["type"] == "extra_forbidden"
+            else problem["msg"].removeprefix("Value error, ")
+        )
         problems.append((place, f"{place}: {said}" if place else said))
-    return ApiError("; ".join(text for _, text in problems), param=problems[0][0] or None)
+    more = error.error_count() - len(problems)
+    texts = [text for _, text in problems] + ([f"and {more} more"] if more else [])
+    return ApiError("; ".join(texts), param=problems[0][0] or None)

@@ -16,7 +16,10 @@ from .async_executor import AsyncExecutor
 from .errors import ApiError
 from .generation import TextGenerator
 from .metrics import ExecutorCollector, ServiceMetrics
+from .openai_answers import TokenTexts
 from .options import ServerOptions
+from .prompts import Prompts
+from .sampling_defaults import SamplingDefaults
 from .statistics import ExecutorStatistics
 
 
@@ -35,6 +38,9 @@ class Service:
     metrics: ServiceMetrics
     adapters: ServedAdapters
     tokenizer: Tokenizer
+    token_texts: TokenTexts
+    prompts: Prompts
+    sampling_defaults: SamplingDefaults
     generator: TextGenerator
 
     @classmethod
@@ -59,6 +65,9 @@ class Service:
             metrics=metrics,
             adapters=adapters,
             tokenizer=tokenizer,
+            token_texts=TokenTexts(tokenizer),
+            prompts=Prompts(asynchronous, tokenizer),
+            sampling_defaults=SamplingDefaults.load(engine_dir),
             generator=TextGenerator(adapters, tokenizer, end_ids, options.limits.max_request_seconds),
         )
         asynchronous.start()

@@ -1,0 +1,163 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from .errors import ApiError
+from .generation import TextPiece
+from .http import EventStream, read_json, unless_disconnected
+from .openai_answers import chat_log_probs, events, merged, new_id, usage
+from .openai_fields import ChatRequest
+from .openai_requests import adapter_of, start_all, text_request
+from .prompts import answer_length
+from .service import Service
+from .tool_calls import PARSERS, FunctionCall, ToolCallParser
+
+
+async def chat(service: Service, request: Request) -> Response:
+    """Answers a conversation."""
+    fields = await read_json(request, ChatRequest, service.options.limits)
+    adapter = await adapter_of(service, fields)
+    parser = _parser(service, fields)
+    tools = None if parser is None else [tool.model_dump(exclude_unset=True) for tool in fields.tools or ()]
+    prompt = await service.prompts.tokenize_chat(fields, adapter, tools)
+    asked = text_request(
+        service,
+        fields,
+        prompt=prompt,
+        adapter=adapter,
+        max_tokens=answer_length(service.engine_info, len(prompt), fields.answer_tokens, param="messages"),
+        top_log_probs=fields.top_logprobs if fields.logprobs else None,
+        # What marks calls are special tokens in some vocabularies.
+        skip_special_tokens=parser is None,
+    )
+    answer = _Answer(service, fields, adapter, prompt, parser)
+    async with AsyncExitStack() as stack:
+        generations = await start_all(service, [asked], stack)
+        if fields.stream:
+            kept = stack.pop_all()
+            return EventStream(events(answer.chunks(merged(generations, kept))), kept)
+        piece = await unless_disconnected(request, generations[0].whole())
+    return JSONResponse(answer.whole(piece))
+
+
+def _parser(service: Service, fields: ChatRequest) -> ToolCallParser | None:
+    """What finds calls in the answer; None: there are none to find."""
+    if not fields.tools or fields.tool_choice == "none":
+        return None
+    name = service.options.tool_call_parser
+    if name is None:
+        raise ApiError(
+            f"tools: the server was started without --tool_call_parser ({' or '.join(PARSERS)}), which says how the "
+            "model writes its calls; accepted: tool_choice 'none'",
+            param="tools",
+        )
+    return PARSERS[name]({tool.function.name for tool in fields.tools})
+
+
+class _Answer:
+    """One request's answer, whole or in chunks."""
+
+    def __init__(
+        self,
+        service: Service,
+        fields: ChatRequest,
+        adapter: str | None,
+        prompt: Sequence[int],
+        parser: ToolCallParser | None,
+    ) -> None:
+        self._service = service
+        self._fields = fields
+        self._prompt = prompt
+        self._parser = parser
+        self._num_calls = 0
+        self._head = {
+            "id": new_id("chatcmpl"),
+            "created": int(time.time()),
+            "model": service.model_names[0] if adapter is None else adapter,
+        }
+
+    def whole(self, piece: TextPiece) -> dict[str, Any]:
+        """Without streaming."""
+        parts = self._parts(piece)
+        calls = [part.content() for part in parts if isinstance(part, FunctionCall)]
+        text = "".join(part for part in parts if isinstance(part, str))
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
+        if calls:
+            message["tool_calls"] = calls
+        choice = {"index": 0, "message": message, **self._end_of_choice(piece)}
+        if self._fields.return_token_ids:
+            choice["token_ids"] = list(piece.token_ids)
+        whole = {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": usage(len(self._prompt), len(piece.token_ids)),
+        }
+        return whole | self._prompt_ids()
+
+    async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
+        """With streaming: the role, what is said and called as it comes, why it ended, and the counts."""
+        head = {**self._head, "object": "chat.completion.chunk"}
+        options = self._fields.stream_options
+        with_usage = options is not None and options.include_usage
+        always = options is not None and options.include_usage and options.continuous_usage_stats
+        num_tokens = 0
+        is_first = True
+        async for _, piece in pieces:
+            num_tokens += len(piece.token_ids)
+            counts = {"usage": usage(len(self._prompt), num_tokens)} if always else {}
+            if is_first:
+                opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, **_OPEN}
+                yield {**head, "choices": [opening], **counts, **self._prompt_ids()}
+                is_first = False
+            delta = self._delta(self._parts(piece))
+            choice = {"index": 0, "delta": delta, **self._end_of_choice(piece)}
+            if self._fields.return_token_ids:
+                choice["token_ids"] = list(piece.token_ids)
+            if delta or piece.log_probs or piece.finish_reason is not None or "token_ids" in choice:
+                yield {**head, "choices": [choice], **counts}
+        if with_usage:
+            yield {**head, "choices": [], "usage": usage(len(self._prompt), num_tokens)}
+
+    def _parts(self, piece: TextPiece) -> list[str | FunctionCall]:
+        """What a piece says and calls, as far as that is certain."""
+        if self._parser is None:
+            return [piece.text] if piece.text else []
+        parts = self._parser.add(piece.text)
+        if piece.finish_reason is not None:
+            parts += self._parser.finish()
+        self._num_calls += sum(isinstance(part, FunctionCall) for part in parts)
+        return parts
+
+    def _delta(self, parts: Sequence[str | FunctionCall]) -> dict[str, Any]:
+        calls = [part for part in parts if isinstance(part, FunctionCall)]
+        delta: dict[str, Any] = {}
+        if text := "".join(part for part in parts if isinstance(part, str)):
+            delta["content"] = text
+        if calls:
+            first = self._num_calls - len(calls)
+            delta["tool_calls"] = [{"index": first + i, **call.content()} for i, call in enumerate(calls)]
+        return delta
+
+    def _end_of_choice(self, piece: TextPiece) -> dict[str, Any]:
+        has_calls = self._num_calls > 0 and piece.finish_reason == "stop"
+        return {
+            "logprobs": chat_log_probs(piece.log_probs, self._service.token_texts) if self._fields.logprobs else None,
+            "finish_reason": "tool_calls" if has_calls else piece.finish_reason,
+            "stop_reason": piece.stop_reason,
+        }
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        return {"prompt_token_ids": list(self._prompt)} if self._fields.return_token_ids else {}
+
+
+_OPEN = {"logprobs": None, "finish_reason": None}
+"""Of a choice that goes on."""

@@ -1,0 +1,175 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..runtime.text_stream import TextStream
+from .errors import ApiError
+from .generation import TextGeneration, TextPiece, TextRequest
+from .http import EventStream, read_json, unless_disconnected
+from .openai_answers import CompletionLogProbs, events, merged, new_id, usage
+from .openai_fields import CompletionRequest
+from .openai_requests import adapter_of, start_all, text_request
+from .prompts import answer_length
+from .service import Service
+
+LONG_PROMPT: Final = 256
+"""Tokens; a prompt that is longer is decoded beside the loop, which others wait for."""
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """One of a request's, and how it is echoed."""
+
+    token_ids: list[int]
+    text: str = ""
+    offsets: Sequence[int] = ()
+    """Where each token's text begins in it."""
+
+
+async def complete(service: Service, request: Request) -> Response:
+    """Answers a request for completions: each prompt runs as a request of the executor's."""
+    fields = await read_json(request, CompletionRequest, service.options.limits)
+    limit = service.options.limits.max_prompts
+    if len(fields.prompt) > limit:
+        raise ApiError(f"prompt has {len(fields.prompt)} prompts; at most {limit} are accepted", param="prompt")
+    adapter = await adapter_of(service, fields)
+    prompts = [await _prompt(service, fields, prompt) for prompt in fields.prompt]
+    answer = _Answer(service, fields, adapter, prompts)
+    async with AsyncExitStack() as stack:
+        generations = await start_all(service, answer.requests(), stack)
+        if fields.stream:
+            kept = stack.pop_all()
+            return EventStream(events(answer.chunks(merged(generations, kept))), kept)
+        pieces = await unless_disconnected(request, _all(generations))
+    return JSONResponse(answer.whole(pieces))
+
+
+async def _all(generations: Sequence[TextGeneration]) -> list[TextPiece]:
+    # They run at the same time, whichever is waited for first.
+    return [await generation.whole() for generation in generations]
+
+
+async def _prompt(service: Service, fields: CompletionRequest, prompt: str | list[int]) -> _Prompt:
+    text = prompt if isinstance(prompt, str) else None
+    if text is None:
+        token_ids = list(prompt)  # type: ignore[arg-type]  # what is no text is token ids
+    else:
+        token_ids = await service.prompts.tokenize(text, add_special_tokens=fields.add_special_tokens)
+    # One token is generated in any case; without an answer it is thrown away.
+    answer_length(service.engine_info, len(token_ids), max(fields.max_tokens, 1), param="prompt")
+    if not fields.echo:
+        return _Prompt(token_ids)
+    if len(token_ids) <= LONG_PROMPT:
+        decoded, offsets = _decoded(service, token_ids, fields.skip_special_tokens)
+    else:
+        decoded, offsets = await service.executor.run(_decoded, service, token_ids, fields.skip_special_tokens)
+    return _Prompt(token_ids, decoded if text is None else text, offsets)
+
+
+def _decoded(service: Service, token_ids: Sequence[int], skip_special_tokens: bool) -> tuple[str, Sequence[int]]:
+    stream = TextStream(service.tokenizer, skip_special_tokens=skip_special_tokens)
+    text = stream.add(token_ids) + stream.finish()
+    return text, stream.offsets
+
+
+class _Answer:
+    """One request's answer, whole or in chunks."""
+
+    def __init__(
+        self, service: Service, fields: CompletionRequest, adapter: str | None, prompts: Sequence[_Prompt]
+    ) -> None:
+        self._service = service
+        self._fields = fields
+        self._adapter = adapter
+        self._prompts = prompts
+        self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self._head = {
+            "id": new_id("cmpl"),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": service.model_names[0] if adapter is None else adapter,
+        }
+
+    def requests(self) -> list[TextRequest]:
+        """One a prompt."""
+        fields = self._fields
+        return [
+            text_request(
+                self._service,
+                fields,
+                prompt=prompt.token_ids,
+                adapter=self._adapter,
+                max_tokens=max(fields.max_tokens, 1),
+                top_log_probs=fields.logprobs,
+                prompt_log_probs=fields.echo and fields.logprobs is not None,
+            )
+            for prompt in self._prompts
+        ]
+
+    def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
+        """Without streaming."""
+        choices = [self._choice(i, piece, is_first=True) for i, piece in enumerate(pieces)]
+        num_tokens = sum(len(piece.token_ids) for piece in pieces) if self._fields.max_tokens else 0
+        return self._head | {"choices": choices, "usage": usage(self._num_prompt_tokens, num_tokens)}
+
+    async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
+        """With streaming: one for each piece that says something, and the counts at the end."""
+        options = self._fields.stream_options
+        with_usage = options is not None and options.include_usage
+        always = options is not None and options.include_usage and options.continuous_usage_stats
+        begun = set()
+        num_tokens = 0
+        async for i, piece in pieces:
+            num_tokens += len(piece.token_ids) if self._fields.max_tokens else 0
+            choice = self._choice(i, piece, is_first=i not in begun)
+            begun.add(i)
+            if not (choice["text"] or choice["logprobs"] or choice["finish_reason"] or "token_ids" in choice):
+                continue
+            chunk = self._head | {"choices": [choice]}
+            if always:
+                chunk["usage"] = usage(self._num_prompt_tokens, num_tokens)
+            yield chunk
+        if with_usage:
+            yield self._head | {"choices": [], "usage": usage(self._num_prompt_tokens, num_tokens)}
+
+    def _choice(self, index: int, piece: TextPiece, *, is_first: bool) -> dict[str, Any]:
+        prompt, fields = self._prompts[index], self._fields
+        has_answer = fields.max_tokens > 0
+        text = piece.text if has_answer else ""
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": prompt.text + text if is_first else text,
+            "logprobs": self._log_probs(prompt, piece, is_first=is_first),
+            "finish_reason": piece.finish_reason if has_answer or piece.finish_reason is None else "length",
+            "stop_reason": piece.stop_reason if has_answer else None,
+        }
+        if fields.return_token_ids:
+            choice["token_ids"] = list(piece.token_ids) if has_answer else []
+            if is_first:
+                choice["prompt_token_ids"] = prompt.token_ids
+        return choice
+
+    def _log_probs(self, prompt: _Prompt, piece: TextPiece, *, is_first: bool) -> dict[str, Any] | None:
+        if self._fields.logprobs is None:
+            return None
+        listed = CompletionLogProbs(self._service.token_texts)
+        if is_first and self._fields.echo:
+            scored = piece.prompt_log_probs or ()
+            num_unscored = len(prompt.token_ids) - len(scored)
+            for token, offset in zip(prompt.token_ids[:num_unscored], prompt.offsets, strict=False):
+                listed.add_unscored(token, offset)
+            for entry, offset in zip(scored, prompt.offsets[num_unscored:], strict=True):
+                listed.add(entry, offset)
+        if self._fields.max_tokens:
+            for entry in piece.log_probs:
+                listed.add(entry, len(prompt.text) + entry.text_offset)
+        return listed.content()

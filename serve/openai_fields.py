@@ -1,0 +1,350 @@
+"""The bodies that OpenAI's routes take: its fields, and those that vLLM, SGLang and LoRAX have beside them.
+
+What is not declared here is refused by its name. A field that is null is as if it were absent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+
+MAX_LOG_PROBS: Final = 20
+"""Most likely tokens a request may ask for at each place: the executor's limit."""
+MAX_STOPS: Final = 64
+MAX_STOP_CHARACTERS: Final = 1024
+MAX_PRIORITY: Final = 100
+DEFAULT_MAX_TOKENS: Final = 16
+"""Of a completion, as in OpenAI's API; a chat's answer takes what is left of the context."""
+_INT32_MAX: Final = (1 << 31) - 1
+
+
+class Fields(BaseModel):
+    """Strict about names and types: a number that is a text is refused, and so is a field that nobody knows."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        return {name: value for name, value in content.items() if value is not None}
+
+
+def only(accepted: Any, reason: str) -> PlainValidator:
+    """For a field that clients send with the one value that changes nothing."""
+
+    def check(value: Any) -> Any:
+        if type(value) is not type(accepted) or value != accepted:
+            raise ValueError(f"is {_shown(value)}; accepted: {_shown(accepted)} ({reason})")
+        return value
+
+    return PlainValidator(check)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    """One entry a prompt: a text, or its token ids."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError(f"is {_shown(value)}; accepted: a text, a list of texts, token ids, a list of lists of those")
+    if not value:
+        raise ValueError("is an empty list; accepted: one prompt or more")
+    if type(value[0]) is int:
+        return [_token_ids(value, "")]
+    return [prompt if isinstance(prompt, str) else _token_ids(prompt, f"[{i}]") for i, prompt in enumerate(value)]
+
+
+def _token_ids(value: Any, place: str) -> list[int]:
+    if not isinstance(value, list):
+        raise ValueError(f"{place} is {_shown(value)}; accepted: a text, or a list of token ids")
+    for i, token in enumerate(value):
+        if type(token) is not int or not 0 <= token <= _INT32_MAX:
+            raise ValueError(f"{place}[{i}] is {_shown(token)}; accepted: a token id, 0 to {_INT32_MAX}")
+    return value
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    """By token id; JSON has texts for it."""
+    if not isinstance(value, dict):
+        raise ValueError(f"is {_shown(value)}; accepted: an object from token ids to numbers")
+    biases = {}
+    for token, bias in value.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= len(str(_INT32_MAX))):
+            raise ValueError(f"has {_shown(token)}; accepted: token ids")
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise ValueError(f"has {_shown(bias)} for token {token}; accepted: -100 to 100")
+        biases[int(token)] = float(bias)
+    return biases
+
+
+def _text_parts(value: Any) -> Any:
+    """Says which part of a message cannot be used, and leaves the rest to the declared type."""
+    if isinstance(value, list):
+        for i, part in enumerate(value):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind != "text":
+                raise ValueError(
+                    f"[{i}] is of type {_shown(kind)}; accepted: 'text', because the model reads text alone"
+                )
+    elif not isinstance(value, str):
+        raise ValueError(f"is {_shown(value)}; accepted: a text, or a list of text parts")
+    return value
+
+
+Temperature = Annotated[float, Field(ge=0)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=-1, le=_INT32_MAX)]
+MinP = Annotated[float, Field(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Field(gt=0)]
+TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
+Prompts = Annotated[list[str | list[int]], PlainValidator(_prompts)]
+Stops = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
+    BeforeValidator(_as_list),
+    Field(max_length=MAX_STOPS),
+]
+LogitBias = Annotated[dict[int, float], PlainValidator(_logit_bias)]
+
+
+class StreamOptions(Fields):
+    """What a stream has besides the answer."""
+
+    include_usage: bool = False
+    """The last event counts the tokens."""
+    continuous_usage_stats: bool = False
+    """Every event counts those so far; with include_usage."""
+
+
+class ModelFields(Fields):
+    """Which model is meant, in the ways of several servers."""
+
+    model: str | None = None
+    """An adapter's name, the base's, or SGLang's "base:adapter"; without it, the base."""
+    adapter_id: str | None = None
+    """LoRAX's name for an adapter's name."""
+    lora_path: str | None = None
+    """SGLang's."""
+
+
+class GenerationFields(ModelFields):
+    """What completions and chats have in common. SamplingDefaults go before the defaults here."""
+
+    temperature: Temperature = 1.0
+    """0: the most likely token is taken."""
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    """-1 and 0: no limit."""
+    min_p: MinP = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    """None: another one each time."""
+    min_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] = 0
+    stop: Stops = Field(default_factory=list)
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logit_bias: LogitBias = Field(default_factory=dict)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    """Answers have token_ids, and prompt_token_ids."""
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """vLLM's: lower starts first."""
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    """Only requests with the same salt share KV."""
+    user: str | None = None
+    """Without effect."""
+    n: Annotated[int, only(1, "a request has one answer; send it again with another seed")] = 1
+    best_of: Annotated[int, only(1, "a request has one answer; send it again with another seed")] = 1
+    use_beam_search: Annotated[bool, only(False, "beam search is not supported")] = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> GenerationFields:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is given, but stream is false")
+        if self.min_tokens and (self.stop or self.stop_token_ids):
+            raise ValueError("min_tokens does not keep stop and stop_token_ids from ending an answer; give one of them")
+        return self
+
+
+class CompletionRequest(GenerationFields):
+    """Body of POST /v1/completions."""
+
+    prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] = DEFAULT_MAX_TOKENS
+    """0: the prompt's log probs alone, with echo."""
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] | None = None
+    add_special_tokens: bool = True
+    """Whether a text gets those that the tokenizer puts around it."""
+    suffix: Annotated[str, only("", "text is not inserted between a prompt and a suffix")] = ""
+
+    @model_validator(mode="after")
+    def _generates(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens is 0; accepted: 1 or more, and 0 with echo")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}; max_tokens is {self.max_tokens}")
+        return self
+
+
+class TextPart(Fields):
+    """Of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Fields):
+    """What an assistant called, its arguments as a JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Fields):
+    """In an assistant's message."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Fields):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool", "developer"]
+    content: Annotated[str | list[TextPart], BeforeValidator(_text_parts)] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"a message with role '{self.role}' has tool_calls; only an assistant's has")
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError(f"a message with role '{self.role}' has no content")
+        return self
+
+
+class Function(Fields):
+    """A function that a model may call; its parameters as a JSON schema."""
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Annotated[bool, only(False, "arguments are not held to the schema")] = False
+
+
+class Tool(Fields):
+    """One of a request's tools."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class TemplateFields(Fields):
+    """A conversation, and how it becomes a prompt."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the template."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """The prompt ends with the last message, which the answer continues; without add_generation_prompt."""
+    add_special_tokens: bool = False
+    """Besides those that the template writes."""
+
+    @model_validator(mode="after")
+    def _one_end(self) -> TemplateFields:
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise ValueError(
+                    "continue_final_message and add_generation_prompt are both true; accepted: one of them"
+                )
+            if not self.messages or self.messages[-1].role != "assistant":
+                raise ValueError("continue_final_message is true, but the last message is not the assistant's")
+        return self
+
+
+class ResponseFormat(Fields):
+    """Only text is there."""
+
+    type: Annotated[str, only("text", "answers are not held to a format")]
+
+
+def _tool_choice(value: Any) -> str:
+    if value in ("none", "auto"):
+        return str(value)
+    raise ValueError(f"is {_shown(value)}; accepted: 'none', 'auto', because no model can be made to call a function")
+
+
+class ChatRequest(GenerationFields, TemplateFields):
+    """Body of POST /v1/chat/completions."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
+    """OpenAI's older name of max_completion_tokens; without both, an answer takes what is left of the context."""
+    max_completion_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] = 0
+    tool_choice: Annotated[str, PlainValidator(_tool_choice)] = "auto"
+    parallel_tool_calls: Annotated[bool, only(True, "how many calls an answer has is up to the model")] = True
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _lengths(self) -> ChatRequest:
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise ValueError(
+                f"max_tokens is {self.max_tokens} and max_completion_tokens is {self.max_completion_tokens}; give one"
+            )
+        if self.answer_tokens is not None and self.min_tokens > self.answer_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}; max_completion_tokens is {self.answer_tokens}")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs is given, but logprobs is false")
+        return self
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """As many as the answer may have; None: what is left of the context."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+class TokenizeRequest(ModelFields, TemplateFields):
+    """Body of POST /tokenize: a text, or a conversation."""
+
+    messages: list[Message] = Field(default_factory=list)
+    prompt: str | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_of_two(cls, content: Any) -> Any:
+        if isinstance(content, dict) and bool(content.get("messages")) == (content.get("prompt") is not None):
+            raise ValueError("expected prompt, a text, or messages, a list that is not empty")
+        return content
+
+    @property
+    def adds_special_tokens_to_text(self) -> bool:
+        """As in completions, unlike in chats, whose templates have them."""
+        return self.add_special_tokens or "add_special_tokens" not in self.model_fields_set
+
+
+class DetokenizeRequest(ModelFields):
+    """Body of POST /detokenize."""
+
+    tokens: list[TokenId]

@@ -1,0 +1,117 @@
+"""From the fields of OpenAI's routes to what the executor is asked."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Final
+
+from .._core import SamplingConfig
+from .errors import ApiError
+from .generation import TextGeneration, TextRequest
+from .openai_fields import MAX_PRIORITY, GenerationFields, ModelFields
+from .service import Service
+
+_SEEDS: Final = 1 << 64
+
+
+async def adapter_of(service: Service, fields: ModelFields) -> str | None:
+    """The adapter that a request names in one of the ways there are; None: the base.
+
+    Raises ApiError for an unknown one, and where two ways name different ones.
+    """
+    named = {}
+    if fields.model is not None:
+        named["model"] = await service.adapter_of(fields.model)
+    for field in ("adapter_id", "lora_path"):
+        name: str | None = getattr(fields, field)
+        if name is None:
+            continue
+        if not await service.adapters.find(name):
+            raise ApiError.not_found(f"The adapter '{name}' does not exist.", param=field)
+        named[field] = name
+    adapters = {name for name in named.values() if name is not None}
+    if len(adapters) > 1:
+        said = " and ".join(f"{field} '{name}'" for field, name in named.items() if name is not None)
+        raise ApiError(f"{said} are different adapters; a request has one")
+    return adapters.pop() if adapters else None
+
+
+def text_request(
+    service: Service,
+    fields: GenerationFields,
+    *,
+    prompt: Sequence[int],
+    adapter: str | None,
+    max_tokens: int,
+    top_log_probs: int | None,
+    prompt_log_probs: bool = False,
+    skip_special_tokens: bool = True,
+) -> TextRequest:
+    """What all surfaces ask of the executor. Raises ApiError for a logit_bias outside the vocabulary."""
+    if fields.min_tokens and not fields.ignore_eos and len(service.generator.end_ids) > 1:
+        raise ApiError(
+            f"min_tokens is {fields.min_tokens}, but the model has {len(service.generator.end_ids)} tokens that end an "
+            "answer, and one of them can be kept from that; accepted: 0, or with ignore_eos any",
+            param="min_tokens",
+        )
+    return TextRequest(
+        prompt=prompt,
+        adapter=adapter,
+        max_tokens=max_tokens,
+        sampling=_sampling(service, fields),
+        stop=tuple(fields.stop),
+        stop_token_ids=tuple(fields.stop_token_ids),
+        ignore_eos=fields.ignore_eos,
+        skip_special_tokens=fields.skip_special_tokens and skip_special_tokens,
+        embedding_bias=_embedding_bias(fields.logit_bias, service.engine_info.vocab_size),
+        top_log_probs=top_log_probs,
+        prompt_log_probs=prompt_log_probs,
+        priority=0.5 - fields.priority / (2 * MAX_PRIORITY),
+        cache_salt_id=None if fields.cache_salt is None else _salt_id(fields.cache_salt),
+    )
+
+
+async def start_all(service: Service, requests: Sequence[TextRequest], stack: AsyncExitStack) -> list[TextGeneration]:
+    """Queues all of them, to be left with `stack`. Raises as TextGenerator.start; those that were queued end then."""
+    async with AsyncExitStack() as starting:
+        started = [await starting.enter_async_context(await service.generator.start(request)) for request in requests]
+        stack.push_async_exit(starting.pop_all())
+    return started
+
+
+def _sampling(service: Service, fields: GenerationFields) -> SamplingConfig:
+    recommended = service.sampling_defaults.given()
+    chosen = fields.model_copy(
+        update={name: value for name, value in recommended.items() if name not in fields.model_fields_set}
+    )
+    # top_p is always given: without it and top_k, the executor takes the most likely token.
+    return SamplingConfig(
+        top_k=max(chosen.top_k, 0),
+        top_p=chosen.top_p,
+        min_p=chosen.min_p,
+        temperature=chosen.temperature,
+        seed=random.getrandbits(64) if chosen.seed is None else chosen.seed % _SEEDS,
+        min_tokens=chosen.min_tokens,
+        repetition_penalty=chosen.repetition_penalty,
+        presence_penalty=chosen.presence_penalty,
+        frequency_penalty=chosen.frequency_penalty,
+    )
+
+
+def _embedding_bias(logit_bias: dict[int, float], vocab_size: int) -> list[float] | None:
+    if not logit_bias:
+        return None
+    if (highest := max(logit_bias)) >= vocab_size:
+        raise ApiError(f"logit_bias has token {highest}; the vocabulary is 0 to {vocab_size - 1}", param="logit_bias")
+    row = [0.0] * vocab_size
+    for token, bias in logit_bias.items():
+        row[token] = bias
+    return row
+
+
+def _salt_id(salt: str) -> int:
+    """A text's salt: two texts have the same once in 2^64."""
+    return int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little")

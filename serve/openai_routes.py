@@ -1,0 +1,134 @@
+"""OpenAI's routes, and those that vLLM has beside them: models, completions, chats, and the tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from .chat import chat
+from .completions import complete
+from .errors import ApiError
+from .http import read_json
+from .openai_answers import new_id
+from .openai_fields import DetokenizeRequest, TokenizeRequest
+from .openai_requests import adapter_of
+from .service import Service
+
+OWNER: Final = "adaptrt"
+
+
+def routes(service: Service) -> APIRouter:
+    """All of them."""
+    router = APIRouter()
+    limits = service.options.limits
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": _cards(service)})
+
+    # Names of adapters may be paths.
+    @router.get("/v1/models/{model:path}")
+    async def model(model: str) -> Response:
+        for card in _cards(service):
+            if card["id"] == model:
+                return JSONResponse(card)
+        raise ApiError.not_found(f"The model '{model}' does not exist.", param="model")
+
+    @router.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await complete(service, request)
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await chat(service, request)
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        fields = await read_json(request, TokenizeRequest, limits)
+        adapter = await adapter_of(service, fields)
+        if fields.prompt is not None:
+            tokens = await service.prompts.tokenize(
+                fields.prompt, add_special_tokens=fields.adds_special_tokens_to_text
+            )
+        else:
+            tools = [tool.model_dump(exclude_unset=True) for tool in fields.tools or ()]
+            tokens = await service.prompts.tokenize_chat(fields, adapter, tools)
+        return _tokens_answer(service, tokens, with_texts=fields.return_token_strs)
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        fields = await read_json(request, DetokenizeRequest, limits)
+        await adapter_of(service, fields)
+        _check_vocabulary(service, fields.tokens)
+        text = await service.executor.run(service.tokenizer.decode, fields.tokens, skip_special_tokens=False)
+        return JSONResponse({"prompt": text})
+
+    return router
+
+
+def _cards(service: Service) -> list[dict[str, Any]]:
+    """vLLM's: the base under each of its names, then the adapters."""
+    base = service.model_names[0]
+    max_model_len = service.engine_info.max_seq_len
+    return [
+        *(
+            _card(name, service.created, root=service.engine_dir, parent=None, max_model_len=max_model_len)
+            for name in service.model_names
+        ),
+        *(
+            _card(adapter.name, adapter.created, root=adapter.path, parent=base, max_model_len=None)
+            for adapter in service.adapters.list()
+        ),
+    ]
+
+
+def _card(name: str, created: int, *, root: Path, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": OWNER,
+        "root": str(root),
+        "parent": parent,
+        "max_model_len": max_model_len,
+        "permission": [
+            {
+                "id": new_id("modelperm"),
+                "object": "model_permission",
+                "created": created,
+                "allow_create_engine": False,
+                "allow_sampling": True,
+                "allow_logprobs": True,
+                "allow_search_indices": False,
+                "allow_view": True,
+                "allow_fine_tuning": False,
+                "organization": "*",
+                "group": None,
+                "is_blocking": False,
+            }
+        ],
+    }
+
+
+def _tokens_answer(service: Service, tokens: list[int], *, with_texts: bool) -> Response:
+    """vLLM's form."""
+    texts = [service.tokenizer.id_to_token(token) for token in tokens] if with_texts else None
+    return JSONResponse(
+        {
+            "count": len(tokens),
+            "max_model_len": service.engine_info.max_seq_len,
+            "tokens": tokens,
+            "token_strs": texts,
+        }
+    )
+
+
+def _check_vocabulary(service: Service, tokens: list[int]) -> None:
+    vocab_size = service.engine_info.vocab_size
+    for i, token in enumerate(tokens):
+        if token >= vocab_size:
+            raise ApiError(f"tokens[{i}] is {token}; the vocabulary is 0 to {vocab_size - 1}", param="tokens")

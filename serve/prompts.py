@@ -1,0 +1,137 @@
+"""From what a request says to the tokens that the executor is given: texts, conversations, and their lengths."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+
+from .._core import EngineInfo
+from ..runtime.adapter_store import AdapterStore, NamedAdapter
+from ..runtime.chat_template import ChatTemplate
+from .async_executor import AsyncExecutor
+from .errors import ApiError
+from .openai_fields import Message, TemplateFields
+
+LONG_TEXT: Final = 1 << 14
+"""Characters; a text that is longer is tokenised beside the loop, which others wait for."""
+MAX_TEMPLATES: Final = 256
+"""Of adapters, kept in memory."""
+
+
+class Prompts:
+    """Makes prompts with the model's tokenizer and chat template, or an adapter's own template."""
+
+    def __init__(self, executor: AsyncExecutor, tokenizer: Tokenizer) -> None:
+        """Reads the model's template. Raises ConfigError for one that cannot be used."""
+        self._executor = executor
+        self._store: AdapterStore = executor.executor.adapters
+        self._tokenizer = tokenizer
+        self._base = ChatTemplate.load(executor.executor.engine.directory)
+        self._own: OrderedDict[str, tuple[NamedAdapter, ChatTemplate | None]] = OrderedDict()
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """A text's tokens."""
+        if len(text) <= LONG_TEXT:
+            return self._encode(text, add_special_tokens)
+        return await self._executor.run(self._encode, text, add_special_tokens)
+
+    async def tokenize_chat(
+        self, fields: TemplateFields, adapter: str | None, tools: Sequence[dict[str, Any]] | None
+    ) -> list[int]:
+        """The tokens of a conversation, as the adapter's template writes it, or else the model's.
+
+        Raises ApiError without a template, RequestError for messages that it refuses, ConfigError for an adapter's
+        template that cannot be used.
+        """
+        template = self._base if adapter is None else await self._template_of(adapter)
+        if template is None:
+            raise ApiError(
+                "neither the model nor the adapter has a chat template: there is no chat_template.jinja, and no "
+                "chat_template in tokenizer_config.json; send the text to /v1/completions",
+                param="messages",
+            )
+        length = sum(_length(message) for message in fields.messages)
+        if template is self._base and length <= LONG_TEXT:
+            return self._encode(_rendered(template, fields, tools), fields.add_special_tokens)
+        # An adapter's template may come from a client, and take its time.
+        text = await self._executor.run(_rendered, template, fields, tools)
+        return await self._executor.run(self._encode, text, fields.add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    async def _template_of(self, name: str) -> ChatTemplate | None:
+        """An adapter's own, or the model's; read once, and again when the adapter was replaced."""
+        adapter = self._store.get(name)
+        known, template = self._own.get(name, (None, None))
+        if known is not adapter:
+            template = await self._executor.run(ChatTemplate.load, adapter.directory, base=self._base)
+            self._own[name] = (adapter, template)
+            if len(self._own) > MAX_TEMPLATES:
+                self._own.popitem(last=False)
+        return self._base if template is None else template
+
+
+def answer_length(info: EngineInfo, num_prompt_tokens: int, asked: int | None, *, param: str) -> int:
+    """How many tokens an answer may have: as many as were asked for, or what is left.
+
+    Raises ApiError when the engine cannot hold that.
+    """
+    limit = info.max_seq_len
+    beginning = f"This model's maximum context length is {limit} tokens"
+    if num_prompt_tokens > info.max_input_len:
+        raise ApiError(
+            f"{beginning}, of which a prompt may have {info.max_input_len}; this one has {num_prompt_tokens}.",
+            param=param,
+        )
+    length = limit - num_prompt_tokens if asked is None else asked
+    if length < 1:
+        raise ApiError(
+            f"{beginning}; the prompt has {num_prompt_tokens}, which leaves none for an answer.", param=param
+        )
+    if num_prompt_tokens + length > limit:
+        raise ApiError(
+            f"{beginning}; the prompt has {num_prompt_tokens} and the answer up to {length}, together "
+            f"{num_prompt_tokens + length}. Shorten the prompt or ask for fewer tokens.",
+            param=param,
+        )
+    return length
+
+
+def _length(message: Message) -> int:
+    content = message.content or ""
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.text) for part in content)
+
+
+def _rendered(template: ChatTemplate, fields: TemplateFields, tools: Sequence[dict[str, Any]] | None) -> str:
+    text = template.render(
+        [_template_message(message) for message in fields.messages],
+        tools=tools,
+        add_generation_prompt=fields.add_generation_prompt,
+        variables=fields.chat_template_kwargs,
+    )
+    return _up_to_content(text, fields.messages[-1]) if fields.continue_final_message else text
+
+
+def _template_message(message: Message) -> dict[str, Any]:
+    content = message.model_dump(exclude_none=True)
+    # Templates know the older name alone, and many refuse a role that they do not know.
+    return content | {"role": "system"} if message.role == "developer" else content
+
+
+def _up_to_content(text: str, message: Message) -> str:
+    """A rendered conversation without what the template writes after its last message."""
+    content = message.content if isinstance(message.content, str) else ""
+    if not content.strip():
+        raise ApiError("continue_final_message is true, but the last message has no text", param="messages")
+    # Templates may strip what they are given.
+    for ending in (content, content.rstrip(), content.strip()):
+        begin = text.rfind(ending)
+        if begin != -1:
+            return text[: begin + len(ending)]
+    raise ApiError("continue_final_message is true, but the template changes the last message", param="messages")

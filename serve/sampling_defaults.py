@@ -1,0 +1,42 @@
+"""What the model's publisher recommends for sampling, where a request does not say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .._core import ConfigError
+from ..builder.json_fields import load_json_object
+from .openai_fields import MinP, RepetitionPenalty, Temperature, TopK, TopP
+
+GENERATION_CONFIG_FILE: Final = "generation_config.json"
+
+
+class SamplingDefaults(BaseModel):
+    """The fields of generation_config.json that count here, as in vLLM; the others are not looked at."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+
+    @classmethod
+    def load(cls, engine_dir: Path) -> SamplingDefaults:
+        """Those that the engine's directory has. Raises ConfigError that names the field which cannot be."""
+        path = engine_dir / GENERATION_CONFIG_FILE
+        if not path.is_file():
+            return cls()
+        try:
+            return cls.model_validate(load_json_object(path, ConfigError))
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
+            raise ConfigError(f"{path}: " + "; ".join(problems)) from error
+
+    def given(self) -> dict[str, Any]:
+        """By name, without those that are not there."""
+        return self.model_dump(exclude_none=True)

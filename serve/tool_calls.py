@@ -1,0 +1,230 @@
+"""Calls of functions in what a model writes, found while it writes."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+HERMES: Final = "hermes"
+LLAMA3_JSON: Final = "llama3_json"
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A call, its arguments as a JSON text."""
+
+    name: str
+    arguments: str
+    call_id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex}")
+
+    def content(self) -> dict[str, Any]:
+        """In OpenAI's form."""
+        return {
+            "id": self.call_id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
+
+
+class ToolCallParser(ABC):
+    """Takes an answer piece by piece and gives back its text and its calls, in their order.
+
+    What looks like a call and is none, because its JSON is wrong or names a function that the request does not have,
+    stays text. Whitespace beside calls is left out.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        """`names`: the functions that the request has."""
+        self._names = names
+        self._has_calls = False
+        self._space = ""
+        """Whitespace that may come before a call."""
+
+    @abstractmethod
+    def add(self, text: str) -> list[str | FunctionCall]:
+        """What is certain after the next piece."""
+
+    @abstractmethod
+    def finish(self) -> list[str | FunctionCall]:
+        """The rest, when no more comes."""
+
+    def _shown(self, text: str) -> list[str | FunctionCall]:
+        """Text that is no part of a call; whitespace at its end waits for what follows."""
+        text = self._space + text
+        shown = text.rstrip()
+        self._space = text[len(shown) :]
+        return [shown] if shown else []
+
+    def _called(self, call: FunctionCall) -> list[str | FunctionCall]:
+        self._space = ""
+        self._has_calls = True
+        return [call]
+
+    def _rest(self) -> list[str | FunctionCall]:
+        space, self._space = self._space, ""
+        return [space] if space and not self._has_calls else []
+
+
+class HermesParser(ToolCallParser):
+    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Hermes, Qwen and others write it."""
+
+    _BEGIN: Final = "<tool_call>"
+    _END: Final = "</tool_call>"
+
+    def __init__(self, names: Collection[str]) -> None:
+        """See ToolCallParser."""
+        super().__init__(names)
+        self._held = ""
+        """What may be the beginning of a tag, or, behind one, the call."""
+        self._searched = 0
+        """So many characters of it have no end tag."""
+        self._is_inside = False
+
+    def add(self, text: str) -> list[str | FunctionCall]:
+        """See ToolCallParser."""
+        found: list[str | FunctionCall] = []
+        self._held += text
+        while True:
+            tag = self._END if self._is_inside else self._BEGIN
+            begin = self._held.find(tag, self._searched)
+            if begin == -1:
+                break
+            before, self._held = self._held[:begin], self._held[begin + len(tag) :]
+            self._searched = 0
+            found += self._call(before, self._END) if self._is_inside else self._shown(before)
+            self._is_inside = not self._is_inside
+        if self._is_inside:
+            self._searched = max(0, len(self._held) - len(self._END) + 1)
+            return found
+        kept = next((n for n in range(len(self._BEGIN) - 1, 0, -1) if self._held.endswith(self._BEGIN[:n])), 0)
+        cut = len(self._held) - kept
+        found += self._shown(self._held[:cut])
+        self._held = self._held[cut:]
+        return found
+
+    def finish(self) -> list[str | FunctionCall]:
+        """See ToolCallParser; a last call may lack its end tag."""
+        held, self._held = self._held, ""
+        found = self._call(held, "") if self._is_inside else self._shown(held)
+        return found + self._rest()
+
+    def _call(self, text: str, end: str) -> list[str | FunctionCall]:
+        call = _call_of(_json_of(text), self._names)
+        return self._shown(f"{self._BEGIN}{text}{end}") if call is None else self._called(call)
+
+
+class Llama3JsonParser(ToolCallParser):
+    """{"name": ..., "parameters": {...}}, as the whole answer, maybe behind <|python_tag|>; others follow behind a ";"."""
+
+    _TAG: Final = "<|python_tag|>"
+    _BETWEEN: Final = " \t\r\n;"
+
+    def __init__(self, names: Collection[str]) -> None:
+        """See ToolCallParser."""
+        super().__init__(names)
+        self._held = ""
+        self._object = _ObjectEnd()
+        self._is_text = False
+        """From here on all is."""
+
+    def add(self, text: str) -> list[str | FunctionCall]:
+        """See ToolCallParser."""
+        if self._is_text:
+            return self._shown(text)
+        self._held += text
+        found: list[str | FunctionCall] = []
+        while not self._is_text:
+            begin = self._begin_of_object()
+            if begin is None or (end := self._object.find(self._held, begin)) is None:
+                break
+            call = _call_of(_json_of(self._held[begin:end]), self._names)
+            if call is None:
+                self._is_text = True
+                break
+            found += self._called(call)
+            self._held, self._object = self._held[end:], _ObjectEnd()
+        return found + self._given_up() if self._is_text else found
+
+    def finish(self) -> list[str | FunctionCall]:
+        """See ToolCallParser."""
+        if self._has_calls and not self._held.strip(self._BETWEEN):
+            self._held = ""
+        return self._given_up() + self._rest()
+
+    def _given_up(self) -> list[str | FunctionCall]:
+        held, self._held = self._held, ""
+        return self._shown(held)
+
+    def _begin_of_object(self) -> int | None:
+        """Where it is in the held text; None while it may still come. Sets _is_text when it cannot."""
+        rest = self._held.lstrip(self._BETWEEN if self._has_calls else None)
+        if rest.startswith(self._TAG):
+            rest = rest[len(self._TAG) :].lstrip()
+        if rest.startswith("{"):
+            return len(self._held) - len(rest)
+        self._is_text = not self._TAG.startswith(rest)
+        return None
+
+
+class _ObjectEnd:
+    """Finds the end of a JSON object in a text that grows, and looks at each character once."""
+
+    def __init__(self) -> None:
+        self._place: int | None = None
+        self._depth = 0
+        self._is_string = False
+        self._is_escaped = False
+
+    def find(self, text: str, begin: int) -> int | None:
+        """The place behind the object at `begin`, the same each time; None: it goes on."""
+        place = begin if self._place is None else self._place
+        for place in range(place, len(text)):
+            character = text[place]
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_string:
+                self._is_escaped = character == "\\"
+                self._is_string = character != '"'
+            elif character == '"':
+                self._is_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return place + 1
+        self._place = len(text)
+        return None
+
+
+PARSERS: Final[Mapping[str, type[ToolCallParser]]] = {HERMES: HermesParser, LLAMA3_JSON: Llama3JsonParser}
+"""By the name that --tool_call_parser has for them."""
+
+
+def _json_of(text: str) -> Any:
+    """None for what is no JSON, which null is no call either."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _call_of(content: Any, names: Collection[str]) -> FunctionCall | None:
+    if not isinstance(content, dict) or content.get("name") not in list(names):
+        return None
+    arguments = content.get("arguments", content.get("parameters", {}))
+    if not isinstance(arguments, dict):
+        return None
+    try:
+        # Escaped, for models can write halves of surrogate pairs, which are no UTF-8.
+        return FunctionCall(content["name"], json.dumps(arguments, allow_nan=False))
+    except (ValueError, RecursionError):  # numbers that are out of range became infinite
+        return None

@@ -1,0 +1,432 @@
+"""OpenAI's routes of a server process, asked by the openai package: every answer is the executor's."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import adaptrt
+from support.http_server import http_server
+from support.models import ModelSpec, save_adapter, save_model
+from support.serving import build_engine
+from support.tokenizers import byte_level, save_tokenizer
+
+SPEC = ModelSpec(vocab_size=270)
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{{ more }}"
+)
+OWN_TEMPLATE = "{% for message in messages %}{{ message.content }}.{% endfor %}"
+TOKENIZER = byte_level()
+PROMPT = "Say hello €"
+MODELS = ["base", "first", "second"]
+MAX_SEQ_LEN = 704
+RAW = {"return_token_ids": True}
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text).ids
+
+
+@dataclasses.dataclass
+class Served:
+    """A server, and an executor over the same engine and adapters."""
+
+    address: str
+    client: openai.OpenAI
+    executor: adaptrt.Executor
+
+    def run(self, prompt: str | list[int], model: str, max_tokens: int, **fields: Any) -> adaptrt.Result:
+        """What the executor answers, without streaming."""
+        output = {name: fields.pop(name) for name in list(fields) if "log_probs" in name}
+        request = adaptrt.Request(
+            ids(prompt) if isinstance(prompt, str) else prompt,
+            max_tokens,
+            sampling_config=adaptrt.SamplingConfig(**{"top_p": 1.0, **fields}),
+            output_config=adaptrt.OutputConfig(exclude_input_from_output=True, **output),
+            end_id=1,
+        )
+        request_id = self.executor.enqueue_request(request, adapter=None if model == "base" else model)
+        (response,) = self.executor.await_responses(request_id)
+        assert not response.has_error(), response.error_msg
+        return response.result
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return httpx.post(f"{self.address}{path}", json=body, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("openai")
+    model = save_model(SPEC, root / "model")
+    save_tokenizer(TOKENIZER, model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    engine = build_engine(model, root, max_seq_len=MAX_SEQ_LEN)
+    adapters = {name: save_adapter(model, root / name, seed, r=4) for seed, name in enumerate(MODELS[1:])}
+    (adapters["second"] / "chat_template.jinja").write_text(OWN_TEMPLATE)
+    modules = [f"{name}={path}" for name, path in adapters.items()]
+    with (
+        adaptrt.Executor(engine) as executor,
+        http_server(engine, "--served_model_name", "base", "--lora_modules", *modules) as address,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        for name, path in adapters.items():
+            executor.add_adapter(name, path)
+        yield Served(address, client, executor)
+
+
+def test_models(served: Served) -> None:
+    cards = {card.id: card for card in served.client.models.list()}
+    assert list(cards) == MODELS
+    assert cards["base"].max_model_len == MAX_SEQ_LEN
+    assert cards["base"].parent is None
+    assert {(cards[name].parent, Path(cards[name].root).name) for name in MODELS[1:]} == {
+        ("base", n) for n in MODELS[1:]
+    }
+    assert served.client.models.retrieve("first") == cards["first"].model_copy(
+        update={"permission": served.client.models.retrieve("first").permission}
+    )
+    with pytest.raises(openai.NotFoundError, match=r"The model 'a/b' does not exist\."):
+        served.client.models.retrieve("a/b")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.0}, {"seed": 7}, {"seed": -3, "temperature": 0.7, "top_p": 0.8}]
+)
+def test_completions_are_the_executors(served: Served, model: str, sampling: dict[str, Any]) -> None:
+    expected = served.run(PROMPT, model, 20, **{**sampling, "seed": sampling.get("seed", 0) % 2**64})
+    answer = served.client.completions.create(model=model, prompt=PROMPT, max_tokens=20, extra_body=RAW, **sampling)
+    (choice,) = answer.choices
+    assert choice.token_ids == expected.output_token_ids[0]
+    assert choice.text == TOKENIZER.decode(choice.token_ids)
+    assert choice.prompt_token_ids == ids(PROMPT)
+    assert answer.model == model
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids(PROMPT)), len(choice.token_ids))
+
+    stream = served.client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=20, stream=True, stream_options={"include_usage": True},
+        extra_body=RAW, **sampling,
+    )  # fmt: skip
+    *chunks, last = list(stream)
+    assert [token for chunk in chunks for token in chunk.choices[0].token_ids] == choice.token_ids
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [choice.finish_reason]
+    assert last.choices == []
+    assert last.usage == answer.usage
+
+
+def test_answers_without_a_seed_differ(served: Served) -> None:
+    def ask() -> str:
+        return served.client.completions.create(model="base", prompt=PROMPT, max_tokens=20).choices[0].text
+
+    assert ask() != ask()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [PROMPT, [PROMPT, "a"], ids(PROMPT), [ids(PROMPT), ids("abc"), ids("d")]],
+    ids=["text", "texts", "ids", "lists"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_forms_of_prompts(served: Served, prompt: Any, stream: bool) -> None:
+    prompts = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+    answer = served.client.completions.create(
+        model="first", prompt=prompt, max_tokens=9, temperature=0, stream=stream, extra_body=RAW
+    )
+    tokens: list[list[int]] = [[] for _ in prompts]
+    for chunk in answer if stream else [answer]:
+        for choice in chunk.choices:
+            tokens[choice.index] += choice.token_ids
+    assert tokens == [served.run(prompt, "first", 9, temperature=0.0).output_token_ids[0] for prompt in prompts]
+
+
+def test_64_clients_at_once(served: Served) -> None:
+    """Streamed and whole, base and adapters, each its own seed."""
+
+    async def ask(client: openai.AsyncOpenAI, number: int) -> list[int]:
+        answer = await client.completions.create(
+            model=MODELS[number % 3], prompt=PROMPT * (1 + number % 5), max_tokens=12, seed=number, stream=number % 2 == 0,
+            extra_body=RAW,
+        )  # fmt: skip
+        if number % 2:
+            return answer.choices[0].token_ids
+        return [token async for chunk in answer for token in chunk.choices[0].token_ids]
+
+    async def ask_all() -> list[list[int]]:
+        async with openai.AsyncOpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(64)))
+
+    assert asyncio.run(ask_all()) == [
+        served.run(PROMPT * (1 + number % 5), MODELS[number % 3], 12, seed=number).output_token_ids[0]
+        for number in range(64)
+    ]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probs_of_a_completion(served: Served, model: str, stream: bool) -> None:
+    expected = served.run(
+        PROMPT, model, 8, seed=5, return_log_probs=True, top_log_probs=2, return_prompt_log_probs=True
+    )
+    answer = served.client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=8, seed=5, logprobs=2, echo=True, stream=stream, extra_body=RAW
+    )
+    choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
+    listed = {
+        name: [entry for choice in choices for entry in getattr(choice.logprobs, name)]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    }
+    tokens = ids(PROMPT) + expected.output_token_ids[0]
+    assert listed["token_logprobs"] == [None, *expected.prompt_log_probs, *expected.log_probs[0]]
+    tops = [*expected.prompt_top_log_probs, *expected.top_log_probs[0]]
+    for name, log_prob, top, likeliest in zip(
+        listed["tokens"][1:], listed["token_logprobs"][1:], listed["top_logprobs"][1:], tops, strict=True
+    ):
+        assert top[name] == log_prob or "\ufffd" in name
+        assert max(top.values()) == likeliest[0][1]
+        assert set(top.values()) <= {log_prob, *(other for _, other in likeliest)}
+    assert listed["top_logprobs"][0] is None
+    text = "".join(choice.text for choice in choices)
+    assert text == PROMPT + TOKENIZER.decode(expected.output_token_ids[0])
+    assert len(listed["text_offset"]) == len(tokens)
+    for token, name, offset in zip(tokens, listed["tokens"], listed["text_offset"], strict=True):
+        if "\ufffd" not in name and token >= 4:
+            assert text[offset:].startswith(name)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_alone_is_scored(served: Served, stream: bool) -> None:
+    expected = served.run(PROMPT, "first", 1, return_log_probs=True, return_prompt_log_probs=True)
+    answer = served.client.completions.create(
+        model="first", prompt=PROMPT, max_tokens=0, logprobs=0, echo=True, stream=stream
+    )
+    (choice,) = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
+    assert choice.text == PROMPT
+    assert choice.finish_reason == "length"
+    assert choice.logprobs.token_logprobs == [None, *expected.prompt_log_probs]
+    assert [len(top) for top in choice.logprobs.top_logprobs[1:]] == [1] * len(expected.prompt_log_probs)
+
+
+def test_stop_and_bias(served: Served) -> None:
+    only = {str(token): -100 for token in range(SPEC.vocab_size) if TOKENIZER.decode([token]) not in ("a", "b")}
+    asked = {"model": "base", "prompt": "a", "max_tokens": 200, "seed": 3, "logit_bias": only, "extra_body": RAW}
+    whole = served.client.completions.create(**asked).choices[0]
+    assert set(whole.text) == {"a", "b"}
+    assert whole.finish_reason == "length"
+    stop = whole.text[20:30]
+    end = whole.text.index(stop)
+    for stream in (False, True):
+        answer = served.client.completions.create(**asked, stop=["x", stop], stream=stream, logprobs=0)
+        choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
+        assert "".join(choice.text for choice in choices) == whole.text[:end]
+        assert (choices[-1].finish_reason, choices[-1].stop_reason) == ("stop", stop)
+        # The tokens are those up to the one that ends the stop text, however many came at once.
+        assert sum(len(choice.token_ids) for choice in choices) == end + len(stop)
+        assert sum(len(choice.logprobs.tokens) for choice in choices) == end + len(stop)
+    token = TOKENIZER.token_to_id("b")
+    by_token = served.client.completions.create(**{**asked, "extra_body": {**RAW, "stop_token_ids": [token]}}).choices[
+        0
+    ]
+    assert (by_token.text, by_token.finish_reason) == (whole.text[: whole.text.index("b")], "stop")
+    assert by_token.stop_reason == token
+
+
+def test_the_end_token_ends_unless_it_is_ignored(served: Served) -> None:
+    asked = {"model": "base", "prompt": "a", "max_tokens": 5, "logit_bias": {"1": 100}}
+    ended = served.client.completions.create(**asked).choices[0]
+    assert (ended.text, ended.finish_reason, ended.stop_reason) == ("", "stop", None)
+    ignored = served.client.completions.create(**asked, extra_body={**RAW, "ignore_eos": True}).choices[0]
+    assert (ignored.text, ignored.finish_reason, ignored.token_ids) == ("", "length", [1] * 5)
+    shown = served.client.completions.create(**asked, extra_body={"ignore_eos": True, "skip_special_tokens": False})
+    assert shown.choices[0].text == "</s>" * 5
+    least = served.client.completions.create(**asked, extra_body={**RAW, "min_tokens": 3}).choices[0]
+    assert len(least.token_ids) == 3
+
+
+def chat_ids(content: str) -> list[int]:
+    return ids(f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt"),
+    [("base", chat_ids("hi €")), ("first", chat_ids("hi €")), ("second", ids("hi €."))],
+    ids=["base", "the base's template", "its own template"],
+)
+def test_chats(served: Served, model: str, prompt: list[int]) -> None:
+    expected = served.run(prompt, model, 10, seed=4, return_log_probs=True, top_log_probs=3)
+    asked = {
+        "model": model, "messages": [{"role": "user", "content": "hi €"}], "max_completion_tokens": 10, "seed": 4,
+        "logprobs": True, "top_logprobs": 3, "extra_body": RAW,
+    }  # fmt: skip
+    answer = served.client.chat.completions.create(**asked)
+    (choice,) = answer.choices
+    assert answer.prompt_token_ids == prompt
+    assert choice.token_ids == expected.output_token_ids[0]
+    assert (choice.message.role, choice.message.content) == ("assistant", TOKENIZER.decode(choice.token_ids))
+    entries = choice.logprobs.content
+    assert [entry.logprob for entry in entries] == expected.log_probs[0]
+    assert [[top.logprob for top in entry.top_logprobs] for entry in entries] == [
+        [log_prob for _, log_prob in top] for top in expected.top_log_probs[0]
+    ]
+    for entry, token in zip(entries, choice.token_ids, strict=True):
+        if entry.bytes is not None and token >= 4:
+            assert bytes(entry.bytes).decode() == entry.token == TOKENIZER.decode([token])
+
+    *chunks, last = served.client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    assert (chunks[0].choices[0].delta.role, chunks[0].choices[0].delta.content) == ("assistant", "")
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
+    streamed = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
+    assert streamed == entries
+    assert chunks[-1].choices[0].finish_reason == choice.finish_reason == "length"
+    assert (last.choices, last.usage) == ([], answer.usage)
+
+
+def test_what_a_conversation_may_hold(served: Served) -> None:
+    answer = served.post(
+        "/v1/chat/completions",
+        {
+            "model": "base:first",
+            "messages": [
+                {"role": "developer", "content": "a"},
+                {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
+                {"role": "assistant", "content": " d "},
+            ],
+            "chat_template_kwargs": {"more": "e"},
+            "max_tokens": 3,
+            "return_token_ids": True,
+        },
+    ).json()
+    text = "<|im_start|>system\na<|im_end|>\n<|im_start|>user\nb\nc<|im_end|>\n<|im_start|>assistant\n d <|im_end|>\n"
+    assert answer["prompt_token_ids"] == ids(f"{text}<|im_start|>assistant\ne")
+    assert answer["model"] == "first"
+    continued = served.post(
+        "/tokenize",
+        {
+            "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": " d "}],
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        },
+    ).json()
+    assert continued["tokens"] == ids("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n d ")
+
+
+def test_a_chat_takes_what_is_left_of_the_context(served: Served) -> None:
+    asked = {"model": "base", "messages": [{"role": "user", "content": "x" * 600}], "temperature": 0}
+    asked["extra_body"] = {**RAW, "ignore_eos": True}
+    answer = served.client.chat.completions.create(**asked)
+    assert answer.usage.total_tokens == MAX_SEQ_LEN
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_tokenize_and_detokenize(served: Served) -> None:
+    answer = served.post("/tokenize", {"model": "base", "prompt": PROMPT, "return_token_strs": True}).json()
+    assert answer == {
+        "count": len(ids(PROMPT)),
+        "max_model_len": MAX_SEQ_LEN,
+        "tokens": ids(PROMPT),
+        "token_strs": TOKENIZER.encode(PROMPT).tokens,
+    }
+    # Longer than what is tokenised on the loop.
+    assert served.post("/tokenize", {"prompt": "a€" * 40_000}).json()["tokens"] == ids("a€" * 40_000)
+    assert served.post("/tokenize", {"messages": [{"role": "user", "content": "a"}]}).json()["tokens"] == chat_ids("a")
+    assert served.post("/detokenize", {"tokens": [0, *ids(PROMPT)]}).json() == {"prompt": f"<s>{PROMPT}"}
+
+
+def test_adapters_by_other_servers_names(served: Served) -> None:
+    expected = served.run(PROMPT, "second", 6, temperature=0.0).output_token_ids[0]
+    for fields in (
+        {"model": "base", "adapter_id": "second"},
+        {"lora_path": "second"},
+        {"model": "second", "adapter_id": "second"},
+        {"model": "base:second"},
+    ):
+        body = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0, **RAW, **fields}
+        answer = served.post("/v1/completions", body).json()
+        assert answer["choices"][0]["token_ids"] == expected
+        assert answer["model"] == "second"
+
+
+LONG = [2] * 650
+REFUSED = {
+    "an unknown model": ("/v1/completions", {"model": "none", "prompt": "a"}, 404, "The model 'none' does not exist."),
+    "an unknown adapter": (
+        "/v1/completions",
+        {"prompt": "a", "adapter_id": "none"},
+        404,
+        "adapter 'none' does not exist",
+    ),
+    "two adapters": (
+        "/v1/completions",
+        {"model": "first", "prompt": "a", "lora_path": "second"},
+        400,
+        "different adapters",
+    ),
+    "an unknown field": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "a"}], "x": 1},
+        400,
+        "x: is not",
+    ),
+    "a long prompt": (
+        "/v1/completions",
+        {"prompt": LONG},
+        400,
+        "maximum context length is 704 tokens, of which a prompt may",
+    ),
+    "a long answer": (
+        "/v1/completions",
+        {"prompt": LONG[:600], "max_tokens": 105},
+        400,
+        "maximum context length is 704 tokens; the prompt has 600 and the answer up to 105, together 705",
+    ),
+    "a token outside the vocabulary": (
+        "/v1/completions",
+        {"prompt": [[2], [2, 270]]},
+        400,
+        "input_token_ids[1] is 270",
+    ),
+    "an empty prompt": ("/v1/completions", {"prompt": ["a", ""]}, 400, "input_token_ids is empty"),
+    "a bias outside the vocabulary": (
+        "/v1/completions",
+        {"prompt": "a", "logit_bias": {"270": 1}},
+        400,
+        "has token 270",
+    ),
+    "too many prompts": ("/v1/completions", {"prompt": ["a"] * 1025}, 400, "prompt has 1025 prompts; at most 1024"),
+    "tools without a parser": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f"}}]},
+        400,
+        "--tool_call_parser",
+    ),
+    "a message that the template cannot render": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"messages": []}},
+        400,
+        "messages cannot be given as a variable",
+    ),
+    "an unknown token": ("/detokenize", {"tokens": [1, 270]}, 400, "tokens[1] is 270"),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "status", "said"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_refused(served: Served, path: str, body: Any, status: int, said: str, stream: bool) -> None:
+    if stream:
+        if path == "/detokenize":
+            pytest.skip("it does not stream")
+        body = {**body, "stream": True}
+    answer = served.post(path, body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert said in error["message"]
+    assert error["code"] == status
+    assert set(error) == {"message", "type", "param", "code"}

@@ -1,0 +1,105 @@
+"""Calls of functions through the openai package, by a model that says what it is told to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from support.http_server import http_server
+from support.scripted_model import save_scripted_model
+from support.serving import build_engine
+
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}\n{% endfor %}"
+    "{{ '<call>' if tools else '<talk>' }}"
+)
+SCRIPTS = {
+    "hermes": {
+        "<call>": ["Let me", " look.\n", "<tool_call>", '\n{"name": "wea', 'ther", "arguments"', ': {"city": "Paris"}}\n', "</tool_call>"],
+        "<talk>": ["It is", " sunny."],
+    },
+    "llama3_json": {
+        "<call>": ["<|python_tag|>", '{"name": "wea', 'ther", "parameters"', ': {"city": "Paris"}', "}"],
+        "<talk>": ["It is", " sunny."],
+    },
+}  # fmt: skip
+TEXT_BEFORE = {"hermes": "Let me look.", "llama3_json": ""}
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "How it is outside",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+ASKED: Any = {"model": "base", "messages": [{"role": "user", "content": "weather?"}], "temperature": 0}
+
+
+@pytest.fixture(scope="module", params=SCRIPTS)
+def asked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, openai.OpenAI]]:
+    kind = request.param
+    root = tmp_path_factory.mktemp(kind)
+    model = save_scripted_model(SCRIPTS[kind], root / "model")
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    engine = build_engine(model, root, max_seq_len=512, max_input_len=500, lora_plugin="disable", dora_plugin="disable")
+    with (
+        http_server(engine, "--served_model_name", "base", "--tool_call_parser", kind) as address,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield kind, client
+
+
+def test_a_call_and_its_answer(asked: tuple[str, openai.OpenAI]) -> None:
+    kind, client = asked
+    answer = client.chat.completions.create(**ASKED, tools=TOOLS)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert (choice.message.content or "") == TEXT_BEFORE[kind]
+    (call,) = choice.message.tool_calls
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+        "function",
+        "weather",
+        {"city": "Paris"},
+    )
+    # As clients send it back: the message as it came.
+    messages = [*ASKED["messages"], choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sun"}]
+    after = client.chat.completions.create(**{**ASKED, "messages": messages})
+    assert (after.choices[0].message.content, after.choices[0].finish_reason) == ("It is sunny.", "stop")
+    assert after.choices[0].message.tool_calls is None
+
+
+def test_a_streamed_call(asked: tuple[str, openai.OpenAI]) -> None:
+    kind, client = asked
+    chunks = list(client.chat.completions.create(**ASKED, tools=TOOLS, stream=True))
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(delta.content or "" for delta in deltas) == TEXT_BEFORE[kind]
+    (call,) = [call for delta in deltas for call in delta.tool_calls or []]
+    assert (call.index, call.type, call.function.name) == (0, "function", "weather")
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    assert call.id
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["tool_calls"]
+
+
+def test_no_call_without_tools(asked: tuple[str, openai.OpenAI]) -> None:
+    _, client = asked
+    for extra in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        answer = client.chat.completions.create(**ASKED, **extra)
+        assert answer.choices[0].message.content == "It is sunny."
+
+
+def test_a_call_of_a_function_that_is_not_there_is_text(asked: tuple[str, openai.OpenAI]) -> None:
+    kind, client = asked
+    other = [{"type": "function", "function": {"name": "other"}}]
+    (choice,) = client.chat.completions.create(**ASKED, tools=other).choices
+    assert choice.message.content == "".join(SCRIPTS[kind]["<call>"])
+    assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
