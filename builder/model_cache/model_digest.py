@@ -8,6 +8,7 @@ are the same.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,8 +56,10 @@ class ModelFiles:
         self.check_unchanged()
         known.mkdir(exist_ok=True)
         temporary = known / f"{self._identity}.{os.getpid()}.tmp"
-        temporary.write_text(digest.hexdigest(), encoding="ascii")
-        temporary.replace(remembered)
+        # Another process may be clearing the cache; the model is then read once more next time.
+        with contextlib.suppress(FileNotFoundError):
+            temporary.write_text(digest.hexdigest(), encoding="ascii")
+            temporary.replace(remembered)
         return digest.hexdigest()
 
     def check_unchanged(self) -> None:
