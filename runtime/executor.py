@@ -105,7 +105,7 @@ class Executor(_core.Executor):
         return adapter
 
     def remove_adapter(self, name: str) -> None:
-        """Forgets an adapter on every level; requests that run with it go on. Raises AdapterError for an unknown name."""
+        """Forgets an adapter on every level; requests that run with it go on. AdapterError for an unknown name."""
         with self._adapters.changing(name):
             adapter = self._adapters.remove(name)
             with contextlib.suppress(PeftTaskNotCachedError):  # it may have been evicted, or never asked for

@@ -9,6 +9,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, overload
@@ -75,7 +76,6 @@ class LLM:
         self._tokenizer = load_tokenizer(path)
         self._template_directory = path.parent
         # None: that adapter has no template of its own. Compiled when they are first asked for.
-        self._templates: dict[str | None, ChatTemplate | None] = {}
         self._executor = Executor(engine_dir, ModelType.DECODER_ONLY, _with_kernels(executor_config, kernels))
         self._end_ids = tuple(self._executor.engine.config.pretrained_config.eos_token_id)
 
@@ -212,11 +212,11 @@ class LLM:
 
         Raises ConfigError when there is none, AdapterError for an unknown adapter.
         """
-        model = self._template(None)
-        template = model
+        template = self._model_template
         if lora is not None:
-            self._executor.adapters.task_id(lora)  # refuses a name that is none
-            template = self._template(lora) or model
+            # Read each time: an adapter of the name may have been replaced.
+            directory = self._executor.adapters.get(lora).directory
+            template = ChatTemplate.load(directory, base=template) or template
         if template is None:
             raise ConfigError(
                 f"{self._template_directory}: has no chat template; give it a chat_template.jinja, or use generate()"
@@ -238,11 +238,9 @@ class LLM:
     ) -> None:
         self.shutdown()
 
-    def _template(self, lora: str | None) -> ChatTemplate | None:
-        if lora not in self._templates:
-            directory = self._template_directory if lora is None else self._executor.engine.adapters[lora]
-            self._templates[lora] = ChatTemplate.load(directory, base=None if lora is None else self._template(None))
-        return self._templates[lora]
+    @cached_property
+    def _model_template(self) -> ChatTemplate | None:
+        return ChatTemplate.load(self._template_directory)
 
     def _render(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -15,8 +13,9 @@ from starlette.responses import JSONResponse, Response
 from .._core import AdaptrtError
 from .._version import __version__
 from . import adapter_routes, metrics, openai_routes, page_routes, state_routes, triton_routes
-from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, UNAUTHORIZED, ApiError
+from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, ApiError
 from .http import CLIENT_CLOSED_REQUEST, error_response
+from .key_guard import KeyGuard
 from .request_log import RequestRecorder
 from .service import Service
 
@@ -27,8 +26,6 @@ OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/version", "/metrics", 
 def make_app(service: Service) -> FastAPI:
     """All routes over an open service."""
     app = FastAPI(title="AdaptRT", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    if service.options.api_keys:
-        _ask_for_key(app, service.options.api_keys)
     _answer_errors(app)
     app.include_router(_about(service))
     app.include_router(openai_routes.routes(service))
@@ -37,12 +34,14 @@ def make_app(service: Service) -> FastAPI:
     app.include_router(metrics.routes(service.metrics.registry))
     app.include_router(state_routes.routes(service))
     app.include_router(page_routes.routes())
+    if service.options.api_keys:
+        app.add_middleware(KeyGuard, keys=service.options.api_keys, open_paths=OPEN_PATHS, respond=respond)
     # The last that is added is around all others, so refused keys are recorded as well.
     app.add_middleware(RequestRecorder, metrics=service.metrics, log_requests=service.options.log_requests)
     return app
 
 
-def _respond(request: Request, error: ApiError) -> Response:
+def respond(request: Request, error: ApiError) -> Response:
     """In the form of the surface that was asked."""
     if triton_routes.is_below_prefix(request.url.path):
         return triton_routes.error_response(error)
@@ -67,37 +66,14 @@ def _about(service: Service) -> APIRouter:
     return router
 
 
-def _ask_for_key(app: FastAPI, keys: tuple[str, ...]) -> None:
-    expected = [key.encode() for key in keys]
-
-    @app.middleware("http")
-    async def check_key(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if request.url.path in OPEN_PATHS:
-            return await call_next(request)
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        # All keys are compared, each in constant time, so that the time tells nothing of them.
-        matches = [hmac.compare_digest(given.encode("latin-1", "replace"), key) for key in expected]
-        if scheme.lower() != "bearer" or not any(matches):
-            return _respond(
-                request,
-                ApiError(
-                    "a key is needed: send 'Authorization: Bearer KEY'",
-                    status=HTTPStatus.UNAUTHORIZED,
-                    kind=UNAUTHORIZED,
-                    headers={"WWW-Authenticate": "Bearer"},
-                ),
-            )
-        return await call_next(request)
-
-
 def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def of_api(request: Request, error: ApiError) -> Response:
-        return _respond(request, error)
+        return respond(request, error)
 
     @app.exception_handler(AdaptrtError)
     async def of_adaptrt(request: Request, error: AdaptrtError) -> Response:
-        return _respond(request, ApiError.of(error))
+        return respond(request, ApiError.of(error))
 
     @app.exception_handler(ClientDisconnect)
     async def of_disconnect(_: Request, error: ClientDisconnect) -> Response:
@@ -108,11 +84,11 @@ def _answer_errors(app: FastAPI) -> None:
         status = HTTPStatus(error.status_code)
         kind = NOT_FOUND if status is HTTPStatus.NOT_FOUND else BAD_REQUEST
         said = f"{request.method} {request.url.path}: {error.detail}"
-        return _respond(request, ApiError(said, status=status, kind=kind, headers=error.headers))
+        return respond(request, ApiError(said, status=status, kind=kind, headers=error.headers))
 
     @app.exception_handler(Exception)
     async def of_defect(request: Request, error: Exception) -> Response:
         # Starlette raises it again after this answer, and the server's log has it with its traceback.
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         said = "an internal error; the server's log has it"
-        return _respond(request, ApiError(said, status=status, kind=INTERNAL))
+        return respond(request, ApiError(said, status=status, kind=INTERNAL))

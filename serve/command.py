@@ -6,10 +6,14 @@ import argparse
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from .._core import ConfigError, ExecutorConfig, KvCacheConfig, PeftCacheConfig
+from ..builder.commands import engine_flags
+from ..builder.model_cache import engine_for
+from ..builder.progress import progress_on
 from ..runtime.executor import Executor
 from .options import DEFAULT_PORT, ServerLimits, ServerOptions
 from .tool_calls import PARSERS
@@ -20,11 +24,12 @@ DEFAULT_QUEUE: Final = 1024
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's flags; those that vLLM's server has as well have its names."""
-    parser.add_argument("model", type=Path, metavar="ENGINE_DIR", help="engine to serve")
+    parser.add_argument("model", type=Path, metavar="MODEL", help=engine_flags.MODEL_HELP)
     _add_server(parser.add_argument_group("server"))
     _add_adapters(parser.add_argument_group("adapters"))
     _add_executor(parser.add_argument_group("executor"))
     _add_limits(parser.add_argument_group("limits"))
+    engine_flags.add_arguments(parser)
 
 
 def _add_server(group: Any) -> None:
@@ -155,7 +160,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"adaptrt serve needs {error.name}: pip install 'adaptrt[serve]'") from error
     options = options_of(args)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    executor = Executor(args.model, executor_config=executor_config_of(args))
+    engine = engine_for(args.model, engine_flags.engine_options_of(args), progress_on())
+    if not options.served_model_name:
+        # An engine that was made on first use lies in the cache, under a name that says nothing to clients.
+        options = replace(options, served_model_name=(args.model.absolute().name,))
+    executor = Executor(engine, executor_config=executor_config_of(args))
     serve(executor, options, on_ready=lambda address: print(f"serving {args.model} at {address}", flush=True))
     return 0
 

@@ -146,7 +146,10 @@ class TextGenerator:
     def __init__(
         self, adapters: ServedAdapters, tokenizer: Tokenizer, end_ids: Sequence[int], limit_seconds: float
     ) -> None:
-        """`end_ids` end an answer unless its request ignores them. A request gets `limit_seconds`; 0: no limit."""
+        """`end_ids` end an answer unless its request ignores them.
+
+        A request gets `limit_seconds` at most; 0: no limit.
+        """
         self._adapters = adapters
         self._tokenizer = tokenizer
         self.end_ids: Final = tuple(end_ids)

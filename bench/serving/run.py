@@ -2,8 +2,8 @@
 
     python bench/serving/run.py --home DIR [--servers adaptrt vllm llama_cpp] [--repeats 5] [--output report.json]
 
-HOME is what bench/peers/run.py was given: it holds the model, its adapters, our engine and the peers' environments. Servers
-and the executor are asked in turn, each alone: the others are stopped meanwhile.
+HOME is what bench/peers/run.py was given: it holds the model, its adapters, our engine and the peers' environments.
+Servers and the executor are asked in turn, each alone: the others are stopped meanwhile.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 from client import Crowd, Stream, ask_server
 from rich.console import Console
 from rich.table import Table
@@ -29,11 +31,9 @@ from adaptrt.tools.bench.report import ComparisonResult, Figure, NotRun, Report,
 from adaptrt.tools.bench.system import describe_machine, utc_now
 from adaptrt.tools.bench.workload import random_prompt
 
-import numpy as np  # isort: skip
-
 EXECUTOR, OURS = "executor", "adaptrt"
 SERVERS = (OURS, "vllm", "llama_cpp")
-STREAMS, PROMPT_TOKENS = 16, 64
+STREAMS, PROMPT_TOKENS, WARM_UP_TOKENS = 16, 64, 4
 IDLE_SECONDS = 5.0
 RATE, FIRST, IDLE = "tokens", "first", "idle"
 LEAST_SHARE, MOST_DELAY = 0.97, 0.003
@@ -45,6 +45,7 @@ class OwnExecutor:
 
     def __init__(self, engine: Path, adapters: dict[str, Path], threads: int) -> None:
         self._executor = adaptrt.Executor(engine, executor_config=adaptrt.ExecutorConfig(num_threads=threads))
+        self.vocabulary = self._executor.engine_info.vocab_size
         for name, path in adapters.items():
             self._executor.add_adapter(name, path)
 
@@ -102,13 +103,13 @@ class Measurement:
         self._add(f"{row}-{RATE}", engine, number, {"value": tokens_per_second(streams), **spent}, meter)
         self._add(f"{row}-{FIRST}", engine, number, {"value": first_token_seconds(streams)}, meter)
 
-    def take_idle(self, server: Server, number: int) -> None:
+    def take_idle(self, row: str, server: Server, number: int) -> None:
         """CPU time of a server that nobody asks."""
         before = sum(server.cpu_seconds().values())
         with NoiseMeter([server.process.pid]) as meter:
             time.sleep(IDLE_SECONDS)
         spent = sum(server.cpu_seconds().values()) - before
-        self._add(IDLE, OURS, number, {"value": spent / IDLE_SECONDS}, meter)
+        self._add(f"{row}-{IDLE}", OURS, number, {"value": spent / IDLE_SECONDS}, meter)
 
     def _add(self, row: str, engine: str, number: int, metrics: dict[str, float], meter: NoiseMeter) -> None:
         foreign, stolen = meter.noise.foreign, meter.noise.stolen
@@ -116,84 +117,126 @@ class Measurement:
         self.samples[row, engine].append(Sample(number, metrics, round(foreign, 4), round(stolen, 4), disturbed))
 
 
-def measure(args: argparse.Namespace, console: Console) -> tuple[Measurement, list[NotRun]]:
-    """The base alone, then sixteen adapters."""
-    root = args.home / "models" / args.model
-    engine = root / "adaptrt-bf16"
-    adapters = {f"lora{number:02d}": root / "adapters" / f"lora{number:02d}" for number in range(STREAMS)}
-    vocabulary = adaptrt.load_engine(engine).config.pretrained_config.vocab_size
-    generator = np.random.default_rng(0)
-    measurement, not_run = Measurement(args.quiet_share, args.quiet_wait), []
-    for row, served in (("base", {}), ("adapters", adapters)):
-        names = list(served) or [BASE] * STREAMS
-        starts = {
-            OURS: lambda log, served=served: start_adaptrt(engine, served, args.threads, log),
-            "vllm": lambda log, served=served: start_vllm(args.home, root / "base", served, args.threads, log),
+class Contest:
+    """The servers and the executor over one set of adapters, asked in turn."""
+
+    def __init__(self, row: str, adapters: dict[str, Path], args: argparse.Namespace, console: Console) -> None:
+        """Starts them. Those that do not start are in `not_run`."""
+        root = args.home / "models" / args.model
+        engine = root / "adaptrt-bf16"
+        self._row, self._args, self._console = row, args, console
+        self._models = list(adapters) or [BASE] * STREAMS
+        self._own = OwnExecutor(engine, adapters, args.threads)
+        self._running: dict[str, Server] = {}
+        self.not_run: list[NotRun] = []
+        starts: dict[str, Callable[[Path], Server]] = {
+            OURS: lambda log: start_adaptrt(engine, adapters, args.threads, log),
+            "vllm": lambda log: start_vllm(args.home, root / "base", adapters, args.threads, log),
             "llama_cpp": lambda log: start_llama_cpp(args.home, root / "model.gguf", args.threads, log),
         }
-        own = OwnExecutor(engine, served, args.threads)
-        running: dict[str, Server] = {}
+        for name in args.servers:
+            console.print(f"{row}: starting {name}")
+            try:
+                if name == "llama_cpp" and adapters:
+                    raise RuntimeError("it does not batch requests with different adapters")
+                self._running[name] = starts[name](args.home / f"serving-{name}.log")
+                self._running[name].pause()
+            except (RuntimeError, OSError) as error:
+                self.not_run.append(NotRun(f"{row}/{name}", row, str(error)))
+
+    def run(self, measurement: Measurement, generator: np.random.Generator) -> None:
+        """All rounds; the one before the first warms up."""
+        vocabulary = self._own.vocabulary
+        for number in range(-1, self._args.repeats):
+            began = time.monotonic()
+            asked = [EXECUTOR, *self._running]
+            for name in asked if number % 2 == 0 else asked[::-1]:
+                # New prompts each time: what was computed for others may be used again.
+                prompts = [random_prompt(PROMPT_TOKENS, vocabulary, generator) for _ in self._models]
+                crowd = Crowd(self._models, prompts, self._args.new_tokens if number >= 0 else WARM_UP_TOKENS)
+                self._ask(name, crowd, number, measurement)
+            self._console.print(f"{self._row}: round {number + 1}: {time.monotonic() - began:.0f} s")
+
+    def close(self) -> None:
+        """Ends all of them."""
+        for server in self._running.values():
+            server.close()
+        self._own.close()
+
+    def _ask(self, name: str, crowd: Crowd, number: int, measurement: Measurement) -> None:
+        server = self._running.get(name)
+        if server is None:
+            ask = partial(self._own.ask, crowd)
+        else:
+            server.go_on()
+            ask = partial(ask_server, server.address, crowd)
+        if number < 0:
+            ask()
+        else:
+            measurement.take(self._row, name, number, ask, server)
+        if server is not None:
+            if name == OURS and number >= 0:
+                measurement.take_idle(self._row, server, number)
+            server.pause()
+
+
+def measure(args: argparse.Namespace, console: Console) -> tuple[Measurement, list[NotRun]]:
+    """The base alone, then sixteen adapters."""
+    folder = args.home / "models" / args.model / "adapters"
+    adapters = {f"lora{number:02d}": folder / f"lora{number:02d}" for number in range(STREAMS)}
+    generator = np.random.default_rng(0)
+    measurement, not_run = Measurement(args.quiet_share, args.quiet_wait), []
+    for row, served in ((BASE, {}), ("adapters", adapters)):
+        contest = Contest(row, served, args, console)
         try:
-            for name in args.servers:
-                console.print(f"{row}: starting {name}")
-                if name == "llama_cpp" and served:
-                    not_run.append(NotRun(f"{row}/{name}", row, "does not batch requests with different adapters"))
-                    continue
-                try:
-                    running[name] = starts[name](args.home / f"serving-{name}.log")
-                    running[name].pause()
-                except (RuntimeError, OSError) as error:
-                    not_run.append(NotRun(f"{row}/{name}", row, str(error)))
-            for number in range(-1, args.repeats):  # the first round warms up
-                began = time.monotonic()
-                asked = [EXECUTOR, *running]
-                for name in asked if number % 2 == 0 else asked[::-1]:
-                    # New prompts each time, as what was computed for others may be used again.
-                    prompts = [random_prompt(PROMPT_TOKENS, vocabulary, generator) for _ in range(STREAMS)]
-                    crowd = Crowd(names, prompts, 4 if number < 0 else args.new_tokens)
-                    server = running.get(name)
-                    if server is None:
-                        ask = lambda crowd=crowd: own.ask(crowd)  # noqa: E731
-                    else:
-                        server.go_on()
-                        ask = lambda crowd=crowd, server=server: ask_server(server.address, crowd)  # noqa: E731
-                    if number < 0:
-                        ask()
-                    else:
-                        measurement.take(row, name, number, ask, server)
-                        if name == OURS and not served:
-                            measurement.take_idle(running[OURS], number)
-                    if server is not None:
-                        server.pause()
-                console.print(f"{row}: round {number + 1}: {time.monotonic() - began:.0f} s")
+            contest.run(measurement, generator)
         finally:
-            for server in running.values():
-                server.close()
-            own.close()
+            contest.close()
+        not_run += contest.not_run
     return measurement, not_run
+
+
+def compared(row: str, figures: dict[tuple[str, str], Figure]) -> list[ComparisonResult]:
+    """Our server against the executor, with a target, and against the other servers."""
+    ours, results = figures[row, OURS], []
+    for (other_row, other), theirs in figures.items():
+        if other_row != row or other == OURS:
+            continue
+        base, ratio = f"{row}/{other}", paired_ratio(ours, theirs)
+        if other != EXECUTOR:
+            results.append(ComparisonResult(base, "ratio", ratio, None, None, None))
+        elif row.endswith(RATE):
+            results.append(ComparisonResult(base, "ratio", ratio, LEAST_SHARE, None, ratio >= LEAST_SHARE))
+        else:
+            delay = paired_difference(ours, theirs)
+            results.append(ComparisonResult(base, "difference", delay, None, MOST_DELAY, delay <= MOST_DELAY))
+    return results
+
+
+def paired_difference(ours: Figure, theirs: Figure) -> float:
+    """The median over the rounds that both have."""
+    mine, others = ours.by_round(), theirs.by_round()
+    return statistics.median(mine[number] - others[number] for number in mine if number in others)
 
 
 def report_of(args: argparse.Namespace, measurement: Measurement, not_run: list[NotRun]) -> Report:
     """With our server held against the executor and against the other servers."""
     figures = {
-        key: Figure("CPUs" if key[0] == IDLE else "s" if key[0].endswith(FIRST) else "tok/s", samples)
+        key: Figure("CPUs" if key[0].endswith(IDLE) else "s" if key[0].endswith(FIRST) else "tok/s", samples)
         for key, samples in measurement.samples.items()
     }
-    rows = []
-    for (row, engine), figure in figures.items():
-        comparisons = []
-        for (other_row, other), theirs in figures.items():
-            if engine != OURS or other_row != row or other == OURS:
-                continue
-            ratio = paired_ratio(figure, theirs)
-            if other == EXECUTOR and row.endswith(RATE):
-                comparisons.append(ComparisonResult(f"{row}/{other}", "ratio", ratio, LEAST_SHARE, None, ratio >= LEAST_SHARE))
-            elif other == EXECUTOR:
-                delay = figure.median - theirs.median
-                comparisons.append(ComparisonResult(f"{row}/{other}", "delay", delay, None, MOST_DELAY, delay <= MOST_DELAY))
-            else:
-                comparisons.append(ComparisonResult(f"{row}/{other}", "ratio", ratio, None, None, None))
-        rows.append(Row(f"{row}/{engine}", row, row, engine, {}, figure, comparisons=comparisons))
+    rows = [
+        Row(
+            f"{row}/{engine}",
+            row,
+            row,
+            engine,
+            {},
+            figure,
+            comparisons=compared(row, figures) if engine == OURS else [],
+        )
+        for (row, engine), figure in figures.items()
+    ]
     return Report(
         version=__version__,
         created=utc_now(),
@@ -212,11 +255,15 @@ def table_of(report: Report) -> Table:
     table = Table("row", "engine", "median", "spread", "against")
     for row in report.rows:
         figure = row.figure
-        against = [f"{result.base}: {result.ratio:.4g}" + ("" if result.holds is None else " met" if result.holds else " missed")
-                   for result in row.comparisons]  # fmt: skip
+        against = [f"{result.measure} to {result.base}: {result.ratio:.4g}{said(result)}" for result in row.comparisons]
         spread = f"{figure.low:.4g} to {figure.high:.4g}"
         table.add_row(row.kind, row.engine, f"{figure.median:.4g} {figure.unit}", spread, "\n".join(against))
     return table
+
+
+def said(result: ComparisonResult) -> str:
+    """Whether a target was met."""
+    return "" if result.holds is None else ", met" if result.holds else ", missed"
 
 
 def main() -> int:

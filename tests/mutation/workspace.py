@@ -25,6 +25,8 @@ TIMES_AS_LONG = 5
 SECONDS_MORE = 20
 # What waits for ever takes no processor's time.
 SECONDS_IN_ALL = 900
+# The first build compiles everything.
+SECONDS_OF_BUILD = 3600
 
 
 class BuildError(Exception):
@@ -92,7 +94,8 @@ class Workspace:
     def _compile(self, target: str) -> None:
         if not (self._build / "build.ninja").exists():
             self._configure()
-        if not self._call(["cmake", "--build", self._build, "--target", target], self.tree, SECONDS_IN_ALL):
+        command = ["cmake", "--build", self._build, "--target", target]
+        if not self._call(command, self.tree, SECONDS_OF_BUILD):
             raise BuildError(target)
 
     def _configure(self) -> None:
@@ -113,7 +116,13 @@ class Workspace:
         environment["PYTHONPATH"] = os.pathsep.join([str(self._site), str(emulated)])
         environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
         # The prefix may wait for its turn; that is not the command's time.
-        limited = [*self._prefix, "timeout", "--kill-after=10", str(SECONDS_IN_ALL), *map(str, command)]
+        limited = [
+            *self._prefix,
+            "timeout",
+            "--kill-after=10",
+            str(max(SECONDS_IN_ALL, round(seconds))),
+            *map(str, command),
+        ]
 
         def limit() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))

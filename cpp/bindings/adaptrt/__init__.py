@@ -48,25 +48,29 @@ from ._core import (
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from .builder.model_cache import EngineOptions
     from .runtime.engine import LoadedEngine, load_engine
     from .runtime.executor import Executor
-    from .runtime.llm import LLM, Completion
+    from .runtime.llm import LLM, AnswerStream, Completion
     from .runtime.lora_config import LoraConfig
 
 # Imported when they are first asked for: the command line and the compiler need none of them.
 _LAZY = {
-    "LLM": "llm",
-    "Completion": "llm",
-    "Executor": "executor",
-    "LoadedEngine": "engine",
-    "LoraConfig": "lora_config",
-    "load_engine": "engine",
+    "LLM": "runtime.llm",
+    "AnswerStream": "runtime.llm",
+    "Completion": "runtime.llm",
+    "EngineOptions": "builder.model_cache",
+    "Executor": "runtime.executor",
+    "LoadedEngine": "runtime.engine",
+    "LoraConfig": "runtime.lora_config",
+    "load_engine": "runtime.engine",
 }
 
 __all__ = [
     "LLM",
     "AdapterError",
     "AdaptrtError",
+    "AnswerStream",
     "BatchingType",
     "CapacitySchedulerPolicy",
     "CheckpointError",
@@ -76,6 +80,7 @@ __all__ = [
     "DType",
     "DynamicBatchConfig",
     "EngineError",
+    "EngineOptions",
     "Executor",
     "ExecutorClosedError",
     "ExecutorConfig",
@@ -112,7 +117,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".runtime.{_LAZY[name]}", __name__), name)
+    value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
     globals()[name] = value
     return value
 

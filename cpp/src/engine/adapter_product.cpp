@@ -5,11 +5,6 @@
 namespace adaptrt {
 namespace {
 
-/// A group's rows within a range; empty when begin >= end.
-RowRange within(const AdapterGroup& group, RowRange range) {
-  return {std::max(group.begin, range.begin), std::min(group.end, range.end)};
-}
-
 /// Tiles of the shrink: rows of a group, and panels of its A.
 struct ShrinkTiles {
   std::int64_t blocks;
@@ -82,15 +77,19 @@ std::byte* AdapterProduct::shrunk(std::int64_t row, std::int64_t column) const {
   return step_.shrink + static_cast<std::size_t>(row * step_.shrink_stride + column) * size_of(input_.dtype);
 }
 
+RowRange AdapterProduct::rows_changed(const AdapterGroup& group, std::size_t part, RowRange rows) const {
+  if (site_of(group).parts[part].rank == 0) return {};
+  return {std::max(group.begin, rows.begin), std::min(group.end, rows.end)};
+}
+
 std::span<const MemorySpan> AdapterProduct::spans(std::size_t part, std::int64_t panel, RowRange rows,
                                                   Spans* spans) const {
   constexpr std::size_t kOfGroup = 2;
   const std::int64_t width = panel_width(op_.parts[part].weight.n, panel);
   std::size_t count = 0;
   for (const AdapterGroup& group : groups_) {
+    if (rows_changed(group, part, rows).is_empty()) continue;
     const DevicePart& of_part = site_of(group).parts[part];
-    const RowRange shared = within(group, rows);
-    if (of_part.rank == 0 || shared.begin >= shared.end) continue;
     if (count + kOfGroup > spans->size()) break;
     (*spans)[count++] = {of_part.b + panel_offset(dtype_, of_part.rank, panel),
                          static_cast<std::int64_t>(panel_bytes(dtype_, width, of_part.rank))};
@@ -107,9 +106,9 @@ void AdapterProduct::expand(std::size_t part, std::int64_t panel, RowRange rows,
 
 void AdapterProduct::expand_group(const AdapterGroup& group, std::size_t part, std::int64_t panel,
                                   RowRange rows, float* tile) const {
+  const RowRange shared = rows_changed(group, part, rows);
+  if (shared.is_empty()) return;
   const DevicePart& of_part = site_of(group).parts[part];
-  const RowRange shared = within(group, rows);
-  if (of_part.rank == 0 || shared.begin >= shared.end) return;
   const std::int64_t width = panel_width(op_.parts[part].weight.n, panel);
   float* out = tile + (shared.begin - rows.begin) * kPanelColumns;
   gemm_({.a = shrunk(shared.begin, of_part.rank_offset),

@@ -36,6 +36,8 @@ class AdapterProduct {
   [[nodiscard]] const DeviceSite& site_of(const AdapterGroup& group) const {
     return group.adapter->sites[static_cast<std::size_t>(op_.lora_site)];
   }
+  /// Those of `rows` that are the group's, where its adapter changes the part.
+  [[nodiscard]] RowRange rows_changed(const AdapterGroup& group, std::size_t part, RowRange rows) const;
   [[nodiscard]] std::byte* shrunk(std::int64_t row, std::int64_t column) const;
   void shrink_tile(const AdapterGroup& group, std::int64_t panel, RowRange rows, int thread) const;
   void expand_group(const AdapterGroup& group, std::size_t part, std::int64_t panel, RowRange rows,

@@ -38,19 +38,36 @@ std::int64_t most_rows(const Program& program) {
   return std::max(program.max_num_tokens, program.max_batch_size);
 }
 
-/// Rows that kernels pack together.
-constexpr std::int64_t kPackedRows = 16;
+/// `rows` in whole blocks of those that are packed together.
+constexpr std::int64_t packed_blocks(std::int64_t rows) {
+  return (rows + PackedSteps::kBlockRows - 1) / PackedSteps::kBlockRows;
+}
+
+/// Whether a panel is expanded before it is multiplied by so many rows, rather than while it is.
+bool is_expanded(const PanelMatrix& weight, std::int64_t rows, const KernelTable& kernels) {
+  if (weight.is_compressed()) return rows > kernels.compressed_rows;
+  switch (weight.quantization.algo) {
+    case QuantAlgo::kW8A16:
+      return rows > kernels.int8_decoded_rows;
+    case QuantAlgo::kW4A16:
+      return rows > kernels.int4_decoded_rows;
+    case QuantAlgo::kNone:
+    case QuantAlgo::kW8A8:
+      return false;
+  }
+  return false;
+}
 
 Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activations,
                  const Quantization& quantization) {
   if (kernels.part_bytes == 0 || activations != DType::kBFloat16) return {};
   constexpr std::int64_t kLeastInputs = 512;
-  return {.block_rows = std::min(kernels.block_rows,
-                                 (most_rows(program) + kPackedRows - 1) / kPackedRows * kPackedRows),
-          .takes_parts = true,
-          .part_bytes = kernels.part_bytes,
-          .part_multiple = std::lcm(kLeastInputs, std::max<std::int64_t>(1, quantization.group_size)),
-          .activation_bytes = quantization.algo == QuantAlgo::kW8A8 ? 1 : 2};
+  return {
+      .block_rows = std::min(kernels.block_rows, packed_blocks(most_rows(program)) * PackedSteps::kBlockRows),
+      .takes_parts = true,
+      .part_bytes = kernels.part_bytes,
+      .part_multiple = std::lcm(kLeastInputs, std::max<std::int64_t>(1, quantization.group_size)),
+      .activation_bytes = quantization.algo == QuantAlgo::kW8A8 ? 1 : 2};
 }
 
 }  // namespace
@@ -73,11 +90,10 @@ void BaseProduct::prepare(bool has_adapters) const {
   const bool packs = step_.packed != nullptr && (!to_int8 || has_adapters);
   if (!packs && !to_int8 && !quantization.zero_points) return;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
-    prepare_rows(packs, begin * kPackedRows, std::min(end * kPackedRows, step_.rows));
+    prepare_rows(packs, begin * PackedSteps::kBlockRows, std::min(end * PackedSteps::kBlockRows, step_.rows));
   };
-  const std::int64_t blocks = (step_.rows + kPackedRows - 1) / kPackedRows;
-  step_.threads.parallel_for(
-      blocks, std::max<std::int64_t>(1, kElementsPerChunk / (input_.width * kPackedRows)), body);
+  const std::int64_t grain = kElementsPerChunk / (input_.width * PackedSteps::kBlockRows);
+  step_.threads.parallel_for(packed_blocks(step_.rows), std::max<std::int64_t>(1, grain), body);
 }
 
 void BaseProduct::prepare_rows(bool packs, std::int64_t begin, std::int64_t end) const {
@@ -135,7 +151,7 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
                  .next_panel = task.upcoming.panel,
                  .fetch = task.upcoming.adapters};
   if (weight.is_compressed()) {
-    if (gemm.rows <= step_.kernels.compressed_rows) {
+    if (!is_expanded(weight, gemm.rows, step_.kernels)) {
       step_.kernels.compressed_gemm(gemm, weight.exceptions);
       return;
     }
@@ -165,8 +181,7 @@ void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& 
                      .rows = task.rows.end - row,
                      .part = task.inputs,
                      .next_panel = task.upcoming.panel};
-  const bool is_int4 = weight.quantization.algo == QuantAlgo::kW4A16;
-  if (gemm.rows > (is_int4 ? step_.kernels.int4_decoded_rows : step_.kernels.int8_decoded_rows)) {
+  if (is_expanded(weight, gemm.rows, step_.kernels)) {
     place.fill([&](std::byte* out) { step_.kernels.expand_panel(gemm, out); });
     gemm.expanded = place.panel;
   }
@@ -193,10 +208,8 @@ std::size_t linear_scratch_floats(const Program& program, const KernelTable& ker
   const Tiling tiling = tiling_of(program, kernels, activation_dtype(program.dtype), {});
   for_each_linear(program, [&](const LinearOp& op, const Buffer& input) {
     for (const LinearPart& part : op.parts) {
-      const QuantAlgo algo = part.weight.quantization.algo;
-      if (part.weight.is_compressed() || algo == QuantAlgo::kW8A16 || algo == QuantAlgo::kW4A16) {
-        bytes = std::max(bytes, expanded_bytes(input));
-      }
+      const std::int64_t rows = std::min(tiling.block_rows, most_rows(program));
+      if (is_expanded(part.weight, rows, kernels)) bytes = std::max(bytes, expanded_bytes(input));
     }
   });
   return static_cast<std::size_t>(tiling.scratch_floats()) + kPartsInTurn * (bytes / sizeof(float));
@@ -204,17 +217,16 @@ std::size_t linear_scratch_floats(const Program& program, const KernelTable& ker
 
 PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kernels) {
   if (kernels.pack_rows == nullptr) return {};
-  constexpr std::int64_t kStepBytes = 64;
   std::int64_t widest = 0;
   for_each_linear(program, [&](const LinearOp&, const Buffer& input) {
     if (input.dtype == DType::kBFloat16) widest = std::max(widest, input.width);
   });
-  const std::int64_t steps =
-      (widest * static_cast<std::int64_t>(size_of(DType::kBFloat16)) + kStepBytes - 1) / kStepBytes;
+  const std::int64_t bytes = widest * static_cast<std::int64_t>(size_of(DType::kBFloat16));
   // Tiles may begin at any row. An odd number of them: steps a power of two apart would compete for the same
   // places of a cache.
-  const std::int64_t tiles = (most_rows(program) / kPackedRows + 2) | 1;
-  return {.steps = steps, .step_bytes = tiles * kPackedRows * kStepBytes};
+  const std::int64_t blocks = (most_rows(program) / PackedSteps::kBlockRows + 2) | 1;
+  return {.steps = (bytes + PackedSteps::kRowBytes - 1) / PackedSteps::kRowBytes,
+          .step_bytes = blocks * PackedSteps::kBlockRows * PackedSteps::kRowBytes};
 }
 
 std::int64_t most_zero_point_groups(const Program& program) {

@@ -18,8 +18,10 @@ inline constexpr std::size_t kPartsInTurn = 2;
 inline constexpr std::int64_t kTilesKept = 4;
 
 struct RowRange {
-  std::int64_t begin;
-  std::int64_t end;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  [[nodiscard]] bool is_empty() const { return begin >= end; }
 };
 
 /// How the products of a program are cut into tiles.

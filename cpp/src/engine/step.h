@@ -89,8 +89,7 @@ struct Step {
   }
   /// Where the steps of a packed row begin, or nullptr.
   [[nodiscard]] std::byte* steps_of_row(std::int64_t index) const {
-    constexpr std::int64_t kStepBytes = 64;
-    return packed == nullptr ? nullptr : packed + index * kStepBytes;
+    return packed == nullptr ? nullptr : packed + index * PackedSteps::kRowBytes;
   }
   [[nodiscard]] float* float_row(BufferId id, std::int64_t index) const {
     return reinterpret_cast<float*>(row(id, index));

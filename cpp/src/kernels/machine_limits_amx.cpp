@@ -1,107 +1,90 @@
 #include "machine_limits_amx.h"
 
-#include <immintrin.h>
+#include "cpu/tiles_amx.h"
 
 namespace adaptrt {
 namespace {
 
 constexpr std::int64_t kTileBytes = 1024;
-constexpr int kTileStride = 64;
+constexpr std::int64_t kTileLine = 64;
 
-/// What LDTILECFG reads.
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 0;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t bytes_per_row[16] = {};
-  std::uint8_t rows[16] = {};
-};
-static_assert(sizeof(TileConfig) == 64);
-
-TileConfig eight_full_tiles() {
-  TileConfig config{.palette = 1};
-  for (int tile = 0; tile < 8; ++tile) {
-    config.bytes_per_row[tile] = kTileStride;
-    config.rows[tile] = 16;
-  }
-  return config;
-}
-
-/// All of it is read and written here: GCC's intrinsics say of a configuration that they read its first
-/// bytes.
-void settle(TileConfig* config) {
-  asm volatile("" : "+m"(*config));
-}
-
-/// Eight full tiles for its lifetime; after it what the thread had before.
-class FullTiles {
+/// The tiles' configuration for its lifetime; after it what the thread had before.
+class ConfiguredTiles {
  public:
-  FullTiles() {
-    settle(&before_);
-    _tile_storeconfig(&before_);
-    settle(&before_);
-    settle(&full_);
-    _tile_loadconfig(&full_);
+  ConfiguredTiles() {
+    asm volatile("sttilecfg %0" : "=m"(before_));
+    Tiles::configure();
   }
-  ~FullTiles() {
-    settle(&before_);
-    _tile_loadconfig(&before_);
-  }
-  FullTiles(const FullTiles&) = delete;
-  FullTiles& operator=(const FullTiles&) = delete;
+  ~ConfiguredTiles() { asm volatile("ldtilecfg %0" ::"m"(before_)); }
+  ConfiguredTiles(const ConfiguredTiles&) = delete;
+  ConfiguredTiles& operator=(const ConfiguredTiles&) = delete;
 
  private:
-  TileConfig before_;
-  TileConfig full_ = eight_full_tiles();
+  TileConfiguration before_;
 };
+
+struct BFloat16Dot {
+  template <int kSums, int kA, int kB>
+  static void add() {
+    Tiles::dot_bfloat16<kSums, kA, kB>();
+  }
+};
+
+struct Int8Dot {
+  template <int kSums, int kA, int kB>
+  static void add() {
+    Tiles::dot_int8<kSums, kA, kB>();
+  }
+};
+
+// Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns.
+
+template <class Dot>
+void multiply_four() {
+  Dot::template add<0, 4, 6>();
+  Dot::template add<1, 4, 7>();
+  Dot::template add<2, 5, 6>();
+  Dot::template add<3, 5, 7>();
+}
+
+void load_four(const std::byte* tiles) {
+  Tiles::load<4>(tiles, kTileLine);
+  Tiles::load<6>(tiles + kTileBytes, kTileLine);
+  Tiles::load<7>(tiles + 2 * kTileBytes, kTileLine);
+  Tiles::load<5>(tiles + 3 * kTileBytes, kTileLine);
+}
+
+template <class Dot>
+void multiply(std::int64_t iterations) {
+  const ConfiguredTiles configured;
+  for (std::int64_t i = 0; i < iterations; ++i) multiply_four<Dot>();
+}
+
+template <class Dot>
+void multiply_from(const std::byte* bytes, std::int64_t iterations) {
+  const ConfiguredTiles configured;
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    load_four(bytes + 4 * kTileBytes * i % kAmxBytes);
+    multiply_four<Dot>();
+  }
+}
 
 }  // namespace
 
-// Tiles 0 to 3 are sums, 4 to 7 operands. Their numbers have to be literals.
-
-#define ADAPTRT_FOUR_PRODUCTS(product) \
-  do {                                 \
-    product(0, 4, 6);                  \
-    product(1, 4, 7);                  \
-    product(2, 5, 6);                  \
-    product(3, 5, 7);                  \
-  } while (false)
-
-#define ADAPTRT_LOAD_FOUR_TILES(tiles)                     \
-  do {                                                     \
-    _tile_loadd(4, (tiles), kTileStride);                  \
-    _tile_loadd(6, (tiles) + kTileBytes, kTileStride);     \
-    _tile_loadd(7, (tiles) + 2 * kTileBytes, kTileStride); \
-    _tile_loadd(5, (tiles) + 3 * kTileBytes, kTileStride); \
-  } while (false)
-
 void multiply_amx_bfloat16(std::int64_t iterations) {
-  const FullTiles tiles;
-  for (std::int64_t i = 0; i < iterations; ++i) ADAPTRT_FOUR_PRODUCTS(_tile_dpbf16ps);
+  multiply<BFloat16Dot>(iterations);
 }
 
 void multiply_amx_int8(std::int64_t iterations) {
-  const FullTiles tiles;
-  for (std::int64_t i = 0; i < iterations; ++i) ADAPTRT_FOUR_PRODUCTS(_tile_dpbusd);
+  multiply<Int8Dot>(iterations);
 }
 
 void multiply_amx_bfloat16_from(const std::byte* bytes, std::int64_t iterations) {
-  const FullTiles tiles;
-  for (std::int64_t i = 0; i < iterations; ++i) {
-    ADAPTRT_LOAD_FOUR_TILES(bytes + 4 * kTileBytes * i % kAmxBytes);
-    ADAPTRT_FOUR_PRODUCTS(_tile_dpbf16ps);
-  }
+  multiply_from<BFloat16Dot>(bytes, iterations);
 }
 
 void multiply_amx_int8_from(const std::byte* bytes, std::int64_t iterations) {
-  const FullTiles tiles;
-  for (std::int64_t i = 0; i < iterations; ++i) {
-    ADAPTRT_LOAD_FOUR_TILES(bytes + 4 * kTileBytes * i % kAmxBytes);
-    ADAPTRT_FOUR_PRODUCTS(_tile_dpbusd);
-  }
+  multiply_from<Int8Dot>(bytes, iterations);
 }
-
-#undef ADAPTRT_LOAD_FOUR_TILES
-#undef ADAPTRT_FOUR_PRODUCTS
 
 }  // namespace adaptrt

@@ -106,7 +106,9 @@ def test_log_probs_of_prompts_and_of_other_tokens_are_the_models(served, config:
         top_log_probs = [*result.prompt_top_log_probs, *result.top_log_probs[0]]
         for row, likeliest in zip(expected, top_log_probs, strict=True):
             assert len({token for token, _ in likeliest}) == 5
-            np.testing.assert_allclose([p for _, p in likeliest], [row[token] for token, _ in likeliest], atol=tolerance)
+            np.testing.assert_allclose(
+                [p for _, p in likeliest], [row[token] for token, _ in likeliest], atol=tolerance
+            )
             np.testing.assert_allclose([p for _, p in likeliest], np.sort(row)[:-6:-1], atol=tolerance)
 
 

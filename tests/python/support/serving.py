@@ -121,7 +121,5 @@ def collect(executor: adaptrt.Executor, request_id: int) -> Answer:
         nothing if result.context_logits is None else np.asarray(result.context_logits),
         (nothing if result.generation_logits is None else np.asarray(result.generation_logits))[0],
         result.finish_reasons[0],
-        LogProbs(
-            result.log_probs[0], result.top_log_probs[0], result.prompt_log_probs, result.prompt_top_log_probs
-        ),
+        LogProbs(result.log_probs[0], result.top_log_probs[0], result.prompt_log_probs, result.prompt_top_log_probs),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,35 @@ from support.serving import build_engine
 DECODER_ONLY = adaptrt.ModelType.DECODER_ONLY
 CHOSEN, *OTHERS = _core.cpu_kernels()
 IMPOSSIBLE = _core.impossible_cpu_kernels()
+
+# A sandbox as seccomp makes them: Linux answers the question for tile registers with EPERM.
+REFUSAL = """
+import ctypes, struct, sys
+LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
+NUMBER, FIRST_ARGUMENT = 0, 16
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, EPERM = 158, 0x1023, 1
+REFUSE, ALLOW = 0x00050000 | EPERM, 0x7FFF0000
+rules = [
+    (LOAD, 0, 0, NUMBER),
+    (JUMP_IF_EQUAL, 0, 3, ARCH_PRCTL),
+    (LOAD, 0, 0, FIRST_ARGUMENT),
+    (JUMP_IF_EQUAL, 0, 1, ARCH_REQ_XCOMP_PERM),
+    (RETURN, 0, 0, REFUSE),
+    (RETURN, 0, 0, ALLOW),
+]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rules), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
+if libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) or libc.prctl(SECCOMP, FILTER, program):
+    sys.exit("seccomp: " + str(ctypes.get_errno()))
+import adaptrt
+from adaptrt import _core
+print(_core.impossible_cpu_kernels()[0])
+with adaptrt.Executor(sys.argv[1]) as executor:
+    assert not executor.await_responses(executor.enqueue_request(adaptrt.Request([3, 4, 5], 4)))[-1].has_error()
+    print(executor.engine_info.kernels)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +98,17 @@ def test_impossible_kernels_are_refused_with_what_is_missing(
     engine: adaptrt.LoadedEngine, kernels: str, reason: str
 ) -> None:
     assert f"kernels is '{kernels}', but {reason}; this CPU can run: " in refusal(engine, kernels)
+
+
+@pytest.mark.skipif(CHOSEN != "avx512_amx", reason="this machine has no AMX to be refused")
+def test_where_linux_refuses_amx_the_next_kernels_run(engine: adaptrt.LoadedEngine) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSAL, str(engine.directory)], timeout=60, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    refused, chosen = done.stdout.splitlines()
+    assert refused == "('avx512_amx', 'Linux refused the tile registers of AMX')"
+    assert chosen == OTHERS[0]
 
 
 def test_an_engine_with_other_kernels_is_refused(engine: adaptrt.LoadedEngine) -> None:

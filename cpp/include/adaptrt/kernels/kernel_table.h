@@ -123,6 +123,13 @@ struct HeadRotation {
 /// sums of a tile, of two parts at once, stay in the first-level cache.
 inline constexpr std::int64_t kVectorBlockRows = 48;
 
+/// What KernelTable::pack_rows makes of rows of bfloat16: steps, with so many bytes of each row one after
+/// another, and whole blocks of rows.
+struct PackedSteps {
+  static constexpr std::int64_t kRowBytes = 64;
+  static constexpr std::int64_t kBlockRows = 16;
+};
+
 /// The kernels of one instruction set. All are pure functions of their arguments; n may be any number >= 0
 /// and nothing needs more than its elements' alignment.
 struct KernelTable {
@@ -133,9 +140,9 @@ struct KernelTable {
   /// Bytes of activations that are to stay near while a block's panels are multiplied: longer inputs are
   /// taken in parts. 0: these kernels take no parts.
   std::int64_t part_bytes;
-  /// Copies `count` rows of bfloat16, `bytes` long and `stride` bytes apart, into steps of 64 bytes for
+  /// Copies `count` rows of bfloat16, `bytes` long and `stride` bytes apart, into PackedSteps for
   /// PanelGemm::a_steps: row r's bytes from 64 s on go to out + s * step_bytes + 64 r, zeros behind them and
-  /// below them up to a multiple of 16 rows. nullptr: these kernels read rows as they are.
+  /// below them up to a whole block of rows. nullptr: these kernels read rows as they are.
   void (*pack_rows)(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t bytes,
                     std::byte* out, std::int64_t step_bytes);
   /// Gives back what these kernels hold of a thread's state. For threads of the caller's, after a step.

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "adaptrt/core/panels.h"
+#include "adaptrt/kernels/kernel_table.h"
 #include "gemm.h"
 
 namespace adaptrt {
@@ -19,6 +20,8 @@ namespace {
 /// Lines of a tile, and the bytes of each: 32 bfloat16 or 64 int8, which is what a step takes of k.
 inline constexpr std::int64_t kTileHeight = 16;
 inline constexpr std::int64_t kTileLine = 64;
+static_assert(PackedSteps::kBlockRows == kTileHeight && PackedSteps::kRowBytes == kTileLine,
+              "tiles are loaded from packed rows as they lie");
 /// Columns of a tile of weights or sums.
 inline constexpr std::int64_t kTileColumns = 16;
 /// Inputs of a step of bfloat16.

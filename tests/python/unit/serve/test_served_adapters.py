@@ -1,4 +1,4 @@
-"""Adapters at run time: found below roots, confined to them, swapped while requests run, gone when they are unloaded."""
+"""Adapters at run time: found below roots, confined to them, swapped under requests that run, gone when unloaded."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def executor(place: Place) -> Iterator[adaptrt.Executor]:
         yield made
 
 
-def run(
-    place: Place, executor: adaptrt.Executor, body: Callable[[ServedAdapters], Coroutine[Any, Any, None]]
-) -> None:
+def run(place: Place, executor: adaptrt.Executor, body: Callable[[ServedAdapters], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         asynchronous = AsyncExecutor(executor)
         asynchronous.start()

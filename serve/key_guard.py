@@ -1,0 +1,51 @@
+"""API keys: asked for before anything of a request is read."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Collection, Sequence
+from http import HTTPStatus
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .errors import UNAUTHORIZED, ApiError
+
+
+class KeyGuard:
+    """ASGI middleware that answers requests without one of the keys with 401."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Sequence[str],
+        open_paths: Collection[str],
+        respond: Callable[[Request, ApiError], Response],
+    ) -> None:
+        """What lies at `open_paths` is answered without a key; `respond` makes the answers to the others."""
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._open_paths = frozenset(open_paths)
+        self._respond = respond
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As an ASGI application."""
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+            request = Request(scope)
+            if not self._has_key(request):
+                error = ApiError(
+                    "a key is needed: send 'Authorization: Bearer KEY'",
+                    status=HTTPStatus.UNAUTHORIZED,
+                    kind=UNAUTHORIZED,
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+                await self._respond(request, error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _has_key(self, request: Request) -> bool:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        # All keys are compared, each in constant time, so that the time tells nothing of them.
+        matches = [hmac.compare_digest(given.encode(), key) for key in self._keys]
+        return scheme.lower() == "bearer" and any(matches)
