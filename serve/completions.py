@@ -59,11 +59,10 @@ async def _all(generations: Sequence[TextGeneration]) -> list[TextPiece]:
 
 
 async def _prompt(service: Service, fields: CompletionRequest, prompt: str | list[int]) -> _Prompt:
-    text = prompt if isinstance(prompt, str) else None
-    if text is None:
-        token_ids = list(prompt)  # type: ignore[arg-type]  # what is no text is token ids
+    if isinstance(prompt, str):
+        token_ids = await service.prompts.tokenize(prompt, add_special_tokens=fields.add_special_tokens)
     else:
-        token_ids = await service.prompts.tokenize(text, add_special_tokens=fields.add_special_tokens)
+        token_ids = prompt
     # One token is generated in any case; without an answer it is thrown away.
     answer_length(service.engine_info, len(token_ids), max(fields.max_tokens, 1), param="prompt")
     if not fields.echo:
@@ -72,7 +71,7 @@ async def _prompt(service: Service, fields: CompletionRequest, prompt: str | lis
         decoded, offsets = _decoded(service, token_ids, fields.skip_special_tokens)
     else:
         decoded, offsets = await service.executor.run(_decoded, service, token_ids, fields.skip_special_tokens)
-    return _Prompt(token_ids, decoded if text is None else text, offsets)
+    return _Prompt(token_ids, prompt if isinstance(prompt, str) else decoded, offsets)
 
 
 def _decoded(service: Service, token_ids: Sequence[int], skip_special_tokens: bool) -> tuple[str, Sequence[int]]:

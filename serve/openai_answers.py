@@ -74,8 +74,10 @@ class CompletionLogProbs:
         log_prob = _finite(entry.log_prob)
         top = {self._texts[entry.token_id]: log_prob}
         for token, other in entry.top:
-            # Two tokens can have the same text, such as bytes that are no letter alone: the likelier one counts.
-            top.setdefault(self._texts[token], _finite(other))
+            # Two tokens can have the same text, such as bytes that are no letter alone: the likelier one counts, so
+            # that a token is the likeliest just where its log prob is the highest.
+            text = self._texts[token]
+            top[text] = max(_finite(other), top.get(text, LOWEST_LOG_PROB))
         self.tokens.append(self._texts[entry.token_id])
         self.token_logprobs.append(log_prob)
         self.top_logprobs.append(top)

@@ -118,7 +118,7 @@ class HermesParser(ToolCallParser):
 
 
 class Llama3JsonParser(ToolCallParser):
-    """{"name": ..., "parameters": {...}}, as the whole answer, maybe behind <|python_tag|>; others follow behind a ";"."""
+    """{"name": ..., "parameters": {...}} as the whole answer, maybe behind <|python_tag|>; more may follow a ";"."""
 
     _TAG: Final = "<|python_tag|>"
     _BETWEEN: Final = " \t\r\n;"
@@ -181,8 +181,7 @@ class _ObjectEnd:
 
     def find(self, text: str, begin: int) -> int | None:
         """The place behind the object at `begin`, the same each time; None: it goes on."""
-        place = begin if self._place is None else self._place
-        for place in range(place, len(text)):
+        for place in range(begin if self._place is None else self._place, len(text)):
             character = text[place]
             if self._is_escaped:
                 self._is_escaped = False

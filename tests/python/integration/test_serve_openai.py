@@ -90,9 +90,8 @@ def test_models(served: Served) -> None:
     assert {(cards[name].parent, Path(cards[name].root).name) for name in MODELS[1:]} == {
         ("base", n) for n in MODELS[1:]
     }
-    assert served.client.models.retrieve("first") == cards["first"].model_copy(
-        update={"permission": served.client.models.retrieve("first").permission}
-    )
+    retrieved = served.client.models.retrieve("first")
+    assert retrieved.model_dump(exclude={"permission"}) == cards["first"].model_dump(exclude={"permission"})
     with pytest.raises(openai.NotFoundError, match=r"The model 'a/b' does not exist\."):
         served.client.models.retrieve("a/b")
 
@@ -153,8 +152,8 @@ def test_64_clients_at_once(served: Served) -> None:
 
     async def ask(client: openai.AsyncOpenAI, number: int) -> list[int]:
         answer = await client.completions.create(
-            model=MODELS[number % 3], prompt=PROMPT * (1 + number % 5), max_tokens=12, seed=number, stream=number % 2 == 0,
-            extra_body=RAW,
+            model=MODELS[number % 3], prompt=PROMPT * (1 + number % 5), max_tokens=12, seed=number,
+            stream=number % 2 == 0, extra_body=RAW,
         )  # fmt: skip
         if number % 2:
             return answer.choices[0].token_ids
@@ -197,9 +196,12 @@ def test_log_probs_of_a_completion(served: Served, model: str, stream: bool) -> 
     text = "".join(choice.text for choice in choices)
     assert text == PROMPT + TOKENIZER.decode(expected.output_token_ids[0])
     assert len(listed["text_offset"]) == len(tokens)
+    before = ""
     for token, name, offset in zip(tokens, listed["tokens"], listed["text_offset"], strict=True):
-        if "\ufffd" not in name and token >= 4:
+        # A token behind half a letter has the half's offset, for it might have been the other half.
+        if "\ufffd" not in before + name and token >= 4:
             assert text[offset:].startswith(name)
+        before = name
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -338,6 +340,8 @@ def test_tokenize_and_detokenize(served: Served) -> None:
     assert served.post("/tokenize", {"prompt": "a€" * 40_000}).json()["tokens"] == ids("a€" * 40_000)
     assert served.post("/tokenize", {"messages": [{"role": "user", "content": "a"}]}).json()["tokens"] == chat_ids("a")
     assert served.post("/detokenize", {"tokens": [0, *ids(PROMPT)]}).json() == {"prompt": f"<s>{PROMPT}"}
+    unknown = served.post("/detokenize", {"tokens": [1, SPEC.vocab_size]})
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "tokens")
 
 
 def test_adapters_by_other_servers_names(served: Served) -> None:
@@ -413,7 +417,6 @@ REFUSED = {
         400,
         "messages cannot be given as a variable",
     ),
-    "an unknown token": ("/detokenize", {"tokens": [1, 270]}, 400, "tokens[1] is 270"),
 }
 
 
@@ -421,8 +424,6 @@ REFUSED = {
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_is_refused(served: Served, path: str, body: Any, status: int, said: str, stream: bool) -> None:
     if stream:
-        if path == "/detokenize":
-            pytest.skip("it does not stream")
         body = {**body, "stream": True}
     answer = served.post(path, body)
     assert answer.status_code == status

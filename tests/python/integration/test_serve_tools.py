@@ -21,14 +21,17 @@ TEMPLATE = (
 )
 SCRIPTS = {
     "hermes": {
-        "<call>": ["Let me", " look.\n", "<tool_call>", '\n{"name": "wea', 'ther", "arguments"', ': {"city": "Paris"}}\n', "</tool_call>"],
+        "<call>": [
+            *("Let me", " look.\n"),
+            *("<tool_call>", '\n{"name": "wea', 'ther", "arguments"', ': {"city": "Paris"}}\n', "</tool_call>"),
+        ],
         "<talk>": ["It is", " sunny."],
     },
     "llama3_json": {
         "<call>": ["<|python_tag|>", '{"name": "wea', 'ther", "parameters"', ': {"city": "Paris"}', "}"],
         "<talk>": ["It is", " sunny."],
     },
-}  # fmt: skip
+}
 TEXT_BEFORE = {"hermes": "Let me look.", "llama3_json": ""}
 TOOLS: Any = [
     {
