@@ -16,11 +16,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/exec/response.h"
 #include "adaptrt/exec/unsupported.h"
+#include "adaptrt/sample/log_softmax.h"
 
 namespace adaptrt::bindings {
 
@@ -130,6 +132,25 @@ struct type_caster<adaptrt::bindings::RequestIdArgument> {
     }
     value.value = cast_op<adaptrt::RequestId>(id);
     return true;
+  }
+};
+
+/// (token id, log prob)
+template <>
+struct type_caster<adaptrt::TokenLogProb> {
+  PYBIND11_TYPE_CASTER(adaptrt::TokenLogProb, const_name("tuple[int, float]"));
+
+  /// For pickles.
+  bool load(handle source, bool convert) {
+    make_caster<std::pair<std::int32_t, float>> pair;
+    if (!pair.load(source, convert)) return false;
+    const auto entry = cast_op<std::pair<std::int32_t, float>>(pair);
+    value = {.token_id = entry.first, .log_prob = entry.second};
+    return true;
+  }
+
+  static handle cast(const adaptrt::TokenLogProb& entry, return_value_policy /*policy*/, handle /*parent*/) {
+    return make_tuple(entry.token_id, entry.log_prob).release();
   }
 };
 

@@ -31,6 +31,15 @@ SamplerState sampler_of(const Request& request) {
                       prompt_length + request.max_tokens);
 }
 
+std::vector<std::vector<TokenLogProb>> in_rows_of(std::size_t length, std::span<const TokenLogProb> entries) {
+  std::vector<std::vector<TokenLogProb>> rows;
+  rows.reserve(entries.size() / length);
+  for (; !entries.empty(); entries = entries.subspan(length)) {
+    rows.emplace_back(entries.begin(), entries.begin() + static_cast<std::ptrdiff_t>(length));
+  }
+  return rows;
+}
+
 }  // namespace
 
 ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
@@ -41,37 +50,53 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
       client_id_(request.client_id),
       stop_(stop_criteria_of(request)),
       sampler_(sampler_of(request)),
-      vocab_size_(vocab_size) {
+      vocab_size_(vocab_size),
+      num_most_likely_(
+          static_cast<std::size_t>(std::min(std::int64_t{request.output_config.top_log_probs}, vocab_size))) {
   id = request_id;
   priority = request.priority;
   prompt_length = static_cast<std::int32_t>(request.input_token_ids.size());
   max_tokens = request.max_tokens;
   adapter = std::move(host_adapter);
   cache_salt = request.cache_salt_id;
-  compute_whole_prompt = output_.return_context_logits;
   tokens.reserve(request.input_token_ids.size() + static_cast<std::size_t>(max_tokens));
   tokens = request.input_token_ids;
 
   if (request.allotted_time_ms) deadline_ = Clock::now() + *request.allotted_time_ms;
   if (output_.return_log_probs) log_probs_.reserve(static_cast<std::size_t>(max_tokens));
   const auto row = static_cast<std::size_t>(vocab_size);
-  next_context_logits_ = prompt_length;
+  if (output_.return_prompt_log_probs) {
+    end_of_prompt_rows_ = prompt_length - 1;
+    const auto num_rows = static_cast<std::size_t>(end_of_prompt_rows_);
+    prompt_log_probs_.emplace().reserve(num_rows);
+    prompt_top_log_probs_.reserve(num_rows * num_most_likely_);
+  }
   if (output_.return_context_logits) {
-    next_context_logits_ = 0;
+    end_of_prompt_rows_ = prompt_length;
     context_logits_ = std::make_shared<std::vector<float>>(tokens.size() * row);
   }
-  if (output_.return_generation_logits) {
-    const bool sent_at_once = streaming_ && !return_all_generated_tokens_;
-    generation_logits_.reserve(sent_at_once ? row : static_cast<std::size_t>(max_tokens) * row);
-  }
+  compute_whole_prompt = end_of_prompt_rows_ > 0;
+  const std::size_t num_kept = sends_each_token_once() ? 1 : static_cast<std::size_t>(max_tokens);
+  if (output_.return_generation_logits) generation_logits_.reserve(num_kept * row);
+  top_log_probs_.reserve(num_kept * num_most_likely_);
 }
 
-void ActiveRequest::add_context_logits(const float* logits) {
-  std::copy_n(logits, vocab_size_, context_logits_->begin() + next_context_logits_ * vocab_size_);
-  ++next_context_logits_;
+void ActiveRequest::add_prompt_row(const float* logits) {
+  const std::int32_t position = next_prompt_row_++;
+  if (context_logits_) std::copy_n(logits, vocab_size_, context_logits_->begin() + position * vocab_size_);
+  if (prompt_log_probs_ && position + 1 < prompt_length) add_prompt_log_probs(position, logits);
 }
 
-FinishReason ActiveRequest::append(const SampledToken& sampled, const float* logits) {
+void ActiveRequest::add_prompt_log_probs(std::int32_t position, const float* logits) {
+  const LogSoftmax softmax(std::span(logits, static_cast<std::size_t>(vocab_size_)));
+  prompt_log_probs_->push_back(softmax.log_prob(tokens[static_cast<std::size_t>(position) + 1]));
+  const std::size_t num_before = prompt_top_log_probs_.size();
+  prompt_top_log_probs_.resize(num_before + num_most_likely_);
+  softmax.find_most_likely(std::span(prompt_top_log_probs_).subspan(num_before));
+}
+
+FinishReason ActiveRequest::append(const SampledToken& sampled, const float* logits,
+                                   std::span<const TokenLogProb> most_likely) {
   tokens.push_back(sampled.token);
   const FinishReason reason = stop_.check(std::span(tokens).subspan(static_cast<std::size_t>(prompt_length)));
   ended_by_end_id_ = reason == FinishReason::kEndId;
@@ -79,6 +104,7 @@ FinishReason ActiveRequest::append(const SampledToken& sampled, const float* log
   if (wants_log_probs()) log_probs_.push_back(sampled.log_prob);
   if (wants_generation_logits())
     generation_logits_.insert(generation_logits_.end(), logits, logits + vocab_size_);
+  top_log_probs_.insert(top_log_probs_.end(), most_likely.begin(), most_likely.end());
   return reason;
 }
 
@@ -91,7 +117,7 @@ Response ActiveRequest::make_response(FinishReason reason) {
   result.finish_reasons = {reason};
   result.decoding_iter = num_generated();
 
-  const std::int32_t first_token = streaming_ && !return_all_generated_tokens_ ? num_sent_ : 0;
+  const std::int32_t first_token = sends_each_token_once() ? num_sent_ : 0;
   num_sent_ = num_output_tokens();
   const auto begin = streaming_ || output_.exclude_input_from_output ? prompt_length + first_token : 0;
   result.output_token_ids.emplace_back(tokens.begin() + begin, tokens.begin() + prompt_length + num_sent_);
@@ -100,11 +126,27 @@ Response ActiveRequest::make_response(FinishReason reason) {
     result.log_probs.emplace().push_back(log_probs_);
   }
   // A request that ends early may not have all rows of its prompt; then it has none.
-  if (context_logits_ && next_context_logits_ == prompt_length) {
-    result.context_logits = FloatTensor{context_logits_, {prompt_length, vocab_size_}};
+  if (next_prompt_row_ == end_of_prompt_rows_) {
+    if (context_logits_) result.context_logits = FloatTensor{context_logits_, {prompt_length, vocab_size_}};
+    move_prompt_log_probs(result);
   }
   if (wants_generation_logits()) result.generation_logits = take_generation_logits(first_token);
+  if (num_most_likely_ > 0) result.top_log_probs.emplace().push_back(take_top_log_probs());
   return response;
+}
+
+std::vector<std::vector<TokenLogProb>> ActiveRequest::take_top_log_probs() {
+  auto rows = in_rows_of(num_most_likely_, top_log_probs_);
+  if (sends_each_token_once()) top_log_probs_.clear();
+  return rows;
+}
+
+void ActiveRequest::move_prompt_log_probs(Result& result) {
+  if (!prompt_log_probs_) return;
+  if (num_most_likely_ > 0) {
+    result.prompt_top_log_probs = in_rows_of(num_most_likely_, std::exchange(prompt_top_log_probs_, {}));
+  }
+  result.prompt_log_probs = std::exchange(prompt_log_probs_, std::nullopt);
 }
 
 FloatTensor ActiveRequest::take_generation_logits(std::int32_t first_token) {

@@ -120,6 +120,10 @@ Problems Request::validate(const EngineInfo& engine) const {
     problems.add("allotted_time_ms is " + std::to_string(allotted_time_ms->count()) +
                  "; accepted: 1 or more");
   }
+  if (output_config.top_log_probs < 0 || output_config.top_log_probs > kMaxTopLogProbs) {
+    problems.add("output_config.top_log_probs is " + std::to_string(output_config.top_log_probs) +
+                 "; accepted: 0 to " + std::to_string(kMaxTopLogProbs));
+  }
   check_unsupported(problems, *this);
   return problems;
 }

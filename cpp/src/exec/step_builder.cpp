@@ -56,10 +56,9 @@ void StepBuilder::add_logit_rows(const PlannedSequence& entry, std::int32_t firs
   auto* request = static_cast<ActiveRequest*>(entry.sequence);
   const std::int32_t end = entry.first_token + entry.count;
   const std::int32_t sampled = entry.wants_logits ? end - 1 : -1;
-  // Of a prompt that is computed again after a pause, the rows before next_context_logits() are there
-  // already.
-  for (std::int32_t position = std::max(entry.first_token, request->next_context_logits());
-       position < std::min(end, request->prompt_length); ++position) {
+  // Of a prompt that is computed again after a pause, the rows before next_prompt_row() are there already.
+  for (std::int32_t position = std::max(entry.first_token, request->next_prompt_row());
+       position < std::min(end, request->end_of_prompt_rows()); ++position) {
     logit_row_indices_.push_back(first_row + position - entry.first_token);
     logit_rows_.push_back({request, true, position == sampled});
   }

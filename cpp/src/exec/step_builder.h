@@ -13,7 +13,7 @@ namespace adaptrt {
 /// What a row of logits is for.
 struct LogitRow {
   ActiveRequest* request = nullptr;
-  bool is_context = false;  ///< the next row of the request's context logits
+  bool is_prompt = false;   ///< of the request's next_prompt_row()
   bool is_sampled = false;  ///< the next token is chosen from it
 };
 

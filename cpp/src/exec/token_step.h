@@ -1,11 +1,14 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "active_request.h"
+#include "adaptrt/exec/request.h"
+#include "adaptrt/sample/log_softmax.h"
 #include "adaptrt/sample/sampler.h"
 #include "step_builder.h"
 
@@ -15,12 +18,12 @@ namespace adaptrt {
 struct TokenOutcome {
   ActiveRequest* request = nullptr;
   FinishReason reason = FinishReason::kNotFinished;
-  /// Why no token could be chosen; empty as a rule.
+  /// Why no token could be chosen, or the prompt has no log probs; empty as a rule.
   std::string error;
 };
 
-/// From a step's logits to its tokens: collects those that requests return, chooses the next tokens, and says
-/// which requests have generated enough.
+/// From a step's logits to its tokens: collects those that requests return, or their log probs, chooses the
+/// next tokens, and says which requests have generated enough.
 class TokenStep {
  public:
   explicit TokenStep(std::int64_t vocab_size) : vocab_size_(vocab_size), sampler_(vocab_size) {}
@@ -29,16 +32,18 @@ class TokenStep {
   void begin(std::span<const LogitRow> rows);
   /// See LogitsSink.
   void take(std::int64_t first_row, std::int64_t num_rows, const float* logits);
-  /// One for each request whose next token was due.
+  /// One for each request whose next token was due, and for each that failed before.
   [[nodiscard]] std::span<const TokenOutcome> outcomes() const { return outcomes_; }
 
  private:
-  [[nodiscard]] TokenOutcome sample(ActiveRequest& request, const float* logits);
+  void take_row(const LogitRow& row, const float* logits);
+  [[nodiscard]] FinishReason sample(ActiveRequest& request, const float* logits);
 
   std::int64_t vocab_size_;
   Sampler sampler_;
   std::span<const LogitRow> rows_;
   std::vector<TokenOutcome> outcomes_;
+  std::array<TokenLogProb, kMaxTopLogProbs> most_likely_;
 };
 
 }  // namespace adaptrt

@@ -5,6 +5,8 @@
 #include <bit>
 #include <limits>
 
+#include "adaptrt/core/error.h"
+
 namespace adaptrt {
 
 namespace {
@@ -68,6 +70,13 @@ LogitRange range_of(std::span<const float> logits) {
   return {.max = *std::ranges::max_element(max),
           .min = *std::ranges::min_element(min),
           .has_nan_or_infinity = std::ranges::any_of(bad, [](std::uint32_t lane) { return lane != 0; })};
+}
+
+LogitRange usable_range_of(std::span<const float> logits) {
+  const LogitRange range = range_of(logits);
+  if (range.has_nan_or_infinity) throw StepError("the engine's logits have NaN or infinity");
+  if (range.max == -kInfinity) throw StepError("every token is forbidden");
+  return range;
 }
 
 std::int64_t first_index_of(std::span<const float> values, float value) {

@@ -13,6 +13,9 @@ struct LogitRange {
 };
 
 [[nodiscard]] LogitRange range_of(std::span<const float> logits);
+/// The same of a row as the engine made it. Throws StepError when a logit is NaN or +infinity, or all are
+/// -infinity.
+[[nodiscard]] LogitRange usable_range_of(std::span<const float> logits);
 
 /// Index of the first element that equals `value`, which must be there.
 [[nodiscard]] std::int64_t first_index_of(std::span<const float> values, float value);

@@ -1,7 +1,6 @@
 #include "adaptrt/sample/sampler.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <string>
 #include <utility>
@@ -72,9 +71,9 @@ Sampler::Sampler(std::int64_t vocab_size) : vocab_size_(vocab_size) {
 }
 
 SampledToken Sampler::sample(SamplerState& state, const float* logits, std::span<const std::int32_t> tokens,
-                             bool want_log_prob) {
+                             bool want_log_prob, std::span<TokenLogProb> most_likely) {
   const std::span raw(logits, static_cast<std::size_t>(vocab_size_));
-  const LogitRange raw_range = range_of(raw);
+  const LogitRange raw_range = usable_range_of(raw);
   const ProcessedRow row = process(state, raw_range, logits, tokens);
   const SamplingParams& params = state.params();
   SampledToken result;
@@ -85,16 +84,17 @@ SampledToken Sampler::sample(SamplerState& state, const float* logits, std::span
     const double uniform = uniform_draw(params.seed, tokens.size() - state.prompt_length_);
     result.token = candidates.token(index_at(candidates.weights, uniform));
   }
-  if (want_log_prob) {
-    const double log_sum = std::log(sum_of_exponentials(raw, raw_range.max));
-    result.log_prob = static_cast<float>(double{raw[result.token]} - double{raw_range.max} - log_sum);
+  if (want_log_prob || !most_likely.empty()) {
+    const LogSoftmax softmax(raw, raw_range.max);
+    if (want_log_prob) result.log_prob = softmax.log_prob(result.token);
+    softmax.find_most_likely(most_likely);
   }
   return result;
 }
 
 std::vector<TokenProbability> Sampler::distribution(SamplerState& state, const float* logits,
                                                     std::span<const std::int32_t> tokens) {
-  const LogitRange range = range_of(std::span(logits, static_cast<std::size_t>(vocab_size_)));
+  const LogitRange range = usable_range_of(std::span(logits, static_cast<std::size_t>(vocab_size_)));
   const ProcessedRow row = process(state, range, logits, tokens);
   if (state.params().greedy) return {{static_cast<std::int32_t>(first_index_of(row.logits, row.max)), 1.0}};
   const Candidates candidates = filter(state.params(), row);
@@ -109,7 +109,6 @@ std::vector<TokenProbability> Sampler::distribution(SamplerState& state, const f
 
 Sampler::ProcessedRow Sampler::process(SamplerState& state, const LogitRange& range, const float* logits,
                                        std::span<const std::int32_t> tokens) {
-  if (range.has_nan_or_infinity) throw StepError("the engine's logits have NaN or infinity");
   const std::span processed(apply_constraints(state, logits, tokens), static_cast<std::size_t>(vocab_size_));
   const LogitRange new_range = processed.data() == logits ? range : range_of(processed);
   if (new_range.has_nan_or_infinity) throw StepError("bias and penalties have made logits NaN or infinity");

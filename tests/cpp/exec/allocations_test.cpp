@@ -33,6 +33,9 @@ BOOST_AUTO_TEST_CASE(a_steady_step_allocates_nothing) {
   std::vector<Request> requests;
   for (TokenId i = 0; i < kRequests; ++i) {
     auto request = make_request({i, 2, 3}, kTokens);
+    request.output_config.return_log_probs = i % 3 == 1;
+    request.output_config.top_log_probs = i % 3;
+    request.output_config.return_prompt_log_probs = i % 5 == 1;
     if (i % 2 == 0) {
       const auto task_id = static_cast<std::uint64_t>(i + 1);
       executor.put_adapter(fake_adapter(task_id));

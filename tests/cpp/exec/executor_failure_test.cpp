@@ -294,6 +294,11 @@ BOOST_AUTO_TEST_CASE(bad_numbers) {
   request = make_request(kPrompt, 1);
   request.sampling_config.top_p = 2.0;
   check_refused(request, "sampling_config.top_p");
+  for (const std::int32_t bad : {-1, 21, std::numeric_limits<std::int32_t>::max()}) {
+    request = make_request(kPrompt, 1);
+    request.output_config.top_log_probs = bad;
+    check_refused(request, "output_config.top_log_probs is " + std::to_string(bad) + "; accepted: 0 to 20");
+  }
 }
 
 BOOST_AUTO_TEST_CASE(unsupported_fields_are_refused_by_name) {

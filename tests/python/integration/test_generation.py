@@ -85,6 +85,45 @@ def test_log_probs_and_logits_are_the_models(served, config: dict[str, Any]) -> 
         assert result.cum_log_probs[0] == pytest.approx(sum(log_probs), abs=len(generated) * TOLERANCE * scale)
 
 
+LOG_PROBS = adaptrt.OutputConfig(
+    return_log_probs=True, exclude_input_from_output=True, top_log_probs=5, return_prompt_log_probs=True
+)
+
+
+@pytest.mark.parametrize("config", [{}, {"top_k": 8, "temperature": 1.7, "seed": 5}])
+def test_log_probs_of_prompts_and_of_other_tokens_are_the_models(served, config: dict[str, Any]) -> None:
+    executor, reference = served
+    # The second time the prompt's prefix is in the KV cache.
+    for _ in range(2):
+        (result,) = run(executor, output_config=LOG_PROBS, sampling_config=sampling(**config))
+        generated = result.output_token_ids[0]
+        logits = reference.logits(PROMPT, generated).double()
+        tolerance = TOLERANCE * float(logits.max() - logits.min())
+        expected = torch.log_softmax(logits, dim=1).numpy()
+        log_probs = [*result.prompt_log_probs, *result.log_probs[0]]
+        followers = [*PROMPT[1:], *generated]
+        np.testing.assert_allclose(log_probs, expected[np.arange(len(followers)), followers], atol=tolerance)
+        top_log_probs = [*result.prompt_top_log_probs, *result.top_log_probs[0]]
+        for row, likeliest in zip(expected, top_log_probs, strict=True):
+            token_ids, actual = zip(*likeliest, strict=True)
+            assert len(set(token_ids)) == 5
+            np.testing.assert_allclose(actual, row[list(token_ids)], atol=tolerance)
+            np.testing.assert_allclose(actual, np.sort(row)[:-6:-1], atol=tolerance)
+
+
+def test_streams_have_each_tokens_most_likely_ones_once(served) -> None:
+    executor, _ = served
+    (whole,) = run(executor, output_config=LOG_PROBS)
+    streamed = run(executor, output_config=LOG_PROBS, streaming=True)
+    assert [row for result in streamed for row in result.top_log_probs[0]] == whole.top_log_probs[0]
+    assert all(len(result.top_log_probs[0]) == len(result.output_token_ids[0]) for result in streamed)
+    assert streamed[0].prompt_log_probs == whole.prompt_log_probs
+    assert streamed[0].prompt_top_log_probs == whole.prompt_top_log_probs
+    assert all(result.prompt_log_probs is result.prompt_top_log_probs is None for result in streamed[1:])
+    growing = run(executor, output_config=LOG_PROBS, streaming=True, return_all_generated_tokens=True)
+    assert [result.top_log_probs[0] for result in growing] == [whole.top_log_probs[0][: i + 1] for i in range(12)]
+
+
 def test_prompts_in_and_out_of_the_output(served) -> None:
     executor, _ = served
     whole = adaptrt.OutputConfig()

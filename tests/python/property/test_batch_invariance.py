@@ -1,4 +1,5 @@
-"""A request's tokens and logits are the same bits alone and in any crowd, chunking, thread count and cache size."""
+"""A request's tokens, logits and log probs are the same bits alone and in any crowd, chunking, thread count and cache
+size."""
 
 from __future__ import annotations
 
@@ -66,6 +67,7 @@ arrivals = st.lists(
         st.integers(0, len(PROMPTS) - 1),
         st.none() | st.integers(0, len(ADAPTERS) - 1),
         st.sampled_from([0.0, 0.0, 0.002]),  # seconds before it arrives
+        st.booleans(),  # with logits; without, only log probs are returned
     ),
     min_size=1,
     max_size=14,
@@ -98,12 +100,14 @@ def test_a_crowd_changes_no_bit(service, arrivals, fields, policy, kv_tokens, re
         **fields,
     ) as executor:
         ids = []
-        for prompt, adapter, delay in arrivals:
+        for prompt, adapter, delay, with_logits in arrivals:
             time.sleep(delay)
-            ids.append(executor.enqueue_request(make_request(PROMPTS[prompt], MAX_TOKENS, service.lora(adapter))))
+            request = make_request(PROMPTS[prompt], MAX_TOKENS, service.lora(adapter), with_logits)
+            ids.append(executor.enqueue_request(request))
         answers = [collect(executor, request_id) for request_id in ids]
-    for (prompt, adapter, _), answer in zip(arrivals, answers, strict=True):
-        assert answer.same_bits(service.alone(prompt, adapter))
+    for (prompt, adapter, _, with_logits), answer in zip(arrivals, answers, strict=True):
+        alone = service.alone(prompt, adapter)
+        assert answer.same_bits(alone) if with_logits else answer.same_log_probs(alone)
 
 
 def crowd(service, executor) -> None:

@@ -141,7 +141,10 @@ def heap_bytes() -> int:
 
 @pytest.mark.skipif(not hasattr(LIBC, "mallinfo2"), reason="needs glibc 2.33")
 def test_memory_does_not_grow(executor: adaptrt.Executor) -> None:
-    output = adaptrt.OutputConfig(return_log_probs=True, return_context_logits=True, return_generation_logits=True)
+    output = adaptrt.OutputConfig(
+        return_log_probs=True, return_context_logits=True, return_generation_logits=True, top_log_probs=3,
+        return_prompt_log_probs=True,
+    )  # fmt: skip
     shared = adapter(1)
 
     def run_requests(count: int) -> None:

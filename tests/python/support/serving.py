@@ -57,27 +57,53 @@ def build_random_engine(spec: ModelSpec, directory: Path, dtype: str = "float32"
 
 
 @dataclasses.dataclass
+class LogProbs:
+    """Of what was generated and of the prompt: each token's own, and those of the most likely ones beside it."""
+
+    generated: list[float]
+    generated_top: list[list[tuple[int, float]]]
+    prompt: list[float]
+    prompt_top: list[list[tuple[int, float]]]
+
+
+@dataclasses.dataclass
 class Answer:
-    """What one request gave."""
+    """What one request gave; arrays are empty without logits."""
 
     tokens: list[int]
     context_logits: np.ndarray
     generation_logits: np.ndarray
     finish_reason: adaptrt.FinishReason
+    log_probs: LogProbs
 
     def same_bits(self, other: Answer) -> bool:
-        """Equal tokens, and logits equal bit for bit."""
+        """Equal tokens, and logits and log probs equal bit for bit."""
         return (
-            self.tokens == other.tokens
+            self.same_log_probs(other)
             and self.context_logits.tobytes() == other.context_logits.tobytes()
             and self.generation_logits.tobytes() == other.generation_logits.tobytes()
         )
 
+    def same_log_probs(self, other: Answer) -> bool:
+        """Equal tokens, and log probs equal bit for bit."""
+        return self.tokens == other.tokens and self.log_probs == other.log_probs
 
-def make_request(prompt: list[int], max_tokens: int, lora: adaptrt.LoraConfig | None = None, **fields: Any) -> Any:
-    """A greedy request that returns all of its logits."""
+
+def make_request(
+    prompt: list[int],
+    max_tokens: int,
+    lora: adaptrt.LoraConfig | None = None,
+    with_logits: bool = True,
+    **fields: Any,
+) -> Any:
+    """A greedy request that returns all of its log probs and logits."""
     output = adaptrt.OutputConfig(
-        return_context_logits=True, return_generation_logits=True, exclude_input_from_output=True
+        return_log_probs=True,
+        return_context_logits=with_logits,
+        return_generation_logits=with_logits,
+        exclude_input_from_output=True,
+        top_log_probs=4,
+        return_prompt_log_probs=True,
     )
     return adaptrt.Request(prompt, max_tokens, output_config=output, lora_config=lora, **fields)
 
@@ -89,9 +115,11 @@ def collect(executor: adaptrt.Executor, request_id: int) -> Answer:
     assert not final.has_error(), final.error_msg
     result = final.result
     assert result.is_final
+    nothing = np.empty((1, 0), np.float32)
     return Answer(
         list(result.output_token_ids[0]),
-        np.asarray(result.context_logits),
-        np.asarray(result.generation_logits)[0],
+        nothing if result.context_logits is None else np.asarray(result.context_logits),
+        (nothing if result.generation_logits is None else np.asarray(result.generation_logits))[0],
         result.finish_reasons[0],
+        LogProbs(result.log_probs[0], result.top_log_probs[0], result.prompt_log_probs, result.prompt_top_log_probs),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import pickle
 import signal
 import threading
 import time
@@ -156,6 +157,57 @@ def test_logits_are_read_only_arrays(executor: adaptrt.Executor) -> None:
     assert result.cum_log_probs[0] == pytest.approx(sum(result.log_probs[0]))
 
 
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """float64, of each row."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def check_most_likely(rows: list[list[tuple[int, float]]], logits: np.ndarray, count: int) -> None:
+    expected = log_softmax(logits)
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :count]
+    assert [[token_id for token_id, _ in row] for row in rows] == order.tolist()
+    actual = np.array([[log_prob for _, log_prob in row] for row in rows])
+    np.testing.assert_allclose(actual, np.take_along_axis(expected, order, axis=1), atol=2e-6)
+
+
+def test_log_probs_are_the_log_softmax_of_the_logits(executor: adaptrt.Executor) -> None:
+    prompt = [3, 4, 5, 41, 4, 17, 2]
+    output = adaptrt.OutputConfig(
+        return_log_probs=True, return_context_logits=True, return_generation_logits=True,
+        exclude_input_from_output=True, top_log_probs=4, return_prompt_log_probs=True,
+    )  # fmt: skip
+    sampling = adaptrt.SamplingConfig(top_k=3, seed=2, repetition_penalty=1.5)
+    request = adaptrt.Request(prompt, 6, output_config=output, sampling_config=sampling)
+    result = executor.await_responses(executor.enqueue_request(request))[0].result
+    assert result.context_logits is not None
+    assert result.generation_logits is not None
+    assert result.log_probs is not None
+    assert result.top_log_probs is not None
+    assert result.prompt_log_probs is not None
+    assert result.prompt_top_log_probs is not None
+    before = log_softmax(result.context_logits[:-1])
+    np.testing.assert_allclose(result.prompt_log_probs, before[np.arange(6), prompt[1:]], atol=2e-6)
+    check_most_likely(result.prompt_top_log_probs, result.context_logits[:-1], 4)
+    check_most_likely(result.top_log_probs[0], result.generation_logits[0], 4)
+    for token_id, log_prob, row in zip(
+        result.output_token_ids[0], result.log_probs[0], result.top_log_probs[0], strict=True
+    ):
+        assert dict(row).get(token_id, log_prob) == log_prob
+    for token_id, log_prob, row in zip(prompt[1:], result.prompt_log_probs, result.prompt_top_log_probs, strict=True):
+        assert dict(row).get(token_id, log_prob) == log_prob
+
+    # The same without logits, and through pickle.
+    output.return_context_logits = output.return_generation_logits = False
+    request.output_config = output
+    alone = executor.await_responses(executor.enqueue_request(request))[0].result
+    assert alone.context_logits is None
+    for same in (alone, pickle.loads(pickle.dumps(alone))):
+        assert same.top_log_probs == result.top_log_probs
+        assert same.prompt_log_probs == result.prompt_log_probs
+        assert same.prompt_top_log_probs == result.prompt_top_log_probs
+
+
 def test_a_failed_response_has_no_result(engine: adaptrt.LoadedEngine) -> None:
     with adaptrt.Executor(engine) as executor:
         request_id = executor.enqueue_request(adaptrt.Request([3], 600))
@@ -187,6 +239,11 @@ def test_a_failed_response_has_no_result(engine: adaptrt.LoadedEngine) -> None:
         ({"sampling_config": adaptrt.SamplingConfig(beam_width=2)}, "sampling_config.beam_width"),
         ({"embedding_bias": [0.0]}, "embedding_bias"),
         ({"priority": 2.0}, "priority is 2"),
+        (
+            {"output_config": adaptrt.OutputConfig(top_log_probs=21)},
+            "output_config.top_log_probs is 21; accepted: 0 to 20",
+        ),
+        ({"output_config": adaptrt.OutputConfig(top_log_probs=-1)}, "output_config.top_log_probs is -1"),
     ],
 )
 def test_bad_requests(executor: adaptrt.Executor, fields: dict[str, Any], message: str) -> None:

@@ -104,6 +104,10 @@ def test_positional_forms() -> None:
     assert (request.input_token_ids, request.max_tokens, request.streaming) == ([1, 2], 5, True)
     assert adaptrt.SamplingConfig(1).beam_width == 1
     assert adaptrt.LoraConfig(3, None, None).task_id == 3
+    # TensorRT-LLM's five fields, then ours.
+    output = adaptrt.OutputConfig(False, False, False, False, False, 7, True)
+    assert (output.top_log_probs, output.return_prompt_log_probs) == (7, True)
+    assert (adaptrt.OutputConfig().top_log_probs, adaptrt.OutputConfig().return_prompt_log_probs) == (0, False)
     with pytest.raises(TypeError):
         adaptrt.Request([1], 2, True)
     with pytest.raises(TypeError):
@@ -138,6 +142,7 @@ def test_structs_inside_are_changed_in_place() -> None:
         ),
         adaptrt.SamplingConfig(top_k=5, seed=2**64 - 1, temperature=0.5),
         adaptrt.OutputConfig(return_log_probs=True),
+        adaptrt.OutputConfig(top_log_probs=5, return_prompt_log_probs=True),
         adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
         adaptrt.PeftCacheConfig(lora_prefetch_dir="a"),
     ],

@@ -21,13 +21,19 @@ using TokenId = std::int32_t;
 /// Names a request within its executor; 1 is the first.
 using RequestId = std::uint64_t;
 
-/// TensorRT-LLM's OutputConfig: what a Result has besides the tokens.
+/// OutputConfig::top_log_probs at most.
+inline constexpr std::int32_t kMaxTopLogProbs = 20;
+
+/// TensorRT-LLM's OutputConfig, top_log_probs and return_prompt_log_probs: what a Result has besides the
+/// tokens.
 struct OutputConfig {
   bool return_log_probs = false;
   bool return_context_logits = false;
   bool return_generation_logits = false;
   bool exclude_input_from_output = false;
   bool return_perf_metrics = false;
+  std::int32_t top_log_probs = 0;
+  bool return_prompt_log_probs = false;
 
   bool operator==(const OutputConfig&) const = default;
 };
@@ -41,7 +47,13 @@ constexpr auto fields_of(const OutputConfig* /*type*/) {
       Field{"return_generation_logits", &C::return_generation_logits, "Result.generation_logits."},
       Field{"exclude_input_from_output", &C::exclude_input_from_output,
             "Leave the prompt out of Result.output_token_ids. Streamed responses never have it."},
-      Field{"return_perf_metrics", &C::return_perf_metrics, "Refused when True."}};
+      Field{"return_perf_metrics", &C::return_perf_metrics, "Refused when True."},
+      Field{"top_log_probs", &C::top_log_probs,
+            "Result.top_log_probs of so many of the most likely tokens, 0 to 20; 0: none. With "
+            "return_prompt_log_probs also Result.prompt_top_log_probs. Not in TensorRT-LLM."},
+      Field{"return_prompt_log_probs", &C::return_prompt_log_probs,
+            "Result.prompt_log_probs. The whole prompt is computed then, whatever the KV cache holds; its "
+            "logits are not kept. Not in TensorRT-LLM."}};
 }
 
 /// TensorRT-LLM's Request.

@@ -9,6 +9,7 @@
 
 #include "adaptrt/core/fields.h"
 #include "adaptrt/exec/request.h"
+#include "adaptrt/sample/log_softmax.h"
 #include "adaptrt/sample/stop.h"
 
 namespace adaptrt {
@@ -19,7 +20,8 @@ struct FloatTensor {
   std::vector<std::int64_t> shape;
 };
 
-/// TensorRT-LLM's Result. Beams are always one.
+/// TensorRT-LLM's Result, and log probs of more tokens than the sampled ones. Beams are always one. All log
+/// probs are LogSoftmax's.
 struct Result {
   bool is_final = false;
   std::vector<std::vector<TokenId>> output_token_ids;
@@ -32,6 +34,9 @@ struct Result {
   bool is_sequence_final = false;
   std::int32_t decoding_iter = 0;
   Unsupported request_perf_metrics;
+  std::optional<std::vector<std::vector<std::vector<TokenLogProb>>>> top_log_probs;
+  std::optional<std::vector<float>> prompt_log_probs;
+  std::optional<std::vector<std::vector<TokenLogProb>>> prompt_top_log_probs;
 };
 
 constexpr auto fields_of(const Result* /*type*/) {
@@ -42,7 +47,10 @@ constexpr auto fields_of(const Result* /*type*/) {
                           "generated. With streaming: what "
                           "is new, or all that was generated with return_all_generated_tokens."},
                     Field{"cum_log_probs", &C::cum_log_probs, "[1], the sum of log_probs."},
-                    Field{"log_probs", &C::log_probs, "[1][tokens], of all tokens generated so far."},
+                    Field{"log_probs", &C::log_probs,
+                          "[1][tokens], of all tokens generated so far, with streaming too: natural "
+                          "logarithms of the softmax over the row of generation_logits, whatever bias, "
+                          "penalties and temperature do to it afterwards."},
                     Field{"context_logits", &C::context_logits, "float32 [prompt length, vocab_size]."},
                     Field{"generation_logits", &C::generation_logits,
                           "float32 [1, tokens, vocab_size], with streaming [tokens, 1, vocab_size]: the rows "
@@ -52,7 +60,20 @@ constexpr auto fields_of(const Result* /*type*/) {
                     Field{"sequence_index", &C::sequence_index, "Always 0."},
                     Field{"is_sequence_final", &C::is_sequence_final, "As is_final."},
                     Field{"decoding_iter", &C::decoding_iter, "Steps that gave a token so far."},
-                    Field{"request_perf_metrics", &C::request_perf_metrics, "Always None."}};
+                    Field{"request_perf_metrics", &C::request_perf_metrics, "Always None."},
+                    Field{"top_log_probs", &C::top_log_probs,
+                          "[1][tokens][OutputConfig.top_log_probs, or the vocabulary's size if that is less] "
+                          "of (token id, log prob) as in log_probs: the most likely tokens, the likeliest "
+                          "first, of equal logits the lowest id first. Of the generated tokens in "
+                          "output_token_ids: with streaming of what is new, or of all that was generated "
+                          "with return_all_generated_tokens."},
+                    Field{"prompt_log_probs", &C::prompt_log_probs,
+                          "[prompt length - 1], of the prompt's tokens from the second on, each given those "
+                          "before it. With streaming in the first response only; None if the request ended "
+                          "before its prompt was computed."},
+                    Field{"prompt_top_log_probs", &C::prompt_top_log_probs,
+                          "[prompt length - 1][most likely tokens] as in top_log_probs: beside "
+                          "prompt_log_probs, with OutputConfig.top_log_probs."}};
 }
 
 /// TensorRT-LLM's Response: a result, or why there is none.

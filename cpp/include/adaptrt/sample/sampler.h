@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/sample/log_softmax.h"
 #include "adaptrt/sample/sampling_config.h"
 
 namespace adaptrt {
@@ -56,8 +57,7 @@ class SamplerState {
 
 struct SampledToken {
   std::int32_t token = 0;
-  /// Natural logarithm of its probability under the model: of the softmax over the whole row as the engine
-  /// made it, before bias, penalties, temperature and filters. 0 unless it was asked for.
+  /// Of LogSoftmax; 0 unless it was asked for.
   float log_prob = 0.0F;
 };
 
@@ -82,11 +82,12 @@ class Sampler {
  public:
   explicit Sampler(std::int64_t vocab_size);
 
-  /// Samples the token after `tokens` (the request's prompt and what it generated) from logits[vocab_size].
-  /// Throws StepError when a logit is NaN or +infinity, or when every token is forbidden; the state still
-  /// serves.
+  /// Samples the token after `tokens` (the request's prompt and what it generated) from logits[vocab_size],
+  /// and fills `most_likely` as LogSoftmax does. Throws StepError when a logit is NaN or +infinity, or when
+  /// every token is forbidden; the state still serves.
   [[nodiscard]] SampledToken sample(SamplerState& state, const float* logits,
-                                    std::span<const std::int32_t> tokens, bool want_log_prob);
+                                    std::span<const std::int32_t> tokens, bool want_log_prob,
+                                    std::span<TokenLogProb> most_likely = {});
 
   /// The tokens that sample() would draw from, in ascending order, with their probabilities. For looking into
   /// a configuration; throws as sample() does.
