@@ -101,8 +101,6 @@ class AsyncExecutor:
         self.executor: Final = executor
         self._observer = observer
         self._generations: dict[int, Generation] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._closed: AdaptrtError | None = None
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="adaptrt-adapters")
         self._thread: threading.Thread | None = None
@@ -130,7 +128,6 @@ class AsyncExecutor:
         # Responses are delivered by callbacks of this loop, so none can come before the request is known here.
         generation = Generation(self, self.executor.enqueue_request(request))
         self._generations[generation.request_id] = generation
-        self._idle.clear()
         if self._observer is not None:
             self._observer.on_start(generation.request_id, request, adapter)
         return generation
@@ -149,14 +146,6 @@ class AsyncExecutor:
     ) -> Returned:
         """Calls something that takes long, beside the loop."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, lambda: function(*args, **kwargs))
-
-    async def drain(self, seconds: float) -> bool:
-        """Waits until no request runs, no longer than this; whether that was so."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
-        except asyncio.TimeoutError:
-            return False
-        return True
 
     async def close(self) -> None:
         """Shuts the executor down; requests that still run fail."""
@@ -185,8 +174,6 @@ class AsyncExecutor:
                 self._observer.on_response(response)
             if generation.is_over:
                 del self._generations[response.request_id]
-        if not self._generations:
-            self._idle.set()
 
     def _fail_all(self, error: AdaptrtError) -> None:
         self._closed = error
@@ -195,4 +182,3 @@ class AsyncExecutor:
             if self._observer is not None:
                 self._observer.on_loss(generation.request_id)
         self._generations.clear()
-        self._idle.set()

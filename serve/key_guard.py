@@ -46,7 +46,7 @@ class KeyGuard:
 
     def _has_key(self, request: Request) -> bool:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        # Starlette reads headers as Latin-1, so that gives their bytes. All keys are compared, each in constant time: the
-        # time tells nothing of them.
+        # Starlette reads headers as Latin-1, so that gives their bytes. All keys are compared, each in constant time:
+        # the time tells nothing of them.
         matches = [hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys]
         return scheme.lower() == "bearer" and any(matches)

@@ -260,7 +260,7 @@ BOOST_AUTO_TEST_CASE(a_request_that_ends_within_its_prompt_has_no_log_probs_of_i
   BOOST_TEST(result.top_log_probs->at(0).empty());
 }
 
-/// After one token of the vocabulary, its logits have NaN.
+/// Logits after one token of the vocabulary have NaN, near the beginning of a sequence.
 class PoisonedEngine final : public FakeEngine {
  public:
   static constexpr TokenId kPoison = 66;
@@ -268,8 +268,9 @@ class PoisonedEngine final : public FakeEngine {
     FakeEngine::step(input, [&](std::int64_t first_row, std::int64_t num_rows, const float* logits) {
       std::vector<float> rows(logits, logits + num_rows * info().vocab_size);
       for (std::int64_t row = 0; row < num_rows; ++row) {
-        const auto token = input.logit_rows[static_cast<std::size_t>(first_row + row)];
-        if (input.token_ids[static_cast<std::size_t>(token)] != kPoison) continue;
+        const auto token =
+            static_cast<std::size_t>(input.logit_rows[static_cast<std::size_t>(first_row + row)]);
+        if (input.token_ids[token] != kPoison || input.positions[token] > 4) continue;
         rows[static_cast<std::size_t>(row * info().vocab_size)] = std::numeric_limits<float>::quiet_NaN();
       }
       sink(first_row, num_rows, rows.data());
@@ -286,9 +287,9 @@ BOOST_DATA_TEST_CASE(logits_that_are_no_numbers_fail_their_request_alone,
   const std::vector<TokenId> poisoned = {1, 2, PoisonedEngine::kPoison, 3, PoisonedEngine::kPoison, 4, 5, 6};
   auto harmless = make_request(poisoned, 3);  // does not look at the rows in question
   harmless.output_config.top_log_probs = 2;
-  const auto ids = executor.enqueue_requests({make_log_prob_request(kPrompt, 3, 2),
-                                              make_log_prob_request(poisoned, 3, 2), harmless,
-                                              make_log_prob_request(kPrompt, 3, 0)});
+  const auto ids =
+      executor.enqueue_requests({make_log_prob_request(kPrompt, 3, 2), make_log_prob_request(poisoned, 3, 2),
+                                 harmless, make_log_prob_request(kPrompt, 3, 0)});
   const auto responses = collect(executor, ids[1]);
   BOOST_TEST_REQUIRE(responses.size() == 1U);
   BOOST_TEST(responses[0].error_msg == "the engine's logits have NaN or infinity");

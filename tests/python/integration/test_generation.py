@@ -105,11 +105,10 @@ def test_log_probs_of_prompts_and_of_other_tokens_are_the_models(served, config:
         np.testing.assert_allclose(log_probs, expected[np.arange(len(followers)), followers], atol=tolerance)
         top_log_probs = [*result.prompt_top_log_probs, *result.top_log_probs[0]]
         for row, likeliest in zip(expected, top_log_probs, strict=True):
-            assert len({token for token, _ in likeliest}) == 5
-            np.testing.assert_allclose(
-                [p for _, p in likeliest], [row[token] for token, _ in likeliest], atol=tolerance
-            )
-            np.testing.assert_allclose([p for _, p in likeliest], np.sort(row)[:-6:-1], atol=tolerance)
+            token_ids, actual = zip(*likeliest, strict=True)
+            assert len(set(token_ids)) == 5
+            np.testing.assert_allclose(actual, row[list(token_ids)], atol=tolerance)
+            np.testing.assert_allclose(actual, np.sort(row)[:-6:-1], atol=tolerance)
 
 
 def test_streams_have_each_tokens_most_likely_ones_once(served) -> None:

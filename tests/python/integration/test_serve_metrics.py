@@ -93,6 +93,13 @@ def test_known_requests_are_counted(address: str) -> None:
             assert after[name] >= value, name
 
 
+def test_a_refused_key_is_said_in_the_form_of_the_surface(address: str) -> None:
+    answer = httpx.get(f"{address}/v2/models/base")
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert answer.json() == {"error": "a key is needed: send 'Authorization: Bearer KEY'"}
+    assert httpx.get(f"{address}/v1/models").json()["error"]["code"] == 401
+
+
 def test_openmetrics_is_spoken_to_those_who_ask_for_it(address: str) -> None:
     generate(address, "base")
     answer = httpx.get(f"{address}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})

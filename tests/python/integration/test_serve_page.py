@@ -185,7 +185,7 @@ def test_two_adapters_are_asked_and_answer_as_the_executor_does(
     assert expected["first"] != expected["second"]
     for name in expected:
         assert page.state(name) == "finished"
-        said = page.answer(name).find_element(By.CSS_SELECTOR, ".foot").text
+        said = page.answer(name).find_element(By.CSS_SELECTOR, ".facts").text
         assert "40 tokens" in said
         assert "tokens a second" in said
         assert "cut at the token limit" in said

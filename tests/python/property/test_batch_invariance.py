@@ -1,4 +1,5 @@
-"""A request's tokens, logits and log probs are the same bits alone and in any crowd, chunking, thread count and cache size."""
+"""A request's tokens, logits and log probs are the same bits alone and in any crowd, chunking, thread count and cache
+size."""
 
 from __future__ import annotations
 
