@@ -104,7 +104,7 @@ class _Answer:
         return whole | self._prompt_ids()
 
     async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
-        """With streaming: the role, what is said and called as it comes, why it ended, and the counts."""
+        """With streaming: the role, one for each piece, even where its text is still held back, and the counts."""
         head = {**self._head, "object": "chat.completion.chunk"}
         options = self._fields.stream_options
         with_usage = options is not None and options.include_usage
@@ -118,12 +118,10 @@ class _Answer:
                 opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, **_OPEN}
                 yield {**head, "choices": [opening], **counts, **self._prompt_ids()}
                 is_first = False
-            delta = self._delta(self._parts(piece))
-            choice = {"index": 0, "delta": delta, **self._end_of_choice(piece)}
+            choice = {"index": 0, "delta": self._delta(self._parts(piece)), **self._end_of_choice(piece)}
             if self._fields.return_token_ids:
                 choice["token_ids"] = list(piece.token_ids)
-            if delta or piece.log_probs or piece.finish_reason is not None or "token_ids" in choice:
-                yield {**head, "choices": [choice], **counts}
+            yield {**head, "choices": [choice], **counts}
         if with_usage:
             yield {**head, "choices": [], "usage": usage(len(self._prompt), num_tokens)}
 

@@ -121,7 +121,7 @@ class _Answer:
         return self._head | {"choices": choices, "usage": usage(self._num_prompt_tokens, num_tokens)}
 
     async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
-        """With streaming: one for each piece that says something, and the counts at the end."""
+        """With streaming: one for each piece, and the counts at the end."""
         options = self._fields.stream_options
         with_usage = options is not None and options.include_usage
         always = options is not None and options.include_usage and options.continuous_usage_stats
@@ -131,8 +131,6 @@ class _Answer:
             num_tokens += len(piece.token_ids) if self._fields.max_tokens else 0
             choice = self._choice(i, piece, is_first=i not in begun)
             begun.add(i)
-            if not (choice["text"] or choice["logprobs"] or choice["finish_reason"] or "token_ids" in choice):
-                continue
             chunk = self._head | {"choices": [choice]}
             if always:
                 chunk["usage"] = usage(self._num_prompt_tokens, num_tokens)

@@ -64,7 +64,10 @@ def routes(service: Service) -> APIRouter:
         fields = await read_json(request, DetokenizeRequest, limits)
         await adapter_of(service, fields)
         _check_vocabulary(service, fields.tokens)
-        text = await service.executor.run(service.tokenizer.decode, fields.tokens, skip_special_tokens=False)
+        # Unlike decode(), this lets other threads of Python run meanwhile.
+        (text,) = await service.executor.run(
+            service.tokenizer.decode_batch, [fields.tokens], skip_special_tokens=False
+        )
         return JSONResponse({"prompt": text})
 
     return router

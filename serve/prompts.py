@@ -41,7 +41,7 @@ class Prompts:
         """A text's tokens."""
         if len(text) <= LONG_TEXT:
             return self._encode(text, add_special_tokens)
-        return await self._executor.run(self._encode, text, add_special_tokens)
+        return await self._executor.run(self._encode_long, text, add_special_tokens)
 
     async def tokenize_chat(
         self, fields: TemplateFields, adapter: str | None, tools: Sequence[dict[str, Any]] | None
@@ -63,10 +63,15 @@ class Prompts:
             return self._encode(_rendered(template, fields, tools), fields.add_special_tokens)
         # An adapter's template may come from a client, and take its time.
         text = await self._executor.run(_rendered, template, fields, tools)
-        return await self._executor.run(self._encode, text, fields.add_special_tokens)
+        return await self.tokenize(text, add_special_tokens=fields.add_special_tokens)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Unlike encode(), this lets other threads of Python run meanwhile.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     async def _template_of(self, name: str) -> ChatTemplate | None:
         """An adapter's own, or the model's; read once, and again when the adapter was replaced."""

@@ -1,0 +1,115 @@
+"""Streams of events, also those that fail in the middle, and the two forms of log probs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any, cast
+
+import pytest
+
+from adaptrt import RequestError
+from adaptrt.serve.generation import TextGeneration, TextPiece, TokenLogProbs
+from adaptrt.serve.openai_answers import (
+    DONE,
+    CompletionLogProbs,
+    TokenTexts,
+    chat_log_probs,
+    events,
+    merged,
+)
+from support.tokenizers import byte_level
+
+TOKENIZER = byte_level()
+TEXTS = TokenTexts(TOKENIZER)
+HELLO, HALF, OTHER_HALF = (TOKENIZER.token_to_id(token) for token in ("hello", "Ĥ", "¬"))
+
+
+class Pieces:
+    """An answer that comes as it is told to."""
+
+    def __init__(self, *texts: str, error: RequestError | None = None, ends: bool = True) -> None:
+        self.texts, self.error, self.ends = texts, error, ends
+        self.was_cancelled = False
+
+    async def __aiter__(self) -> AsyncIterator[TextPiece]:
+        for text in self.texts:
+            await asyncio.sleep(0)
+            yield TextPiece(text, ())
+        if self.error is not None:
+            raise self.error
+        if not self.ends:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.was_cancelled = True
+                raise
+        yield TextPiece("", (), finish_reason="stop")
+
+
+async def collect(*answers: Pieces) -> list[tuple[int, str]]:
+    async with AsyncExitStack() as stack:
+        return [(place, piece.text) async for place, piece in merged(cast(list[TextGeneration], answers), stack)]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_pieces_of_all_answers_come_each_in_its_order(count: int) -> None:
+    found = asyncio.run(collect(*(Pieces("a", "b") for _ in range(count))))
+    for place in range(count):
+        assert [text for i, text in found if i == place] == ["a", "b", ""]
+    assert len(found) == 3 * count
+
+
+def test_one_answer_that_fails_ends_the_others() -> None:
+    waiting = Pieces("a", ends=False)
+    with pytest.raises(RequestError, match="broken"):
+        asyncio.run(collect(waiting, Pieces("b", error=RequestError("broken"))))
+    assert waiting.was_cancelled
+
+
+def test_an_error_in_the_middle_is_an_event() -> None:
+    async def chunks() -> AsyncIterator[dict[str, Any]]:
+        yield {"a": "€"}
+        raise RequestError("broken")
+
+    async def frames() -> list[bytes]:
+        return [frame async for frame in events(chunks())]
+
+    first, error, done = asyncio.run(frames())
+    assert first == 'data: {"a":"€"}\n\n'.encode()
+    assert json.loads(error.removeprefix(b"data: "))["error"] == {
+        "message": "broken", "type": "BadRequestError", "param": None, "code": 400,
+    }  # fmt: skip
+    assert done == DONE
+
+
+def test_of_tokens_with_the_same_text_the_likelier_counts() -> None:
+    """A token is the likeliest just where its log prob is the highest, as evaluations find out."""
+    listed = CompletionLogProbs(TEXTS)
+    listed.add(TokenLogProbs(HALF, -2.0, ((OTHER_HALF, -0.5), (HELLO, -1.0))), 3)
+    listed.add(TokenLogProbs(HELLO, -1.0, ((HELLO, -1.0),)), 4)
+    assert listed.content() == {
+        "tokens": ["\ufffd", "hello"],
+        "token_logprobs": [-2.0, -1.0],
+        "top_logprobs": [{"\ufffd": -0.5, "hello": -1.0}, {"hello": -1.0}],
+        "text_offset": [3, 4],
+    }
+
+
+def test_what_cannot_come_has_a_number() -> None:
+    listed = CompletionLogProbs(TEXTS)
+    listed.add(TokenLogProbs(HELLO, -math.inf, ()), 0)
+    assert listed.token_logprobs == [-9999.0]
+
+
+def test_chats_have_bytes_where_a_token_is_text() -> None:
+    (entry,) = chat_log_probs([TokenLogProbs(HELLO, -1.0, ((HALF, -0.5),))], TEXTS)["content"]
+    assert entry == {
+        "token": "hello",
+        "logprob": -1.0,
+        "bytes": list(b"hello"),
+        "top_logprobs": [{"token": "\ufffd", "logprob": -0.5, "bytes": None}],
+    }

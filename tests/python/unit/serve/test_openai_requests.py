@@ -1,0 +1,74 @@
+"""What the executor is asked for a request's fields, and for the model's recommendations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from adaptrt import ConfigError
+from adaptrt.serve.errors import ApiError
+from adaptrt.serve.generation import TextRequest
+from adaptrt.serve.http import parse_json
+from adaptrt.serve.openai_fields import CompletionRequest
+from adaptrt.serve.openai_requests import text_request
+from adaptrt.serve.options import ServerLimits
+from adaptrt.serve.sampling_defaults import GENERATION_CONFIG_FILE, SamplingDefaults
+from adaptrt.serve.service import Service
+
+
+def asked(recommended: SamplingDefaults | None = None, end_ids: tuple[int, ...] = (1,), **fields: Any) -> TextRequest:
+    service = SimpleNamespace(
+        sampling_defaults=recommended or SamplingDefaults(),
+        generator=SimpleNamespace(end_ids=end_ids),
+        engine_info=SimpleNamespace(vocab_size=4),
+    )
+    parsed = parse_json(json.dumps({"prompt": "a", **fields}).encode(), CompletionRequest, ServerLimits())
+    return text_request(
+        cast(Service, service), parsed, prompt=[2], adapter=None, max_tokens=parsed.max_tokens, top_log_probs=None
+    )
+
+
+def test_without_fields_tokens_are_drawn_from_the_whole_distribution() -> None:
+    sampling = asked().sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.0, 0.0, 0.0)
+    assert sampling.seed != asked().sampling.seed
+
+
+def test_the_models_recommendations_hold_where_a_request_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / GENERATION_CONFIG_FILE).write_text(
+        json.dumps({"temperature": 0.7, "top_k": 20, "top_p": None, "repetition_penalty": 1.1, "do_sample": True})
+    )
+    sampling = asked(SamplingDefaults.load(tmp_path), top_k=-1).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.repetition_penalty) == (0.7, 0, 1.0, 1.1)
+    assert SamplingDefaults.load(tmp_path / "none") == SamplingDefaults()
+
+
+def test_a_recommendation_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / GENERATION_CONFIG_FILE).write_text('{"top_p": 2}')
+    with pytest.raises(ConfigError, match=r"generation_config\.json: top_p: Input should be less than or equal to 1"):
+        SamplingDefaults.load(tmp_path)
+
+
+def test_fields_become_the_executors() -> None:
+    request = asked(seed=-1, priority=-100, logit_bias={"2": 1.5}, stop="x", stop_token_ids=[3], cache_salt="a")
+    assert request.sampling.seed == 2**64 - 1
+    assert request.priority == 1.0
+    assert asked(priority=100).priority == 0.0
+    assert asked().priority == 0.5
+    assert request.embedding_bias == [0.0, 0.0, 1.5, 0.0]
+    assert (request.stop, request.stop_token_ids) == (("x",), (3,))
+    assert request.cache_salt_id == asked(cache_salt="a").cache_salt_id != asked(cache_salt="b").cache_salt_id
+    assert asked().cache_salt_id is None
+
+
+def test_what_a_model_decides_is_refused_by_name() -> None:
+    with pytest.raises(ApiError, match="logit_bias has token 4; the vocabulary is 0 to 3"):
+        asked(logit_bias={"4": 1})
+    with pytest.raises(ApiError, match="min_tokens is 2, but the model has 2 tokens that end an answer"):
+        asked(end_ids=(1, 2), min_tokens=2)
+    assert asked(end_ids=(1, 2), min_tokens=2, ignore_eos=True).sampling.min_tokens == 2
