@@ -65,9 +65,7 @@ def routes(service: Service) -> APIRouter:
         await adapter_of(service, fields)
         _check_vocabulary(service, fields.tokens)
         # Unlike decode(), this lets other threads of Python run meanwhile.
-        (text,) = await service.executor.run(
-            service.tokenizer.decode_batch, [fields.tokens], skip_special_tokens=False
-        )
+        (text,) = await service.executor.run(service.tokenizer.decode_batch, [fields.tokens], skip_special_tokens=False)
         return JSONResponse({"prompt": text})
 
     return router
