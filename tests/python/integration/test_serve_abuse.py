@@ -155,7 +155,8 @@ def test_a_client_that_goes_away_frees_its_request(address: str) -> None:
 def test_a_full_queue_is_429_and_says_when_to_come_back(address: str) -> None:
     client = httpx.Client(base_url=address, headers=HEADERS, timeout=SECONDS)
     with client, client.stream("POST", "/v1/completions", json=body(LONG, stream=True)) as running:
-        next(running.iter_lines())
+        lines = running.iter_lines()  # httpx closes the stream with the last reference to it
+        next(lines)
         waiting = threading.Thread(target=lambda: check_alive(address))
         waiting.start()
         wait_until(lambda: state(address)["requests"]["waiting"] == 1)
