@@ -3,12 +3,14 @@
     python bench/serving/run.py --home DIR [--servers adaptrt vllm llama_cpp] [--repeats 5] [--output report.json]
 
 HOME is what bench/peers/run.py was given: it holds the model, its adapters, our engine and the peers' environments.
-Servers and the executor are asked in turn, each alone: the others are stopped meanwhile.
+Servers and the executor are asked in turn, each alone: the others are stopped meanwhile. `--engine` and `--adapters`
+take another model's, whose HOME may be any directory.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -33,7 +35,7 @@ from adaptrt.tools.bench.workload import random_prompt
 
 EXECUTOR, OURS = "executor", "adaptrt"
 SERVERS = (OURS, "vllm", "llama_cpp")
-STREAMS, PROMPT_TOKENS, WARM_UP_TOKENS = 16, 64, 4
+ADAPTERS, PROMPT_TOKENS, WARM_UP_TOKENS = 16, 64, 4
 IDLE_SECONDS = 5.0
 RATE, FIRST, IDLE = "tokens", "first", "idle"
 LEAST_SHARE, MOST_DELAY = 0.97, 0.003
@@ -123,9 +125,9 @@ class Contest:
     def __init__(self, row: str, adapters: dict[str, Path], args: argparse.Namespace, console: Console) -> None:
         """Starts them. Those that do not start are in `not_run`."""
         root = args.home / "models" / args.model
-        engine = root / "adaptrt-bf16"
+        engine = args.engine or root / "adaptrt-bf16"
         self._row, self._args, self._console = row, args, console
-        self._models = list(adapters) or [BASE] * STREAMS
+        self._models = list(itertools.islice(itertools.cycle(list(adapters) or [BASE]), args.streams))
         self._own = OwnExecutor(engine, adapters, args.threads)
         self._running: dict[str, Server] = {}
         self.not_run: list[NotRun] = []
@@ -181,9 +183,13 @@ class Contest:
 
 
 def measure(args: argparse.Namespace, console: Console) -> tuple[Measurement, list[NotRun]]:
-    """The base alone, then sixteen adapters."""
-    folder = args.home / "models" / args.model / "adapters"
-    adapters = {f"lora{number:02d}": folder / f"lora{number:02d}" for number in range(STREAMS)}
+    """The base alone, then the adapters."""
+    if args.adapters is None:
+        folder = args.home / "models" / args.model / "adapters"
+        paths = [folder / f"lora{number:02d}" for number in range(ADAPTERS)]
+    else:
+        paths = sorted(args.adapters.iterdir())
+    adapters = {path.name: path for path in paths}
     generator = np.random.default_rng(0)
     measurement, not_run = Measurement(args.quiet_share, args.quiet_wait), []
     for row, served in ((BASE, {}), ("adapters", adapters)):
@@ -241,7 +247,7 @@ def report_of(args: argparse.Namespace, measurement: Measurement, not_run: list[
         version=__version__,
         created=utc_now(),
         machine=describe_machine(args.threads),
-        run={"model": args.model, "repeats": args.repeats, "new_tokens": args.new_tokens, "streams": STREAMS,
+        run={"model": args.model, "repeats": args.repeats, "new_tokens": args.new_tokens, "streams": args.streams,
              "scenarios": "bench/serving"},
         scenario_file="",
         limits={},
@@ -271,6 +277,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--home", type=Path, required=True, help="what bench/peers/run.py was given")
     parser.add_argument("--model", default="0.5b")
+    parser.add_argument("--engine", type=Path, help="of the model (default: the one in HOME)")
+    parser.add_argument("--adapters", type=Path, metavar="DIR", help="of PEFT directories (default: those in HOME)")
+    parser.add_argument("--streams", type=int, default=16, help="requests at a time, each with the next adapter")
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=[OURS])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--new_tokens", type=int, default=48)
@@ -280,6 +289,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     args.home = args.home.resolve()
+    args.home.mkdir(parents=True, exist_ok=True)
     console = Console()
     report = report_of(args, *measure(args, console))
     console.print(table_of(report))

@@ -58,6 +58,19 @@ BOOST_AUTO_TEST_CASE(harmless_values_of_unsupported_fields_are_accepted) {
   BOOST_TEST(config.validate().empty());
 }
 
+BOOST_AUTO_TEST_CASE(any_share_of_memory_up_to_all_of_it_is_accepted) {
+  KvCacheConfig config;
+  for (const double share : {1e-9, 0.5, 1.0}) {
+    config.free_gpu_memory_fraction = share;
+    BOOST_TEST(config.validate().empty());
+  }
+  BOOST_TEST(resolve_num_blocks(config, {.tokens_per_block = 16,
+                                         .block_bytes = 1000,
+                                         .free_memory_bytes = 9'999,
+                                         .max_batch_size = 4,
+                                         .max_seq_len = 100}) == 9);
+}
+
 BOOST_AUTO_TEST_CASE(all_problems_are_told_at_once) {
   KvCacheConfig config;
   config.max_tokens = 0;
