@@ -1,4 +1,8 @@
-"""Streams completions from an OpenAI-compatible server and says when each token came."""
+"""Streams completions from an OpenAI-compatible server and says when each piece came.
+
+It shares the machine with the server that it measures, so while an answer comes it does nothing but note the time;
+what came is parsed when all is over.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
-import httpx
+import h11
 
-TIMEOUT_SECONDS = 900.0
+EVENT = b"data: "
 
 
 @dataclass(frozen=True)
@@ -32,39 +36,91 @@ class Stream:
 class Crowd:
     """Requests that are sent together: a model's or adapter's name and a prompt each."""
 
-    models: Sequence[str | None]
+    models: Sequence[str]
     prompts: Sequence[Sequence[int]]
     max_tokens: int
 
 
 def ask_server(address: str, crowd: Crowd) -> list[Stream]:
-    """All of a crowd at once. Raises httpx.HTTPError."""
+    """All of a crowd at once. Raises RuntimeError with the answer that was an error, OSError without any."""
     return asyncio.run(_ask_all(address, crowd))
 
 
+@dataclass
+class _Connection(asyncio.Protocol):
+    """One request and the bytes that came back."""
+
+    request: bytes
+    ended: asyncio.Future[None]
+    asked: float = 0.0
+    parts: list[tuple[float, bytes]] = field(default_factory=list)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.asked = time.perf_counter()
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        self.parts.append((time.perf_counter(), data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self.ended.set_exception(exc)
+        else:
+            self.ended.set_result(None)
+
+    def stream(self) -> Stream:
+        """What came."""
+        body = _body_of(b"".join(data for _, data in self.parts))
+        events = [line.removeprefix(EVENT) for line in body.splitlines() if line.startswith(EVENT)]
+        usage = json.loads(events[-2])["usage"]  # the last but the mark of the end
+        arrivals = tuple(at for at, data in self.parts if EVENT in data)
+        return Stream(self.asked, arrivals, usage["completion_tokens"])
+
+
 async def _ask_all(address: str, crowd: Crowd) -> list[Stream]:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(base_url=address, timeout=TIMEOUT_SECONDS, limits=limits) as client:
-        asked = zip(crowd.models, crowd.prompts, strict=True)
-        return await asyncio.gather(*(_ask(client, str(model), prompt, crowd.max_tokens) for model, prompt in asked))
+    loop = asyncio.get_running_loop()
+    place = urlsplit(address)
+    connections = []
+    for model, prompt in zip(crowd.models, crowd.prompts, strict=True):
+        request = _request(place.netloc, model, prompt, crowd.max_tokens)
+        connections.append(_Connection(request, loop.create_future()))
+    await asyncio.gather(
+        *(
+            loop.create_connection(lambda connection=connection: connection, place.hostname, place.port)
+            for connection in connections
+        )
+    )
+    await asyncio.gather(*(connection.ended for connection in connections))
+    return [connection.stream() for connection in connections]
 
 
-async def _ask(client: httpx.AsyncClient, model: str, prompt: Sequence[int], max_tokens: int) -> Stream:
-    body = {
+def _request(host: str, model: str, prompt: Sequence[int], max_tokens: int) -> bytes:
+    fields = {
         "model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
         "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
-    arrivals: list[float] = []
-    usage: dict[str, Any] = {}
-    asked = time.perf_counter()
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != httpx.codes.OK:
-            raise httpx.HTTPStatusError((await response.aread()).decode(), request=response.request, response=response)
-        async for line in response.aiter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            arrivals.append(time.perf_counter())
-            # Parsed once it is over: the client is to take as little of the machine as it can.
-            last = line
-    usage = json.loads(last.removeprefix("data: "))["usage"]
-    return Stream(asked, tuple(arrivals), usage["completion_tokens"])
+    body = json.dumps(fields).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _body_of(answer: bytes) -> bytes:
+    parser = h11.Connection(h11.CLIENT)
+    parser.send(h11.Request(method="GET", target="/", headers=[("Host", "any")]))
+    parser.send(h11.EndOfMessage())
+    parser.receive_data(answer)
+    parser.receive_data(b"")
+    body = b""
+    status = 0
+    while not isinstance(event := parser.next_event(), (h11.EndOfMessage, h11.ConnectionClosed)):
+        if isinstance(event, h11.Response):
+            status = event.status_code
+        elif isinstance(event, h11.Data):
+            body += event.data
+    if status != 200:
+        raise RuntimeError(f"the server answered {status}: {body.decode(errors='replace')}")
+    return body
