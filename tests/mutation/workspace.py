@@ -10,7 +10,9 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from faults import Fault
@@ -23,10 +25,22 @@ MEMORY_LIMIT = 16 << 30
 # Of the processor's time, which does not depend on what else the machine does.
 TIMES_AS_LONG = 5
 SECONDS_MORE = 20
-# What waits for ever takes no processor's time.
-SECONDS_IN_ALL = 900
+# What waits for ever takes no processor's time; a busy machine takes several times as long as an idle one.
+TIMES_AS_LONG_IN_ALL = 10
+SECONDS_MORE_IN_ALL = 60
 # The first build compiles everything.
-SECONDS_OF_BUILD = 3600
+MOST_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a command may take."""
+
+    cpu_seconds: float
+    seconds: float
+
+
+UNLIMITED = Limits(MOST_SECONDS, MOST_SECONDS)
 
 
 class BuildError(Exception):
@@ -43,7 +57,7 @@ class Workspace:
         self._site = folder / "site"
         self._output = folder / "output.txt"
         self._prefix = list(prefix)
-        self._seconds: dict[Stage, float] = {}
+        self._limits: dict[Stage, Limits] = {}
         self._copy_tree()
         self._copy_package()
 
@@ -63,39 +77,47 @@ class Workspace:
 
     def passes(self, stage: Stage) -> bool:
         """Whether its tests pass. Raises BuildError."""
-        if stage not in self._seconds:
+        if stage not in self._limits:
             raise ValueError(f"{stage} was not tried without a fault")
-        return self._run(stage, TIMES_AS_LONG * self._seconds[stage] + SECONDS_MORE)
+        return self._run(stage, self._limits[stage])
 
     def try_without_fault(self, stage: Stage) -> None:
         """Tests must pass before a fault is in, and how long they take is the measure afterwards."""
-        if stage in self._seconds:
+        if stage in self._limits:
             return
-        begin = _seconds_of_children()
-        if not self._run(stage, SECONDS_IN_ALL):
+        self._build_for(stage)
+        begin, cpu_begin = time.monotonic(), _seconds_of_children()
+        if not self._run(stage, UNLIMITED):
             raise SystemExit(f"{stage} fails without any fault; see {self._output}")
-        self._seconds[stage] = _seconds_of_children() - begin
+        cpu_seconds, seconds = _seconds_of_children() - cpu_begin, time.monotonic() - begin
+        self._limits[stage] = Limits(
+            TIMES_AS_LONG * cpu_seconds + SECONDS_MORE, TIMES_AS_LONG_IN_ALL * seconds + SECONDS_MORE_IN_ALL
+        )
 
-    def _run(self, stage: Stage, seconds: float) -> bool:
+    def _build_for(self, stage: Stage) -> None:
+        target = stage.program or ("_core" if stage.needs_core else None)
+        if target is not None:
+            self._compile(target)
+
+    def _run(self, stage: Stage, limits: Limits) -> bool:
+        self._build_for(stage)
         if stage.program is not None:
-            self._compile(stage.program)
-            return self._call([self._build / "tests" / "cpp" / stage.program], self.tree, seconds)
+            return self._call([self._build / "tests" / "cpp" / stage.program], self.tree, limits)
         module = self._installed_core()
         if stage.needs_core:
-            self._compile("_core")
             module = next((self._build / "cpp" / "bindings").glob("_core*.so"))
         # Not over the old one, which may be mapped.
         (self._site / "adaptrt" / module.name).unlink(missing_ok=True)
         shutil.copy2(module, self._site / "adaptrt")
         command = [sys.executable, "-m", "pytest", "-c", "../pyproject.toml", "--rootdir", "..", "-q", "-x"]
         files = [f"python/{file}" for file in stage.files]
-        return self._call([*command, "-p", "no:cacheprovider", *files], self.tree / "tests", seconds)
+        return self._call([*command, "-p", "no:cacheprovider", *files], self.tree / "tests", limits)
 
     def _compile(self, target: str) -> None:
         if not (self._build / "build.ninja").exists():
             self._configure()
         command = ["cmake", "--build", self._build, "--target", target]
-        if not self._call(command, self.tree, SECONDS_OF_BUILD):
+        if not self._call(command, self.tree, UNLIMITED):
             raise BuildError(target)
 
     def _configure(self) -> None:
@@ -107,21 +129,20 @@ class Workspace:
         options = {"Python_EXECUTABLE": python, "ADAPTRT_BUILD_TESTS": "ON", "ADAPTRT_BUILD_PYTHON": "ON"}
         command = ["cmake", "-S", self.tree, "-B", self._build, "-G", "Ninja"]
         command += [f"-D{name}={value}" for name, value in options.items()]
-        if not self._call(command, self.tree, SECONDS_IN_ALL):
+        if not self._call(command, self.tree, UNLIMITED):
             raise SystemExit("cmake could not configure the build")
 
-    def _call(self, command: Sequence[str | Path], folder: Path, seconds: float) -> bool:
+    def _call(self, command: Sequence[str | Path], folder: Path, limits: Limits) -> bool:
         environment = dict(os.environ)
         emulated = ROOT / "build" / "wheel" / "tests" / "python_modules"
         environment["PYTHONPATH"] = os.pathsep.join([str(self._site), str(emulated)])
         environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
         # The prefix may wait for its turn; that is not the command's time.
-        most = max(SECONDS_IN_ALL, round(seconds))
-        limited = [*self._prefix, "timeout", "--kill-after=10", str(most), *map(str, command)]
+        limited = [*self._prefix, "timeout", "--kill-after=10", str(round(limits.seconds)), *map(str, command)]
 
         def limit() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-            resource.setrlimit(resource.RLIMIT_CPU, (round(seconds), round(seconds)))
+            resource.setrlimit(resource.RLIMIT_CPU, (round(limits.cpu_seconds),) * 2)
 
         with self._output.open("wb") as output:
             done = subprocess.run(

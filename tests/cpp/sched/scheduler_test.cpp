@@ -28,6 +28,11 @@ BOOST_AUTO_TEST_CASE(limits_and_configs_that_make_no_sense_are_refused) {
   SchedulerConfig config;
   config.dynamic_batch_config = DynamicBatchConfig{};
   BOOST_CHECK_THROW(Scheduler(config, limits(1, 1), pool, nullptr), ConfigError);
+  SchedulerLimits no_reuse = limits(1, 1);
+  no_reuse.max_reusable_prompt_len = -1;
+  BOOST_CHECK_THROW(Scheduler({}, no_reuse, pool, nullptr), ConfigError);
+  no_reuse.max_reusable_prompt_len = 0;
+  BOOST_CHECK_NO_THROW(Scheduler({}, no_reuse, pool, nullptr));
 }
 
 BOOST_AUTO_TEST_CASE(a_sequence_goes_from_prefill_through_decodes_to_its_end) {
