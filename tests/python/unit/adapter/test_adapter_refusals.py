@@ -254,6 +254,13 @@ ONES = np.ones((2, 36), np.float32)
             lambda tensors: {**drop("lora_A.weight")(tensors), PREFIX + "lora_A.other.weight": ONES},
             "tensors of several adapters",
         ),
+        (
+            lambda tensors: {
+                name.replace(".weight", ".one.weight" if "lora_A" in name else ".other.weight"): tensor
+                for name, tensor in tensors.items()
+            },
+            "tensors of several adapters",
+        ),
         (replace("lora_magnitude_vector", np.ones(36, np.float32)), "use_dora is not true"),
         (replace("lora_magnitude_vector", np.ones(35, np.float32)), "has the shape [35], but lora_B has 36 outputs"),
         (
