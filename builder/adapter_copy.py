@@ -8,6 +8,7 @@ from typing import Final
 
 import xxhash
 
+from .adapter.peft_config import CONFIG_FILE
 from .file_digest import add_file
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -16,7 +17,6 @@ SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 
 # What is copied of a PEFT adapter: its config, the first that exists of the two kinds of weights, and those that exist
 # of the files that say how its chats are written.
-_CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
 _CHAT_FILES: Final = (TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)
 
@@ -41,4 +41,4 @@ def adapter_checksum(directory: Path) -> str:
 
 def _adapter_files(directory: Path) -> list[str]:
     weights = next((name for name in _WEIGHTS if (directory / name).is_file()), _WEIGHTS[0])
-    return [_CONFIG, weights, *(name for name in _CHAT_FILES if (directory / name).is_file())]
+    return [CONFIG_FILE, weights, *(name for name in _CHAT_FILES if (directory / name).is_file())]

@@ -112,9 +112,15 @@ class Executor(_core.Executor):
                 self.unload_adapter(adapter.task_id)
 
     def load_adapter(self, name: str) -> None:
-        """Reads an adapter from disk and caches it. Raises as AdapterStore.load, and LoraCacheFullError."""
+        """Caches an adapter, which is read from disk unless it is cached by now.
+
+        Raises as AdapterStore.load, and LoraCacheFullError.
+        """
         with self._adapters.changing(name):
-            self.put_adapter(self._adapters.load(name))
+            try:
+                self.put_adapter(self._adapters.reference(name))
+            except PeftTaskNotCachedError:
+                self.put_adapter(self._adapters.load(name))
 
     def _prefetch(self, config: ExecutorConfig) -> None:
         directory = config.peft_cache_config and config.peft_cache_config.lora_prefetch_dir

@@ -75,7 +75,6 @@ class LLM:
             raise ConfigError(f"{path}: there is no tokenizer; name one with tokenizer=")
         self._tokenizer = load_tokenizer(path)
         self._template_directory = path.parent
-        # None: that adapter has no template of its own. Compiled when they are first asked for.
         self._executor = Executor(engine_dir, ModelType.DECODER_ONLY, _with_kernels(executor_config, kernels))
         self._end_ids = tuple(self._executor.engine.config.pretrained_config.eos_token_id)
 

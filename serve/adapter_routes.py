@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -75,21 +76,13 @@ def routes(service: Service) -> APIRouter:
     async def sglang_load(request: Request) -> Response:
         _check_enabled(service)
         body = await read_json(request, SglangLoad, limits)
-        try:
-            await service.adapters.load(body.lora_name, body.lora_path, pinned=body.pinned)
-        except ApiError as error:
-            return _sglang_answer(service, error)
-        return _sglang_answer(service, None)
+        return await _sglang_answer(service, service.adapters.load(body.lora_name, body.lora_path, pinned=body.pinned))
 
     @router.post("/unload_lora_adapter")
     async def sglang_unload(request: Request) -> Response:
         _check_enabled(service)
         body = await read_json(request, SglangUnload, limits)
-        try:
-            await service.adapters.unload(body.lora_name)
-        except ApiError as error:
-            return _sglang_answer(service, error)
-        return _sglang_answer(service, None)
+        return await _sglang_answer(service, service.adapters.unload(body.lora_name))
 
     return router
 
@@ -103,11 +96,16 @@ def _check_enabled(service: Service) -> None:
         )
 
 
-def _sglang_answer(service: Service, error: ApiError | None) -> Response:
+async def _sglang_answer(service: Service, change: Awaitable[None]) -> Response:
+    """What became of a change, in SGLang's form."""
+    status, outcome = HTTPStatus.OK, {}
+    try:
+        await change
+    except ApiError as error:
+        status, outcome = error.status, {"error_message": str(error)}
     content: dict[str, Any] = {
-        "success": error is None,
+        "success": status is HTTPStatus.OK,
         "loaded_adapters": {adapter.name: str(adapter.path) for adapter in service.adapters.list()},
+        **outcome,
     }
-    if error is not None:
-        content["error_message"] = str(error)
-    return JSONResponse(content, status_code=HTTPStatus.OK if error is None else int(error.status))
+    return JSONResponse(content, status_code=int(status))

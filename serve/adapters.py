@@ -11,10 +11,10 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
+from ..builder.adapter.peft_config import CONFIG_FILE
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
 
-CONFIG_FILE: Final = "adapter_config.json"
 LONGEST_NAME: Final = 256
 TRIES: Final = 8
 """How often an adapter that is evicted before its request is queued is loaded anew."""
@@ -183,8 +183,12 @@ class ServedAdapters:
         return False
 
 
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= LONGEST_NAME and name.isprintable()
+
+
 def _check_name(name: str) -> None:
-    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+    if not _is_name(name):
         raise ApiError(
             f"lora_name has {len(name)} characters; accepted: 1 to {LONGEST_NAME} that can be printed",
             kind=INVALID_USER_INPUT,
@@ -194,7 +198,7 @@ def _check_name(name: str) -> None:
 
 def _is_path_of_name(name: str) -> bool:
     """Whether a model's name can be a path from a root and leads nowhere else."""
-    if not name or len(name) > LONGEST_NAME or not name.isprintable() or "\\" in name:
+    if not _is_name(name) or "\\" in name:
         return False
     path = PurePosixPath(name)
     return not path.is_absolute() and str(path) == name and not {".", ".."} & set(path.parts)

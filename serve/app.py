@@ -14,7 +14,7 @@ from .._core import AdaptrtError
 from .._version import __version__
 from . import adapter_routes, metrics, openai_routes, page_routes, state_routes, triton_routes
 from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, ApiError
-from .http import CLIENT_CLOSED_REQUEST, error_response
+from .http import CLIENT_CLOSED_REQUEST, error_response, health_response
 from .key_guard import KeyGuard
 from .request_log import RequestRecorder
 from .service import Service
@@ -56,8 +56,7 @@ def _about(service: Service) -> APIRouter:
     @router.get("/ping")
     @router.post("/ping")
     async def health() -> Response:
-        is_alive = service.executor.executor.is_alive
-        return Response(status_code=HTTPStatus.OK if is_alive else HTTPStatus.SERVICE_UNAVAILABLE)
+        return health_response(service.executor.executor.is_alive)
 
     @router.get("/version")
     async def version() -> JSONResponse:

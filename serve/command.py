@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,7 +130,8 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
     return ServerOptions(
         host=args.host,
         port=args.port,
-        served_model_name=tuple(args.served_model_name),
+        # An engine that is made on first use lies in the cache, under a name that says nothing to clients.
+        served_model_name=tuple(args.served_model_name) or (args.model.absolute().name,),
         api_keys=tuple(keys),
         adapter_roots=tuple(args.adapter_root),
         enable_lora_loading=args.enable_lora_loading,
@@ -161,9 +161,6 @@ def run(args: argparse.Namespace) -> int:
     options = options_of(args)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     engine = engine_for(args.model, engine_flags.engine_options_of(args), progress_on())
-    if not options.served_model_name:
-        # An engine that was made on first use lies in the cache, under a name that says nothing to clients.
-        options = replace(options, served_model_name=(args.model.absolute().name,))
     executor = Executor(engine, executor_config=executor_config_of(args))
     serve(executor, options, on_ready=lambda address: print(f"serving {args.model} at {address}", flush=True))
     return 0

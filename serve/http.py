@@ -39,6 +39,11 @@ def error_response(error: ApiError) -> JSONResponse:
     return JSONResponse(error.body(), status_code=int(error.status), headers=error.headers)
 
 
+def health_response(is_alive: bool) -> Response:
+    """For load balancers: the status alone."""
+    return Response(status_code=HTTPStatus.OK if is_alive else HTTPStatus.SERVICE_UNAVAILABLE)
+
+
 async def read_body(request: Request, limits: ServerLimits) -> bytes:
     """The whole body. Raises ApiError for one that is too large, before it is read where its size is stated."""
     stated = request.headers.get("content-length")

@@ -15,7 +15,7 @@ from .._core import AdaptrtError
 from .._version import __version__
 from .async_executor import Generation
 from .errors import ApiError
-from .http import EventStream, data_frame, parse_json, read_body, unless_disconnected
+from .http import EventStream, data_frame, health_response, parse_json, read_body, unless_disconnected
 from .service import Service
 from .triton_requests import ACCEPTED, INPUTS, OUTPUTS, TritonAnswer, TritonRequest, make_request
 from .triton_tensors import (
@@ -78,7 +78,7 @@ def routes(service: Service) -> APIRouter:
     @router.get(f"{PREFIX}/health/live")
     @router.get(f"{PREFIX}/health/ready")
     async def health() -> Response:
-        return _health(service)
+        return health_response(service.executor.executor.is_alive)
 
     @router.post(f"{PREFIX}/repository/index")
     async def index(request: Request) -> JSONResponse:
@@ -113,7 +113,7 @@ class _Surface:
     async def ready(self, request: Request) -> Response:
         """GET ready."""
         await self._adapter(request)
-        return _health(self._service)
+        return health_response(self._service.executor.executor.is_alive)
 
     async def metadata(self, request: Request) -> JSONResponse:
         """GET a model."""
@@ -156,9 +156,7 @@ class _Surface:
         if asked.streaming:
             raise ApiError("input 'streaming' is true; infer answers once: use generate_stream", param="streaming")
         outputs = await unless_disconnected(request, self._whole(asked, adapter))
-        head = {"id": sent.id} if sent.id else {}
-        head |= {"model_name": request.path_params["name"], "model_version": VERSION}
-        written, length = write_infer(head, _with_forms(sent, outputs))
+        written, length = write_infer(_head(request, sent.id), _with_forms(sent, outputs))
         if length is None:
             return Response(written, media_type="application/json")
         return Response(written, headers={HEADER_LENGTH: str(length)}, media_type="application/octet-stream")
@@ -228,7 +226,7 @@ class _Surface:
             arrays,
             outputs,
             tokenizer=self._service.tokenizer,
-            end_ids=self._service.executor.executor.engine.config.pretrained_config.eos_token_id,
+            end_ids=self._service.generator.end_ids,
             limit_ms=min(limits_ms, default=None),
         )
 
@@ -268,11 +266,6 @@ class _Surface:
             yield data_frame({"error": str(error)})
 
 
-def _health(service: Service) -> Response:
-    is_alive = service.executor.executor.is_alive
-    return Response(status_code=HTTPStatus.OK if is_alive else HTTPStatus.SERVICE_UNAVAILABLE)
-
-
 def _described(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatypes[0], "shape": [1, *spec.dims]}
 
@@ -309,10 +302,15 @@ def _with_forms(sent: InferBody, outputs: Sequence[OutputTensor]) -> list[tuple[
     return [(output, forms.get(output.name, default)) for output in outputs]
 
 
+def _head(request: Request, request_id: str) -> dict[str, Any]:
+    """What every answer begins with."""
+    head: dict[str, Any] = {"id": request_id} if request_id else {}
+    return head | {"model_name": request.path_params["name"], "model_version": VERSION}
+
+
 def _event(request: Request, request_id: str, outputs: Sequence[OutputTensor]) -> dict[str, Any]:
     """The generate extension's JSON."""
-    event: dict[str, Any] = {"id": request_id} if request_id else {}
-    event |= {"model_name": request.path_params["name"], "model_version": VERSION}
+    event = _head(request, request_id)
     for output in outputs:
         values = json_values(output)
         event[output.name] = values[0] if output.name in _SCALARS else values

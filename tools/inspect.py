@@ -19,6 +19,7 @@ from .._core import (
     impossible_cpu_kernels,
     lora_modules,
 )
+from ..builder.adapter.peft_config import CONFIG_FILE as PEFT_CONFIG
 from ..builder.adapter.peft_reader import read_peft_adapter
 from ..builder.checkpoint.config import CheckpointConfig
 from ..builder.checkpoint.rank_file import rank_file
@@ -30,7 +31,6 @@ from ..builder.engine_quality import EngineQuality
 from ..builder.progress import format_bytes
 from ..builder.safetensors_stream import SafetensorsReader, TensorSpec
 
-PEFT_CONFIG: Final = "adapter_config.json"
 LORA_CONFIG: Final = "model.lora_config.npy"
 LORA_WEIGHTS: Final = "model.lora_weights.npy"
 

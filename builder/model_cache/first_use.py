@@ -13,6 +13,7 @@ import xxhash
 
 from ..._core import ConfigError, EngineError
 from ..._version import __version__
+from ..adapter.peft_config import CONFIG_FILE as ADAPTER_CONFIG_FILE
 from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
 from ..checkpoint.hf_config import load_hf_config
 from ..checkpoint.hf_weights import weight_file_names
@@ -40,7 +41,6 @@ _ACCEPTED: Final = (
     "expected an engine (adaptrt build), a checkpoint (adaptrt convert-checkpoint), or a Hugging Face model directory "
     "with config.json"
 )
-_ADAPTER_CONFIG: Final = "adapter_config.json"
 
 
 def engine_for(
@@ -215,7 +215,7 @@ def _is_engine(directory: Path) -> bool:
         problem = "is not a directory" if directory.exists() else "does not exist"
         raise ConfigError(f"{directory}: {problem}; {_ACCEPTED}. Models of a hub are downloaded first")
     if not (directory / CONFIG_FILE).is_file():
-        if (directory / _ADAPTER_CONFIG).is_file():
+        if (directory / ADAPTER_CONFIG_FILE).is_file():
             raise ConfigError(f"{directory}: is a PEFT adapter; name the directory of its base model, or an engine")
         raise ConfigError(f"{directory}: has no config.json; {_ACCEPTED}")
     return "build_config" in load_json_object(directory / CONFIG_FILE, ConfigError)

@@ -36,7 +36,9 @@ PYTHON_WIDER = {
     "runtime": ("unit/test_executor.py", "unit/test_executor_types.py", "unit/test_lora_cache.py",
                 "unit/test_executor_lifetime.py", "integration/test_text.py", "integration/test_generation.py",
                 "integration/test_perplexity.py", "integration/test_bad_input.py"),
-    "serve": ("unit/serve", "integration/test_serve.py"),
+    "serve": ("unit/serve", "integration/test_serve_openai.py", "integration/test_serve_tools.py",
+              "integration/test_serve_triton.py", "integration/test_serve_metrics.py",
+              "integration/test_serve_abuse.py", "property/test_server_crowd.py"),
     "tools": ("unit/bench", "integration/test_bench.py"),
 }  # fmt: skip
 

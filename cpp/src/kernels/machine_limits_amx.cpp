@@ -1,6 +1,8 @@
 #include "machine_limits_amx.h"
 
 #include "cpu/tiles_amx.h"
+// Behind the header with Tiles.
+#include "cpu/tile_dots.h"
 
 namespace adaptrt {
 namespace {
@@ -21,20 +23,6 @@ class ConfiguredTiles {
 
  private:
   TileConfiguration before_;
-};
-
-struct BFloat16Dot {
-  template <int kSums, int kA, int kB>
-  static void add() {
-    Tiles::dot_bfloat16<kSums, kA, kB>();
-  }
-};
-
-struct Int8Dot {
-  template <int kSums, int kA, int kB>
-  static void add() {
-    Tiles::dot_int8<kSums, kA, kB>();
-  }
 };
 
 // Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns.

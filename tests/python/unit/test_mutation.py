@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from faults import Fault, find_faults
+from nearest import PYTHON_WIDER, SEEN_THROUGH_BINDINGS
 
 CPP = """\
 #include <vector>
@@ -75,3 +78,9 @@ def test_a_fault_of_another_text_is_refused() -> None:
     assert fault.applied_to("x = 1\n") == "y = 1\n"
     with pytest.raises(ValueError, match=r"runtime/a\.py:1"):
         fault.applied_to("z = 1\n")
+
+
+@pytest.mark.parametrize("files", [SEEN_THROUGH_BINDINGS, *PYTHON_WIDER.values()])
+def test_the_tests_nearest_to_a_room_are_there(files: tuple[str, ...]) -> None:
+    tests = Path(__file__).parents[1]
+    assert [file for file in files if not (tests / file).exists()] == []

@@ -13,6 +13,7 @@
 #include "adaptrt/core/panels.h"
 #include "adaptrt/kernels/kernel_table.h"
 #include "gemm.h"
+#include "tile_dots.h"
 
 namespace adaptrt {
 namespace {
@@ -120,20 +121,6 @@ class StepPrefetch {
   const std::byte* halves_[2] = {nullptr, nullptr};
   SpanFetcher* others_ = nullptr;
   std::int64_t others_lines_ = 0;
-};
-
-struct BFloat16Dot {
-  template <int kSums, int kA, int kB>
-  static void add() {
-    Tiles::dot_bfloat16<kSums, kA, kB>();
-  }
-};
-
-struct Int8Dot {
-  template <int kSums, int kA, int kB>
-  static void add() {
-    Tiles::dot_int8<kSums, kA, kB>();
-  }
 };
 
 /// Steps that a tile of rows is fetched ahead.

@@ -188,6 +188,18 @@ def test_what_is_unloaded_is_gone_from_both_levels(place: Place, executor: adapt
     run(place, executor, body)
 
 
+def test_a_cached_adapter_is_not_read_again(place: Place, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(place.root / "poet", root / "poet")
+    with adaptrt.Executor(place.engine) as executor:
+        executor.add_adapter("poet", root / "poet")
+        shutil.rmtree(root)
+        executor.load_adapter("poet")
+        executor.unload_adapter(executor.adapters.task_id("poet"))
+        with pytest.raises(adaptrt.EngineError, match="adapter 'poet' cannot be read"):
+            executor.load_adapter("poet")
+
+
 def test_an_evicted_adapter_is_read_again_and_a_changed_one_is_refused(place: Place, tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(place.root / "poet", root / "poet")
