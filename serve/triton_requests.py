@@ -219,7 +219,7 @@ def make_request(
         pad_id=inputs.one("pad_id"),
         stop_words=stop_words or None,
         bad_words=_word_list(inputs, "bad_words_list") or None,
-        embedding_bias=None if bias is None else bias.tolist(),
+        embedding_bias=bias,
         allotted_time_ms=limit_ms,
     )
     if any(inputs.texts("bad_words")):

@@ -23,8 +23,15 @@
 #include "adaptrt/exec/response.h"
 #include "adaptrt/exec/unsupported.h"
 #include "adaptrt/sample/log_softmax.h"
+#include "bind_struct.h"
 
 namespace adaptrt::bindings {
+
+template <>
+struct detail::Accepted<TokenBias> {
+  static std::string text() { return "numbers [vocab_size]"; }
+};
+
 
 /// How long a call may wait; nullopt: for ever. None, datetime.timedelta, or seconds.
 struct TimeoutArgument {
@@ -154,7 +161,38 @@ struct type_caster<adaptrt::TokenLogProb> {
   }
 };
 
-/// A read-only float32 array that shares the tensor's memory.
+namespace adaptrt_casters {
+
+/// A read-only float32 array that shares the values' memory.
+inline handle array_of(const std::shared_ptr<const std::vector<float>>& values, std::vector<ssize_t> shape) {
+  using Owner = std::shared_ptr<const std::vector<float>>;
+  auto owned = std::make_unique<Owner>(values);
+  const capsule owner(owned.release(),
+                      [](void* pointer) { std::default_delete<Owner>{}(static_cast<Owner*>(pointer)); });
+  array_t<float> result(std::move(shape), values->data(), owner);
+  array_proxy(result.ptr())->flags &= ~npy_api::NPY_ARRAY_WRITEABLE_;
+  return result.release();
+}
+
+}  // namespace adaptrt_casters
+
+/// Anything that NumPy makes a row of float32 of, a torch tensor in CPU memory too.
+template <>
+struct type_caster<adaptrt::TokenBias> {
+  PYBIND11_TYPE_CASTER(adaptrt::TokenBias, io_name("numpy.typing.ArrayLike", "numpy.typing.NDArray[numpy.float32]"));
+
+  bool load(handle source, bool /*convert*/) {
+    const auto given = array_t<float, array::c_style | array::forcecast>::ensure(source);
+    if (!given || given.ndim() != 1) return false;
+    value = std::vector<float>(given.data(), given.data() + given.size());
+    return true;
+  }
+
+  static handle cast(const adaptrt::TokenBias& bias, return_value_policy /*policy*/, handle /*parent*/) {
+    return adaptrt_casters::array_of(bias.values, {static_cast<ssize_t>(bias.values->size())});
+  }
+};
+
 template <>
 struct type_caster<adaptrt::FloatTensor> {
   PYBIND11_TYPE_CASTER(adaptrt::FloatTensor, const_name("numpy.typing.NDArray[numpy.float32]"));
@@ -169,14 +207,8 @@ struct type_caster<adaptrt::FloatTensor> {
   }
 
   static handle cast(const adaptrt::FloatTensor& tensor, return_value_policy /*policy*/, handle /*parent*/) {
-    using Owner = std::shared_ptr<const std::vector<float>>;
-    auto owned = std::make_unique<Owner>(tensor.values);
-    const capsule owner(owned.release(),
-                        [](void* pointer) { std::default_delete<Owner>{}(static_cast<Owner*>(pointer)); });
-    array_t<float> result(std::vector<ssize_t>(tensor.shape.begin(), tensor.shape.end()),
-                          tensor.values->data(), owner);
-    array_proxy(result.ptr())->flags &= ~npy_api::NPY_ARRAY_WRITEABLE_;
-    return result.release();
+    return adaptrt_casters::array_of(tensor.values,
+                                     std::vector<ssize_t>(tensor.shape.begin(), tensor.shape.end()));
   }
 };
 

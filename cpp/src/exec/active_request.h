@@ -51,6 +51,8 @@ class ActiveRequest final : public Sequence {
 
   /// Began to run, so that it does not count as queued any more.
   bool has_started = false;
+  /// What it is answered with instead of being run.
+  std::optional<std::string> failure;
 
  private:
   [[nodiscard]] std::int32_t num_output_tokens() const {

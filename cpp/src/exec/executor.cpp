@@ -96,6 +96,7 @@ class Executor::Impl {
         ids.push_back(next_id_.fetch_add(1));
         active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, std::move(adapter),
                                                          engine_->info().vocab_size));
+        active.back()->failure = request.failure(engine_->info());
       }
       board_.open(ids);
       expect_adapters(active);

@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "adaptrt/sample/sampler.h"
 
@@ -110,8 +111,7 @@ Problems Request::validate(const EngineInfo& engine) const {
   problems.add_all("sampling_config.", sampling_config.validate());
   TokenConstraints constraints;
   if (bad_words) constraints.bad_words = *bad_words;
-  if (embedding_bias)
-    constraints.embedding_bias = std::make_shared<const std::vector<float>>(*embedding_bias);
+  if (embedding_bias && !failure(engine)) constraints.embedding_bias = embedding_bias->values;
   problems.add_all("", constraints.validate(engine.vocab_size));
   if (!std::isfinite(priority) || priority < 0.0F || priority > 1.0F) {
     problems.add("priority is " + std::to_string(priority) + "; accepted: 0 to 1");
@@ -126,6 +126,12 @@ Problems Request::validate(const EngineInfo& engine) const {
   }
   check_unsupported(problems, *this);
   return problems;
+}
+
+std::optional<std::string> Request::failure(const EngineInfo& engine) const {
+  if (!embedding_bias || std::cmp_equal(embedding_bias->values->size(), engine.vocab_size)) return std::nullopt;
+  return "The embedding bias shape is not as expected: [" + std::to_string(embedding_bias->values->size()) +
+         "]; accepted: [" + std::to_string(engine.vocab_size) + "], the vocabulary's size";
 }
 
 }  // namespace adaptrt

@@ -53,6 +53,11 @@ bool StepLoop::take_work() {
   for (auto& arrival : work.arrivals) {
     ActiveRequest& request = *arrival;
     requests_.emplace(request.id, std::move(arrival));
+    if (request.failure) {
+      outbox_.push_back(request.make_error(*request.failure));
+      forget(request);
+      continue;
+    }
     if (request.deadline()) deadlines_.emplace(*request.deadline(), request.id);
     if (!work.stop) scheduler_.add(request);
   }

@@ -80,7 +80,7 @@ SampledToken Sampler::sample(SamplerState& state, const float* logits, std::span
   if (params.greedy) {
     result.token = static_cast<std::int32_t>(first_index_of(row.logits, row.max));
   } else {
-    const Candidates candidates = filter(params, row);
+    const Candidates candidates = filter(params, state.current_top_p(tokens), row);
     const double uniform = uniform_draw(params.seed, tokens.size() - state.prompt_length_);
     result.token = candidates.token(index_at(candidates.weights, uniform));
   }
@@ -97,7 +97,7 @@ std::vector<TokenProbability> Sampler::distribution(SamplerState& state, const f
   const LogitRange range = usable_range_of(std::span(logits, static_cast<std::size_t>(vocab_size_)));
   const ProcessedRow row = process(state, range, logits, tokens);
   if (state.params().greedy) return {{static_cast<std::int32_t>(first_index_of(row.logits, row.max)), 1.0}};
-  const Candidates candidates = filter(state.params(), row);
+  const Candidates candidates = filter(state.params(), state.current_top_p(tokens), row);
   const double total = sum(candidates.weights);
   std::vector<TokenProbability> result;
   for (std::size_t i = 0; i < candidates.weights.size(); ++i) {
@@ -172,7 +172,7 @@ void Sampler::forbid_repeated_ngrams(std::int32_t size, std::span<const std::int
   }
 }
 
-Sampler::Candidates Sampler::filter(const SamplingParams& params, const ProcessedRow& row) {
+Sampler::Candidates Sampler::filter(const SamplingParams& params, double top_p, const ProcessedRow& row) {
   const Buckets buckets(row.max, row.min);
   std::span<const float> values = row.logits;
   std::span<float> weights = weights_;
@@ -202,7 +202,7 @@ Sampler::Candidates Sampler::filter(const SamplingParams& params, const Processe
   const auto scale = static_cast<float>(
       std::clamp(1.0 / params.temperature, double{std::numeric_limits<float>::min()}, double{kLargest}));
   exponentiate(values, row.max, scale, weights);
-  if (params.top_p < 1.0) keep_up_to(place_of_share(values, weights, buckets, params.top_p));
+  if (top_p < 1.0) keep_up_to(place_of_share(values, weights, buckets, top_p));
   if (params.min_p > 0.0) keep_if([&](std::size_t i) { return double{weights[i]} >= params.min_p; });
   return {.ids = all_left ? std::span<const std::int32_t>()
                           : std::span<const std::int32_t>(ids_).first(weights.size()),

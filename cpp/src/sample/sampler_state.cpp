@@ -37,13 +37,27 @@ Problems TokenConstraints::validate(std::int64_t vocab_size) const {
 
 SamplerState::SamplerState(const SamplingParams& params, TokenConstraints constraints,
                            std::int32_t prompt_length, std::int32_t max_length)
-    : params_(params), constraints_(std::move(constraints)), prompt_length_(prompt_length) {
+    : params_(params),
+      constraints_(std::move(constraints)),
+      prompt_length_(prompt_length),
+      top_p_(params.top_p),
+      num_decayed_(static_cast<std::size_t>(prompt_length)) {
   if (has_penalties()) occurrences_.reserve(max_length);
 }
 
 bool SamplerState::has_penalties() const {
   return params_.repetition_penalty != 1.0 || params_.presence_penalty != 0.0 ||
          params_.frequency_penalty != 0.0;
+}
+
+double SamplerState::current_top_p(std::span<const std::int32_t> tokens) {
+  if (params_.top_p_decay == 1.0 && params_.top_p_min <= params_.top_p) return params_.top_p;
+  for (; num_decayed_ < tokens.size(); ++num_decayed_) {
+    top_p_ = tokens[num_decayed_] == params_.top_p_reset_id
+                 ? params_.top_p
+                 : std::max(top_p_ * params_.top_p_decay, params_.top_p_min);
+  }
+  return top_p_;
 }
 
 void SamplerState::count_new_tokens(std::span<const std::int32_t> tokens) {

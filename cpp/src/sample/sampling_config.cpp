@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <string>
+#include <utility>
 
 namespace adaptrt {
 
@@ -32,6 +33,14 @@ void check_ranges(const SamplingConfig& config, Problems& problems) {
   require_finite("frequency_penalty", config.frequency_penalty);
   if (const auto p = config.top_p)
     require(*p > 0.0 && *p <= 1.0, "top_p", text_of(*p), "above 0 and at most 1");
+  for (const auto& [name, p] : {std::pair{"top_p_min", config.top_p_min}, {"top_p_decay", config.top_p_decay}}) {
+    if (p) require(*p > 0.0 && *p <= 1.0, name, text_of(*p), "above 0 and at most 1");
+  }
+  if (config.top_p_decay && !config.top_p) {
+    problems.add("top_p_decay is " + text_of(*config.top_p_decay) + "; it must be given with top_p");
+  }
+  if (const auto id = config.top_p_reset_ids)
+    require(*id >= -1, "top_p_reset_ids", std::to_string(*id), "at least -1");
   if (const auto p = config.min_p) require(*p >= 0.0 && *p <= 1.0, "min_p", text_of(*p), "between 0 and 1");
   if (const auto t = config.temperature) {
     require(*t >= 0.0 && std::isfinite(*t), "temperature", text_of(*t), "at least 0 and finite");
@@ -43,7 +52,6 @@ void check_ranges(const SamplingConfig& config, Problems& problems) {
 
 void refuse_unsupported(const SamplingConfig& config, Problems& problems) {
   constexpr const char* kNoBeams = "beam search is not supported";
-  constexpr const char* kNoDecay = "top_p is constant over a request";
   const auto refuse = [&](bool is_set, const char* name, const char* reason) {
     if (is_set) problems.add(std::string(name) + " is set; " + reason);
   };
@@ -56,9 +64,6 @@ void refuse_unsupported(const SamplingConfig& config, Problems& problems) {
         "num_return_sequences is " + std::to_string(*config.num_return_sequences) +
         "; a request returns one sequence, so only 1 is accepted (send the request again with another seed)");
   }
-  refuse(config.top_p_min.has_value(), "top_p_min", kNoDecay);
-  refuse(config.top_p_reset_ids.has_value(), "top_p_reset_ids", kNoDecay);
-  refuse(config.top_p_decay.has_value(), "top_p_decay", kNoDecay);
   refuse(config.beam_search_diversity_rate.has_value(), "beam_search_diversity_rate", kNoBeams);
   refuse(config.length_penalty.has_value(), "length_penalty", kNoBeams);
   refuse(config.early_stopping.has_value(), "early_stopping", kNoBeams);
@@ -79,6 +84,9 @@ SamplingParams resolve(const SamplingConfig& config) {
   SamplingParams params;
   params.top_k = config.top_k.value_or(0);
   params.top_p = config.top_p.value_or(1.0);
+  params.top_p_decay = config.top_p_decay.value_or(params.top_p_decay);
+  params.top_p_min = config.top_p_min.value_or(params.top_p_min);
+  params.top_p_reset_id = config.top_p_reset_ids.value_or(params.top_p_reset_id);
   params.min_p = config.min_p.value_or(0.0);
   params.temperature = config.temperature.value_or(1.0);
   params.seed = config.seed.value_or(0);

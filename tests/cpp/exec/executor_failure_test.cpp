@@ -280,8 +280,25 @@ BOOST_AUTO_TEST_CASE(bad_tokens) {
   request.bad_words = std::vector<std::vector<TokenId>>{{-1}};
   check_refused(request, "bad_words");
   request = make_request(kPrompt, 1);
+  request.embedding_bias = std::vector<float>(101, std::numeric_limits<float>::infinity());
+  check_refused(request, "embedding_bias[0] is NaN or +infinity");
+}
+
+BOOST_AUTO_TEST_CASE(a_bias_of_another_length_is_the_responses_error) {
+  Gate gate;
+  const auto executor = make_gated(gate);
+  const auto running = executor->enqueue_request(make_request(kPrompt, 5));
+  gate.await_visitor();
+  auto request = make_request(kPrompt, 5);
   request.embedding_bias = std::vector<float>(100, 0.0F);
-  check_refused(request, "embedding_bias");
+  const auto id = executor->enqueue_request(request);
+  gate.open();
+  const auto responses = collect(*executor, id);
+  BOOST_TEST_REQUIRE(responses.size() == 1U);
+  BOOST_TEST(responses[0].error_msg ==
+             "The embedding bias shape is not as expected: [100]; accepted: [101], the vocabulary's size");
+  BOOST_TEST(collect_result(*executor, running).output_token_ids.at(0) == expected_tokens(kPrompt, 5),
+             boost::test_tools::per_element());
 }
 
 BOOST_AUTO_TEST_CASE(bad_numbers) {

@@ -202,8 +202,9 @@ BOOST_AUTO_TEST_CASE(bad_words_and_bias_change_the_tokens) {
       collect_result(*executor, executor->enqueue_request(request)).output_token_ids.at(0).at(0);
   BOOST_TEST(other != tokens[0]);
   request.bad_words.reset();
-  request.embedding_bias = std::vector<float>(101, 0.0F);
-  (*request.embedding_bias)[13] = 100.0F;
+  std::vector<float> bias(101, 0.0F);
+  bias[13] = 100.0F;
+  request.embedding_bias = bias;
   BOOST_TEST(collect_result(*executor, executor->enqueue_request(request)).output_token_ids.at(0).at(0) ==
              13);
 }

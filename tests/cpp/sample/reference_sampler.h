@@ -45,6 +45,15 @@ class Reference {
     return row;
   }
 
+  [[nodiscard]] double top_p_after(const Tokens& tokens, std::int32_t prompt_length) const {
+    double top_p = params_.top_p;
+    for (auto at = static_cast<std::size_t>(prompt_length); at < tokens.size(); ++at) {
+      top_p = tokens[at] == params_.top_p_reset_id ? params_.top_p
+                                                   : std::max(top_p * params_.top_p_decay, params_.top_p_min);
+    }
+    return top_p;
+  }
+
   [[nodiscard]] std::optional<std::map<std::int32_t, double>> distribution(const Row& logits,
                                                                            const Tokens& tokens,
                                                                            std::int32_t prompt_length) const {
@@ -59,11 +68,12 @@ class Reference {
     double total = 0.0;
     for (const auto v : order) total += weight[v] = std::exp((row[v] - row[order[0]]) / params_.temperature);
     std::size_t kept = order.size();
-    if (params_.top_p < 1.0) {
+    const double top_p = top_p_after(tokens, prompt_length);
+    if (top_p < 1.0) {
       double share = 0.0;
-      for (kept = 0; share < params_.top_p && kept < order.size(); ++kept) {
+      for (kept = 0; share < top_p && kept < order.size(); ++kept) {
         share += weight[order[kept]] / total;
-        if (std::abs(share - params_.top_p) < kUndecided) return std::nullopt;
+        if (std::abs(share - top_p) < kUndecided) return std::nullopt;
       }
     }
     order.resize(kept);

@@ -61,6 +61,11 @@ BOOST_DATA_TEST_CASE(filters_leave_the_reference_s_tokens_and_probabilities,
   SamplingConfig config;
   if (below(2) == 0) config.top_k = static_cast<std::int32_t>(below(vocab + 5));
   if (below(2) == 0) config.top_p = 0.01 + 0.99 * unit();
+  if (config.top_p && below(3) == 0) {
+    config.top_p_decay = 0.5 + 0.5 * unit();
+    if (below(2) == 0) config.top_p_min = 0.01 + 0.6 * unit();
+    if (below(2) == 0) config.top_p_reset_ids = static_cast<std::int32_t>(below(6));
+  }
   if (below(3) == 0) config.min_p = below(10) == 0 ? 1.0 : 0.3 * unit();
   constexpr double kTemperatures[] = {0.0, 1e-3, 0.3, 0.7, 1.0, 2.0, 100.0};
   if (below(2) == 0) config.temperature = kTemperatures[below(std::size(kTemperatures))];

@@ -79,6 +79,28 @@ BOOST_AUTO_TEST_CASE(a_draw_depends_on_seed_and_position_alone) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(top_p_decays_from_token_to_token_and_is_reset) {
+  // Of eight equal tokens, top_p keeps the first ones that make up its share.
+  const Row row(8, 0.0F);
+  const SamplingParams params =
+      resolve({.top_p = 1.0, .top_p_min = 0.2, .top_p_reset_ids = 5, .top_p_decay = 0.5});
+  Sampler sampler(8);
+  const std::vector<std::pair<Tokens, std::size_t>> kept = {
+      {{5, 1}, 8}, {{5, 1, 0}, 4}, {{5, 1, 0, 0}, 2}, {{5, 1, 0, 0, 0}, 2}, {{5, 1, 0, 0, 0, 5}, 8}, {{5, 1, 0, 0, 0, 5, 5}, 8},
+      {{5, 1, 0, 0, 0, 5, 5, 1}, 4}};
+  SamplerState steady(params, {}, 2, 20);
+  for (const auto& [tokens, count] : kept) {
+    BOOST_TEST(sampler.distribution(steady, row.data(), tokens).size() == count);
+    BOOST_TEST(sampler.distribution(steady, row.data(), tokens).size() == count);
+    SamplerState fresh(params, {}, 2, 20);
+    BOOST_TEST(sampler.distribution(fresh, row.data(), tokens).size() == count);
+  }
+  // A lowest value above top_p holds from the second token on.
+  SamplerState raised(resolve({.top_p = 0.25, .top_p_min = 0.5}), {}, 1, 4);
+  BOOST_TEST(sampler.distribution(raised, row.data(), Tokens{0}).size() == 2U);
+  BOOST_TEST(sampler.distribution(raised, row.data(), Tokens{0, 0}).size() == 4U);
+}
+
 BOOST_AUTO_TEST_CASE(without_a_seed_equal_requests_draw_equal_tokens) {
   std::mt19937_64 random(3);
   const Row row = random_row(random, 100, false);

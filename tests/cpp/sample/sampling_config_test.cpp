@@ -32,9 +32,14 @@ BOOST_AUTO_TEST_CASE(each_bad_field_is_refused_by_name) {
       {"top_p", [](auto& c) { c.top_p = 0.0; }},
       {"top_p", [](auto& c) { c.top_p = 1.0001; }},
       {"top_p", [](auto& c) { c.top_p = kNan; }},
-      {"top_p_min", [](auto& c) { c.top_p_min = 0.1; }},
-      {"top_p_reset_ids", [](auto& c) { c.top_p_reset_ids = 1; }},
-      {"top_p_decay", [](auto& c) { c.top_p_decay = 0.5; }},
+      {"top_p_min", [](auto& c) { c.top_p_min = 0.0; }},
+      {"top_p_min", [](auto& c) { c.top_p_min = 1.1; }},
+      {"top_p_min", [](auto& c) { c.top_p_min = kNan; }},
+      {"top_p_reset_ids", [](auto& c) { c.top_p_reset_ids = -2; }},
+      {"top_p_decay", [](auto& c) { c.top_p_decay = 0.5; }},  // without top_p
+      {"top_p_decay", [](auto& c) { c.top_p = 0.5, c.top_p_decay = 0.0; }},
+      {"top_p_decay", [](auto& c) { c.top_p = 0.5, c.top_p_decay = 1.1; }},
+      {"top_p_decay", [](auto& c) { c.top_p = 0.5, c.top_p_decay = kNan; }},
       {"temperature", [](auto& c) { c.temperature = -0.1; }},
       {"temperature", [](auto& c) { c.temperature = kNan; }},
       {"temperature", [](auto& c) { c.temperature = kInfinity; }},
@@ -75,6 +80,9 @@ BOOST_AUTO_TEST_CASE(the_ends_of_the_ranges_are_accepted) {
   SamplingConfig config;
   config.top_k = 0;
   config.top_p = 1.0;
+  config.top_p_decay = 1.0;
+  config.top_p_min = 1.0;
+  config.top_p_reset_ids = -1;
   config.min_p = 1.0;
   config.temperature = 0.0;
   config.repetition_penalty = 1e-6;

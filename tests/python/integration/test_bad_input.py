@@ -85,7 +85,6 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "empty stop word": ({"stop_words": [[]]}, r"stop_words\[0\] is empty"),
     "bad word outside": ({"bad_words": [[61]]}, r"bad_words\[0\] has token 61"),
     "empty bad word": ({"bad_words": [[1], []]}, r"bad_words\[1\] is empty"),
-    "bias of another length": ({"embedding_bias": [0.0] * 60}, "embedding_bias has 60 values"),
     "bias with NaN": ({"embedding_bias": [0.0] * 60 + [float("nan")]}, r"embedding_bias\[60\] is NaN"),
     "priority too high": ({"priority": 1.5}, "priority is 1.5"),
     "priority NaN": ({"priority": float("nan")}, "priority is nan"),
@@ -109,7 +108,7 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
         )
         for name, value in [
             ("beam_width", 2), ("beam_width", 0), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5),
-            ("top_p", float("nan")), ("top_p_min", 0.5), ("top_p_reset_ids", 1),
+            ("top_p", float("nan")), ("top_p_min", 0.0), ("top_p_reset_ids", -2),
             ("top_p_decay", 0.5), ("temperature", -1.0),
             ("temperature", float("inf")), ("min_tokens", -1), ("beam_search_diversity_rate", 0.5),
             ("repetition_penalty", 0.0), ("presence_penalty", float("nan")), ("frequency_penalty", float("inf")),
@@ -124,6 +123,13 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_value_out_of_range(unchanged: adaptrt.Executor, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(adaptrt.RequestError, match=message):
         answer(unchanged, **fields)
+
+
+def test_a_bias_of_another_length(unchanged: adaptrt.Executor) -> None:
+    for length in (0, 1, 60, 62):
+        request = adaptrt.Request([1], 1, embedding_bias=[0.0] * length)
+        (response,) = unchanged.await_responses(unchanged.enqueue_request(request))
+        assert response.error_msg.startswith(f"The embedding bias shape is not as expected: [{length}]")
 
 
 WRONG_TYPES: dict[str, Any] = {

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import adaptrt
@@ -237,7 +238,8 @@ def test_a_failed_response_has_no_result(engine: adaptrt.LoadedEngine) -> None:
         ({"prompt_tuning_config": object()}, "prompt_tuning_config is given"),
         ({"num_return_sequences": 2}, "num_return_sequences is 2"),
         ({"sampling_config": adaptrt.SamplingConfig(beam_width=2)}, "sampling_config.beam_width"),
-        ({"embedding_bias": [0.0]}, "embedding_bias"),
+        ({"embedding_bias": [float("nan")] * 61}, r"embedding_bias\[0\] is NaN"),
+        ({"sampling_config": adaptrt.SamplingConfig(top_p_decay=0.5)}, "sampling_config.top_p_decay is 0.5"),
         ({"priority": 2.0}, "priority is 2"),
         (
             {"output_config": adaptrt.OutputConfig(top_log_probs=21)},
@@ -250,6 +252,14 @@ def test_bad_requests(executor: adaptrt.Executor, fields: dict[str, Any], messag
     request = adaptrt.Request(**{"input_token_ids": [1], "max_tokens": 1, **fields})
     with pytest.raises(adaptrt.RequestError, match=message):
         executor.enqueue_request(request)
+    assert executor.get_num_responses_ready() == 0
+
+
+def test_a_bias_of_another_shape_is_the_responses_error(executor: adaptrt.Executor) -> None:
+    request = adaptrt.Request([1], 1, embedding_bias=torch.ones(1))
+    (response,) = executor.await_responses(executor.enqueue_request(request))
+    assert "embedding bias shape is not as expected" in response.error_msg
+    assert "[1]; accepted: [61]" in response.error_msg
     assert executor.get_num_responses_ready() == 0
 
 

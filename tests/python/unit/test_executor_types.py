@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import adaptrt
 
@@ -176,7 +177,13 @@ def test_times_are_timedeltas_or_milliseconds() -> None:
 def test_arrays_are_taken_for_tokens_and_bias() -> None:
     request = adaptrt.Request(np.array([4, 5]), np.int64(3), embedding_bias=np.array([0.5, 1.0], np.float32))
     assert request.input_token_ids == [4, 5]
-    assert request.embedding_bias == [0.5, 1.0]
+    assert request.embedding_bias.tolist() == [0.5, 1.0]
+    assert request.embedding_bias.dtype == np.float32
+    request.embedding_bias = torch.tensor([0.25, float("-inf")], dtype=torch.float64)
+    assert request.embedding_bias.tolist() == [0.25, float("-inf")]
+    assert pickle.loads(pickle.dumps(request)).embedding_bias.tolist() == [0.25, float("-inf")]
+    with pytest.raises(ValueError, match="read-only"):
+        request.embedding_bias[0] = 1.0
 
 
 def test_a_config_tells_all_that_is_wrong() -> None:

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -56,6 +57,14 @@ constexpr auto fields_of(const OutputConfig* /*type*/) {
             "logits are not kept. Not in TensorRT-LLM."}};
 }
 
+/// [vocab_size], added to the logits. Copies share the values.
+struct TokenBias {
+  TokenBias() = default;
+  TokenBias(std::vector<float> row) : values(std::make_shared<const std::vector<float>>(std::move(row))) {}
+
+  std::shared_ptr<const std::vector<float>> values = std::make_shared<const std::vector<float>>();
+};
+
 /// TensorRT-LLM's Request.
 struct Request {
   std::vector<TokenId> input_token_ids;
@@ -68,7 +77,7 @@ struct Request {
   std::optional<std::vector<std::int32_t>> position_ids;
   std::optional<std::vector<std::vector<TokenId>>> bad_words;
   std::optional<std::vector<std::vector<TokenId>>> stop_words;
-  std::optional<std::vector<float>> embedding_bias;
+  std::optional<TokenBias> embedding_bias;
   Unsupported external_draft_tokens_config;
   Unsupported prompt_tuning_config;
   std::optional<LoraConfig> lora_config;
@@ -88,6 +97,9 @@ struct Request {
   /// Everything that keeps the request from running on an engine, but for the adapter (LoraCache::admit) and
   /// the size of the KV cache (Scheduler::why_never_fits).
   [[nodiscard]] Problems validate(const EngineInfo& engine) const;
+  /// What a valid request gets as its response instead of being run: an embedding_bias of another length,
+  /// which TensorRT-LLM finds only when the request starts.
+  [[nodiscard]] std::optional<std::string> failure(const EngineInfo& engine) const;
 };
 
 constexpr auto fields_of(const Request* /*type*/) {
@@ -104,7 +116,9 @@ constexpr auto fields_of(const Request* /*type*/) {
       Field{"position_ids", &C::position_ids, "Refused unless None: positions count from 0."},
       Field{"bad_words", &C::bad_words, "Token sequences that must not be generated."},
       Field{"stop_words", &C::stop_words, "Token sequences that end the generation; part of the output."},
-      Field{"embedding_bias", &C::embedding_bias, "[vocab_size], added to the logits."},
+      Field{"embedding_bias", &C::embedding_bias,
+            "[vocab_size], added to the logits; an array, a tensor in CPU memory, or a list. Another length "
+            "is the response's error."},
       Field{"external_draft_tokens_config", &C::external_draft_tokens_config, "Refused unless None."},
       Field{"prompt_tuning_config", &C::prompt_tuning_config, "Refused unless None."},
       Field{"lora_config", &C::lora_config, "The adapter; with weights when the task may not be cached yet."},

@@ -46,12 +46,16 @@ class SamplerState {
     std::int32_t times_generated = 0;
   };
   void count_new_tokens(std::span<const std::int32_t> tokens);
+  /// SamplingParams::top_p after the tokens so far.
+  [[nodiscard]] double current_top_p(std::span<const std::int32_t> tokens);
   [[nodiscard]] bool has_penalties() const;
 
   SamplingParams params_;
   TokenConstraints constraints_;
   std::int32_t prompt_length_;
   std::int32_t num_counted_ = 0;
+  double top_p_;
+  std::size_t num_decayed_;  // tokens, those of the prompt included, that top_p_ is the value after
   std::vector<Occurrence> occurrences_;  // ascending tokens
 };
 
@@ -74,7 +78,8 @@ struct TokenProbability {
 /// only (logit - presence - frequency * times, as in OpenAI's API and vLLM; TensorRT-LLM counts the prompt's
 /// too and subtracts after the temperature); bad words, repeated n-grams and min_tokens forbid tokens; then
 /// the most probable token, or: temperature, top_k, top_p (the fewest most probable tokens of what top_k left
-/// whose share reaches top_p), min_p (probability at least min_p times the highest), and one draw.
+/// whose share reaches top_p, which may decay from token to token), min_p (probability at least min_p times
+/// the highest), and one draw.
 ///
 /// Of equal logits the lowest token id counts as the higher. The draw is a function of (seed, number of
 /// tokens generated so far) and the row alone, so neither the rest of a batch nor a pause changes it.
@@ -133,7 +138,7 @@ class Sampler {
   void apply_penalties(const SamplerState& state);
   void forbid_bad_words(const TokenConstraints& constraints, std::span<const std::int32_t> tokens);
   void forbid_repeated_ngrams(std::int32_t size, std::span<const std::int32_t> tokens);
-  [[nodiscard]] Candidates filter(const SamplingParams& params, const ProcessedRow& row);
+  [[nodiscard]] Candidates filter(const SamplingParams& params, double top_p, const ProcessedRow& row);
   [[nodiscard]] Place place_of_rank(std::span<const float> values, const Buckets& buckets, std::int64_t rank);
   [[nodiscard]] Place place_of_share(std::span<const float> values, std::span<const float> weights,
                                      const Buckets& buckets, double share);

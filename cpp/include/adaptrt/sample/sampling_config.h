@@ -14,9 +14,9 @@ struct SamplingConfig {
   std::int32_t beam_width = 1;                                      // refused unless 1
   std::optional<std::int32_t> top_k = std::nullopt;                 // >= 0; 0: no limit
   std::optional<double> top_p = std::nullopt;                       // (0, 1]
-  std::optional<double> top_p_min = std::nullopt;                   // refused when set
-  std::optional<std::int32_t> top_p_reset_ids = std::nullopt;       // refused when set
-  std::optional<double> top_p_decay = std::nullopt;                 // refused when set
+  std::optional<double> top_p_min = std::nullopt;                   // (0, 1]; nullopt: 1e-6
+  std::optional<std::int32_t> top_p_reset_ids = std::nullopt;       // >= -1; nullopt and -1: none
+  std::optional<double> top_p_decay = std::nullopt;                 // (0, 1]; nullopt: 1
   std::optional<std::uint64_t> seed = std::nullopt;                 // nullopt: 0, as in TensorRT-LLM
   std::optional<double> temperature = std::nullopt;                 // >= 0; nullopt: 1
   std::optional<std::int32_t> min_tokens = std::nullopt;            // >= 0; end_id is forbidden before
@@ -40,6 +40,11 @@ struct SamplingParams {
   bool greedy = true;
   std::int32_t top_k = 0;  ///< 0: all
   double top_p = 1.0;
+  /// After each generated token: top_p again when it is top_p_reset_id, else
+  /// max(top_p so far * top_p_decay, top_p_min).
+  double top_p_decay = 1.0;
+  double top_p_min = 1e-6;
+  std::int32_t top_p_reset_id = -1;  ///< -1: none
   double min_p = 0.0;
   double temperature = 1.0;
   std::uint64_t seed = 0;
