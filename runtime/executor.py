@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 from .. import _core
@@ -13,6 +15,7 @@ from .._core import (
     AdapterError,
     ConfigError,
     ExecutorConfig,
+    GuidedDecodingParams,
     ModelType,
     PeftTaskNotCachedError,
     Request,
@@ -20,6 +23,7 @@ from .._core import (
 )
 from .adapter_store import AdapterStore, NamedAdapter, prefetched_adapters
 from .engine import LoadedEngine, load_engine
+from .loaded_engine import TOKENIZER_FILE
 from .memory import available_memory
 
 
@@ -31,8 +35,12 @@ class Executor(_core.Executor):
         model_path: str | Path | LoadedEngine,
         model_type: ModelType = ModelType.DECODER_ONLY,
         executor_config: ExecutorConfig | None = None,
+        *,
+        tokenizer: Path | None = None,
     ) -> None:
         """Loads the engine directory (or takes what load_engine made of it) and starts.
+
+        tokenizer: the tokenizer.json of guided decoding, unless executor_config has one; None: the engine directory's.
 
         Raises ConfigError with all that is wrong with the configuration, EngineError for a damaged engine, AdapterError
         for a prefetch directory that cannot be used.
@@ -49,9 +57,15 @@ class Executor(_core.Executor):
             raise ConfigError("ExecutorConfig: " + "; ".join(problems))
         self._engine = model_path if isinstance(model_path, LoadedEngine) else load_engine(model_path)
         self._adapters = AdapterStore(self._engine)
+        self._guided_decoding_config = copy.copy(config.guided_decoding_config)
+        self._tokenizer_file = self._engine.directory / TOKENIZER_FILE if tokenizer is None else tokenizer
+        self._guided_decoding_lock = threading.Lock()
+        self._has_guided_decoding = False
         super().__init__(self._engine.start(config), config, available_memory())
         _shut_down_at_exit(self)
         try:
+            if config.guided_decoding_config is not None:
+                self._begin_guided_decoding()
             self._prefetch(config)
         except BaseException:
             self.shutdown()
@@ -76,6 +90,7 @@ class Executor(_core.Executor):
         Raises RequestError with all that is wrong with the request, QueueFullError, AdapterError; nothing is queued
         then.
         """
+        self._begin_guided_decoding_of([request])
         if adapter is None:
             return super().enqueue_request(request)
         if request.lora_config is not None:
@@ -88,6 +103,25 @@ class Executor(_core.Executor):
             with self._adapters.changing(adapter):
                 named.lora_config = self._adapters.load(adapter)
                 return super().enqueue_request(named)
+
+    def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
+        """Queue all requests or, when one is refused, none. Adapters of those before it stay cached.
+
+        Raises as enqueue_request.
+        """
+        self._begin_guided_decoding_of(requests)
+        return super().enqueue_requests(requests)
+
+    def check_guide(self, guided_decoding_params: GuidedDecodingParams) -> None:
+        """Compiles a guide, so that requests with the same one are queued without delay.
+
+        Raises RequestError with the reason when it cannot be compiled, and where there is no guided decoding.
+        """
+        try:
+            self._begin_guided_decoding()
+        except ConfigError as error:
+            raise RequestError(f"guided_decoding_params is given; {error}") from error
+        super().check_guide(guided_decoding_params)
 
     def add_adapter(self, name: str, directory: str | Path, *, replace: bool = False) -> NamedAdapter:
         """Reads a PEFT adapter, caches it and makes it known by a name.
@@ -121,6 +155,35 @@ class Executor(_core.Executor):
                 self.put_adapter(self._adapters.reference(name))
             except PeftTaskNotCachedError:
                 self.put_adapter(self._adapters.load(name))
+
+    def _begin_guided_decoding_of(self, requests: Sequence[Request]) -> None:
+        """Where one of them has a guide. Raises RequestError."""
+        for request in requests:
+            if isinstance(request, Request) and request.guided_decoding_params is not None:
+                try:
+                    self._begin_guided_decoding()
+                except ConfigError as error:
+                    raise RequestError(f"guided_decoding_params is given; {error}") from error
+                return
+
+    def _begin_guided_decoding(self) -> None:
+        """When the first guide comes: what it needs takes time and memory. Raises ConfigError."""
+        if self._has_guided_decoding:
+            return
+        with self._guided_decoding_lock:
+            if self._has_guided_decoding:
+                return
+            # Imports tokenizers, which an executor does without.
+            from .guided_decoding import grammar_compiler_of
+
+            compiler = grammar_compiler_of(
+                self._guided_decoding_config,
+                self._tokenizer_file,
+                self.engine_info.vocab_size,
+                self._engine.config.pretrained_config.eos_token_id,
+            )
+            self.set_grammar_compiler(compiler)
+            self._has_guided_decoding = True
 
     def _prefetch(self, config: ExecutorConfig) -> None:
         directory = config.peft_cache_config and config.peft_cache_config.lora_prefetch_dir

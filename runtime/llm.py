@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, overload
+from typing import Any, overload
 
 from tokenizers import Tokenizer
 
@@ -21,6 +21,7 @@ from .._core import (
     ExecutorClosedError,
     ExecutorConfig,
     FinishReason,
+    GuidedDecodingParams,
     ModelType,
     OutputConfig,
     Request,
@@ -32,9 +33,8 @@ from ..builder.model_cache import EngineOptions, engine_for
 from ..builder.progress import progress_on
 from .chat_template import ChatTemplate
 from .executor import Executor
+from .loaded_engine import TOKENIZER_FILE
 from .text_stream import TextStream
-
-TOKENIZER_FILE: Final = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class LLM:
             raise ConfigError(f"{path}: there is no tokenizer; name one with tokenizer=")
         self._tokenizer = load_tokenizer(path)
         self._template_directory = path.parent
-        self._executor = Executor(engine_dir, ModelType.DECODER_ONLY, _with_kernels(executor_config, kernels))
+        self._executor = Executor(
+            engine_dir, ModelType.DECODER_ONLY, _with_kernels(executor_config, kernels), tokenizer=path
+        )
         self._end_ids = tuple(self._executor.engine.config.pretrained_config.eos_token_id)
 
     @property
@@ -93,6 +95,7 @@ class LLM:
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
+        guided_decoding_params: GuidedDecodingParams | None = None,
     ) -> Completion: ...
     @overload
     def generate(
@@ -103,6 +106,7 @@ class LLM:
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
+        guided_decoding_params: GuidedDecodingParams | None = None,
     ) -> list[Completion]: ...
     def generate(
         self,
@@ -112,11 +116,13 @@ class LLM:
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
+        guided_decoding_params: GuidedDecodingParams | None = None,
     ) -> Completion | list[Completion]:
         """Completes one prompt, or several in one batch.
 
         lora: the name of one of the engine's adapters for all prompts, or one (or None) for each.
         stop: texts that end a completion, which ends before the first of them.
+        guided_decoding_params: what completions have to be like (adaptrt[guided]).
 
         Raises RequestError or AdapterError for a prompt that is refused; the others are cancelled then.
         """
@@ -130,7 +136,11 @@ class LLM:
                 prompt = self._tokenizer.encode(text).ids
                 # Without stop strings, one response with all tokens is less work than one with each.
                 streaming = bool(stop)
-                answers.append(self._ask(prompt, name, max_tokens, sampling_config, stop, streaming=streaming))
+                answers.append(
+                    self._ask(
+                        prompt, name, max_tokens, sampling_config, stop, guided_decoding_params, streaming=streaming
+                    )
+                )
             # In turns: an answer that a stop string ends is cancelled soon, whichever of them it is.
             while any(not answer.is_final for answer in answers):
                 for answer in answers:
@@ -151,13 +161,14 @@ class LLM:
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
+        guided_decoding_params: GuidedDecodingParams | None = None,
     ) -> AnswerStream:
         """The completion's text piece by piece; giving the iterator up cancels the request.
 
         The request is made, or refused, when the first piece is asked for.
         """
         ids = self._tokenizer.encode(prompt).ids
-        return AnswerStream(lambda: self._ask(ids, lora, max_tokens, sampling_config, stop))
+        return AnswerStream(lambda: self._ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params))
 
     def chat(
         self,
@@ -167,6 +178,7 @@ class LLM:
         max_tokens: int = 256,
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
+        guided_decoding_params: GuidedDecodingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
     ) -> Completion:
@@ -180,7 +192,7 @@ class LLM:
         messages that the template refuses, and what generate() raises.
         """
         prompt = self._render(messages, lora, tools, template_variables)
-        answer = self._ask(prompt, lora, max_tokens, sampling_config, stop)
+        answer = self._ask(prompt, lora, max_tokens, sampling_config, stop, guided_decoding_params)
         try:
             while not answer.is_final:
                 answer.next_text()
@@ -196,6 +208,7 @@ class LLM:
         max_tokens: int = 256,
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
+        guided_decoding_params: GuidedDecodingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
     ) -> AnswerStream:
@@ -204,7 +217,7 @@ class LLM:
         Raises what chat() raises for messages; the request is made, or refused, when the first piece is asked for.
         """
         ids = self._render(messages, lora, tools, template_variables)
-        return AnswerStream(lambda: self._ask(ids, lora, max_tokens, sampling_config, stop))
+        return AnswerStream(lambda: self._ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params))
 
     def chat_template(self, lora: str | None = None) -> ChatTemplate:
         """What writes the chats of an adapter: its own template, or the model's.
@@ -260,6 +273,7 @@ class LLM:
         max_tokens: int,
         sampling_config: SamplingConfig | None,
         stop: Sequence[str],
+        guided_decoding_params: GuidedDecodingParams | None,
         *,
         streaming: bool = True,
     ) -> _Answer:
@@ -273,6 +287,7 @@ class LLM:
             end_id=self._end_ids[0] if self._end_ids else None,
             # A request has one end_id; the other tokens that end a text are stop words, cut off again in the output.
             stop_words=[[token] for token in self._end_ids[1:]] or None,
+            guided_decoding_params=guided_decoding_params,
         )
         return _Answer(self._executor, self._executor.enqueue_request(request, adapter=lora), text, self._end_ids)
 

@@ -6,11 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from .. import _core
 from .._core import EngineError, ExecutorConfig
 from ..builder.adapter.base_weights import BaseWeights
 from ..builder.engine_config import ADAPTERS_DIRECTORY, EngineConfig
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+"""In an engine directory, where its model has one."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from .._core import FinishReason, OutputConfig, Request, Result, SamplingConfig
+from .._core import FinishReason, GuidedDecodingParams, OutputConfig, Request, Result, SamplingConfig
 from ..runtime.text_stream import TextStream
 from .adapters import ServedAdapters
 from .async_executor import Generation
@@ -42,6 +42,8 @@ class TextRequest:
     """Whether the answer's text leaves special tokens out."""
     embedding_bias: Sequence[float] | None = None
     """[vocab_size], added to the logits."""
+    guided_decoding_params: GuidedDecodingParams | None = None
+    """What the answer has to be like."""
     top_log_probs: int | None = None
     """None: no log probs; else how many of the most likely tokens beside the one that was drawn."""
     prompt_log_probs: bool = False
@@ -179,6 +181,7 @@ class TextGenerator:
             end_id=end_ids[0] if end_ids else None,
             stop_words=[[token] for token in stop_ids] or None,
             embedding_bias=request.embedding_bias,
+            guided_decoding_params=request.guided_decoding_params,
             allotted_time_ms=self._limit_ms,
             priority=request.priority,
             cache_salt_id=request.cache_salt_id,

@@ -17,6 +17,11 @@ MAX_PRIORITY: Final = 100
 DEFAULT_MAX_TOKENS: Final = 16
 """Of a completion, as in OpenAI's API; a chat's answer takes what is left of the context."""
 _INT32_MAX: Final = (1 << 31) - 1
+_ANY_WHITESPACE: Final = "JSON may have any whitespace"
+_GUIDES: Final = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"
+)  # fmt: skip
+"""Of which a request has one at most."""
 
 
 class Fields(BaseModel):
@@ -137,6 +142,55 @@ class ModelFields(Fields):
     """SGLang's."""
 
 
+class JsonSchema(Fields):
+    """OpenAI's: a schema and what it is called."""
+
+    name: str
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
+    description: str | None = None
+    """Without effect, and so is the name."""
+    strict: bool = True
+    """Either value will do: answers always follow the schema."""
+
+
+class ResponseFormat(Fields):
+    """What an answer has to be like."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> ResponseFormat:
+        wanted = {"json_schema": {"json_schema"}, "structural_tag": {"structures", "triggers"}}.get(self.type, set())
+        given = self.model_fields_set - {"type"}
+        if given != wanted:
+            raise ValueError(f"type '{self.type}' has {sorted(given)}; accepted: {sorted(wanted)}")
+        return self
+
+
+class StructuredOutputs(Fields):
+    """vLLM's: one of the first six."""
+
+    json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = None
+    json_object: Annotated[bool, only(True, "leave it out where any answer will do")] | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: Annotated[bool, only(False, _ANY_WHITESPACE)] = False
+    disable_additional_properties: Annotated[bool, only(False, "the schema says additionalProperties")] = False
+    whitespace_pattern: Annotated[str, only("", _ANY_WHITESPACE)] = ""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> StructuredOutputs:
+        given = sorted(self.model_dump(exclude_none=True, exclude_defaults=True, by_alias=True))
+        if len(given) != 1:
+            raise ValueError(f"has {given}; accepted: one of json, regex, choice, grammar, json_object, structural_tag")
+        return self
+
+
 class GenerationFields(ModelFields):
     """What completions and chats have in common. SamplingDefaults go before the defaults here."""
 
@@ -165,6 +219,15 @@ class GenerationFields(ModelFields):
     """vLLM's: lower starts first."""
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     """Only requests with the same salt share KV."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    """vLLM's names of old, here and below."""
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: Annotated[str, only("", _ANY_WHITESPACE)] = ""
+    guided_decoding_backend: Annotated[str, only("guidance", "guides are llguidance's")] = "guidance"
     user: str | None = None
     """Without effect."""
     n: Annotated[int, only(1, "a request has one answer; send it again with another seed")] = 1
@@ -177,6 +240,11 @@ class GenerationFields(ModelFields):
             raise ValueError("stream_options is given, but stream is false")
         if self.min_tokens and (self.stop or self.stop_token_ids):
             raise ValueError("min_tokens does not keep stop and stop_token_ids from ending an answer; give one of them")
+        guides = [name for name in _GUIDES if name in self.model_fields_set]
+        if self.response_format is not None and self.response_format.type == "text":
+            guides.remove("response_format")
+        if len(guides) > 1:
+            raise ValueError(f"{' and '.join(guides)} are given; accepted: one of them")
         return self
 
 
@@ -282,12 +350,6 @@ class TemplateFields(Fields):
         return self
 
 
-class ResponseFormat(Fields):
-    """Only text is there."""
-
-    type: Annotated[str, only("text", "answers are not held to a format")]
-
-
 def _tool_choice(value: Any) -> str:
     if value in ("none", "auto"):
         return str(value)
@@ -304,7 +366,6 @@ class ChatRequest(GenerationFields, TemplateFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] = 0
     tool_choice: Annotated[str, PlainValidator(_tool_choice)] = "auto"
     parallel_tool_calls: Annotated[bool, only(True, "how many calls an answer has is up to the model")] = True
-    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def _lengths(self) -> ChatRequest:

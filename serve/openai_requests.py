@@ -12,6 +12,7 @@ from .._core import SamplingConfig
 from .errors import ApiError
 from .generation import TextGeneration, TextRequest
 from .openai_fields import MAX_PRIORITY, GenerationFields, ModelFields
+from .openai_guides import guide_of
 from .service import Service
 
 _SEEDS: Final = 1 << 64
@@ -67,6 +68,7 @@ def text_request(
         ignore_eos=fields.ignore_eos,
         skip_special_tokens=fields.skip_special_tokens and skip_special_tokens,
         embedding_bias=_embedding_bias(fields.logit_bias, service.engine_info.vocab_size),
+        guided_decoding_params=guide_of(fields),
         top_log_probs=top_log_probs,
         prompt_log_probs=prompt_log_probs,
         priority=0.5 - fields.priority / (2 * MAX_PRIORITY),
@@ -75,7 +77,13 @@ def text_request(
 
 
 async def start_all(service: Service, requests: Sequence[TextRequest], stack: AsyncExitStack) -> list[TextGeneration]:
-    """Queues all of them, to be left with `stack`. Raises as TextGenerator.start; those that were queued end then."""
+    """Queues all of them, to be left with `stack`. Raises as TextGenerator.start; those that were queued end then.
+
+    Raises RequestError for a guide that cannot be compiled.
+    """
+    # Those of one client's request have the same.
+    if requests and (guide := requests[0].guided_decoding_params) is not None:
+        await service.executor.run(service.executor.executor.check_guide, guide)
     async with AsyncExitStack() as starting:
         started = [await starting.enter_async_context(await service.generator.start(request)) for request in requests]
         stack.push_async_exit(starting.pop_all())

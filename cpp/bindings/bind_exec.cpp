@@ -143,6 +143,13 @@ void def_requests(ExecutorClass& cls) {
           "cancel_request", [](Executor& self, RequestIdArgument id) { self.cancel_request(id.value); },
           py::arg("id"),
           "End a request with what it has (FinishReason.CANCELLED). Without effect when it has ended.")
+      .def("set_grammar_compiler", releasing_gil(&Executor::set_grammar_compiler), py::arg("compiler"),
+           "What compiles the guides of requests; once, before the first request with one. Raises "
+           "ConfigError.")
+      .def(
+          "check_guide", releasing_gil(&Executor::check_guide), py::arg("guided_decoding_params"),
+          "Compile a guide, so that requests with the same one are queued without delay. Raises RequestError "
+          "with the reason when it cannot be compiled.")
       .def("can_enqueue_requests", &Executor::can_enqueue_requests, "False when the queue is full.");
 }
 
@@ -195,6 +202,7 @@ void bind_executor(py::module_& module) {
 }
 
 void bind_exec(py::module_& module) {
+  bind_guide(module);
   bind_exec_config(module);
   bind_exec_types(module);
   bind_executor(module);

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 
+from hypothesis import settings
+
 # The references' matrices are tiny, and pytest runs a process a core: threads of OpenMP and OpenBLAS would mostly wait
 # for one another, which made the tests with transformers several times slower. Child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Of what CI draws hundreds of: --hypothesis-profile nightly.
+settings.register_profile("nightly", max_examples=2500, deadline=None)

@@ -41,13 +41,15 @@ std::vector<std::vector<TokenLogProb>> in_rows_of(std::size_t length, std::span<
 }  // namespace
 
 ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
-                             std::shared_ptr<const HostAdapter> host_adapter, std::int64_t vocab_size)
+                             std::shared_ptr<const HostAdapter> host_adapter,
+                             std::shared_ptr<TokenGuide> guide, std::int64_t vocab_size)
     : output_(request.output_config),
       streaming_(request.streaming),
       return_all_generated_tokens_(request.return_all_generated_tokens),
       client_id_(request.client_id),
       stop_(stop_criteria_of(request)),
       sampler_(sampler_of(request)),
+      guide_(std::move(guide)),
       vocab_size_(vocab_size),
       num_most_likely_(
           static_cast<std::size_t>(std::min(std::int64_t{request.output_config.top_log_probs}, vocab_size))) {
@@ -96,7 +98,11 @@ void ActiveRequest::add_prompt_log_probs(std::int32_t position, const float* log
 FinishReason ActiveRequest::append(const SampledToken& sampled, const float* logits,
                                    std::span<const TokenLogProb> most_likely) {
   tokens.push_back(sampled.token);
-  const FinishReason reason = stop_.check(std::span(tokens).subspan(static_cast<std::size_t>(prompt_length)));
+  const FinishReason reason =
+      guide_ && guide_->is_stop_token(sampled.token)
+          ? FinishReason::kEndId
+          : stop_.check(std::span(tokens).subspan(static_cast<std::size_t>(prompt_length)));
+  if (guide_ && reason == FinishReason::kNotFinished) guide_->accept(sampled.token);
   ended_by_end_id_ = reason == FinishReason::kEndId;
   if (ended_by_end_id_) return reason;
   if (wants_log_probs()) log_probs_.push_back(sampled.log_prob);

@@ -10,6 +10,7 @@
 
 #include "adaptrt/exec/request.h"
 #include "adaptrt/exec/response.h"
+#include "adaptrt/guide/token_guide.h"
 #include "adaptrt/sample/log_softmax.h"
 #include "adaptrt/sample/sampler.h"
 #include "adaptrt/sample/stop.h"
@@ -23,8 +24,9 @@ using Clock = std::chrono::steady_clock;
 class ActiveRequest final : public Sequence {
  public:
   /// `request` was validated. Makes room for all logits and log probs that it will return.
+  /// `guide` is nullptr unless it has one.
   ActiveRequest(RequestId request_id, const Request& request, std::shared_ptr<const HostAdapter> host_adapter,
-                std::int64_t vocab_size);
+                std::shared_ptr<TokenGuide> guide, std::int64_t vocab_size);
 
   /// The prompt's positions whose rows of logits are still wanted: from the first to before the second.
   [[nodiscard]] std::int32_t next_prompt_row() const { return next_prompt_row_; }
@@ -34,6 +36,10 @@ class ActiveRequest final : public Sequence {
   /// How many of the most likely tokens are wanted beside each generated one, and each of the prompt.
   [[nodiscard]] std::size_t num_most_likely() const { return num_most_likely_; }
   [[nodiscard]] SamplerState& sampler() { return sampler_; }
+  /// The tokens that the next one is chosen from, as Sampler::sample takes them. Throws StepError.
+  [[nodiscard]] std::span<const std::uint32_t> allowed_tokens() {
+    return guide_ ? guide_->mask() : std::span<const std::uint32_t>();
+  }
   [[nodiscard]] const std::optional<Clock::time_point>& deadline() const { return deadline_; }
 
   /// Logits of the prompt's position next_prompt_row(). Throws StepError when log probs are wanted and there
@@ -73,6 +79,7 @@ class ActiveRequest final : public Sequence {
   std::optional<Clock::time_point> deadline_;
   StopCriteria stop_;
   SamplerState sampler_;
+  std::shared_ptr<TokenGuide> guide_;
   std::int64_t vocab_size_;
   std::size_t num_most_likely_;
 

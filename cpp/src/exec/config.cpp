@@ -49,6 +49,9 @@ Problems ExecutorConfig::validate() const {
   problems.add_all("scheduler_config.", scheduler_config.validate());
   problems.add_all("kv_cache_config.", kv_cache_config.validate());
   if (peft_cache_config) problems.add_all("peft_cache_config.", peft_cache_config->validate());
+  if (guided_decoding_config) {
+    problems.add_all("guided_decoding_config.", guided_decoding_config->validate());
+  }
   if (!normalize_log_probs) {
     problems.add(
         "normalize_log_probs is False; accepted: True, log probabilities are those of the whole softmax");
@@ -74,8 +77,6 @@ Problems ExecutorConfig::validate() const {
                "the step loop does not call Python");
   require_none(problems, "decoding_config", decoding_config, "tokens are generated one at a time");
   require_none(problems, "spec_dec_config", spec_dec_config, "speculative decoding is not supported");
-  require_none(problems, "guided_decoding_config", guided_decoding_config,
-               "guided decoding is not supported");
   if (gpu_weights_percent != 1.0) {
     problems.add("gpu_weights_percent is " + std::to_string(gpu_weights_percent) +
                  "; accepted: 1.0, weights are mapped as a whole");

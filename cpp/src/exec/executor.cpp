@@ -12,6 +12,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/kv/kv_cache_config.h"
 #include "adaptrt/lora/peft_cache_config.h"
+#include "guides.h"
 #include "request_queue.h"
 #include "response_board.h"
 #include "statistics.h"
@@ -69,6 +70,7 @@ class Executor::Impl {
         max_batch_size_(config.max_batch_size.value_or(engine_->info().max_batch_size)),
         queue_(validated(config, engine_->info()).max_queue_size),
         statistics_(config),
+        guides_(engine_->info().vocab_size),
         lora_cache_(make_lora_cache(config, *engine_, queue_, available_memory)),
         loop_(*engine_, config, make_kv_pool(config, *engine_, available_memory), lora_cache_.get(), queue_,
               board_, statistics_, std::move(observer)),
@@ -92,11 +94,20 @@ class Executor::Impl {
     try {
       std::vector<std::unique_ptr<ActiveRequest>> active;
       for (const auto& request : requests) {
+        std::shared_ptr<TokenGuide> guide;
+        auto failure = request.failure(engine_->info());
+        if (!failure && request.guided_decoding_params) {
+          try {
+            guide = guides_.begin(*request.guided_decoding_params);
+          } catch (const RequestError& error) {
+            failure = error.what();
+          }
+        }
         auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
         ids.push_back(next_id_.fetch_add(1));
         active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, std::move(adapter),
-                                                         engine_->info().vocab_size));
-        active.back()->failure = request.failure(engine_->info());
+                                                         std::move(guide), engine_->info().vocab_size));
+        active.back()->failure = std::move(failure);
       }
       board_.open(ids);
       expect_adapters(active);
@@ -128,6 +139,7 @@ class Executor::Impl {
     return board_;
   }
   RequestQueue& queue() { return queue_; }
+  Guides& guides() { return guides_; }
   Statistics& statistics() {
     queue_.throw_if_closed();
     return statistics_;
@@ -146,6 +158,10 @@ class Executor::Impl {
  private:
   [[nodiscard]] Problems validate(const Request& request) const {
     Problems problems = request.validate(engine_->info());
+    if (request.guided_decoding_params && !guides_.are_there()) {
+      problems.add(
+          "guided_decoding_params is given; accepted: None, because the executor has no GrammarCompiler");
+    }
     if (!problems.empty()) return problems;
     const auto reason =
         loop_.why_never_fits(static_cast<std::int64_t>(request.input_token_ids.size()), request.max_tokens);
@@ -168,6 +184,7 @@ class Executor::Impl {
   ResponseBoard board_;
   RequestQueue queue_;
   Statistics statistics_;
+  Guides guides_;
   std::unique_ptr<LoraCache> lora_cache_;
   StepLoop loop_;
   std::atomic<RequestId> next_id_ = 1;
@@ -199,6 +216,15 @@ std::vector<RequestId> Executor::enqueue_requests(const std::vector<Request>& re
 
 RequestId Executor::enqueue_request(const Request& request) {
   return impl().enqueue({request}).front();
+}
+
+void Executor::set_grammar_compiler(std::shared_ptr<GrammarCompiler> compiler) {
+  impl().guides().set_compiler(std::move(compiler));
+}
+
+void Executor::check_guide(const GuidedDecodingParams& params) {
+  params.validate().throw_if_any<RequestError>("guided_decoding_params");
+  impl().guides().check(params);
 }
 
 std::vector<Response> Executor::await_responses(Timeout timeout) {

@@ -87,8 +87,6 @@ void check_unsupported(Problems& problems, const Request& request) {
                "the step loop does not call Python");
   require_none(problems, "encoder_input_token_ids", request.encoder_input_token_ids.has_value(),
                "the engine is a decoder");
-  require_none(problems, "guided_decoding_params", request.guided_decoding_params.is_set(),
-               "guided decoding is not supported");
   if (request.output_config.return_perf_metrics) {
     problems.add(
         "output_config.return_perf_metrics is True; accepted: False, see get_latest_iteration_stats()");
@@ -113,6 +111,9 @@ Problems Request::validate(const EngineInfo& engine) const {
   if (bad_words) constraints.bad_words = *bad_words;
   if (embedding_bias && !failure(engine)) constraints.embedding_bias = embedding_bias->values;
   problems.add_all("", constraints.validate(engine.vocab_size));
+  if (guided_decoding_params) {
+    problems.add_all("guided_decoding_params.", guided_decoding_params->validate());
+  }
   if (!std::isfinite(priority) || priority < 0.0F || priority > 1.0F) {
     problems.add("priority is " + std::to_string(priority) + "; accepted: 0 to 1");
   }
@@ -129,7 +130,8 @@ Problems Request::validate(const EngineInfo& engine) const {
 }
 
 std::optional<std::string> Request::failure(const EngineInfo& engine) const {
-  if (!embedding_bias || std::cmp_equal(embedding_bias->values->size(), engine.vocab_size)) return std::nullopt;
+  if (!embedding_bias || std::cmp_equal(embedding_bias->values->size(), engine.vocab_size))
+    return std::nullopt;
   return "The embedding bias shape is not as expected: [" + std::to_string(embedding_bias->values->size()) +
          "]; accepted: [" + std::to_string(engine.vocab_size) + "], the vocabulary's size";
 }

@@ -32,7 +32,8 @@ void TokenStep::take_row(const LogitRow& row, const float* logits) {
 FinishReason TokenStep::sample(ActiveRequest& request, const float* logits) {
   const std::span most_likely = std::span(most_likely_).first(request.num_most_likely());
   const SampledToken sampled =
-      sampler_.sample(request.sampler(), logits, request.tokens, request.wants_log_probs(), most_likely);
+      sampler_.sample(request.sampler(), logits, request.tokens, request.wants_log_probs(), most_likely,
+                      request.allowed_tokens());
   return request.append(sampled, logits, most_likely);
 }
 

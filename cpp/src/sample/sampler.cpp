@@ -71,10 +71,11 @@ Sampler::Sampler(std::int64_t vocab_size) : vocab_size_(vocab_size) {
 }
 
 SampledToken Sampler::sample(SamplerState& state, const float* logits, std::span<const std::int32_t> tokens,
-                             bool want_log_prob, std::span<TokenLogProb> most_likely) {
+                             bool want_log_prob, std::span<TokenLogProb> most_likely,
+                             std::span<const std::uint32_t> allowed) {
   const std::span raw(logits, static_cast<std::size_t>(vocab_size_));
   const LogitRange raw_range = usable_range_of(raw);
-  const ProcessedRow row = process(state, raw_range, logits, tokens);
+  const ProcessedRow row = process(state, raw_range, logits, tokens, allowed);
   const SamplingParams& params = state.params();
   SampledToken result;
   if (params.greedy) {
@@ -95,7 +96,7 @@ SampledToken Sampler::sample(SamplerState& state, const float* logits, std::span
 std::vector<TokenProbability> Sampler::distribution(SamplerState& state, const float* logits,
                                                     std::span<const std::int32_t> tokens) {
   const LogitRange range = usable_range_of(std::span(logits, static_cast<std::size_t>(vocab_size_)));
-  const ProcessedRow row = process(state, range, logits, tokens);
+  const ProcessedRow row = process(state, range, logits, tokens, {});
   if (state.params().greedy) return {{static_cast<std::int32_t>(first_index_of(row.logits, row.max)), 1.0}};
   const Candidates candidates = filter(state.params(), state.current_top_p(tokens), row);
   const double total = sum(candidates.weights);
@@ -108,8 +109,10 @@ std::vector<TokenProbability> Sampler::distribution(SamplerState& state, const f
 }
 
 Sampler::ProcessedRow Sampler::process(SamplerState& state, const LogitRange& range, const float* logits,
-                                       std::span<const std::int32_t> tokens) {
-  const std::span processed(apply_constraints(state, logits, tokens), static_cast<std::size_t>(vocab_size_));
+                                       std::span<const std::int32_t> tokens,
+                                       std::span<const std::uint32_t> allowed) {
+  const std::span processed(apply_constraints(state, logits, tokens, allowed),
+                            static_cast<std::size_t>(vocab_size_));
   const LogitRange new_range = processed.data() == logits ? range : range_of(processed);
   if (new_range.has_nan_or_infinity) throw StepError("bias and penalties have made logits NaN or infinity");
   if (new_range.max == kForbidden) throw StepError("every token is forbidden");
@@ -117,13 +120,14 @@ Sampler::ProcessedRow Sampler::process(SamplerState& state, const LogitRange& ra
 }
 
 const float* Sampler::apply_constraints(SamplerState& state, const float* logits,
-                                        std::span<const std::int32_t> tokens) {
+                                        std::span<const std::int32_t> tokens,
+                                        std::span<const std::uint32_t> allowed) {
   const SamplingParams& params = state.params();
   const TokenConstraints& constraints = state.constraints();
   const auto num_generated = static_cast<std::int64_t>(tokens.size()) - state.prompt_length_;
   const bool forbid_end = constraints.end_id && num_generated < params.min_tokens;
   if (!constraints.embedding_bias && !state.has_penalties() && constraints.bad_words.empty() &&
-      params.no_repeat_ngram_size == 0 && !forbid_end) {
+      params.no_repeat_ngram_size == 0 && !forbid_end && allowed.empty()) {
     return logits;
   }
   std::copy_n(logits, vocab_size_, processed_.begin());
@@ -138,6 +142,7 @@ const float* Sampler::apply_constraints(SamplerState& state, const float* logits
   forbid_bad_words(constraints, tokens);
   if (params.no_repeat_ngram_size > 0) forbid_repeated_ngrams(params.no_repeat_ngram_size, tokens);
   if (forbid_end) processed_[*constraints.end_id] = kForbidden;
+  forbid_all_but(allowed);
   return processed_.data();
 }
 
@@ -169,6 +174,18 @@ void Sampler::forbid_repeated_ngrams(std::int32_t size, std::span<const std::int
   for (std::size_t i = 0; i + length <= tokens.size(); ++i) {
     if (std::ranges::equal(tokens.subspan(i, length - 1), newest))
       processed_[tokens[i + length - 1]] = kForbidden;
+  }
+}
+
+void Sampler::forbid_all_but(std::span<const std::uint32_t> allowed) {
+  constexpr std::size_t kBits = 32;
+  for (std::size_t i = 0; i < allowed.size(); ++i) {
+    if (allowed[i] == ~std::uint32_t{0}) continue;
+    const std::span rest = std::span(processed_).subspan(i * kBits);
+    const std::span logits = rest.first(std::min(kBits, rest.size()));
+    for (std::size_t bit = 0; bit < logits.size(); ++bit) {
+      logits[bit] = (allowed[i] >> bit & 1U) != 0 ? logits[bit] : kForbidden;
+    }
   }
 }
 

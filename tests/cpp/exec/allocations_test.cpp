@@ -6,6 +6,7 @@
 
 #include "adaptrt/exec/executor.h"
 #include "fake_engine.h"
+#include "fake_grammar.h"
 
 namespace adaptrt::test {
 namespace {
@@ -30,12 +31,14 @@ BOOST_AUTO_TEST_CASE(a_steady_step_allocates_nothing) {
   };
   before = -1;
   Executor executor(std::make_shared<FakeEngine>(options), {}, kAvailableMemory, count);
+  executor.set_grammar_compiler(std::make_shared<FakeCompiler>());
   std::vector<Request> requests;
   for (TokenId i = 0; i < kRequests; ++i) {
     auto request = make_request({i, 2, 3}, kTokens);
     request.output_config.return_log_probs = i % 3 == 1;
     request.output_config.top_log_probs = i % 3;
     request.output_config.return_prompt_log_probs = i % 5 == 1;
+    if (i % 4 == 3) request = guided(std::move(request), "99");
     if (i % 2 == 0) {
       const auto task_id = static_cast<std::uint64_t>(i + 1);
       executor.put_adapter(fake_adapter(task_id));

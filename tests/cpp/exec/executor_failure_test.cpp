@@ -336,7 +336,8 @@ BOOST_AUTO_TEST_CASE(unsupported_fields_are_refused_by_name) {
   check([](Request& request) { request.logits_post_processor = {"X"}; }, "logits_post_processor is given");
   check([](Request& request) { request.encoder_input_token_ids = {{1}}; },
         "encoder_input_token_ids is given");
-  check([](Request& request) { request.guided_decoding_params = {"X"}; }, "guided_decoding_params is given");
+  check([](Request& request) { request.guided_decoding_params.emplace(); },
+        "guided_decoding_params is given");
   check([](Request& request) { request.num_return_sequences = 2; }, "num_return_sequences is 2");
   check([](Request& request) { request.output_config.return_perf_metrics = true; },
         "return_perf_metrics is True");

@@ -85,9 +85,13 @@ BOOST_AUTO_TEST_CASE(top_p_decays_from_token_to_token_and_is_reset) {
   const SamplingParams params =
       resolve({.top_p = 1.0, .top_p_min = 0.2, .top_p_reset_ids = 5, .top_p_decay = 0.5});
   Sampler sampler(8);
-  const std::vector<std::pair<Tokens, std::size_t>> kept = {
-      {{5, 1}, 8}, {{5, 1, 0}, 4}, {{5, 1, 0, 0}, 2}, {{5, 1, 0, 0, 0}, 2}, {{5, 1, 0, 0, 0, 5}, 8}, {{5, 1, 0, 0, 0, 5, 5}, 8},
-      {{5, 1, 0, 0, 0, 5, 5, 1}, 4}};
+  const std::vector<std::pair<Tokens, std::size_t>> kept = {{{5, 1}, 8},
+                                                            {{5, 1, 0}, 4},
+                                                            {{5, 1, 0, 0}, 2},
+                                                            {{5, 1, 0, 0, 0}, 2},
+                                                            {{5, 1, 0, 0, 0, 5}, 8},
+                                                            {{5, 1, 0, 0, 0, 5, 5}, 8},
+                                                            {{5, 1, 0, 0, 0, 5, 5, 1}, 4}};
   SamplerState steady(params, {}, 2, 20);
   for (const auto& [tokens, count] : kept) {
     BOOST_TEST(sampler.distribution(steady, row.data(), tokens).size() == count);
@@ -267,6 +271,40 @@ BOOST_AUTO_TEST_CASE(a_bias_of_minus_infinity_forbids_a_token) {
   constraints.embedding_bias = std::make_shared<Row>(Row{0.0F, kForbidden, 0.5F});
   BOOST_TEST(constraints.validate(3).empty());
   BOOST_TEST(greedy({1.0F, 9.0F, 1.0F}, constraints) == 2);
+}
+
+BOOST_AUTO_TEST_CASE(a_mask_forbids_what_a_bias_of_minus_infinity_does) {
+  std::mt19937_64 random(31);
+  for (const std::size_t vocab : {1, 31, 32, 33, 64, 100, 1000}) {
+    Sampler sampler(static_cast<std::int64_t>(vocab));
+    for (int round = 0; round < 40; ++round) {
+      const Row row = random_row(random, vocab, round % 2 == 0);
+      std::vector<std::uint32_t> mask((vocab + 31) / 32);
+      for (auto& word : mask) {
+        word = round % 5 == 0 ? ~0U : round % 5 == 1 ? 0U : static_cast<std::uint32_t>(random());
+      }
+      const std::size_t one = random() % vocab;
+      mask[one / 32] |= 1U << one % 32;
+      Row bias(vocab, 0.0F);
+      for (std::size_t i = 0; i < vocab; ++i)
+        bias[i] = (mask[i / 32] >> i % 32 & 1U) != 0 ? 0.0F : kForbidden;
+      const SamplingParams params =
+          resolve(round % 3 == 0 ? SamplingConfig{} : SamplingConfig{.top_p = 0.9, .seed = random()});
+      SamplerState masked(params, {}, 1, 4);
+      SamplerState biased(params, {.embedding_bias = std::make_shared<Row>(bias)}, 1, 4);
+      TokenLogProb likely;
+      const auto actual = sampler.sample(masked, row.data(), Tokens{0}, true, {&likely, 1}, mask);
+      const auto expected = sampler.sample(biased, row.data(), Tokens{0}, true);
+      BOOST_TEST(actual.token == expected.token);
+      BOOST_TEST(actual.log_prob == expected.log_prob);
+      BOOST_TEST(likely.token_id == greedy(row));  // the model's, whatever is forbidden
+    }
+  }
+  Sampler sampler(40);
+  SamplerState state({}, {}, 1, 4);
+  BOOST_CHECK_THROW(
+      (void)sampler.sample(state, Row(40, 0.0F).data(), Tokens{0}, false, {}, std::vector<std::uint32_t>(2)),
+      StepError);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -96,7 +96,7 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
         for name, value in {
             "position_ids": [0, 1, 2], "external_draft_tokens_config": object(), "prompt_tuning_config": object(),
             "lookahead_config": object(), "kv_cache_retention_config": object(), "logits_post_processor_name": "name",
-            "logits_post_processor": len, "encoder_input_token_ids": [1], "guided_decoding_params": object(),
+            "logits_post_processor": len, "encoder_input_token_ids": [1],
         }.items()
     },
     "unsupported metrics": (
@@ -138,6 +138,7 @@ WRONG_TYPES: dict[str, Any] = {
     "end_id": ["</s>", 1.0, 2**31], "pad_id": ["</s>"], "position_ids": ["a"], "bad_words": [[1], "word"],
     "stop_words": [[1], {1}], "embedding_bias": ["a", np.zeros((1, 61))], "lora_config": [1, "name"],
     "logits_post_processor_name": [1], "encoder_input_token_ids": [1], "client_id": [-1, 2**64, "me"],
+    "guided_decoding_params": ["json", object(), {}],
     "return_all_generated_tokens": ["all"], "priority": ["high"], "num_return_sequences": [None],
     "allotted_time_ms": ["1", float("nan"), True], "cache_salt_id": [-1],
 }  # fmt: skip

@@ -9,6 +9,7 @@
 #include "adaptrt/core/fields.h"
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/exec/unsupported.h"
+#include "adaptrt/guide/guided_decoding.h"
 #include "adaptrt/kv/kv_cache_config.h"
 #include "adaptrt/lora/peft_cache_config.h"
 #include "adaptrt/sched/scheduler_config.h"
@@ -41,7 +42,7 @@ struct ExecutorConfig {
   std::optional<std::int32_t> max_queue_size;
   std::uint64_t max_seq_idle_microseconds = 180000000;
   Unsupported spec_dec_config;
-  Unsupported guided_decoding_config;
+  std::optional<GuidedDecodingConfig> guided_decoding_config;
   bool gather_generation_logits = false;
   std::optional<std::int32_t> num_threads;
   std::string kernels;
@@ -83,7 +84,9 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
       Field{"max_seq_idle_microseconds", &C::max_seq_idle_microseconds,
             "Refused unless the default: a paused request waits for its turn however long that takes."},
       Field{"spec_dec_config", &C::spec_dec_config, "Refused unless None."},
-      Field{"guided_decoding_config", &C::guided_decoding_config, "Refused unless None."},
+      Field{"guided_decoding_config", &C::guided_decoding_config,
+            "What holds outputs to guides. None: LLGUIDANCE, the engine directory's tokenizer and its "
+            "eos_token_id, when the first request has a guide."},
       Field{"gather_generation_logits", &C::gather_generation_logits,
             "Either value will do: generation logits are there for any request that asks."},
       Field{"num_threads", &C::num_threads,

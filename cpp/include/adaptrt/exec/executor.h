@@ -14,6 +14,7 @@
 #include "adaptrt/exec/request.h"
 #include "adaptrt/exec/response.h"
 #include "adaptrt/exec/stats.h"
+#include "adaptrt/guide/grammar.h"
 #include "adaptrt/kv/block_pool.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/sched/scheduler.h"
@@ -43,11 +44,18 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// Checks the requests, admits their adapters and queues them; all or none. Throws RequestError with all
-  /// that is wrong, QueueFullError, and what LoraCache::admit throws; adapters of requests before the one
-  /// that is at fault stay cached.
+  /// Checks the requests, compiles their guides, admits their adapters and queues them; all or none. Throws
+  /// RequestError with all that is wrong, QueueFullError, and what LoraCache::admit throws; adapters of
+  /// requests before the one that is at fault stay cached.
   std::vector<RequestId> enqueue_requests(const std::vector<Request>& requests);
   RequestId enqueue_request(const Request& request);
+
+  /// What compiles the guides of requests; before the first request with one, and once: throws ConfigError
+  /// the second time.
+  void set_grammar_compiler(std::shared_ptr<GrammarCompiler> compiler);
+  /// Compiles a guide, so that requests with the same one are queued without delay. Throws RequestError with
+  /// the reason when it cannot be compiled; such a request is queued all the same, and that is its response.
+  void check_guide(const GuidedDecodingParams& params);
 
   /// All responses that are there, of any request, as soon as there is one; empty when the time is over.
   [[nodiscard]] std::vector<Response> await_responses(Timeout timeout);

@@ -13,6 +13,7 @@
 #include "adaptrt/core/fields.h"
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/exec/unsupported.h"
+#include "adaptrt/guide/guided_decoding.h"
 #include "adaptrt/lora/host_adapter.h"
 #include "adaptrt/sample/sampling_config.h"
 
@@ -90,7 +91,7 @@ struct Request {
   bool return_all_generated_tokens = false;
   float priority = 0.5F;
   std::int32_t num_return_sequences = 1;
-  Unsupported guided_decoding_params;
+  std::optional<GuidedDecodingParams> guided_decoding_params;
   std::optional<std::chrono::milliseconds> allotted_time_ms;
   std::optional<std::uint64_t> cache_salt_id;
 
@@ -132,7 +133,8 @@ constexpr auto fields_of(const Request* /*type*/) {
             "Each streamed response has all tokens generated so far."},
       Field{"priority", &C::priority, "0 to 1; higher starts first."},
       Field{"num_return_sequences", &C::num_return_sequences, "Refused unless 1."},
-      Field{"guided_decoding_params", &C::guided_decoding_params, "Refused unless None."},
+      Field{"guided_decoding_params", &C::guided_decoding_params,
+            "What the output has to be like; where it is complete, one of the stop tokens ends it."},
       Field{"allotted_time_ms", &C::allotted_time_ms,
             "From enqueue_request on (timedelta, or milliseconds); then the request ends as TIMED_OUT."},
       Field{"cache_salt_id", &C::cache_salt_id, "Only requests with the same salt share KV."}};

@@ -76,10 +76,10 @@ struct TokenProbability {
 /// In this order: embedding_bias; repetition penalty p over the tokens of prompt and generation (logit / p if
 /// positive, logit * p if not, as in transformers); presence and frequency penalty over the generated tokens
 /// only (logit - presence - frequency * times, as in OpenAI's API and vLLM; TensorRT-LLM counts the prompt's
-/// too and subtracts after the temperature); bad words, repeated n-grams and min_tokens forbid tokens; then
-/// the most probable token, or: temperature, top_k, top_p (the fewest most probable tokens of what top_k left
-/// whose share reaches top_p, which may decay from token to token), min_p (probability at least min_p times
-/// the highest), and one draw.
+/// too and subtracts after the temperature); bad words, repeated n-grams, min_tokens and a mask forbid
+/// tokens; then the most probable token, or: temperature, top_k, top_p (the fewest most probable tokens of
+/// what top_k left whose share reaches top_p, which may decay from token to token), min_p (probability at
+/// least min_p times the highest), and one draw.
 ///
 /// Of equal logits the lowest token id counts as the higher. The draw is a function of (seed, number of
 /// tokens generated so far) and the row alone, so neither the rest of a batch nor a pause changes it.
@@ -88,11 +88,13 @@ class Sampler {
   explicit Sampler(std::int64_t vocab_size);
 
   /// Samples the token after `tokens` (the request's prompt and what it generated) from logits[vocab_size],
-  /// and fills `most_likely` as LogSoftmax does. Throws StepError when a logit is NaN or +infinity, or when
-  /// every token is forbidden; the state still serves.
+  /// and fills `most_likely` as LogSoftmax does. `allowed`, unless it is empty, has a bit for each token: bit
+  /// i % 32 of word i / 32 is not set where token i is forbidden. Throws StepError when a logit is NaN or
+  /// +infinity, or when every token is forbidden; the state still serves.
   [[nodiscard]] SampledToken sample(SamplerState& state, const float* logits,
                                     std::span<const std::int32_t> tokens, bool want_log_prob,
-                                    std::span<TokenLogProb> most_likely = {});
+                                    std::span<TokenLogProb> most_likely = {},
+                                    std::span<const std::uint32_t> allowed = {});
 
   /// The tokens that sample() would draw from, in ascending order, with their probabilities. For looking into
   /// a configuration; throws as sample() does.
@@ -132,12 +134,15 @@ class Sampler {
   };
 
   [[nodiscard]] ProcessedRow process(SamplerState& state, const LogitRange& range, const float* logits,
-                                     std::span<const std::int32_t> tokens);
+                                     std::span<const std::int32_t> tokens,
+                                     std::span<const std::uint32_t> allowed);
   [[nodiscard]] const float* apply_constraints(SamplerState& state, const float* logits,
-                                               std::span<const std::int32_t> tokens);
+                                               std::span<const std::int32_t> tokens,
+                                               std::span<const std::uint32_t> allowed);
   void apply_penalties(const SamplerState& state);
   void forbid_bad_words(const TokenConstraints& constraints, std::span<const std::int32_t> tokens);
   void forbid_repeated_ngrams(std::int32_t size, std::span<const std::int32_t> tokens);
+  void forbid_all_but(std::span<const std::uint32_t> allowed);
   [[nodiscard]] Candidates filter(const SamplingParams& params, double top_p, const ProcessedRow& row);
   [[nodiscard]] Place place_of_rank(std::span<const float> values, const Buckets& buckets, std::int64_t rank);
   [[nodiscard]] Place place_of_share(std::span<const float> values, std::span<const float> weights,

@@ -117,7 +117,7 @@ def test_what_completions_refuse(fields: dict[str, Any], param: str | None, said
         ({"max_tokens": 3, "max_completion_tokens": 4}, None, "give one"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"top_logprobs": 3}, None, "logprobs is false"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "is 'json_object'; accepted: 'text'"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "Input should be 'text', 'json_object'"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "is 'required'; accepted: 'none', 'auto'"),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},

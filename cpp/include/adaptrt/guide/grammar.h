@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "adaptrt/guide/guided_decoding.h"
+
+namespace adaptrt {
+
+/// How far one output has come in its grammar. For one thread at a time.
+class GrammarState {
+ public:
+  GrammarState() = default;
+  virtual ~GrammarState() = default;
+  GrammarState(const GrammarState&) = delete;
+  GrammarState& operator=(const GrammarState&) = delete;
+
+  /// Bit i % 32 of word i / 32: whether token i may come next. Words for the whole vocabulary. Throws
+  /// StepError.
+  virtual void fill_mask(std::span<std::uint32_t> mask) = 0;
+  /// A token that the mask allowed. Throws StepError.
+  virtual void accept(std::int32_t token) = 0;
+};
+
+/// Makes grammars of guides. For any number of threads at a time.
+class GrammarCompiler {
+ public:
+  GrammarCompiler() = default;
+  virtual ~GrammarCompiler() = default;
+  GrammarCompiler(const GrammarCompiler&) = delete;
+  GrammarCompiler& operator=(const GrammarCompiler&) = delete;
+
+  /// The beginning of an output. Throws RequestError with the reason when the guide cannot be compiled.
+  [[nodiscard]] virtual std::unique_ptr<GrammarState> compile(const GuidedDecodingParams& params) = 0;
+  /// The tokens that end an output; masks allow them where the grammar is satisfied, and nowhere else.
+  [[nodiscard]] virtual std::span<const std::int32_t> stop_token_ids() const = 0;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "adaptrt/guide/grammar.h"
+
+namespace adaptrt {
+
+class MaskThread;
+
+/// Which tokens may come next in one request's output. The executor's thread says which token was chosen and
+/// asks for the next mask a step later; in between, a MaskThread makes it beside the engine's step.
+class TokenGuide : public std::enable_shared_from_this<TokenGuide> {
+ public:
+  /// The last two outlive it.
+  [[nodiscard]] static std::shared_ptr<TokenGuide> begin(std::unique_ptr<GrammarState> grammar,
+                                                         std::int64_t vocab_size,
+                                                         std::span<const std::int32_t> stop_token_ids,
+                                                         MaskThread& thread);
+
+  /// Of the next token, as GrammarState::fill_mask; waits until it is there, or makes it when nobody has
+  /// begun. Valid until accept(). Throws StepError with the grammar's reason; it has no more masks then.
+  [[nodiscard]] std::span<const std::uint32_t> mask();
+  /// The token that was chosen, after mask().
+  void accept(std::int32_t token);
+  [[nodiscard]] bool is_stop_token(std::int32_t token) const;
+
+ private:
+  friend class MaskThread;
+  TokenGuide(std::unique_ptr<GrammarState> grammar, std::int64_t vocab_size,
+             std::span<const std::int32_t> stop_token_ids, MaskThread& thread);
+  enum class Stage : std::uint8_t { kWanted, kInTheMaking, kReady };
+  /// Unless somebody else has begun.
+  void make();
+
+  std::unique_ptr<GrammarState> grammar_;
+  std::span<const std::int32_t> stop_token_ids_;
+  MaskThread& thread_;
+  std::atomic<Stage> stage_ = Stage::kWanted;
+  // Of whoever took stage_ from kWanted to kInTheMaking, until it is kReady.
+  std::optional<std::int32_t> chosen_;
+  std::vector<std::uint32_t> mask_;
+  std::string error_;
+};
+
+/// A thread that makes masks before they are asked for.
+class MaskThread {
+ public:
+  MaskThread();
+  /// Masks that are wanted by then are left to those who ask for them.
+  ~MaskThread();
+  MaskThread(const MaskThread&) = delete;
+  MaskThread& operator=(const MaskThread&) = delete;
+
+  /// Soon makes the mask that the guide wants.
+  void prepare(std::shared_ptr<TokenGuide> guide);
+
+ private:
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<TokenGuide>> wanted_;
+  bool stop_ = false;
+  std::thread thread_;  // the last member: everything it uses is there when it starts
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,210 @@
+"""Guided decoding: what llguidance needs to know of a tokenizer, and guides in its languages.
+
+The executor calls llguidance's C interface itself, in functions that the Python package's library exports; here they
+are looked up. Nothing of it runs in a step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+
+from .. import _core
+from .._core import ConfigError, GuidedDecodingConfig, GuidedDecodingParams, RequestError
+
+HOW_TO_INSTALL: Final = "guided decoding needs llguidance: pip install 'adaptrt[guided]'"
+OLDEST_VERSION: Final = (1, 9)
+"""Of llguidance; the next major one may have another C interface."""
+
+_SPECIAL: Final = b"\xff"
+"""What llguidance marks special tokens with: no text has this byte."""
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def make_grammar_compiler(
+    tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int]
+) -> _core.GrammarCompiler:
+    """What compiles the guides of requests for a model of `vocab_size` tokens.
+
+    Raises ConfigError without llguidance, and for a tokenizer whose tokens' bytes are not known.
+    """
+    if not stop_token_ids:
+        raise ConfigError(
+            "guided decoding needs a token that ends an output: the engine has no eos_token_id; give stop_token_ids"
+        )
+    if outside := [token for token in stop_token_ids if not 0 <= token < vocab_size]:
+        raise ConfigError(f"stop_token_ids has {outside[0]}; the vocabulary is 0 to {vocab_size - 1}")
+    llguidance, functions = _load_llguidance()
+    tokens = token_bytes(tokenizer, vocab_size, stop_token_ids)
+    special = {token[1:].decode() for token in tokens if token.startswith(_SPECIAL)}
+    return _core.make_llguidance_compiler(
+        functions, tokens, list(stop_token_ids), lambda params: _grammar_of(params, llguidance, special)
+    )
+
+
+def grammar_compiler_of(
+    config: GuidedDecodingConfig | None, tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]
+) -> _core.GrammarCompiler:
+    """The same from what an executor's configuration says; the rest is the engine's. Raises ConfigError."""
+    if config is not None and config.tokenizer_str is not None:
+        source, text = "tokenizer_str", config.tokenizer_str
+    elif tokenizer_file.is_file():
+        source, text = str(tokenizer_file), tokenizer_file.read_text(encoding="utf-8")
+    else:
+        raise ConfigError(f"guided decoding needs a tokenizer: there is no {tokenizer_file}; give tokenizer_str")
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers has no class of its own for what it raises
+        raise ConfigError(f"{source}: cannot be read as a tokenizer: {error}") from error
+    stop_token_ids = eos_token_ids
+    if config is not None and config.stop_token_ids is not None:
+        stop_token_ids = config.stop_token_ids
+    return make_grammar_compiler(tokenizer, vocab_size, stop_token_ids)
+
+
+def token_bytes(tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int] = ()) -> list[bytes]:
+    """What each token adds to a text, as llguidance wants it: special and stop tokens begin with 0xFF.
+
+    Empty for ids that the tokenizer does not have. Raises ConfigError for decoders other than those of byte-level
+    vocabularies and of those with byte fallback or Metaspace, and for more tokens than `vocab_size`.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if (highest := max(vocabulary.values(), default=0)) >= vocab_size:
+        raise ConfigError(f"the tokenizer has token {highest}; the engine's vocabulary is 0 to {vocab_size - 1}")
+    decoders = _decoders(json.loads(tokenizer.to_str())["decoder"])
+    kinds = {decoder["type"] for decoder in decoders}
+    if "ByteLevel" in kinds:
+        to_bytes = _bytes_of_letters
+    elif kinds & {"ByteFallback", "Metaspace"}:
+        spaces = _letters_for_spaces(decoders)
+
+        def to_bytes(token: str) -> bytes:
+            if byte := _BYTE_TOKEN.fullmatch(token):
+                return bytes.fromhex(byte[1])
+            return token.translate(spaces).encode()
+
+    else:
+        raise ConfigError(
+            f"guided decoding needs to know the bytes of tokens, and the tokenizer's decoder is {sorted(kinds)}; "
+            "accepted: ByteLevel, ByteFallback, Metaspace"
+        )
+    added = tokenizer.get_added_tokens_decoder()
+    tokens = [b""] * vocab_size
+    for token, number in vocabulary.items():
+        if number in stop_token_ids or (number in added and added[number].special):
+            tokens[number] = _SPECIAL + token.encode()
+        else:
+            tokens[number] = token.encode() if number in added else to_bytes(token)
+    return tokens
+
+
+def _load_llguidance() -> tuple[Any, dict[str, int]]:
+    """The package, and the addresses of its library's C functions."""
+    try:
+        import llguidance
+    except ImportError as error:
+        raise ConfigError(HOW_TO_INSTALL) from error
+    version = metadata.version("llguidance")
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if not OLDEST_VERSION <= numbers < (OLDEST_VERSION[0] + 1,):
+        oldest = ".".join(map(str, OLDEST_VERSION))
+        raise ConfigError(f"llguidance is {version}; accepted: {oldest} or newer, below {OLDEST_VERSION[0] + 1}")
+    library = ctypes.CDLL(llguidance._lib.__file__)
+    functions = {}
+    for name in _core.llguidance_functions():
+        try:
+            functions[name] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+        except AttributeError as error:
+            raise ConfigError(f"llguidance {version} does not export {name}, which guided decoding calls") from error
+    return llguidance, functions
+
+
+def _decoders(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """A decoder and those inside it."""
+    if decoder is None:
+        return []
+    return [decoder, *(inner for part in decoder.get("decoders", ()) for inner in _decoders(part))]
+
+
+def _letters_for_spaces(decoders: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """What stands for a space in the names of tokens."""
+    letters = {}
+    for decoder in decoders:
+        if decoder["type"] == "Metaspace":
+            letters[ord(decoder["replacement"])] = " "
+        elif decoder["type"] == "Replace":
+            pattern = decoder["pattern"].get("String", "")
+            if len(pattern) == 1 and decoder["content"] == " ":
+                letters[ord(pattern)] = " "
+    return letters
+
+
+def _byte_letters() -> dict[str, int]:
+    """How byte-level vocabularies write bytes: printable ones as themselves, the others as letters from 256 on."""
+    own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF_LETTER: Final = _byte_letters()
+
+
+def _bytes_of_letters(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF_LETTER[letter] for letter in token)
+    except KeyError:
+        return token.encode()
+
+
+def _grammar_of(params: GuidedDecodingParams, llguidance: Any, special: set[str]) -> tuple[str, str]:
+    """(llguidance's name of the language, the grammar). Raises RequestError."""
+    kind, guide = params.guide_type, params.guide or ""
+    kinds = GuidedDecodingParams.GuideType
+    if kind is kinds.JSON:
+        return "json_schema", '{"type": "object"}'
+    if kind is kinds.JSON_SCHEMA:
+        return "json_schema", guide
+    if kind is kinds.REGEX:
+        return "regex", guide
+    try:
+        if kind is kinds.EBNF_GRAMMAR:
+            return "llguidance", llguidance.grammar_from("grammar", guide)
+        grammar = _structural_tag(guide, llguidance, special)
+    except RequestError:
+        raise
+    except Exception as error:  # the package's own conversions raise whatever they stumble over
+        raise RequestError(f"the guide cannot be compiled: {error}") from error
+    return ("llguidance" if grammar.startswith("{") else "lark"), grammar
+
+
+def _structural_tag(guide: str, llguidance: Any, special: set[str]) -> str:
+    """A grammar of {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, as TensorRT-LLM writes them."""
+    content = json.loads(guide)
+    if not isinstance(content, dict) or set(content) - {"type"} != {"structures", "triggers"}:
+        raise RequestError('the guide is no structural tag; accepted: {"structures": [...], "triggers": [...]}')
+    tags = []
+    for i, structure in enumerate(content["structures"]):
+        if not isinstance(structure, dict) or set(structure) != {"begin", "schema", "end"}:
+            raise RequestError(f"structures[{i}] of the guide is none; accepted: begin, schema and end")
+        begin, schema = structure["begin"], structure["schema"]
+        trigger = next((trigger for trigger in content["triggers"] if begin.startswith(trigger)), None)
+        if not trigger:
+            raise RequestError(f"structures[{i}].begin of the guide, {begin!r}, begins with none of the triggers")
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        tags.append(llguidance.StructTag(trigger=trigger, begin=begin, grammar=text, end=structure["end"]))
+    if not tags:
+        raise RequestError("structures of the guide is empty; accepted: one or more")
+    # llguidance takes all triggers in angle brackets for special tokens, or none of them.
+    bracketed = {tag.trigger for tag in tags if tag.trigger.startswith("<") and tag.trigger.endswith(">")}
+    if bracketed & special and bracketed - special:
+        raise RequestError(
+            f"triggers of the guide has special tokens and {sorted(bracketed - special)}; accepted: either"
+        )
+    return str(llguidance.StructTag.to_grammar(tags, assume_special=bool(bracketed & special)))
