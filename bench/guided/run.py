@@ -72,7 +72,7 @@ def _rate(
     ends: tuple[int, ...],
 ) -> float:
     generator = np.random.default_rng(0)
-    # Outputs go on: nothing but letters and what JSON has, and no end.
+    # Without an end_id nothing but the guide ends an output, and the bias keeps it from that.
     bias = np.zeros(executor.engine_info.vocab_size, np.float32)
     bias[list(ends)] = -np.inf
     requests = [
@@ -80,7 +80,7 @@ def _rate(
             generator.integers(100, min(1000, tokenizer.get_vocab_size()), PROMPT_TOKENS),
             options.tokens,
             sampling_config=adaptrt.SamplingConfig(top_p=1.0, seed=number),
-            embedding_bias=bias,
+            embedding_bias=None if guide is None else bias,
             guided_decoding_params=guide,
         )
         for number in range(options.requests)

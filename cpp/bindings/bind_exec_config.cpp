@@ -116,6 +116,11 @@ void bind_exec_config(py::module_& module) {
   bind_kv_cache_config(module);
   bind_scheduler_config(module);
   bind_sampling_config(module);
+  bind_struct<LogitsPostProcessorConfig>(module, "LogitsPostProcessorConfig",
+                                         "Functions that change logits before tokens are chosen from them.")
+      .def(
+          "validate", [](const LogitsPostProcessorConfig& self) { return self.validate().list(); },
+          kValidateDoc);
   bind_struct<ExecutorConfig>(module, "ExecutorConfig", "How an executor works.")
       .def("validate", [](const ExecutorConfig& self) { return self.validate().list(); }, kValidateDoc);
 }

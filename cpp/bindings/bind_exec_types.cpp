@@ -85,7 +85,8 @@ void bind_stats(py::module_& module, const char* name, const char* doc) {
 void bind_exec_types(py::module_& module) {
   bind_enums(module);
   bind_struct<OutputConfig>(module, "OutputConfig", "What a Result has besides the tokens.");
-  bind_struct<Request, 2, 2>(module, "Request", "A prompt, and what is wanted of it.");
+  bind_struct<Request, 2, 2>(module, "Request", "A prompt, and what is wanted of it.")
+      .attr("BATCHED_POST_PROCESSOR_NAME") = kBatchedPostProcessorName;
   bind_response(module);
   bind_struct<KvCacheStats>(module, "KvCacheStats", "The KV cache.");
   bind_struct<InflightBatchingStats>(module, "InflightBatchingStats", "The batch of a step.");

@@ -24,14 +24,22 @@
 #include "adaptrt/exec/unsupported.h"
 #include "adaptrt/sample/log_softmax.h"
 #include "bind_struct.h"
+#include "post_processor.h"
 
 namespace adaptrt::bindings {
 
 template <>
+struct detail::Accepted<PostProcessorFunction> {
+  static std::string text() { return "function"; }
+};
+template <>
+struct detail::Accepted<std::map<std::string, PostProcessorFunction>> {
+  static std::string text() { return "dict of functions"; }
+};
+template <>
 struct detail::Accepted<TokenBias> {
   static std::string text() { return "numbers [vocab_size]"; }
 };
-
 
 /// How long a call may wait; nullopt: for ever. None, datetime.timedelta, or seconds.
 struct TimeoutArgument {
@@ -176,10 +184,28 @@ inline handle array_of(const std::shared_ptr<const std::vector<float>>& values, 
 
 }  // namespace adaptrt_casters
 
+/// Any callable.
+template <>
+struct type_caster<adaptrt::PostProcessorFunction> {
+  PYBIND11_TYPE_CASTER(adaptrt::PostProcessorFunction, const_name("collections.abc.Callable[..., object]"));
+
+  bool load(handle source, bool /*convert*/) {
+    if (PyCallable_Check(source.ptr()) == 0) return false;
+    value = adaptrt::bindings::make_post_processor(reinterpret_borrow<object>(source));
+    return true;
+  }
+
+  static handle cast(const adaptrt::PostProcessorFunction& processor, return_value_policy /*policy*/,
+                     handle /*parent*/) {
+    return adaptrt::bindings::function_of(processor).release();
+  }
+};
+
 /// Anything that NumPy makes a row of float32 of, a torch tensor in CPU memory too.
 template <>
 struct type_caster<adaptrt::TokenBias> {
-  PYBIND11_TYPE_CASTER(adaptrt::TokenBias, io_name("numpy.typing.ArrayLike", "numpy.typing.NDArray[numpy.float32]"));
+  PYBIND11_TYPE_CASTER(adaptrt::TokenBias,
+                       io_name("numpy.typing.ArrayLike", "numpy.typing.NDArray[numpy.float32]"));
 
   bool load(handle source, bool /*convert*/) {
     const auto given = array_t<float, array::c_style | array::forcecast>::ensure(source);

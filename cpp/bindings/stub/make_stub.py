@@ -59,7 +59,9 @@ def _class(name: str, cls: type, module: str) -> list[str]:
     for attribute, value in sorted(vars(cls).items(), key=lambda item: (item[0] != "__init__", item[0])):
         if attribute in _HIDDEN or attribute.startswith("_pybind11"):
             continue
-        if isinstance(value, type):
+        if isinstance(value, str):
+            body.append(f"    {attribute}: str")
+        elif isinstance(value, type):
             body += [f"    {line}".rstrip() for line in _class(attribute, value, module)]
         elif isinstance(value, property):
             body += _property(attribute, value, module)

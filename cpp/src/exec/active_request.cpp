@@ -42,7 +42,8 @@ std::vector<std::vector<TokenLogProb>> in_rows_of(std::size_t length, std::span<
 
 ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
                              std::shared_ptr<const HostAdapter> host_adapter,
-                             std::shared_ptr<TokenGuide> guide, std::int64_t vocab_size)
+                             std::shared_ptr<TokenGuide> guide, PostProcessorOfRequest post_processor,
+                             std::int64_t vocab_size)
     : output_(request.output_config),
       streaming_(request.streaming),
       return_all_generated_tokens_(request.return_all_generated_tokens),
@@ -50,6 +51,7 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
       stop_(stop_criteria_of(request)),
       sampler_(sampler_of(request)),
       guide_(std::move(guide)),
+      post_processor_(std::move(post_processor)),
       vocab_size_(vocab_size),
       num_most_likely_(
           static_cast<std::size_t>(std::min(std::int64_t{request.output_config.top_log_probs}, vocab_size))) {

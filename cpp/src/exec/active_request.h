@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "adaptrt/exec/logits_post_processor.h"
 #include "adaptrt/exec/request.h"
 #include "adaptrt/exec/response.h"
 #include "adaptrt/guide/token_guide.h"
@@ -20,13 +21,20 @@ namespace adaptrt {
 
 using Clock = std::chrono::steady_clock;
 
+/// What changes the logits that a request's tokens are chosen from.
+struct PostProcessorOfRequest {
+  std::shared_ptr<LogitsPostProcessor> processor;  ///< nullptr: nothing does
+  bool is_batched = false;
+};
+
 /// A request from its admission to its last response. The scheduler sees the Sequence in it.
 class ActiveRequest final : public Sequence {
  public:
   /// `request` was validated. Makes room for all logits and log probs that it will return.
   /// `guide` is nullptr unless it has one.
   ActiveRequest(RequestId request_id, const Request& request, std::shared_ptr<const HostAdapter> host_adapter,
-                std::shared_ptr<TokenGuide> guide, std::int64_t vocab_size);
+                std::shared_ptr<TokenGuide> guide, PostProcessorOfRequest post_processor,
+                std::int64_t vocab_size);
 
   /// The prompt's positions whose rows of logits are still wanted: from the first to before the second.
   [[nodiscard]] std::int32_t next_prompt_row() const { return next_prompt_row_; }
@@ -40,6 +48,8 @@ class ActiveRequest final : public Sequence {
   [[nodiscard]] std::span<const std::uint32_t> allowed_tokens() {
     return guide_ ? guide_->mask() : std::span<const std::uint32_t>();
   }
+  [[nodiscard]] const PostProcessorOfRequest& post_processor() const { return post_processor_; }
+  [[nodiscard]] const std::optional<std::uint64_t>& client_id() const { return client_id_; }
   [[nodiscard]] const std::optional<Clock::time_point>& deadline() const { return deadline_; }
 
   /// Logits of the prompt's position next_prompt_row(). Throws StepError when log probs are wanted and there
@@ -80,6 +90,7 @@ class ActiveRequest final : public Sequence {
   StopCriteria stop_;
   SamplerState sampler_;
   std::shared_ptr<TokenGuide> guide_;
+  PostProcessorOfRequest post_processor_;
   std::int64_t vocab_size_;
   std::size_t num_most_likely_;
 

@@ -40,6 +40,15 @@ void require_at_most(Problems& problems, std::string_view name, const std::optio
 
 }  // namespace
 
+Problems LogitsPostProcessorConfig::validate() const {
+  Problems problems;
+  if (processor_map && processor_map->contains(kBatchedPostProcessorName)) {
+    problems.add(std::string("processor_map has '") + kBatchedPostProcessorName +
+                 "', which asks for processor_batched; accepted: other names");
+  }
+  return problems;
+}
+
 Problems ExecutorConfig::validate() const {
   Problems problems;
   if (max_beam_width != 1) {
@@ -49,6 +58,9 @@ Problems ExecutorConfig::validate() const {
   problems.add_all("scheduler_config.", scheduler_config.validate());
   problems.add_all("kv_cache_config.", kv_cache_config.validate());
   if (peft_cache_config) problems.add_all("peft_cache_config.", peft_cache_config->validate());
+  if (logits_post_processor_config) {
+    problems.add_all("logits_post_processor_config.", logits_post_processor_config->validate());
+  }
   if (guided_decoding_config) {
     problems.add_all("guided_decoding_config.", guided_decoding_config->validate());
   }
@@ -73,8 +85,6 @@ Problems ExecutorConfig::validate() const {
   }
   if (auto problem = kernels_problem(kernels); !problem.empty()) problems.add(std::move(problem));
   require_none(problems, "parallel_config", parallel_config, "one process runs the whole model");
-  require_none(problems, "logits_post_processor_config", logits_post_processor_config,
-               "the step loop does not call Python");
   require_none(problems, "decoding_config", decoding_config, "tokens are generated one at a time");
   require_none(problems, "spec_dec_config", spec_dec_config, "speculative decoding is not supported");
   if (gpu_weights_percent != 1.0) {

@@ -70,6 +70,7 @@ class Executor::Impl {
         max_batch_size_(config.max_batch_size.value_or(engine_->info().max_batch_size)),
         queue_(validated(config, engine_->info()).max_queue_size),
         statistics_(config),
+        post_processors_(config.logits_post_processor_config),
         guides_(engine_->info().vocab_size),
         lora_cache_(make_lora_cache(config, *engine_, queue_, available_memory)),
         loop_(*engine_, config, make_kv_pool(config, *engine_, available_memory), lora_cache_.get(), queue_,
@@ -106,7 +107,8 @@ class Executor::Impl {
         auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
         ids.push_back(next_id_.fetch_add(1));
         active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, std::move(adapter),
-                                                         std::move(guide), engine_->info().vocab_size));
+                                                         std::move(guide), post_processor_of(request),
+                                                         engine_->info().vocab_size));
         active.back()->failure = std::move(failure);
       }
       board_.open(ids);
@@ -158,6 +160,11 @@ class Executor::Impl {
  private:
   [[nodiscard]] Problems validate(const Request& request) const {
     Problems problems = request.validate(engine_->info());
+    const auto& name = request.logits_post_processor_name;
+    if (name && !post_processor_of(request).processor) {
+      problems.add("logits_post_processor_name is '" + *name +
+                   "', which the executor's logits_post_processor_config does not have");
+    }
     if (request.guided_decoding_params && !guides_.are_there()) {
       problems.add(
           "guided_decoding_params is given; accepted: None, because the executor has no GrammarCompiler");
@@ -167,6 +174,18 @@ class Executor::Impl {
         loop_.why_never_fits(static_cast<std::int64_t>(request.input_token_ids.size()), request.max_tokens);
     if (reason) problems.add(*reason);
     return problems;
+  }
+
+  [[nodiscard]] PostProcessorOfRequest post_processor_of(const Request& request) const {
+    if (request.logits_post_processor) return {.processor = request.logits_post_processor->processor};
+    if (!request.logits_post_processor_name || !post_processors_) return {};
+    if (*request.logits_post_processor_name == kBatchedPostProcessorName) {
+      const auto& batched = post_processors_->processor_batched;
+      return {.processor = batched ? batched->processor : nullptr, .is_batched = true};
+    }
+    if (!post_processors_->processor_map) return {};
+    const auto found = post_processors_->processor_map->find(*request.logits_post_processor_name);
+    return {.processor = found == post_processors_->processor_map->end() ? nullptr : found->second.processor};
   }
 
   /// Has adapters loaded during the step that runs now, so that the next one can begin with their requests.
@@ -184,6 +203,7 @@ class Executor::Impl {
   ResponseBoard board_;
   RequestQueue queue_;
   Statistics statistics_;
+  const std::optional<LogitsPostProcessorConfig> post_processors_;
   Guides guides_;
   std::unique_ptr<LoraCache> lora_cache_;
   StepLoop loop_;

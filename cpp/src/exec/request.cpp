@@ -81,10 +81,10 @@ void check_unsupported(Problems& problems, const Request& request) {
                "speculative decoding is not supported");
   require_none(problems, "kv_cache_retention_config", request.kv_cache_retention_config.is_set(),
                "KV blocks are evicted by last use alone");
-  require_none(problems, "logits_post_processor_name", request.logits_post_processor_name.has_value(),
-               "the step loop does not call Python");
-  require_none(problems, "logits_post_processor", request.logits_post_processor.is_set(),
-               "the step loop does not call Python");
+  if (request.logits_post_processor_name && request.logits_post_processor) {
+    problems.add(
+        "logits_post_processor and logits_post_processor_name are both given; accepted: one of them");
+  }
   require_none(problems, "encoder_input_token_ids", request.encoder_input_token_ids.has_value(),
                "the engine is a decoder");
   if (request.output_config.return_perf_metrics) {

@@ -137,6 +137,7 @@ bool StepLoop::run_engine() {
       sampling += Clock::now() - arrived;
     });
     engine_latency_ = Clock::now() - begin - sampling;
+    token_step_.finish();
     return true;
   } catch (const EngineError&) {
     throw;  // the engine itself is unusable

@@ -10,6 +10,7 @@
 #include "adaptrt/exec/request.h"
 #include "adaptrt/sample/log_softmax.h"
 #include "adaptrt/sample/sampler.h"
+#include "post_processing.h"
 #include "step_builder.h"
 
 namespace adaptrt {
@@ -26,21 +27,27 @@ struct TokenOutcome {
 /// next tokens, and says which requests have generated enough.
 class TokenStep {
  public:
-  explicit TokenStep(std::int64_t vocab_size) : vocab_size_(vocab_size), sampler_(vocab_size) {}
+  explicit TokenStep(std::int64_t vocab_size)
+      : vocab_size_(vocab_size), sampler_(vocab_size), post_processing_(vocab_size) {}
 
   /// `rows` are those of the step to come and outlive it.
   void begin(std::span<const LogitRow> rows);
   /// See LogitsSink.
   void take(std::int64_t first_row, std::int64_t num_rows, const float* logits);
+  /// After the last of them: chooses the tokens of requests with post-processors.
+  void finish();
   /// One for each request whose next token was due, and for each that failed before.
   [[nodiscard]] std::span<const TokenOutcome> outcomes() const { return outcomes_; }
 
  private:
   void take_row(const LogitRow& row, const float* logits);
-  [[nodiscard]] FinishReason sample(ActiveRequest& request, const float* logits);
+  /// Adds the outcome. `changed_logits`: nullptr without a post-processor.
+  void choose(ActiveRequest& request, const float* logits, const float* changed_logits);
+  [[nodiscard]] FinishReason sample(ActiveRequest& request, const float* logits, const float* changed_logits);
 
   std::int64_t vocab_size_;
   Sampler sampler_;
+  PostProcessing post_processing_;
   std::span<const LogitRow> rows_;
   std::vector<TokenOutcome> outcomes_;
   std::array<TokenLogProb, kMaxTopLogProbs> most_likely_;

@@ -72,10 +72,13 @@ Sampler::Sampler(std::int64_t vocab_size) : vocab_size_(vocab_size) {
 
 SampledToken Sampler::sample(SamplerState& state, const float* logits, std::span<const std::int32_t> tokens,
                              bool want_log_prob, std::span<TokenLogProb> most_likely,
-                             std::span<const std::uint32_t> allowed) {
+                             const RowChanges& changes) {
   const std::span raw(logits, static_cast<std::size_t>(vocab_size_));
   const LogitRange raw_range = usable_range_of(raw);
-  const ProcessedRow row = process(state, raw_range, logits, tokens, allowed);
+  const ProcessedRow row = changes.logits == nullptr
+                               ? process(state, raw_range, logits, tokens, changes.allowed)
+                               : process(state, range_of(std::span(changes.logits, raw.size())),
+                                         changes.logits, tokens, changes.allowed);
   const SamplingParams& params = state.params();
   SampledToken result;
   if (params.greedy) {
@@ -114,7 +117,9 @@ Sampler::ProcessedRow Sampler::process(SamplerState& state, const LogitRange& ra
   const std::span processed(apply_constraints(state, logits, tokens, allowed),
                             static_cast<std::size_t>(vocab_size_));
   const LogitRange new_range = processed.data() == logits ? range : range_of(processed);
-  if (new_range.has_nan_or_infinity) throw StepError("bias and penalties have made logits NaN or infinity");
+  if (new_range.has_nan_or_infinity) {
+    throw StepError("bias, penalties or a post-processor have made logits NaN or infinity");
+  }
   if (new_range.max == kForbidden) throw StepError("every token is forbidden");
   return {.logits = processed, .max = new_range.max, .min = new_range.min};
 }

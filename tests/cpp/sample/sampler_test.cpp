@@ -293,7 +293,8 @@ BOOST_AUTO_TEST_CASE(a_mask_forbids_what_a_bias_of_minus_infinity_does) {
       SamplerState masked(params, {}, 1, 4);
       SamplerState biased(params, {.embedding_bias = std::make_shared<Row>(bias)}, 1, 4);
       TokenLogProb likely;
-      const auto actual = sampler.sample(masked, row.data(), Tokens{0}, true, {&likely, 1}, mask);
+      const auto actual =
+          sampler.sample(masked, row.data(), Tokens{0}, true, {&likely, 1}, {.allowed = mask});
       const auto expected = sampler.sample(biased, row.data(), Tokens{0}, true);
       BOOST_TEST(actual.token == expected.token);
       BOOST_TEST(actual.log_prob == expected.log_prob);
@@ -302,9 +303,32 @@ BOOST_AUTO_TEST_CASE(a_mask_forbids_what_a_bias_of_minus_infinity_does) {
   }
   Sampler sampler(40);
   SamplerState state({}, {}, 1, 4);
+  const std::vector<std::uint32_t> nothing(2);
   BOOST_CHECK_THROW(
-      (void)sampler.sample(state, Row(40, 0.0F).data(), Tokens{0}, false, {}, std::vector<std::uint32_t>(2)),
+      (void)sampler.sample(state, Row(40, 0.0F).data(), Tokens{0}, false, {}, {.allowed = nothing}),
       StepError);
+}
+
+BOOST_AUTO_TEST_CASE(changed_logits_choose_the_token_and_the_model_s_give_log_probs) {
+  const Row row = {1.0F, 3.0F, 2.0F};
+  const Row changed = {5.0F, kForbidden, 6.0F};
+  Sampler sampler(3);
+  SamplerState state({}, {.embedding_bias = std::make_shared<Row>(Row{2.0F, 0.0F, 0.0F})}, 1, 4);
+  const auto sampled = sampler.sample(state, row.data(), Tokens{0}, true, {}, {.logits = changed.data()});
+  BOOST_TEST(sampled.token == 0);
+  BOOST_TEST(sampled.log_prob == LogSoftmax(row).log_prob(0));
+  const std::vector<std::uint32_t> mask = {0b100};
+  BOOST_TEST(
+      sampler.sample(state, row.data(), Tokens{0}, false, {}, {.allowed = mask, .logits = changed.data()})
+          .token == 2);
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    const Row broken = {bad, 0.0F, 0.0F};
+    BOOST_CHECK_THROW(
+        (void)sampler.sample(state, row.data(), Tokens{0}, false, {}, {.logits = broken.data()}), StepError);
+  }
+  const Row none(3, kForbidden);
+  BOOST_CHECK_THROW((void)sampler.sample(state, row.data(), Tokens{0}, false, {}, {.logits = none.data()}),
+                    StepError);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -95,10 +95,10 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
         f"unsupported {name}": ({name: value}, f"{name} is given; accepted: None")
         for name, value in {
             "position_ids": [0, 1, 2], "external_draft_tokens_config": object(), "prompt_tuning_config": object(),
-            "lookahead_config": object(), "kv_cache_retention_config": object(), "logits_post_processor_name": "name",
-            "logits_post_processor": len, "encoder_input_token_ids": [1],
+            "lookahead_config": object(), "kv_cache_retention_config": object(), "encoder_input_token_ids": [1],
         }.items()
     },
+    "unknown post-processor": ({"logits_post_processor_name": "name"}, "logits_post_processor_name is 'name', which"),
     "unsupported metrics": (
         {"output_config": adaptrt.OutputConfig(return_perf_metrics=True)}, "output_config.return_perf_metrics is True"
     ),
@@ -137,7 +137,8 @@ WRONG_TYPES: dict[str, Any] = {
     "max_tokens": [None, "1", 1.5, 2**31], "streaming": ["yes"], "sampling_config": [None, 1], "output_config": [None],
     "end_id": ["</s>", 1.0, 2**31], "pad_id": ["</s>"], "position_ids": ["a"], "bad_words": [[1], "word"],
     "stop_words": [[1], {1}], "embedding_bias": ["a", np.zeros((1, 61))], "lora_config": [1, "name"],
-    "logits_post_processor_name": [1], "encoder_input_token_ids": [1], "client_id": [-1, 2**64, "me"],
+    "logits_post_processor_name": [1], "logits_post_processor": [1, "name"],
+    "encoder_input_token_ids": [1], "client_id": [-1, 2**64, "me"],
     "guided_decoding_params": ["json", object(), {}],
     "return_all_generated_tokens": ["all"], "priority": ["high"], "num_return_sequences": [None],
     "allotted_time_ms": ["1", float("nan"), True], "cache_salt_id": [-1],

@@ -8,6 +8,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/fields.h"
 #include "adaptrt/engine/engine.h"
+#include "adaptrt/exec/logits_post_processor.h"
 #include "adaptrt/exec/unsupported.h"
 #include "adaptrt/guide/guided_decoding.h"
 #include "adaptrt/kv/kv_cache_config.h"
@@ -36,7 +37,7 @@ struct ExecutorConfig {
   std::optional<std::int32_t> max_num_tokens;
   Unsupported parallel_config;
   std::optional<PeftCacheConfig> peft_cache_config;
-  Unsupported logits_post_processor_config;
+  std::optional<LogitsPostProcessorConfig> logits_post_processor_config;
   Unsupported decoding_config;
   double gpu_weights_percent = 1.0;
   std::optional<std::int32_t> max_queue_size;
@@ -75,7 +76,8 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
             "Tokens of one step; at most the engine's; None: the engine's."},
       Field{"parallel_config", &C::parallel_config, "Refused unless None: one process runs the whole model."},
       Field{"peft_cache_config", &C::peft_cache_config, "Sizes of the LoRA cache; None: PeftCacheConfig()."},
-      Field{"logits_post_processor_config", &C::logits_post_processor_config, "Refused unless None."},
+      Field{"logits_post_processor_config", &C::logits_post_processor_config,
+            "Functions that requests may ask for by name."},
       Field{"decoding_config", &C::decoding_config, "Refused unless None."},
       Field{"gpu_weights_percent", &C::gpu_weights_percent,
             "Refused unless 1.0: weights are mapped as a whole."},

@@ -12,6 +12,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/fields.h"
 #include "adaptrt/engine/engine.h"
+#include "adaptrt/exec/logits_post_processor.h"
 #include "adaptrt/exec/unsupported.h"
 #include "adaptrt/guide/guided_decoding.h"
 #include "adaptrt/lora/host_adapter.h"
@@ -85,7 +86,7 @@ struct Request {
   Unsupported lookahead_config;
   Unsupported kv_cache_retention_config;
   std::optional<std::string> logits_post_processor_name;
-  Unsupported logits_post_processor;
+  std::optional<PostProcessorFunction> logits_post_processor;
   std::optional<std::vector<TokenId>> encoder_input_token_ids;
   std::optional<std::uint64_t> client_id;
   bool return_all_generated_tokens = false;
@@ -125,8 +126,10 @@ constexpr auto fields_of(const Request* /*type*/) {
       Field{"lora_config", &C::lora_config, "The adapter; with weights when the task may not be cached yet."},
       Field{"lookahead_config", &C::lookahead_config, "Refused unless None."},
       Field{"kv_cache_retention_config", &C::kv_cache_retention_config, "Refused unless None."},
-      Field{"logits_post_processor_name", &C::logits_post_processor_name, "Refused unless None."},
-      Field{"logits_post_processor", &C::logits_post_processor, "Refused unless None."},
+      Field{"logits_post_processor_name", &C::logits_post_processor_name,
+            "A name of LogitsPostProcessorConfig.processor_map, or BATCHED_POST_PROCESSOR_NAME."},
+      Field{"logits_post_processor", &C::logits_post_processor,
+            "A function of its own instead: function(request id, logits, token ids, stream, client id)."},
       Field{"encoder_input_token_ids", &C::encoder_input_token_ids, "Refused unless None."},
       Field{"client_id", &C::client_id, "Returned in the responses."},
       Field{"return_all_generated_tokens", &C::return_all_generated_tokens,

@@ -70,6 +70,15 @@ struct TokenProbability {
   double probability = 0.0;
 };
 
+/// What others have said of a row, beside the request's own configuration.
+struct RowChanges {
+  /// Unless it is empty, a bit for each token: bit i % 32 of word i / 32 is not set where token i is
+  /// forbidden.
+  std::span<const std::uint32_t> allowed = {};
+  /// [vocab_size], in the place of the engine's logits, of which log probs are all the same; nullptr: none.
+  const float* logits = nullptr;
+};
+
 /// Turns rows of logits into tokens. Holds scratch memory for one thread; any number of requests can share
 /// it.
 ///
@@ -88,13 +97,11 @@ class Sampler {
   explicit Sampler(std::int64_t vocab_size);
 
   /// Samples the token after `tokens` (the request's prompt and what it generated) from logits[vocab_size],
-  /// and fills `most_likely` as LogSoftmax does. `allowed`, unless it is empty, has a bit for each token: bit
-  /// i % 32 of word i / 32 is not set where token i is forbidden. Throws StepError when a logit is NaN or
-  /// +infinity, or when every token is forbidden; the state still serves.
+  /// and fills `most_likely` as LogSoftmax does. Throws StepError when a logit is NaN or +infinity, or when
+  /// every token is forbidden; the state still serves.
   [[nodiscard]] SampledToken sample(SamplerState& state, const float* logits,
                                     std::span<const std::int32_t> tokens, bool want_log_prob,
-                                    std::span<TokenLogProb> most_likely = {},
-                                    std::span<const std::uint32_t> allowed = {});
+                                    std::span<TokenLogProb> most_likely = {}, const RowChanges& changes = {});
 
   /// The tokens that sample() would draw from, in ascending order, with their probabilities. For looking into
   /// a configuration; throws as sample() does.

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/core/fields.h"
+
+namespace adaptrt {
+
+/// TensorRT-LLM's Request::kBatchedPostProcessorName: the name that asks for
+/// LogitsPostProcessorConfig::processor_batched.
+inline constexpr const char* kBatchedPostProcessorName = "batched";
+
+/// The logits that a request's next token is to be chosen from.
+struct PostProcessedRow {
+  std::uint64_t request_id = 0;
+  std::optional<std::uint64_t> client_id;
+  /// The prompt's, and those generated so far.
+  std::span<const std::int32_t> tokens;
+  /// [vocab_size], to be changed where they are. Bias, penalties and everything else come afterwards.
+  std::shared_ptr<std::vector<float>> logits;
+  /// What went wrong: the request fails with it.
+  std::string error;
+};
+
+/// Changes logits on the executor's thread, which waits for it.
+class LogitsPostProcessor {
+ public:
+  LogitsPostProcessor() = default;
+  virtual ~LogitsPostProcessor() = default;
+  LogitsPostProcessor(const LogitsPostProcessor&) = delete;
+  LogitsPostProcessor& operator=(const LogitsPostProcessor&) = delete;
+
+  /// What all calls of a step need, such as an interpreter's lock: held until the last of them is over.
+  [[nodiscard]] virtual std::shared_ptr<void> enter() = 0;
+  /// Neither throws.
+  virtual void process(PostProcessedRow& row) = 0;
+  virtual void process_batch(std::span<PostProcessedRow> rows) = 0;
+  /// Equal for two that call the same function.
+  [[nodiscard]] virtual const void* identity() const = 0;
+};
+
+/// A post-processor as a field of a struct.
+struct PostProcessorFunction {
+  std::shared_ptr<LogitsPostProcessor> processor;
+
+  bool operator==(const PostProcessorFunction& other) const {
+    return processor->identity() == other.processor->identity();
+  }
+};
+
+/// TensorRT-LLM's LogitsPostProcessorConfig.
+struct LogitsPostProcessorConfig {
+  std::optional<std::map<std::string, PostProcessorFunction>> processor_map = std::nullopt;
+  std::optional<PostProcessorFunction> processor_batched = std::nullopt;
+  bool replicate = true;
+
+  /// A name in the map that means processor_batched.
+  [[nodiscard]] Problems validate() const;
+  bool operator==(const LogitsPostProcessorConfig&) const = default;
+};
+
+constexpr auto fields_of(const LogitsPostProcessorConfig* /*type*/) {
+  using C = LogitsPostProcessorConfig;
+  return std::tuple{
+      Field{"processor_map", &C::processor_map, "Functions by the names that requests ask for them with."},
+      Field{"processor_batched", &C::processor_batched,
+            "The function of all requests that ask for Request.BATCHED_POST_PROCESSOR_NAME, once a step."},
+      Field{"replicate", &C::replicate, "Without effect: there is one rank."}};
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "active_request.h"
+#include "adaptrt/exec/logits_post_processor.h"
+
+namespace adaptrt {
+
+/// The rows of one step that go through post-processors before tokens are chosen from them. They are kept
+/// until all of the step's rows are there, so that what the processors need is taken once.
+class PostProcessing {
+ public:
+  explicit PostProcessing(std::int64_t vocab_size) : vocab_size_(static_cast<std::size_t>(vocab_size)) {}
+
+  void begin();
+  /// Keeps the row that a request with a post-processor chooses its next token from.
+  void add(ActiveRequest& request, const float* logits);
+  /// Calls the post-processors. Afterwards there are size() rows, in another order.
+  void run();
+
+  [[nodiscard]] std::size_t size() const { return rows_.size(); }
+  [[nodiscard]] ActiveRequest& request(std::size_t index) const { return *kept_[index].request; }
+  /// As the engine made them.
+  [[nodiscard]] const float* logits(std::size_t index) const { return logits_.data() + kept_[index].offset; }
+  [[nodiscard]] const PostProcessedRow& row(std::size_t index) const { return rows_[index]; }
+
+ private:
+  struct Kept {
+    ActiveRequest* request = nullptr;
+    std::size_t offset = 0;  // in logits_
+  };
+
+  std::size_t vocab_size_;
+  std::vector<Kept> kept_;
+  std::vector<float> logits_;
+  std::vector<PostProcessedRow> rows_;  // one for each of kept_
+};
+
+}  // namespace adaptrt

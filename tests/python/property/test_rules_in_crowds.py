@@ -1,0 +1,138 @@
+"""Guides, post-processors, decaying top_p, biases and forbidden words: none of it depends on the batch."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import adaptrt
+from support.guides import json_schema, regex
+from support.models import ModelSpec, save_adapter, save_model
+from support.serving import Answer, build_engine, collect, make_request
+from support.tokenizers import SPECIAL, byte_level, save_tokenizer
+
+SPEC = ModelSpec(hidden_size=72, head_dim=24, num_attention_heads=4, num_key_value_heads=2, vocab_size=270)
+TOKENIZER = byte_level()
+PROMPTS = [TOKENIZER.encode(text).ids for text in ("a", "Say hello", "long " * 20, "long " * 20 + "longer")]
+ADAPTERS = [{"r": 4}, {"r": 7, "use_dora": True}]
+MAX_TOKENS = 24
+SCHEMA = {
+    "type": "array",
+    "items": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},
+}
+
+
+def shifted(_id: int, logits: Any, tokens: list[list[int]], _stream: int, _client_id: int | None) -> None:
+    """Depends on what was generated."""
+    logits[0, 0, tokens[0][-1]] -= 3.0
+    logits[0, 0, (len(tokens[0]) * 7) % SPEC.vocab_size] += 5.0
+
+
+def shifted_all(ids: list[int], logits: list[Any], tokens: list[Any], stream: int, client_ids: list[Any]) -> None:
+    for each in zip(ids, logits, tokens, client_ids, strict=True):
+        shifted(each[0], each[1], each[2], stream, each[3])
+
+
+BIAS = np.random.default_rng(4).normal(0, 1, SPEC.vocab_size).astype(np.float32)
+RULES: list[dict[str, Any]] = [
+    {},
+    {"guided_decoding_params": json_schema(SCHEMA), "embedding_bias": BIAS},
+    {"guided_decoding_params": regex("[a-z]{3,40}(x|yz)")},
+    {"guided_decoding_params": regex("([0-9]{2} )*[a-f]"), "logits_post_processor": shifted},
+    {"logits_post_processor_name": "shifted", "bad_words": [[TOKENIZER.encode("e").ids[0]], [5, 6]]},
+    {"logits_post_processor_name": adaptrt.Request.BATCHED_POST_PROCESSOR_NAME},
+    {"embedding_bias": BIAS, "end_id": 9},
+]
+SAMPLINGS: list[dict[str, Any]] = [
+    {},
+    {"top_p": 0.95, "top_p_decay": 0.9, "top_p_min": 0.2, "top_p_reset_ids": 40, "temperature": 1.4, "seed": 11},
+    {"min_p": 0.02, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "seed": 12},
+]
+
+
+class Service:
+    def __init__(self, engine: Path, adapters: list[Path]) -> None:
+        self.engine = engine
+        self._configs = [adaptrt.LoraConfig.from_peft(i, path, engine) for i, path in enumerate(adapters)]
+        self.alone = cache(self._alone)
+
+    def executor(self, **fields: Any) -> adaptrt.Executor:
+        processors = adaptrt.LogitsPostProcessorConfig({"shifted": shifted}, shifted_all)
+        config = adaptrt.ExecutorConfig(logits_post_processor_config=processors, **fields)
+        return adaptrt.Executor(self.engine, executor_config=config)
+
+    def request(self, prompt: int, adapter: int | None, rule: int, sampling: int) -> adaptrt.Request:
+        lora = None if adapter is None else self._configs[adapter]
+        config = adaptrt.SamplingConfig(**SAMPLINGS[sampling])
+        return make_request(PROMPTS[prompt], MAX_TOKENS, lora, False, sampling_config=config, **RULES[rule])
+
+    def _alone(self, *case: Any) -> Answer:
+        with self.executor(num_threads=1) as executor:
+            return collect(executor, executor.enqueue_request(self.request(*case)))
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
+    directory = tmp_path_factory.mktemp("rules")
+    model = save_model(SPEC, directory / "model")
+    save_tokenizer(TOKENIZER, model)
+    assert SPECIAL.index("</s>") == 1
+    adapters = [save_adapter(model, directory / f"adapter-{i}", i, **lora) for i, lora in enumerate(ADAPTERS)]
+    return Service(build_engine(model, directory, tokens_per_block=16), adapters)
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, len(PROMPTS) - 1),
+        st.none() | st.integers(0, len(ADAPTERS) - 1),
+        st.integers(0, len(RULES) - 1),
+        st.integers(0, len(SAMPLINGS) - 1),
+        st.sampled_from([0.0, 0.0, 0.002]),  # seconds before it arrives
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    arrivals=arrivals,
+    num_threads=st.integers(1, 3),
+    max_num_tokens=st.sampled_from([16, 33, 1024]),
+    max_batch_size=st.integers(1, 8),
+    policy=st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]),
+    kv_tokens=st.sampled_from([176, 4096]),
+    reuse=st.booleans(),
+)
+def test_a_crowd_changes_no_bit(
+    service: Service,
+    arrivals: list[Any],
+    num_threads: int,
+    max_num_tokens: int,
+    max_batch_size: int,
+    policy: str,
+    kv_tokens: int,
+    reuse: bool,
+) -> None:
+    with service.executor(
+        enable_chunked_context=True,
+        scheduler_config=adaptrt.SchedulerConfig(getattr(adaptrt.CapacitySchedulerPolicy, policy)),
+        kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=reuse, max_tokens=kv_tokens),
+        num_threads=num_threads,
+        max_num_tokens=max_num_tokens,
+        max_batch_size=max_batch_size,
+    ) as executor:
+        ids = []
+        for *case, delay in arrivals:
+            time.sleep(delay)
+            ids.append(executor.enqueue_request(service.request(*case)))
+        answers = [collect(executor, request_id) for request_id in ids]
+    for (*case, _), answer in zip(arrivals, answers, strict=True):
+        assert answer.same_log_probs(service.alone(*case)), case
