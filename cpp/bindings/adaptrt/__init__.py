@@ -53,9 +53,10 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .builder.model_cache import EngineOptions
+    from .runtime.answer import AnswerStream, AsyncAnswer, Completion
     from .runtime.engine import LoadedEngine, load_engine
     from .runtime.executor import Executor
-    from .runtime.llm import LLM, AnswerStream, Completion
+    from .runtime.llm import LLM
     from .runtime.options.debug import DebugConfig
     from .runtime.options.guided_decoding import GuidedDecodingConfig, GuidedDecodingParams
     from .runtime.options.kv_cache_retention import KvCacheRetentionConfig
@@ -78,10 +79,11 @@ if TYPE_CHECKING:
 
 # Imported when they are first asked for: the command line and the compiler need none of them.
 _LAZY = {
-    "AnswerStream": "runtime.llm",
+    "AnswerStream": "runtime.answer",
+    "AsyncAnswer": "runtime.answer",
     "CommunicationMode": "runtime.options.parallel",
     "CommunicationType": "runtime.options.parallel",
-    "Completion": "runtime.llm",
+    "Completion": "runtime.answer",
     "DebugConfig": "runtime.options.debug",
     "DecodingConfig": "runtime.options.speculative",
     "DecodingMode": "runtime.options.speculative",
@@ -108,6 +110,7 @@ __all__ = [
     "AdapterError",
     "AdaptrtError",
     "AnswerStream",
+    "AsyncAnswer",
     "BatchingType",
     "CapacitySchedulerPolicy",
     "CheckpointError",
