@@ -80,15 +80,26 @@ inline constexpr int kIntegerDepth<std::vector<std::vector<Value>>> = 2;
 template <class Value>
 inline constexpr int kIntegerDepth<std::optional<Value>> = kIntegerDepth<Value>;
 
+/// A NumPy array of an array or tensor of any library, which shares its memory where it can; None for other
+/// objects.
+inline pybind11::object array_from(pybind11::handle given) {
+  const pybind11::module_ numpy = pybind11::module_::import("numpy");
+  if (pybind11::hasattr(given, "__array__")) return numpy.attr("asarray")(given);
+  if (pybind11::hasattr(given, "__dlpack__")) return numpy.attr("from_dlpack")(given);
+  return pybind11::none();
+}
+
 /// Arrays and tensors of integers as lists, also those in a list of `depth` > 1; other objects as they are.
 /// None for an array of another kind.
 inline pybind11::object integers_of(const pybind11::object& given, int depth) {
-  if (pybind11::hasattr(given, "__array__")) {
-    const pybind11::object array = pybind11::module_::import("numpy").attr("asarray")(given);
+  if (given.is_none()) return given;
+  if (PyList_Check(given.ptr()) == 0 && PyTuple_Check(given.ptr()) == 0) {
+    const pybind11::object array = array_from(given);
+    if (array.is_none()) return given;
     const std::string kind = pybind11::str(array.attr("dtype").attr("kind"));
     return kind == "i" || kind == "u" ? array.attr("tolist")() : pybind11::object(pybind11::none());
   }
-  if (depth == 1 || (PyList_Check(given.ptr()) == 0 && PyTuple_Check(given.ptr()) == 0)) return given;
+  if (depth == 1) return given;
   pybind11::list lists;
   for (const pybind11::handle item : given) {
     lists.append(integers_of(pybind11::reinterpret_borrow<pybind11::object>(item), depth - 1));

@@ -187,7 +187,8 @@ struct type_caster<adaptrt::FloatTensor> {
 
   /// Copies arrays of any library that NumPy can read, of real numbers, and lists of such numbers.
   bool load(handle source, bool /*convert*/) {
-    const array plain = array::ensure(source);
+    const object shared = adaptrt::bindings::detail::array_from(source);
+    const array plain = array::ensure(shared.is_none() ? source : handle(shared));
     if (!plain) return false;
     const std::string kind = str(plain.dtype().attr("kind"));
     const bool is_real = kind == "f" || kind == "i" || kind == "u";

@@ -99,7 +99,20 @@ class Exported:
         return np.asarray(self._values, dtype)
 
 
-@pytest.mark.parametrize("made_by", [torch.tensor, np.array, Exported, list])
+class ByDLPack:
+    """An array of a library that knows __dlpack__ alone."""
+
+    def __init__(self, values: Any) -> None:
+        self._array = np.asarray(values)
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return self._array.__dlpack__(**arguments)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        return self._array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("made_by", [torch.tensor, np.array, Exported, ByDLPack, list])
 def test_tokens_and_bias_as_tensors(executor: adaptrt.Executor, made_by: Any) -> None:
     prompt, bias = [3, 4, 5], [0.0] * SPEC.vocab_size
     bias[7] = 1e9
@@ -127,12 +140,14 @@ def test_tensors_that_are_no_tokens(tokens: Any) -> None:
         adaptrt.Request(tokens, 1)
 
 
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_logits_go_to_torch_without_a_copy(executor: adaptrt.Executor) -> None:
     output = adaptrt.OutputConfig(return_context_logits=True)
     logits = answer(executor, adaptrt.Request([3, 4, 5], 1, output_config=output)).context_logits
     assert logits is not None
-    tensor = torch.from_numpy(logits)
-    assert tensor.data_ptr() == logits.ctypes.data
+    for make in (torch.from_dlpack, torch.from_numpy):
+        tensor = make(logits)
+        assert tensor.data_ptr() == logits.ctypes.data
     assert torch.argmax(tensor, -1).tolist() == logits.argmax(-1).tolist()
 
 
