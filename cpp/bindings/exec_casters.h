@@ -23,6 +23,8 @@
 #include "adaptrt/exec/response.h"
 #include "adaptrt/exec/unsupported.h"
 #include "adaptrt/sample/log_softmax.h"
+#include "bind_struct.h"
+#include "kept_object.h"
 
 namespace adaptrt::bindings {
 
@@ -51,6 +53,31 @@ inline std::optional<double> seconds_of(pybind11::handle source) {
   return std::isnan(seconds) ? std::nullopt : std::optional(seconds);
 }
 
+/// Any object, for fields that are kept and not looked into.
+class PythonValue final : public ForeignValue {
+ public:
+  explicit PythonValue(pybind11::object value) : kept_(std::move(value)) {}
+  [[nodiscard]] std::string type_name() const override {
+    const pybind11::gil_scoped_acquire gil;
+    return pybind11::str(pybind11::type::handle_of(kept_.object).attr("__name__"));
+  }
+  [[nodiscard]] bool equals(const ForeignValue& other) const override {
+    return kept_.object.equal(dynamic_cast<const PythonValue&>(other).kept_.object);
+  }
+  [[nodiscard]] pybind11::object object() const { return kept_.object; }
+
+ private:
+  KeptObject kept_;
+};
+
+namespace detail {
+
+template <>
+struct Accepted<FloatTensor> {
+  static std::string text() { return "array or list of floats"; }
+};
+
+}  // namespace detail
 }  // namespace adaptrt::bindings
 
 namespace pybind11::detail {
@@ -60,17 +87,15 @@ struct type_caster<adaptrt::Unsupported> {
   PYBIND11_TYPE_CASTER(adaptrt::Unsupported, const_name("object | None"));
 
   bool load(handle source, bool /*convert*/) {
-    value.type_name.clear();
+    value.value.reset();
     if (source.is_none()) return true;
-    value.type_name = isinstance<str>(source) ? source.cast<std::string>()
-                                              : type::handle_of(source).attr("__name__").cast<std::string>();
+    value.value = std::make_shared<const adaptrt::bindings::PythonValue>(reinterpret_borrow<object>(source));
     return true;
   }
 
-  /// What was given is not kept: the name of its type stands for it.
   static handle cast(const adaptrt::Unsupported& field, return_value_policy /*policy*/, handle /*parent*/) {
     if (!field.is_set()) return none().release();
-    return str(field.type_name).release();
+    return dynamic_cast<const adaptrt::bindings::PythonValue&>(*field.value).object().release();
   }
 };
 
@@ -157,11 +182,18 @@ struct type_caster<adaptrt::TokenLogProb> {
 /// A read-only float32 array that shares the tensor's memory.
 template <>
 struct type_caster<adaptrt::FloatTensor> {
-  PYBIND11_TYPE_CASTER(adaptrt::FloatTensor, const_name("numpy.typing.NDArray[numpy.float32]"));
+  PYBIND11_TYPE_CASTER(adaptrt::FloatTensor,
+                       io_name("numpy.typing.ArrayLike", "numpy.typing.NDArray[numpy.float32]"));
 
-  /// Copies, for pickles.
+  /// Copies arrays of any library that NumPy can read, of real numbers, and lists of such numbers.
   bool load(handle source, bool /*convert*/) {
-    const auto given = array_t<float, array::c_style>::ensure(source);
+    const object shared = adaptrt::bindings::detail::array_from(source);
+    const array plain = array::ensure(shared.is_none() ? source : handle(shared));
+    if (!plain) return false;
+    const std::string kind = str(plain.dtype().attr("kind"));
+    const bool is_real = kind == "f" || kind == "i" || kind == "u";
+    if (!is_real && str(plain.dtype()).cast<std::string>() != "bfloat16") return false;
+    const auto given = array_t<float, array::c_style | array::forcecast>::ensure(plain);
     if (!given) return false;
     value.values = std::make_shared<const std::vector<float>>(given.data(), given.data() + given.size());
     value.shape.assign(given.shape(), given.shape() + given.ndim());

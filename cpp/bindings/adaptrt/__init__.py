@@ -16,11 +16,13 @@ from ._core import (
     CheckpointError,
     ConfigError,
     ContextChunkingPolicy,
+    DisServingRequestStats,
     DType,
     DynamicBatchConfig,
     EngineError,
     ExecutorClosedError,
     ExecutorConfig,
+    ExtendedRuntimePerfKnobConfig,
     FinishReason,
     InflightBatchingStats,
     IterationStats,
@@ -29,6 +31,7 @@ from ._core import (
     LoraCacheEntry,
     LoraCacheFullError,
     LoraCacheStats,
+    LoraConfig,
     ModelType,
     OutputConfig,
     PeftCacheConfig,
@@ -43,26 +46,62 @@ from ._core import (
     Result,
     SamplingConfig,
     SchedulerConfig,
+    StaticBatchingStats,
     StepError,
 )
 from ._version import __version__
 
 if TYPE_CHECKING:
     from .builder.model_cache import EngineOptions
+    from .runtime.answer import AnswerStream, AsyncAnswer, Completion
     from .runtime.engine import LoadedEngine, load_engine
     from .runtime.executor import Executor
-    from .runtime.llm import LLM, AnswerStream, Completion
-    from .runtime.lora_config import LoraConfig
+    from .runtime.llm import LLM
+    from .runtime.options.debug import DebugConfig
+    from .runtime.options.guided_decoding import GuidedDecodingConfig, GuidedDecodingParams
+    from .runtime.options.kv_cache_retention import KvCacheRetentionConfig
+    from .runtime.options.logits_post_processor import LogitsPostProcessorConfig
+    from .runtime.options.parallel import (
+        CommunicationMode,
+        CommunicationType,
+        OrchestratorConfig,
+        ParallelConfig,
+    )
+    from .runtime.options.prompt_tuning import PromptTuningConfig
+    from .runtime.options.speculative import (
+        DecodingConfig,
+        DecodingMode,
+        EagleConfig,
+        ExternalDraftTokensConfig,
+        LookaheadDecodingConfig,
+        SpeculativeDecodingConfig,
+    )
 
 # Imported when they are first asked for: the command line and the compiler need none of them.
 _LAZY = {
-    "LLM": "runtime.llm",
-    "AnswerStream": "runtime.llm",
-    "Completion": "runtime.llm",
+    "AnswerStream": "runtime.answer",
+    "AsyncAnswer": "runtime.answer",
+    "CommunicationMode": "runtime.options.parallel",
+    "CommunicationType": "runtime.options.parallel",
+    "Completion": "runtime.answer",
+    "DebugConfig": "runtime.options.debug",
+    "DecodingConfig": "runtime.options.speculative",
+    "DecodingMode": "runtime.options.speculative",
+    "EagleConfig": "runtime.options.speculative",
     "EngineOptions": "builder.model_cache",
     "Executor": "runtime.executor",
+    "ExternalDraftTokensConfig": "runtime.options.speculative",
+    "GuidedDecodingConfig": "runtime.options.guided_decoding",
+    "GuidedDecodingParams": "runtime.options.guided_decoding",
+    "KvCacheRetentionConfig": "runtime.options.kv_cache_retention",
+    "LLM": "runtime.llm",
     "LoadedEngine": "runtime.engine",
-    "LoraConfig": "runtime.lora_config",
+    "LogitsPostProcessorConfig": "runtime.options.logits_post_processor",
+    "LookaheadDecodingConfig": "runtime.options.speculative",
+    "OrchestratorConfig": "runtime.options.parallel",
+    "ParallelConfig": "runtime.options.parallel",
+    "PromptTuningConfig": "runtime.options.prompt_tuning",
+    "SpeculativeDecodingConfig": "runtime.options.speculative",
     "load_engine": "runtime.engine",
 }
 
@@ -71,33 +110,51 @@ __all__ = [
     "AdapterError",
     "AdaptrtError",
     "AnswerStream",
+    "AsyncAnswer",
     "BatchingType",
     "CapacitySchedulerPolicy",
     "CheckpointError",
+    "CommunicationMode",
+    "CommunicationType",
     "Completion",
     "ConfigError",
     "ContextChunkingPolicy",
     "DType",
+    "DebugConfig",
+    "DecodingConfig",
+    "DecodingMode",
+    "DisServingRequestStats",
     "DynamicBatchConfig",
+    "EagleConfig",
     "EngineError",
     "EngineOptions",
     "Executor",
     "ExecutorClosedError",
     "ExecutorConfig",
+    "ExtendedRuntimePerfKnobConfig",
+    "ExternalDraftTokensConfig",
     "FinishReason",
+    "GuidedDecodingConfig",
+    "GuidedDecodingParams",
     "InflightBatchingStats",
     "IterationStats",
     "KvCacheConfig",
+    "KvCacheRetentionConfig",
     "KvCacheStats",
     "LoadedEngine",
+    "LogitsPostProcessorConfig",
+    "LookaheadDecodingConfig",
     "LoraCacheEntry",
     "LoraCacheFullError",
     "LoraCacheStats",
     "LoraConfig",
     "ModelType",
+    "OrchestratorConfig",
     "OutputConfig",
+    "ParallelConfig",
     "PeftCacheConfig",
     "PeftTaskNotCachedError",
+    "PromptTuningConfig",
     "QueueFullError",
     "Request",
     "RequestError",
@@ -108,6 +165,8 @@ __all__ = [
     "Result",
     "SamplingConfig",
     "SchedulerConfig",
+    "SpeculativeDecodingConfig",
+    "StaticBatchingStats",
     "StepError",
     "__version__",
     "load_engine",

@@ -62,7 +62,12 @@ def _class(name: str, cls: type, module: str) -> list[str]:
         if isinstance(value, property):
             body += _property(attribute, value, module)
         elif callable(value):
+            if isinstance(value, staticmethod):
+                body.append("    @staticmethod")
+                value = value.__func__
             body += _function(attribute, value.__doc__ or "", module, indent="    ")
+        elif isinstance(value, str) and not attribute.startswith("__"):
+            body.append(f"    {attribute}: typing.Final = {value!r}")
     return [f"class {name}{bases}:", *body, ""] if body else [f"class {name}{bases}: ...", ""]
 
 

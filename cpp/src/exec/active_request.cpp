@@ -23,9 +23,7 @@ SamplerState sampler_of(const Request& request) {
   TokenConstraints constraints;
   constraints.end_id = end_id_of(request);
   if (request.bad_words) constraints.bad_words = *request.bad_words;
-  if (request.embedding_bias) {
-    constraints.embedding_bias = std::make_shared<const std::vector<float>>(*request.embedding_bias);
-  }
+  if (request.embedding_bias) constraints.embedding_bias = request.embedding_bias->values;
   const auto prompt_length = static_cast<std::int32_t>(request.input_token_ids.size());
   return SamplerState(resolve(request.sampling_config), std::move(constraints), prompt_length,
                       prompt_length + request.max_tokens);
@@ -62,7 +60,7 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
   tokens.reserve(request.input_token_ids.size() + static_cast<std::size_t>(max_tokens));
   tokens = request.input_token_ids;
 
-  if (request.allotted_time_ms) deadline_ = Clock::now() + *request.allotted_time_ms;
+  if (request.allotted_time_ms) deadline_ = arrival + *request.allotted_time_ms;
   if (output_.return_log_probs) log_probs_.reserve(static_cast<std::size_t>(max_tokens));
   const auto row = static_cast<std::size_t>(vocab_size);
   if (output_.return_prompt_log_probs) {

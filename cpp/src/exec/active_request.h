@@ -49,6 +49,7 @@ class ActiveRequest final : public Sequence {
   [[nodiscard]] Response make_response(FinishReason reason);
   [[nodiscard]] Response make_error(std::string reason) const;
 
+  const Clock::time_point arrival = Clock::now();
   /// Began to run, so that it does not count as queued any more.
   bool has_started = false;
 

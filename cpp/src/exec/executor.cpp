@@ -25,9 +25,9 @@ std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine&
                                            std::size_t& available_memory) {
   const PeftCacheConfig cache_config = config.peft_cache_config.value_or(PeftCacheConfig{});
   const auto on_device = engine.free_device_memory();
-  const DeviceMemory device{on_device.value_or(available_memory), on_device.has_value()};
   const LoraLayout& layout = engine.info().lora;
-  const LoraCacheSizes sizes = resolve_cache_sizes(cache_config, layout, device);
+  const LoraCacheSizes sizes =
+      resolve_cache_sizes(cache_config, layout, on_device.value_or(available_memory));
   if (layout.sites.empty()) return nullptr;
   // The device level is allocated now; the host level grows with what is sent.
   if (!on_device) {
@@ -91,7 +91,13 @@ class Executor::Impl {
     std::vector<RequestId> ids;
     try {
       std::vector<std::unique_ptr<ActiveRequest>> active;
+      std::vector<Response> errors;
       for (const auto& request : requests) {
+        if (auto error = request.error_to_answer(engine_->info()); !error.empty()) {
+          ids.push_back(next_id_.fetch_add(1));
+          errors.push_back({ids.back(), request.client_id, std::move(error), {}});
+          continue;
+        }
         auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
         ids.push_back(next_id_.fetch_add(1));
         active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, std::move(adapter),
@@ -100,6 +106,8 @@ class Executor::Impl {
       board_.open(ids);
       expect_adapters(active);
       queue_.submit(active);
+      queue_.release(errors.size());
+      for (Response& error : errors) board_.post(std::move(error));
     } catch (...) {
       board_.discard(ids);
       queue_.release(requests.size());
@@ -140,6 +148,7 @@ class Executor::Impl {
     return *lora_cache_;
   }
   [[nodiscard]] const EngineInfo& engine_info() const { return engine_->info(); }
+  [[nodiscard]] bool is_shut_down() const { return is_shut_down_; }
   [[nodiscard]] bool is_in_a_fork() const { return getpid() != process_; }
 
  private:
@@ -208,6 +217,12 @@ std::vector<Response> Executor::await_responses(RequestId id, Timeout timeout) {
   return impl().board().await(id, timeout);
 }
 
+std::optional<std::vector<std::vector<Response>>> Executor::await_responses(const std::vector<RequestId>& ids,
+                                                                            Timeout timeout,
+                                                                            AtTimeout at_timeout) {
+  return impl().board().await_each(ids, timeout, at_timeout);
+}
+
 std::size_t Executor::get_num_responses_ready(std::optional<RequestId> id) const {
   return impl().board().num_ready(id);
 }
@@ -225,12 +240,19 @@ std::vector<RequestStatsPerIteration> Executor::get_latest_request_stats() {
 }
 
 bool Executor::can_enqueue_requests() const {
-  impl().queue().throw_if_closed();
-  return impl().queue().has_room();
+  return !impl_->is_in_a_fork() && impl_->queue().has_room();
 }
 
 bool Executor::is_alive() const {
   return !impl_->is_in_a_fork() && impl_->queue().is_open();
+}
+
+bool Executor::is_shut_down() const {
+  return impl_->is_in_a_fork() || impl_->is_shut_down();
+}
+
+void Executor::throw_if_closed() const {
+  impl().queue().throw_if_closed();
 }
 
 void Executor::shutdown() {

@@ -70,6 +70,10 @@ void check_stop_words(Problems& problems, const Request& request, const EngineIn
   }
 }
 
+bool has_bias_shape(const FloatTensor& bias, const EngineInfo& engine) {
+  return bias.shape == std::vector<std::int64_t>{engine.vocab_size};
+}
+
 void check_unsupported(Problems& problems, const Request& request) {
   require_none(problems, "position_ids", request.position_ids.has_value(), "positions count from 0");
   require_none(problems, "external_draft_tokens_config", request.external_draft_tokens_config.is_set(),
@@ -86,8 +90,16 @@ void check_unsupported(Problems& problems, const Request& request) {
                "the step loop does not call Python");
   require_none(problems, "encoder_input_token_ids", request.encoder_input_token_ids.has_value(),
                "the engine is a decoder");
+  require_none(problems, "eagle_config", request.eagle_config.is_set(),
+               "speculative decoding is not supported");
   require_none(problems, "guided_decoding_params", request.guided_decoding_params.is_set(),
                "guided decoding is not supported");
+  require_none(problems, "output_config.additional_model_outputs",
+               request.output_config.additional_model_outputs.is_set(),
+               "the engine has no outputs but the logits");
+  if (request.output_config.return_encoder_output) {
+    problems.add("output_config.return_encoder_output is True; accepted: False, the engine is a decoder");
+  }
   if (request.output_config.return_perf_metrics) {
     problems.add(
         "output_config.return_perf_metrics is True; accepted: False, see get_latest_iteration_stats()");
@@ -110,8 +122,9 @@ Problems Request::validate(const EngineInfo& engine) const {
   problems.add_all("sampling_config.", sampling_config.validate());
   TokenConstraints constraints;
   if (bad_words) constraints.bad_words = *bad_words;
-  if (embedding_bias)
-    constraints.embedding_bias = std::make_shared<const std::vector<float>>(*embedding_bias);
+  if (embedding_bias && has_bias_shape(*embedding_bias, engine)) {
+    constraints.embedding_bias = embedding_bias->values;
+  }
   problems.add_all("", constraints.validate(engine.vocab_size));
   if (!std::isfinite(priority) || priority < 0.0F || priority > 1.0F) {
     problems.add("priority is " + std::to_string(priority) + "; accepted: 0 to 1");
@@ -126,6 +139,17 @@ Problems Request::validate(const EngineInfo& engine) const {
   }
   check_unsupported(problems, *this);
   return problems;
+}
+
+std::string Request::error_to_answer(const EngineInfo& engine) const {
+  if (!embedding_bias || has_bias_shape(*embedding_bias, engine)) return {};
+  std::string shape;
+  for (const std::int64_t size : embedding_bias->shape) {
+    shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+  }
+  // The words before the colon are TensorRT-LLM's; its clients look for them.
+  return "embedding bias shape is not as expected: embedding_bias is [" + shape + "]; accepted: [" +
+         std::to_string(engine.vocab_size) + "], one value for each token of the vocabulary";
 }
 
 }  // namespace adaptrt

@@ -59,9 +59,6 @@ void refuse_unsupported(const SamplingConfig& config, Problems& problems) {
   refuse(config.top_p_min.has_value(), "top_p_min", kNoDecay);
   refuse(config.top_p_reset_ids.has_value(), "top_p_reset_ids", kNoDecay);
   refuse(config.top_p_decay.has_value(), "top_p_decay", kNoDecay);
-  refuse(config.beam_search_diversity_rate.has_value(), "beam_search_diversity_rate", kNoBeams);
-  refuse(config.length_penalty.has_value(), "length_penalty", kNoBeams);
-  refuse(config.early_stopping.has_value(), "early_stopping", kNoBeams);
   refuse(config.beam_width_array.has_value(), "beam_width_array", kNoBeams);
 }
 

@@ -10,10 +10,6 @@ Problems SchedulerConfig::validate() const {
         "only "
         "FIRST_COME_FIRST_SERVED is accepted");
   }
-  if (dynamic_batch_config) {
-    problems.add(
-        "dynamic_batch_config is set; max_batch_size and max_num_tokens are not tuned while running");
-  }
   return problems;
 }
 

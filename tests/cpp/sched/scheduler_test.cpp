@@ -26,7 +26,7 @@ BOOST_AUTO_TEST_CASE(limits_and_configs_that_make_no_sense_are_refused) {
   BOOST_CHECK_THROW(Scheduler({}, limits(0, 1), pool, nullptr), ConfigError);
   BOOST_CHECK_THROW(Scheduler({}, limits(1, 0), pool, nullptr), ConfigError);
   SchedulerConfig config;
-  config.dynamic_batch_config = DynamicBatchConfig{};
+  config.context_chunking_policy = ContextChunkingPolicy::kEqualProgress;
   BOOST_CHECK_THROW(Scheduler(config, limits(1, 1), pool, nullptr), ConfigError);
   SchedulerLimits no_reuse = limits(1, 1);
   no_reuse.max_reusable_prompt_len = -1;

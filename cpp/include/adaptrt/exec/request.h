@@ -11,6 +11,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/fields.h"
 #include "adaptrt/engine/engine.h"
+#include "adaptrt/exec/float_tensor.h"
 #include "adaptrt/exec/unsupported.h"
 #include "adaptrt/lora/host_adapter.h"
 #include "adaptrt/sample/sampling_config.h"
@@ -24,6 +25,9 @@ using RequestId = std::uint64_t;
 /// OutputConfig::top_log_probs at most.
 inline constexpr std::int32_t kMaxTopLogProbs = 20;
 
+/// Request::logits_post_processor_name of requests that the batched processor is for.
+inline constexpr const char* kBatchedPostProcessorName = "batched";
+
 /// TensorRT-LLM's OutputConfig, top_log_probs and return_prompt_log_probs: what a Result has besides the
 /// tokens.
 struct OutputConfig {
@@ -31,7 +35,9 @@ struct OutputConfig {
   bool return_context_logits = false;
   bool return_generation_logits = false;
   bool exclude_input_from_output = false;
+  bool return_encoder_output = false;
   bool return_perf_metrics = false;
+  Unsupported additional_model_outputs;
   std::int32_t top_log_probs = 0;
   bool return_prompt_log_probs = false;
 
@@ -47,7 +53,9 @@ constexpr auto fields_of(const OutputConfig* /*type*/) {
       Field{"return_generation_logits", &C::return_generation_logits, "Result.generation_logits."},
       Field{"exclude_input_from_output", &C::exclude_input_from_output,
             "Leave the prompt out of Result.output_token_ids. Streamed responses never have it."},
+      Field{"return_encoder_output", &C::return_encoder_output, "Refused when True: engines are decoders."},
       Field{"return_perf_metrics", &C::return_perf_metrics, "Refused when True."},
+      Field{"additional_model_outputs", &C::additional_model_outputs, "Refused unless None."},
       Field{"top_log_probs", &C::top_log_probs,
             "Result.top_log_probs of so many of the most likely tokens, 0 to 20; 0: none. With "
             "return_prompt_log_probs also Result.prompt_top_log_probs. Not in TensorRT-LLM."},
@@ -68,7 +76,7 @@ struct Request {
   std::optional<std::vector<std::int32_t>> position_ids;
   std::optional<std::vector<std::vector<TokenId>>> bad_words;
   std::optional<std::vector<std::vector<TokenId>>> stop_words;
-  std::optional<std::vector<float>> embedding_bias;
+  std::optional<FloatTensor> embedding_bias;
   Unsupported external_draft_tokens_config;
   Unsupported prompt_tuning_config;
   std::optional<LoraConfig> lora_config;
@@ -81,6 +89,7 @@ struct Request {
   bool return_all_generated_tokens = false;
   float priority = 0.5F;
   std::int32_t num_return_sequences = 1;
+  Unsupported eagle_config;
   Unsupported guided_decoding_params;
   std::optional<std::chrono::milliseconds> allotted_time_ms;
   std::optional<std::uint64_t> cache_salt_id;
@@ -88,6 +97,9 @@ struct Request {
   /// Everything that keeps the request from running on an engine, but for the adapter (LoraCache::admit) and
   /// the size of the KV cache (Scheduler::why_never_fits).
   [[nodiscard]] Problems validate(const EngineInfo& engine) const;
+  /// What TensorRT-LLM answers with an error response instead of refusing the request; empty when there is
+  /// nothing.
+  [[nodiscard]] std::string error_to_answer(const EngineInfo& engine) const;
 };
 
 constexpr auto fields_of(const Request* /*type*/) {
@@ -104,7 +116,8 @@ constexpr auto fields_of(const Request* /*type*/) {
       Field{"position_ids", &C::position_ids, "Refused unless None: positions count from 0."},
       Field{"bad_words", &C::bad_words, "Token sequences that must not be generated."},
       Field{"stop_words", &C::stop_words, "Token sequences that end the generation; part of the output."},
-      Field{"embedding_bias", &C::embedding_bias, "[vocab_size], added to the logits."},
+      Field{"embedding_bias", &C::embedding_bias,
+            "float32 [vocab_size], added to the logits. One of another shape is the response's error."},
       Field{"external_draft_tokens_config", &C::external_draft_tokens_config, "Refused unless None."},
       Field{"prompt_tuning_config", &C::prompt_tuning_config, "Refused unless None."},
       Field{"lora_config", &C::lora_config, "The adapter; with weights when the task may not be cached yet."},
@@ -118,6 +131,7 @@ constexpr auto fields_of(const Request* /*type*/) {
             "Each streamed response has all tokens generated so far."},
       Field{"priority", &C::priority, "0 to 1; higher starts first."},
       Field{"num_return_sequences", &C::num_return_sequences, "Refused unless 1."},
+      Field{"eagle_config", &C::eagle_config, "Refused unless None."},
       Field{"guided_decoding_params", &C::guided_decoding_params, "Refused unless None."},
       Field{"allotted_time_ms", &C::allotted_time_ms,
             "From enqueue_request on (timedelta, or milliseconds); then the request ends as TIMED_OUT."},

@@ -22,7 +22,7 @@ enum class CapacitySchedulerPolicy : std::uint8_t {
 /// How the tokens of a step are shared out among prompts.
 enum class ContextChunkingPolicy : std::uint8_t { kFirstComeFirstServed = 0, kEqualProgress = 1 };
 
-/// TensorRT-LLM's DynamicBatchConfig; refused when set.
+/// TensorRT-LLM's DynamicBatchConfig; without effect here.
 struct DynamicBatchConfig {
   bool enable_batch_size_tuning = false;
   bool enable_max_num_tokens_tuning = false;
@@ -36,8 +36,7 @@ struct SchedulerConfig {
   CapacitySchedulerPolicy capacity_scheduler_policy = CapacitySchedulerPolicy::kGuaranteedNoEvict;
   /// nullopt: kFirstComeFirstServed, the only one there is.
   std::optional<ContextChunkingPolicy> context_chunking_policy = std::nullopt;
-  std::optional<DynamicBatchConfig> dynamic_batch_config =
-      std::nullopt;  // refused when set: the batch's limits are fixed
+  std::optional<DynamicBatchConfig> dynamic_batch_config = std::nullopt;
 
   [[nodiscard]] Problems validate() const;
   bool operator==(const SchedulerConfig&) const = default;

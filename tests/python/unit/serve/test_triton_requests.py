@@ -45,7 +45,8 @@ def test_each_input_reaches_the_request(tokenizer: Tokenizer) -> None:
     assert (sampling.min_tokens, sampling.beam_width, sampling.length_penalty) == (2, 1, None)
     assert request.stop_words == [[1, 2], [3]]
     assert request.bad_words == [[4]]
-    assert request.embedding_bias == [0.5] * 6
+    assert request.embedding_bias is not None
+    assert request.embedding_bias.tolist() == [0.5] * 6
     assert (output.return_log_probs, output.return_context_logits, output.return_generation_logits) == (
         True,
         True,
