@@ -75,8 +75,12 @@ void bind_scheduler_config(py::module_& module) {
       module, "SchedulerConfig", "Which requests run, and when.",
       Field{"capacity_scheduler_policy", &C::capacity_scheduler_policy, "When a waiting request may start."},
       Field{"context_chunking_policy", &C::context_chunking_policy,
-            "None or FIRST_COME_FIRST_SERVED; the other is refused."},
-      Field{"dynamic_batch_config", &C::dynamic_batch_config, "Refused unless None."}));
+            "How prompts share the tokens of a step; None: FIRST_COME_FIRST_SERVED. EQUAL_PROGRESS needs "
+            "enable_chunked_context."},
+      Field{"dynamic_batch_config", &C::dynamic_batch_config, "Refused unless None."},
+      Field{"adapter_fairness", &C::adapter_fairness,
+            "Among requests of one priority, that one starts next for whose adapter the fewest tokens were "
+            "computed; False: the one that came first. Not in TensorRT-LLM."}));
 }
 
 void bind_sampling_config(py::module_& module) {

@@ -102,6 +102,46 @@ BOOST_AUTO_TEST_CASE(a_prompt_that_runs_already_goes_before_one_that_waits) {
   world.run_to_the_end();
 }
 
+BOOST_AUTO_TEST_CASE(with_equal_progress_prompts_share_the_step) {
+  World world(
+      {.tokens_per_block = 4, .chunking = ContextChunkingPolicy::kEqualProgress, .limits = limits(8, 21)});
+  Sequence& first = world.add(30, 2);
+  world.add(30, 2);
+  world.add(5, 2);
+  const auto counts = [&] {
+    std::vector<std::int32_t> all;
+    for (const auto& entry : world.plan.entries) all.push_back(entry.count);
+    return all;
+  };
+  world.step();  // the third ends, the first has one chunk more than the second and then the rest
+  BOOST_TEST(counts() == (std::vector<std::int32_t>{8, 8, 5}), boost::test_tools::per_element());
+  BOOST_TEST(world.plan.num_context_tokens == 21);
+  Sequence& late = world.add(30, 2);
+  world.step();
+  BOOST_TEST(counts() == (std::vector<std::int32_t>{1, 8, 8, 4}), boost::test_tools::per_element());
+  BOOST_TEST(world.plan.entries[1].sequence == &first);
+  BOOST_TEST(world.plan.entries[3].sequence == &late);
+  world.run_to_the_end();
+  BOOST_TEST(world.num_finished == 4);
+}
+
+BOOST_AUTO_TEST_CASE(equal_progress_starts_no_more_than_get_a_chunk) {
+  World world(
+      {.tokens_per_block = 4, .chunking = ContextChunkingPolicy::kEqualProgress, .limits = limits(8, 10)});
+  for (int i = 0; i < 4; ++i) world.add(12, 1);
+  world.step();
+  BOOST_TEST(world.scheduler.running().size() == 3U);
+  world.run_to_the_end();
+  BOOST_TEST(world.num_finished == 4);
+}
+
+BOOST_AUTO_TEST_CASE(equal_progress_needs_chunks) {
+  BlockPool pool(4, 4, true);
+  const SchedulerConfig config{.context_chunking_policy = ContextChunkingPolicy::kEqualProgress};
+  BOOST_CHECK_THROW(Scheduler(config, limits(1, 1, false), pool, nullptr), ConfigError);
+  BOOST_CHECK_NO_THROW(Scheduler(config, limits(1, 1, true), pool, nullptr));
+}
+
 BOOST_AUTO_TEST_CASE(higher_priority_goes_first_then_arrival) {
   World world({.limits = limits(1, 32)});
   Sequence& low = world.add(4, 1, {.priority = 0.1F});

@@ -45,6 +45,10 @@ struct Sequence {
   // The scheduler's, from here on.
   SequenceState state = SequenceState::kNew;
   std::uint64_t arrival = 0;
+  /// Among sequences of one priority that run, the one with the highest is paused first.
+  std::uint64_t place = 0;
+  /// Tokens at the front that count as computed for its adapter.
+  std::int32_t num_charged = 0;
   /// Waiting although it ran before.
   bool paused = false;
   std::int32_t times_paused = 0;
