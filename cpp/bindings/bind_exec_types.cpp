@@ -72,6 +72,21 @@ void bind_response(py::module_& module) {
           }));
 }
 
+void bind_kv_cache_retention(py::module_& module) {
+  bind_struct<TokenRangeRetentionConfig, 3>(
+      module, "TokenRangeRetentionConfig",
+      "How long the KV blocks of a range of a prompt's tokens should stay cached when nobody uses them.");
+  auto config = bind_struct<KvCacheRetentionConfig>(
+      module, "KvCacheRetentionConfig",
+      "How long a request's KV blocks should stay cached when nobody uses them. A block takes the priority "
+      "of "
+      "the range that has its first token; where none has, it keeps what it has, 35 at first.");
+  config.def(
+      "validate", [](const KvCacheRetentionConfig& self) { return self.validate().list(); },
+      "Everything that is wrong with the fields; empty when nothing is.");
+  config.attr("TokenRangeRetentionConfig") = module.attr("TokenRangeRetentionConfig");
+}
+
 template <class Stats>
 void bind_stats(py::module_& module, const char* name, const char* doc) {
   bind_struct<Stats>(module, name, doc)
@@ -84,6 +99,7 @@ void bind_stats(py::module_& module, const char* name, const char* doc) {
 
 void bind_exec_types(py::module_& module) {
   bind_enums(module);
+  bind_kv_cache_retention(module);
   bind_struct<OutputConfig>(module, "OutputConfig", "What a Result has besides the tokens.");
   bind_struct<Request, 2, 2>(module, "Request", "A prompt, and what is wanted of it.");
   bind_response(module);

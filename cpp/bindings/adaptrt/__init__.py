@@ -25,6 +25,7 @@ from ._core import (
     InflightBatchingStats,
     IterationStats,
     KvCacheConfig,
+    KvCacheRetentionConfig,
     KvCacheStats,
     LoraCacheEntry,
     LoraCacheFullError,
@@ -44,6 +45,7 @@ from ._core import (
     SamplingConfig,
     SchedulerConfig,
     StepError,
+    TokenRangeRetentionConfig,
 )
 from ._version import __version__
 
@@ -88,6 +90,7 @@ __all__ = [
     "InflightBatchingStats",
     "IterationStats",
     "KvCacheConfig",
+    "KvCacheRetentionConfig",
     "KvCacheStats",
     "LoadedEngine",
     "LoraCacheEntry",
@@ -109,6 +112,7 @@ __all__ = [
     "SamplingConfig",
     "SchedulerConfig",
     "StepError",
+    "TokenRangeRetentionConfig",
     "__version__",
     "load_engine",
 ]

@@ -296,6 +296,7 @@ void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
   sequence.lease = std::move(lease);
   if (starts_from_shared_blocks(sequence)) {
     sequence.num_computed = block_pool_.reuse_prefix(sequence.table, sequence.reuse_key(), sequence.tokens);
+    retain_blocks(sequence, 0);
   }
   sequence.num_charged = std::max(sequence.num_charged, sequence.num_computed);
   charge(sequence, sequence.num_tokens());
@@ -361,8 +362,19 @@ void Scheduler::commit(const StepPlan& plan) {
     sequence.num_computed = entry.first_token + entry.count;
     if (waiting_.is_fair()) charge(sequence, sequence.num_computed);
     if (!shares_blocks(sequence)) continue;
+    const std::int32_t num_indexed = sequence.table.num_indexed;
     block_pool_.index_full_blocks(sequence.table, sequence.reuse_key(), sequence.tokens,
                                   sequence.num_computed);
+    retain_blocks(sequence, num_indexed);
+  }
+}
+
+void Scheduler::retain_blocks(const Sequence& sequence, std::int32_t first) {
+  if (!sequence.retention) return;
+  for (std::int32_t i = first; i < sequence.table.num_indexed; ++i) {
+    const auto retention =
+        sequence.retention->of_block(i * block_pool_.tokens_per_block(), sequence.prompt_length);
+    if (retention) block_pool_.set_retention(sequence.table, i, *retention);
   }
 }
 

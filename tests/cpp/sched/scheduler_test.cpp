@@ -142,6 +142,33 @@ BOOST_AUTO_TEST_CASE(equal_progress_needs_chunks) {
   BOOST_CHECK_NO_THROW(Scheduler(config, limits(1, 1, true), pool, nullptr));
 }
 
+BOOST_AUTO_TEST_CASE(blocks_are_retained_as_the_request_says) {
+  // Of a request's tokens, those that are still there when a later request has come and two blocks had to go.
+  const auto reused = [](std::int32_t prompt_length, std::int32_t max_tokens,
+                         const KvCacheRetentionConfig& config) {
+    World world({.num_blocks = 12, .tokens_per_block = 4, .limits = limits(1, 64)});
+    world.add(counting(prompt_length), max_tokens,
+              {.retention = std::make_shared<KvCacheRetentionConfig>(config)});
+    world.add(13, 1);
+    world.run_to_the_end();
+    const auto tokens = world.any_sequence(0).tokens;
+    world.add((world.pool.num_free() + 2) * 4, 1);
+    world.run_to_the_end();
+    world.add(tokens, 1);
+    world.step();
+    return world.plan.entries[0].first_token;
+  };
+  KvCacheRetentionConfig config;
+  BOOST_TEST(reused(13, 1, config) == 4);
+  BOOST_TEST(reused(5, 12, config) == 8);
+  config.decode_retention_priority = 80;
+  BOOST_TEST(reused(13, 1, config) == 4);
+  BOOST_TEST(reused(5, 12, config) == 16);
+  config = {.token_range_retention_configs = {{.token_start = 0, .token_end = 9, .priority = 80}}};
+  BOOST_TEST(reused(13, 1, config) == 12);
+  BOOST_TEST(reused(5, 12, config) == 8);
+}
+
 BOOST_AUTO_TEST_CASE(higher_priority_goes_first_then_arrival) {
   World world({.limits = limits(1, 32)});
   Sequence& low = world.add(4, 1, {.priority = 0.1F});

@@ -45,6 +45,7 @@ struct RequestOptions {
   float priority = 0.5F;
   std::optional<std::uint64_t> cache_salt = std::nullopt;
   bool compute_whole_prompt = false;
+  std::shared_ptr<const KvCacheRetentionConfig> retention = nullptr;
 };
 
 inline SchedulerLimits limits(std::int32_t max_batch_size, std::int32_t max_num_tokens, bool chunked = true) {
@@ -92,6 +93,7 @@ class World {
     sequence.priority = options.priority;
     sequence.cache_salt = options.cache_salt;
     sequence.compute_whole_prompt = options.compute_whole_prompt;
+    sequence.retention = options.retention;
     sequences_[sequence.id] = std::move(owned);
     return sequence;
   }

@@ -145,6 +145,8 @@ class Scheduler {
   /// Gives the tokens that the step has left to its prefills, in equal shares.
   void share_out_tokens(StepPlan& plan);
   void charge(Sequence& sequence, std::int32_t num_tokens);
+  /// Tells the pool what the request says of its indexed blocks from `first` on.
+  void retain_blocks(const Sequence& sequence, std::int32_t first);
   void pause(Sequence& sequence, StepPlan& plan);
   void stop_running(Sequence& sequence);
   bool pause_a_prefill_after(std::size_t index, StepPlan& plan);

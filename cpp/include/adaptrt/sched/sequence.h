@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "adaptrt/kv/block_pool.h"
+#include "adaptrt/kv/retention.h"
 #include "adaptrt/lora/host_adapter.h"
 #include "adaptrt/lora/lora_cache.h"
 
@@ -35,6 +36,8 @@ struct Sequence {
   /// nullptr: the base model.
   std::shared_ptr<const HostAdapter> adapter;
   std::optional<std::uint64_t> cache_salt;
+  /// nullptr: the default for all of its blocks.
+  std::shared_ptr<const KvCacheRetentionConfig> retention;
   /// Compute every prompt token, even where its KV could be reused: the request wants their logits.
   bool compute_whole_prompt = false;
 
