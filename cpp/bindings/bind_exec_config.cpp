@@ -80,12 +80,24 @@ void bind_scheduler_config(py::module_& module) {
   // Before enable_max_num_tokens_tuning came, the window was the second parameter.
   accept_second_as(dynamic, "dynamic_batch_moving_average_window");
   using C = SchedulerConfig;
-  def_validate(bind_struct<C>(
+  bind_struct<C>(
       module, "SchedulerConfig", "Which requests run, and when.",
       Field{"capacity_scheduler_policy", &C::capacity_scheduler_policy, "When a waiting request may start."},
       Field{"context_chunking_policy", &C::context_chunking_policy,
-            "None or FIRST_COME_FIRST_SERVED; the other is refused."},
-      Field{"dynamic_batch_config", &C::dynamic_batch_config, "Without effect here."}));
+            "How prompts share the tokens of a step; None: FIRST_COME_FIRST_SERVED. EQUAL_PROGRESS needs "
+            "enable_chunked_context."},
+      Field{"dynamic_batch_config", &C::dynamic_batch_config, "Without effect here."},
+      Field{"adapter_fairness", &C::adapter_fairness,
+            "Among requests of one priority, that one starts next for whose adapter the fewest tokens were "
+            "computed; False: the one that came first. Not in TensorRT-LLM."})
+      .def(
+          "validate",
+          [](const C& self, bool enable_chunked_context) {
+            return self.validate(enable_chunked_context).list();
+          },
+          py::arg("enable_chunked_context"),
+          "Everything that is wrong with the fields, of which some need an ExecutorConfig with "
+          "enable_chunked_context.");
 }
 
 void bind_sampling_config(py::module_& module) {

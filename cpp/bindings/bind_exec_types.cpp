@@ -88,6 +88,27 @@ void bind_response(py::module_& module) {
           }));
 }
 
+void bind_kv_cache_retention(py::module_& module) {
+  bind_struct<TokenRangeRetentionConfig, 3>(
+      module, "TokenRangeRetentionConfig",
+      "How long the KV blocks of a range of a prompt's tokens should stay cached when nobody uses them.");
+  auto config = bind_struct<KvCacheRetentionConfig>(
+      module, "KvCacheRetentionConfig",
+      "How long a request's KV blocks should stay cached when nobody uses them. A block takes the priority "
+      "of "
+      "the range that has its first token; where none has, it keeps what it has, 35 at first.");
+  config.def(
+      "validate", [](const KvCacheRetentionConfig& self) { return self.validate().list(); },
+      "Everything that is wrong with the fields; empty when nothing is.");
+  // TensorRT-LLM's newest name, and those before it.
+  config.attr("TokenRangeRetentionConfig") = module.attr("TokenRangeRetentionConfig");
+  config.attr("TokenRangeRetentionPriority") = module.attr("TokenRangeRetentionConfig");
+  config.def_property_readonly(
+      "token_range_retention_priorities",
+      [](const KvCacheRetentionConfig& self) { return self.token_range_retention_configs; },
+      "The older name of token_range_retention_configs.");
+}
+
 template <class Stats>
 void bind_stats(py::module_& module, const char* name, const char* doc) {
   bind_struct<Stats>(module, name, doc)
@@ -100,6 +121,7 @@ void bind_stats(py::module_& module, const char* name, const char* doc) {
 
 void bind_exec_types(py::module_& module) {
   bind_enums(module);
+  bind_kv_cache_retention(module);
   bind_struct<OutputConfig>(module, "OutputConfig", "What a Result has besides the tokens.");
   auto request = bind_struct<Request, 2, 2>(module, "Request", "A prompt, and what is wanted of it.");
   accept_old_names(request, {{"max_new_tokens", "max_tokens"}});

@@ -27,6 +27,7 @@ from ._core import (
     InflightBatchingStats,
     IterationStats,
     KvCacheConfig,
+    KvCacheRetentionConfig,
     KvCacheStats,
     LoraCacheEntry,
     LoraCacheFullError,
@@ -48,6 +49,7 @@ from ._core import (
     SchedulerConfig,
     StaticBatchingStats,
     StepError,
+    TokenRangeRetentionConfig,
 )
 from ._version import __version__
 
@@ -59,7 +61,6 @@ if TYPE_CHECKING:
     from .runtime.llm import LLM
     from .runtime.options.debug import DebugConfig
     from .runtime.options.guided_decoding import GuidedDecodingConfig, GuidedDecodingParams
-    from .runtime.options.kv_cache_retention import KvCacheRetentionConfig
     from .runtime.options.logits_post_processor import LogitsPostProcessorConfig
     from .runtime.options.parallel import (
         CommunicationMode,
@@ -93,7 +94,6 @@ _LAZY = {
     "ExternalDraftTokensConfig": "runtime.options.speculative",
     "GuidedDecodingConfig": "runtime.options.guided_decoding",
     "GuidedDecodingParams": "runtime.options.guided_decoding",
-    "KvCacheRetentionConfig": "runtime.options.kv_cache_retention",
     "LLM": "runtime.llm",
     "LoadedEngine": "runtime.engine",
     "LogitsPostProcessorConfig": "runtime.options.logits_post_processor",
@@ -168,6 +168,7 @@ __all__ = [
     "SpeculativeDecodingConfig",
     "StaticBatchingStats",
     "StepError",
+    "TokenRangeRetentionConfig",
     "__version__",
     "load_engine",
 ]

@@ -61,6 +61,8 @@ def _class(name: str, cls: type, module: str) -> list[str]:
             continue
         if isinstance(value, property):
             body += _property(attribute, value, module)
+        elif isinstance(value, type):
+            body.append(f"    {attribute}: typing.Any")  # a class of the module by another name
         elif callable(value):
             if isinstance(value, staticmethod):
                 body.append("    @staticmethod")

@@ -57,6 +57,9 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
   max_tokens = request.max_tokens;
   adapter = std::move(host_adapter);
   cache_salt = request.cache_salt_id;
+  if (request.kv_cache_retention_config) {
+    retention = std::make_shared<const KvCacheRetentionConfig>(*request.kv_cache_retention_config);
+  }
   tokens.reserve(request.input_token_ids.size() + static_cast<std::size_t>(max_tokens));
   tokens = request.input_token_ids;
 

@@ -46,7 +46,7 @@ Problems ExecutorConfig::validate() const {
     problems.add("max_beam_width is " + std::to_string(max_beam_width) +
                  "; accepted: 1, beam search is not supported");
   }
-  problems.add_all("scheduler_config.", scheduler_config.validate());
+  problems.add_all("scheduler_config.", scheduler_config.validate(enable_chunked_context));
   problems.add_all("kv_cache_config.", kv_cache_config.validate());
   if (peft_cache_config) problems.add_all("peft_cache_config.", peft_cache_config->validate());
   if (!normalize_log_probs) {

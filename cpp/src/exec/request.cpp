@@ -82,8 +82,6 @@ void check_unsupported(Problems& problems, const Request& request) {
                "prompt tuning is not supported");
   require_none(problems, "lookahead_config", request.lookahead_config.is_set(),
                "speculative decoding is not supported");
-  require_none(problems, "kv_cache_retention_config", request.kv_cache_retention_config.is_set(),
-               "KV blocks are evicted by last use alone");
   require_none(problems, "logits_post_processor_name", request.logits_post_processor_name.has_value(),
                "the step loop does not call Python");
   require_none(problems, "logits_post_processor", request.logits_post_processor.is_set(),
@@ -136,6 +134,9 @@ Problems Request::validate(const EngineInfo& engine) const {
   if (output_config.top_log_probs < 0 || output_config.top_log_probs > kMaxTopLogProbs) {
     problems.add("output_config.top_log_probs is " + std::to_string(output_config.top_log_probs) +
                  "; accepted: 0 to " + std::to_string(kMaxTopLogProbs));
+  }
+  if (kv_cache_retention_config) {
+    problems.add_all("kv_cache_retention_config.", kv_cache_retention_config->validate());
   }
   check_unsupported(problems, *this);
   return problems;

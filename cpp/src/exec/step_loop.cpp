@@ -84,6 +84,7 @@ void StepLoop::end_overdue() {
 
 void StepLoop::step() {
   const auto begin = Clock::now();
+  block_pool_.set_time(begin);
   scheduler_.plan(plan_);
   observe(&plan_);
   num_started_ = 0;

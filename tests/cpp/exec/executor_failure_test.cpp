@@ -307,6 +307,12 @@ BOOST_AUTO_TEST_CASE(bad_numbers) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(a_wrong_retention_is_refused_by_name) {
+  auto request = make_request(kPrompt, 1);
+  request.kv_cache_retention_config.emplace().decode_retention_priority = 101;
+  check_refused(request, "kv_cache_retention_config.decode_retention_priority is 101");
+}
+
 BOOST_AUTO_TEST_CASE(unsupported_fields_are_refused_by_name) {
   const auto check = [](auto set, const std::string& part) {
     auto request = make_request(kPrompt, 1);
@@ -318,8 +324,6 @@ BOOST_AUTO_TEST_CASE(unsupported_fields_are_refused_by_name) {
         "external_draft_tokens_config is given");
   check([](Request& request) { request.prompt_tuning_config = given("X"); }, "prompt_tuning_config is given");
   check([](Request& request) { request.lookahead_config = given("X"); }, "lookahead_config is given");
-  check([](Request& request) { request.kv_cache_retention_config = given("X"); },
-        "kv_cache_retention_config is given");
   check([](Request& request) { request.logits_post_processor_name = "x"; },
         "logits_post_processor_name is given");
   check([](Request& request) { request.logits_post_processor = given("X"); },

@@ -92,12 +92,16 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "priority NaN": ({"priority": float("nan")}, "priority is nan"),
     "no time": ({"allotted_time_ms": 0}, "allotted_time_ms is 0"),
     "negative time": ({"allotted_time_ms": -1}, "allotted_time_ms is -1"),
+    "retention priority": (
+        {"kv_cache_retention_config": adaptrt.KvCacheRetentionConfig(decode_retention_priority=101)},
+        "kv_cache_retention_config.decode_retention_priority is 101",
+    ),
     "several sequences": ({"num_return_sequences": 2}, "num_return_sequences is 2"),
     **{
         f"unsupported {name}": ({name: value}, f"{name} is given; accepted: None")
         for name, value in {
             "position_ids": [0, 1, 2], "external_draft_tokens_config": object(), "prompt_tuning_config": object(),
-            "lookahead_config": object(), "kv_cache_retention_config": object(), "logits_post_processor_name": "name",
+            "lookahead_config": object(), "logits_post_processor_name": "name",
             "logits_post_processor": len, "encoder_input_token_ids": [1], "guided_decoding_params": object(),
         }.items()
     },
@@ -131,7 +135,8 @@ WRONG_TYPES: dict[str, Any] = {
     "input_token_ids": ["abc", b"abc", None, [1.5], [None], [[1]], {1, 2}, [2**31], [2**70], np.array([0.5]),
                         np.array([1.0], np.float32), np.array([[1]]), np.array(["1"])],
     "max_tokens": [None, "1", 1.5, 2**31], "streaming": ["yes"], "sampling_config": [None, 1], "output_config": [None],
-    "end_id": ["</s>", 1.0, 2**31], "pad_id": ["</s>"], "position_ids": ["a"], "bad_words": [[1], "word"],
+    "end_id": ["</s>", 1.0, 2**31], "pad_id": ["</s>"], "kv_cache_retention_config": [1, "keep"],
+    "position_ids": ["a"], "bad_words": [[1], "word"],
     "stop_words": [[1], {1}], "embedding_bias": ["a", ["1"], {1.0}, [1j], [[1], [2, 3]]], "lora_config": [1, "name"],
     "logits_post_processor_name": [1], "encoder_input_token_ids": [1], "client_id": [-1, 2**64, "me"],
     "return_all_generated_tokens": ["all"], "priority": ["high"], "num_return_sequences": [None],

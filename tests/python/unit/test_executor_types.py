@@ -122,6 +122,7 @@ def test_positional_forms() -> None:
     output = adaptrt.OutputConfig(False, False, False, False, False, False, None, 7, True)
     assert (output.top_log_probs, output.return_prompt_log_probs) == (7, True)
     assert (adaptrt.OutputConfig().top_log_probs, adaptrt.OutputConfig().return_prompt_log_probs) == (0, False)
+    assert adaptrt.SchedulerConfig().adapter_fairness
     with pytest.raises(TypeError):
         adaptrt.Request([1], 2, True)
     with pytest.raises(TypeError):
@@ -208,6 +209,13 @@ def test_a_config_tells_all_that_is_wrong() -> None:
                  "num_threads is 0", "max_queue_size is 0"):  # fmt: skip
         assert part in problems
     assert adaptrt.ExecutorConfig().validate() == []
+
+
+def test_equal_progress_needs_chunks() -> None:
+    scheduler = adaptrt.SchedulerConfig(context_chunking_policy=adaptrt.ContextChunkingPolicy.EQUAL_PROGRESS)
+    (problem,) = adaptrt.ExecutorConfig(scheduler_config=scheduler).validate()
+    assert problem.startswith("scheduler_config.context_chunking_policy is EQUAL_PROGRESS, but enable_chunked_context")
+    assert adaptrt.ExecutorConfig(scheduler_config=scheduler, enable_chunked_context=True).validate() == []
 
 
 def test_statistics_are_json() -> None:

@@ -13,6 +13,7 @@
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/exec/float_tensor.h"
 #include "adaptrt/exec/unsupported.h"
+#include "adaptrt/kv/retention.h"
 #include "adaptrt/lora/host_adapter.h"
 #include "adaptrt/sample/sampling_config.h"
 
@@ -81,7 +82,7 @@ struct Request {
   Unsupported prompt_tuning_config;
   std::optional<LoraConfig> lora_config;
   Unsupported lookahead_config;
-  Unsupported kv_cache_retention_config;
+  std::optional<KvCacheRetentionConfig> kv_cache_retention_config;
   std::optional<std::string> logits_post_processor_name;
   Unsupported logits_post_processor;
   std::optional<std::vector<TokenId>> encoder_input_token_ids;
@@ -122,7 +123,9 @@ constexpr auto fields_of(const Request* /*type*/) {
       Field{"prompt_tuning_config", &C::prompt_tuning_config, "Refused unless None."},
       Field{"lora_config", &C::lora_config, "The adapter; with weights when the task may not be cached yet."},
       Field{"lookahead_config", &C::lookahead_config, "Refused unless None."},
-      Field{"kv_cache_retention_config", &C::kv_cache_retention_config, "Refused unless None."},
+      Field{"kv_cache_retention_config", &C::kv_cache_retention_config,
+            "How long its KV blocks should stay cached when nobody uses them; without effect where "
+            "KvCacheConfig.enable_block_reuse is off."},
       Field{"logits_post_processor_name", &C::logits_post_processor_name, "Refused unless None."},
       Field{"logits_post_processor", &C::logits_post_processor, "Refused unless None."},
       Field{"encoder_input_token_ids", &C::encoder_input_token_ids, "Refused unless None."},
