@@ -88,12 +88,16 @@ class EngineConfig:
     def load(cls, directory: Path) -> EngineConfig:
         """Reads config.json. Raises EngineError with its path and the reason why it cannot be used."""
         path = directory / CONFIG_FILE
-        data = load_json_object(path, EngineError)
-        _check_kind(data, path)
+        return cls.from_json(load_json_object(path, EngineError), str(path))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], subject: str) -> EngineConfig:
+        """What config.json has. Raises EngineError with `subject` and the reason why it cannot be used."""
+        _check_kind(data, subject)
         content = {name: value for name, value in data.items() if name != "checksum"}
         if data.get("checksum") != _checksum(content):
             raise EngineError(
-                f"{path}: does not have its checksum; it was changed after the build. Build the engine again"
+                f"{subject}: does not have its checksum; it was changed after the build. Build the engine again"
             )
         source = JsonFields(content)
         source.discard(("producer", "format_version"))
@@ -114,10 +118,10 @@ class EngineConfig:
             source.problem("build_config.backend", f"is {build_config.backend}, which format_version does not mean")
         quality = source.object("quality", optional=True)
         measured = EngineQuality.from_fields(quality) if quality is not None else None
-        source.finish(str(path), EngineError)
+        source.finish(subject, EngineError)
         return cls(
             version=version,
-            pretrained_config=_pretrained(pretrained, path),
+            pretrained_config=_pretrained(pretrained, subject),
             build_config=build_config,
             engine_checksum=checksum,
             tensorrt=plans,
@@ -126,20 +130,20 @@ class EngineConfig:
         )
 
 
-def _check_kind(data: Mapping[str, Any], path: Path) -> None:
+def _check_kind(data: Mapping[str, Any], subject: str) -> None:
     if "format_version" not in data or "build_config" not in data:
-        raise EngineError(f"{path}: is not the config of an engine of AdaptRT; `adaptrt build` makes engines")
+        raise EngineError(f"{subject}: is not the config of an engine of AdaptRT; `adaptrt build` makes engines")
     if data["format_version"] not in FORMAT_VERSIONS.values() or isinstance(data["format_version"], bool):
         known = " and ".join(map(str, FORMAT_VERSIONS.values()))
         raise EngineError(
-            f"{path}: has format_version {describe(data['format_version'])}, this release reads {known}; "
+            f"{subject}: has format_version {describe(data['format_version'])}, this release reads {known}; "
             "build the engine again"
         )
 
 
-def _pretrained(data: Mapping[str, Any], path: Path) -> CheckpointConfig:
+def _pretrained(data: Mapping[str, Any], subject: str) -> CheckpointConfig:
     try:
-        return CheckpointConfig.from_dict(data, subject=f"{path}: pretrained_config")
+        return CheckpointConfig.from_dict(data, subject=f"{subject}: pretrained_config")
     except CheckpointError as error:
         raise EngineError(str(error)) from None
 

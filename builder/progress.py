@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     TaskID,
     TaskProgressColumn,
     TextColumn,
@@ -23,7 +24,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 Advance = Callable[[int], None]
-"""Says how many more bytes are done; may be called from several threads."""
+"""Says how many more bytes or items are done; may be called from several threads."""
 
 Report = Callable[[str, float], None]
 """Says which phase a task is in and which part of it is done; 1 once, at its end. Each task's own thread calls it."""
@@ -37,6 +38,9 @@ class Progress(Protocol):
     def task(self, title: str, total_bytes: int) -> AbstractContextManager[Advance]:
         """A task that reports its bytes until the with statement ends."""
 
+    def items(self, title: str, total: int) -> AbstractContextManager[Advance]:
+        """A task that reports how many more of its items are done until the with statement ends."""
+
     def phases(self, titles: Sequence[str]) -> AbstractContextManager[Sequence[Report]]:
         """Tasks side by side, each of which goes through phases until the with statement ends."""
 
@@ -48,6 +52,11 @@ class SilentProgress:
     def task(self, title: str, total_bytes: int) -> Iterator[Advance]:
         """A task that reports nothing."""
         yield lambda num_bytes: None
+
+    @contextmanager
+    def items(self, title: str, total: int) -> Iterator[Advance]:
+        """A task that reports nothing."""
+        yield lambda count: None
 
     @contextmanager
     def phases(self, titles: Sequence[str]) -> Iterator[Sequence[Report]]:
@@ -74,6 +83,20 @@ class TerminalProgress:
         with RichProgress(*columns, console=self._console) as bar:
             task = bar.add_task(title, total=total_bytes)
             yield lambda num_bytes: bar.advance(task, num_bytes)
+
+    @contextmanager
+    def items(self, title: str, total: int) -> Iterator[Advance]:
+        """A task that is a bar on the terminal, with the number of items."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with RichProgress(*columns, console=self._console) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda count: bar.advance(task, count)
 
     @contextmanager
     def phases(self, titles: Sequence[str]) -> Iterator[Sequence[Report]]:
@@ -104,20 +127,27 @@ class LineProgress:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    @contextmanager
-    def task(self, title: str, total_bytes: int) -> Iterator[Advance]:
+    def task(self, title: str, total_bytes: int) -> AbstractContextManager[Advance]:
         """A task that is lines of text."""
+        return self._counted(title, total_bytes, format_bytes)
+
+    def items(self, title: str, total: int) -> AbstractContextManager[Advance]:
+        """A task that is lines of text, with the number of items."""
+        return self._counted(title, total, str)
+
+    @contextmanager
+    def _counted(self, title: str, total: int, text_of: Callable[[int], str]) -> Iterator[Advance]:
         lines = _SparseLines(self._write)
         lock = Lock()
         done = 0
 
-        def advance(num_bytes: int) -> None:
+        def advance(count: int) -> None:
             nonlocal done
             with lock:
-                done += num_bytes
-                lines.write(f"{title}: {format_bytes(done)} of {format_bytes(total_bytes)}")
+                done += count
+                lines.write(f"{title}: {text_of(done)} of {text_of(total)}")
 
-        self._write(f"{title}: {format_bytes(total_bytes)}")
+        self._write(f"{title}: {text_of(total)}")
         yield advance
         self._write(f"{title}: done in {lines.seconds:.1f} s")
 

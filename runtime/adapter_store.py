@@ -12,11 +12,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .._core import AdapterError, EngineError
+from .._core import AdapterError, EngineError, LoraConfig
 from ..builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE
 from ..builder.adapter_copy import adapter_checksum
 from .engine import LoadedEngine
-from .lora_config import LoraConfig
 
 FIRST_NAMED_TASK_ID: Final = 1 << 63
 """Named adapters have this task_id and those that follow; the ids below are the caller's."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Final
 
 from .._core import EngineError
 from ..builder.engine_config import EngineConfig
+from ..builder.json_fields import parse_json_object
 from .loaded_engine import LoadedEngine
-from .native_engine import load_native_engine
+from .native_engine import load_native_engine, native_engine_in_memory
 
-__all__ = ["LoadedEngine", "load_engine"]
+__all__ = ["LoadedEngine", "load_engine", "load_engine_bytes"]
+
+IN_MEMORY: Final = Path("<engine in memory>")
+"""Stands for its directory in errors and logs."""
 
 
 def load_engine(directory: str | Path) -> LoadedEngine:
@@ -19,8 +25,10 @@ def load_engine(directory: str | Path) -> LoadedEngine:
     incomplete, damaged or inconsistent.
     """
     directory = Path(directory)
+    if not directory.exists():
+        raise EngineError(f"{directory}: File does not exist; accepted: the directory of an engine")
     if not directory.is_dir():
-        raise EngineError(f"{directory}: is no directory")
+        raise EngineError(f"{directory}: is not a directory; accepted: the directory of an engine")
     config = EngineConfig.load(directory)
     if config.tensorrt is None:
         return load_native_engine(directory, config)
@@ -28,3 +36,18 @@ def load_engine(directory: str | Path) -> LoadedEngine:
     from .tensorrt.engine import load_tensorrt_engine
 
     return load_tensorrt_engine(directory, config)
+
+
+def load_engine_bytes(engine: bytes | bytearray | memoryview, config: str) -> LoadedEngine:
+    """Loads a native engine from the bytes of its rank0.engine and the text of its config.json.
+
+    The bytes are copied, in memory alone, to where the kernels can read them; the caller's can go afterwards. The
+    adapters of the engine's directory are not there.
+
+    Raises EngineError as load_engine, and for TensorRT engines, whose plans lie in a directory.
+    """
+    parsed = EngineConfig.from_json(parse_json_object(config, str(IN_MEMORY), EngineError), str(IN_MEMORY))
+    if parsed.tensorrt is not None:
+        raise EngineError(f"{IN_MEMORY}: is a TensorRT engine; accepted: native engines, or the engine's directory")
+    without_adapters = dataclasses.replace(parsed, adapter_checksums=())
+    return native_engine_in_memory(IN_MEMORY, without_adapters, engine)

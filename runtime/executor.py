@@ -7,8 +7,9 @@ import contextlib
 import copy
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, overload
 
 from .. import _core
 from .._core import (
@@ -22,7 +23,7 @@ from .._core import (
     RequestError,
 )
 from .adapter_store import AdapterStore, NamedAdapter, prefetched_adapters
-from .engine import LoadedEngine, load_engine
+from .engine import LoadedEngine, load_engine, load_engine_bytes
 from .loaded_engine import TOKENIZER_FILE
 from .memory import available_memory
 
@@ -30,6 +31,7 @@ from .memory import available_memory
 class Executor(_core.Executor):
     """Runs requests in in-flight batches over an engine. Also a context manager that shuts it down."""
 
+    @overload
     def __init__(
         self,
         model_path: str | Path | LoadedEngine,
@@ -37,25 +39,33 @@ class Executor(_core.Executor):
         executor_config: ExecutorConfig | None = None,
         *,
         tokenizer: Path | None = None,
-    ) -> None:
-        """Loads the engine directory (or takes what load_engine made of it) and starts.
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        engine_buffer: bytes | bytearray | memoryview,
+        json_config_str: str,
+        model_type: ModelType = ModelType.DECODER_ONLY,
+        executor_config: ExecutorConfig | None = None,
+        *,
+        tokenizer: Path | None = None,
+    ) -> None: ...
+    def __init__(self, *args: Any, tokenizer: Path | None = None, **kwargs: Any) -> None:
+        """Loads an engine and starts: Executor(model_path, model_type, executor_config).
+
+        model_path: the engine's directory, or what load_engine made of it.
+        engine_buffer, json_config_str: instead of model_path, the bytes of a native engine's rank0.engine and the text
+            of its config.json. The bytes are copied, in memory alone; adapters of the engine's directory are not there.
 
         tokenizer: the tokenizer.json of guided decoding, unless executor_config has one; None: the engine directory's.
+            An engine in memory has none.
 
         Raises ConfigError with all that is wrong with the configuration, EngineError for a damaged engine, AdapterError
         for a prefetch directory that cannot be used.
         """
-        config = ExecutorConfig() if executor_config is None else executor_config
-        if not isinstance(config, ExecutorConfig):
-            raise TypeError(f"executor_config is {config!r}; accepted: ExecutorConfig, None")
-        if not isinstance(model_type, ModelType):
-            raise TypeError(f"model_type is {model_type!r}; accepted: ModelType.DECODER_ONLY")
-        problems = config.validate()
-        if model_type != ModelType.DECODER_ONLY:
-            problems.append(f"model_type is {model_type.name}; accepted: DECODER_ONLY")
-        if problems:
-            raise ConfigError("ExecutorConfig: " + "; ".join(problems))
-        self._engine = model_path if isinstance(model_path, LoadedEngine) else load_engine(model_path)
+        in_memory = "engine_buffer" in kwargs or isinstance(args[0] if args else None, (bytes, bytearray, memoryview))
+        load, config = (_engine_in_memory if in_memory else _engine_directory)(*args, **kwargs)
+        self._engine = load()
         self._adapters = AdapterStore(self._engine)
         self._guided_decoding_config = copy.copy(config.guided_decoding_config)
         self._tokenizer_file = self._engine.directory / TOKENIZER_FILE if tokenizer is None else tokenizer
@@ -194,6 +204,42 @@ class Executor(_core.Executor):
                 self.put_adapter(lora_config)
             except AdapterError as error:
                 raise type(error)(f"{folder}: {error}") from error
+
+
+def _engine_directory(
+    model_path: str | Path | LoadedEngine,
+    model_type: ModelType = ModelType.DECODER_ONLY,
+    executor_config: ExecutorConfig | None = None,
+) -> tuple[Callable[[], LoadedEngine], ExecutorConfig]:
+    config = _checked(model_type, executor_config)
+    return lambda: model_path if isinstance(model_path, LoadedEngine) else load_engine(model_path), config
+
+
+def _engine_in_memory(
+    engine_buffer: bytes | bytearray | memoryview,
+    json_config_str: str,
+    model_type: ModelType = ModelType.DECODER_ONLY,
+    executor_config: ExecutorConfig | None = None,
+) -> tuple[Callable[[], LoadedEngine], ExecutorConfig]:
+    config = _checked(model_type, executor_config)
+    if not isinstance(json_config_str, str):
+        raise TypeError(f"json_config_str is {type(json_config_str).__name__}; accepted: str, the text of config.json")
+    return lambda: load_engine_bytes(engine_buffer, json_config_str), config
+
+
+def _checked(model_type: ModelType, executor_config: ExecutorConfig | None) -> ExecutorConfig:
+    """The configuration, before anything is loaded. Raises as Executor."""
+    config = ExecutorConfig() if executor_config is None else executor_config
+    if not isinstance(config, ExecutorConfig):
+        raise TypeError(f"executor_config is {config!r}; accepted: ExecutorConfig, None")
+    if not isinstance(model_type, ModelType):
+        raise TypeError(f"model_type is {model_type!r}; accepted: ModelType.DECODER_ONLY")
+    problems = config.validate()
+    if model_type != ModelType.DECODER_ONLY:
+        problems.append(f"model_type is {model_type.name}; accepted: DECODER_ONLY")
+    if problems:
+        raise ConfigError("ExecutorConfig: " + "; ".join(problems))
+    return config
 
 
 def _shut_down_at_exit(executor: Executor) -> None:

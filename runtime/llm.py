@@ -5,45 +5,37 @@ Prompts are given to the tokenizer as they are; the messages of a chat go throug
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, Final, overload
 
 from tokenizers import Tokenizer
 
 from .._core import (
     ConfigError,
-    ExecutorClosedError,
     ExecutorConfig,
-    FinishReason,
     GuidedDecodingParams,
     ModelType,
     OutputConfig,
     Request,
     RequestError,
-    Result,
     SamplingConfig,
 )
 from ..builder.model_cache import EngineOptions, engine_for
-from ..builder.progress import progress_on
+from ..builder.progress import Progress, SilentProgress, progress_on
+from .answer import Answer, AnswerStream, AsyncAnswer, Completion
 from .chat_template import ChatTemplate
 from .executor import Executor
 from .loaded_engine import TOKENIZER_FILE
 from .text_stream import TextStream
 
-
-@dataclass(frozen=True)
-class Completion:
-    """What one prompt gave."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+_MANY_PROMPTS: Final = 100
+"""From so many on, generate() shows on a terminal how far it is."""
 
 
 class LLM:
@@ -79,6 +71,10 @@ class LLM:
             engine_dir, ModelType.DECODER_ONLY, _with_kernels(executor_config, kernels), tokenizer=path
         )
         self._end_ids = tuple(self._executor.engine.config.pretrained_config.eos_token_id)
+        # Those that the executor runs at a time are the first that came, and each has a thread here that waits for it.
+        self._workers = ThreadPoolExecutor(
+            self._executor.engine_info.max_batch_size, thread_name_prefix="adaptrt-answers"
+        )
 
     @property
     def executor(self) -> Executor:
@@ -96,6 +92,7 @@ class LLM:
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
+        progress: bool | None = None,
     ) -> Completion: ...
     @overload
     def generate(
@@ -107,6 +104,7 @@ class LLM:
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
+        progress: bool | None = None,
     ) -> list[Completion]: ...
     def generate(
         self,
@@ -117,12 +115,14 @@ class LLM:
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
+        progress: bool | None = None,
     ) -> Completion | list[Completion]:
         """Completes one prompt, or several in one batch.
 
         lora: the name of one of the engine's adapters for all prompts, or one (or None) for each.
         stop: texts that end a completion, which ends before the first of them.
         guided_decoding_params: what completions have to be like (adaptrt[guided]).
+        progress: show on sys.stderr how many prompts are answered; None: for 100 prompts or more, on a terminal.
 
         Raises RequestError or AdapterError for a prompt that is refused; the others are cancelled then.
         """
@@ -130,7 +130,7 @@ class LLM:
         names = [lora] * len(texts) if lora is None or isinstance(lora, str) else list(lora)
         if len(names) != len(texts):
             raise RequestError(f"lora has {len(names)} names for {len(texts)} prompts")
-        answers: list[_Answer] = []
+        answers: list[Answer] = []
         try:
             for text, name in zip(texts, names, strict=True):
                 prompt = self._tokenizer.encode(text).ids
@@ -141,11 +141,15 @@ class LLM:
                         prompt, name, max_tokens, sampling_config, stop, guided_decoding_params, streaming=streaming
                     )
                 )
-            # In turns: an answer that a stop string ends is cancelled soon, whichever of them it is.
-            while any(not answer.is_final for answer in answers):
-                for answer in answers:
-                    if not answer.is_final:
+            running = answers
+            with _progress(progress, len(texts)).items("prompts", len(texts)) as advance:
+                # In turns: an answer that a stop string ends is cancelled soon, whichever of them it is.
+                while running:
+                    for answer in running:
                         answer.next_text()
+                    still_running = [answer for answer in running if not answer.is_final]
+                    advance(len(running) - len(still_running))
+                    running = still_running
         except BaseException:
             for answer in answers:
                 answer.close()
@@ -169,6 +173,30 @@ class LLM:
         """
         ids = self._tokenizer.encode(prompt).ids
         return AnswerStream(lambda: self._ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params))
+
+    def generate_async(
+        self,
+        prompt: str,
+        *,
+        lora: str | None = None,
+        max_tokens: int = 64,
+        sampling_config: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        guided_decoding_params: GuidedDecodingParams | None = None,
+        streaming: bool = False,
+    ) -> AsyncAnswer:
+        """Completes a prompt beside a running asyncio loop: `await` it for the Completion, or `async for` its text.
+
+        guided_decoding_params: what it has to be like (adaptrt[guided]).
+        streaming: pieces of text come with each token, instead of all in one.
+
+        The request is made at once; an adapter that is not cached is read from disk first. Raises what generate()
+        raises, and RuntimeError without a running loop.
+        """
+        ids = self._tokenizer.encode(prompt).ids
+        is_streaming = streaming or bool(stop)
+        answer = self._ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params, streaming=is_streaming)
+        return AsyncAnswer(answer, self._workers)
 
     def chat(
         self,
@@ -238,6 +266,7 @@ class LLM:
     def shutdown(self) -> None:
         """Ends the executor."""
         self._executor.shutdown()
+        self._workers.shutdown()
 
     def __enter__(self) -> LLM:
         return self
@@ -276,7 +305,7 @@ class LLM:
         guided_decoding_params: GuidedDecodingParams | None,
         *,
         streaming: bool = True,
-    ) -> _Answer:
+    ) -> Answer:
         text = TextStream(self._tokenizer, stop)
         request = Request(
             prompt,
@@ -289,107 +318,12 @@ class LLM:
             stop_words=[[token] for token in self._end_ids[1:]] or None,
             guided_decoding_params=guided_decoding_params,
         )
-        return _Answer(self._executor, self._executor.enqueue_request(request, adapter=lora), text, self._end_ids)
+        return Answer(self._executor, self._executor.enqueue_request(request, adapter=lora), text, self._end_ids)
 
 
-class AnswerStream(Iterator[str]):
-    """The pieces of an answer's text, as they come."""
-
-    def __init__(self, ask: Callable[[], _Answer]) -> None:
-        self._made: list[_Answer] = []
-        self._pieces = _pieces(ask, self._made)
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why the answer ended; NOT_FINISHED before that."""
-        return self._made[0].finish_reason if self._made else FinishReason.NOT_FINISHED
-
-    def __next__(self) -> str:
-        return next(self._pieces)
-
-    def close(self) -> None:
-        """Ends the stream, and cancels its request."""
-        self._pieces.close()
-
-
-# A function, not a method: the stream is given up with the last reference to it, and a method's generator would be one.
-def _pieces(ask: Callable[[], _Answer], made: list[_Answer]) -> Generator[str, None, None]:
-    answer = ask()
-    made.append(answer)
-    try:
-        while not answer.is_final:
-            if text := answer.next_text():
-                yield text
-    finally:
-        answer.close()
-
-
-class _Answer:
-    """A request that runs, and its text so far."""
-
-    def __init__(self, executor: Executor, request_id: int, stream: TextStream, end_ids: Sequence[int]) -> None:
-        self._executor = executor
-        self._request_id = request_id
-        self._stream = stream
-        self._end_ids = end_ids
-        self._tokens: list[int] = []
-        self._text: list[str] = []
-        self.finish_reason = FinishReason.NOT_FINISHED
-        self._is_running = True
-
-    @property
-    def is_final(self) -> bool:
-        """Whether all of the text is there."""
-        return self.finish_reason is not FinishReason.NOT_FINISHED
-
-    def next_text(self) -> str:
-        """Waits for the next tokens and returns what may be shown with them. Raises RequestError if it failed."""
-        text = ""
-        for response in self._executor.await_responses(self._request_id):
-            if response.has_error():
-                self._is_running = False
-                raise RequestError(f"request {response.request_id}: {response.error_msg}")
-            self._is_running = not response.result.is_final
-            text += self._take(response.result)
-        if self.is_final:
-            self.close()
-        self._text.append(text)
-        return text
-
-    def completion(self) -> Completion:
-        """All of it, when it is final."""
-        return Completion("".join(self._text), tuple(self._tokens), self.finish_reason)
-
-    def close(self) -> None:
-        """Cancels the request and takes its last response, so that nothing of it stays behind."""
-        if not self._is_running:
-            return
-        self._is_running = False
-        # The executor may be closed: then there is nothing to do.
-        with contextlib.suppress(RequestError, ExecutorClosedError):
-            self._executor.cancel_request(self._request_id)
-            while not any(
-                response.has_error() or response.result.is_final
-                for response in self._executor.await_responses(self._request_id)
-            ):
-                pass
-
-    def _take(self, result: Result) -> str:
-        text = ""
-        for token in result.output_token_ids[0]:
-            if self.is_final:
-                break
-            # The token that ends a text is no part of it.
-            if token not in self._end_ids:
-                self._tokens.append(token)
-                text += self._stream.add([token])
-            if self._stream.stopped is not None:
-                self.finish_reason = FinishReason.STOP_WORDS
-        if result.is_final and not self.is_final:
-            text += self._stream.finish()
-            is_stopped = self._stream.stopped is not None
-            self.finish_reason = FinishReason.STOP_WORDS if is_stopped else result.finish_reasons[0]
-        return text
+def _progress(asked: bool | None, num_prompts: int) -> Progress:
+    is_shown = (num_prompts >= _MANY_PROMPTS and sys.stderr.isatty()) if asked is None else asked
+    return progress_on() if is_shown else SilentProgress()
 
 
 def _with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig | None:

@@ -1,46 +1,34 @@
-"""LoraConfig: what a request says of its adapter, and how it is made from a PEFT directory."""
+"""What LoraConfig.from_peft is made of: a PEFT directory as the tensors of a request."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from .. import _core
+import numpy as np
+import numpy.typing as npt
+
+from .._core import AdapterError
 from ..builder.adapter import convert_adapter
 from .engine import LoadedEngine, load_engine
 
 
-class LoraConfig(_core.LoraConfig):
-    """A request's adapter: LoraConfig(task_id, weights, config) with the first request, LoraConfig(task_id) later."""
-
-    @classmethod
-    def from_peft(
-        cls,
-        task_id: int,
-        directory: str | Path,
-        engine: LoadedEngine | str | Path,
-        *,
-        magnitudes_normalized: bool = False,
-        replace: bool = False,
-    ) -> LoraConfig:
-        """Reads a PEFT adapter for this engine; no files are written.
-
-        `engine` is an engine directory, or what load_engine made of it (Executor.engine): that saves the reading.
-        DoRA magnitudes that are not marked as normalised are normalised by the engine's own weights, unless
-        `magnitudes_normalized` gives the caller's word that they are. Raises AdapterError that names every tensor and
-        field that cannot be used.
-        """
-        loaded = engine if isinstance(engine, LoadedEngine) else load_engine(engine)
-        layout = loaded.lora
-        if not layout.sites:
-            raise _core.AdapterError(
-                f"{directory}: the engine {loaded.directory} was built without LoRA; build it with --lora_plugin"
-            )
-        converted = convert_adapter(
-            directory,
-            storage_dtype=layout.dtype,
-            base=loaded.base_weights(),
-            shape=layout.shape,
-            num_layers=layout.num_layers,
-            magnitudes_normalized=magnitudes_normalized,
+def tensors_from_peft(
+    directory: str | Path, engine: LoadedEngine | str | Path, magnitudes_normalized: bool
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+    """The weights and the config of an adapter for this engine; see LoraConfig.from_peft."""
+    loaded = engine if isinstance(engine, LoadedEngine) else load_engine(engine)
+    layout = loaded.lora
+    if not layout.sites:
+        raise AdapterError(
+            f"{directory}: the engine {loaded.directory} was built without LoRA; build it with --lora_plugin"
         )
-        return cls(task_id, converted.weights, converted.config, replace=replace)
+    converted = convert_adapter(
+        directory,
+        storage_dtype=layout.dtype,
+        base=loaded.base_weights(),
+        shape=layout.shape,
+        num_layers=layout.num_layers,
+        magnitudes_normalized=magnitudes_normalized,
+    )
+    return converted.weights, converted.config

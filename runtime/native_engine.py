@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -60,12 +61,23 @@ def _why_chosen() -> str:
 def load_native_engine(directory: Path, config: EngineConfig) -> NativeEngine:
     """Raises EngineError for an engine file that is damaged or disagrees with config.json."""
     storage = EngineFile(directory / ENGINE_FILE, config.engine_checksum)
+    return _checked(directory, config, storage, engine_adapters(config, directory))
+
+
+def native_engine_in_memory(
+    subject: Path, config: EngineConfig, engine: bytes | bytearray | memoryview
+) -> NativeEngine:
+    """The same of an engine file's bytes, which are copied; it carries no adapters. `subject` is for messages."""
+    return _checked(subject, config, EngineFile(subject / ENGINE_FILE, config.engine_checksum, engine), {})
+
+
+def _checked(directory: Path, config: EngineConfig, storage: EngineFile, adapters: Mapping[str, Path]) -> NativeEngine:
     _check_agreement(config, storage.program, directory)
     program = bind_program(storage.program, storage.tensors, str(storage.path))
     problems = program.validate()
     if problems:
         raise EngineError(f"{storage.path}: " + "; ".join(problems))
-    return NativeEngine(directory, config, engine_adapters(config, directory), program, storage)
+    return NativeEngine(directory, config, adapters, program, storage)
 
 
 def _check_agreement(config: EngineConfig, program: Program, directory: Path) -> None:

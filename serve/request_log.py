@@ -1,9 +1,10 @@
-"""Around the application: counts each HTTP request, gives it an id, and writes a line about it where that is wanted."""
+"""Around the application: counts each HTTP request, gives it an id and a date, and writes a line of it where wanted."""
 
 from __future__ import annotations
 
 import logging
 import time
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -38,8 +39,8 @@ class RequestRecorder:
         async def send_recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                id_header = (REQUEST_ID_HEADER.encode(), record.id.encode())
-                message = {**message, "headers": [*message["headers"], id_header]}
+                added = ((REQUEST_ID_HEADER.encode(), record.id.encode()), (b"date", formatdate(usegmt=True).encode()))
+                message = {**message, "headers": [*message["headers"], *added]}
             elif not message.get("more_body", False):
                 record.is_complete = True
             await send(message)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from types import FrameType
 from typing import Final
 
 import uvicorn
+import uvloop
 
 from .._core import ConfigError
 from ..runtime.executor import Executor
 from .app import make_app
 from .options import ServerOptions
+from .protocol import LimitedHttpProtocol
 from .service import Service
 
 KEEP_ALIVE_SECONDS: Final = 75
@@ -25,25 +28,29 @@ def serve(executor: Executor, options: ServerOptions, *, on_ready: Callable[[str
     Shuts the executor down. `on_ready` is told the address. Raises ConfigError when it cannot listen there, ApiError
     for an adapter of lora_modules that cannot be served.
     """
-    asyncio.run(_serve(executor, options, on_ready))
+    uvloop.run(_serve(executor, options, on_ready))
 
 
 async def _serve(executor: Executor, options: ServerOptions, on_ready: Callable[[str], None] | None) -> None:
     listening = _listen(options)
     service = await Service.open(executor, options)
+
+    class Protocol(LimitedHttpProtocol):
+        max_head_bytes = options.limits.max_header_bytes
+
     try:
         config = uvicorn.Config(
             make_app(service),
-            http="h11",
+            http=Protocol,
             lifespan="off",
             access_log=False,  # request_log writes a line that says more
             log_level="info",
             server_header=False,
+            date_header=False,  # request_log's: uvicorn's is set by its tick
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=round(options.limits.shutdown_seconds),
-            h11_max_incomplete_event_size=options.limits.max_header_bytes,
         )
-        server = uvicorn.Server(config)
+        server = _Server(config)
         host, port = listening.getsockname()[:2]
         if on_ready is not None:
             on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
@@ -51,6 +58,23 @@ async def _serve(executor: Executor, options: ServerOptions, on_ready: Callable[
     finally:
         listening.close()
         await service.close()
+
+
+class _Server(uvicorn.Server):
+    """Sleeps until a signal comes; uvicorn's own looks ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        """On the loop."""
+        super().__init__(config)
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self._ended.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._loop.call_soon_threadsafe(self._ended.set)
 
 
 def _listen(options: ServerOptions) -> socket.socket:

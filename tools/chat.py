@@ -11,7 +11,8 @@ from typing import Final, TextIO
 
 from .._core import AdaptrtError, ConfigError, FinishReason, SamplingConfig
 from ..builder.commands import engine_flags
-from ..runtime.llm import LLM, AnswerStream
+from ..runtime.answer import AnswerStream
+from ..runtime.llm import LLM
 
 _PROMPT: Final = "> "
 _HELP: Final = """\

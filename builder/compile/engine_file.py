@@ -74,14 +74,18 @@ def write_engine_file(path: Path, program: Program, tensors: list[EngineTensor],
 class EngineFile:
     """A mapped engine file whose every byte was checked."""
 
-    def __init__(self, path: Path, checksum: str) -> None:
-        """`checksum` is what write_engine_file returned. Raises EngineError with the path and what is wrong."""
+    def __init__(self, path: Path, checksum: str, content: bytes | bytearray | memoryview | None = None) -> None:
+        """`checksum` is what write_engine_file returned; `content` stands for the file's bytes, and is copied.
+
+        Raises EngineError with the path and what is wrong.
+        """
         self.path = path
-        try:
-            self._in_use = mark_in_use(path)  # so that the cache of engines does not delete it
-        except OSError as reason:
-            raise EngineError(f"{path}: cannot be read: {reason.strerror}") from None
-        self._reader = SafetensorsReader(path, EngineError)
+        if content is None:
+            try:
+                self._in_use = mark_in_use(path)  # so that the cache of engines does not delete it
+            except OSError as reason:
+                raise EngineError(f"{path}: cannot be read: {reason.strerror}") from None
+        self._reader = SafetensorsReader(path, EngineError, content)
         metadata = self._reader.metadata
         _check_version(path, metadata)
         if _header_checksum(path, self._reader) != checksum:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
 from ..._core import AdaptrtError, CheckpointError
-from .header import LENGTH_BYTES, MAX_HEADER_BYTES, TensorSpec, parse_header
+from .header import LENGTH_BYTES, MAX_HEADER_BYTES, Header, TensorSpec, parse_header
 
 PIECE_BYTES: Final = 4 << 20
 
@@ -21,21 +21,35 @@ class SafetensorsReader:
     Arrays are read-only views of the mapping and keep it alive, also after the reader is gone.
     """
 
-    def __init__(self, path: Path, error: type[AdaptrtError] = CheckpointError) -> None:
-        """Maps the file. Raises `error` when it cannot be read or its header is damaged."""
+    def __init__(
+        self,
+        path: Path,
+        error: type[AdaptrtError] = CheckpointError,
+        content: bytes | bytearray | memoryview | None = None,
+    ) -> None:
+        """Maps the file, or memory that `content`, its bytes, are copied to.
+
+        Raises `error` when it cannot be read or its header is damaged.
+        """
         self.path = path
         self._error = error
-        try:
-            with path.open("rb") as file:
-                file_bytes = file.seek(0, 2)
-                file.seek(0)
-                length = self._header_length(file.read(LENGTH_BYTES), file_bytes)
-                header = parse_header(file.read(length), file_bytes, str(path), error)
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as reason:
-            raise error(f"{path}: cannot be read: {reason.strerror}") from None
-        self._header = header
+        if content is not None:
+            num_bytes = memoryview(content).nbytes
+            self._map = mmap.mmap(-1, max(num_bytes, 1))
+            self._map.write(content)
+            self._map.seek(0)
+            self._header = self._read_header(self._map, num_bytes)
+        else:
+            try:
+                with path.open("rb") as file:
+                    file_bytes = file.seek(0, 2)
+                    file.seek(0)
+                    self._header = self._read_header(file, file_bytes)
+                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError as reason:
+                raise error(f"{path}: cannot be read: {reason.strerror}") from None
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self._bytes.flags.writeable = False
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -99,6 +113,10 @@ class SafetensorsReader:
             return self._header.specs[name]
         except KeyError:
             raise self._error(f"{self.path}: has no tensor '{name}'") from None
+
+    def _read_header(self, file: BinaryIO | mmap.mmap, file_bytes: int) -> Header:
+        length = self._header_length(file.read(LENGTH_BYTES), file_bytes)
+        return parse_header(file.read(length), file_bytes, str(self.path), self._error)
 
     def _header_length(self, prefix: bytes, file_bytes: int) -> int:
         if len(prefix) < LENGTH_BYTES:

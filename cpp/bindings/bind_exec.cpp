@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "adaptrt/core/error.h"
 #include "adaptrt/exec/executor.h"
 #include "bindings.h"
 #include "engine_handle.h"
@@ -57,40 +58,56 @@ auto releasing_gil(Return (Executor::*method)(Arguments...) const) {
 /// Waiting looks at Python's signals this often, so that Ctrl-C ends it.
 constexpr std::chrono::milliseconds kSignalInterval{50};
 
-/// Calls await(time) in short pieces with the GIL released, until it gives something or the time is over.
+/// Calls await(time, is_last) in short pieces with the GIL released, until it gives something; the last
+/// piece, at whose end the time is over, must.
 template <class Await>
-std::vector<Response> await_interruptibly(const TimeoutArgument& timeout, Await await) {
+auto await_interruptibly(const TimeoutArgument& timeout, Await await) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
   while (true) {
     std::chrono::nanoseconds piece = kSignalInterval;
     if (timeout.value) piece = std::min(piece, *timeout.value - (Clock::now() - begin));
     const bool is_last = timeout.value && piece < kSignalInterval;
-    std::vector<Response> responses =
-        without_gil([&] { return await(std::max(piece, std::chrono::nanoseconds{0})); });
-    if (!responses.empty() || is_last) return responses;
+    auto responses =
+        without_gil([&] { return await(std::max(piece, std::chrono::nanoseconds{0}), is_last); });
+    if (responses) return std::move(*responses);
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
 }
 
 std::vector<Response> await_one(Executor& self, RequestIdArgument id, const TimeoutArgument& timeout) {
-  return await_interruptibly(timeout, [&](auto piece) { return self.await_responses(id.value, piece); });
+  return await_interruptibly(timeout, [&](auto piece, bool is_last) {
+    std::optional responses = self.await_responses(id.value, piece);
+    if (responses->empty() && !is_last) responses.reset();
+    return responses;
+  });
 }
 
-std::vector<std::vector<Response>> await_many(Executor& self, const std::vector<RequestIdArgument>& ids,
+std::vector<std::vector<Response>> await_each(Executor& self, const std::vector<RequestIdArgument>& ids,
                                               const TimeoutArgument& timeout) {
-  const auto begin = std::chrono::steady_clock::now();
-  std::vector<std::vector<Response>> all;
-  for (const RequestIdArgument id : ids) {
-    TimeoutArgument left = timeout;
-    if (left.value) *left.value -= std::chrono::steady_clock::now() - begin;
-    all.push_back(await_one(self, id, left));
-  }
-  return all;
+  std::vector<RequestId> values;
+  for (const RequestIdArgument id : ids) values.push_back(id.value);
+  return await_interruptibly(timeout, [&](auto piece, bool is_last) {
+    return self.await_responses(values, piece,
+                                is_last ? AtTimeout::kTakeWhatIsThere : AtTimeout::kTakeNothing);
+  });
 }
 
 std::vector<Response> await_any(Executor& self, const TimeoutArgument& timeout) {
-  return await_interruptibly(timeout, [&](auto piece) { return self.await_responses(piece); });
+  bool has_waited = false;
+  return await_interruptibly(timeout, [&](auto piece, bool is_last) {
+    std::optional<std::vector<Response>> responses;
+    try {
+      responses = self.await_responses(piece);
+    } catch (const ExecutorClosedError&) {
+      // Between two pieces, a shutdown ends the wait as it does during one.
+      if (!has_waited || !self.is_shut_down()) throw;
+      responses.emplace();
+    }
+    has_waited = true;
+    if (responses->empty() && !is_last && !self.is_shut_down()) responses.reset();
+    return responses;
+  });
 }
 
 /// Shuts down without the GIL, whoever drops the last reference.
@@ -126,19 +143,22 @@ void def_requests(ExecutorClass& cls) {
            "Queue all requests or, when one is refused, none. Adapters of those before it stay cached.")
       .def("await_responses", &await_one, py::arg("id"), py::arg("timeout") = TimeoutArgument{},
            "The responses of one request, as soon as there is one; [] when the time (timedelta or seconds) "
-           "is over. "
-           "Raises RequestError for a request that is unknown or whose last response was taken.")
-      .def("await_responses", &await_many, py::arg("ids"), py::arg("timeout") = TimeoutArgument{},
-           "The same for several requests, one after the other, within one timeout.")
+           "is over. For a request whose last response was taken, one response whose error_msg is 'ReqId N "
+           "has already been processed and was terminated.' Raises RequestError for an id that was never "
+           "given.")
+      .def("await_responses", &await_each, py::arg("ids"), py::arg("timeout") = TimeoutArgument{},
+           "The same for several requests, a list for each, as soon as each has a response; when the time is "
+           "over, those that have none get []. When it raises, every response is still there.")
       .def("await_responses", &await_any, py::arg("timeout") = TimeoutArgument{},
-           "All responses that are there, of any request, as soon as there is one.")
+           "All responses that are there, of any request, as soon as there is one; [] when the time is over, "
+           "or when the executor is shut down meanwhile.")
       .def(
           "get_num_responses_ready",
           [](const Executor& self, std::optional<RequestIdArgument> id) {
             return self.get_num_responses_ready(id ? std::optional(id->value) : std::nullopt);
           },
           py::arg("id") = py::none(),
-          "Responses that can be taken without waiting, of one request or of all.")
+          "Responses that can be taken without waiting, of one request or of all; 0 of one that has ended.")
       .def(
           "cancel_request", [](Executor& self, RequestIdArgument id) { self.cancel_request(id.value); },
           py::arg("id"),
@@ -150,7 +170,8 @@ void def_requests(ExecutorClass& cls) {
           "check_guide", releasing_gil(&Executor::check_guide), py::arg("guided_decoding_params"),
           "Compile a guide, so that requests with the same one are queued without delay. Raises RequestError "
           "with the reason when it cannot be compiled.")
-      .def("can_enqueue_requests", &Executor::can_enqueue_requests, "False when the queue is full.");
+      .def("can_enqueue_requests", &Executor::can_enqueue_requests,
+           "False when the queue is full, and after shutdown.");
 }
 
 void def_adapters(ExecutorClass& cls) {
@@ -186,6 +207,13 @@ void bind_executor(py::module_& module) {
           "IterationStats of the steps since the last call.")
       .def("get_latest_request_stats", &Executor::get_latest_request_stats,
            "RequestStatsPerIteration of the steps since the last call.")
+      .def(
+          "get_latest_debug_tensors",
+          [](const Executor& self) {
+            self.throw_if_closed();
+            return py::list();
+          },
+          "Always []: tensors inside the engine are not kept, and ExecutorConfig.debug_config is refused.")
       .def_property_readonly(
           "engine_info", [](const Executor& self) { return self.engine_info(); },
           "Of the engine that it runs.")

@@ -1,5 +1,6 @@
 #include <pybind11/native_enum.h>
 
+#include "accept_old_names.h"
 #include "adaptrt/exec/config.h"
 #include "adaptrt/sample/sampling_config.h"
 #include "bind_exec.h"
@@ -49,13 +50,17 @@ void bind_kv_cache_config(py::module_& module) {
       Field{"enable_block_reuse", &C::enable_block_reuse,
             "Share full blocks among requests that start with the same tokens and have the same adapter."},
       Field{"max_tokens", &C::max_tokens, "Tokens that the cache holds; None: as memory allows."},
-      Field{"max_attention_window", &C::max_attention_window,
-            "Refused unless None: it belongs to the engine."},
+      Field{
+          "max_attention_window", &C::max_attention_window,
+          "Without effect where each window is the engine's max_seq_len or more; narrower ones are refused, "
+          "because they belong to the engine."},
       Field{"sink_token_length", &C::sink_token_length, "Refused unless None or 0."},
       Field{"free_gpu_memory_fraction", &C::free_gpu_memory_fraction,
             "Of the memory that is free when the executor starts; None: 0.9."},
       Field{"host_cache_size", &C::host_cache_size, "Refused unless None or 0: there is one level."},
       Field{"onboard_blocks", &C::onboard_blocks, "Refused unless True."},
+      Field{"cross_kv_cache_fraction", &C::cross_kv_cache_fraction,
+            "Refused unless None: engines are decoders."},
       Field{"secondary_offload_min_priority", &C::secondary_offload_min_priority, "Refused unless None."},
       Field{"event_buffer_max_size", &C::event_buffer_max_size, "Refused unless 0."},
       Field{"enable_partial_reuse", &C::enable_partial_reuse,
@@ -65,23 +70,39 @@ void bind_kv_cache_config(py::module_& module) {
 
 void bind_scheduler_config(py::module_& module) {
   using Dynamic = DynamicBatchConfig;
-  bind_struct<Dynamic>(
-      module, "DynamicBatchConfig", "Refused in a SchedulerConfig.",
-      Field{"enable_batch_size_tuning", &Dynamic::enable_batch_size_tuning, ""},
-      Field{"enable_max_num_tokens_tuning", &Dynamic::enable_max_num_tokens_tuning, ""},
-      Field{"dynamic_batch_moving_average_window", &Dynamic::dynamic_batch_moving_average_window, ""});
+  auto dynamic = bind_struct<Dynamic>(
+      module, "DynamicBatchConfig",
+      "Without effect here: steps take what fits into max_batch_size and max_num_tokens.",
+      Field{"enable_batch_size_tuning", &Dynamic::enable_batch_size_tuning, "Without effect."},
+      Field{"enable_max_num_tokens_tuning", &Dynamic::enable_max_num_tokens_tuning, "Without effect."},
+      Field{"dynamic_batch_moving_average_window", &Dynamic::dynamic_batch_moving_average_window,
+            "Without effect."});
+  // Before enable_max_num_tokens_tuning came, the window was the second parameter.
+  accept_second_as(dynamic, "dynamic_batch_moving_average_window");
   using C = SchedulerConfig;
-  def_validate(bind_struct<C>(
+  bind_struct<C>(
       module, "SchedulerConfig", "Which requests run, and when.",
       Field{"capacity_scheduler_policy", &C::capacity_scheduler_policy, "When a waiting request may start."},
       Field{"context_chunking_policy", &C::context_chunking_policy,
-            "None or FIRST_COME_FIRST_SERVED; the other is refused."},
-      Field{"dynamic_batch_config", &C::dynamic_batch_config, "Refused unless None."}));
+            "How prompts share the tokens of a step; None: FIRST_COME_FIRST_SERVED. EQUAL_PROGRESS needs "
+            "enable_chunked_context."},
+      Field{"dynamic_batch_config", &C::dynamic_batch_config, "Without effect here."},
+      Field{"adapter_fairness", &C::adapter_fairness,
+            "Among requests of one priority, that one starts next for whose adapter the fewest tokens were "
+            "computed; False: the one that came first. Not in TensorRT-LLM."})
+      .def(
+          "validate",
+          [](const C& self, bool enable_chunked_context) {
+            return self.validate(enable_chunked_context).list();
+          },
+          py::arg("enable_chunked_context"),
+          "Everything that is wrong with the fields, of which some need an ExecutorConfig with "
+          "enable_chunked_context.");
 }
 
 void bind_sampling_config(py::module_& module) {
   using C = SamplingConfig;
-  def_validate(bind_struct<C, 0, 1>(
+  auto cls = bind_struct<C, 0, 1>(
       module, "SamplingConfig",
       "How the next token is chosen: the most probable one, unless top_k, top_p or min_p is given.",
       Field{"beam_width", &C::beam_width, "Refused unless 1."},
@@ -95,18 +116,20 @@ void bind_sampling_config(py::module_& module) {
       Field{"seed", &C::seed, "Of the draws; None: 0."},
       Field{"temperature", &C::temperature, "Divides the logits; 0: the most probable. None: 1."},
       Field{"min_tokens", &C::min_tokens, "end_id is forbidden before so many were generated."},
-      Field{"beam_search_diversity_rate", &C::beam_search_diversity_rate, "Refused unless None."},
+      Field{"beam_search_diversity_rate", &C::beam_search_diversity_rate, "Without effect on one beam."},
       Field{"repetition_penalty", &C::repetition_penalty, "Of tokens in prompt and output; 1: none."},
       Field{"presence_penalty", &C::presence_penalty, "Of tokens in the output, once; 0: none."},
       Field{"frequency_penalty", &C::frequency_penalty, "Of tokens in the output, each time; 0: none."},
-      Field{"length_penalty", &C::length_penalty, "Refused unless None."},
-      Field{"early_stopping", &C::early_stopping, "Refused unless None."},
+      Field{"length_penalty", &C::length_penalty, "Without effect on one beam."},
+      Field{"early_stopping", &C::early_stopping, "Without effect on one beam."},
       Field{"no_repeat_ngram_size", &C::no_repeat_ngram_size,
             "No token sequence of this length comes twice."},
       Field{"num_return_sequences", &C::num_return_sequences, "Refused unless None or 1."},
       Field{"min_p", &C::min_p,
             "Choose among tokens at least so probable as a share of the most probable one."},
-      Field{"beam_width_array", &C::beam_width_array, "Refused unless None."}));
+      Field{"beam_width_array", &C::beam_width_array, "Refused unless None."});
+  accept_old_names(cls, {{"random_seed", "seed"}, {"min_length", "min_tokens"}});
+  def_validate(cls);
 }
 
 }  // namespace
@@ -121,6 +144,8 @@ void bind_exec_config(py::module_& module) {
       .def(
           "validate", [](const LogitsPostProcessorConfig& self) { return self.validate().list(); },
           kValidateDoc);
+  bind_struct<ExtendedRuntimePerfKnobConfig>(module, "ExtendedRuntimePerfKnobConfig",
+                                             "What only tunes GPUs in TensorRT-LLM; without effect here.");
   bind_struct<ExecutorConfig>(module, "ExecutorConfig", "How an executor works.")
       .def("validate", [](const ExecutorConfig& self) { return self.validate().list(); }, kValidateDoc);
 }

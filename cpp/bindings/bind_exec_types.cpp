@@ -1,7 +1,11 @@
 #include <pybind11/native_enum.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 
+#include "accept_old_names.h"
 #include "adaptrt/core/error.h"
 #include "adaptrt/exec/request.h"
 #include "adaptrt/exec/response.h"
@@ -34,9 +38,21 @@ void bind_enums(py::module_& module) {
       .finalize();
 }
 
+Response make_failed_response(RequestId request_id, std::string error_msg,
+                              std::optional<std::uint64_t> client_id) {
+  if (error_msg.empty()) throw py::value_error("Response.error_msg is empty; accepted: a text, or a Result");
+  return {request_id, client_id, std::move(error_msg), {}};
+}
+
 void bind_response(py::module_& module) {
-  bind_readonly_struct<Result>(module, "Result", "What a request has generated.");
+  bind_struct<Result>(module, "Result", "What a request has generated.");
   py::class_<Response>(module, "Response", "A result, or the reason why there is none.")
+      .def(py::init(&make_failed_response), py::arg("request_id"), py::arg("error_msg"),
+           py::arg("client_id") = py::none(), "With the reason why there is no result.")
+      .def(py::init([](RequestId request_id, Result result, std::optional<std::uint64_t> client_id) {
+             return Response{request_id, client_id, "", std::move(result)};
+           }),
+           py::arg("request_id"), py::arg("result"), py::arg("client_id") = py::none())
       .def_readonly("request_id", &Response::request_id, "What enqueue_request returned.")
       .def_readonly("client_id", &Response::client_id, "The request's client_id.")
       .def("has_error", &Response::has_error, "Whether there is a reason instead of a result.")
@@ -72,6 +88,27 @@ void bind_response(py::module_& module) {
           }));
 }
 
+void bind_kv_cache_retention(py::module_& module) {
+  bind_struct<TokenRangeRetentionConfig, 3>(
+      module, "TokenRangeRetentionConfig",
+      "How long the KV blocks of a range of a prompt's tokens should stay cached when nobody uses them.");
+  auto config = bind_struct<KvCacheRetentionConfig>(
+      module, "KvCacheRetentionConfig",
+      "How long a request's KV blocks should stay cached when nobody uses them. A block takes the priority "
+      "of "
+      "the range that has its first token; where none has, it keeps what it has, 35 at first.");
+  config.def(
+      "validate", [](const KvCacheRetentionConfig& self) { return self.validate().list(); },
+      "Everything that is wrong with the fields; empty when nothing is.");
+  // TensorRT-LLM's newest name, and those before it.
+  config.attr("TokenRangeRetentionConfig") = module.attr("TokenRangeRetentionConfig");
+  config.attr("TokenRangeRetentionPriority") = module.attr("TokenRangeRetentionConfig");
+  config.def_property_readonly(
+      "token_range_retention_priorities",
+      [](const KvCacheRetentionConfig& self) { return self.token_range_retention_configs; },
+      "The older name of token_range_retention_configs.");
+}
+
 template <class Stats>
 void bind_stats(py::module_& module, const char* name, const char* doc) {
   bind_struct<Stats>(module, name, doc)
@@ -84,11 +121,16 @@ void bind_stats(py::module_& module, const char* name, const char* doc) {
 
 void bind_exec_types(py::module_& module) {
   bind_enums(module);
+  bind_kv_cache_retention(module);
   bind_struct<OutputConfig>(module, "OutputConfig", "What a Result has besides the tokens.");
-  bind_struct<Request, 2, 2>(module, "Request", "A prompt, and what is wanted of it.")
-      .attr("BATCHED_POST_PROCESSOR_NAME") = kBatchedPostProcessorName;
+  auto request = bind_struct<Request, 2, 2>(module, "Request", "A prompt, and what is wanted of it.");
+  accept_old_names(request, {{"max_new_tokens", "max_tokens"}});
+  request.attr("BATCHED_POST_PROCESSOR_NAME") = kBatchedPostProcessorName;
   bind_response(module);
   bind_struct<KvCacheStats>(module, "KvCacheStats", "The KV cache.");
+  bind_struct<StaticBatchingStats>(module, "StaticBatchingStats", "A step of a static batch: there is none.");
+  bind_struct<DisServingRequestStats>(module, "DisServingRequestStats",
+                                      "A request whose prompt another executor computed: there is none.");
   bind_struct<InflightBatchingStats>(module, "InflightBatchingStats", "The batch of a step.");
   bind_stats<IterationStats>(module, "IterationStats", "A step.");
   bind_stats<RequestStats>(module, "RequestStats", "A request after a step.");

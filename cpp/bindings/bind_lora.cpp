@@ -99,6 +99,24 @@ void bind_lora_config(py::module_& module) {
            py::arg("task_id"), py::arg("weights") = py::none(), py::arg("config") = py::none(),
            py::arg("replace") = false,
            "With replace=True other weights may be sent under a task_id that is cached.")
+      .def_static(
+          "from_peft",
+          [](const FieldArgument<std::uint64_t>& task_id, const py::object& directory,
+             const py::object& engine, bool magnitudes_normalized, bool replace) {
+            const py::object convert =
+                py::module_::import("adaptrt.runtime.lora_config").attr("tensors_from_peft");
+            const py::tuple tensors = convert(directory, engine, magnitudes_normalized);
+            return make_lora_config(detail::field_value(task_id, "LoraConfig", "task_id"), tensors[0],
+                                    tensors[1], replace);
+          },
+          py::arg("task_id"), py::arg("directory"), py::arg("engine"), py::kw_only(),
+          py::arg("magnitudes_normalized") = false, py::arg("replace") = false,
+          "Reads a PEFT adapter for an engine; no files are written. `engine` is an engine directory, or "
+          "what "
+          "load_engine made of it (Executor.engine): that saves the reading. DoRA magnitudes that are not "
+          "marked as normalised are normalised by the engine's own weights, unless `magnitudes_normalized` "
+          "gives the caller's word that they are. Raises AdapterError that names every tensor and field that "
+          "cannot be used.")
       .def_readonly("task_id", &LoraConfig::task_id)
       .def_property_readonly(
           "weights", [](const LoraConfig& self) { return array_of(self.weights); }, "The array, or None.")
@@ -141,16 +159,10 @@ void bind_cache_config(py::module_& module) {
       Field{"page_bytes", &LoraCacheSizes::page_bytes, "Bytes of a device page."},
       Field{"device_pages", &LoraCacheSizes::device_pages, "Pages of the device level."});
   module.def(
-      "resolve_cache_sizes",
-      [](const PeftCacheConfig& config, const LoraLayout& layout, std::size_t free_bytes,
-         bool has_copy_streams) {
-        return resolve_cache_sizes(config, layout, {free_bytes, has_copy_streams});
-      },
-      py::arg("config"), py::arg("layout"), py::arg("free_bytes"), py::arg("has_copy_streams") = false,
+      "resolve_cache_sizes", &resolve_cache_sizes, py::arg("config"), py::arg("layout"),
+      py::arg("free_bytes"),
       "LoraCacheSizes for an engine with this LoraLayout; free_bytes is the memory that is free for the "
-      "device "
-      "level, has_copy_streams whether it is a device's own. Raises ConfigError, with both figures where a "
-      "level is too small.");
+      "device level. Raises ConfigError, with both figures where a level is too small.");
 }
 
 /// What a request holds. A class of its own, because every admit() is a user of its own.

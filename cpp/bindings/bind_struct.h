@@ -70,24 +70,78 @@ struct Accepted<std::optional<Value>> {
   static std::string text() { return "None, " + Accepted<Value>::text(); }
 };
 
+/// How deep the lists of integers are that a member holds, optional or not; 0 for other members.
+template <class Member>
+inline constexpr int kIntegerDepth = 0;
+template <std::integral Value>
+inline constexpr int kIntegerDepth<std::vector<Value>> = 1;
+template <std::integral Value>
+inline constexpr int kIntegerDepth<std::vector<std::vector<Value>>> = 2;
+template <class Value>
+inline constexpr int kIntegerDepth<std::optional<Value>> = kIntegerDepth<Value>;
+
+/// A NumPy array of an array or tensor of any library, which shares its memory where it can; None for other
+/// objects.
+inline pybind11::object array_from(pybind11::handle given) {
+  const pybind11::module_ numpy = pybind11::module_::import("numpy");
+  if (pybind11::hasattr(given, "__array__")) return numpy.attr("asarray")(given);
+  if (pybind11::hasattr(given, "__dlpack__")) return numpy.attr("from_dlpack")(given);
+  return pybind11::none();
+}
+
+/// Arrays and tensors of integers as lists, also those in a list of `depth` > 1; other objects as they are.
+/// None for an array of another kind.
+inline pybind11::object integers_of(const pybind11::object& given, int depth) {
+  if (given.is_none()) return given;
+  if (PyList_Check(given.ptr()) == 0 && PyTuple_Check(given.ptr()) == 0) {
+    const pybind11::object array = array_from(given);
+    if (array.is_none()) return given;
+    const std::string kind = pybind11::str(array.attr("dtype").attr("kind"));
+    return kind == "i" || kind == "u" ? array.attr("tolist")() : pybind11::object(pybind11::none());
+  }
+  if (depth == 1) return given;
+  pybind11::list lists;
+  for (const pybind11::handle item : given) {
+    lists.append(integers_of(pybind11::reinterpret_borrow<pybind11::object>(item), depth - 1));
+  }
+  return lists;
+}
+
 /// The value of the field `name` of `title`. Throws TypeError with both, what was given, and what is
 /// accepted.
 template <class Member>
 Member field_value(const FieldArgument<Member>& argument, const std::string& title, const char* name) {
   try {
-    // pybind11 would take a set for a list, in whatever order it has.
-    if (PyAnySet_Check(argument.given.ptr()) == 0) return argument.given.template cast<Member>();
+    if constexpr (std::is_same_v<Member, bool>) {
+      // Without conversions, of which there is one for every object.
+      pybind11::detail::make_caster<bool> value;
+      if (value.load(argument.given, false)) return pybind11::detail::cast_op<bool>(value);
+    } else if (PyAnySet_Check(argument.given.ptr()) == 0) {  // pybind11 would take a set for a list
+      if constexpr (kIntegerDepth<Member> > 0) {
+        const pybind11::object integers = integers_of(argument.given, kIntegerDepth<Member>);
+        if (!integers.is_none() || argument.given.is_none()) return integers.template cast<Member>();
+      } else {
+        return argument.given.template cast<Member>();
+      }
+    }
   } catch (const pybind11::cast_error&) {
     // Told below, with the field's name.
   } catch (const pybind11::reference_cast_error&) {
     // None where a struct must be.
+  } catch (pybind11::error_already_set& error) {
+    if (!error.matches(PyExc_TypeError)) throw;  // an array that does not give its values away
   }
   const pybind11::object type = pybind11::type::handle_of(argument.given).attr("__name__");
   throw pybind11::type_error(pybind11::str("{}.{} is {!r:.80} ({}); accepted: {}")
                                  .format(title, name, argument.given, type, Accepted<Member>::text()));
 }
 
-/// True for std::optional of a bound class, whose property hands out a reference to the value inside.
+/// Whether std::optional of a bound class means the same without a value and with a default one. Then its
+/// property hands out a reference to the value inside, which None resets; otherwise a copy.
+template <class Value>
+inline constexpr bool kNoneIsDefault = false;
+
+/// True for std::optional of a bound class.
 template <class Member>
 struct IsOptionalClass : std::false_type {};
 template <class Value>
@@ -100,18 +154,28 @@ struct IsVector : std::false_type {};
 template <class Value>
 struct IsVector<std::vector<Value>> : std::true_type {};
 
+/// True for members that may be destroyed while their struct lives.
+template <class Member>
+constexpr bool is_handed_out_as_copy() {
+  if constexpr (IsOptionalClass<Member>::value) {
+    return !kNoneIsDefault<typename Member::value_type>;
+  } else {
+    return IsVector<Member>::value;
+  }
+}
+
 template <class Struct, class Member>
 void def_field(pybind11::class_<Struct>& cls, const char* title, const Field<Struct, Member>& field) {
   cls.def_property(
       field.name,
       pybind11::cpp_function(
           [member = field.member](const Struct& self) -> const Member& { return self.*member; },
-          IsVector<Member>::value ? pybind11::return_value_policy::copy
-                                  : pybind11::return_value_policy::reference_internal),
+          is_handed_out_as_copy<Member>() ? pybind11::return_value_policy::copy
+                                          : pybind11::return_value_policy::reference_internal),
       [title = std::string(title), field](Struct& self, const FieldArgument<Member>& argument) {
         Member value = field_value(argument, title, field.name);
         Member& place = self.*(field.member);
-        if constexpr (IsOptionalClass<Member>::value) {
+        if constexpr (IsOptionalClass<Member>::value && !is_handed_out_as_copy<Member>()) {
           // References to the value may be held in Python, so None resets it where it is instead of
           // destroying it.
           if (!value && place) {
@@ -186,9 +250,10 @@ void def_pickle(pybind11::class_<Struct>& cls, const Field<Struct, Members>&... 
 }  // namespace detail
 
 /// Binds a struct of plain values from the table of its fields, in the order of the constructor's parameters:
-/// construction with the struct's own defaults, properties (structs inside it are changed in place), ==,
-/// repr, pickle and copy. The first kRequired parameters must be given, those from kPositional on by keyword.
-/// Types of fields must be bound before. Returns the class, for more methods.
+/// construction with the struct's own defaults, properties (structs inside it are changed in place; of those
+/// that may be None, only the ones that kNoneIsDefault names), ==, repr, pickle and copy. The first kRequired
+/// parameters must be given, those from kPositional on by keyword. Types of fields must be bound before.
+/// Returns the class, for more methods.
 template <class Struct, std::size_t kRequired = 0, std::size_t kPositional = kAllPositional, class... Members>
 pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name, const char* doc,
                                      Field<Struct, Members>... fields) {
@@ -214,20 +279,6 @@ pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name
         return bind_struct<Struct, kRequired, kPositional>(module, name, doc, fields...);
       },
       fields_of(static_cast<const Struct*>(nullptr)));
-}
-
-/// Binds a struct that only C++ makes: properties without setters, repr and pickle.
-template <class Struct>
-pybind11::class_<Struct> bind_readonly_struct(pybind11::module_& module, const char* name, const char* doc) {
-  pybind11::class_<Struct> cls(module, name, doc);
-  std::apply(
-      [&](const auto&... fields) {
-        (cls.def_readonly(fields.name, fields.member, fields.doc), ...);
-        detail::def_repr(cls, name, fields...);
-        detail::def_pickle(cls, fields...);
-      },
-      fields_of(static_cast<const Struct*>(nullptr)));
-  return cls;
 }
 
 }  // namespace adaptrt::bindings

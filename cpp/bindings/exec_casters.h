@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,8 +23,10 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/exec/response.h"
 #include "adaptrt/exec/unsupported.h"
+#include "adaptrt/lora/peft_cache_config.h"
 #include "adaptrt/sample/log_softmax.h"
 #include "bind_struct.h"
+#include "kept_object.h"
 #include "post_processor.h"
 
 namespace adaptrt::bindings {
@@ -33,12 +36,8 @@ struct detail::Accepted<PostProcessorFunction> {
   static std::string text() { return "function"; }
 };
 template <>
-struct detail::Accepted<std::map<std::string, PostProcessorFunction>> {
-  static std::string text() { return "dict of functions"; }
-};
-template <>
-struct detail::Accepted<TokenBias> {
-  static std::string text() { return "numbers [vocab_size]"; }
+struct detail::Accepted<std::map<std::string, std::optional<PostProcessorFunction>>> {
+  static std::string text() { return "dict of names to functions or None"; }
 };
 
 /// How long a call may wait; nullopt: for ever. None, datetime.timedelta, or seconds.
@@ -66,6 +65,34 @@ inline std::optional<double> seconds_of(pybind11::handle source) {
   return std::isnan(seconds) ? std::nullopt : std::optional(seconds);
 }
 
+/// Any object, for fields that are kept and not looked into.
+class PythonValue final : public ForeignValue {
+ public:
+  explicit PythonValue(pybind11::object value) : kept_(std::move(value)) {}
+  [[nodiscard]] std::string type_name() const override {
+    const pybind11::gil_scoped_acquire gil;
+    return pybind11::str(pybind11::type::handle_of(kept_.object).attr("__name__"));
+  }
+  [[nodiscard]] bool equals(const ForeignValue& other) const override {
+    return kept_.object.equal(dynamic_cast<const PythonValue&>(other).kept_.object);
+  }
+  [[nodiscard]] pybind11::object object() const { return kept_.object; }
+
+ private:
+  KeptObject kept_;
+};
+
+namespace detail {
+
+template <>
+inline constexpr bool kNoneIsDefault<PeftCacheConfig> = true;
+
+template <>
+struct Accepted<FloatTensor> {
+  static std::string text() { return "array or list of floats"; }
+};
+
+}  // namespace detail
 }  // namespace adaptrt::bindings
 
 namespace pybind11::detail {
@@ -75,17 +102,15 @@ struct type_caster<adaptrt::Unsupported> {
   PYBIND11_TYPE_CASTER(adaptrt::Unsupported, const_name("object | None"));
 
   bool load(handle source, bool /*convert*/) {
-    value.type_name.clear();
+    value.value.reset();
     if (source.is_none()) return true;
-    value.type_name = isinstance<str>(source) ? source.cast<std::string>()
-                                              : type::handle_of(source).attr("__name__").cast<std::string>();
+    value.value = std::make_shared<const adaptrt::bindings::PythonValue>(reinterpret_borrow<object>(source));
     return true;
   }
 
-  /// What was given is not kept: the name of its type stands for it.
   static handle cast(const adaptrt::Unsupported& field, return_value_policy /*policy*/, handle /*parent*/) {
     if (!field.is_set()) return none().release();
-    return str(field.type_name).release();
+    return dynamic_cast<const adaptrt::bindings::PythonValue&>(*field.value).object().release();
   }
 };
 
@@ -169,21 +194,6 @@ struct type_caster<adaptrt::TokenLogProb> {
   }
 };
 
-namespace adaptrt_casters {
-
-/// A read-only float32 array that shares the values' memory.
-inline handle array_of(const std::shared_ptr<const std::vector<float>>& values, std::vector<ssize_t> shape) {
-  using Owner = std::shared_ptr<const std::vector<float>>;
-  auto owned = std::make_unique<Owner>(values);
-  const capsule owner(owned.release(),
-                      [](void* pointer) { std::default_delete<Owner>{}(static_cast<Owner*>(pointer)); });
-  array_t<float> result(std::move(shape), values->data(), owner);
-  array_proxy(result.ptr())->flags &= ~npy_api::NPY_ARRAY_WRITEABLE_;
-  return result.release();
-}
-
-}  // namespace adaptrt_casters
-
 /// Any callable.
 template <>
 struct type_caster<adaptrt::PostProcessorFunction> {
@@ -201,31 +211,21 @@ struct type_caster<adaptrt::PostProcessorFunction> {
   }
 };
 
-/// Anything that NumPy makes a row of float32 of, a torch tensor in CPU memory too.
-template <>
-struct type_caster<adaptrt::TokenBias> {
-  PYBIND11_TYPE_CASTER(adaptrt::TokenBias,
-                       io_name("numpy.typing.ArrayLike", "numpy.typing.NDArray[numpy.float32]"));
-
-  bool load(handle source, bool /*convert*/) {
-    const auto given = array_t<float, array::c_style | array::forcecast>::ensure(source);
-    if (!given || given.ndim() != 1) return false;
-    value = std::vector<float>(given.data(), given.data() + given.size());
-    return true;
-  }
-
-  static handle cast(const adaptrt::TokenBias& bias, return_value_policy /*policy*/, handle /*parent*/) {
-    return adaptrt_casters::array_of(bias.values, {static_cast<ssize_t>(bias.values->size())});
-  }
-};
-
+/// A read-only float32 array that shares the tensor's memory.
 template <>
 struct type_caster<adaptrt::FloatTensor> {
-  PYBIND11_TYPE_CASTER(adaptrt::FloatTensor, const_name("numpy.typing.NDArray[numpy.float32]"));
+  PYBIND11_TYPE_CASTER(adaptrt::FloatTensor,
+                       io_name("numpy.typing.ArrayLike", "numpy.typing.NDArray[numpy.float32]"));
 
-  /// Copies, for pickles.
+  /// Copies arrays of any library that NumPy can read, of real numbers, and lists of such numbers.
   bool load(handle source, bool /*convert*/) {
-    const auto given = array_t<float, array::c_style>::ensure(source);
+    const object shared = adaptrt::bindings::detail::array_from(source);
+    const array plain = array::ensure(shared.is_none() ? source : handle(shared));
+    if (!plain) return false;
+    const std::string kind = str(plain.dtype().attr("kind"));
+    const bool is_real = kind == "f" || kind == "i" || kind == "u";
+    if (!is_real && str(plain.dtype()).cast<std::string>() != "bfloat16") return false;
+    const auto given = array_t<float, array::c_style | array::forcecast>::ensure(plain);
     if (!given) return false;
     value.values = std::make_shared<const std::vector<float>>(given.data(), given.data() + given.size());
     value.shape.assign(given.shape(), given.shape() + given.ndim());
@@ -233,8 +233,14 @@ struct type_caster<adaptrt::FloatTensor> {
   }
 
   static handle cast(const adaptrt::FloatTensor& tensor, return_value_policy /*policy*/, handle /*parent*/) {
-    return adaptrt_casters::array_of(tensor.values,
-                                     std::vector<ssize_t>(tensor.shape.begin(), tensor.shape.end()));
+    using Owner = std::shared_ptr<const std::vector<float>>;
+    auto owned = std::make_unique<Owner>(tensor.values);
+    const capsule owner(owned.release(),
+                        [](void* pointer) { std::default_delete<Owner>{}(static_cast<Owner*>(pointer)); });
+    array_t<float> result(std::vector<ssize_t>(tensor.shape.begin(), tensor.shape.end()),
+                          tensor.values->data(), owner);
+    array_proxy(result.ptr())->flags &= ~npy_api::NPY_ARRAY_WRITEABLE_;
+    return result.release();
   }
 };
 

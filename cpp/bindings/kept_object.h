@@ -10,6 +10,10 @@ namespace adaptrt::bindings {
 struct KeptObject {
   explicit KeptObject(pybind11::object kept) : object(std::move(kept)) {}
   ~KeptObject() {
+    if (Py_IsInitialized() == 0) {  // after the interpreter's end there is nobody to give it back to
+      static_cast<void>(object.release());
+      return;
+    }
     const pybind11::gil_scoped_acquire gil;
     object = pybind11::object();
   }

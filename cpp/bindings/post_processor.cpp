@@ -71,7 +71,9 @@ class PythonPostProcessor final : public LogitsPostProcessor {
     for (auto& row : rows) row.error = error;
   }
 
-  [[nodiscard]] const void* identity() const override { return function_.object.ptr(); }
+  [[nodiscard]] bool equals(const LogitsPostProcessor& other) const override {
+    return function().equal(dynamic_cast<const PythonPostProcessor&>(other).function());
+  }
   [[nodiscard]] const py::object& function() const { return function_.object; }
 
  private:

@@ -18,7 +18,6 @@ from ..._core import (
     StepRecord,
     amx_is_permitted,
 )
-from ...runtime.lora_config import LoraConfig as PeftLoraConfig
 from ...runtime.native_engine import NativeEngine
 from .alternating import Alternation, alternating_pairs
 from .batches import adapter_of, batch_adapters, prompts_of, requests_of
@@ -250,7 +249,7 @@ class Bench:
                 return first_token_seconds(bench.executor, prompt, LoraConfig(task))
             directory = self._peft_directory(scenario)
             with _Timer() as reading:
-                adapter = PeftLoraConfig.from_peft(task, directory, bench.engine)
+                adapter = LoraConfig.from_peft(task, directory, bench.engine)
             return reading.seconds + first_token_seconds(bench.executor, prompt, adapter)
         finally:
             bench.executor.unload_adapter(task)

@@ -65,8 +65,15 @@ def _class(name: str, cls: type, module: str) -> list[str]:
             body += [f"    {line}".rstrip() for line in _class(attribute, value, module)]
         elif isinstance(value, property):
             body += _property(attribute, value, module)
+        elif isinstance(value, type):
+            body.append(f"    {attribute}: typing.Any")  # a class of the module by another name
         elif callable(value):
+            if isinstance(value, staticmethod):
+                body.append("    @staticmethod")
+                value = value.__func__
             body += _function(attribute, value.__doc__ or "", module, indent="    ")
+        elif isinstance(value, str) and not attribute.startswith("__"):
+            body.append(f"    {attribute}: typing.Final = {value!r}")
     return [f"class {name}{bases}:", *body, ""] if body else [f"class {name}{bases}: ...", ""]
 
 

@@ -11,6 +11,10 @@ namespace {
 /// Multiply-adds that are worth a chunk of a loop.
 constexpr std::int64_t kMacsPerChunk = 1 << 17;
 
+/// Bytes of an output that are written past the caches, where kernels can: before the next op has read so
+/// many, most would be gone from them, and fetching lines only to write to them takes as long as writing.
+constexpr std::int64_t kStreamedBytes = 1 << 20;
+
 /// One linear op in one step: which columns a task makes, and how.
 ///
 /// A unit is a panel of columns, of both parts where they are gated; a task is a unit times a block of rows.
@@ -25,7 +29,9 @@ class Linear {
         output_(step.buffer(op.output)),
         base_(op, step),
         adapters_(op, step),
-        tiling_(base_.tiling()) {}
+        tiling_(base_.tiling()),
+        streams_(step.kernels.stream_rows != nullptr && op.epilogue != LinearEpilogue::kAdd &&
+                 step.rows * row_bytes(output_) >= kStreamedBytes) {}
 
   void run() const {
     base_.prepare(!adapters_.is_empty());
@@ -205,10 +211,25 @@ class Linear {
     }
   }
 
+  static std::int64_t row_bytes(const Buffer& buffer) {
+    return buffer.width * static_cast<std::int64_t>(size_of(buffer.dtype));
+  }
+
+  /// Copies the first `bytes` of each row of a tile to the output, where rows begin at `out`.
+  void stream(const float* tile, RowRange rows, std::int64_t bytes, std::byte* out) const {
+    step_.kernels.stream_rows(reinterpret_cast<const std::byte*>(tile), kPanelColumns * sizeof(float),
+                              rows.end - rows.begin, bytes, out, row_bytes(output_));
+  }
+
   void store(Place place, const float* sums, RowRange rows) const {
     const std::int64_t width = panel_width(op_.parts[place.part].weight.n, place.panel);
     std::int64_t column = place.panel * kPanelColumns;
     for (std::size_t before = 0; before < place.part; ++before) column += op_.parts[before].weight.n;
+    if (streams_) {
+      stream(sums, rows, width * static_cast<std::int64_t>(sizeof(float)),
+             reinterpret_cast<std::byte*>(step_.float_row(op_.output, rows.begin) + column));
+      return;
+    }
     for (std::int64_t row = rows.begin; row < rows.end; ++row, sums += kPanelColumns) {
       float* out = step_.float_row(op_.output, row) + column;
       if (op_.epilogue == LinearEpilogue::kAdd) {
@@ -219,14 +240,17 @@ class Linear {
     }
   }
 
-  void store_gated(std::int64_t panel, const float* gated, const float* linear, RowRange rows) const {
+  /// Where the output is streamed, the product takes the place of `gated` before.
+  void store_gated(std::int64_t panel, float* gated, const float* linear, RowRange rows) const {
     const std::int64_t width = panel_width(op_.parts[0].weight.n, panel);
-    const std::size_t column = static_cast<std::size_t>(panel * kPanelColumns) * size_of(output_.dtype);
-    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-      step_.kernels.silu_mul(gated, linear, width, step_.row(op_.output, row) + column, output_.dtype);
-      gated += kPanelColumns;
-      linear += kPanelColumns;
+    const auto element = static_cast<std::int64_t>(size_of(output_.dtype));
+    std::byte* out = step_.row(op_.output, rows.begin) + panel * kPanelColumns * element;
+    for (std::int64_t i = 0; i < rows.end - rows.begin; ++i) {
+      float* row = gated + i * kPanelColumns;
+      std::byte* to = streams_ ? reinterpret_cast<std::byte*>(row) : out + i * row_bytes(output_);
+      step_.kernels.silu_mul(row, linear + i * kPanelColumns, width, to, output_.dtype);
     }
+    if (streams_) stream(gated, rows, width * element, out);
   }
 
   const LinearOp& op_;
@@ -236,6 +260,7 @@ class Linear {
   BaseProduct base_;
   AdapterProduct adapters_;
   Tiling tiling_;
+  bool streams_;  ///< the output
 };
 
 }  // namespace

@@ -61,10 +61,13 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
   max_tokens = request.max_tokens;
   adapter = std::move(host_adapter);
   cache_salt = request.cache_salt_id;
+  if (request.kv_cache_retention_config) {
+    retention = std::make_shared<const KvCacheRetentionConfig>(*request.kv_cache_retention_config);
+  }
   tokens.reserve(request.input_token_ids.size() + static_cast<std::size_t>(max_tokens));
   tokens = request.input_token_ids;
 
-  if (request.allotted_time_ms) deadline_ = Clock::now() + *request.allotted_time_ms;
+  if (request.allotted_time_ms) deadline_ = arrival + *request.allotted_time_ms;
   if (output_.return_log_probs) log_probs_.reserve(static_cast<std::size_t>(max_tokens));
   const auto row = static_cast<std::size_t>(vocab_size);
   if (output_.return_prompt_log_probs) {

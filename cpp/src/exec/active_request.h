@@ -65,10 +65,9 @@ class ActiveRequest final : public Sequence {
   [[nodiscard]] Response make_response(FinishReason reason);
   [[nodiscard]] Response make_error(std::string reason) const;
 
+  const Clock::time_point arrival = Clock::now();
   /// Began to run, so that it does not count as queued any more.
   bool has_started = false;
-  /// What it is answered with instead of being run.
-  std::optional<std::string> failure;
 
  private:
   [[nodiscard]] std::int32_t num_output_tokens() const {

@@ -27,7 +27,7 @@ void require_at_least(Problems& problems, std::string_view name, const std::opti
 void require_none(Problems& problems, std::string_view name, const Unsupported& field,
                   std::string_view reason) {
   if (!field.is_set()) return;
-  problems.add(std::string(name) + " is given (" + field.type_name + "); accepted: None, because " +
+  problems.add(std::string(name) + " is given (" + field.value->type_name() + "); accepted: None, because " +
                std::string(reason));
 }
 
@@ -55,7 +55,7 @@ Problems ExecutorConfig::validate() const {
     problems.add("max_beam_width is " + std::to_string(max_beam_width) +
                  "; accepted: 1, beam search is not supported");
   }
-  problems.add_all("scheduler_config.", scheduler_config.validate());
+  problems.add_all("scheduler_config.", scheduler_config.validate(enable_chunked_context));
   problems.add_all("kv_cache_config.", kv_cache_config.validate());
   if (peft_cache_config) problems.add_all("peft_cache_config.", peft_cache_config->validate());
   if (logits_post_processor_config) {
@@ -87,14 +87,15 @@ Problems ExecutorConfig::validate() const {
   require_none(problems, "parallel_config", parallel_config, "one process runs the whole model");
   require_none(problems, "decoding_config", decoding_config, "tokens are generated one at a time");
   require_none(problems, "spec_dec_config", spec_dec_config, "speculative decoding is not supported");
+  require_none(problems, "debug_config", debug_config, "tensors inside the engine are not kept");
+  require_none(problems, "additional_model_outputs", additional_model_outputs,
+               "the engine has no outputs but the logits");
+  require_none(problems, "cache_transceiver_config", cache_transceiver_config,
+               "prompts are computed where their tokens are generated");
+  require_at_least(problems, "recv_poll_period_ms", recv_poll_period_ms, 0);
   if (gpu_weights_percent != 1.0) {
     problems.add("gpu_weights_percent is " + std::to_string(gpu_weights_percent) +
                  "; accepted: 1.0, weights are mapped as a whole");
-  }
-  if (max_seq_idle_microseconds != ExecutorConfig{}.max_seq_idle_microseconds) {
-    problems.add("max_seq_idle_microseconds is " + std::to_string(max_seq_idle_microseconds) +
-                 "; accepted: " + std::to_string(ExecutorConfig{}.max_seq_idle_microseconds) +
-                 ", paused requests are not dropped (Request.allotted_time_ms limits a request's time)");
   }
   return problems;
 }
@@ -103,6 +104,14 @@ Problems ExecutorConfig::validate(const EngineInfo& engine) const {
   Problems problems = validate();
   require_at_most(problems, "max_batch_size", max_batch_size, engine.max_batch_size);
   require_at_most(problems, "max_num_tokens", max_num_tokens, engine.max_num_tokens);
+  for (const std::int64_t window :
+       kv_cache_config.max_attention_window.value_or(std::vector<std::int64_t>{})) {
+    if (window >= engine.max_seq_len) continue;
+    problems.add("kv_cache_config.max_attention_window has " + std::to_string(window) +
+                 "; accepted: None, or windows of the engine's max_seq_len " +
+                 std::to_string(engine.max_seq_len) + " or more, because narrower ones belong to the engine");
+    break;
+  }
   if (!kernels.empty() && kernels != engine.kernels) {
     problems.add("kernels is '" + kernels + "'; the engine " +
                  (engine.kernels.empty() ? "runs on a device and takes none" : "runs " + engine.kernels));

@@ -26,9 +26,9 @@ std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine&
                                            std::size_t& available_memory) {
   const PeftCacheConfig cache_config = config.peft_cache_config.value_or(PeftCacheConfig{});
   const auto on_device = engine.free_device_memory();
-  const DeviceMemory device{on_device.value_or(available_memory), on_device.has_value()};
   const LoraLayout& layout = engine.info().lora;
-  const LoraCacheSizes sizes = resolve_cache_sizes(cache_config, layout, device);
+  const LoraCacheSizes sizes =
+      resolve_cache_sizes(cache_config, layout, on_device.value_or(available_memory));
   if (layout.sites.empty()) return nullptr;
   // The device level is allocated now; the host level grows with what is sent.
   if (!on_device) {
@@ -94,26 +94,25 @@ class Executor::Impl {
     std::vector<RequestId> ids;
     try {
       std::vector<std::unique_ptr<ActiveRequest>> active;
+      std::vector<Response> errors;
       for (const auto& request : requests) {
         std::shared_ptr<TokenGuide> guide;
-        auto failure = request.failure(engine_->info());
-        if (!failure && request.guided_decoding_params) {
-          try {
-            guide = guides_.begin(*request.guided_decoding_params);
-          } catch (const RequestError& error) {
-            failure = error.what();
-          }
+        if (auto error = error_to_answer(request, guide); !error.empty()) {
+          ids.push_back(next_id_.fetch_add(1));
+          errors.push_back({ids.back(), request.client_id, std::move(error), {}});
+          continue;
         }
         auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
         ids.push_back(next_id_.fetch_add(1));
         active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, std::move(adapter),
                                                          std::move(guide), post_processor_of(request),
                                                          engine_->info().vocab_size));
-        active.back()->failure = std::move(failure);
       }
       board_.open(ids);
       expect_adapters(active);
       queue_.submit(active);
+      queue_.release(errors.size());
+      for (Response& error : errors) board_.post(std::move(error));
     } catch (...) {
       board_.discard(ids);
       queue_.release(requests.size());
@@ -155,6 +154,7 @@ class Executor::Impl {
     return *lora_cache_;
   }
   [[nodiscard]] const EngineInfo& engine_info() const { return engine_->info(); }
+  [[nodiscard]] bool is_shut_down() const { return is_shut_down_; }
   [[nodiscard]] bool is_in_a_fork() const { return getpid() != process_; }
 
  private:
@@ -176,6 +176,19 @@ class Executor::Impl {
     return problems;
   }
 
+  /// Why a valid request is answered with an error instead of being run; empty when it is run, with its
+  /// guide.
+  [[nodiscard]] std::string error_to_answer(const Request& request, std::shared_ptr<TokenGuide>& guide) {
+    std::string error = request.error_to_answer(engine_->info());
+    if (!error.empty() || !request.guided_decoding_params) return error;
+    try {
+      guide = guides_.begin(*request.guided_decoding_params);
+    } catch (const RequestError& refusal) {
+      error = refusal.what();
+    }
+    return error;
+  }
+
   [[nodiscard]] PostProcessorOfRequest post_processor_of(const Request& request) const {
     if (request.logits_post_processor) return {.processor = request.logits_post_processor->processor};
     if (!request.logits_post_processor_name || !post_processors_) return {};
@@ -185,7 +198,8 @@ class Executor::Impl {
     }
     if (!post_processors_->processor_map) return {};
     const auto found = post_processors_->processor_map->find(*request.logits_post_processor_name);
-    return {.processor = found == post_processors_->processor_map->end() ? nullptr : found->second.processor};
+    const bool is_known = found != post_processors_->processor_map->end() && found->second.has_value();
+    return {.processor = is_known ? found->second->processor : nullptr};
   }
 
   /// Has adapters loaded during the step that runs now, so that the next one can begin with their requests.
@@ -255,6 +269,12 @@ std::vector<Response> Executor::await_responses(RequestId id, Timeout timeout) {
   return impl().board().await(id, timeout);
 }
 
+std::optional<std::vector<std::vector<Response>>> Executor::await_responses(const std::vector<RequestId>& ids,
+                                                                            Timeout timeout,
+                                                                            AtTimeout at_timeout) {
+  return impl().board().await_each(ids, timeout, at_timeout);
+}
+
 std::size_t Executor::get_num_responses_ready(std::optional<RequestId> id) const {
   return impl().board().num_ready(id);
 }
@@ -272,12 +292,19 @@ std::vector<RequestStatsPerIteration> Executor::get_latest_request_stats() {
 }
 
 bool Executor::can_enqueue_requests() const {
-  impl().queue().throw_if_closed();
-  return impl().queue().has_room();
+  return !impl_->is_in_a_fork() && impl_->queue().has_room();
 }
 
 bool Executor::is_alive() const {
   return !impl_->is_in_a_fork() && impl_->queue().is_open();
+}
+
+bool Executor::is_shut_down() const {
+  return impl_->is_in_a_fork() || impl_->is_shut_down();
+}
+
+void Executor::throw_if_closed() const {
+  impl().queue().throw_if_closed();
 }
 
 void Executor::shutdown() {

@@ -71,6 +71,10 @@ void check_stop_words(Problems& problems, const Request& request, const EngineIn
   }
 }
 
+bool has_bias_shape(const FloatTensor& bias, const EngineInfo& engine) {
+  return bias.shape == std::vector<std::int64_t>{engine.vocab_size};
+}
+
 void check_unsupported(Problems& problems, const Request& request) {
   require_none(problems, "position_ids", request.position_ids.has_value(), "positions count from 0");
   require_none(problems, "external_draft_tokens_config", request.external_draft_tokens_config.is_set(),
@@ -79,14 +83,20 @@ void check_unsupported(Problems& problems, const Request& request) {
                "prompt tuning is not supported");
   require_none(problems, "lookahead_config", request.lookahead_config.is_set(),
                "speculative decoding is not supported");
-  require_none(problems, "kv_cache_retention_config", request.kv_cache_retention_config.is_set(),
-               "KV blocks are evicted by last use alone");
   if (request.logits_post_processor_name && request.logits_post_processor) {
     problems.add(
         "logits_post_processor and logits_post_processor_name are both given; accepted: one of them");
   }
   require_none(problems, "encoder_input_token_ids", request.encoder_input_token_ids.has_value(),
                "the engine is a decoder");
+  require_none(problems, "eagle_config", request.eagle_config.is_set(),
+               "speculative decoding is not supported");
+  require_none(problems, "output_config.additional_model_outputs",
+               request.output_config.additional_model_outputs.is_set(),
+               "the engine has no outputs but the logits");
+  if (request.output_config.return_encoder_output) {
+    problems.add("output_config.return_encoder_output is True; accepted: False, the engine is a decoder");
+  }
   if (request.output_config.return_perf_metrics) {
     problems.add(
         "output_config.return_perf_metrics is True; accepted: False, see get_latest_iteration_stats()");
@@ -109,7 +119,9 @@ Problems Request::validate(const EngineInfo& engine) const {
   problems.add_all("sampling_config.", sampling_config.validate());
   TokenConstraints constraints;
   if (bad_words) constraints.bad_words = *bad_words;
-  if (embedding_bias && !failure(engine)) constraints.embedding_bias = embedding_bias->values;
+  if (embedding_bias && has_bias_shape(*embedding_bias, engine)) {
+    constraints.embedding_bias = embedding_bias->values;
+  }
   problems.add_all("", constraints.validate(engine.vocab_size));
   if (guided_decoding_params) {
     problems.add_all("guided_decoding_params.", guided_decoding_params->validate());
@@ -125,15 +137,22 @@ Problems Request::validate(const EngineInfo& engine) const {
     problems.add("output_config.top_log_probs is " + std::to_string(output_config.top_log_probs) +
                  "; accepted: 0 to " + std::to_string(kMaxTopLogProbs));
   }
+  if (kv_cache_retention_config) {
+    problems.add_all("kv_cache_retention_config.", kv_cache_retention_config->validate());
+  }
   check_unsupported(problems, *this);
   return problems;
 }
 
-std::optional<std::string> Request::failure(const EngineInfo& engine) const {
-  if (!embedding_bias || std::cmp_equal(embedding_bias->values->size(), engine.vocab_size))
-    return std::nullopt;
-  return "The embedding bias shape is not as expected: [" + std::to_string(embedding_bias->values->size()) +
-         "]; accepted: [" + std::to_string(engine.vocab_size) + "], the vocabulary's size";
+std::string Request::error_to_answer(const EngineInfo& engine) const {
+  if (!embedding_bias || has_bias_shape(*embedding_bias, engine)) return {};
+  std::string shape;
+  for (const std::int64_t size : embedding_bias->shape) {
+    shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+  }
+  // The words before the colon are TensorRT-LLM's; its clients look for them.
+  return "embedding bias shape is not as expected: embedding_bias is [" + shape + "]; accepted: [" +
+         std::to_string(engine.vocab_size) + "], one value for each token of the vocabulary";
 }
 
 }  // namespace adaptrt

@@ -1,5 +1,6 @@
 #include "response_board.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -19,11 +20,22 @@ void wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock
   }
 }
 
+/// TensorRT-LLM's answer for a request that has ended; its clients look for the text.
+Response already_ended(RequestId id) {
+  Response response;
+  response.request_id = id;
+  response.error_msg = "ReqId " + std::to_string(id) + " has already been processed and was terminated.";
+  return response;
+}
+
 }  // namespace
 
 void ResponseBoard::open(const std::vector<RequestId>& ids) {
   const std::lock_guard lock(mutex_);
-  for (const RequestId id : ids) channels_.emplace(id, std::make_shared<Channel>());
+  for (const RequestId id : ids) {
+    channels_.emplace(id, std::make_shared<Channel>());
+    last_id_ = std::max(last_id_, id);
+  }
 }
 
 void ResponseBoard::discard(const std::vector<RequestId>& ids) {
@@ -43,9 +55,10 @@ void ResponseBoard::post(Response response) {
   any_changed_.notify_all();
 }
 
-void ResponseBoard::close(const std::string& reason) {
+void ResponseBoard::close(const std::string& reason, ExecutorEnd end) {
   const std::lock_guard lock(mutex_);
   closed_ = reason;
+  end_ = end;
   for (auto& [id, channel] : channels_) channel->changed.notify_all();
   any_changed_.notify_all();
 }
@@ -58,27 +71,52 @@ std::vector<Response> ResponseBoard::await_any(Timeout timeout) {
     const RequestId id = *ready_.begin();
     take(id, *find(id), responses);
   }
-  if (responses.empty() && closed_) throw ExecutorClosedError(*closed_);
+  if (responses.empty() && closed_ && end_ == ExecutorEnd::kDeath) throw ExecutorClosedError(*closed_);
   return responses;
 }
 
 std::vector<Response> ResponseBoard::await(RequestId id, Timeout timeout) {
   std::unique_lock lock(mutex_);
   const auto channel = find(id);
+  if (!channel) return {already_ended(id)};
   wait(channel->changed, lock, timeout,
        [&] { return !channel->responses.empty() || channel->is_done || closed_; });
   std::vector<Response> responses;
   take(id, *channel, responses);
-  if (responses.empty() && channel->is_done) {
-    throw RequestError("the last response of request " + std::to_string(id) + " was taken by another thread");
-  }
+  if (responses.empty() && channel->is_done) return {already_ended(id)};
   if (responses.empty() && closed_) throw ExecutorClosedError(*closed_);
   return responses;
 }
 
+std::optional<std::vector<std::vector<Response>>> ResponseBoard::await_each(const std::vector<RequestId>& ids,
+                                                                            Timeout timeout,
+                                                                            AtTimeout at_timeout) {
+  std::unique_lock lock(mutex_);
+  std::vector<std::shared_ptr<Channel>> channels;
+  for (const RequestId id : ids) channels.push_back(find(id));  // before anything is taken
+  const auto has_news = [](const auto& channel) {
+    return !channel || !channel->responses.empty() || channel->is_done;
+  };
+  const auto all_have_news = [&] { return std::ranges::all_of(channels, has_news); };
+  wait(any_changed_, lock, timeout, [&] { return all_have_news() || closed_; });
+  if (closed_ && std::ranges::none_of(channels, has_news) && !ids.empty()) {
+    throw ExecutorClosedError(*closed_);
+  }
+  if (at_timeout == AtTimeout::kTakeNothing && !all_have_news() && !closed_) return std::nullopt;
+  std::vector<std::vector<Response>> all(ids.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (channels[i]) take(ids[i], *channels[i], all[i]);
+    if (all[i].empty() && (!channels[i] || channels[i]->is_done)) all[i].push_back(already_ended(ids[i]));
+  }
+  return all;
+}
+
 std::size_t ResponseBoard::num_ready(std::optional<RequestId> id) const {
   const std::lock_guard lock(mutex_);
-  if (id) return find(*id)->responses.size();
+  if (id) {
+    const auto channel = find(*id);
+    return channel ? channel->responses.size() : 0;
+  }
   std::size_t count = 0;
   for (const RequestId ready : ready_) count += channels_.at(ready)->responses.size();
   return count;
@@ -86,11 +124,9 @@ std::size_t ResponseBoard::num_ready(std::optional<RequestId> id) const {
 
 std::shared_ptr<ResponseBoard::Channel> ResponseBoard::find(RequestId id) const {
   const auto found = channels_.find(id);
-  if (found == channels_.end()) {
-    throw RequestError("request " + std::to_string(id) +
-                       " is unknown, or its last response was already taken");
-  }
-  return found->second;
+  if (found != channels_.end()) return found->second;
+  if (id == 0 || id > last_id_) throw RequestError("request " + std::to_string(id) + " is unknown");
+  return nullptr;
 }
 
 void ResponseBoard::take(RequestId id, Channel& channel, std::vector<Response>& responses) {
@@ -103,6 +139,7 @@ void ResponseBoard::take(RequestId id, Channel& channel, std::vector<Response>& 
   if (!is_last) return;
   channel.is_done = true;
   channel.changed.notify_all();
+  any_changed_.notify_all();
   channels_.erase(id);
 }
 

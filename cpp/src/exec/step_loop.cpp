@@ -40,9 +40,9 @@ void StepLoop::run() {
     while (take_work()) {
       if (!scheduler_.empty()) step();
     }
-    close("executor was shut down");
+    close("executor was shut down", ExecutorEnd::kShutdown);
   } catch (const std::exception& error) {
-    close(std::string("executor died: ") + error.what());
+    close(std::string("executor died: ") + error.what(), ExecutorEnd::kDeath);
   }
 }
 
@@ -53,11 +53,6 @@ bool StepLoop::take_work() {
   for (auto& arrival : work.arrivals) {
     ActiveRequest& request = *arrival;
     requests_.emplace(request.id, std::move(arrival));
-    if (request.failure) {
-      outbox_.push_back(request.make_error(*request.failure));
-      forget(request);
-      continue;
-    }
     if (request.deadline()) deadlines_.emplace(*request.deadline(), request.id);
     if (!work.stop) scheduler_.add(request);
   }
@@ -89,13 +84,17 @@ void StepLoop::end_overdue() {
 
 void StepLoop::step() {
   const auto begin = Clock::now();
+  block_pool_.set_time(begin);
   scheduler_.plan(plan_);
   observe(&plan_);
   num_started_ = 0;
+  queue_latency_ = {};
   engine_latency_ = {};
   for (Sequence* sequence : plan_.started) {
     auto& request = *static_cast<ActiveRequest*>(sequence);
-    if (!std::exchange(request.has_started, true)) ++num_started_;
+    if (std::exchange(request.has_started, true)) continue;
+    ++num_started_;
+    queue_latency_ += begin - request.arrival;
   }
   queue_.release(static_cast<std::size_t>(num_started_));
 
@@ -204,6 +203,8 @@ void StepLoop::record(Clock::time_point begin, std::size_t num_active,
     stats.iter = iteration_;
     stats.iter_latency_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
     stats.engine_latency_ms = std::chrono::duration<double, std::milli>(engine_latency_).count();
+    stats.new_active_requests_queue_latency_ms =
+        std::chrono::duration<double, std::milli>(queue_latency_).count();
     stats.num_new_active_requests = num_started_;
     stats.num_active_requests = static_cast<std::int32_t>(num_active);
     stats.num_queued_requests = static_cast<std::int32_t>(queue_.num_queued());
@@ -254,13 +255,13 @@ void StepLoop::forget(ActiveRequest& request) {
   requests_.erase(request.id);
 }
 
-void StepLoop::close(const std::string& reason) {
+void StepLoop::close(const std::string& reason, ExecutorEnd end) {
   send_responses();
   queue_.close(reason);
   // Nothing comes in any more; what came in after the last look gets its answer as well.
   for (auto& arrival : queue_.take(false).arrivals) requests_.emplace(arrival->id, std::move(arrival));
   for (const auto& [id, request] : requests_) board_.post(request->make_error(reason));
-  board_.close(reason);
+  board_.close(reason, end);
 }
 
 }  // namespace adaptrt

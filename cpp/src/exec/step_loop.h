@@ -62,7 +62,7 @@ class StepLoop {
   void remove(ActiveRequest& request);
   /// Forgets a request that the scheduler does not know any more.
   void forget(ActiveRequest& request);
-  void close(const std::string& reason);
+  void close(const std::string& reason, ExecutorEnd end);
 
   Engine& engine_;
   const bool has_device_memory_;
@@ -81,6 +81,8 @@ class StepLoop {
   std::set<std::pair<Clock::time_point, RequestId>> deadlines_;
   std::int64_t iteration_ = 0;
   std::int32_t num_started_ = 0;
+  /// Of the requests that the newest step started, summed.
+  Clock::duration queue_latency_{};
   /// Nothing can run until a load of an adapter has ended.
   bool awaits_loads_ = false;
   /// Of the newest step, without sampling.

@@ -100,10 +100,10 @@ void BlockPool::index_full_blocks(BlockTable& table, const ReuseKey& key,
   const std::int32_t num_full = num_computed / tokens_per_block_;
   for (std::int32_t i = table.num_indexed; i < num_full; ++i) {
     const auto content = tokens.subspan(static_cast<std::size_t>(i) * tokens_per_block_, tokens_per_block_);
-    const ContentId parent = i == 0 ? 0 : blocks_[table.blocks[i - 1]].content;
-    const BlockId known = find(key, parent, content);
+    const BlockId parent_block = i == 0 ? kNoBlock : table.blocks[i - 1];
+    const BlockId known = find(key, i == 0 ? 0 : blocks_[parent_block].content, content);
     if (known == kNoBlock) {
-      insert_in_index(table.blocks[i], key, parent, content);
+      insert_in_index(table.blocks[i], key, parent_block, content);
     } else {
       add_user(known);
       drop_user(table.blocks[i]);
@@ -122,12 +122,15 @@ void BlockPool::release(BlockTable& table) {
 
 void BlockPool::reset_reuse() {
   ++reuse_epoch_;
+  for (Block& block : blocks_) {
+    block.parent_block = block.first_child = block.previous_sibling = block.next_sibling = kNoBlock;
+  }
   for (BlockId block = 0; block < num_blocks_; ++block) {
     if (blocks_[block].content == 0) continue;
+    const bool is_cached = blocks_[block].num_users == 0;
+    if (is_cached) unlink_from_cached(block);
     remove_from_index(block);
-    if (blocks_[block].num_users > 0) continue;
-    unlink_from_cached(block);
-    push_free(block);
+    if (is_cached) push_free(block);
   }
 }
 
@@ -171,14 +174,22 @@ BlockId BlockPool::find(const ReuseKey& key, ContentId parent, std::span<const s
   return block;
 }
 
-void BlockPool::insert_in_index(BlockId block, const ReuseKey& key, ContentId parent,
+void BlockPool::insert_in_index(BlockId block, const ReuseKey& key, BlockId parent_block,
                                 std::span<const std::int32_t> tokens) {
   Block& entry = blocks_[block];
   entry.content = ++last_content_;
-  entry.parent = parent;
+  entry.parent = 0;
   entry.key = key;
+  if (parent_block != kNoBlock) {
+    Block& parent = blocks_[parent_block];
+    entry.parent = parent.content;
+    entry.parent_block = parent_block;
+    entry.next_sibling = parent.first_child;
+    if (parent.first_child != kNoBlock) blocks_[parent.first_child].previous_sibling = block;
+    parent.first_child = block;
+  }
   std::ranges::copy(tokens, indexed_tokens_.begin() + static_cast<std::ptrdiff_t>(block) * tokens_per_block_);
-  BlockId& bucket = buckets_[bucket_of(key, parent, tokens)];
+  BlockId& bucket = buckets_[bucket_of(key, entry.parent, tokens)];
   entry.next_in_bucket = bucket;
   bucket = block;
 }
@@ -191,6 +202,13 @@ void BlockPool::remove_from_index(BlockId block) {
   entry.next_in_bucket = kNoBlock;
   entry.content = 0;
   entry.parent = 0;
+  if (entry.parent_block != kNoBlock) {
+    (entry.previous_sibling == kNoBlock ? blocks_[entry.parent_block].first_child
+                                        : blocks_[entry.previous_sibling].next_sibling) = entry.next_sibling;
+    if (entry.next_sibling != kNoBlock) blocks_[entry.next_sibling].previous_sibling = entry.previous_sibling;
+    entry.parent_block = entry.previous_sibling = entry.next_sibling = kNoBlock;
+  }
+  change_retention(block, {});
 }
 
 void BlockPool::push_free(BlockId block) {
@@ -201,9 +219,8 @@ void BlockPool::push_free(BlockId block) {
 
 BlockId BlockPool::take_block() {
   if (num_free_ == 0) {
-    const BlockId evicted = oldest_cached_;
-    unlink_from_cached(evicted);
-    remove_from_index(evicted);
+    const BlockId evicted = least_wanted();
+    evict(evicted);
     return evicted;
   }
   const BlockId block = first_free_;
@@ -224,24 +241,6 @@ void BlockPool::drop_user(BlockId block) {
   } else {
     push_free(block);
   }
-}
-
-void BlockPool::append_to_cached(BlockId block) {
-  blocks_[block].previous = newest_cached_;
-  blocks_[block].next = kNoBlock;
-  (newest_cached_ == kNoBlock ? oldest_cached_ : blocks_[newest_cached_].next) = block;
-  newest_cached_ = block;
-  ++num_cached_;
-}
-
-void BlockPool::unlink_from_cached(BlockId block) {
-  const BlockId previous = blocks_[block].previous;
-  const BlockId next = blocks_[block].next;
-  (previous == kNoBlock ? oldest_cached_ : blocks_[previous].next) = next;
-  (next == kNoBlock ? newest_cached_ : blocks_[next].previous) = previous;
-  blocks_[block].previous = kNoBlock;
-  blocks_[block].next = kNoBlock;
-  --num_cached_;
 }
 
 }  // namespace adaptrt

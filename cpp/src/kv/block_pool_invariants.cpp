@@ -24,21 +24,66 @@ std::vector<std::string> BlockPool::check_invariants() const {
   if (num_free != num_free_) violations.emplace_back("the free list does not have num_free() blocks");
 
   std::int32_t num_cached = 0;
-  BlockId previous = kNoBlock;
-  std::unordered_map<ContentId, std::int32_t> age;  // position in the list of cached blocks, oldest first
-  for (BlockId block = oldest_cached_; block != kNoBlock && num_cached <= num_blocks_;
-       block = blocks_[block].next) {
-    if (blocks_[block].previous != previous) report(block, "has a wrong link to the block cached before it");
-    previous = block;
-    age[blocks_[block].content] = num_cached++;
-    ++lists[block];
-    if (blocks_[block].num_users != 0) report(block, "is cached and has users");
-    if (blocks_[block].content == 0) report(block, "is cached and not in the reuse index");
+  std::unordered_map<ContentId, std::int32_t> age;  // position in the order of eviction
+  for (std::int32_t level = 0; level <= kMaxRetentionPriority; ++level) {
+    const CachedList& list = cached_[static_cast<std::size_t>(level)];
+    BlockId previous = kNoBlock;
+    for (BlockId block = list.oldest; block != kNoBlock && num_cached <= num_blocks_;
+         block = blocks_[block].next) {
+      if (blocks_[block].previous != previous)
+        report(block, "has a wrong link to the block cached before it");
+      previous = block;
+      age[blocks_[block].content] = num_cached++;
+      ++lists[block];
+      if (blocks_[block].num_users != 0) report(block, "is cached and has users");
+      if (blocks_[block].content == 0) report(block, "is cached and not in the reuse index");
+      if (blocks_[block].level != level) report(block, "is in another level's list");
+      if (level_of(block) != level) report(block, "is not kept as long as it and the blocks behind it want");
+      if (blocks_[block].retention.duration && !expiring_.contains({blocks_[block].expiry, block})) {
+        report(block, "has a duration that does not end");
+      }
+      if (blocks_[block].retention.duration && blocks_[block].expiry <= now_) {
+        report(block, "is kept longer than its duration");
+      }
+    }
+    if (previous != list.newest)
+      violations.emplace_back("a list of cached blocks does not end in its newest");
+    const bool is_marked = (used_levels_[static_cast<std::size_t>(level / 64)] >> (level % 64) & 1U) != 0;
+    if (is_marked != (list.oldest != kNoBlock))
+      violations.emplace_back(
+          "a list of cached blocks is empty and not known as such, or the other way round");
   }
-  if (previous != newest_cached_)
-    violations.emplace_back("the list of cached blocks does not end in its newest");
   if (num_cached != num_cached_)
-    violations.emplace_back("the list of cached blocks does not have num_cached() blocks");
+    violations.emplace_back("the lists of cached blocks do not have num_cached() blocks");
+  for (const auto& [expiry, block] : expiring_) {
+    if (lists[block] != 1 || !blocks_[block].retention.duration || blocks_[block].expiry != expiry)
+      report(block, "has a duration that ends, and is not cached with it");
+  }
+
+  std::int32_t num_special = 0;
+  std::vector<BlockId> found_parent(blocks_.size(), kNoBlock);
+  std::size_t num_children = 0;
+  for (BlockId block = 0; block < num_blocks_; ++block) {
+    const Block& entry = blocks_[block];
+    if (entry.retention.priority != kDefaultRetentionPriority) ++num_special;
+    if (entry.content == 0 && entry.retention != BlockRetention{}) report(block, "has no content to retain");
+    BlockId before = kNoBlock;
+    for (BlockId child = entry.first_child; child != kNoBlock && num_children <= blocks_.size();
+         child = blocks_[child].next_sibling) {
+      ++num_children;
+      if (blocks_[child].previous_sibling != before) report(child, "has a wrong link to its sibling");
+      before = child;
+      found_parent[child] = block;
+    }
+  }
+  if (num_special != num_special_)
+    violations.emplace_back("blocks of another priority than the default one are miscounted");
+  for (BlockId block = 0; block < num_blocks_; ++block) {
+    const Block& entry = blocks_[block];
+    if (entry.parent_block != found_parent[block]) report(block, "is not among its parent's children");
+    const ContentId parent = entry.parent_block == kNoBlock ? 0 : blocks_[entry.parent_block].content;
+    if (parent != entry.parent) report(block, "has a parent of another content");
+  }
 
   std::unordered_map<ContentId, BlockId> by_content;
   for (BlockId block = 0; block < num_blocks_; ++block) {

@@ -19,9 +19,8 @@ Problems KvCacheConfig::validate() const {
   if (max_tokens && *max_tokens < 1) {
     problems.add("max_tokens is " + std::to_string(*max_tokens) + "; it must be at least 1");
   }
-  if (max_attention_window) {
-    problems.add(
-        "max_attention_window is set; the attention window is part of the engine and cannot be changed here");
+  if (max_attention_window && max_attention_window->empty()) {
+    problems.add("max_attention_window is empty; accepted: None, or one window or more");
   }
   if (sink_token_length.value_or(0) != 0) {
     problems.add("sink_token_length is " + std::to_string(*sink_token_length) +
@@ -39,6 +38,9 @@ Problems KvCacheConfig::validate() const {
   if (!onboard_blocks) {
     problems.add(
         "onboard_blocks is False; KV blocks have one level of memory, so there is nothing to leave off it");
+  }
+  if (cross_kv_cache_fraction) {
+    problems.add("cross_kv_cache_fraction is set; engines are decoders, which have no cross attention");
   }
   if (secondary_offload_min_priority) {
     problems.add(

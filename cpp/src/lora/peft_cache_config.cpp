@@ -43,6 +43,17 @@ std::string bytes_text(std::size_t bytes) {
   return std::to_string(bytes) + " bytes";
 }
 
+/// What could be refused of it where there is no LoRA: fields that only tune stand as if not given.
+PeftCacheConfig without_hints(PeftCacheConfig config) {
+  const PeftCacheConfig defaults;
+  config.num_put_workers = defaults.num_put_workers;
+  config.num_ensure_workers = defaults.num_ensure_workers;
+  config.num_copy_streams = defaults.num_copy_streams;
+  config.max_pages_per_block_host = defaults.max_pages_per_block_host;
+  config.max_pages_per_block_device = defaults.max_pages_per_block_device;
+  return config;
+}
+
 std::size_t resolve_host(const PeftCacheConfig& config, const LoraLayout& layout, Reference ranks) {
   const std::size_t needed = host_adapter_bytes(layout, ranks.max_rank);
   if (!config.host_cache_size && config.num_host_module_layer == 0) {
@@ -112,24 +123,18 @@ Problems PeftCacheConfig::validate() const {
                    "; accepted: " + std::to_string(least) + " to " + std::to_string(most));
     }
   };
-  const auto check_unused = [&](const char* name, std::int32_t value, std::int32_t only, const char* reason) {
-    if (value != only) {
-      problems.add(std::string(name) + " is " + std::to_string(value) +
-                   "; accepted: " + std::to_string(only) + ", " + reason);
-    }
+  const auto check_unused = [&](const char* name, std::int32_t value) {
+    if (value < 1) problems.add(std::string(name) + " is " + std::to_string(value) + "; accepted: 1 or more");
   };
   check_count("num_host_module_layer", num_host_module_layer);
   check_count("num_device_module_layer", num_device_module_layer);
   check_between("optimal_adapter_size", optimal_adapter_size, 1, kLargestAdapterSize);
   check_between("max_adapter_size", max_adapter_size, 1, kLargestAdapterSize);
-  check_unused("num_put_workers", num_put_workers, 1,
-               "because the thread that enqueues a request stores its adapter");
+  check_unused("num_put_workers", num_put_workers);
   check_between("num_ensure_workers", num_ensure_workers, 0, kMostEnsureWorkers);
   check_between("num_copy_streams", num_copy_streams, 1, kMostCopyStreams);
-  check_unused("max_pages_per_block_host", max_pages_per_block_host, 24,
-               "because host memory is not cut into blocks");
-  check_unused("max_pages_per_block_device", max_pages_per_block_device, 8,
-               "because all pages are one block");
+  check_unused("max_pages_per_block_host", max_pages_per_block_host);
+  check_unused("max_pages_per_block_device", max_pages_per_block_device);
   if (device_cache_percent && !(*device_cache_percent > 0.0 && *device_cache_percent <= 1.0)) {
     problems.add("device_cache_percent is " + std::to_string(*device_cache_percent) +
                  "; accepted: a fraction above 0 and up to 1");
@@ -145,16 +150,12 @@ Problems PeftCacheConfig::validate() const {
 }
 
 LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayout& layout,
-                                   DeviceMemory device) {
+                                   std::size_t free_bytes) {
   config.validate().throw_if_any<ConfigError>("PeftCacheConfig");
   if (layout.target_modules.empty()) {
-    if (config != PeftCacheConfig{})
+    if (without_hints(config) != PeftCacheConfig{})
       refuse("the engine was built without LoRA, so there is no LoRA cache to configure");
     return {};
-  }
-  if (config.num_copy_streams != 1 && !device.has_copy_streams) {
-    refuse("num_copy_streams is " + std::to_string(config.num_copy_streams) +
-           "; accepted: 1, because the CPU reads adapters where they are packed");
   }
   const Reference ranks = reference_ranks(config, layout);
   const std::size_t page = std::max(device_adapter_bytes(layout, ranks.optimal_rank),
@@ -162,7 +163,7 @@ LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayo
   LoraCacheSizes sizes;
   sizes.page_bytes = page;
   sizes.host_bytes = resolve_host(config, layout, ranks);
-  sizes.device_pages = resolve_device_pages(config, layout, ranks, page, device.free_bytes);
+  sizes.device_pages = resolve_device_pages(config, layout, ranks, page, free_bytes);
   return sizes;
 }
 

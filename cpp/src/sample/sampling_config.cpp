@@ -33,7 +33,8 @@ void check_ranges(const SamplingConfig& config, Problems& problems) {
   require_finite("frequency_penalty", config.frequency_penalty);
   if (const auto p = config.top_p)
     require(*p > 0.0 && *p <= 1.0, "top_p", text_of(*p), "above 0 and at most 1");
-  for (const auto& [name, p] : {std::pair{"top_p_min", config.top_p_min}, {"top_p_decay", config.top_p_decay}}) {
+  for (const auto& [name, p] :
+       {std::pair{"top_p_min", config.top_p_min}, {"top_p_decay", config.top_p_decay}}) {
     if (p) require(*p > 0.0 && *p <= 1.0, name, text_of(*p), "above 0 and at most 1");
   }
   if (config.top_p_decay && !config.top_p) {
@@ -64,9 +65,6 @@ void refuse_unsupported(const SamplingConfig& config, Problems& problems) {
         "num_return_sequences is " + std::to_string(*config.num_return_sequences) +
         "; a request returns one sequence, so only 1 is accepted (send the request again with another seed)");
   }
-  refuse(config.beam_search_diversity_rate.has_value(), "beam_search_diversity_rate", kNoBeams);
-  refuse(config.length_penalty.has_value(), "length_penalty", kNoBeams);
-  refuse(config.early_stopping.has_value(), "early_stopping", kNoBeams);
   refuse(config.beam_width_array.has_value(), "beam_width_array", kNoBeams);
 }
 

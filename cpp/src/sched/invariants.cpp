@@ -37,11 +37,13 @@ void check_running(const Scheduler& scheduler, const BlockPool& pool, Report& re
     const auto num_blocks = static_cast<std::int32_t>(sequence->table.blocks.size());
     report.check(sequence->state == SequenceState::kRunning, *sequence, "runs, but its state is another");
     report.check(!sequence->paused, *sequence, "runs, but is marked as paused");
-    report.check(!scheduler.waiting().contains(sequence), *sequence, "runs and waits");
+    report.check(!scheduler.waiting().contains(*sequence), *sequence, "runs and waits");
     report.check(sequence->lease.has_value() == (sequence->adapter != nullptr), *sequence,
                  "runs with an adapter and no lease, or the other way round");
     report.check(sequence->num_computed <= sequence->num_tokens(), *sequence,
                  "has computed tokens that it lacks");
+    report.check(sequence->num_computed <= sequence->num_charged || !scheduler.waiting().is_fair(), *sequence,
+                 "has computed tokens that its adapter is not charged for");
     report.check(num_blocks >= pool.blocks_for(sequence->num_computed), *sequence,
                  "has a block table that does not cover its computed tokens");
     report.check(num_blocks <= pool.blocks_for(sequence->max_kv_tokens()), *sequence,
@@ -53,8 +55,9 @@ void check_running(const Scheduler& scheduler, const BlockPool& pool, Report& re
 }
 
 void check_waiting(const Scheduler& scheduler, Report& report) {
+  report.append(scheduler.waiting().check_invariants(scheduler.running()));
   std::int32_t num_paused = 0;
-  for (const Sequence* sequence : scheduler.waiting()) {
+  for (const Sequence* sequence : scheduler.waiting().list()) {
     report.check(sequence->state == SequenceState::kWaiting, *sequence, "waits, but its state is another");
     report.check(sequence->table.blocks.empty(), *sequence, "waits and holds blocks");
     report.check(!sequence->lease, *sequence, "waits and holds a lease");
@@ -103,12 +106,30 @@ void check_leases(const Scheduler& scheduler, const LoraCache& cache, Report& re
   for (const LoraCacheEntry& entry : cache.list()) {
     if (entry.pinned) pinned.insert(entry.task_id);
   }
-  for (const Sequence* sequence : scheduler.waiting()) {
+  for (const Sequence* sequence : scheduler.waiting().list()) {
     const HostAdapter* adapter = sequence->adapter.get();
     if (adapter == nullptr || generations.contains(adapter->generation())) continue;
     report.check(!cache.is_leased(*adapter) || pinned.contains(adapter->task_id()), *sequence,
                  "waits for an adapter that is leased although nothing runs with it");
   }
+}
+
+/// With equal progress, and unless blocks may run out, prompts that do not end with the step get the same but
+/// for the last chunk.
+void check_shares(const StepPlan& plan, const Scheduler& scheduler, const BlockPool& pool, Report& report) {
+  const SchedulerConfig& config = scheduler.config();
+  if (config.context_chunking_policy != ContextChunkingPolicy::kEqualProgress ||
+      config.capacity_scheduler_policy == CapacitySchedulerPolicy::kMaxUtilization) {
+    return;
+  }
+  std::int32_t least = scheduler.limits().max_num_tokens;
+  std::int32_t most = 0;
+  for (const PlannedSequence& entry : plan.entries) {
+    if (!entry.is_prefill) continue;
+    most = std::max(most, entry.count);
+    if (!entry.wants_logits) least = std::min(least, entry.count);
+  }
+  report.check(most <= least + pool.tokens_per_block(), "prompts do not get equal shares of the step");
 }
 
 }  // namespace
@@ -126,6 +147,7 @@ std::vector<std::string> check_invariants(const Scheduler& scheduler, const Bloc
 std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler& scheduler,
                                           const BlockPool& block_pool) {
   Report report;
+  check_shares(plan, scheduler, block_pool, report);
   const std::int32_t tokens_per_block = block_pool.tokens_per_block();
   std::set<const Sequence*> planned;
   std::int32_t num_context_tokens = 0;

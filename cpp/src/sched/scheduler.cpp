@@ -58,13 +58,20 @@ void StepPlan::clear() {
 
 bool Scheduler::Before::operator()(const Sequence* a, const Sequence* b) const {
   if (a->priority != b->priority) return a->priority > b->priority;
-  return a->arrival < b->arrival;
+  return a->place < b->place;
 }
 
 Scheduler::Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, BlockPool& block_pool,
                      LoraCache* lora_cache)
-    : config_(config), limits_(limits), block_pool_(block_pool), lora_cache_(lora_cache) {
-  config.validate().throw_if_any<ConfigError>("SchedulerConfig");
+    : config_(config),
+      limits_(limits),
+      block_pool_(block_pool),
+      lora_cache_(lora_cache),
+      waiting_(config.adapter_fairness),
+      chunk_unit_(config.context_chunking_policy == ContextChunkingPolicy::kEqualProgress
+                      ? block_pool.tokens_per_block()
+                      : limits.max_num_tokens) {
+  config.validate(limits.enable_chunked_context).throw_if_any<ConfigError>("SchedulerConfig");
   check_limits(limits);
 }
 
@@ -111,8 +118,8 @@ void Scheduler::add(Sequence& sequence) {
 
   sequence.tokens.reserve(static_cast<std::size_t>(sequence.prompt_length) + sequence.max_tokens);
   sequence.table.blocks.reserve(block_pool_.blocks_for(sequence.max_kv_tokens()));
-  sequence.arrival = next_arrival_++;
-  waiting_.insert(&sequence);
+  sequence.arrival = sequence.place = next_arrival_++;
+  waiting_.push(sequence);
   sequence.state = SequenceState::kWaiting;
 }
 
@@ -125,12 +132,11 @@ void Scheduler::plan(StepPlan& plan) {
   plan_decodes(plan);
   plan_running_prefills(plan);
   if (lora_cache_ != nullptr) collect_failed_loads(plan);
-  if (!plan.paused.empty()) return;
-  if (is_static && may_start && looks_ahead() && next_are_loading(plan)) {
-    plan.awaits_loads = true;
-    return;
+  if (plan.paused.empty()) {
+    plan.awaits_loads = is_static && may_start && looks_ahead() && next_are_loading(plan);
+    if (!plan.awaits_loads) start_waiting(plan, may_start);
   }
-  start_waiting(plan, may_start);
+  share_out_tokens(plan);
 }
 
 void Scheduler::plan_decodes(StepPlan& plan) {
@@ -155,14 +161,14 @@ void Scheduler::plan_running_prefills(StepPlan& plan) {
     }
     // Without room it waits for the decodes of this step to end: they started after it, but are planned
     // already.
-    const std::int32_t count = std::min({left, sequence.num_to_compute(), room_for(sequence)});
+    const std::int32_t count = std::min({left, chunk_unit_, sequence.num_to_compute(), room_for(sequence)});
     if (count > 0) add_to_plan(sequence, count, true, plan);
   }
 }
 
 void Scheduler::collect_failed_loads(StepPlan& plan) const {
   for (const LoadFailure& failure : lora_cache_->take_load_failures()) {
-    for (Sequence* sequence : waiting_) {
+    for (Sequence* sequence : waiting_.list()) {
       if (sequence->adapter && sequence->adapter->generation() == failure.generation) {
         plan.failed.push_back({sequence, failure.reason});
       }
@@ -175,14 +181,16 @@ void Scheduler::start_waiting(StepPlan& plan, bool may_start) {
   may_lease_ = true;
   num_loading_ = 0;
   std::size_t num_waiting = 0;  // of those that were looked at
-  for (auto next = waiting_.begin(); next != waiting_.end();) {
+  WaitingQueue::Walk walk(waiting_);
+  for (;;) {
     if (std::cmp_greater_equal(running_.size(), limits_.max_batch_size) || tokens_left(plan) == 0) {
       may_start = false;
     }
     if (!may_start && (!looks_ahead() || std::cmp_greater_equal(num_waiting, limits_.max_batch_size))) return;
     if (num_waiting == kMostSkippedInAPlan) return;
-    const auto position = next++;
-    Sequence& sequence = **position;
+    Sequence* const next = walk.next();
+    if (next == nullptr) return;
+    Sequence& sequence = *next;
     if (has_failed(sequence, plan)) continue;
     ++num_waiting;
     const AdapterReadiness readiness = readiness_of(sequence);
@@ -193,7 +201,6 @@ void Scheduler::start_waiting(StepPlan& plan, bool may_start) {
     if (!may_start) continue;
     switch (try_start(sequence, plan)) {
       case StartResult::kStarted:
-        waiting_.erase(position);
         --num_waiting;
         if (!sequence.adapter) break;
         for (Sequence* skipped : skipped_) ++skipped->times_passed_over;
@@ -213,8 +220,10 @@ bool Scheduler::next_are_loading(const StepPlan& plan) {
   std::int32_t num_next = 0;
   may_lease_ = true;
   num_loading_ = 0;
-  for (const Sequence* sequence : waiting_) {
-    if (num_next++ == limits_.max_batch_size) break;
+  WaitingQueue::Walk walk(waiting_);
+  while (num_next++ < limits_.max_batch_size) {
+    const Sequence* const sequence = walk.next();
+    if (sequence == nullptr) break;
     if (has_failed(*sequence, plan)) continue;
     loading = readiness_of(*sequence) == AdapterReadiness::kLoading || loading;
   }
@@ -272,11 +281,13 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
   }
   start(sequence, std::move(lease));
   plan.started.push_back(&sequence);
-  add_to_plan(sequence, std::min(tokens_left(plan), sequence.num_to_compute()), true, plan);
+  add_to_plan(sequence, std::min({tokens_left(plan), chunk_unit_, sequence.num_to_compute()}), true, plan);
   return StartResult::kStarted;
 }
 
 void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
+  waiting_.start(sequence);
+  if (waiting_.is_fair() && !sequence.paused) sequence.place = next_place_++;
   running_.insert(std::ranges::upper_bound(running_, &sequence, Before{}), &sequence);
   if (sequence.paused) --num_paused_;
   sequence.paused = false;
@@ -285,26 +296,35 @@ void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
   sequence.lease = std::move(lease);
   if (starts_from_shared_blocks(sequence)) {
     sequence.num_computed = block_pool_.reuse_prefix(sequence.table, sequence.reuse_key(), sequence.tokens);
+    retain_blocks(sequence, 0);
   }
+  sequence.num_charged = std::max(sequence.num_charged, sequence.num_computed);
+  charge(sequence, sequence.num_tokens());
+}
+
+void Scheduler::charge(Sequence& sequence, std::int32_t num_tokens) {
+  if (num_tokens <= sequence.num_charged) return;
+  waiting_.charge(sequence, num_tokens - sequence.num_charged);
+  sequence.num_charged = num_tokens;
 }
 
 void Scheduler::add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan) {
-  if (!block_pool_.try_grow(sequence.table, sequence.num_computed + count)) {
+  plan.entries.push_back(
+      {.sequence = &sequence, .first_token = sequence.num_computed, .is_prefill = is_prefill});
+  ++(is_prefill ? plan.num_context_sequences : plan.num_generation_sequences);
+  grow_entry(plan.entries.back(), count, plan);
+}
+
+void Scheduler::grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan& plan) {
+  Sequence& sequence = *entry.sequence;
+  entry.count += count;
+  entry.wants_logits = entry.count == sequence.num_to_compute();
+  if (!block_pool_.try_grow(sequence.table, sequence.num_computed + entry.count)) {
     throw std::logic_error("sequence " + std::to_string(sequence.id) +
                            " does not get the KV blocks promised to it");
   }
-  plan.entries.push_back({.sequence = &sequence,
-                          .first_token = sequence.num_computed,
-                          .count = count,
-                          .is_prefill = is_prefill,
-                          .wants_logits = count == sequence.num_to_compute()});
   plan.num_tokens += count;
-  if (is_prefill) {
-    plan.num_context_tokens += count;
-    ++plan.num_context_sequences;
-  } else {
-    ++plan.num_generation_sequences;
-  }
+  if (entry.is_prefill) plan.num_context_tokens += count;
 }
 
 void Scheduler::pause(Sequence& sequence, StepPlan& plan) {
@@ -312,11 +332,11 @@ void Scheduler::pause(Sequence& sequence, StepPlan& plan) {
     throw std::logic_error("KV blocks ran out although they were promised");
   }
   stop_running(sequence);
+  waiting_.push(sequence);
   sequence.state = SequenceState::kWaiting;
   sequence.paused = true;
   ++sequence.times_paused;
   ++num_paused_;
-  waiting_.insert(&sequence);
   plan.paused.push_back(&sequence);
 }
 
@@ -340,9 +360,21 @@ void Scheduler::commit(const StepPlan& plan) {
   for (const PlannedSequence& entry : plan.entries) {
     Sequence& sequence = *entry.sequence;
     sequence.num_computed = entry.first_token + entry.count;
+    if (waiting_.is_fair()) charge(sequence, sequence.num_computed);
     if (!shares_blocks(sequence)) continue;
+    const std::int32_t num_indexed = sequence.table.num_indexed;
     block_pool_.index_full_blocks(sequence.table, sequence.reuse_key(), sequence.tokens,
                                   sequence.num_computed);
+    retain_blocks(sequence, num_indexed);
+  }
+}
+
+void Scheduler::retain_blocks(const Sequence& sequence, std::int32_t first) {
+  if (!sequence.retention) return;
+  for (std::int32_t i = first; i < sequence.table.num_indexed; ++i) {
+    const auto retention =
+        sequence.retention->of_block(i * block_pool_.tokens_per_block(), sequence.prompt_length);
+    if (retention) block_pool_.set_retention(sequence.table, i, *retention);
   }
 }
 
@@ -352,9 +384,10 @@ void Scheduler::fail(const StepPlan& plan) {
 
 void Scheduler::remove(Sequence& sequence) {
   if (sequence.state == SequenceState::kRunning) {
+    waiting_.erase(sequence);
     stop_running(sequence);
   } else if (sequence.state == SequenceState::kWaiting) {
-    waiting_.erase(&sequence);
+    waiting_.erase(sequence);
     if (sequence.paused) --num_paused_;
   }
   sequence.state = SequenceState::kFinished;

@@ -2,17 +2,13 @@
 
 namespace adaptrt {
 
-Problems SchedulerConfig::validate() const {
+Problems SchedulerConfig::validate(bool enable_chunked_context) const {
   Problems problems;
-  if (context_chunking_policy == ContextChunkingPolicy::kEqualProgress) {
+  if (context_chunking_policy == ContextChunkingPolicy::kEqualProgress && !enable_chunked_context) {
     problems.add(
-        "context_chunking_policy is EQUAL_PROGRESS; prompts are computed in the order of their arrival, so "
-        "only "
-        "FIRST_COME_FIRST_SERVED is accepted");
-  }
-  if (dynamic_batch_config) {
-    problems.add(
-        "dynamic_batch_config is set; max_batch_size and max_num_tokens are not tuned while running");
+        "context_chunking_policy is EQUAL_PROGRESS, but enable_chunked_context is False, so that there are "
+        "no chunks; "
+        "accepted: FIRST_COME_FIRST_SERVED, or EQUAL_PROGRESS with enable_chunked_context");
   }
   return problems;
 }

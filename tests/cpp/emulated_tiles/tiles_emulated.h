@@ -36,6 +36,10 @@ struct Tiles {
     }
   }
   template <int kTile>
+  static void load_once(const void* from, std::int64_t stride) {
+    load<kTile>(from, stride);
+  }
+  template <int kTile>
   static void store(void* to, std::int64_t stride) {
     const Tile& from = tile<kTile>();
     for (std::size_t line = 0; line < kLines; ++line) {

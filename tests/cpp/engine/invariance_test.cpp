@@ -199,6 +199,31 @@ BOOST_AUTO_TEST_CASE(with_heads_of_more_than_one_panel_and_one_key_value_head) {
                    "");
 }
 
+// A prompt's outputs are larger than those that are written through caches, and its rows are enough for all
+// that is done for many; in pieces they are not.
+BOOST_DATA_TEST_CASE(with_a_prompt_of_many_rows, kernel_tables(), kernels) {
+  constexpr std::size_t kTokens = 300;
+  for (const Quantization& quantization : {Quantization{}, Quantization{.algo = QuantAlgo::kW8A8}}) {
+    const Served served({.dtype = DType::kBFloat16,
+                         .num_layers = 1,
+                         .shape = {64, 40, 8, 16, 1792},
+                         .max_num_tokens = kTokens,
+                         .max_rank = 9,
+                         .quantization = quantization},
+                        kernels);
+    Random random(7);
+    std::vector<std::int32_t> tokens(kTokens);
+    for (auto& token : tokens) {
+      token = static_cast<std::int32_t>(random.below(served.model.program.vocab_size));
+    }
+    std::vector<std::int32_t> blocks(kNumBlocks);
+    std::iota(blocks.begin(), blocks.end(), 0);
+    std::vector<Request> requests{{tokens, blocks, served.adapter_of(0)}};
+    run_alone(served, &requests);
+    check_crowd(served, requests, 2, &random);
+  }
+}
+
 BOOST_AUTO_TEST_CASE(kernel_tables_agree_within_rounding) {
   ModelOptions options{.dtype = DType::kFloat32, .max_num_tokens = 400, .max_rank = 9};
   // The residual stream is some units wide; each of two layers adds roundings of sums over at most 48

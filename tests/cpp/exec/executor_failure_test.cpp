@@ -210,8 +210,14 @@ BOOST_AUTO_TEST_CASE(shutdown_of_an_idle_executor_wakes_those_who_wait) {
   const auto executor = make_executor();
   auto waiting = std::async(std::launch::async, [&] { return executor->await_responses(std::nullopt); });
   std::this_thread::sleep_for(20ms);
+  BOOST_TEST(!executor->is_shut_down());
+  BOOST_TEST(executor->can_enqueue_requests());
   executor->shutdown();
-  BOOST_CHECK_THROW(static_cast<void>(waiting.get()), ExecutorClosedError);
+  BOOST_TEST(waiting.get().empty());
+  BOOST_TEST(executor->is_shut_down());
+  BOOST_TEST(!executor->can_enqueue_requests());
+  BOOST_CHECK_THROW(executor->throw_if_closed(), ExecutorClosedError);
+  BOOST_CHECK_THROW(static_cast<void>(executor->await_responses(std::nullopt)), ExecutorClosedError);
 }
 
 BOOST_AUTO_TEST_CASE(executors_may_go_in_any_state) {
@@ -280,7 +286,9 @@ BOOST_AUTO_TEST_CASE(bad_tokens) {
   request.bad_words = std::vector<std::vector<TokenId>>{{-1}};
   check_refused(request, "bad_words");
   request = make_request(kPrompt, 1);
-  request.embedding_bias = std::vector<float>(101, std::numeric_limits<float>::infinity());
+  request.embedding_bias = bias_of(std::vector<float>(101, std::numeric_limits<float>::quiet_NaN()));
+  check_refused(request, "embedding_bias[0] is NaN");
+  request.embedding_bias = bias_of(std::vector<float>(101, std::numeric_limits<float>::infinity()));
   check_refused(request, "embedding_bias[0] is NaN or +infinity");
 }
 
@@ -290,13 +298,15 @@ BOOST_AUTO_TEST_CASE(a_bias_of_another_length_is_the_responses_error) {
   const auto running = executor->enqueue_request(make_request(kPrompt, 5));
   gate.await_visitor();
   auto request = make_request(kPrompt, 5);
-  request.embedding_bias = std::vector<float>(100, 0.0F);
+  request.embedding_bias = bias_of(std::vector<float>(100, 0.0F));
   const auto id = executor->enqueue_request(request);
   gate.open();
   const auto responses = collect(*executor, id);
   BOOST_TEST_REQUIRE(responses.size() == 1U);
-  BOOST_TEST(responses[0].error_msg ==
-             "The embedding bias shape is not as expected: [100]; accepted: [101], the vocabulary's size");
+  BOOST_TEST(
+      responses[0].error_msg ==
+      "embedding bias shape is not as expected: embedding_bias is [100]; accepted: [101], one value for "
+      "each token of the vocabulary");
   BOOST_TEST(collect_result(*executor, running).output_token_ids.at(0) == expected_tokens(kPrompt, 5),
              boost::test_tools::per_element());
 }
@@ -318,6 +328,12 @@ BOOST_AUTO_TEST_CASE(bad_numbers) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(a_wrong_retention_is_refused_by_name) {
+  auto request = make_request(kPrompt, 1);
+  request.kv_cache_retention_config.emplace().decode_retention_priority = 101;
+  check_refused(request, "kv_cache_retention_config.decode_retention_priority is 101");
+}
+
 BOOST_AUTO_TEST_CASE(unsupported_fields_are_refused_by_name) {
   const auto check = [](auto set, const std::string& part) {
     auto request = make_request(kPrompt, 1);
@@ -325,18 +341,21 @@ BOOST_AUTO_TEST_CASE(unsupported_fields_are_refused_by_name) {
     check_refused(request, part);
   };
   check([](Request& request) { request.position_ids = {{0, 1, 2}}; }, "position_ids is given");
-  check([](Request& request) { request.external_draft_tokens_config = {"X"}; },
+  check([](Request& request) { request.external_draft_tokens_config = given("X"); },
         "external_draft_tokens_config is given");
-  check([](Request& request) { request.prompt_tuning_config = {"X"}; }, "prompt_tuning_config is given");
-  check([](Request& request) { request.lookahead_config = {"X"}; }, "lookahead_config is given");
-  check([](Request& request) { request.kv_cache_retention_config = {"X"}; },
-        "kv_cache_retention_config is given");
+  check([](Request& request) { request.prompt_tuning_config = given("X"); }, "prompt_tuning_config is given");
+  check([](Request& request) { request.lookahead_config = given("X"); }, "lookahead_config is given");
   check([](Request& request) { request.logits_post_processor_name = "x"; },
         "logits_post_processor_name is 'x', which the executor's");
   check([](Request& request) { request.encoder_input_token_ids = {{1}}; },
         "encoder_input_token_ids is given");
   check([](Request& request) { request.guided_decoding_params.emplace(); },
         "guided_decoding_params is given");
+  check([](Request& request) { request.eagle_config = given("X"); }, "eagle_config is given");
+  check([](Request& request) { request.output_config.additional_model_outputs = given("X"); },
+        "output_config.additional_model_outputs is given");
+  check([](Request& request) { request.output_config.return_encoder_output = true; },
+        "return_encoder_output is True");
   check([](Request& request) { request.num_return_sequences = 2; }, "num_return_sequences is 2");
   check([](Request& request) { request.output_config.return_perf_metrics = true; },
         "return_perf_metrics is True");
@@ -374,19 +393,48 @@ BOOST_AUTO_TEST_CASE(bad_configurations_tell_everything) {
   config.max_beam_width = 2;
   config.max_batch_size = 9;
   config.max_num_tokens = 0;
-  config.parallel_config = {"ParallelConfig"};
+  config.parallel_config = given("ParallelConfig");
+  config.debug_config = given("DebugConfig");
+  config.additional_model_outputs = given("list");
+  config.cache_transceiver_config = given("CacheTransceiverConfig");
+  config.recv_poll_period_ms = -1;
+  config.kv_cache_config.max_attention_window = {4096, 3};
   config.normalize_log_probs = false;
   config.batching_type = BatchingType::kStatic;
   config.gpu_weights_percent = 0.5;
   config.kv_cache_config.onboard_blocks = false;
   config.kernels = "portable";
-  for (const char* part :
-       {"max_beam_width is 2", "max_batch_size is 9; the engine was built for 8", "max_num_tokens is 0",
-        "parallel_config is given (ParallelConfig)", "normalize_log_probs is False",
-        "batching_type is STATIC", "gpu_weights_percent", "kv_cache_config.onboard_blocks",
-        "kernels is 'portable'; the engine runs on a device and takes none"}) {
+  for (const char* part : {"max_beam_width is 2", "max_batch_size is 9; the engine was built for 8",
+                           "max_num_tokens is 0", "parallel_config is given (ParallelConfig)",
+                           "debug_config is given (DebugConfig)", "additional_model_outputs is given (list)",
+                           "cache_transceiver_config is given", "recv_poll_period_ms is -1",
+                           "kv_cache_config.max_attention_window has 3", "normalize_log_probs is False",
+                           "batching_type is STATIC", "gpu_weights_percent", "kv_cache_config.onboard_blocks",
+                           "kernels is 'portable'; the engine runs on a device and takes none"}) {
     BOOST_CHECK_EXCEPTION(make_executor(config), ConfigError, says<ConfigError>(part));
   }
+}
+
+BOOST_AUTO_TEST_CASE(hints_that_only_tune_change_nothing) {
+  ExecutorConfig config;
+  config.use_gpu_direct_storage = true;
+  config.extended_runtime_perf_knob_config = {false, true, true, 7};
+  config.recv_poll_period_ms = 50;
+  config.max_seq_idle_microseconds = 1;
+  config.kv_cache_config.max_attention_window = {4096};
+  config.scheduler_config.dynamic_batch_config = DynamicBatchConfig{true, true, 7};
+  config.peft_cache_config->num_put_workers = 4;
+  config.peft_cache_config->num_copy_streams = 4;
+  const auto executor = make_executor(config);
+  const auto result = collect_result(*executor, executor->enqueue_request(make_request(kPrompt, 5)));
+  BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kPrompt, 5), boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(values_that_are_kept_are_equal_in_their_own_sense) {
+  BOOST_TEST((given("X") == given("X")));
+  BOOST_TEST((given("X") != given("Y")));
+  BOOST_TEST((given("X") != Unsupported{}));
+  BOOST_TEST((Unsupported{} == Unsupported{}));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

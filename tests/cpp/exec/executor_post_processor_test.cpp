@@ -32,7 +32,7 @@ class FakeProcessor final : public LogitsPostProcessor {
     largest_batch = std::max(largest_batch, rows.size());
     for (auto& row : rows) change(row);
   }
-  [[nodiscard]] const void* identity() const override { return this; }
+  [[nodiscard]] bool equals(const LogitsPostProcessor& other) const override { return this == &other; }
 
   int num_entered = 0;
   int num_left = 0;
@@ -61,7 +61,7 @@ BOOST_AUTO_TEST_CASE(each_request_has_its_own_and_the_others_none) {
   const auto first = std::make_shared<FakeProcessor>(11);
   const auto second = std::make_shared<FakeProcessor>(12);
   ExecutorConfig config;
-  config.logits_post_processor_config.emplace().processor_map = {{"second", {second}}};
+  config.logits_post_processor_config.emplace().processor_map = {{"second", PostProcessorFunction{second}}};
   const auto executor = make_executor(config);
   auto own = make_request(kPrompt, 4);
   own.logits_post_processor = PostProcessorFunction{first};
@@ -134,9 +134,10 @@ BOOST_AUTO_TEST_CASE(a_guide_and_a_bias_come_after_it) {
 BOOST_AUTO_TEST_CASE(names_are_checked) {
   const auto processor = std::make_shared<FakeProcessor>(1);
   ExecutorConfig config;
-  config.logits_post_processor_config.emplace().processor_map = {{kBatchedPostProcessorName, {processor}}};
+  config.logits_post_processor_config.emplace().processor_map = {
+      {kBatchedPostProcessorName, PostProcessorFunction{processor}}};
   BOOST_TEST(config.validate().list().size() == 1U);
-  config.logits_post_processor_config->processor_map = {{"one", {processor}}};
+  config.logits_post_processor_config->processor_map = {{"one", PostProcessorFunction{processor}}};
   const auto executor = make_executor(config);
   auto request = make_request(kPrompt, 1);
   for (const char* name : {"two", kBatchedPostProcessorName, ""}) {

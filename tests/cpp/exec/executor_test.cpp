@@ -13,6 +13,8 @@
 namespace adaptrt::test {
 namespace {
 
+using namespace std::chrono_literals;
+
 const std::vector<TokenId> kPrompt = {5, 17, 3, 99, 42, 7, 1};
 
 std::vector<float> softmax_logs(const std::vector<float>& logits) {
@@ -204,9 +206,30 @@ BOOST_AUTO_TEST_CASE(bad_words_and_bias_change_the_tokens) {
   request.bad_words.reset();
   std::vector<float> bias(101, 0.0F);
   bias[13] = 100.0F;
-  request.embedding_bias = bias;
+  request.embedding_bias = bias_of(bias);
   BOOST_TEST(collect_result(*executor, executor->enqueue_request(request)).output_token_ids.at(0).at(0) ==
              13);
+}
+
+BOOST_AUTO_TEST_CASE(a_bias_of_another_shape_is_its_requests_error) {
+  ExecutorConfig config;
+  config.max_queue_size = 2;
+  const auto executor = make_executor(config);
+  const auto good = make_request(kPrompt, 2);
+  auto bad = good;
+  bad.client_id = 7;
+  for (const std::vector<std::int64_t>& shape :
+       {std::vector<std::int64_t>{100}, std::vector<std::int64_t>{1, 101}, std::vector<std::int64_t>{}}) {
+    bad.embedding_bias = bias_of(std::vector<float>(101, 0.0F));
+    bad.embedding_bias->shape = shape;
+    const auto ids = executor->enqueue_requests({bad, good});
+    const auto responses = executor->await_responses(ids[0], std::nullopt);
+    BOOST_REQUIRE_EQUAL(responses.size(), 1);
+    BOOST_TEST(responses[0].error_msg.starts_with("embedding bias shape is not as expected"));
+    BOOST_TEST(responses[0].client_id.value() == 7);
+    BOOST_TEST(collect_result(*executor, ids[1]).output_token_ids.at(0) == expected_tokens(kPrompt, 2),
+               boost::test_tools::per_element());
+  }
 }
 
 BOOST_AUTO_TEST_CASE(an_adapter_is_sent_once_and_named_afterwards) {
@@ -273,14 +296,72 @@ BOOST_AUTO_TEST_CASE(await_without_an_id_gives_all_responses_once) {
   BOOST_TEST(executor->get_num_responses_ready(std::nullopt) == 0);
 }
 
-BOOST_AUTO_TEST_CASE(a_request_whose_last_response_was_taken_is_unknown) {
+void check_already_ended(const std::vector<Response>& responses, RequestId id) {
+  BOOST_REQUIRE_EQUAL(responses.size(), 1);
+  BOOST_TEST(responses[0].request_id == id);
+  BOOST_TEST(responses[0].error_msg ==
+             "ReqId " + std::to_string(id) + " has already been processed and was terminated.");
+}
+
+BOOST_AUTO_TEST_CASE(a_request_whose_last_response_was_taken_has_ended) {
   const auto executor = make_executor();
   const auto id = executor->enqueue_request(make_request({1}, 1));
   static_cast<void>(collect(*executor, id));
-  BOOST_CHECK_THROW(static_cast<void>(executor->await_responses(id, std::nullopt)), RequestError);
-  BOOST_CHECK_THROW(static_cast<void>(executor->await_responses(999, std::nullopt)), RequestError);
+  check_already_ended(executor->await_responses(id, std::nullopt), id);
+  BOOST_TEST(executor->get_num_responses_ready(id) == 0);
+  BOOST_CHECK_THROW(static_cast<void>(executor->await_responses(0, std::nullopt)), RequestError);
+  BOOST_CHECK_THROW(static_cast<void>(executor->await_responses(id + 1, std::nullopt)), RequestError);
+  BOOST_CHECK_THROW(static_cast<void>(executor->get_num_responses_ready(id + 1)), RequestError);
   executor->cancel_request(id);  // it has ended: nothing happens
   BOOST_CHECK_THROW(executor->cancel_request(999), RequestError);
+}
+
+BOOST_AUTO_TEST_CASE(waiting_for_a_live_and_an_ended_request_loses_nothing) {
+  const auto executor = make_executor();
+  const auto ended = executor->enqueue_request(make_request({1}, 1));
+  static_cast<void>(collect(*executor, ended));
+  const auto live = executor->enqueue_request(make_request(kPrompt, 5));
+  const auto both = executor->await_responses({live, ended}, std::nullopt);
+  BOOST_REQUIRE_EQUAL(both->size(), 2);
+  BOOST_REQUIRE_EQUAL(both->at(0).size(), 1);
+  BOOST_TEST(both->at(0)[0].result.output_token_ids.at(0) == expected_tokens(kPrompt, 5),
+             boost::test_tools::per_element());
+  check_already_ended(both->at(1), ended);
+  // The same request twice: its responses come once.
+  const auto twice = executor->enqueue_request(make_request({2}, 1));
+  const auto again = executor->await_responses({twice, twice}, std::nullopt);
+  BOOST_TEST(again->at(0).at(0).result.is_final);
+  check_already_ended(again->at(1), twice);
+  BOOST_TEST(executor->await_responses(std::vector<RequestId>{}, std::nullopt)->empty());
+}
+
+BOOST_AUTO_TEST_CASE(an_unknown_id_among_several_leaves_all_responses_where_they_are) {
+  const auto executor = make_executor();
+  const auto id = executor->enqueue_request(make_request({1}, 1));
+  while (executor->get_num_responses_ready(id) == 0) std::this_thread::yield();
+  BOOST_CHECK_THROW(static_cast<void>(executor->await_responses({id, id + 1}, std::nullopt)), RequestError);
+  BOOST_TEST(executor->await_responses(id, std::nullopt).at(0).result.is_final);
+}
+
+BOOST_AUTO_TEST_CASE(waiting_for_several_takes_what_is_there_when_the_time_is_over_or_nothing) {
+  Gate gate;
+  FakeEngine::Options options;
+  options.max_batch_size = 1;
+  const auto executor = make_executor({}, options, [&](std::int64_t step) {
+    if (step == 1) gate.wait();
+  });
+  const auto first = executor->enqueue_request(make_request({1}, 1));
+  const auto second = executor->enqueue_request(make_request({2}, 1));
+  gate.await_visitor();
+  BOOST_TEST(!executor->await_responses({first, second}, 1ms, AtTimeout::kTakeNothing).has_value());
+  BOOST_TEST(executor->get_num_responses_ready(first) == 1);
+  const auto some = executor->await_responses({second, first}, 1ms);
+  BOOST_TEST(some->at(0).empty());
+  BOOST_TEST(some->at(1).at(0).result.is_final);
+  gate.open();
+  const auto rest = executor->await_responses({first, second}, std::nullopt, AtTimeout::kTakeNothing);
+  check_already_ended(rest->at(0), first);
+  BOOST_TEST(rest->at(1).at(0).result.is_final);
 }
 
 BOOST_AUTO_TEST_CASE(higher_priority_starts_first) {
@@ -327,6 +408,8 @@ BOOST_AUTO_TEST_CASE(iteration_and_request_statistics) {
   BOOST_TEST(iterations[0].num_new_active_requests == 1);
   BOOST_TEST(iterations[0].engine_latency_ms > 0.0);
   BOOST_TEST(iterations[0].engine_latency_ms < iterations[0].iter_latency_ms);
+  BOOST_TEST(iterations[0].new_active_requests_queue_latency_ms > 0.0);
+  BOOST_TEST(iterations[1].new_active_requests_queue_latency_ms == 0.0);
   BOOST_TEST(iterations[0].inflight_batching_stats->num_ctx_tokens == 7);
   BOOST_TEST(iterations[0].inflight_batching_stats->num_context_requests == 1);
   BOOST_TEST(iterations[1].inflight_batching_stats->num_gen_requests == 1);

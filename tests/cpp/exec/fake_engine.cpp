@@ -200,6 +200,23 @@ std::unique_ptr<Executor> make_executor(const ExecutorConfig& config, FakeEngine
                                     kAvailableMemory, check_every_step);
 }
 
+Unsupported given(const std::string& type_name) {
+  class Named final : public ForeignValue {
+   public:
+    explicit Named(std::string name) : name_(std::move(name)) {}
+    [[nodiscard]] std::string type_name() const override { return name_; }
+    [[nodiscard]] bool equals(const ForeignValue& other) const override { return name_ == other.type_name(); }
+
+   private:
+    std::string name_;
+  };
+  return {std::make_shared<const Named>(type_name)};
+}
+
+FloatTensor bias_of(const std::vector<float>& values) {
+  return {std::make_shared<const std::vector<float>>(values), {static_cast<std::int64_t>(values.size())}};
+}
+
 std::vector<Response> collect(Executor& executor, RequestId id) {
   std::vector<Response> all;
   while (all.empty() || !all.back().is_final()) {

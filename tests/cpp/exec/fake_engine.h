@@ -76,6 +76,10 @@ class FakeEngine : public Engine {
 [[nodiscard]] LoraConfig task_alone(std::uint64_t task_id);
 
 [[nodiscard]] Request make_request(std::vector<TokenId> prompt, std::int32_t max_tokens);
+/// For fields that are refused when they are given: a value whose type has this name.
+[[nodiscard]] Unsupported given(const std::string& type_name);
+/// For Request::embedding_bias, of one dimension.
+[[nodiscard]] FloatTensor bias_of(const std::vector<float>& values);
 
 /// Enough for all KV blocks that the engine can use, and for some hundred adapters.
 inline constexpr std::size_t kAvailableMemory = std::size_t{16} << 20;

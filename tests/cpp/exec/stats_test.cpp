@@ -20,6 +20,8 @@ BOOST_AUTO_TEST_CASE(json_has_tensorrt_llms_keys) {
   BOOST_TEST(json.find(R"("iter":7)") != std::string::npos);
   BOOST_TEST(json.find(R"("maxNumBlocks":0)") != std::string::npos);
   BOOST_TEST(json.find(R"("inflightBatchingStats":null)") != std::string::npos);
+  BOOST_TEST(json.find(R"("staticBatchingStats":null)") != std::string::npos);
+  BOOST_TEST(json.find(R"("newActiveRequestsQueueLatencyMS":0)") != std::string::npos);
 }
 
 BOOST_AUTO_TEST_CASE(json_of_requests) {
@@ -31,7 +33,7 @@ BOOST_AUTO_TEST_CASE(json_of_requests) {
   const std::string json = to_json_str(stats);
   BOOST_TEST(json.starts_with(R"({"iter":3,"requestStats":[{"id":0,"stage":"QUEUED",)"));
   BOOST_TEST(json.find(R"("stage":"CONTEXT_IN_PROGRESS")") != std::string::npos);
-  BOOST_TEST(json.ends_with(R"("kvCacheHitRatePerRequest":null}]})"));
+  BOOST_TEST(json.ends_with(R"("kvCacheHitRatePerRequest":null,"disServingStats":null}]})"));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -183,6 +183,32 @@ BOOST_DATA_TEST_CASE(silu_mul_matches_float64, kernel_tables(), name) {
       check_near(bfloat16_to_float(narrow[i]), expected,
                  (kBFloat16Rounding + kShortPolynomial) * std::abs(expected) + 1e-35);
     }
+    auto in_place = gated;
+    table.silu_mul(in_place.data(), linear.data(), n, bytes(&in_place), DType::kBFloat16);
+    BOOST_TEST(std::memcmp(in_place.data(), narrow.data(), narrow.size() * sizeof(narrow[0])) == 0);
+  }
+}
+
+// Rows of whole cache lines at their multiples, and others.
+BOOST_DATA_TEST_CASE(streamed_rows_are_copies, kernel_tables(), name) {
+  const auto& table = kernel_table(name);
+  if (table.stream_rows == nullptr) return;
+  constexpr std::int64_t kRows = 5, kStride = 80, kOutStride = 192;
+  FreshRandom random;
+  const auto from = random.vector(kRows * kStride);
+  for (const std::int64_t floats : {0, 3, 16, 32, 47}) {
+    for (const std::int64_t shift : {0, 1, 16}) {
+      alignas(64) float out[kRows * kOutStride];
+      std::fill_n(out, kRows * kOutStride, kPoison);
+      table.stream_rows(reinterpret_cast<const std::byte*>(from.data()), kStride * 4, kRows, floats * 4,
+                        reinterpret_cast<std::byte*>(out + shift), kOutStride * 4);
+      for (std::int64_t i = 0; i < kRows * kOutStride; ++i) {
+        const std::int64_t row = i / kOutStride, column = i % kOutStride - shift;
+        const bool is_there = column >= 0 && column < floats;
+        const float expected = is_there ? from[static_cast<std::size_t>(row * kStride + column)] : kPoison;
+        BOOST_TEST_REQUIRE(out[i] == expected, "floats " << floats << " shift " << shift << " element " << i);
+      }
+    }
   }
 }
 

@@ -185,45 +185,56 @@ struct Int8Rows {
   std::vector<float> scales;
 };
 
+/// Products of random W8A8 weights are those of integers.
+void check_int8_product(const KernelTable& table, std::int64_t rows, std::int64_t width, std::int64_t k,
+                        FreshRandom* random) {
+  const Quantization quantization{.algo = QuantAlgo::kW8A8};
+  const QuantizedMatrix weights(quantization, width, k, random);
+  const auto w = weights.values();
+  const auto x = random->vector(rows * k, -3.0F, 2.0F);
+  const Int8Rows a(table, x, rows, k);
+  std::vector<float> out(static_cast<std::size_t>(rows * width), kPoison);
+  table.int8_gemm({.a = a.bytes.data(),
+                   .a_stride = a.stride,
+                   .a_scales = a.scales.data(),
+                   .panel = weights.panels.data(),
+                   .k = k,
+                   .width = width,
+                   .out = out.data(),
+                   .out_stride = width,
+                   .rows = rows});
+  const auto parts = parts_of_panel(quantization, weights.panels.data(), k, width);
+  for (std::int64_t n = 0; n < width; ++n) {
+    const float scale = load_as_float(parts.scales, DType::kFloat32, static_cast<std::size_t>(n));
+    std::vector<std::int32_t> q(static_cast<std::size_t>(k));
+    for (std::int64_t i = 0; i < k; ++i) {
+      q[static_cast<std::size_t>(i)] =
+          static_cast<std::int32_t>(std::lround(w[static_cast<std::size_t>(n * k + i)] / scale));
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::uint8_t* row = a.bytes.data() + r * a.stride;
+      std::int32_t sum = 0;
+      for (std::int64_t i = 0; i < k; ++i) sum += q[static_cast<std::size_t>(i)] * (row[i] - 128);
+      const float expected = static_cast<float>(sum) * scale * a.scales[static_cast<std::size_t>(r)];
+      BOOST_TEST_REQUIRE(
+          out[static_cast<std::size_t>(r * width + n)] == expected,
+          "rows " << rows << " width " << width << " k " << k << " row " << r << " column " << n);
+    }
+  }
+}
+
 BOOST_DATA_TEST_CASE(sums_are_exact_and_every_table_gives_the_same_bits, kernel_tables(), name) {
   const auto& table = kernel_table(name);
-  const Quantization quantization{.algo = QuantAlgo::kW8A8};
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t k : {1, 3, 4, 7, 37, 130, 517}) {
       for (const std::int64_t width : {1, 3, 8, 16, 17, 33, 61, 64}) {
-        for (const std::int64_t rows : {1, 2, 5, 6, 7, 13}) {
-          const QuantizedMatrix weights(quantization, width, k, &random);
-          const auto w = weights.values();
-          const auto x = random.vector(rows * k, -3.0F, 2.0F);
-          const Int8Rows a(table, x, rows, k);
-          std::vector<float> out(static_cast<std::size_t>(rows * width), kPoison);
-          table.int8_gemm({.a = a.bytes.data(),
-                           .a_stride = a.stride,
-                           .a_scales = a.scales.data(),
-                           .panel = weights.panels.data(),
-                           .k = k,
-                           .width = width,
-                           .out = out.data(),
-                           .out_stride = width,
-                           .rows = rows});
-          const auto parts = parts_of_panel(quantization, weights.panels.data(), k, width);
-          for (std::int64_t r = 0; r < rows; ++r) {
-            for (std::int64_t n = 0; n < width; ++n) {
-              const float scale = load_as_float(parts.scales, DType::kFloat32, static_cast<std::size_t>(n));
-              std::int32_t sum = 0;
-              for (std::int64_t i = 0; i < k; ++i) {
-                const auto q =
-                    static_cast<std::int32_t>(std::lround(w[static_cast<std::size_t>(n * k + i)] / scale));
-                sum += q * (a.bytes[static_cast<std::size_t>(r * a.stride + i)] - 128);
-              }
-              const float expected = static_cast<float>(sum) * scale * a.scales[static_cast<std::size_t>(r)];
-              BOOST_TEST_REQUIRE(out[static_cast<std::size_t>(r * width + n)] == expected);
-            }
-          }
-        }
+        for (const std::int64_t rows : {1, 2, 5, 6, 7, 13})
+          check_int8_product(table, rows, width, k, &random);
       }
     }
+    // Whole tiles and more steps than are copied at once.
+    for (const std::int64_t rows : {40, 232}) check_int8_product(table, rows, 64, 1190, &random);
   }
 }
 

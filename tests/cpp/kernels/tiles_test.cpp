@@ -121,7 +121,7 @@ BOOST_AUTO_TEST_SUITE(tiles)
 
 // From ordinary numbers to those whose products are subnormal, and subnormal ones themselves. As few rows as
 // are multiplied without tiles, and more.
-BOOST_DATA_TEST_CASE(emulated_tiles_give_the_bits_of_a_cpu, data::make({1, 3, 4, 16, 37}), rows) {
+BOOST_DATA_TEST_CASE(emulated_tiles_give_the_bits_of_a_cpu, data::make({1, 3, 4, 16, 37, 200}), rows) {
   const KernelTable* native = native_table();
   if (native == nullptr) {
     BOOST_TEST_MESSAGE("not compared: this CPU has no tile registers, or Linux does not permit them");
@@ -174,7 +174,7 @@ BOOST_AUTO_TEST_CASE(subnormal_products_have_one_result_alone_and_in_a_crowd) {
 }
 
 BOOST_DATA_TEST_CASE(packed_rows_and_parts_leave_the_bits_as_they_are,
-                     tiled_tables() * data::make({1, 5, 16, 33, 64}), name, rows) {
+                     tiled_tables() * data::make({1, 5, 16, 33, 64, 200}), name, rows) {
   const auto& table = kernel_table(name);
   FreshRandom seeds;
   std::mt19937 random(seeds.seed());
@@ -204,15 +204,59 @@ BOOST_DATA_TEST_CASE(packed_rows_and_parts_leave_the_bits_as_they_are,
   }
 }
 
+constexpr Quantization kQuantizations[] = {{.algo = QuantAlgo::kW8A16},
+                                           {.algo = QuantAlgo::kW4A16},
+                                           {.algo = QuantAlgo::kW4A16, .group_size = 8},
+                                           {.algo = QuantAlgo::kW4A16, .group_size = 128},
+                                           {.algo = QuantAlgo::kW4A16, .group_size = 64, .zero_points = true},
+                                           {.algo = QuantAlgo::kW4A16, .group_size = 1024}};
+
+// Columns of weights are copied for many rows, some steps at a time.
+BOOST_DATA_TEST_CASE(quantised_rows_have_the_bits_alone_that_they_have_among_many,
+                     tiled_tables() * data::xrange(std::size(kQuantizations)), name, index) {
+  constexpr std::int64_t kInputs = 1090, kRows = 232;
+  const auto& table = kernel_table(name);
+  const Quantization& quantization = kQuantizations[index];
+  FreshRandom random;
+  std::mt19937 bits(random.seed());
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const QuantizedMatrix weights(quantization, kPanelColumns, kInputs, &random);
+    const Operands operands(kRows, kInputs, {120, 8}, &bits);
+    const std::int64_t groups = group_count(quantization, kInputs);
+    const std::vector<float> sums = random.vector(kRows * groups);
+    const PackedRows packed(table, operands, 0);
+    std::vector<float> crowd(static_cast<std::size_t>(kRows * kPanelColumns), kPoison);
+    QuantizedGemm gemm{.a = operands.a.data(),
+                       .activation = DType::kBFloat16,
+                       .a_stride = kInputs,
+                       .a_steps = packed.data,
+                       .a_step_bytes = packed.step_bytes,
+                       .a_sums = sums.data(),
+                       .quantization = quantization,
+                       .panel = weights.panels.data(),
+                       .k = kInputs,
+                       .width = kPanelColumns,
+                       .out = crowd.data(),
+                       .out_stride = kPanelColumns,
+                       .rows = kRows};
+    table.quantized_gemm(gemm);
+    for (const std::int64_t row : {0, 31, 199, 231}) {
+      std::vector<float> alone(kPanelColumns, kPoison);
+      gemm.a = operands.a.data() + row * kInputs;
+      gemm.a_steps = nullptr;
+      gemm.a_sums = sums.data() + row * groups;
+      gemm.out = alone.data();
+      gemm.rows = 1;
+      table.quantized_gemm(gemm);
+      BOOST_TEST_REQUIRE(
+          std::memcmp(alone.data(), crowd.data() + row * kPanelColumns, kPanelColumns * sizeof(float)) == 0,
+          "row " << row);
+    }
+  }
+}
+
 BOOST_DATA_TEST_CASE(quantised_products_are_the_same_in_parts,
-                     tiled_tables() * data::make({0, 1, 2, 3, 4, 5}), name, index) {
-  constexpr Quantization kQuantizations[] = {
-      {.algo = QuantAlgo::kW8A16},
-      {.algo = QuantAlgo::kW4A16},
-      {.algo = QuantAlgo::kW4A16, .group_size = 8},
-      {.algo = QuantAlgo::kW4A16, .group_size = 128},
-      {.algo = QuantAlgo::kW4A16, .group_size = 64, .zero_points = true},
-      {.algo = QuantAlgo::kW4A16, .group_size = 1024}};
+                     tiled_tables() * data::xrange(std::size(kQuantizations)), name, index) {
   const auto& table = kernel_table(name);
   const Quantization& quantization = kQuantizations[index];
   FreshRandom random;

@@ -30,13 +30,13 @@ const std::vector<BadField> kBadFields{
     {"optimal_adapter_size is 0", [](PeftCacheConfig& c) { c.optimal_adapter_size = 0; }},
     {"max_adapter_size is 0", [](PeftCacheConfig& c) { c.max_adapter_size = 0; }},
     {"max_adapter_size is 2147483647", [](PeftCacheConfig& c) { c.max_adapter_size = 2147483647; }},
-    {"num_put_workers is 2; accepted: 1, because", [](PeftCacheConfig& c) { c.num_put_workers = 2; }},
+    {"num_put_workers is 0; accepted: 1 or more", [](PeftCacheConfig& c) { c.num_put_workers = 0; }},
     {"num_ensure_workers is 17; accepted: 0 to 16", [](PeftCacheConfig& c) { c.num_ensure_workers = 17; }},
     {"num_copy_streams is 0; accepted: 1 to 16", [](PeftCacheConfig& c) { c.num_copy_streams = 0; }},
-    {"max_pages_per_block_host is 8; accepted: 24",
-     [](PeftCacheConfig& c) { c.max_pages_per_block_host = 8; }},
-    {"max_pages_per_block_device is 24; accepted: 8",
-     [](PeftCacheConfig& c) { c.max_pages_per_block_device = 24; }},
+    {"max_pages_per_block_host is 0; accepted: 1 or more",
+     [](PeftCacheConfig& c) { c.max_pages_per_block_host = 0; }},
+    {"max_pages_per_block_device is -1; accepted: 1 or more",
+     [](PeftCacheConfig& c) { c.max_pages_per_block_device = -1; }},
     {"device_cache_percent is 0.0", [](PeftCacheConfig& c) { c.device_cache_percent = 0.0; }},
     {"device_cache_percent is 1.5", [](PeftCacheConfig& c) { c.device_cache_percent = 1.5; }},
     {"device_cache_percent is nan",
@@ -56,7 +56,7 @@ const std::vector<BadField> kBadFields{
 /// What resolving refuses, or "".
 std::string refusal(const PeftCacheConfig& config, const LoraLayout& layout, std::size_t free_bytes = kGiB) {
   try {
-    (void)resolve_cache_sizes(config, layout, {free_bytes});
+    (void)resolve_cache_sizes(config, layout, free_bytes);
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -87,7 +87,7 @@ BOOST_DATA_TEST_CASE(a_bad_field_is_refused_by_name, boost::unit_test::data::mak
 
 BOOST_AUTO_TEST_CASE(two_percent_of_the_free_memory_are_the_default) {
   const LoraLayout layout = small_layout();
-  const LoraCacheSizes sizes = resolve_cache_sizes({}, layout, {kGiB / 100});
+  const LoraCacheSizes sizes = resolve_cache_sizes({}, layout, kGiB / 100);
   BOOST_TEST(sizes.host_bytes == kGiB);
   LoraCache cache = make_host_cache(layout, sizes);
   const SentAdapter largest = whole_adapter(layout, layout.max_rank);
@@ -100,7 +100,7 @@ BOOST_AUTO_TEST_CASE(two_percent_of_the_free_memory_are_the_default) {
 BOOST_AUTO_TEST_CASE(the_default_grows_when_two_percent_are_too_little) {
   LoraLayout layout = small_layout();
   layout.max_rank = 64;
-  const LoraCacheSizes sizes = resolve_cache_sizes({}, layout, {kGiB / 1024});
+  const LoraCacheSizes sizes = resolve_cache_sizes({}, layout, kGiB / 1024);
   LoraCache cache = make_host_cache(layout, sizes);
   const auto held = cache.admit(whole_adapter(layout, 64).send(1));
   BOOST_TEST(cache.pages_needed(*held) + 8 == sizes.device_pages);
@@ -110,7 +110,7 @@ BOOST_AUTO_TEST_CASE(a_page_holds_an_adapter_of_the_optimal_size) {
   const LoraLayout layout = small_layout(DType::kBFloat16);
   PeftCacheConfig config;
   config.optimal_adapter_size = 4;
-  LoraCache cache = make_host_cache(layout, resolve_cache_sizes(config, layout, {kGiB}));
+  LoraCache cache = make_host_cache(layout, resolve_cache_sizes(config, layout, kGiB));
   BOOST_TEST(cache.pages_needed(*cache.admit(whole_adapter(layout, 4).send(1))) == 1);
   BOOST_TEST(cache.pages_needed(*cache.admit(whole_adapter(layout, 8).send(2))) == 2);
 }
@@ -123,21 +123,21 @@ BOOST_AUTO_TEST_CASE(explicit_sizes_are_taken_or_refused_with_both_figures) {
                       "host_cache_size gives the host level 100 bytes, but one adapter of "
                       "rank 8 on every enabled module needs"));
   config.host_cache_size = 123456;
-  BOOST_TEST(resolve_cache_sizes(config, layout, {kGiB}).host_bytes == 123456U);
+  BOOST_TEST(resolve_cache_sizes(config, layout, kGiB).host_bytes == 123456U);
   config = {};
   config.num_host_module_layer = 2;
   BOOST_TEST(contains(refusal(config, layout), "num_host_module_layer gives the host level 1184 bytes"));
   config.num_host_module_layer = 1000;
-  BOOST_TEST(resolve_cache_sizes(config, layout, {kGiB}).host_bytes == 1000U * (8 + 140) * 4);
+  BOOST_TEST(resolve_cache_sizes(config, layout, kGiB).host_bytes == 1000U * (8 + 140) * 4);
   config = {};
   config.device_cache_percent = 1e-9;
   BOOST_TEST(contains(refusal(config, layout), "device_cache_percent gives the device level 0 pages of"));
   config.device_cache_percent = 0.5;
-  const LoraCacheSizes half = resolve_cache_sizes(config, layout, {kGiB});
+  const LoraCacheSizes half = resolve_cache_sizes(config, layout, kGiB);
   BOOST_TEST(half.device_pages == static_cast<std::int64_t>(kGiB / 2 / half.page_bytes));
   config = {};
   config.num_device_module_layer = 1000;
-  const LoraCacheSizes layers = resolve_cache_sizes(config, layout, {kGiB});
+  const LoraCacheSizes layers = resolve_cache_sizes(config, layout, kGiB);
   BOOST_TEST(layers.device_pages * layers.page_bytes >= 1000U * (8 + 140) * 4);
   config.num_device_module_layer = std::numeric_limits<std::int64_t>::max();
   BOOST_TEST(contains(refusal(config, layout), "of memory are free"));
@@ -152,28 +152,35 @@ BOOST_AUTO_TEST_CASE(a_lower_max_adapter_size_asks_for_less) {
   BOOST_TEST(refusal(config, layout) == "");
 }
 
-BOOST_AUTO_TEST_CASE(several_copy_streams_need_a_device_that_has_streams) {
+BOOST_AUTO_TEST_CASE(fields_that_only_tune_change_no_size) {
   PeftCacheConfig config;
+  config.num_put_workers = 4;
+  config.num_ensure_workers = 4;
   config.num_copy_streams = 4;
-  BOOST_TEST(
-      contains(refusal(config, small_layout()), "num_copy_streams is 4; accepted: 1, because the CPU"));
-  BOOST_TEST(resolve_cache_sizes(config, small_layout(), {kGiB, true}).device_pages > 0);
+  config.max_pages_per_block_host = 8;
+  config.max_pages_per_block_device = 24;
+  const LoraCacheSizes sizes = resolve_cache_sizes(config, small_layout(), kGiB);
+  const LoraCacheSizes defaults = resolve_cache_sizes({}, small_layout(), kGiB);
+  BOOST_TEST(sizes.page_bytes == defaults.page_bytes);
+  BOOST_TEST(sizes.host_bytes == defaults.host_bytes);
+  BOOST_TEST(sizes.device_pages == defaults.device_pages);
+  BOOST_TEST(resolve_cache_sizes(config, LoraLayout{}, kGiB).device_pages == 0);
 }
 
 BOOST_AUTO_TEST_CASE(rows_need_no_padding_of_panels) {
   LoraLayout layout = small_layout(DType::kBFloat16);
   PeftCacheConfig config;
   config.optimal_adapter_size = 7;
-  const LoraCacheSizes panels = resolve_cache_sizes(config, layout, {kGiB});
+  const LoraCacheSizes panels = resolve_cache_sizes(config, layout, kGiB);
   layout.matrix_layout = MatrixLayout::kRows;
-  const LoraCacheSizes rows = resolve_cache_sizes(config, layout, {kGiB, true});
+  const LoraCacheSizes rows = resolve_cache_sizes(config, layout, kGiB);
   BOOST_TEST(rows.page_bytes < panels.page_bytes);
   LoraCache cache = make_host_cache(layout, rows);
   BOOST_TEST(cache.pages_needed(*cache.admit(whole_adapter(layout, 7).send(1))) == 1);
 }
 
 BOOST_AUTO_TEST_CASE(engines_without_lora_have_no_cache_to_configure) {
-  BOOST_TEST(resolve_cache_sizes({}, LoraLayout{}, {kGiB}).device_pages == 0);
+  BOOST_TEST(resolve_cache_sizes({}, LoraLayout{}, kGiB).device_pages == 0);
   PeftCacheConfig config;
   config.host_cache_size = kGiB;
   BOOST_TEST(contains(refusal(config, LoraLayout{}), "built without LoRA"));

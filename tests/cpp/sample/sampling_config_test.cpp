@@ -44,13 +44,10 @@ BOOST_AUTO_TEST_CASE(each_bad_field_is_refused_by_name) {
       {"temperature", [](auto& c) { c.temperature = kNan; }},
       {"temperature", [](auto& c) { c.temperature = kInfinity; }},
       {"min_tokens", [](auto& c) { c.min_tokens = -1; }},
-      {"beam_search_diversity_rate", [](auto& c) { c.beam_search_diversity_rate = 0.0; }},
       {"repetition_penalty", [](auto& c) { c.repetition_penalty = 0.0; }},
       {"repetition_penalty", [](auto& c) { c.repetition_penalty = kNan; }},
       {"presence_penalty", [](auto& c) { c.presence_penalty = kInfinity; }},
       {"frequency_penalty", [](auto& c) { c.frequency_penalty = kNan; }},
-      {"length_penalty", [](auto& c) { c.length_penalty = 1.0; }},
-      {"early_stopping", [](auto& c) { c.early_stopping = 1; }},
       {"no_repeat_ngram_size", [](auto& c) { c.no_repeat_ngram_size = -1; }},
       {"num_return_sequences", [](auto& c) { c.num_return_sequences = 2; }},
       {"min_p", [](auto& c) { c.min_p = -0.1; }},
@@ -72,8 +69,17 @@ BOOST_AUTO_TEST_CASE(all_problems_are_told_at_once) {
   SamplingConfig config;
   config.beam_width = 4;
   config.top_k = -1;
-  config.length_penalty = 0.5;
+  config.top_p_min = 0.5;
   BOOST_TEST(config.validate().list().size() == 3U);
+}
+
+BOOST_AUTO_TEST_CASE(what_acts_on_beams_alone_is_taken_for_one_beam) {
+  SamplingConfig config;
+  config.beam_search_diversity_rate = 0.5;
+  config.length_penalty = 0.5;
+  config.early_stopping = 1;
+  BOOST_TEST(config.validate().empty());
+  BOOST_TEST(resolve(config).greedy);
 }
 
 BOOST_AUTO_TEST_CASE(the_ends_of_the_ranges_are_accepted) {

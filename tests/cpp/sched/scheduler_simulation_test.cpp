@@ -51,11 +51,15 @@ class Simulation {
     config.num_blocks = 1 + (24 + below(120)) / config.tokens_per_block;
     config.enable_block_reuse = below(4) > 0;
     config.policy = static_cast<CapacitySchedulerPolicy>(below(3));
+    config.adapter_fairness = below(3) > 0;
     config.limits = {.max_batch_size = 1 + below(8),
                      .max_num_tokens = 1 + below(40),
                      .enable_chunked_context = below(2) == 0,
                      .max_reusable_prompt_len = below(4) == 0 ? 12 : 1 << 20,
                      .max_times_passed_over = below(6)};
+    if (config.limits.enable_chunked_context && below(2) == 0) {
+      config.chunking = ContextChunkingPolicy::kEqualProgress;
+    }
     config.device_pages = below(3) == 0 ? 0 : 1 + below(4);
     config.num_load_workers = below(3);
     if (config.num_load_workers > 0 && below(2) == 0) {
@@ -111,7 +115,7 @@ class Simulation {
     BOOST_TEST_REQUIRE(world_.plan.empty() == world_.scheduler.empty());
     if (config_.policy != CapacitySchedulerPolicy::kMaxUtilization)
       BOOST_TEST_REQUIRE(world_.plan.paused.empty());
-    for (const Sequence* sequence : world_.scheduler.waiting()) {
+    for (const Sequence* sequence : world_.scheduler.waiting().list()) {
       BOOST_TEST_REQUIRE(sequence->times_passed_over <=
                          config_.limits.max_times_passed_over + config_.limits.max_batch_size);
     }

@@ -26,7 +26,7 @@ BOOST_AUTO_TEST_CASE(limits_and_configs_that_make_no_sense_are_refused) {
   BOOST_CHECK_THROW(Scheduler({}, limits(0, 1), pool, nullptr), ConfigError);
   BOOST_CHECK_THROW(Scheduler({}, limits(1, 0), pool, nullptr), ConfigError);
   SchedulerConfig config;
-  config.dynamic_batch_config = DynamicBatchConfig{};
+  config.context_chunking_policy = ContextChunkingPolicy::kEqualProgress;
   BOOST_CHECK_THROW(Scheduler(config, limits(1, 1), pool, nullptr), ConfigError);
   SchedulerLimits no_reuse = limits(1, 1);
   no_reuse.max_reusable_prompt_len = -1;
@@ -100,6 +100,73 @@ BOOST_AUTO_TEST_CASE(a_prompt_that_runs_already_goes_before_one_that_waits) {
   BOOST_TEST(world.plan.entries[1].sequence == &second);
   BOOST_TEST(world.plan.entries[1].count == 5);
   world.run_to_the_end();
+}
+
+BOOST_AUTO_TEST_CASE(with_equal_progress_prompts_share_the_step) {
+  World world(
+      {.tokens_per_block = 4, .chunking = ContextChunkingPolicy::kEqualProgress, .limits = limits(8, 21)});
+  Sequence& first = world.add(30, 2);
+  world.add(30, 2);
+  world.add(5, 2);
+  const auto counts = [&] {
+    std::vector<std::int32_t> all;
+    for (const auto& entry : world.plan.entries) all.push_back(entry.count);
+    return all;
+  };
+  world.step();  // the third ends, the first has one chunk more than the second and then the rest
+  BOOST_TEST(counts() == (std::vector<std::int32_t>{8, 8, 5}), boost::test_tools::per_element());
+  BOOST_TEST(world.plan.num_context_tokens == 21);
+  Sequence& late = world.add(30, 2);
+  world.step();
+  BOOST_TEST(counts() == (std::vector<std::int32_t>{1, 8, 8, 4}), boost::test_tools::per_element());
+  BOOST_TEST(world.plan.entries[1].sequence == &first);
+  BOOST_TEST(world.plan.entries[3].sequence == &late);
+  world.run_to_the_end();
+  BOOST_TEST(world.num_finished == 4);
+}
+
+BOOST_AUTO_TEST_CASE(equal_progress_starts_no_more_than_get_a_chunk) {
+  World world(
+      {.tokens_per_block = 4, .chunking = ContextChunkingPolicy::kEqualProgress, .limits = limits(8, 10)});
+  for (int i = 0; i < 4; ++i) world.add(12, 1);
+  world.step();
+  BOOST_TEST(world.scheduler.running().size() == 3U);
+  world.run_to_the_end();
+  BOOST_TEST(world.num_finished == 4);
+}
+
+BOOST_AUTO_TEST_CASE(equal_progress_needs_chunks) {
+  BlockPool pool(4, 4, true);
+  const SchedulerConfig config{.context_chunking_policy = ContextChunkingPolicy::kEqualProgress};
+  BOOST_CHECK_THROW(Scheduler(config, limits(1, 1, false), pool, nullptr), ConfigError);
+  BOOST_CHECK_NO_THROW(Scheduler(config, limits(1, 1, true), pool, nullptr));
+}
+
+BOOST_AUTO_TEST_CASE(blocks_are_retained_as_the_request_says) {
+  // Of a request's tokens, those that are still there when a later request has come and two blocks had to go.
+  const auto reused = [](std::int32_t prompt_length, std::int32_t max_tokens,
+                         const KvCacheRetentionConfig& config) {
+    World world({.num_blocks = 12, .tokens_per_block = 4, .limits = limits(1, 64)});
+    world.add(counting(prompt_length), max_tokens,
+              {.retention = std::make_shared<KvCacheRetentionConfig>(config)});
+    world.add(13, 1);
+    world.run_to_the_end();
+    const auto tokens = world.any_sequence(0).tokens;
+    world.add((world.pool.num_free() + 2) * 4, 1);
+    world.run_to_the_end();
+    world.add(tokens, 1);
+    world.step();
+    return world.plan.entries[0].first_token;
+  };
+  KvCacheRetentionConfig config;
+  BOOST_TEST(reused(13, 1, config) == 4);
+  BOOST_TEST(reused(5, 12, config) == 8);
+  config.decode_retention_priority = 80;
+  BOOST_TEST(reused(13, 1, config) == 4);
+  BOOST_TEST(reused(5, 12, config) == 16);
+  config = {.token_range_retention_configs = {{.token_start = 0, .token_end = 9, .priority = 80}}};
+  BOOST_TEST(reused(13, 1, config) == 12);
+  BOOST_TEST(reused(5, 12, config) == 8);
 }
 
 BOOST_AUTO_TEST_CASE(higher_priority_goes_first_then_arrival) {

@@ -27,6 +27,8 @@ struct WorldConfig {
   std::int32_t tokens_per_block = 4;
   bool enable_block_reuse = true;
   CapacitySchedulerPolicy policy = CapacitySchedulerPolicy::kGuaranteedNoEvict;
+  ContextChunkingPolicy chunking = ContextChunkingPolicy::kFirstComeFirstServed;
+  bool adapter_fairness = true;
   SchedulerLimits limits{.max_batch_size = 8,
                          .max_num_tokens = 32,
                          .enable_chunked_context = true,
@@ -43,6 +45,7 @@ struct RequestOptions {
   float priority = 0.5F;
   std::optional<std::uint64_t> cache_salt = std::nullopt;
   bool compute_whole_prompt = false;
+  std::shared_ptr<const KvCacheRetentionConfig> retention = nullptr;
 };
 
 inline SchedulerLimits limits(std::int32_t max_batch_size, std::int32_t max_num_tokens, bool chunked = true) {
@@ -60,7 +63,10 @@ class World {
   explicit World(const WorldConfig& config)
       : pool(config.num_blocks, config.tokens_per_block, config.enable_block_reuse),
         cache_(config.device_pages > 0 ? make_cache(config) : nullptr),
-        scheduler({.capacity_scheduler_policy = config.policy}, config.limits, pool, cache_.get()),
+        scheduler({.capacity_scheduler_policy = config.policy,
+                   .context_chunking_policy = config.chunking,
+                   .adapter_fairness = config.adapter_fairness},
+                  config.limits, pool, cache_.get()),
         memory_(static_cast<std::size_t>(config.num_blocks) * config.tokens_per_block) {}
 
   /// An adapter that takes `pages` device pages, one a layer; each task has its own weights.
@@ -87,6 +93,7 @@ class World {
     sequence.priority = options.priority;
     sequence.cache_salt = options.cache_salt;
     sequence.compute_whole_prompt = options.compute_whole_prompt;
+    sequence.retention = options.retention;
     sequences_[sequence.id] = std::move(owned);
     return sequence;
   }

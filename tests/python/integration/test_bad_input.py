@@ -85,17 +85,23 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "empty stop word": ({"stop_words": [[]]}, r"stop_words\[0\] is empty"),
     "bad word outside": ({"bad_words": [[61]]}, r"bad_words\[0\] has token 61"),
     "empty bad word": ({"bad_words": [[1], []]}, r"bad_words\[1\] is empty"),
+    "bias of another length": ({"embedding_bias": [0.0] * 60}, r"embedding_bias is \[60\]; accepted: \[61\]"),
+    "bias of two dimensions": ({"embedding_bias": np.zeros((1, 61))}, r"embedding_bias is \[1, 61\]"),
     "bias with NaN": ({"embedding_bias": [0.0] * 60 + [float("nan")]}, r"embedding_bias\[60\] is NaN"),
     "priority too high": ({"priority": 1.5}, "priority is 1.5"),
     "priority NaN": ({"priority": float("nan")}, "priority is nan"),
     "no time": ({"allotted_time_ms": 0}, "allotted_time_ms is 0"),
     "negative time": ({"allotted_time_ms": -1}, "allotted_time_ms is -1"),
+    "retention priority": (
+        {"kv_cache_retention_config": adaptrt.KvCacheRetentionConfig(decode_retention_priority=101)},
+        "kv_cache_retention_config.decode_retention_priority is 101",
+    ),
     "several sequences": ({"num_return_sequences": 2}, "num_return_sequences is 2"),
     **{
         f"unsupported {name}": ({name: value}, f"{name} is given; accepted: None")
         for name, value in {
             "position_ids": [0, 1, 2], "external_draft_tokens_config": object(), "prompt_tuning_config": object(),
-            "lookahead_config": object(), "kv_cache_retention_config": object(), "encoder_input_token_ids": [1],
+            "lookahead_config": object(), "encoder_input_token_ids": [1],
         }.items()
     },
     "unknown post-processor": ({"logits_post_processor_name": "name"}, "logits_post_processor_name is 'name', which"),
@@ -110,9 +116,9 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
             ("beam_width", 2), ("beam_width", 0), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5),
             ("top_p", float("nan")), ("top_p_min", 0.0), ("top_p_reset_ids", -2),
             ("top_p_decay", 0.5), ("temperature", -1.0),
-            ("temperature", float("inf")), ("min_tokens", -1), ("beam_search_diversity_rate", 0.5),
+            ("temperature", float("inf")), ("min_tokens", -1),
             ("repetition_penalty", 0.0), ("presence_penalty", float("nan")), ("frequency_penalty", float("inf")),
-            ("length_penalty", 1.5), ("early_stopping", 1), ("no_repeat_ngram_size", -1), ("num_return_sequences", 2),
+            ("no_repeat_ngram_size", -1), ("num_return_sequences", 2),
             ("min_p", 2.0), ("beam_width_array", [2]),
         ]
     },
@@ -129,14 +135,16 @@ def test_a_bias_of_another_length(unchanged: adaptrt.Executor) -> None:
     for length in (0, 1, 60, 62):
         request = adaptrt.Request([1], 1, embedding_bias=[0.0] * length)
         (response,) = unchanged.await_responses(unchanged.enqueue_request(request))
-        assert response.error_msg.startswith(f"The embedding bias shape is not as expected: [{length}]")
+        assert response.error_msg.startswith(f"embedding bias shape is not as expected: embedding_bias is [{length}]")
 
 
 WRONG_TYPES: dict[str, Any] = {
-    "input_token_ids": ["abc", b"abc", None, [1.5], [None], [[1]], {1, 2}, [2**31], [2**70], np.array([0.5])],
+    "input_token_ids": ["abc", b"abc", None, [1.5], [None], [[1]], {1, 2}, [2**31], [2**70], np.array([0.5]),
+                        np.array([1.0], np.float32), np.array([[1]]), np.array(["1"])],
     "max_tokens": [None, "1", 1.5, 2**31], "streaming": ["yes"], "sampling_config": [None, 1], "output_config": [None],
-    "end_id": ["</s>", 1.0, 2**31], "pad_id": ["</s>"], "position_ids": ["a"], "bad_words": [[1], "word"],
-    "stop_words": [[1], {1}], "embedding_bias": ["a", np.zeros((1, 61))], "lora_config": [1, "name"],
+    "end_id": ["</s>", 1.0, 2**31], "pad_id": ["</s>"], "kv_cache_retention_config": [1, "keep"],
+    "position_ids": ["a"], "bad_words": [[1], "word"],
+    "stop_words": [[1], {1}], "embedding_bias": ["a", ["1"], {1.0}, [1j], [[1], [2, 3]]], "lora_config": [1, "name"],
     "logits_post_processor_name": [1], "logits_post_processor": [1, "name"],
     "encoder_input_token_ids": [1], "client_id": [-1, 2**64, "me"],
     "guided_decoding_params": ["json", object(), {}],
@@ -155,10 +163,10 @@ def test_a_field_of_a_wrong_type(name: str, value: Any) -> None:
 
 
 def test_an_unknown_field() -> None:
-    with pytest.raises(TypeError, match="max_new_tokens"):
-        adaptrt.Request([1], max_new_tokens=1)
+    with pytest.raises(TypeError, match="new_tokens"):
+        adaptrt.Request([1], 1, new_tokens=1)
     with pytest.raises(AttributeError):
-        adaptrt.Request([1], 1).max_new_tokens = 1
+        adaptrt.Request([1], 1).new_tokens = 1
 
 
 @pytest.mark.parametrize("value", [None, 1, "request"])
@@ -340,9 +348,9 @@ def test_an_id_of_no_request(unchanged: adaptrt.Executor, request_id: int) -> No
 def test_a_request_that_was_answered(unchanged: adaptrt.Executor) -> None:
     request_id = unchanged.enqueue_request(adaptrt.Request([3], 2))
     assert unchanged.await_responses(request_id)[-1].result.is_final
-    for call in (unchanged.await_responses, unchanged.get_num_responses_ready):
-        with pytest.raises(adaptrt.RequestError, match=f"request {request_id} is unknown, or its last response"):
-            call(request_id)
+    (response,) = unchanged.await_responses(request_id)
+    assert response.error_msg == f"ReqId {request_id} has already been processed and was terminated."
+    assert unchanged.get_num_responses_ready(request_id) == 0
     unchanged.cancel_request(request_id)
 
 
@@ -368,7 +376,10 @@ def test_a_timeout_of_a_wrong_type(unchanged: adaptrt.Executor, timeout: Any) ->
         ({"batching_type": adaptrt.BatchingType.STATIC}, "batching_type is STATIC"),
         ({"normalize_log_probs": False}, "normalize_log_probs is False"),
         ({"gpu_weights_percent": 0.5}, "gpu_weights_percent is 0.5"),
-        ({"max_seq_idle_microseconds": 1}, "max_seq_idle_microseconds is 1"),
+        (
+            {"kv_cache_config": adaptrt.KvCacheConfig(max_attention_window=[8])},
+            "kv_cache_config.max_attention_window has 8; accepted: None, or windows of the engine's max_seq_len",
+        ),
         ({"spec_dec_config": object()}, "spec_dec_config is given"),
     ],
 )

@@ -41,7 +41,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[adaptrt.Execu
     config = adaptrt.ExecutorConfig(
         num_threads=1,
         logits_post_processor_config=adaptrt.LogitsPostProcessorConfig(
-            {"42": only_42, "broken": broken}, only_42_of_all
+            {"42": only_42, "broken": broken, "none": None}, only_42_of_all
         ),
     )
     with adaptrt.Executor(engine, executor_config=config) as executor:
@@ -125,8 +125,9 @@ def test_it_may_call_the_executor(executor: adaptrt.Executor) -> None:
 
 
 def test_names_are_checked(executor: adaptrt.Executor) -> None:
-    with pytest.raises(adaptrt.RequestError, match="logits_post_processor_name is 'other', which"):
-        executor.enqueue_request(request(logits_post_processor_name="other"))
+    for name in ("other", "none"):
+        with pytest.raises(adaptrt.RequestError, match=f"logits_post_processor_name is '{name}', which"):
+            executor.enqueue_request(request(logits_post_processor_name=name))
     with pytest.raises(adaptrt.RequestError, match="are both given"):
         executor.enqueue_request(request(logits_post_processor_name="42", logits_post_processor=only_42))
     with pytest.raises(TypeError, match=r"^Request\.logits_post_processor is .*; accepted: None, function"):

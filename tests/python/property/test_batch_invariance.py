@@ -85,16 +85,22 @@ executors = st.fixed_dictionaries(
 @given(
     arrivals=arrivals,
     fields=executors,
-    policy=st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]),
+    policy=st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]),
+    chunking=st.sampled_from([None, adaptrt.ContextChunkingPolicy.EQUAL_PROGRESS]),
+    fairness=st.booleans(),
     kv_tokens=st.sampled_from([176, 256, 4096]),
     reuse=st.booleans(),
     small_cache=st.booleans(),
 )
-def test_a_crowd_changes_no_bit(service, arrivals, fields, policy, kv_tokens, reuse, small_cache) -> None:
+def test_a_crowd_changes_no_bit(
+    service, arrivals, fields, policy, chunking, fairness, kv_tokens, reuse, small_cache
+) -> None:
     peft_cache = adaptrt.PeftCacheConfig(num_device_module_layer=32 * 14) if small_cache else adaptrt.PeftCacheConfig()
     with service.executor(
         enable_chunked_context=True,
-        scheduler_config=adaptrt.SchedulerConfig(getattr(adaptrt.CapacitySchedulerPolicy, policy)),
+        scheduler_config=adaptrt.SchedulerConfig(
+            getattr(adaptrt.CapacitySchedulerPolicy, policy), chunking, adapter_fairness=fairness
+        ),
         kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=reuse, max_tokens=kv_tokens),
         peft_cache_config=peft_cache,
         **fields,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import collections
+import contextlib
 import datetime
 import pickle
 import signal
@@ -13,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import adaptrt
@@ -97,6 +99,31 @@ def test_waiting_for_several(executor: adaptrt.Executor) -> None:
     assert [[response.request_id for response in responses] for responses in answers] == [[i] for i in ids]
 
 
+def ended(request_id: int) -> str:
+    return f"ReqId {request_id} has already been processed and was terminated."
+
+
+def test_waiting_for_a_live_and_an_ended_request_loses_nothing(executor: adaptrt.Executor) -> None:
+    expected = ask(executor, [4], 3)
+    over = executor.enqueue_request(adaptrt.Request([3], 1))
+    assert executor.await_responses(over)[-1].result.is_final
+    live = executor.enqueue_request(adaptrt.Request([4], 3))
+    (of_live,), (of_over,) = executor.await_responses([live, over])
+    assert of_live.result.output_token_ids[0][1:] == expected
+    assert (of_over.request_id, of_over.has_error(), of_over.error_msg) == (over, True, ended(over))
+    for request_id in (live, over):
+        (response,) = executor.await_responses(request_id)
+        assert response.error_msg == ended(request_id)
+        assert executor.get_num_responses_ready(request_id) == 0
+
+
+def test_an_unknown_id_among_several_takes_nothing(executor: adaptrt.Executor) -> None:
+    request_id = executor.enqueue_request(adaptrt.Request([3], 2))
+    with pytest.raises(adaptrt.RequestError, match="request 99 is unknown"):
+        executor.await_responses([request_id, 99])
+    assert executor.await_responses(request_id)[-1].result.is_final
+
+
 def test_a_signal_ends_the_wait(executor: adaptrt.Executor) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -112,27 +139,24 @@ def test_a_signal_ends_the_wait(executor: adaptrt.Executor) -> None:
 
 def test_shutdown_wakes_those_who_wait(engine: adaptrt.LoadedEngine) -> None:
     executor = adaptrt.Executor(engine)
-    caught: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            executor.await_responses()
-        except adaptrt.ExecutorClosedError as error:
-            caught.append(error)
-
-    waiting = threading.Thread(target=wait)
+    returned: list[list[adaptrt.Response]] = []
+    waiting = threading.Thread(target=lambda: returned.append(executor.await_responses()))
     waiting.start()
     time.sleep(0.1)
+    assert executor.can_enqueue_requests()
     executor.shutdown()
     waiting.join()
-    assert len(caught) == 1
+    assert returned == [[]]
     assert not executor.is_alive
+    assert not executor.can_enqueue_requests()
     for call in (
         lambda: executor.enqueue_request(adaptrt.Request([1], 1)),
+        executor.await_responses,
         lambda: executor.await_responses(1),
+        lambda: executor.await_responses([1]),
         lambda: executor.cancel_request(1),
         executor.get_latest_iteration_stats,
-        executor.can_enqueue_requests,
+        executor.get_latest_debug_tensors,
         executor.list_adapters,
     ):
         with pytest.raises(adaptrt.ExecutorClosedError, match="executor was shut down"):
@@ -255,12 +279,14 @@ def test_bad_requests(executor: adaptrt.Executor, fields: dict[str, Any], messag
     assert executor.get_num_responses_ready() == 0
 
 
-def test_a_bias_of_another_shape_is_the_responses_error(executor: adaptrt.Executor) -> None:
-    request = adaptrt.Request([1], 1, embedding_bias=torch.ones(1))
+@pytest.mark.parametrize("shape", [(1,), (60,), (1, 61), ()])
+def test_a_bias_of_another_shape_is_the_responses_error(executor: adaptrt.Executor, shape: tuple[int, ...]) -> None:
+    request = adaptrt.Request([3], 1, embedding_bias=np.zeros(shape, np.float32), client_id=5)
     (response,) = executor.await_responses(executor.enqueue_request(request))
-    assert "embedding bias shape is not as expected" in response.error_msg
-    assert "[1]; accepted: [61]" in response.error_msg
-    assert executor.get_num_responses_ready() == 0
+    assert response.error_msg.startswith("embedding bias shape is not as expected: embedding_bias is [")
+    assert response.client_id == 5
+    request.embedding_bias = np.zeros(SPEC.vocab_size)
+    assert executor.await_responses(executor.enqueue_request(request))[0].result.is_final
 
 
 def test_unknown_ids(executor: adaptrt.Executor) -> None:
@@ -421,8 +447,103 @@ def test_a_stream_that_is_given_up_is_cancelled(
         stream.close()
         (request_id,) = cancelled
         assert not waiting
-        with pytest.raises(adaptrt.RequestError, match=f"request {request_id} is unknown"):
-            await_responses(request_id)
+        (response,) = await_responses(request_id)
+        assert response.error_msg == ended(request_id)
+
+
+def test_answers_on_an_asyncio_loop(directories: dict[str, Path], tokenizer: Path) -> None:
+    with adaptrt.LLM(directories["engine"], tokenizer=tokenizer) as llm:
+        (name,) = llm.executor.adapters.names
+        prompts = [f"w{3 + i} w4 w5" for i in range(20)]
+        expected = llm.generate(prompts, max_tokens=6)
+        adapted = llm.generate(prompts[0], max_tokens=6, lora=name)
+
+        async def body() -> None:
+            answers = [llm.generate_async(prompt, max_tokens=6) for prompt in prompts]
+            named = llm.generate_async(prompts[0], max_tokens=6, lora=name, streaming=True)
+            assert await asyncio.gather(*answers) == expected
+            assert [piece async for piece in answers[0]] == [expected[0].text]
+            pieces = [piece async for piece in named]
+            assert "".join(pieces) == adapted.text
+            assert await named == adapted
+            assert [piece async for piece in named] == []
+            stopped = await llm.generate_async(prompts[0], max_tokens=6, stop=[expected[0].text.split()[1]])
+            assert stopped.finish_reason is adaptrt.FinishReason.STOP_WORDS
+            with pytest.raises(adaptrt.AdapterError, match="no adapter named"):
+                llm.generate_async("w3", lora="x")
+            with pytest.raises(adaptrt.RequestError, match="max_tokens is 0"):
+                llm.generate_async("w3", max_tokens=0)
+
+        asyncio.run(body())
+        assert llm.executor.get_num_responses_ready() == 0
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            llm.generate_async("w3")
+
+
+def test_answers_that_nobody_waits_for_are_cancelled(
+    directories: dict[str, Path], tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with adaptrt.LLM(directories["engine"], tokenizer=tokenizer) as llm:
+        await_responses, cancel_request = llm.executor.await_responses, llm.executor.cancel_request
+        cancelled: dict[int, threading.Event] = collections.defaultdict(threading.Event)
+
+        def await_when_cancelled(request_id: int) -> list[adaptrt.Response]:
+            assert cancelled[request_id].wait(60)
+            return await_responses(request_id)
+
+        def record_and_cancel(request_id: int) -> None:
+            cancel_request(request_id)
+            cancelled[request_id].set()
+
+        # Nothing comes before the request is cancelled, however fast the engine is.
+        monkeypatch.setattr(llm.executor, "await_responses", await_when_cancelled)
+        monkeypatch.setattr(llm.executor, "cancel_request", record_and_cancel)
+
+        async def body() -> None:
+            asked = llm.generate_async("w3 w4 w5", max_tokens=600)
+            asked.cancel()
+            assert (await asked).finish_reason in (adaptrt.FinishReason.CANCELLED, adaptrt.FinishReason.END_ID)
+            for waiting in (anext, asyncio.ensure_future):
+                task = asyncio.ensure_future(waiting(llm.generate_async("w3 w4 w5", max_tokens=600)))
+                await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            dropped = llm.generate_async("w3 w4 w5", max_tokens=600)
+            del dropped
+
+        asyncio.run(body())
+        assert len(cancelled) == 4
+        assert all(event.wait(60) for event in cancelled.values())
+
+
+def test_a_shutdown_ends_answers_on_a_loop(directories: dict[str, Path], tokenizer: Path) -> None:
+    llm = adaptrt.LLM(directories["engine"], tokenizer=tokenizer)
+
+    async def body() -> None:
+        answer = llm.generate_async("w3 w4 w5", max_tokens=600)
+        await asyncio.to_thread(llm.shutdown)
+        # It was faster, or it says why it has no end.
+        with contextlib.suppress(adaptrt.RequestError):
+            assert (await answer).finish_reason is not adaptrt.FinishReason.NOT_FINISHED
+        with pytest.raises(adaptrt.ExecutorClosedError):
+            llm.generate_async("w3")
+
+    asyncio.run(body())
+
+
+def test_long_lists_of_prompts_show_how_far_they_are(
+    directories: dict[str, Path], tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with adaptrt.LLM(directories["engine"], tokenizer=tokenizer) as llm:
+        answers = llm.generate(["w3"] * 120, max_tokens=1)
+        assert capsys.readouterr().err == ""  # no terminal
+        assert llm.generate(["w3"] * 3, max_tokens=1, progress=True) == answers[:3]
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0] == "prompts: 3"
+        assert lines[-1].startswith("prompts: done in ")
+        llm.generate(["w3"] * 120, max_tokens=1, progress=False)
+        assert capsys.readouterr().err == ""
 
 
 def test_text_without_a_tokenizer(directories: dict[str, Path], tmp_path: Path) -> None:

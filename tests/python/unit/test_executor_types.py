@@ -21,10 +21,13 @@ REFERENCE: dict[type, dict[str, Any]] = {
         "max_beam_width": 1, "scheduler_config": adaptrt.SchedulerConfig(), "kv_cache_config": adaptrt.KvCacheConfig(),
         "enable_chunked_context": False, "normalize_log_probs": True, "iter_stats_max_iterations": 1000,
         "request_stats_max_iterations": 0, "batching_type": adaptrt.BatchingType.INFLIGHT, "max_batch_size": None,
-        "max_num_tokens": None, "parallel_config": None, "peft_cache_config": None,
-        "logits_post_processor_config": None, "decoding_config": None, "gpu_weights_percent": 1.0,
-        "max_queue_size": None, "max_seq_idle_microseconds": 180000000, "spec_dec_config": None,
-        "guided_decoding_config": None, "gather_generation_logits": False,
+        "max_num_tokens": None, "parallel_config": None, "peft_cache_config": adaptrt.PeftCacheConfig(),
+        "logits_post_processor_config": None, "decoding_config": None, "use_gpu_direct_storage": False,
+        "gpu_weights_percent": 1.0, "max_queue_size": None,
+        "extended_runtime_perf_knob_config": adaptrt.ExtendedRuntimePerfKnobConfig(), "debug_config": None,
+        "recv_poll_period_ms": 0, "max_seq_idle_microseconds": 180000000, "spec_dec_config": None,
+        "guided_decoding_config": None, "additional_model_outputs": None, "cache_transceiver_config": None,
+        "gather_generation_logits": False,
     },
     adaptrt.Request: {
         "input_token_ids": ..., "max_tokens": ..., "streaming": False, "sampling_config": adaptrt.SamplingConfig(),
@@ -33,7 +36,7 @@ REFERENCE: dict[type, dict[str, Any]] = {
         "prompt_tuning_config": None, "lora_config": None, "lookahead_config": None, "kv_cache_retention_config": None,
         "logits_post_processor_name": None, "logits_post_processor": None, "encoder_input_token_ids": None,
         "client_id": None, "return_all_generated_tokens": False, "priority": 0.5, "num_return_sequences": 1,
-        "guided_decoding_params": None, "allotted_time_ms": None, "cache_salt_id": None,
+        "eagle_config": None, "guided_decoding_params": None, "allotted_time_ms": None, "cache_salt_id": None,
     },
     adaptrt.PeftCacheConfig: {
         "num_host_module_layer": 0, "num_device_module_layer": 0, "optimal_adapter_size": 8, "max_adapter_size": 64,
@@ -49,22 +52,33 @@ REFERENCE: dict[type, dict[str, Any]] = {
             "beam_width_array",
         ]),
     },
-    adaptrt.OutputConfig: dict.fromkeys([
-        "return_log_probs", "return_context_logits", "return_generation_logits", "exclude_input_from_output",
-        "return_perf_metrics",
-    ], False),
+    adaptrt.OutputConfig: {
+        **dict.fromkeys([
+            "return_log_probs", "return_context_logits", "return_generation_logits", "exclude_input_from_output",
+            "return_encoder_output", "return_perf_metrics",
+        ], False),
+        "additional_model_outputs": None,
+    },
     # Its enable_partial_reuse is True: here only full blocks are shared.
     adaptrt.KvCacheConfig: {
         "enable_block_reuse": True, "max_tokens": None, "max_attention_window": None, "sink_token_length": None,
         "free_gpu_memory_fraction": None, "host_cache_size": None, "onboard_blocks": True,
-        "secondary_offload_min_priority": None, "event_buffer_max_size": 0, "enable_partial_reuse": False,
-        "copy_on_partial_reuse": True,
+        "cross_kv_cache_fraction": None, "secondary_offload_min_priority": None, "event_buffer_max_size": 0,
+        "enable_partial_reuse": False, "copy_on_partial_reuse": True,
     },
     adaptrt.SchedulerConfig: {
         "capacity_scheduler_policy": adaptrt.CapacitySchedulerPolicy.GUARANTEED_NO_EVICT,
         "context_chunking_policy": None, "dynamic_batch_config": None,
     },
     adaptrt.LoraConfig: {"task_id": ..., "weights": None, "config": None},
+    adaptrt.DynamicBatchConfig: {
+        "enable_batch_size_tuning": False, "enable_max_num_tokens_tuning": False,
+        "dynamic_batch_moving_average_window": 128,
+    },
+    adaptrt.ExtendedRuntimePerfKnobConfig: {
+        "multi_block_mode": True, "enable_context_fmha_fp32_acc": False, "cuda_graph_mode": False,
+        "cuda_graph_cache_size": 0,
+    },
 }  # fmt: skip
 
 ENUMS = {
@@ -105,10 +119,11 @@ def test_positional_forms() -> None:
     assert (request.input_token_ids, request.max_tokens, request.streaming) == ([1, 2], 5, True)
     assert adaptrt.SamplingConfig(1).beam_width == 1
     assert adaptrt.LoraConfig(3, None, None).task_id == 3
-    # TensorRT-LLM's five fields, then ours.
-    output = adaptrt.OutputConfig(False, False, False, False, False, 7, True)
+    # TensorRT-LLM's seven fields, then ours.
+    output = adaptrt.OutputConfig(False, False, False, False, False, False, None, 7, True)
     assert (output.top_log_probs, output.return_prompt_log_probs) == (7, True)
     assert (adaptrt.OutputConfig().top_log_probs, adaptrt.OutputConfig().return_prompt_log_probs) == (0, False)
+    assert adaptrt.SchedulerConfig().adapter_fairness
     with pytest.raises(TypeError):
         adaptrt.Request([1], 2, True)
     with pytest.raises(TypeError):
@@ -177,11 +192,13 @@ def test_times_are_timedeltas_or_milliseconds() -> None:
 def test_arrays_are_taken_for_tokens_and_bias() -> None:
     request = adaptrt.Request(np.array([4, 5]), np.int64(3), embedding_bias=np.array([0.5, 1.0], np.float32))
     assert request.input_token_ids == [4, 5]
+    assert isinstance(request.embedding_bias, np.ndarray)
     assert request.embedding_bias.tolist() == [0.5, 1.0]
     assert request.embedding_bias.dtype == np.float32
     request.embedding_bias = torch.tensor([0.25, float("-inf")], dtype=torch.float64)
     assert request.embedding_bias.tolist() == [0.25, float("-inf")]
     assert pickle.loads(pickle.dumps(request)).embedding_bias.tolist() == [0.25, float("-inf")]
+    assert not request.embedding_bias.flags.writeable
     with pytest.raises(ValueError, match="read-only"):
         request.embedding_bias[0] = 1.0
 
@@ -199,6 +216,13 @@ def test_a_config_tells_all_that_is_wrong() -> None:
                  "num_threads is 0", "max_queue_size is 0"):  # fmt: skip
         assert part in problems
     assert adaptrt.ExecutorConfig().validate() == []
+
+
+def test_equal_progress_needs_chunks() -> None:
+    scheduler = adaptrt.SchedulerConfig(context_chunking_policy=adaptrt.ContextChunkingPolicy.EQUAL_PROGRESS)
+    (problem,) = adaptrt.ExecutorConfig(scheduler_config=scheduler).validate()
+    assert problem.startswith("scheduler_config.context_chunking_policy is EQUAL_PROGRESS, but enable_chunked_context")
+    assert adaptrt.ExecutorConfig(scheduler_config=scheduler, enable_chunked_context=True).validate() == []
 
 
 def test_statistics_are_json() -> None:

@@ -180,10 +180,10 @@ def test_peft_cache_config_has_tensorrt_llms_defaults() -> None:
     config.device_cache_percent = 0.25
     assert config != _core.PeftCacheConfig()
     assert pickle.loads(pickle.dumps(config)) == config
-    config.num_put_workers = 2
+    config.num_put_workers = 0
     config.optimal_adapter_size = 0
     assert len(config.validate()) == 2
-    with pytest.raises(_core.ConfigError, match=r"optimal_adapter_size is 0.*num_put_workers is 2"):
+    with pytest.raises(_core.ConfigError, match=r"optimal_adapter_size is 0.*num_put_workers is 0"):
         _core.resolve_cache_sizes(config, small_layout(), 1 << 30)
 
 

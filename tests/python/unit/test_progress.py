@@ -36,6 +36,21 @@ def test_a_stream_that_is_no_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch
     assert lines[3].startswith("Packing: done in ")
 
 
+def test_items_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    with progress.progress_on(stream).items("prompts", 3) as advance:
+        advance(1)
+        advance(2)
+    assert stream.getvalue().splitlines()[:3] == ["prompts: 3", "prompts: 1 of 3", "prompts: 3 of 3"]
+    terminal = io.StringIO()
+    with progress.TerminalProgress(Console(file=terminal, force_terminal=True)).items("prompts", 3) as advance:
+        advance(3)
+    assert "3/3" in terminal.getvalue()
+    with progress.SilentProgress().items("prompts", 3) as advance:
+        advance(3)
+
+
 def test_lines_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 3600.0)

@@ -23,6 +23,25 @@ enum class ModelType : std::uint8_t { kDecoderOnly = 0, kEncoderOnly = 1, kEncod
 /// TensorRT-LLM's BatchingType; kStatic is refused (SchedulerConfig has a policy for it).
 enum class BatchingType : std::uint8_t { kStatic = 0, kInflight = 1 };
 
+/// TensorRT-LLM's ExtendedRuntimePerfKnobConfig; nothing in it has an effect here.
+struct ExtendedRuntimePerfKnobConfig {
+  bool multi_block_mode = true;
+  bool enable_context_fmha_fp32_acc = false;
+  bool cuda_graph_mode = false;
+  std::int32_t cuda_graph_cache_size = 0;
+
+  bool operator==(const ExtendedRuntimePerfKnobConfig&) const = default;
+};
+
+constexpr auto fields_of(const ExtendedRuntimePerfKnobConfig* /*type*/) {
+  using C = ExtendedRuntimePerfKnobConfig;
+  return std::tuple{Field{"multi_block_mode", &C::multi_block_mode, "Without effect here."},
+                    Field{"enable_context_fmha_fp32_acc", &C::enable_context_fmha_fp32_acc,
+                          "Without effect here: attention is summed in float32."},
+                    Field{"cuda_graph_mode", &C::cuda_graph_mode, "Without effect here."},
+                    Field{"cuda_graph_cache_size", &C::cuda_graph_cache_size, "Without effect here."}};
+}
+
 /// TensorRT-LLM's ExecutorConfig, num_threads and kernels.
 struct ExecutorConfig {
   std::int32_t max_beam_width = 1;
@@ -36,14 +55,20 @@ struct ExecutorConfig {
   std::optional<std::int32_t> max_batch_size;
   std::optional<std::int32_t> max_num_tokens;
   Unsupported parallel_config;
-  std::optional<PeftCacheConfig> peft_cache_config;
+  std::optional<PeftCacheConfig> peft_cache_config = PeftCacheConfig{};
   std::optional<LogitsPostProcessorConfig> logits_post_processor_config;
   Unsupported decoding_config;
+  bool use_gpu_direct_storage = false;
   double gpu_weights_percent = 1.0;
   std::optional<std::int32_t> max_queue_size;
+  ExtendedRuntimePerfKnobConfig extended_runtime_perf_knob_config;
+  Unsupported debug_config;
+  std::int32_t recv_poll_period_ms = 0;
   std::uint64_t max_seq_idle_microseconds = 180000000;
   Unsupported spec_dec_config;
   std::optional<GuidedDecodingConfig> guided_decoding_config;
+  Unsupported additional_model_outputs;
+  Unsupported cache_transceiver_config;
   bool gather_generation_logits = false;
   std::optional<std::int32_t> num_threads;
   std::string kernels;
@@ -75,20 +100,30 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
       Field{"max_num_tokens", &C::max_num_tokens,
             "Tokens of one step; at most the engine's; None: the engine's."},
       Field{"parallel_config", &C::parallel_config, "Refused unless None: one process runs the whole model."},
-      Field{"peft_cache_config", &C::peft_cache_config, "Sizes of the LoRA cache; None: PeftCacheConfig()."},
+      Field{"peft_cache_config", &C::peft_cache_config,
+            "Sizes of the LoRA cache; None is PeftCacheConfig() as well."},
       Field{"logits_post_processor_config", &C::logits_post_processor_config,
             "Functions that requests may ask for by name."},
       Field{"decoding_config", &C::decoding_config, "Refused unless None."},
+      Field{"use_gpu_direct_storage", &C::use_gpu_direct_storage, "Without effect here: weights are mapped."},
       Field{"gpu_weights_percent", &C::gpu_weights_percent,
             "Refused unless 1.0: weights are mapped as a whole."},
       Field{"max_queue_size", &C::max_queue_size,
             "Requests that may wait for their start; one more raises QueueFullError. None: no limit."},
+      Field{"extended_runtime_perf_knob_config", &C::extended_runtime_perf_knob_config,
+            "Without effect here."},
+      Field{"debug_config", &C::debug_config, "Refused unless None."},
+      Field{"recv_poll_period_ms", &C::recv_poll_period_ms,
+            "Without effect here: the executor's thread is woken by what it waits for."},
       Field{"max_seq_idle_microseconds", &C::max_seq_idle_microseconds,
-            "Refused unless the default: a paused request waits for its turn however long that takes."},
+            "Without effect here: a paused request waits for its turn however long that takes "
+            "(Request.allotted_time_ms limits a request's time)."},
       Field{"spec_dec_config", &C::spec_dec_config, "Refused unless None."},
       Field{"guided_decoding_config", &C::guided_decoding_config,
             "What holds outputs to guides. None: LLGUIDANCE, the engine directory's tokenizer and its "
             "eos_token_id, when the first request has a guide."},
+      Field{"additional_model_outputs", &C::additional_model_outputs, "Refused unless None."},
+      Field{"cache_transceiver_config", &C::cache_transceiver_config, "Refused unless None."},
       Field{"gather_generation_logits", &C::gather_generation_logits,
             "Either value will do: generation logits are there for any request that asks."},
       Field{"num_threads", &C::num_threads,

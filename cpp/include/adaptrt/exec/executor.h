@@ -26,10 +26,13 @@ namespace adaptrt {
 using StepObserver = std::function<void(const StepPlan* plan, const Scheduler& scheduler,
                                         const BlockPool& block_pool, const LoraCache* lora_cache)>;
 
+/// What await_responses() does with several requests of which only some have responses when the time is over.
+enum class AtTimeout : std::uint8_t { kTakeWhatIsThere, kTakeNothing };
+
 /// Runs requests in in-flight batches over one engine, in a thread of its own. Every method may be called
-/// from any thread; all but shutdown() and is_alive() throw ExecutorClosedError once the executor was shut
-/// down, or died, with the reason. A process that is forked has no executor's thread: there it counts as shut
-/// down.
+/// from any thread; all but shutdown(), is_alive(), is_shut_down() and can_enqueue_requests() throw
+/// ExecutorClosedError once the executor was shut down, or died, with the reason. A process that is forked
+/// has no executor's thread: there it counts as shut down.
 class Executor {
  public:
   /// How long to wait; nullopt: for ever.
@@ -57,11 +60,19 @@ class Executor {
   /// the reason when it cannot be compiled; such a request is queued all the same, and that is its response.
   void check_guide(const GuidedDecodingParams& params);
 
-  /// All responses that are there, of any request, as soon as there is one; empty when the time is over.
+  /// All responses that are there, of any request, as soon as there is one; empty when the time is over, or
+  /// when the executor is shut down meanwhile.
   [[nodiscard]] std::vector<Response> await_responses(Timeout timeout);
-  /// The same of one request. Throws RequestError when there is no such request, or when its last response
-  /// was taken.
+  /// The same of one request. For one whose last response was taken, a response with TensorRT-LLM's error
+  /// "ReqId N has already been processed and was terminated." Throws RequestError when there was no such
+  /// request.
   [[nodiscard]] std::vector<Response> await_responses(RequestId id, Timeout timeout);
+  /// The same of several requests, for each id in its place, as soon as there is one of each; empty for those
+  /// that have none when the time is over. nullopt: the time is over and `at_timeout` left everything where
+  /// it was. Nothing is taken when it throws.
+  [[nodiscard]] std::optional<std::vector<std::vector<Response>>> await_responses(
+      const std::vector<RequestId>& ids, Timeout timeout, AtTimeout at_timeout = AtTimeout::kTakeWhatIsThere);
+  /// 0 for a request whose last response was taken.
   [[nodiscard]] std::size_t get_num_responses_ready(std::optional<RequestId> id) const;
 
   /// Ends a request with what it has; its last response says kCancelled. Without effect on one that has
@@ -72,9 +83,12 @@ class Executor {
   [[nodiscard]] std::vector<IterationStats> get_latest_iteration_stats();
   [[nodiscard]] std::vector<RequestStatsPerIteration> get_latest_request_stats();
 
-  /// False when the queue is full.
+  /// False when the queue is full, and when the executor was shut down or died.
   [[nodiscard]] bool can_enqueue_requests() const;
   [[nodiscard]] bool is_alive() const;
+  /// True from the beginning of shutdown() on.
+  [[nodiscard]] bool is_shut_down() const;
+  void throw_if_closed() const;
   /// Waits for the step that is running; requests that have not ended get an error response. May be called
   /// again.
   void shutdown();

@@ -43,22 +43,21 @@ class LogitsPostProcessor {
   /// Neither throws.
   virtual void process(PostProcessedRow& row) = 0;
   virtual void process_batch(std::span<PostProcessedRow> rows) = 0;
-  /// Equal for two that call the same function.
-  [[nodiscard]] virtual const void* identity() const = 0;
+  /// Whether both call the same function.
+  [[nodiscard]] virtual bool equals(const LogitsPostProcessor& other) const = 0;
 };
 
 /// A post-processor as a field of a struct.
 struct PostProcessorFunction {
   std::shared_ptr<LogitsPostProcessor> processor;
 
-  bool operator==(const PostProcessorFunction& other) const {
-    return processor->identity() == other.processor->identity();
-  }
+  bool operator==(const PostProcessorFunction& other) const { return processor->equals(*other.processor); }
 };
 
 /// TensorRT-LLM's LogitsPostProcessorConfig.
 struct LogitsPostProcessorConfig {
-  std::optional<std::map<std::string, PostProcessorFunction>> processor_map = std::nullopt;
+  /// Requests that ask for a name without a function are refused.
+  std::optional<std::map<std::string, std::optional<PostProcessorFunction>>> processor_map = std::nullopt;
   std::optional<PostProcessorFunction> processor_batched = std::nullopt;
   bool replicate = true;
 

@@ -12,9 +12,11 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/fields.h"
 #include "adaptrt/engine/engine.h"
+#include "adaptrt/exec/float_tensor.h"
 #include "adaptrt/exec/logits_post_processor.h"
 #include "adaptrt/exec/unsupported.h"
 #include "adaptrt/guide/guided_decoding.h"
+#include "adaptrt/kv/retention.h"
 #include "adaptrt/lora/host_adapter.h"
 #include "adaptrt/sample/sampling_config.h"
 
@@ -34,7 +36,9 @@ struct OutputConfig {
   bool return_context_logits = false;
   bool return_generation_logits = false;
   bool exclude_input_from_output = false;
+  bool return_encoder_output = false;
   bool return_perf_metrics = false;
+  Unsupported additional_model_outputs;
   std::int32_t top_log_probs = 0;
   bool return_prompt_log_probs = false;
 
@@ -50,7 +54,9 @@ constexpr auto fields_of(const OutputConfig* /*type*/) {
       Field{"return_generation_logits", &C::return_generation_logits, "Result.generation_logits."},
       Field{"exclude_input_from_output", &C::exclude_input_from_output,
             "Leave the prompt out of Result.output_token_ids. Streamed responses never have it."},
+      Field{"return_encoder_output", &C::return_encoder_output, "Refused when True: engines are decoders."},
       Field{"return_perf_metrics", &C::return_perf_metrics, "Refused when True."},
+      Field{"additional_model_outputs", &C::additional_model_outputs, "Refused unless None."},
       Field{"top_log_probs", &C::top_log_probs,
             "Result.top_log_probs of so many of the most likely tokens, 0 to 20; 0: none. With "
             "return_prompt_log_probs also Result.prompt_top_log_probs. Not in TensorRT-LLM."},
@@ -58,14 +64,6 @@ constexpr auto fields_of(const OutputConfig* /*type*/) {
             "Result.prompt_log_probs. The whole prompt is computed then, whatever the KV cache holds; its "
             "logits are not kept. Not in TensorRT-LLM."}};
 }
-
-/// [vocab_size], added to the logits. Copies share the values.
-struct TokenBias {
-  TokenBias() = default;
-  TokenBias(std::vector<float> row) : values(std::make_shared<const std::vector<float>>(std::move(row))) {}
-
-  std::shared_ptr<const std::vector<float>> values = std::make_shared<const std::vector<float>>();
-};
 
 /// TensorRT-LLM's Request.
 struct Request {
@@ -79,12 +77,12 @@ struct Request {
   std::optional<std::vector<std::int32_t>> position_ids;
   std::optional<std::vector<std::vector<TokenId>>> bad_words;
   std::optional<std::vector<std::vector<TokenId>>> stop_words;
-  std::optional<TokenBias> embedding_bias;
+  std::optional<FloatTensor> embedding_bias;
   Unsupported external_draft_tokens_config;
   Unsupported prompt_tuning_config;
   std::optional<LoraConfig> lora_config;
   Unsupported lookahead_config;
-  Unsupported kv_cache_retention_config;
+  std::optional<KvCacheRetentionConfig> kv_cache_retention_config;
   std::optional<std::string> logits_post_processor_name;
   std::optional<PostProcessorFunction> logits_post_processor;
   std::optional<std::vector<TokenId>> encoder_input_token_ids;
@@ -92,6 +90,7 @@ struct Request {
   bool return_all_generated_tokens = false;
   float priority = 0.5F;
   std::int32_t num_return_sequences = 1;
+  Unsupported eagle_config;
   std::optional<GuidedDecodingParams> guided_decoding_params;
   std::optional<std::chrono::milliseconds> allotted_time_ms;
   std::optional<std::uint64_t> cache_salt_id;
@@ -99,9 +98,9 @@ struct Request {
   /// Everything that keeps the request from running on an engine, but for the adapter (LoraCache::admit) and
   /// the size of the KV cache (Scheduler::why_never_fits).
   [[nodiscard]] Problems validate(const EngineInfo& engine) const;
-  /// What a valid request gets as its response instead of being run: an embedding_bias of another length,
-  /// which TensorRT-LLM finds only when the request starts.
-  [[nodiscard]] std::optional<std::string> failure(const EngineInfo& engine) const;
+  /// What TensorRT-LLM answers with an error response instead of refusing the request; empty when there is
+  /// nothing.
+  [[nodiscard]] std::string error_to_answer(const EngineInfo& engine) const;
 };
 
 constexpr auto fields_of(const Request* /*type*/) {
@@ -119,13 +118,14 @@ constexpr auto fields_of(const Request* /*type*/) {
       Field{"bad_words", &C::bad_words, "Token sequences that must not be generated."},
       Field{"stop_words", &C::stop_words, "Token sequences that end the generation; part of the output."},
       Field{"embedding_bias", &C::embedding_bias,
-            "[vocab_size], added to the logits; an array, a tensor in CPU memory, or a list. Another length "
-            "is the response's error."},
+            "float32 [vocab_size], added to the logits. One of another shape is the response's error."},
       Field{"external_draft_tokens_config", &C::external_draft_tokens_config, "Refused unless None."},
       Field{"prompt_tuning_config", &C::prompt_tuning_config, "Refused unless None."},
       Field{"lora_config", &C::lora_config, "The adapter; with weights when the task may not be cached yet."},
       Field{"lookahead_config", &C::lookahead_config, "Refused unless None."},
-      Field{"kv_cache_retention_config", &C::kv_cache_retention_config, "Refused unless None."},
+      Field{"kv_cache_retention_config", &C::kv_cache_retention_config,
+            "How long its KV blocks should stay cached when nobody uses them; without effect where "
+            "KvCacheConfig.enable_block_reuse is off."},
       Field{"logits_post_processor_name", &C::logits_post_processor_name,
             "A name of LogitsPostProcessorConfig.processor_map, or BATCHED_POST_PROCESSOR_NAME."},
       Field{"logits_post_processor", &C::logits_post_processor,
@@ -136,6 +136,7 @@ constexpr auto fields_of(const Request* /*type*/) {
             "Each streamed response has all tokens generated so far."},
       Field{"priority", &C::priority, "0 to 1; higher starts first."},
       Field{"num_return_sequences", &C::num_return_sequences, "Refused unless 1."},
+      Field{"eagle_config", &C::eagle_config, "Refused unless None."},
       Field{"guided_decoding_params", &C::guided_decoding_params,
             "What the output has to be like; where it is complete, one of the stop tokens ends it."},
       Field{"allotted_time_ms", &C::allotted_time_ms,

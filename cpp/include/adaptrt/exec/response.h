@@ -1,24 +1,18 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "adaptrt/core/fields.h"
+#include "adaptrt/exec/float_tensor.h"
 #include "adaptrt/exec/request.h"
 #include "adaptrt/sample/log_softmax.h"
 #include "adaptrt/sample/stop.h"
 
 namespace adaptrt {
-
-/// float32 values in C order; copies share them.
-struct FloatTensor {
-  std::shared_ptr<const std::vector<float>> values;
-  std::vector<std::int64_t> shape;
-};
 
 /// TensorRT-LLM's Result, and log probs of more tokens than the sampled ones. Beams are always one. All log
 /// probs are LogSoftmax's.
@@ -29,6 +23,7 @@ struct Result {
   std::optional<std::vector<std::vector<float>>> log_probs;
   std::optional<FloatTensor> context_logits;
   std::optional<FloatTensor> generation_logits;
+  std::optional<FloatTensor> encoder_output;
   std::vector<FinishReason> finish_reasons;
   std::int32_t sequence_index = 0;
   bool is_sequence_final = false;
@@ -56,6 +51,7 @@ constexpr auto fields_of(const Result* /*type*/) {
                           "float32 [1, tokens, vocab_size], with streaming [tokens, 1, vocab_size]: the rows "
                           "that this response's "
                           "generated tokens were chosen from, before bias, penalties and temperature."},
+                    Field{"encoder_output", &C::encoder_output, "Always None: engines are decoders."},
                     Field{"finish_reasons", &C::finish_reasons, "[1]."},
                     Field{"sequence_index", &C::sequence_index, "Always 0."},
                     Field{"is_sequence_final", &C::is_sequence_final, "As is_final."},

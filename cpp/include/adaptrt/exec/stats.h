@@ -76,12 +76,49 @@ constexpr auto fields_of(const InflightBatchingStats* /*type*/) {
             "Tokens per generating request; 1 when there is any."}};
 }
 
+/// TensorRT-LLM's StaticBatchingStats; batches here are in flight, so no step has any.
+struct StaticBatchingStats {
+  std::int32_t num_scheduled_requests = 0;
+  std::int32_t num_context_requests = 0;
+  std::int32_t num_ctx_tokens = 0;
+  std::int32_t num_gen_tokens = 0;
+  std::int32_t empty_gen_slots = 0;
+
+  bool operator==(const StaticBatchingStats&) const = default;
+};
+
+constexpr auto fields_of(const StaticBatchingStats* /*type*/) {
+  using C = StaticBatchingStats;
+  return std::tuple{
+      Field{"num_scheduled_requests", &C::num_scheduled_requests, "Requests of the step."},
+      Field{"num_context_requests", &C::num_context_requests, "Of these, computing their prompt."},
+      Field{"num_ctx_tokens", &C::num_ctx_tokens, "Prompt tokens of the step."},
+      Field{"num_gen_tokens", &C::num_gen_tokens, "Generated tokens of the step."},
+      Field{"empty_gen_slots", &C::empty_gen_slots, "Places of the batch that were not used."}};
+}
+
+/// TensorRT-LLM's DisServingRequestStats; prompts are computed where their tokens are generated, so no
+/// request has any.
+struct DisServingRequestStats {
+  double kv_cache_transfer_ms = 0.0;
+  std::size_t kv_cache_size = 0;
+
+  bool operator==(const DisServingRequestStats&) const = default;
+};
+
+constexpr auto fields_of(const DisServingRequestStats* /*type*/) {
+  using C = DisServingRequestStats;
+  return std::tuple{Field{"kv_cache_transfer_ms", &C::kv_cache_transfer_ms, "Time that moving its KV took."},
+                    Field{"kv_cache_size", &C::kv_cache_size, "Bytes of KV that were moved."}};
+}
+
 /// TensorRT-LLM's IterationStats, and the engine's share of the latency and the LoRA cache.
 struct IterationStats {
   std::string timestamp;
   std::int64_t iter = 0;
   double iter_latency_ms = 0.0;
   double engine_latency_ms = 0.0;
+  double new_active_requests_queue_latency_ms = 0.0;
   std::int32_t num_new_active_requests = 0;
   std::int32_t num_active_requests = 0;
   std::int32_t num_queued_requests = 0;
@@ -91,6 +128,7 @@ struct IterationStats {
   std::size_t cpu_mem_usage = 0;
   std::size_t pinned_mem_usage = 0;
   std::optional<KvCacheStats> kv_cache_stats;
+  std::optional<StaticBatchingStats> static_batching_stats;
   std::optional<InflightBatchingStats> inflight_batching_stats;
   std::optional<LoraCacheStats> lora_cache_stats;
 
@@ -104,6 +142,8 @@ constexpr auto fields_of(const IterationStats* /*type*/) {
       Field{"iter", &C::iter, "Number of the step."},
       Field{"iter_latency_ms", &C::iter_latency_ms, "Planning, the engine's step, sampling and responses."},
       Field{"engine_latency_ms", &C::engine_latency_ms, "Of iter_latency_ms, the engine's step alone."},
+      Field{"new_active_requests_queue_latency_ms", &C::new_active_requests_queue_latency_ms,
+            "Time that the requests which started with this step had waited for it, summed."},
       Field{"num_new_active_requests", &C::num_new_active_requests, "Started with this step."},
       Field{"num_active_requests", &C::num_active_requests, "Running in this step."},
       Field{"num_queued_requests", &C::num_queued_requests, "Waiting for their start."},
@@ -116,6 +156,7 @@ constexpr auto fields_of(const IterationStats* /*type*/) {
             "Bytes of the LoRA cache's host level, and on a CPU of the KV pool and the device level."},
       Field{"pinned_mem_usage", &C::pinned_mem_usage, "Bytes; 0 on a CPU."},
       Field{"kv_cache_stats", &C::kv_cache_stats, "The KV cache after the step."},
+      Field{"static_batching_stats", &C::static_batching_stats, "Always None: batches are in flight."},
       Field{"inflight_batching_stats", &C::inflight_batching_stats, "The step's batch."},
       Field{"lora_cache_stats", &C::lora_cache_stats, "The LoRA cache after the step; None without one."}};
 }
@@ -146,6 +187,7 @@ struct RequestStats {
   std::int64_t reused_blocks_per_request = 0;
   std::int64_t missed_blocks_per_request = 0;
   double kv_cache_hit_rate_per_request = 0.0;
+  std::optional<DisServingRequestStats> dis_serving_stats;
 
   bool operator==(const RequestStats&) const = default;
 };
@@ -166,7 +208,9 @@ constexpr auto fields_of(const RequestStats* /*type*/) {
       Field{"reused_blocks_per_request", &C::reused_blocks_per_request, "So far."},
       Field{"missed_blocks_per_request", &C::missed_blocks_per_request, "So far."},
       Field{"kv_cache_hit_rate_per_request", &C::kv_cache_hit_rate_per_request,
-            "reused / (reused + missed)."}};
+            "reused / (reused + missed)."},
+      Field{"dis_serving_stats", &C::dis_serving_stats,
+            "Always None: prompts are computed in this executor."}};
 }
 
 /// All requests that a step knew, those that it ended included.

@@ -145,6 +145,10 @@ struct KernelTable {
   /// below them up to a whole block of rows. nullptr: these kernels read rows as they are.
   void (*pack_rows)(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t bytes,
                     std::byte* out, std::int64_t step_bytes);
+  /// Copies `count` rows, `bytes` long and `stride` bytes apart, to rows `out_stride` bytes apart, past the
+  /// caches: for more than they hold until it is read. nullptr: these kernels write through caches.
+  void (*stream_rows)(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t bytes,
+                      std::byte* out, std::int64_t out_stride);
   /// Gives back what these kernels hold of a thread's state. For threads of the caller's, after a step.
   void (*leave_thread)();
 
@@ -177,7 +181,8 @@ struct KernelTable {
   /// out[n] = x / sqrt(mean(x^2) + epsilon) * weight, stored as `out_type`. `out` may be `x`.
   void (*rms_norm)(const float* x, const float* weight, float epsilon, std::int64_t n, std::byte* out,
                    DType out_type);
-  /// out[n] = silu(gated) * linear, stored as `out_type`; silu(x) = x / (1 + exp(-x)).
+  /// out[n] = silu(gated) * linear, stored as `out_type`; silu(x) = x / (1 + exp(-x)). `out` may be
+  /// `gated`.
   void (*silu_mul)(const float* gated, const float* linear, std::int64_t n, std::byte* out, DType out_type);
   /// out[n] += x.
   void (*add)(const float* x, std::int64_t n, float* out);

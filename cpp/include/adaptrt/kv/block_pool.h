@@ -1,10 +1,16 @@
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "adaptrt/kv/retention.h"
 
 namespace adaptrt {
 
@@ -53,12 +59,16 @@ struct KvCacheStats {
 /// Bookkeeping of the paged KV cache: which block belongs to whom. The memory belongs to the engine.
 ///
 /// A block is free, used (by one or more tables) or cached (full, known by its content, used by none). Cached
-/// blocks are evicted, least recently used first and a chain's end before its beginning, when no block is
-/// free. Content is known by (ReuseKey, the block before, the block's tokens), compared exactly; the hash
-/// only finds candidates. Two tables never hold two blocks of equal content once both are in the index: KV is
+/// blocks are evicted when no block is free: those of the lowest retention priority first, among them the
+/// least recently used, and a chain's end before its beginning: a block stays at least as long as the blocks
+/// behind it, whatever its own priority. One whose priority changes while it is cached counts as just used.
+/// Content is known by (ReuseKey, the block before, the block's tokens), compared exactly; the hash only
+/// finds candidates. Two tables never hold two blocks of equal content once both are in the index: KV is
 /// bit-identical whoever computed it, so the second table takes over the first one's block.
 class BlockPool {
  public:
+  using Time = std::chrono::steady_clock::time_point;
+
   /// Throws ConfigError unless both numbers are positive.
   BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse);
 
@@ -82,6 +92,12 @@ class BlockPool {
   /// a completed step has written. May exchange blocks of the table for ones of equal content.
   void index_full_blocks(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens,
                          std::int32_t num_computed);
+
+  /// What is to become of a table's indexed block when nobody uses it; until somebody says otherwise, or the
+  /// duration is over.
+  void set_retention(const BlockTable& table, std::int32_t index, const BlockRetention& retention);
+  /// Durations are measured by this clock, which only goes forward. Ends those that are over.
+  void set_time(Time now);
 
   /// Takes all blocks from the table. Indexed ones without another user stay cached.
   void release(BlockTable& table);
@@ -120,6 +136,20 @@ class BlockPool {
     ContentId content = 0;
     ContentId parent = 0;
     ReuseKey key;
+    // Of blocks in the index: the block before, and those behind.
+    BlockId parent_block = kNoBlock;
+    BlockId first_child = kNoBlock;
+    BlockId previous_sibling = kNoBlock;
+    BlockId next_sibling = kNoBlock;
+    BlockRetention retention;
+    // Of cached blocks: the highest priority of the block and those behind it, and the end of its duration.
+    std::int32_t level = kDefaultRetentionPriority;
+    Time expiry;
+  };
+  /// Cached blocks of one level by last use.
+  struct CachedList {
+    BlockId oldest = kNoBlock;
+    BlockId newest = kNoBlock;
   };
 
   [[nodiscard]] std::span<const std::int32_t> tokens_of(BlockId block) const;
@@ -127,7 +157,7 @@ class BlockPool {
                                       std::span<const std::int32_t> tokens) const;
   [[nodiscard]] BlockId find(const ReuseKey& key, ContentId parent,
                              std::span<const std::int32_t> tokens) const;
-  void insert_in_index(BlockId block, const ReuseKey& key, ContentId parent,
+  void insert_in_index(BlockId block, const ReuseKey& key, BlockId parent_block,
                        std::span<const std::int32_t> tokens);
   void remove_from_index(BlockId block);
   void push_free(BlockId block);
@@ -136,6 +166,15 @@ class BlockPool {
   void drop_user(BlockId block);
   void append_to_cached(BlockId block);
   void unlink_from_cached(BlockId block);
+  // In and out of its level's list.
+  void append(BlockId block);
+  void unlink(BlockId block);
+  [[nodiscard]] BlockId least_wanted() const;
+  void evict(BlockId block);
+  [[nodiscard]] std::int32_t level_of(BlockId block) const;
+  /// A cached block's level may have changed, and with it those of the blocks before it.
+  void move_in_cached(BlockId block);
+  void change_retention(BlockId block, const BlockRetention& retention);
 
   std::int32_t num_blocks_;
   std::int32_t tokens_per_block_;
@@ -144,8 +183,11 @@ class BlockPool {
   std::vector<std::int32_t> indexed_tokens_;  // [num_blocks, tokens_per_block], of blocks in the index
   std::vector<BlockId> buckets_;
   BlockId first_free_ = kNoBlock;
-  BlockId oldest_cached_ = kNoBlock;
-  BlockId newest_cached_ = kNoBlock;
+  std::array<CachedList, kMaxRetentionPriority + 1> cached_;
+  std::array<std::uint64_t, 2> used_levels_{};   // a bit for each list that is not empty
+  std::set<std::pair<Time, BlockId>> expiring_;  // cached blocks with a duration
+  std::int32_t num_special_ = 0;                 // blocks whose priority is not the default one
+  Time now_;
   std::int32_t num_free_ = 0;
   std::int32_t num_cached_ = 0;
   ContentId last_content_ = 0;

@@ -17,13 +17,14 @@ struct KvCacheConfig {
   /// Tokens that the pool holds at most, rounded down to whole blocks; nullopt: what the memory fraction
   /// allows.
   std::optional<std::int64_t> max_tokens;
-  std::optional<std::vector<std::int64_t>>
-      max_attention_window;                       // refused when set: it belongs to the engine
+  /// Taken where it changes nothing: windows of max_seq_len or more (ExecutorConfig::validate).
+  std::optional<std::vector<std::int64_t>> max_attention_window;
   std::optional<std::int64_t> sink_token_length;  // refused unless 0
   /// Share of the memory that is free when the executor starts; nullopt: 0.9.
   std::optional<double> free_gpu_memory_fraction;
   std::optional<std::size_t> host_cache_size;                  // refused unless 0: there is one level
   bool onboard_blocks = true;                                  // refused when false, for the same reason
+  std::optional<double> cross_kv_cache_fraction;               // refused when set: engines are decoders
   std::optional<std::int32_t> secondary_offload_min_priority;  // refused when set, for the same reason
   std::size_t event_buffer_max_size = 0;                       // refused unless 0
   /// Unlike TensorRT-LLM's, false by default, and true is refused: only full blocks are shared.

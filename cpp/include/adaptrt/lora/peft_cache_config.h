@@ -49,17 +49,17 @@ constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
             "Each level must hold one whole adapter of this rank, or of the engine's max_lora_rank if that "
             "is less."},
       Field{"num_put_workers", &C::num_put_workers,
-            "Refused unless 1: the thread that enqueues stores adapters."},
+            "Without effect here: the thread that enqueues stores adapters."},
       Field{
           "num_ensure_workers", &C::num_ensure_workers,
           "Threads that load adapters to the device level beside the running batch; 0: the executor's thread "
           "loads them between steps, when their requests start."},
       Field{"num_copy_streams", &C::num_copy_streams,
-            "Streams that copy adapters to a device with memory of its own; refused unless 1 on a CPU."},
+            "Streams that copy adapters to a device with memory of its own; without effect on a CPU."},
       Field{"max_pages_per_block_host", &C::max_pages_per_block_host,
-            "Refused unless 24: host memory is not cut into blocks."},
+            "Without effect here: host memory is not cut into blocks."},
       Field{"max_pages_per_block_device", &C::max_pages_per_block_device,
-            "Refused unless 8: all pages are one block."},
+            "Without effect here: all pages are one block."},
       Field{"device_cache_percent", &C::device_cache_percent,
             "Device level as a fraction in (0, 1] of the free memory; None: 0.02, or more where that is too "
             "little."},
@@ -69,19 +69,11 @@ constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
             "Directory whose digit-named folders hold adapters to load at start."}};
 }
 
-/// What the device level is taken from.
-struct DeviceMemory {
-  /// The host's, for an engine that computes there.
-  std::size_t free_bytes = 0;
-  /// The device has memory of its own, which streams copy to.
-  bool has_copy_streams = false;
-};
-
 /// Bytes and pages for an engine; docs/decisions/lora-cache-sizes.md has the rules. All zero for an engine
 /// without LoRA. Throws ConfigError when the config is invalid, when a level could not hold one adapter of
-/// maximal size, with both figures, when it asks for several copy streams where there are none, or when an
-/// engine without LoRA gets anything but the defaults.
+/// maximal size, with both figures, or when an engine without LoRA gets sizes or adapters. `free_bytes` of
+/// the device, or of the host for an engine that computes there, are what the device level is taken from.
 [[nodiscard]] LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayout& layout,
-                                                 DeviceMemory device);
+                                                 std::size_t free_bytes);
 
 }  // namespace adaptrt

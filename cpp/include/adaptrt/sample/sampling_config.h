@@ -20,12 +20,12 @@ struct SamplingConfig {
   std::optional<std::uint64_t> seed = std::nullopt;                 // nullopt: 0, as in TensorRT-LLM
   std::optional<double> temperature = std::nullopt;                 // >= 0; nullopt: 1
   std::optional<std::int32_t> min_tokens = std::nullopt;            // >= 0; end_id is forbidden before
-  std::optional<double> beam_search_diversity_rate = std::nullopt;  // refused when set
+  std::optional<double> beam_search_diversity_rate = std::nullopt;  // without effect on one beam
   std::optional<double> repetition_penalty = std::nullopt;          // > 0; nullopt: 1
   std::optional<double> presence_penalty = std::nullopt;            // nullopt: 0
   std::optional<double> frequency_penalty = std::nullopt;           // nullopt: 0
-  std::optional<double> length_penalty = std::nullopt;              // refused when set
-  std::optional<std::int32_t> early_stopping = std::nullopt;        // refused when set
+  std::optional<double> length_penalty = std::nullopt;              // without effect on one beam
+  std::optional<std::int32_t> early_stopping = std::nullopt;        // without effect on one beam
   std::optional<std::int32_t> no_repeat_ngram_size = std::nullopt;  // >= 0; nullopt and 0: no limit
   std::optional<std::int32_t> num_return_sequences = std::nullopt;  // refused unless 1
   std::optional<double> min_p = std::nullopt;                       // [0, 1]

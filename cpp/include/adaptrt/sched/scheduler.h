@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/sched/scheduler_config.h"
 #include "adaptrt/sched/sequence.h"
+#include "adaptrt/sched/waiting_queue.h"
 
 namespace adaptrt {
 
@@ -73,10 +73,10 @@ struct StepPlan {
 
 /// In-flight batching: decides before each step which sequences compute which tokens. Not thread-safe.
 ///
-/// Decodes come first, then prompts in order of priority and arrival. A request for which there are no KV
-/// blocks, or no tokens left in the step, holds back those behind it. One whose adapter is still being loaded
-/// does not: it starts with the first plan that finds the adapter there. Nor does one whose adapter gets no
-/// pages, up to SchedulerLimits::max_times_passed_over.
+/// Decodes come first, then prompts that run already, then those that wait, in WaitingQueue's order. A
+/// request for which there are no KV blocks, or no tokens left in the step, holds back those behind it. One
+/// whose adapter is still being loaded does not: it starts with the first plan that finds the adapter there.
+/// Nor does one whose adapter gets no pages, up to SchedulerLimits::max_times_passed_over.
 ///
 /// Where the LoRA cache has load workers, each plan asks for the adapters of the requests that come next, as
 /// many as could run at once, in their order: none is evicted for a request that comes after its own. A
@@ -113,13 +113,12 @@ class Scheduler {
   /// back its blocks, of which full ones stay cached, and its lease.
   void remove(Sequence& sequence);
 
-  /// In order of priority and arrival.
+  /// In order of priority, then of arrival or, with adapter_fairness, of their first start.
   [[nodiscard]] std::span<Sequence* const> running() const { return running_; }
   struct Before {
     bool operator()(const Sequence* a, const Sequence* b) const;
   };
-  using WaitingSet = std::set<Sequence*, Before>;
-  [[nodiscard]] const WaitingSet& waiting() const { return waiting_; }
+  [[nodiscard]] const WaitingQueue& waiting() const { return waiting_; }
   [[nodiscard]] std::int32_t num_paused() const { return num_paused_; }
   [[nodiscard]] bool empty() const { return running_.empty() && waiting_.empty(); }
   [[nodiscard]] const SchedulerConfig& config() const { return config_; }
@@ -142,6 +141,12 @@ class Scheduler {
   void pass_over(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan);
   void start(Sequence& sequence, std::optional<DeviceLease> lease);
   void add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan);
+  void grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan& plan);
+  /// Gives the tokens that the step has left to its prefills, in equal shares.
+  void share_out_tokens(StepPlan& plan);
+  void charge(Sequence& sequence, std::int32_t num_tokens);
+  /// Tells the pool what the request says of its indexed blocks from `first` on.
+  void retain_blocks(const Sequence& sequence, std::int32_t first);
   void pause(Sequence& sequence, StepPlan& plan);
   void stop_running(Sequence& sequence);
   bool pause_a_prefill_after(std::size_t index, StepPlan& plan);
@@ -158,8 +163,11 @@ class Scheduler {
   BlockPool& block_pool_;
   LoraCache* lora_cache_;
   std::vector<Sequence*> running_;
-  WaitingSet waiting_;
+  WaitingQueue waiting_;
   std::uint64_t next_arrival_ = 0;
+  std::uint64_t next_place_ = 0;
+  /// Tokens that a prefill takes before the others have had theirs.
+  std::int32_t chunk_unit_;
   std::int32_t num_paused_ = 0;
   std::uint64_t turn_ = 0;  // number of the plan being made
   // Of the plan being made:

@@ -19,10 +19,16 @@ enum class CapacitySchedulerPolicy : std::uint8_t {
   kStaticBatch = 2,
 };
 
-/// How the tokens of a step are shared out among prompts.
-enum class ContextChunkingPolicy : std::uint8_t { kFirstComeFirstServed = 0, kEqualProgress = 1 };
+/// How the tokens of a step are shared out among prompts that are computed over several steps.
+enum class ContextChunkingPolicy : std::uint8_t {
+  /// The first prompt takes what it needs, the next one what that leaves.
+  kFirstComeFirstServed = 0,
+  /// Every prompt takes a KV block's worth of tokens, then each in turn another, until none are left. More
+  /// prompts start at once, and each of them takes longer.
+  kEqualProgress = 1,
+};
 
-/// TensorRT-LLM's DynamicBatchConfig; refused when set.
+/// TensorRT-LLM's DynamicBatchConfig; without effect here.
 struct DynamicBatchConfig {
   bool enable_batch_size_tuning = false;
   bool enable_max_num_tokens_tuning = false;
@@ -34,12 +40,15 @@ struct DynamicBatchConfig {
 /// TensorRT-LLM's SchedulerConfig.
 struct SchedulerConfig {
   CapacitySchedulerPolicy capacity_scheduler_policy = CapacitySchedulerPolicy::kGuaranteedNoEvict;
-  /// nullopt: kFirstComeFirstServed, the only one there is.
+  /// nullopt: kFirstComeFirstServed.
   std::optional<ContextChunkingPolicy> context_chunking_policy = std::nullopt;
-  std::optional<DynamicBatchConfig> dynamic_batch_config =
-      std::nullopt;  // refused when set: the batch's limits are fixed
+  std::optional<DynamicBatchConfig> dynamic_batch_config = std::nullopt;
+  /// Among requests of one priority, that one starts next for whose adapter the fewest tokens were computed;
+  /// else the one that came first. Not in TensorRT-LLM.
+  bool adapter_fairness = true;
 
-  [[nodiscard]] Problems validate() const;
+  /// What is wrong with the fields; some need prompts that are computed over several steps.
+  [[nodiscard]] Problems validate(bool enable_chunked_context) const;
   bool operator==(const SchedulerConfig&) const = default;
 };
 

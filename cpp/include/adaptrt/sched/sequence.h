@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "adaptrt/kv/block_pool.h"
+#include "adaptrt/kv/retention.h"
 #include "adaptrt/lora/host_adapter.h"
 #include "adaptrt/lora/lora_cache.h"
 
@@ -35,6 +36,8 @@ struct Sequence {
   /// nullptr: the base model.
   std::shared_ptr<const HostAdapter> adapter;
   std::optional<std::uint64_t> cache_salt;
+  /// nullptr: the default for all of its blocks.
+  std::shared_ptr<const KvCacheRetentionConfig> retention;
   /// Compute every prompt token, even where its KV could be reused: the request wants their logits.
   bool compute_whole_prompt = false;
 
@@ -45,6 +48,10 @@ struct Sequence {
   // The scheduler's, from here on.
   SequenceState state = SequenceState::kNew;
   std::uint64_t arrival = 0;
+  /// Among sequences of one priority that run, the one with the highest is paused first.
+  std::uint64_t place = 0;
+  /// Tokens at the front that count as computed for its adapter.
+  std::int32_t num_charged = 0;
   /// Waiting although it ran before.
   bool paused = false;
   std::int32_t times_paused = 0;

@@ -20,6 +20,7 @@ constexpr KernelTable make_table(const char* name) {
           0,
           nullptr,
           nullptr,
+          nullptr,
           {&gemm_panel<Float32Weights>, &gemm_panel<Float16Weights>, &gemm_panel<BFloat16Weights>},
           compressed_gemm_of<BFloat16Weights>(),
           kCanStream<BFloat16Weights> ? kStreamRows : 0,

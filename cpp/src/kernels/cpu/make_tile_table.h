@@ -3,6 +3,7 @@
 // Included behind a header with Simd and one with Tiles.
 
 #include "make_table.h"
+#include "streamed_rows.h"
 #include "tile_attention.h"
 #include "tile_gemm.h"
 #include "tile_int8.h"
@@ -21,6 +22,7 @@ constexpr KernelTable make_tile_table(const char* name) {
   table.block_rows = kTiledRows;
   table.part_bytes = kTiledBytes;
   table.pack_rows = &pack_steps;
+  table.stream_rows = &stream_rows;
   table.leave_thread = &Tiles::release;
   table.gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gemm;
   table.compressed_gemm = &tile_compressed_gemm;

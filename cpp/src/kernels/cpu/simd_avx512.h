@@ -33,6 +33,11 @@ struct Simd {
   static Vec load(const float* from) { return _mm512_loadu_ps(from); }
   static Vec load(const float* from, std::int64_t n) { return _mm512_maskz_loadu_ps(first(n), from); }
   static void store(float* to, Vec x) { _mm512_storeu_ps(to, x); }
+  /// 64 bytes past the caches, to a multiple of 64. Other threads see them after finish_stream().
+  static void stream_line(const std::byte* from, std::byte* to) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
+  }
+  static void finish_stream() { _mm_sfence(); }
   static void store(float* to, Vec x, std::int64_t n) { _mm512_mask_storeu_ps(to, first(n), x); }
 
   static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }

@@ -38,6 +38,8 @@ struct Simd {
     std::memcpy(&x, from, static_cast<std::size_t>(n) * sizeof(float));
     return x;
   }
+  static void stream_line(const std::byte* from, std::byte* to) { std::memcpy(to, from, 64); }
+  static void finish_stream() {}
   static void store(float* to, Vec x) { store(to, x, kLanes); }
   static void store(float* to, Vec x, std::int64_t n) {
     std::memcpy(to, &x, static_cast<std::size_t>(n) * sizeof(float));

@@ -123,15 +123,8 @@ class StepPrefetch {
   std::int64_t others_lines_ = 0;
 };
 
-/// Steps that a tile of rows is fetched ahead.
-inline constexpr std::int64_t kRowsAhead = 2;
-
-inline void fetch_tile(const std::byte* at, std::int64_t row) {
-  ADAPTRT_UNROLL
-  for (std::int64_t r = 0; r < kTileHeight; ++r) __builtin_prefetch(at + r * row, 0, 3);
-}
-
-/// Sums of two tiles of rows and two of columns: four products for four loads.
+/// Sums of two tiles of rows and two of columns: four products for four loads. Rows come from the
+/// second-level cache and leave the columns where they are, in the first.
 template <class Dot>
 inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums sums,
                          StepPrefetch* prefetch) {
@@ -152,16 +145,14 @@ inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums
     const std::byte* first = a.data + s * a.step;
     const std::byte* second = first + kTileHeight * a.row;
     const std::byte* columns = b.data + s * b.step;
-    fetch_tile(first + kRowsAhead * a.step, a.row);
-    fetch_tile(second + kRowsAhead * a.step, a.row);
     prefetch->fetch_step();
     prefetch->fetch_lines<static_cast<int>(2 * kTileHeight)>();
-    Tiles::load<4>(first, a.row);
+    Tiles::load_once<4>(first, a.row);
     Tiles::load<6>(columns, b.line);
     Dot::template add<0, 4, 6>();
     Tiles::load<7>(columns + kTileLine, b.line);
     Dot::template add<1, 4, 7>();
-    Tiles::load<5>(second, a.row);
+    Tiles::load_once<5>(second, a.row);
     Dot::template add<2, 5, 6>();
     Dot::template add<3, 5, 7>();
   }
@@ -240,8 +231,56 @@ inline void multiply_partly(TileRows a, TileColumns b, std::int64_t steps, TileS
 
 /// Rows that are multiplied two tiles at a time, with two tiles of columns.
 inline std::int64_t paired_rows(std::int64_t rows, std::int64_t columns) {
-  constexpr std::int64_t kPair = 2 * kTileHeight;
-  return columns % (2 * kTileColumns) == 0 ? rows / kPair * kPair : 0;
+  constexpr std::int64_t kPairRows = 2 * kTileHeight;
+  return columns % (2 * kTileColumns) == 0 ? rows / kPairRows * kPairRows : 0;
+}
+
+/// Columns of two tiles, and the bytes of their lines.
+inline constexpr std::int64_t kPairColumns = 2 * kTileColumns;
+inline constexpr std::int64_t kPairLine = 2 * kTileLine;
+/// Rows from which on copying two tiles of columns is worth its time.
+inline constexpr std::int64_t kCopiedRows = 192;
+/// Steps that are copied at once: 32 KB, two thirds of a first-level cache.
+inline constexpr std::int64_t kCopiedSteps = 16;
+
+/// Copies two tiles of columns to where one line follows the other. As a panel has them, they lie in every
+/// other pair of cache lines, and half of the first-level cache is all that can hold them.
+inline TileColumns copy_pair(TileColumns from, std::int64_t steps, std::byte* out) {
+  for (std::int64_t s = 0; s < steps; ++s) {
+    const std::byte* step = from.data + s * from.step;
+    for (std::int64_t line = 0; line < kTileHeight; ++line, out += kPairLine) {
+      std::memcpy(out, step + line * from.line, kPairLine);
+    }
+  }
+  return {out - steps * kTileHeight * kPairLine, kPairLine, kTileHeight * kPairLine};
+}
+
+/// The sums of `rows` rows, a multiple of two tiles of them, and of as many columns.
+template <class Dot>
+inline void multiply_paired(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
+                            std::int64_t columns, StepPrefetch* prefetch) {
+  const auto multiply = [&](TileRows rows_of, TileColumns pair, std::int64_t count, TileSums to) {
+    for (std::int64_t row = 0; row < rows; row += 2 * kTileHeight) {
+      multiply_2x2<Dot>({rows_of.data + row * rows_of.row, rows_of.row, rows_of.step}, pair, count,
+                        {to.data + row * to.stride, to.stride, to.continues}, prefetch);
+    }
+  };
+  if (rows < kCopiedRows) {
+    for (std::int64_t column = 0; column < columns; column += kPairColumns) {
+      multiply(a, {b.data + column * 4, b.line, b.step}, steps,
+               {sums.data + column, sums.stride, sums.continues});
+    }
+    return;
+  }
+  alignas(kCacheLine) std::byte copied[kCopiedSteps * kTileHeight * kPairLine];
+  for (std::int64_t first = 0; first < steps; first += kCopiedSteps) {
+    const std::int64_t count = std::min(kCopiedSteps, steps - first);
+    for (std::int64_t column = 0; column < columns; column += kPairColumns) {
+      const TileColumns pair{b.data + first * b.step + column * 4, b.line, b.step};
+      multiply({a.data + first * a.step, a.row, a.step}, copy_pair(pair, count, copied), count,
+               {sums.data + column, sums.stride, sums.continues || first > 0});
+    }
+  }
 }
 
 /// sums [rows, columns] = a [rows] * b, or += where they continue. `a` has whole tiles of rows, `b` whole
@@ -250,13 +289,7 @@ template <class Dot>
 inline void multiply_steps(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
                            std::int64_t columns, StepPrefetch* prefetch) {
   const std::int64_t paired = paired_rows(rows, columns);
-  // Half a panel stays in the first-level cache while rows go by.
-  for (std::int64_t column = 0; paired > 0 && column < columns; column += 2 * kTileColumns) {
-    for (std::int64_t row = 0; row < paired; row += 2 * kTileHeight) {
-      multiply_2x2<Dot>({a.data + row * a.row, a.row, a.step}, {b.data + column * 4, b.line, b.step}, steps,
-                        {sums.data + row * sums.stride + column, sums.stride, sums.continues}, prefetch);
-    }
-  }
+  if (paired > 0) multiply_paired<Dot>(a, b, steps, sums, paired, columns, prefetch);
   for (std::int64_t row = paired; row < rows; row += kTileHeight) {
     const std::int64_t count = std::min(kTileHeight, rows - row);
     const TileRows of_row{a.data + row * a.row, a.row, a.step};

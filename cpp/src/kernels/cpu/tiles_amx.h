@@ -19,7 +19,7 @@ static_assert(sizeof(TileConfiguration) == 64);
 inline constexpr TileConfiguration kTileConfiguration{};
 
 /// The eight tile registers of AMX, each kTileHeight lines of a cache line.
-/// tests/cpp/kernels/tiles_emulated.h has the same functions over an array.
+/// tests/cpp/emulated_tiles/tiles_emulated.h has the same functions over an array.
 struct Tiles {
   /// Loads the configuration that all functions below need, where this thread has another one: libraries that
   /// use tiles on a thread of the caller's leave theirs or none.
@@ -42,6 +42,11 @@ struct Tiles {
   template <int kTile>
   static void load(const void* from, std::int64_t stride) {
     asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(from), "r"(stride) : "memory");
+  }
+  /// The same of lines that are not read again soon: they do not push others out of the first-level cache.
+  template <int kTile>
+  static void load_once(const void* from, std::int64_t stride) {
+    asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(from), "r"(stride) : "memory");
   }
   template <int kTile>
   static void store(void* to, std::int64_t stride) {

@@ -126,7 +126,7 @@ def test_an_incomplete_directory_is_refused(engine: Path, missing: str) -> None:
 
 
 def test_what_is_no_engine_directory_is_refused(engine: Path, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="no directory"):
+    with pytest.raises(EngineError, match="nowhere: File does not exist; accepted: the directory of an engine"):
         load_engine(tmp_path / "nowhere")
     shutil.copy(engine / "rank0.engine", engine / "config.json")
     with pytest.raises(EngineError, match="config"):

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/core/fields.h"
+
+namespace adaptrt {
+
+/// Of blocks that nobody has said anything about.
+inline constexpr std::int32_t kDefaultRetentionPriority = 35;
+inline constexpr std::int32_t kMaxRetentionPriority = 100;
+
+/// How long a block that nobody uses should stay cached: blocks of a lower priority are evicted first.
+struct BlockRetention {
+  std::int32_t priority = kDefaultRetentionPriority;
+  /// Counted from the end of the block's last use; then the priority is the default one. nullopt: for ever.
+  std::optional<std::chrono::milliseconds> duration = std::nullopt;
+
+  bool operator==(const BlockRetention&) const = default;
+};
+
+/// TensorRT-LLM's KvCacheRetentionConfig.TokenRangeRetentionConfig.
+struct TokenRangeRetentionConfig {
+  std::int32_t token_start = 0;
+  std::optional<std::int32_t> token_end = std::nullopt;
+  std::int32_t priority = kDefaultRetentionPriority;
+  std::optional<std::chrono::milliseconds> duration_ms = std::nullopt;
+
+  bool operator==(const TokenRangeRetentionConfig&) const = default;
+};
+
+constexpr auto fields_of(const TokenRangeRetentionConfig* /*type*/) {
+  using C = TokenRangeRetentionConfig;
+  return std::tuple{
+      Field{"token_start", &C::token_start, "The prompt's token where the range begins."},
+      Field{"token_end", &C::token_end, "The token behind its last one; None: the prompt's end."},
+      Field{"priority", &C::priority, "0 to 100; blocks of a lower priority are evicted first."},
+      Field{
+          "duration_ms", &C::duration_ms,
+          "After so long without use (timedelta, or milliseconds) the priority is the default one, 35. None: "
+          "never."}};
+}
+
+/// TensorRT-LLM's KvCacheRetentionConfig. A block takes the priority of the range that has its first token;
+/// where none has, it keeps the one that it has, at first the default one.
+struct KvCacheRetentionConfig {
+  std::vector<TokenRangeRetentionConfig> token_range_retention_configs = {};
+  std::int32_t decode_retention_priority = kDefaultRetentionPriority;
+  std::optional<std::chrono::milliseconds> decode_duration_ms = std::nullopt;
+
+  bool operator==(const KvCacheRetentionConfig&) const = default;
+
+  [[nodiscard]] Problems validate() const;
+  /// What is said of the block whose first token is at this position; nullopt: nothing. Of a valid config.
+  [[nodiscard]] std::optional<BlockRetention> of_block(std::int32_t first_token,
+                                                       std::int32_t prompt_length) const;
+};
+
+constexpr auto fields_of(const KvCacheRetentionConfig* /*type*/) {
+  using C = KvCacheRetentionConfig;
+  return std::tuple{
+      Field{"token_range_retention_configs", &C::token_range_retention_configs,
+            "Ranges of the prompt's tokens, none of which overlap."},
+      Field{"decode_retention_priority", &C::decode_retention_priority,
+            "Of blocks that begin with a generated token, 0 to 100."},
+      Field{"decode_duration_ms", &C::decode_duration_ms, "As a range's duration_ms, of these blocks."}};
+}
+
+}  // namespace adaptrt

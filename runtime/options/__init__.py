@@ -1,0 +1,1 @@
+"""TensorRT-LLM's configurations of what an executor here may not do yet: values, checked when they are set."""

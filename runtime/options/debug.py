@@ -1,0 +1,18 @@
+"""Which tensors inside the engine TensorRT-LLM keeps for a look at them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from .checked_fields import BOOL, TEXT, CheckedFields, integer, list_of
+
+
+@dataclass(eq=False)
+class DebugConfig(CheckedFields):
+    """ExecutorConfig.debug_config, which executors refuse."""
+
+    debug_input_tensors: Annotated[bool, BOOL] = False
+    debug_output_tensors: Annotated[bool, BOOL] = False
+    debug_tensor_names: Annotated[list[str], list_of(TEXT)] = field(default_factory=list)
+    debug_tensors_max_iterations: Annotated[int, integer(0)] = 0

@@ -1,0 +1,44 @@
+"""How TensorRT-LLM's executors share a model among processes. Here one process runs the whole model."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from .checked_fields import ANYTHING, BOOL, TEXT, CheckedFields, instance_of, integer, list_of, optional
+
+
+class CommunicationType(enum.Enum):
+    """How processes talk to each other."""
+
+    MPI = 0
+
+
+class CommunicationMode(enum.Enum):
+    """Who starts the processes."""
+
+    LEADER = 0
+    ORCHESTRATOR = 1
+
+
+@dataclass(eq=False)
+class OrchestratorConfig(CheckedFields):
+    """How an orchestrator starts its workers."""
+
+    is_orchestrator: Annotated[bool, BOOL] = True
+    worker_executable_path: Annotated[str, TEXT] = ""
+    orch_leader_comm: Annotated[Any, ANYTHING] = None
+    spawn_processes: Annotated[bool, BOOL] = True
+
+
+@dataclass(eq=False)
+class ParallelConfig(CheckedFields):
+    """ExecutorConfig.parallel_config, which executors refuse."""
+
+    communication_type: Annotated[CommunicationType, instance_of(CommunicationType)] = CommunicationType.MPI
+    communication_mode: Annotated[CommunicationMode, instance_of(CommunicationMode)] = CommunicationMode.LEADER
+    device_ids: Annotated[list[int] | None, optional(list_of(integer(0)))] = None
+    participant_ids: Annotated[list[int] | None, optional(list_of(integer(0)))] = None
+    orchestrator_config: Annotated[OrchestratorConfig | None, optional(instance_of(OrchestratorConfig))] = None
+    num_nodes: Annotated[int | None, optional(integer(1))] = None

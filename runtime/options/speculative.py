@@ -1,0 +1,203 @@
+"""Speculative decoding, and the ways to choose tokens that TensorRT-LLM is told when it starts."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from .checked_fields import (
+    BOOL,
+    FLOAT,
+    TENSOR,
+    TOKEN,
+    CheckedFields,
+    instance_of,
+    integer,
+    list_of,
+    optional,
+)
+
+_POSITIVE: Final = integer(1)
+_CHOICES: Final = optional(list_of(list_of(integer(0))))
+
+
+@dataclass(eq=False)
+class ExternalDraftTokensConfig(CheckedFields):
+    """Request.external_draft_tokens_config, which executors refuse.
+
+    logits: [tokens, vocab_size], any array or tensor; the object itself is kept.
+    """
+
+    tokens: Annotated[list[int], list_of(TOKEN)]
+    logits: Annotated[Any, optional(TENSOR)] = None
+    acceptance_threshold: Annotated[float | None, optional(FLOAT)] = None
+    fast_logits: Annotated[bool | None, optional(BOOL)] = None
+
+
+@dataclass(eq=False)
+class LookaheadDecodingConfig(CheckedFields):
+    """Request.lookahead_config and DecodingConfig.lookahead_decoding_config, which executors refuse."""
+
+    max_window_size: Annotated[int, _POSITIVE]
+    max_ngram_size: Annotated[int, _POSITIVE]
+    max_verification_set_size: Annotated[int, integer(0)]
+
+
+@dataclass(eq=False)
+class EagleConfig(CheckedFields):
+    """Request.eagle_config and DecodingConfig.eagle_config, which executors refuse."""
+
+    eagle_choices: Annotated[list[list[int]] | None, _CHOICES] = None
+    greedy_sampling: Annotated[bool, BOOL] = True
+    posterior_threshold: Annotated[float | None, optional(FLOAT)] = None
+    use_dynamic_tree: Annotated[bool, BOOL] = False
+    dynamic_tree_max_topK: Annotated[int | None, optional(_POSITIVE)] = None  # noqa: N815
+
+
+@dataclass(eq=False)
+class SpeculativeDecodingConfig(CheckedFields):
+    """ExecutorConfig.spec_dec_config, which executors refuse."""
+
+    fast_logits: Annotated[bool, BOOL] = False
+
+
+class _Mode(enum.Flag):
+    AUTO = enum.auto()
+    TOP_K = enum.auto()
+    TOP_P = enum.auto()
+    BEAM_SEARCH = enum.auto()
+    MEDUSA = enum.auto()
+    LOOKAHEAD = enum.auto()
+    EXPLICIT_DRAFT_TOKENS = enum.auto()
+    EAGLE = enum.auto()
+
+
+class DecodingMode:
+    """How tokens are chosen: made by the static methods, told by those whose names begin with "is"."""
+
+    def __init__(self, mode: _Mode) -> None:
+        """For the static methods."""
+        self._mode = mode
+
+    @staticmethod
+    def Auto() -> DecodingMode:  # noqa: N802
+        """Whatever the request's SamplingConfig needs."""
+        return DecodingMode(_Mode.AUTO)
+
+    @staticmethod
+    def TopK() -> DecodingMode:  # noqa: N802
+        """Among the k most probable tokens."""
+        return DecodingMode(_Mode.TOP_K)
+
+    @staticmethod
+    def TopP() -> DecodingMode:  # noqa: N802
+        """Among the most probable tokens that make up a share."""
+        return DecodingMode(_Mode.TOP_P)
+
+    @staticmethod
+    def TopKTopP() -> DecodingMode:  # noqa: N802
+        """Both of these."""
+        return DecodingMode(_Mode.TOP_K | _Mode.TOP_P)
+
+    @staticmethod
+    def BeamSearch() -> DecodingMode:  # noqa: N802
+        """The most probable sequences."""
+        return DecodingMode(_Mode.BEAM_SEARCH)
+
+    @staticmethod
+    def Medusa() -> DecodingMode:  # noqa: N802
+        """Speculation with Medusa's heads."""
+        return DecodingMode(_Mode.MEDUSA)
+
+    @staticmethod
+    def Lookahead() -> DecodingMode:  # noqa: N802
+        """Speculation with n-grams that were seen."""
+        return DecodingMode(_Mode.LOOKAHEAD)
+
+    @staticmethod
+    def ExplicitDraftTokens() -> DecodingMode:  # noqa: N802
+        """Speculation with a recurrent drafter."""
+        return DecodingMode(_Mode.EXPLICIT_DRAFT_TOKENS)
+
+    @staticmethod
+    def Eagle() -> DecodingMode:  # noqa: N802
+        """Speculation with EAGLE."""
+        return DecodingMode(_Mode.EAGLE)
+
+    def isAuto(self) -> bool:  # noqa: N802
+        """Whether it is Auto()."""
+        return _Mode.AUTO in self._mode
+
+    def isTopK(self) -> bool:  # noqa: N802
+        """Whether top k counts."""
+        return _Mode.TOP_K in self._mode
+
+    def isTopP(self) -> bool:  # noqa: N802
+        """Whether top p counts."""
+        return _Mode.TOP_P in self._mode
+
+    def isTopKorTopP(self) -> bool:  # noqa: N802
+        """Whether either counts."""
+        return self.isTopK() or self.isTopP()
+
+    def isTopKandTopP(self) -> bool:  # noqa: N802
+        """Whether both count."""
+        return self.isTopK() and self.isTopP()
+
+    def isBeamSearch(self) -> bool:  # noqa: N802
+        """Whether it is BeamSearch()."""
+        return _Mode.BEAM_SEARCH in self._mode
+
+    def isMedusa(self) -> bool:  # noqa: N802
+        """Whether it is Medusa()."""
+        return _Mode.MEDUSA in self._mode
+
+    def isLookahead(self) -> bool:  # noqa: N802
+        """Whether it is Lookahead()."""
+        return _Mode.LOOKAHEAD in self._mode
+
+    def isExplicitDraftTokens(self) -> bool:  # noqa: N802
+        """Whether it is ExplicitDraftTokens()."""
+        return _Mode.EXPLICIT_DRAFT_TOKENS in self._mode
+
+    def isEagle(self) -> bool:  # noqa: N802
+        """Whether it is Eagle()."""
+        return _Mode.EAGLE in self._mode
+
+    def __eq__(self, other: object) -> bool:
+        return self._mode == other._mode if isinstance(other, DecodingMode) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._mode)
+
+    def __repr__(self) -> str:
+        return f"DecodingMode({self._mode})"
+
+
+@dataclass(eq=False)
+class DecodingConfig(CheckedFields):
+    """ExecutorConfig.decoding_config, which executors refuse.
+
+    Setting one of the last three makes decoding_mode the one that it belongs to.
+    """
+
+    decoding_mode: Annotated[DecodingMode | None, optional(instance_of(DecodingMode))] = None
+    lookahead_decoding_config: Annotated[
+        LookaheadDecodingConfig | None, optional(instance_of(LookaheadDecodingConfig))
+    ] = None
+    medusa_choices: Annotated[list[list[int]] | None, _CHOICES] = None
+    eagle_config: Annotated[EagleConfig | None, optional(instance_of(EagleConfig))] = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        mode = _MODES.get(name)
+        if mode is not None and value is not None:
+            self.decoding_mode = mode
+
+
+_MODES: Final = {
+    "lookahead_decoding_config": DecodingMode.Lookahead(),
+    "medusa_choices": DecodingMode.Medusa(),
+    "eagle_config": DecodingMode.Eagle(),
+}

@@ -1,0 +1,288 @@
+"""Configurations of what executors may not do yet: TensorRT-LLM's constructors, checks, equality, pickles."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adaptrt
+
+LOOKAHEAD = adaptrt.LookaheadDecodingConfig(3, 5, 7)
+RANGE = adaptrt.KvCacheRetentionConfig.TokenRangeRetentionConfig
+Mode = adaptrt.DecodingMode
+
+# Positional arguments, and the fields that they are in TensorRT-LLM's order; then the defaults of the others.
+CONSTRUCTORS: list[tuple[type, dict[str, Any], dict[str, Any]]] = [
+    (
+        adaptrt.ExternalDraftTokensConfig,
+        {"tokens": [1, 2], "logits": np.ones((2, 3)), "acceptance_threshold": 0.5, "fast_logits": True},
+        {"logits": None, "acceptance_threshold": None, "fast_logits": None},
+    ),
+    (
+        adaptrt.PromptTuningConfig,
+        {"embedding_table": np.ones((3, 4)), "input_token_extra_ids": [1]},
+        {"input_token_extra_ids": None},
+    ),
+    (
+        adaptrt.LookaheadDecodingConfig,
+        {"max_window_size": 3, "max_ngram_size": 5, "max_verification_set_size": 7},
+        {},
+    ),
+    (
+        adaptrt.EagleConfig,
+        {
+            "eagle_choices": [[0, 0], [0, 1, 0]], "greedy_sampling": False, "posterior_threshold": 0.5,
+            "use_dynamic_tree": True, "dynamic_tree_max_topK": 3,
+        },
+        {
+            "eagle_choices": None, "greedy_sampling": True, "posterior_threshold": None, "use_dynamic_tree": False,
+            "dynamic_tree_max_topK": None,
+        },
+    ),
+    (adaptrt.SpeculativeDecodingConfig, {"fast_logits": True}, {"fast_logits": False}),
+    (
+        adaptrt.DecodingConfig,
+        {"decoding_mode": Mode.TopKTopP()},
+        {"decoding_mode": None, "lookahead_decoding_config": None, "medusa_choices": None, "eagle_config": None},
+    ),
+    (
+        adaptrt.LogitsPostProcessorConfig,
+        {"processor_map": {"name": None, "length": len}, "processor_batched": len, "replicate": False},
+        {"processor_map": None, "processor_batched": None, "replicate": True},
+    ),
+    (
+        adaptrt.OrchestratorConfig,
+        {
+            "is_orchestrator": False, "worker_executable_path": "worker", "orch_leader_comm": 5,
+            "spawn_processes": False,
+        },
+        {"is_orchestrator": True, "worker_executable_path": "", "orch_leader_comm": None, "spawn_processes": True},
+    ),
+    (
+        adaptrt.ParallelConfig,
+        {
+            "communication_type": adaptrt.CommunicationType.MPI,
+            "communication_mode": adaptrt.CommunicationMode.ORCHESTRATOR, "device_ids": [0, 1],
+            "participant_ids": [4, 5], "orchestrator_config": adaptrt.OrchestratorConfig(), "num_nodes": 2,
+        },
+        {
+            "communication_type": adaptrt.CommunicationType.MPI,
+            "communication_mode": adaptrt.CommunicationMode.LEADER, "device_ids": None, "participant_ids": None,
+            "orchestrator_config": None, "num_nodes": None,
+        },
+    ),
+    (
+        adaptrt.DebugConfig,
+        {
+            "debug_input_tensors": True, "debug_output_tensors": True, "debug_tensor_names": ["a"],
+            "debug_tensors_max_iterations": 5,
+        },
+        {
+            "debug_input_tensors": False, "debug_output_tensors": False, "debug_tensor_names": [],
+            "debug_tensors_max_iterations": 0,
+        },
+    ),
+    (
+        RANGE,
+        {"token_start": 0, "token_end": None, "priority": 30, "duration_ms": datetime.timedelta(seconds=1)},
+        {"duration_ms": None},
+    ),
+    (
+        adaptrt.KvCacheRetentionConfig,
+        {
+            "token_range_retention_configs": [RANGE(0, 64, 80), RANGE(64, None, 10)], "decode_retention_priority": 80,
+            "decode_duration_ms": datetime.timedelta(milliseconds=5),
+        },
+        {"decode_retention_priority": 35, "decode_duration_ms": None},
+    ),
+    (
+        adaptrt.GuidedDecodingConfig,
+        {
+            "backend": adaptrt.GuidedDecodingConfig.GuidedDecodingBackend.XGRAMMAR, "encoded_vocab": ["a"],
+            "tokenizer_str": "t", "stop_token_ids": [2],
+        },
+        {"encoded_vocab": None, "tokenizer_str": None, "stop_token_ids": None},
+    ),
+    (
+        adaptrt.GuidedDecodingParams,
+        {"guide_type": adaptrt.GuidedDecodingParams.GuideType.REGEX, "guide": "a+"},
+        {"guide": None},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cls", "fields", "defaults"), CONSTRUCTORS, ids=lambda value: getattr(value, "__name__", ""))
+def test_constructors_are_tensorrt_llms(cls: type, fields: dict[str, Any], defaults: dict[str, Any]) -> None:
+    made = cls(*fields.values())
+    for name, value in fields.items():
+        assert getattr(made, name) is value or getattr(made, name) == value
+    assert cls(**fields) == made
+    required = {name: value for name, value in fields.items() if name not in defaults}
+    plain = cls(**required)
+    for name, value in defaults.items():
+        assert getattr(plain, name) == value
+    for again in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
+        assert again == made
+    assert cls.__name__ in repr(made)
+    if defaults:
+        assert plain != made
+    with pytest.raises(AttributeError, match=r"has no (field|attribute) 'nonsense'"):
+        made.nonsense = 1
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(made)
+
+
+WRONG: list[tuple[Any, str, Any]] = [
+    (adaptrt.ExternalDraftTokensConfig([1]), "tokens", [1.5]),
+    (adaptrt.ExternalDraftTokensConfig([1]), "tokens", "12"),
+    (adaptrt.ExternalDraftTokensConfig([1]), "tokens", [2**31]),
+    (adaptrt.ExternalDraftTokensConfig([1]), "logits", "logits"),
+    (adaptrt.PromptTuningConfig(np.ones(1)), "embedding_table", None),
+    (LOOKAHEAD, "max_window_size", 0),
+    (LOOKAHEAD, "max_window_size", True),
+    (adaptrt.EagleConfig(), "eagle_choices", [[-1]]),
+    (adaptrt.EagleConfig(), "greedy_sampling", 1),
+    (adaptrt.EagleConfig(), "posterior_threshold", "high"),
+    (adaptrt.DecodingConfig(), "decoding_mode", "TopK"),
+    (adaptrt.DecodingConfig(), "eagle_config", LOOKAHEAD),
+    (adaptrt.LogitsPostProcessorConfig(), "processor_map", {"name": 1}),
+    (adaptrt.LogitsPostProcessorConfig(), "processor_map", {1: None}),
+    (adaptrt.LogitsPostProcessorConfig(), "processor_batched", "name"),
+    (adaptrt.ParallelConfig(), "communication_mode", "LEADER"),
+    (adaptrt.ParallelConfig(), "device_ids", [-1]),
+    (adaptrt.DebugConfig(), "debug_tensor_names", "names"),
+    (adaptrt.GuidedDecodingParams(adaptrt.GuidedDecodingParams.GuideType.JSON), "guide_type", "JSON"),
+]
+
+
+@pytest.mark.parametrize(("options", "name", "value"), WRONG)
+def test_a_field_of_a_wrong_kind_is_refused_and_nothing_changes(options: Any, name: str, value: Any) -> None:
+    before = copy.deepcopy(options)
+    with pytest.raises(TypeError, match=rf"^{type(options).__name__}\.{name} is .*; accepted: "):
+        setattr(options, name, value)
+    assert options == before
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [[RANGE(0, 64, 10), RANGE(32, 128, 50)], [RANGE(0, None, 10), RANGE(64, 65, 10)], [RANGE(5, 5, 1)]],
+    ids=["overlap", "after an open end", "empty"],
+)
+def test_ranges_that_make_no_sense(ranges: list[Any]) -> None:
+    problems = adaptrt.KvCacheRetentionConfig(ranges).validate()
+    assert [problem for problem in problems if problem.startswith("token_range_retention_configs[")]
+
+
+def test_older_names_of_retention() -> None:
+    tokens = adaptrt.KvCacheRetentionConfig.TokenRangeRetentionPriority(0, 2, 30, 250)
+    assert tokens.duration_ms == datetime.timedelta(milliseconds=250)
+    assert adaptrt.KvCacheRetentionConfig([tokens]).token_range_retention_priorities == [tokens]
+
+
+def test_decoding_modes() -> None:
+    questions = {name for name in dir(Mode) if name.startswith("is")}
+    answers = {
+        "Auto": {"isAuto"}, "TopK": {"isTopK", "isTopKorTopP"}, "TopP": {"isTopP", "isTopKorTopP"},
+        "TopKTopP": {"isTopK", "isTopP", "isTopKorTopP", "isTopKandTopP"}, "BeamSearch": {"isBeamSearch"},
+        "Medusa": {"isMedusa"}, "Lookahead": {"isLookahead"}, "ExplicitDraftTokens": {"isExplicitDraftTokens"},
+        "Eagle": {"isEagle"},
+    }  # fmt: skip
+    for name, expected in answers.items():
+        mode = getattr(Mode, name)()
+        assert {question for question in questions if getattr(mode, question)()} == expected
+        assert pickle.loads(pickle.dumps(mode)) == mode
+        assert [other for other in answers if getattr(Mode, other)() == mode] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "question"),
+    [
+        ("lookahead_decoding_config", LOOKAHEAD, "isLookahead"),
+        ("medusa_choices", [[0, 0], [0, 1]], "isMedusa"),
+        ("eagle_config", adaptrt.EagleConfig([[0, 0]]), "isEagle"),
+    ],
+)
+def test_what_is_set_decides_the_decoding_mode(name: str, value: Any, question: str) -> None:
+    for config in (adaptrt.DecodingConfig(**{name: value}), adaptrt.DecodingConfig(Mode.TopK())):
+        setattr(config, name, value)
+        assert config.decoding_mode is not None
+        assert getattr(config.decoding_mode, question)()
+        assert getattr(config, name) == value
+
+
+def test_fields_keep_their_objects_and_the_executor_refuses_them_by_name() -> None:
+    values: dict[str, Any] = {
+        "parallel_config": adaptrt.ParallelConfig(), "debug_config": adaptrt.DebugConfig(),
+        "decoding_config": adaptrt.DecodingConfig(Mode.TopKTopP()),
+        "spec_dec_config": adaptrt.SpeculativeDecodingConfig(),
+    }  # fmt: skip
+    config = adaptrt.ExecutorConfig(**values)
+    problems = config.validate()
+    for name, value in values.items():
+        assert getattr(config, name) is value
+        assert any(problem.startswith(f"{name} is given ({type(value).__name__})") for problem in problems)
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config
+    assert again.decoding_config.decoding_mode.isTopKandTopP()
+    again.debug_config.debug_input_tensors = True
+    assert again != config
+    config.parallel_config = None
+    assert config.parallel_config is None
+
+
+def test_configs_of_what_executors_do_are_copied_and_checked() -> None:
+    guides = adaptrt.GuidedDecodingConfig(adaptrt.GuidedDecodingConfig.GuidedDecodingBackend.XGRAMMAR)
+    processors = adaptrt.LogitsPostProcessorConfig({adaptrt.Request.BATCHED_POST_PROCESSOR_NAME: len})
+    config = adaptrt.ExecutorConfig(guided_decoding_config=guides, logits_post_processor_config=processors)
+    assert config.guided_decoding_config == guides
+    assert config.logits_post_processor_config == processors
+    assert pickle.loads(pickle.dumps(config)) == config
+    problems = config.validate()
+    assert any(problem.startswith("guided_decoding_config.backend is XGRAMMAR") for problem in problems)
+    assert any(problem.startswith("logits_post_processor_config.processor_map has 'batched'") for problem in problems)
+    config.guided_decoding_config = None
+    config.logits_post_processor_config = None
+    assert config.guided_decoding_config is None
+    assert config == adaptrt.ExecutorConfig()
+
+
+def test_post_processors_are_equal_as_their_functions_are() -> None:
+    text = "text"
+    assert adaptrt.LogitsPostProcessorConfig({"a": text.upper}) == adaptrt.LogitsPostProcessorConfig({"a": text.upper})
+    assert adaptrt.LogitsPostProcessorConfig({"a": text.upper}) != adaptrt.LogitsPostProcessorConfig({"a": text.lower})
+    assert adaptrt.LogitsPostProcessorConfig({"a": text.upper}) != adaptrt.LogitsPostProcessorConfig({"a": None})
+
+
+def test_requests_keep_their_objects() -> None:
+    values: dict[str, Any] = {
+        "external_draft_tokens_config": adaptrt.ExternalDraftTokensConfig([1, 2, 3]),
+        "prompt_tuning_config": adaptrt.PromptTuningConfig(np.ones((2, 3))), "lookahead_config": LOOKAHEAD,
+        "eagle_config": adaptrt.EagleConfig(), "logits_post_processor": len,
+    }  # fmt: skip
+    request = adaptrt.Request([1], 1, **values)
+    again = pickle.loads(pickle.dumps(request))
+    for name, value in values.items():
+        assert getattr(request, name) is value
+        assert getattr(again, name) == value
+
+
+def test_requests_copy_what_executors_do() -> None:
+    values: dict[str, Any] = {
+        "guided_decoding_params": adaptrt.GuidedDecodingParams(adaptrt.GuidedDecodingParams.GuideType.REGEX, "a+"),
+        "kv_cache_retention_config": adaptrt.KvCacheRetentionConfig([RANGE(0, None, 80)]),
+    }
+    request = adaptrt.Request([1], 1, lora_config=adaptrt.LoraConfig(7), **values)
+    again = pickle.loads(pickle.dumps(request))
+    for name, value in values.items():
+        assert getattr(request, name) == value
+        assert getattr(again, name) == value
+    taken = request.guided_decoding_params
+    for name in (*values, "lora_config"):
+        setattr(request, name, None)
+        assert getattr(request, name) is None
+    assert taken == values["guided_decoding_params"]
