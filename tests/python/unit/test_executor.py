@@ -300,7 +300,7 @@ def test_adapters_are_added_replaced_and_removed_by_name(
     added = executor.add_adapter("new", directories["second"])
     assert added.task_id > FIRST_NAMED_TASK_ID  # which the engine's own adapter has
     assert ask(executor, [3, 4, 5], 8, adapter="new") == wanted["second"]
-    with pytest.raises(adaptrt.AdapterError, match="adapter 'new' is .*second already"):
+    with pytest.raises(adaptrt.AdapterError, match=r"adapter 'new' is .*second already"):
         executor.add_adapter("new", directories["dora"])
     replaced = executor.add_adapter("new", directories["dora"], replace=True)
     assert replaced.task_id == added.task_id
