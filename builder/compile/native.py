@@ -58,7 +58,7 @@ def compile_network(
     *,
     limits: ProgramLimits,
     lora: LoraOptions | None,
-    compress_weights: bool = False,
+    compress_weights: bool,
 ) -> CompiledNetwork:
     """Lowers the graph and plans its buffers. Raises EngineError naming a node that it cannot lower."""
     shape = ModelShape(

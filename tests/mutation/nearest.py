@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -69,11 +70,17 @@ def stages_of(path: str, python_tests: Path) -> list[Stage]:
 
 
 def _python_stages(path: PurePosixPath, tests: Path) -> list[Stage]:
-    """Files that are named for the module, then the room's folder, then what runs through it."""
+    """Unit tests that are named for the module or import it, then the room's folder, then what runs through it."""
     room = next(folder for folder in PYTHON_WIDER if PurePosixPath(folder) in path.parents)
-    named = sorted(tests.glob(f"unit/**/test_*{path.stem}*.py"))
-    stages = [Stage(files=tuple(str(file.relative_to(tests)) for file in named))] if named else []
+    own = sorted(file for file in tests.glob("unit/**/test_*.py") if path.stem in file.stem or _imports(file, path))
+    stages = [Stage(files=tuple(str(file.relative_to(tests)) for file in own))] if own else []
     folder = f"unit/{PurePosixPath(room).name}"
     if (tests / folder).is_dir():
         stages.append(Stage(files=(folder,)))
     return [*stages, Stage(files=PYTHON_WIDER[room])]
+
+
+def _imports(test: Path, path: PurePosixPath) -> bool:
+    package, module = re.escape(".".join(("adaptrt", *path.parent.parts))), re.escape(path.stem)
+    imported = rf"^\W*from {package}(?:\.{module} | import .*\b{module}\b)"
+    return re.search(imported, test.read_text(), re.MULTILINE) is not None

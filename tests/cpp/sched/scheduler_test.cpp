@@ -27,7 +27,9 @@ BOOST_AUTO_TEST_CASE(limits_and_configs_that_make_no_sense_are_refused) {
   BOOST_CHECK_THROW(Scheduler({}, limits(1, 0), pool, nullptr), ConfigError);
   SchedulerConfig config;
   config.context_chunking_policy = ContextChunkingPolicy::kEqualProgress;
-  BOOST_CHECK_THROW(Scheduler(config, limits(1, 1), pool, nullptr), ConfigError);
+  SchedulerLimits whole_prompts = limits(1, 1);
+  whole_prompts.enable_chunked_context = false;
+  BOOST_CHECK_THROW(Scheduler(config, whole_prompts, pool, nullptr), ConfigError);
   SchedulerLimits no_reuse = limits(1, 1);
   no_reuse.max_reusable_prompt_len = -1;
   BOOST_CHECK_THROW(Scheduler({}, no_reuse, pool, nullptr), ConfigError);

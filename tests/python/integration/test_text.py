@@ -57,6 +57,15 @@ def test_each_token_that_ends_a_text_does(llm: adaptrt.LLM, end_id: int, monkeyp
     assert list(llm.stream("abc", max_tokens=5)) == []
 
 
+def test_completions_are_64_tokens_long_unless_asked_for_more(
+    llm: adaptrt.LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letter = PIECES.index("a")
+    generate_only([letter], monkeypatch)
+    assert llm.generate("abc").text == "a" * 64
+    assert "".join(llm.stream("abc")) == "a" * 64
+
+
 def test_streams_do_not_break_characters(llm: adaptrt.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     generate_only(EURO, monkeypatch)
     num_euros = 0

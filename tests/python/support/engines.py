@@ -40,7 +40,9 @@ def make_network(checkpoint: Path, options: NetworkOptions = ADAPTABLE) -> tuple
 
 def compile_model(checkpoint: Checkpoint, model: onnx.ModelProto, lora: LoraOptions | None = LORA) -> CompiledNetwork:
     """What the native compiler makes of a graph."""
-    return compile_network(model, checkpoint.config, checkpoint.reader, limits=LIMITS, lora=lora)
+    return compile_network(
+        model, checkpoint.config, checkpoint.reader, limits=LIMITS, lora=lora, compress_weights=False
+    )
 
 
 def make_engine(

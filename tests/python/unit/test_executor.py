@@ -325,6 +325,28 @@ def test_the_engines_adapters_are_served_by_name(
         ask(executor, [3], adapter=name, lora_config=lora)
 
 
+def test_adapters_are_added_replaced_and_removed_by_name(
+    executor: adaptrt.Executor, engine: adaptrt.LoadedEngine, directories: dict[str, Path]
+) -> None:
+    wanted = {}
+    for task_id, name in enumerate(["second", "dora"], 1):
+        lora = adaptrt.LoraConfig.from_peft(task_id, directories[name], engine)
+        wanted[name] = ask(executor, [3, 4, 5], 8, lora_config=lora)
+    assert wanted["second"] != wanted["dora"]
+    added = executor.add_adapter("new", directories["second"])
+    assert added.task_id > FIRST_NAMED_TASK_ID  # which the engine's own adapter has
+    assert ask(executor, [3, 4, 5], 8, adapter="new") == wanted["second"]
+    with pytest.raises(adaptrt.AdapterError, match=r"adapter 'new' is .*second already"):
+        executor.add_adapter("new", directories["dora"])
+    replaced = executor.add_adapter("new", directories["dora"], replace=True)
+    assert replaced.task_id == added.task_id
+    assert ask(executor, [3, 4, 5], 8, adapter="new") == wanted["dora"]
+    executor.remove_adapter("new")
+    with pytest.raises(adaptrt.AdapterError, match="no adapter named 'new'"):
+        ask(executor, [3], adapter="new")
+    assert executor.add_adapter("new", directories["second"]).task_id > added.task_id
+
+
 def test_an_unknown_task_is_refused(executor: adaptrt.Executor) -> None:
     with pytest.raises(adaptrt.PeftTaskNotCachedError, match="LoRA task 5 not found in cache"):
         ask(executor, [3], lora_config=adaptrt.LoraConfig(5))

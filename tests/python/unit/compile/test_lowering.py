@@ -231,6 +231,16 @@ def test_a_graph_with_something_unknown_is_refused_by_the_nodes_name(network, ch
         compile_model(checkpoint, model)
 
 
+def test_a_table_that_is_no_weight_is_refused(network) -> None:
+    checkpoint, model = network
+    table = next(item for item in model.graph.initializer if item.name == "transformer.vocab_embedding.weight")
+    (node,) = (node for node in model.graph.node if node.input[:1] == [table.name])
+    node.input[0] = "stranger"
+    model.graph.input.append(helper.make_tensor_value_info("stranger", table.data_type, table.dims))
+    with pytest.raises(EngineError, match="'stranger' is no two-dimensional weight"):
+        compile_model(checkpoint, model)
+
+
 def test_adapter_nodes_and_options_must_agree(checkpoint: Path) -> None:
     opened, model = make_network(checkpoint)
     with pytest.raises(EngineError, match="built with LoRA"):

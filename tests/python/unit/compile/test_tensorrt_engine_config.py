@@ -122,6 +122,7 @@ def test_native_engines_are_as_they_were() -> None:
         (lambda c: c["tensorrt"]["tensors"][0].update(mode="inout"), r"tensors\[0\]\.mode"),
         (lambda c: c["tensorrt"]["tensors"][0].update(name="logits"), "tensors have a name twice"),
         (lambda c: c["tensorrt"]["tensors"][0]["profiles"].pop(), r"tensors\[0\]\.profiles must be 2"),
+        (lambda c: c["tensorrt"]["tensors"][0].update(profiles=3), r"tensors\[0\]\.profiles must be a list"),
         (lambda c: c["tensorrt"]["tensors"][0]["profiles"][0].pop(), "smallest, usual and largest"),
         (lambda c: c["tensorrt"]["tensors"][0]["profiles"][0].__setitem__(0, [9]), "smallest, usual and largest"),
         (lambda c: c["tensorrt"]["tensors"][0]["profiles"][0].__setitem__(0, ["1"]), "smallest, usual and largest"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -99,3 +102,19 @@ def test_requests_and_results_as_text() -> None:
     tensor = NetworkTensor(name="x", dtype="float16", shape=(-1, 2), mode="input")
     built = Built(num_bytes=1, checksum="0", tensors=(tensor,), layers="", base_bytes=2, peak_bytes=3)
     assert built_from_message(json.loads(json.dumps(built_to_message(built)))) == built
+
+
+def test_a_process_without_a_parent_ends() -> None:
+    code = (
+        "from adaptrt.builder.compile.tensorrt.child import Messages; import sys; "
+        "messages = Messages(); messages.send({}); print('went on', file=sys.stderr)"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (child.returncode, child.stderr) == (1, "")

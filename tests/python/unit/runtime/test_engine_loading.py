@@ -113,6 +113,12 @@ def test_programs_survive_json(built: Path) -> None:
     assert program_from_json(json.loads(json.dumps(program_to_json(program))), "test") == program
 
 
+@pytest.mark.parametrize("arena_bytes", [(1 << 62) - 1, -(1 << 62) + 1])
+def test_sizes_are_read_up_to_the_limit(built: Path, arena_bytes: int) -> None:
+    program = replace(load_engine(built).storage.program, arena_bytes=arena_bytes)
+    assert program_from_json(program_to_json(program), "test") == program
+
+
 def test_an_engine_can_be_moved_and_replaced(engine: Path, tmp_path: Path) -> None:
     shutil.move(engine, tmp_path / "elsewhere")
     assert load_engine(tmp_path / "elsewhere").program.vocab_size == 61
@@ -294,6 +300,8 @@ W8A16 = {"algo": "w8a16", "group_size": 0, "zero_points": False}
             "both quantised and compressed",
         ),
         (lambda p: p.update(arena_bytes=64), "arena"),
+        (lambda p: p.update(arena_bytes=1 << 62), "an integer"),
+        (lambda p: p.update(arena_bytes=-(1 << 62)), "an integer"),
         (lambda p: p.update(arena_bytes=1 << 70), "an integer"),
         (lambda p: p.update(arena_bytes=-64), "rank0.engine"),
         (lambda p: p.update(num_layers=True), "an integer"),

@@ -1,0 +1,26 @@
+"""Which bfloat16 matrices are worth compressing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from adaptrt.builder.compile.compression import places_for_exceptions
+from adaptrt.builder.compile.lowered import WeightRows
+from adaptrt.builder.safetensors_stream import SafetensorsReader
+
+PANEL, K = 64, 8
+
+
+@pytest.mark.parametrize(("exceptions", "places"), [(0, 0), (3, 3), (4, 4), (5, None)])
+def test_a_panel_may_have_one_exception_for_two_inputs(exceptions: int, places: int | None, tmp_path: Path) -> None:
+    """Two panels of sixteen upper bytes each, and another one in some elements of the second."""
+    matrix = np.resize(4.0 ** np.arange(16), (2 * PANEL, K))
+    matrix[PANEL, :exceptions] = 2.0**-40
+    save_file({"weight": torch.from_numpy(matrix).to(torch.bfloat16)}, tmp_path / "weights.safetensors")
+    reader = SafetensorsReader(tmp_path / "weights.safetensors")
+    assert places_for_exceptions(reader, WeightRows("weight", 0, 2 * PANEL), K) == places
