@@ -131,7 +131,7 @@ def test_constructors_are_tensorrt_llms(cls: type, fields: dict[str, Any], defau
     assert cls.__name__ in repr(made)
     if defaults:
         assert plain != made
-    with pytest.raises(AttributeError, match="has no field 'nonsense'"):
+    with pytest.raises(AttributeError, match="has no (field|attribute) 'nonsense'"):
         made.nonsense = 1
     with pytest.raises(TypeError, match="unhashable"):
         hash(made)
@@ -175,7 +175,7 @@ def test_a_field_of_a_wrong_kind_is_refused_and_nothing_changes(options: Any, na
 )
 def test_ranges_that_make_no_sense(ranges: list[Any]) -> None:
     problems = adaptrt.KvCacheRetentionConfig(ranges).validate()
-    assert [problem for problem in problems if problem.startswith("token_range_retention_configs[")]
+    assert [problem for problem in problems if problem.startswith("token_range_retention_configs")]
 
 
 def test_older_names_of_retention() -> None:
