@@ -131,7 +131,7 @@ def test_constructors_are_tensorrt_llms(cls: type, fields: dict[str, Any], defau
     assert cls.__name__ in repr(made)
     if defaults:
         assert plain != made
-    with pytest.raises(AttributeError, match="has no (field|attribute) 'nonsense'"):
+    with pytest.raises(AttributeError, match=r"has no (field|attribute) 'nonsense'"):
         made.nonsense = 1
     with pytest.raises(TypeError, match="unhashable"):
         hash(made)
