@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import ClassVar, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 _TOO_LARGE: Final = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
@@ -28,6 +29,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """Of a head that has not ended, beyond the piece that it began in."""
     _is_in_head = False
     _is_too_large = False
+    _asks_to_upgrade = False
+    """Whether the head that came last asks for another protocol."""
 
     def data_received(self, data: bytes) -> None:
         """Refuses a head before all of it is there: httptools keeps a header until its end has come."""
@@ -37,7 +40,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self._is_too_large = True
                 self.send_400_response("")
                 return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._begin_again(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("Invalid HTTP request received.")
 
     def on_message_begin(self) -> None:
         """What comes from now on is the head's."""
@@ -51,10 +61,22 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.max_head_bytes:
             self._is_too_large = True
             raise _HeadTooLargeError
-        super().on_headers_complete()
-        if self.parser.should_upgrade():
-            # The answer is HTTP/1.1's, and the parser takes nothing more after a request that asks for another.
-            self.cycle.keep_alive = False
+        self._asks_to_upgrade = self.parser.should_upgrade()
+        if not self._asks_to_upgrade:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Not of a head that is read again."""
+        if not self._asks_to_upgrade:
+            super().on_message_complete()
+
+    def _begin_again(self, rest: bytes) -> None:
+        """Reads a request that asks for another protocol as one that does not: clients such as Java's ask for HTTP/2
+        with each first request of a connection, and the parser takes no body and no further request after that."""
+        head = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1\r\n"]
+        head += [name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"".join([*head, b"\r\n", rest]))
 
     def send_400_response(self, msg: str) -> None:
         """Answers what the parser refused, and closes the connection."""

@@ -1,4 +1,4 @@
-"""Around the application: counts each HTTP request, gives it an id and a date, and writes a line of it where wanted."""
+"""Around the application: counts HTTP requests, gives each an id and a date, and writes a line where that is wanted."""
 
 from __future__ import annotations
 

@@ -344,22 +344,22 @@ def test_each_response_goes_to_one_of_those_who_wait(served, streaming: bool) ->
     output = adaptrt.OutputConfig(exclude_input_from_output=True)
     request_id = executor.enqueue_request(adaptrt.Request(PROMPT, 300, streaming=streaming, output_config=output))
     received: list[adaptrt.Response] = []
-    refusals: list[str] = []
+    ends: list[str] = []
 
     def wait() -> None:
-        try:
-            while True:
-                received.extend(executor.await_responses(request_id, 60.0))
-        except adaptrt.RequestError as error:
-            refusals.append(str(error))
+        while True:
+            for response in executor.await_responses(request_id, 60.0):
+                if response.has_error():
+                    ends.append(response.error_msg)
+                    return
+                received.append(response)
 
     threads = [threading.Thread(target=wait) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(refusals) == len(threads)
-    assert all("taken" in refusal for refusal in refusals)
+    assert ends == [f"ReqId {request_id} has already been processed and was terminated."] * len(threads)
     assert sum(len(response.result.output_token_ids[0]) for response in received) == 300
 
 

@@ -158,7 +158,7 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one(address: str) -> 
     with httpx.Client(base_url=address, headers=HEADERS, timeout=SECONDS) as client:
         for _ in range(2):
             answer = client.post("/v1/completions", json=body(), headers=upgrade)
-            assert answer.status_code == httpx.codes.OK
+            assert answer.status_code == httpx.codes.OK, answer.text
             assert answer.json()["usage"]["completion_tokens"] == 4
 
 
