@@ -70,7 +70,10 @@ class Service:
 
     def request(self, prompt: int, adapter: int | None, rule: int, sampling: int) -> adaptrt.Request:
         lora = None if adapter is None else self._configs[adapter]
-        config = adaptrt.SamplingConfig(**SAMPLINGS[sampling])
+        fields = dict(SAMPLINGS[sampling])
+        if "guided_decoding_params" in RULES[rule]:
+            fields.pop("no_repeat_ngram_size", None)  # it may forbid the only token that a guide allows
+        config = adaptrt.SamplingConfig(**fields)
         return make_request(PROMPTS[prompt], MAX_TOKENS, lora, False, sampling_config=config, **RULES[rule])
 
     def _alone(self, *case: Any) -> Answer:
