@@ -14,6 +14,7 @@ from support.models import ModelSpec
 from support.serving import build_random_engine
 
 LONG = 600
+MANY = 8
 Body = Callable[[AsyncExecutor], Coroutine[Any, Any, None]]
 
 
@@ -24,7 +25,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> adaptrt.LoadedEngine:
 
 @pytest.fixture
 def executor(engine: adaptrt.LoadedEngine) -> Iterator[adaptrt.Executor]:
-    config = adaptrt.ExecutorConfig(num_threads=1, max_queue_size=8)
+    config = adaptrt.ExecutorConfig(num_threads=1, max_batch_size=1, max_queue_size=8)
     with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as made:
         yield made
 
@@ -115,11 +116,12 @@ def test_a_request_that_is_refused_leaves_nothing(executor: adaptrt.Executor) ->
 
 def test_requests_fail_when_the_executor_ends(executor: adaptrt.Executor) -> None:
     async def body(asynchronous: AsyncExecutor) -> None:
-        generation = asynchronous.submit(request(max_tokens=LONG))
-        await generation.next_results()
+        # So many that the last of them are still waiting then.
+        generations = [asynchronous.submit(request(max_tokens=LONG)) for _ in range(MANY)]
+        await generations[0].next_results()
         await asyncio.to_thread(executor.shutdown)
         with pytest.raises((adaptrt.RequestError, adaptrt.ExecutorClosedError)):
-            await tokens_of(generation)
+            await tokens_of(generations[-1])
         await until_idle(asynchronous)
         with pytest.raises(adaptrt.ExecutorClosedError):
             asynchronous.submit(request())
