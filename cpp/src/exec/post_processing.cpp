@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <span>
+#include <utility>
 
 namespace adaptrt {
 
@@ -19,9 +20,10 @@ void PostProcessing::add(ActiveRequest& request, const float* logits) {
 
 void PostProcessing::run() {
   if (kept_.empty()) return;
-  const auto batch = std::stable_partition(kept_.begin(), kept_.end(), [](const Kept& kept) {
-    return !kept.request->post_processor().is_batched;
-  });
+  const auto is_batched = [](const Kept& kept) { return kept.request->post_processor().is_batched; };
+  // In the order of arrival on both sides; std::stable_partition would allocate.
+  std::ranges::sort(kept_, {}, [&](const Kept& kept) { return std::pair(is_batched(kept), kept.offset); });
+  const auto batch = std::ranges::find_if(kept_, is_batched);
   for (std::size_t i = 0; i < kept_.size(); ++i) {
     const ActiveRequest& request = *kept_[i].request;
     rows_.push_back({.request_id = request.id,
