@@ -5,10 +5,8 @@ Prompts are given to the tokenizer as they are; the messages of a chat go throug
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -18,32 +16,22 @@ from tokenizers import Tokenizer
 
 from .._core import (
     ConfigError,
-    ExecutorClosedError,
     ExecutorConfig,
     FinishReason,
     ModelType,
     OutputConfig,
     Request,
     RequestError,
-    Result,
     SamplingConfig,
 )
 from ..builder.model_cache import EngineOptions, engine_for
 from ..builder.progress import progress_on
+from .answer import Answer, Completion
 from .chat_template import ChatTemplate
 from .executor import Executor
 from .text_stream import TextStream
 
 TOKENIZER_FILE: Final = "tokenizer.json"
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What one prompt gave."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
 
 
 class LLM:
@@ -93,6 +81,7 @@ class LLM:
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
+        n: None = None,
     ) -> Completion: ...
     @overload
     def generate(
@@ -103,7 +92,30 @@ class LLM:
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
+        n: None = None,
     ) -> list[Completion]: ...
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self,
+        prompts: str,
+        *,
+        lora: str | None = None,
+        max_tokens: int = 64,
+        sampling_config: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        n: int,
+    ) -> list[Completion]: ...
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        lora: str | Sequence[str | None] | None = None,
+        max_tokens: int = 64,
+        sampling_config: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        n: int,
+    ) -> list[list[Completion]]: ...
     def generate(
         self,
         prompts: str | Sequence[str],
@@ -112,11 +124,13 @@ class LLM:
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
-    ) -> Completion | list[Completion]:
+        n: int | None = None,
+    ) -> Completion | list[Completion] | list[list[Completion]]:
         """Completes one prompt, or several in one batch.
 
         lora: the name of one of the engine's adapters for all prompts, or one (or None) for each.
         stop: texts that end a completion, which ends before the first of them.
+        n: completions of each prompt, which are a list then; completion i is what the seed + i gives alone.
 
         Raises RequestError or AdapterError for a prompt that is refused; the others are cancelled then.
         """
@@ -124,13 +138,17 @@ class LLM:
         names = [lora] * len(texts) if lora is None or isinstance(lora, str) else list(lora)
         if len(names) != len(texts):
             raise RequestError(f"lora has {len(names)} names for {len(texts)} prompts")
-        answers: list[_Answer] = []
+        answers: list[Answer] = []
         try:
             for text, name in zip(texts, names, strict=True):
                 prompt = self._tokenizer.encode(text).ids
                 # Without stop strings, one response with all tokens is less work than one with each.
                 streaming = bool(stop)
-                answers.append(self._ask(prompt, name, max_tokens, sampling_config, stop, streaming=streaming))
+                answers.append(
+                    self._ask(
+                        prompt, name, max_tokens, sampling_config, stop, streaming=streaming, n=1 if n is None else n
+                    )
+                )
             # In turns: an answer that a stop string ends is cancelled soon, whichever of them it is.
             while any(not answer.is_final for answer in answers):
                 for answer in answers:
@@ -140,8 +158,11 @@ class LLM:
             for answer in answers:
                 answer.close()
             raise
-        completions = [answer.completion() for answer in answers]
-        return completions[0] if isinstance(prompts, str) else completions
+        if n is None:
+            completions = [answer.completions()[0] for answer in answers]
+            return completions[0] if isinstance(prompts, str) else completions
+        lists = [answer.completions() for answer in answers]
+        return lists[0] if isinstance(prompts, str) else lists
 
     def stream(
         self,
@@ -186,7 +207,7 @@ class LLM:
                 answer.next_text()
         finally:
             answer.close()
-        return answer.completion()
+        return answer.completions()[0]
 
     def chat_stream(
         self,
@@ -262,8 +283,13 @@ class LLM:
         stop: Sequence[str],
         *,
         streaming: bool = True,
-    ) -> _Answer:
-        text = TextStream(self._tokenizer, stop)
+        n: int = 1,
+    ) -> Answer:
+        if sampling_config is not None and sampling_config.num_return_sequences not in (None, n):
+            raise RequestError(
+                f"sampling_config.num_return_sequences is {sampling_config.num_return_sequences}; accepted: None, or "
+                f"{n} as asked for here (generate() takes n)"
+            )
         request = Request(
             prompt,
             max_tokens,
@@ -273,15 +299,18 @@ class LLM:
             end_id=self._end_ids[0] if self._end_ids else None,
             # A request has one end_id; the other tokens that end a text are stop words, cut off again in the output.
             stop_words=[[token] for token in self._end_ids[1:]] or None,
+            num_return_sequences=n,
         )
-        return _Answer(self._executor, self._executor.enqueue_request(request, adapter=lora), text, self._end_ids)
+        request_id = self._executor.enqueue_request(request, adapter=lora)
+        texts = [TextStream(self._tokenizer, stop) for _ in range(n)]
+        return Answer(self._executor, request_id, texts, self._end_ids)
 
 
 class AnswerStream(Iterator[str]):
     """The pieces of an answer's text, as they come."""
 
-    def __init__(self, ask: Callable[[], _Answer]) -> None:
-        self._made: list[_Answer] = []
+    def __init__(self, ask: Callable[[], Answer]) -> None:
+        self._made: list[Answer] = []
         self._pieces = _pieces(ask, self._made)
 
     @property
@@ -298,7 +327,7 @@ class AnswerStream(Iterator[str]):
 
 
 # A function, not a method: the stream is given up with the last reference to it, and a method's generator would be one.
-def _pieces(ask: Callable[[], _Answer], made: list[_Answer]) -> Generator[str, None, None]:
+def _pieces(ask: Callable[[], Answer], made: list[Answer]) -> Generator[str, None, None]:
     answer = ask()
     made.append(answer)
     try:
@@ -307,74 +336,6 @@ def _pieces(ask: Callable[[], _Answer], made: list[_Answer]) -> Generator[str, N
                 yield text
     finally:
         answer.close()
-
-
-class _Answer:
-    """A request that runs, and its text so far."""
-
-    def __init__(self, executor: Executor, request_id: int, stream: TextStream, end_ids: Sequence[int]) -> None:
-        self._executor = executor
-        self._request_id = request_id
-        self._stream = stream
-        self._end_ids = end_ids
-        self._tokens: list[int] = []
-        self._text: list[str] = []
-        self.finish_reason = FinishReason.NOT_FINISHED
-        self._is_running = True
-
-    @property
-    def is_final(self) -> bool:
-        """Whether all of the text is there."""
-        return self.finish_reason is not FinishReason.NOT_FINISHED
-
-    def next_text(self) -> str:
-        """Waits for the next tokens and returns what may be shown with them. Raises RequestError if it failed."""
-        text = ""
-        for response in self._executor.await_responses(self._request_id):
-            if response.has_error():
-                self._is_running = False
-                raise RequestError(f"request {response.request_id}: {response.error_msg}")
-            self._is_running = not response.result.is_final
-            text += self._take(response.result)
-        if self.is_final:
-            self.close()
-        self._text.append(text)
-        return text
-
-    def completion(self) -> Completion:
-        """All of it, when it is final."""
-        return Completion("".join(self._text), tuple(self._tokens), self.finish_reason)
-
-    def close(self) -> None:
-        """Cancels the request and takes its last response, so that nothing of it stays behind."""
-        if not self._is_running:
-            return
-        self._is_running = False
-        # The executor may be closed: then there is nothing to do.
-        with contextlib.suppress(RequestError, ExecutorClosedError):
-            self._executor.cancel_request(self._request_id)
-            while not any(
-                response.has_error() or response.result.is_final
-                for response in self._executor.await_responses(self._request_id)
-            ):
-                pass
-
-    def _take(self, result: Result) -> str:
-        text = ""
-        for token in result.output_token_ids[0]:
-            if self.is_final:
-                break
-            # The token that ends a text is no part of it.
-            if token not in self._end_ids:
-                self._tokens.append(token)
-                text += self._stream.add([token])
-            if self._stream.stopped is not None:
-                self.finish_reason = FinishReason.STOP_WORDS
-        if result.is_final and not self.is_final:
-            text += self._stream.finish()
-            is_stopped = self._stream.stopped is not None
-            self.finish_reason = FinishReason.STOP_WORDS if is_stopped else result.finish_reasons[0]
-        return text
 
 
 def _with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig | None:

@@ -49,16 +49,17 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .builder.model_cache import EngineOptions
+    from .runtime.answer import Completion
     from .runtime.engine import LoadedEngine, load_engine
     from .runtime.executor import Executor
-    from .runtime.llm import LLM, AnswerStream, Completion
+    from .runtime.llm import LLM, AnswerStream
     from .runtime.lora_config import LoraConfig
 
 # Imported when they are first asked for: the command line and the compiler need none of them.
 _LAZY = {
     "LLM": "runtime.llm",
     "AnswerStream": "runtime.llm",
-    "Completion": "runtime.llm",
+    "Completion": "runtime.answer",
     "EngineOptions": "builder.model_cache",
     "Executor": "runtime.executor",
     "LoadedEngine": "runtime.engine",

@@ -92,10 +92,10 @@ class Executor::Impl {
     try {
       std::vector<std::unique_ptr<ActiveRequest>> active;
       for (const auto& request : requests) {
-        auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
+        const auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
         ids.push_back(next_id_.fetch_add(1));
-        active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, std::move(adapter),
-                                                         engine_->info().vocab_size));
+        active.push_back(
+            std::make_unique<ActiveRequest>(ids.back(), request, adapter, engine_->info().vocab_size));
       }
       board_.open(ids);
       expect_adapters(active);
@@ -146,8 +146,8 @@ class Executor::Impl {
   [[nodiscard]] Problems validate(const Request& request) const {
     Problems problems = request.validate(engine_->info());
     if (!problems.empty()) return problems;
-    const auto reason =
-        loop_.why_never_fits(static_cast<std::int64_t>(request.input_token_ids.size()), request.max_tokens);
+    const auto reason = loop_.why_never_fits(static_cast<std::int64_t>(request.input_token_ids.size()),
+                                             request.max_tokens, request.num_sequences());
     if (reason) problems.add(*reason);
     return problems;
   }
@@ -157,7 +157,7 @@ class Executor::Impl {
   void expect_adapters(const std::vector<std::unique_ptr<ActiveRequest>>& requests) {
     if (!lora_cache_ || std::cmp_greater(queue_.num_queued(), max_batch_size_)) return;
     for (const auto& request : requests) {
-      if (request->adapter) lora_cache_->expect(*request->adapter);
+      if (request->adapter() != nullptr) lora_cache_->expect(*request->adapter());
     }
   }
 

@@ -45,6 +45,7 @@ bool has_failed(const Sequence& sequence, const StepPlan& plan) {
 
 void StepPlan::clear() {
   entries.clear();
+  copies.clear();
   started.clear();
   paused.clear();
   unservable.clear();
@@ -58,7 +59,8 @@ void StepPlan::clear() {
 
 bool Scheduler::Before::operator()(const Sequence* a, const Sequence* b) const {
   if (a->priority != b->priority) return a->priority > b->priority;
-  return a->arrival < b->arrival;
+  if (a->arrival != b->arrival) return a->arrival < b->arrival;
+  return a->index < b->index;
 }
 
 Scheduler::Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, BlockPool& block_pool,
@@ -68,8 +70,8 @@ Scheduler::Scheduler(const SchedulerConfig& config, const SchedulerLimits& limit
   check_limits(limits);
 }
 
-std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length,
-                                                     std::int64_t max_tokens) const {
+std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
+                                                     std::int32_t num_sequences) const {
   constexpr std::int64_t kLongest = std::numeric_limits<std::int32_t>::max();
   if (prompt_length < 1 || max_tokens < 1 || prompt_length > kLongest ||
       max_tokens > kLongest - prompt_length) {
@@ -82,19 +84,29 @@ std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length,
            " tokens, a step takes max_num_tokens = " + std::to_string(limits_.max_num_tokens) +
            " and enable_chunked_context is off";
   }
-  const std::int64_t needed = block_pool_.blocks_for(prompt_length + max_tokens - 1);
+  if (num_sequences < 1 || num_sequences > limits_.max_batch_size) {
+    return "a request of " + std::to_string(num_sequences) +
+           " sequences; accepted: 1 to max_batch_size = " + std::to_string(limits_.max_batch_size) +
+           ", because they run at once";
+  }
+  // Where sequences are paused each gets on alone; and those that end with their first token are never
+  // forked.
+  const std::int32_t num_forks = may_pause() || max_tokens == 1 ? 0 : num_sequences - 1;
+  const std::int64_t needed = blocks_of_all(prompt_length, max_tokens, num_forks);
   if (needed > block_pool_.num_blocks()) {
+    const std::string sequences =
+        num_forks == 0 ? "" : " and " + std::to_string(num_sequences) + " sequences";
     return "a prompt of " + std::to_string(prompt_length) +
-           " tokens with max_tokens = " + std::to_string(max_tokens) + " needs " + std::to_string(needed) +
-           " KV blocks of " + std::to_string(block_pool_.tokens_per_block()) + " tokens; there are " +
-           std::to_string(block_pool_.num_blocks());
+           " tokens with max_tokens = " + std::to_string(max_tokens) + sequences + " needs " +
+           std::to_string(needed) + " KV blocks of " + std::to_string(block_pool_.tokens_per_block()) +
+           " tokens; there are " + std::to_string(block_pool_.num_blocks());
   }
   return std::nullopt;
 }
 
 void Scheduler::add(Sequence& sequence) {
   Problems problems;
-  if (auto reason = why_never_fits(sequence.prompt_length, sequence.max_tokens))
+  if (auto reason = why_never_fits(sequence.prompt_length, sequence.max_tokens, 1 + sequence.num_forks))
     problems.add(std::move(*reason));
   if (sequence.state != SequenceState::kNew) problems.add("it was queued before");
   if (sequence.num_tokens() != sequence.prompt_length) {
@@ -119,6 +131,11 @@ void Scheduler::add(Sequence& sequence) {
 void Scheduler::plan(StepPlan& plan) {
   plan.clear();
   ++turn_;
+  plan_entries(plan);
+  if (!plan.empty()) plan.copies.assign(copies_.begin(), copies_.end());
+}
+
+void Scheduler::plan_entries(StepPlan& plan) {
   const bool is_static = config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kStaticBatch;
   // A new batch waits for the last sequence of the old one, whatever this plan does to it.
   const bool may_start = !is_static || running_.empty();
@@ -246,12 +263,14 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
   const std::int32_t to_compute = sequence.num_tokens() - match.num_blocks * block_pool_.tokens_per_block();
   const bool may_split = limits_.enable_chunked_context || sequence.num_tokens() > limits_.max_num_tokens;
   if (to_compute > tokens_left(plan) && !may_split) return StartResult::kNoRoom;
+  if (std::cmp_greater(running_.size() + 1,
+                       limits_.max_batch_size - num_promised_forks() - sequence.num_forks))
+    return StartResult::kNoRoom;
 
-  std::int64_t needed = std::int64_t{blocks_wanted(sequence)} - match.num_blocks;
-  // One more, where pausing is allowed, so that it is not paused at once for the first token that it
-  // generates.
-  if (config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kMaxUtilization && !running_.empty())
-    ++needed;
+  std::int64_t needed = blocks_wanted(sequence) - match.num_blocks;
+  // One more for each sequence, where pausing is allowed, so that none is paused at once for the first token
+  // that it generates.
+  if (may_pause() && !running_.empty()) needed += 1 + sequence.num_forks;
   const std::int64_t available = std::int64_t{block_pool_.num_available()} - match.num_unused_blocks;
   if (needed > available - num_promised_blocks()) return StartResult::kNoRoom;
 
@@ -277,15 +296,19 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
 }
 
 void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
-  running_.insert(std::ranges::upper_bound(running_, &sequence, Before{}), &sequence);
   if (sequence.paused) --num_paused_;
   sequence.paused = false;
   sequence.times_passed_over = 0;
-  sequence.state = SequenceState::kRunning;
-  sequence.lease = std::move(lease);
+  if (lease) sequence.lease = std::make_shared<const DeviceLease>(std::move(*lease));
+  run(sequence);
   if (starts_from_shared_blocks(sequence)) {
     sequence.num_computed = block_pool_.reuse_prefix(sequence.table, sequence.reuse_key(), sequence.tokens);
   }
+}
+
+void Scheduler::run(Sequence& sequence) {
+  running_.insert(std::ranges::upper_bound(running_, &sequence, Before{}), &sequence);
+  sequence.state = SequenceState::kRunning;
 }
 
 void Scheduler::add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan) {
@@ -308,16 +331,18 @@ void Scheduler::add_to_plan(Sequence& sequence, std::int32_t count, bool is_pref
 }
 
 void Scheduler::pause(Sequence& sequence, StepPlan& plan) {
-  if (config_.capacity_scheduler_policy != CapacitySchedulerPolicy::kMaxUtilization) {
-    throw std::logic_error("KV blocks ran out although they were promised");
-  }
+  if (!may_pause()) throw std::logic_error("KV blocks ran out although they were promised");
   stop_running(sequence);
+  pause(sequence);
+  plan.paused.push_back(&sequence);
+}
+
+void Scheduler::pause(Sequence& sequence) {
   sequence.state = SequenceState::kWaiting;
   sequence.paused = true;
   ++sequence.times_paused;
   ++num_paused_;
   waiting_.insert(&sequence);
-  plan.paused.push_back(&sequence);
 }
 
 bool Scheduler::pause_a_prefill_after(std::size_t index, StepPlan& plan) {
@@ -331,12 +356,14 @@ bool Scheduler::pause_a_prefill_after(std::size_t index, StepPlan& plan) {
 
 void Scheduler::stop_running(Sequence& sequence) {
   running_.erase(std::ranges::find(running_, &sequence));
+  std::erase_if(copies_, [&](const PlannedCopy& copy) { return copy.sequence == &sequence; });
   block_pool_.release(sequence.table);
   sequence.num_computed = 0;
   sequence.lease.reset();
 }
 
 void Scheduler::commit(const StepPlan& plan) {
+  copies_.clear();
   for (const PlannedSequence& entry : plan.entries) {
     Sequence& sequence = *entry.sequence;
     sequence.num_computed = entry.first_token + entry.count;
@@ -348,6 +375,7 @@ void Scheduler::commit(const StepPlan& plan) {
 
 void Scheduler::fail(const StepPlan& plan) {
   for (const PlannedSequence& entry : plan.entries) remove(*entry.sequence);
+  for (const PlannedCopy& copy : plan.copies) remove(*copy.sequence);
 }
 
 void Scheduler::remove(Sequence& sequence) {
@@ -368,9 +396,16 @@ std::int64_t Scheduler::num_promised_blocks() const {
   return promised;
 }
 
-std::int32_t Scheduler::blocks_wanted(const Sequence& sequence) const {
-  const bool all = config_.capacity_scheduler_policy != CapacitySchedulerPolicy::kMaxUtilization;
-  return block_pool_.blocks_for(all ? sequence.max_kv_tokens() : sequence.num_tokens());
+std::int64_t Scheduler::blocks_wanted(const Sequence& sequence) const {
+  if (may_pause()) return block_pool_.blocks_for(sequence.num_tokens());
+  return blocks_of_all(sequence.prompt_length, sequence.max_tokens, sequence.num_forks);
+}
+
+std::int64_t Scheduler::blocks_of_all(std::int64_t prompt_length, std::int64_t max_tokens,
+                                      std::int32_t num_forks) const {
+  const std::int64_t of_one = block_pool_.blocks_for(prompt_length + max_tokens - 1);
+  const std::int64_t shared = prompt_length / block_pool_.tokens_per_block();
+  return of_one + num_forks * (of_one - shared);
 }
 
 std::int32_t Scheduler::room_for(const Sequence& sequence) const {
@@ -381,7 +416,7 @@ std::int32_t Scheduler::room_for(const Sequence& sequence) const {
 }
 
 bool Scheduler::any_lease() const {
-  return std::ranges::any_of(running_, [](const Sequence* sequence) { return sequence->lease.has_value(); });
+  return std::ranges::any_of(running_, [](const Sequence* sequence) { return sequence->lease != nullptr; });
 }
 
 bool Scheduler::shares_blocks(const Sequence& sequence) const {

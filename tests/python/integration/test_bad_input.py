@@ -91,7 +91,14 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "priority NaN": ({"priority": float("nan")}, "priority is nan"),
     "no time": ({"allotted_time_ms": 0}, "allotted_time_ms is 0"),
     "negative time": ({"allotted_time_ms": -1}, "allotted_time_ms is -1"),
-    "several sequences": ({"num_return_sequences": 2}, "num_return_sequences is 2"),
+    "no sequences": ({"num_return_sequences": 0}, "num_return_sequences is 0; accepted: 1 or more"),
+    "more sequences than run at once": (
+        {"num_return_sequences": 9}, "a request of 9 sequences; accepted: 1 to max_batch_size = 8"
+    ),
+    "two numbers of sequences": (
+        {"num_return_sequences": 2, "sampling_config": adaptrt.SamplingConfig(num_return_sequences=3)},
+        "num_return_sequences is 2, and that of sampling_config is 3",
+    ),
     **{
         f"unsupported {name}": ({name: value}, f"{name} is given; accepted: None")
         for name, value in {
@@ -113,7 +120,7 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
             ("top_p_decay", 0.5), ("temperature", -1.0),
             ("temperature", float("inf")), ("min_tokens", -1), ("beam_search_diversity_rate", 0.5),
             ("repetition_penalty", 0.0), ("presence_penalty", float("nan")), ("frequency_penalty", float("inf")),
-            ("length_penalty", 1.5), ("early_stopping", 1), ("no_repeat_ngram_size", -1), ("num_return_sequences", 2),
+            ("length_penalty", 1.5), ("early_stopping", 1), ("no_repeat_ngram_size", -1), ("num_return_sequences", 0),
             ("min_p", 2.0), ("beam_width_array", [2]),
         ]
     },

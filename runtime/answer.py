@@ -1,0 +1,117 @@
+"""The texts of a request that runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .._core import ExecutorClosedError, FinishReason, RequestError, Result
+from .executor import Executor
+from .text_stream import TextStream
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What one prompt gave, or one of several things that it gave."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+class Answer:
+    """A request that runs, and the texts of its sequences so far."""
+
+    def __init__(
+        self, executor: Executor, request_id: int, texts: Sequence[TextStream], end_ids: Sequence[int]
+    ) -> None:
+        """One text a sequence. `end_ids` end one and are no part of it."""
+        self._executor = executor
+        self._request_id = request_id
+        self._sequences = [_SequenceText(text, end_ids) for text in texts]
+        self._is_running = True
+
+    @property
+    def is_final(self) -> bool:
+        """Whether all of the texts are there."""
+        return all(sequence.is_final for sequence in self._sequences)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first sequence ended; NOT_FINISHED before that."""
+        return self._sequences[0].finish_reason
+
+    def next_text(self) -> str:
+        """Waits for the next tokens and returns what may be shown of the first sequence with them.
+
+        Raises RequestError if the request failed.
+        """
+        text = ""
+        for response in self._executor.await_responses(self._request_id):
+            if response.has_error():
+                self._is_running = False
+                raise RequestError(f"request {response.request_id}: {response.error_msg}")
+            result = response.result
+            self._is_running = not result.is_final
+            shown = self._sequences[result.sequence_index].take(result)
+            if result.sequence_index == 0:
+                text += shown
+        if self.is_final:
+            self.close()
+        return text
+
+    def completions(self) -> list[Completion]:
+        """All of them, when they are final."""
+        return [sequence.completion() for sequence in self._sequences]
+
+    def close(self) -> None:
+        """Cancels the request and takes its last response, so that nothing of it stays behind."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        # The executor may be closed: then there is nothing to do.
+        with contextlib.suppress(RequestError, ExecutorClosedError):
+            self._executor.cancel_request(self._request_id)
+            while not any(
+                response.has_error() or response.result.is_final
+                for response in self._executor.await_responses(self._request_id)
+            ):
+                pass
+
+
+class _SequenceText:
+    """One sequence's text so far."""
+
+    def __init__(self, stream: TextStream, end_ids: Sequence[int]) -> None:
+        self._stream = stream
+        self._end_ids = end_ids
+        self._tokens: list[int] = []
+        self._text: list[str] = []
+        self.finish_reason = FinishReason.NOT_FINISHED
+
+    @property
+    def is_final(self) -> bool:
+        return self.finish_reason is not FinishReason.NOT_FINISHED
+
+    def completion(self) -> Completion:
+        return Completion("".join(self._text), tuple(self._tokens), self.finish_reason)
+
+    def take(self, result: Result) -> str:
+        """What may be shown with the sequence's next result."""
+        text = ""
+        for token in result.output_token_ids[0]:
+            if self.is_final:
+                break
+            # The token that ends a text is no part of it.
+            if token not in self._end_ids:
+                self._tokens.append(token)
+                text += self._stream.add([token])
+            if self._stream.stopped is not None:
+                self.finish_reason = FinishReason.STOP_WORDS
+        if result.is_sequence_final and not self.is_final:
+            text += self._stream.finish()
+            is_stopped = self._stream.stopped is not None
+            self.finish_reason = FinishReason.STOP_WORDS if is_stopped else result.finish_reasons[0]
+        self._text.append(text)
+        return text
