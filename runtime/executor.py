@@ -127,10 +127,7 @@ class Executor(_core.Executor):
 
         Raises RequestError with the reason when it cannot be compiled, and where there is no guided decoding.
         """
-        try:
-            self._begin_guided_decoding()
-        except ConfigError as error:
-            raise RequestError(f"guided_decoding_params is given; {error}") from error
+        self._begin_guided_decoding_for_request()
         super().check_guide(guided_decoding_params)
 
     def add_adapter(self, name: str, directory: str | Path, *, replace: bool = False) -> NamedAdapter:
@@ -168,13 +165,15 @@ class Executor(_core.Executor):
 
     def _begin_guided_decoding_of(self, requests: Sequence[Request]) -> None:
         """Where one of them has a guide. Raises RequestError."""
-        for request in requests:
-            if isinstance(request, Request) and request.guided_decoding_params is not None:
-                try:
-                    self._begin_guided_decoding()
-                except ConfigError as error:
-                    raise RequestError(f"guided_decoding_params is given; {error}") from error
-                return
+        if any(isinstance(request, Request) and request.guided_decoding_params is not None for request in requests):
+            self._begin_guided_decoding_for_request()
+
+    def _begin_guided_decoding_for_request(self) -> None:
+        """Raises RequestError where there is none."""
+        try:
+            self._begin_guided_decoding()
+        except ConfigError as error:
+            raise RequestError(f"guided_decoding_params is given; {error}") from error
 
     def _begin_guided_decoding(self) -> None:
         """When the first guide comes: what it needs takes time and memory. Raises ConfigError."""

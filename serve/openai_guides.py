@@ -16,10 +16,12 @@ _TYPES: Final = GuidedDecodingParams.GuideType
 
 def guide_of(fields: GenerationFields) -> GuidedDecodingParams | None:
     """The one guide that a request has; None: it has none."""
-    guides = [guide for guide in (_of_response_format(fields), _of_names_of_then(fields)) if guide is not None]
-    if fields.structured_outputs is not None:
-        guides.append(_of_structured_outputs(fields.structured_outputs))
-    return guides[0] if guides else None
+    outputs = fields.structured_outputs
+    return (
+        _of_response_format(fields)
+        or _of_values(fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar)
+        or (None if outputs is None else _of_structured_outputs(outputs))
+    )
 
 
 def _of_response_format(fields: GenerationFields) -> GuidedDecodingParams | None:
@@ -36,30 +38,28 @@ def _of_response_format(fields: GenerationFields) -> GuidedDecodingParams | None
     return _of_json(form.json_schema.schema_)
 
 
-def _of_names_of_then(fields: GenerationFields) -> GuidedDecodingParams | None:
-    if fields.guided_json is not None:
-        return _of_json(fields.guided_json)
-    if fields.guided_regex is not None:
-        return GuidedDecodingParams(_TYPES.REGEX, fields.guided_regex)
-    if fields.guided_choice is not None:
-        return _of_choice(fields.guided_choice)
-    if fields.guided_grammar is not None:
-        return GuidedDecodingParams(_TYPES.EBNF_GRAMMAR, fields.guided_grammar)
-    return None
-
-
 def _of_structured_outputs(outputs: StructuredOutputs) -> GuidedDecodingParams:
-    if outputs.json_ is not None:
-        return _of_json(outputs.json_)
-    if outputs.regex is not None:
-        return GuidedDecodingParams(_TYPES.REGEX, outputs.regex)
-    if outputs.choice is not None:
-        return _of_choice(outputs.choice)
-    if outputs.grammar is not None:
-        return GuidedDecodingParams(_TYPES.EBNF_GRAMMAR, outputs.grammar)
+    guide = _of_values(outputs.json_, outputs.regex, outputs.choice, outputs.grammar)
+    if guide is not None:
+        return guide
     if outputs.structural_tag is not None:
         return GuidedDecodingParams(_TYPES.STRUCTURAL_TAG, outputs.structural_tag)
     return GuidedDecodingParams(_TYPES.JSON)
+
+
+def _of_values(
+    schema: dict[str, Any] | bool | str | None, regex: str | None, choices: list[str] | None, grammar: str | None
+) -> GuidedDecodingParams | None:
+    """Of what both names have, of which at most one is given."""
+    if schema is not None:
+        return _of_json(schema)
+    if regex is not None:
+        return GuidedDecodingParams(_TYPES.REGEX, regex)
+    if choices is not None:
+        return _of_choice(choices)
+    if grammar is not None:
+        return GuidedDecodingParams(_TYPES.EBNF_GRAMMAR, grammar)
+    return None
 
 
 def _of_json(schema: dict[str, Any] | bool | str) -> GuidedDecodingParams:
