@@ -44,7 +44,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._begin_again(data[upgrade.args[0] :])
+            if self._asks_to_upgrade:
+                self._begin_again(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self.logger.warning("Invalid HTTP request received.")
             self.send_400_response("Invalid HTTP request received.")
@@ -61,7 +62,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.max_head_bytes:
             self._is_too_large = True
             raise _HeadTooLargeError
-        self._asks_to_upgrade = self.parser.should_upgrade()
+        # CONNECT asks by its name, which it would still have when it is read again.
+        self._asks_to_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if not self._asks_to_upgrade:
             super().on_headers_complete()
 

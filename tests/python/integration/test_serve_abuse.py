@@ -153,6 +153,16 @@ def test_a_head_that_does_not_end_is_refused(address: str, beginning: bytes) -> 
     check_alive(address)
 
 
+@pytest.mark.parametrize("target", [b"example.com:443", b"/", b"/v1/models"])
+def test_no_connection_is_forwarded(address: str, target: bytes) -> None:
+    place = urlsplit(address)
+    with socket.create_connection((place.hostname or "", place.port or 0), timeout=SECONDS) as connection:
+        headers = b"Host: a\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n"
+        connection.sendall(b"CONNECT " + target + b" HTTP/1.1\r\n" + headers + b"\r\n")
+        assert connection.recv(1 << 12).startswith(b"HTTP/1.1 4")
+    check_alive(address)
+
+
 def test_who_asks_for_another_protocol_is_answered_in_this_one(address: str) -> None:
     upgrade = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAAP__"}
     with httpx.Client(base_url=address, headers=HEADERS, timeout=SECONDS) as client:
