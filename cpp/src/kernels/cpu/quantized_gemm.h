@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
-#include <utility>
 
 #include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/kernels/kernel_table.h"
@@ -15,14 +13,6 @@
 
 namespace adaptrt {
 namespace {
-
-/// Calls body(std::integral_constant<int, i>) for i from 0 to kCount - 1, unrolled.
-template <int kCount, class Body>
-inline __attribute__((always_inline)) void for_each_index(const Body& body) {
-  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) __attribute__((always_inline)) {
-    (body(std::integral_constant<int, kIndex>{}), ...);
-  }(std::make_integer_sequence<int, kCount>{});
-}
 
 /// A group of the inputs of one panel: where its parts are.
 struct GroupView {

@@ -7,16 +7,51 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "adaptrt/core/quantized_panels.h"
+#include "gemm.h"
 
 namespace adaptrt {
 namespace {
+
+/// Calls body(std::integral_constant<int, i>) for i from 0 to kCount - 1, unrolled.
+template <int kCount, class Body>
+inline __attribute__((always_inline)) void for_each_index(const Body& body) {
+  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) __attribute__((always_inline)) {
+    (body(std::integral_constant<int, kIndex>{}), ...);
+  }(std::make_integer_sequence<int, kCount>{});
+}
 
 /// Shift of input `input` in a word of kW4A16.
 constexpr int int4_shift(int input) {
   return 4 * (input / 2) + 16 * (input % 2);
 }
+
+/// Words of which decode gives the even and the odd inputs of pairs as float32.
+struct Int8Pairs {
+  using Word = Simd::Pair;
+  static constexpr int kUnits = 1;
+  static constexpr std::int64_t kColumnBytes = 2;
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_int8_pairs(from, n); }
+  template <int kUnit>
+  static Simd::Pair decode(const Word& word) {
+    return word;
+  }
+};
+
+struct Int4Pairs {
+  using Word = Simd::Words;
+  static constexpr int kUnits = 4;
+  static constexpr std::int64_t kColumnBytes = 4;
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_words(from, n); }
+  template <int kUnit>
+  static Simd::Pair decode(Word word) {
+    return {Simd::centred_nibble<int4_shift(2 * kUnit)>(word),
+            Simd::centred_nibble<int4_shift(2 * kUnit + 1)>(word)};
+  }
+};
 
 /// What is common to panels that are multiplied by bfloat16, as pairs of float32 where there is no
 /// instruction for it.
@@ -82,27 +117,13 @@ struct Int4BFloat16 : NativePairs {
   }
 };
 #else
-struct Int8BFloat16 : PairedWeights {
-  using Word = Simd::Pair;
-  static constexpr int kUnits = 1;
-  static constexpr std::int64_t kColumnBytes = 2;
-  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_int8_pairs(from, n); }
-  template <int kUnit>
-  static B decode(const Word& word) {
-    return word;
-  }
+struct Int8BFloat16 : PairedWeights, Int8Pairs {
+  using Int8Pairs::kColumnBytes;
+  using Int8Pairs::load;
 };
-
-struct Int4BFloat16 : PairedWeights {
-  using Word = Simd::Words;
-  static constexpr int kUnits = 4;
-  static constexpr std::int64_t kColumnBytes = 4;
-  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_words(from, n); }
-  template <int kUnit>
-  static B decode(Word word) {
-    return {Simd::centred_nibble<int4_shift(2 * kUnit)>(word),
-            Simd::centred_nibble<int4_shift(2 * kUnit + 1)>(word)};
-  }
+struct Int4BFloat16 : PairedWeights, Int4Pairs {
+  using Int4Pairs::kColumnBytes;
+  using Int4Pairs::load;
 };
 #endif
 

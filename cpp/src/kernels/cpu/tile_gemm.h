@@ -13,6 +13,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "compressed_gemm.h"
 #include "quantized_gemm.h"
+#include "tile_few_quantized.h"
 #include "tile_few_rows.h"
 #include "tile_product.h"
 
@@ -209,6 +210,16 @@ inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std:
   }
 }
 
+/// What tells how a panel's weights are decoded: for tiles, and for few rows.
+struct Int8Panel {
+  using Tiled = Int8BFloat16;
+  using Few = Int8Pairs;
+};
+struct Int4Panel {
+  using Tiled = Int4BFloat16;
+  using Few = Int4Pairs;
+};
+
 /// A panel whose inputs all share a scale: the sums of integers wait in the output until all are there.
 template <class Packed>
 void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
@@ -310,14 +321,57 @@ class GroupedProduct {
   alignas(kCacheLine) float sums_[kPackedRows * kPanelColumns];
 };
 
+/// sums [rows, width] = the inputs of few rows * the panel's.
 template <class Packed>
+void multiply_few_inputs(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs,
+                         TileSums sums, StepPrefetch* prefetch) {
+  const std::int64_t line = gemm.width * Packed::kColumnBytes;
+  for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += kFewInputs) {
+    const std::int64_t end = std::min(begin + kFewInputs, inputs.end);
+    const std::byte* words = panel.weights + begin / (2 * Packed::kUnits) * line;
+    multiply_few_quantized<Packed>(static_cast<const std::byte*>(gemm.a) + begin * 2, gemm.a_stride * 2,
+                                   gemm.rows, {words, line, end - begin}, gemm.width, sums, prefetch);
+    sums.continues = true;
+  }
+}
+
+/// A panel for few rows, which decode it as they multiply.
+template <class Packed>
+void multiply_few_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
+  const std::int64_t line = gemm.width * Packed::kColumnBytes;
+  const std::int64_t lines = (inputs.end - inputs.begin) / (2 * Packed::kUnits);
+  StepPrefetch prefetch =
+      StepPrefetch::stream(panel.weights + inputs.begin / (2 * Packed::kUnits) * line, lines * line,
+                           gemm.next_panel == nullptr ? kFromMemoryAhead : kFromCacheAhead, gemm.next_panel);
+  if (group_count(gemm.quantization, gemm.k) == 1) {
+    // Sums wait in the output until all inputs are there.
+    multiply_few_inputs<Packed>(gemm, panel, inputs, {gemm.out, gemm.out_stride, inputs.begin > 0},
+                                &prefetch);
+    if (inputs.end < gemm.k) return;
+    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.rows, gemm.out, gemm.out_stride);
+    return;
+  }
+  alignas(kCacheLine) float sums[kFewRows * kPanelColumns];
+  for (std::int64_t index = inputs.begin / group_size_of(gemm), first = inputs.begin; first < inputs.end;
+       ++index) {
+    const GroupView group = group_of(gemm, panel, index);
+    multiply_few_inputs<Packed>(gemm, panel, {group.first, group.end}, {sums, kPanelColumns, false},
+                                &prefetch);
+    finish_group(gemm, group, index, 0, gemm.rows, sums, kPanelColumns);
+    first = group.end;
+  }
+}
+
+template <class Panel>
 void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
   const InputRange inputs = part_of(gemm.part, gemm.k);
-  if (group_count(gemm.quantization, gemm.k) == 1) {
-    const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
-    multiply_one_group<Packed>(gemm, panel, inputs);
+  const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
+  if (gemm.rows <= kFewRows) {
+    multiply_few_groups<typename Panel::Few>(gemm, panel, inputs);
+  } else if (group_count(gemm.quantization, gemm.k) == 1) {
+    multiply_one_group<typename Panel::Tiled>(gemm, panel, inputs);
   } else {
-    GroupedProduct<Packed>(gemm).run(inputs);
+    GroupedProduct<typename Panel::Tiled>(gemm).run(inputs);
   }
 }
 
@@ -328,9 +382,9 @@ void tile_quantized_gemm(const QuantizedGemm& gemm) {
   }
   Tiles::configure();
   if (gemm.quantization.algo == QuantAlgo::kW4A16) {
-    tile_quantized_gemm_of<Int4BFloat16>(gemm);
+    tile_quantized_gemm_of<Int4Panel>(gemm);
   } else {
-    tile_quantized_gemm_of<Int8BFloat16>(gemm);
+    tile_quantized_gemm_of<Int8Panel>(gemm);
   }
 }
 

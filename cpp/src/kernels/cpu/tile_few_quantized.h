@@ -1,0 +1,140 @@
+#pragma once
+
+// Products of a few rows of bfloat16 with weights of eight or four bits without tile registers, to the bits
+// that tiles give: what is decoded is multiplied at once, where for tiles it would be stored and loaded
+// again. Included behind tile_few_rows.h and quantized_weights.h.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "quantized_weights.h"
+#include "tile_few_rows.h"
+#include "tile_product.h"
+
+namespace adaptrt {
+namespace {
+
+/// Inputs of few rows that are made float32 at once, for a panel: whole steps.
+inline constexpr std::int64_t kFewInputs = 512;
+
+/// The words of a stretch of a quantised panel, `line` bytes apart, and the inputs in it.
+struct FewWords {
+  const std::byte* data;
+  std::int64_t line;
+  std::int64_t inputs;
+};
+
+/// Some inputs of few rows as float32, with a zero behind an odd last one.
+class FewInputs {
+ public:
+  FewInputs(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t inputs) {
+    for (std::int64_t row = 0; row < count; ++row) {
+      float* to = values_[row];
+      for (std::int64_t i = 0; i < inputs; i += Simd::kLanes) {
+        const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, inputs - i);
+        Simd::store(to + i, Simd::load_bfloat16(rows + row * stride + i * 2, lanes), lanes);
+      }
+      if (inputs % 2 != 0) to[inputs] = 0.0F;
+    }
+  }
+  [[nodiscard]] const float* row(std::int64_t row) const { return values_[row]; }
+
+ private:
+  alignas(kCacheLine) float values_[kFewRows][kFewInputs];
+};
+
+/// The sums of kRows rows and kVectors vectors of columns, the last one of last_lanes columns.
+template <class Packed, int kRows, int kVectors>
+void multiply_few_words(const FewInputs& a, FewWords b, std::int64_t last_lanes, TileSums sums,
+                        StepPrefetch* prefetch) {
+  constexpr int kWordInputs = 2 * Packed::kUnits;
+  constexpr std::int64_t kVectorBytes = Simd::kLanes * Packed::kColumnBytes;
+  constexpr int kLines = static_cast<int>(kVectors * kVectorBytes / kCacheLine);
+  const auto lanes_of = [&](int v) { return v == kVectors - 1 ? last_lanes : Simd::kLanes; };
+  for (std::int64_t begin = 0; begin < b.inputs; begin += kStepInputs) {
+    Simd::Vec even[kRows][kVectors];
+    Simd::Vec odd[kRows][kVectors];
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kVectors; ++v) even[r][v] = odd[r][v] = Simd::zero();
+    }
+    /// The word of the inputs from `first` on, `units` pairs of them.
+    const auto take = [&](std::int64_t first, int units) __attribute__((always_inline)) {
+      typename Packed::Word words[kVectors];
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kVectors; ++v) words[v] = Packed::load(b.data + v * kVectorBytes, lanes_of(v));
+      if constexpr (kLines > 0) prefetch->fetch_lines<kLines>();
+      for_each_index<Packed::kUnits>([&](auto unit) __attribute__((always_inline)) {
+        if (unit() >= units) return;
+        Simd::Pair columns[kVectors];
+        ADAPTRT_UNROLL
+        for (int v = 0; v < kVectors; ++v) columns[v] = Packed::template decode<unit()>(words[v]);
+        ADAPTRT_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const float* values = a.row(r) + first + 2 * unit();
+          const Simd::Vec first_value = Simd::set(values[0]);
+          const Simd::Vec second_value = Simd::set(values[1]);
+          ADAPTRT_UNROLL
+          for (int v = 0; v < kVectors; ++v) {
+            even[r][v] = Simd::fma(first_value, columns[v].even, even[r][v]);
+            odd[r][v] = Simd::fma(second_value, columns[v].odd, odd[r][v]);
+          }
+        }
+      });
+      b.data += b.line;
+    };
+    const std::int64_t end = std::min(begin + kStepInputs, b.inputs);
+    std::int64_t first = begin;
+    for (; first + kWordInputs <= end; first += kWordInputs) take(first, Packed::kUnits);
+    if (first < end) take(first, static_cast<int>((end - first + 1) / 2));
+    prefetch->fetch_step();
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      float* out = sums.data + r * sums.stride;
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        float* at = out + v * Simd::kLanes;
+        const Simd::Vec before = sums.continues || begin > 0 ? Simd::load(at, lanes_of(v)) : Simd::zero();
+        Simd::store(at, Simd::add(before, Simd::add(even[r][v], odd[r][v])), lanes_of(v));
+      }
+    }
+  }
+}
+
+/// sums [kRows, columns] = a * b, or += where they continue, for at most kPanelColumns columns.
+template <class Packed, int kRows>
+void multiply_few_packed(const FewInputs& a, FewWords b, std::int64_t columns, TileSums sums,
+                         StepPrefetch* prefetch) {
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  std::int64_t column = 0;
+  const auto from = [&] { return FewWords{b.data + column * Packed::kColumnBytes, b.line, b.inputs}; };
+  const auto to = [&] { return TileSums{sums.data + column, sums.stride, sums.continues}; };
+  for (; column + kGroup <= columns; column += kGroup) {
+    multiply_few_words<Packed, kRows, kTileVectors>(a, from(), Simd::kLanes, to(), prefetch);
+  }
+  for (; column < columns; column += Simd::kLanes) {
+    multiply_few_words<Packed, kRows, 1>(a, from(), std::min<std::int64_t>(Simd::kLanes, columns - column),
+                                         to(), prefetch);
+  }
+}
+
+/// At most kFewInputs inputs of at most kFewRows rows of bfloat16, `stride` bytes apart.
+template <class Packed>
+void multiply_few_quantized(const std::byte* rows, std::int64_t stride, std::int64_t count, FewWords b,
+                            std::int64_t columns, TileSums sums, StepPrefetch* prefetch) {
+  const FlushSubnormals flush;
+  const FewInputs a(rows, stride, count, b.inputs);
+  switch (count) {
+    case 1:
+      return multiply_few_packed<Packed, 1>(a, b, columns, sums, prefetch);
+    case 2:
+      return multiply_few_packed<Packed, 2>(a, b, columns, sums, prefetch);
+    default:
+      return multiply_few_packed<Packed, kFewRows>(a, b, columns, sums, prefetch);
+  }
+}
+
+}  // namespace
+}  // namespace adaptrt
