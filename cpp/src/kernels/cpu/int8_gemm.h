@@ -35,10 +35,10 @@ struct Int8Part {
 };
 
 /// kRows rows times kVectors vectors of columns, the last one of last_lanes columns. Between parts, `out`
-/// holds integers.
-template <int kRows, int kVectors, bool kPartial, int kLines>
+/// holds integers. `prefetch` is a Prefetch or a StepPrefetch.
+template <int kRows, int kVectors, bool kPartial, int kLines, class Fetch>
 void int8_tile(const Int8Gemm& gemm, const QuantizedPanel& panel, Int8Part part, std::int64_t row,
-               std::int64_t column, std::int64_t last_lanes, Prefetch prefetch) {
+               std::int64_t column, std::int64_t last_lanes, Fetch prefetch) {
   constexpr std::int64_t kColumnBytes = 4;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * kColumnBytes;
   const std::int64_t row_bytes = gemm.width * kColumnBytes;
@@ -102,9 +102,9 @@ void int8_tile(const Int8Gemm& gemm, const QuantizedPanel& panel, Int8Part part,
   }
 }
 
-template <int kVectors, bool kPartial, int kLines, int kRows = kTileRows>
+template <int kVectors, bool kPartial, int kLines, int kRows = kTileRows, class Fetch = Prefetch>
 void int8_rows(const Int8Gemm& gemm, const QuantizedPanel& panel, Int8Part part, std::int64_t row,
-               std::int64_t rows, std::int64_t column, std::int64_t last_lanes, Prefetch prefetch) {
+               std::int64_t rows, std::int64_t column, std::int64_t last_lanes, Fetch prefetch) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
       int8_rows<kVectors, kPartial, kLines, kRows - 1>(gemm, panel, part, row, rows, column, last_lanes,

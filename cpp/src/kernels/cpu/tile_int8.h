@@ -61,9 +61,32 @@ inline void multiply_int8(const Int8Gemm& gemm, std::int64_t begin, std::int64_t
   }
 }
 
+/// All inputs of a few rows on vectors, which read memory faster than tiles.
+inline void int8_few_rows(const Int8Gemm& gemm, const QuantizedPanel& panel) {
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  constexpr int kLines = static_cast<int>(kGroup * 4 / kCacheLine);
+  const std::int64_t line = gemm.width * 4;
+  const Int8Part whole{0, (gemm.k + 3) / 4, (gemm.k + 3) / 4};
+  std::int64_t column = 0;
+  for (; column + kGroup <= gemm.width; column += kGroup) {
+    const auto prefetch = StepPrefetch::stream(
+        panel.weights + column * 4, whole.steps * line,
+        gemm.next_panel == nullptr ? kFromMemoryAhead : kFromCacheAhead, gemm.next_panel);
+    int8_rows<kTileVectors, false, kLines>(gemm, panel, whole, 0, gemm.rows, column, Simd::kLanes, prefetch);
+  }
+  for (; column < gemm.width; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
+    int8_rows<1, true, 0>(gemm, panel, whole, 0, gemm.rows, column, lanes, Prefetch{});
+  }
+}
+
 void tile_int8_gemm(const Int8Gemm& gemm) {
-  Tiles::configure();
   const QuantizedPanel panel = parts_of_panel({.algo = QuantAlgo::kW8A8}, gemm.panel, gemm.k, gemm.width);
+  if (gemm.rows <= kFewRows && !gemm.part.has_value()) {
+    int8_few_rows(gemm, panel);
+    return;
+  }
+  Tiles::configure();
   const InputRange inputs = part_of(gemm.part, gemm.k);
   const std::int64_t line = gemm.width * 4;
   const auto weights_at = [&](std::int64_t input) { return panel.weights + input / 4 * line; };

@@ -123,6 +123,11 @@ class StepPrefetch {
   std::int64_t others_lines_ = 0;
 };
 
+template <int kLines>
+inline void prefetch_lines(StepPrefetch* prefetch) {
+  if constexpr (kLines > 0) prefetch->fetch_lines<kLines>();
+}
+
 /// Sums of two tiles of rows and two of columns: four products for four loads. Rows come from the
 /// second-level cache and leave the columns where they are, in the first.
 template <class Dot>
