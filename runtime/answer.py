@@ -1,4 +1,4 @@
-"""The answer to one prompt: its tokens as text, waited for at once, piece by piece, or on an asyncio loop."""
+"""The answers to one prompt: their tokens as text, waited for at once, piece by piece, or on an asyncio loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .text_stream import TextStream
 
 @dataclass(frozen=True)
 class Completion:
-    """What one prompt gave."""
+    """What one prompt gave, or one of several things that it gave."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -24,40 +24,49 @@ class Completion:
 
 
 class Answer:
-    """A request that runs, and its text so far."""
+    """A request that runs, and the texts of its sequences so far."""
 
-    def __init__(self, executor: Executor, request_id: int, stream: TextStream, end_ids: Sequence[int]) -> None:
+    def __init__(
+        self, executor: Executor, request_id: int, texts: Sequence[TextStream], end_ids: Sequence[int]
+    ) -> None:
+        """One text a sequence. `end_ids` end one and are no part of it."""
         self._executor = executor
         self._request_id = request_id
-        self._stream = stream
-        self._end_ids = end_ids
-        self._tokens: list[int] = []
-        self._text: list[str] = []
-        self.finish_reason = FinishReason.NOT_FINISHED
+        self._sequences = [_SequenceText(text, end_ids) for text in texts]
         self._is_running = True
 
     @property
     def is_final(self) -> bool:
-        """Whether all of the text is there."""
-        return self.finish_reason is not FinishReason.NOT_FINISHED
+        """Whether all of the texts are there."""
+        return all(sequence.is_final for sequence in self._sequences)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first sequence ended; NOT_FINISHED before that."""
+        return self._sequences[0].finish_reason
 
     def next_text(self) -> str:
-        """Waits for the next tokens and returns what may be shown with them. Raises RequestError if it failed."""
+        """Waits for the next tokens and returns what may be shown of the first sequence with them.
+
+        Raises RequestError if the request failed.
+        """
         text = ""
         for response in self._executor.await_responses(self._request_id):
             if response.has_error():
                 self._is_running = False
                 raise RequestError(f"request {response.request_id}: {response.error_msg}")
-            self._is_running = not response.result.is_final
-            text += self._take(response.result)
+            result = response.result
+            self._is_running = not result.is_final
+            shown = self._sequences[result.sequence_index].take(result)
+            if result.sequence_index == 0:
+                text += shown
         if self.is_final:
             self.close()
-        self._text.append(text)
         return text
 
-    def completion(self) -> Completion:
-        """All of it, when it is final."""
-        return Completion("".join(self._text), tuple(self._tokens), self.finish_reason)
+    def completions(self) -> list[Completion]:
+        """All of them, when they are final."""
+        return [sequence.completion() for sequence in self._sequences]
 
     def cancel(self) -> None:
         """Ends the request, from any thread; who waits for its text gets what there is."""
@@ -78,7 +87,26 @@ class Answer:
             ):
                 pass
 
-    def _take(self, result: Result) -> str:
+
+class _SequenceText:
+    """One sequence's text so far."""
+
+    def __init__(self, stream: TextStream, end_ids: Sequence[int]) -> None:
+        self._stream = stream
+        self._end_ids = end_ids
+        self._tokens: list[int] = []
+        self._text: list[str] = []
+        self.finish_reason = FinishReason.NOT_FINISHED
+
+    @property
+    def is_final(self) -> bool:
+        return self.finish_reason is not FinishReason.NOT_FINISHED
+
+    def completion(self) -> Completion:
+        return Completion("".join(self._text), tuple(self._tokens), self.finish_reason)
+
+    def take(self, result: Result) -> str:
+        """What may be shown with the sequence's next result."""
         text = ""
         for token in result.output_token_ids[0]:
             if self.is_final:
@@ -89,10 +117,11 @@ class Answer:
                 text += self._stream.add([token])
             if self._stream.stopped is not None:
                 self.finish_reason = FinishReason.STOP_WORDS
-        if result.is_final and not self.is_final:
+        if result.is_sequence_final and not self.is_final:
             text += self._stream.finish()
             is_stopped = self._stream.stopped is not None
             self.finish_reason = FinishReason.STOP_WORDS if is_stopped else result.finish_reasons[0]
+        self._text.append(text)
         return text
 
 
@@ -181,7 +210,7 @@ def _follow(answer: Answer, loop: asyncio.AbstractEventLoop, pieces: asyncio.Que
         while not answer.is_final:
             if text := answer.next_text():
                 put(text)
-        return answer.completion()
+        return answer.completions()[0]
     finally:
         answer.close()
         put(None)

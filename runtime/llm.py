@@ -92,6 +92,7 @@ class LLM:
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
+        n: None = None,
         progress: bool | None = None,
     ) -> Completion: ...
     @overload
@@ -104,8 +105,35 @@ class LLM:
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
+        n: None = None,
         progress: bool | None = None,
     ) -> list[Completion]: ...
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self,
+        prompts: str,
+        *,
+        lora: str | None = None,
+        max_tokens: int = 64,
+        sampling_config: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        guided_decoding_params: GuidedDecodingParams | None = None,
+        n: int,
+        progress: bool | None = None,
+    ) -> list[Completion]: ...
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        lora: str | Sequence[str | None] | None = None,
+        max_tokens: int = 64,
+        sampling_config: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        guided_decoding_params: GuidedDecodingParams | None = None,
+        n: int,
+        progress: bool | None = None,
+    ) -> list[list[Completion]]: ...
     def generate(
         self,
         prompts: str | Sequence[str],
@@ -115,13 +143,15 @@ class LLM:
         sampling_config: SamplingConfig | None = None,
         stop: Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
+        n: int | None = None,
         progress: bool | None = None,
-    ) -> Completion | list[Completion]:
+    ) -> Completion | list[Completion] | list[list[Completion]]:
         """Completes one prompt, or several in one batch.
 
         lora: the name of one of the engine's adapters for all prompts, or one (or None) for each.
         stop: texts that end a completion, which ends before the first of them.
         guided_decoding_params: what completions have to be like (adaptrt[guided]).
+        n: completions of each prompt, which are a list then; completion i is what the seed + i gives alone.
         progress: show on sys.stderr how many prompts are answered; None: for 100 prompts or more, on a terminal.
 
         Raises RequestError or AdapterError for a prompt that is refused; the others are cancelled then.
@@ -138,7 +168,14 @@ class LLM:
                 streaming = bool(stop)
                 answers.append(
                     self._ask(
-                        prompt, name, max_tokens, sampling_config, stop, guided_decoding_params, streaming=streaming
+                        prompt,
+                        name,
+                        max_tokens,
+                        sampling_config,
+                        stop,
+                        guided_decoding_params,
+                        streaming=streaming,
+                        n=1 if n is None else n,
                     )
                 )
             running = answers
@@ -154,8 +191,11 @@ class LLM:
             for answer in answers:
                 answer.close()
             raise
-        completions = [answer.completion() for answer in answers]
-        return completions[0] if isinstance(prompts, str) else completions
+        if n is None:
+            completions = [answer.completions()[0] for answer in answers]
+            return completions[0] if isinstance(prompts, str) else completions
+        lists = [answer.completions() for answer in answers]
+        return lists[0] if isinstance(prompts, str) else lists
 
     def stream(
         self,
@@ -226,7 +266,7 @@ class LLM:
                 answer.next_text()
         finally:
             answer.close()
-        return answer.completion()
+        return answer.completions()[0]
 
     def chat_stream(
         self,
@@ -305,8 +345,13 @@ class LLM:
         guided_decoding_params: GuidedDecodingParams | None,
         *,
         streaming: bool = True,
+        n: int = 1,
     ) -> Answer:
-        text = TextStream(self._tokenizer, stop)
+        if sampling_config is not None and sampling_config.num_return_sequences not in (None, n):
+            raise RequestError(
+                f"sampling_config.num_return_sequences is {sampling_config.num_return_sequences}; accepted: None, or "
+                f"{n} as asked for here (generate() takes n)"
+            )
         request = Request(
             prompt,
             max_tokens,
@@ -316,9 +361,12 @@ class LLM:
             end_id=self._end_ids[0] if self._end_ids else None,
             # A request has one end_id; the other tokens that end a text are stop words, cut off again in the output.
             stop_words=[[token] for token in self._end_ids[1:]] or None,
+            num_return_sequences=n,
             guided_decoding_params=guided_decoding_params,
         )
-        return Answer(self._executor, self._executor.enqueue_request(request, adapter=lora), text, self._end_ids)
+        request_id = self._executor.enqueue_request(request, adapter=lora)
+        texts = [TextStream(self._tokenizer, stop) for _ in range(n)]
+        return Answer(self._executor, request_id, texts, self._end_ids)
 
 
 def _progress(asked: bool | None, num_prompts: int) -> Progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -25,8 +25,8 @@ async def chat(service: Service, request: Request) -> Response:
     """Answers a conversation."""
     fields = await read_json(request, ChatRequest, service.options.limits)
     adapter = await adapter_of(service, fields)
-    parser = _parser(service, fields)
-    tools = None if parser is None else [tool.model_dump(exclude_unset=True) for tool in fields.tools or ()]
+    make_parser = _parser_maker(service, fields)
+    tools = None if make_parser is None else [tool.model_dump(exclude_unset=True) for tool in fields.tools or ()]
     prompt = await service.prompts.tokenize_chat(fields, adapter, tools)
     asked = text_request(
         service,
@@ -36,20 +36,20 @@ async def chat(service: Service, request: Request) -> Response:
         max_tokens=answer_length(service.engine_info, len(prompt), fields.answer_tokens, param="messages"),
         top_log_probs=fields.top_logprobs if fields.logprobs else None,
         # What marks calls are special tokens in some vocabularies.
-        skip_special_tokens=parser is None,
+        skip_special_tokens=make_parser is None,
     )
-    answer = _Answer(service, fields, adapter, prompt, parser)
+    answer = _Answer(service, fields, adapter, prompt, make_parser)
     async with AsyncExitStack() as stack:
         generations = await start_all(service, [asked], stack)
         if fields.stream:
             kept = stack.pop_all()
             return EventStream(events(answer.chunks(merged(generations, kept))), kept)
-        piece = await unless_disconnected(request, generations[0].whole())
-    return JSONResponse(answer.whole(piece))
+        pieces = await unless_disconnected(request, generations[0].whole())
+    return JSONResponse(answer.whole(pieces))
 
 
-def _parser(service: Service, fields: ChatRequest) -> ToolCallParser | None:
-    """What finds calls in the answer; None: there are none to find."""
+def _parser_maker(service: Service, fields: ChatRequest) -> Callable[[], ToolCallParser] | None:
+    """What makes what finds calls in an answer; None: there are none to find."""
     if not fields.tools or fields.tool_choice == "none":
         return None
     name = service.options.tool_call_parser
@@ -59,7 +59,8 @@ def _parser(service: Service, fields: ChatRequest) -> ToolCallParser | None:
             "model writes its calls; accepted: tool_choice 'none'",
             param="tools",
         )
-    return PARSERS[name]({tool.function.name for tool in fields.tools})
+    names = {tool.function.name for tool in fields.tools}
+    return lambda: PARSERS[name](names)
 
 
 class _Answer:
@@ -71,18 +72,64 @@ class _Answer:
         fields: ChatRequest,
         adapter: str | None,
         prompt: Sequence[int],
-        parser: ToolCallParser | None,
+        make_parser: Callable[[], ToolCallParser] | None,
     ) -> None:
-        self._service = service
         self._fields = fields
         self._prompt = prompt
-        self._parser = parser
-        self._num_calls = 0
+        self._choices = [
+            _Choice(service, fields, index, None if make_parser is None else make_parser()) for index in range(fields.n)
+        ]
         self._head = {
             "id": new_id("chatcmpl"),
             "created": int(time.time()),
             "model": service.model_names[0] if adapter is None else adapter,
         }
+
+    def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
+        """Without streaming."""
+        whole = {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [self._choices[piece.index].whole(piece) for piece in pieces],
+            "usage": usage(len(self._prompt), sum(len(piece.token_ids) for piece in pieces)),
+        }
+        return whole | self._prompt_ids()
+
+    async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
+        """With streaming: of each choice the role, one for each piece, even where its text is still held back.
+
+        The counts come last.
+        """
+        head = {**self._head, "object": "chat.completion.chunk"}
+        options = self._fields.stream_options
+        with_usage = options is not None and options.include_usage
+        always = options is not None and options.include_usage and options.continuous_usage_stats
+        num_tokens = 0
+        begun: set[int] = set()
+        async for index, piece in pieces:
+            num_tokens += len(piece.token_ids)
+            counts = {"usage": usage(len(self._prompt), num_tokens)} if always else {}
+            if index not in begun:
+                opening = {"index": index, "delta": {"role": "assistant", "content": ""}, **_OPEN}
+                yield {**head, "choices": [opening], **counts, **({} if begun else self._prompt_ids())}
+                begun.add(index)
+            yield {**head, "choices": [self._choices[index].chunk(piece)], **counts}
+        if with_usage:
+            yield {**head, "choices": [], "usage": usage(len(self._prompt), num_tokens)}
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        return {"prompt_token_ids": list(self._prompt)} if self._fields.return_token_ids else {}
+
+
+class _Choice:
+    """One of an answer's choices."""
+
+    def __init__(self, service: Service, fields: ChatRequest, index: int, parser: ToolCallParser | None) -> None:
+        self._service = service
+        self._fields = fields
+        self._index = index
+        self._parser = parser
+        self._num_calls = 0
 
     def whole(self, piece: TextPiece) -> dict[str, Any]:
         """Without streaming."""
@@ -92,38 +139,11 @@ class _Answer:
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
         if calls:
             message["tool_calls"] = calls
-        choice = {"index": 0, "message": message, **self._end_of_choice(piece)}
-        if self._fields.return_token_ids:
-            choice["token_ids"] = list(piece.token_ids)
-        whole = {
-            **self._head,
-            "object": "chat.completion",
-            "choices": [choice],
-            "usage": usage(len(self._prompt), len(piece.token_ids)),
-        }
-        return whole | self._prompt_ids()
+        return {"index": self._index, "message": message, **self._end(piece)}
 
-    async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
-        """With streaming: the role, one for each piece, even where its text is still held back, and the counts."""
-        head = {**self._head, "object": "chat.completion.chunk"}
-        options = self._fields.stream_options
-        with_usage = options is not None and options.include_usage
-        always = options is not None and options.include_usage and options.continuous_usage_stats
-        num_tokens = 0
-        is_first = True
-        async for _, piece in pieces:
-            num_tokens += len(piece.token_ids)
-            counts = {"usage": usage(len(self._prompt), num_tokens)} if always else {}
-            if is_first:
-                opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, **_OPEN}
-                yield {**head, "choices": [opening], **counts, **self._prompt_ids()}
-                is_first = False
-            choice = {"index": 0, "delta": self._delta(self._parts(piece)), **self._end_of_choice(piece)}
-            if self._fields.return_token_ids:
-                choice["token_ids"] = list(piece.token_ids)
-            yield {**head, "choices": [choice], **counts}
-        if with_usage:
-            yield {**head, "choices": [], "usage": usage(len(self._prompt), num_tokens)}
+    def chunk(self, piece: TextPiece) -> dict[str, Any]:
+        """With streaming."""
+        return {"index": self._index, "delta": self._delta(self._parts(piece)), **self._end(piece)}
 
     def _parts(self, piece: TextPiece) -> list[str | FunctionCall]:
         """What a piece says and calls, as far as that is certain."""
@@ -145,16 +165,16 @@ class _Answer:
             delta["tool_calls"] = [{"index": first + i, **call.content()} for i, call in enumerate(calls)]
         return delta
 
-    def _end_of_choice(self, piece: TextPiece) -> dict[str, Any]:
+    def _end(self, piece: TextPiece) -> dict[str, Any]:
         has_calls = self._num_calls > 0 and piece.finish_reason == "stop"
-        return {
+        end: dict[str, Any] = {
             "logprobs": chat_log_probs(piece.log_probs, self._service.token_texts) if self._fields.logprobs else None,
             "finish_reason": "tool_calls" if has_calls else piece.finish_reason,
             "stop_reason": piece.stop_reason,
         }
-
-    def _prompt_ids(self) -> dict[str, Any]:
-        return {"prompt_token_ids": list(self._prompt)} if self._fields.return_token_ids else {}
+        if self._fields.return_token_ids:
+            end["token_ids"] = list(piece.token_ids)
+        return end
 
 
 _OPEN = {"logprobs": None, "finish_reason": None}

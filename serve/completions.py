@@ -36,7 +36,7 @@ class _Prompt:
 
 
 async def complete(service: Service, request: Request) -> Response:
-    """Answers a request for completions: each prompt runs as a request of the executor's."""
+    """Answers a request for completions: each prompt runs as a request of the executor's, with n sequences."""
     fields = await read_json(request, CompletionRequest, service.options.limits)
     limit = service.options.limits.max_prompts
     if len(fields.prompt) > limit:
@@ -55,7 +55,7 @@ async def complete(service: Service, request: Request) -> Response:
 
 async def _all(generations: Sequence[TextGeneration]) -> list[TextPiece]:
     # They run at the same time, whichever is waited for first.
-    return [await generation.whole() for generation in generations]
+    return [piece for generation in generations for piece in await generation.whole()]
 
 
 async def _prompt(service: Service, fields: CompletionRequest, prompt: str | list[int]) -> _Prompt:
@@ -139,7 +139,8 @@ class _Answer:
             yield self._head | {"choices": [], "usage": usage(self._num_prompt_tokens, num_tokens)}
 
     def _choice(self, index: int, piece: TextPiece, *, is_first: bool) -> dict[str, Any]:
-        prompt, fields = self._prompts[index], self._fields
+        fields = self._fields
+        prompt = self._prompts[index // fields.n]
         has_answer = fields.max_tokens > 0
         text = piece.text if has_answer else ""
         choice: dict[str, Any] = {

@@ -49,6 +49,8 @@ class TextRequest:
     prompt_log_probs: bool = False
     priority: float = 0.5
     cache_salt_id: int | None = None
+    num_answers: int = 1
+    """That are generated from the prompt, each with a seed of its own."""
 
 
 @dataclass(frozen=True)
@@ -72,21 +74,24 @@ class TextPiece:
     log_probs: tuple[TokenLogProbs, ...] = ()
     """One a token, where they were asked for."""
     prompt_log_probs: tuple[TokenLogProbs, ...] | None = None
-    """Of the prompt's tokens from the second on; with the first piece, where they were asked for."""
+    """Of the prompt's tokens from the second on; with each answer's first piece, where they were asked for."""
     finish_reason: str | None = None
     """With the last piece."""
     stop_reason: str | int | None = None
     """The stop text or the stop token that ended it, where one did."""
+    index: int = 0
+    """Of the request's answers."""
 
 
 class TextGeneration:
-    """An answer as it comes. Leaving its `async with` early frees the request."""
+    """A request's answers as they come. Leaving its `async with` early frees the request."""
 
-    def __init__(self, request: TextRequest, generation: Generation, text: TextStream) -> None:
-        """For TextGenerator.start."""
+    def __init__(self, request: TextRequest, generation: Generation, texts: Sequence[TextStream]) -> None:
+        """For TextGenerator.start. One text an answer."""
         self._request = request
         self._generation = generation
-        self._text = text
+        self._answers = [_Answer(request, index, text) for index, text in enumerate(texts)]
+        self._prompt_log_probs: tuple[TokenLogProbs, ...] | None = None
 
     async def __aenter__(self) -> TextGeneration:
         return self
@@ -96,50 +101,80 @@ class TextGeneration:
     ) -> None:
         await self._generation.__aexit__(kind, error, traceback)
 
+    @property
+    def num_answers(self) -> int:
+        """Each has pieces of its own."""
+        return len(self._answers)
+
     async def __aiter__(self) -> AsyncIterator[TextPiece]:
-        """The last piece says why it ended. Raises RequestError and ExecutorClosedError when the request fails."""
-        is_first = True
+        """The last piece of each answer says why it ended.
+
+        Raises RequestError and ExecutorClosedError when the request fails.
+        """
         while results := await self._generation.next_results():
-            piece = self._piece(results, with_prompt=is_first)
-            is_first = False
-            yield piece
-            if piece.finish_reason is not None:
+            for answer in self._answers:
+                new = [result for result in results if result.sequence_index == answer.index]
+                # An answer that a stop text has ended may go on in the executor until the others have ended.
+                if not new or answer.has_ended:
+                    continue
+                if self._request.prompt_log_probs and answer.index == 0 and not answer.has_begun:
+                    # They come with the first sequence's first result, which is before those of the others.
+                    self._prompt_log_probs = _prompt_log_probs(new[0], self._request.prompt)
+                yield answer.piece(new, self._prompt_log_probs)
+            if all(answer.has_ended for answer in self._answers):
                 return
 
-    async def whole(self) -> TextPiece:
-        """The whole answer as one piece."""
-        pieces = [piece async for piece in self]
-        return replace(
-            pieces[-1],
-            text="".join(piece.text for piece in pieces),
-            token_ids=tuple(token for piece in pieces for token in piece.token_ids),
-            log_probs=tuple(entry for piece in pieces for entry in piece.log_probs),
-            prompt_log_probs=pieces[0].prompt_log_probs,
-        )
+    async def whole(self) -> list[TextPiece]:
+        """Each whole answer as one piece."""
+        pieces: list[list[TextPiece]] = [[] for _ in self._answers]
+        async for piece in self:
+            pieces[piece.index].append(piece)
+        return [
+            replace(
+                of_answer[-1],
+                text="".join(piece.text for piece in of_answer),
+                token_ids=tuple(token for piece in of_answer for token in piece.token_ids),
+                log_probs=tuple(entry for piece in of_answer for entry in piece.log_probs),
+                prompt_log_probs=of_answer[0].prompt_log_probs,
+            )
+            for of_answer in pieces
+        ]
 
-    def _piece(self, results: Sequence[Result], *, with_prompt: bool) -> TextPiece:
+
+class _Answer:
+    """One of a request's answers, as far as it has come."""
+
+    def __init__(self, request: TextRequest, index: int, text: TextStream) -> None:
+        self.index: Final = index
+        self.has_begun = False
+        self.has_ended = False
+        self._request = request
+        self._text = text
+
+    def piece(self, results: Sequence[Result], prompt_log_probs: tuple[TokenLogProbs, ...] | None) -> TextPiece:
+        """What new results of its sequence make of it."""
         request, text, last = self._request, self._text, results[-1]
         tokens = [token for result in results for token in result.output_token_ids[0]]
-        finish_reason = last.finish_reasons[0] if last.is_final else None
+        finish_reason = last.finish_reasons[0] if last.is_sequence_final else None
         stop_reason: str | int | None = None
         if finish_reason is FinishReason.STOP_WORDS:
             ended_by = tokens.pop()
             stop_reason = ended_by if ended_by in request.stop_token_ids else None
         num_before = len(text.offsets)
         shown = text.add(tokens)
-        if text.stopped is None and last.is_final:
+        if text.stopped is None and last.is_sequence_final:
             shown += text.finish()
         reason = None if finish_reason is None else _FINISH_REASONS[finish_reason]
         if text.stopped is not None:
             reason, stop_reason = "stop", text.stopped
+        self.has_ended = reason is not None
         # Those after a stop text may or may not be here yet: they are no part of the answer.
         offsets = text.offsets[num_before:]
         del tokens[len(offsets) :]
         log_probs = _log_probs(results, tokens, num_before, offsets) if request.top_log_probs is not None else ()
-        prompt_log_probs = None
-        if with_prompt and request.prompt_log_probs:
-            prompt_log_probs = _prompt_log_probs(results[0], request.prompt)
-        return TextPiece(shown, tuple(tokens), log_probs, prompt_log_probs, reason, stop_reason)
+        of_prompt = None if self.has_begun else prompt_log_probs
+        self.has_begun = True
+        return TextPiece(shown, tuple(tokens), log_probs, of_prompt, reason, stop_reason, self.index)
 
 
 class TextGenerator:
@@ -159,9 +194,12 @@ class TextGenerator:
 
     async def start(self, request: TextRequest) -> TextGeneration:
         """Queues the request. Raises ApiError, and AdaptrtError as Executor.enqueue_request does."""
-        text = TextStream(self._tokenizer, request.stop, skip_special_tokens=request.skip_special_tokens)
+        texts = [
+            TextStream(self._tokenizer, request.stop, skip_special_tokens=request.skip_special_tokens)
+            for _ in range(request.num_answers)
+        ]
         generation = await self._adapters.submit(self._executor_request(request), request.adapter)
-        return TextGeneration(request, generation, text)
+        return TextGeneration(request, generation, texts)
 
     def _executor_request(self, request: TextRequest) -> Request:
         end_ids = () if request.ignore_eos else self.end_ids
@@ -184,6 +222,7 @@ class TextGenerator:
             guided_decoding_params=request.guided_decoding_params,
             allotted_time_ms=self._limit_ms,
             priority=request.priority,
+            num_return_sequences=request.num_answers,
             cache_salt_id=request.cache_salt_id,
         )
 

@@ -91,7 +91,7 @@ class ServiceMetrics:
         num_tokens = len(result.output_token_ids[0])
         now = time.monotonic()
         if num_tokens > 0:
-            self._count_tokens(record, num_tokens, now)
+            self._count_tokens(record, result.sequence_index, num_tokens, now)
         if result.is_final:
             record.end(result.finish_reasons[0])
             self._count_end(response.request_id, record, now)
@@ -102,13 +102,14 @@ class ServiceMetrics:
         record.end(None)
         self._count_end(request_id, record, time.monotonic())
 
-    def _count_tokens(self, record: GenerationRecord, num_tokens: int, now: float) -> None:
-        if record.newest_token is None:
+    def _count_tokens(self, record: GenerationRecord, sequence: int, num_tokens: int, now: float) -> None:
+        if record.first_token is None:
             record.first_token = now
             self._first_token.observe(now - record.began)
-        else:
-            self._between_tokens.observe((now - record.newest_token) / num_tokens)
-        record.newest_token = now
+        newest = record.newest_tokens.get(sequence)
+        if newest is not None:
+            self._between_tokens.observe((now - newest) / num_tokens)
+        record.newest_tokens[sequence] = now
         record.num_generated_tokens += num_tokens
         self._generated_tokens.inc(num_tokens)
 

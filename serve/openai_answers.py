@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
+from itertools import accumulate
 from typing import Any, Final
 
 from tokenizers import Tokenizer
@@ -125,15 +126,22 @@ async def events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
 
 
 async def merged(generations: Sequence[TextGeneration], stack: AsyncExitStack) -> AsyncIterator[tuple[int, TextPiece]]:
-    """The pieces of several answers as they come, each with its answer's place. Ends what it starts with `stack`."""
+    """The pieces of several requests' answers as they come, each with its answer's place among all of them.
+
+    Ends what it starts with `stack`.
+    """
     if len(generations) == 1:
         async for piece in generations[0]:
-            yield 0, piece
+            yield piece.index, piece
         return
     arrived: asyncio.Queue[tuple[int, TextPiece] | AdaptrtError] = asyncio.Queue()
-    tasks = [asyncio.create_task(_forward(i, generation, arrived)) for i, generation in enumerate(generations)]
+    first_places = accumulate((generation.num_answers for generation in generations), initial=0)
+    tasks = [
+        asyncio.create_task(_forward(place, generation, arrived))
+        for place, generation in zip(first_places, generations, strict=False)
+    ]
     stack.push_async_callback(_cancel, tasks)
-    num_running = len(tasks)
+    num_running = sum(generation.num_answers for generation in generations)
     while num_running:
         item = await arrived.get()
         if isinstance(item, AdaptrtError):
@@ -143,11 +151,11 @@ async def merged(generations: Sequence[TextGeneration], stack: AsyncExitStack) -
 
 
 async def _forward(
-    place: int, generation: TextGeneration, arrived: asyncio.Queue[tuple[int, TextPiece] | AdaptrtError]
+    first_place: int, generation: TextGeneration, arrived: asyncio.Queue[tuple[int, TextPiece] | AdaptrtError]
 ) -> None:
     try:
         async for piece in generation:
-            arrived.put_nowait((place, piece))
+            arrived.put_nowait((first_place + piece.index, piece))
     except AdaptrtError as error:
         arrived.put_nowait(error)
 

@@ -230,8 +230,9 @@ class GenerationFields(ModelFields):
     guided_decoding_backend: Annotated[str, only("guidance", "guides are llguidance's")] = "guidance"
     user: str | None = None
     """Without effect."""
-    n: Annotated[int, only(1, "a request has one answer; send it again with another seed")] = 1
-    best_of: Annotated[int, only(1, "a request has one answer; send it again with another seed")] = 1
+    n: Annotated[int, Field(ge=1, le=_INT32_MAX)] = 1
+    """Answers to a prompt; answer i is what the seed + i gives alone."""
+    best_of: Annotated[int, only(1, "no answers are generated but those that are returned; give n")] = 1
     use_beam_search: Annotated[bool, only(False, "beam search is not supported")] = False
 
     @model_validator(mode="after")

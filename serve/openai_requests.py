@@ -73,6 +73,7 @@ def text_request(
         prompt_log_probs=prompt_log_probs,
         priority=0.5 - fields.priority / (2 * MAX_PRIORITY),
         cache_salt_id=None if fields.cache_salt is None else _salt_id(fields.cache_salt),
+        num_answers=_num_answers(fields.n, service.engine_info.max_batch_size),
     )
 
 
@@ -88,6 +89,12 @@ async def start_all(service: Service, requests: Sequence[TextRequest], stack: As
         started = [await starting.enter_async_context(await service.generator.start(request)) for request in requests]
         stack.push_async_exit(starting.pop_all())
     return started
+
+
+def _num_answers(n: int, max_batch_size: int) -> int:
+    if n > max_batch_size:
+        raise ApiError(f"n is {n}; the engine generates at most {max_batch_size} answers at once", param="n")
+    return n
 
 
 def _sampling(service: Service, fields: GenerationFields) -> SamplingConfig:

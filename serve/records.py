@@ -30,7 +30,8 @@ class GenerationRecord:
     num_prompt_tokens: int
     began: float = field(default_factory=time.monotonic)
     first_token: float | None = None
-    newest_token: float | None = None
+    newest_tokens: dict[int, float] = field(default_factory=dict)
+    """When each sequence got its newest token, by its index."""
     num_generated_tokens: int = 0
     finish_reason: str | None = None
     """None: it runs; else one of FINISH_REASONS."""

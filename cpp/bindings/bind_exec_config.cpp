@@ -124,7 +124,7 @@ void bind_sampling_config(py::module_& module) {
       Field{"early_stopping", &C::early_stopping, "Without effect on one beam."},
       Field{"no_repeat_ngram_size", &C::no_repeat_ngram_size,
             "No token sequence of this length comes twice."},
-      Field{"num_return_sequences", &C::num_return_sequences, "Refused unless None or 1."},
+      Field{"num_return_sequences", &C::num_return_sequences, "As in Request; None: what the request says."},
       Field{"min_p", &C::min_p,
             "Choose among tokens at least so probable as a share of the most probable one."},
       Field{"beam_width_array", &C::beam_width_array, "Refused unless None."});

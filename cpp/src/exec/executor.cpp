@@ -96,16 +96,16 @@ class Executor::Impl {
       std::vector<std::unique_ptr<ActiveRequest>> active;
       std::vector<Response> errors;
       for (const auto& request : requests) {
-        std::shared_ptr<TokenGuide> guide;
-        if (auto error = error_to_answer(request, guide); !error.empty()) {
+        std::vector<std::shared_ptr<TokenGuide>> guides;
+        if (auto error = error_to_answer(request, guides); !error.empty()) {
           ids.push_back(next_id_.fetch_add(1));
           errors.push_back({ids.back(), request.client_id, std::move(error), {}});
           continue;
         }
-        auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
+        const auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
         ids.push_back(next_id_.fetch_add(1));
-        active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, std::move(adapter),
-                                                         std::move(guide), post_processor_of(request),
+        active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, adapter, std::move(guides),
+                                                         post_processor_of(request),
                                                          engine_->info().vocab_size));
       }
       board_.open(ids);
@@ -170,19 +170,22 @@ class Executor::Impl {
           "guided_decoding_params is given; accepted: None, because the executor has no GrammarCompiler");
     }
     if (!problems.empty()) return problems;
-    const auto reason =
-        loop_.why_never_fits(static_cast<std::int64_t>(request.input_token_ids.size()), request.max_tokens);
+    const auto reason = loop_.why_never_fits(static_cast<std::int64_t>(request.input_token_ids.size()),
+                                             request.max_tokens, request.num_sequences());
     if (reason) problems.add(*reason);
     return problems;
   }
 
-  /// Why a valid request is answered with an error instead of being run; empty when it is run, with its
-  /// guide.
-  [[nodiscard]] std::string error_to_answer(const Request& request, std::shared_ptr<TokenGuide>& guide) {
+  /// Why a valid request is answered with an error instead of being run; empty when it is run, with the
+  /// guides of its sequences.
+  [[nodiscard]] std::string error_to_answer(const Request& request,
+                                            std::vector<std::shared_ptr<TokenGuide>>& guides) {
     std::string error = request.error_to_answer(engine_->info());
     if (!error.empty() || !request.guided_decoding_params) return error;
     try {
-      guide = guides_.begin(*request.guided_decoding_params);
+      for (std::int32_t i = 0; i < request.num_sequences(); ++i) {
+        guides.push_back(guides_.begin(*request.guided_decoding_params));
+      }
     } catch (const RequestError& refusal) {
       error = refusal.what();
     }
@@ -207,7 +210,7 @@ class Executor::Impl {
   void expect_adapters(const std::vector<std::unique_ptr<ActiveRequest>>& requests) {
     if (!lora_cache_ || std::cmp_greater(queue_.num_queued(), max_batch_size_)) return;
     for (const auto& request : requests) {
-      if (request->adapter) lora_cache_->expect(*request->adapter);
+      if (request->adapter() != nullptr) lora_cache_->expect(*request->adapter());
     }
   }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "active_request.h"
+#include "active_sequence.h"
 #include "adaptrt/exec/logits_post_processor.h"
 
 namespace adaptrt {
@@ -16,20 +17,20 @@ class PostProcessing {
   explicit PostProcessing(std::int64_t vocab_size) : vocab_size_(static_cast<std::size_t>(vocab_size)) {}
 
   void begin();
-  /// Keeps the row that a request with a post-processor chooses its next token from.
-  void add(ActiveRequest& request, const float* logits);
+  /// Keeps the row that a sequence of a request with a post-processor chooses its next token from.
+  void add(ActiveSequence& sequence, const float* logits);
   /// Calls the post-processors. Afterwards there are size() rows, in another order.
   void run();
 
   [[nodiscard]] std::size_t size() const { return rows_.size(); }
-  [[nodiscard]] ActiveRequest& request(std::size_t index) const { return *kept_[index].request; }
+  [[nodiscard]] ActiveSequence& sequence(std::size_t index) const { return *kept_[index].sequence; }
   /// As the engine made them.
   [[nodiscard]] const float* logits(std::size_t index) const { return logits_.data() + kept_[index].offset; }
   [[nodiscard]] const PostProcessedRow& row(std::size_t index) const { return rows_[index]; }
 
  private:
   struct Kept {
-    ActiveRequest* request = nullptr;
+    ActiveSequence* sequence = nullptr;
     std::size_t offset = 0;  // in logits_
   };
 

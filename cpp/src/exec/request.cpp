@@ -101,9 +101,18 @@ void check_unsupported(Problems& problems, const Request& request) {
     problems.add(
         "output_config.return_perf_metrics is True; accepted: False, see get_latest_iteration_stats()");
   }
-  if (request.num_return_sequences != 1) {
+}
+
+void check_num_sequences(Problems& problems, const Request& request) {
+  if (request.num_return_sequences < 1) {
     problems.add("num_return_sequences is " + std::to_string(request.num_return_sequences) +
-                 "; accepted: 1 (send the request again with another seed)");
+                 "; accepted: 1 or more");
+  }
+  const auto& of_sampling = request.sampling_config.num_return_sequences;
+  if (of_sampling && request.num_return_sequences != 1 && *of_sampling != request.num_return_sequences) {
+    problems.add("num_return_sequences is " + std::to_string(request.num_return_sequences) +
+                 ", and that of sampling_config is " + std::to_string(*of_sampling) +
+                 "; accepted: one number, in either or both");
   }
 }
 
@@ -140,6 +149,7 @@ Problems Request::validate(const EngineInfo& engine) const {
   if (kv_cache_retention_config) {
     problems.add_all("kv_cache_retention_config.", kv_cache_retention_config->validate());
   }
+  check_num_sequences(problems, *this);
   check_unsupported(problems, *this);
   return problems;
 }

@@ -28,7 +28,18 @@ std::string timestamp_of(std::chrono::system_clock::time_point time_point) {
 RequestStage stage_of(const ActiveRequest& request, bool is_complete) {
   if (is_complete) return RequestStage::kGenerationComplete;
   if (!request.has_started) return RequestStage::kQueued;
-  return request.num_generated() > 0 ? RequestStage::kGenerationInProgress : RequestStage::kContextInProgress;
+  return request.first().num_generated() > 0 ? RequestStage::kGenerationInProgress
+                                             : RequestStage::kContextInProgress;
+}
+
+ActiveRequest::Counted& counted_in(std::int64_t step, const Sequence& sequence) {
+  ActiveRequest::Counted& counted = static_cast<const ActiveSequence&>(sequence).request().counted;
+  if (counted.step != step) counted = {.step = step};
+  return counted;
+}
+
+void count_once(bool& is_counted, std::int32_t& count) {
+  if (!std::exchange(is_counted, true)) ++count;
 }
 
 }  // namespace
@@ -64,35 +75,55 @@ std::vector<RequestStatsPerIteration> Statistics::take_requests() {
   return requests_.take_all();
 }
 
-InflightBatchingStats describe(const StepPlan& plan, std::int32_t num_paused) {
+InflightBatchingStats describe(const StepPlan& plan, std::int64_t step) {
   InflightBatchingStats stats;
-  stats.num_scheduled_requests = static_cast<std::int32_t>(plan.entries.size());
-  stats.num_context_requests = plan.num_context_sequences;
-  stats.num_gen_requests = plan.num_generation_sequences;
-  stats.num_paused_requests = num_paused;
+  for (const auto& entry : plan.entries) {
+    ActiveRequest::Counted& counted = counted_in(step, *entry.sequence);
+    count_once(counted.is_scheduled, stats.num_scheduled_requests);
+    if (entry.is_prefill) {
+      count_once(counted.is_context, stats.num_context_requests);
+    } else {
+      count_once(counted.is_generation, stats.num_gen_requests);
+    }
+  }
   stats.num_ctx_tokens = plan.num_context_tokens;
-  stats.avg_num_decoded_tokens_per_iter = plan.num_generation_sequences > 0 ? 1.0 : 0.0;
+  if (stats.num_gen_requests > 0) {
+    stats.avg_num_decoded_tokens_per_iter =
+        static_cast<double>(plan.num_generation_sequences) / stats.num_gen_requests;
+  }
   return stats;
 }
 
-RequestStats describe(const ActiveRequest& request, bool scheduled, bool is_complete) {
+std::int32_t count_active(std::span<Sequence* const> running, std::int64_t step) {
+  std::int32_t count = 0;
+  for (const Sequence* sequence : running) count_once(counted_in(step, *sequence).is_active, count);
+  return count;
+}
+
+RequestStats describe(const ActiveRequest& request, std::int64_t step, bool is_complete) {
   RequestStats stats;
-  stats.id = request.id;
+  stats.id = request.id();
   stats.stage = stage_of(request, is_complete);
-  stats.context_prefill_position = std::min(request.num_computed, request.prompt_length);
-  stats.num_generated_tokens = request.num_generated();
-  stats.avg_num_decoded_tokens_per_iter = request.num_generated() > 0 ? 1.0 : 0.0;
-  stats.scheduled = scheduled;
-  stats.paused = request.paused;
-  const BlockTable& table = request.table;
-  stats.alloc_total_blocks_per_request = table.alloc_new_blocks + table.reused_blocks;
-  stats.alloc_new_blocks_per_request = table.alloc_new_blocks;
-  stats.reused_blocks_per_request = table.reused_blocks;
-  stats.missed_blocks_per_request = table.missed_blocks;
-  const auto looked_up = table.reused_blocks + table.missed_blocks;
+  stats.scheduled = request.counted.step == step && request.counted.is_scheduled;
+  std::int32_t num_steps = 0;  // that gave a token
+  for (const auto& sequence : request.sequences()) {
+    stats.context_prefill_position =
+        std::max(stats.context_prefill_position, std::min(sequence->num_computed, sequence->prompt_length));
+    stats.num_generated_tokens += sequence->num_generated();
+    num_steps = std::max(num_steps, sequence->num_generated());
+    stats.paused = stats.paused || sequence->paused;
+    stats.alloc_new_blocks_per_request += sequence->table.alloc_new_blocks;
+    stats.reused_blocks_per_request += sequence->table.reused_blocks;
+    stats.missed_blocks_per_request += sequence->table.missed_blocks;
+  }
+  stats.alloc_total_blocks_per_request = stats.alloc_new_blocks_per_request + stats.reused_blocks_per_request;
+  if (num_steps > 0) {
+    stats.avg_num_decoded_tokens_per_iter = static_cast<double>(stats.num_generated_tokens) / num_steps;
+  }
+  const auto looked_up = stats.reused_blocks_per_request + stats.missed_blocks_per_request;
   if (looked_up > 0) {
     stats.kv_cache_hit_rate_per_request =
-        static_cast<double>(table.reused_blocks) / static_cast<double>(looked_up);
+        static_cast<double>(stats.reused_blocks_per_request) / static_cast<double>(looked_up);
   }
   return stats;
 }

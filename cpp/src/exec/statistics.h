@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iterator>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -77,10 +78,13 @@ class Statistics {
   Ring<RequestStatsPerIteration> requests_;
 };
 
-/// The batch of a plan whose step is over; `num_paused` requests wait although they ran before.
-[[nodiscard]] InflightBatchingStats describe(const StepPlan& plan, std::int32_t num_paused);
+/// The batch of a plan: its requests, whose sequences are all ActiveSequences. `step` is another number for
+/// each step.
+[[nodiscard]] InflightBatchingStats describe(const StepPlan& plan, std::int64_t step);
+/// Requests of which any sequence runs.
+[[nodiscard]] std::int32_t count_active(std::span<Sequence* const> running, std::int64_t step);
 
-/// A request after a step that it was part of, or not.
-[[nodiscard]] RequestStats describe(const ActiveRequest& request, bool scheduled, bool is_complete);
+/// A request after a step that counted it as scheduled, or not.
+[[nodiscard]] RequestStats describe(const ActiveRequest& request, std::int64_t step, bool is_complete);
 
 }  // namespace adaptrt

@@ -12,6 +12,12 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   adapters_.clear();
   logit_row_indices_.clear();
   logit_rows_.clear();
+  copies_from_.clear();
+  copies_to_.clear();
+  for (const auto& copy : plan.copies) {
+    copies_from_.push_back(copy.blocks.from);
+    copies_to_.push_back(copy.blocks.to);
+  }
 
   std::size_t max_blocks = 0;
   std::size_t max_later = 0;  // the scheduler made room for all the blocks that a sequence can come to need
@@ -43,6 +49,8 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   input.max_blocks_per_sequence = static_cast<std::int32_t>(max_blocks);
   input.adapters = adapters_;
   input.logit_rows = logit_row_indices_;
+  input.copies_from = copies_from_;
+  input.copies_to = copies_to_;
   return input;
 }
 
@@ -53,21 +61,22 @@ void StepBuilder::add_tokens(const PlannedSequence& entry) {
 }
 
 void StepBuilder::add_logit_rows(const PlannedSequence& entry, std::int32_t first_row) {
-  auto* request = static_cast<ActiveRequest*>(entry.sequence);
+  auto* sequence = static_cast<ActiveSequence*>(entry.sequence);
+  const ActiveRequest& request = sequence->request();
   const std::int32_t end = entry.first_token + entry.count;
   const std::int32_t sampled = entry.wants_logits ? end - 1 : -1;
   // Of a prompt that is computed again after a pause, the rows before next_prompt_row() are there already.
-  for (std::int32_t position = std::max(entry.first_token, request->next_prompt_row());
-       position < std::min(end, request->end_of_prompt_rows()); ++position) {
+  for (std::int32_t position = std::max(entry.first_token, request.next_prompt_row());
+       position < std::min(end, request.end_of_prompt_rows()); ++position) {
     logit_row_indices_.push_back(first_row + position - entry.first_token);
-    logit_rows_.push_back({request, true, position == sampled});
+    logit_rows_.push_back({sequence, true, position == sampled});
   }
   if (sampled < 0 ||
-      (!logit_rows_.empty() && logit_rows_.back().request == request && logit_rows_.back().is_sampled)) {
+      (!logit_rows_.empty() && logit_rows_.back().sequence == sequence && logit_rows_.back().is_sampled)) {
     return;
   }
   logit_row_indices_.push_back(first_row + sampled - entry.first_token);
-  logit_rows_.push_back({request, false, true});
+  logit_rows_.push_back({sequence, false, true});
 }
 
 }  // namespace adaptrt

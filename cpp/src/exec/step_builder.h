@@ -12,7 +12,7 @@ namespace adaptrt {
 
 /// What a row of logits is for.
 struct LogitRow {
-  ActiveRequest* request = nullptr;
+  ActiveSequence* sequence = nullptr;
   bool is_prompt = false;   ///< of the request's next_prompt_row()
   bool is_sampled = false;  ///< the next token is chosen from it
 };
@@ -20,7 +20,7 @@ struct LogitRow {
 /// Writes a plan as the arrays of a StepInput. Their memory is kept from step to step.
 class StepBuilder {
  public:
-  /// Valid until the next call. All sequences of the plan are ActiveRequests.
+  /// Valid until the next call. All sequences of the plan are ActiveSequences.
   [[nodiscard]] StepInput build(const StepPlan& plan);
   /// One for each entry of StepInput::logit_rows.
   [[nodiscard]] std::span<const LogitRow> logit_rows() const { return logit_rows_; }
@@ -36,6 +36,8 @@ class StepBuilder {
   std::vector<std::int32_t> block_tables_;
   std::vector<const DeviceAdapter*> adapters_;
   std::vector<std::int32_t> logit_row_indices_;
+  std::vector<std::int32_t> copies_from_;
+  std::vector<std::int32_t> copies_to_;
   std::vector<LogitRow> logit_rows_;
 };
 

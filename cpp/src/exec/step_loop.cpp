@@ -52,9 +52,9 @@ bool StepLoop::take_work() {
   RequestQueue::Work work = queue_.take(scheduler_.empty() || awaits_loads_, until);
   for (auto& arrival : work.arrivals) {
     ActiveRequest& request = *arrival;
-    requests_.emplace(request.id, std::move(arrival));
-    if (request.deadline()) deadlines_.emplace(*request.deadline(), request.id);
-    if (!work.stop) scheduler_.add(request);
+    requests_.emplace(request.id(), std::move(arrival));
+    if (request.deadline()) deadlines_.emplace(*request.deadline(), request.id());
+    if (!work.stop) scheduler_.add(request.first());
   }
   if (work.stop) return false;
   cancel(work.cancelled);
@@ -67,8 +67,8 @@ void StepLoop::cancel(const std::vector<RequestId>& ids) {
   for (const RequestId id : ids) {
     const auto found = requests_.find(id);
     if (found == requests_.end()) continue;  // it has ended meanwhile
-    post(*found->second, FinishReason::kCancelled);
-    remove(*found->second);
+    end(*found->second, FinishReason::kCancelled);
+    remove_ended();
   }
 }
 
@@ -76,9 +76,8 @@ void StepLoop::end_overdue() {
   if (deadlines_.empty()) return;
   const auto now = Clock::now();
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-    ActiveRequest& request = *requests_.at(deadlines_.begin()->second);
-    post(request, FinishReason::kTimedOut);
-    remove(request);
+    end(*requests_.at(deadlines_.begin()->second), FinishReason::kTimedOut);
+    remove_ended();
   }
 }
 
@@ -91,7 +90,7 @@ void StepLoop::step() {
   queue_latency_ = {};
   engine_latency_ = {};
   for (Sequence* sequence : plan_.started) {
-    auto& request = *static_cast<ActiveRequest*>(sequence);
+    ActiveRequest& request = static_cast<ActiveSequence*>(sequence)->request();
     if (std::exchange(request.has_started, true)) continue;
     ++num_started_;
     queue_latency_ += begin - request.arrival;
@@ -106,21 +105,21 @@ void StepLoop::step() {
                              " wait");
     }
     refuse_waiting();
+    remove_ended();
     observe(nullptr);
     send_responses();
     return;
   }
-  const std::size_t num_active = scheduler_.running().size();
-  std::vector<RequestId> completed;
-  request_stats_.request_stats.clear();
+  describe_step();
   if (run_engine()) {
     scheduler_.commit(plan_);
-    deliver(completed);
+    deliver();
   }
   refuse_waiting();
+  remove_ended();
   ++iteration_;
   observe(nullptr);
-  record(begin, num_active, completed);
+  record(begin);
   send_responses();
 }
 
@@ -146,72 +145,90 @@ bool StepLoop::run_engine() {
   }
 }
 
-void StepLoop::deliver(std::vector<RequestId>& completed) {
+void StepLoop::deliver() {
+  fork_sequences();
   for (const auto& outcome : token_step_.outcomes()) {
-    ActiveRequest& request = *outcome.request;
-    const bool has_failed = !outcome.error.empty();
-    if (!has_failed && outcome.reason == FinishReason::kNotFinished) {
-      if (request.is_streaming()) post(request, outcome.reason);
-      continue;
+    ActiveSequence& sequence = *outcome.sequence;
+    ActiveRequest& request = sequence.request();
+    if (request.has_ended) continue;  // another of its sequences has failed
+    if (!outcome.error.empty()) {
+      fail(request, outcome.error);
+    } else if (outcome.reason != FinishReason::kNotFinished) {
+      post(sequence, outcome.reason);
+      if (!request.has_ended) scheduler_.remove(sequence);
+    } else if (request.is_streaming()) {
+      post(sequence, outcome.reason);
     }
-    completed.push_back(request.id);
-    if (statistics_.wants_requests()) request_stats_.request_stats.push_back(describe(request, true, true));
-    if (has_failed) {
-      outbox_.push_back(request.make_error(outcome.error));
-    } else {
-      post(request, outcome.reason);
+    if (!request.has_ended) continue;
+    ++iteration_stats_.num_completed_requests;
+    if (statistics_.wants_requests()) {
+      request_stats_.request_stats.push_back(describe(request, iteration_, true));
     }
-    remove(request);
+  }
+}
+
+void StepLoop::fork_sequences() {
+  for (const auto& outcome : token_step_.outcomes()) {
+    ActiveSequence& parent = *outcome.sequence;
+    if (parent.num_forks == 0 || parent.num_generated() == 0) continue;
+    for (const auto& sequence : parent.request().sequences().subspan(1)) {
+      // Without a token when choosing it has failed.
+      if (sequence->num_generated() > 0 && !sequence->is_complete()) scheduler_.fork(parent, *sequence);
+    }
+    Scheduler::end_forks(parent);
   }
 }
 
 void StepLoop::refuse_waiting() {
   for (const FailedStart& failed : plan_.failed) {
-    auto& request = *static_cast<ActiveRequest*>(failed.sequence);
-    outbox_.push_back(request.make_error("adapter " + std::to_string(request.adapter->task_id()) +
-                                         " could not be loaded: " + failed.reason));
-    remove(request);
+    ActiveRequest& request = static_cast<ActiveSequence*>(failed.sequence)->request();
+    fail(request, "adapter " + std::to_string(request.adapter()->task_id()) +
+                      " could not be loaded: " + failed.reason);
   }
   for (Sequence* sequence : plan_.unservable) {
-    auto& request = *static_cast<ActiveRequest*>(sequence);
-    outbox_.push_back(request.make_error("adapter " + std::to_string(request.adapter->task_id()) + " needs " +
-                                         std::to_string(lora_cache_->pages_needed(*request.adapter)) +
-                                         " device pages of the LoRA cache; there are " +
-                                         std::to_string(lora_cache_->obtainable_pages()) +
-                                         " beside the pinned adapters"));
-    remove(request);
+    ActiveRequest& request = static_cast<ActiveSequence*>(sequence)->request();
+    fail(request, "adapter " + std::to_string(request.adapter()->task_id()) + " needs " +
+                      std::to_string(lora_cache_->pages_needed(*request.adapter())) +
+                      " device pages of the LoRA cache; there are " +
+                      std::to_string(lora_cache_->obtainable_pages()) + " beside the pinned adapters");
   }
 }
 
 void StepLoop::fail_plan(const std::string& reason) {
   scheduler_.fail(plan_);
-  for (const auto& entry : plan_.entries) {
-    auto& request = *static_cast<ActiveRequest*>(entry.sequence);
-    outbox_.push_back(request.make_error(reason));
-    forget(request);
-  }
+  const auto fail_request_of = [&](const Sequence* sequence) {
+    fail(static_cast<const ActiveSequence*>(sequence)->request(), reason);
+  };
+  for (const auto& entry : plan_.entries) fail_request_of(entry.sequence);
+  for (const auto& copy : plan_.copies) fail_request_of(copy.sequence);
 }
 
 void StepLoop::observe(const StepPlan* plan) const {
   if (observer_) observer_(plan, scheduler_, block_pool_, lora_cache_);
 }
 
-void StepLoop::record(Clock::time_point begin, std::size_t num_active,
-                      const std::vector<RequestId>& completed) {
+void StepLoop::describe_step() {
+  iteration_stats_ = {};
+  request_stats_.request_stats.clear();
+  if (!statistics_.wants_iterations() && !statistics_.wants_requests()) return;
+  iteration_stats_.inflight_batching_stats = describe(plan_, iteration_);
+  iteration_stats_.num_active_requests = count_active(scheduler_.running(), iteration_);
+}
+
+void StepLoop::record(Clock::time_point begin) {
+  const std::int64_t step = iteration_ - 1;
   if (statistics_.wants_iterations()) {
-    IterationStats stats;
+    IterationStats& stats = iteration_stats_;
     stats.iter = iteration_;
     stats.iter_latency_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
     stats.engine_latency_ms = std::chrono::duration<double, std::milli>(engine_latency_).count();
     stats.new_active_requests_queue_latency_ms =
         std::chrono::duration<double, std::milli>(queue_latency_).count();
     stats.num_new_active_requests = num_started_;
-    stats.num_active_requests = static_cast<std::int32_t>(num_active);
     stats.num_queued_requests = static_cast<std::int32_t>(queue_.num_queued());
-    stats.num_completed_requests = static_cast<std::int32_t>(completed.size());
     stats.max_num_active_requests = scheduler_.limits().max_batch_size;
     stats.kv_cache_stats = block_pool_.stats();
-    stats.inflight_batching_stats = describe(plan_, scheduler_.num_paused());
+    stats.inflight_batching_stats->num_paused_requests = num_paused_requests();
     std::size_t device_bytes =
         static_cast<std::size_t>(block_pool_.num_blocks()) * engine_.info().kv_block_bytes;
     if (lora_cache_ != nullptr) {
@@ -224,10 +241,8 @@ void StepLoop::record(Clock::time_point begin, std::size_t num_active,
     statistics_.record(std::move(stats));
   }
   if (statistics_.wants_requests()) {
-    std::unordered_set<const Sequence*> scheduled;
-    for (const auto& entry : plan_.entries) scheduled.insert(entry.sequence);
     for (const auto& [id, request] : requests_) {
-      request_stats_.request_stats.push_back(describe(*request, scheduled.contains(request.get()), false));
+      request_stats_.request_stats.push_back(describe(*request, step, false));
     }
     std::ranges::sort(request_stats_.request_stats, {}, &RequestStats::id);
     request_stats_.iter = iteration_;
@@ -235,8 +250,19 @@ void StepLoop::record(Clock::time_point begin, std::size_t num_active,
   }
 }
 
-void StepLoop::post(ActiveRequest& request, FinishReason reason) {
-  outbox_.push_back(request.make_response(reason));
+std::int32_t StepLoop::num_paused_requests() const {
+  if (scheduler_.num_paused() == 0) return 0;
+  const auto is_paused = [](const auto& entry) {
+    return std::ranges::any_of(entry.second->sequences(),
+                               [](const auto& sequence) { return sequence->paused; });
+  };
+  return static_cast<std::int32_t>(std::ranges::count_if(requests_, is_paused));
+}
+
+void StepLoop::post(ActiveSequence& sequence, FinishReason reason) {
+  ActiveRequest& request = sequence.request();
+  outbox_.push_back(request.make_response(sequence, reason));
+  if (request.has_ended) ended_.push_back(&request);
 }
 
 void StepLoop::send_responses() {
@@ -244,23 +270,36 @@ void StepLoop::send_responses() {
   outbox_.clear();
 }
 
-void StepLoop::remove(ActiveRequest& request) {
-  scheduler_.remove(request);
-  forget(request);
+void StepLoop::end(ActiveRequest& request, FinishReason reason) {
+  for (const auto& sequence : request.sequences()) {
+    if (!sequence->has_ended()) post(*sequence, reason);
+  }
 }
 
-void StepLoop::forget(ActiveRequest& request) {
-  if (!request.has_started) queue_.release(1);
-  if (request.deadline()) deadlines_.erase({*request.deadline(), request.id});
-  requests_.erase(request.id);
+void StepLoop::fail(ActiveRequest& request, const std::string& reason) {
+  if (std::exchange(request.has_ended, true)) return;
+  outbox_.push_back(request.make_error(reason));
+  ended_.push_back(&request);
+}
+
+void StepLoop::remove_ended() {
+  for (ActiveRequest* request : ended_) {
+    for (const auto& sequence : request->sequences()) scheduler_.remove(*sequence);
+    if (!request->has_started) queue_.release(1);
+    if (request->deadline()) deadlines_.erase({*request->deadline(), request->id()});
+    requests_.erase(request->id());
+  }
+  ended_.clear();
 }
 
 void StepLoop::close(const std::string& reason, ExecutorEnd end) {
   send_responses();
   queue_.close(reason);
   // Nothing comes in any more; what came in after the last look gets its answer as well.
-  for (auto& arrival : queue_.take(false).arrivals) requests_.emplace(arrival->id, std::move(arrival));
-  for (const auto& [id, request] : requests_) board_.post(request->make_error(reason));
+  for (auto& arrival : queue_.take(false).arrivals) requests_.emplace(arrival->id(), std::move(arrival));
+  for (const auto& [id, request] : requests_) {
+    if (!request->has_ended) board_.post(request->make_error(reason));
+  }
   board_.close(reason, end);
 }
 

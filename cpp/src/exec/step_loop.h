@@ -5,7 +5,6 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -36,9 +35,9 @@ class StepLoop {
   void run();
 
   /// See Scheduler::why_never_fits; for any thread, the answer depends on the configuration alone.
-  [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length,
-                                                          std::int64_t max_tokens) const {
-    return scheduler_.why_never_fits(prompt_length, max_tokens);
+  [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
+                                                          std::int32_t num_sequences) const {
+    return scheduler_.why_never_fits(prompt_length, max_tokens, num_sequences);
   }
 
  private:
@@ -49,19 +48,25 @@ class StepLoop {
   void step();
   /// Returns false when the step failed, and its requests with it.
   bool run_engine();
-  void deliver(std::vector<RequestId>& completed);
+  void deliver();
+  /// Of the requests whose prompts this step has ended: their other sequences begin to run.
+  void fork_sequences();
   /// Requests that wait and cannot run: no pages for their adapters, or loads that failed.
   void refuse_waiting();
   void fail_plan(const std::string& reason);
   void observe(const StepPlan* plan) const;
-  void record(Clock::time_point begin, std::size_t num_active, const std::vector<RequestId>& completed);
+  void describe_step();
+  void record(Clock::time_point begin);
+  [[nodiscard]] std::int32_t num_paused_requests() const;
 
-  void post(ActiveRequest& request, FinishReason reason);
+  void post(ActiveSequence& sequence, FinishReason reason);
   void send_responses();
-  /// Gives up a request that the scheduler knows, after its last response.
-  void remove(ActiveRequest& request);
-  /// Forgets a request that the scheduler does not know any more.
-  void forget(ActiveRequest& request);
+  /// The last responses of a request whose sequences have not all ended.
+  void end(ActiveRequest& request, FinishReason reason);
+  /// Without effect on a request that has ended.
+  void fail(ActiveRequest& request, const std::string& reason);
+  /// Gives up the requests that have ended.
+  void remove_ended();
   void close(const std::string& reason, ExecutorEnd end);
 
   Engine& engine_;
@@ -79,6 +84,8 @@ class StepLoop {
   StepPlan plan_;
   std::map<RequestId, std::unique_ptr<ActiveRequest>> requests_;
   std::set<std::pair<Clock::time_point, RequestId>> deadlines_;
+  /// Had their last response; given up when nothing of the step refers to them any more.
+  std::vector<ActiveRequest*> ended_;
   std::int64_t iteration_ = 0;
   std::int32_t num_started_ = 0;
   /// Of the requests that the newest step started, summed.
@@ -87,6 +94,7 @@ class StepLoop {
   bool awaits_loads_ = false;
   /// Of the newest step, without sampling.
   Clock::duration engine_latency_{};
+  IterationStats iteration_stats_;
   RequestStatsPerIteration request_stats_;
   /// Sent when all that the step did is done: who has a last response finds the request's adapter given up
   /// and its step in the statistics.

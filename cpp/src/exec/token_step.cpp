@@ -19,20 +19,27 @@ void TokenStep::take(std::int64_t first_row, std::int64_t num_rows, const float*
 }
 
 void TokenStep::take_row(const LogitRow& row, const float* logits) {
-  ActiveRequest& request = *row.request;
-  // A request's rows follow each other, the sampled one last: after an outcome the rest are of no use.
-  if (!outcomes_.empty() && outcomes_.back().request == &request) return;
+  ActiveSequence& sequence = *row.sequence;
+  // A sequence's rows follow each other, the sampled one last: after an outcome the rest are of no use.
+  if (!outcomes_.empty() && outcomes_.back().sequence == &sequence) return;
   try {
-    if (row.is_prompt) request.add_prompt_row(logits);
+    if (row.is_prompt) sequence.request().add_prompt_row(logits);
   } catch (const StepError& error) {
-    outcomes_.push_back({&request, FinishReason::kNotFinished, error.what()});
+    outcomes_.push_back({&sequence, FinishReason::kNotFinished, error.what()});
     return;
   }
   if (!row.is_sampled) return;
-  if (request.post_processor().processor) {
-    post_processing_.add(request, logits);
+  const bool ends_prompt = sequence.index == 0 && sequence.num_generated() == 0;
+  take_sampled_row(sequence, logits);
+  if (!ends_prompt) return;
+  for (const auto& other : sequence.request().sequences().subspan(1)) take_sampled_row(*other, logits);
+}
+
+void TokenStep::take_sampled_row(ActiveSequence& sequence, const float* logits) {
+  if (sequence.request().post_processor().processor) {
+    post_processing_.add(sequence, logits);
   } else {
-    choose(request, logits, nullptr);
+    choose(sequence, logits, nullptr);
   }
 }
 
@@ -40,29 +47,30 @@ void TokenStep::finish() {
   post_processing_.run();
   for (std::size_t i = 0; i < post_processing_.size(); ++i) {
     const PostProcessedRow& row = post_processing_.row(i);
-    ActiveRequest& request = post_processing_.request(i);
+    ActiveSequence& sequence = post_processing_.sequence(i);
     if (row.error.empty()) {
-      choose(request, post_processing_.logits(i), row.logits->data());
+      choose(sequence, post_processing_.logits(i), row.logits->data());
     } else {
-      outcomes_.push_back({&request, FinishReason::kNotFinished, row.error});
+      outcomes_.push_back({&sequence, FinishReason::kNotFinished, row.error});
     }
   }
 }
 
-void TokenStep::choose(ActiveRequest& request, const float* logits, const float* changed_logits) {
+void TokenStep::choose(ActiveSequence& sequence, const float* logits, const float* changed_logits) {
   try {
-    outcomes_.push_back({&request, sample(request, logits, changed_logits), {}});
+    outcomes_.push_back({&sequence, sample(sequence, logits, changed_logits), {}});
   } catch (const StepError& error) {
-    outcomes_.push_back({&request, FinishReason::kNotFinished, error.what()});
+    outcomes_.push_back({&sequence, FinishReason::kNotFinished, error.what()});
   }
 }
 
-FinishReason TokenStep::sample(ActiveRequest& request, const float* logits, const float* changed_logits) {
+FinishReason TokenStep::sample(ActiveSequence& sequence, const float* logits, const float* changed_logits) {
+  const ActiveRequest& request = sequence.request();
   const std::span most_likely = std::span(most_likely_).first(request.num_most_likely());
   const SampledToken sampled =
-      sampler_.sample(request.sampler(), logits, request.tokens, request.wants_log_probs(), most_likely,
-                      {.allowed = request.allowed_tokens(), .logits = changed_logits});
-  return request.append(sampled, logits, most_likely);
+      sampler_.sample(sequence.sampler(), logits, sequence.tokens, request.wants_log_probs(), most_likely,
+                      {.allowed = sequence.allowed_tokens(), .logits = changed_logits});
+  return sequence.append(request.stop(), sampled, logits, most_likely);
 }
 
 }  // namespace adaptrt

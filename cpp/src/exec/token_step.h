@@ -15,16 +15,17 @@
 
 namespace adaptrt {
 
-/// What a step did to a request.
+/// What a step did to a sequence.
 struct TokenOutcome {
-  ActiveRequest* request = nullptr;
+  ActiveSequence* sequence = nullptr;
   FinishReason reason = FinishReason::kNotFinished;
   /// Why no token could be chosen, or the prompt has no log probs; empty as a rule.
   std::string error;
 };
 
 /// From a step's logits to its tokens: collects those that requests return, or their log probs, chooses the
-/// next tokens, and says which requests have generated enough.
+/// next tokens, and says which sequences have generated enough. From the last row of a prompt all sequences
+/// of the request get their first token.
 class TokenStep {
  public:
   explicit TokenStep(std::int64_t vocab_size)
@@ -36,14 +37,18 @@ class TokenStep {
   void take(std::int64_t first_row, std::int64_t num_rows, const float* logits);
   /// After the last of them: chooses the tokens of requests with post-processors.
   void finish();
-  /// One for each request whose next token was due, and for each that failed before.
+  /// One for each sequence whose next token was due, and for each that failed before. Those of a prompt's
+  /// last row follow each other, the first sequence's first.
   [[nodiscard]] std::span<const TokenOutcome> outcomes() const { return outcomes_; }
 
  private:
   void take_row(const LogitRow& row, const float* logits);
+  /// The row that the next token of a sequence is chosen from.
+  void take_sampled_row(ActiveSequence& sequence, const float* logits);
   /// Adds the outcome. `changed_logits`: nullptr without a post-processor.
-  void choose(ActiveRequest& request, const float* logits, const float* changed_logits);
-  [[nodiscard]] FinishReason sample(ActiveRequest& request, const float* logits, const float* changed_logits);
+  void choose(ActiveSequence& sequence, const float* logits, const float* changed_logits);
+  [[nodiscard]] FinishReason sample(ActiveSequence& sequence, const float* logits,
+                                    const float* changed_logits);
 
   std::int64_t vocab_size_;
   Sampler sampler_;

@@ -6,6 +6,13 @@
 
 namespace adaptrt {
 
+namespace {
+
+/// Steps of so many guided sequences allocate nothing; of more, the first ones do.
+constexpr std::size_t kManySequences = 1024;
+
+}  // namespace
+
 std::shared_ptr<TokenGuide> TokenGuide::begin(std::unique_ptr<GrammarState> grammar, std::int64_t vocab_size,
                                               std::span<const std::int32_t> stop_token_ids,
                                               MaskThread& thread) {
@@ -51,7 +58,10 @@ void TokenGuide::make() {
   stage_.notify_all();
 }
 
-MaskThread::MaskThread() : thread_([this] { run(); }) {}
+MaskThread::MaskThread() {
+  wanted_.reserve(kManySequences);
+  thread_ = std::thread([this] { run(); });
+}
 
 MaskThread::~MaskThread() {
   {
@@ -72,11 +82,8 @@ void MaskThread::prepare(std::shared_ptr<TokenGuide> guide) {
 
 void MaskThread::run() {
   std::vector<std::shared_ptr<TokenGuide>> guides;
+  guides.reserve(kManySequences);
   std::unique_lock lock(mutex_);
-  // Steps of so many guided requests allocate nothing; of more, the first ones do.
-  constexpr std::size_t kManyRequests = 1024;
-  guides.reserve(kManyRequests);
-  wanted_.reserve(kManyRequests);
   while (true) {
     changed_.wait(lock, [&] { return stop_ || !wanted_.empty(); });
     if (stop_) return;

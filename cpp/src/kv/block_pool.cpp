@@ -94,6 +94,31 @@ bool BlockPool::try_grow(BlockTable& table, std::int32_t num_tokens) {
   return true;
 }
 
+bool BlockPool::try_fork(const BlockTable& table, std::int32_t num_tokens, BlockTable& forked,
+                         BlockCopy& copy) {
+  if (!forked.blocks.empty()) throw std::logic_error("try_fork: the block table is not empty");
+  if (blocks_for(num_tokens) > static_cast<std::int32_t>(table.blocks.size()))
+    throw std::logic_error("try_fork: the table does not cover the tokens");
+  const std::int32_t num_full = num_tokens / tokens_per_block_;
+  const bool has_rest = num_tokens % tokens_per_block_ > 0;
+  if (has_rest && num_available() == 0) return false;
+  copy = {};
+  for (std::int32_t i = 0; i < num_full; ++i) {
+    add_user(table.blocks[i]);
+    forked.blocks.push_back(table.blocks[i]);
+  }
+  forked.num_indexed = std::min(table.num_indexed, num_full);
+  forked.reuse_epoch = table.reuse_epoch;
+  if (has_rest) {
+    copy = {.from = table.blocks[num_full], .to = take_block()};
+    blocks_[copy.to].num_users = 1;
+    forked.blocks.push_back(copy.to);
+    ++forked.alloc_new_blocks;
+    ++alloc_new_blocks_;
+  }
+  return true;
+}
+
 void BlockPool::index_full_blocks(BlockTable& table, const ReuseKey& key,
                                   std::span<const std::int32_t> tokens, std::int32_t num_computed) {
   if (!enable_block_reuse_ || table.reuse_epoch != reuse_epoch_) return;

@@ -31,6 +31,8 @@ void check_ranges(const SamplingConfig& config, Problems& problems) {
   require_integer("no_repeat_ngram_size", config.no_repeat_ngram_size);
   require_finite("presence_penalty", config.presence_penalty);
   require_finite("frequency_penalty", config.frequency_penalty);
+  if (const auto n = config.num_return_sequences)
+    require(*n >= 1, "num_return_sequences", std::to_string(*n), "at least 1");
   if (const auto p = config.top_p)
     require(*p > 0.0 && *p <= 1.0, "top_p", text_of(*p), "above 0 and at most 1");
   for (const auto& [name, p] :
@@ -59,11 +61,6 @@ void refuse_unsupported(const SamplingConfig& config, Problems& problems) {
   if (config.beam_width != 1) {
     problems.add("beam_width is " + std::to_string(config.beam_width) + "; " + kNoBeams +
                  ", so only 1 is accepted");
-  }
-  if (config.num_return_sequences.value_or(1) != 1) {
-    problems.add(
-        "num_return_sequences is " + std::to_string(*config.num_return_sequences) +
-        "; a request returns one sequence, so only 1 is accepted (send the request again with another seed)");
   }
   refuse(config.beam_width_array.has_value(), "beam_width_array", kNoBeams);
 }

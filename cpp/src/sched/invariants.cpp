@@ -15,7 +15,9 @@ class Report {
     if (!holds) violations_.push_back(violation);
   }
   void check(bool holds, const Sequence& sequence, const char* violation) {
-    if (!holds) violations_.push_back("sequence " + std::to_string(sequence.id) + " " + violation);
+    if (holds) return;
+    const std::string index = sequence.index == 0 ? "" : "." + std::to_string(sequence.index);
+    violations_.push_back("sequence " + std::to_string(sequence.id) + index + " " + violation);
   }
   void append(const std::vector<std::string>& violations) {
     violations_.insert(violations_.end(), violations.begin(), violations.end());
@@ -30,6 +32,9 @@ void check_running(const Scheduler& scheduler, const BlockPool& pool, Report& re
   const auto running = scheduler.running();
   report.check(std::cmp_less_equal(running.size(), scheduler.limits().max_batch_size),
                "more sequences run than max_batch_size");
+  report.check(
+      std::cmp_less_equal(running.size(), scheduler.limits().max_batch_size - scheduler.num_promised_forks()),
+      "more sequences are to be forked than there is room for in the batch");
   for (std::size_t i = 0; i + 1 < running.size(); ++i) {
     report.check(Scheduler::Before{}(running[i], running[i + 1]), *running[i], "runs out of order or twice");
   }
@@ -38,7 +43,7 @@ void check_running(const Scheduler& scheduler, const BlockPool& pool, Report& re
     report.check(sequence->state == SequenceState::kRunning, *sequence, "runs, but its state is another");
     report.check(!sequence->paused, *sequence, "runs, but is marked as paused");
     report.check(!scheduler.waiting().contains(*sequence), *sequence, "runs and waits");
-    report.check(sequence->lease.has_value() == (sequence->adapter != nullptr), *sequence,
+    report.check((sequence->lease != nullptr) == (sequence->adapter != nullptr), *sequence,
                  "runs with an adapter and no lease, or the other way round");
     report.check(sequence->num_computed <= sequence->num_tokens(), *sequence,
                  "has computed tokens that it lacks");
@@ -51,6 +56,23 @@ void check_running(const Scheduler& scheduler, const BlockPool& pool, Report& re
     report.check(sequence->table.num_indexed <= num_blocks, *sequence, "has indexed more blocks than it has");
     report.check(sequence->num_generated() <= sequence->max_tokens, *sequence,
                  "has generated more than max_tokens");
+    report.check(sequence->num_forks >= 0, *sequence, "has been forked more often than it may");
+  }
+}
+
+/// Of the copies that the next step makes.
+void check_copies(const Scheduler& scheduler, const BlockPool& pool, Report& report) {
+  std::set<BlockId> targets;
+  for (const PlannedCopy& copy : scheduler.pending_copies()) {
+    const Sequence& sequence = *copy.sequence;
+    const BlockId to = copy.blocks.to;
+    const auto block = static_cast<std::size_t>(sequence.num_computed / pool.tokens_per_block());
+    report.check(sequence.state == SequenceState::kRunning, sequence, "awaits a copy and does not run");
+    report.check(block < sequence.table.blocks.size() && sequence.table.blocks[block] == to, sequence,
+                 "awaits a copy to a block that it does not write next");
+    report.check(pool.num_users(to) == 1, sequence, "awaits a copy to a block that it shares");
+    report.check(copy.blocks.from != to, sequence, "awaits a copy of a block to itself");
+    report.check(targets.insert(to).second, sequence, "awaits two copies to one block");
   }
 }
 
@@ -140,6 +162,7 @@ std::vector<std::string> check_invariants(const Scheduler& scheduler, const Bloc
   check_running(scheduler, block_pool, report);
   check_waiting(scheduler, report);
   check_blocks(scheduler, block_pool, report);
+  check_copies(scheduler, block_pool, report);
   if (lora_cache != nullptr) check_leases(scheduler, *lora_cache, report);
   return report.take();
 }
@@ -180,6 +203,9 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
     report.check((sequence.device_adapter() != nullptr) == (sequence.adapter != nullptr), sequence,
                  "is planned without its adapter");
   }
+  report.check(
+      plan.empty() ? plan.copies.empty() : std::ranges::equal(plan.copies, scheduler.pending_copies()),
+      "the plan's copies are not those that sequences await");
   report.check(plan.paused.empty() || plan.started.empty(),
                "sequences start although others had to be paused");
   for (const Sequence* sequence : plan.unservable) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -45,6 +44,7 @@ bool has_failed(const Sequence& sequence, const StepPlan& plan) {
 
 void StepPlan::clear() {
   entries.clear();
+  copies.clear();
   started.clear();
   paused.clear();
   unservable.clear();
@@ -58,7 +58,8 @@ void StepPlan::clear() {
 
 bool Scheduler::Before::operator()(const Sequence* a, const Sequence* b) const {
   if (a->priority != b->priority) return a->priority > b->priority;
-  return a->place < b->place;
+  if (a->place != b->place) return a->place < b->place;
+  return a->index < b->index;
 }
 
 Scheduler::Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, BlockPool& block_pool,
@@ -75,33 +76,9 @@ Scheduler::Scheduler(const SchedulerConfig& config, const SchedulerLimits& limit
   check_limits(limits);
 }
 
-std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length,
-                                                     std::int64_t max_tokens) const {
-  constexpr std::int64_t kLongest = std::numeric_limits<std::int32_t>::max();
-  if (prompt_length < 1 || max_tokens < 1 || prompt_length > kLongest ||
-      max_tokens > kLongest - prompt_length) {
-    return "a prompt of " + std::to_string(prompt_length) +
-           " tokens with max_tokens = " + std::to_string(max_tokens) +
-           "; each must be at least 1 and their sum at most " + std::to_string(kLongest);
-  }
-  if (!limits_.enable_chunked_context && prompt_length > limits_.max_num_tokens) {
-    return "the prompt has " + std::to_string(prompt_length) +
-           " tokens, a step takes max_num_tokens = " + std::to_string(limits_.max_num_tokens) +
-           " and enable_chunked_context is off";
-  }
-  const std::int64_t needed = block_pool_.blocks_for(prompt_length + max_tokens - 1);
-  if (needed > block_pool_.num_blocks()) {
-    return "a prompt of " + std::to_string(prompt_length) +
-           " tokens with max_tokens = " + std::to_string(max_tokens) + " needs " + std::to_string(needed) +
-           " KV blocks of " + std::to_string(block_pool_.tokens_per_block()) + " tokens; there are " +
-           std::to_string(block_pool_.num_blocks());
-  }
-  return std::nullopt;
-}
-
 void Scheduler::add(Sequence& sequence) {
   Problems problems;
-  if (auto reason = why_never_fits(sequence.prompt_length, sequence.max_tokens))
+  if (auto reason = why_never_fits(sequence.prompt_length, sequence.max_tokens, 1 + sequence.num_forks))
     problems.add(std::move(*reason));
   if (sequence.state != SequenceState::kNew) problems.add("it was queued before");
   if (sequence.num_tokens() != sequence.prompt_length) {
@@ -126,6 +103,11 @@ void Scheduler::add(Sequence& sequence) {
 void Scheduler::plan(StepPlan& plan) {
   plan.clear();
   ++turn_;
+  plan_entries(plan);
+  if (!plan.empty()) plan.copies.assign(copies_.begin(), copies_.end());
+}
+
+void Scheduler::plan_entries(StepPlan& plan) {
   const bool is_static = config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kStaticBatch;
   // A new batch waits for the last sequence of the old one, whatever this plan does to it.
   const bool may_start = !is_static || running_.empty();
@@ -255,12 +237,14 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
   const std::int32_t to_compute = sequence.num_tokens() - match.num_blocks * block_pool_.tokens_per_block();
   const bool may_split = limits_.enable_chunked_context || sequence.num_tokens() > limits_.max_num_tokens;
   if (to_compute > tokens_left(plan) && !may_split) return StartResult::kNoRoom;
+  if (std::cmp_greater(running_.size() + 1,
+                       limits_.max_batch_size - num_promised_forks() - sequence.num_forks))
+    return StartResult::kNoRoom;
 
-  std::int64_t needed = std::int64_t{blocks_wanted(sequence)} - match.num_blocks;
-  // One more, where pausing is allowed, so that it is not paused at once for the first token that it
-  // generates.
-  if (config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kMaxUtilization && !running_.empty())
-    ++needed;
+  std::int64_t needed = blocks_wanted(sequence) - match.num_blocks;
+  // One more for each sequence, where pausing is allowed, so that none is paused at once for the first token
+  // that it generates.
+  if (may_pause() && !running_.empty()) needed += 1 + sequence.num_forks;
   const std::int64_t available = std::int64_t{block_pool_.num_available()} - match.num_unused_blocks;
   if (needed > available - num_promised_blocks()) return StartResult::kNoRoom;
 
@@ -288,12 +272,11 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
 void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
   waiting_.start(sequence);
   if (waiting_.is_fair() && !sequence.paused) sequence.place = next_place_++;
-  running_.insert(std::ranges::upper_bound(running_, &sequence, Before{}), &sequence);
   if (sequence.paused) --num_paused_;
   sequence.paused = false;
   sequence.times_passed_over = 0;
-  sequence.state = SequenceState::kRunning;
-  sequence.lease = std::move(lease);
+  if (lease) sequence.lease = std::make_shared<const DeviceLease>(std::move(*lease));
+  run(sequence);
   if (starts_from_shared_blocks(sequence)) {
     sequence.num_computed = block_pool_.reuse_prefix(sequence.table, sequence.reuse_key(), sequence.tokens);
     retain_blocks(sequence, 0);
@@ -306,6 +289,11 @@ void Scheduler::charge(Sequence& sequence, std::int32_t num_tokens) {
   if (num_tokens <= sequence.num_charged) return;
   waiting_.charge(sequence, num_tokens - sequence.num_charged);
   sequence.num_charged = num_tokens;
+}
+
+void Scheduler::run(Sequence& sequence) {
+  running_.insert(std::ranges::upper_bound(running_, &sequence, Before{}), &sequence);
+  sequence.state = SequenceState::kRunning;
 }
 
 void Scheduler::add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan) {
@@ -328,16 +316,18 @@ void Scheduler::grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan&
 }
 
 void Scheduler::pause(Sequence& sequence, StepPlan& plan) {
-  if (config_.capacity_scheduler_policy != CapacitySchedulerPolicy::kMaxUtilization) {
-    throw std::logic_error("KV blocks ran out although they were promised");
-  }
+  if (!may_pause()) throw std::logic_error("KV blocks ran out although they were promised");
   stop_running(sequence);
+  pause(sequence);
+  plan.paused.push_back(&sequence);
+}
+
+void Scheduler::pause(Sequence& sequence) {
   waiting_.push(sequence);
   sequence.state = SequenceState::kWaiting;
   sequence.paused = true;
   ++sequence.times_paused;
   ++num_paused_;
-  plan.paused.push_back(&sequence);
 }
 
 bool Scheduler::pause_a_prefill_after(std::size_t index, StepPlan& plan) {
@@ -351,12 +341,14 @@ bool Scheduler::pause_a_prefill_after(std::size_t index, StepPlan& plan) {
 
 void Scheduler::stop_running(Sequence& sequence) {
   running_.erase(std::ranges::find(running_, &sequence));
+  std::erase_if(copies_, [&](const PlannedCopy& copy) { return copy.sequence == &sequence; });
   block_pool_.release(sequence.table);
   sequence.num_computed = 0;
   sequence.lease.reset();
 }
 
 void Scheduler::commit(const StepPlan& plan) {
+  copies_.clear();
   for (const PlannedSequence& entry : plan.entries) {
     Sequence& sequence = *entry.sequence;
     sequence.num_computed = entry.first_token + entry.count;
@@ -380,6 +372,7 @@ void Scheduler::retain_blocks(const Sequence& sequence, std::int32_t first) {
 
 void Scheduler::fail(const StepPlan& plan) {
   for (const PlannedSequence& entry : plan.entries) remove(*entry.sequence);
+  for (const PlannedCopy& copy : plan.copies) remove(*copy.sequence);
 }
 
 void Scheduler::remove(Sequence& sequence) {
@@ -393,28 +386,8 @@ void Scheduler::remove(Sequence& sequence) {
   sequence.state = SequenceState::kFinished;
 }
 
-std::int64_t Scheduler::num_promised_blocks() const {
-  std::int64_t promised = 0;
-  for (const Sequence* sequence : running_) {
-    promised += blocks_wanted(*sequence) - static_cast<std::int64_t>(sequence->table.blocks.size());
-  }
-  return promised;
-}
-
-std::int32_t Scheduler::blocks_wanted(const Sequence& sequence) const {
-  const bool all = config_.capacity_scheduler_policy != CapacitySchedulerPolicy::kMaxUtilization;
-  return block_pool_.blocks_for(all ? sequence.max_kv_tokens() : sequence.num_tokens());
-}
-
-std::int32_t Scheduler::room_for(const Sequence& sequence) const {
-  const std::int64_t blocks =
-      static_cast<std::int64_t>(sequence.table.blocks.size()) + block_pool_.num_available();
-  const std::int64_t room = blocks * block_pool_.tokens_per_block() - sequence.num_computed;
-  return static_cast<std::int32_t>(std::min<std::int64_t>(room, std::numeric_limits<std::int32_t>::max()));
-}
-
 bool Scheduler::any_lease() const {
-  return std::ranges::any_of(running_, [](const Sequence* sequence) { return sequence->lease.has_value(); });
+  return std::ranges::any_of(running_, [](const Sequence* sequence) { return sequence->lease != nullptr; });
 }
 
 bool Scheduler::shares_blocks(const Sequence& sequence) const {

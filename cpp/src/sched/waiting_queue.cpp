@@ -59,6 +59,12 @@ void WaitingQueue::start(Sequence& sequence) {
   forget_idle(level);
 }
 
+void WaitingQueue::add_running(const Sequence& sequence) {
+  Level& level = level_of(sequence);
+  ++flow_of(level, sequence).num_running;
+  ++level.num_sequences;
+}
+
 void WaitingQueue::erase(Sequence& sequence) {
   const auto found = levels_.find(sequence.priority);
   Level& level = found->second;

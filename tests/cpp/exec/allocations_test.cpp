@@ -13,11 +13,13 @@ namespace {
 
 BOOST_AUTO_TEST_SUITE(allocations)
 
-BOOST_AUTO_TEST_CASE(a_steady_step_allocates_nothing) {
-  constexpr std::int32_t kRequests = 16;
-  constexpr std::int32_t kTokens = 90;
+constexpr std::int32_t kTokens = 90;
+
+/// Serves requests of `num_sequences` sequences together, and fails the test when a step in which all of them
+/// decode allocates anything.
+void check_steady_steps(std::vector<Request> requests, std::int32_t num_sequences) {
   FakeEngine::Options options;
-  options.max_batch_size = kRequests;
+  options.max_batch_size = num_sequences;
   options.max_num_tokens = 256;
   std::vector<std::int64_t> of_steps;  // allocations from one plan to the next
   of_steps.reserve(1000);
@@ -25,13 +27,27 @@ BOOST_AUTO_TEST_CASE(a_steady_step_allocates_nothing) {
   const auto count = [&](const StepPlan* plan, const Scheduler& scheduler, const BlockPool&,
                          const LoraCache*) {
     if (plan == nullptr) return;
-    const bool is_steady = plan->num_generation_sequences == kRequests && scheduler.waiting().empty();
+    const bool is_steady = plan->num_generation_sequences == num_sequences && plan->copies.empty() &&
+                           scheduler.waiting().empty();
     if (is_steady && before >= 0) of_steps.push_back(testing::allocations_of_this_thread() - before);
     before = is_steady ? testing::allocations_of_this_thread() : -1;
   };
   before = -1;
   Executor executor(std::make_shared<FakeEngine>(options), {}, kAvailableMemory, count);
   executor.set_grammar_compiler(std::make_shared<FakeCompiler>());
+  for (Request& request : requests) {
+    if (!request.lora_config) continue;
+    executor.put_adapter(*request.lora_config);
+    executor.pin_adapter(request.lora_config->task_id);
+    request.lora_config = task_alone(request.lora_config->task_id);
+  }
+  for (const RequestId id : executor.enqueue_requests(requests)) static_cast<void>(collect(executor, id));
+  BOOST_TEST_REQUIRE(of_steps.size() > 50U);
+  BOOST_TEST(of_steps == std::vector<std::int64_t>(of_steps.size(), 0), boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(a_steady_step_allocates_nothing) {
+  constexpr std::int32_t kRequests = 16;
   std::vector<Request> requests;
   for (TokenId i = 0; i < kRequests; ++i) {
     auto request = make_request({i, 2, 3}, kTokens);
@@ -39,17 +55,26 @@ BOOST_AUTO_TEST_CASE(a_steady_step_allocates_nothing) {
     request.output_config.top_log_probs = i % 3;
     request.output_config.return_prompt_log_probs = i % 5 == 1;
     if (i % 4 == 3) request = guided(std::move(request), "99");
-    if (i % 2 == 0) {
-      const auto task_id = static_cast<std::uint64_t>(i + 1);
-      executor.put_adapter(fake_adapter(task_id));
-      executor.pin_adapter(task_id);
-      request.lora_config = task_alone(task_id);
-    }
+    if (i % 2 == 0) request.lora_config = fake_adapter(static_cast<std::uint64_t>(i + 1));
     requests.push_back(std::move(request));
   }
-  for (const RequestId id : executor.enqueue_requests(requests)) static_cast<void>(collect(executor, id));
-  BOOST_TEST_REQUIRE(of_steps.size() > 50U);
-  BOOST_TEST(of_steps == std::vector<std::int64_t>(of_steps.size(), 0), boost::test_tools::per_element());
+  check_steady_steps(std::move(requests), kRequests);
+}
+
+BOOST_AUTO_TEST_CASE(a_steady_step_of_forked_sequences_allocates_nothing) {
+  std::vector<Request> requests;
+  for (TokenId i = 0; i < 4; ++i) {
+    auto request = make_request({i, 2, 3}, kTokens);
+    request.num_return_sequences = i + 1;
+    request.sampling_config.top_k = 20;
+    request.sampling_config.temperature = 2.0;
+    request.sampling_config.presence_penalty = 0.5;
+    request.output_config.return_log_probs = true;
+    if (i == 3) request = guided(std::move(request), "99");
+    if (i % 2 == 0) request.lora_config = fake_adapter(static_cast<std::uint64_t>(i + 1));
+    requests.push_back(std::move(request));
+  }
+  check_steady_steps(std::move(requests), 1 + 2 + 3 + 4);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -49,7 +49,7 @@ BOOST_AUTO_TEST_CASE(each_bad_field_is_refused_by_name) {
       {"presence_penalty", [](auto& c) { c.presence_penalty = kInfinity; }},
       {"frequency_penalty", [](auto& c) { c.frequency_penalty = kNan; }},
       {"no_repeat_ngram_size", [](auto& c) { c.no_repeat_ngram_size = -1; }},
-      {"num_return_sequences", [](auto& c) { c.num_return_sequences = 2; }},
+      {"num_return_sequences", [](auto& c) { c.num_return_sequences = 0; }},
       {"min_p", [](auto& c) { c.min_p = -0.1; }},
       {"min_p", [](auto& c) { c.min_p = 1.1; }},
       {"min_p", [](auto& c) { c.min_p = kNan; }},

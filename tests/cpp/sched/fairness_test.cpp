@@ -84,6 +84,17 @@ BOOST_AUTO_TEST_CASE(reused_tokens_do_not_count) {
   BOOST_TEST((third_of_2 - second_of_2 == 34));
 }
 
+BOOST_AUTO_TEST_CASE(a_prompt_counts_once_for_all_its_sequences) {
+  World world({.num_blocks = 400, .limits = limits(3, 128), .device_pages = 8});
+  world.add(43, 8, {.adapter = world.adapter(1), .num_sequences = 2});
+  world.add(60, 9, {.adapter = world.adapter(2)});
+  for (int i = 0; i < 2; ++i) world.add(4, 2, {.adapter = world.adapter(1)});
+  for (int i = 0; i < 2; ++i) world.add(4, 2, {.adapter = world.adapter(2)});
+  // 43 + 2 * 7 tokens of the first adapter are fewer than the other's 60.
+  const auto order = starts(world);
+  BOOST_TEST(order == (std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5}), boost::test_tools::per_element());
+}
+
 BOOST_AUTO_TEST_CASE(an_adapter_without_requests_earns_no_credit) {
   World world(one_at_a_time());
   for (int i = 0; i < 30; ++i) world.add(4, 2, {.adapter = world.adapter(1)});

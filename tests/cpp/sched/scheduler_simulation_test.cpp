@@ -11,8 +11,8 @@
 namespace adaptrt::testing {
 namespace {
 
-/// Random traffic over a random small world: tight blocks and pages, shared prefixes, priorities, cancels,
-/// failing steps, loads beside the steps that may fail, pins, forgotten prefixes. World checks the
+/// Random traffic over a random small world: tight blocks and pages, shared prefixes, forks, priorities,
+/// cancels, failing steps, loads beside the steps that may fail, pins, forgotten prefixes. World checks the
 /// invariants, what every token reads, and every finished answer.
 class Simulation {
  public:
@@ -30,7 +30,7 @@ class Simulation {
     for (std::uint64_t id = 0; id < world_.num_made(); ++id) {
       const Sequence& sequence = world_.any_sequence(id);
       if (sequence.state == SequenceState::kFinished || sequence.state == SequenceState::kNew) continue;
-      left += sequence.prompt_length + sequence.max_tokens;
+      left += (1 + sequence.num_forks) * (sequence.prompt_length + sequence.max_tokens);
     }
     for (std::int64_t steps = 0; !world_.scheduler.empty(); ++steps) {
       step();
@@ -87,7 +87,11 @@ class Simulation {
       }
     }
     const std::int32_t max_tokens = 1 + below(20);
-    if (world_.scheduler.why_never_fits(static_cast<std::int64_t>(prompt.size()), max_tokens)) return;
+    if (below(3) == 0) options.num_sequences = 2 + below(4);
+    if (world_.scheduler.why_never_fits(static_cast<std::int64_t>(prompt.size()), max_tokens,
+                                        options.num_sequences)) {
+      return;
+    }
     world_.add(std::move(prompt), max_tokens, options);
   }
 

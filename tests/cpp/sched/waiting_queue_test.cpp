@@ -36,6 +36,7 @@ class Model {
     std::erase(waiting_, &sequence);
     running_.push_back(&sequence);
   }
+  void add_running(Sequence& sequence) { running_.push_back(&sequence); }
   void erase(Sequence& sequence) {
     std::erase(waiting_, &sequence);
     std::erase(running_, &sequence);
@@ -54,7 +55,8 @@ class Model {
     while (!left.empty()) {
       const auto next = std::ranges::min_element(left, {}, [&](const Sequence* sequence) {
         // Of an adapter's requests only the oldest is considered, by having the least arrival.
-        return std::tuple(-sequence->priority, served.at(key_of(*sequence)), sequence->arrival);
+        return std::tuple(-sequence->priority, served.at(key_of(*sequence)), sequence->arrival,
+                          sequence->index);
       });
       order.push_back(*next);
       served[key_of(**next)] += static_cast<std::uint64_t>((*next)->num_tokens());
@@ -85,7 +87,7 @@ std::vector<Sequence*> walk_all(WaitingQueue& queue) {
 
 BOOST_AUTO_TEST_SUITE(waiting_queue)
 
-/// Requests come, start, are charged, pause and end at random; walks start some of what they meet.
+/// Requests come, start, are forked, charged, paused and ended at random; walks start some of what they meet.
 BOOST_DATA_TEST_CASE(its_order_is_the_model_s_after_every_change, boost::unit_test::data::xrange(40), seed) {
   std::mt19937_64 random(static_cast<std::uint64_t>(seed));
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
@@ -111,7 +113,7 @@ BOOST_DATA_TEST_CASE(its_order_is_the_model_s_after_every_change, boost::unit_te
     sequence.state = SequenceState::kWaiting;
   };
   for (int i = 0; i < 600; ++i) {
-    switch (below(6)) {
+    switch (below(7)) {
       case 0:
       case 1: {
         Sequence& sequence = *all.emplace_back(std::make_unique<Sequence>());
@@ -139,6 +141,24 @@ BOOST_DATA_TEST_CASE(its_order_is_the_model_s_after_every_change, boost::unit_te
       case 4:
         if (!model.running().empty() && below(3) == 0) push(*model.running()[below(model.running().size())]);
         break;
+      case 5: {
+        if (model.running().empty()) break;
+        const Sequence& parent = *model.running()[below(model.running().size())];
+        Sequence& sequence = *all.emplace_back(std::make_unique<Sequence>());
+        sequence.arrival = parent.arrival;
+        sequence.index = i + 1;
+        sequence.priority = parent.priority;
+        sequence.adapter = parent.adapter;
+        sequence.tokens = parent.tokens;
+        if (below(2) == 0) {
+          push(sequence);
+          break;
+        }
+        queue.add_running(sequence);
+        model.add_running(sequence);
+        sequence.state = SequenceState::kRunning;
+        break;
+      }
       default: {
         const auto& from = below(3) == 0 ? model.waiting() : model.running();
         if (from.empty()) break;

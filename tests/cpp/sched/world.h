@@ -46,6 +46,7 @@ struct RequestOptions {
   std::optional<std::uint64_t> cache_salt = std::nullopt;
   bool compute_whole_prompt = false;
   std::shared_ptr<const KvCacheRetentionConfig> retention = nullptr;
+  std::int32_t num_sequences = 1;
 };
 
 inline SchedulerLimits limits(std::int32_t max_batch_size, std::int32_t max_num_tokens, bool chunked = true) {
@@ -94,6 +95,7 @@ class World {
     sequence.cache_salt = options.cache_salt;
     sequence.compute_whole_prompt = options.compute_whole_prompt;
     sequence.retention = options.retention;
+    sequence.num_forks = max_tokens == 1 ? 0 : options.num_sequences - 1;
     sequences_[sequence.id] = std::move(owned);
     return sequence;
   }
@@ -117,12 +119,14 @@ class World {
     return plan;
   }
   void run_planned() {
+    for (const PlannedCopy& planned : plan.copies) copy(planned.blocks);
     for (const PlannedSequence& entry : plan.entries) compute(entry);
     scheduler.commit(plan);
     require_sound();
     for (const PlannedSequence& entry : plan.entries) {
       if (!entry.wants_logits) continue;
       Sequence& sequence = *entry.sequence;
+      fork_all(sequence);
       sequence.tokens.push_back(next_token(sequence, sequence.num_tokens()));
       if (sequence.num_generated() < sequence.max_tokens) continue;
       require_right_tokens(sequence);
@@ -159,6 +163,7 @@ class World {
     scheduler.fail(plan);
     require_sound();
     for (const PlannedSequence& entry : plan.entries) retire(*entry.sequence);
+    for (const PlannedCopy& copy : plan.copies) retire(*copy.sequence);
   }
   void cancel(Sequence& sequence) {
     scheduler.remove(sequence);
@@ -215,6 +220,19 @@ class World {
     if (!violations.empty()) throw std::runtime_error("the invariants do not hold");
   }
 
+  /// The sequences that were promised, each with a first token of its own.
+  void fork_all(Sequence& parent) {
+    for (std::int32_t index = 1; parent.num_forks > 0; ++index) {
+      Sequence& child =
+          make(parent.tokens, parent.max_tokens,
+               {.adapter = parent.adapter, .priority = parent.priority, .cache_salt = parent.cache_salt});
+      child.index = index;
+      child.tokens.push_back(next_token(child, child.num_tokens()));
+      scheduler.fork(parent, child);
+      require_sound();
+    }
+  }
+
   /// Of the first `length` tokens under the sequence's adapter.
   static std::uint64_t hash(const Sequence& sequence, std::int32_t length) {
     std::uint64_t value = sequence.reuse_key().adapter_generation + 1;
@@ -225,7 +243,14 @@ class World {
     return value;
   }
   static std::int32_t next_token(const Sequence& sequence, std::int32_t length) {
-    return static_cast<std::int32_t>(hash(sequence, length) % 5);
+    return static_cast<std::int32_t>((hash(sequence, length) + static_cast<std::uint64_t>(sequence.index)) %
+                                     5);
+  }
+  void copy(const BlockCopy& blocks) {
+    const auto first_of = [&](BlockId block) {
+      return memory_.begin() + std::ptrdiff_t{block} * pool.tokens_per_block();
+    };
+    std::copy_n(first_of(blocks.from), pool.tokens_per_block(), first_of(blocks.to));
   }
   std::uint64_t& memory_at(const Sequence& sequence, std::int32_t position) {
     const std::int32_t size = pool.tokens_per_block();

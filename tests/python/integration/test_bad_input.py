@@ -96,7 +96,14 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
         {"kv_cache_retention_config": adaptrt.KvCacheRetentionConfig(decode_retention_priority=101)},
         "kv_cache_retention_config.decode_retention_priority is 101",
     ),
-    "several sequences": ({"num_return_sequences": 2}, "num_return_sequences is 2"),
+    "no sequences": ({"num_return_sequences": 0}, "num_return_sequences is 0; accepted: 1 or more"),
+    "more sequences than run at once": (
+        {"num_return_sequences": 9}, "a request of 9 sequences; accepted: 1 to max_batch_size = 8"
+    ),
+    "two numbers of sequences": (
+        {"num_return_sequences": 2, "sampling_config": adaptrt.SamplingConfig(num_return_sequences=3)},
+        "num_return_sequences is 2, and that of sampling_config is 3",
+    ),
     **{
         f"unsupported {name}": ({name: value}, f"{name} is given; accepted: None")
         for name, value in {
@@ -118,7 +125,7 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
             ("top_p_decay", 0.5), ("temperature", -1.0),
             ("temperature", float("inf")), ("min_tokens", -1),
             ("repetition_penalty", 0.0), ("presence_penalty", float("nan")), ("frequency_penalty", float("inf")),
-            ("no_repeat_ngram_size", -1), ("num_return_sequences", 2),
+            ("no_repeat_ngram_size", -1), ("num_return_sequences", 0),
             ("min_p", 2.0), ("beam_width_array", [2]),
         ]
     },

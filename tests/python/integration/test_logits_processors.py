@@ -115,6 +115,7 @@ decays = st.fixed_dictionaries(
     bad_words=words,
     bias_seed=st.none() | st.integers(0, 9),
     seed=st.integers(0, 2**64 - 1),
+    num_sequences=st.integers(1, 3),
 )
 def test_tokens_are_those_of_transformers_processors(
     served: tuple[adaptrt.Executor, Reference],
@@ -123,6 +124,7 @@ def test_tokens_are_those_of_transformers_processors(
     bad_words: list[list[int]],
     bias_seed: int | None,
     seed: int,
+    num_sequences: int,
 ) -> None:
     executor, reference = served
     if decay is not None and "top_p" in fields:
@@ -138,13 +140,30 @@ def test_tokens_are_those_of_transformers_processors(
         end_id=END_ID,
         bad_words=bad_words or None,
         embedding_bias=bias,
+        num_return_sequences=num_sequences,
     )
-    (response,) = executor.await_responses(executor.enqueue_request(request))
-    generated = list(response.result.output_token_ids[0])
-    if response.result.finish_reasons[0] is adaptrt.FinishReason.END_ID:
-        generated.append(END_ID)
-    assert generated
+    request_id = executor.enqueue_request(request)
+    results: list[adaptrt.Result] = []
+    while not results or not results[-1].is_final:
+        results += [response.result for response in executor.await_responses(request_id)]
+    assert sorted(result.sequence_index for result in results) == list(range(num_sequences))
+    for result in results:
+        generated = list(result.output_token_ids[0])
+        if result.finish_reasons[0] is adaptrt.FinishReason.END_ID:
+            generated.append(END_ID)
+        assert generated
+        check_tokens(reference, generated, fields, bad_words, bias, (seed + result.sequence_index) % 2**64)
 
+
+def check_tokens(
+    reference: Reference,
+    generated: list[int],
+    fields: dict[str, Any],
+    bad_words: list[list[int]],
+    bias: torch.Tensor | None,
+    seed: int,
+) -> None:
+    """Each of them is what transformers' processors and the seed's draw leave."""
     draws = not {"top_k", "top_p", "min_p"}.isdisjoint(fields) and fields.get("top_k") != 1
     logits = reference.logits(PROMPT, generated)[len(PROMPT) - 1 :]
     for position, token in enumerate(generated):

@@ -78,6 +78,16 @@ def test_other_guides(address: str, names: set[str]) -> None:
     assert re.fullmatch("(ab)+c", completion(address, **fields("grammar", 'start: "ab"+ "c"')))
 
 
+def test_each_of_several_answers(address: str) -> None:
+    fields = {"structured_outputs": {"json": SCHEMA}, "prompt": "Say hello"}
+    answer = post(address, "completions", n=3, **fields).json()
+    texts = [choice["text"] for choice in answer["choices"]]
+    for text in texts:
+        jsonschema.validate(json.loads(text), SCHEMA)
+    assert texts == [completion(address, structured_outputs={"json": SCHEMA}, seed=seed) for seed in (3, 4, 5)]
+    assert len(set(texts)) > 1
+
+
 def test_any_object(address: str) -> None:
     for fields in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
         assert isinstance(json.loads(completion(address, **fields)), dict)

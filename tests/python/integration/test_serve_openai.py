@@ -147,6 +147,73 @@ def test_forms_of_prompts(served: Served, prompt: Any, stream: bool) -> None:
     assert tokens == [served.run(prompt, "first", 9, temperature=0.0).output_token_ids[0] for prompt in prompts]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_answers_to_each_prompt(served: Served, stream: bool) -> None:
+    """Choices lie prompt by prompt; each is what its own seed gives, and a prompt counts once."""
+    prompts = [PROMPT, "abc"]
+    seeds = [11, 12, 13]
+    expected = [served.run(prompt, "first", 9, seed=seed) for prompt in prompts for seed in seeds]
+    asked: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    answer = served.client.completions.create(
+        model="first", prompt=prompts, max_tokens=9, n=3, seed=11, stream=stream, logprobs=0, echo=True,
+        extra_body=RAW, **asked,
+    )  # fmt: skip
+    chunks = list(answer) if stream else [answer]
+    tokens: list[list[int]] = [[] for _ in expected]
+    texts = [""] * len(expected)
+    scored = [0] * len(expected)
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        tokens[choice.index] += choice.token_ids
+        texts[choice.index] += choice.text
+        scored[choice.index] += sum(log_prob is not None for log_prob in choice.logprobs.token_logprobs)
+    assert tokens == [result.output_token_ids[0] for result in expected]
+    for place, result in enumerate(expected):
+        prompt = prompts[place // 3]
+        assert texts[place] == prompt + TOKENIZER.decode(result.output_token_ids[0])
+        assert scored[place] == len(ids(prompt)) - 1 + len(result.output_token_ids[0])
+    usage = chunks[-1].usage
+    assert usage.prompt_tokens == sum(len(ids(prompt)) for prompt in prompts)
+    assert usage.completion_tokens == sum(len(of_choice) for of_choice in tokens)
+
+
+def test_several_answers_to_a_chat(served: Served) -> None:
+    expected = [served.run(chat_ids("hi"), "base", 8, seed=seed).output_token_ids[0] for seed in (4, 5)]
+    asked = {
+        "model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "seed": 4, "n": 2,
+        "extra_body": RAW,
+    }  # fmt: skip
+    answer = served.client.chat.completions.create(**asked)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert [choice.token_ids for choice in answer.choices] == expected
+    assert [choice.message.content for choice in answer.choices] == [TOKENIZER.decode(tokens) for tokens in expected]
+    assert answer.usage.prompt_tokens == len(chat_ids("hi"))
+    *chunks, last = served.client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    roles = [chunk.choices[0].index for chunk in chunks if chunk.choices[0].delta.role]
+    assert sorted(roles) == [0, 1]
+    for index, choice in enumerate(answer.choices):
+        own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        assert "".join(part.delta.content or "" for part in own) == choice.message.content
+        assert [part.finish_reason for part in own if part.finish_reason] == [choice.finish_reason]
+    assert last.usage == answer.usage
+
+
+def test_an_answer_that_a_stop_text_ends_leaves_the_others(served: Served) -> None:
+    only = {str(token): -100 for token in range(SPEC.vocab_size) if TOKENIZER.decode([token]) not in ("a", "b")}
+    asked: dict[str, Any] = {
+        "model": "base", "prompt": "a", "max_tokens": 60, "seed": 3, "logit_bias": only, "extra_body": RAW,
+    }  # fmt: skip
+    whole = [served.client.completions.create(**{**asked, "seed": seed}).choices[0] for seed in (3, 4)]
+    stop = whole[1].text[8:20]
+    assert stop not in whole[0].text
+    for stream in (False, True):
+        answer = served.client.completions.create(**asked, n=2, stop=stop, stream=stream)
+        choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
+        assert "".join(choice.text for choice in choices if choice.index == 0) == whole[0].text
+        ended = [choice for choice in choices if choice.index == 1]
+        assert "".join(choice.text for choice in ended) == whole[1].text[: whole[1].text.index(stop)]
+        assert (ended[-1].finish_reason, ended[-1].stop_reason) == ("stop", stop)
+
+
 def test_64_clients_at_once(served: Served) -> None:
     """Streamed and whole, base and adapters, each its own seed."""
 
@@ -403,6 +470,12 @@ REFUSED = {
         {"prompt": "a", "logit_bias": {"270": 1}},
         400,
         "has token 270",
+    ),
+    "more answers than run at once": (
+        "/v1/completions",
+        {"prompt": "a", "n": 9},
+        400,
+        "n is 9; the engine generates at most 8 answers at once",
     ),
     "too many prompts": ("/v1/completions", {"prompt": ["a"] * 1025}, 400, "prompt has 1025 prompts; at most 1024"),
     "tools without a parser": (

@@ -79,6 +79,40 @@ def test_streams_do_not_break_characters(llm: adaptrt.LLM, monkeypatch: pytest.M
     assert num_euros > 5
 
 
+def test_several_completions_are_those_of_their_seeds(llm: adaptrt.LLM) -> None:
+    def sampling(seed: int) -> adaptrt.SamplingConfig:
+        return adaptrt.SamplingConfig(top_k=40, temperature=3.0, seed=seed)
+
+    prompts = ["abc", "xy"]
+    for stop in ((), ("e", "Q")):
+        expected = [
+            [llm.generate(prompt, max_tokens=20, sampling_config=sampling(seed), stop=stop) for seed in (5, 6, 7)]
+            for prompt in prompts
+        ]
+        assert len({completion.text for completion in expected[0]}) == 3
+        assert llm.generate(prompts, max_tokens=20, sampling_config=sampling(5), stop=stop, n=3) == expected
+        assert llm.generate("abc", max_tokens=20, sampling_config=sampling(5), stop=stop, n=3) == expected[0]
+    assert llm.generate("abc", max_tokens=20, sampling_config=sampling(5), n=1) == [
+        llm.generate("abc", max_tokens=20, sampling_config=sampling(5))
+    ]
+    assert llm.executor.get_num_responses_ready() == 0
+
+
+def test_numbers_of_completions_that_cannot_be_are_refused(llm: adaptrt.LLM) -> None:
+    with pytest.raises(adaptrt.RequestError, match="num_return_sequences is 0; accepted: 1 or more"):
+        llm.generate("abc", n=0)
+    with pytest.raises(adaptrt.RequestError, match="a request of 9 sequences; accepted: 1 to max_batch_size = 8"):
+        llm.generate("abc", n=9)
+    several = adaptrt.SamplingConfig(num_return_sequences=2)
+    for ask in (
+        lambda: llm.generate("abc", sampling_config=several),
+        lambda: llm.generate("abc", sampling_config=several, n=3),
+        lambda: next(llm.stream("abc", sampling_config=several)),
+    ):
+        with pytest.raises(adaptrt.RequestError, match=r"sampling_config\.num_return_sequences is 2; accepted: None"):
+            ask()
+
+
 def test_an_unknown_adapter_is_refused_with_the_names_there_are(llm: adaptrt.LLM) -> None:
     (name,) = llm.executor.adapters.names
     for ask in (

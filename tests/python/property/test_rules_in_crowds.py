@@ -1,4 +1,5 @@
-"""Guides, post-processors, decaying top_p, biases and forbidden words: none of it depends on the batch."""
+"""Guides, post-processors, decaying top_p, biases and forbidden words: none of it depends on the batch, nor on the
+request's other sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import adaptrt
 from support.guides import json_schema, regex
 from support.models import ModelSpec, save_adapter, save_model
-from support.serving import Answer, build_engine, collect, make_request
+from support.serving import Answer, build_engine, collect, collect_sequences, make_request
 from support.tokenizers import SPECIAL, byte_level, save_tokenizer
 
 SPEC = ModelSpec(hidden_size=72, head_dim=24, num_attention_heads=4, num_key_value_heads=2, vocab_size=270)
@@ -68,16 +69,23 @@ class Service:
         config = adaptrt.ExecutorConfig(logits_post_processor_config=processors, **fields)
         return adaptrt.Executor(self.engine, executor_config=config)
 
-    def request(self, prompt: int, adapter: int | None, rule: int, sampling: int) -> adaptrt.Request:
+    def request(
+        self, prompt: int, adapter: int | None, rule: int, sampling: int, sequence: int = 0, num_sequences: int = 1
+    ) -> adaptrt.Request:
+        """Of `num_sequences`, or of one alone that is as another's with the index `sequence`."""
         lora = None if adapter is None else self._configs[adapter]
         fields = dict(SAMPLINGS[sampling])
+        if "seed" in fields:
+            fields["seed"] += sequence
+        fields["num_return_sequences"] = num_sequences
         if "guided_decoding_params" in RULES[rule]:
             fields.pop("no_repeat_ngram_size", None)  # it may forbid the only token that a guide allows
         config = adaptrt.SamplingConfig(**fields)
         return make_request(PROMPTS[prompt], MAX_TOKENS, lora, False, sampling_config=config, **RULES[rule])
 
     def _alone(self, *case: Any) -> Answer:
-        with self.executor(num_threads=1) as executor:
+        # As large a KV cache as fits memory, for each of so many executors, would be more addresses than there may be.
+        with self.executor(num_threads=1, kv_cache_config=adaptrt.KvCacheConfig(max_tokens=4096)) as executor:
             return collect(executor, executor.enqueue_request(self.request(*case)))
 
 
@@ -97,6 +105,7 @@ arrivals = st.lists(
         st.none() | st.integers(0, len(ADAPTERS) - 1),
         st.integers(0, len(RULES) - 1),
         st.integers(0, len(SAMPLINGS) - 1),
+        st.sampled_from([1, 1, 2, 4]),  # sequences
         st.sampled_from([0.0, 0.0, 0.002]),  # seconds before it arrives
     ),
     min_size=1,
@@ -109,9 +118,9 @@ arrivals = st.lists(
     arrivals=arrivals,
     num_threads=st.integers(1, 3),
     max_num_tokens=st.sampled_from([16, 33, 1024]),
-    max_batch_size=st.integers(1, 8),
+    max_batch_size=st.integers(4, 8),
     policy=st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]),
-    kv_tokens=st.sampled_from([176, 4096]),
+    kv_tokens=st.sampled_from([288, 4096]),
     reuse=st.booleans(),
 )
 def test_a_crowd_changes_no_bit(
@@ -133,9 +142,14 @@ def test_a_crowd_changes_no_bit(
         max_batch_size=max_batch_size,
     ) as executor:
         ids = []
-        for *case, delay in arrivals:
+        for *case, num_sequences, delay in arrivals:
             time.sleep(delay)
-            ids.append(executor.enqueue_request(service.request(*case)))
-        answers = [collect(executor, request_id) for request_id in ids]
-    for (*case, _), answer in zip(arrivals, answers, strict=True):
-        assert answer.same_log_probs(service.alone(*case)), case
+            ids.append(executor.enqueue_request(service.request(*case, num_sequences=num_sequences)))
+        found = [collect_sequences(executor, request_id) for request_id in ids]
+    for (*case, num_sequences, _), answers in zip(arrivals, found, strict=True):
+        assert len(answers) == num_sequences
+        for sequence, answer in enumerate(answers):
+            alone = service.alone(*case, sequence)
+            if sequence > 0:
+                alone = alone.without_prompt()
+            assert answer.same_log_probs(alone), (case, sequence)

@@ -62,8 +62,8 @@ class LogProbs:
 
     generated: list[float]
     generated_top: list[list[tuple[int, float]]]
-    prompt: list[float]
-    prompt_top: list[list[tuple[int, float]]]
+    prompt: list[float] | None
+    prompt_top: list[list[tuple[int, float]]] | None
 
 
 @dataclasses.dataclass
@@ -75,6 +75,11 @@ class Answer:
     generation_logits: np.ndarray
     finish_reason: adaptrt.FinishReason
     log_probs: LogProbs
+
+    def without_prompt(self) -> Answer:
+        """As one of a request's sequences that is not the first."""
+        log_probs = dataclasses.replace(self.log_probs, prompt=None, prompt_top=None)
+        return dataclasses.replace(self, context_logits=np.empty((1, 0), np.float32), log_probs=log_probs)
 
     def same_bits(self, other: Answer) -> bool:
         """Equal tokens, and logits and log probs equal bit for bit."""
@@ -109,12 +114,26 @@ def make_request(
 
 
 def collect(executor: adaptrt.Executor, request_id: int) -> Answer:
-    """Wait for a request's end."""
-    responses = executor.await_responses(request_id)
-    final = responses[-1]
-    assert not final.has_error(), final.error_msg
-    result = final.result
-    assert result.is_final
+    """Wait for the end of a request of one sequence."""
+    (answer,) = collect_sequences(executor, request_id)
+    return answer
+
+
+def collect_sequences(executor: adaptrt.Executor, request_id: int) -> list[Answer]:
+    """Wait for a request's end; of each sequence the last response."""
+    last: dict[int, adaptrt.Result] = {}
+    is_final = False
+    while not is_final:
+        for response in executor.await_responses(request_id):
+            assert not response.has_error(), response.error_msg
+            last[response.result.sequence_index] = response.result
+            is_final = response.result.is_final
+    assert sorted(last) == list(range(len(last)))
+    assert all(result.is_sequence_final for result in last.values())
+    return [_answer(last[index]) for index in range(len(last))]
+
+
+def _answer(result: adaptrt.Result) -> Answer:
     nothing = np.empty((1, 0), np.float32)
     return Answer(
         list(result.output_token_ids[0]),

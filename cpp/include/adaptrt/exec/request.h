@@ -95,8 +95,12 @@ struct Request {
   std::optional<std::chrono::milliseconds> allotted_time_ms;
   std::optional<std::uint64_t> cache_salt_id;
 
+  /// Sequences that are generated: what sampling_config says, or else this request.
+  [[nodiscard]] std::int32_t num_sequences() const {
+    return sampling_config.num_return_sequences.value_or(num_return_sequences);
+  }
   /// Everything that keeps the request from running on an engine, but for the adapter (LoraCache::admit) and
-  /// the size of the KV cache (Scheduler::why_never_fits).
+  /// the sizes of the batch and the KV cache (Scheduler::why_never_fits).
   [[nodiscard]] Problems validate(const EngineInfo& engine) const;
   /// What TensorRT-LLM answers with an error response instead of refusing the request; empty when there is
   /// nothing.
@@ -135,7 +139,10 @@ constexpr auto fields_of(const Request* /*type*/) {
       Field{"return_all_generated_tokens", &C::return_all_generated_tokens,
             "Each streamed response has all tokens generated so far."},
       Field{"priority", &C::priority, "0 to 1; higher starts first."},
-      Field{"num_return_sequences", &C::num_return_sequences, "Refused unless 1."},
+      Field{"num_return_sequences", &C::num_return_sequences,
+            "Sequences to generate from the prompt, at most max_batch_size; each has responses of its own. "
+            "Sequence i draws as a request with seed + i would that has no other. "
+            "SamplingConfig.num_return_sequences says the same; when both are given they are equal."},
       Field{"eagle_config", &C::eagle_config, "Refused unless None."},
       Field{"guided_decoding_params", &C::guided_decoding_params,
             "What the output has to be like; where it is complete, one of the stop tokens ends it."},

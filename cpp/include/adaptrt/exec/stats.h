@@ -73,7 +73,7 @@ constexpr auto fields_of(const InflightBatchingStats* /*type*/) {
       Field{"num_ctx_tokens", &C::num_ctx_tokens, "Prompt tokens of the step."},
       Field{"micro_batch_id", &C::micro_batch_id, "Always 0: there is one pipeline stage."},
       Field{"avg_num_decoded_tokens_per_iter", &C::avg_num_decoded_tokens_per_iter,
-            "Tokens per generating request; 1 when there is any."}};
+            "Tokens per generating request; 1 when each has one sequence."}};
 }
 
 /// TensorRT-LLM's StaticBatchingStats; batches here are in flight, so no step has any.
@@ -198,11 +198,12 @@ constexpr auto fields_of(const RequestStats* /*type*/) {
       Field{"id", &C::id, "The request's id."},
       Field{"stage", &C::stage, "How far it is."},
       Field{"context_prefill_position", &C::context_prefill_position, "Prompt tokens whose KV is there."},
-      Field{"num_generated_tokens", &C::num_generated_tokens, "So far."},
+      Field{"num_generated_tokens", &C::num_generated_tokens, "So far, of all sequences."},
       Field{"avg_num_decoded_tokens_per_iter", &C::avg_num_decoded_tokens_per_iter,
-            "1 once a token was generated."},
+            "Generated tokens by the most of one sequence: 1 once a token was generated, more with several "
+            "sequences."},
       Field{"scheduled", &C::scheduled, "Part of this step."},
-      Field{"paused", &C::paused, "Waiting although it ran before."},
+      Field{"paused", &C::paused, "A sequence waits although it ran before."},
       Field{"alloc_total_blocks_per_request", &C::alloc_total_blocks_per_request, "New and reused."},
       Field{"alloc_new_blocks_per_request", &C::alloc_new_blocks_per_request, "So far."},
       Field{"reused_blocks_per_request", &C::reused_blocks_per_request, "So far."},

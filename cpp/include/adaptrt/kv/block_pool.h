@@ -28,6 +28,14 @@ struct ReuseKey {
   bool operator==(const ReuseKey&) const = default;
 };
 
+/// Content of one block that another begins with, to be copied before anything is written.
+struct BlockCopy {
+  BlockId from = kNoBlock;
+  BlockId to = kNoBlock;
+
+  bool operator==(const BlockCopy&) const = default;
+};
+
 /// A sequence's blocks in the order of its tokens. Filled and emptied by BlockPool only.
 struct BlockTable {
   std::vector<BlockId> blocks;
@@ -87,6 +95,12 @@ class BlockPool {
   /// Makes the table cover `num_tokens` tokens. False, with nothing changed, when there are not enough
   /// blocks.
   [[nodiscard]] bool try_grow(BlockTable& table, std::int32_t num_tokens);
+
+  /// Gives an empty table the first `num_tokens` tokens of another: full blocks become shared, of a partly
+  /// filled one the table gets a block of its own, which counts as new, and `copy` says what it begins with;
+  /// kNoBlock twice when all are full. False, with nothing changed, when there is no block for that.
+  [[nodiscard]] bool try_fork(const BlockTable& table, std::int32_t num_tokens, BlockTable& forked,
+                              BlockCopy& copy);
 
   /// Enters into the reuse index the table's full blocks among the first `num_computed` of `tokens`, whose KV
   /// a completed step has written. May exchange blocks of the table for ones of equal content.

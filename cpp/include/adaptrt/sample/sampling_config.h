@@ -27,7 +27,7 @@ struct SamplingConfig {
   std::optional<double> length_penalty = std::nullopt;              // without effect on one beam
   std::optional<std::int32_t> early_stopping = std::nullopt;        // without effect on one beam
   std::optional<std::int32_t> no_repeat_ngram_size = std::nullopt;  // >= 0; nullopt and 0: no limit
-  std::optional<std::int32_t> num_return_sequences = std::nullopt;  // refused unless 1
+  std::optional<std::int32_t> num_return_sequences = std::nullopt;  // >= 1; nullopt: the request's
   std::optional<double> min_p = std::nullopt;                       // [0, 1]
   std::optional<std::vector<std::int32_t>> beam_width_array = std::nullopt;  // refused when set
 

@@ -43,6 +43,14 @@ struct PlannedSequence {
   bool wants_logits = false;
 };
 
+/// What a sequence that was forked begins its own block with.
+struct PlannedCopy {
+  Sequence* sequence = nullptr;
+  BlockCopy blocks;
+
+  bool operator==(const PlannedCopy&) const = default;
+};
+
 /// A request whose adapter could not be loaded.
 struct FailedStart {
   Sequence* sequence = nullptr;
@@ -52,7 +60,9 @@ struct FailedStart {
 /// One step. Reused from step to step so that planning allocates nothing.
 struct StepPlan {
   std::vector<PlannedSequence> entries;  ///< decodes first
-  std::vector<Sequence*> started;        ///< began or resumed to run
+  /// To be made in this order before the step writes anything; of sequences that run, planned or not.
+  std::vector<PlannedCopy> copies;
+  std::vector<Sequence*> started;  ///< began or resumed to run
   /// Lost their blocks and lease, and wait again. A plan that pauses starts nothing.
   std::vector<Sequence*> paused;
   /// Waiting, with an adapter that gets no pages although no running request holds any (others are pinned):
@@ -81,6 +91,11 @@ struct StepPlan {
 /// Where the LoRA cache has load workers, each plan asks for the adapters of the requests that come next, as
 /// many as could run at once, in their order: none is evicted for a request that comes after its own. A
 /// static batch begins when the adapters that are on their way for it have come.
+///
+/// A request's sequences begin as one: when its prompt is computed the others are forked from it. They share
+/// its blocks and its lease, and are sequences like any other from then on: each is paused, resumed and
+/// removed on its own. The first one starts when there is room in the batch for all of them and, where
+/// nothing is paused, KV blocks for all that they may generate.
 class Scheduler {
  public:
   /// `lora_cache` may be nullptr when no sequence has an adapter. Both must outlive the scheduler.
@@ -88,10 +103,10 @@ class Scheduler {
   Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, BlockPool& block_pool,
             LoraCache* lora_cache);
 
-  /// Why a request of this size could not run even if it were alone, with the numbers; nullopt when it could.
-  /// Adapters that never fit are refused by LoraCache::admit().
-  [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length,
-                                                          std::int64_t max_tokens) const;
+  /// Why a request of this size and number of sequences could not run even if it were alone, with the
+  /// numbers; nullopt when it could. Adapters that never fit are refused by LoraCache::admit().
+  [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
+                                                          std::int32_t num_sequences = 1) const;
 
   /// Queues a sequence. Throws RequestError when why_never_fits(), or when tokens is not the prompt, or when
   /// it has an adapter and there is no LoRA cache; it is not queued then.
@@ -106,20 +121,33 @@ class Scheduler {
   /// sequences of the plan are removed; tokens may be appended before or after.
   void commit(const StepPlan& plan);
 
-  /// The step has failed: removes its sequences; nothing that it may have written is reused.
+  /// Forks `child` from `parent`, which runs and whose tokens so far were computed by the step that was just
+  /// committed. `child` is as before add(), has the parent's prompt, adapter and salt, and beside the
+  /// parent's computed tokens one or more of its own. It runs from now on, or waits as if it had been paused
+  /// when blocks have run out.
+  void fork(Sequence& parent, Sequence& child);
+  /// No more sequences are forked from `parent`: the room kept for them is given up.
+  static void end_forks(Sequence& parent) { parent.num_forks = 0; }
+
+  /// The step has failed: removes its sequences, those of its copies too; nothing that it may have written is
+  /// reused.
   void fail(const StepPlan& plan);
 
   /// Forgets a sequence in any state (finished, cancelled), not between plan() and commit() or fail(): gives
   /// back its blocks, of which full ones stay cached, and its lease.
   void remove(Sequence& sequence);
 
-  /// In order of priority, then of arrival or, with adapter_fairness, of their first start.
+  /// In order of priority, then of arrival or, with adapter_fairness, of their first start, then of index.
   [[nodiscard]] std::span<Sequence* const> running() const { return running_; }
   struct Before {
     bool operator()(const Sequence* a, const Sequence* b) const;
   };
   [[nodiscard]] const WaitingQueue& waiting() const { return waiting_; }
   [[nodiscard]] std::int32_t num_paused() const { return num_paused_; }
+  /// Copies that no step has made yet.
+  [[nodiscard]] std::span<const PlannedCopy> pending_copies() const { return copies_; }
+  /// Sequences that will be forked from running ones.
+  [[nodiscard]] std::int32_t num_promised_forks() const;
   [[nodiscard]] bool empty() const { return running_.empty() && waiting_.empty(); }
   [[nodiscard]] const SchedulerConfig& config() const { return config_; }
   [[nodiscard]] const SchedulerLimits& limits() const { return limits_; }
@@ -130,6 +158,7 @@ class Scheduler {
  private:
   enum class StartResult : std::uint8_t { kStarted, kFailed, kPassedOver, kNoRoom };
 
+  void plan_entries(StepPlan& plan);
   void plan_decodes(StepPlan& plan);
   void plan_running_prefills(StepPlan& plan);
   void collect_failed_loads(StepPlan& plan) const;
@@ -140,6 +169,8 @@ class Scheduler {
   StartResult try_start(Sequence& sequence, StepPlan& plan);
   void pass_over(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan);
   void start(Sequence& sequence, std::optional<DeviceLease> lease);
+  void run(Sequence& sequence);
+  void pause(Sequence& sequence);
   void add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan);
   void grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan& plan);
   /// Gives the tokens that the step has left to its prefills, in equal shares.
@@ -151,7 +182,13 @@ class Scheduler {
   void stop_running(Sequence& sequence);
   bool pause_a_prefill_after(std::size_t index, StepPlan& plan);
   [[nodiscard]] std::int32_t room_for(const Sequence& sequence) const;
-  [[nodiscard]] std::int32_t blocks_wanted(const Sequence& sequence) const;
+  [[nodiscard]] std::int64_t blocks_wanted(const Sequence& sequence) const;
+  /// Blocks that a sequence of this size can come to need, and those forked from it.
+  [[nodiscard]] std::int64_t blocks_of_all(std::int64_t prompt_length, std::int64_t max_tokens,
+                                           std::int32_t num_forks) const;
+  [[nodiscard]] bool may_pause() const {
+    return config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kMaxUtilization;
+  }
   [[nodiscard]] bool looks_ahead() const { return lora_cache_ != nullptr && lora_cache_->has_load_workers(); }
   [[nodiscard]] bool any_lease() const;
   [[nodiscard]] bool shares_blocks(const Sequence& sequence) const;
@@ -163,6 +200,7 @@ class Scheduler {
   BlockPool& block_pool_;
   LoraCache* lora_cache_;
   std::vector<Sequence*> running_;
+  std::vector<PlannedCopy> copies_;
   WaitingQueue waiting_;
   std::uint64_t next_arrival_ = 0;
   std::uint64_t next_place_ = 0;

@@ -19,8 +19,8 @@ enum class SequenceState : std::uint8_t {
   kFinished,  ///< removed from the scheduler
 };
 
-/// One request as the scheduler sees it. Belongs to the executor and stays where it is while a scheduler
-/// knows it.
+/// One sequence of a request as the scheduler sees it. Belongs to the executor and stays where it is while a
+/// scheduler knows it.
 struct Sequence {
   Sequence() = default;
   Sequence(const Sequence&) = delete;
@@ -28,6 +28,8 @@ struct Sequence {
 
   // Set before Scheduler::add() and constant from then on.
   std::uint64_t id = 0;
+  /// Among the sequences of its request.
+  std::int32_t index = 0;
   /// Higher goes first; among equals the one that was added first.
   float priority = 0.5F;
   std::int32_t prompt_length = 0;
@@ -40,6 +42,9 @@ struct Sequence {
   std::shared_ptr<const KvCacheRetentionConfig> retention;
   /// Compute every prompt token, even where its KV could be reused: the request wants their logits.
   bool compute_whole_prompt = false;
+  /// Sequences that will be forked from this one when its prompt is computed; from its start on there is room
+  /// for them. Scheduler::fork() and end_forks() take them off.
+  std::int32_t num_forks = 0;
 
   /// The prompt, then what was generated. The executor appends a token after each step that sampled one, and
   /// removes the sequence from the scheduler when that was the last.
@@ -58,7 +63,8 @@ struct Sequence {
   /// Tokens at the front whose KV is in `table`'s blocks.
   std::int32_t num_computed = 0;
   BlockTable table;
-  std::optional<DeviceLease> lease;
+  /// Shared by the sequences that were forked from one another.
+  std::shared_ptr<const DeviceLease> lease;
   /// Sequences with adapters that started ahead of this one while its adapter got no pages.
   std::int32_t times_passed_over = 0;
 

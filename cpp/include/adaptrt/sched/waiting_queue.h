@@ -32,6 +32,8 @@ class WaitingQueue {
   void push(Sequence& sequence);
   /// One that waits starts to run.
   void start(Sequence& sequence);
+  /// One that never waited runs; another of its priority and adapter does.
+  void add_running(const Sequence& sequence);
   /// One that waits or runs is over.
   void erase(Sequence& sequence);
   /// So many tokens were, or are going to be, computed for a sequence that runs.
@@ -53,7 +55,9 @@ class WaitingQueue {
   /// A task id; nullopt: the base model and, without fairness, everything.
   using Key = std::optional<std::uint64_t>;
   struct ByArrival {
-    bool operator()(const Sequence* a, const Sequence* b) const { return a->arrival < b->arrival; }
+    bool operator()(const Sequence* a, const Sequence* b) const {
+      return a->arrival != b->arrival ? a->arrival < b->arrival : a->index < b->index;
+    }
   };
   /// The requests of one priority and, with fairness, one adapter.
   struct Flow {

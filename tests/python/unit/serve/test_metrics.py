@@ -48,9 +48,12 @@ class MadeUp:
         self.metrics.on_start(request_id, SimpleNamespace(input_token_ids=[0] * num_tokens), adapter)  # type: ignore[arg-type]
         self.executor.num_running += 1
 
-    def answer(self, request_id: int, num_tokens: int, finish: FinishReason | None = None) -> None:
+    def answer(self, request_id: int, num_tokens: int, finish: FinishReason | None = None, sequence: int = 0) -> None:
         result = SimpleNamespace(
-            output_token_ids=[[0] * num_tokens], is_final=finish is not None, finish_reasons=[finish]
+            output_token_ids=[[0] * num_tokens],
+            is_final=finish is not None,
+            finish_reasons=[finish],
+            sequence_index=sequence,
         )
         response: Any = SimpleNamespace(request_id=request_id, has_error=lambda: False, result=result)
         self.metrics.on_response(response)
@@ -123,6 +126,22 @@ def test_tokens_and_times_of_a_generation() -> None:
     assert samples["adaptrt_generation_duration_seconds_count"] == 2
     assert samples['adaptrt_generations_total{finish_reason="stop"}'] == 1
     assert samples['adaptrt_generations_total{finish_reason="error"}'] == 1
+
+
+def test_times_between_tokens_are_a_sequences_own() -> None:
+    made = MadeUp()
+    made.start(1)
+    for sequence in (0, 1, 2):
+        made.answer(1, 1, sequence=sequence)
+    samples = made.samples()
+    assert samples["adaptrt_time_to_first_token_seconds_count"] == 1
+    assert samples["adaptrt_time_between_tokens_seconds_count"] == 0
+    for sequence in (0, 1, 2):
+        made.answer(1, 1, FinishReason.LENGTH if sequence == 2 else None, sequence=sequence)
+    samples = made.samples()
+    assert samples["adaptrt_time_between_tokens_seconds_count"] == 3
+    assert samples["adaptrt_generated_tokens_total"] == 6
+    assert samples['adaptrt_generations_total{finish_reason="length"}'] == 1
 
 
 def test_the_lora_cache_by_level() -> None:

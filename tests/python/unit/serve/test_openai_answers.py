@@ -29,16 +29,17 @@ HELLO, HALF, OTHER_HALF = (TOKENIZER.token_to_id(token) for token in ("hello", "
 
 
 class Pieces:
-    """An answer that comes as it is told to."""
+    """A request whose answers come as it is told to."""
 
-    def __init__(self, *texts: str, error: RequestError | None = None, ends: bool = True) -> None:
-        self.texts, self.error, self.ends = texts, error, ends
+    def __init__(self, *texts: str, error: RequestError | None = None, ends: bool = True, num_answers: int = 1) -> None:
+        self.texts, self.error, self.ends, self.num_answers = texts, error, ends, num_answers
         self.was_cancelled = False
 
     async def __aiter__(self) -> AsyncIterator[TextPiece]:
         for text in self.texts:
-            await asyncio.sleep(0)
-            yield TextPiece(text, ())
+            for index in range(self.num_answers):
+                await asyncio.sleep(0)
+                yield TextPiece(text, (), index=index)
         if self.error is not None:
             raise self.error
         if not self.ends:
@@ -47,7 +48,8 @@ class Pieces:
             except asyncio.CancelledError:
                 self.was_cancelled = True
                 raise
-        yield TextPiece("", (), finish_reason="stop")
+        for index in range(self.num_answers):
+            yield TextPiece("", (), finish_reason="stop", index=index)
 
 
 async def collect(*answers: Pieces) -> list[tuple[int, str]]:
@@ -61,6 +63,15 @@ def test_the_pieces_of_all_answers_come_each_in_its_order(count: int) -> None:
     for place in range(count):
         assert [text for i, text in found if i == place] == ["a", "b", ""]
     assert len(found) == 3 * count
+
+
+@pytest.mark.parametrize("nums", [[3], [2, 1, 3]])
+def test_the_answers_of_a_request_follow_each_other(nums: list[int]) -> None:
+    found = asyncio.run(collect(*(Pieces(str(i), num_answers=n) for i, n in enumerate(nums))))
+    expected = [str(i) for i, n in enumerate(nums) for _ in range(n)]
+    for place, text in enumerate(expected):
+        assert [found_text for i, found_text in found if i == place] == [text, ""]
+    assert len(found) == 2 * len(expected)
 
 
 def test_one_answer_that_fails_ends_the_others() -> None:

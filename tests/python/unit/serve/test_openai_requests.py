@@ -24,7 +24,7 @@ def asked(recommended: SamplingDefaults | None = None, end_ids: tuple[int, ...] 
     service = SimpleNamespace(
         sampling_defaults=recommended or SamplingDefaults(),
         generator=SimpleNamespace(end_ids=end_ids),
-        engine_info=SimpleNamespace(vocab_size=4),
+        engine_info=SimpleNamespace(vocab_size=4, max_batch_size=3),
     )
     parsed = parse_json(json.dumps({"prompt": "a", **fields}).encode(), CompletionRequest, ServerLimits())
     return text_request(

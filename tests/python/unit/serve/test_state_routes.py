@@ -134,7 +134,7 @@ def test_generated_tokens_are_those_that_metrics_count() -> None:
     assert server.state()["tokens_generated"] == 0
     server.metrics.on_start(1, Request([1, 2], 7), None)
     for tokens in ([3, 4], [5]):
-        result = SimpleNamespace(output_token_ids=[tokens], is_final=False)
+        result = SimpleNamespace(output_token_ids=[tokens], is_final=False, sequence_index=0)
         response = SimpleNamespace(request_id=1, has_error=lambda: False, result=result)
         server.metrics.on_response(response)  # type: ignore[arg-type]
     assert server.state()["tokens_generated"] == 3

@@ -1,0 +1,123 @@
+#include "active_sequence.h"
+
+#include <numeric>
+#include <utility>
+
+#include "active_request.h"
+
+namespace adaptrt {
+namespace {
+
+/// As in TensorRT-LLM, a sequence draws as a request with this seed would that has no other.
+SamplingParams params_of(const Request& request, std::int32_t sequence_index) {
+  SamplingParams params = resolve(request.sampling_config);
+  params.seed += static_cast<std::uint64_t>(sequence_index);
+  return params;
+}
+
+SamplerState sampler_of(const Request& request, std::int32_t sequence_index) {
+  TokenConstraints constraints;
+  constraints.end_id = end_id_of(request);
+  if (request.bad_words) constraints.bad_words = *request.bad_words;
+  if (request.embedding_bias) constraints.embedding_bias = request.embedding_bias->values;
+  const auto prompt_length = static_cast<std::int32_t>(request.input_token_ids.size());
+  return SamplerState(params_of(request, sequence_index), std::move(constraints), prompt_length,
+                      prompt_length + request.max_tokens);
+}
+
+}  // namespace
+
+ActiveSequence::ActiveSequence(ActiveRequest& owner, std::int32_t sequence_index, const Request& request,
+                               std::shared_ptr<const HostAdapter> host_adapter,
+                               std::shared_ptr<TokenGuide> guide, std::int64_t vocab_size)
+    : request_(owner),
+      sampler_(sampler_of(request, sequence_index)),
+      guide_(std::move(guide)),
+      vocab_size_(vocab_size) {
+  id = owner.id();
+  index = sequence_index;
+  priority = request.priority;
+  prompt_length = static_cast<std::int32_t>(request.input_token_ids.size());
+  max_tokens = request.max_tokens;
+  adapter = std::move(host_adapter);
+  cache_salt = request.cache_salt_id;
+  tokens.reserve(request.input_token_ids.size() + static_cast<std::size_t>(max_tokens));
+  tokens = request.input_token_ids;
+
+  if (owner.wants_log_probs()) log_probs_.reserve(static_cast<std::size_t>(max_tokens));
+  const std::size_t num_kept = owner.sends_each_token_once() ? 1 : static_cast<std::size_t>(max_tokens);
+  if (owner.wants_generation_logits())
+    generation_logits_.reserve(num_kept * static_cast<std::size_t>(vocab_size));
+  top_log_probs_.reserve(num_kept * owner.num_most_likely());
+}
+
+FinishReason ActiveSequence::append(const StopCriteria& stop, const SampledToken& sampled,
+                                    const float* logits, std::span<const TokenLogProb> most_likely) {
+  tokens.push_back(sampled.token);
+  const FinishReason reason =
+      guide_ && guide_->is_stop_token(sampled.token)
+          ? FinishReason::kEndId
+          : stop.check(std::span(tokens).subspan(static_cast<std::size_t>(prompt_length)));
+  if (guide_ && reason == FinishReason::kNotFinished) guide_->accept(sampled.token);
+  is_complete_ = reason != FinishReason::kNotFinished;
+  ended_by_end_id_ = reason == FinishReason::kEndId;
+  if (ended_by_end_id_) return reason;
+  if (request_.wants_log_probs()) log_probs_.push_back(sampled.log_prob);
+  if (request_.wants_generation_logits())
+    generation_logits_.insert(generation_logits_.end(), logits, logits + vocab_size_);
+  top_log_probs_.insert(top_log_probs_.end(), most_likely.begin(), most_likely.end());
+  return reason;
+}
+
+Result ActiveSequence::make_result(FinishReason reason) {
+  has_ended_ = reason != FinishReason::kNotFinished;
+  Result result;
+  result.sequence_index = index;
+  result.is_sequence_final = has_ended_;
+  result.finish_reasons = {reason};
+  result.decoding_iter = num_generated();
+
+  const std::int32_t first_token = request_.sends_each_token_once() ? num_sent_ : 0;
+  num_sent_ = num_output_tokens();
+  const auto begin = request_.has_prompt_in_output() ? 0 : prompt_length + first_token;
+  result.output_token_ids.emplace_back(tokens.begin() + begin, tokens.begin() + prompt_length + num_sent_);
+  if (request_.wants_log_probs()) {
+    result.cum_log_probs = {std::accumulate(log_probs_.begin(), log_probs_.end(), 0.0F)};
+    result.log_probs.emplace().push_back(log_probs_);
+  }
+  if (request_.wants_generation_logits()) result.generation_logits = take_generation_logits(first_token);
+  if (request_.num_most_likely() > 0) result.top_log_probs.emplace().push_back(take_top_log_probs());
+  return result;
+}
+
+std::vector<std::vector<TokenLogProb>> ActiveSequence::take_top_log_probs() {
+  auto rows = in_rows_of(request_.num_most_likely(), top_log_probs_);
+  if (request_.sends_each_token_once()) top_log_probs_.clear();
+  return rows;
+}
+
+FloatTensor ActiveSequence::take_generation_logits(std::int32_t first_token) {
+  const std::int64_t count = num_sent_ - first_token;
+  FloatTensor tensor;
+  if (!request_.is_streaming()) {
+    tensor.values = std::make_shared<const std::vector<float>>(std::move(generation_logits_));
+    tensor.shape = {1, count, vocab_size_};
+    return tensor;
+  }
+  tensor.values = std::make_shared<const std::vector<float>>(generation_logits_);
+  tensor.shape = {count, 1, vocab_size_};
+  // Rows that were sent are not sent again, unless all are, each time.
+  if (request_.sends_each_token_once()) generation_logits_.clear();
+  return tensor;
+}
+
+std::vector<std::vector<TokenLogProb>> in_rows_of(std::size_t length, std::span<const TokenLogProb> entries) {
+  std::vector<std::vector<TokenLogProb>> rows;
+  rows.reserve(entries.size() / length);
+  for (; !entries.empty(); entries = entries.subspan(length)) {
+    rows.emplace_back(entries.begin(), entries.begin() + static_cast<std::ptrdiff_t>(length));
+  }
+  return rows;
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,79 @@
+// How much room sequences need, and how much of it is promised.
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "adaptrt/sched/scheduler.h"
+
+namespace adaptrt {
+
+std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
+                                                     std::int32_t num_sequences) const {
+  constexpr std::int64_t kLongest = std::numeric_limits<std::int32_t>::max();
+  if (prompt_length < 1 || max_tokens < 1 || prompt_length > kLongest ||
+      max_tokens > kLongest - prompt_length) {
+    return "a prompt of " + std::to_string(prompt_length) +
+           " tokens with max_tokens = " + std::to_string(max_tokens) +
+           "; each must be at least 1 and their sum at most " + std::to_string(kLongest);
+  }
+  if (!limits_.enable_chunked_context && prompt_length > limits_.max_num_tokens) {
+    return "the prompt has " + std::to_string(prompt_length) +
+           " tokens, a step takes max_num_tokens = " + std::to_string(limits_.max_num_tokens) +
+           " and enable_chunked_context is off";
+  }
+  if (num_sequences < 1 || num_sequences > limits_.max_batch_size) {
+    return "a request of " + std::to_string(num_sequences) +
+           " sequences; accepted: 1 to max_batch_size = " + std::to_string(limits_.max_batch_size) +
+           ", because they run at once";
+  }
+  // Where sequences are paused each gets on alone; and those that end with their first token are never
+  // forked.
+  const std::int32_t num_forks = may_pause() || max_tokens == 1 ? 0 : num_sequences - 1;
+  const std::int64_t needed = blocks_of_all(prompt_length, max_tokens, num_forks);
+  if (needed > block_pool_.num_blocks()) {
+    const std::string sequences =
+        num_forks == 0 ? "" : " and " + std::to_string(num_sequences) + " sequences";
+    return "a prompt of " + std::to_string(prompt_length) +
+           " tokens with max_tokens = " + std::to_string(max_tokens) + sequences + " needs " +
+           std::to_string(needed) + " KV blocks of " + std::to_string(block_pool_.tokens_per_block()) +
+           " tokens; there are " + std::to_string(block_pool_.num_blocks());
+  }
+  return std::nullopt;
+}
+
+std::int64_t Scheduler::num_promised_blocks() const {
+  std::int64_t promised = 0;
+  for (const Sequence* sequence : running_) {
+    promised += blocks_wanted(*sequence) - static_cast<std::int64_t>(sequence->table.blocks.size());
+  }
+  return promised;
+}
+
+std::int64_t Scheduler::blocks_wanted(const Sequence& sequence) const {
+  if (may_pause()) return block_pool_.blocks_for(sequence.num_tokens());
+  return blocks_of_all(sequence.prompt_length, sequence.max_tokens, sequence.num_forks);
+}
+
+std::int64_t Scheduler::blocks_of_all(std::int64_t prompt_length, std::int64_t max_tokens,
+                                      std::int32_t num_forks) const {
+  const std::int64_t of_one = block_pool_.blocks_for(prompt_length + max_tokens - 1);
+  const std::int64_t shared = prompt_length / block_pool_.tokens_per_block();
+  return of_one + num_forks * (of_one - shared);
+}
+
+std::int32_t Scheduler::room_for(const Sequence& sequence) const {
+  const std::int64_t blocks =
+      static_cast<std::int64_t>(sequence.table.blocks.size()) + block_pool_.num_available();
+  const std::int64_t room = blocks * block_pool_.tokens_per_block() - sequence.num_computed;
+  return static_cast<std::int32_t>(std::min<std::int64_t>(room, std::numeric_limits<std::int32_t>::max()));
+}
+
+std::int32_t Scheduler::num_promised_forks() const {
+  std::int32_t promised = 0;
+  for (const Sequence* sequence : running_) promised += sequence->num_forks;
+  return promised;
+}
+
+}  // namespace adaptrt
