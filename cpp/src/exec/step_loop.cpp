@@ -19,6 +19,11 @@ SchedulerLimits limits_of(const ExecutorConfig& config, const EngineInfo& engine
   return limits;
 }
 
+std::shared_ptr<KVCacheEventManager> make_events(const KvCacheConfig& config, const EngineInfo& engine) {
+  if (config.event_buffer_max_size == 0) return nullptr;
+  return std::make_shared<KVCacheEventManager>(config.event_buffer_max_size, engine.max_seq_len);
+}
+
 }  // namespace
 
 StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t num_kv_blocks,
@@ -31,11 +36,14 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
       board_(board),
       statistics_(statistics),
       observer_(std::move(observer)),
-      block_pool_(num_kv_blocks, engine.info().tokens_per_block, config.kv_cache_config.enable_block_reuse),
+      events_(make_events(config.kv_cache_config, engine.info())),
+      block_pool_(num_kv_blocks, engine.info().tokens_per_block, config.kv_cache_config.enable_block_reuse,
+                  events_.get()),
       scheduler_(config.scheduler_config, limits_of(config, engine.info()), block_pool_, lora_cache),
       token_step_(engine.info().vocab_size) {}
 
 void StepLoop::run() {
+  flush_events();
   try {
     while (take_work()) {
       if (!scheduler_.empty()) step();
@@ -107,6 +115,7 @@ void StepLoop::step() {
     }
     refuse_waiting();
     observe(nullptr);
+    flush_events();
     send_responses();
     return;
   }
@@ -121,6 +130,7 @@ void StepLoop::step() {
   ++iteration_;
   observe(nullptr);
   record(begin, num_active, completed);
+  flush_events();
   send_responses();
 }
 
@@ -190,6 +200,10 @@ void StepLoop::fail_plan(const std::string& reason) {
     outbox_.push_back(request.make_error(reason));
     forget(request);
   }
+}
+
+void StepLoop::flush_events() {
+  if (events_) events_->flush();
 }
 
 void StepLoop::observe(const StepPlan* plan) const {
@@ -262,6 +276,7 @@ void StepLoop::close(const std::string& reason, ExecutorEnd end) {
   for (auto& arrival : queue_.take(false).arrivals) requests_.emplace(arrival->id, std::move(arrival));
   for (const auto& [id, request] : requests_) board_.post(request->make_error(reason));
   board_.close(reason, end);
+  if (events_) events_->close();
 }
 
 }  // namespace adaptrt

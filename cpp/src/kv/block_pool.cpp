@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <stdexcept>
+#include <utility>
 
 #include "adaptrt/core/error.h"
 
@@ -19,8 +20,12 @@ std::uint64_t mix(std::uint64_t value) {
 
 }  // namespace
 
-BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse)
-    : num_blocks_(num_blocks), tokens_per_block_(tokens_per_block), enable_block_reuse_(enable_block_reuse) {
+BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
+                     KVCacheEventManager* events)
+    : num_blocks_(num_blocks),
+      tokens_per_block_(tokens_per_block),
+      enable_block_reuse_(enable_block_reuse),
+      events_(events) {
   Problems problems;
   if (num_blocks < 1)
     problems.add("the number of KV blocks is " + std::to_string(num_blocks) + "; it must be positive");
@@ -35,6 +40,7 @@ BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, boo
   }
   // Pushed backwards, so that the lowest ids are handed out first.
   for (BlockId block = num_blocks - 1; block >= 0; --block) push_free(block);
+  if (events_ != nullptr) events_->record_created({num_blocks, 0});
 }
 
 BlockPool::PrefixMatch BlockPool::match_prefix(const ReuseKey& key,
@@ -192,10 +198,12 @@ void BlockPool::insert_in_index(BlockId block, const ReuseKey& key, BlockId pare
   BlockId& bucket = buckets_[bucket_of(key, entry.parent, tokens)];
   entry.next_in_bucket = bucket;
   bucket = block;
+  if (events_ != nullptr) record_stored(block);
 }
 
 void BlockPool::remove_from_index(BlockId block) {
   Block& entry = blocks_[block];
+  if (events_ != nullptr) events_->record_removed(entry.hash);
   BlockId* link = &buckets_[bucket_of(entry.key, entry.parent, tokens_of(block))];
   while (*link != block) link = &blocks_[*link].next_in_bucket;
   *link = entry.next_in_bucket;
@@ -209,6 +217,31 @@ void BlockPool::remove_from_index(BlockId block) {
     entry.parent_block = entry.previous_sibling = entry.next_sibling = kNoBlock;
   }
   change_retention(block, {});
+}
+
+std::uint64_t BlockPool::hash_of(BlockId block) const {
+  const Block& entry = blocks_[block];
+  std::uint64_t hash = entry.parent_block == kNoBlock ? mix(entry.key.adapter_generation + 1)
+                                                      : blocks_[entry.parent_block].hash;
+  hash = mix(hash ^ (entry.key.cache_salt ? mix(*entry.key.cache_salt + 0x9e3779b97f4a7c15ULL) : 0));
+  for (const std::int32_t token : tokens_of(block)) {
+    hash = mix(hash + 0x9e3779b97f4a7c15ULL + static_cast<std::uint32_t>(token));
+  }
+  return hash;
+}
+
+void BlockPool::record_stored(BlockId block) {
+  Block& entry = blocks_[block];
+  entry.hash = hash_of(block);
+  KVCacheStoredBlockData data;
+  data.block_hash = entry.hash;
+  for (const std::int32_t token : tokens_of(block)) data.tokens.push_back({token, 0});
+  data.lora_id = entry.key.task_id;
+  data.priority = entry.retention.priority;
+  data.cache_salt_id = entry.key.cache_salt;
+  const bool is_first = entry.parent_block == kNoBlock;
+  events_->record_stored(is_first ? std::nullopt : std::optional(blocks_[entry.parent_block].hash),
+                         std::move(data));
 }
 
 void BlockPool::push_free(BlockId block) {

@@ -94,6 +94,7 @@ std::vector<std::string> BlockPool::check_invariants() const {
     if (!by_content.emplace(entry.content, block).second) report(block, "shares its content id with another");
     if (find(entry.key, entry.parent, tokens_of(block)) != block)
       report(block, "is not found by its content");
+    if (events_ != nullptr && entry.hash != hash_of(block)) report(block, "was stored by another hash");
   }
   for (const auto& [content, block] : by_content) {
     const ContentId parent = blocks_[block].parent;

@@ -38,7 +38,6 @@ BOOST_AUTO_TEST_CASE(each_unsupported_or_senseless_field_is_refused_by_name) {
       {"onboard_blocks", [](KvCacheConfig& c) { c.onboard_blocks = false; }},
       {"cross_kv_cache_fraction", [](KvCacheConfig& c) { c.cross_kv_cache_fraction = 0.5; }},
       {"secondary_offload_min_priority", [](KvCacheConfig& c) { c.secondary_offload_min_priority = 0; }},
-      {"event_buffer_max_size", [](KvCacheConfig& c) { c.event_buffer_max_size = 1; }},
       {"enable_partial_reuse", [](KvCacheConfig& c) { c.enable_partial_reuse = true; }},
   };
   for (const auto& [field, change] : cases) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "adaptrt/kv/kv_cache_events.h"
 #include "adaptrt/kv/retention.h"
 
 namespace adaptrt {
@@ -23,7 +24,9 @@ struct ReuseKey {
   /// HostAdapter::generation() of the adapter that computed it; 0: the base model.
   std::uint64_t adapter_generation = 0;
   /// Request::cache_salt_id.
-  std::optional<std::uint64_t> cache_salt;
+  std::optional<std::uint64_t> cache_salt = std::nullopt;
+  /// Of that adapter, for events; nullopt: the base model.
+  std::optional<std::uint64_t> task_id = std::nullopt;
 
   bool operator==(const ReuseKey&) const = default;
 };
@@ -69,8 +72,10 @@ class BlockPool {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// Throws ConfigError unless both numbers are positive.
-  BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse);
+  /// `events`, which outlives the pool, is told what can be reused; nullptr: nobody is. Throws ConfigError
+  /// unless both numbers are positive.
+  BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
+            KVCacheEventManager* events = nullptr);
 
   struct PrefixMatch {
     std::int32_t num_blocks = 0;
@@ -142,6 +147,7 @@ class BlockPool {
     BlockId previous_sibling = kNoBlock;
     BlockId next_sibling = kNoBlock;
     BlockRetention retention;
+    std::uint64_t hash = 0;  // of its content, where there are events
     // Of cached blocks: the highest priority of the block and those behind it, and the end of its duration.
     std::int32_t level = kDefaultRetentionPriority;
     Time expiry;
@@ -175,10 +181,15 @@ class BlockPool {
   /// A cached block's level may have changed, and with it those of the blocks before it.
   void move_in_cached(BlockId block);
   void change_retention(BlockId block, const BlockRetention& retention);
+  /// The same of a block that stays in the index.
+  void update_retention(BlockId block, const BlockRetention& retention);
+  [[nodiscard]] std::uint64_t hash_of(BlockId block) const;
+  void record_stored(BlockId block);
 
   std::int32_t num_blocks_;
   std::int32_t tokens_per_block_;
   bool enable_block_reuse_;
+  KVCacheEventManager* events_;
   std::vector<Block> blocks_;
   std::vector<std::int32_t> indexed_tokens_;  // [num_blocks, tokens_per_block], of blocks in the index
   std::vector<BlockId> buckets_;
