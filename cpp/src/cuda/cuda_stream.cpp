@@ -94,6 +94,12 @@ void CudaStream::copy_to_host(std::byte* host, const std::byte* device, std::siz
         cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_));
 }
 
+void CudaStream::copy_on_device(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  activate(device_);
+  check("cudaMemcpyAsync on the GPU", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_));
+}
+
 void CudaStream::fill_zero(std::byte* device, std::size_t bytes) {
   if (bytes == 0) return;
   activate(device_);

@@ -1,5 +1,6 @@
 #include "adaptrt/engine/check_step_input.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -32,6 +33,8 @@ class StepChecker {
     for (std::int64_t sequence = 0; sequence < sequences_; ++sequence) check_sequence(sequence);
     finish();
     newest_writes.resize(static_cast<std::size_t>(num_blocks_));
+    check_copies();
+    finish();
     check_shared_blocks(step, newest_writes);
     finish();
   }
@@ -65,6 +68,7 @@ class StepChecker {
     check_size("sequence_offsets", input_.sequence_offsets, sequences_ + 1);
     check_size("block_tables", input_.block_tables, sequences_ * input_.max_blocks_per_sequence);
     check_size("adapters", input_.adapters, sequences_);
+    check_size("copies_to", input_.copies_to, static_cast<std::int64_t>(input_.copies_from.size()));
   }
 
   void check_offsets() {
@@ -174,6 +178,24 @@ class StepChecker {
       }
     }
     return true;
+  }
+
+  void check_copies() {
+    for (std::size_t i = 0; i < input_.copies_to.size(); ++i) {
+      const std::int32_t from = input_.copies_from[i];
+      const std::int32_t to = input_.copies_to[i];
+      const std::string copy = "copy " + std::to_string(i);
+      for (const std::int32_t block : {from, to}) {
+        if (block >= 0 && block < num_blocks_) continue;
+        add(copy + " is of block " + text(from) + " to block " + text(to) + "; the pool has " +
+            text(num_blocks_) + " blocks");
+        break;
+      }
+      if (from == to) add(copy + " is of block " + text(from) + " to itself");
+      if (std::ranges::find(input_.copies_to.first(i), to) !=
+          input_.copies_to.begin() + static_cast<std::ptrdiff_t>(i))
+        add(copy + " is to block " + text(to) + ", as one before it");
+    }
   }
 
   /// A block that a sequence writes in this step must not be in another sequence's table.

@@ -53,6 +53,7 @@ class CpuEngine final : public Engine {
 
   void step(const StepInput& input, const LogitsSink& sink) override {
     checker_.check(input, info_, kv_pool_.num_blocks());
+    if (!input.copies_from.empty()) kv_pool_.copy_blocks(input.copies_from, input.copies_to, *threads_);
     if (recorder_) recorder_->begin_step(input);
     name_sequences(input);
     group_tokens(input);

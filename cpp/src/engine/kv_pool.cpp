@@ -1,5 +1,7 @@
 #include "kv_pool.h"
 
+#include <algorithm>
+#include <cstring>
 #include <new>
 #include <string>
 
@@ -36,6 +38,21 @@ void KvPool::allocate(std::int32_t num_blocks) {
                       std::to_string(block_bytes_) + " bytes");
   }
   num_blocks_ = num_blocks;
+}
+
+void KvPool::copy_blocks(std::span<const std::int32_t> from, std::span<const std::int32_t> to,
+                         ThreadPool& threads) {
+  constexpr std::size_t kSliceBytes = std::size_t{1} << 18;
+  // A slice of every block at a time: a block that one copy writes and a later one reads is read in time.
+  const auto slices = static_cast<std::int64_t>((block_bytes_ + kSliceBytes - 1) / kSliceBytes);
+  threads.parallel_for(slices, 1, [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
+    const std::size_t first = static_cast<std::size_t>(begin) * kSliceBytes;
+    const std::size_t bytes = std::min(static_cast<std::size_t>(end) * kSliceBytes, block_bytes_) - first;
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      std::memcpy(memory_.data() + static_cast<std::size_t>(to[i]) * block_bytes_ + first,
+                  memory_.data() + static_cast<std::size_t>(from[i]) * block_bytes_ + first, bytes);
+    }
+  });
 }
 
 }  // namespace adaptrt

@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "adaptrt/core/huge_array.h"
+#include "adaptrt/core/thread_pool.h"
 #include "adaptrt/engine/program.h"
 #include "adaptrt/kernels/attention_tile.h"
 
@@ -30,6 +32,9 @@ class KvPool {
 
   /// Throws ConfigError when the memory is refused or this was called before.
   void allocate(std::int32_t num_blocks);
+
+  /// Copies blocks from[i] to to[i], one after the other.
+  void copy_blocks(std::span<const std::int32_t> from, std::span<const std::int32_t> to, ThreadPool& threads);
 
   [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
   [[nodiscard]] std::size_t block_bytes() const { return block_bytes_; }

@@ -34,6 +34,16 @@ void KvPools::allocate(std::int32_t num_blocks, Device& device, Stream& stream) 
   num_blocks_ = num_blocks;
 }
 
+void KvPools::copy_blocks(std::span<const std::int32_t> from, std::span<const std::int32_t> to,
+                          Stream& stream) const {
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    for (const Allocation& layer : layers_) {
+      stream.copy_on_device(layer.data() + static_cast<std::size_t>(to[i]) * block_bytes_,
+                            layer.data() + static_cast<std::size_t>(from[i]) * block_bytes_, block_bytes_);
+    }
+  }
+}
+
 void KvPools::bind(PlanRunner& runner) const {
   const std::array<std::int64_t, 5> dims{num_blocks_, 2, kv_heads_, tokens_per_block_, head_dim_};
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {

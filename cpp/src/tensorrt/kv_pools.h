@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "adaptrt/device/device.h"
@@ -26,6 +27,9 @@ class KvPools {
   /// Zeros, so that what is masked out of a block's unwritten rows is a number. Throws ConfigError when the
   /// memory is refused, the plan takes no pool of this size, or this was called before.
   void allocate(std::int32_t num_blocks, Device& device, Stream& stream);
+  /// Copies blocks from[i] to to[i] in every layer, one after the other.
+  void copy_blocks(std::span<const std::int32_t> from, std::span<const std::int32_t> to,
+                   Stream& stream) const;
   /// Names the pools to a context.
   void bind(PlanRunner& runner) const;
 

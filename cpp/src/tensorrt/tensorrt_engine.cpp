@@ -79,6 +79,7 @@ class TensorRtEngine final : public Engine {
   }
 
   void run(const StepInput& input, const LogitsSink& sink) {
+    kv_pools_.copy_blocks(input.copies_from, input.copies_to, *stream_);
     const bool is_decode = input.token_ids.size() == input.prompt_lengths.size();
     const std::span<const std::int32_t> slots = place_adapters(input);
     const auto rows = input.logit_rows;

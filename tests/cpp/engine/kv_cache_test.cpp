@@ -108,6 +108,43 @@ BOOST_DATA_TEST_CASE(blocks_of_another_request_are_read_as_one_s_own,
   BOOST_TEST(same_bits(reused, rows(alone, 48, 70)));
 }
 
+BOOST_DATA_TEST_CASE(a_copied_block_is_read_as_one_s_own, data::make({0, 1, 2}) * data::make({false, true}),
+                     dtype_index, int8_kv_cache) {
+  const RandomModel model({.dtype = static_cast<DType>(dtype_index), .int8_kv_cache = int8_kv_cache});
+  const auto tokens = random_tokens(60, 5);
+  auto other = tokens;
+  std::reverse(other.begin() + 41, other.end());
+  const auto alone = run(engine_of(model.program).get(), {piece_of(tokens, 0, 60, {0, 1, 2, 3})});
+  const auto other_alone = run(engine_of(model.program).get(), {piece_of(other, 0, 60, {0, 1, 2, 3})});
+  const auto engine = engine_of(model.program);
+  (void)run(engine.get(), {piece_of(tokens, 0, 41, {7, 6, 5})});
+  // Both go on in the step that makes the copy, one of them in the block that is copied.
+  StepArrays arrays({piece_of(tokens, 41, 60, {7, 6, 5, 10}), piece_of(other, 41, 60, {7, 6, 11, 12})});
+  arrays.copies_from = {5};
+  arrays.copies_to = {11};
+  const auto forked = logits_of(engine.get(), arrays.input());
+  BOOST_TEST(same_bits(rows(forked, 0, 19), rows(alone, 41, 60)));
+  BOOST_TEST(same_bits(rows(forked, 19, 38), rows(other_alone, 41, 60)));
+}
+
+BOOST_AUTO_TEST_CASE(copies_are_made_in_their_order) {
+  // A block has several of the slices that threads share out.
+  const RandomModel model({.num_layers = 20, .tokens_per_block = 128});
+  const auto engine = engine_of(model.program);
+  BOOST_TEST_REQUIRE(engine->info().kv_block_bytes > 2U << 18);
+  const auto tokens = random_tokens(100, 5);
+  const auto others = random_tokens(90, 6);
+  const auto alone = run(engine.get(), {piece_of(tokens, 0, 100, {0})});
+  (void)run(engine.get(), {piece_of(tokens, 0, 99, {1}), piece_of(others, 0, 89, {2})});
+  StepArrays arrays({piece_of(tokens, 99, 100, {3}), piece_of(others, 89, 90, {1})});
+  arrays.copies_from = {1, 2};
+  arrays.copies_to = {3, 1};
+  const auto forked = logits_of(engine.get(), arrays.input());
+  BOOST_TEST(same_bits(rows(forked, 0, 1), rows(alone, 99, 100)));
+  const auto others_alone = run(engine.get(), {piece_of(others, 0, 90, {0})});
+  BOOST_TEST(same_bits(rows(forked, 1, 2), rows(others_alone, 89, 90)));
+}
+
 BOOST_DATA_TEST_CASE(tokens_that_are_not_finite_spoil_those_behind_them_alone,
                      kernel_tables() * data::make({0, 1, 2}) * data::make({false, true}), kernels,
                      dtype_index, int8_kv_cache) {

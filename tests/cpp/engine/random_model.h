@@ -327,7 +327,9 @@ class StepArrays {
             .block_tables = tables,
             .max_blocks_per_sequence = max_blocks,
             .adapters = adapters,
-            .logit_rows = logit_rows};
+            .logit_rows = logit_rows,
+            .copies_from = copies_from,
+            .copies_to = copies_to};
   }
 
   std::vector<std::int32_t> tokens;
@@ -339,6 +341,8 @@ class StepArrays {
   std::vector<const DeviceAdapter*> adapters;
   /// All of them, unless changed.
   std::vector<std::int32_t> logit_rows;
+  std::vector<std::int32_t> copies_from;
+  std::vector<std::int32_t> copies_to;
 };
 
 /// The logits of a step, [R][vocab_size].

@@ -98,6 +98,20 @@ BOOST_AUTO_TEST_CASE(bad_blocks_are_refused) {
   });
 }
 
+BOOST_AUTO_TEST_CASE(bad_copies_are_refused) {
+  const auto copies = [](std::vector<std::int32_t> from, std::vector<std::int32_t> to) {
+    return [=](StepArrays* a) {
+      a->copies_from = from;
+      a->copies_to = to;
+    };
+  };
+  refuses("copies_to has 1 elements, not 2", copies({1, 2}, {3}));
+  refuses("copy 0 is of block -1 to block 4; the pool has 8 blocks", copies({-1}, {4}));
+  refuses("copy 1 is of block 2 to block 8; the pool has 8 blocks", copies({2, 2}, {4, 8}));
+  refuses("copy 0 is of block 4 to itself", copies({4}, {4}));
+  refuses("copy 1 is to block 4, as one before it", copies({2, 5}, {4, 4}));
+}
+
 BOOST_AUTO_TEST_CASE(bad_adapters_are_refused) {
   DeviceAdapter adapter = model.adapter(5, false, 2);
   const auto with = [&](StepArrays* a) { a->adapters[1] = &adapter; };

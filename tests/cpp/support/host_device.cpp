@@ -177,6 +177,18 @@ class HostStream final : public Stream {
     ledger_->enter("copy_to_host");
     copy("copy_to_host", host, device, bytes, device, host);
   }
+  void copy_on_device(std::byte* to, const std::byte* from, std::size_t bytes) override {
+    ledger_->enter("copy_on_device");
+    const auto check = [this, to, from, bytes] {
+      require("copy_on_device", HostDevice::Ledger::Kind::kDevice, to, bytes);
+      require("copy_on_device", HostDevice::Ledger::Kind::kDevice, from, bytes);
+    };
+    check();
+    submit([=] {
+      check();
+      std::memcpy(to, from, bytes);
+    });
+  }
   void fill_zero(std::byte* device, std::size_t bytes) override {
     ledger_->enter("fill_zero");
     require("fill_zero", HostDevice::Ledger::Kind::kDevice, device, bytes);

@@ -293,6 +293,21 @@ BOOST_AUTO_TEST_CASE(a_step_without_logit_rows_writes_the_pool) {
   BOOST_TEST(f.rows_of({next_token(4, 3, {0})})[0][kTokenSum] == 10.0F);
 }
 
+BOOST_AUTO_TEST_CASE(blocks_are_copied_in_their_order_before_anything_is_written) {
+  for (const StreamTime time : {StreamTime::kAtOnce, StreamTime::kLate}) {
+    Fixture f({}, time);
+    (void)f.rows_of({{.tokens = {1, 2, 3}, .prompt_length = 3, .blocks = {4}},
+                     {.tokens = {10, 20}, .prompt_length = 2, .blocks = {5}}});
+    StepArrays arrays({next_token(4, 3, {6}), next_token(30, 2, {4})});
+    arrays.copies_from = {4, 5};
+    arrays.copies_to = {6, 4};
+    const auto rows = f.rows_of(arrays.input());
+    BOOST_TEST(rows[0][kTokenSum] == 10.0F);
+    BOOST_TEST(rows[1][kTokenSum] == 60.0F);
+    BOOST_TEST(f.plan->device->calls("copy_on_device") == 2 * f.plan->program.num_layers);
+  }
+}
+
 BOOST_AUTO_TEST_CASE(bad_input_is_refused_as_by_the_cpu_engine) {
   Fixture f;
   BOOST_CHECK_EXCEPTION((void)f.rows_of({next_token(kVocabSize, 0, {0})}), StepError,

@@ -60,6 +60,8 @@ class Stream {
   /// Both return at once when the host memory is pinned; it must not change before the copy is done.
   virtual void copy_to_device(std::byte* device, const std::byte* host, std::size_t bytes) = 0;
   virtual void copy_to_host(std::byte* host, const std::byte* device, std::size_t bytes) = 0;
+  /// Of memory that does not overlap.
+  virtual void copy_on_device(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
   virtual void fill_zero(std::byte* device, std::size_t bytes) = 0;
   virtual void record(Event& event) = 0;
   /// Later work of this stream waits for the event.

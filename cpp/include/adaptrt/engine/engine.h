@@ -50,6 +50,10 @@ struct StepInput {
   std::int32_t max_blocks_per_sequence = 0;
   std::span<const DeviceAdapter* const> adapters;  // [S]; nullptr: the base model
   std::span<const std::int32_t> logit_rows;        // [R], ascending indices into the T tokens
+  /// [C] KV blocks: the content of each is copied to the block at its place in copies_to, in this order and
+  /// before the step writes anything.
+  std::span<const std::int32_t> copies_from = {};
+  std::span<const std::int32_t> copies_to = {};  // [C], none twice
 };
 
 /// Receives logits[rows, vocab_size] of logit_rows[first_row, first_row + rows); valid during the call only.
