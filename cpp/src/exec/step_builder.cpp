@@ -12,6 +12,12 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   adapters_.clear();
   logit_row_indices_.clear();
   logit_rows_.clear();
+  copies_from_.clear();
+  copies_to_.clear();
+  for (const auto& copy : plan.copies) {
+    copies_from_.push_back(copy.blocks.from);
+    copies_to_.push_back(copy.blocks.to);
+  }
 
   std::size_t max_blocks = 0;
   std::size_t max_later = 0;  // the scheduler made room for all the blocks that a sequence can come to need
@@ -43,6 +49,8 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   input.max_blocks_per_sequence = static_cast<std::int32_t>(max_blocks);
   input.adapters = adapters_;
   input.logit_rows = logit_row_indices_;
+  input.copies_from = copies_from_;
+  input.copies_to = copies_to_;
   return input;
 }
 

@@ -24,6 +24,11 @@ std::shared_ptr<KVCacheEventManager> make_events(const KvCacheConfig& config, co
   return std::make_shared<KVCacheEventManager>(config.event_buffer_max_size, engine.max_seq_len);
 }
 
+PartialReuse partial_reuse_of(const KvCacheConfig& config) {
+  if (!config.enable_partial_reuse) return PartialReuse::kNone;
+  return config.copy_on_partial_reuse ? PartialReuse::kCopy : PartialReuse::kTakeOver;
+}
+
 }  // namespace
 
 StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t num_kv_blocks,
@@ -38,7 +43,7 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
       observer_(std::move(observer)),
       events_(make_events(config.kv_cache_config, engine.info())),
       block_pool_(num_kv_blocks, engine.info().tokens_per_block, config.kv_cache_config.enable_block_reuse,
-                  events_.get()),
+                  events_.get(), partial_reuse_of(config.kv_cache_config)),
       scheduler_(config.scheduler_config, limits_of(config, engine.info()), block_pool_, lora_cache),
       token_step_(engine.info().vocab_size) {}
 

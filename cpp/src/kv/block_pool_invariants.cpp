@@ -109,6 +109,17 @@ std::vector<std::string> BlockPool::check_invariants() const {
     }
   }
 
+  if (partial_reuse_ != PartialReuse::kNone) {
+    if (by_beginning_.size() != by_content.size())
+      violations.emplace_back("the blocks by their beginnings are not those in the index");
+    for (std::size_t i = 0; i < by_beginning_.size(); ++i) {
+      const Block& entry = blocks_[by_beginning_[i]];
+      const auto place = place_of(entry.key, entry.parent, tokens_of(by_beginning_[i]));
+      if (entry.content == 0 || place - by_beginning_.begin() != static_cast<std::ptrdiff_t>(i))
+        report(by_beginning_[i], "is not where its beginning is looked for");
+    }
+  }
+
   std::size_t num_in_buckets = 0;
   for (BlockId head : buckets_) {
     for (; head != kNoBlock && num_in_buckets <= blocks_.size(); head = blocks_[head].next_in_bucket)

@@ -46,9 +46,6 @@ Problems KvCacheConfig::validate() const {
     problems.add(
         "secondary_offload_min_priority is set; KV blocks have one level of memory, so none is offloaded");
   }
-  if (enable_partial_reuse) {
-    problems.add("enable_partial_reuse is True; only full blocks are shared, so only False is accepted");
-  }
   return problems;
 }
 

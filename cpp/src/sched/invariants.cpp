@@ -54,6 +54,38 @@ void check_running(const Scheduler& scheduler, const BlockPool& pool, Report& re
   }
 }
 
+/// Of the copies that the next step makes.
+void check_copies(const Scheduler& scheduler, const BlockPool& pool, Report& report) {
+  std::set<BlockId> targets;
+  for (const PlannedCopy& copy : scheduler.pending_copies()) {
+    const Sequence& sequence = *copy.sequence;
+    const BlockId to = copy.blocks.to;
+    const auto block = static_cast<std::size_t>(sequence.num_computed / pool.tokens_per_block());
+    report.check(sequence.state == SequenceState::kRunning, sequence, "awaits a copy and does not run");
+    report.check(block < sequence.table.blocks.size() && sequence.table.blocks[block] == to, sequence,
+                 "awaits a copy to a block that it does not write next");
+    report.check(pool.num_users(to) == 1, sequence, "awaits a copy to a block that it shares");
+    report.check(copy.blocks.from != to, sequence, "awaits a copy of a block to itself");
+    report.check(targets.insert(to).second, sequence, "awaits two copies to one block");
+  }
+}
+
+/// A sequence that starts within a block has what is before in it.
+void check_beginnings(const StepPlan& plan, const BlockPool& pool, Report& report) {
+  for (const PlannedSequence& entry : plan.entries) {
+    const Sequence& sequence = *entry.sequence;
+    if (entry.first_token % pool.tokens_per_block() == 0 ||
+        std::ranges::find(plan.started, &sequence) == plan.started.end()) {
+      continue;
+    }
+    const bool has_copy =
+        std::ranges::find(plan.copies, &sequence, &PlannedCopy::sequence) != plan.copies.end();
+    report.check(pool.partial_reuse() != PartialReuse::kNone, sequence, "starts within a block");
+    report.check(has_copy == (pool.partial_reuse() == PartialReuse::kCopy), sequence,
+                 "starts within a block that is not the copy of another, or is taken over and copied");
+  }
+}
+
 void check_waiting(const Scheduler& scheduler, Report& report) {
   report.append(scheduler.waiting().check_invariants(scheduler.running()));
   std::int32_t num_paused = 0;
@@ -140,6 +172,7 @@ std::vector<std::string> check_invariants(const Scheduler& scheduler, const Bloc
   check_running(scheduler, block_pool, report);
   check_waiting(scheduler, report);
   check_blocks(scheduler, block_pool, report);
+  check_copies(scheduler, block_pool, report);
   if (lora_cache != nullptr) check_leases(scheduler, *lora_cache, report);
   return report.take();
 }
@@ -148,6 +181,7 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
                                           const BlockPool& block_pool) {
   Report report;
   check_shares(plan, scheduler, block_pool, report);
+  check_beginnings(plan, block_pool, report);
   const std::int32_t tokens_per_block = block_pool.tokens_per_block();
   std::set<const Sequence*> planned;
   std::int32_t num_context_tokens = 0;
@@ -180,6 +214,9 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
     report.check((sequence.device_adapter() != nullptr) == (sequence.adapter != nullptr), sequence,
                  "is planned without its adapter");
   }
+  report.check(
+      plan.empty() ? plan.copies.empty() : std::ranges::equal(plan.copies, scheduler.pending_copies()),
+      "the plan's copies are not those that sequences await");
   report.check(plan.paused.empty() || plan.started.empty(),
                "sequences start although others had to be paused");
   for (const Sequence* sequence : plan.unservable) {

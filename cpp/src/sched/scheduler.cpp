@@ -45,6 +45,7 @@ bool has_failed(const Sequence& sequence, const StepPlan& plan) {
 
 void StepPlan::clear() {
   entries.clear();
+  copies.clear();
   started.clear();
   paused.clear();
   unservable.clear();
@@ -126,6 +127,11 @@ void Scheduler::add(Sequence& sequence) {
 void Scheduler::plan(StepPlan& plan) {
   plan.clear();
   ++turn_;
+  plan_entries(plan);
+  if (!plan.empty()) plan.copies.assign(copies_.begin(), copies_.end());
+}
+
+void Scheduler::plan_entries(StepPlan& plan) {
   const bool is_static = config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kStaticBatch;
   // A new batch waits for the last sequence of the old one, whatever this plan does to it.
   const bool may_start = !is_static || running_.empty();
@@ -252,7 +258,8 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
   BlockPool::PrefixMatch match;
   if (starts_from_shared_blocks(sequence))
     match = block_pool_.match_prefix(sequence.reuse_key(), sequence.tokens);
-  const std::int32_t to_compute = sequence.num_tokens() - match.num_blocks * block_pool_.tokens_per_block();
+  const std::int32_t to_compute =
+      sequence.num_tokens() - match.num_blocks * block_pool_.tokens_per_block() - match.num_partial_tokens;
   const bool may_split = limits_.enable_chunked_context || sequence.num_tokens() > limits_.max_num_tokens;
   if (to_compute > tokens_left(plan) && !may_split) return StartResult::kNoRoom;
 
@@ -294,12 +301,18 @@ void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
   sequence.times_passed_over = 0;
   sequence.state = SequenceState::kRunning;
   sequence.lease = std::move(lease);
-  if (starts_from_shared_blocks(sequence)) {
-    sequence.num_computed = block_pool_.reuse_prefix(sequence.table, sequence.reuse_key(), sequence.tokens);
-    retain_blocks(sequence, 0);
-  }
+  if (starts_from_shared_blocks(sequence)) reuse_blocks(sequence);
   sequence.num_charged = std::max(sequence.num_charged, sequence.num_computed);
   charge(sequence, sequence.num_tokens());
+}
+
+void Scheduler::reuse_blocks(Sequence& sequence) {
+  const ReuseKey key = sequence.reuse_key();
+  BlockCopy copy;
+  sequence.num_computed = block_pool_.reuse_prefix(sequence.table, key, sequence.tokens);
+  sequence.num_computed += block_pool_.reuse_beginning(sequence.table, key, sequence.tokens, copy);
+  if (copy.to != kNoBlock) copies_.push_back({.sequence = &sequence, .blocks = copy});
+  retain_blocks(sequence, 0);
 }
 
 void Scheduler::charge(Sequence& sequence, std::int32_t num_tokens) {
@@ -351,12 +364,14 @@ bool Scheduler::pause_a_prefill_after(std::size_t index, StepPlan& plan) {
 
 void Scheduler::stop_running(Sequence& sequence) {
   running_.erase(std::ranges::find(running_, &sequence));
+  std::erase_if(copies_, [&](const PlannedCopy& copy) { return copy.sequence == &sequence; });
   block_pool_.release(sequence.table);
   sequence.num_computed = 0;
   sequence.lease.reset();
 }
 
 void Scheduler::commit(const StepPlan& plan) {
+  copies_.clear();
   for (const PlannedSequence& entry : plan.entries) {
     Sequence& sequence = *entry.sequence;
     sequence.num_computed = entry.first_token + entry.count;

@@ -107,6 +107,15 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink) {
   require(std::cmp_less_equal(num_sequences, info_.max_batch_size), "there are too many sequences");
   require(std::ranges::is_sorted(input.logit_rows), "logit_rows is not ascending");
 
+  require(input.copies_from.size() == input.copies_to.size(), "copies_to has another size");
+  for (std::size_t i = 0; i < input.copies_from.size(); ++i) {
+    const auto first_of = [&](std::int32_t block) {
+      return slots_.begin() + std::ptrdiff_t{block} * info_.tokens_per_block;
+    };
+    std::copy_n(first_of(input.copies_from[i]), info_.tokens_per_block, first_of(input.copies_to[i]));
+    ++num_copies_;
+  }
+
   std::int64_t first_row = 0;
   std::int64_t num_rows = 0;
   const auto flush = [&] {

@@ -45,6 +45,9 @@ class FakeEngine : public Engine {
                                                                  std::int64_t num_pages,
                                                                  std::int32_t num_copy_streams) override;
 
+  /// KV blocks that steps have copied.
+  [[nodiscard]] std::int64_t num_copies() const { return num_copies_; }
+
   /// The logits after `history`, from the tokens themselves.
   [[nodiscard]] static std::vector<float> logits_after(const std::vector<TokenId>& history,
                                                        std::uint64_t task_id, std::int64_t vocab_size);
@@ -63,6 +66,7 @@ class FakeEngine : public Engine {
   std::vector<Slot> slots_;
   std::vector<float> logits_;  // a member, so that steps allocate nothing
   std::int64_t num_steps_ = 0;
+  std::atomic<std::int64_t> num_copies_ = 0;
 };
 
 /// Greedy tokens of a request that is alone in the world.

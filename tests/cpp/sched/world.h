@@ -26,6 +26,7 @@ struct WorldConfig {
   std::int32_t num_blocks = 64;
   std::int32_t tokens_per_block = 4;
   bool enable_block_reuse = true;
+  PartialReuse partial_reuse = PartialReuse::kNone;
   CapacitySchedulerPolicy policy = CapacitySchedulerPolicy::kGuaranteedNoEvict;
   ContextChunkingPolicy chunking = ContextChunkingPolicy::kFirstComeFirstServed;
   bool adapter_fairness = true;
@@ -61,7 +62,8 @@ inline SchedulerLimits limits(std::int32_t max_batch_size, std::int32_t max_num_
 class World {
  public:
   explicit World(const WorldConfig& config)
-      : pool(config.num_blocks, config.tokens_per_block, config.enable_block_reuse),
+      : pool(config.num_blocks, config.tokens_per_block, config.enable_block_reuse, nullptr,
+             config.partial_reuse),
         cache_(config.device_pages > 0 ? make_cache(config) : nullptr),
         scheduler({.capacity_scheduler_policy = config.policy,
                    .context_chunking_policy = config.chunking,
@@ -117,6 +119,7 @@ class World {
     return plan;
   }
   void run_planned() {
+    for (const PlannedCopy& planned : plan.copies) copy(planned.blocks);
     for (const PlannedSequence& entry : plan.entries) compute(entry);
     scheduler.commit(plan);
     require_sound();
@@ -226,6 +229,12 @@ class World {
   }
   static std::int32_t next_token(const Sequence& sequence, std::int32_t length) {
     return static_cast<std::int32_t>(hash(sequence, length) % 5);
+  }
+  void copy(const BlockCopy& blocks) {
+    const auto first_of = [&](BlockId block) {
+      return memory_.begin() + std::ptrdiff_t{block} * pool.tokens_per_block();
+    };
+    std::copy_n(first_of(blocks.from), pool.tokens_per_block(), first_of(blocks.to));
   }
   std::uint64_t& memory_at(const Sequence& sequence, std::int32_t position) {
     const std::int32_t size = pool.tokens_per_block();

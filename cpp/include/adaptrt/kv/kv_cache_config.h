@@ -28,9 +28,10 @@ struct KvCacheConfig {
   std::optional<std::int32_t> secondary_offload_min_priority;  // refused when set, for the same reason
   /// Events that are kept until KVCacheEventManager hands them out; 0: there are none.
   std::size_t event_buffer_max_size = 0;
-  /// Unlike TensorRT-LLM's, false by default, and true is refused: only full blocks are shared.
-  bool enable_partial_reuse = false;
-  bool copy_on_partial_reuse = true;  // without meaning while partial reuse is off
+  /// Of a block that a request begins like and goes on differently, take what they have in common.
+  bool enable_partial_reuse = true;
+  /// Copy it; else it is taken over, and only where no request uses it and no block behind it is cached.
+  bool copy_on_partial_reuse = true;
 
   [[nodiscard]] Problems validate() const;
   bool operator==(const KvCacheConfig&) const = default;

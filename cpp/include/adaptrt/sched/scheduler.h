@@ -43,6 +43,14 @@ struct PlannedSequence {
   bool wants_logits = false;
 };
 
+/// What a sequence begins its own block with.
+struct PlannedCopy {
+  Sequence* sequence = nullptr;
+  BlockCopy blocks;
+
+  bool operator==(const PlannedCopy&) const = default;
+};
+
 /// A request whose adapter could not be loaded.
 struct FailedStart {
   Sequence* sequence = nullptr;
@@ -52,7 +60,9 @@ struct FailedStart {
 /// One step. Reused from step to step so that planning allocates nothing.
 struct StepPlan {
   std::vector<PlannedSequence> entries;  ///< decodes first
-  std::vector<Sequence*> started;        ///< began or resumed to run
+  /// To be made in this order before the step writes anything; of sequences that run, planned or not.
+  std::vector<PlannedCopy> copies;
+  std::vector<Sequence*> started;  ///< began or resumed to run
   /// Lost their blocks and lease, and wait again. A plan that pauses starts nothing.
   std::vector<Sequence*> paused;
   /// Waiting, with an adapter that gets no pages although no running request holds any (others are pinned):
@@ -115,6 +125,8 @@ class Scheduler {
 
   /// In order of priority, then of arrival or, with adapter_fairness, of their first start.
   [[nodiscard]] std::span<Sequence* const> running() const { return running_; }
+  /// Copies that no step has made yet.
+  [[nodiscard]] std::span<const PlannedCopy> pending_copies() const { return copies_; }
   struct Before {
     bool operator()(const Sequence* a, const Sequence* b) const;
   };
@@ -130,6 +142,7 @@ class Scheduler {
  private:
   enum class StartResult : std::uint8_t { kStarted, kFailed, kPassedOver, kNoRoom };
 
+  void plan_entries(StepPlan& plan);
   void plan_decodes(StepPlan& plan);
   void plan_running_prefills(StepPlan& plan);
   void collect_failed_loads(StepPlan& plan) const;
@@ -140,6 +153,8 @@ class Scheduler {
   StartResult try_start(Sequence& sequence, StepPlan& plan);
   void pass_over(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan);
   void start(Sequence& sequence, std::optional<DeviceLease> lease);
+  /// Gives a sequence that starts what is known of its tokens.
+  void reuse_blocks(Sequence& sequence);
   void add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan);
   void grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan& plan);
   /// Gives the tokens that the step has left to its prefills, in equal shares.
@@ -163,6 +178,7 @@ class Scheduler {
   BlockPool& block_pool_;
   LoraCache* lora_cache_;
   std::vector<Sequence*> running_;
+  std::vector<PlannedCopy> copies_;
   WaitingQueue waiting_;
   std::uint64_t next_arrival_ = 0;
   std::uint64_t next_place_ = 0;
