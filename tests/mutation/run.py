@@ -23,7 +23,7 @@ from pathlib import Path
 
 from faults import Fault, find_faults
 from nearest import stages_of
-from workspace import ROOT, BuildError, Workspace
+from workspace import ROOT, BuildError, Ending, Workspace
 
 SOURCES = ("cpp/src", "cpp/include", "cpp/bindings", "builder", "runtime", "plugins", "serve", "tools")
 FOLDER = ROOT / "build" / "mutation"
@@ -61,15 +61,18 @@ def main() -> int:
 
 
 def outcome_of(fault: Fault, workspace: Workspace) -> str:
-    """Which tests found it, SURVIVED or NO_BUILD."""
+    """Which tests found it or never end with it, SURVIVED or NO_BUILD."""
     for stage in stages_of(fault.path, workspace.tree / "tests" / "python"):
         workspace.try_without_fault(stage)
         with workspace.fault(fault):
             try:
-                if not workspace.passes(stage):
-                    return f"found by {stage}"
+                ending = workspace.ending_of(stage)
             except BuildError:
                 return NO_BUILD
+        if ending is Ending.FAILED:
+            return f"found by {stage}"
+        if ending is Ending.NEVER_ENDED:
+            return f"never ends in {stage}"
     return SURVIVED
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import filecmp
 import importlib.util
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -43,8 +45,20 @@ class Limits:
 UNLIMITED = Limits(MOST_SECONDS, MOST_SECONDS)
 
 
+# How timeout(1) tells that time was up, and what is left of a process that the limit on its CPU time killed.
+TIME_WAS_UP = {124, 128 + signal.SIGKILL, -signal.SIGKILL, 128 + signal.SIGXCPU, -signal.SIGXCPU}
+
+
 class BuildError(Exception):
     """The compiler refuses it."""
+
+
+class Ending(enum.Enum):
+    """Of a command."""
+
+    PASSED = enum.auto()
+    FAILED = enum.auto()
+    NEVER_ENDED = enum.auto()
 
 
 class Workspace:
@@ -75,8 +89,8 @@ class Workspace:
         finally:
             self._write(fault.path, original)
 
-    def passes(self, stage: Stage) -> bool:
-        """Whether its tests pass. Raises BuildError."""
+    def ending_of(self, stage: Stage) -> Ending:
+        """How its tests end. Raises BuildError."""
         if stage not in self._limits:
             raise ValueError(f"{stage} was not tried without a fault")
         return self._run(stage, self._limits[stage])
@@ -87,7 +101,7 @@ class Workspace:
             return
         self._build_for(stage)
         begin, cpu_begin = time.monotonic(), _seconds_of_children()
-        if not self._run(stage, UNLIMITED):
+        if self._run(stage, UNLIMITED) is not Ending.PASSED:
             raise SystemExit(f"{stage} fails without any fault; see {self._output}")
         cpu_seconds, seconds = _seconds_of_children() - cpu_begin, time.monotonic() - begin
         self._limits[stage] = Limits(
@@ -99,7 +113,7 @@ class Workspace:
         if target is not None:
             self._compile(target)
 
-    def _run(self, stage: Stage, limits: Limits) -> bool:
+    def _run(self, stage: Stage, limits: Limits) -> Ending:
         self._build_for(stage)
         if stage.program is not None:
             return self._call([self._build / "tests" / "cpp" / stage.program], self.tree, limits)
@@ -117,7 +131,7 @@ class Workspace:
         if not (self._build / "build.ninja").exists():
             self._configure()
         command = ["cmake", "--build", self._build, "--target", target]
-        if not self._call(command, self.tree, UNLIMITED):
+        if self._call(command, self.tree, UNLIMITED) is not Ending.PASSED:
             raise BuildError(target)
 
     def _configure(self) -> None:
@@ -129,10 +143,10 @@ class Workspace:
         options = {"Python_EXECUTABLE": python, "ADAPTRT_BUILD_TESTS": "ON", "ADAPTRT_BUILD_PYTHON": "ON"}
         command = ["cmake", "-S", self.tree, "-B", self._build, "-G", "Ninja"]
         command += [f"-D{name}={value}" for name, value in options.items()]
-        if not self._call(command, self.tree, UNLIMITED):
+        if self._call(command, self.tree, UNLIMITED) is not Ending.PASSED:
             raise SystemExit("cmake could not configure the build")
 
-    def _call(self, command: Sequence[str | Path], folder: Path, limits: Limits) -> bool:
+    def _call(self, command: Sequence[str | Path], folder: Path, limits: Limits) -> Ending:
         environment = dict(os.environ)
         emulated = ROOT / "build" / "wheel" / "tests" / "python_modules"
         environment["PYTHONPATH"] = os.pathsep.join([str(self._site), str(emulated)])
@@ -149,7 +163,9 @@ class Workspace:
                 limited, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False,
                 preexec_fn=limit,
             )  # fmt: skip
-        return done.returncode == 0
+        if done.returncode == 0:
+            return Ending.PASSED
+        return Ending.NEVER_ENDED if done.returncode in TIME_WAS_UP else Ending.FAILED
 
     def _write(self, path: str, text: str) -> None:
         (self.tree / path).write_text(text)

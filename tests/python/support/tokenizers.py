@@ -26,7 +26,7 @@ def byte_level() -> Tokenizer:
 
 def metaspace() -> Tokenizer:
     """Spaces are letters, bytes are the tokens of what is not in the vocabulary: Llama 2's and Mistral's kind."""
-    pieces = ["▁", "▁▁", "▁hello", "hello", "▁.", "€", "\ufffd", *string.ascii_letters, *".,!?</|_\n"]
+    pieces = ["▁", "▁▁", "▁hello", "hello", "▁.", "€", "\ufffd", "▁\ufffd", *string.ascii_letters, *".,!?</|_\n"]
     pieces += [f"<0x{byte:02X}>" for byte in range(256)]
     vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *pieces])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<s>"))

@@ -220,16 +220,21 @@ def test_a_missed_target_stands_beside_what_the_limit_allows(pages: ModuleType, 
     assert f"| A | ≥ 1.1 x a/peft | 1.05 | {told} | 90% |" in pages.missed([report(rows)])
 
 
+# Its clock advances by a millisecond a token, whatever else the machine does.
 FAKE_PEER = """
-from worker import Peer, Row, decode_row, main, timed
+import time
+from worker import Peer, Row, decode_row, main
+
+now = 0.0
+time.perf_counter = lambda: now
 
 class Fake:
     def __init__(self, answer):
         print("a library's chatter")
         self.answer = answer
     def generate(self, prompts, new_tokens):
-        import time
-        time.sleep(0.001 * new_tokens)
+        global now
+        now += 0.001 * new_tokens
         return [[7] * min(self.answer, new_tokens) for _ in prompts]
     def close(self):
         print("the end")
@@ -272,8 +277,9 @@ def test_a_peer_answers_line_by_line(tmp_path: Path) -> None:
     assert about["versions"] == {"fake": "1"}
     assert about["refused"] == {"mixed-16": "cannot"}
     assert warm["load_seconds"] >= 0
-    assert 0 < decoded["metrics"]["value"] <= 16 * 4 / 0.003
-    assert capped["metrics"]["seconds"] < decoded["metrics"]["seconds"]
+    assert decoded["metrics"]["value"] == pytest.approx(16 * 4 / 0.004)
+    assert decoded["metrics"]["seconds"] == pytest.approx(0.005)
+    assert capped["metrics"]["seconds"] == pytest.approx(0.003)
     assert "asked for 5 tokens for each of 16 prompts" in short["error"]
     assert "KeyError" in unloadable["error"]
     assert "KeyError" in unknown["error"]

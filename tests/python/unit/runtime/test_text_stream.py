@@ -43,6 +43,13 @@ def test_byte_tokens_wait_for_their_runs_end() -> None:
     assert stream.finish() == "€"
 
 
+def test_a_replacement_character_of_the_vocabulary_does_not_hide_where_bytes_end() -> None:
+    """The text ends as if bytes were missing, but the last token is a word; the run before it is no UTF-8."""
+    tokens = ids(METASPACE, "<0x82>", "<0xE2>", "<0xAC>", "<0x9F>", "▁\ufffd", "\ufffd")
+    stream = TextStream(METASPACE)
+    assert "".join(stream.add([token]) for token in tokens) + stream.finish() == METASPACE.decode(tokens)
+
+
 def test_what_may_begin_a_stop_string_is_held_back() -> None:
     stream = TextStream(BYTE_LEVEL, ["</x"])
     tokens = ids(BYTE_LEVEL, "a", "<", "/", "<", "/", "x")
