@@ -233,6 +233,7 @@ def _kv_cache_metrics(stats: KvCacheStats) -> Iterator[Metric]:
     )
     yield _count("kv_cache_hit_blocks", "Full KV blocks of prompts that were found.", stats.reused_blocks)
     yield _count("kv_cache_missed_blocks", "Full KV blocks of prompts that were not found.", stats.missed_blocks)
+    yield _count("kv_cache_hit_tokens", "Tokens whose KV was found, in full blocks and in parts.", stats.reused_tokens)
 
 
 def _lora_cache_metrics(stats: LoraCacheStats) -> Iterator[Metric]:

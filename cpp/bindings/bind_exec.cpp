@@ -1,8 +1,5 @@
 #include "bind_exec.h"
 
-#include <algorithm>
-#include <chrono>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <type_traits>
@@ -14,28 +11,12 @@
 #include "bindings.h"
 #include "engine_handle.h"
 #include "exec_casters.h"
+#include "waiting.h"
 
 namespace py = pybind11;
 
 namespace adaptrt::bindings {
 namespace {
-
-/// Runs call() with the GIL released. Taking the GIL back ends a daemon thread when the interpreter is going
-/// down, by unwinding its stack: nothing else may be unwound then, so it is done in no destructor.
-template <class Call>
-auto without_gil(Call call) {
-  std::exception_ptr error;
-  std::optional<decltype(call())> result;
-  PyThreadState* state = PyEval_SaveThread();
-  try {
-    result.emplace(call());
-  } catch (...) {
-    error = std::current_exception();
-  }
-  PyEval_RestoreThread(state);
-  if (error) std::rethrow_exception(error);
-  return std::move(*result);
-}
 
 /// A method that runs with the GIL released.
 template <class Return, class... Arguments>
@@ -55,28 +36,8 @@ auto releasing_gil(Return (Executor::*method)(Arguments...) const) {
   };
 }
 
-/// Waiting looks at Python's signals this often, so that Ctrl-C ends it.
-constexpr std::chrono::milliseconds kSignalInterval{50};
-
-/// Calls await(time, is_last) in short pieces with the GIL released, until it gives something; the last
-/// piece, at whose end the time is over, must.
-template <class Await>
-auto await_interruptibly(const TimeoutArgument& timeout, Await await) {
-  using Clock = std::chrono::steady_clock;
-  const auto begin = Clock::now();
-  while (true) {
-    std::chrono::nanoseconds piece = kSignalInterval;
-    if (timeout.value) piece = std::min(piece, *timeout.value - (Clock::now() - begin));
-    const bool is_last = timeout.value && piece < kSignalInterval;
-    auto responses =
-        without_gil([&] { return await(std::max(piece, std::chrono::nanoseconds{0}), is_last); });
-    if (responses) return std::move(*responses);
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-  }
-}
-
 std::vector<Response> await_one(Executor& self, RequestIdArgument id, const TimeoutArgument& timeout) {
-  return await_interruptibly(timeout, [&](auto piece, bool is_last) {
+  return await_interruptibly(timeout.value, [&](auto piece, bool is_last) {
     std::optional responses = self.await_responses(id.value, piece);
     if (responses->empty() && !is_last) responses.reset();
     return responses;
@@ -87,7 +48,7 @@ std::vector<std::vector<Response>> await_each(Executor& self, const std::vector<
                                               const TimeoutArgument& timeout) {
   std::vector<RequestId> values;
   for (const RequestIdArgument id : ids) values.push_back(id.value);
-  return await_interruptibly(timeout, [&](auto piece, bool is_last) {
+  return await_interruptibly(timeout.value, [&](auto piece, bool is_last) {
     return self.await_responses(values, piece,
                                 is_last ? AtTimeout::kTakeWhatIsThere : AtTimeout::kTakeNothing);
   });
@@ -95,7 +56,7 @@ std::vector<std::vector<Response>> await_each(Executor& self, const std::vector<
 
 std::vector<Response> await_any(Executor& self, const TimeoutArgument& timeout) {
   bool has_waited = false;
-  return await_interruptibly(timeout, [&](auto piece, bool is_last) {
+  return await_interruptibly(timeout.value, [&](auto piece, bool is_last) {
     std::optional<std::vector<Response>> responses;
     try {
       responses = self.await_responses(piece);
@@ -208,6 +169,15 @@ void bind_executor(py::module_& module) {
       .def("get_latest_request_stats", &Executor::get_latest_request_stats,
            "RequestStatsPerIteration of the steps since the last call.")
       .def(
+          "get_kv_cache_event_manager",
+          [](const Executor& self) {
+            std::optional manager = self.get_kv_cache_event_manager();
+            if (!*manager) manager.reset();
+            return manager;
+          },
+          "What can be reused of the KV cache, and what not any more; None without "
+          "KvCacheConfig.event_buffer_max_size.")
+      .def(
           "get_latest_debug_tensors",
           [](const Executor& self) {
             self.throw_if_closed();
@@ -233,6 +203,7 @@ void bind_exec(py::module_& module) {
   bind_guide(module);
   bind_exec_config(module);
   bind_exec_types(module);
+  bind_kv_cache_events(module);
   bind_executor(module);
 }
 

@@ -8,6 +8,7 @@ namespace adaptrt::bindings {
 void bind_guide(pybind11::module_& module);
 void bind_exec_config(pybind11::module_& module);
 void bind_exec_types(pybind11::module_& module);
+void bind_kv_cache_events(pybind11::module_& module);
 void bind_executor(pybind11::module_& module);
 
 }  // namespace adaptrt::bindings

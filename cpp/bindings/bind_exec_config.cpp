@@ -62,10 +62,13 @@ void bind_kv_cache_config(py::module_& module) {
       Field{"cross_kv_cache_fraction", &C::cross_kv_cache_fraction,
             "Refused unless None: engines are decoders."},
       Field{"secondary_offload_min_priority", &C::secondary_offload_min_priority, "Refused unless None."},
-      Field{"event_buffer_max_size", &C::event_buffer_max_size, "Refused unless 0."},
+      Field{"event_buffer_max_size", &C::event_buffer_max_size,
+            "KV cache events that are kept for get_kv_cache_event_manager(); 0: there are none."},
       Field{"enable_partial_reuse", &C::enable_partial_reuse,
-            "Refused unless False: only full blocks are shared."},
-      Field{"copy_on_partial_reuse", &C::copy_on_partial_reuse, "Without effect."}));
+            "Of a block that a request begins like and goes on differently, take what they have in common."},
+      Field{"copy_on_partial_reuse", &C::copy_on_partial_reuse,
+            "Copy it; False: take the block over, only where no request uses it and no block behind it is "
+            "cached."}));
 }
 
 void bind_scheduler_config(py::module_& module) {

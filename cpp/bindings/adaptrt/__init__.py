@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import kv_cache
 from ._core import (
     AdapterError,
     AdaptrtError,
@@ -168,6 +169,7 @@ __all__ = [
     "StepError",
     "TokenRangeRetentionConfig",
     "__version__",
+    "kv_cache",
     "load_engine",
 ]
 

@@ -141,6 +141,10 @@ class Executor::Impl {
   }
   RequestQueue& queue() { return queue_; }
   Guides& guides() { return guides_; }
+  std::shared_ptr<KVCacheEventManager> events() {
+    queue_.throw_if_closed();
+    return loop_.events();
+  }
   Statistics& statistics() {
     queue_.throw_if_closed();
     return statistics_;
@@ -292,6 +296,10 @@ std::vector<IterationStats> Executor::get_latest_iteration_stats() {
 
 std::vector<RequestStatsPerIteration> Executor::get_latest_request_stats() {
   return impl().statistics().take_requests();
+}
+
+std::shared_ptr<KVCacheEventManager> Executor::get_kv_cache_event_manager() const {
+  return impl().events();
 }
 
 bool Executor::can_enqueue_requests() const {

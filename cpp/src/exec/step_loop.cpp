@@ -19,6 +19,16 @@ SchedulerLimits limits_of(const ExecutorConfig& config, const EngineInfo& engine
   return limits;
 }
 
+std::shared_ptr<KVCacheEventManager> make_events(const KvCacheConfig& config, const EngineInfo& engine) {
+  if (config.event_buffer_max_size == 0) return nullptr;
+  return std::make_shared<KVCacheEventManager>(config.event_buffer_max_size, engine.max_seq_len);
+}
+
+PartialReuse partial_reuse_of(const KvCacheConfig& config) {
+  if (!config.enable_partial_reuse) return PartialReuse::kNone;
+  return config.copy_on_partial_reuse ? PartialReuse::kCopy : PartialReuse::kTakeOver;
+}
+
 }  // namespace
 
 StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t num_kv_blocks,
@@ -31,11 +41,14 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
       board_(board),
       statistics_(statistics),
       observer_(std::move(observer)),
-      block_pool_(num_kv_blocks, engine.info().tokens_per_block, config.kv_cache_config.enable_block_reuse),
+      events_(make_events(config.kv_cache_config, engine.info())),
+      block_pool_(num_kv_blocks, engine.info().tokens_per_block, config.kv_cache_config.enable_block_reuse,
+                  events_.get(), partial_reuse_of(config.kv_cache_config)),
       scheduler_(config.scheduler_config, limits_of(config, engine.info()), block_pool_, lora_cache),
       token_step_(engine.info().vocab_size) {}
 
 void StepLoop::run() {
+  flush_events();
   try {
     while (take_work()) {
       if (!scheduler_.empty()) step();
@@ -107,6 +120,7 @@ void StepLoop::step() {
     refuse_waiting();
     remove_ended();
     observe(nullptr);
+    flush_events();
     send_responses();
     return;
   }
@@ -120,6 +134,7 @@ void StepLoop::step() {
   ++iteration_;
   observe(nullptr);
   record(begin);
+  flush_events();
   send_responses();
 }
 
@@ -201,6 +216,10 @@ void StepLoop::fail_plan(const std::string& reason) {
   };
   for (const auto& entry : plan_.entries) fail_request_of(entry.sequence);
   for (const auto& copy : plan_.copies) fail_request_of(copy.sequence);
+}
+
+void StepLoop::flush_events() {
+  if (events_) events_->flush();
 }
 
 void StepLoop::observe(const StepPlan* plan) const {
@@ -301,6 +320,7 @@ void StepLoop::close(const std::string& reason, ExecutorEnd end) {
     if (!request->has_ended) board_.post(request->make_error(reason));
   }
   board_.close(reason, end);
+  if (events_) events_->close();
 }
 
 }  // namespace adaptrt

@@ -12,6 +12,7 @@
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/exec/executor.h"
 #include "adaptrt/kv/block_pool.h"
+#include "adaptrt/kv/kv_cache_events.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/sched/scheduler.h"
 #include "request_queue.h"
@@ -39,6 +40,8 @@ class StepLoop {
                                                           std::int32_t num_sequences) const {
     return scheduler_.why_never_fits(prompt_length, max_tokens, num_sequences);
   }
+  /// nullptr without KvCacheConfig::event_buffer_max_size.
+  [[nodiscard]] const std::shared_ptr<KVCacheEventManager>& events() const { return events_; }
 
  private:
   /// False when it is time to stop.
@@ -55,6 +58,8 @@ class StepLoop {
   void refuse_waiting();
   void fail_plan(const std::string& reason);
   void observe(const StepPlan* plan) const;
+  /// Hands over the step's KV cache events.
+  void flush_events();
   void describe_step();
   void record(Clock::time_point begin);
   [[nodiscard]] std::int32_t num_paused_requests() const;
@@ -77,6 +82,7 @@ class StepLoop {
   Statistics& statistics_;
   StepObserver observer_;
 
+  std::shared_ptr<KVCacheEventManager> events_;
   BlockPool block_pool_;
   Scheduler scheduler_;
   StepBuilder step_builder_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <stdexcept>
+#include <utility>
 
 #include "adaptrt/core/error.h"
 
@@ -19,8 +20,13 @@ std::uint64_t mix(std::uint64_t value) {
 
 }  // namespace
 
-BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse)
-    : num_blocks_(num_blocks), tokens_per_block_(tokens_per_block), enable_block_reuse_(enable_block_reuse) {
+BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
+                     KVCacheEventManager* events, PartialReuse partial_reuse)
+    : num_blocks_(num_blocks),
+      tokens_per_block_(tokens_per_block),
+      enable_block_reuse_(enable_block_reuse),
+      events_(events),
+      partial_reuse_(enable_block_reuse ? partial_reuse : PartialReuse::kNone) {
   Problems problems;
   if (num_blocks < 1)
     problems.add("the number of KV blocks is " + std::to_string(num_blocks) + "; it must be positive");
@@ -33,8 +39,10 @@ BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, boo
     indexed_tokens_.resize(static_cast<std::size_t>(num_blocks) * tokens_per_block);
     buckets_.resize(std::bit_ceil(static_cast<std::size_t>(num_blocks)), kNoBlock);
   }
+  if (partial_reuse_ != PartialReuse::kNone) by_beginning_.reserve(static_cast<std::size_t>(num_blocks));
   // Pushed backwards, so that the lowest ids are handed out first.
   for (BlockId block = num_blocks - 1; block >= 0; --block) push_free(block);
+  if (events_ != nullptr) events_->record_created({num_blocks, 0});
 }
 
 BlockPool::PrefixMatch BlockPool::match_prefix(const ReuseKey& key,
@@ -52,6 +60,8 @@ BlockPool::PrefixMatch BlockPool::match_prefix(const ReuseKey& key,
     if (blocks_[block].num_users == 0) ++match.num_unused_blocks;
     parent = blocks_[block].content;
   }
+  const auto rest = tokens.subspan(static_cast<std::size_t>(match.num_blocks) * tokens_per_block_);
+  match.num_partial_tokens = find_beginning(match, key, parent, rest).num_tokens;
   return match;
 }
 
@@ -75,6 +85,7 @@ std::int32_t BlockPool::reuse_prefix(BlockTable& table, const ReuseKey& key,
   table.missed_blocks += longest - table.num_indexed;
   reused_blocks_ += table.num_indexed;
   missed_blocks_ += longest - table.num_indexed;
+  reused_tokens_ += std::int64_t{table.num_indexed} * tokens_per_block_;
   return table.num_indexed * tokens_per_block_;
 }
 
@@ -147,6 +158,7 @@ void BlockPool::release(BlockTable& table) {
 
 void BlockPool::reset_reuse() {
   ++reuse_epoch_;
+  by_beginning_.clear();
   for (Block& block : blocks_) {
     block.parent_block = block.first_child = block.previous_sibling = block.next_sibling = kNoBlock;
   }
@@ -172,6 +184,8 @@ KvCacheStats BlockPool::stats() const {
   const std::int64_t looked_for = reused_blocks_ + missed_blocks_;
   if (looked_for > 0)
     stats.cache_hit_rate = static_cast<double>(reused_blocks_) / static_cast<double>(looked_for);
+  stats.partially_reused_blocks = partially_reused_blocks_;
+  stats.reused_tokens = reused_tokens_;
   return stats;
 }
 
@@ -217,14 +231,18 @@ void BlockPool::insert_in_index(BlockId block, const ReuseKey& key, BlockId pare
   BlockId& bucket = buckets_[bucket_of(key, entry.parent, tokens)];
   entry.next_in_bucket = bucket;
   bucket = block;
+  insert_by_beginning(block);
+  if (events_ != nullptr) record_stored(block);
 }
 
 void BlockPool::remove_from_index(BlockId block) {
   Block& entry = blocks_[block];
+  if (events_ != nullptr) events_->record_removed(entry.hash);
   BlockId* link = &buckets_[bucket_of(entry.key, entry.parent, tokens_of(block))];
   while (*link != block) link = &blocks_[*link].next_in_bucket;
   *link = entry.next_in_bucket;
   entry.next_in_bucket = kNoBlock;
+  erase_by_beginning(block);
   entry.content = 0;
   entry.parent = 0;
   if (entry.parent_block != kNoBlock) {
@@ -234,6 +252,31 @@ void BlockPool::remove_from_index(BlockId block) {
     entry.parent_block = entry.previous_sibling = entry.next_sibling = kNoBlock;
   }
   change_retention(block, {});
+}
+
+std::uint64_t BlockPool::hash_of(BlockId block) const {
+  const Block& entry = blocks_[block];
+  std::uint64_t hash = entry.parent_block == kNoBlock ? mix(entry.key.adapter_generation + 1)
+                                                      : blocks_[entry.parent_block].hash;
+  hash = mix(hash ^ (entry.key.cache_salt ? mix(*entry.key.cache_salt + 0x9e3779b97f4a7c15ULL) : 0));
+  for (const std::int32_t token : tokens_of(block)) {
+    hash = mix(hash + 0x9e3779b97f4a7c15ULL + static_cast<std::uint32_t>(token));
+  }
+  return hash;
+}
+
+void BlockPool::record_stored(BlockId block) {
+  Block& entry = blocks_[block];
+  entry.hash = hash_of(block);
+  KVCacheStoredBlockData data;
+  data.block_hash = entry.hash;
+  for (const std::int32_t token : tokens_of(block)) data.tokens.push_back({token, 0});
+  data.lora_id = entry.key.task_id;
+  data.priority = entry.retention.priority;
+  data.cache_salt_id = entry.key.cache_salt;
+  const bool is_first = entry.parent_block == kNoBlock;
+  events_->record_stored(is_first ? std::nullopt : std::optional(blocks_[entry.parent_block].hash),
+                         std::move(data));
 }
 
 void BlockPool::push_free(BlockId block) {

@@ -10,7 +10,7 @@ namespace adaptrt {
 
 void BlockPool::set_retention(const BlockTable& table, std::int32_t index, const BlockRetention& retention) {
   if (index < 0 || index >= table.num_indexed) throw std::logic_error("set_retention: not an indexed block");
-  change_retention(table.blocks[index], retention);
+  update_retention(table.blocks[index], retention);
 }
 
 void BlockPool::change_retention(BlockId block, const BlockRetention& retention) {
@@ -20,12 +20,20 @@ void BlockPool::change_retention(BlockId block, const BlockRetention& retention)
   own = retention;
 }
 
+void BlockPool::update_retention(BlockId block, const BlockRetention& retention) {
+  const std::int32_t before = blocks_[block].retention.priority;
+  change_retention(block, retention);
+  if (events_ != nullptr && retention.priority != before) {
+    events_->record_priority(blocks_[block].hash, before, retention.priority);
+  }
+}
+
 void BlockPool::set_time(Time now) {
   now_ = std::max(now_, now);
   while (!expiring_.empty() && expiring_.begin()->first <= now_) {
     const BlockId block = expiring_.begin()->second;
     expiring_.erase(expiring_.begin());
-    change_retention(block, {});
+    update_retention(block, {});
     if (level_of(block) != blocks_[block].level) move_in_cached(block);
   }
 }

@@ -94,6 +94,7 @@ std::vector<std::string> BlockPool::check_invariants() const {
     if (!by_content.emplace(entry.content, block).second) report(block, "shares its content id with another");
     if (find(entry.key, entry.parent, tokens_of(block)) != block)
       report(block, "is not found by its content");
+    if (events_ != nullptr && entry.hash != hash_of(block)) report(block, "was stored by another hash");
   }
   for (const auto& [content, block] : by_content) {
     const ContentId parent = blocks_[block].parent;
@@ -105,6 +106,17 @@ std::vector<std::string> BlockPool::check_invariants() const {
       report(block, "has users that do not use the block before it");
     } else if (age.contains(parent) && age.at(parent) < age.at(content)) {
       report(block, "would be evicted after the block before it");
+    }
+  }
+
+  if (partial_reuse_ != PartialReuse::kNone) {
+    if (by_beginning_.size() != by_content.size())
+      violations.emplace_back("the blocks by their beginnings are not those in the index");
+    for (std::size_t i = 0; i < by_beginning_.size(); ++i) {
+      const Block& entry = blocks_[by_beginning_[i]];
+      const auto place = place_of(entry.key, entry.parent, tokens_of(by_beginning_[i]));
+      if (entry.content == 0 || place - by_beginning_.begin() != static_cast<std::ptrdiff_t>(i))
+        report(by_beginning_[i], "is not where its beginning is looked for");
     }
   }
 

@@ -46,13 +46,6 @@ Problems KvCacheConfig::validate() const {
     problems.add(
         "secondary_offload_min_priority is set; KV blocks have one level of memory, so none is offloaded");
   }
-  if (event_buffer_max_size != 0) {
-    problems.add("event_buffer_max_size is " + std::to_string(event_buffer_max_size) +
-                 "; KV cache events are not supported, only 0 is accepted");
-  }
-  if (enable_partial_reuse) {
-    problems.add("enable_partial_reuse is True; only full blocks are shared, so only False is accepted");
-  }
   return problems;
 }
 

@@ -76,6 +76,22 @@ void check_copies(const Scheduler& scheduler, const BlockPool& pool, Report& rep
   }
 }
 
+/// A sequence that starts within a block has what is before in it.
+void check_beginnings(const StepPlan& plan, const BlockPool& pool, Report& report) {
+  for (const PlannedSequence& entry : plan.entries) {
+    const Sequence& sequence = *entry.sequence;
+    if (entry.first_token % pool.tokens_per_block() == 0 ||
+        std::ranges::find(plan.started, &sequence) == plan.started.end()) {
+      continue;
+    }
+    const bool has_copy =
+        std::ranges::find(plan.copies, &sequence, &PlannedCopy::sequence) != plan.copies.end();
+    report.check(pool.partial_reuse() != PartialReuse::kNone, sequence, "starts within a block");
+    report.check(has_copy == (pool.partial_reuse() == PartialReuse::kCopy), sequence,
+                 "starts within a block that is not the copy of another, or is taken over and copied");
+  }
+}
+
 void check_waiting(const Scheduler& scheduler, Report& report) {
   report.append(scheduler.waiting().check_invariants(scheduler.running()));
   std::int32_t num_paused = 0;
@@ -171,6 +187,7 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
                                           const BlockPool& block_pool) {
   Report report;
   check_shares(plan, scheduler, block_pool, report);
+  check_beginnings(plan, block_pool, report);
   const std::int32_t tokens_per_block = block_pool.tokens_per_block();
   std::set<const Sequence*> planned;
   std::int32_t num_context_tokens = 0;

@@ -234,7 +234,8 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
   BlockPool::PrefixMatch match;
   if (starts_from_shared_blocks(sequence))
     match = block_pool_.match_prefix(sequence.reuse_key(), sequence.tokens);
-  const std::int32_t to_compute = sequence.num_tokens() - match.num_blocks * block_pool_.tokens_per_block();
+  const std::int32_t to_compute =
+      sequence.num_tokens() - match.num_blocks * block_pool_.tokens_per_block() - match.num_partial_tokens;
   const bool may_split = limits_.enable_chunked_context || sequence.num_tokens() > limits_.max_num_tokens;
   if (to_compute > tokens_left(plan) && !may_split) return StartResult::kNoRoom;
   if (std::cmp_greater(running_.size() + 1,
@@ -277,12 +278,18 @@ void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
   sequence.times_passed_over = 0;
   if (lease) sequence.lease = std::make_shared<const DeviceLease>(std::move(*lease));
   run(sequence);
-  if (starts_from_shared_blocks(sequence)) {
-    sequence.num_computed = block_pool_.reuse_prefix(sequence.table, sequence.reuse_key(), sequence.tokens);
-    retain_blocks(sequence, 0);
-  }
+  if (starts_from_shared_blocks(sequence)) reuse_blocks(sequence);
   sequence.num_charged = std::max(sequence.num_charged, sequence.num_computed);
   charge(sequence, sequence.num_tokens());
+}
+
+void Scheduler::reuse_blocks(Sequence& sequence) {
+  const ReuseKey key = sequence.reuse_key();
+  BlockCopy copy;
+  sequence.num_computed = block_pool_.reuse_prefix(sequence.table, key, sequence.tokens);
+  sequence.num_computed += block_pool_.reuse_beginning(sequence.table, key, sequence.tokens, copy);
+  if (copy.to != kNoBlock) copies_.push_back({.sequence = &sequence, .blocks = copy});
+  retain_blocks(sequence, 0);
 }
 
 void Scheduler::charge(Sequence& sequence, std::int32_t num_tokens) {

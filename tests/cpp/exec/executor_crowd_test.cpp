@@ -96,7 +96,10 @@ BOOST_DATA_TEST_CASE(a_crowd_changes_no_token, boost::unit_test::data::make(kSet
   for (unsigned seed = 0; seed < 4; ++seed) {
     std::mt19937 random(seed);
     const auto crowd = draw_crowd(random, 40, false);
-    const auto executor = make_executor(config_of(setting));
+    ExecutorConfig config = config_of(setting);
+    config.kv_cache_config.enable_partial_reuse = seed > 0;
+    config.kv_cache_config.copy_on_partial_reuse = seed > 1;
+    const auto executor = make_executor(config);
     check_crowd(*executor, crowd);
   }
 }

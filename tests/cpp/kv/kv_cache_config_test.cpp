@@ -38,8 +38,6 @@ BOOST_AUTO_TEST_CASE(each_unsupported_or_senseless_field_is_refused_by_name) {
       {"onboard_blocks", [](KvCacheConfig& c) { c.onboard_blocks = false; }},
       {"cross_kv_cache_fraction", [](KvCacheConfig& c) { c.cross_kv_cache_fraction = 0.5; }},
       {"secondary_offload_min_priority", [](KvCacheConfig& c) { c.secondary_offload_min_priority = 0; }},
-      {"event_buffer_max_size", [](KvCacheConfig& c) { c.event_buffer_max_size = 1; }},
-      {"enable_partial_reuse", [](KvCacheConfig& c) { c.enable_partial_reuse = true; }},
   };
   for (const auto& [field, change] : cases) {
     KvCacheConfig config;
@@ -55,7 +53,6 @@ BOOST_AUTO_TEST_CASE(harmless_values_of_unsupported_fields_are_accepted) {
   KvCacheConfig config;
   config.sink_token_length = 0;
   config.host_cache_size = 0;
-  config.copy_on_partial_reuse = false;
   config.max_attention_window = std::vector<std::int64_t>{64};  // the engine decides
   BOOST_TEST(config.validate().empty());
 }
@@ -77,7 +74,7 @@ BOOST_AUTO_TEST_CASE(all_problems_are_told_at_once) {
   KvCacheConfig config;
   config.max_tokens = 0;
   config.onboard_blocks = false;
-  config.enable_partial_reuse = true;
+  config.sink_token_length = 4;
   BOOST_TEST(config.validate().list().size() == 3U);
 }
 

@@ -11,9 +11,9 @@
 namespace adaptrt::testing {
 namespace {
 
-/// Random traffic over a random small world: tight blocks and pages, shared prefixes, forks, priorities,
-/// cancels, failing steps, loads beside the steps that may fail, pins, forgotten prefixes. World checks the
-/// invariants, what every token reads, and every finished answer.
+/// Random traffic over a random small world: tight blocks and pages, shared prefixes and beginnings, forks,
+/// priorities, cancels, failing steps, loads beside the steps that may fail, pins, forgotten prefixes. World
+/// checks the invariants, what every token reads, and every finished answer.
 class Simulation {
  public:
   explicit Simulation(int seed)
@@ -50,6 +50,7 @@ class Simulation {
     config.tokens_per_block = 1 + below(6);
     config.num_blocks = 1 + (24 + below(120)) / config.tokens_per_block;
     config.enable_block_reuse = below(4) > 0;
+    config.partial_reuse = static_cast<PartialReuse>(below(3));
     config.policy = static_cast<CapacitySchedulerPolicy>(below(3));
     config.adapter_fairness = below(3) > 0;
     config.limits = {.max_batch_size = 1 + below(8),

@@ -26,6 +26,7 @@ struct WorldConfig {
   std::int32_t num_blocks = 64;
   std::int32_t tokens_per_block = 4;
   bool enable_block_reuse = true;
+  PartialReuse partial_reuse = PartialReuse::kNone;
   CapacitySchedulerPolicy policy = CapacitySchedulerPolicy::kGuaranteedNoEvict;
   ContextChunkingPolicy chunking = ContextChunkingPolicy::kFirstComeFirstServed;
   bool adapter_fairness = true;
@@ -62,7 +63,8 @@ inline SchedulerLimits limits(std::int32_t max_batch_size, std::int32_t max_num_
 class World {
  public:
   explicit World(const WorldConfig& config)
-      : pool(config.num_blocks, config.tokens_per_block, config.enable_block_reuse),
+      : pool(config.num_blocks, config.tokens_per_block, config.enable_block_reuse, nullptr,
+             config.partial_reuse),
         cache_(config.device_pages > 0 ? make_cache(config) : nullptr),
         scheduler({.capacity_scheduler_policy = config.policy,
                    .context_chunking_policy = config.chunking,

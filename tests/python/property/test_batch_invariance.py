@@ -26,6 +26,8 @@ ADAPTERS = [
 LONG = list(range(2, 140))
 PROMPTS = [[5], [9, 8, 7, 6], LONG[:40], LONG[:41], LONG, [*LONG[:64], 3, 3, 3]]
 MAX_TOKENS = 24
+# What becomes of a block that a prompt begins like and goes on differently: nothing, it is copied, or taken over.
+REUSE = [{"enable_partial_reuse": False}, {}, {"copy_on_partial_reuse": False}]
 
 
 @dataclasses.dataclass
@@ -89,7 +91,7 @@ executors = st.fixed_dictionaries(
     chunking=st.sampled_from([None, adaptrt.ContextChunkingPolicy.EQUAL_PROGRESS]),
     fairness=st.booleans(),
     kv_tokens=st.sampled_from([176, 256, 4096]),
-    reuse=st.booleans(),
+    reuse=st.sampled_from([{"enable_block_reuse": False}, *REUSE]),
     small_cache=st.booleans(),
 )
 def test_a_crowd_changes_no_bit(
@@ -101,7 +103,7 @@ def test_a_crowd_changes_no_bit(
         scheduler_config=adaptrt.SchedulerConfig(
             getattr(adaptrt.CapacitySchedulerPolicy, policy), chunking, adapter_fairness=fairness
         ),
-        kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=reuse, max_tokens=kv_tokens),
+        kv_cache_config=adaptrt.KvCacheConfig(max_tokens=kv_tokens, **reuse),
         peft_cache_config=peft_cache,
         **fields,
     ) as executor:
@@ -161,3 +163,22 @@ def test_reused_prefixes_give_the_same(service) -> None:
         # Two requests found their adapter's prefix; one under another adapter found nothing.
         blocks = len(LONG) // 16
         assert executor.get_latest_iteration_stats()[-1].kv_cache_stats.reused_blocks == 2 * blocks
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_beginnings_of_blocks_give_the_same(service, copy) -> None:
+    output = adaptrt.OutputConfig(return_generation_logits=True, exclude_input_from_output=True)
+    kv_cache = adaptrt.KvCacheConfig(copy_on_partial_reuse=copy)
+    with service.executor(kv_cache_config=kv_cache) as executor:
+        for adapter in (None, 0, 2):
+            for prompt in range(len(PROMPTS)):
+                request = adaptrt.Request(
+                    PROMPTS[prompt], MAX_TOKENS, output_config=output, lora_config=service.lora(adapter)
+                )
+                result = executor.await_responses(executor.enqueue_request(request))[-1].result
+                alone = service.alone(prompt, adapter)
+                assert result.output_token_ids[0] == alone.tokens
+                assert result.generation_logits[0].tobytes() == alone.generation_logits.tobytes()
+        stats = executor.get_latest_iteration_stats()[-1].kv_cache_stats
+        assert stats.partially_reused_blocks >= (6 if copy else 3)
+        assert stats.reused_tokens > stats.reused_blocks * stats.tokens_per_block

@@ -59,12 +59,11 @@ REFERENCE: dict[type, dict[str, Any]] = {
         ], False),
         "additional_model_outputs": None,
     },
-    # Its enable_partial_reuse is True: here only full blocks are shared.
     adaptrt.KvCacheConfig: {
         "enable_block_reuse": True, "max_tokens": None, "max_attention_window": None, "sink_token_length": None,
         "free_gpu_memory_fraction": None, "host_cache_size": None, "onboard_blocks": True,
         "cross_kv_cache_fraction": None, "secondary_offload_min_priority": None, "event_buffer_max_size": 0,
-        "enable_partial_reuse": False, "copy_on_partial_reuse": True,
+        "enable_partial_reuse": True, "copy_on_partial_reuse": True,
     },
     adaptrt.SchedulerConfig: {
         "capacity_scheduler_policy": adaptrt.CapacitySchedulerPolicy.GUARANTEED_NO_EVICT,

@@ -16,6 +16,7 @@
 #include "adaptrt/exec/stats.h"
 #include "adaptrt/guide/grammar.h"
 #include "adaptrt/kv/block_pool.h"
+#include "adaptrt/kv/kv_cache_events.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/sched/scheduler.h"
 
@@ -82,6 +83,11 @@ class Executor {
   /// Statistics of the steps since the last call, the newest iter_stats_max_iterations of them.
   [[nodiscard]] std::vector<IterationStats> get_latest_iteration_stats();
   [[nodiscard]] std::vector<RequestStatsPerIteration> get_latest_request_stats();
+
+  /// What can be reused of the KV cache, and what not any more; nullptr without
+  /// KvCacheConfig::event_buffer_max_size. The events of a step are there before its responses are. It may
+  /// outlive the executor.
+  [[nodiscard]] std::shared_ptr<KVCacheEventManager> get_kv_cache_event_manager() const;
 
   /// False when the queue is full, and when the executor was shut down or died.
   [[nodiscard]] bool can_enqueue_requests() const;

@@ -25,7 +25,10 @@ constexpr auto fields_of(const KvCacheStats* /*type*/) {
       Field{"alloc_new_blocks", &C::alloc_new_blocks, "So far."},
       Field{"reused_blocks", &C::reused_blocks, "So far."},
       Field{"missed_blocks", &C::missed_blocks, "Full blocks looked for and not found, so far."},
-      Field{"cache_hit_rate", &C::cache_hit_rate, "reused / (reused + missed)."}};
+      Field{"cache_hit_rate", &C::cache_hit_rate, "reused / (reused + missed)."},
+      Field{"partially_reused_blocks", &C::partially_reused_blocks,
+            "New blocks that begin with another's tokens, which were not computed, so far."},
+      Field{"reused_tokens", &C::reused_tokens, "Of both kinds of reused blocks, so far."}};
 }
 
 constexpr auto fields_of(const LoraCacheStats* /*type*/) {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <chrono>
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "adaptrt/kv/kv_cache_events.h"
 #include "adaptrt/kv/retention.h"
 
 namespace adaptrt {
@@ -23,9 +25,19 @@ struct ReuseKey {
   /// HostAdapter::generation() of the adapter that computed it; 0: the base model.
   std::uint64_t adapter_generation = 0;
   /// Request::cache_salt_id.
-  std::optional<std::uint64_t> cache_salt;
+  std::optional<std::uint64_t> cache_salt = std::nullopt;
+  /// Of that adapter, for events; nullopt: the base model.
+  std::optional<std::uint64_t> task_id = std::nullopt;
 
   bool operator==(const ReuseKey&) const = default;
+  auto operator<=>(const ReuseKey&) const = default;
+};
+
+/// What becomes of a block that begins with the tokens that are wanted, and goes on with others.
+enum class PartialReuse : std::uint8_t {
+  kNone,      ///< nothing: full blocks are shared only
+  kTakeOver,  ///< it is taken over where nobody uses it or a block behind it is cached
+  kCopy,      ///< its content is copied to another
 };
 
 /// Content of one block that another begins with, to be copied before anything is written.
@@ -60,6 +72,9 @@ struct KvCacheStats {
   std::int64_t reused_blocks = 0;
   std::int64_t missed_blocks = 0;  ///< full blocks that were looked for and not found
   double cache_hit_rate = 0.0;     ///< reused / (reused + missed); 0 before the first look-up
+  // Not in TensorRT-LLM.
+  std::int64_t partially_reused_blocks = 0;  ///< new blocks that begin with a copy of another's KV
+  std::int64_t reused_tokens = 0;            ///< of reused and of partially reused blocks
 
   bool operator==(const KvCacheStats&) const = default;
 };
@@ -77,20 +92,32 @@ class BlockPool {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// Throws ConfigError unless both numbers are positive.
-  BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse);
+  /// `events`, which outlives the pool, is told what can be reused; nullptr: nobody is. Throws ConfigError
+  /// unless both numbers are positive.
+  BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
+            KVCacheEventManager* events = nullptr, PartialReuse partial_reuse = PartialReuse::kNone);
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
 
   struct PrefixMatch {
     std::int32_t num_blocks = 0;
     /// Of those, blocks that no table uses now: taking them leaves so many fewer available.
     std::int32_t num_unused_blocks = 0;
+    /// Tokens behind these blocks that reuse_beginning() would find.
+    std::int32_t num_partial_tokens = 0;
   };
   /// The longest chain of cached or used blocks that `tokens` start with, leaving at least one token to
-  /// compute (so that there are logits). Changes nothing.
+  /// compute (so that there are logits), and what the next block begins with. Changes nothing.
   [[nodiscard]] PrefixMatch match_prefix(const ReuseKey& key, std::span<const std::int32_t> tokens) const;
 
   /// Gives the matching chain to an empty table; returns the number of tokens whose KV is there.
   std::int32_t reuse_prefix(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens);
+
+  /// Gives a table that reuse_prefix() has filled a block of its own, new, for as many of the tokens that
+  /// follow as another block begins with; returns their number, and the block's content in `copy`: kNoBlock
+  /// twice when there is none or it is there already.
+  std::int32_t reuse_beginning(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens,
+                               BlockCopy& copy);
 
   /// Makes the table cover `num_tokens` tokens. False, with nothing changed, when there are not enough
   /// blocks.
@@ -121,6 +148,7 @@ class BlockPool {
 
   [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
   [[nodiscard]] std::int32_t tokens_per_block() const { return tokens_per_block_; }
+  [[nodiscard]] PartialReuse partial_reuse() const { return partial_reuse_; }
   /// Free and cached blocks: what try_grow() can hand out.
   [[nodiscard]] std::int32_t num_available() const { return num_free_ + num_cached_; }
   [[nodiscard]] std::int32_t num_free() const { return num_free_; }
@@ -156,6 +184,7 @@ class BlockPool {
     BlockId previous_sibling = kNoBlock;
     BlockId next_sibling = kNoBlock;
     BlockRetention retention;
+    std::uint64_t hash = 0;  // of its content, where there are events
     // Of cached blocks: the highest priority of the block and those behind it, and the end of its duration.
     std::int32_t level = kDefaultRetentionPriority;
     Time expiry;
@@ -166,6 +195,11 @@ class BlockPool {
     BlockId newest = kNoBlock;
   };
 
+  struct Beginning {
+    BlockId block = kNoBlock;
+    std::int32_t num_tokens = 0;
+  };
+
   [[nodiscard]] std::span<const std::int32_t> tokens_of(BlockId block) const;
   [[nodiscard]] std::size_t bucket_of(const ReuseKey& key, ContentId parent,
                                       std::span<const std::int32_t> tokens) const;
@@ -174,6 +208,15 @@ class BlockPool {
   void insert_in_index(BlockId block, const ReuseKey& key, BlockId parent_block,
                        std::span<const std::int32_t> tokens);
   void remove_from_index(BlockId block);
+  /// Where in by_beginning_ a block of this content is or would be.
+  [[nodiscard]] std::vector<BlockId>::const_iterator place_of(const ReuseKey& key, ContentId parent,
+                                                              std::span<const std::int32_t> tokens) const;
+  /// The block that shares most tokens with the beginning of `tokens`, all but the last of them; kNoBlock
+  /// where it could not be had once the blocks of `full` are used.
+  [[nodiscard]] Beginning find_beginning(const PrefixMatch& full, const ReuseKey& key, ContentId parent,
+                                         std::span<const std::int32_t> tokens) const;
+  void insert_by_beginning(BlockId block);
+  void erase_by_beginning(BlockId block);
   void push_free(BlockId block);
   BlockId take_block();
   void add_user(BlockId block);
@@ -189,13 +232,21 @@ class BlockPool {
   /// A cached block's level may have changed, and with it those of the blocks before it.
   void move_in_cached(BlockId block);
   void change_retention(BlockId block, const BlockRetention& retention);
+  /// The same of a block that stays in the index.
+  void update_retention(BlockId block, const BlockRetention& retention);
+  [[nodiscard]] std::uint64_t hash_of(BlockId block) const;
+  void record_stored(BlockId block);
 
   std::int32_t num_blocks_;
   std::int32_t tokens_per_block_;
   bool enable_block_reuse_;
+  KVCacheEventManager* events_;
+  PartialReuse partial_reuse_;
   std::vector<Block> blocks_;
   std::vector<std::int32_t> indexed_tokens_;  // [num_blocks, tokens_per_block], of blocks in the index
   std::vector<BlockId> buckets_;
+  /// Blocks in the index in the order of parent, key and tokens; empty without partial reuse.
+  std::vector<BlockId> by_beginning_;
   BlockId first_free_ = kNoBlock;
   std::array<CachedList, kMaxRetentionPriority + 1> cached_;
   std::array<std::uint64_t, 2> used_levels_{};   // a bit for each list that is not empty
@@ -209,6 +260,8 @@ class BlockPool {
   std::int64_t alloc_new_blocks_ = 0;
   std::int64_t reused_blocks_ = 0;
   std::int64_t missed_blocks_ = 0;
+  std::int64_t partially_reused_blocks_ = 0;
+  std::int64_t reused_tokens_ = 0;
 };
 
 }  // namespace adaptrt

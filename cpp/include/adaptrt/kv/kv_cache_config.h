@@ -26,10 +26,12 @@ struct KvCacheConfig {
   bool onboard_blocks = true;                                  // refused when false, for the same reason
   std::optional<double> cross_kv_cache_fraction;               // refused when set: engines are decoders
   std::optional<std::int32_t> secondary_offload_min_priority;  // refused when set, for the same reason
-  std::size_t event_buffer_max_size = 0;                       // refused unless 0
-  /// Unlike TensorRT-LLM's, false by default, and true is refused: only full blocks are shared.
-  bool enable_partial_reuse = false;
-  bool copy_on_partial_reuse = true;  // without meaning while partial reuse is off
+  /// Events that are kept until KVCacheEventManager hands them out; 0: there are none.
+  std::size_t event_buffer_max_size = 0;
+  /// Of a block that a request begins like and goes on differently, take what they have in common.
+  bool enable_partial_reuse = true;
+  /// Copy it; else it is taken over, and only where no request uses it and no block behind it is cached.
+  bool copy_on_partial_reuse = true;
 
   [[nodiscard]] Problems validate() const;
   bool operator==(const KvCacheConfig&) const = default;

@@ -43,7 +43,7 @@ struct PlannedSequence {
   bool wants_logits = false;
 };
 
-/// What a sequence that was forked begins its own block with.
+/// What a sequence begins its own block with.
 struct PlannedCopy {
   Sequence* sequence = nullptr;
   BlockCopy blocks;
@@ -171,6 +171,8 @@ class Scheduler {
   void start(Sequence& sequence, std::optional<DeviceLease> lease);
   void run(Sequence& sequence);
   void pause(Sequence& sequence);
+  /// Gives a sequence that starts what is known of its tokens.
+  void reuse_blocks(Sequence& sequence);
   void add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan);
   void grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan& plan);
   /// Gives the tokens that the step has left to its prefills, in equal shares.

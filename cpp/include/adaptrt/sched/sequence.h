@@ -75,7 +75,11 @@ struct Sequence {
   [[nodiscard]] bool is_decoding() const { return num_generated() > 0 && num_to_compute() == 1; }
   /// Tokens whose KV it can come to need: the last one generated is never fed back.
   [[nodiscard]] std::int64_t max_kv_tokens() const { return std::int64_t{prompt_length} + max_tokens - 1; }
-  [[nodiscard]] ReuseKey reuse_key() const { return {adapter ? adapter->generation() : 0, cache_salt}; }
+  [[nodiscard]] ReuseKey reuse_key() const {
+    if (!adapter) return {.cache_salt = cache_salt};
+    return {
+        .adapter_generation = adapter->generation(), .cache_salt = cache_salt, .task_id = adapter->task_id()};
+  }
   /// For StepInput::adapters; nullptr: the base model.
   [[nodiscard]] const DeviceAdapter* device_adapter() const { return lease ? &lease->adapter() : nullptr; }
 };

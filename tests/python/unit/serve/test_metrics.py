@@ -73,7 +73,7 @@ class MadeUp:
 def step(active: int, completed: int, queued: int) -> IterationStats:
     kv_cache = KvCacheStats(
         max_num_blocks=20, free_num_blocks=15, used_num_blocks=5, tokens_per_block=16, alloc_new_blocks=11,
-        reused_blocks=7, missed_blocks=3,
+        reused_blocks=7, missed_blocks=3, reused_tokens=119,
     )  # fmt: skip
     return IterationStats(
         num_active_requests=active,
@@ -101,6 +101,7 @@ def test_requests_and_blocks_of_the_newest_step() -> None:
     assert samples["adaptrt_kv_cache_usage_ratio"] == 0.25
     assert samples['vllm:cache_config_info{block_size="16",num_gpu_blocks="20"}'] == 1
     assert samples["adaptrt_kv_cache_hit_blocks_total"] == 7
+    assert samples["adaptrt_kv_cache_hit_tokens_total"] == 119
     assert made.samples()["adaptrt_requests_running"] == 3  # there is no newer step
     for request_id in range(6):
         made.answer(request_id, 1, FinishReason.CANCELLED)

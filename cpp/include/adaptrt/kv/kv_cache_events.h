@@ -1,0 +1,191 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <variant>
+#include <vector>
+
+#include "adaptrt/core/fields.h"
+#include "adaptrt/kv/retention.h"
+
+namespace adaptrt {
+
+// TensorRT-LLM's events of a KV cache, with its names. They speak of blocks that can be reused: full ones
+// that a completed step has written.
+
+/// Cache levels: memory that steps read, and what is behind it.
+inline constexpr std::int32_t kPrimaryLevel = 0;
+inline constexpr std::int32_t kSecondaryLevel = 1;
+
+/// The first event of an executor.
+struct KVCacheCreatedData {
+  std::vector<std::int64_t> num_blocks_per_cache_level;
+
+  bool operator==(const KVCacheCreatedData&) const = default;
+};
+
+struct UniqueToken {
+  std::int32_t token_id = 0;
+  std::int32_t token_extra_id = 0;
+
+  bool operator==(const UniqueToken&) const = default;
+};
+
+struct KVCacheStoredBlockData {
+  std::uint64_t block_hash = 0;
+  std::vector<UniqueToken> tokens;
+  std::optional<std::uint64_t> lora_id;
+  std::int32_t cache_level = kPrimaryLevel;
+  std::int32_t priority = kDefaultRetentionPriority;
+  std::optional<std::uint64_t> cache_salt_id;
+
+  bool operator==(const KVCacheStoredBlockData&) const = default;
+};
+
+/// The parent of each block is the one before it, of the first `parent_hash`.
+struct KVCacheStoredData {
+  std::optional<std::uint64_t> parent_hash;
+  std::vector<KVCacheStoredBlockData> blocks;
+
+  bool operator==(const KVCacheStoredData&) const = default;
+};
+
+struct KVCacheRemovedData {
+  std::vector<std::uint64_t> block_hashes;
+
+  bool operator==(const KVCacheRemovedData&) const = default;
+};
+
+struct KVCacheEventDiffInt {
+  std::int32_t old_value = 0;
+  std::int32_t new_value = 0;
+
+  bool operator==(const KVCacheEventDiffInt&) const = default;
+};
+
+struct KVCacheUpdatedData {
+  std::uint64_t block_hash = 0;
+  std::optional<KVCacheEventDiffInt> cache_level;
+  std::optional<KVCacheEventDiffInt> priority;
+
+  bool operator==(const KVCacheUpdatedData&) const = default;
+};
+
+using KVCacheEventData =
+    std::variant<KVCacheCreatedData, KVCacheStoredData, KVCacheRemovedData, KVCacheUpdatedData>;
+
+struct KVCacheEvent {
+  std::uint64_t event_id = 0;
+  KVCacheEventData data;
+  std::int32_t window_size = 0;
+  std::optional<std::int32_t> attention_dp_rank;
+
+  bool operator==(const KVCacheEvent&) const = default;
+};
+
+constexpr auto fields_of(const KVCacheCreatedData* /*type*/) {
+  return std::tuple{Field{"num_blocks_per_cache_level", &KVCacheCreatedData::num_blocks_per_cache_level,
+                          "Blocks of the pool, then of the level behind it."}};
+}
+
+constexpr auto fields_of(const UniqueToken* /*type*/) {
+  return std::tuple{Field{"token_id", &UniqueToken::token_id, "The token."},
+                    Field{"token_extra_id", &UniqueToken::token_extra_id, "Always 0: inputs are tokens."}};
+}
+
+constexpr auto fields_of(const KVCacheStoredBlockData* /*type*/) {
+  using C = KVCacheStoredBlockData;
+  return std::tuple{
+      Field{
+          "block_hash", &C::block_hash,
+          "Of all tokens up to the block's end, the adapter and the cache salt: the same whenever the block "
+          "is stored in this executor, and another one when the adapter is replaced."},
+      Field{"tokens", &C::tokens, "[tokens_per_block] of UniqueToken."},
+      Field{"lora_id", &C::lora_id, "task_id of the adapter; None: the base model."},
+      Field{"cache_level", &C::cache_level, "0: the pool."},
+      Field{"priority", &C::priority, "As KvCacheRetentionConfig's."},
+      Field{"cache_salt_id", &C::cache_salt_id, "The request's."}};
+}
+
+constexpr auto fields_of(const KVCacheStoredData* /*type*/) {
+  using C = KVCacheStoredData;
+  return std::tuple{
+      Field{"parent_hash", &C::parent_hash, "Of the block before the first; None: a prompt begins."},
+      Field{"blocks", &C::blocks, "Of KVCacheStoredBlockData; each is the parent of the next."}};
+}
+
+constexpr auto fields_of(const KVCacheRemovedData* /*type*/) {
+  return std::tuple{Field{"block_hashes", &KVCacheRemovedData::block_hashes, "What cannot be reused now."}};
+}
+
+constexpr auto fields_of(const KVCacheEventDiffInt* /*type*/) {
+  using C = KVCacheEventDiffInt;
+  return std::tuple{Field{"old_value", &C::old_value, "Before."}, Field{"new_value", &C::new_value, "Now."}};
+}
+
+constexpr auto fields_of(const KVCacheUpdatedData* /*type*/) {
+  using C = KVCacheUpdatedData;
+  return std::tuple{Field{"block_hash", &C::block_hash, "Of a block that was stored."},
+                    Field{"cache_level", &C::cache_level, "KVCacheEventDiffInt; None: as it was."},
+                    Field{"priority", &C::priority, "KVCacheEventDiffInt; None: as it was."}};
+}
+
+constexpr auto fields_of(const KVCacheEvent* /*type*/) {
+  using C = KVCacheEvent;
+  return std::tuple{
+      Field{"event_id", &C::event_id, "Counts from 0; where ids are missing, events were dropped."},
+      Field{"data", &C::data,
+            "KVCacheCreatedData, KVCacheStoredData, KVCacheRemovedData or KVCacheUpdatedData."},
+      Field{"window_size", &C::window_size, "The engine's max_seq_len: blocks are kept for all positions."},
+      Field{"attention_dp_rank", &C::attention_dp_rank, "Always None: there is one rank."}};
+}
+
+/// Events from the executor's thread, which records and flushes, to any thread that asks for them.
+class KVCacheEventManager {
+ public:
+  /// nullopt: for ever.
+  using Timeout = std::optional<std::chrono::nanoseconds>;
+
+  /// Keeps the newest `max_size` events that nobody has asked for.
+  KVCacheEventManager(std::size_t max_size, std::int32_t window_size)
+      : max_size_(max_size), window_size_(window_size) {}
+
+  /// All events that were flushed since the last call, the oldest first, as soon as there are any; empty when
+  /// the time is over, or when the executor has ended.
+  [[nodiscard]] std::vector<KVCacheEvent> get_latest_events(Timeout timeout);
+  /// Nothing comes any more.
+  [[nodiscard]] bool is_closed() const;
+
+  // Of one thread, from here on.
+  void record_created(std::vector<std::int64_t> num_blocks_per_cache_level);
+  /// Part of the event before, where that has the parent last.
+  void record_stored(std::optional<std::uint64_t> parent_hash, KVCacheStoredBlockData block);
+  /// Part of the event before, where that is of the same kind.
+  void record_removed(std::uint64_t block_hash);
+  /// Of a block in the event before, the priority that it is stored with.
+  void record_priority(std::uint64_t block_hash, std::int32_t old_value, std::int32_t new_value);
+  /// Hands over what was recorded since the last call.
+  void flush();
+  void close();
+
+ private:
+  void record(KVCacheEventData data);
+  [[nodiscard]] KVCacheStoredData* newest_stored();
+
+  const std::size_t max_size_;
+  const std::int32_t window_size_;
+  std::uint64_t next_id_ = 0;
+  std::vector<KVCacheEvent> pending_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<KVCacheEvent> events_;
+  bool is_closed_ = false;
+};
+
+}  // namespace adaptrt
