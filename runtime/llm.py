@@ -352,6 +352,7 @@ class LLM:
                 f"sampling_config.num_return_sequences is {sampling_config.num_return_sequences}; accepted: None, or "
                 f"{n} as asked for here (generate() takes n)"
             )
+        first_text = TextStream(self._tokenizer, stop)  # refuses what is wrong before anything runs
         request = Request(
             prompt,
             max_tokens,
@@ -365,7 +366,8 @@ class LLM:
             guided_decoding_params=guided_decoding_params,
         )
         request_id = self._executor.enqueue_request(request, adapter=lora)
-        texts = [TextStream(self._tokenizer, stop) for _ in range(n)]
+        # How many there may be, the executor knows.
+        texts = [first_text, *(TextStream(self._tokenizer, stop) for _ in range(n - 1))]
         return Answer(self._executor, request_id, texts, self._end_ids)
 
 

@@ -15,8 +15,7 @@ from .generation import TextPiece
 from .http import EventStream, read_json, unless_disconnected
 from .openai_answers import chat_log_probs, events, merged, new_id, usage
 from .openai_fields import ChatRequest
-from .openai_requests import adapter_of, start_all, text_request
-from .prompts import answer_length
+from .openai_requests import adapter_of, answer_length, start_all, text_request
 from .service import Service
 from .tool_calls import PARSERS, FunctionCall, ToolCallParser
 
@@ -33,7 +32,7 @@ async def chat(service: Service, request: Request) -> Response:
         fields,
         prompt=prompt,
         adapter=adapter,
-        max_tokens=answer_length(service.engine_info, len(prompt), fields.answer_tokens, param="messages"),
+        max_tokens=answer_length(service, len(prompt), fields.answer_tokens, param="messages"),
         top_log_probs=fields.top_logprobs if fields.logprobs else None,
         # What marks calls are special tokens in some vocabularies.
         skip_special_tokens=make_parser is None,

@@ -17,8 +17,7 @@ from .generation import TextGeneration, TextPiece, TextRequest
 from .http import EventStream, read_json, unless_disconnected
 from .openai_answers import CompletionLogProbs, events, merged, new_id, usage
 from .openai_fields import CompletionRequest
-from .openai_requests import adapter_of, start_all, text_request
-from .prompts import answer_length
+from .openai_requests import adapter_of, answer_length, start_all, text_request
 from .service import Service
 
 LONG_PROMPT: Final = 256
@@ -64,7 +63,7 @@ async def _prompt(service: Service, fields: CompletionRequest, prompt: str | lis
     else:
         token_ids = prompt
     # One token is generated in any case; without an answer it is thrown away.
-    answer_length(service.engine_info, len(token_ids), max(fields.max_tokens, 1), param="prompt")
+    answer_length(service, len(token_ids), max(fields.max_tokens, 1), param="prompt")
     if not fields.echo:
         return _Prompt(token_ids)
     if len(token_ids) <= LONG_PROMPT:

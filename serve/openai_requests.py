@@ -130,3 +130,30 @@ def _embedding_bias(logit_bias: dict[int, float], vocab_size: int) -> list[float
 def _salt_id(salt: str) -> int:
     """A text's salt: two texts have the same once in 2^64."""
     return int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little")
+
+
+def answer_length(service: Service, num_prompt_tokens: int, asked: int | None, *, param: str) -> int:
+    """How many tokens an answer may have: as many as were asked for, or what is left.
+
+    Raises ApiError when the engine or the KV cache cannot hold that.
+    """
+    limit = service.max_model_len
+    longest_prompt = min(service.engine_info.max_input_len, limit)
+    beginning = f"This model's maximum context length is {limit} tokens"
+    if num_prompt_tokens > longest_prompt:
+        raise ApiError(
+            f"{beginning}, of which a prompt may have {longest_prompt}; this one has {num_prompt_tokens}.",
+            param=param,
+        )
+    length = limit - num_prompt_tokens if asked is None else asked
+    if length < 1:
+        raise ApiError(
+            f"{beginning}; the prompt has {num_prompt_tokens}, which leaves none for an answer.", param=param
+        )
+    if num_prompt_tokens + length > limit:
+        raise ApiError(
+            f"{beginning}; the prompt has {num_prompt_tokens} and the answer up to {length}, together "
+            f"{num_prompt_tokens + length}. Shorten the prompt or ask for fewer tokens.",
+            param=param,
+        )
+    return length

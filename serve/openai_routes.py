@@ -74,7 +74,7 @@ def routes(service: Service) -> APIRouter:
 def _cards(service: Service) -> list[dict[str, Any]]:
     """vLLM's: the base under each of its names, then the adapters."""
     base = service.model_names[0]
-    max_model_len = service.engine_info.max_seq_len
+    max_model_len = service.max_model_len
     return [
         *(
             _card(name, service.created, root=service.engine_dir, parent=None, max_model_len=max_model_len)
@@ -121,7 +121,7 @@ def _tokens_answer(service: Service, tokens: list[int], *, with_texts: bool) -> 
     return JSONResponse(
         {
             "count": len(tokens),
-            "max_model_len": service.engine_info.max_seq_len,
+            "max_model_len": service.max_model_len,
             "tokens": tokens,
             "token_strs": texts,
         }

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from .._core import EngineInfo
 from ..runtime.adapter_store import AdapterStore, NamedAdapter
 from ..runtime.chat_template import ChatTemplate
 from .async_executor import AsyncExecutor
@@ -83,32 +82,6 @@ class Prompts:
             if len(self._own) > MAX_TEMPLATES:
                 self._own.popitem(last=False)
         return self._base if template is None else template
-
-
-def answer_length(info: EngineInfo, num_prompt_tokens: int, asked: int | None, *, param: str) -> int:
-    """How many tokens an answer may have: as many as were asked for, or what is left.
-
-    Raises ApiError when the engine cannot hold that.
-    """
-    limit = info.max_seq_len
-    beginning = f"This model's maximum context length is {limit} tokens"
-    if num_prompt_tokens > info.max_input_len:
-        raise ApiError(
-            f"{beginning}, of which a prompt may have {info.max_input_len}; this one has {num_prompt_tokens}.",
-            param=param,
-        )
-    length = limit - num_prompt_tokens if asked is None else asked
-    if length < 1:
-        raise ApiError(
-            f"{beginning}; the prompt has {num_prompt_tokens}, which leaves none for an answer.", param=param
-        )
-    if num_prompt_tokens + length > limit:
-        raise ApiError(
-            f"{beginning}; the prompt has {num_prompt_tokens} and the answer up to {length}, together "
-            f"{num_prompt_tokens + length}. Shorten the prompt or ask for fewer tokens.",
-            param=param,
-        )
-    return length
 
 
 def _length(message: Message) -> int:

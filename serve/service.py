@@ -85,6 +85,12 @@ class Service:
         """Of the engine that runs."""
         return self.executor.executor.engine_info
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a prompt and its answer: what the engine takes, or what the KV cache holds if that is less."""
+        info = self.engine_info
+        return min(info.max_seq_len, self.executor.executor.num_kv_blocks * info.tokens_per_block)
+
     async def adapter_of(self, model: str) -> str | None:
         """The adapter that a request's `model` means; None: the base.
 

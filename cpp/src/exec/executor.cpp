@@ -158,6 +158,7 @@ class Executor::Impl {
     return *lora_cache_;
   }
   [[nodiscard]] const EngineInfo& engine_info() const { return engine_->info(); }
+  [[nodiscard]] std::int32_t num_kv_blocks() const { return loop_.num_kv_blocks(); }
   [[nodiscard]] bool is_shut_down() const { return is_shut_down_; }
   [[nodiscard]] bool is_in_a_fork() const { return getpid() != process_; }
 
@@ -344,6 +345,10 @@ void Executor::unload_adapter(std::uint64_t task_id) {
 
 LoraCacheStats Executor::lora_cache_stats() const {
   return impl().lora_cache().stats();
+}
+
+std::int32_t Executor::num_kv_blocks() const {
+  return impl_->num_kv_blocks();
 }
 
 const EngineInfo& Executor::engine_info() const {

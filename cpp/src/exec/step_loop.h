@@ -42,6 +42,7 @@ class StepLoop {
   }
   /// nullptr without KvCacheConfig::event_buffer_max_size.
   [[nodiscard]] const std::shared_ptr<KVCacheEventManager>& events() const { return events_; }
+  [[nodiscard]] std::int32_t num_kv_blocks() const { return block_pool_.num_blocks(); }
 
  private:
   /// False when it is time to stop.

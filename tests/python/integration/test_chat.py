@@ -137,6 +137,8 @@ def test_stop_strings_end_a_completion(llm: adaptrt.LLM) -> None:
     assert llm.generate(["hello", "€"], max_tokens=24, stop=["never in there"]) == whole
     with pytest.raises(adaptrt.RequestError, match="stop has an empty string"):
         llm.generate("hello", stop=[""])
+    # What ran beside this one would be as far.
+    llm.generate("hello", max_tokens=64)
     assert llm.executor.get_num_responses_ready() == 0
 
 

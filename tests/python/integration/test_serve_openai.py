@@ -395,6 +395,23 @@ def test_a_chat_takes_what_is_left_of_the_context(served: Served) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
+def test_a_small_kv_cache_is_the_context(served: Served) -> None:
+    blocks = 4
+    tokens = blocks * served.executor.engine_info.tokens_per_block
+    assert tokens < MAX_SEQ_LEN
+    with (
+        http_server(served.executor.engine.directory, "--kv_cache_tokens", tokens) as address,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        (card,) = client.models.list()
+        assert card.max_model_len == tokens
+        asked = {"model": card.id, "messages": [{"role": "user", "content": "x"}], "temperature": 0}
+        answer = client.chat.completions.create(**asked, extra_body={**RAW, "ignore_eos": True})
+        assert answer.usage.total_tokens == tokens
+        with pytest.raises(openai.BadRequestError, match=f"maximum context length is {tokens} tokens"):
+            client.chat.completions.create(**asked, max_tokens=tokens)
+
+
 def test_tokenize_and_detokenize(served: Served) -> None:
     answer = served.post("/tokenize", {"model": "base", "prompt": PROMPT, "return_token_strs": True}).json()
     assert answer == {

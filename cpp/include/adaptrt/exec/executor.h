@@ -109,6 +109,8 @@ class Executor {
   [[nodiscard]] LoraCacheStats lora_cache_stats() const;
 
   [[nodiscard]] const EngineInfo& engine_info() const;
+  /// Of the KV cache, each with tokens_per_block tokens; a request that needs more is refused.
+  [[nodiscard]] std::int32_t num_kv_blocks() const;
 
  private:
   class Impl;
