@@ -151,15 +151,11 @@ class Contest:
 
     def run(self, measurement: Measurement, generator: np.random.Generator) -> None:
         """All rounds; the one before the first warms up."""
-        vocabulary = self._own.vocabulary
         for number in range(-1, self._args.repeats):
             began = time.monotonic()
             asked = [EXECUTOR, *self._running]
             for name in asked if number % 2 == 0 else asked[::-1]:
-                # New prompts each time: what was computed for others may be used again.
-                prompts = [random_prompt(PROMPT_TOKENS, vocabulary, generator) for _ in self._models]
-                crowd = Crowd(self._models, prompts, self._args.new_tokens if number >= 0 else WARM_UP_TOKENS)
-                self._ask(name, crowd, number, measurement)
+                self._ask(name, generator, number, measurement)
             self._console.print(f"{self._row}: round {number + 1}: {time.monotonic() - began:.0f} s")
 
     def close(self) -> None:
@@ -168,17 +164,22 @@ class Contest:
             server.close()
         self._own.close()
 
-    def _ask(self, name: str, crowd: Crowd, number: int, measurement: Measurement) -> None:
+    def _crowd(self, new_tokens: int, generator: np.random.Generator) -> Crowd:
+        """With new prompts: what was computed for others may be used again."""
+        vocabulary = self._own.vocabulary
+        prompts = [random_prompt(PROMPT_TOKENS, vocabulary, generator) for _ in self._models]
+        return Crowd(self._models, prompts, new_tokens)
+
+    def _ask(self, name: str, generator: np.random.Generator, number: int, measurement: Measurement) -> None:
         server = self._running.get(name)
-        if server is None:
-            ask = partial(self._own.ask, crowd)
-        else:
+        ask = self._own.ask if server is None else partial(ask_server, server.address)
+        if server is not None:
             server.go_on()
-            ask = partial(ask_server, server.address, crowd)
-        if number < 0:
-            ask()
-        else:
-            measurement.take(self._row, name, number, ask, server)
+        # While it was stopped, others had its caches, and Linux may have taken its pages.
+        ask(self._crowd(WARM_UP_TOKENS, generator))
+        if number >= 0:
+            crowd = self._crowd(self._args.new_tokens, generator)
+            measurement.take(self._row, name, number, partial(ask, crowd), server)
         if server is not None:
             if name == OURS and number >= 0:
                 measurement.take_idle(self._row, server, number)

@@ -49,19 +49,18 @@ bool spin_until(const Done& done) {
 class ThreadPool::Impl {
  public:
   explicit Impl(int num_threads) {
-    for (int thread = 1; thread < num_threads; ++thread) {
-      workers_.emplace_back([this, thread] { work(thread); });
+    try {
+      for (int thread = 1; thread < num_threads; ++thread) {
+        workers_.emplace_back([this, thread] { work(thread); });
+      }
+    } catch (...) {
+      // Those that there are use what is about to be destroyed.
+      stop();
+      throw;
     }
   }
 
-  ~Impl() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_.store(true);
-    }
-    wake_.notify_all();
-    for (auto& worker : workers_) worker.join();
-  }
+  ~Impl() { stop(); }
 
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -117,6 +116,15 @@ class ThreadPool::Impl {
   }
 
  private:
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_.store(true);
+    }
+    wake_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+
   /// Apart from each other: each is written by its thread.
   struct alignas(64) BusyTime {
     double seconds = 0.0;

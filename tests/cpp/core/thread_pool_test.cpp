@@ -1,5 +1,9 @@
 #include "adaptrt/core/thread_pool.h"
 
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
@@ -7,6 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -101,6 +106,27 @@ BOOST_DATA_TEST_CASE(an_exception_reaches_the_caller_and_the_pool_goes_on,
     BOOST_TEST(visits == 100);
   }
 }
+
+// Sanitizers reserve more memory than any limit.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+BOOST_AUTO_TEST_CASE(a_thread_that_cannot_be_made_leaves_none_behind) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);  // instead of waiting for ever
+    const rlimit memory{.rlim_cur = rlim_t{1} << 30, .rlim_max = rlim_t{1} << 30};
+    setrlimit(RLIMIT_AS, &memory);
+    try {
+      const ThreadPool pool(10'000);
+    } catch (const std::system_error&) {
+      _exit(0);
+    }
+    _exit(1);
+  }
+  int status = -1;
+  BOOST_TEST(waitpid(child, &status, 0) == child);
+  BOOST_TEST(status == 0);
+}
+#endif
 
 BOOST_AUTO_TEST_CASE(fewer_than_one_thread_is_one) {
   BOOST_TEST(ThreadPool(0).num_threads() == 1);

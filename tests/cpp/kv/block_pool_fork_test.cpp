@@ -1,26 +1,14 @@
 // Tables that share blocks because one was forked from the other.
 
 #include <boost/test/unit_test.hpp>
-#include <numeric>
 #include <stdexcept>
 #include <vector>
 
 #include "adaptrt/kv/block_pool.h"
+#include "pools.h"
 
-namespace adaptrt {
+namespace adaptrt::testing {
 namespace {
-
-constexpr std::int32_t kTokensPerBlock = 4;
-
-std::vector<std::int32_t> counting(std::int32_t count) {
-  std::vector<std::int32_t> tokens(count);
-  std::iota(tokens.begin(), tokens.end(), 0);
-  return tokens;
-}
-
-void require_sound(const BlockPool& pool) {
-  for (const auto& violation : pool.check_invariants()) BOOST_ERROR(violation);
-}
 
 /// A pool and a table whose tokens are all computed.
 struct Fixture {
@@ -141,4 +129,4 @@ BOOST_AUTO_TEST_CASE(tables_that_cannot_be_forked_are_refused) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::testing

@@ -6,27 +6,15 @@
 #include <boost/test/unit_test.hpp>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <set>
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "pools.h"
 
-namespace adaptrt {
+namespace adaptrt::testing {
 namespace {
-
-constexpr std::int32_t kTokensPerBlock = 4;
-
-std::vector<std::int32_t> counting(std::int32_t count, std::int32_t first = 0) {
-  std::vector<std::int32_t> tokens(count);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
-void require_sound(const BlockPool& pool) {
-  for (const auto& violation : pool.check_invariants()) BOOST_ERROR(violation);
-}
 
 /// A sequence that computes all its tokens at once and enters them into the index.
 BlockTable compute(BlockPool& pool, const ReuseKey& key, const std::vector<std::int32_t>& tokens) {
@@ -338,4 +326,4 @@ BOOST_DATA_TEST_CASE(random_use_reuses_exactly_equal_content, boost::unit_test::
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::testing

@@ -11,17 +11,12 @@
 #include <vector>
 
 #include "adaptrt/kv/block_pool.h"
+#include "pools.h"
 
-namespace adaptrt {
+namespace adaptrt::testing {
 namespace {
 
 using Tokens = std::vector<std::int32_t>;
-
-constexpr std::int32_t kTokensPerBlock = 4;
-
-void require_sound(const BlockPool& pool) {
-  for (const auto& violation : pool.check_invariants()) BOOST_ERROR(violation);
-}
 
 /// A table with all tokens computed, from what is known of them.
 BlockTable compute(BlockPool& pool, const Tokens& tokens, const ReuseKey& key = {}) {
@@ -326,4 +321,4 @@ BOOST_DATA_TEST_CASE(random_use_finds_the_longest_beginning, boost::unit_test::d
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::testing

@@ -6,28 +6,16 @@
 #include <boost/test/unit_test.hpp>
 #include <chrono>
 #include <map>
-#include <numeric>
 #include <random>
 #include <vector>
 
 #include "adaptrt/kv/block_pool.h"
+#include "pools.h"
 
-namespace adaptrt {
+namespace adaptrt::testing {
 namespace {
 
 using std::chrono::milliseconds;
-
-constexpr std::int32_t kTokensPerBlock = 4;
-
-std::vector<std::int32_t> counting(std::int32_t count, std::int32_t first = 0) {
-  std::vector<std::int32_t> tokens(count);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
-void require_sound(const BlockPool& pool) {
-  for (const auto& violation : pool.check_invariants()) BOOST_ERROR(violation);
-}
 
 /// Computes tokens and gives them up; every block of them gets what `of_block` says.
 void cache(BlockPool& pool, const std::vector<std::int32_t>& tokens,
@@ -275,4 +263,4 @@ BOOST_AUTO_TEST_CASE(everything_wrong_is_told_at_once) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::testing
