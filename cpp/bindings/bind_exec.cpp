@@ -187,10 +187,10 @@ void bind_executor(py::module_& module) {
       .def_property_readonly(
           "engine_info", [](const Executor& self) { return self.engine_info(); },
           "Of the engine that it runs.")
-      .def_property_readonly(
-          "num_kv_blocks", &Executor::num_kv_blocks,
-          "Blocks of the KV cache, each with engine_info.tokens_per_block tokens; a request that needs more is "
-          "refused.")
+      .def_property_readonly("num_kv_blocks", &Executor::num_kv_blocks,
+                             "Blocks of the KV cache, each with engine_info.tokens_per_block tokens; a "
+                             "request that needs more is "
+                             "refused.")
       .def_property_readonly("is_alive", &Executor::is_alive,
                              "False after shutdown, or when the executor has died.")
       .def("shutdown", releasing_gil(&Executor::shutdown),
