@@ -21,12 +21,14 @@ std::uint64_t mix(std::uint64_t value) {
 }  // namespace
 
 BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
-                     KVCacheEventManager* events, PartialReuse partial_reuse)
+                     KVCacheEventManager* events, PartialReuse partial_reuse,
+                     const SecondLevelOptions& second_level)
     : num_blocks_(num_blocks),
       tokens_per_block_(tokens_per_block),
       enable_block_reuse_(enable_block_reuse),
       events_(events),
-      partial_reuse_(enable_block_reuse ? partial_reuse : PartialReuse::kNone) {
+      partial_reuse_(enable_block_reuse ? partial_reuse : PartialReuse::kNone),
+      second_level_(enable_block_reuse ? second_level : SecondLevelOptions{}) {
   Problems problems;
   if (num_blocks < 1)
     problems.add("the number of KV blocks is " + std::to_string(num_blocks) + "; it must be positive");
@@ -39,10 +41,14 @@ BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, boo
     indexed_tokens_.resize(static_cast<std::size_t>(num_blocks) * tokens_per_block);
     buckets_.resize(std::bit_ceil(static_cast<std::size_t>(num_blocks)), kNoBlock);
   }
+  if (has_second_level()) keys_.resize(static_cast<std::size_t>(num_blocks));
   if (partial_reuse_ != PartialReuse::kNone) by_beginning_.reserve(static_cast<std::size_t>(num_blocks));
   // Pushed backwards, so that the lowest ids are handed out first.
   for (BlockId block = num_blocks - 1; block >= 0; --block) push_free(block);
-  if (events_ != nullptr) events_->record_created({num_blocks, 0});
+  if (events_ != nullptr) {
+    events_->record_created(
+        {num_blocks, has_second_level() ? second_level_.level->stats().max_num_blocks : 0});
+  }
 }
 
 BlockPool::PrefixMatch BlockPool::match_prefix(const ReuseKey& key,
@@ -186,6 +192,7 @@ KvCacheStats BlockPool::stats() const {
     stats.cache_hit_rate = static_cast<double>(reused_blocks_) / static_cast<double>(looked_for);
   stats.partially_reused_blocks = partially_reused_blocks_;
   stats.reused_tokens = reused_tokens_;
+  if (has_second_level()) stats.second_level = second_level_.level->stats();
   return stats;
 }
 
@@ -228,6 +235,7 @@ void BlockPool::insert_in_index(BlockId block, const ReuseKey& key, BlockId pare
     parent.first_child = block;
   }
   std::ranges::copy(tokens, indexed_tokens_.begin() + static_cast<std::ptrdiff_t>(block) * tokens_per_block_);
+  if (has_second_level()) keys_[block] = key_of(block);
   BlockId& bucket = buckets_[bucket_of(key, entry.parent, tokens)];
   entry.next_in_bucket = bucket;
   bucket = block;
@@ -235,9 +243,15 @@ void BlockPool::insert_in_index(BlockId block, const ReuseKey& key, BlockId pare
   if (events_ != nullptr) record_stored(block);
 }
 
-void BlockPool::remove_from_index(BlockId block) {
+void BlockPool::remove_from_index(BlockId block, bool is_offloaded) {
   Block& entry = blocks_[block];
-  if (events_ != nullptr) events_->record_removed(entry.hash);
+  if (events_ != nullptr) {
+    if (is_offloaded) {
+      events_->record_level(entry.hash, kPrimaryLevel, kSecondaryLevel);
+    } else {
+      events_->record_removed(entry.hash);
+    }
+  }
   BlockId* link = &buckets_[bucket_of(entry.key, entry.parent, tokens_of(block))];
   while (*link != block) link = &blocks_[*link].next_in_bucket;
   *link = entry.next_in_bucket;
@@ -268,6 +282,10 @@ std::uint64_t BlockPool::hash_of(BlockId block) const {
 void BlockPool::record_stored(BlockId block) {
   Block& entry = blocks_[block];
   entry.hash = hash_of(block);
+  if (has_second_level() && second_level_.level->take_back_event(keys_[block])) {
+    events_->record_level(entry.hash, kSecondaryLevel, kPrimaryLevel);
+    return;
+  }
   KVCacheStoredBlockData data;
   data.block_hash = entry.hash;
   for (const std::int32_t token : tokens_of(block)) data.tokens.push_back({token, 0});

@@ -30,6 +30,8 @@ void BlockPool::update_retention(BlockId block, const BlockRetention& retention)
 
 void BlockPool::set_time(Time now) {
   now_ = std::max(now_, now);
+  if (has_second_level()) second_level_.level->begin_step();
+  record_lost();
   while (!expiring_.empty() && expiring_.begin()->first <= now_) {
     const BlockId block = expiring_.begin()->second;
     expiring_.erase(expiring_.begin());
@@ -45,8 +47,10 @@ BlockId BlockPool::least_wanted() const {
 
 void BlockPool::evict(BlockId block) {
   const BlockId parent = blocks_[block].parent_block;
+  const bool is_offloaded = offload(block);
   unlink_from_cached(block);
-  remove_from_index(block);
+  remove_from_index(block, is_offloaded);
+  record_lost();
   // It may have been what kept the block before it.
   if (parent == kNoBlock || blocks_[parent].num_users > 0) return;
   if (level_of(parent) != blocks_[parent].level) move_in_cached(parent);

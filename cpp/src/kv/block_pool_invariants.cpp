@@ -95,6 +95,9 @@ std::vector<std::string> BlockPool::check_invariants() const {
     if (find(entry.key, entry.parent, tokens_of(block)) != block)
       report(block, "is not found by its content");
     if (events_ != nullptr && entry.hash != hash_of(block)) report(block, "was stored by another hash");
+    if (has_second_level() && keys_[block] != key_of(block)) {
+      report(block, "has a key for the second level that is not that of its content");
+    }
   }
   for (const auto& [content, block] : by_content) {
     const ContentId parent = blocks_[block].parent;
@@ -127,6 +130,10 @@ std::vector<std::string> BlockPool::check_invariants() const {
   }
   if (num_in_buckets != by_content.size())
     violations.emplace_back("the buckets do not hold the indexed blocks once each");
+  if (has_second_level()) {
+    const auto of_level = second_level_.level->check_invariants();
+    violations.insert(violations.end(), of_level.begin(), of_level.end());
+  }
   return violations;
 }
 

@@ -65,8 +65,10 @@ std::int32_t BlockPool::reuse_beginning(BlockTable& table, const ReuseKey& key,
   if (found.block == kNoBlock) return 0;
   BlockId block = found.block;
   if (partial_reuse_ == PartialReuse::kTakeOver) {
+    const bool is_offloaded = offload(block);
     unlink_from_cached(block);
-    remove_from_index(block);
+    remove_from_index(block, is_offloaded);
+    record_lost();
   } else {
     // Used now, and kept from being evicted for its own copy.
     const bool is_unused = blocks_[found.block].num_users == 0;

@@ -62,6 +62,11 @@ void KVCacheEventManager::record_priority(std::uint64_t block_hash, std::int32_t
   record(KVCacheUpdatedData{block_hash, std::nullopt, KVCacheEventDiffInt{old_value, new_value}});
 }
 
+void KVCacheEventManager::record_level(std::uint64_t block_hash, std::int32_t old_value,
+                                       std::int32_t new_value) {
+  record(KVCacheUpdatedData{block_hash, KVCacheEventDiffInt{old_value, new_value}, std::nullopt});
+}
+
 KVCacheStoredData* KVCacheEventManager::newest_stored() {
   return pending_.empty() ? nullptr : std::get_if<KVCacheStoredData>(&pending_.back().data);
 }

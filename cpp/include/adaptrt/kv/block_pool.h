@@ -4,6 +4,7 @@
 #include <chrono>
 #include <compare>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <set>
 #include <span>
@@ -13,24 +14,17 @@
 
 #include "adaptrt/kv/kv_cache_events.h"
 #include "adaptrt/kv/retention.h"
+#include "adaptrt/kv/reuse_key.h"
+#include "adaptrt/kv/second_level.h"
 
 namespace adaptrt {
 
-/// Index of a block in the engine's KV pool.
-using BlockId = std::int32_t;
-inline constexpr BlockId kNoBlock = -1;
-
-/// What, besides the tokens, KV must have in common to be shared.
-struct ReuseKey {
-  /// HostAdapter::generation() of the adapter that computed it; 0: the base model.
-  std::uint64_t adapter_generation = 0;
-  /// Request::cache_salt_id.
-  std::optional<std::uint64_t> cache_salt = std::nullopt;
-  /// Of that adapter, for events; nullopt: the base model.
-  std::optional<std::uint64_t> task_id = std::nullopt;
-
-  bool operator==(const ReuseKey&) const = default;
-  auto operator<=>(const ReuseKey&) const = default;
+/// What a BlockPool does with blocks that it evicts.
+struct SecondLevelOptions {
+  /// Outlives the pool; nullptr: they are lost.
+  SecondLevel* level = nullptr;
+  /// Blocks of a lower retention priority are lost all the same.
+  std::int32_t min_priority = 0;
 };
 
 /// What becomes of a block that begins with the tokens that are wanted, and goes on with others.
@@ -73,8 +67,9 @@ struct KvCacheStats {
   std::int64_t missed_blocks = 0;  ///< full blocks that were looked for and not found
   double cache_hit_rate = 0.0;     ///< reused / (reused + missed); 0 before the first look-up
   // Not in TensorRT-LLM.
-  std::int64_t partially_reused_blocks = 0;  ///< new blocks that begin with a copy of another's KV
-  std::int64_t reused_tokens = 0;            ///< of reused and of partially reused blocks
+  std::int64_t partially_reused_blocks = 0;      ///< new blocks that begin with a copy of another's KV
+  std::int64_t reused_tokens = 0;                ///< of reused and of partially reused blocks
+  std::optional<SecondLevelStats> second_level;  ///< nullopt: there is none
 
   bool operator==(const KvCacheStats&) const = default;
 };
@@ -88,6 +83,9 @@ struct KvCacheStats {
 /// Content is known by (ReuseKey, the block before, the block's tokens), compared exactly; the hash only
 /// finds candidates. Two tables never hold two blocks of equal content once both are in the index: KV is
 /// bit-identical whoever computed it, so the second table takes over the first one's block.
+///
+/// With a second level, blocks that are evicted are offloaded to it, and what follows a reused chain there is
+/// onboarded.
 class BlockPool {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -95,7 +93,8 @@ class BlockPool {
   /// `events`, which outlives the pool, is told what can be reused; nullptr: nobody is. Throws ConfigError
   /// unless both numbers are positive.
   BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
-            KVCacheEventManager* events = nullptr, PartialReuse partial_reuse = PartialReuse::kNone);
+            KVCacheEventManager* events = nullptr, PartialReuse partial_reuse = PartialReuse::kNone,
+            const SecondLevelOptions& second_level = {});
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -112,6 +111,13 @@ class BlockPool {
 
   /// Gives the matching chain to an empty table; returns the number of tokens whose KV is there.
   std::int32_t reuse_prefix(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens);
+
+  /// Gives a table that reuse_prefix() has filled the blocks of the second level that follow, as long as
+  /// there are blocks for them; returns the number of their tokens. Their content is there when this returns.
+  /// `is_still_read` tells of blocks whose content is to be copied before the next step: none of them is
+  /// written.
+  std::int32_t onboard(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens,
+                       const std::function<bool(BlockId)>& is_still_read);
 
   /// Gives a table that reuse_prefix() has filled a block of its own, new, for as many of the tokens that
   /// follow as another block begins with; returns their number, and the block's content in `copy`: kNoBlock
@@ -143,11 +149,17 @@ class BlockPool {
   /// Takes all blocks from the table. Indexed ones without another user stay cached.
   void release(BlockTable& table);
 
-  /// Forgets all content: cached blocks become free, used ones are not shared any more.
+  /// Forgets all content: cached blocks become free, used ones are not shared any more. A second level keeps
+  /// what it has.
   void reset_reuse();
+
+  /// Copies all content to the second level, until the time is over: first that of used blocks, then of those
+  /// that would be evicted last. Nothing is read or written by steps meanwhile.
+  void offload_all(Time deadline);
 
   [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
   [[nodiscard]] std::int32_t tokens_per_block() const { return tokens_per_block_; }
+  [[nodiscard]] bool has_second_level() const { return second_level_.level != nullptr; }
   [[nodiscard]] PartialReuse partial_reuse() const { return partial_reuse_; }
   /// Free and cached blocks: what try_grow() can hand out.
   [[nodiscard]] std::int32_t num_available() const { return num_free_ + num_cached_; }
@@ -207,7 +219,14 @@ class BlockPool {
                              std::span<const std::int32_t> tokens) const;
   void insert_in_index(BlockId block, const ReuseKey& key, BlockId parent_block,
                        std::span<const std::int32_t> tokens);
-  void remove_from_index(BlockId block);
+  /// `is_offloaded`: the second level has it.
+  void remove_from_index(BlockId block, bool is_offloaded = false);
+  [[nodiscard]] BlockKey key_of(BlockId block) const;
+  /// True when the second level has a copy.
+  [[nodiscard]] bool offload(BlockId block);
+  void record_lost();
+  /// The block that take_block() would give.
+  [[nodiscard]] BlockId next_block() const { return num_free_ > 0 ? first_free_ : least_wanted(); }
   /// Where in by_beginning_ a block of this content is or would be.
   [[nodiscard]] std::vector<BlockId>::const_iterator place_of(const ReuseKey& key, ContentId parent,
                                                               std::span<const std::int32_t> tokens) const;
@@ -242,7 +261,10 @@ class BlockPool {
   bool enable_block_reuse_;
   KVCacheEventManager* events_;
   PartialReuse partial_reuse_;
+  SecondLevelOptions second_level_;
   std::vector<Block> blocks_;
+  std::vector<BlockKey> keys_;      // [num_blocks] of blocks in the index; empty without a second level
+  std::vector<KeyedBlock> wanted_;  // by onboard()
   std::vector<std::int32_t> indexed_tokens_;  // [num_blocks, tokens_per_block], of blocks in the index
   std::vector<BlockId> buckets_;
   /// Blocks in the index in the order of parent, key and tokens; empty without partial reuse.

@@ -170,6 +170,8 @@ class KVCacheEventManager {
   void record_removed(std::uint64_t block_hash);
   /// Of a block in the event before, the priority that it is stored with.
   void record_priority(std::uint64_t block_hash, std::int32_t old_value, std::int32_t new_value);
+  /// Of a block that was moved from one cache level to another.
+  void record_level(std::uint64_t block_hash, std::int32_t old_value, std::int32_t new_value);
   /// Hands over what was recorded since the last call.
   void flush();
   void close();

@@ -1,0 +1,95 @@
+// Blocks that leave for the second level, and come back from it.
+
+#include <algorithm>
+#include <bit>
+
+#include "adaptrt/kv/block_pool.h"
+
+namespace adaptrt {
+
+BlockKey BlockPool::key_of(BlockId block) const {
+  const Block& entry = blocks_[block];
+  const BlockKey before = entry.parent_block == kNoBlock
+                              ? root_key(second_level_.level->fingerprint(), entry.key)
+                              : keys_[entry.parent_block];
+  return block_key(before, tokens_of(block));
+}
+
+bool BlockPool::offload(BlockId block) {
+  if (!has_second_level() || blocks_[block].retention.priority < second_level_.min_priority) return false;
+  const auto event_hash = events_ != nullptr ? std::optional(blocks_[block].hash) : std::nullopt;
+  return second_level_.level->offload(block, {.key = keys_[block], .tokens = tokens_of(block)}, event_hash);
+}
+
+void BlockPool::record_lost() {
+  if (!has_second_level() || events_ == nullptr) return;
+  while (const auto hash = second_level_.level->take_lost_event()) events_->record_removed(*hash);
+}
+
+std::int32_t BlockPool::onboard(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens,
+                                const std::function<bool(BlockId)>& is_still_read) {
+  if (!has_second_level() || tokens.empty() || table.reuse_epoch != reuse_epoch_) return 0;
+  SecondLevel& level = *second_level_.level;
+  const auto size = static_cast<std::size_t>(tokens_per_block_);
+  wanted_.clear();
+  BlockKey before = table.blocks.empty() ? root_key(level.fingerprint(), key) : keys_[table.blocks.back()];
+  // The last token is left to compute.
+  for (std::size_t first = table.blocks.size() * size; first + size < tokens.size(); first += size) {
+    const auto content = tokens.subspan(first, size);
+    before = block_key(before, content);
+    if (!level.contains(before)) break;
+    wanted_.push_back({.key = before, .tokens = content});
+  }
+  if (wanted_.empty()) return 0;
+
+  std::int32_t num_onboarded = 0;
+  level.begin_reads(wanted_);
+  for (const KeyedBlock& wanted : wanted_) {
+    if (num_available() == 0 || is_still_read(next_block())) break;
+    const BlockId block = take_block();
+    if (!level.read_next(block)) {
+      push_free(block);
+      break;
+    }
+    blocks_[block].num_users = 1;
+    const BlockId parent = table.blocks.empty() ? kNoBlock : table.blocks.back();
+    insert_in_index(block, key, parent, wanted.tokens);
+    table.blocks.push_back(block);
+    ++num_onboarded;
+  }
+  level.end_reads();
+  record_lost();
+  // reuse_prefix() has counted them as missed.
+  table.num_indexed += num_onboarded;
+  table.reused_blocks += num_onboarded;
+  table.missed_blocks -= num_onboarded;
+  reused_blocks_ += num_onboarded;
+  missed_blocks_ -= num_onboarded;
+  reused_tokens_ += std::int64_t{num_onboarded} * tokens_per_block_;
+  return num_onboarded * tokens_per_block_;
+}
+
+void BlockPool::offload_all(Time deadline) {
+  if (!has_second_level()) return;
+  std::vector<BlockId> order;
+  for (BlockId block = 0; block < num_blocks_; ++block) {
+    if (blocks_[block].num_users > 0 && blocks_[block].content != 0) order.push_back(block);
+  }
+  std::ranges::sort(order, {}, [&](BlockId block) { return blocks_[block].content; });
+  for (auto list = cached_.rbegin(); list != cached_.rend(); ++list) {
+    for (BlockId block = list->newest; block != kNoBlock; block = blocks_[block].previous) {
+      order.push_back(block);
+    }
+  }
+  SecondLevel& level = *second_level_.level;
+  // No more than it holds, or the last would replace the first.
+  order.resize(std::min(order.size(), static_cast<std::size_t>(level.stats().max_num_blocks)));
+  level.begin_closing(static_cast<std::int64_t>(order.size()));
+  for (const BlockId block : order) {
+    if (!level.await_room(deadline)) break;
+    static_cast<void>(offload(block));
+  }
+  level.await_writes(deadline);
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,262 @@
+// The pool's side of a second level.
+
+#include "adaptrt/kv/second_level.h"
+
+#include <boost/test/unit_test.hpp>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "adaptrt/kv/block_pool.h"
+#include "pools.h"
+
+namespace adaptrt::testing {
+namespace {
+
+/// Keeps blocks in memory: numbers, which stand for their content.
+class MemoryLevel final : public SecondLevel {
+ public:
+  [[nodiscard]] const Sha256Digest& fingerprint() const override { return fingerprint_; }
+  [[nodiscard]] SecondLevelStats stats() const override {
+    return {.max_num_blocks = 100, .used_num_blocks = static_cast<std::int64_t>(kept.size())};
+  }
+  void begin_step() override {}
+  bool offload(BlockId block, const KeyedBlock& content, std::optional<std::uint64_t> /*event*/) override {
+    offloaded.push_back(block);
+    if (refuses) return false;
+    kept[content.key] = pool_content.at(block);
+    return true;
+  }
+  void begin_closing(std::int64_t num_blocks) override { num_closing = num_blocks; }
+  bool await_room(Time /*deadline*/) override { return room-- > 0; }
+  void await_writes(Time /*deadline*/) override {}
+  bool contains(const BlockKey& key) override { return kept.contains(key); }
+  void begin_reads(std::span<const KeyedBlock> blocks) override {
+    wanted.assign(blocks.begin(), blocks.end());
+    next = 0;
+  }
+  bool read_next(BlockId block) override {
+    if (next == fails_at) return false;
+    pool_content[block] = kept.at(wanted.at(next++).key);
+    return true;
+  }
+  void end_reads() override { wanted.clear(); }
+  bool take_back_event(const BlockKey& /*key*/) override { return false; }
+  std::optional<std::uint64_t> take_lost_event() override { return std::nullopt; }
+  [[nodiscard]] std::vector<std::string> check_invariants() const override {
+    return wanted.empty() ? std::vector<std::string>{} : std::vector<std::string>{"reads have not ended"};
+  }
+
+  std::map<BlockId, int> pool_content;
+  std::map<BlockKey, int> kept;
+  std::vector<BlockId> offloaded;
+  std::vector<KeyedBlock> wanted;
+  std::size_t next = 0;
+  std::size_t fails_at = 100;
+  std::int64_t num_closing = 0;
+  int room = 100;
+  bool refuses = false;
+
+ private:
+  Sha256Digest fingerprint_{};
+};
+
+struct Pool {
+  explicit Pool(std::int32_t num_blocks, PartialReuse partial = PartialReuse::kNone)
+      : pool(num_blocks, kTokensPerBlock, true, nullptr, partial, {.level = &level}) {}
+
+  /// A sequence that reuses and onboards what it can and computes the rest; block i of `tokens` gets the
+  /// content first + i.
+  BlockTable compute(const std::vector<std::int32_t>& tokens, int first) {
+    BlockTable table;
+    const std::int32_t reused = pool.reuse_prefix(table, key, tokens);
+    num_onboarded = pool.onboard(table, key, tokens, is_still_read);
+    for (std::size_t i = 0; i < table.blocks.size(); ++i) {
+      BOOST_TEST(level.pool_content.at(table.blocks[i]) == first + static_cast<int>(i));
+    }
+    num_reused = reused + num_onboarded;
+    BOOST_TEST_REQUIRE(pool.try_grow(table, static_cast<std::int32_t>(tokens.size())));
+    for (std::size_t i = 0; i < table.blocks.size(); ++i) {
+      level.pool_content[table.blocks[i]] = first + static_cast<int>(i);
+    }
+    pool.index_full_blocks(table, key, tokens, static_cast<std::int32_t>(tokens.size()));
+    require_sound(pool);
+    return table;
+  }
+  void compute_and_release(const std::vector<std::int32_t>& tokens, int first) {
+    auto table = compute(tokens, first);
+    pool.release(table);
+    require_sound(pool);
+  }
+
+  MemoryLevel level;
+  BlockPool pool;
+  ReuseKey key;
+  std::function<bool(BlockId)> is_still_read = [](BlockId) { return false; };
+  std::int32_t num_reused = 0;
+  std::int32_t num_onboarded = 0;
+};
+
+BOOST_AUTO_TEST_SUITE(block_pool_second_level)
+
+BOOST_AUTO_TEST_CASE(what_is_evicted_is_onboarded) {
+  Pool f(5);
+  f.compute_and_release(counting(17), 100);
+  f.compute_and_release(counting(20, 50), 200);
+  BOOST_TEST(f.level.kept.size() == 4U);
+  f.compute_and_release(counting(17), 100);
+  BOOST_TEST(f.num_onboarded == 16);
+  const KvCacheStats stats = f.pool.stats();
+  BOOST_TEST(stats.reused_blocks == 4);
+  BOOST_TEST(stats.missed_blocks == 8);
+  BOOST_TEST(stats.reused_tokens == 16);
+  BOOST_TEST(stats.alloc_new_blocks == 5 + 5 + 1);
+  BOOST_TEST(stats.second_level->used_num_blocks == 9);
+}
+
+BOOST_AUTO_TEST_CASE(one_token_is_left_to_compute) {
+  Pool f(5);
+  f.compute_and_release(counting(16), 100);
+  f.compute_and_release(counting(20, 50), 200);
+  f.compute_and_release(counting(16), 100);
+  BOOST_TEST(f.num_onboarded == 12);
+}
+
+BOOST_AUTO_TEST_CASE(blocks_in_the_pool_come_first) {
+  Pool f(6);
+  f.compute_and_release(counting(17), 100);
+  f.compute_and_release(counting(12, 50), 200);  // evicts the end
+  f.compute_and_release(counting(17), 100);
+  BOOST_TEST(f.num_reused == 16);
+  BOOST_TEST(f.num_onboarded > 0);
+  BOOST_TEST(f.num_onboarded < 16);
+}
+
+BOOST_AUTO_TEST_CASE(keys_differ_by_adapter_salt_and_engine) {
+  const auto tokens = counting(4);
+  std::set<BlockKey> keys;
+  const Sha256Digest engine = Sha256().add("a").finish();
+  keys.insert(block_key(root_key(engine, {}), tokens));
+  keys.insert(block_key(root_key(Sha256().add("b").finish(), {}), tokens));
+  keys.insert(block_key(root_key(engine, {.cache_salt = 0}), tokens));
+  keys.insert(block_key(root_key(engine, {.cache_salt = 1}), tokens));
+  keys.insert(block_key(root_key(engine, {.adapter_generation = 1}), tokens));
+  keys.insert(block_key(root_key(engine, {.adapter_generation = 1, .adapter_digest = engine}), tokens));
+  keys.insert(block_key(root_key(engine, {}), counting(4, 1)));
+  keys.insert(block_key(block_key(root_key(engine, {}), tokens), tokens));
+  BOOST_TEST(keys.size() == 8U);
+  // Generations are numbers of one process.
+  BOOST_TEST((root_key(engine, {.adapter_generation = 1, .task_id = 5}) ==
+              root_key(engine, {.adapter_generation = 2, .task_id = 6})));
+}
+
+BOOST_AUTO_TEST_CASE(a_read_that_fails_ends_the_chain) {
+  Pool f(5);
+  f.compute_and_release(counting(17), 100);
+  f.compute_and_release(counting(20, 50), 200);
+  f.level.fails_at = 2;
+  f.compute_and_release(counting(17), 100);
+  BOOST_TEST(f.num_onboarded == 8);
+  f.level.fails_at = 0;
+  f.compute_and_release(counting(20, 50), 200);
+  BOOST_TEST(f.num_onboarded == 0);
+}
+
+BOOST_AUTO_TEST_CASE(used_blocks_are_not_taken) {
+  Pool f(5);
+  f.compute_and_release(counting(17), 100);
+  auto running = f.compute(counting(16, 50), 200);
+  BlockTable table;
+  BOOST_TEST(f.pool.reuse_prefix(table, f.key, counting(17)) == 4);
+  BOOST_TEST(f.pool.num_available() == 0);
+  BOOST_TEST(f.pool.onboard(table, f.key, counting(17), f.is_still_read) == 0);
+  require_sound(f.pool);
+  f.pool.release(running);
+  BOOST_TEST(f.pool.onboard(table, f.key, counting(17), f.is_still_read) == 12);
+  require_sound(f.pool);
+  f.pool.release(table);
+}
+
+BOOST_AUTO_TEST_CASE(what_a_copy_still_reads_is_not_written) {
+  Pool f(5);
+  f.compute_and_release(counting(17), 100);
+  f.compute_and_release(counting(20, 50), 200);
+  BlockId first = kNoBlock;
+  f.is_still_read = [&](BlockId block) {
+    if (first == kNoBlock) first = block;
+    return block != first;
+  };
+  f.compute_and_release(counting(17), 100);
+  BOOST_TEST(f.num_onboarded == 4);
+}
+
+BOOST_AUTO_TEST_CASE(blocks_of_low_priority_are_lost) {
+  MemoryLevel level;
+  for (BlockId block = 0; block < 4; ++block) level.pool_content[block] = block;
+  BlockPool pool(4, kTokensPerBlock, true, nullptr, PartialReuse::kNone,
+                 {.level = &level, .min_priority = 40});
+  BlockTable table;
+  pool.reuse_prefix(table, {}, counting(12));
+  BOOST_TEST(pool.try_grow(table, 12));
+  pool.index_full_blocks(table, {}, counting(12), 12);
+  pool.set_retention(table, 0, {.priority = 40});
+  pool.release(table);
+  BOOST_TEST(pool.try_grow(table, 16));
+  BOOST_TEST(level.offloaded == std::vector<BlockId>{0}, boost::test_tools::per_element());
+  pool.release(table);
+}
+
+BOOST_AUTO_TEST_CASE(a_block_that_is_taken_over_is_offloaded) {
+  Pool f(5, PartialReuse::kTakeOver);
+  f.compute_and_release(counting(8), 100);
+  BlockTable table;
+  const std::vector<std::int32_t> tokens{0, 1, 2, 3, 4, 5, 90, 91};
+  BOOST_TEST(f.pool.reuse_prefix(table, f.key, tokens) == 4);
+  BlockCopy copy;
+  BOOST_TEST(f.pool.reuse_beginning(table, f.key, tokens, copy) == 2);
+  BOOST_TEST(f.level.kept.size() == 1U);
+  f.pool.release(table);
+  require_sound(f.pool);
+}
+
+BOOST_AUTO_TEST_CASE(everything_is_offloaded_at_the_end_the_most_wanted_first) {
+  Pool f(9);
+  auto running = f.compute(counting(8), 100);
+  f.compute_and_release(counting(8, 30), 200);
+  f.compute_and_release(counting(9, 60), 300);
+  f.pool.offload_all(SecondLevel::Time::max());
+  BOOST_TEST(f.level.num_closing == 6);
+  std::vector<int> contents;
+  for (const BlockId block : f.level.offloaded) contents.push_back(f.level.pool_content.at(block));
+  BOOST_TEST(contents == std::vector<int>({100, 101, 300, 301, 200, 201}), boost::test_tools::per_element());
+  f.level.offloaded.clear();
+  f.level.room = 2;
+  f.pool.offload_all(SecondLevel::Time::max());
+  BOOST_TEST(f.level.offloaded.size() == 2U);
+  f.pool.release(running);
+}
+
+BOOST_AUTO_TEST_CASE(a_level_that_refuses_changes_nothing_else) {
+  Pool f(5);
+  f.level.refuses = true;
+  f.compute_and_release(counting(17), 100);
+  f.compute_and_release(counting(20, 50), 200);
+  f.compute_and_release(counting(17), 100);
+  BOOST_TEST(f.num_reused == 0);
+  BOOST_TEST(f.pool.num_available() == 5);
+}
+
+BOOST_AUTO_TEST_CASE(without_reuse_there_is_no_level) {
+  MemoryLevel level;
+  const BlockPool pool(4, kTokensPerBlock, false, nullptr, PartialReuse::kNone, {.level = &level});
+  BOOST_TEST(!pool.has_second_level());
+  BOOST_TEST(!pool.stats().second_level.has_value());
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt::testing
