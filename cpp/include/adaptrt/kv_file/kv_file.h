@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "adaptrt/kv/second_level.h"
+
+namespace adaptrt {
+
+/// What a KV file is for; one of another engine is begun anew.
+struct KvFileLayout {
+  /// Of all that KV depends on besides ReuseKey and tokens.
+  Sha256Digest fingerprint{};
+  std::int32_t tokens_per_block = 0;
+  std::size_t block_bytes = 0;
+  /// Of the whole file.
+  std::size_t max_bytes = 0;
+};
+
+/// A descriptor that is closed by its destructor.
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int descriptor) : descriptor_(descriptor) {}
+  ~FileDescriptor();
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  [[nodiscard]] int get() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+/// KV blocks in a file of slots, each with the block's key, tokens and checksums (docs/formats.md). The file
+/// belongs to one KvFile at a time. What is read from it is checked before it is used.
+///
+/// A slot's image is what is in the file: a header, and the block's bytes at block_of().
+class KvFile {
+ public:
+  /// The name that the file has in its directory.
+  static constexpr const char* kName = "kv_cache.adaptrt";
+
+  enum class Result : std::uint8_t {
+    kDone,
+    kDamaged,  ///< there is no such block in the slot, whatever there is
+    kNoSpace,  ///< the disk, a quota or a limit of the process
+    kFailed,   ///< error() says why
+  };
+  struct Entry {
+    BlockKey key;
+    std::int32_t slot = 0;
+    std::uint64_t age = 0;
+  };
+
+  /// Opens the file, or makes it. Throws ConfigError with the path and the reason: no directory, no room for
+  /// a slot, a link or another kind of file in its place, a file of something else, another process that uses
+  /// it.
+  KvFile(const std::string& directory, const KvFileLayout& layout);
+
+  /// The blocks that the headers tell of, each key once, in ascending order of age.
+  [[nodiscard]] std::vector<Entry> entries() const;
+  [[nodiscard]] std::int32_t num_slots() const { return num_slots_; }
+  /// Bytes of an image.
+  [[nodiscard]] std::size_t slot_bytes() const { return slot_bytes_; }
+  [[nodiscard]] std::span<std::byte> block_of(std::span<std::byte> image) const {
+    return image.subspan(header_bytes_, layout_.block_bytes);
+  }
+  /// Fills in an image's header, all but the checksums. Blocks of a higher age were written later.
+  void describe(std::span<std::byte> image, const KeyedBlock& content, std::uint64_t age) const;
+
+  // Of one thread, from here on.
+  /// Adds the image's checksums and writes it.
+  Result write(std::int32_t slot, std::span<std::byte> image);
+  /// Reads what a slot has; kDamaged unless that is this block.
+  Result read(std::int32_t slot, const KeyedBlock& content, std::span<std::byte> image);
+  /// The slot has no block any more.
+  Result erase(std::int32_t slot);
+  /// Of the last call that failed.
+  [[nodiscard]] const std::string& error() const { return error_; }
+
+ private:
+  [[nodiscard]] std::int64_t offset_of(std::int32_t slot) const;
+  void begin_anew() const;
+  Result failed(const char* what, int number);
+
+  KvFileLayout layout_;
+  std::string path_;
+  std::size_t header_bytes_;
+  std::size_t slot_bytes_;
+  std::int32_t num_slots_ = 0;
+  FileDescriptor file_;
+  std::string error_;
+};
+
+}  // namespace adaptrt
