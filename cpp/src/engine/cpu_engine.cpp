@@ -51,6 +51,18 @@ class CpuEngine final : public Engine {
 
   void allocate_kv_blocks(std::int32_t num_blocks) override { kv_pool_.allocate(num_blocks); }
 
+  void read_kv_block(std::int32_t block, std::span<std::byte> bytes) const override {
+    const auto content = kv_pool_.block(block);
+    require_block_size(bytes.size());
+    std::ranges::copy(content, bytes.begin());
+  }
+
+  void write_kv_block(std::int32_t block, std::span<const std::byte> bytes) override {
+    const auto content = kv_pool_.block(block);
+    require_block_size(bytes.size());
+    std::ranges::copy(bytes, content.begin());
+  }
+
   void step(const StepInput& input, const LogitsSink& sink) override {
     checker_.check(input, info_, kv_pool_.num_blocks());
     if (!input.copies_from.empty()) kv_pool_.copy_blocks(input.copies_from, input.copies_to, *threads_);
@@ -98,6 +110,12 @@ class CpuEngine final : public Engine {
   }
 
  private:
+  void require_block_size(std::size_t bytes) const {
+    if (bytes == kv_pool_.block_bytes()) return;
+    throw EngineError("a KV block has " + std::to_string(kv_pool_.block_bytes()) + " bytes, not " +
+                      std::to_string(bytes));
+  }
+
   void run(StepSection section, const std::vector<Op>& ops, Step& step) {
     for (std::size_t i = 0; i < ops.size(); ++i) {
       if (step.rows == 0) return;  // KeepLogitRowsOp in a step that no logits are wanted of
@@ -155,8 +173,14 @@ class CpuEngine final : public Engine {
              .kv_block_bytes = kv_pool_.block_bytes(),
              .max_reusable_prompt_len = program_.max_seq_len,
              .lora = program_.lora,
-             .kernels = std::string(kernels_.name)};
+             .kernels = std::string(kernels_.name),
+             .kv_identity = program_.identity,
+             .attention_windows =
+                 std::vector<std::int32_t>(static_cast<std::size_t>(std::max(1, program_.num_layers)))};
     for (const auto& op : program_.body) {
+      if (const auto* attention = std::get_if<AttentionOp>(&op)) {
+        info_.attention_windows[static_cast<std::size_t>(attention->layer)] = attention->sliding_window;
+      }
       const auto* rope = std::get_if<RopeTableOp>(&op);
       if (rope != nullptr && rope->kind == RopeKind::kDynamic) {
         // Longer prompts turn all their positions by angles of their own length.

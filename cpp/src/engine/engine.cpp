@@ -1,5 +1,6 @@
 #include "adaptrt/engine/engine.h"
 
+#include "adaptrt/core/error.h"
 #include "adaptrt/lora/host_pages.h"
 
 namespace adaptrt {
@@ -7,6 +8,14 @@ namespace adaptrt {
 std::unique_ptr<AdapterPages> Engine::make_adapter_pages(std::size_t page_bytes, std::int64_t num_pages,
                                                          std::int32_t /*num_copy_streams*/) {
   return std::make_unique<HostPages>(page_bytes, num_pages);
+}
+
+void Engine::read_kv_block(std::int32_t /*block*/, std::span<std::byte> /*bytes*/) const {
+  throw EngineError("the engine's KV blocks cannot be read");
+}
+
+void Engine::write_kv_block(std::int32_t /*block*/, std::span<const std::byte> /*bytes*/) {
+  throw EngineError("the engine's KV blocks cannot be written");
 }
 
 }  // namespace adaptrt

@@ -40,6 +40,14 @@ void KvPool::allocate(std::int32_t num_blocks) {
   num_blocks_ = num_blocks;
 }
 
+std::span<std::byte> KvPool::block(std::int32_t block) const {
+  if (block < 0 || block >= num_blocks_) {
+    throw EngineError("there is no KV block " + std::to_string(block) + " among " +
+                      std::to_string(num_blocks_));
+  }
+  return {memory_.data() + static_cast<std::size_t>(block) * block_bytes_, block_bytes_};
+}
+
 void KvPool::copy_blocks(std::span<const std::int32_t> from, std::span<const std::int32_t> to,
                          ThreadPool& threads) {
   constexpr std::size_t kSliceBytes = std::size_t{1} << 18;

@@ -36,6 +36,9 @@ class KvPool {
   /// Copies blocks from[i] to to[i], one after the other.
   void copy_blocks(std::span<const std::int32_t> from, std::span<const std::int32_t> to, ThreadPool& threads);
 
+  /// The bytes of a block. Throws EngineError for one that is not there.
+  [[nodiscard]] std::span<std::byte> block(std::int32_t block) const;
+
   [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
   [[nodiscard]] std::size_t block_bytes() const { return block_bytes_; }
   /// Bytes of a token's keys and values in one layer, scales included.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include "adapter_checks.h"
@@ -78,6 +79,22 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
 bool HostAdapter::same_weights(const HostAdapter& other) const {
   return dtype_ == other.dtype_ && std::ranges::equal(rows_, other.rows_, same_row) &&
          bytes() == other.bytes() && std::memcmp(data(), other.data(), bytes()) == 0;
+}
+
+const Sha256Digest& HostAdapter::content_digest() const {
+  std::call_once(digest_made_, [&] {
+    Sha256 hash;
+    hash.add_integer(static_cast<std::uint64_t>(dtype_)).add_integer(rows_.size());
+    for (const AdapterRow& row : rows_) {
+      hash.add_integer(static_cast<std::uint64_t>(row.module));
+      hash.add_integer(static_cast<std::uint64_t>(row.layer));
+      hash.add_integer(static_cast<std::uint64_t>(row.rank));
+      hash.add_integer(row.is_dora ? 1 : 0);
+    }
+    hash.add(std::span(data_.data(), data_.bytes()));
+    digest_ = hash.finish();
+  });
+  return digest_;
 }
 
 }  // namespace adaptrt

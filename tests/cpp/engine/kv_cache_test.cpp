@@ -5,12 +5,15 @@
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "adaptrt/core/error.h"
 #include "adaptrt/kernels/kernel_table.h"
 #include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
@@ -72,6 +75,36 @@ BOOST_AUTO_TEST_CASE(a_block_has_the_bytes_of_its_slots) {
   BOOST_TEST(bytes({.dtype = DType::kBFloat16}) == 2U * 2 * 16 * (12 + 16) * 2);
   BOOST_TEST(bytes({.dtype = DType::kFloat32, .tokens_per_block = 23}) == 2U * 2 * 32 * (12 + 16) * 4);
   BOOST_TEST(bytes({.dtype = DType::kBFloat16, .int8_kv_cache = true}) == 2U * 2 * 16 * (12 + 4 + 16 + 4));
+}
+
+BOOST_DATA_TEST_CASE(blocks_that_were_kept_elsewhere_are_read_as_the_same,
+                     data::make({0, 1, 2}) * data::make({false, true}), dtype_index, int8_kv_cache) {
+  RandomModel model({.dtype = static_cast<DType>(dtype_index), .int8_kv_cache = int8_kv_cache});
+  model.program.identity = "this one";
+  const auto tokens = random_tokens(70, 5);
+  const auto first = engine_of(model.program);
+  const auto alone = run(first.get(), {piece_of(tokens, 0, 70, {0, 1, 2, 3, 4})});
+  BOOST_TEST(first->info().kv_identity == "this one");
+  const auto second = engine_of(model.program);
+  std::vector<std::byte> kept(first->info().kv_block_bytes);
+  for (const auto& [from, to] : {std::pair{0, 20}, std::pair{1, 3}, std::pair{2, 0}}) {
+    first->read_kv_block(from, kept);
+    second->write_kv_block(to, kept);
+  }
+  const auto reused = run(second.get(), {piece_of(tokens, 48, 70, {20, 3, 0, 10, 11})});
+  BOOST_TEST(same_bits(reused, rows(alone, 48, 70)));
+}
+
+BOOST_AUTO_TEST_CASE(blocks_that_are_not_there_are_neither_read_nor_written) {
+  const auto engine = engine_of(RandomModel({}).program);
+  std::vector<std::byte> bytes(engine->info().kv_block_bytes);
+  for (const std::int32_t block : {-1, kNumBlocks}) {
+    BOOST_CHECK_THROW(engine->read_kv_block(block, bytes), EngineError);
+    BOOST_CHECK_THROW(engine->write_kv_block(block, bytes), EngineError);
+  }
+  bytes.pop_back();
+  BOOST_CHECK_THROW(engine->read_kv_block(0, bytes), EngineError);
+  BOOST_CHECK_THROW(engine->write_kv_block(0, bytes), EngineError);
 }
 
 BOOST_DATA_TEST_CASE(int8_is_near_the_unquantised_cache, kernel_tables() * data::make({0, 1, 2}), kernels,

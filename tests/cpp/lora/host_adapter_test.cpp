@@ -308,6 +308,32 @@ BOOST_AUTO_TEST_CASE(weights_are_the_same_when_rows_types_and_bytes_are) {
   BOOST_TEST(!adapter->same_weights(*make(other)));
 }
 
+BOOST_AUTO_TEST_CASE(the_content_digest_is_that_of_the_weights_alone) {
+  const LoraLayout layout = small_layout();
+  const auto digest_of = [&](const SentAdapter& sent, std::uint64_t task_id) {
+    return HostAdapter::make(sent.send(task_id), layout)->content_digest();
+  };
+  const SentAdapter sent = make_adapter(kRows, layout);
+  const Sha256Digest digest = digest_of(sent, 1);
+  BOOST_TEST((digest_of(sent, 2) == digest));
+  BOOST_TEST((digest_of(make_adapter(kRows, layout, 1, DType::kFloat16), 1) != digest));
+  SentAdapter other = sent;
+  other.set(1, 49, 3.0F);
+  BOOST_TEST((digest_of(other, 1) != digest));
+  other = sent;
+  other.field(0, 1) = 1;
+  BOOST_TEST((digest_of(other, 1) != digest));
+}
+
+BOOST_AUTO_TEST_CASE(the_content_digest_is_known_when_it_was_asked_for) {
+  const LoraLayout layout = small_layout();
+  const auto adapter = HostAdapter::make(make_adapter(kRows, layout).send(1), layout);
+  BOOST_TEST((adapter->known_content_digest() == Sha256Digest{}));
+  const Sha256Digest digest = adapter->content_digest();
+  BOOST_TEST((adapter->known_content_digest() == digest));
+  BOOST_TEST((digest != Sha256Digest{}));
+}
+
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "adaptrt/core/thread_pool.h"
 #include "adaptrt/engine/program.h"
@@ -37,6 +38,10 @@ struct EngineInfo {
   LoraLayout lora;
   /// Name of the CPU kernels that it runs; empty: it runs on a device.
   std::string kernels = {};
+  /// Program::identity, where blocks of the KV pool can be read and written; else empty.
+  std::string kv_identity = {};
+  /// AttentionOp::sliding_window of each layer; empty: not known.
+  std::vector<std::int32_t> attention_windows = {};
 };
 
 /// T tokens of S sequences back to back, prefill chunks and decodes together. Spans are read during the call
@@ -69,6 +74,11 @@ class Engine {
   virtual void allocate_kv_blocks(std::int32_t num_blocks) = 0;
   /// Runs one step. Throws StepError for inputs that break StepInput's rules; the KV pool is unchanged then.
   virtual void step(const StepInput& input, const LogitsSink& sink) = 0;
+  /// Copies a block, kv_block_bytes long, out of the KV pool or into it; not during a step. What is written
+  /// was read from the same or a larger pool of an engine with the same EngineInfo. Throws EngineError
+  /// without a kv_identity.
+  virtual void read_kv_block(std::int32_t block, std::span<std::byte> bytes) const;
+  virtual void write_kv_block(std::int32_t block, std::span<const std::byte> bytes);
   /// Bytes that are free now on a device with memory of its own, on which the KV pool and the adapters' pages
   /// are allocated; nullopt: they are in host memory.
   [[nodiscard]] virtual std::optional<std::size_t> free_device_memory() const { return std::nullopt; }

@@ -147,6 +147,9 @@ struct Program {
   std::vector<Op> head;
   BufferId logits = kNoBuffer;  // float32, kLogits, vocab_size
   LoraLayout lora;
+  /// Of all that its results depend on, weights, kernels and libraries included: two programs with the same
+  /// one give the same bits. Empty: not known.
+  std::string identity = {};
 
   /// Everything that is inconsistent: buffer ids and widths, overlapping lives, sizes of weights, sites.
   [[nodiscard]] Problems validate() const;

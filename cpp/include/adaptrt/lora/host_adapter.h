@@ -3,12 +3,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/core/huge_array.h"
+#include "adaptrt/core/sha256.h"
 #include "adaptrt/lora/layout.h"
 
 namespace adaptrt {
@@ -64,6 +66,11 @@ class HostAdapter {
   [[nodiscard]] std::size_t bytes() const { return data_.bytes(); }
   /// Same rows, types and bytes.
   [[nodiscard]] bool same_weights(const HostAdapter& other) const;
+  /// Of rows, types and bytes: the same in every process, and for same_weights() alone. Computed by the first
+  /// call; thread-safe.
+  const Sha256Digest& content_digest() const;
+  /// The same where content_digest() was called before; else zeros.
+  [[nodiscard]] const Sha256Digest& known_content_digest() const { return digest_; }
 
  private:
   HostAdapter() = default;
@@ -72,6 +79,8 @@ class HostAdapter {
   DType dtype_ = DType::kFloat32;
   std::vector<AdapterRow> rows_;
   HugeArray data_;
+  mutable std::once_flag digest_made_;
+  mutable Sha256Digest digest_{};
 };
 
 }  // namespace adaptrt
