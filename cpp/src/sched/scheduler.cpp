@@ -287,6 +287,13 @@ void Scheduler::reuse_blocks(Sequence& sequence) {
   const ReuseKey key = sequence.reuse_key();
   BlockCopy copy;
   sequence.num_computed = block_pool_.reuse_prefix(sequence.table, key, sequence.tokens);
+  if (block_pool_.has_second_level()) {
+    const auto is_copied_later = [&](BlockId block) {
+      return std::ranges::any_of(copies_,
+                                 [&](const PlannedCopy& planned) { return planned.blocks.from == block; });
+    };
+    sequence.num_computed += block_pool_.onboard(sequence.table, key, sequence.tokens, is_copied_later);
+  }
   sequence.num_computed += block_pool_.reuse_beginning(sequence.table, key, sequence.tokens, copy);
   if (copy.to != kNoBlock) copies_.push_back({.sequence = &sequence, .blocks = copy});
   retain_blocks(sequence, 0);

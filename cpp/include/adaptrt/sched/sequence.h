@@ -77,8 +77,10 @@ struct Sequence {
   [[nodiscard]] std::int64_t max_kv_tokens() const { return std::int64_t{prompt_length} + max_tokens - 1; }
   [[nodiscard]] ReuseKey reuse_key() const {
     if (!adapter) return {.cache_salt = cache_salt};
-    return {
-        .adapter_generation = adapter->generation(), .cache_salt = cache_salt, .task_id = adapter->task_id()};
+    return {.adapter_generation = adapter->generation(),
+            .cache_salt = cache_salt,
+            .task_id = adapter->task_id(),
+            .adapter_digest = adapter->known_content_digest()};
   }
   /// For StepInput::adapters; nullptr: the base model.
   [[nodiscard]] const DeviceAdapter* device_adapter() const { return lease ? &lease->adapter() : nullptr; }
