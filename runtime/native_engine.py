@@ -18,6 +18,7 @@ from ..builder.compile.engine_file import EngineFile
 from ..builder.compile.plan import LinearOp, Program
 from ..builder.engine_config import ENGINE_FILE, EngineConfig
 from .engine_weights import EngineBase
+from .kv_identity import kv_identity
 from .loaded_engine import LoadedEngine, engine_adapters
 
 _LOG: Final = logging.getLogger("adaptrt")
@@ -47,7 +48,8 @@ class NativeEngine(LoadedEngine):
     def start(self, config: ExecutorConfig) -> CpuEngine:
         """Threads over the mapped weights."""
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
-        engine = CpuEngine(self.program, self.storage, num_threads, kernels=config.kernels)
+        identity = kv_identity(self.config.engine_checksum) if config.kv_cache_config.host_cache_size else ""
+        engine = CpuEngine(self.program, self.storage, num_threads, kernels=config.kernels, identity=identity)
         said = "asked for" if config.kernels else _why_chosen()
         _LOG.info("%s: kernels %s (%s), threads %d", self.directory, engine.info.kernels, said, num_threads)
         return engine

@@ -66,7 +66,11 @@ void bind_engine_info(py::module_& module) {
       .def_readonly("kv_block_bytes", &EngineInfo::kv_block_bytes)
       .def_readonly("max_reusable_prompt_len", &EngineInfo::max_reusable_prompt_len)
       .def_readonly("lora", &EngineInfo::lora)
-      .def_readonly("kernels", &EngineInfo::kernels, "Of the CPU; empty: it runs on a device.");
+      .def_readonly("kernels", &EngineInfo::kernels, "Of the CPU; empty: it runs on a device.")
+      .def_readonly("kv_identity", &EngineInfo::kv_identity,
+                    "Of all that KV depends on; empty: not known, or KV blocks cannot be read.")
+      .def_readonly("attention_windows", &EngineInfo::attention_windows,
+                    "Sliding window of each layer, 0 without one; []: not known.");
 }
 
 void bind_engine_handle(py::module_& module) {
@@ -90,9 +94,10 @@ void bind_engine_handle(py::module_& module) {
 }  // namespace
 
 CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const std::string& kernels,
-                     std::shared_ptr<StepProfile> profile) {
+                     std::shared_ptr<StepProfile> profile, const std::string& identity) {
   if (num_threads < 1)
     throw ConfigError("num_threads is " + std::to_string(num_threads) + "; it must be at least 1");
+  program.identity = identity;
   auto kept = std::make_shared<KeptObject>(std::move(storage));
   const py::gil_scoped_release release;
   // The engine goes before what it reads.
@@ -115,13 +120,17 @@ void bind_engine(py::module_& module) {
   bind_tensorrt(module);
   py::class_<CpuEngine, EngineHandle>(module, "CpuEngine",
                                       "A native engine: a program, its weights and its KV pool.")
-      .def(py::init<Program, py::object, int, const std::string&, std::shared_ptr<StepProfile>>(),
-           py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),
-           py::arg("kernels") = "", py::arg("profile") = py::none(),
-           "`storage` is kept alive while the engine is: it owns the buffers that `program` refers to. "
-           "`kernels` is "
-           "one of cpu_kernels(), or empty for the first; `profile` records every step. Raises "
-           "EngineError with all that Program.validate() finds.");
+      .def(
+          py::init<Program, py::object, int, const std::string&, std::shared_ptr<StepProfile>,
+                   const std::string&>(),
+          py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),
+          py::arg("kernels") = "", py::arg("profile") = py::none(), py::arg("identity") = "",
+          "`storage` is kept alive while the engine is: it owns the buffers that `program` refers to. "
+          "`kernels` is "
+          "one of cpu_kernels(), or empty for the first; `profile` records every step. `identity` stands for "
+          "all that "
+          "results depend on; empty: it is not known, and no second level of the KV cache can be had. Raises "
+          "EngineError with all that Program.validate() finds.");
   module.def(
       "cpu_kernels",
       [] {

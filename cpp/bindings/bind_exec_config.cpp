@@ -50,25 +50,31 @@ void bind_kv_cache_config(py::module_& module) {
       Field{"enable_block_reuse", &C::enable_block_reuse,
             "Share full blocks among requests that start with the same tokens and have the same adapter."},
       Field{"max_tokens", &C::max_tokens, "Tokens that the cache holds; None: as memory allows."},
-      Field{
-          "max_attention_window", &C::max_attention_window,
-          "Without effect where each window is the engine's max_seq_len or more; narrower ones are refused, "
-          "because they belong to the engine."},
+      Field{"max_attention_window", &C::max_attention_window,
+            "Without effect where each window is the model's own, or the engine's max_seq_len or more; "
+            "others are "
+            "refused, because they would change results."},
       Field{"sink_token_length", &C::sink_token_length, "Refused unless None or 0."},
       Field{"free_gpu_memory_fraction", &C::free_gpu_memory_fraction,
             "Of the memory that is free when the executor starts; None: 0.9."},
-      Field{"host_cache_size", &C::host_cache_size, "Refused unless None or 0: there is one level."},
+      Field{"host_cache_size", &C::host_cache_size,
+            "Bytes of the second level, a file in host_cache_dir; None or 0: there is none."},
       Field{"onboard_blocks", &C::onboard_blocks, "Refused unless True."},
       Field{"cross_kv_cache_fraction", &C::cross_kv_cache_fraction,
-            "Refused unless None: engines are decoders."},
-      Field{"secondary_offload_min_priority", &C::secondary_offload_min_priority, "Refused unless None."},
+            "Refused unless None or 0: engines are decoders."},
+      Field{"secondary_offload_min_priority", &C::secondary_offload_min_priority,
+            "Blocks of a lower retention priority do not go to the second level; None: all do."},
       Field{"event_buffer_max_size", &C::event_buffer_max_size,
             "KV cache events that are kept for get_kv_cache_event_manager(); 0: there are none."},
       Field{"enable_partial_reuse", &C::enable_partial_reuse,
             "Of a block that a request begins like and goes on differently, take what they have in common."},
       Field{"copy_on_partial_reuse", &C::copy_on_partial_reuse,
             "Copy it; False: take the block over, only where no request uses it and no block behind it is "
-            "cached."}));
+            "cached."},
+      Field{
+          "host_cache_dir", &C::host_cache_dir,
+          "Directory of the second level's file, which outlives the executor; one for each executor. Not in "
+          "TensorRT-LLM."}));
 }
 
 void bind_scheduler_config(py::module_& module) {

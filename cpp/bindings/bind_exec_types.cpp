@@ -127,6 +127,7 @@ void bind_exec_types(py::module_& module) {
   accept_old_names(request, {{"max_new_tokens", "max_tokens"}});
   request.attr("BATCHED_POST_PROCESSOR_NAME") = kBatchedPostProcessorName;
   bind_response(module);
+  bind_struct<SecondLevelStats>(module, "SecondLevelStats", "The file behind the KV cache's pool.");
   bind_struct<KvCacheStats>(module, "KvCacheStats", "The KV cache.");
   bind_struct<StaticBatchingStats>(module, "StaticBatchingStats", "A step of a static batch: there is none.");
   bind_struct<DisServingRequestStats>(module, "DisServingRequestStats",

@@ -13,9 +13,9 @@ namespace adaptrt::bindings {
 class CpuEngine : public EngineHandle {
  public:
   /// `storage` lives as long as the engine does, whoever holds it last. `kernels` and `profile` as in
-  /// make_cpu_engine.
+  /// make_cpu_engine, `identity` is Program::identity.
   CpuEngine(Program program, pybind11::object storage, int num_threads, const std::string& kernels,
-            std::shared_ptr<StepProfile> profile);
+            std::shared_ptr<StepProfile> profile, const std::string& identity);
 };
 
 }  // namespace adaptrt::bindings

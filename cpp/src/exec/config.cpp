@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "adaptrt/kernels/kernel_choice.h"
 
@@ -36,6 +37,23 @@ void require_at_most(Problems& problems, std::string_view name, const std::optio
   if (!value || *value <= engine_value) return;
   problems.add(std::string(name) + " is " + std::to_string(*value) + "; the engine was built for " +
                std::to_string(engine_value) + " at most");
+}
+
+/// Windows stand for the layers in turn, as in TensorRT-LLM.
+void check_attention_windows(Problems& problems, const KvCacheConfig& config, const EngineInfo& engine) {
+  const std::vector<std::int64_t> windows = config.max_attention_window.value_or(std::vector<std::int64_t>{});
+  const std::vector<std::int32_t>& own = engine.attention_windows;
+  for (std::size_t i = 0; i < windows.size(); ++i) {
+    bool is_own = windows[i] > 0 && i < own.size();
+    for (std::size_t layer = i; layer < own.size(); layer += windows.size()) {
+      is_own = is_own && own[layer] == windows[i];
+    }
+    if (is_own || windows[i] >= engine.max_seq_len) continue;
+    problems.add("kv_cache_config.max_attention_window has " + std::to_string(windows[i]) +
+                 "; accepted: None, the windows that the model has, and those of the engine's max_seq_len " +
+                 std::to_string(engine.max_seq_len) + " or more, because others would change results");
+    return;
+  }
 }
 
 }  // namespace
@@ -104,13 +122,11 @@ Problems ExecutorConfig::validate(const EngineInfo& engine) const {
   Problems problems = validate();
   require_at_most(problems, "max_batch_size", max_batch_size, engine.max_batch_size);
   require_at_most(problems, "max_num_tokens", max_num_tokens, engine.max_num_tokens);
-  for (const std::int64_t window :
-       kv_cache_config.max_attention_window.value_or(std::vector<std::int64_t>{})) {
-    if (window >= engine.max_seq_len) continue;
-    problems.add("kv_cache_config.max_attention_window has " + std::to_string(window) +
-                 "; accepted: None, or windows of the engine's max_seq_len " +
-                 std::to_string(engine.max_seq_len) + " or more, because narrower ones belong to the engine");
-    break;
+  check_attention_windows(problems, kv_cache_config, engine);
+  if (kv_cache_config.has_second_level() && engine.kv_identity.empty()) {
+    problems.add(
+        "kv_cache_config.host_cache_size is " + std::to_string(*kv_cache_config.host_cache_size) +
+        "; accepted: None and 0, the engine's KV blocks are on a device or not known by their weights");
   }
   if (!kernels.empty() && kernels != engine.kernels) {
     problems.add("kernels is '" + kernels + "'; the engine " +

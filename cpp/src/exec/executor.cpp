@@ -103,6 +103,7 @@ class Executor::Impl {
           continue;
         }
         const auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
+        if (adapter != nullptr && loop_.has_second_level()) static_cast<void>(adapter->content_digest());
         ids.push_back(next_id_.fetch_add(1));
         active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, adapter, std::move(guides),
                                                          post_processor_of(request),

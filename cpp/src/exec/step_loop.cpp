@@ -6,9 +6,13 @@
 #include <utility>
 
 #include "adaptrt/core/error.h"
+#include "second_level.h"
 
 namespace adaptrt {
 namespace {
+
+/// Of a shutdown; what is not written by then is computed again one day.
+constexpr std::chrono::seconds kMostTimeToKeepBlocks{5};
 
 SchedulerLimits limits_of(const ExecutorConfig& config, const EngineInfo& engine) {
   SchedulerLimits limits;
@@ -42,8 +46,11 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
       statistics_(statistics),
       observer_(std::move(observer)),
       events_(make_events(config.kv_cache_config, engine.info())),
+      second_level_(make_second_level(config.kv_cache_config, engine, num_kv_blocks)),
       block_pool_(num_kv_blocks, engine.info().tokens_per_block, config.kv_cache_config.enable_block_reuse,
-                  events_.get(), partial_reuse_of(config.kv_cache_config)),
+                  events_.get(), partial_reuse_of(config.kv_cache_config),
+                  {.level = second_level_.get(),
+                   .min_priority = config.kv_cache_config.secondary_offload_min_priority.value_or(0)}),
       scheduler_(config.scheduler_config, limits_of(config, engine.info()), block_pool_, lora_cache),
       token_step_(engine.info().vocab_size) {}
 
@@ -54,9 +61,11 @@ void StepLoop::run() {
       if (!scheduler_.empty()) step();
     }
     close("executor was shut down", ExecutorEnd::kShutdown);
+    keep_blocks();
   } catch (const std::exception& error) {
     close(std::string("executor died: ") + error.what(), ExecutorEnd::kDeath);
   }
+  if (second_level_) second_level_->close();
 }
 
 bool StepLoop::take_work() {
@@ -309,6 +318,13 @@ void StepLoop::remove_ended() {
     requests_.erase(request->id());
   }
   ended_.clear();
+}
+
+void StepLoop::keep_blocks() {
+  try {
+    block_pool_.offload_all(Clock::now() + kMostTimeToKeepBlocks);
+  } catch (const std::exception&) {  // it would have been a cache
+  }
 }
 
 void StepLoop::close(const std::string& reason, ExecutorEnd end) {

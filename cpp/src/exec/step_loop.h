@@ -13,6 +13,7 @@
 #include "adaptrt/exec/executor.h"
 #include "adaptrt/kv/block_pool.h"
 #include "adaptrt/kv/kv_cache_events.h"
+#include "adaptrt/kv_file/kv_file_level.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/sched/scheduler.h"
 #include "request_queue.h"
@@ -43,6 +44,7 @@ class StepLoop {
   /// nullptr without KvCacheConfig::event_buffer_max_size.
   [[nodiscard]] const std::shared_ptr<KVCacheEventManager>& events() const { return events_; }
   [[nodiscard]] std::int32_t num_kv_blocks() const { return block_pool_.num_blocks(); }
+  [[nodiscard]] bool has_second_level() const { return block_pool_.has_second_level(); }
 
  private:
   /// False when it is time to stop.
@@ -74,6 +76,8 @@ class StepLoop {
   /// Gives up the requests that have ended.
   void remove_ended();
   void close(const std::string& reason, ExecutorEnd end);
+  /// Writes what the KV pool has to its second level.
+  void keep_blocks();
 
   Engine& engine_;
   const bool has_device_memory_;
@@ -84,6 +88,7 @@ class StepLoop {
   StepObserver observer_;
 
   std::shared_ptr<KVCacheEventManager> events_;
+  std::unique_ptr<KvFileLevel> second_level_;  // nullptr: there is none
   BlockPool block_pool_;
   Scheduler scheduler_;
   StepBuilder step_builder_;

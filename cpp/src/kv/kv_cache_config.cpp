@@ -12,6 +12,36 @@ namespace {
 
 constexpr double kDefaultMemoryFraction = 0.9;
 
+void check_second_level(const KvCacheConfig& config, Problems& problems) {
+  const bool has_size = config.has_second_level();
+  const std::string size = "host_cache_size is " + std::to_string(config.host_cache_size.value_or(0));
+  if (has_size && !config.host_cache_dir) {
+    problems.add(size +
+                 " and host_cache_dir is None; accepted: both, since blocks go to a file there, or neither");
+  }
+  if (config.host_cache_dir && !has_size) {
+    problems.add("host_cache_dir is '" + *config.host_cache_dir +
+                 "' and host_cache_size is None or 0; accepted: both, or neither");
+  }
+  if (config.host_cache_dir && config.host_cache_dir->empty()) {
+    problems.add("host_cache_dir is empty; accepted: None, or the path of a directory");
+  }
+  if (has_size && !config.enable_block_reuse) {
+    problems.add(size + " and enable_block_reuse is False; accepted: True, or nothing would be read back");
+  }
+  if (!config.onboard_blocks) {
+    problems.add("onboard_blocks is False; accepted: True, steps read KV blocks where the pool is");
+  }
+  if (!config.secondary_offload_min_priority) return;
+  const std::int32_t priority = *config.secondary_offload_min_priority;
+  const std::string text = "secondary_offload_min_priority is " + std::to_string(priority);
+  if (priority < 0 || priority > kMaxRetentionPriority) {
+    problems.add(text + "; accepted: None, and 0 to " + std::to_string(kMaxRetentionPriority));
+  } else if (!has_size) {
+    problems.add(text + " and host_cache_size is None or 0; accepted: None, because nothing is offloaded");
+  }
+}
+
 }  // namespace
 
 Problems KvCacheConfig::validate() const {
@@ -24,27 +54,17 @@ Problems KvCacheConfig::validate() const {
   }
   if (sink_token_length.value_or(0) != 0) {
     problems.add("sink_token_length is " + std::to_string(*sink_token_length) +
-                 "; sink tokens are not supported, only 0 is accepted");
+                 "; accepted: None and 0, tokens see what the model's own windows say and no sinks beside");
   }
   // Negated, so that NaN is refused as well.
   if (free_gpu_memory_fraction && !(*free_gpu_memory_fraction > 0.0 && *free_gpu_memory_fraction <= 1.0)) {
     problems.add("free_gpu_memory_fraction is " + std::to_string(*free_gpu_memory_fraction) +
                  "; it must be above 0 and at most 1");
   }
-  if (host_cache_size.value_or(0) != 0) {
-    problems.add("host_cache_size is " + std::to_string(*host_cache_size) +
-                 "; KV blocks have one level of memory, so only 0 is accepted");
-  }
-  if (!onboard_blocks) {
-    problems.add(
-        "onboard_blocks is False; KV blocks have one level of memory, so there is nothing to leave off it");
-  }
-  if (cross_kv_cache_fraction) {
-    problems.add("cross_kv_cache_fraction is set; engines are decoders, which have no cross attention");
-  }
-  if (secondary_offload_min_priority) {
-    problems.add(
-        "secondary_offload_min_priority is set; KV blocks have one level of memory, so none is offloaded");
+  check_second_level(*this, problems);
+  if (cross_kv_cache_fraction.value_or(0.0) != 0.0) {
+    problems.add("cross_kv_cache_fraction is " + std::to_string(*cross_kv_cache_fraction) +
+                 "; accepted: None and 0, engines are decoders, which have no cross attention");
   }
   return problems;
 }

@@ -121,9 +121,14 @@ int open_file(const std::string& directory, const std::string& path) {
 }  // namespace
 
 FileDescriptor::~FileDescriptor() {
+  close();
+}
+
+void FileDescriptor::close() {
   if (descriptor_ < 0) return;
   flock(descriptor_, LOCK_UN);  // processes that were forked from this one have the descriptor still
-  close(descriptor_);
+  ::close(descriptor_);
+  descriptor_ = -1;
 }
 
 KvFile::KvFile(const std::string& directory, const KvFileLayout& layout)

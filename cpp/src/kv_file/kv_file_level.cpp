@@ -45,12 +45,18 @@ KvFileLevel::KvFileLevel(const KvFileLevelOptions& options, KvBlockAccess access
 }
 
 KvFileLevel::~KvFileLevel() {
+  close();
+}
+
+void KvFileLevel::close() {
+  if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
     is_stopped_ = true;
   }
   has_work_.notify_one();
   thread_.join();
+  file_.close();
 }
 
 SecondLevelStats KvFileLevel::stats() const {

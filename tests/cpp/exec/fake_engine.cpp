@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
+#include <span>
 #include <utility>
 
 #include "adaptrt/core/error.h"
@@ -70,7 +71,8 @@ FakeEngine::FakeEngine(Options options, Hook hook)
   info_.max_input_len = options.max_input_len;
   info_.max_seq_len = options.max_seq_len;
   info_.tokens_per_block = options.tokens_per_block;
-  info_.kv_block_bytes = 64;
+  info_.kv_block_bytes = static_cast<std::size_t>(options.tokens_per_block) * sizeof(Slot);
+  info_.kv_identity = options.kv_identity;
   info_.max_reusable_prompt_len = options.max_seq_len;
   if (options.with_lora) info_.lora = fake_layout();
   logits_.resize(static_cast<std::size_t>(options.max_batch_size * options.vocab_size));
@@ -78,6 +80,19 @@ FakeEngine::FakeEngine(Options options, Hook hook)
 
 void FakeEngine::allocate_kv_blocks(std::int32_t num_blocks) {
   slots_.resize(static_cast<std::size_t>(num_blocks) * static_cast<std::size_t>(info_.tokens_per_block));
+}
+
+void FakeEngine::read_kv_block(std::int32_t block, std::span<std::byte> bytes) const {
+  const auto size = static_cast<std::size_t>(info_.tokens_per_block);
+  std::ranges::copy(std::as_bytes(std::span(slots_).subspan(static_cast<std::size_t>(block) * size, size)),
+                    bytes.begin());
+}
+
+void FakeEngine::write_kv_block(std::int32_t block, std::span<const std::byte> bytes) {
+  const auto size = static_cast<std::size_t>(info_.tokens_per_block);
+  std::ranges::copy(
+      bytes, std::as_writable_bytes(std::span(slots_).subspan(static_cast<std::size_t>(block) * size, size))
+                 .begin());
 }
 
 std::unique_ptr<AdapterPages> FakeEngine::make_adapter_pages(std::size_t page_bytes, std::int64_t num_pages,
@@ -116,6 +131,7 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink) {
     ++num_copies_;
   }
 
+  num_tokens_ += static_cast<std::int64_t>(input.token_ids.size());
   std::int64_t first_row = 0;
   std::int64_t num_rows = 0;
   const auto flush = [&] {
@@ -129,13 +145,13 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink) {
          ++token) {
       const std::int32_t position = input.positions[static_cast<std::size_t>(token)];
       slot(input, sequence, position) = {
-          slot_value(input.token_ids[static_cast<std::size_t>(token)], position, task_id), true};
+          slot_value(input.token_ids[static_cast<std::size_t>(token)], position, task_id), 1};
       if (next_row == input.logit_rows.end() || *next_row != token) continue;
       ++next_row;
       std::uint64_t hash = 0;
       for (std::int32_t seen = 0; seen <= position; ++seen) {
         const Slot& read = slot(input, sequence, seen);
-        require(read.is_written, "KV is read before it was written");
+        require(read.is_written == 1, "KV is read before it was written");
         hash = mix(hash, read.value);
       }
       write_logits(hash, info_.vocab_size, logits_.data() + num_rows * info_.vocab_size);

@@ -27,6 +27,8 @@ class FakeEngine : public Engine {
     bool with_lora = true;
     /// Called by whoever loads an adapter, before each load; may throw or wait.
     std::function<void()> in_load = [] {};
+    /// EngineInfo's; empty: KV blocks cannot be read.
+    std::string kv_identity = {};
     /// The engine's device has memory of its own.
     std::optional<std::size_t> free_device_memory = std::nullopt;
   };
@@ -40,11 +42,15 @@ class FakeEngine : public Engine {
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
   void allocate_kv_blocks(std::int32_t num_blocks) override;
   void step(const StepInput& input, const LogitsSink& sink) override;
+  void read_kv_block(std::int32_t block, std::span<std::byte> bytes) const override;
+  void write_kv_block(std::int32_t block, std::span<const std::byte> bytes) override;
   [[nodiscard]] std::optional<std::size_t> free_device_memory() const override { return free_device_memory_; }
   [[nodiscard]] std::unique_ptr<AdapterPages> make_adapter_pages(std::size_t page_bytes,
                                                                  std::int64_t num_pages,
                                                                  std::int32_t num_copy_streams) override;
 
+  /// Tokens that steps have computed.
+  [[nodiscard]] std::int64_t num_tokens() const { return num_tokens_; }
   /// KV blocks that steps have copied.
   [[nodiscard]] std::int64_t num_copies() const { return num_copies_; }
 
@@ -55,7 +61,7 @@ class FakeEngine : public Engine {
  private:
   struct Slot {
     std::uint64_t value = 0;
-    bool is_written = false;
+    std::uint64_t is_written = 0;
   };
   [[nodiscard]] Slot& slot(const StepInput& input, std::size_t sequence, std::int32_t position);
 
@@ -67,6 +73,7 @@ class FakeEngine : public Engine {
   std::vector<float> logits_;  // a member, so that steps allocate nothing
   std::int64_t num_steps_ = 0;
   std::atomic<std::int64_t> num_copies_ = 0;
+  std::atomic<std::int64_t> num_tokens_ = 0;
 };
 
 /// Greedy tokens of a request that is alone in the world.

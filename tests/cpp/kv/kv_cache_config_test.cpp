@@ -35,9 +35,27 @@ BOOST_AUTO_TEST_CASE(each_unsupported_or_senseless_field_is_refused_by_name) {
       {"free_gpu_memory_fraction",
        [](KvCacheConfig& c) { c.free_gpu_memory_fraction = std::numeric_limits<double>::quiet_NaN(); }},
       {"host_cache_size", [](KvCacheConfig& c) { c.host_cache_size = 1; }},
+      {"host_cache_dir", [](KvCacheConfig& c) { c.host_cache_dir = "/tmp"; }},
+      {"host_cache_dir",
+       [](KvCacheConfig& c) {
+         c.host_cache_size = 1;
+         c.host_cache_dir = "";
+       }},
+      {"host_cache_size",
+       [](KvCacheConfig& c) {
+         c.host_cache_size = 1;
+         c.host_cache_dir = "/tmp";
+         c.enable_block_reuse = false;
+       }},
       {"onboard_blocks", [](KvCacheConfig& c) { c.onboard_blocks = false; }},
       {"cross_kv_cache_fraction", [](KvCacheConfig& c) { c.cross_kv_cache_fraction = 0.5; }},
       {"secondary_offload_min_priority", [](KvCacheConfig& c) { c.secondary_offload_min_priority = 0; }},
+      {"secondary_offload_min_priority",
+       [](KvCacheConfig& c) {
+         c.host_cache_size = 1;
+         c.host_cache_dir = "/tmp";
+         c.secondary_offload_min_priority = 101;
+       }},
   };
   for (const auto& [field, change] : cases) {
     KvCacheConfig config;
@@ -53,8 +71,19 @@ BOOST_AUTO_TEST_CASE(harmless_values_of_unsupported_fields_are_accepted) {
   KvCacheConfig config;
   config.sink_token_length = 0;
   config.host_cache_size = 0;
+  config.cross_kv_cache_fraction = 0.0;
   config.max_attention_window = std::vector<std::int64_t>{64};  // the engine decides
   BOOST_TEST(config.validate().empty());
+}
+
+BOOST_AUTO_TEST_CASE(a_second_level_needs_a_size_and_a_directory) {
+  KvCacheConfig config;
+  config.host_cache_size = 1;
+  config.host_cache_dir = "/tmp";
+  config.secondary_offload_min_priority = 100;
+  BOOST_TEST(config.validate().empty());
+  BOOST_TEST(config.has_second_level());
+  BOOST_TEST(!KvCacheConfig{}.has_second_level());
 }
 
 BOOST_AUTO_TEST_CASE(any_share_of_memory_up_to_all_of_it_is_accepted) {

@@ -385,7 +385,7 @@ def test_a_timeout_of_a_wrong_type(unchanged: adaptrt.Executor, timeout: Any) ->
         ({"gpu_weights_percent": 0.5}, "gpu_weights_percent is 0.5"),
         (
             {"kv_cache_config": adaptrt.KvCacheConfig(max_attention_window=[8])},
-            "kv_cache_config.max_attention_window has 8; accepted: None, or windows of the engine's max_seq_len",
+            "kv_cache_config.max_attention_window has 8; accepted: None, the windows that the model has, and those",
         ),
         ({"spec_dec_config": object()}, "spec_dec_config is given"),
     ],

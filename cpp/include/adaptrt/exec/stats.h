@@ -10,9 +10,23 @@
 #include "adaptrt/core/fields.h"
 #include "adaptrt/exec/request.h"
 #include "adaptrt/kv/block_pool.h"
+#include "adaptrt/kv/second_level.h"
 #include "adaptrt/lora/lora_cache.h"
 
 namespace adaptrt {
+
+constexpr auto fields_of(const SecondLevelStats* /*type*/) {
+  using C = SecondLevelStats;
+  return std::tuple{
+      Field{"max_num_blocks", &C::max_num_blocks, "Blocks that the file may have."},
+      Field{"used_num_blocks", &C::used_num_blocks, "Blocks that it has."},
+      Field{"written_blocks", &C::written_blocks, "So far."},
+      Field{"read_blocks", &C::read_blocks, "Read back instead of being computed, so far."},
+      Field{"dropped_blocks", &C::dropped_blocks,
+            "Not written, because too many others waited to be written, so far."},
+      Field{"failed_blocks", &C::failed_blocks, "Lost to errors of the disk, or damaged, so far."},
+      Field{"error", &C::error, "Why the second level was given up; empty: it was not."}};
+}
 
 constexpr auto fields_of(const KvCacheStats* /*type*/) {
   using C = KvCacheStats;
@@ -28,7 +42,8 @@ constexpr auto fields_of(const KvCacheStats* /*type*/) {
       Field{"cache_hit_rate", &C::cache_hit_rate, "reused / (reused + missed)."},
       Field{"partially_reused_blocks", &C::partially_reused_blocks,
             "New blocks that begin with another's tokens, which were not computed, so far."},
-      Field{"reused_tokens", &C::reused_tokens, "Of both kinds of reused blocks, so far."}};
+      Field{"reused_tokens", &C::reused_tokens, "Of both kinds of reused blocks, so far."},
+      Field{"second_level", &C::second_level, "The file behind the pool; None without host_cache_size."}};
 }
 
 constexpr auto fields_of(const LoraCacheStats* /*type*/) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -17,22 +18,29 @@ struct KvCacheConfig {
   /// Tokens that the pool holds at most, rounded down to whole blocks; nullopt: what the memory fraction
   /// allows.
   std::optional<std::int64_t> max_tokens;
-  /// Taken where it changes nothing: windows of max_seq_len or more (ExecutorConfig::validate).
+  /// Taken where it changes nothing: windows of max_seq_len or more, or those that the model has
+  /// (ExecutorConfig::validate).
   std::optional<std::vector<std::int64_t>> max_attention_window;
   std::optional<std::int64_t> sink_token_length;  // refused unless 0
   /// Share of the memory that is free when the executor starts; nullopt: 0.9.
   std::optional<double> free_gpu_memory_fraction;
-  std::optional<std::size_t> host_cache_size;                  // refused unless 0: there is one level
-  bool onboard_blocks = true;                                  // refused when false, for the same reason
-  std::optional<double> cross_kv_cache_fraction;               // refused when set: engines are decoders
-  std::optional<std::int32_t> secondary_offload_min_priority;  // refused when set, for the same reason
+  /// Bytes of the second level, a file in host_cache_dir; nullopt, 0: there is none.
+  std::optional<std::size_t> host_cache_size;
+  bool onboard_blocks = true;                     // refused when false: steps read blocks in the pool alone
+  std::optional<double> cross_kv_cache_fraction;  // refused unless 0: engines are decoders
+  /// Blocks of a lower retention priority do not go to the second level; nullopt: all do.
+  std::optional<std::int32_t> secondary_offload_min_priority;
   /// Events that are kept until KVCacheEventManager hands them out; 0: there are none.
   std::size_t event_buffer_max_size = 0;
   /// Of a block that a request begins like and goes on differently, take what they have in common.
   bool enable_partial_reuse = true;
   /// Copy it; else it is taken over, and only where no request uses it and no block behind it is cached.
   bool copy_on_partial_reuse = true;
+  /// Directory of the second level's file, which outlives the process; one for each executor. Not in
+  /// TensorRT-LLM.
+  std::optional<std::string> host_cache_dir;
 
+  [[nodiscard]] bool has_second_level() const { return host_cache_size.value_or(0) > 0; }
   [[nodiscard]] Problems validate() const;
   bool operator==(const KvCacheConfig&) const = default;
 };

@@ -27,7 +27,9 @@ class FileDescriptor {
   ~FileDescriptor();
   FileDescriptor(const FileDescriptor&) = delete;
   FileDescriptor& operator=(const FileDescriptor&) = delete;
+  /// Negative when it is closed.
   [[nodiscard]] int get() const { return descriptor_; }
+  void close();
 
  private:
   int descriptor_;
@@ -77,6 +79,8 @@ class KvFile {
   Result read(std::int32_t slot, const KeyedBlock& content, std::span<std::byte> image);
   /// The slot has no block any more.
   Result erase(std::int32_t slot);
+  /// Gives the file to others; nothing is read or written afterwards.
+  void close() { file_.close(); }
   /// Of the last call that failed.
   [[nodiscard]] const std::string& error() const { return error_; }
 

@@ -68,6 +68,9 @@ class KvFileLevel final : public SecondLevel {
 
   [[nodiscard]] std::vector<std::string> check_invariants() const override;
 
+  /// Ends the thread and lets others use the file; nothing but stats() may be called afterwards.
+  void close();
+
  private:
   using Slot = std::int32_t;
   using Buffer = std::int32_t;

@@ -1,0 +1,56 @@
+#include "second_level.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <new>
+#include <span>
+#include <string>
+
+#include "adaptrt/core/error.h"
+
+namespace adaptrt {
+namespace {
+
+/// Copies of blocks that wait to be written: as many as a long prompt evicts at once, in memory that small
+/// machines can spare.
+constexpr std::size_t kMostWaitingBytes = std::size_t{256} << 20;
+constexpr std::size_t kPoolShare = 8;
+constexpr std::size_t kFewestWaiting = 2;
+
+Sha256Digest fingerprint_of(const EngineInfo& engine) {
+  Sha256 hash;
+  for (const std::string& text : {engine.kv_identity, engine.kernels})
+    hash.add_integer(text.size()).add(text);
+  hash.add_integer(static_cast<std::uint64_t>(engine.dtype));
+  hash.add_integer(static_cast<std::uint64_t>(engine.tokens_per_block));
+  hash.add_integer(engine.kv_block_bytes);
+  return hash.finish();
+}
+
+}  // namespace
+
+std::unique_ptr<KvFileLevel> make_second_level(const KvCacheConfig& config, Engine& engine,
+                                               std::int32_t num_kv_blocks) {
+  if (!config.has_second_level()) return nullptr;
+  const EngineInfo& info = engine.info();
+  const std::size_t affordable = kMostWaitingBytes / info.kv_block_bytes;
+  KvFileLevelOptions options;
+  options.directory = config.host_cache_dir.value();
+  options.layout = {.fingerprint = fingerprint_of(info),
+                    .tokens_per_block = info.tokens_per_block,
+                    .block_bytes = info.kv_block_bytes,
+                    .max_bytes = *config.host_cache_size};
+  options.num_write_buffers = static_cast<std::int32_t>(
+      std::max(kFewestWaiting, std::min(static_cast<std::size_t>(num_kv_blocks) / kPoolShare, affordable)));
+  KvBlockAccess access{
+      .read = [&engine](BlockId block, std::span<std::byte> bytes) { engine.read_kv_block(block, bytes); },
+      .write = [&engine](BlockId block,
+                         std::span<const std::byte> bytes) { engine.write_kv_block(block, bytes); }};
+  try {
+    return std::make_unique<KvFileLevel>(options, std::move(access));
+  } catch (const std::bad_alloc&) {
+    throw ConfigError("no memory for the KV blocks that wait to be written to " + options.directory);
+  }
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,164 @@
+"""The KV cache's file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+import adaptrt
+from support.models import ModelSpec, save_adapter
+from support.serving import build_random_engine
+
+TOKENS_PER_BLOCK = 16
+PROMPT = list(range(2, 60))
+FILE = "kv_cache.adaptrt"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("second-level")
+    return build_random_engine(ModelSpec(), directory, "float32", tokens_per_block=TOKENS_PER_BLOCK)[1]
+
+
+def start(engine: Path, directory: Path, host_cache_size: int = 1 << 20, **fields: object) -> adaptrt.Executor:
+    cache = adaptrt.KvCacheConfig(
+        max_tokens=8 * TOKENS_PER_BLOCK, host_cache_size=host_cache_size, host_cache_dir=str(directory)
+    )
+    config = adaptrt.ExecutorConfig(kv_cache_config=cache, num_threads=1, **fields)  # type: ignore[arg-type]
+    return adaptrt.Executor(engine, executor_config=config)
+
+
+def ask(executor: adaptrt.Executor, prompt: list[int], lora: adaptrt.LoraConfig | None = None) -> list[int]:
+    request_id = executor.enqueue_request(adaptrt.Request(prompt, 2, lora_config=lora))
+    return executor.await_responses(request_id)[-1].result.output_token_ids[0]
+
+
+def stats_of(executor: adaptrt.Executor) -> adaptrt.SecondLevelStats:
+    stats = executor.get_latest_iteration_stats()[-1].kv_cache_stats
+    assert stats is not None
+    assert stats.second_level is not None
+    return stats.second_level
+
+
+def test_blocks_outlive_the_executor(engine: Path, tmp_path: Path) -> None:
+    with start(engine, tmp_path) as executor:
+        first = ask(executor, PROMPT)
+        assert stats_of(executor).read_blocks == 0
+    with start(engine, tmp_path) as executor:
+        assert ask(executor, PROMPT) == first
+        stats = stats_of(executor)
+        assert (stats.read_blocks, stats.failed_blocks, stats.error) == (3, 0, "")
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def _ask_in_a_process(engine: Path, directory: Path, results: multiprocessing.Queue) -> None:
+    with start(engine, directory) as executor:
+        results.put((ask(executor, PROMPT), stats_of(executor).read_blocks))
+
+
+def test_blocks_outlive_the_process(engine: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    answers = []
+    for _ in range(2):
+        process = context.Process(target=_ask_in_a_process, args=(engine, tmp_path, results))
+        process.start()
+        answers.append(results.get(timeout=120))
+        process.join()
+    assert answers[0][0] == answers[1][0]
+    assert [read for _, read in answers] == [0, 3]
+
+
+def test_adapters_find_their_own_blocks(engine: Path, tmp_path: Path) -> None:
+    model = engine.parent / "model"
+    directories = [save_adapter(model, tmp_path / f"{seed}", seed, r=4) for seed in range(2)]
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    answers = []
+    for weights, read in ((0, 0), (1, 0), (0, 3), (1, 3)):
+        with start(engine, cache) as executor:
+            answers.append(ask(executor, PROMPT, adaptrt.LoraConfig.from_peft(3, directories[weights], engine)))
+            assert stats_of(executor).read_blocks == read
+    assert answers[:2] == answers[2:]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"host_cache_size": 1 << 20}, "host_cache_size is 1048576 and host_cache_dir is None"),
+        ({"host_cache_dir": "/tmp"}, "host_cache_dir is '/tmp' and host_cache_size is None or 0"),
+        ({"host_cache_size": 1 << 20, "host_cache_dir": "/none/such"}, "host_cache_dir /none/such: cannot be opened"),
+        ({"onboard_blocks": False}, "onboard_blocks is False"),
+        ({"secondary_offload_min_priority": 3}, "secondary_offload_min_priority is 3"),
+        ({"cross_kv_cache_fraction": 0.5}, "cross_kv_cache_fraction is 0.5"),
+        ({"sink_token_length": 1}, "sink_token_length is 1"),
+        ({"max_attention_window": [128]}, "max_attention_window has 128"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(engine: Path, fields: dict[str, object], message: str) -> None:
+    config = adaptrt.ExecutorConfig(kv_cache_config=adaptrt.KvCacheConfig(**fields))  # type: ignore[arg-type]
+    with pytest.raises(adaptrt.ConfigError, match=re.escape(message)):
+        adaptrt.Executor(engine, executor_config=config)
+
+
+def test_a_size_without_room_for_a_block_is_refused(engine: Path, tmp_path: Path) -> None:
+    with pytest.raises(adaptrt.ConfigError, match="host_cache_size is 4096; one KV block takes"):
+        start(engine, tmp_path, 4096)
+
+
+def test_a_directory_serves_one_executor(engine: Path, tmp_path: Path) -> None:
+    with start(engine, tmp_path) as executor:
+        with pytest.raises(adaptrt.ConfigError, match="is used by another executor"):
+            start(engine, tmp_path)
+        ask(executor, PROMPT)
+    start(engine, tmp_path).shutdown()
+
+
+def test_a_directory_that_is_removed_costs_nothing_else(engine: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    directory.mkdir()
+    with start(engine, directory) as executor:
+        first = ask(executor, PROMPT)
+        (directory / FILE).unlink()
+        directory.rmdir()
+        for begin in (60, 70, 80):
+            ask(executor, [begin, *PROMPT])
+        assert ask(executor, PROMPT) == first
+
+
+def test_a_full_disk_costs_blocks_alone(engine: Path, tmp_path: Path) -> None:
+    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with start(engine, tmp_path) as executor:
+        first = ask(executor, PROMPT)
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / FILE).stat().st_size + 4096, before[1]))
+        try:
+            for begin in (60, 70, 80):
+                ask(executor, [begin, *PROMPT])
+            assert ask(executor, PROMPT) == first
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert stats_of(executor).error == ""
+
+
+def test_windows_of_the_model_are_taken(tmp_path: Path) -> None:
+    spec = ModelSpec(family="mistral", extra=(("sliding_window", 48),))
+    engine = build_random_engine(spec, tmp_path, "float32")[1]
+    for windows in ([48], [48, 704], [100_000]):
+        cache = adaptrt.KvCacheConfig(max_attention_window=windows, max_tokens=256)
+        adaptrt.Executor(engine, executor_config=adaptrt.ExecutorConfig(kv_cache_config=cache)).shutdown()
+    cache = adaptrt.KvCacheConfig(max_attention_window=[32])
+    with pytest.raises(adaptrt.ConfigError, match="max_attention_window has 32; accepted: None, the windows that"):
+        adaptrt.Executor(engine, executor_config=adaptrt.ExecutorConfig(kv_cache_config=cache))
+
+
+def test_statistics_as_json(engine: Path, tmp_path: Path) -> None:
+    with start(engine, tmp_path) as executor:
+        ask(executor, PROMPT)
+        text = executor.get_latest_iteration_stats()[-1].to_json_str()
+    assert '"secondLevel":{"maxNumBlocks":' in text
