@@ -71,6 +71,11 @@ def _add_executor(group: Any) -> None:
         "--kv_cache_tokens", type=int, metavar="N", help="tokens that the KV cache holds (default: what memory allows)"
     )
     group.add_argument(
+        "--kv_cache_dir", type=Path, metavar="DIR",
+        help="directory of a file for KV that memory does not hold; it outlives the server, and has one server",
+    )  # fmt: skip
+    group.add_argument("--kv_cache_dir_bytes", type=int, metavar="N", help="size of that file; needed with it")
+    group.add_argument(
         "--host_cache_bytes", type=int, metavar="N", help="memory for adapters (default: the executor's)"
     )
     group.add_argument(
@@ -116,6 +121,13 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
     keys = list(args.api_key)
     if os.environ.get(API_KEY_VARIABLE):
         keys.append(os.environ[API_KEY_VARIABLE])
+    if (args.kv_cache_dir is None) != (args.kv_cache_dir_bytes is None):
+        problems.append(
+            f"kv_cache_dir is {args.kv_cache_dir} and kv_cache_dir_bytes is {args.kv_cache_dir_bytes}; "
+            "accepted: both, or neither"
+        )
+    if args.kv_cache_dir_bytes is not None and args.kv_cache_dir_bytes < 1:
+        problems.append(f"kv_cache_dir_bytes is {args.kv_cache_dir_bytes}; it must be at least 1")
     problems += ["api_key is empty" for key in args.api_key if not key]
     modules = []
     for text in args.lora_modules:
@@ -145,8 +157,11 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
 def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
     """What the executor is started with."""
     config = ExecutorConfig(num_threads=args.num_threads, kernels=args.kernels, max_queue_size=args.max_queue_size)
-    if args.kv_cache_tokens is not None:
-        config.kv_cache_config = KvCacheConfig(max_tokens=args.kv_cache_tokens)
+    config.kv_cache_config = KvCacheConfig(
+        max_tokens=args.kv_cache_tokens,
+        host_cache_size=args.kv_cache_dir_bytes,
+        host_cache_dir=None if args.kv_cache_dir is None else str(args.kv_cache_dir),
+    )
     if args.host_cache_bytes is not None:
         config.peft_cache_config = PeftCacheConfig(host_cache_size=args.host_cache_bytes)
     return config

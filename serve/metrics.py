@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 
-from .._core import KvCacheStats, LoraCacheStats, Request, Response
+from .._core import KvCacheStats, LoraCacheStats, Request, Response, SecondLevelStats
 from .._version import __version__
 from .async_executor import AsyncExecutor
 from .records import FINISH_REASONS, GenerationRecord, current_request
@@ -234,6 +234,18 @@ def _kv_cache_metrics(stats: KvCacheStats) -> Iterator[Metric]:
     yield _count("kv_cache_hit_blocks", "Full KV blocks of prompts that were found.", stats.reused_blocks)
     yield _count("kv_cache_missed_blocks", "Full KV blocks of prompts that were not found.", stats.missed_blocks)
     yield _count("kv_cache_hit_tokens", "Tokens whose KV was found, in full blocks and in parts.", stats.reused_tokens)
+    if stats.second_level is not None:
+        yield from _kv_file_metrics(stats.second_level)
+
+
+def _kv_file_metrics(stats: SecondLevelStats) -> Iterator[Metric]:
+    yield _gauge("kv_file_blocks", "KV blocks that the file has.", stats.used_num_blocks)
+    yield _gauge("kv_file_capacity_blocks", "KV blocks that the file may have.", stats.max_num_blocks)
+    yield _gauge("kv_file_given_up", "1: after an error, the file is not used any more.", float(stats.error != ""))
+    yield _count("kv_file_written_blocks", "KV blocks that were written to the file.", stats.written_blocks)
+    yield _count("kv_file_read_blocks", "KV blocks that were read instead of being computed.", stats.read_blocks)
+    yield _count("kv_file_dropped_blocks", "KV blocks that could not wait to be written.", stats.dropped_blocks)
+    yield _count("kv_file_failed_blocks", "KV blocks lost to errors of the disk, or damaged.", stats.failed_blocks)
 
 
 def _lora_cache_metrics(stats: LoraCacheStats) -> Iterator[Metric]:

@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from adaptrt._core import DType, FinishReason, IterationStats, KvCacheStats, LoraCacheStats
+from adaptrt._core import DType, FinishReason, IterationStats, KvCacheStats, LoraCacheStats, SecondLevelStats
 from adaptrt.serve.metrics import MAX_NAMED_ADAPTERS, ExecutorCollector, ServiceMetrics
 from adaptrt.serve.statistics import ExecutorStatistics
 
@@ -161,6 +161,28 @@ def test_the_lora_cache_by_level() -> None:
     assert samples["adaptrt_lora_load_failures_total"] == 1
     assert samples["adaptrt_lora_load_seconds_total"] == 0.5
     assert samples["adaptrt_lora_loads_in_flight"] == 2
+
+
+def test_the_file_behind_the_kv_cache() -> None:
+    made = MadeUp()
+    without = step(0, 0, 0)
+    made.steps = [without]
+    assert not [name for name in made.samples() if "kv_file" in name]
+    file = SecondLevelStats(
+        max_num_blocks=9, used_num_blocks=8, written_blocks=7, read_blocks=6, dropped_blocks=5, failed_blocks=4
+    )
+    made.steps = [IterationStats(kv_cache_stats=KvCacheStats(max_num_blocks=8, second_level=file))]
+    samples = made.samples()
+    assert samples["adaptrt_kv_file_capacity_blocks"] == 9
+    assert samples["adaptrt_kv_file_blocks"] == 8
+    assert samples["adaptrt_kv_file_written_blocks_total"] == 7
+    assert samples["adaptrt_kv_file_read_blocks_total"] == 6
+    assert samples["adaptrt_kv_file_dropped_blocks_total"] == 5
+    assert samples["adaptrt_kv_file_failed_blocks_total"] == 4
+    assert samples["adaptrt_kv_file_given_up"] == 0
+    file.error = "the disk"
+    made.steps = [IterationStats(kv_cache_stats=KvCacheStats(max_num_blocks=8, second_level=file))]
+    assert made.samples()["adaptrt_kv_file_given_up"] == 1
 
 
 def gateway(made: MadeUp) -> tuple[list[str], list[str]]:
