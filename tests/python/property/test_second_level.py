@@ -52,9 +52,8 @@ def service(request, tmp_path_factory) -> Service:
     model, engine = build_random_engine(spec, directory, request.param, tokens_per_block=TOKENS_PER_BLOCK)
     adapters = []
     for seed, lora in enumerate(WEIGHTS):
-        config = adaptrt.LoraConfig.from_peft(TASK, save_adapter(model, directory / f"{seed}", seed, **lora), engine)
-        config.replace = True
-        adapters.append(config)
+        saved = save_adapter(model, directory / f"{seed}", seed, **lora)
+        adapters.append(adaptrt.LoraConfig.from_peft(TASK, saved, engine, replace=True))
     return Service(engine, adapters)
 
 
