@@ -11,11 +11,16 @@
 namespace adaptrt {
 namespace {
 
-/// Copies of blocks that wait to be written: as many as a long prompt evicts at once, in memory that small
-/// machines can spare.
-constexpr std::size_t kMostWaitingBytes = std::size_t{256} << 20;
-constexpr std::size_t kPoolShare = 8;
-constexpr std::size_t kFewestWaiting = 2;
+/// Blocks that may wait to be written, as copies: as many as a long prompt evicts at once, in memory that
+/// small machines can spare.
+std::int32_t num_write_buffers(std::int32_t num_kv_blocks, std::size_t block_bytes) {
+  constexpr std::size_t kMostBytes = std::size_t{256} << 20;
+  constexpr std::int32_t kPoolShare = 8;
+  constexpr std::int32_t kFew = 16;
+  const auto affordable = static_cast<std::int32_t>(std::min(kMostBytes / block_bytes, std::size_t{1} << 30));
+  const std::int32_t wanted = std::max(num_kv_blocks / kPoolShare, std::min(num_kv_blocks, kFew));
+  return std::max(1, std::min(wanted, affordable));
+}
 
 Sha256Digest fingerprint_of(const EngineInfo& engine) {
   Sha256 hash;
@@ -33,15 +38,13 @@ std::unique_ptr<KvFileLevel> make_second_level(const KvCacheConfig& config, Engi
                                                std::int32_t num_kv_blocks) {
   if (!config.has_second_level()) return nullptr;
   const EngineInfo& info = engine.info();
-  const std::size_t affordable = kMostWaitingBytes / info.kv_block_bytes;
   KvFileLevelOptions options;
   options.directory = config.host_cache_dir.value();
   options.layout = {.fingerprint = fingerprint_of(info),
                     .tokens_per_block = info.tokens_per_block,
                     .block_bytes = info.kv_block_bytes,
                     .max_bytes = *config.host_cache_size};
-  options.num_write_buffers = static_cast<std::int32_t>(
-      std::max(kFewestWaiting, std::min(static_cast<std::size_t>(num_kv_blocks) / kPoolShare, affordable)));
+  options.num_write_buffers = num_write_buffers(num_kv_blocks, info.kv_block_bytes);
   KvBlockAccess access{
       .read = [&engine](BlockId block, std::span<std::byte> bytes) { engine.read_kv_block(block, bytes); },
       .write = [&engine](BlockId block,

@@ -187,7 +187,8 @@ BOOST_AUTO_TEST_CASE(without_one_there_are_no_statistics_of_it) {
 BOOST_AUTO_TEST_CASE(events_tell_of_levels) {
   Served served;
   served.start();
-  const auto created = std::get<KVCacheCreatedData>(served.events->get_latest_events(kNow).at(0).data);
+  const auto created =
+      std::get<KVCacheCreatedData>(served.events->get_latest_events(std::nullopt).at(0).data);
   BOOST_TEST(created.num_blocks_per_cache_level.at(0) == 6);
   BOOST_TEST(created.num_blocks_per_cache_level.at(1) == ((1 << 20) - 4096) / 4096);
   served.computed_by(make_request(counting(17, 1), 1));
