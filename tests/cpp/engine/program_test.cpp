@@ -73,6 +73,34 @@ BOOST_AUTO_TEST_CASE(unusable_sizes_are_found) {
   finds("dtype is unknown", [](Program* p) { p->dtype = static_cast<DType>(9); });
 }
 
+BOOST_AUTO_TEST_CASE(sizes_end_where_they_are_said_to) {
+  struct Limit {
+    std::string name;
+    std::int64_t most;
+    std::function<void(Program*, std::int64_t)> set;
+  };
+  const auto as_int = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
+  const std::vector<Limit> limits = {
+      {"vocab_size", (std::int64_t{1} << 31) - 1, [](Program* p, std::int64_t n) { p->vocab_size = n; }},
+      {"num_layers", 1 << 16, [&](Program* p, std::int64_t n) { p->num_layers = as_int(n); }},
+      {"hidden_size", 1 << 24, [](Program* p, std::int64_t n) { p->shape.hidden_size = n; }},
+      {"num_attention_heads", 1 << 16, [](Program* p, std::int64_t n) { p->shape.num_attention_heads = n; }},
+      {"head_dim", 1 << 12, [](Program* p, std::int64_t n) { p->shape.head_dim = n; }},
+      {"intermediate_size", 1 << 24, [](Program* p, std::int64_t n) { p->shape.intermediate_size = n; }},
+      {"max_batch_size", 1 << 20, [&](Program* p, std::int64_t n) { p->max_batch_size = as_int(n); }},
+      {"max_num_tokens", 1 << 24, [&](Program* p, std::int64_t n) { p->max_num_tokens = as_int(n); }},
+      {"max_seq_len", 1 << 30, [&](Program* p, std::int64_t n) { p->max_seq_len = as_int(n); }},
+      {"tokens_per_block", 1 << 16, [&](Program* p, std::int64_t n) { p->tokens_per_block = as_int(n); }},
+      {"lora: max_rank", 1 << 20, [&](Program* p, std::int64_t n) { p->lora.max_rank = as_int(n); }},
+  };
+  for (const Limit& limit : limits) {
+    finds(limit.name + " is " + std::to_string(limit.most + 1),
+          [&](Program* p) { limit.set(p, limit.most + 1); });
+    does_not_find(limit.name + " is " + std::to_string(limit.most) + ";",
+                  [&](Program* p) { limit.set(p, limit.most); });
+  }
+}
+
 BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
   const auto of_dense = [](Program* p) -> Quantization& {
     return op_at<LinearOp>(p, 5).parts[0].weight.quantization;
