@@ -58,6 +58,22 @@ BOOST_AUTO_TEST_CASE(wrong_drafts_leave_nothing_behind) {
   world.run_to_the_end();  // reads only what belongs to its tokens
 }
 
+BOOST_AUTO_TEST_CASE(a_draft_without_a_token_behind_it_is_computed_again) {
+  World world({});
+  draft_rightly(world, 3);
+  Sequence& sequence = world.add(5, 12);
+  world.step();
+  world.plan_only();
+  BOOST_TEST(num_drafts_of(world, sequence) == 3);
+  // The last row gave no token.
+  sequence.tokens.insert(sequence.tokens.end(), sequence.drafts.begin(), sequence.drafts.end());
+  world.scheduler.commit(world.plan);
+  BOOST_TEST(sequence.num_computed == 8);
+  BOOST_TEST(sequence.is_decoding());
+  world.require_sound();
+  world.cancel(sequence);
+}
+
 BOOST_AUTO_TEST_CASE(what_drafts_have_computed_can_be_reused) {
   World world({.tokens_per_block = 4});
   draft_rightly(world, 5);
