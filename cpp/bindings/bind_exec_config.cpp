@@ -1,6 +1,6 @@
 #include <pybind11/native_enum.h>
 
-#include "accept_old_names.h"
+#include "constructors.h"
 #include "adaptrt/exec/config.h"
 #include "adaptrt/sample/sampling_config.h"
 #include "bind_exec.h"

@@ -5,13 +5,13 @@
 #include <string>
 #include <utility>
 
-#include "accept_old_names.h"
 #include "adaptrt/core/error.h"
 #include "adaptrt/exec/request.h"
 #include "adaptrt/exec/response.h"
 #include "adaptrt/exec/stats.h"
 #include "bind_exec.h"
 #include "bind_struct.h"
+#include "constructors.h"
 #include "decoding_casters.h"
 #include "exec_casters.h"
 
@@ -100,7 +100,10 @@ void bind_kv_cache_retention(py::module_& module) {
       "the range that has its first token; where none has, it keeps what it has, 35 at first.");
   config.def(
       "validate", [](const KvCacheRetentionConfig& self) { return self.validate().list(); },
-      "Everything that is wrong with the fields; empty when nothing is.");
+      "Everything that is wrong with the fields; empty when nothing is. The constructor raises ConfigError "
+      "for "
+      "it.");
+  validate_when_made(config);
   // TensorRT-LLM's newest name, and those before it.
   config.attr("TokenRangeRetentionConfig") = module.attr("TokenRangeRetentionConfig");
   config.attr("TokenRangeRetentionPriority") = module.attr("TokenRangeRetentionConfig");

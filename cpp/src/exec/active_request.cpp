@@ -92,11 +92,11 @@ Response ActiveRequest::make_response(ActiveSequence& sequence, FinishReason rea
   if (result.is_sequence_final) --num_sequences_left_;
   result.is_final = has_ended = num_sequences_left_ == 0;
   // A request that ends early may not have all rows of its prompt; then it has none.
-  if (sequence.index == 0 && next_prompt_row_ == end_of_prompt_rows_) {
+  if (next_prompt_row_ == end_of_prompt_rows_) {
     if (context_logits_) {
       result.context_logits = FloatTensor{context_logits_, {sequence.prompt_length, vocab_size_}};
     }
-    move_prompt_log_probs(result);
+    if (sequence.index == 0) move_prompt_log_probs(result);
   }
   return response;
 }

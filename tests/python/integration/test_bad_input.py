@@ -48,6 +48,13 @@ def lora(task_id: int, **where: Any) -> adaptrt.LoraConfig:
     return adaptrt.LoraConfig(task_id, *tensors(**where))
 
 
+def retention_of_priority(priority: int) -> adaptrt.KvCacheRetentionConfig:
+    """For what is generated; set, since the constructor would refuse it."""
+    config = adaptrt.KvCacheRetentionConfig()
+    config.decode_retention_priority = priority
+    return config
+
+
 def answer(executor: adaptrt.Executor, **fields: Any) -> list[int]:
     request = adaptrt.Request(**{"input_token_ids": [3, 4, 5], "max_tokens": 5, **fields})
     response = executor.await_responses(executor.enqueue_request(request))[-1]
@@ -93,7 +100,7 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "no time": ({"allotted_time_ms": 0}, "allotted_time_ms is 0"),
     "negative time": ({"allotted_time_ms": -1}, "allotted_time_ms is -1"),
     "retention priority": (
-        {"kv_cache_retention_config": adaptrt.KvCacheRetentionConfig(decode_retention_priority=101)},
+        {"kv_cache_retention_config": retention_of_priority(101)},
         "kv_cache_retention_config.decode_retention_priority is 101",
     ),
     "no sequences": ({"num_return_sequences": 0}, "num_return_sequences is 0; accepted: 1 or more"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import itertools
 import queue
 import random
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 
 import adaptrt
+from support.memory import CAN_MEASURE, held
 from support.models import ModelSpec
 from support.serving import build_random_engine
 
@@ -25,7 +24,6 @@ NUM_THREADS = 4
 # Room for some twelve adapters on the host level and fewer on the device level, so that traffic never stops evicting.
 CACHE = adaptrt.PeftCacheConfig(host_cache_size=30_000, num_device_module_layer=150, max_adapter_size=4)
 SECONDS = 6.0
-LIBC = ctypes.CDLL(None)
 # Statistics and buffers differ by some KB from round to round; a leak of 16 bytes a request would be more.
 HEAP_SLACK = 64 << 10
 OBJECT_SLACK = 200
@@ -120,26 +118,7 @@ def test_a_thousand_adapters_through_a_small_cache(executor: adaptrt.Executor, e
         assert len(tokens) == 6 or reason == adaptrt.FinishReason.CANCELLED
 
 
-class HeapInfo(ctypes.Structure):
-    """glibc's struct mallinfo2."""
-
-    _fields_ = tuple((name, ctypes.c_size_t) for name in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-    ))  # fmt: skip
-
-
-def heap_bytes() -> int:
-    """What is allocated in all arenas of the C heap.
-
-    Resident memory is no measure: what is free in an arena, and how much of it there is, depends on the tests before.
-    """
-    mallinfo = LIBC.mallinfo2
-    mallinfo.restype = HeapInfo
-    info = mallinfo()
-    return int(info.uordblks + info.hblkhd)
-
-
-@pytest.mark.skipif(not hasattr(LIBC, "mallinfo2"), reason="needs glibc 2.33")
+@pytest.mark.skipif(not CAN_MEASURE, reason="needs glibc 2.33")
 def test_memory_does_not_grow(executor: adaptrt.Executor) -> None:
     output = adaptrt.OutputConfig(
         return_log_probs=True, return_context_logits=True, return_generation_logits=True, top_log_probs=3,
@@ -168,20 +147,16 @@ def test_memory_does_not_grow(executor: adaptrt.Executor) -> None:
             with pytest.raises(adaptrt.RequestError):
                 executor.enqueue_request(adaptrt.Request([99], 1))
 
-    def measured() -> tuple[int, int, int]:
-        gc.collect()
-        return heap_bytes(), sys.getallocatedblocks(), len(gc.get_objects())
-
     # Until the statistics are full and all buffers have their size.
     for _ in range(5):
         run_requests(400)
-    heap, blocks, objects = measured()
+    before = held()
     for _ in range(10):
         run_requests(400)
-    heap_after, blocks_after, objects_after = measured()
-    assert heap_after - heap < HEAP_SLACK
-    assert blocks_after - blocks < OBJECT_SLACK
-    assert objects_after - objects < OBJECT_SLACK
+    grown = held() - before
+    assert grown.heap < HEAP_SLACK
+    assert grown.blocks < OBJECT_SLACK
+    assert grown.objects < OBJECT_SLACK
     assert executor.get_num_responses_ready() == 0
 
 

@@ -151,5 +151,5 @@ def test_a_crowd_changes_no_bit(
         for sequence, answer in enumerate(answers):
             alone = service.alone(*case, sequence)
             if sequence > 0:
-                alone = alone.without_prompt()
+                alone = alone.without_prompt_log_probs()
             assert answer.same_log_probs(alone), (case, sequence)

@@ -76,10 +76,9 @@ class Answer:
     finish_reason: adaptrt.FinishReason
     log_probs: LogProbs
 
-    def without_prompt(self) -> Answer:
-        """As one of a request's sequences that is not the first."""
-        log_probs = dataclasses.replace(self.log_probs, prompt=None, prompt_top=None)
-        return dataclasses.replace(self, context_logits=np.empty((1, 0), np.float32), log_probs=log_probs)
+    def without_prompt_log_probs(self) -> Answer:
+        """As one of a request's sequences that is not the first, which alone has the prompt's log probs."""
+        return dataclasses.replace(self, log_probs=dataclasses.replace(self.log_probs, prompt=None, prompt_top=None))
 
     def same_bits(self, other: Answer) -> bool:
         """Equal tokens, and logits and log probs equal bit for bit."""

@@ -182,6 +182,15 @@ def test_logits_are_read_only_arrays(executor: adaptrt.Executor) -> None:
     assert result.cum_log_probs[0] == pytest.approx(sum(result.log_probs[0]))
 
 
+def test_the_prompts_logits_come_with_every_sequence(executor: adaptrt.Executor) -> None:
+    output = adaptrt.OutputConfig(return_context_logits=True)
+    request = adaptrt.Request([3, 4, 5], 4, output_config=output, num_return_sequences=2)
+    responses = executor.await_responses(executor.enqueue_request(request))
+    first, second = sorted((response.result for response in responses), key=lambda result: result.sequence_index)
+    np.testing.assert_array_equal(np.asarray(first.context_logits), np.asarray(second.context_logits))
+    assert np.asarray(first.context_logits).shape == (3, SPEC.vocab_size)
+
+
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """float64, of each row."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)

@@ -1,19 +1,20 @@
 #pragma once
 
 // Products of a few rows of bfloat16 without tile registers, to the bits that Tiles::dot_bfloat16 gives:
-// tiles are filled from memory more slowly than vectors, and of a tile of rows most would be empty. Included
-// behind tile_product.h.
+// tiles are filled from memory more slowly than vectors, of a tile of rows most would be empty, and weights
+// of few bits are multiplied as they are decoded, where for tiles they would be stored and loaded again.
+// Included behind tile_product.h and quantized_weights.h.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #ifdef __SSE__
 #include <xmmintrin.h>
 #endif
 
 #include "gemm.h"
+#include "quantized_weights.h"
 #include "tile_product.h"
 
 namespace adaptrt {
@@ -21,6 +22,8 @@ namespace {
 
 /// Rows whose sums of even and odd inputs, for all columns of a panel, stay in registers.
 inline constexpr std::int64_t kFewRows = 3;
+/// Inputs of few rows that are made float32 at once, for a panel: whole steps.
+inline constexpr std::int64_t kFewInputs = 512;
 
 /// Lets subnormal numbers count as zero, and become zero, while it lives, as they do in tiles.
 class FlushSubnormals {
@@ -47,18 +50,57 @@ class FlushSubnormals {
 struct FewRows {
   const std::byte* data;
   std::int64_t stride;
+  std::int64_t count;
+};
+
+/// The words of a stretch of a panel, `line` bytes apart, and the inputs in it.
+struct FewWords {
+  const std::byte* data;
+  std::int64_t line;
   std::int64_t inputs;
 };
 
+/// Words of weights that are bfloat16 already, like Int8Pairs and Int4Pairs.
+struct BFloat16Pairs {
+  using Word = Simd::Words;
+  static constexpr int kUnits = 1;
+  static constexpr std::int64_t kColumnBytes = 4;
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_words(from, n); }
+  template <int kUnit>
+  static Simd::Pair decode(Word word) {
+    return Simd::bfloat16_pairs(word);
+  }
+};
+
+/// At most kFewInputs inputs of few rows as float32, with a zero behind an odd last one.
+class FewInputs {
+ public:
+  FewInputs(FewRows rows, std::int64_t inputs) {
+    for (std::int64_t row = 0; row < rows.count; ++row) {
+      float* to = values_[row];
+      for (std::int64_t i = 0; i < inputs; i += Simd::kLanes) {
+        const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, inputs - i);
+        Simd::store(to + i, Simd::load_bfloat16(rows.data + row * rows.stride + i * 2, lanes), lanes);
+      }
+      if (inputs % 2 != 0) to[inputs] = 0.0F;
+    }
+  }
+  [[nodiscard]] const float* row(std::int64_t row) const { return values_[row]; }
+
+ private:
+  alignas(kCacheLine) float values_[kFewRows][kFewInputs];
+};
+
 /// The sums of kRows rows and kVectors vectors of columns, the last one of last_lanes columns.
-template <int kRows, int kVectors, bool kPartial>
-void multiply_few_columns(FewRows a, TileColumns b, std::int64_t last_lanes, TileSums sums,
+template <class Packed, int kRows, int kVectors, bool kPartial>
+void multiply_few_columns(const FewInputs& a, FewWords b, std::int64_t last_lanes, TileSums sums,
                           StepPrefetch* prefetch) {
-  constexpr int kVectorBytes = Simd::kLanes * 4;
+  constexpr int kWordInputs = 2 * Packed::kUnits;
+  constexpr std::int64_t kVectorBytes = Simd::kLanes * Packed::kColumnBytes;
   // Vectors that are narrower than a cache line fetch nothing ahead.
-  constexpr int kLines = kVectors * kVectorBytes / static_cast<int>(kCacheLine);
+  constexpr int kLines = static_cast<int>(kVectors * kVectorBytes / kCacheLine);
   const auto lanes_of = [&](int v) { return kPartial && v == kVectors - 1 ? last_lanes : Simd::kLanes; };
-  for (std::int64_t begin = 0; begin < a.inputs; begin += kStepInputs, b.data += b.step) {
+  for (std::int64_t begin = 0; begin < b.inputs; begin += kStepInputs) {
     Simd::Vec even[kRows][kVectors];
     Simd::Vec odd[kRows][kVectors];
     ADAPTRT_UNROLL
@@ -66,35 +108,35 @@ void multiply_few_columns(FewRows a, TileColumns b, std::int64_t last_lanes, Til
       ADAPTRT_UNROLL
       for (int v = 0; v < kVectors; ++v) even[r][v] = odd[r][v] = Simd::zero();
     }
-    const auto take = [&](std::int64_t pair, std::size_t bytes) __attribute__((always_inline)) {
-      const std::byte* line = b.data + pair * b.line;
-      Simd::Pair columns[kVectors];
+    /// The word of the inputs from `first` on, `units` pairs of them.
+    const auto take = [&](std::int64_t first, int units) __attribute__((always_inline)) {
+      typename Packed::Word words[kVectors];
       ADAPTRT_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        columns[v] = Simd::bfloat16_pairs(Simd::load_words(line + v * kVectorBytes, lanes_of(v)));
-      }
+      for (int v = 0; v < kVectors; ++v) words[v] = Packed::load(b.data + v * kVectorBytes, lanes_of(v));
       if constexpr (kLines > 0) prefetch->fetch_lines<kLines>();
-      ADAPTRT_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        std::uint32_t inputs = 0;
-        std::memcpy(&inputs, a.data + r * a.stride + (begin + 2 * pair) * 2, bytes);
-        const Simd::Pair values = Simd::bfloat16_pairs(Simd::set_words(inputs));
+      for_each_index<Packed::kUnits>([&](auto unit) __attribute__((always_inline)) {
+        if (unit() >= units) return;
+        Simd::Pair columns[kVectors];
         ADAPTRT_UNROLL
-        for (int v = 0; v < kVectors; ++v) {
-          even[r][v] = Simd::fma(values.even, columns[v].even, even[r][v]);
-          odd[r][v] = Simd::fma(values.odd, columns[v].odd, odd[r][v]);
+        for (int v = 0; v < kVectors; ++v) columns[v] = Packed::template decode<unit()>(words[v]);
+        ADAPTRT_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const float* values = a.row(r) + first + 2 * unit();
+          const Simd::Vec first_value = Simd::set(values[0]);
+          const Simd::Vec second_value = Simd::set(values[1]);
+          ADAPTRT_UNROLL
+          for (int v = 0; v < kVectors; ++v) {
+            even[r][v] = Simd::fma(first_value, columns[v].even, even[r][v]);
+            odd[r][v] = Simd::fma(second_value, columns[v].odd, odd[r][v]);
+          }
         }
-      }
+      });
+      b.data += b.line;
     };
-    constexpr std::size_t kPair = 4;
-    const std::int64_t left = std::min(kStepInputs, a.inputs - begin);
-    if (left == kStepInputs) {
-      ADAPTRT_UNROLL
-      for (std::int64_t pair = 0; pair < kTileHeight; ++pair) take(pair, kPair);
-    } else {
-      for (std::int64_t pair = 0; pair < left / 2; ++pair) take(pair, kPair);
-      if (left % 2 != 0) take(left / 2, kPair / 2);
-    }
+    const std::int64_t end = std::min(begin + kStepInputs, b.inputs);
+    std::int64_t first = begin;
+    for (; first + kWordInputs <= end; first += kWordInputs) take(first, Packed::kUnits);
+    if (first < end) take(first, static_cast<int>((end - first + 1) / 2));
     prefetch->fetch_step();
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -110,31 +152,41 @@ void multiply_few_columns(FewRows a, TileColumns b, std::int64_t last_lanes, Til
 }
 
 /// sums [kRows, columns] = a * b, or += where they continue, for at most kPanelColumns columns.
-template <int kRows>
-void multiply_few(FewRows a, TileColumns b, std::int64_t columns, TileSums sums, StepPrefetch* prefetch) {
+template <class Packed, int kRows>
+void multiply_few_panel(const FewInputs& a, FewWords b, std::int64_t columns, TileSums sums,
+                        StepPrefetch* prefetch) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   std::int64_t column = 0;
-  const auto from = [&] { return TileColumns{b.data + column * 4, b.line, b.step}; };
+  const auto from = [&] { return FewWords{b.data + column * Packed::kColumnBytes, b.line, b.inputs}; };
   const auto to = [&] { return TileSums{sums.data + column, sums.stride, sums.continues}; };
   for (; column + kGroup <= columns; column += kGroup) {
-    multiply_few_columns<kRows, kTileVectors, false>(a, from(), Simd::kLanes, to(), prefetch);
+    multiply_few_columns<Packed, kRows, kTileVectors, false>(a, from(), Simd::kLanes, to(), prefetch);
   }
   for (; column < columns; column += Simd::kLanes) {
-    multiply_few_columns<kRows, 1, true>(a, from(), std::min<std::int64_t>(Simd::kLanes, columns - column),
-                                         to(), prefetch);
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, columns - column);
+    multiply_few_columns<Packed, kRows, 1, true>(a, from(), lanes, to(), prefetch);
   }
 }
 
-inline void multiply_few_rows(FewRows a, TileColumns b, std::int64_t columns, TileSums sums,
-                              std::int64_t rows, StepPrefetch* prefetch) {
+/// sums [rows, columns] = at most kFewRows rows * b, or += where they continue.
+template <class Packed>
+void multiply_few(FewRows rows, FewWords b, std::int64_t columns, TileSums sums, StepPrefetch* prefetch) {
   const FlushSubnormals flush;
-  switch (rows) {
-    case 1:
-      return multiply_few<1>(a, b, columns, sums, prefetch);
-    case 2:
-      return multiply_few<2>(a, b, columns, sums, prefetch);
-    default:
-      return multiply_few<kFewRows>(a, b, columns, sums, prefetch);
+  for (std::int64_t begin = 0; begin < b.inputs; begin += kFewInputs) {
+    const FewWords piece{b.data + begin / (2 * Packed::kUnits) * b.line, b.line,
+                         std::min(kFewInputs, b.inputs - begin)};
+    const FewInputs a({rows.data + begin * 2, rows.stride, rows.count}, piece.inputs);
+    switch (rows.count) {
+      case 1:
+        multiply_few_panel<Packed, 1>(a, piece, columns, sums, prefetch);
+        break;
+      case 2:
+        multiply_few_panel<Packed, 2>(a, piece, columns, sums, prefetch);
+        break;
+      default:
+        multiply_few_panel<Packed, kFewRows>(a, piece, columns, sums, prefetch);
+    }
+    sums.continues = true;
   }
 }
 

@@ -13,7 +13,6 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "compressed_gemm.h"
 #include "quantized_gemm.h"
-#include "tile_few_quantized.h"
 #include "tile_few_rows.h"
 #include "tile_product.h"
 
@@ -57,7 +56,8 @@ inline StepActivations activations_of(const Gemm& gemm) {
 inline void multiply_inputs(const StepActivations& a, std::int64_t begin, std::int64_t end, TileColumns b,
                             TileSums sums, std::int64_t rows, std::int64_t columns, StepPrefetch* prefetch) {
   if (rows <= kFewRows) {
-    multiply_few_rows({a.rows + begin * 2, a.stride, end - begin}, b, columns, sums, rows, prefetch);
+    multiply_few<BFloat16Pairs>({a.rows + begin * 2, a.stride, rows}, {b.data, b.line, end - begin}, columns,
+                                sums, prefetch);
     return;
   }
   const std::int64_t steps = steps_of(end - begin);
@@ -321,32 +321,23 @@ class GroupedProduct {
   alignas(kCacheLine) float sums_[kPackedRows * kPanelColumns];
 };
 
-/// sums [rows, width] = the inputs of few rows * the panel's.
-template <class Packed>
-void multiply_few_inputs(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs,
-                         TileSums sums, StepPrefetch* prefetch) {
-  const std::int64_t line = gemm.width * Packed::kColumnBytes;
-  for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += kFewInputs) {
-    const std::int64_t end = std::min(begin + kFewInputs, inputs.end);
-    const std::byte* words = panel.weights + begin / (2 * Packed::kUnits) * line;
-    multiply_few_quantized<Packed>(static_cast<const std::byte*>(gemm.a) + begin * 2, gemm.a_stride * 2,
-                                   gemm.rows, {words, line, end - begin}, gemm.width, sums, prefetch);
-    sums.continues = true;
-  }
-}
-
 /// A panel for few rows, which decode it as they multiply.
 template <class Packed>
 void multiply_few_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
+  constexpr std::int64_t kWordInputs = 2 * Packed::kUnits;
   const std::int64_t line = gemm.width * Packed::kColumnBytes;
-  const std::int64_t lines = (inputs.end - inputs.begin) / (2 * Packed::kUnits);
+  const auto words_at = [&](std::int64_t input) { return panel.weights + input / kWordInputs * line; };
   StepPrefetch prefetch =
-      StepPrefetch::stream(panel.weights + inputs.begin / (2 * Packed::kUnits) * line, lines * line,
+      StepPrefetch::stream(words_at(inputs.begin), (inputs.end - inputs.begin) / kWordInputs * line,
                            gemm.next_panel == nullptr ? kFromMemoryAhead : kFromCacheAhead, gemm.next_panel);
+  const StepActivations a = activations_of(gemm);
+  const auto multiply = [&](std::int64_t begin, std::int64_t end, TileSums sums) {
+    multiply_few<Packed>({a.rows + begin * 2, a.stride, gemm.rows}, {words_at(begin), line, end - begin},
+                         gemm.width, sums, &prefetch);
+  };
   if (group_count(gemm.quantization, gemm.k) == 1) {
     // Sums wait in the output until all inputs are there.
-    multiply_few_inputs<Packed>(gemm, panel, inputs, {gemm.out, gemm.out_stride, inputs.begin > 0},
-                                &prefetch);
+    multiply(inputs.begin, inputs.end, {gemm.out, gemm.out_stride, inputs.begin > 0});
     if (inputs.end < gemm.k) return;
     finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.rows, gemm.out, gemm.out_stride);
     return;
@@ -355,8 +346,7 @@ void multiply_few_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel,
   for (std::int64_t index = inputs.begin / group_size_of(gemm), first = inputs.begin; first < inputs.end;
        ++index) {
     const GroupView group = group_of(gemm, panel, index);
-    multiply_few_inputs<Packed>(gemm, panel, {group.first, group.end}, {sums, kPanelColumns, false},
-                                &prefetch);
+    multiply(group.first, group.end, {sums, kPanelColumns, false});
     finish_group(gemm, group, index, 0, gemm.rows, sums, kPanelColumns);
     first = group.end;
   }

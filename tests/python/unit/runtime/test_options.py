@@ -174,8 +174,11 @@ def test_a_field_of_a_wrong_kind_is_refused_and_nothing_changes(options: Any, na
     ids=["overlap", "after an open end", "empty"],
 )
 def test_ranges_that_make_no_sense(ranges: list[Any]) -> None:
-    problems = adaptrt.KvCacheRetentionConfig(ranges).validate()
-    assert [problem for problem in problems if problem.startswith("token_range_retention_configs")]
+    with pytest.raises(adaptrt.ConfigError, match=r"^KvCacheRetentionConfig: token_range_retention_configs"):
+        adaptrt.KvCacheRetentionConfig(ranges)
+    config = adaptrt.KvCacheRetentionConfig()
+    config.token_range_retention_configs = ranges
+    assert [problem for problem in config.validate() if problem.startswith("token_range_retention_configs")]
 
 
 def test_older_names_of_retention() -> None:

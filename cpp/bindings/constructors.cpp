@@ -1,23 +1,35 @@
-#include "accept_old_names.h"
+#include "constructors.h"
+
+#include "adaptrt/core/error.h"
 
 namespace py = pybind11;
 
 namespace adaptrt::bindings {
 namespace {
 
-/// Puts change(args, kwargs) -> args before the constructor. Its docstring, which holds the signature, stays.
-template <class Change>
-void change_arguments(py::handle cls, Change change) {
+/// Puts construct(constructor, args, kwargs) in the place of the constructor. Its docstring, which holds the
+/// signature, stays.
+template <class Construct>
+void replace_constructor(py::handle cls, Construct construct) {
   const py::object constructor = cls.attr("__init__");
   const std::string doc = py::str(constructor.attr("__doc__"));
   py::options options;
   options.disable_function_signatures();
   cls.attr("__init__") = py::cpp_function(
-      [constructor, change](py::args args, py::kwargs kwargs) {
-        const py::tuple changed = change(std::move(args), kwargs);
-        constructor(*changed, **kwargs);
+      [constructor, construct](const py::args& args, const py::kwargs& kwargs) {
+        construct(constructor, args, kwargs);
       },
       py::name("__init__"), py::is_method(cls), py::doc(doc.c_str()));
+}
+
+/// Puts change(args, kwargs) -> args before the constructor.
+template <class Change>
+void change_arguments(py::handle cls, Change change) {
+  replace_constructor(
+      cls, [change](const py::object& constructor, const py::tuple& args, const py::kwargs& kwargs) {
+        const py::tuple changed = change(args, kwargs);
+        constructor(*changed, **kwargs);
+      });
 }
 
 }  // namespace
@@ -43,6 +55,18 @@ void accept_second_as(py::handle cls, const std::string& name) {
     kwargs[py::str(name)] = second;
     return py::make_tuple(args[0], args[1]);
   });
+}
+
+void validate_when_made(py::handle cls) {
+  const std::string name = py::str(cls.attr("__name__"));
+  replace_constructor(cls,
+                      [name](const py::object& constructor, const py::tuple& args, const py::kwargs& kwargs) {
+                        constructor(*args, **kwargs);
+                        Problems problems;
+                        for (const py::handle problem : args[0].attr("validate")())
+                          problems.add(problem.cast<std::string>());
+                        problems.throw_if_any<ConfigError>(name);
+                      });
 }
 
 }  // namespace adaptrt::bindings

@@ -19,4 +19,7 @@ void accept_old_names(pybind11::handle cls, const OldNames& names);
 /// third is given.
 void accept_second_as(pybind11::handle cls, const std::string& name);
 
+/// Makes the constructor raise ConfigError for what validate() finds.
+void validate_when_made(pybind11::handle cls);
+
 }  // namespace adaptrt::bindings
