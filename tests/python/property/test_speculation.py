@@ -224,7 +224,7 @@ def test_sequences_with_drafts_are_paused_and_resume_the_same(service: Service) 
         kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False, max_tokens=96),
         decoding_config=adaptrt.DecodingConfig(lookahead_decoding_config=lookahead),
     ) as executor:
-        asked = [Ask(2, adapter, 2, 1, 2, 30, False, False, True) for adapter in (None, 0)]
+        asked = [Ask(0, adapter, 1, 1, 2, 60, False, False, True) for adapter in (None, 0, 1)]
         ids = [executor.enqueue_request(service.request(ask)) for ask in asked]
         for ask, request_id in zip(asked, ids, strict=True):
             assert collect(executor, request_id, ask.n) == service.alone(ask)
