@@ -32,6 +32,7 @@ from .answer import Answer, AnswerStream, AsyncAnswer, Completion
 from .chat_template import ChatTemplate
 from .executor import Executor
 from .loaded_engine import TOKENIZER_FILE
+from .options.speculative import DecodingConfig, LookaheadDecodingConfig
 from .text_stream import TextStream
 
 _MANY_PROMPTS: Final = 100
@@ -48,6 +49,7 @@ class LLM:
         *,
         tokenizer: str | Path | None = None,
         kernels: str = "",
+        speculative_config: LookaheadDecodingConfig | None = None,
         engine_options: EngineOptions | None = None,
     ) -> None:
         """Loads the engine and its tokenizer.json, or the one at `tokenizer`.
@@ -56,6 +58,8 @@ class LLM:
             with `engine_options`, and taken from the user's cache from then on (see engine_for).
         tokenizer: a tokenizer.json or the directory of one, in which the chat template is looked for as well.
         kernels: as ExecutorConfig.kernels, for which it stands.
+        speculative_config: drafts from each completion's own text, for speed; as ExecutorConfig.decoding_config, for
+            which it stands.
 
         Raises ConfigError when there is no tokenizer or it cannot be read, and what engine_for and Executor raise.
         """
@@ -67,9 +71,8 @@ class LLM:
             raise ConfigError(f"{path}: there is no tokenizer; name one with tokenizer=")
         self._tokenizer = load_tokenizer(path)
         self._template_directory = path.parent
-        self._executor = Executor(
-            engine_dir, ModelType.DECODER_ONLY, _with_kernels(executor_config, kernels), tokenizer=path
-        )
+        config = _with_speculation(_with_kernels(executor_config, kernels), speculative_config)
+        self._executor = Executor(engine_dir, ModelType.DECODER_ONLY, config, tokenizer=path)
         self._end_ids = tuple(self._executor.engine.config.pretrained_config.eos_token_id)
         # Those that the executor runs at a time are the first that came, and each has a thread here that waits for it.
         self._workers = ThreadPoolExecutor(
@@ -384,6 +387,19 @@ def _with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig
     if changed.kernels not in ("", kernels):
         raise ConfigError(f"kernels is '{kernels}', and executor_config has '{changed.kernels}'")
     changed.kernels = kernels
+    return changed
+
+
+def _with_speculation(
+    config: ExecutorConfig | None, speculative_config: LookaheadDecodingConfig | None
+) -> ExecutorConfig | None:
+    """A configuration with these drafts; the caller's is left as it is."""
+    if speculative_config is None:
+        return config
+    changed = ExecutorConfig() if config is None else copy.copy(config)
+    if changed.decoding_config is not None:
+        raise ConfigError("speculative_config is given, and executor_config has a decoding_config")
+    changed.decoding_config = DecodingConfig(lookahead_decoding_config=speculative_config)
     return changed
 
 

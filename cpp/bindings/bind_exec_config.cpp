@@ -5,6 +5,7 @@
 #include "bind_exec.h"
 #include "bind_struct.h"
 #include "constructors.h"
+#include "decoding_casters.h"
 #include "exec_casters.h"
 
 namespace py = pybind11;

@@ -12,6 +12,7 @@
 #include "bind_exec.h"
 #include "bind_struct.h"
 #include "constructors.h"
+#include "decoding_casters.h"
 #include "exec_casters.h"
 
 namespace py = pybind11;
@@ -136,6 +137,7 @@ void bind_exec_types(py::module_& module) {
   bind_struct<DisServingRequestStats>(module, "DisServingRequestStats",
                                       "A request whose prompt another executor computed: there is none.");
   bind_struct<InflightBatchingStats>(module, "InflightBatchingStats", "The batch of a step.");
+  bind_struct<SpecDecodingStats>(module, "SpecDecodingStats", "The drafts of a step.");
   bind_stats<IterationStats>(module, "IterationStats", "A step.");
   bind_stats<RequestStats>(module, "RequestStats", "A request after a step.");
   bind_stats<RequestStatsPerIteration>(module, "RequestStatsPerIteration", "All requests after a step.");

@@ -1,1 +1,4 @@
-"""TensorRT-LLM's configurations of what an executor here may not do yet: values, checked when they are set."""
+"""TensorRT-LLM's configurations that are values in Python, checked when they are set.
+
+Most are of what an executor here refuses.
+"""

@@ -1,4 +1,8 @@
-"""Speculative decoding, and the ways to choose tokens that TensorRT-LLM is told when it starts."""
+"""Speculative decoding, and the ways to choose tokens that TensorRT-LLM is told when it starts.
+
+Requests and configurations copy LookaheadDecodingConfig, ExternalDraftTokensConfig and DecodingConfig when they are
+given one, as structs of C++ (cpp/bindings/decoding_casters.h).
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,11 @@ _CHOICES: Final = optional(list_of(list_of(integer(0))))
 
 @dataclass(eq=False)
 class ExternalDraftTokensConfig(CheckedFields):
-    """Request.external_draft_tokens_config, which executors refuse.
+    """Request.external_draft_tokens_config: tokens that are expected right after the prompt.
 
-    logits: [tokens, vocab_size], any array or tensor; the object itself is kept.
+    They are computed together as long as they are the tokens that are generated anyway; no result depends on them.
+    logits: [tokens, vocab_size], any array or tensor; the object itself is kept. Requests with logits,
+        acceptance_threshold or fast_logits=True are refused: drafts count when they are right.
     """
 
     tokens: Annotated[list[int], list_of(TOKEN)]
@@ -37,7 +43,16 @@ class ExternalDraftTokensConfig(CheckedFields):
 
 @dataclass(eq=False)
 class LookaheadDecodingConfig(CheckedFields):
-    """Request.lookahead_config and DecodingConfig.lookahead_decoding_config, which executors refuse."""
+    """Request.lookahead_config and DecodingConfig.lookahead_decoding_config: drafts from a sequence's own text.
+
+    The newest tokens are looked for in what is before them, and what followed there is computed with the next token.
+
+    max_window_size: drafts of one step at most.
+    max_ngram_size: the longest n-gram that is looked for, its last token the first draft; 1: none is.
+    max_verification_set_size: places in the text that are compared, the newest first; 0: none.
+
+    With max_ngram_size 1 the others must be 1 and 0.
+    """
 
     max_window_size: Annotated[int, _POSITIVE]
     max_ngram_size: Annotated[int, _POSITIVE]
@@ -71,6 +86,19 @@ class _Mode(enum.Flag):
     LOOKAHEAD = enum.auto()
     EXPLICIT_DRAFT_TOKENS = enum.auto()
     EAGLE = enum.auto()
+
+
+_MODE_NAMES: Final = (
+    "Auto",
+    "TopK",
+    "TopP",
+    "TopKTopP",
+    "BeamSearch",
+    "Medusa",
+    "Lookahead",
+    "ExplicitDraftTokens",
+    "Eagle",
+)
 
 
 class DecodingMode:
@@ -125,6 +153,11 @@ class DecodingMode:
         """Speculation with EAGLE."""
         return DecodingMode(_Mode.EAGLE)
 
+    @property
+    def name(self) -> str:
+        """Of the static method that makes it."""
+        return next(name for name in _MODE_NAMES if getattr(DecodingMode, name)() == self)
+
     def isAuto(self) -> bool:  # noqa: N802
         """Whether it is Auto()."""
         return _Mode.AUTO in self._mode
@@ -177,7 +210,7 @@ class DecodingMode:
 
 @dataclass(eq=False)
 class DecodingConfig(CheckedFields):
-    """ExecutorConfig.decoding_config, which executors refuse.
+    """ExecutorConfig.decoding_config. Executors refuse modes other than Auto and Lookahead.
 
     Setting one of the last three makes decoding_mode the one that it belongs to.
     """

@@ -27,6 +27,8 @@ import numpy
 import numpy.typing
 import typing_extensions
 
+from .runtime.options.speculative import DecodingConfig, ExternalDraftTokensConfig, LookaheadDecodingConfig
+
 """
 _OPENING, _CLOSING = "([{<", ")]}>"
 # What pybind11 and object define themselves, or what a type checker has no use for.

@@ -64,6 +64,11 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
   first().num_forks = request.max_tokens == 1 ? 0 : num_sequences_left_ - 1;
 }
 
+void ActiveRequest::draft_from(const DraftSources& sources) {
+  if (sources.empty() || post_processor_.processor) return;
+  for (const auto& sequence : sequences_) sequence->draft_from(sources);
+}
+
 void ActiveRequest::add_prompt_row(const float* logits) {
   const std::int32_t position = next_prompt_row_++;
   if (context_logits_) std::copy_n(logits, vocab_size_, context_logits_->begin() + position * vocab_size_);

@@ -1,5 +1,6 @@
 #include "active_sequence.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -45,10 +46,26 @@ ActiveSequence::ActiveSequence(ActiveRequest& owner, std::int32_t sequence_index
   tokens = request.input_token_ids;
 
   if (owner.wants_log_probs()) log_probs_.reserve(static_cast<std::size_t>(max_tokens));
-  const std::size_t num_kept = owner.sends_each_token_once() ? 1 : static_cast<std::size_t>(max_tokens);
-  if (owner.wants_generation_logits())
-    generation_logits_.reserve(num_kept * static_cast<std::size_t>(vocab_size));
-  top_log_probs_.reserve(num_kept * owner.num_most_likely());
+  reserve_outputs(owner.sends_each_token_once() ? 1 : static_cast<std::size_t>(max_tokens));
+}
+
+void ActiveSequence::reserve_outputs(std::size_t num_tokens) {
+  if (request_.wants_generation_logits())
+    generation_logits_.reserve(num_tokens * static_cast<std::size_t>(vocab_size_));
+  top_log_probs_.reserve(num_tokens * request_.num_most_likely());
+}
+
+void ActiveSequence::draft_from(const DraftSources& sources) {
+  drafter_ = std::make_unique<Drafter>(sources, tokens, tokens.size() + static_cast<std::size_t>(max_tokens));
+  drafts.reserve(drafter_->max_drafts());
+  if (request_.sends_each_token_once()) reserve_outputs(1 + drafter_->max_drafts());
+  make_drafts(0, 0, 0);
+}
+
+void ActiveSequence::make_drafts(std::int32_t num_verified, std::int32_t num_right, std::int32_t num_gained) {
+  num_gained_ += num_gained;
+  drafter_->record(num_verified, num_right);
+  drafter_->draft(tokens, std::max(max_tokens - num_generated() - 1, 0), drafts);
 }
 
 FinishReason ActiveSequence::append(const StopCriteria& stop, const SampledToken& sampled,
@@ -75,7 +92,7 @@ Result ActiveSequence::make_result(FinishReason reason) {
   result.sequence_index = index;
   result.is_sequence_final = has_ended_;
   result.finish_reasons = {reason};
-  result.decoding_iter = num_generated();
+  result.decoding_iter = num_decoding_steps();
 
   const std::int32_t first_token = request_.sends_each_token_once() ? num_sent_ : 0;
   num_sent_ = num_output_tokens();

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "adaptrt/draft/drafter.h"
 #include "adaptrt/exec/request.h"
 #include "adaptrt/exec/response.h"
 #include "adaptrt/guide/token_guide.h"
@@ -39,6 +40,14 @@ class ActiveSequence final : public Sequence {
   /// Returns whether, and why, it is the last.
   FinishReason append(const StopCriteria& stop, const SampledToken& sampled, const float* logits,
                       std::span<const TokenLogProb> most_likely);
+  /// Has drafts made from now on. Makes room for what several tokens of a step return.
+  void draft_from(const DraftSources& sources);
+  [[nodiscard]] bool has_drafter() const { return drafter_ != nullptr; }
+  /// The drafts of the next step, with a drafter. The step before computed `num_verified` of the drafts that
+  /// there were, `num_right` came to be generated, and `num_gained` tokens were generated beside the first.
+  void make_drafts(std::int32_t num_verified, std::int32_t num_right, std::int32_t num_gained);
+  /// Steps that gave it a token.
+  [[nodiscard]] std::int32_t num_decoding_steps() const { return num_generated() - num_gained_; }
   /// A token was chosen that is the last.
   [[nodiscard]] bool is_complete() const { return is_complete_; }
   /// Its last response was made.
@@ -48,6 +57,8 @@ class ActiveSequence final : public Sequence {
   [[nodiscard]] Result make_result(FinishReason reason);
 
  private:
+  /// Room for the logits and log probs of so many tokens, which is as many as are kept at a time.
+  void reserve_outputs(std::size_t num_tokens);
   [[nodiscard]] std::int32_t num_output_tokens() const {
     return num_generated() - (ended_by_end_id_ ? 1 : 0);
   }
@@ -57,12 +68,14 @@ class ActiveSequence final : public Sequence {
   ActiveRequest& request_;
   SamplerState sampler_;
   std::shared_ptr<TokenGuide> guide_;
+  std::unique_ptr<Drafter> drafter_;
   std::int64_t vocab_size_;
 
   bool is_complete_ = false;
   bool has_ended_ = false;
   bool ended_by_end_id_ = false;
-  std::int32_t num_sent_ = 0;  // generated tokens that streamed responses have told of
+  std::int32_t num_gained_ = 0;  // tokens that came with others of the same step
+  std::int32_t num_sent_ = 0;    // generated tokens that streamed responses have told of
   std::vector<float> log_probs_;
   std::vector<float> generation_logits_;
   // ActiveRequest::num_most_likely() a token, back to back.

@@ -82,6 +82,7 @@ Problems ExecutorConfig::validate() const {
   if (guided_decoding_config) {
     problems.add_all("guided_decoding_config.", guided_decoding_config->validate());
   }
+  if (decoding_config) problems.add_all("decoding_config.", decoding_config->validate());
   if (!normalize_log_probs) {
     problems.add(
         "normalize_log_probs is False; accepted: True, log probabilities are those of the whole softmax");
@@ -103,8 +104,7 @@ Problems ExecutorConfig::validate() const {
   }
   if (auto problem = kernels_problem(kernels); !problem.empty()) problems.add(std::move(problem));
   require_none(problems, "parallel_config", parallel_config, "one process runs the whole model");
-  require_none(problems, "decoding_config", decoding_config, "tokens are generated one at a time");
-  require_none(problems, "spec_dec_config", spec_dec_config, "speculative decoding is not supported");
+  require_none(problems, "spec_dec_config", spec_dec_config, "logits of drafts are not used");
   require_none(problems, "debug_config", debug_config, "tensors inside the engine are not kept");
   require_none(problems, "additional_model_outputs", additional_model_outputs,
                "the engine has no outputs but the logits");

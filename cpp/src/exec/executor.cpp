@@ -55,6 +55,10 @@ std::int32_t make_kv_pool(const ExecutorConfig& config, Engine& engine, std::siz
   return num_blocks;
 }
 
+std::optional<LookaheadDecodingConfig> lookahead_of(const ExecutorConfig& config) {
+  return config.decoding_config ? config.decoding_config->lookahead_decoding_config : std::nullopt;
+}
+
 const ExecutorConfig& validated(const ExecutorConfig& config, const EngineInfo& engine) {
   config.validate(engine).throw_if_any<ConfigError>("ExecutorConfig");
   return config;
@@ -71,6 +75,7 @@ class Executor::Impl {
         queue_(validated(config, engine_->info()).max_queue_size),
         statistics_(config),
         post_processors_(config.logits_post_processor_config),
+        lookahead_(lookahead_of(config)),
         guides_(engine_->info().vocab_size),
         lora_cache_(make_lora_cache(config, *engine_, queue_, available_memory)),
         loop_(*engine_, config, make_kv_pool(config, *engine_, available_memory), lora_cache_.get(), queue_,
@@ -108,6 +113,7 @@ class Executor::Impl {
         active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, adapter, std::move(guides),
                                                          post_processor_of(request),
                                                          engine_->info().vocab_size));
+        active.back()->draft_from(draft_sources_of(request));
       }
       board_.open(ids);
       expect_adapters(active);
@@ -211,6 +217,14 @@ class Executor::Impl {
     return {.processor = is_known ? found->second->processor : nullptr};
   }
 
+  [[nodiscard]] DraftSources draft_sources_of(const Request& request) const {
+    DraftSources sources;
+    if (request.external_draft_tokens_config) sources.external = request.external_draft_tokens_config->tokens;
+    const auto& lookahead = request.lookahead_config ? request.lookahead_config : lookahead_;
+    if (lookahead && lookahead->drafts()) sources.lookahead = lookahead;
+    return sources;
+  }
+
   /// Has adapters loaded during the step that runs now, so that the next one can begin with their requests.
   /// Of requests that will not be among the next ones, the plans ask for the adapters when their turn comes.
   void expect_adapters(const std::vector<std::unique_ptr<ActiveRequest>>& requests) {
@@ -227,6 +241,7 @@ class Executor::Impl {
   RequestQueue queue_;
   Statistics statistics_;
   const std::optional<LogitsPostProcessorConfig> post_processors_;
+  const std::optional<LookaheadDecodingConfig> lookahead_;
   Guides guides_;
   std::unique_ptr<LoraCache> lora_cache_;
   StepLoop loop_;

@@ -77,20 +77,15 @@ bool has_bias_shape(const FloatTensor& bias, const EngineInfo& engine) {
 
 void check_unsupported(Problems& problems, const Request& request) {
   require_none(problems, "position_ids", request.position_ids.has_value(), "positions count from 0");
-  require_none(problems, "external_draft_tokens_config", request.external_draft_tokens_config.is_set(),
-               "speculative decoding is not supported");
   require_none(problems, "prompt_tuning_config", request.prompt_tuning_config.is_set(),
                "prompt tuning is not supported");
-  require_none(problems, "lookahead_config", request.lookahead_config.is_set(),
-               "speculative decoding is not supported");
   if (request.logits_post_processor_name && request.logits_post_processor) {
     problems.add(
         "logits_post_processor and logits_post_processor_name are both given; accepted: one of them");
   }
   require_none(problems, "encoder_input_token_ids", request.encoder_input_token_ids.has_value(),
                "the engine is a decoder");
-  require_none(problems, "eagle_config", request.eagle_config.is_set(),
-               "speculative decoding is not supported");
+  require_none(problems, "eagle_config", request.eagle_config.is_set(), "engines have no such heads");
   require_none(problems, "output_config.additional_model_outputs",
                request.output_config.additional_model_outputs.is_set(),
                "the engine has no outputs but the logits");
@@ -149,6 +144,11 @@ Problems Request::validate(const EngineInfo& engine) const {
   if (kv_cache_retention_config) {
     problems.add_all("kv_cache_retention_config.", kv_cache_retention_config->validate());
   }
+  if (external_draft_tokens_config) {
+    problems.add_all("external_draft_tokens_config.",
+                     external_draft_tokens_config->validate(engine.vocab_size));
+  }
+  if (lookahead_config) problems.add_all("lookahead_config.", lookahead_config->validate());
   check_num_sequences(problems, *this);
   check_unsupported(problems, *this);
   return problems;

@@ -94,6 +94,30 @@ InflightBatchingStats describe(const StepPlan& plan, std::int64_t step) {
   return stats;
 }
 
+void describe_drafts(const StepPlan& plan, IterationStats& iteration) {
+  if (plan.num_draft_tokens == 0) return;
+  SpecDecodingStats& stats = iteration.spec_decoding_stats.emplace();
+  stats.num_draft_tokens = plan.num_draft_tokens;
+  std::int32_t num_gained_by_decodes = 0;
+  for (const auto& entry : plan.entries) {
+    if (entry.num_drafts == 0) continue;
+    ++stats.num_requests_with_draft_tokens;
+    stats.num_accepted_tokens += num_gained_by_drafts(entry);
+    if (!entry.is_prefill) num_gained_by_decodes += num_gained_by_drafts(entry);
+  }
+  stats.acceptance_length = 1.0 + static_cast<double>(stats.num_accepted_tokens) /
+                                      static_cast<double>(stats.num_requests_with_draft_tokens);
+  InflightBatchingStats& batch = *iteration.inflight_batching_stats;
+  if (batch.num_gen_requests > 0) {
+    batch.avg_num_decoded_tokens_per_iter +=
+        static_cast<double>(num_gained_by_decodes) / batch.num_gen_requests;
+  }
+}
+
+std::int32_t num_gained_by_drafts(const PlannedSequence& entry) {
+  return std::max(entry.sequence->num_tokens() - entry.end() - 1, 0);
+}
+
 std::int32_t count_active(std::span<Sequence* const> running, std::int64_t step) {
   std::int32_t count = 0;
   for (const Sequence* sequence : running) count_once(counted_in(step, *sequence).is_active, count);
@@ -110,7 +134,7 @@ RequestStats describe(const ActiveRequest& request, std::int64_t step, bool is_c
     stats.context_prefill_position =
         std::max(stats.context_prefill_position, std::min(sequence->num_computed, sequence->prompt_length));
     stats.num_generated_tokens += sequence->num_generated();
-    num_steps = std::max(num_steps, sequence->num_generated());
+    num_steps = std::max(num_steps, sequence->num_decoding_steps());
     stats.paused = stats.paused || sequence->paused;
     stats.alloc_new_blocks_per_request += sequence->table.alloc_new_blocks;
     stats.reused_blocks_per_request += sequence->table.reused_blocks;

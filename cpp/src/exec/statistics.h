@@ -81,6 +81,10 @@ class Statistics {
 /// The batch of a plan: its requests, whose sequences are all ActiveSequences. `step` is another number for
 /// each step.
 [[nodiscard]] InflightBatchingStats describe(const StepPlan& plan, std::int64_t step);
+/// Adds what became of a plan's drafts, after its step, to what describe() said of the batch.
+void describe_drafts(const StepPlan& plan, IterationStats& iteration);
+/// Tokens that a step with drafts gave a sequence beside the one that it would have got.
+[[nodiscard]] std::int32_t num_gained_by_drafts(const PlannedSequence& entry);
 /// Requests of which any sequence runs.
 [[nodiscard]] std::int32_t count_active(std::span<Sequence* const> running, std::int64_t step);
 

@@ -4,6 +4,14 @@
 
 namespace adaptrt {
 
+StepBuilder::StepBuilder(std::int32_t max_rows_with_drafts) {
+  const auto num_rows = static_cast<std::size_t>(max_rows_with_drafts);
+  token_ids_.reserve(num_rows);
+  positions_.reserve(num_rows);
+  logit_row_indices_.reserve(num_rows);
+  logit_rows_.reserve(num_rows);
+}
+
 StepInput StepBuilder::build(const StepPlan& plan) {
   token_ids_.clear();
   positions_.clear();
@@ -33,7 +41,8 @@ StepInput StepBuilder::build(const StepPlan& plan) {
     const std::int32_t first_row = sequence_offsets_.back();
     add_tokens(entry);
     add_logit_rows(entry, first_row);
-    sequence_offsets_.push_back(first_row + entry.count);
+    add_drafts(entry, first_row + entry.count);
+    sequence_offsets_.push_back(first_row + entry.count + entry.num_drafts);
     prompt_lengths_.push_back(entry.sequence->prompt_length);
     adapters_.push_back(entry.sequence->device_adapter());
     std::ranges::copy(entry.sequence->table.blocks, block_table);
@@ -69,14 +78,28 @@ void StepBuilder::add_logit_rows(const PlannedSequence& entry, std::int32_t firs
   for (std::int32_t position = std::max(entry.first_token, request.next_prompt_row());
        position < std::min(end, request.end_of_prompt_rows()); ++position) {
     logit_row_indices_.push_back(first_row + position - entry.first_token);
-    logit_rows_.push_back({sequence, true, position == sampled});
+    logit_rows_.push_back({.sequence = sequence, .is_prompt = true, .is_sampled = position == sampled});
   }
   if (sampled < 0 ||
       (!logit_rows_.empty() && logit_rows_.back().sequence == sequence && logit_rows_.back().is_sampled)) {
     return;
   }
   logit_row_indices_.push_back(first_row + sampled - entry.first_token);
-  logit_rows_.push_back({sequence, false, true});
+  logit_rows_.push_back({.sequence = sequence, .is_sampled = true});
+}
+
+void StepBuilder::add_drafts(const PlannedSequence& entry, std::int32_t first_row) {
+  auto* sequence = static_cast<ActiveSequence*>(entry.sequence);
+  for (std::int32_t i = 0; i < entry.num_drafts; ++i) {
+    const TokenId token = sequence->drafts[static_cast<std::size_t>(i)];
+    const std::int32_t position = entry.end() + i;
+    token_ids_.push_back(token);
+    positions_.push_back(position);
+    logit_row_indices_.push_back(first_row + i);
+    logit_rows_.push_back({.sequence = sequence,
+                           .is_sampled = true,
+                           .draft = LogitRow::Draft{.token = token, .position = position}});
+  }
 }
 
 }  // namespace adaptrt

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -15,11 +16,20 @@ struct LogitRow {
   ActiveSequence* sequence = nullptr;
   bool is_prompt = false;   ///< of the request's next_prompt_row()
   bool is_sampled = false;  ///< the next token is chosen from it
+  /// Of a draft: the sequence's next token is chosen from it if the newest is this one, at this position.
+  struct Draft {
+    TokenId token = 0;
+    std::int32_t position = 0;
+  };
+  std::optional<Draft> draft = std::nullopt;
 };
 
 /// Writes a plan as the arrays of a StepInput. Their memory is kept from step to step.
 class StepBuilder {
  public:
+  /// Steps with at most so many rows of logits allocate nothing for them, however their number changes.
+  explicit StepBuilder(std::int32_t max_rows_with_drafts);
+
   /// Valid until the next call. All sequences of the plan are ActiveSequences.
   [[nodiscard]] StepInput build(const StepPlan& plan);
   /// One for each entry of StepInput::logit_rows.
@@ -28,6 +38,7 @@ class StepBuilder {
  private:
   void add_tokens(const PlannedSequence& entry);
   void add_logit_rows(const PlannedSequence& entry, std::int32_t first_row);
+  void add_drafts(const PlannedSequence& entry, std::int32_t first_row);
 
   std::vector<std::int32_t> token_ids_;
   std::vector<std::int32_t> positions_;

@@ -52,6 +52,7 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
                   {.level = second_level_.get(),
                    .min_priority = config.kv_cache_config.secondary_offload_min_priority.value_or(0)}),
       scheduler_(config.scheduler_config, limits_of(config, engine.info()), block_pool_, lora_cache),
+      step_builder_(scheduler_.limits().max_rows_with_drafts),
       token_step_(engine.info().vocab_size) {}
 
 void StepLoop::run() {
@@ -136,6 +137,7 @@ void StepLoop::step() {
   describe_step();
   if (run_engine()) {
     scheduler_.commit(plan_);
+    make_drafts();
     deliver();
   }
   refuse_waiting();
@@ -169,6 +171,22 @@ bool StepLoop::run_engine() {
   }
 }
 
+void StepLoop::make_drafts() {
+  draft_latency_ = {};
+  const auto has_drafter = [](const PlannedSequence& entry) {
+    return static_cast<const ActiveSequence*>(entry.sequence)->has_drafter();
+  };
+  if (std::ranges::none_of(plan_.entries, has_drafter)) return;
+  if (statistics_.wants_iterations()) describe_drafts(plan_, iteration_stats_);
+  const auto begin = Clock::now();
+  for (const auto& entry : plan_.entries) {
+    if (!entry.wants_logits || !has_drafter(entry)) continue;
+    static_cast<ActiveSequence*>(entry.sequence)
+        ->make_drafts(entry.num_drafts, entry.num_right_drafts(), num_gained_by_drafts(entry));
+  }
+  draft_latency_ = Clock::now() - begin;
+}
+
 void StepLoop::deliver() {
   fork_sequences();
   for (const auto& outcome : token_step_.outcomes()) {
@@ -197,7 +215,9 @@ void StepLoop::fork_sequences() {
     if (parent.num_forks == 0 || parent.num_generated() == 0) continue;
     for (const auto& sequence : parent.request().sequences().subspan(1)) {
       // Without a token when choosing it has failed.
-      if (sequence->num_generated() > 0 && !sequence->is_complete()) scheduler_.fork(parent, *sequence);
+      if (sequence->num_generated() == 0 || sequence->is_complete()) continue;
+      scheduler_.fork(parent, *sequence);
+      if (sequence->has_drafter()) sequence->make_drafts(0, 0, 0);
     }
     Scheduler::end_forks(parent);
   }
@@ -256,6 +276,12 @@ void StepLoop::record(Clock::time_point begin) {
     stats.num_queued_requests = static_cast<std::int32_t>(queue_.num_queued());
     stats.max_num_active_requests = scheduler_.limits().max_batch_size;
     stats.kv_cache_stats = block_pool_.stats();
+    if (stats.spec_decoding_stats) {
+      stats.spec_decoding_stats->iter_latency_ms =
+          std::chrono::duration<double, std::milli>(draft_latency_).count();
+      stats.spec_decoding_stats->draft_overhead =
+          stats.spec_decoding_stats->iter_latency_ms / stats.iter_latency_ms;
+    }
     stats.inflight_batching_stats->num_paused_requests = num_paused_requests();
     std::size_t device_bytes =
         static_cast<std::size_t>(block_pool_.num_blocks()) * engine_.info().kv_block_bytes;

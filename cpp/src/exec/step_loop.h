@@ -55,6 +55,8 @@ class StepLoop {
   /// Returns false when the step failed, and its requests with it.
   bool run_engine();
   void deliver();
+  /// Of the step's sequences, for the next one; and counts what became of those that it computed.
+  void make_drafts();
   /// Of the requests whose prompts this step has ended: their other sequences begin to run.
   void fork_sequences();
   /// Requests that wait and cannot run: no pages for their adapters, or loads that failed.
@@ -106,6 +108,8 @@ class StepLoop {
   bool awaits_loads_ = false;
   /// Of the newest step, without sampling.
   Clock::duration engine_latency_{};
+  /// Of making the drafts of the step after it.
+  Clock::duration draft_latency_{};
   IterationStats iteration_stats_;
   RequestStatsPerIteration request_stats_;
   /// Sent when all that the step did is done: who has a last response finds the request's adapter given up

@@ -19,6 +19,10 @@ void TokenStep::take(std::int64_t first_row, std::int64_t num_rows, const float*
 }
 
 void TokenStep::take_row(const LogitRow& row, const float* logits) {
+  if (row.draft) {
+    take_draft_row(row, logits);
+    return;
+  }
   ActiveSequence& sequence = *row.sequence;
   // A sequence's rows follow each other, the sampled one last: after an outcome the rest are of no use.
   if (!outcomes_.empty() && outcomes_.back().sequence == &sequence) return;
@@ -33,6 +37,19 @@ void TokenStep::take_row(const LogitRow& row, const float* logits) {
   take_sampled_row(sequence, logits);
   if (!ends_prompt) return;
   for (const auto& other : sequence.request().sequences().subspan(1)) take_sampled_row(*other, logits);
+}
+
+void TokenStep::take_draft_row(const LogitRow& row, const float* logits) {
+  ActiveSequence& sequence = *row.sequence;
+  if (sequence.is_complete() || sequence.num_tokens() != row.draft->position + 1 ||
+      sequence.tokens.back() != row.draft->token) {
+    return;
+  }
+  try {
+    outcomes_.back().reason = sample(sequence, logits, nullptr);
+  } catch (const StepError&) {
+    // The tokens before are delivered first; the next step finds the same error in the same row.
+  }
 }
 
 void TokenStep::take_sampled_row(ActiveSequence& sequence, const float* logits) {

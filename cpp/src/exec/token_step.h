@@ -25,7 +25,8 @@ struct TokenOutcome {
 
 /// From a step's logits to its tokens: collects those that requests return, or their log probs, chooses the
 /// next tokens, and says which sequences have generated enough. From the last row of a prompt all sequences
-/// of the request get their first token.
+/// of the request get their first token. A row of a draft counts when the token before it was chosen as the
+/// draft says; else, or when the sequence has ended, it is as if it had not been computed.
 class TokenStep {
  public:
   explicit TokenStep(std::int64_t vocab_size)
@@ -43,6 +44,7 @@ class TokenStep {
 
  private:
   void take_row(const LogitRow& row, const float* logits);
+  void take_draft_row(const LogitRow& row, const float* logits);
   /// The row that the next token of a sequence is chosen from.
   void take_sampled_row(ActiveSequence& sequence, const float* logits);
   /// Adds the outcome. `changed_logits`: nullptr without a post-processor.

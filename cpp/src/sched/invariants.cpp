@@ -152,6 +152,34 @@ void check_leases(const Scheduler& scheduler, const LoraCache& cache, Report& re
   }
 }
 
+/// Drafts come last: they take nothing that others would have had.
+void check_drafts(const StepPlan& plan, const Scheduler& scheduler, const BlockPool& pool, Report& report) {
+  std::int32_t num_drafts = 0;
+  for (const PlannedSequence& entry : plan.entries) {
+    const Sequence& sequence = *entry.sequence;
+    num_drafts += entry.num_drafts;
+    report.check(entry.num_drafts >= 0 && std::cmp_less_equal(entry.num_drafts, sequence.drafts.size()),
+                 sequence, "is planned with drafts that it lacks");
+    if (entry.num_drafts == 0) continue;
+    report.check(entry.wants_logits, sequence, "is planned with drafts before its next token is due");
+    report.check(entry.num_drafts < sequence.max_tokens - sequence.num_generated(), sequence,
+                 "is planned with drafts beyond max_tokens");
+    report.check(sequence.num_forks == 0, sequence, "is planned with drafts before it was forked");
+  }
+  report.check(plan.num_draft_tokens == num_drafts, "num_draft_tokens does not count the planned drafts");
+  if (num_drafts == 0) return;
+  report.check(plan.paused.empty(), "drafts are planned although sequences had to be paused");
+  report.check(std::cmp_less_equal(plan.entries.size() + static_cast<std::size_t>(num_drafts),
+                                   scheduler.limits().max_rows_with_drafts),
+               "a step with drafts has more rows of logits than max_rows_with_drafts");
+  for (const Sequence* sequence : scheduler.running()) {
+    const bool is_planned =
+        std::ranges::find(plan.entries, sequence, &PlannedSequence::sequence) != plan.entries.end();
+    report.check(is_planned || pool.num_available() == 0, *sequence,
+                 "is not planned although there are drafts");
+  }
+}
+
 /// With equal progress, and unless blocks may run out, prompts that do not end with the step get the same but
 /// for the last chunk.
 void check_shares(const StepPlan& plan, const Scheduler& scheduler, const BlockPool& pool, Report& report) {
@@ -188,6 +216,7 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
   Report report;
   check_shares(plan, scheduler, block_pool, report);
   check_beginnings(plan, block_pool, report);
+  check_drafts(plan, scheduler, block_pool, report);
   const std::int32_t tokens_per_block = block_pool.tokens_per_block();
   std::set<const Sequence*> planned;
   std::int32_t num_context_tokens = 0;
@@ -195,7 +224,8 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
   bool prefills_began = false;
   for (const PlannedSequence& entry : plan.entries) {
     const Sequence& sequence = *entry.sequence;
-    const std::int32_t end = entry.first_token + entry.count;
+    const std::int32_t end = entry.end();
+    const std::int32_t num_written = block_pool.blocks_for(end + entry.num_drafts);
     report.check(planned.insert(&sequence).second, sequence, "is planned twice");
     report.check(sequence.state == SequenceState::kRunning, sequence, "is planned, but does not run");
     report.check(entry.count >= 1, sequence, "is planned without tokens");
@@ -211,9 +241,8 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
       ++num_context_sequences;
     }
     const auto num_blocks = static_cast<std::int32_t>(sequence.table.blocks.size());
-    report.check(num_blocks >= block_pool.blocks_for(end), sequence, "lacks blocks for its planned tokens");
-    for (std::int32_t i = entry.first_token / tokens_per_block;
-         i < std::min(num_blocks, block_pool.blocks_for(end)); ++i) {
+    report.check(num_blocks >= num_written, sequence, "lacks blocks for its planned tokens");
+    for (std::int32_t i = entry.first_token / tokens_per_block; i < std::min(num_blocks, num_written); ++i) {
       report.check(block_pool.num_users(sequence.table.blocks[i]) == 1, sequence,
                    "would write to a shared block");
     }
@@ -240,7 +269,7 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
         "nothing runs, sequences wait, and nothing says what for");
   }
   std::int32_t num_tokens = 0;
-  for (const PlannedSequence& entry : plan.entries) num_tokens += entry.count;
+  for (const PlannedSequence& entry : plan.entries) num_tokens += entry.count + entry.num_drafts;
   report.check(plan.num_tokens == num_tokens, "num_tokens does not count the planned tokens");
   report.check(num_tokens <= scheduler.limits().max_num_tokens,
                "more tokens are planned than max_num_tokens");

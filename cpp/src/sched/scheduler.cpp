@@ -24,6 +24,7 @@ void check_limits(const SchedulerLimits& limits) {
   require_positive("max_num_tokens", limits.max_num_tokens);
   if (limits.max_reusable_prompt_len < 0) problems.add("max_reusable_prompt_len is negative");
   if (limits.max_times_passed_over < 0) problems.add("max_times_passed_over is negative");
+  if (limits.max_rows_with_drafts < 0) problems.add("max_rows_with_drafts is negative");
   problems.throw_if_any<ConfigError>("Scheduler");
 }
 
@@ -51,6 +52,7 @@ void StepPlan::clear() {
   failed.clear();
   awaits_loads = false;
   num_tokens = 0;
+  num_draft_tokens = 0;
   num_context_tokens = 0;
   num_context_sequences = 0;
   num_generation_sequences = 0;
@@ -104,6 +106,7 @@ void Scheduler::plan(StepPlan& plan) {
   plan.clear();
   ++turn_;
   plan_entries(plan);
+  plan_drafts(plan);
   if (!plan.empty()) plan.copies.assign(copies_.begin(), copies_.end());
 }
 
@@ -365,7 +368,7 @@ void Scheduler::commit(const StepPlan& plan) {
   copies_.clear();
   for (const PlannedSequence& entry : plan.entries) {
     Sequence& sequence = *entry.sequence;
-    sequence.num_computed = entry.first_token + entry.count;
+    sequence.num_computed = entry.end() + entry.num_right_drafts();
     if (waiting_.is_fair()) charge(sequence, sequence.num_computed);
     if (!shares_blocks(sequence)) continue;
     const std::int32_t num_indexed = sequence.table.num_indexed;

@@ -46,7 +46,9 @@ std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length,
 std::int64_t Scheduler::num_promised_blocks() const {
   std::int64_t promised = 0;
   for (const Sequence* sequence : running_) {
-    promised += blocks_wanted(*sequence) - static_cast<std::int64_t>(sequence->table.blocks.size());
+    // For drafts it may have got more than it wants.
+    promised += std::max(blocks_wanted(*sequence) - static_cast<std::int64_t>(sequence->table.blocks.size()),
+                         std::int64_t{0});
   }
   return promised;
 }

@@ -16,20 +16,22 @@ BOOST_AUTO_TEST_SUITE(allocations)
 constexpr std::int32_t kTokens = 90;
 
 /// Serves requests of `num_sequences` sequences together, and fails the test when a step in which all of them
-/// decode allocates anything.
-void check_steady_steps(std::vector<Request> requests, std::int32_t num_sequences) {
+/// decode allocates anything. Returns the drafts of these steps.
+std::int64_t check_steady_steps(std::vector<Request> requests, std::int32_t num_sequences) {
   FakeEngine::Options options;
   options.max_batch_size = num_sequences;
   options.max_num_tokens = 256;
   std::vector<std::int64_t> of_steps;  // allocations from one plan to the next
   of_steps.reserve(1000);
   std::int64_t before = 0;
+  std::int64_t num_drafts = 0;
   const auto count = [&](const StepPlan* plan, const Scheduler& scheduler, const BlockPool&,
                          const LoraCache*) {
     if (plan == nullptr) return;
     const bool is_steady = plan->num_generation_sequences == num_sequences && plan->copies.empty() &&
                            scheduler.waiting().empty();
     if (is_steady && before >= 0) of_steps.push_back(testing::allocations_of_this_thread() - before);
+    if (is_steady) num_drafts += plan->num_draft_tokens;
     before = is_steady ? testing::allocations_of_this_thread() : -1;
   };
   before = -1;
@@ -44,6 +46,7 @@ void check_steady_steps(std::vector<Request> requests, std::int32_t num_sequence
   for (const RequestId id : executor.enqueue_requests(requests)) static_cast<void>(collect(executor, id));
   BOOST_TEST_REQUIRE(of_steps.size() > 50U);
   BOOST_TEST(of_steps == std::vector<std::int64_t>(of_steps.size(), 0), boost::test_tools::per_element());
+  return num_drafts;
 }
 
 BOOST_AUTO_TEST_CASE(a_steady_step_allocates_nothing) {
@@ -58,7 +61,7 @@ BOOST_AUTO_TEST_CASE(a_steady_step_allocates_nothing) {
     if (i % 2 == 0) request.lora_config = fake_adapter(static_cast<std::uint64_t>(i + 1));
     requests.push_back(std::move(request));
   }
-  check_steady_steps(std::move(requests), kRequests);
+  BOOST_TEST(check_steady_steps(std::move(requests), kRequests) == 0);
 }
 
 BOOST_AUTO_TEST_CASE(a_steady_step_of_forked_sequences_allocates_nothing) {
@@ -74,7 +77,24 @@ BOOST_AUTO_TEST_CASE(a_steady_step_of_forked_sequences_allocates_nothing) {
     if (i % 2 == 0) request.lora_config = fake_adapter(static_cast<std::uint64_t>(i + 1));
     requests.push_back(std::move(request));
   }
-  check_steady_steps(std::move(requests), 1 + 2 + 3 + 4);
+  BOOST_TEST(check_steady_steps(std::move(requests), 1 + 2 + 3 + 4) == 0);
+}
+
+BOOST_AUTO_TEST_CASE(a_steady_step_with_drafts_allocates_nothing) {
+  std::vector<float> few(101, -100.0F);  // tokens to choose from, so that n-grams come again
+  few[1] = few[2] = 0.0F;
+  std::vector<Request> requests;
+  for (TokenId i = 0; i < 3; ++i) {
+    auto request = make_request({i, 1, 2}, 124);
+    request.embedding_bias = bias_of(few);
+    request.lookahead_config = LookaheadDecodingConfig{4, 3, 4};
+    request.output_config.return_log_probs = true;
+    request.output_config.top_log_probs = 2;
+    if (i == 1) request.sampling_config.frequency_penalty = 0.01;
+    if (i == 2) request.lora_config = fake_adapter(1);
+    requests.push_back(std::move(request));
+  }
+  BOOST_TEST(check_steady_steps(std::move(requests), 3) > 10);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -123,13 +124,17 @@ class World {
   void run_planned() {
     for (const PlannedCopy& planned : plan.copies) copy(planned.blocks);
     for (const PlannedSequence& entry : plan.entries) compute(entry);
+    for (const PlannedSequence& entry : plan.entries) {
+      if (entry.num_drafts > 0) generate(entry);
+    }
     scheduler.commit(plan);
     require_sound();
     for (const PlannedSequence& entry : plan.entries) {
       if (!entry.wants_logits) continue;
       Sequence& sequence = *entry.sequence;
       fork_all(sequence);
-      sequence.tokens.push_back(next_token(sequence, sequence.num_tokens()));
+      if (entry.num_drafts == 0) generate(entry);
+      if (make_drafts) make_drafts(sequence);
       if (sequence.num_generated() < sequence.max_tokens) continue;
       require_right_tokens(sequence);
       scheduler.remove(sequence);
@@ -178,6 +183,13 @@ class World {
       step();
       BOOST_TEST_REQUIRE(!plan.empty());
     }
+  }
+  /// The tokens that the sequence is going to generate next.
+  static std::vector<std::int32_t> coming_tokens(const Sequence& sequence, std::int32_t count) {
+    std::vector<std::int32_t> tokens = sequence.tokens;
+    for (std::int32_t i = 0; i < count; ++i) tokens.push_back(next_token(sequence, tokens));
+    tokens.erase(tokens.begin(), tokens.begin() + sequence.num_tokens());
+    return tokens;
   }
   void require_sound() { require(check_invariants(scheduler, pool, cache_.get())); }
   [[nodiscard]] LoraCache& cache() { return *cache_; }
@@ -235,18 +247,33 @@ class World {
     }
   }
 
-  /// Of the first `length` tokens under the sequence's adapter.
-  static std::uint64_t hash(const Sequence& sequence, std::int32_t length) {
+  /// Of tokens under the sequence's adapter.
+  static std::uint64_t hash(const Sequence& sequence, std::span<const std::int32_t> tokens) {
     std::uint64_t value = sequence.reuse_key().adapter_generation + 1;
-    for (std::int32_t i = 0; i < length; ++i) {
-      value = (value ^ static_cast<std::uint32_t>(sequence.tokens[i])) * 0x9e3779b97f4a7c15ULL;
+    for (const std::int32_t token : tokens) {
+      value = (value ^ static_cast<std::uint32_t>(token)) * 0x9e3779b97f4a7c15ULL;
       value ^= value >> 29;
     }
     return value;
   }
-  static std::int32_t next_token(const Sequence& sequence, std::int32_t length) {
-    return static_cast<std::int32_t>((hash(sequence, length) + static_cast<std::uint64_t>(sequence.index)) %
+  static std::uint64_t hash(const Sequence& sequence, std::int32_t length) {
+    return hash(sequence, std::span(sequence.tokens).first(static_cast<std::size_t>(length)));
+  }
+  static std::int32_t next_token(const Sequence& sequence, std::span<const std::int32_t> tokens) {
+    return static_cast<std::int32_t>((hash(sequence, tokens) + static_cast<std::uint64_t>(sequence.index)) %
                                      5);
+  }
+  static std::int32_t next_token(const Sequence& sequence, std::int32_t length) {
+    return next_token(sequence, std::span(sequence.tokens).first(static_cast<std::size_t>(length)));
+  }
+  /// The next token, and those after it as long as the planned drafts are right.
+  void generate(const PlannedSequence& entry) {
+    Sequence& sequence = *entry.sequence;
+    for (std::int32_t i = 0;; ++i) {
+      sequence.tokens.push_back(next_token(sequence, sequence.num_tokens()));
+      if (i == entry.num_drafts || sequence.tokens.back() != sequence.drafts[i]) return;
+      ++num_right_drafts;
+    }
   }
   void copy(const BlockCopy& blocks) {
     const auto first_of = [&](BlockId block) {
@@ -265,6 +292,11 @@ class World {
     }
     for (std::int32_t i = entry.first_token; i < entry.first_token + entry.count; ++i) {
       memory_at(sequence, i) = hash(sequence, i + 1);
+    }
+    std::vector<std::int32_t> tokens(sequence.tokens.begin(), sequence.tokens.begin() + entry.end());
+    for (std::int32_t i = 0; i < entry.num_drafts; ++i) {
+      tokens.push_back(sequence.drafts[i]);
+      memory_at(sequence, entry.end() + i) = hash(sequence, tokens);
     }
   }
   static void require_right_tokens(const Sequence& sequence) {
@@ -285,6 +317,9 @@ class World {
   StepPlan plan;
   std::int64_t num_finished = 0;
   std::int64_t num_failed = 0;
+  /// What makes the drafts of a sequence that has a new token; nullptr: there are none.
+  std::function<void(Sequence&)> make_drafts;
+  std::int64_t num_right_drafts = 0;
 
  private:
   std::vector<std::uint64_t> memory_;

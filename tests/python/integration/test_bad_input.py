@@ -114,10 +114,29 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"unsupported {name}": ({name: value}, f"{name} is given; accepted: None")
         for name, value in {
-            "position_ids": [0, 1, 2], "external_draft_tokens_config": object(), "prompt_tuning_config": object(),
-            "lookahead_config": object(), "encoder_input_token_ids": [1],
+            "position_ids": [0, 1, 2], "prompt_tuning_config": object(), "encoder_input_token_ids": [1],
         }.items()
     },
+    "no drafts": (
+        {"external_draft_tokens_config": adaptrt.ExternalDraftTokensConfig([])},
+        "external_draft_tokens_config.tokens is empty",
+    ),
+    "draft outside": (
+        {"external_draft_tokens_config": adaptrt.ExternalDraftTokensConfig([1, 61])},
+        r"external_draft_tokens_config.tokens\[1\] is 61",
+    ),
+    "logits of drafts": (
+        {"external_draft_tokens_config": adaptrt.ExternalDraftTokensConfig([1], np.zeros((1, 61)))},
+        "external_draft_tokens_config.logits is given; accepted: None",
+    ),
+    "inexact drafts": (
+        {"external_draft_tokens_config": adaptrt.ExternalDraftTokensConfig([1], acceptance_threshold=0.5)},
+        "external_draft_tokens_config.acceptance_threshold is given; accepted: None",
+    ),
+    "window without n-grams": (
+        {"lookahead_config": adaptrt.LookaheadDecodingConfig(4, 1, 0)},
+        "lookahead_config.max_window_size is 4 and max_ngram_size 1",
+    ),
     "unknown post-processor": ({"logits_post_processor_name": "name"}, "logits_post_processor_name is 'name', which"),
     "unsupported metrics": (
         {"output_config": adaptrt.OutputConfig(return_perf_metrics=True)}, "output_config.return_perf_metrics is True"
@@ -161,7 +180,8 @@ WRONG_TYPES: dict[str, Any] = {
     "stop_words": [[1], {1}], "embedding_bias": ["a", ["1"], {1.0}, [1j], [[1], [2, 3]]], "lora_config": [1, "name"],
     "logits_post_processor_name": [1], "logits_post_processor": [1, "name"],
     "encoder_input_token_ids": [1], "client_id": [-1, 2**64, "me"],
-    "guided_decoding_params": ["json", object(), {}],
+    "guided_decoding_params": ["json", object(), {}], "lookahead_config": [object(), (4, 3, 4)],
+    "external_draft_tokens_config": [object(), [1]],
     "return_all_generated_tokens": ["all"], "priority": ["high"], "num_return_sequences": [None],
     "allotted_time_ms": ["1", float("nan"), True], "cache_salt_id": [-1],
 }  # fmt: skip

@@ -66,6 +66,21 @@ def test_completions_are_64_tokens_long_unless_asked_for_more(
     assert "".join(llm.stream("abc")) == "a" * 64
 
 
+def test_speculation_is_an_option_that_changes_nothing(llm: adaptrt.LLM) -> None:
+    engine, tokenizer = llm.executor.engine.directory, llm._template_directory
+    expected = [llm.generate("abcabcab", lora=name).token_ids for name in (None, "first")]
+    lookahead = adaptrt.LookaheadDecodingConfig(4, 3, 4)
+    config = adaptrt.ExecutorConfig(num_threads=1)
+    with adaptrt.LLM(engine, config, tokenizer=tokenizer, speculative_config=lookahead) as speculative:
+        assert [speculative.generate("abcabcab", lora=name).token_ids for name in (None, "first")] == expected
+        steps = speculative.executor.get_latest_iteration_stats()
+    assert any(step.spec_decoding_stats is not None for step in steps)
+    assert config == adaptrt.ExecutorConfig(num_threads=1)
+    config.decoding_config = adaptrt.DecodingConfig()
+    with pytest.raises(adaptrt.ConfigError, match="speculative_config is given, and executor_config has a decoding_co"):
+        adaptrt.LLM(engine, config, tokenizer=tokenizer, speculative_config=lookahead)
+
+
 def test_streams_do_not_break_characters(llm: adaptrt.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     generate_only(EURO, monkeypatch)
     num_euros = 0

@@ -267,6 +267,12 @@ def test_statistics_have_all_of_tensorrt_llms_keys(executor: adaptrt.Executor) -
     assert json.loads(adaptrt.RequestStats().to_json_str())["disServingStats"] is None
     static = adaptrt.IterationStats(static_batching_stats=adaptrt.StaticBatchingStats(num_gen_tokens=3))
     assert json.loads(static.to_json_str())["staticBatchingStats"]["numGenTokens"] == 3
+    assert stats["specDecodingStats"] is None
+    drafts = adaptrt.IterationStats(spec_decoding_stats=adaptrt.SpecDecodingStats(4, 3, 1, 4.0, 0.5, 0.25))
+    assert json.loads(drafts.to_json_str())["specDecodingStats"] == {
+        "numDraftTokens": 4, "numAcceptedTokens": 3, "numRequestsWithDraftTokens": 1, "acceptanceLength": 4.0,
+        "iterLatencyMS": 0.5, "draftOverhead": 0.25,
+    }  # fmt: skip
     request = adaptrt.RequestStats(dis_serving_stats=adaptrt.DisServingRequestStats(kv_cache_transfer_ms=0.5))
     assert json.loads(request.to_json_str())["disServingStats"]["kvCacheTransferMS"] == 0.5
     assert executor.get_latest_debug_tensors() == []

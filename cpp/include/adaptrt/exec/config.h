@@ -8,6 +8,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/fields.h"
 #include "adaptrt/engine/engine.h"
+#include "adaptrt/exec/decoding_config.h"
 #include "adaptrt/exec/logits_post_processor.h"
 #include "adaptrt/exec/unsupported.h"
 #include "adaptrt/guide/guided_decoding.h"
@@ -57,7 +58,7 @@ struct ExecutorConfig {
   Unsupported parallel_config;
   std::optional<PeftCacheConfig> peft_cache_config = PeftCacheConfig{};
   std::optional<LogitsPostProcessorConfig> logits_post_processor_config;
-  Unsupported decoding_config;
+  std::optional<DecodingConfig> decoding_config;
   bool use_gpu_direct_storage = false;
   double gpu_weights_percent = 1.0;
   std::optional<std::int32_t> max_queue_size;
@@ -104,7 +105,10 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
             "Sizes of the LoRA cache; None is PeftCacheConfig() as well."},
       Field{"logits_post_processor_config", &C::logits_post_processor_config,
             "Functions that requests may ask for by name."},
-      Field{"decoding_config", &C::decoding_config, "Refused unless None."},
+      Field{
+          "decoding_config", &C::decoding_config,
+          "With a LookaheadDecodingConfig, several tokens of a sequence are computed in a step where its own "
+          "text tells what may come; no result depends on it. Modes other than Lookahead are refused."},
       Field{"use_gpu_direct_storage", &C::use_gpu_direct_storage, "Without effect here: weights are mapped."},
       Field{"gpu_weights_percent", &C::gpu_weights_percent,
             "Refused unless 1.0: weights are mapped as a whole."},

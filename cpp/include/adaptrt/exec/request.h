@@ -12,6 +12,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/fields.h"
 #include "adaptrt/engine/engine.h"
+#include "adaptrt/exec/decoding_config.h"
 #include "adaptrt/exec/float_tensor.h"
 #include "adaptrt/exec/logits_post_processor.h"
 #include "adaptrt/exec/unsupported.h"
@@ -78,10 +79,10 @@ struct Request {
   std::optional<std::vector<std::vector<TokenId>>> bad_words;
   std::optional<std::vector<std::vector<TokenId>>> stop_words;
   std::optional<FloatTensor> embedding_bias;
-  Unsupported external_draft_tokens_config;
+  std::optional<ExternalDraftTokensConfig> external_draft_tokens_config;
   Unsupported prompt_tuning_config;
   std::optional<LoraConfig> lora_config;
-  Unsupported lookahead_config;
+  std::optional<LookaheadDecodingConfig> lookahead_config;
   std::optional<KvCacheRetentionConfig> kv_cache_retention_config;
   std::optional<std::string> logits_post_processor_name;
   std::optional<PostProcessorFunction> logits_post_processor;
@@ -112,7 +113,7 @@ constexpr auto fields_of(const Request* /*type*/) {
   return std::tuple{
       Field{"input_token_ids", &C::input_token_ids, "The prompt: one token or more."},
       Field{"max_tokens", &C::max_tokens, "Tokens to generate at most."},
-      Field{"streaming", &C::streaming, "One response a token instead of one at the end."},
+      Field{"streaming", &C::streaming, "One response a step instead of one at the end."},
       Field{"sampling_config", &C::sampling_config, "How the next token is chosen."},
       Field{"output_config", &C::output_config, "What is returned besides the tokens."},
       Field{"end_id", &C::end_id,
@@ -123,10 +124,15 @@ constexpr auto fields_of(const Request* /*type*/) {
       Field{"stop_words", &C::stop_words, "Token sequences that end the generation; part of the output."},
       Field{"embedding_bias", &C::embedding_bias,
             "float32 [vocab_size], added to the logits. One of another shape is the response's error."},
-      Field{"external_draft_tokens_config", &C::external_draft_tokens_config, "Refused unless None."},
+      Field{
+          "external_draft_tokens_config", &C::external_draft_tokens_config,
+          "Tokens that are expected right after the prompt, computed together as long as they are right; no "
+          "result depends on them."},
       Field{"prompt_tuning_config", &C::prompt_tuning_config, "Refused unless None."},
       Field{"lora_config", &C::lora_config, "The adapter; with weights when the task may not be cached yet."},
-      Field{"lookahead_config", &C::lookahead_config, "Refused unless None."},
+      Field{"lookahead_config", &C::lookahead_config,
+            "Drafts from the sequence's own text. None: as ExecutorConfig.decoding_config says; "
+            "LookaheadDecodingConfig(1, 1, 0): none. No result depends on it."},
       Field{"kv_cache_retention_config", &C::kv_cache_retention_config,
             "How long its KV blocks should stay cached when nobody uses them; without effect where "
             "KvCacheConfig.enable_block_reuse is off."},

@@ -91,7 +91,7 @@ constexpr auto fields_of(const InflightBatchingStats* /*type*/) {
       Field{"num_ctx_tokens", &C::num_ctx_tokens, "Prompt tokens of the step."},
       Field{"micro_batch_id", &C::micro_batch_id, "Always 0: there is one pipeline stage."},
       Field{"avg_num_decoded_tokens_per_iter", &C::avg_num_decoded_tokens_per_iter,
-            "Tokens per generating request; 1 when each has one sequence."}};
+            "Tokens per generating request; 1 when each has one sequence and no draft was right."}};
 }
 
 /// TensorRT-LLM's StaticBatchingStats; batches here are in flight, so no step has any.
@@ -130,6 +130,30 @@ constexpr auto fields_of(const DisServingRequestStats* /*type*/) {
                     Field{"kv_cache_size", &C::kv_cache_size, "Bytes of KV that were moved."}};
 }
 
+/// TensorRT-LLM's SpecDecodingStats.
+struct SpecDecodingStats {
+  std::int64_t num_draft_tokens = 0;
+  std::int64_t num_accepted_tokens = 0;
+  std::int64_t num_requests_with_draft_tokens = 0;
+  double acceptance_length = 0.0;
+  double iter_latency_ms = 0.0;
+  double draft_overhead = 0.0;
+
+  bool operator==(const SpecDecodingStats&) const = default;
+};
+
+constexpr auto fields_of(const SpecDecodingStats* /*type*/) {
+  using C = SpecDecodingStats;
+  return std::tuple{
+      Field{"num_draft_tokens", &C::num_draft_tokens, "Drafts that the step computed."},
+      Field{"num_accepted_tokens", &C::num_accepted_tokens, "Tokens that the step gave thanks to them."},
+      Field{"num_requests_with_draft_tokens", &C::num_requests_with_draft_tokens,
+            "Sequences that had drafts in the step."},
+      Field{"acceptance_length", &C::acceptance_length, "Tokens that each of these got, on average."},
+      Field{"iter_latency_ms", &C::iter_latency_ms, "Making drafts for the next step."},
+      Field{"draft_overhead", &C::draft_overhead, "Its share of the step's iter_latency_ms."}};
+}
+
 /// TensorRT-LLM's IterationStats, and the engine's share of the latency and the LoRA cache.
 struct IterationStats {
   std::string timestamp;
@@ -148,6 +172,7 @@ struct IterationStats {
   std::optional<KvCacheStats> kv_cache_stats;
   std::optional<StaticBatchingStats> static_batching_stats;
   std::optional<InflightBatchingStats> inflight_batching_stats;
+  std::optional<SpecDecodingStats> spec_decoding_stats;
   std::optional<LoraCacheStats> lora_cache_stats;
 
   bool operator==(const IterationStats&) const = default;
@@ -176,6 +201,8 @@ constexpr auto fields_of(const IterationStats* /*type*/) {
       Field{"kv_cache_stats", &C::kv_cache_stats, "The KV cache after the step."},
       Field{"static_batching_stats", &C::static_batching_stats, "Always None: batches are in flight."},
       Field{"inflight_batching_stats", &C::inflight_batching_stats, "The step's batch."},
+      Field{"spec_decoding_stats", &C::spec_decoding_stats,
+            "The step's drafts; None where it computed none."},
       Field{"lora_cache_stats", &C::lora_cache_stats, "The LoRA cache after the step; None without one."}};
 }
 
@@ -218,8 +245,8 @@ constexpr auto fields_of(const RequestStats* /*type*/) {
       Field{"context_prefill_position", &C::context_prefill_position, "Prompt tokens whose KV is there."},
       Field{"num_generated_tokens", &C::num_generated_tokens, "So far, of all sequences."},
       Field{"avg_num_decoded_tokens_per_iter", &C::avg_num_decoded_tokens_per_iter,
-            "Generated tokens by the most of one sequence: 1 once a token was generated, more with several "
-            "sequences."},
+            "Generated tokens by the steps that gave them: 1 once a token was generated, more with several "
+            "sequences or where drafts were right."},
       Field{"scheduled", &C::scheduled, "Part of this step."},
       Field{"paused", &C::paused, "A sequence waits although it ran before."},
       Field{"alloc_total_blocks_per_request", &C::alloc_total_blocks_per_request, "New and reused."},

@@ -28,6 +28,9 @@ struct SchedulerLimits {
   /// So often may requests with adapters start ahead of one whose adapter gets no pages; then they are held
   /// back, their loads included, until it has started.
   std::int32_t max_times_passed_over = 16;
+  /// Steps with drafts have at most so many rows of logits. Up to there a step is bound by reading the
+  /// weights, and a row more costs little; beyond, a wrong draft costs others what it costs itself.
+  std::int32_t max_rows_with_drafts = 32;
 };
 
 /// What one sequence computes in a step.
@@ -41,6 +44,15 @@ struct PlannedSequence {
   bool is_prefill = false;
   /// These are all that was left to compute: the next token is sampled from the logits of the last one.
   bool wants_logits = false;
+  /// So many of sequence->drafts are computed behind these tokens, and the next tokens are sampled from their
+  /// logits as well, as long as the drafts before are what was sampled.
+  std::int32_t num_drafts = 0;
+
+  /// The position behind the tokens; that of the first draft.
+  [[nodiscard]] std::int32_t end() const { return first_token + count; }
+  /// Drafts that `sequence` has got as tokens since, and another token behind each: their KV is that of its
+  /// tokens. One whose logits could not be used is computed again.
+  [[nodiscard]] std::int32_t num_right_drafts() const;
 };
 
 /// What a sequence begins its own block with.
@@ -72,7 +84,8 @@ struct StepPlan {
   std::vector<FailedStart> failed;
   /// Requests wait for loads that are under way: LoraCacheOptions::on_load_end tells when to plan again.
   bool awaits_loads = false;
-  std::int32_t num_tokens = 0;
+  std::int32_t num_tokens = 0;  ///< drafts included
+  std::int32_t num_draft_tokens = 0;
   std::int32_t num_context_tokens = 0;
   std::int32_t num_context_sequences = 0;
   std::int32_t num_generation_sequences = 0;
@@ -96,6 +109,10 @@ struct StepPlan {
 /// its blocks and its lease, and are sequences like any other from then on: each is paused, resumed and
 /// removed on its own. The first one starts when there is room in the batch for all of them and, where
 /// nothing is paused, KV blocks for all that they may generate.
+///
+/// What a step has left over goes to drafts of its sequences, one of each in turn. They take no token and no
+/// block from anything else: blocks within what is promised to their sequence, or, with kMaxUtilization,
+/// while nobody waits and every running sequence could have one more.
 class Scheduler {
  public:
   /// `lora_cache` may be nullptr when no sequence has an adapter. Both must outlive the scheduler.
@@ -117,8 +134,9 @@ class Scheduler {
   /// have failed, or wait for loads.
   void plan(StepPlan& plan);
 
-  /// The step has run: its tokens count as computed and their full blocks can be reused. Call before the
-  /// sequences of the plan are removed; tokens may be appended before or after.
+  /// The step has run: its tokens and the drafts that were right count as computed, and their full blocks can
+  /// be reused. Call before the sequences of the plan are removed; tokens may be appended before or after,
+  /// those of sequences with planned drafts before.
   void commit(const StepPlan& plan);
 
   /// Forks `child` from `parent`, which runs and whose tokens so far were computed by the step that was just
@@ -177,6 +195,11 @@ class Scheduler {
   void grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan& plan);
   /// Gives the tokens that the step has left to its prefills, in equal shares.
   void share_out_tokens(StepPlan& plan);
+  void plan_drafts(StepPlan& plan);
+  /// Blocks that drafts may take.
+  [[nodiscard]] std::int64_t num_spare_blocks() const;
+  /// False when there is no room for it.
+  bool add_draft(PlannedSequence& entry, std::int64_t& num_spare_blocks);
   void charge(Sequence& sequence, std::int32_t num_tokens);
   /// Tells the pool what the request says of its indexed blocks from `first` on.
   void retain_blocks(const Sequence& sequence, std::int32_t first);

@@ -49,6 +49,9 @@ struct Sequence {
   /// The prompt, then what was generated. The executor appends a token after each step that sampled one, and
   /// removes the sequence from the scheduler when that was the last.
   std::vector<std::int32_t> tokens;
+  /// Guesses of the tokens after these, which are none of them before they were generated. The executor makes
+  /// them after each step that sampled a token.
+  std::vector<std::int32_t> drafts;
 
   // The scheduler's, from here on.
   SequenceState state = SequenceState::kNew;

@@ -221,7 +221,6 @@ def test_what_is_set_decides_the_decoding_mode(name: str, value: Any, question: 
 def test_fields_keep_their_objects_and_the_executor_refuses_them_by_name() -> None:
     values: dict[str, Any] = {
         "parallel_config": adaptrt.ParallelConfig(), "debug_config": adaptrt.DebugConfig(),
-        "decoding_config": adaptrt.DecodingConfig(Mode.TopKTopP()),
         "spec_dec_config": adaptrt.SpeculativeDecodingConfig(),
     }  # fmt: skip
     config = adaptrt.ExecutorConfig(**values)
@@ -231,11 +230,63 @@ def test_fields_keep_their_objects_and_the_executor_refuses_them_by_name() -> No
         assert any(problem.startswith(f"{name} is given ({type(value).__name__})") for problem in problems)
     again = pickle.loads(pickle.dumps(config))
     assert again == config
-    assert again.decoding_config.decoding_mode.isTopKandTopP()
     again.debug_config.debug_input_tensors = True
     assert again != config
     config.parallel_config = None
     assert config.parallel_config is None
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (adaptrt.DecodingConfig(), None),
+        (adaptrt.DecodingConfig(Mode.Auto()), None),
+        (adaptrt.DecodingConfig(lookahead_decoding_config=LOOKAHEAD), None),
+        (adaptrt.DecodingConfig(Mode.TopKTopP()), "decoding_mode is TopKTopP; accepted: None, Auto or Lookahead"),
+        (adaptrt.DecodingConfig(Mode.Lookahead()), "decoding_mode is Lookahead and lookahead_decoding_config None"),
+        (adaptrt.DecodingConfig(medusa_choices=[[0]]), "medusa_choices is given; accepted: None"),
+        (adaptrt.DecodingConfig(eagle_config=adaptrt.EagleConfig([[0, 1]])), "eagle_config is given; accepted: None"),
+        (
+            adaptrt.DecodingConfig(lookahead_decoding_config=adaptrt.LookaheadDecodingConfig(2, 1, 0)),
+            "lookahead_decoding_config.max_window_size is 2 and max_ngram_size 1",
+        ),
+    ],
+)
+def test_decoding_configs_are_copied_and_checked(config: adaptrt.DecodingConfig, problem: str | None) -> None:
+    executor_config = adaptrt.ExecutorConfig(decoding_config=config)
+    assert executor_config.decoding_config == config
+    assert pickle.loads(pickle.dumps(executor_config)) == executor_config
+    problems = executor_config.validate()
+    if problem is None:
+        assert problems == []
+    else:
+        assert any(found.startswith(f"decoding_config.{problem}") for found in problems)
+    config.lookahead_decoding_config = adaptrt.LookaheadDecodingConfig(9, 9, 9)
+    assert executor_config.decoding_config != config
+
+
+def test_a_mode_that_was_set_last_is_kept() -> None:
+    config = adaptrt.DecodingConfig(lookahead_decoding_config=LOOKAHEAD)
+    config.decoding_mode = Mode.TopK()
+    copied = adaptrt.ExecutorConfig(decoding_config=config).decoding_config
+    assert copied == config
+    assert copied.decoding_mode.name == "TopK"
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "accepted"),
+    [
+        (adaptrt.ExecutorConfig, "decoding_config", "DecodingConfig"),
+        (lambda: adaptrt.Request([1], 1), "lookahead_config", "LookaheadDecodingConfig"),
+        (lambda: adaptrt.Request([1], 1), "external_draft_tokens_config", "ExternalDraftTokensConfig"),
+    ],
+)
+@pytest.mark.parametrize("value", [object(), 1, adaptrt.EagleConfig()])
+def test_speculation_takes_its_own_classes(make: Any, name: str, accepted: str, value: Any) -> None:
+    owner = make()
+    with pytest.raises(TypeError, match=rf"^{type(owner).__name__}\.{name} is .*; accepted: None, {accepted}$"):
+        setattr(owner, name, value)
+    assert getattr(owner, name) is None
 
 
 def test_configs_of_what_executors_do_are_copied_and_checked() -> None:
@@ -263,8 +314,7 @@ def test_post_processors_are_equal_as_their_functions_are() -> None:
 
 def test_requests_keep_their_objects() -> None:
     values: dict[str, Any] = {
-        "external_draft_tokens_config": adaptrt.ExternalDraftTokensConfig([1, 2, 3]),
-        "prompt_tuning_config": adaptrt.PromptTuningConfig(np.ones((2, 3))), "lookahead_config": LOOKAHEAD,
+        "prompt_tuning_config": adaptrt.PromptTuningConfig(np.ones((2, 3))),
         "eagle_config": adaptrt.EagleConfig(), "logits_post_processor": len,
     }  # fmt: skip
     request = adaptrt.Request([1], 1, **values)
@@ -278,6 +328,8 @@ def test_requests_copy_what_executors_do() -> None:
     values: dict[str, Any] = {
         "guided_decoding_params": adaptrt.GuidedDecodingParams(adaptrt.GuidedDecodingParams.GuideType.REGEX, "a+"),
         "kv_cache_retention_config": adaptrt.KvCacheRetentionConfig([RANGE(0, None, 80)]),
+        "external_draft_tokens_config": adaptrt.ExternalDraftTokensConfig([1, 2, 3], np.ones((3, 2)), 0.5, True),
+        "lookahead_config": LOOKAHEAD,
     }
     request = adaptrt.Request([1], 1, lora_config=adaptrt.LoraConfig(7), **values)
     again = pickle.loads(pickle.dumps(request))

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+
+namespace adaptrt {
+
+/// How many drafts of one sequence are worth their computing, from what became of those before.
+///
+/// Every step may have `length` drafts, 2 at first. When all that were computed were right, it doubles, up to
+/// the most; when none was, it halves, and there are no drafts for the next 2^misses - 1 steps, 127 at most:
+/// a miss counts one, a step with right drafts halves the count. So a text of n tokens without any right
+/// draft computes log2(n) + n / 128 wrong ones, and one that repeats itself again gets its drafts back.
+class DraftPace {
+ public:
+  explicit DraftPace(std::int32_t most);
+
+  /// Drafts that the next step may have. Counts the steps: to be asked once for each.
+  [[nodiscard]] std::int32_t next();
+  /// `num_right` of `num_computed` drafts, at least one, came to be generated.
+  void record(std::int32_t num_computed, std::int32_t num_right);
+
+ private:
+  static constexpr std::int32_t kFirstLength = 2;
+  static constexpr std::int32_t kMostMisses = 7;
+
+  std::int32_t most_;
+  std::int32_t length_;
+  std::int32_t misses_ = 0;
+  std::int32_t pause_ = 0;  // steps without drafts that are to come
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "adaptrt/draft/draft_pace.h"
+#include "adaptrt/draft/lookahead_config.h"
+#include "adaptrt/draft/ngram_index.h"
+
+namespace adaptrt {
+
+/// Where a request's drafts come from.
+struct DraftSources {
+  /// Of the tokens right after the prompt; as long as they are right they are all there is.
+  std::vector<std::int32_t> external = {};
+  /// Drafts from the sequence's own text; nullopt: none.
+  std::optional<LookaheadDecodingConfig> lookahead = std::nullopt;
+
+  [[nodiscard]] bool empty() const { return external.empty() && !lookahead; }
+};
+
+/// Guesses the next tokens of one sequence. Steps allocate nothing.
+class Drafter {
+ public:
+  /// `sources` are valid and not empty; `max_length`: tokens of prompt and output at most.
+  Drafter(const DraftSources& sources, std::span<const std::int32_t> prompt, std::size_t max_length);
+
+  /// Drafts that one call of draft() makes at most.
+  [[nodiscard]] std::size_t max_drafts() const { return max_drafts_; }
+  /// What may follow `text`, the prompt and what was generated, in the place of `drafts`: `most` tokens at
+  /// most. To be called before each step that computes the end of the text.
+  void draft(std::span<const std::int32_t> text, std::int32_t most, std::vector<std::int32_t>& drafts);
+  /// What became of the drafts of the last call: the step computed the first `num_computed` of them, of which
+  /// `num_right` were generated.
+  void record(std::int32_t num_computed, std::int32_t num_right);
+
+ private:
+  void draft_external(std::span<const std::int32_t> text, std::size_t most,
+                      std::vector<std::int32_t>& drafts);
+
+  std::size_t prompt_length_;
+  std::size_t max_drafts_;
+  std::vector<std::int32_t> external_;
+  std::size_t num_right_external_ = 0;
+  std::optional<NgramIndex> ngrams_;
+  DraftPace pace_;
+  bool from_ngrams_ = false;  // the drafts of the last call
+};
+
+}  // namespace adaptrt

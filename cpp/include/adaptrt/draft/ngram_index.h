@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "adaptrt/draft/lookahead_config.h"
+
+namespace adaptrt {
+
+/// Where the n-grams of a growing text stand. Each token is entered once, in constant time, and allocates
+/// nothing.
+class NgramIndex {
+ public:
+  /// `config` is valid and drafts. `max_length`: tokens of the text at most; memory for them is allocated
+  /// here.
+  NgramIndex(const LookaheadDecodingConfig& config, std::size_t max_length);
+
+  /// Enters the tokens of `text` that are new since the last call; `text` begins with what it was then.
+  void extend(std::span<const std::int32_t> text);
+  /// What may come next in the text that was entered last: what followed the newest tokens where they stood
+  /// before, `count` tokens from there on, appended to `drafts`; nothing when they stood nowhere. Of the
+  /// max_verification_set_size newest such places it is that at which the most tokens agree, max_ngram_size -
+  /// 1 at most and kShortestMatch at least (or 1 where max_ngram_size is 2); of equals the newest. A place so
+  /// near to the end that fewer tokens follow is taken for the beginning of a loop.
+  void find(std::span<const std::int32_t> text, std::size_t count, std::vector<std::int32_t>& drafts) const;
+
+ private:
+  /// Single tokens stand in too many places to say what follows.
+  static constexpr std::size_t kShortestMatch = 2;
+  static constexpr std::int32_t kNowhere = -1;
+  /// Other keys of a bucket that are passed over, so that no text makes the search long.
+  static constexpr std::int32_t kMostOthers = 64;
+
+  /// Of the key_length_ tokens that end before `end`.
+  [[nodiscard]] std::size_t bucket_of(std::span<const std::int32_t> text, std::size_t end) const;
+  /// Tokens before `end` that are those at the end of the text, longest_match_ at most.
+  [[nodiscard]] std::size_t match_at(std::span<const std::int32_t> text, std::size_t end) const;
+
+  std::size_t key_length_;
+  std::size_t longest_match_;
+  std::int32_t num_places_;
+  std::size_t num_entered_ = 0;
+  /// By the hash of a key: where its newest occurrence ends. By where an occurrence ends: the one before it
+  /// in the same bucket.
+  std::vector<std::int32_t> newest_;
+  std::vector<std::int32_t> before_;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,58 @@
+#include "adaptrt/draft/drafter.h"
+
+#include <algorithm>
+
+namespace adaptrt {
+namespace {
+
+std::int32_t window_of(const DraftSources& sources) {
+  return sources.lookahead ? sources.lookahead->max_window_size : 1;
+}
+
+}  // namespace
+
+Drafter::Drafter(const DraftSources& sources, std::span<const std::int32_t> prompt, std::size_t max_length)
+    : prompt_length_(prompt.size()),
+      max_drafts_(std::min(max_length - prompt.size(),
+                           std::max(sources.external.size(), static_cast<std::size_t>(window_of(sources))))),
+      external_(sources.external),
+      pace_(window_of(sources)) {
+  if (!sources.lookahead) return;
+  ngrams_.emplace(*sources.lookahead, max_length);
+  ngrams_->extend(prompt);
+}
+
+void Drafter::draft(std::span<const std::int32_t> text, std::int32_t most,
+                    std::vector<std::int32_t>& drafts) {
+  drafts.clear();
+  from_ngrams_ = false;
+  if (!external_.empty()) draft_external(text, static_cast<std::size_t>(most), drafts);
+  // What follows a prompt is seldom what followed its end before.
+  if (!ngrams_ || !external_.empty() || text.size() == prompt_length_) return;
+  ngrams_->extend(text);
+  const std::int32_t count = std::min(pace_.next(), most);
+  if (count == 0) return;
+  ngrams_->find(text, static_cast<std::size_t>(count), drafts);
+  from_ngrams_ = true;
+}
+
+void Drafter::draft_external(std::span<const std::int32_t> text, std::size_t most,
+                             std::vector<std::int32_t>& drafts) {
+  const auto generated = text.subspan(prompt_length_);
+  while (num_right_external_ < std::min(generated.size(), external_.size()) &&
+         generated[num_right_external_] == external_[num_right_external_]) {
+    ++num_right_external_;
+  }
+  if (num_right_external_ < generated.size() || num_right_external_ == external_.size()) {
+    external_.clear();
+    return;
+  }
+  const auto left = std::span(external_).subspan(num_right_external_);
+  drafts.assign(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(std::min(most, left.size())));
+}
+
+void Drafter::record(std::int32_t num_computed, std::int32_t num_right) {
+  if (from_ngrams_ && num_computed > 0) pace_.record(num_computed, num_right);
+}
+
+}  // namespace adaptrt

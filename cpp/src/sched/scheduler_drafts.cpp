@@ -1,0 +1,66 @@
+// What of a step goes to drafts.
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+#include "adaptrt/sched/scheduler.h"
+
+namespace adaptrt {
+
+std::int32_t PlannedSequence::num_right_drafts() const {
+  std::int32_t num_right = 0;
+  while (num_right < num_drafts && end() + num_right + 1 < sequence->num_tokens() &&
+         sequence->tokens[end() + num_right] == sequence->drafts[num_right]) {
+    ++num_right;
+  }
+  return num_right;
+}
+
+void Scheduler::plan_drafts(StepPlan& plan) {
+  const auto has_drafts = [](const PlannedSequence& entry) { return !entry.sequence->drafts.empty(); };
+  // Where sequences are paused there is nothing left over.
+  if (!plan.paused.empty() || std::ranges::none_of(plan.entries, has_drafts)) return;
+  std::int32_t left = std::min(tokens_left(plan),
+                               limits_.max_rows_with_drafts - static_cast<std::int32_t>(plan.entries.size()));
+  std::int64_t spare_blocks = num_spare_blocks();
+  for (bool any_took = true; any_took && left > 0;) {
+    any_took = false;
+    for (PlannedSequence& entry : plan.entries) {
+      if (left == 0) break;
+      if (!add_draft(entry, spare_blocks)) continue;
+      --left;
+      ++plan.num_tokens;
+      ++plan.num_draft_tokens;
+      any_took = true;
+    }
+  }
+}
+
+std::int64_t Scheduler::num_spare_blocks() const {
+  // They belong to the sequences' promised blocks.
+  if (!may_pause()) return std::numeric_limits<std::int64_t>::max();
+  if (!waiting_.empty()) return 0;
+  return block_pool_.num_available() - num_promised_blocks() - static_cast<std::int64_t>(running_.size());
+}
+
+bool Scheduler::add_draft(PlannedSequence& entry, std::int64_t& num_spare_blocks) {
+  Sequence& sequence = *entry.sequence;
+  // The last token that it may generate is not computed; and forks are made of the prompt's blocks.
+  const std::int32_t most = std::min(sequence.max_tokens - sequence.num_generated() - 1,
+                                     static_cast<std::int32_t>(sequence.drafts.size()));
+  if (!entry.wants_logits || sequence.num_forks > 0 || entry.num_drafts >= most) return false;
+  const std::int32_t num_tokens = entry.end() + entry.num_drafts + 1;
+  if (std::cmp_greater(block_pool_.blocks_for(num_tokens), sequence.table.blocks.size())) {
+    if (num_spare_blocks <= 0) return false;
+    --num_spare_blocks;
+    if (!block_pool_.try_grow(sequence.table, num_tokens)) {
+      throw std::logic_error("sequence " + std::to_string(sequence.id) +
+                             " does not get the KV block promised to it");
+    }
+  }
+  ++entry.num_drafts;
+  return true;
+}
+
+}  // namespace adaptrt

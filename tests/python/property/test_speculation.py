@@ -1,0 +1,247 @@
+"""With drafts a request's tokens, log probs and logits are, bit for bit, those that it gives alone and without any.
+
+In any crowd, chunking and cache, greedy and sampled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import adaptrt
+from support.models import ModelSpec, save_adapter
+from support.serving import LORA_MODULES, build_random_engine, run_command
+
+# Few tokens, so that n-grams come again and drafts are right as well as wrong.
+SPEC = ModelSpec(vocab_size=13)
+ADAPTERS = [{"r": 4}, {"r": 7, "use_dora": True}]
+LOOP = [2, 3, 4, 5] * 12
+PROMPTS = [[5], [9, 8, 7, 9, 8], LOOP[:33], LOOP, [*LOOP[:18], 3, 3], [6] * 16]
+SAMPLING: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.3},
+    {"top_k": 3, "temperature": 0.6},
+    {"top_p": 0.9, "temperature": 0.8, "top_p_decay": 0.9, "top_p_min": 0.5},
+    {"min_p": 0.1, "presence_penalty": 0.2, "frequency_penalty": 0.1, "min_tokens": 9},
+    {"top_k": 5, "no_repeat_ngram_size": 4},
+]
+END = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """What is asked of an executor."""
+
+    prompt: int
+    adapter: int | None
+    n: int
+    seed: int
+    sampling: int
+    max_tokens: int
+    streaming: bool
+    stops: bool
+    bias: bool
+
+
+@dataclasses.dataclass
+class Sequence:
+    """What came of one sequence."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    logits: bytes
+    top: list[Any]
+    reason: adaptrt.FinishReason
+
+
+class Service:
+    """An engine and its adapters; what each request gives without drafts is computed once."""
+
+    def __init__(self, engine: Path, adapters: list[Path]) -> None:
+        self.engine = adaptrt.load_engine(engine)
+        self.lora = [adaptrt.LoraConfig.from_peft(i, path, engine) for i, path in enumerate(adapters)]
+        self.alone = cache(self._alone)
+
+    def executor(self, **fields: Any) -> adaptrt.Executor:
+        return adaptrt.Executor(self.engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig(**fields))
+
+    def request(self, ask: Ask, **fields: Any) -> adaptrt.Request:
+        bias = np.zeros(SPEC.vocab_size, np.float32)
+        bias[3:6] = 2.0  # these are likelier, so that their n-grams come more often
+        return adaptrt.Request(
+            PROMPTS[ask.prompt],
+            ask.max_tokens,
+            streaming=ask.streaming,
+            sampling_config=adaptrt.SamplingConfig(seed=ask.seed, num_return_sequences=ask.n, **SAMPLING[ask.sampling]),
+            output_config=adaptrt.OutputConfig(
+                return_log_probs=True, return_generation_logits=True, exclude_input_from_output=True, top_log_probs=2
+            ),
+            end_id=END if ask.stops else None,
+            stop_words=[[3, 4, 5]] if ask.stops else None,
+            bad_words=[[4, 4]],
+            embedding_bias=bias if ask.bias else None,
+            lora_config=None if ask.adapter is None else self.lora[ask.adapter],
+            **fields,
+        )
+
+    def _alone(self, ask: Ask) -> list[Sequence]:
+        with self.executor(num_threads=1) as executor:
+            return collect(executor, executor.enqueue_request(self.request(ask)), ask.n)
+
+
+def collect(executor: adaptrt.Executor, request_id: int, n: int) -> list[Sequence]:
+    """Waits for a request's end."""
+    parts: list[list[adaptrt.Result]] = [[] for _ in range(n)]
+    is_final = False
+    while not is_final:
+        for response in executor.await_responses(request_id, 60.0):
+            assert not response.has_error(), response.error_msg
+            parts[response.result.sequence_index].append(response.result)
+            is_final = response.result.is_final
+    return [
+        Sequence(
+            [token for result in results for token in result.output_token_ids[0]],
+            results[-1].log_probs[0],
+            b"".join(np.asarray(result.generation_logits).tobytes() for result in results),
+            [entry for result in results for entry in result.top_log_probs[0]],
+            results[-1].finish_reasons[0],
+        )
+        for results in parts
+    ]
+
+
+def drafts_of(executor: adaptrt.Executor) -> tuple[int, int]:
+    """(computed, right) of all steps so far."""
+    stats = [step.spec_decoding_stats for step in executor.get_latest_iteration_stats()]
+    found = [step for step in stats if step is not None]
+    return sum(step.num_draft_tokens for step in found), sum(step.num_accepted_tokens for step in found)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8 KV"])
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Service:
+    directory = tmp_path_factory.mktemp("speculation")
+    int8_kv = request.param == "int8 KV"
+    dtype = "bfloat16" if int8_kv else request.param
+    model, engine = build_random_engine(SPEC, directory, dtype, tokens_per_block=16)
+    if int8_kv:
+        engine = directory / "engine-int8-kv"
+        run_command(
+            "build", "--checkpoint_dir", directory / "checkpoint", "--output_dir", engine, "--int8_kv_cache",
+            "--max_batch_size", 8, "--max_seq_len", 704, "--max_num_tokens", 1024, "--tokens_per_block", 16,
+            "--lora_plugin", "auto", "--dora_plugin", "enable", "--max_lora_rank", 32,
+            "--lora_target_modules", *LORA_MODULES,
+        )  # fmt: skip
+    adapters = [save_adapter(model, directory / f"adapter-{seed}", seed, **lora) for seed, lora in enumerate(ADAPTERS)]
+    return Service(engine, adapters)
+
+
+asks = st.builds(
+    Ask,
+    prompt=st.integers(0, len(PROMPTS) - 1),
+    adapter=st.none() | st.integers(0, len(ADAPTERS) - 1),
+    n=st.integers(1, 3),
+    seed=st.integers(0, 3),
+    sampling=st.integers(0, len(SAMPLING) - 1),
+    max_tokens=st.sampled_from([1, 2, 30]),
+    streaming=st.booleans(),
+    stops=st.booleans(),
+    bias=st.booleans(),
+)
+lookaheads = st.builds(
+    adaptrt.LookaheadDecodingConfig,
+    max_window_size=st.integers(1, 9),
+    max_ngram_size=st.integers(2, 5),
+    max_verification_set_size=st.integers(0, 4),
+)
+# Of so many tokens, the first are those that come, the others any.
+externals = st.none() | st.tuples(st.integers(0, 12), st.lists(st.integers(0, SPEC.vocab_size - 1), max_size=4))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    asked=st.lists(st.tuples(asks, st.none() | lookaheads, externals), min_size=1, max_size=8),
+    for_all=st.none() | lookaheads,
+    policy=st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]),
+    chunking=st.sampled_from([None, adaptrt.ContextChunkingPolicy.EQUAL_PROGRESS]),
+    kv_tokens=st.sampled_from([176, 256, 4096]),
+    reuse=st.booleans(),
+    max_num_tokens=st.sampled_from([3, 16, 33, 1024]),
+    max_batch_size=st.integers(3, 8),
+    num_threads=st.integers(1, 3),
+)
+def test_drafts_change_no_bit(
+    service, asked, for_all, policy, chunking, kv_tokens, reuse, max_num_tokens, max_batch_size, num_threads
+) -> None:
+    with service.executor(
+        enable_chunked_context=True,
+        scheduler_config=adaptrt.SchedulerConfig(getattr(adaptrt.CapacitySchedulerPolicy, policy), chunking),
+        kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=reuse, max_tokens=kv_tokens),
+        decoding_config=None if for_all is None else adaptrt.DecodingConfig(lookahead_decoding_config=for_all),
+        max_num_tokens=max_num_tokens,
+        max_batch_size=max_batch_size,
+        num_threads=num_threads,
+    ) as executor:
+        ids = []
+        for ask, lookahead, external in asked:
+            drafts = None
+            if external is not None:
+                num_right, others = external
+                tokens = [*service.alone(ask)[-1].tokens[:num_right], *others]
+                drafts = adaptrt.ExternalDraftTokensConfig(tokens) if tokens else None
+            request = service.request(ask, lookahead_config=lookahead, external_draft_tokens_config=drafts)
+            ids.append(executor.enqueue_request(request))
+        found = [collect(executor, request_id, ask.n) for request_id, (ask, _, _) in zip(ids, asked, strict=True)]
+    for (ask, _, _), sequences in zip(asked, found, strict=True):
+        assert sequences == service.alone(ask)
+
+
+# The property above draws such cases; these make sure that they happen.
+
+
+def test_drafts_are_right_and_wrong(service: Service) -> None:
+    lookahead = adaptrt.LookaheadDecodingConfig(6, 4, 4)
+    config = adaptrt.DecodingConfig(lookahead_decoding_config=lookahead)
+    with service.executor(decoding_config=config) as executor:
+        for prompt in range(len(PROMPTS)):
+            for adapter in (None, 0, 1):
+                ask = Ask(prompt, adapter, 1, 0, 2, 60, prompt % 2 == 0, False, True)
+                assert collect(executor, executor.enqueue_request(service.request(ask)), 1) == service.alone(ask)
+        computed, right = drafts_of(executor)
+    assert 50 < right < computed
+
+
+def test_sequences_with_drafts_are_paused_and_resume_the_same(service: Service) -> None:
+    lookahead = adaptrt.LookaheadDecodingConfig(6, 4, 4)
+    with service.executor(
+        scheduler_config=adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
+        kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False, max_tokens=96),
+        decoding_config=adaptrt.DecodingConfig(lookahead_decoding_config=lookahead),
+    ) as executor:
+        asked = [Ask(0, adapter, 1, 1, 2, 60, False, False, True) for adapter in (None, 0, 1)]
+        ids = [executor.enqueue_request(service.request(ask)) for ask in asked]
+        for ask, request_id in zip(asked, ids, strict=True):
+            assert collect(executor, request_id, ask.n) == service.alone(ask)
+        steps = executor.get_latest_iteration_stats()
+    assert max(step.inflight_batching_stats.num_paused_requests for step in steps) > 0
+    assert any(step.spec_decoding_stats is not None for step in steps)
+
+
+def test_text_that_repeats_itself_takes_few_steps(service: Service) -> None:
+    # The output is held to what the prompt repeats, so that nearly every draft is right.
+    ask = Ask(5, None, 1, 0, 0, 60, False, False, False)
+    bias = np.full(SPEC.vocab_size, -np.inf, np.float32)
+    bias[6] = 0.0
+    request = service.request(ask, lookahead_config=adaptrt.LookaheadDecodingConfig(8, 3, 4))
+    request.embedding_bias = bias
+    with service.executor() as executor:
+        (result,) = [response.result for response in executor.await_responses(executor.enqueue_request(request))]
+        assert result.output_token_ids[0] == [6] * 60
+        assert result.decoding_iter < 15
+        assert drafts_of(executor) == (60 - result.decoding_iter, 60 - result.decoding_iter)
