@@ -7,6 +7,7 @@ namespace adaptrt {
 void TokenStep::begin(std::span<const LogitRow> rows) {
   rows_ = rows;
   outcomes_.clear();
+  searches_.clear();
   post_processing_.begin();
 }
 
@@ -29,10 +30,23 @@ void TokenStep::take_row(const LogitRow& row, const float* logits) {
     return;
   }
   if (!row.is_sampled) return;
+  if (sequence.is_beam) {
+    take_row_of_beam(sequence, logits);
+    return;
+  }
   const bool ends_prompt = sequence.index == 0 && sequence.num_generated() == 0;
   take_sampled_row(sequence, logits);
   if (!ends_prompt) return;
   for (const auto& other : sequence.request().sequences().subspan(1)) take_sampled_row(*other, logits);
+}
+
+void TokenStep::take_row_of_beam(ActiveSequence& sequence, const float* logits) {
+  ActiveRequest& request = sequence.request();
+  try {
+    if (request.beams()->take(sequence, logits, sampler_)) searches_.push_back(&request);
+  } catch (const StepError& error) {
+    outcomes_.push_back({&sequence, FinishReason::kNotFinished, error.what()});
+  }
 }
 
 void TokenStep::take_sampled_row(ActiveSequence& sequence, const float* logits) {
