@@ -54,7 +54,6 @@ SOLE_VALUES: Final[dict[str, SoleValue]] = {
     "context_fmha": SoleValue(ENABLE, "attention never makes the matrix of scores"),
     "paged_kv_cache": SoleValue(ENABLE, "the KV cache is always paged"),
     "kv_cache_type": SoleValue(PAGED, "the KV cache is always paged"),
-    "max_beam_width": SoleValue(1, "there is no beam search"),
     "logits_dtype": SoleValue("float32", "logits are computed in float32"),
     "lora_ckpt_source": SoleValue("hf", "adapters are read in PEFT's format; convert others to it"),
 }
@@ -113,6 +112,7 @@ class BuildConfig:
     max_seq_len: int | None = None
     """Prompt and answer together. None: the model's max_position_embeddings."""
     max_beam_width: int = 1
+    """The largest beam_width of a request; each beam is one of max_batch_size."""
     tokens_per_block: int = 32
     kv_cache_type: str = PAGED
     logits_dtype: str = "float32"
@@ -253,6 +253,11 @@ def _size_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[st
         found.append(
             f"max_input_len {sizes['max_input_len']} is above max_seq_len {sizes['max_seq_len']}, "
             "which counts prompt and answer"
+        )
+    if sizes["max_beam_width"] > sizes["max_batch_size"]:
+        found.append(
+            f"max_beam_width {sizes['max_beam_width']} is above max_batch_size {sizes['max_batch_size']}, "
+            "which counts each beam"
         )
     limit = checkpoint.max_position_embeddings
     if sizes["max_seq_len"] > limit and not isinstance(checkpoint.rotary_scaling, DynamicScaling):

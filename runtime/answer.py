@@ -29,7 +29,7 @@ class Answer:
     def __init__(
         self, executor: Executor, request_id: int, texts: Sequence[TextStream], end_ids: Sequence[int]
     ) -> None:
-        """One text a sequence. `end_ids` end one and are no part of it."""
+        """One text a sequence, or beam that is returned. `end_ids` end one and are no part of it."""
         self._executor = executor
         self._request_id = request_id
         self._sequences = [_SequenceText(text, end_ids) for text in texts]
@@ -57,9 +57,13 @@ class Answer:
                 raise RequestError(f"request {response.request_id}: {response.error_msg}")
             result = response.result
             self._is_running = not result.is_final
-            shown = self._sequences[result.sequence_index].take(result)
-            if result.sequence_index == 0:
-                text += shown
+            for beam, output in enumerate(result.output_token_ids):
+                shown = self._sequences[result.sequence_index + beam].take(result, output, beam)
+                if result.sequence_index + beam == 0:
+                    text += shown
+            if result.is_final and not self.is_final:
+                # A search in which few tokens are allowed can have fewer beams than were asked for.
+                del self._sequences[len(result.output_token_ids) :]
         if self.is_final:
             self.close()
         return text
@@ -105,10 +109,10 @@ class _SequenceText:
     def completion(self) -> Completion:
         return Completion("".join(self._text), tuple(self._tokens), self.finish_reason)
 
-    def take(self, result: Result) -> str:
-        """What may be shown with the sequence's next result."""
+    def take(self, result: Result, output: Sequence[int], beam: int) -> str:
+        """What may be shown with the sequence's next result, of which `output` are the beam's tokens."""
         text = ""
-        for token in result.output_token_ids[0]:
+        for token in output:
             if self.is_final:
                 break
             # The token that ends a text is no part of it.
@@ -120,7 +124,7 @@ class _SequenceText:
         if result.is_sequence_final and not self.is_final:
             text += self._stream.finish()
             is_stopped = self._stream.stopped is not None
-            self.finish_reason = FinishReason.STOP_WORDS if is_stopped else result.finish_reasons[0]
+            self.finish_reason = FinishReason.STOP_WORDS if is_stopped else result.finish_reasons[beam]
         self._text.append(text)
         return text
 

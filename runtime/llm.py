@@ -154,7 +154,8 @@ class LLM:
         lora: the name of one of the engine's adapters for all prompts, or one (or None) for each.
         stop: texts that end a completion, which ends before the first of them.
         guided_decoding_params: what completions have to be like (adaptrt[guided]).
-        n: completions of each prompt, which are a list then; completion i is what the seed + i gives alone.
+        n: completions of each prompt, which are a list then; completion i is what the seed + i gives alone, or, with
+            sampling_config.beam_width above 1, the beam that comes i-th. Beams take no stop texts.
         progress: show on sys.stderr how many prompts are answered; None: for 100 prompts or more, on a terminal.
 
         Raises RequestError or AdapterError for a prompt that is refused; the others are cancelled then.
@@ -355,12 +356,22 @@ class LLM:
                 f"sampling_config.num_return_sequences is {sampling_config.num_return_sequences}; accepted: None, or "
                 f"{n} as asked for here (generate() takes n)"
             )
+        sampling = SamplingConfig() if sampling_config is None else sampling_config
+        if sampling.beam_width > 1:
+            if stop:
+                raise RequestError(
+                    f"stop is given with sampling_config.beam_width {sampling.beam_width}; accepted: none, because "
+                    "beams end with tokens"
+                )
+            sampling = copy.copy(sampling)
+            sampling.num_return_sequences = n
+            streaming = False  # beams are final when all are
         first_text = TextStream(self._tokenizer, stop)  # refuses what is wrong before anything runs
         request = Request(
             prompt,
             max_tokens,
             streaming=streaming,
-            sampling_config=SamplingConfig() if sampling_config is None else sampling_config,
+            sampling_config=sampling,
             output_config=OutputConfig(exclude_input_from_output=True),
             end_id=self._end_ids[0] if self._end_ids else None,
             # A request has one end_id; the other tokens that end a text are stop words, cut off again in the output.

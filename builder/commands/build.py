@@ -103,7 +103,7 @@ def _add_sizes(group: Any) -> None:
         "--max_seq_len", type=int, metavar="N",
         help="tokens of a prompt and its answer (default: the model's max_position_embeddings)",
     )  # fmt: skip
-    group.add_argument("--max_beam_width", type=int, default=1, metavar="N", help=_sole_help("max_beam_width"))
+    group.add_argument("--max_beam_width", type=int, default=1, metavar="N", help="beams of a request (default: 1)")
     _add_sole(group, "kv_cache_type", ("paged", "continuous", "disabled"))
 
 

@@ -23,6 +23,7 @@ _SIZES: Final = {
     "max_seq_len": f"tokens of a prompt and its answer (default: {DEFAULT_MAX_SEQ_LEN}, or as many as the model was "
     "made for where that is less)",
     "max_input_len": "tokens of a prompt (default: max_seq_len)",
+    "max_beam_width": "beams of a request (default: 1)",
     "max_lora_rank": f"of adapters (default: {DEFAULT_MAX_LORA_RANK})",
 }
 

@@ -33,6 +33,8 @@ class EngineOptions:
     """Prompt and answer together: 8192, or the model's max_position_embeddings where that is less."""
     max_input_len: int | None = None
     """Of a prompt: max_seq_len."""
+    max_beam_width: int | None = None
+    """Beams of a request: 1."""
     max_lora_rank: int | None = None
     """Of adapters: 64."""
     quantization: QuantConfig | None = None
@@ -53,6 +55,7 @@ class EngineOptions:
             max_num_tokens=_or(self.max_num_tokens, DEFAULT_MAX_NUM_TOKENS),
             max_seq_len=_or(self.max_seq_len, longest),
             max_input_len=self.max_input_len,
+            max_beam_width=_or(self.max_beam_width, 1),
             compress_weights=self.compress_weights,
             lora_config=LoraBuildConfig(max_lora_rank=_or(self.max_lora_rank, DEFAULT_MAX_LORA_RANK)),
             plugin_config=PluginConfig(lora_plugin=AUTO, dora_plugin=ENABLE),

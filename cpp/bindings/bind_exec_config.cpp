@@ -115,7 +115,9 @@ void bind_sampling_config(py::module_& module) {
   auto cls = bind_struct<C, 0, 1>(
       module, "SamplingConfig",
       "How the next token is chosen: the most probable one, unless top_k, top_p or min_p is given.",
-      Field{"beam_width", &C::beam_width, "Refused unless 1."},
+      Field{"beam_width", &C::beam_width,
+            "Sequences that a search goes on with; at most ExecutorConfig.max_beam_width. 1: there is no "
+            "search."},
       Field{"top_k", &C::top_k, "Choose among so many; 0: no limit, 1: the most probable."},
       Field{"top_p", &C::top_p, "Choose among the most probable that make up this share, in (0, 1]."},
       Field{"top_p_min", &C::top_p_min, "What top_p does not decay below, in (0, 1]; None: 1e-6."},
@@ -126,12 +128,19 @@ void bind_sampling_config(py::module_& module) {
       Field{"seed", &C::seed, "Of the draws; None: 0."},
       Field{"temperature", &C::temperature, "Divides the logits; 0: the most probable. None: 1."},
       Field{"min_tokens", &C::min_tokens, "end_id is forbidden before so many were generated."},
-      Field{"beam_search_diversity_rate", &C::beam_search_diversity_rate, "Without effect on one beam."},
+      Field{"beam_search_diversity_rate", &C::beam_search_diversity_rate,
+            "Of beams: times the number of the beam, added to a candidate's score where candidates are "
+            "compared. "
+            "None: 0."},
       Field{"repetition_penalty", &C::repetition_penalty, "Of tokens in prompt and output; 1: none."},
       Field{"presence_penalty", &C::presence_penalty, "Of tokens in the output, once; 0: none."},
       Field{"frequency_penalty", &C::frequency_penalty, "Of tokens in the output, each time; 0: none."},
-      Field{"length_penalty", &C::length_penalty, "Without effect on one beam."},
-      Field{"early_stopping", &C::early_stopping, "Without effect on one beam."},
+      Field{"length_penalty", &C::length_penalty,
+            "Of beams: those that have ended are ordered by score / length ** length_penalty. None: 0."},
+      Field{"early_stopping", &C::early_stopping,
+            "Of beams: 1 ends the search when beam_width of them have ended, 0 when the best that goes on "
+            "would not "
+            "be among them if it ended as it is, any other number when it cannot come to be. None: 1."},
       Field{"no_repeat_ngram_size", &C::no_repeat_ngram_size,
             "No token sequence of this length comes twice."},
       Field{"num_return_sequences", &C::num_return_sequences, "As in Request; None: what the request says."},

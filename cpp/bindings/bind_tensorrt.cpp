@@ -62,7 +62,7 @@ void bind_tensorrt_program(py::module_& module) {
   py::class_<P>(module, "TensorRtProgram", "What the session must know of a TensorRT plan.")
       .def(py::init([](DType dtype, std::int64_t vocab_size, std::int32_t num_layers, const ModelShape& shape,
                        std::int32_t max_batch_size, std::int32_t max_num_tokens, std::int32_t max_input_len,
-                       std::int32_t max_seq_len, std::int32_t tokens_per_block,
+                       std::int32_t max_seq_len, std::int32_t max_beam_width, std::int32_t tokens_per_block,
                        std::int32_t max_reusable_prompt_len, bool has_prompt_lengths,
                        std::int32_t max_kv_blocks, std::int32_t num_adapter_slots,
                        const TensorRtProfile& prefill, const TensorRtProfile& decode,
@@ -75,6 +75,7 @@ void bind_tensorrt_program(py::module_& module) {
                       .max_num_tokens = max_num_tokens,
                       .max_input_len = max_input_len,
                       .max_seq_len = max_seq_len,
+                      .max_beam_width = max_beam_width,
                       .tokens_per_block = tokens_per_block,
                       .max_reusable_prompt_len = max_reusable_prompt_len,
                       .has_prompt_lengths = has_prompt_lengths,
@@ -87,9 +88,10 @@ void bind_tensorrt_program(py::module_& module) {
            }),
            py::kw_only(), py::arg("dtype"), py::arg("vocab_size"), py::arg("num_layers"), py::arg("shape"),
            py::arg("max_batch_size"), py::arg("max_num_tokens"), py::arg("max_input_len"),
-           py::arg("max_seq_len"), py::arg("tokens_per_block"), py::arg("max_reusable_prompt_len"),
-           py::arg("has_prompt_lengths"), py::arg("max_kv_blocks"), py::arg("num_adapter_slots"),
-           py::arg("prefill"), py::arg("decode"), py::arg("weights"), py::arg("lora"))
+           py::arg("max_seq_len"), py::arg("max_beam_width") = 1, py::arg("tokens_per_block"),
+           py::arg("max_reusable_prompt_len"), py::arg("has_prompt_lengths"), py::arg("max_kv_blocks"),
+           py::arg("num_adapter_slots"), py::arg("prefill"), py::arg("decode"), py::arg("weights"),
+           py::arg("lora"))
       .def_readonly("dtype", &P::dtype)
       .def_readonly("vocab_size", &P::vocab_size)
       .def_readonly("num_layers", &P::num_layers)
@@ -98,6 +100,7 @@ void bind_tensorrt_program(py::module_& module) {
       .def_readonly("max_num_tokens", &P::max_num_tokens)
       .def_readonly("max_input_len", &P::max_input_len)
       .def_readonly("max_seq_len", &P::max_seq_len)
+      .def_readonly("max_beam_width", &P::max_beam_width)
       .def_readonly("tokens_per_block", &P::tokens_per_block)
       .def_readonly("max_reusable_prompt_len", &P::max_reusable_prompt_len)
       .def_readonly("has_prompt_lengths", &P::has_prompt_lengths)

@@ -47,6 +47,7 @@ def make_program(engine: TensorRtEngine) -> TensorRtProgram:
         max_num_tokens=build.max_num_tokens,
         max_input_len=build.max_input_len,
         max_seq_len=build.max_seq_len,
+        max_beam_width=build.max_beam_width,
         tokens_per_block=build.tokens_per_block,
         # Longer prompts turn all their positions by angles of their own length.
         max_reusable_prompt_len=min(build.max_seq_len, checkpoint.max_position_embeddings)

@@ -48,7 +48,8 @@ bool check_sizes(const Program& program, Problems* problems) {
   check_range("max_num_tokens", program.max_num_tokens, 1, 1 << 24);
   check_range("max_seq_len", program.max_seq_len, 1, 1 << 30);
   check_range("max_input_len", program.max_input_len, 1, std::max(1, program.max_seq_len));
-  check_range("max_beam_width", program.max_beam_width, 1, 1);
+  // Beams are sequences of the batch.
+  check_range("max_beam_width", program.max_beam_width, 1, std::max(1, program.max_batch_size));
   check_range("tokens_per_block", program.tokens_per_block, 1, 1 << 16);
   const bool sound = problems->empty();
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();

@@ -27,14 +27,15 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
     : id_(request_id),
       output_(request.output_config),
       streaming_(request.streaming),
-      return_all_generated_tokens_(request.return_all_generated_tokens),
+      // Each response may have other beams than the one before.
+      return_all_generated_tokens_(request.return_all_generated_tokens || request.has_beams()),
       client_id_(request.client_id),
       stop_(stop_criteria_of(request)),
       post_processor_(std::move(post_processor)),
       vocab_size_(vocab_size),
       num_most_likely_(
           static_cast<std::size_t>(std::min(std::int64_t{request.output_config.top_log_probs}, vocab_size))),
-      num_sequences_left_(request.num_sequences()) {
+      num_sequences_left_(request.has_beams() ? 1 : request.num_sequences()) {
   if (request.allotted_time_ms) deadline_ = arrival + *request.allotted_time_ms;
   const auto prompt_length = static_cast<std::int32_t>(request.input_token_ids.size());
   if (output_.return_prompt_log_probs) {
@@ -48,8 +49,9 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
     context_logits_ = std::make_shared<std::vector<float>>(request.input_token_ids.size() *
                                                            static_cast<std::size_t>(vocab_size));
   }
-  sequences_.reserve(static_cast<std::size_t>(num_sequences_left_));
-  for (std::int32_t i = 0; i < num_sequences_left_; ++i) {
+  const std::int32_t num_sequences = request.num_sequences();
+  sequences_.reserve(static_cast<std::size_t>(num_sequences));
+  for (std::int32_t i = 0; i < num_sequences; ++i) {
     std::shared_ptr<TokenGuide> guide =
         guides.empty() ? nullptr : std::move(guides[static_cast<std::size_t>(i)]);
     sequences_.push_back(
@@ -61,11 +63,14 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
   }
   first().compute_whole_prompt = end_of_prompt_rows_ > 0;
   // After one token all have ended.
-  first().num_forks = request.max_tokens == 1 ? 0 : num_sequences_left_ - 1;
+  first().num_forks = request.max_tokens == 1 ? 0 : num_sequences - 1;
+  if (request.has_beams()) {
+    beams_ = std::make_unique<ActiveBeams>(request, sequences_, stop_, num_most_likely_);
+  }
 }
 
 void ActiveRequest::draft_from(const DraftSources& sources) {
-  if (sources.empty() || post_processor_.processor) return;
+  if (sources.empty() || post_processor_.processor || beams_) return;
   for (const auto& sequence : sequences_) sequence->draft_from(sources);
 }
 
@@ -87,7 +92,8 @@ Response ActiveRequest::make_response(ActiveSequence& sequence, FinishReason rea
   Response response;
   response.request_id = id_;
   response.client_id = client_id_;
-  response.result = sequence.make_result(reason);
+  response.result =
+      beams_ ? beams_->make_result(reason, has_prompt_in_output()) : sequence.make_result(reason);
   Result& result = response.result;
   if (result.is_sequence_final) --num_sequences_left_;
   result.is_final = has_ended = num_sequences_left_ == 0;

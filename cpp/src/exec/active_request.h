@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "active_beams.h"
 #include "active_sequence.h"
 #include "adaptrt/exec/logits_post_processor.h"
 #include "adaptrt/exec/request.h"
@@ -51,6 +52,8 @@ class ActiveRequest {
   /// In the order of their indices. The first computes the prompt, the others are forked from it.
   [[nodiscard]] std::span<const std::unique_ptr<ActiveSequence>> sequences() const { return sequences_; }
   [[nodiscard]] ActiveSequence& first() const { return *sequences_.front(); }
+  /// The search whose beams the sequences are; nullptr without one.
+  [[nodiscard]] ActiveBeams* beams() const { return beams_.get(); }
 
   [[nodiscard]] bool is_streaming() const { return streaming_; }
   [[nodiscard]] bool wants_generation_logits() const { return output_.return_generation_logits; }
@@ -73,7 +76,8 @@ class ActiveRequest {
   void add_prompt_row(const float* logits);
 
   /// What there is to send of a sequence; `reason` other than kNotFinished makes it the sequence's last
-  /// response, and the request's last when its other sequences had theirs.
+  /// response, and the request's last when its other sequences had theirs. With beams the first sequence
+  /// stands for all of them, and a search that is over makes it the last response whatever the reason.
   [[nodiscard]] Response make_response(ActiveSequence& sequence, FinishReason reason);
   [[nodiscard]] Response make_error(std::string reason) const;
 
@@ -108,8 +112,9 @@ class ActiveRequest {
   std::int64_t vocab_size_;
   std::size_t num_most_likely_;
   std::vector<std::unique_ptr<ActiveSequence>> sequences_;
+  std::unique_ptr<ActiveBeams> beams_;
 
-  std::int32_t num_sequences_left_;
+  std::int32_t num_sequences_left_;  // 1 with beams, whose results come together
   std::int32_t next_prompt_row_ = 0;
   std::int32_t end_of_prompt_rows_ = 0;
   std::shared_ptr<std::vector<float>> context_logits_;

@@ -40,6 +40,7 @@ ActiveSequence::ActiveSequence(ActiveRequest& owner, std::int32_t sequence_index
   priority = request.priority;
   prompt_length = static_cast<std::int32_t>(request.input_token_ids.size());
   max_tokens = request.max_tokens;
+  is_beam = request.has_beams();
   adapter = std::move(host_adapter);
   cache_salt = request.cache_salt_id;
   tokens.reserve(request.input_token_ids.size() + static_cast<std::size_t>(max_tokens));
@@ -84,6 +85,19 @@ FinishReason ActiveSequence::append(const StopCriteria& stop, const SampledToken
     generation_logits_.insert(generation_logits_.end(), logits, logits + vocab_size_);
   top_log_probs_.insert(top_log_probs_.end(), most_likely.begin(), most_likely.end());
   return reason;
+}
+
+void ActiveSequence::follow(const ActiveSequence& other) {
+  tokens = other.tokens;
+  sampler_.follow(other.sampler_);
+  log_probs_ = other.log_probs_;
+  top_log_probs_ = other.top_log_probs_;
+}
+
+void ActiveSequence::go_on_with(const ScoredToken& next, std::span<const TokenLogProb> most_likely) {
+  tokens.push_back(next.token);
+  if (request_.wants_log_probs()) log_probs_.push_back(next.log_prob);
+  top_log_probs_.insert(top_log_probs_.end(), most_likely.begin(), most_likely.end());
 }
 
 Result ActiveSequence::make_result(FinishReason reason) {

@@ -10,6 +10,7 @@
 #include "adaptrt/exec/request.h"
 #include "adaptrt/exec/response.h"
 #include "adaptrt/guide/token_guide.h"
+#include "adaptrt/sample/beam_search.h"
 #include "adaptrt/sample/log_softmax.h"
 #include "adaptrt/sample/sampler.h"
 #include "adaptrt/sample/stop.h"
@@ -48,6 +49,15 @@ class ActiveSequence final : public Sequence {
   void make_drafts(std::int32_t num_verified, std::int32_t num_right, std::int32_t num_gained);
   /// Steps that gave it a token.
   [[nodiscard]] std::int32_t num_decoding_steps() const { return num_generated() - num_gained_; }
+
+  /// For beams: takes over what another sequence of the request has generated.
+  void follow(const ActiveSequence& other);
+  /// For beams: the next token, which is not the last, with the most likely tokens that are returned.
+  void go_on_with(const ScoredToken& next, std::span<const TokenLogProb> most_likely);
+  /// Of the tokens generated; empty unless they are returned.
+  [[nodiscard]] std::span<const float> log_probs() const { return log_probs_; }
+  [[nodiscard]] std::span<const TokenLogProb> top_log_probs() const { return top_log_probs_; }
+
   /// A token was chosen that is the last.
   [[nodiscard]] bool is_complete() const { return is_complete_; }
   /// Its last response was made.

@@ -69,10 +69,7 @@ Problems LogitsPostProcessorConfig::validate() const {
 
 Problems ExecutorConfig::validate() const {
   Problems problems;
-  if (max_beam_width != 1) {
-    problems.add("max_beam_width is " + std::to_string(max_beam_width) +
-                 "; accepted: 1, beam search is not supported");
-  }
+  require_at_least(problems, "max_beam_width", max_beam_width, 1);
   problems.add_all("scheduler_config.", scheduler_config.validate(enable_chunked_context));
   problems.add_all("kv_cache_config.", kv_cache_config.validate());
   if (peft_cache_config) problems.add_all("peft_cache_config.", peft_cache_config->validate());
@@ -120,6 +117,7 @@ Problems ExecutorConfig::validate() const {
 
 Problems ExecutorConfig::validate(const EngineInfo& engine) const {
   Problems problems = validate();
+  require_at_most(problems, "max_beam_width", max_beam_width, engine.max_beam_width);
   require_at_most(problems, "max_batch_size", max_batch_size, engine.max_batch_size);
   require_at_most(problems, "max_num_tokens", max_num_tokens, engine.max_num_tokens);
   check_attention_windows(problems, kv_cache_config, engine);

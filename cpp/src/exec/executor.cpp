@@ -72,6 +72,7 @@ class Executor::Impl {
        StepObserver observer)
       : engine_(std::move(engine)),
         max_batch_size_(config.max_batch_size.value_or(engine_->info().max_batch_size)),
+        max_beam_width_(config.max_beam_width),
         queue_(validated(config, engine_->info()).max_queue_size),
         statistics_(config),
         post_processors_(config.logits_post_processor_config),
@@ -181,9 +182,16 @@ class Executor::Impl {
       problems.add(
           "guided_decoding_params is given; accepted: None, because the executor has no GrammarCompiler");
     }
+    if (const std::int32_t width = request.sampling_config.beam_width;
+        width > max_beam_width_ && width <= engine_->info().max_beam_width) {
+      problems.add("sampling_config.beam_width is " + std::to_string(width) +
+                   "; the executor's max_beam_width is " + std::to_string(max_beam_width_) +
+                   ", the engine's is " + std::to_string(engine_->info().max_beam_width));
+    }
     if (!problems.empty()) return problems;
-    const auto reason = loop_.why_never_fits(static_cast<std::int64_t>(request.input_token_ids.size()),
-                                             request.max_tokens, request.num_sequences());
+    const auto reason =
+        loop_.why_never_fits(static_cast<std::int64_t>(request.input_token_ids.size()), request.max_tokens,
+                             request.num_sequences(), request.has_beams());
     if (reason) problems.add(*reason);
     return problems;
   }
@@ -237,6 +245,7 @@ class Executor::Impl {
   const pid_t process_ = getpid();
   std::shared_ptr<Engine> engine_;
   const std::int32_t max_batch_size_;
+  const std::int32_t max_beam_width_;
   ResponseBoard board_;
   RequestQueue queue_;
   Statistics statistics_;

@@ -111,6 +111,36 @@ void check_num_sequences(Problems& problems, const Request& request) {
   }
 }
 
+void check_beams(Problems& problems, const Request& request, const EngineInfo& engine) {
+  if (!request.has_beams()) return;
+  const std::string width = std::to_string(request.sampling_config.beam_width);
+  if (request.sampling_config.beam_width > engine.max_beam_width) {
+    problems.add("sampling_config.beam_width is " + width + "; the engine was built for max_beam_width " +
+                 std::to_string(engine.max_beam_width));
+  }
+  if (request.num_return_sequences > request.sampling_config.beam_width) {
+    problems.add("num_return_sequences is " + std::to_string(request.num_return_sequences) +
+                 "; accepted: at most sampling_config.beam_width, which is " + width);
+  }
+  const auto refuse = [&](bool is_given, const char* name, const char* accepted, const char* reason) {
+    if (!is_given) return;
+    problems.add(std::string(name) + " is given with sampling_config.beam_width " + width +
+                 "; accepted: " + accepted + ", because " + reason);
+  };
+  refuse(request.guided_decoding_params.has_value(), "guided_decoding_params", "None",
+         "what a guide remembers cannot follow beams");
+  refuse(request.logits_post_processor.has_value(), "logits_post_processor", "None",
+         "beams are compared by the model's logits");
+  refuse(request.logits_post_processor_name.has_value(), "logits_post_processor_name", "None",
+         "beams are compared by the model's logits");
+  const bool drafts = request.lookahead_config && request.lookahead_config->drafts();
+  refuse(drafts, "lookahead_config", "None or LookaheadDecodingConfig(1, 1, 0)", "beams have no drafts");
+  refuse(request.external_draft_tokens_config.has_value(), "external_draft_tokens_config", "None",
+         "beams have no drafts");
+  refuse(request.output_config.return_generation_logits, "output_config.return_generation_logits", "False",
+         "logits of beams are not kept");
+}
+
 }  // namespace
 
 Problems Request::validate(const EngineInfo& engine) const {
@@ -150,6 +180,7 @@ Problems Request::validate(const EngineInfo& engine) const {
   }
   if (lookahead_config) problems.add_all("lookahead_config.", lookahead_config->validate());
   check_num_sequences(problems, *this);
+  check_beams(problems, *this, engine);
   check_unsupported(problems, *this);
   return problems;
 }

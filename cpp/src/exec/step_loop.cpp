@@ -201,12 +201,40 @@ void StepLoop::deliver() {
     } else if (request.is_streaming()) {
       post(sequence, outcome.reason);
     }
-    if (!request.has_ended) continue;
-    ++iteration_stats_.num_completed_requests;
-    if (statistics_.wants_requests()) {
-      request_stats_.request_stats.push_back(describe(request, iteration_, true));
-    }
+    if (request.has_ended) count_completed(request);
   }
+  advance_searches();
+}
+
+void StepLoop::count_completed(const ActiveRequest& request) {
+  ++iteration_stats_.num_completed_requests;
+  if (statistics_.wants_requests()) {
+    request_stats_.request_stats.push_back(describe(request, iteration_, true));
+  }
+}
+
+void StepLoop::advance_searches() {
+  for (ActiveRequest* request : token_step_.searches()) {
+    ActiveBeams& beams = *request->beams();
+    beams.advance();
+    if (beams.has_failed()) {
+      fail(*request, "every token is forbidden");
+    } else if (beams.is_over()) {
+      post(request->first(), FinishReason::kNotFinished);
+    } else {
+      go_on_with(beams, *request);
+      if (request->is_streaming()) post(request->first(), FinishReason::kNotFinished);
+    }
+    if (request->has_ended) count_completed(*request);
+  }
+}
+
+void StepLoop::go_on_with(const ActiveBeams& beams, ActiveRequest& request) {
+  if (request.first().num_forks == 0) {
+    scheduler_.move_beams(beams.moves());
+    return;
+  }
+  for (const auto& sequence : request.sequences().subspan(1)) scheduler_.fork(request.first(), *sequence);
 }
 
 void StepLoop::fork_sequences() {
@@ -325,6 +353,10 @@ void StepLoop::send_responses() {
 }
 
 void StepLoop::end(ActiveRequest& request, FinishReason reason) {
+  if (request.beams() != nullptr) {
+    post(request.first(), reason);
+    return;
+  }
   for (const auto& sequence : request.sequences()) {
     if (!sequence->has_ended()) post(*sequence, reason);
   }

@@ -38,8 +38,8 @@ class StepLoop {
 
   /// See Scheduler::why_never_fits; for any thread, the answer depends on the configuration alone.
   [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
-                                                          std::int32_t num_sequences) const {
-    return scheduler_.why_never_fits(prompt_length, max_tokens, num_sequences);
+                                                          std::int32_t num_sequences, bool are_beams) const {
+    return scheduler_.why_never_fits(prompt_length, max_tokens, num_sequences, are_beams);
   }
   /// nullptr without KvCacheConfig::event_buffer_max_size.
   [[nodiscard]] const std::shared_ptr<KVCacheEventManager>& events() const { return events_; }
@@ -59,6 +59,10 @@ class StepLoop {
   void make_drafts();
   /// Of the requests whose prompts this step has ended: their other sequences begin to run.
   void fork_sequences();
+  /// Of the requests whose beams are all computed: beams are given up, forked, and get their next tokens.
+  void advance_searches();
+  void go_on_with(const ActiveBeams& beams, ActiveRequest& request);
+  void count_completed(const ActiveRequest& request);
   /// Requests that wait and cannot run: no pages for their adapters, or loads that failed.
   void refuse_waiting();
   void fail_plan(const std::string& reason);

@@ -7,6 +7,7 @@ namespace adaptrt {
 void TokenStep::begin(std::span<const LogitRow> rows) {
   rows_ = rows;
   outcomes_.clear();
+  searches_.clear();
   post_processing_.begin();
 }
 
@@ -33,6 +34,10 @@ void TokenStep::take_row(const LogitRow& row, const float* logits) {
     return;
   }
   if (!row.is_sampled) return;
+  if (sequence.is_beam) {
+    take_row_of_beam(sequence, logits);
+    return;
+  }
   const bool ends_prompt = sequence.index == 0 && sequence.num_generated() == 0;
   take_sampled_row(sequence, logits);
   if (!ends_prompt) return;
@@ -49,6 +54,15 @@ void TokenStep::take_draft_row(const LogitRow& row, const float* logits) {
     outcomes_.back().reason = sample(sequence, logits, nullptr);
   } catch (const StepError&) {
     // The tokens before are delivered first; the next step finds the same error in the same row.
+  }
+}
+
+void TokenStep::take_row_of_beam(ActiveSequence& sequence, const float* logits) {
+  ActiveRequest& request = sequence.request();
+  try {
+    if (request.beams()->take(sequence, logits, sampler_)) searches_.push_back(&request);
+  } catch (const StepError& error) {
+    outcomes_.push_back({&sequence, FinishReason::kNotFinished, error.what()});
   }
 }
 

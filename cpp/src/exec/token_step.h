@@ -41,10 +41,13 @@ class TokenStep {
   /// One for each sequence whose next token was due, and for each that failed before. Those of a prompt's
   /// last row follow each other, the first sequence's first.
   [[nodiscard]] std::span<const TokenOutcome> outcomes() const { return outcomes_; }
+  /// Requests whose beams have all got their rows: ActiveBeams::advance() is due.
+  [[nodiscard]] std::span<ActiveRequest* const> searches() const { return searches_; }
 
  private:
   void take_row(const LogitRow& row, const float* logits);
   void take_draft_row(const LogitRow& row, const float* logits);
+  void take_row_of_beam(ActiveSequence& sequence, const float* logits);
   /// The row that the next token of a sequence is chosen from.
   void take_sampled_row(ActiveSequence& sequence, const float* logits);
   /// Adds the outcome. `changed_logits`: nullptr without a post-processor.
@@ -57,6 +60,7 @@ class TokenStep {
   PostProcessing post_processing_;
   std::span<const LogitRow> rows_;
   std::vector<TokenOutcome> outcomes_;
+  std::vector<ActiveRequest*> searches_;
   std::array<TokenLogProb, kMaxTopLogProbs> most_likely_;
 };
 

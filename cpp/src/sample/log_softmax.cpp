@@ -28,32 +28,38 @@ float LogSoftmax::log_prob(std::int32_t token_id) const {
   return static_cast<float>(double{logit} - double{max_} - log_sum_);
 }
 
+void LogSoftmax::log_probs(std::span<float> values) const {
+  for (std::size_t i = 0; i < logits_.size(); ++i) {
+    values[i] = static_cast<float>(double{logits_[i]} - double{max_} - log_sum_);
+  }
+}
+
 void LogSoftmax::find_most_likely(std::span<TokenLogProb> most_likely) const {
-  if (most_likely.empty()) return;
-  const auto logit_of = [&](const TokenLogProb& entry) {
-    return logits_[static_cast<std::size_t>(entry.token_id)];
-  };
+  find_highest(logits_, most_likely);
+  for (TokenLogProb& entry : most_likely) entry.log_prob = log_prob(entry.token_id);
+}
+
+void find_highest(std::span<const float> values, std::span<TokenLogProb> highest) {
+  if (highest.empty()) return;
   std::size_t count = 0;
-  // Tokens come in ascending order: behind those of equal logits is the right place.
-  const auto insert = [&](std::size_t token) {
-    std::size_t place = count < most_likely.size() ? count++ : count - 1;
-    for (; place > 0 && logit_of(most_likely[place - 1]) < logits_[token]; --place) {
-      most_likely[place] = most_likely[place - 1];
+  // Indices come in ascending order: behind those of equal values is the right place.
+  const auto insert = [&](std::size_t index) {
+    std::size_t place = count < highest.size() ? count++ : count - 1;
+    for (; place > 0 && highest[place - 1].log_prob < values[index]; --place) {
+      highest[place] = highest[place - 1];
     }
-    most_likely[place].token_id = static_cast<std::int32_t>(token);
+    highest[place] = {.token_id = static_cast<std::int32_t>(index), .log_prob = values[index]};
   };
   constexpr std::size_t kBlock = 256;
-  for (std::size_t begin = 0; begin < logits_.size(); begin += kBlock) {
-    const std::size_t end = std::min(begin + kBlock, logits_.size());
-    if (count == most_likely.size() &&
-        !has_above(logits_.subspan(begin, end - begin), logit_of(most_likely.back()))) {
+  for (std::size_t begin = 0; begin < values.size(); begin += kBlock) {
+    const std::size_t end = std::min(begin + kBlock, values.size());
+    if (count == highest.size() && !has_above(values.subspan(begin, end - begin), highest.back().log_prob)) {
       continue;
     }
-    for (std::size_t token = begin; token < end; ++token) {
-      if (count < most_likely.size() || logits_[token] > logit_of(most_likely.back())) insert(token);
+    for (std::size_t i = begin; i < end; ++i) {
+      if (count < highest.size() || values[i] > highest.back().log_prob) insert(i);
     }
   }
-  for (TokenLogProb& entry : most_likely) entry.log_prob = log_prob(entry.token_id);
 }
 
 }  // namespace adaptrt

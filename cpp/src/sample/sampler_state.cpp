@@ -50,6 +50,13 @@ bool SamplerState::has_penalties() const {
          params_.frequency_penalty != 0.0;
 }
 
+void SamplerState::follow(const SamplerState& other) {
+  num_counted_ = other.num_counted_;
+  top_p_ = other.top_p_;
+  num_decayed_ = other.num_decayed_;
+  occurrences_ = other.occurrences_;
+}
+
 double SamplerState::current_top_p(std::span<const std::int32_t> tokens) {
   if (params_.top_p_decay == 1.0 && params_.top_p_min <= params_.top_p) return params_.top_p;
   for (; num_decayed_ < tokens.size(); ++num_decayed_) {

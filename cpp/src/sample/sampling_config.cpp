@@ -29,6 +29,12 @@ void check_ranges(const SamplingConfig& config, Problems& problems) {
   require_integer("top_k", config.top_k);
   require_integer("min_tokens", config.min_tokens);
   require_integer("no_repeat_ngram_size", config.no_repeat_ngram_size);
+  require(config.beam_width >= 1, "beam_width", std::to_string(config.beam_width), "at least 1");
+  require_finite("length_penalty", config.length_penalty);
+  if (const auto rate = config.beam_search_diversity_rate) {
+    require(*rate >= 0.0 && std::isfinite(*rate), "beam_search_diversity_rate", text_of(*rate),
+            "at least 0 and finite");
+  }
   require_finite("presence_penalty", config.presence_penalty);
   require_finite("frequency_penalty", config.frequency_penalty);
   if (const auto n = config.num_return_sequences)
@@ -53,16 +59,29 @@ void check_ranges(const SamplingConfig& config, Problems& problems) {
   }
 }
 
-void refuse_unsupported(const SamplingConfig& config, Problems& problems) {
-  constexpr const char* kNoBeams = "beam search is not supported";
-  const auto refuse = [&](bool is_set, const char* name, const char* reason) {
-    if (is_set) problems.add(std::string(name) + " is set; " + reason);
-  };
-  if (config.beam_width != 1) {
-    problems.add("beam_width is " + std::to_string(config.beam_width) + "; " + kNoBeams +
-                 ", so only 1 is accepted");
+/// What cannot be together with several beams.
+void check_beams(const SamplingConfig& config, Problems& problems) {
+  if (config.beam_width_array) {
+    problems.add("beam_width_array is set; accepted: None, because a search has one beam_width");
   }
-  refuse(config.beam_width_array.has_value(), "beam_width_array", kNoBeams);
+  if (config.beam_width <= 1) return;
+  const std::string with_beams = " with beam_width " + std::to_string(config.beam_width) + "; accepted: ";
+  const auto require_neutral = [&](const char* name, const auto& value, auto neutral) {
+    if (!value || *value == neutral) return;
+    problems.add(std::string(name) + " is " + text_of(static_cast<double>(*value)) + with_beams + "None, " +
+                 text_of(static_cast<double>(neutral)) + ", because nothing is drawn");
+  };
+  require_neutral("top_k", config.top_k, 0);
+  require_neutral("top_p", config.top_p, 1.0);
+  require_neutral("top_p_decay", config.top_p_decay, 1.0);
+  require_neutral("min_p", config.min_p, 0.0);
+  if (config.temperature == 0.0) {
+    problems.add("temperature is 0" + with_beams + "above 0, because beams are compared by probabilities");
+  }
+  if (config.num_return_sequences && *config.num_return_sequences > config.beam_width) {
+    problems.add("num_return_sequences is " + std::to_string(*config.num_return_sequences) + with_beams +
+                 "1 to beam_width");
+  }
 }
 
 }  // namespace
@@ -70,7 +89,7 @@ void refuse_unsupported(const SamplingConfig& config, Problems& problems) {
 Problems SamplingConfig::validate() const {
   Problems problems;
   check_ranges(*this, problems);
-  refuse_unsupported(*this, problems);
+  check_beams(*this, problems);
   return problems;
 }
 
@@ -92,6 +111,24 @@ SamplingParams resolve(const SamplingConfig& config) {
   params.no_repeat_ngram_size = config.no_repeat_ngram_size.value_or(0);
   const bool nothing_given = params.top_k == 0 && !config.top_p && params.min_p == 0.0;
   params.greedy = nothing_given || params.top_k == 1 || params.temperature == 0.0;
+  return params;
+}
+
+BeamSearchParams resolve_beams(const SamplingConfig& config) {
+  BeamSearchParams params;
+  params.beam_width = config.beam_width;
+  params.length_penalty = config.length_penalty.value_or(params.length_penalty);
+  params.diversity_rate = config.beam_search_diversity_rate.value_or(params.diversity_rate);
+  switch (config.early_stopping.value_or(1)) {
+    case 1:
+      params.early_stopping = EarlyStopping::kWhenEnoughHaveEnded;
+      break;
+    case 0:
+      params.early_stopping = EarlyStopping::kByEstimate;
+      break;
+    default:
+      params.early_stopping = EarlyStopping::kNever;
+  }
   return params;
 }
 

@@ -60,6 +60,36 @@ void check_running(const Scheduler& scheduler, const BlockPool& pool, Report& re
   }
 }
 
+void check_beams(const Scheduler& scheduler, const BlockPool& pool, Report& report) {
+  for (const auto& sequences :
+       {scheduler.waiting().list(), {scheduler.running().begin(), scheduler.running().end()}}) {
+    for (const Sequence* sequence : sequences) {
+      report.check(!sequence->is_beam || sequence->times_paused == 0, *sequence, "is a beam and was paused");
+    }
+  }
+  report.check(scheduler.num_kept_blocks() <= pool.num_available(),
+               "more blocks are kept for beams than available");
+}
+
+/// Those of one request go on together, and one of them at least has a token to compute.
+void check_beams_of_requests(const Scheduler& scheduler, Report& report) {
+  std::map<std::uint64_t, std::vector<const Sequence*>> requests;
+  for (const Sequence* sequence : scheduler.running()) {
+    if (sequence->is_beam) requests[sequence->id].push_back(sequence);
+  }
+  for (const auto& [id, beams] : requests) {
+    const std::int32_t num_tokens = beams.front()->num_tokens();
+    bool any_to_compute = false;
+    for (const Sequence* beam : beams) {
+      report.check(beam->num_tokens() == num_tokens, *beam, "is a beam of another length than the others");
+      report.check(beam->num_generated() == 0 || beam->num_to_compute() <= 1, *beam,
+                   "is a beam that goes on without its newest tokens");
+      any_to_compute = any_to_compute || beam->num_to_compute() > 0;
+    }
+    report.check(any_to_compute, *beams.front(), "waits for beams that are all computed");
+  }
+}
+
 /// Of the copies that the next step makes.
 void check_copies(const Scheduler& scheduler, const BlockPool& pool, Report& report) {
   std::set<BlockId> targets;
@@ -207,6 +237,7 @@ std::vector<std::string> check_invariants(const Scheduler& scheduler, const Bloc
   check_waiting(scheduler, report);
   check_blocks(scheduler, block_pool, report);
   check_copies(scheduler, block_pool, report);
+  check_beams(scheduler, block_pool, report);
   if (lora_cache != nullptr) check_leases(scheduler, *lora_cache, report);
   return report.take();
 }
@@ -217,6 +248,7 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
   check_shares(plan, scheduler, block_pool, report);
   check_beginnings(plan, block_pool, report);
   check_drafts(plan, scheduler, block_pool, report);
+  check_beams_of_requests(scheduler, report);
   const std::int32_t tokens_per_block = block_pool.tokens_per_block();
   std::set<const Sequence*> planned;
   std::int32_t num_context_tokens = 0;

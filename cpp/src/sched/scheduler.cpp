@@ -28,10 +28,11 @@ void check_limits(const SchedulerLimits& limits) {
   problems.throw_if_any<ConfigError>("Scheduler");
 }
 
-/// Every running sequence has tokens to compute and tokens to generate; the executor removes it when it has
-/// not.
+/// Every running sequence has tokens to compute, unless it is a beam that waits for others, and tokens to
+/// generate; the executor removes it when it has not.
 void require_unfinished(const Sequence& sequence) {
-  if (sequence.num_to_compute() < 1 || sequence.num_generated() >= sequence.max_tokens) {
+  if ((sequence.num_to_compute() < 1 && !sequence.is_beam) ||
+      sequence.num_generated() >= sequence.max_tokens) {
     throw std::logic_error("sequence " + std::to_string(sequence.id) +
                            " was not removed when it had finished");
   }
@@ -80,8 +81,10 @@ Scheduler::Scheduler(const SchedulerConfig& config, const SchedulerLimits& limit
 
 void Scheduler::add(Sequence& sequence) {
   Problems problems;
-  if (auto reason = why_never_fits(sequence.prompt_length, sequence.max_tokens, 1 + sequence.num_forks))
+  if (auto reason = why_never_fits(sequence.prompt_length, sequence.max_tokens, 1 + sequence.num_forks,
+                                   sequence.is_beam)) {
     problems.add(std::move(*reason));
+  }
   if (sequence.state != SequenceState::kNew) problems.add("it was queued before");
   if (sequence.num_tokens() != sequence.prompt_length) {
     problems.add("prompt_length is " + std::to_string(sequence.prompt_length) + ", but there are " +
@@ -105,6 +108,7 @@ void Scheduler::add(Sequence& sequence) {
 void Scheduler::plan(StepPlan& plan) {
   plan.clear();
   ++turn_;
+  num_kept_ = may_pause() ? num_kept_blocks() : 0;
   plan_entries(plan);
   plan_drafts(plan);
   if (!plan.empty()) plan.copies.assign(copies_.begin(), copies_.end());
@@ -131,7 +135,7 @@ void Scheduler::plan_decodes(StepPlan& plan) {
     require_unfinished(sequence);
     if (!sequence.is_decoding()) continue;
     if (tokens_left(plan) == 0) break;
-    while (sequence.state == SequenceState::kRunning && room_for(sequence) < 1) pause(*running_.back(), plan);
+    while (sequence.state == SequenceState::kRunning && room_for(sequence) < 1) pause(next_to_pause(), plan);
     if (sequence.state == SequenceState::kRunning) add_to_plan(sequence, 1, false, plan);
   }
 }
@@ -139,7 +143,7 @@ void Scheduler::plan_decodes(StepPlan& plan) {
 void Scheduler::plan_running_prefills(StepPlan& plan) {
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
-    if (sequence.is_decoding()) continue;
+    if (sequence.is_decoding() || sequence.num_to_compute() == 0) continue;
     const std::int32_t left = tokens_left(plan);
     if (left == 0) break;
     while (room_for(sequence) < 1 && pause_a_prefill_after(i, plan)) {
@@ -248,7 +252,7 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
   std::int64_t needed = blocks_wanted(sequence) - match.num_blocks;
   // One more for each sequence, where pausing is allowed, so that none is paused at once for the first token
   // that it generates.
-  if (may_pause() && !running_.empty()) needed += 1 + sequence.num_forks;
+  if (may_pause() && !sequence.is_beam && !running_.empty()) needed += 1 + sequence.num_forks;
   const std::int64_t available = std::int64_t{block_pool_.num_available()} - match.num_unused_blocks;
   if (needed > available - num_promised_blocks()) return StartResult::kNoRoom;
 
@@ -282,6 +286,7 @@ void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
   if (lease) sequence.lease = std::make_shared<const DeviceLease>(std::move(*lease));
   run(sequence);
   if (starts_from_shared_blocks(sequence)) reuse_blocks(sequence);
+  if (may_pause()) num_kept_ += kept_for(sequence);
   sequence.num_charged = std::max(sequence.num_charged, sequence.num_computed);
   charge(sequence, sequence.num_tokens());
 }
@@ -322,12 +327,14 @@ void Scheduler::add_to_plan(Sequence& sequence, std::int32_t count, bool is_pref
 
 void Scheduler::grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan& plan) {
   Sequence& sequence = *entry.sequence;
+  const std::int64_t kept = kept_for(sequence);
   entry.count += count;
   entry.wants_logits = entry.count == sequence.num_to_compute();
   if (!block_pool_.try_grow(sequence.table, sequence.num_computed + entry.count)) {
     throw std::logic_error("sequence " + std::to_string(sequence.id) +
                            " does not get the KV blocks promised to it");
   }
+  if (may_pause()) num_kept_ += kept_for(sequence) - kept;
   plan.num_tokens += count;
   if (entry.is_prefill) plan.num_context_tokens += count;
 }
@@ -349,7 +356,7 @@ void Scheduler::pause(Sequence& sequence) {
 
 bool Scheduler::pause_a_prefill_after(std::size_t index, StepPlan& plan) {
   for (std::size_t i = running_.size() - 1; i > index; --i) {
-    if (running_[i]->is_decoding()) continue;
+    if (running_[i]->is_decoding() || running_[i]->is_beam) continue;
     pause(*running_[i], plan);
     return true;
   }

@@ -16,8 +16,9 @@ void Scheduler::fork(Sequence& parent, Sequence& child) {
   child.num_charged = parent.num_computed;
   child.table.blocks.reserve(static_cast<std::size_t>(block_pool_.blocks_for(child.max_kv_tokens())));
   BlockCopy copy;
-  if (!block_pool_.try_fork(parent.table, parent.num_computed, child.table, copy)) {
-    if (!may_pause()) {
+  if (!leaves_kept_blocks(parent) ||
+      !block_pool_.try_fork(parent.table, parent.num_computed, child.table, copy)) {
+    if (!may_pause() || child.is_beam) {
       throw std::logic_error("sequence " + std::to_string(child.id) +
                              " does not get the KV block promised to it");
     }

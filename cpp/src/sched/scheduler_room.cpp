@@ -10,7 +10,7 @@
 namespace adaptrt {
 
 std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
-                                                     std::int32_t num_sequences) const {
+                                                     std::int32_t num_sequences, bool are_beams) const {
   constexpr std::int64_t kLongest = std::numeric_limits<std::int32_t>::max();
   if (prompt_length < 1 || max_tokens < 1 || prompt_length > kLongest ||
       max_tokens > kLongest - prompt_length) {
@@ -28,13 +28,13 @@ std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length,
            " sequences; accepted: 1 to max_batch_size = " + std::to_string(limits_.max_batch_size) +
            ", because they run at once";
   }
-  // Where sequences are paused each gets on alone; and those that end with their first token are never
-  // forked.
-  const std::int32_t num_forks = may_pause() || max_tokens == 1 ? 0 : num_sequences - 1;
+  // Where sequences are paused each gets on alone, unless they are beams; and those that end with their first
+  // token are never forked.
+  const std::int32_t num_forks = (may_pause() && !are_beams) || max_tokens == 1 ? 0 : num_sequences - 1;
   const std::int64_t needed = blocks_of_all(prompt_length, max_tokens, num_forks);
   if (needed > block_pool_.num_blocks()) {
-    const std::string sequences =
-        num_forks == 0 ? "" : " and " + std::to_string(num_sequences) + " sequences";
+    const std::string what = are_beams ? " beams" : " sequences";
+    const std::string sequences = num_forks == 0 ? "" : " and " + std::to_string(num_sequences) + what;
     return "a prompt of " + std::to_string(prompt_length) +
            " tokens with max_tokens = " + std::to_string(max_tokens) + sequences + " needs " +
            std::to_string(needed) + " KV blocks of " + std::to_string(block_pool_.tokens_per_block()) +
@@ -54,7 +54,7 @@ std::int64_t Scheduler::num_promised_blocks() const {
 }
 
 std::int64_t Scheduler::blocks_wanted(const Sequence& sequence) const {
-  if (may_pause()) return block_pool_.blocks_for(sequence.num_tokens());
+  if (may_pause() && !sequence.is_beam) return block_pool_.blocks_for(sequence.num_tokens());
   return blocks_of_all(sequence.prompt_length, sequence.max_tokens, sequence.num_forks);
 }
 
@@ -66,8 +66,8 @@ std::int64_t Scheduler::blocks_of_all(std::int64_t prompt_length, std::int64_t m
 }
 
 std::int32_t Scheduler::room_for(const Sequence& sequence) const {
-  const std::int64_t blocks =
-      static_cast<std::int64_t>(sequence.table.blocks.size()) + block_pool_.num_available();
+  const std::int64_t blocks = static_cast<std::int64_t>(sequence.table.blocks.size()) +
+                              block_pool_.num_available() - (sequence.is_beam ? 0 : num_kept_);
   const std::int64_t room = blocks * block_pool_.tokens_per_block() - sequence.num_computed;
   return static_cast<std::int32_t>(std::min<std::int64_t>(room, std::numeric_limits<std::int32_t>::max()));
 }

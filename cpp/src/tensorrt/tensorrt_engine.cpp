@@ -154,7 +154,7 @@ class TensorRtEngine final : public Engine {
              .max_num_tokens = program_.max_num_tokens,
              .max_input_len = program_.max_input_len,
              .max_seq_len = program_.max_seq_len,
-             .max_beam_width = 1,
+             .max_beam_width = program_.max_beam_width,
              .tokens_per_block = program_.tokens_per_block,
              .kv_block_bytes = kv_pools_.block_bytes(),
              .max_reusable_prompt_len = program_.max_reusable_prompt_len,

@@ -62,6 +62,7 @@ Problems TensorRtProgram::validate() const {
   check.positive("num_key_value_heads", shape.num_key_value_heads);
   check.positive("head_dim", shape.head_dim);
   check.positive("max_batch_size", max_batch_size);
+  check.positive("max_beam_width", max_beam_width);
   check.positive("max_num_tokens", max_num_tokens);
   check.positive("max_input_len", max_input_len);
   check.positive("max_seq_len", max_seq_len);

@@ -68,7 +68,8 @@ BOOST_AUTO_TEST_CASE(unusable_sizes_are_found) {
   finds("max_num_tokens is",
         [](Program* p) { p->max_num_tokens = std::numeric_limits<std::int32_t>::max(); });
   finds("max_input_len is 301", [](Program* p) { p->max_input_len = 301; });
-  finds("max_beam_width is 2", [](Program* p) { p->max_beam_width = 2; });
+  finds("max_beam_width is 0", [](Program* p) { p->max_beam_width = 0; });
+  finds("max_beam_width is 9", [](Program* p) { p->max_beam_width = p->max_batch_size + 1; });
   finds("tokens_per_block is 0", [](Program* p) { p->tokens_per_block = 0; });
   finds("dtype is unknown", [](Program* p) { p->dtype = static_cast<DType>(9); });
 }

@@ -2,6 +2,7 @@
 
 #include "support/allocations.h"
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 
 #include "adaptrt/exec/executor.h"
@@ -15,12 +16,21 @@ BOOST_AUTO_TEST_SUITE(allocations)
 
 constexpr std::int32_t kTokens = 90;
 
+/// Sequences were forked from a prompt; beams are copied later as well.
+bool has_forks(const StepPlan& plan) {
+  return std::ranges::any_of(plan.copies,
+                             [](const PlannedCopy& copy) { return copy.sequence->num_generated() == 1; });
+}
+
 /// Serves requests of `num_sequences` sequences together, and fails the test when a step in which all of them
 /// decode allocates anything. Returns the drafts of these steps.
 std::int64_t check_steady_steps(std::vector<Request> requests, std::int32_t num_sequences) {
   FakeEngine::Options options;
   options.max_batch_size = num_sequences;
   options.max_num_tokens = 256;
+  options.max_beam_width = 4;
+  ExecutorConfig config;
+  config.max_beam_width = 4;
   std::vector<std::int64_t> of_steps;  // allocations from one plan to the next
   of_steps.reserve(1000);
   std::int64_t before = 0;
@@ -28,14 +38,14 @@ std::int64_t check_steady_steps(std::vector<Request> requests, std::int32_t num_
   const auto count = [&](const StepPlan* plan, const Scheduler& scheduler, const BlockPool&,
                          const LoraCache*) {
     if (plan == nullptr) return;
-    const bool is_steady = plan->num_generation_sequences == num_sequences && plan->copies.empty() &&
-                           scheduler.waiting().empty();
+    const bool is_steady =
+        plan->num_generation_sequences == num_sequences && !has_forks(*plan) && scheduler.waiting().empty();
     if (is_steady && before >= 0) of_steps.push_back(testing::allocations_of_this_thread() - before);
     if (is_steady) num_drafts += plan->num_draft_tokens;
     before = is_steady ? testing::allocations_of_this_thread() : -1;
   };
   before = -1;
-  Executor executor(std::make_shared<FakeEngine>(options), {}, kAvailableMemory, count);
+  Executor executor(std::make_shared<FakeEngine>(options), config, kAvailableMemory, count);
   executor.set_grammar_compiler(std::make_shared<FakeCompiler>());
   for (Request& request : requests) {
     if (!request.lora_config) continue;
@@ -95,6 +105,24 @@ BOOST_AUTO_TEST_CASE(a_steady_step_with_drafts_allocates_nothing) {
     requests.push_back(std::move(request));
   }
   BOOST_TEST(check_steady_steps(std::move(requests), 3) > 10);
+}
+
+BOOST_AUTO_TEST_CASE(a_steady_step_of_beams_allocates_nothing) {
+  std::vector<Request> requests;
+  for (TokenId i = 0; i < 4; ++i) {
+    auto request = make_request({i, 2, 3}, kTokens);
+    request.sampling_config.beam_width = i + 1;
+    request.sampling_config.early_stopping = 2;
+    request.sampling_config.length_penalty = 5.0;
+    request.sampling_config.presence_penalty = 0.5;
+    request.sampling_config.no_repeat_ngram_size = 2;
+    request.output_config.return_log_probs = i % 2 == 0;
+    request.output_config.top_log_probs = i;
+    request.end_id = 17;
+    if (i % 2 == 0) request.lora_config = fake_adapter(static_cast<std::uint64_t>(i + 1));
+    requests.push_back(std::move(request));
+  }
+  check_steady_steps(std::move(requests), 1 + 2 + 3 + 4);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

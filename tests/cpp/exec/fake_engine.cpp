@@ -70,6 +70,7 @@ FakeEngine::FakeEngine(Options options, Hook hook)
   info_.max_num_tokens = options.max_num_tokens;
   info_.max_input_len = options.max_input_len;
   info_.max_seq_len = options.max_seq_len;
+  info_.max_beam_width = options.max_beam_width;
   info_.tokens_per_block = options.tokens_per_block;
   info_.kv_block_bytes = static_cast<std::size_t>(options.tokens_per_block) * sizeof(Slot);
   info_.kv_identity = options.kv_identity;

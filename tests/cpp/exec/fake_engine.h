@@ -22,6 +22,7 @@ class FakeEngine : public Engine {
     std::int32_t max_num_tokens = 64;
     std::int32_t max_input_len = 96;
     std::int32_t max_seq_len = 128;
+    std::int32_t max_beam_width = 1;
     std::int32_t tokens_per_block = 4;
     std::int64_t vocab_size = 101;
     bool with_lora = true;

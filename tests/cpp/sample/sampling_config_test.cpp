@@ -26,8 +26,19 @@ BOOST_AUTO_TEST_CASE(defaults_are_valid_and_greedy) {
 BOOST_AUTO_TEST_CASE(each_bad_field_is_refused_by_name) {
   using Change = std::function<void(SamplingConfig&)>;
   const std::vector<std::pair<std::string, Change>> cases = {
-      {"beam_width", [](auto& c) { c.beam_width = 2; }},
+      {"beam_width", [](auto& c) { c.beam_width = -2; }},
       {"beam_width", [](auto& c) { c.beam_width = 0; }},
+      {"length_penalty", [](auto& c) { c.length_penalty = kNan; }},
+      {"length_penalty", [](auto& c) { c.length_penalty = -kInfinity; }},
+      {"beam_search_diversity_rate", [](auto& c) { c.beam_search_diversity_rate = -0.1; }},
+      {"beam_search_diversity_rate", [](auto& c) { c.beam_search_diversity_rate = kNan; }},
+      {"beam_search_diversity_rate", [](auto& c) { c.beam_search_diversity_rate = kInfinity; }},
+      {"top_k", [](auto& c) { c.beam_width = 2, c.top_k = 1; }},
+      {"top_p", [](auto& c) { c.beam_width = 2, c.top_p = 0.5; }},
+      {"top_p_decay", [](auto& c) { c.beam_width = 2, c.top_p = 1.0, c.top_p_decay = 0.5; }},
+      {"min_p", [](auto& c) { c.beam_width = 2, c.min_p = 0.5; }},
+      {"temperature", [](auto& c) { c.beam_width = 2, c.temperature = 0.0; }},
+      {"num_return_sequences", [](auto& c) { c.beam_width = 2, c.num_return_sequences = 3; }},
       {"top_k", [](auto& c) { c.top_k = -1; }},
       {"top_p", [](auto& c) { c.top_p = 0.0; }},
       {"top_p", [](auto& c) { c.top_p = 1.0001; }},
@@ -67,7 +78,7 @@ BOOST_AUTO_TEST_CASE(each_bad_field_is_refused_by_name) {
 
 BOOST_AUTO_TEST_CASE(all_problems_are_told_at_once) {
   SamplingConfig config;
-  config.beam_width = 4;
+  config.beam_width = -4;
   config.top_k = -1;
   config.top_p_min = 1.5;
   BOOST_TEST(config.validate().list().size() == 3U);
@@ -80,6 +91,35 @@ BOOST_AUTO_TEST_CASE(what_acts_on_beams_alone_is_taken_for_one_beam) {
   config.early_stopping = 1;
   BOOST_TEST(config.validate().empty());
   BOOST_TEST(resolve(config).greedy);
+}
+
+BOOST_AUTO_TEST_CASE(how_beams_are_searched) {
+  SamplingConfig config;
+  config.beam_width = 3;
+  config.top_k = 0;
+  config.top_p = 1.0;
+  config.min_p = 0.0;
+  config.temperature = 0.3;
+  config.num_return_sequences = 3;
+  BOOST_TEST(config.validate().empty());
+  BeamSearchParams params = resolve_beams(config);
+  BOOST_TEST(params.beam_width == 3);
+  BOOST_TEST(params.length_penalty == 0.0);
+  BOOST_TEST(params.diversity_rate == 0.0);
+  BOOST_CHECK(params.early_stopping == EarlyStopping::kWhenEnoughHaveEnded);
+  config.length_penalty = -2.0;
+  config.beam_search_diversity_rate = 0.5;
+  params = resolve_beams(config);
+  BOOST_TEST(params.length_penalty == -2.0);
+  BOOST_TEST(params.diversity_rate == 0.5);
+  const auto stopping = [&](std::int32_t early_stopping) {
+    config.early_stopping = early_stopping;
+    return resolve_beams(config).early_stopping;
+  };
+  BOOST_CHECK(stopping(1) == EarlyStopping::kWhenEnoughHaveEnded);
+  BOOST_CHECK(stopping(0) == EarlyStopping::kByEstimate);
+  BOOST_CHECK(stopping(2) == EarlyStopping::kNever);
+  BOOST_CHECK(stopping(-1) == EarlyStopping::kNever);
 }
 
 BOOST_AUTO_TEST_CASE(the_ends_of_the_ranges_are_accepted) {

@@ -12,8 +12,8 @@ namespace adaptrt::testing {
 namespace {
 
 /// Random traffic over a random small world: tight blocks and pages, shared prefixes and beginnings, forks,
-/// priorities, cancels, failing steps, loads beside the steps that may fail, pins, forgotten prefixes. World
-/// checks the invariants, what every token reads, and every finished answer.
+/// beams, priorities, cancels, failing steps, loads beside the steps that may fail, pins, forgotten prefixes.
+/// World checks the invariants, what every token reads, and every finished answer.
 class Simulation {
  public:
   explicit Simulation(int seed)
@@ -89,8 +89,9 @@ class Simulation {
     }
     const std::int32_t max_tokens = 1 + below(20);
     if (below(3) == 0) options.num_sequences = 2 + below(4);
+    if (options.num_sequences > 1) options.are_beams = below(2) == 0;
     if (world_.scheduler.why_never_fits(static_cast<std::int64_t>(prompt.size()), max_tokens,
-                                        options.num_sequences)) {
+                                        options.num_sequences, options.are_beams)) {
       return;
     }
     world_.add(std::move(prompt), max_tokens, options);

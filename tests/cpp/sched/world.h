@@ -49,6 +49,8 @@ struct RequestOptions {
   bool compute_whole_prompt = false;
   std::shared_ptr<const KvCacheRetentionConfig> retention = nullptr;
   std::int32_t num_sequences = 1;
+  /// They are the beams of a search.
+  bool are_beams = false;
 };
 
 inline SchedulerLimits limits(std::int32_t max_batch_size, std::int32_t max_num_tokens, bool chunked = true) {
@@ -99,6 +101,8 @@ class World {
     sequence.compute_whole_prompt = options.compute_whole_prompt;
     sequence.retention = options.retention;
     sequence.num_forks = max_tokens == 1 ? 0 : options.num_sequences - 1;
+    sequence.is_beam = options.are_beams;
+    if (sequence.is_beam) beams_[sequence.id] = {&sequence};
     sequences_[sequence.id] = std::move(owned);
     return sequence;
   }
@@ -132,6 +136,7 @@ class World {
     for (const PlannedSequence& entry : plan.entries) {
       if (!entry.wants_logits) continue;
       Sequence& sequence = *entry.sequence;
+      if (sequence.is_beam) continue;
       fork_all(sequence);
       if (entry.num_drafts == 0) generate(entry);
       if (make_drafts) make_drafts(sequence);
@@ -140,6 +145,9 @@ class World {
       scheduler.remove(sequence);
       retire(sequence);
       ++num_finished;
+    }
+    for (const PlannedSequence& entry : plan.entries) {
+      if (entry.sequence->is_beam) select_beams(entry.sequence->id);
     }
     require_sound();
   }
@@ -169,13 +177,14 @@ class World {
   void fail_step() {
     scheduler.fail(plan);
     require_sound();
-    for (const PlannedSequence& entry : plan.entries) retire(*entry.sequence);
-    for (const PlannedCopy& copy : plan.copies) retire(*copy.sequence);
+    for (const PlannedSequence& entry : plan.entries) give_up(*entry.sequence);
+    for (const PlannedCopy& copy : plan.copies) give_up(*copy.sequence);
   }
+  /// With all beams of its request.
   void cancel(Sequence& sequence) {
     scheduler.remove(sequence);
     require_sound();
-    retire(sequence);
+    give_up(sequence);
   }
   /// Steps until nothing is left; each must do something.
   void run_to_the_end() {
@@ -198,6 +207,11 @@ class World {
   [[nodiscard]] std::uint64_t num_made() const { return next_id_; }
   [[nodiscard]] bool plans(const Sequence& sequence) const {
     return std::ranges::any_of(plan.entries, [&](const auto& entry) { return entry.sequence == &sequence; });
+  }
+
+  /// The sequences of a request with beams.
+  [[nodiscard]] const std::vector<Sequence*>& beams_of(const Sequence& first) const {
+    return beams_.at(first.id);
   }
 
  private:
@@ -232,6 +246,62 @@ class World {
   static void require(const std::vector<std::string>& violations) {
     for (const auto& violation : violations) BOOST_ERROR(violation);
     if (!violations.empty()) throw std::runtime_error("the invariants do not hold");
+  }
+
+  /// The sequence was removed.
+  void give_up(Sequence& sequence) {
+    retire(sequence);
+    if (!sequence.is_beam) return;
+    for (Sequence* beam : beams_.at(sequence.id)) {
+      scheduler.remove(*beam);
+      retire(*beam);
+    }
+    require_sound();
+  }
+  /// When all beams of a request are computed: some are given up, each for any other that is not, until they
+  /// have max_tokens.
+  void select_beams(std::uint64_t request) {
+    auto& beams = beams_.at(request);
+    Sequence& first = *beams.front();
+    const auto is_computed = [](const Sequence* beam) { return beam->num_to_compute() == 0; };
+    if (first.state != SequenceState::kRunning || !std::ranges::all_of(beams, is_computed)) return;
+    if (first.num_generated() + 1 == first.max_tokens) {
+      for (Sequence* beam : beams) {
+        scheduler.remove(*beam);
+        retire(*beam);
+        ++num_finished;
+      }
+      return;
+    }
+    std::uint64_t random = hash(first, first.num_tokens());
+    const auto draw = [&](std::size_t count) {
+      return (random = random * 6364136223846793005ULL + 1442695040888963407ULL) % (count << 33) >> 33;
+    };
+    if (first.num_forks > 0) {
+      while (first.num_forks > 0) {
+        Sequence& child =
+            make(first.tokens, first.max_tokens,
+                 {.adapter = first.adapter, .priority = first.priority, .cache_salt = first.cache_salt});
+        child.id = first.id;
+        child.index = static_cast<std::int32_t>(beams.size());
+        child.is_beam = true;
+        child.tokens.push_back(static_cast<std::int32_t>(draw(5)));
+        scheduler.fork(first, child);
+        beams.push_back(&child);
+      }
+      first.tokens.push_back(static_cast<std::int32_t>(draw(5)));
+      return;
+    }
+    const std::size_t num_staying = 1 + draw(beams.size());
+    std::vector<Sequence*> order = beams;
+    for (std::size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[draw(i + 1)]);
+    std::vector<BeamMove> moves;
+    for (std::size_t i = num_staying; i < order.size(); ++i) {
+      moves.push_back({.from = order[draw(num_staying)], .to = order[i]});
+      order[i]->tokens = moves.back().from->tokens;
+    }
+    scheduler.move_beams(moves);
+    for (Sequence* beam : beams) beam->tokens.push_back(static_cast<std::int32_t>(draw(5)));
   }
 
   /// The sequences that were promised, each with a first token of its own.
@@ -324,6 +394,7 @@ class World {
  private:
   std::vector<std::uint64_t> memory_;
   std::map<std::uint64_t, std::unique_ptr<Sequence>> sequences_;
+  std::map<std::uint64_t, std::vector<Sequence*>> beams_;  // by request
   std::uint64_t next_id_ = 0;
   std::int32_t next_token_ = 1000;
 };

@@ -260,6 +260,7 @@ std::shared_ptr<FakePlan> make_fake_plan(StreamTime time) {
   program.max_num_tokens = 24;
   program.max_input_len = 30;
   program.max_seq_len = 40;
+  program.max_beam_width = 2;
   program.tokens_per_block = 4;
   program.max_reusable_prompt_len = 30;
   program.has_prompt_lengths = true;

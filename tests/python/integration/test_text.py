@@ -36,8 +36,8 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[adaptrt.LLM]:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "eos_token_id": END_IDS}))
     adapters = [save_adapter(model, root / name, seed, r=4) for seed, name in enumerate(["first", "second"])]
-    engine = build_engine(model, root, lora_dir=adapters[0])
-    with adaptrt.LLM(engine, tokenizer=root) as made:
+    engine = build_engine(model, root, lora_dir=adapters[0], max_beam_width=3)
+    with adaptrt.LLM(engine, adaptrt.ExecutorConfig(max_beam_width=3), tokenizer=root) as made:
         yield made
 
 
@@ -126,6 +126,29 @@ def test_numbers_of_completions_that_cannot_be_are_refused(llm: adaptrt.LLM) -> 
     ):
         with pytest.raises(adaptrt.RequestError, match=r"sampling_config\.num_return_sequences is 2; accepted: None"):
             ask()
+
+
+def test_beams_are_completions_the_best_first(llm: adaptrt.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = adaptrt.SamplingConfig(3, length_penalty=1.0, early_stopping=0)
+    (name,) = llm.executor.adapters.names
+    for lora in (None, name):
+        best = llm.generate("abc", max_tokens=12, sampling_config=search, lora=lora)
+        three = llm.generate("abc", max_tokens=12, sampling_config=search, lora=lora, n=3)
+        assert three[0] == best
+        assert len({completion.token_ids for completion in three}) == 3
+        assert "".join(llm.stream("abc", max_tokens=12, sampling_config=search, lora=lora)) == best.text
+    assert search.num_return_sequences is None
+    for fields, message in (
+        ({"n": 4}, "num_return_sequences is 4 with beam_width 3; accepted: 1 to beam_width"),
+        ({"stop": ["a"]}, "stop is given with sampling_config.beam_width 3; accepted: none"),
+    ):
+        with pytest.raises(adaptrt.RequestError, match=message):
+            llm.generate("abc", sampling_config=search, **fields)
+    # One sequence is all that there is.
+    generate_only([PIECES.index("a")], monkeypatch)
+    (only,) = llm.generate("abc", max_tokens=5, sampling_config=search, n=3)
+    assert only.text == "aaaaa"
+    assert llm.executor.get_num_responses_ready() == 0
 
 
 def test_an_unknown_adapter_is_refused_with_the_names_there_are(llm: adaptrt.LLM) -> None:

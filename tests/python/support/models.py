@@ -88,6 +88,16 @@ def save_adapter(model_directory: Path, directory: Path, seed: int, strength: fl
     return directory
 
 
+@dataclasses.dataclass(frozen=True)
+class Beam:
+    """A sequence that transformers' beam search returned."""
+
+    tokens: list[int]
+    """What was generated, with the token that ended it."""
+    score: float
+    """The sum of its tokens' log probs after all processors, before the length penalty."""
+
+
 class Reference:
     """transformers + PEFT in float32, the adapter unmerged."""
 
@@ -112,3 +122,32 @@ class Reference:
                 cache = output.past_key_values
                 rows.append(output.logits[0].float())
         return torch.cat(rows)
+
+    def search(
+        self,
+        prompt: list[int],
+        num_beams: int,
+        end_ids: Sequence[int] = (),
+        length_penalty: float = 1.0,
+        **settings: Any,
+    ) -> list[Beam]:
+        """The beams of generate(num_beams=...), best first; `settings` goes to it."""
+        self._model.generation_config = transformers.GenerationConfig(
+            eos_token_id=list(end_ids) or None, pad_token_id=0, do_sample=False
+        )
+        with torch.no_grad():
+            found = self._model.generate(
+                input_ids=torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                num_beams=num_beams,
+                num_return_sequences=num_beams,
+                length_penalty=length_penalty,
+                return_dict_in_generate=True,
+                output_scores=True,
+                **settings,
+            )
+        lengths = (found.beam_indices >= 0).sum(dim=1).tolist()
+        return [
+            Beam(tokens[len(prompt) : len(prompt) + length].tolist(), float(score) * length**length_penalty)
+            for tokens, length, score in zip(found.sequences, lengths, found.sequences_scores, strict=True)
+        ]

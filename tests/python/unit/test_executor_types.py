@@ -204,14 +204,14 @@ def test_arrays_are_taken_for_tokens_and_bias() -> None:
 
 def test_a_config_tells_all_that_is_wrong() -> None:
     config = adaptrt.ExecutorConfig(
-        max_beam_width=4,
+        max_beam_width=0,
         parallel_config=object(),
         kv_cache_config=adaptrt.KvCacheConfig(onboard_blocks=False),
         num_threads=0,
         max_queue_size=0,
     )
     problems = "; ".join(config.validate())
-    for part in ("max_beam_width is 4", "parallel_config is given (object)", "kv_cache_config.onboard_blocks",
+    for part in ("max_beam_width is 0", "parallel_config is given (object)", "kv_cache_config.onboard_blocks",
                  "num_threads is 0", "max_queue_size is 0"):  # fmt: skip
         assert part in problems
     assert adaptrt.ExecutorConfig().validate() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import shutil
@@ -87,6 +88,13 @@ def test_defaults_suit_a_server_and_the_model(cache: EngineCache, model: Path) -
     assert (build.max_batch_size, build.max_num_tokens) == (256, 8192)
     assert build.max_seq_len == build.max_input_len == SPEC.max_position_embeddings
     assert build.lora_config.max_lora_rank == 64
+    assert build.max_beam_width == 1
+
+
+def test_an_engine_for_beams_is_another(cache: EngineCache, model: Path) -> None:
+    engine = engine_for(model, dataclasses.replace(SMALL, max_beam_width=3))
+    assert engine != engine_for(model, SMALL)
+    assert EngineConfig.load(engine).build_config.max_beam_width == 3
 
 
 @pytest.mark.parametrize("change", ["weights", "tokenizer", "options", "version"])

@@ -85,7 +85,8 @@ struct ExecutorConfig {
 constexpr auto fields_of(const ExecutorConfig* /*type*/) {
   using C = ExecutorConfig;
   return std::tuple{
-      Field{"max_beam_width", &C::max_beam_width, "Refused unless 1: beam search is not supported."},
+      Field{"max_beam_width", &C::max_beam_width,
+            "The largest SamplingConfig.beam_width of a request; at most the engine's."},
       Field{"scheduler_config", &C::scheduler_config, "Which requests run, and when."},
       Field{"kv_cache_config", &C::kv_cache_config, "Size of the KV cache and reuse of prefixes."},
       Field{"enable_chunked_context", &C::enable_chunked_context,

@@ -96,9 +96,17 @@ struct Request {
   std::optional<std::chrono::milliseconds> allotted_time_ms;
   std::optional<std::uint64_t> cache_salt_id;
 
-  /// Sequences that are generated: what sampling_config says, or else this request.
+  /// The best sequences are searched.
+  [[nodiscard]] bool has_beams() const { return sampling_config.beam_width > 1; }
+  /// Sequences that are generated: the beams, or else what sampling_config says, or else this request.
   [[nodiscard]] std::int32_t num_sequences() const {
-    return sampling_config.num_return_sequences.value_or(num_return_sequences);
+    return has_beams() ? sampling_config.beam_width
+                       : sampling_config.num_return_sequences.value_or(num_return_sequences);
+  }
+  /// Of its beams, at most: what sampling_config says, or else this request unless that is 1; or else all.
+  [[nodiscard]] std::int32_t num_returned_beams() const {
+    return sampling_config.num_return_sequences.value_or(
+        num_return_sequences == 1 ? sampling_config.beam_width : num_return_sequences);
   }
   /// Everything that keeps the request from running on an engine, but for the adapter (LoraCache::admit) and
   /// the sizes of the batch and the KV cache (Scheduler::why_never_fits).
@@ -142,13 +150,18 @@ constexpr auto fields_of(const Request* /*type*/) {
             "A function of its own instead: function(request id, logits, token ids, stream, client id)."},
       Field{"encoder_input_token_ids", &C::encoder_input_token_ids, "Refused unless None."},
       Field{"client_id", &C::client_id, "Returned in the responses."},
-      Field{"return_all_generated_tokens", &C::return_all_generated_tokens,
-            "Each streamed response has all tokens generated so far."},
+      Field{
+          "return_all_generated_tokens", &C::return_all_generated_tokens,
+          "Each streamed response has all tokens generated so far. Those of a request with beams always do, "
+          "because a beam may go on as another."},
       Field{"priority", &C::priority, "0 to 1; higher starts first."},
       Field{"num_return_sequences", &C::num_return_sequences,
             "Sequences to generate from the prompt, at most max_batch_size; each has responses of its own. "
             "Sequence i draws as a request with seed + i would that has no other. "
-            "SamplingConfig.num_return_sequences says the same; when both are given they are equal."},
+            "SamplingConfig.num_return_sequences says the same; when both are given they are equal. With "
+            "SamplingConfig.beam_width above 1: how many of the best beams are returned, in one response; 1 "
+            "is all "
+            "of them here, and one in SamplingConfig."},
       Field{"eagle_config", &C::eagle_config, "Refused unless None."},
       Field{"guided_decoding_params", &C::guided_decoding_params,
             "What the output has to be like; where it is complete, one of the stop tokens ends it."},

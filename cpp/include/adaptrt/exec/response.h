@@ -14,8 +14,8 @@
 
 namespace adaptrt {
 
-/// TensorRT-LLM's Result, and log probs of more tokens than the sampled ones: of one sequence of its request.
-/// Beams are always one. All log probs are LogSoftmax's.
+/// TensorRT-LLM's Result, and log probs of more tokens than the sampled ones: of one sequence of its request,
+/// or of its beams, best first; without a search a sequence is one beam. All log probs are LogSoftmax's.
 struct Result {
   bool is_final = false;
   std::vector<std::vector<TokenId>> output_token_ids;
@@ -36,42 +36,47 @@ struct Result {
 
 constexpr auto fields_of(const Result* /*type*/) {
   using C = Result;
-  return std::tuple{Field{"is_final", &C::is_final, "No response of the request follows."},
-                    Field{"output_token_ids", &C::output_token_ids,
-                          "[1][tokens]. Without streaming: the prompt, unless excluded, and what was "
-                          "generated. With streaming: what "
-                          "is new, or all that was generated with return_all_generated_tokens."},
-                    Field{"cum_log_probs", &C::cum_log_probs, "[1], the sum of log_probs."},
-                    Field{"log_probs", &C::log_probs,
-                          "[1][tokens], of all tokens generated so far, with streaming too: natural "
-                          "logarithms of the softmax over the row of generation_logits, whatever bias, "
-                          "penalties and temperature do to it afterwards."},
-                    Field{"context_logits", &C::context_logits,
-                          "float32 [prompt length, vocab_size]. With sequence_index 0 only."},
-                    Field{"generation_logits", &C::generation_logits,
-                          "float32 [1, tokens, vocab_size], with streaming [tokens, 1, vocab_size]: the rows "
-                          "that this response's "
-                          "generated tokens were chosen from, before bias, penalties and temperature."},
-                    Field{"encoder_output", &C::encoder_output, "Always None: engines are decoders."},
-                    Field{"finish_reasons", &C::finish_reasons, "[1]."},
-                    Field{"sequence_index", &C::sequence_index,
-                          "Which of the request's sequences this is of: 0 to num_return_sequences - 1."},
-                    Field{"is_sequence_final", &C::is_sequence_final, "No response of the sequence follows."},
-                    Field{"decoding_iter", &C::decoding_iter, "Steps that gave the sequence a token so far."},
-                    Field{"request_perf_metrics", &C::request_perf_metrics, "Always None."},
-                    Field{"top_log_probs", &C::top_log_probs,
-                          "[1][tokens][OutputConfig.top_log_probs, or the vocabulary's size if that is less] "
-                          "of (token id, log prob) as in log_probs: the most likely tokens, the likeliest "
-                          "first, of equal logits the lowest id first. Of the generated tokens in "
-                          "output_token_ids: with streaming of what is new, or of all that was generated "
-                          "with return_all_generated_tokens."},
-                    Field{"prompt_log_probs", &C::prompt_log_probs,
-                          "[prompt length - 1], of the prompt's tokens from the second on, each given those "
-                          "before it. With streaming in the first response only; None if the request ended "
-                          "before its prompt was computed. With sequence_index 0 only."},
-                    Field{"prompt_top_log_probs", &C::prompt_top_log_probs,
-                          "[prompt length - 1][most likely tokens] as in top_log_probs: beside "
-                          "prompt_log_probs, with OutputConfig.top_log_probs."}};
+  return std::tuple{
+      Field{"is_final", &C::is_final, "No response of the request follows."},
+      Field{"output_token_ids", &C::output_token_ids,
+            "[beams][tokens]. Without streaming: the prompt, unless excluded, and what was "
+            "generated. With streaming: what "
+            "is new, or all that was generated with return_all_generated_tokens or several "
+            "beams, the best so far."},
+      Field{"cum_log_probs", &C::cum_log_probs,
+            "[beams], the sum of log_probs; with SamplingConfig.beam_width above 1 the beam's "
+            "score before length_penalty: the sum of its tokens' log probs after temperature, bias "
+            "and penalties, that of the end_id included."},
+      Field{"log_probs", &C::log_probs,
+            "[beams][tokens], of all tokens generated so far, with streaming too: natural "
+            "logarithms of the softmax over the row of generation_logits, whatever bias, "
+            "penalties and temperature do to it afterwards."},
+      Field{"context_logits", &C::context_logits,
+            "float32 [prompt length, vocab_size]. With sequence_index 0 only."},
+      Field{"generation_logits", &C::generation_logits,
+            "float32 [1, tokens, vocab_size], with streaming [tokens, 1, vocab_size]: the rows "
+            "that this response's "
+            "generated tokens were chosen from, before bias, penalties and temperature."},
+      Field{"encoder_output", &C::encoder_output, "Always None: engines are decoders."},
+      Field{"finish_reasons", &C::finish_reasons, "[beams]."},
+      Field{"sequence_index", &C::sequence_index,
+            "Which of the request's sequences this is of: 0 to num_return_sequences - 1."},
+      Field{"is_sequence_final", &C::is_sequence_final, "No response of the sequence follows."},
+      Field{"decoding_iter", &C::decoding_iter, "Steps that gave the sequence a token so far."},
+      Field{"request_perf_metrics", &C::request_perf_metrics, "Always None."},
+      Field{"top_log_probs", &C::top_log_probs,
+            "[beams][tokens][OutputConfig.top_log_probs, or the vocabulary's size if that is less] "
+            "of (token id, log prob) as in log_probs: the most likely tokens, the likeliest "
+            "first, of equal logits the lowest id first. Of the generated tokens in "
+            "output_token_ids: with streaming of what is new, or of all that was generated "
+            "with return_all_generated_tokens."},
+      Field{"prompt_log_probs", &C::prompt_log_probs,
+            "[prompt length - 1], of the prompt's tokens from the second on, each given those "
+            "before it. With streaming in the first response only; None if the request ended "
+            "before its prompt was computed. With sequence_index 0 only."},
+      Field{"prompt_top_log_probs", &C::prompt_top_log_probs,
+            "[prompt length - 1][most likely tokens] as in top_log_probs: beside "
+            "prompt_log_probs, with OutputConfig.top_log_probs."}};
 }
 
 /// TensorRT-LLM's Response: a result, or why there is none.

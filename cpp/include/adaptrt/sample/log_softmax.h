@@ -24,6 +24,8 @@ class LogSoftmax {
 
   /// -infinity for a token whose logit is.
   [[nodiscard]] float log_prob(std::int32_t token_id) const;
+  /// log_prob() of every token: as many values as there are logits.
+  void log_probs(std::span<float> values) const;
   /// Fills `most_likely`, at most as long as the row: descending logits, of equal ones the lowest token id
   /// first.
   void find_most_likely(std::span<TokenLogProb> most_likely) const;
@@ -33,5 +35,9 @@ class LogSoftmax {
   float max_;
   double log_sum_;
 };
+
+/// Fills `highest`, at most as long as `values`, with descending values, of equal ones the lowest index
+/// first. None is NaN.
+void find_highest(std::span<const float> values, std::span<TokenLogProb> highest);
 
 }  // namespace adaptrt

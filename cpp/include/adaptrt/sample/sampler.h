@@ -13,6 +13,7 @@
 namespace adaptrt {
 
 struct LogitRange;
+struct ScoredToken;
 
 /// What a request forbids or favours, besides its SamplingConfig.
 struct TokenConstraints {
@@ -37,6 +38,9 @@ class SamplerState {
 
   [[nodiscard]] const SamplingParams& params() const { return params_; }
   [[nodiscard]] const TokenConstraints& constraints() const { return constraints_; }
+
+  /// Goes on as `other` does, of a request that differs in nothing but its tokens. Allocates nothing.
+  void follow(const SamplerState& other);
 
  private:
   friend class Sampler;
@@ -103,6 +107,16 @@ class Sampler {
                                     std::span<const std::int32_t> tokens, bool want_log_prob,
                                     std::span<TokenLogProb> most_likely = {}, const RowChanges& changes = {});
 
+  /// For a search with beams: fills `best` with the tokens that add most to a beam's score after `tokens`,
+  /// best first, of equal ones the lowest id first; returns how many there are, which is less than there is
+  /// room for when the others are forbidden. As in transformers' beam search, the score is the log prob after
+  /// what sample() does to logits before it chooses (embedding_bias to min_tokens); the log prob is that of
+  /// the row divided by the temperature. Fills `most_likely` as sample() does. Throws StepError when a logit
+  /// is NaN or +infinity, or becomes so.
+  [[nodiscard]] std::size_t score_tokens(SamplerState& state, const float* logits,
+                                         std::span<const std::int32_t> tokens, std::span<ScoredToken> best,
+                                         std::span<TokenLogProb> most_likely = {});
+
   /// The tokens that sample() would draw from, in ascending order, with their probabilities. For looking into
   /// a configuration; throws as sample() does.
   [[nodiscard]] std::vector<TokenProbability> distribution(SamplerState& state, const float* logits,
@@ -157,6 +171,7 @@ class Sampler {
   void collect_bucket(std::span<const float> values, const Buckets& buckets, std::size_t bucket);
 
   std::int64_t vocab_size_;
+  std::vector<TokenLogProb> highest_;  // of score_tokens()
   // Scratch, as large as the vocabulary.
   std::vector<float> processed_;  // logits after the constraints
   std::vector<float> values_;     // logits of the tokens that are left, in the order of their ids

@@ -9,9 +9,10 @@
 namespace adaptrt {
 
 /// TensorRT-LLM's SamplingConfig. With neither top_k, top_p nor min_p, or with top_k = 1 or temperature = 0,
-/// the most probable token is taken.
+/// the most probable token is taken; with a beam_width above 1 the best sequences are searched, and nothing
+/// is drawn.
 struct SamplingConfig {
-  std::int32_t beam_width = 1;                                      // refused unless 1
+  std::int32_t beam_width = 1;                                      // >= 1; 1: no search
   std::optional<std::int32_t> top_k = std::nullopt;                 // >= 0; 0: no limit
   std::optional<double> top_p = std::nullopt;                       // (0, 1]
   std::optional<double> top_p_min = std::nullopt;                   // (0, 1]; nullopt: 1e-6
@@ -20,12 +21,12 @@ struct SamplingConfig {
   std::optional<std::uint64_t> seed = std::nullopt;                 // nullopt: 0, as in TensorRT-LLM
   std::optional<double> temperature = std::nullopt;                 // >= 0; nullopt: 1
   std::optional<std::int32_t> min_tokens = std::nullopt;            // >= 0; end_id is forbidden before
-  std::optional<double> beam_search_diversity_rate = std::nullopt;  // without effect on one beam
+  std::optional<double> beam_search_diversity_rate = std::nullopt;  // >= 0; nullopt: 0; of beams
   std::optional<double> repetition_penalty = std::nullopt;          // > 0; nullopt: 1
   std::optional<double> presence_penalty = std::nullopt;            // nullopt: 0
   std::optional<double> frequency_penalty = std::nullopt;           // nullopt: 0
-  std::optional<double> length_penalty = std::nullopt;              // without effect on one beam
-  std::optional<std::int32_t> early_stopping = std::nullopt;        // without effect on one beam
+  std::optional<double> length_penalty = std::nullopt;              // nullopt: 0; of beams
+  std::optional<std::int32_t> early_stopping = std::nullopt;        // EarlyStopping; nullopt: 1; of beams
   std::optional<std::int32_t> no_repeat_ngram_size = std::nullopt;  // >= 0; nullopt and 0: no limit
   std::optional<std::int32_t> num_return_sequences = std::nullopt;  // >= 1; nullopt: the request's
   std::optional<double> min_p = std::nullopt;                       // [0, 1]
@@ -57,5 +58,27 @@ struct SamplingParams {
 
 /// Throws ConfigError with all of config.validate()'s problems.
 [[nodiscard]] SamplingParams resolve(const SamplingConfig& config);
+
+/// When a search ends once beam_width beams have ended. transformers' True, False and "never"; TensorRT-LLM's
+/// 1, 0 and any other number.
+enum class EarlyStopping : std::uint8_t {
+  kWhenEnoughHaveEnded,
+  /// When the best beam that goes on, if it ended as it is, would not be among them.
+  kByEstimate,
+  /// When no beam that goes on can come to be among them: with a length_penalty above 0, the best one is
+  /// taken for as long as max_tokens.
+  kNever,
+};
+
+/// How a SamplingConfig with a beam_width above 1 searches, its defaults filled in (TensorRT-LLM's).
+struct BeamSearchParams {
+  std::int32_t beam_width = 1;
+  double length_penalty = 0.0;
+  EarlyStopping early_stopping = EarlyStopping::kWhenEnoughHaveEnded;
+  double diversity_rate = 0.0;
+};
+
+/// Of a valid configuration.
+[[nodiscard]] BeamSearchParams resolve_beams(const SamplingConfig& config);
 
 }  // namespace adaptrt

@@ -63,6 +63,12 @@ struct PlannedCopy {
   bool operator==(const PlannedCopy&) const = default;
 };
 
+/// A beam that is given up: its sequence goes on as another of its request does.
+struct BeamMove {
+  const Sequence* from = nullptr;
+  Sequence* to = nullptr;
+};
+
 /// A request whose adapter could not be loaded.
 struct FailedStart {
   Sequence* sequence = nullptr;
@@ -108,7 +114,8 @@ struct StepPlan {
 /// A request's sequences begin as one: when its prompt is computed the others are forked from it. They share
 /// its blocks and its lease, and are sequences like any other from then on: each is paused, resumed and
 /// removed on its own. The first one starts when there is room in the batch for all of them and, where
-/// nothing is paused, KV blocks for all that they may generate.
+/// nothing is paused, KV blocks for all that they may generate. Beams are such sequences too; blocks are kept
+/// for them whatever the policy.
 ///
 /// What a step has left over goes to drafts of its sequences, one of each in turn. They take no token and no
 /// block from anything else: blocks within what is promised to their sequence, or, with kMaxUtilization,
@@ -120,10 +127,11 @@ class Scheduler {
   Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, BlockPool& block_pool,
             LoraCache* lora_cache);
 
-  /// Why a request of this size and number of sequences could not run even if it were alone, with the
-  /// numbers; nullopt when it could. Adapters that never fit are refused by LoraCache::admit().
+  /// Why a request of this size and number of sequences, or beams, could not run even if it were alone, with
+  /// the numbers; nullopt when it could. Adapters that never fit are refused by LoraCache::admit().
   [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
-                                                          std::int32_t num_sequences = 1) const;
+                                                          std::int32_t num_sequences = 1,
+                                                          bool are_beams = false) const;
 
   /// Queues a sequence. Throws RequestError when why_never_fits(), or when tokens is not the prompt, or when
   /// it has an adapter and there is no LoRA cache; it is not queued then.
@@ -146,6 +154,11 @@ class Scheduler {
   void fork(Sequence& parent, Sequence& child);
   /// No more sequences are forked from `parent`: the room kept for them is given up.
   static void end_forks(Sequence& parent) { parent.num_forks = 0; }
+
+  /// Each `to` gives its blocks back and goes on from what `from` has computed; no sequence is both. To be
+  /// called after the commit of the step that computed the last of the request's beams; their next tokens may
+  /// be appended before or after.
+  void move_beams(std::span<const BeamMove> moves);
 
   /// The step has failed: removes its sequences, those of its copies too; nothing that it may have written is
   /// reused.
@@ -170,8 +183,10 @@ class Scheduler {
   [[nodiscard]] const SchedulerConfig& config() const { return config_; }
   [[nodiscard]] const SchedulerLimits& limits() const { return limits_; }
   /// Blocks, besides those that they have, that starting sequences must leave to the running ones: for all
-  /// that they may generate, or, with kMaxUtilization, for the tokens that they have.
+  /// that they may generate, or, with kMaxUtilization, for the tokens that they have unless they are beams.
   [[nodiscard]] std::int64_t num_promised_blocks() const;
+  /// Blocks, besides those that they have, that no other sequence may take from running beams.
+  [[nodiscard]] std::int64_t num_kept_blocks() const;
 
  private:
   enum class StartResult : std::uint8_t { kStarted, kFailed, kPassedOver, kNoRoom };
@@ -206,8 +221,14 @@ class Scheduler {
   void pause(Sequence& sequence, StepPlan& plan);
   void stop_running(Sequence& sequence);
   bool pause_a_prefill_after(std::size_t index, StepPlan& plan);
+  /// The last that runs and is no beam; there is one.
+  [[nodiscard]] Sequence& next_to_pause() const;
   [[nodiscard]] std::int32_t room_for(const Sequence& sequence) const;
   [[nodiscard]] std::int64_t blocks_wanted(const Sequence& sequence) const;
+  /// Its part of num_kept_blocks().
+  [[nodiscard]] std::int64_t kept_for(const Sequence& sequence) const;
+  /// Whether a fork of a sequence takes no block that is kept for beams.
+  [[nodiscard]] bool leaves_kept_blocks(const Sequence& parent) const;
   /// Blocks that a sequence of this size can come to need, and those forked from it.
   [[nodiscard]] std::int64_t blocks_of_all(std::int64_t prompt_length, std::int64_t max_tokens,
                                            std::int32_t num_forks) const;
@@ -237,6 +258,7 @@ class Scheduler {
   std::vector<Sequence*> skipped_;  // their adapters get no pages
   bool may_lease_ = true;           // nobody ahead was passed over too often
   std::int32_t num_loading_ = 0;    // requests that wait for their adapters' loads
+  std::int64_t num_kept_ = 0;       // num_kept_blocks(), where sequences may be paused
 };
 
 }  // namespace adaptrt

@@ -45,6 +45,10 @@ struct Sequence {
   /// Sequences that will be forked from this one when its prompt is computed; from its start on there is room
   /// for them. Scheduler::fork() and end_forks() take them off.
   std::int32_t num_forks = 0;
+  /// One of the beams of its request's search, or the prompt that they begin with. They go on together: the
+  /// KV blocks that they may come to need are kept for them, and none is ever paused. Once its tokens are
+  /// computed a beam waits for Scheduler::move_beams() and its next token.
+  bool is_beam = false;
 
   /// The prompt, then what was generated. The executor appends a token after each step that sampled one, and
   /// removes the sequence from the scheduler when that was the last.

@@ -47,6 +47,7 @@ struct TensorRtProgram {
   std::int32_t max_num_tokens = 0;
   std::int32_t max_input_len = 0;
   std::int32_t max_seq_len = 0;
+  std::int32_t max_beam_width = 1;
   std::int32_t tokens_per_block = 0;
   /// See EngineInfo.
   std::int32_t max_reusable_prompt_len = 0;

@@ -1,0 +1,42 @@
+#include <algorithm>
+#include <limits>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/sample/beam_search.h"
+#include "adaptrt/sample/sampler.h"
+#include "row_math.h"
+
+namespace adaptrt {
+
+std::size_t Sampler::score_tokens(SamplerState& state, const float* logits,
+                                  std::span<const std::int32_t> tokens, std::span<ScoredToken> best,
+                                  std::span<TokenLogProb> most_likely) {
+  const std::span raw(logits, static_cast<std::size_t>(vocab_size_));
+  const float max = usable_range_of(raw).max;
+  const LogSoftmax softmax(raw, max);
+  if (const double temperature = state.params().temperature; temperature == 1.0) {
+    softmax.log_probs(values_);
+  } else {
+    // None is above 0, so that no temperature makes them infinite.
+    for (std::size_t i = 0; i < raw.size(); ++i) {
+      weights_[i] = static_cast<float>((double{raw[i]} - double{max}) / temperature);
+    }
+    LogSoftmax(weights_, 0.0F).log_probs(values_);
+  }
+  const std::span scores(apply_constraints(state, values_.data(), tokens, {}), raw.size());
+  if (range_of(scores).has_nan_or_infinity) {
+    throw StepError("bias or penalties have made log probs NaN or infinity");
+  }
+  highest_.resize(std::min(best.size(), raw.size()));
+  find_highest(scores, highest_);
+  std::size_t count = 0;
+  for (const TokenLogProb& entry : highest_) {
+    if (entry.log_prob == -std::numeric_limits<float>::infinity()) break;
+    best[count++] = {
+        .token = entry.token_id, .score = entry.log_prob, .log_prob = softmax.log_prob(entry.token_id)};
+  }
+  softmax.find_most_likely(most_likely);
+  return count;
+}
+
+}  // namespace adaptrt
