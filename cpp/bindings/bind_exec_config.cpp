@@ -1,10 +1,10 @@
 #include <pybind11/native_enum.h>
 
-#include "constructors.h"
 #include "adaptrt/exec/config.h"
 #include "adaptrt/sample/sampling_config.h"
 #include "bind_exec.h"
 #include "bind_struct.h"
+#include "constructors.h"
 #include "decoding_casters.h"
 #include "exec_casters.h"
 
