@@ -367,7 +367,7 @@ BOOST_AUTO_TEST_CASE(what_cannot_be_with_beams_is_refused_by_name) {
       "LookaheadDecodingConfig(1, 1, 0), because beams have no drafts",
       [](Request& r) { r.lookahead_config = LookaheadDecodingConfig{4, 3, 4}; });
   check("external_draft_tokens_config is given with sampling_config.beam_width 2",
-        [](Request& r) { r.external_draft_tokens_config = ExternalDraftTokensConfig{.tokens = {1}}; });
+        [](Request& r) { r.external_draft_tokens_config.emplace().tokens = {1}; });
   ExecutorConfig config = with_beams(5);
   BOOST_CHECK_EXCEPTION(make_searching(config), ConfigError, [](const ConfigError& error) {
     return std::string(error.what()).find("max_beam_width is 5; the engine was built for 4 at most") !=
