@@ -74,13 +74,16 @@ class Case:
     rule: int
     seed: int
     """0: greedy."""
+    num_beams: int = 1
 
     def of_sequence(self, index: int) -> Case:
         """What gives that sequence alone."""
         return replace(self, seed=self.seed + index) if self.seed else self
 
     def request(self, num_sequences: int, lora: adaptrt.LoraConfig | None, **fields: Any) -> adaptrt.Request:
-        sampling = {"temperature": 1.3, "top_p": 0.9, "seed": self.seed} if self.seed else {}
+        sampling: dict[str, Any] = {"temperature": 1.3, "top_p": 0.9, "seed": self.seed} if self.seed else {}
+        if self.num_beams > 1:
+            sampling = {"beam_width": self.num_beams, "length_penalty": 0.7}
         return adaptrt.Request(
             PROMPTS[self.prompt],
             MOST_TOKENS,
@@ -117,15 +120,15 @@ class Traffic:
 
     def _draw_case(self) -> Case:
         choice = self._random
-        return Case(
-            choice.randrange(len(PROMPTS)),
-            choice.choice([None, *range(len(ADAPTERS))]),
-            choice.randrange(len(RULES)),
-            choice.randrange(SEEDS + 1),
-        )
+        prompt, adapter = choice.randrange(len(PROMPTS)), choice.choice([None, *range(len(ADAPTERS))])
+        if choice.random() < 0.15:
+            return Case(
+                prompt, adapter, rule=choice.choice([0, 1]), seed=0, num_beams=choice.choice([2, MOST_SEQUENCES])
+            )
+        return Case(prompt, adapter, choice.randrange(len(RULES)), choice.randrange(SEEDS + 1))
 
-    def _answers_alone(self) -> dict[Case, list[int]]:
-        """Of all sequences that may come, one at a time."""
+    def _answers_alone(self) -> dict[Case, list[list[int]]]:
+        """Of all sequences that may come, one at a time; of a search all beams."""
         cases = {case.of_sequence(index) for case in self._cases for index in range(MOST_SEQUENCES)}
         config = adaptrt.KvCacheConfig(max_tokens=1024, enable_block_reuse=False)
         output = adaptrt.OutputConfig(exclude_input_from_output=True)
@@ -134,7 +137,8 @@ class Traffic:
             for case in cases:
                 lora = None if case.adapter is None else self._adapters[case.adapter]
                 request_id = executor.enqueue_request(case.request(1, lora, output_config=output))
-                answers[case] = list(executor.await_responses(request_id, 60.0)[0].result.output_token_ids[0])
+                result = executor.await_responses(request_id, 60.0)[0].result
+                answers[case] = [list(tokens) for tokens in result.output_token_ids]
         return answers
 
     def run(self, count: int) -> None:
@@ -173,7 +177,8 @@ class Traffic:
         choice = self._random
         case = choice.choice(self._cases)
         fields: dict[str, Any] = {
-            "streaming": choice.random() < 0.5,
+            # A search's streamed responses have whole beams.
+            "streaming": case.num_beams == 1 and choice.random() < 0.5,
             "priority": choice.choice([0.5, 0.5, 0.9]),
             "output_config": adaptrt.OutputConfig(
                 exclude_input_from_output=True, return_log_probs=True, top_log_probs=choice.choice([0, 2])
@@ -183,7 +188,7 @@ class Traffic:
         if ending < 0.1:
             fields["allotted_time_ms"] = choice.choice([1, 5])
         lora = None if case.adapter is None else adaptrt.LoraConfig(case.adapter)
-        num_sequences = choice.choice([1, 1, 2, MOST_SEQUENCES])
+        num_sequences = 1 if case.num_beams > 1 else choice.choice([1, 1, 2, MOST_SEQUENCES])
         try:
             request_id = self._enqueue(case.request(num_sequences, lora, **fields))
         except adaptrt.PeftTaskNotCachedError:
@@ -213,11 +218,12 @@ class Traffic:
             asked = self._asked[request_id]
             assert not response.has_error(), response.error_msg
             result = response.result
-            index = result.sequence_index
-            assert index not in asked.reasons
-            asked.tokens.setdefault(index, []).extend(result.output_token_ids[0])
-            if result.is_sequence_final:
-                asked.reasons[index] = result.finish_reasons[0]
+            for beam, tokens in enumerate(result.output_token_ids):
+                index = result.sequence_index + beam
+                assert index not in asked.reasons
+                asked.tokens.setdefault(index, []).extend(tokens)
+                if result.is_sequence_final:
+                    asked.reasons[index] = result.finish_reasons[beam]
             if not result.is_final:
                 return False
             del self._asked[request_id]
@@ -228,18 +234,22 @@ class Traffic:
     def _compare(self, asked: Asked) -> None:
         assert sorted(asked.reasons) == sorted(asked.tokens) == list(range(len(asked.reasons)))
         for index, reason in asked.reasons.items():
-            expected = self._expected[asked.case.of_sequence(index)]
+            if asked.case.num_beams > 1:
+                expected = self._expected[asked.case][index]
+            else:
+                (expected,) = self._expected[asked.case.of_sequence(index)]
             tokens = asked.tokens[index]
             if asked.may_be_cut and reason in (adaptrt.FinishReason.CANCELLED, adaptrt.FinishReason.TIMED_OUT):
                 self.num_cut += 1
-                assert tokens == expected[: len(tokens)]
+                # The best beams so far need not be the beginning of the best.
+                assert asked.case.num_beams > 1 or tokens == expected[: len(tokens)]
             else:
                 assert tokens == expected
 
 
 def made(engine: Path, **fields: Any) -> adaptrt.Executor:
     processors = adaptrt.LogitsPostProcessorConfig({"shifted": shifted, "fails": fails}, None)
-    config = adaptrt.ExecutorConfig(logits_post_processor_config=processors, num_threads=1, **fields)
+    config = adaptrt.ExecutorConfig(MOST_SEQUENCES, logits_post_processor_config=processors, num_threads=1, **fields)
     return adaptrt.Executor(engine, executor_config=config)
 
 
@@ -248,14 +258,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[adaptr
     directory = tmp_path_factory.mktemp("soak")
     model = save_model(SPEC, directory / "model")
     save_tokenizer(TOKENIZER, model)
-    engine = build_engine(model, directory, tokens_per_block=16)
+    engine = build_engine(model, directory, tokens_per_block=16, max_beam_width=MOST_SEQUENCES)
     adapters = [save_adapter(model, directory / f"adapter-{i}", i, **lora) for i, lora in enumerate(ADAPTERS)]
     return engine, [adaptrt.LoraConfig.from_peft(i, path, engine) for i, path in enumerate(adapters)]
 
 
 @pytest.fixture
-def executor(service: tuple[Path, list[adaptrt.LoraConfig]]) -> Iterator[adaptrt.Executor]:
-    """Too small for all that comes: blocks run out, sequences are paused, adapters are evicted."""
+def executor(service: tuple[Path, list[adaptrt.LoraConfig]], tmp_path: Path) -> Iterator[adaptrt.Executor]:
+    """Too small for all that comes: blocks run out, sequences are paused, adapters are evicted. All may have drafts."""
     largest = max(config.weights.nbytes for config in service[1])
     with made(
         service[0],
@@ -263,7 +273,12 @@ def executor(service: tuple[Path, list[adaptrt.LoraConfig]]) -> Iterator[adaptrt
         max_num_tokens=48,
         max_batch_size=8,
         scheduler_config=adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
-        kv_cache_config=adaptrt.KvCacheConfig(max_tokens=512, event_buffer_max_size=64),
+        kv_cache_config=adaptrt.KvCacheConfig(
+            max_tokens=512, event_buffer_max_size=64, host_cache_size=1 << 20, host_cache_dir=str(tmp_path)
+        ),
+        decoding_config=adaptrt.DecodingConfig(
+            adaptrt.DecodingMode.Lookahead(), adaptrt.LookaheadDecodingConfig(4, 3, 4)
+        ),
         peft_cache_config=adaptrt.PeftCacheConfig(
             host_cache_size=2 * largest, num_device_module_layer=300, max_adapter_size=8
         ),
@@ -286,6 +301,10 @@ def test_nothing_is_lost_and_nothing_grows(
     assert grown.blocks < OBJECT_SLACK
     assert grown.objects < OBJECT_SLACK
     assert min(traffic.num_cut, traffic.num_failed, traffic.num_refused) > count // 100
+    iterations = executor.get_latest_iteration_stats()
+    drafted = [iteration.spec_decoding_stats for iteration in iterations if iteration.spec_decoding_stats]
+    assert any(stats.num_accepted_tokens for stats in drafted)
+    assert iterations[-1].kv_cache_stats.second_level.read_blocks > 0
     stats = executor.lora_cache_stats()
     assert min(stats.host_evictions, stats.device_evictions) > count // 100
     assert all(entry.users == 0 for entry in executor.list_adapters())
