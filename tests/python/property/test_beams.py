@@ -160,6 +160,7 @@ def test_others_are_paused_and_beams_are_not(service: Service) -> None:
     with service.executor(
         scheduler_config=adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
         kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False, max_tokens=8 * 26),
+        peft_cache_config=adaptrt.PeftCacheConfig(num_ensure_workers=0),  # all start at once, whatever else runs
     ) as executor:
         asked = [search, single, single, single]
         ids = executor.enqueue_requests([service.request(ask) for ask in asked])

@@ -223,9 +223,10 @@ def test_sequences_with_drafts_are_paused_and_resume_the_same(service: Service) 
         scheduler_config=adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
         kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False, max_tokens=96),
         decoding_config=adaptrt.DecodingConfig(lookahead_decoding_config=lookahead),
+        peft_cache_config=adaptrt.PeftCacheConfig(num_ensure_workers=0),  # all start at once, whatever else runs
     ) as executor:
         asked = [Ask(0, adapter, 1, 1, 2, 60, False, False, True) for adapter in (None, 0, 1)]
-        ids = [executor.enqueue_request(service.request(ask)) for ask in asked]
+        ids = executor.enqueue_requests([service.request(ask) for ask in asked])
         for ask, request_id in zip(asked, ids, strict=True):
             assert collect(executor, request_id, ask.n) == service.alone(ask)
         steps = executor.get_latest_iteration_stats()
