@@ -108,7 +108,9 @@ BOOST_AUTO_TEST_CASE(bad_copies_are_refused) {
   refuses("copies_to has 1 elements, not 2", copies({1, 2}, {3}));
   refuses("copy 0 is of block -1 to block 4; the pool has 8 blocks", copies({-1}, {4}));
   refuses("copy 1 is of block 2 to block 8; the pool has 8 blocks", copies({2, 2}, {4, 8}));
-  refuses("the pool has 8 blocks; copy 1 is", copies({-1, 2}, {9, 8}));  // each copy once
+  // Each copy is told of once.
+  refuses("engine step: copy 0 is of block -1 to block 9; the pool has 8 blocks; copy 1 is",
+          copies({-1, 2}, {9, 8}));
   refuses("copy 0 is of block 4 to itself", copies({4}, {4}));
   refuses("copy 1 is to block 4, as one before it", copies({2, 5}, {4, 4}));
 }

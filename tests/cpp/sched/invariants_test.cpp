@@ -49,12 +49,7 @@ BOOST_AUTO_TEST_CASE(each_damage_to_a_plan_is_named) {
   BOOST_TEST_REQUIRE(world.plan.entries.size() == 4U);
   BOOST_TEST(check_invariants(world.plan, world.scheduler, world.pool).empty());
   for (const auto& [said, damage] : damages) {
-    StepPlan damaged = world.plan;
-    damage(damaged);
-    const auto problems = check_invariants(damaged, world.scheduler, world.pool);
-    BOOST_TEST(
-        std::ranges::any_of(problems, [&](const auto& text) { return text.find(said) != std::string::npos; }),
-        said);
+    check_found(problems_of_damaged_plan(world, damage), said);
   }
   world.run_planned();
   world.run_to_the_end();

@@ -399,4 +399,19 @@ class World {
   std::int32_t next_token_ = 1000;
 };
 
+/// Checks that one of what the validator found has these words.
+inline void check_found(const std::vector<std::string>& problems, const std::string& words) {
+  BOOST_TEST(
+      std::ranges::any_of(problems, [&](const auto& text) { return text.find(words) != std::string::npos; }),
+      words);
+}
+
+/// What the validator finds in a copy of the world's plan to which `damage` was done.
+template <class Damage>
+std::vector<std::string> problems_of_damaged_plan(const World& world, const Damage& damage) {
+  StepPlan damaged = world.plan;
+  damage(damaged);
+  return check_invariants(damaged, world.scheduler, world.pool);
+}
+
 }  // namespace adaptrt::testing

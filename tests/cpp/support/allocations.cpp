@@ -23,12 +23,17 @@ std::atomic<std::int64_t> watched_allocations{0};
 std::array<void*, kMostCalls> first_calls_made{};
 int num_first_calls = 0;
 
-void* allocate(std::size_t bytes) {
+/// nullptr where there is no memory.
+void* try_allocate(std::size_t bytes) noexcept {
   ++thread_allocations;
   if (is_watched && watched_allocations.fetch_add(1) == 0) {
     num_first_calls = backtrace(first_calls_made.data(), kMostCalls);
   }
-  void* memory = std::malloc(bytes != 0 ? bytes : 1);
+  return std::malloc(bytes != 0 ? bytes : 1);
+}
+
+void* allocate(std::size_t bytes) {
+  void* memory = try_allocate(bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -55,6 +60,13 @@ void* operator new(std::size_t bytes) {
 }
 void* operator new[](std::size_t bytes) {
   return allocate(bytes);
+}
+// Those that do not throw as well: AddressSanitizer has its own, whose memory may not be freed here.
+void* operator new(std::size_t bytes, const std::nothrow_t& /*tag*/) noexcept {
+  return try_allocate(bytes);
+}
+void* operator new[](std::size_t bytes, const std::nothrow_t& /*tag*/) noexcept {
+  return try_allocate(bytes);
 }
 void operator delete(void* memory) noexcept {
   release(memory);
