@@ -254,9 +254,13 @@ def test_generate_and_generate_stream(address: str, executor: adaptrt.Executor, 
 
 
 def test_pieces_come_before_the_answer_is_whole(address: str) -> None:
-    pieces = events(address, {"input_ids": PROMPT, "max_tokens": 600})
-    assert len(pieces) > 1
-    assert sum(piece["sequence_length"] for piece in pieces) == 600
+    # What is there when the server comes to write is one piece: beside other work that may be all of an answer.
+    for _ in range(50):
+        pieces = events(address, {"input_ids": PROMPT, "max_tokens": 600})
+        assert sum(piece["sequence_length"] for piece in pieces) == 600
+        if len(pieces) > 1:
+            return
+    pytest.fail("every answer came whole")
 
 
 REFUSED: list[tuple[dict[str, tuple[str, Any]], str]] = [
