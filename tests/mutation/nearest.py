@@ -6,12 +6,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-# Test programs of the rooms that feed on one, and what sees it through the bindings.
+# Test programs of the rooms that depend on one, and what sees it through the bindings.
 CPP_WIDER = {
     "core": ("lora", "kernels", "engine", "exec"),
     "kernels": ("engine",),
     "lora": ("sched", "engine", "exec"),
     "kv": ("sched", "exec"),
+    "kv_file": ("exec",),
+    "draft": ("sched", "exec"),
+    "guide": ("exec",),
     "sample": ("exec",),
     "sched": ("exec",),
     "engine": (),
@@ -25,6 +28,9 @@ SEEN_THROUGH_BINDINGS = (
     "unit/test_executor_types.py",
     "integration/test_generation.py",
     "property/test_batch_invariance.py",
+    "property/test_beams.py",
+    "property/test_speculation.py",
+    "property/test_second_level.py",
 )
 PYTHON_WIDER = {
     "builder/adapter": ("property/test_adapter_mutations.py", "integration/test_parity.py"),
