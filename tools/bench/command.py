@@ -19,13 +19,18 @@ from .limits import TRIES, machine_limits, peak_of
 from .plots import require_matplotlib, write_plots
 from .profile import chrome_trace, step_seconds, summarise, write_chrome_trace
 from .runner import Bench, profiled_steps
-from .scenario_file import load_scenarios, shipped_files
 from .scenario_types import Decode, Prefill, ScenarioFile
 
+SHIPPED: Final = Path(__file__).parent / "scenarios"
 DEFAULT_WORK_DIR: Final = Path("~/.cache/adaptrt/bench")
 DEFAULT_SCENARIOS: Final = "default"
 FILE_WIDTH: Final = 120
 """Columns of tables that go to no terminal."""
+
+
+def shipped_files() -> dict[str, Path]:
+    """Scenario files that come with the package, by name."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or profile, and report."""
+    try:
+        from .scenario_file import load_scenarios
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"adaptrt bench needs {error.name}: pip install 'adaptrt[bench]'") from error
     for name in ("repeats", "num_threads"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ConfigError(f"--{name} is {value}; accepted: 1 and more")
@@ -101,7 +110,9 @@ def _file_of(name: str) -> Path:
         return shipped[name]
     path = Path(name)
     if not path.is_file():
-        raise ConfigError(f"{name}: is no file, and none of the scenario files that are shipped: {', '.join(shipped)}")
+        raise ConfigError(
+            f"{name}: is not a file, and none of the scenario files that are shipped: {', '.join(shipped)}"
+        )
     return path
 
 

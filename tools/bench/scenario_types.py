@@ -26,7 +26,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine of the file's model, built by the bench, or one that is there already."""
+    """An engine of the file's model, built by the bench, or an existing one."""
 
     name: str
     directory: Path | None
