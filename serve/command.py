@@ -136,7 +136,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         except ConfigError as error:
             problems.append(str(error))
     names = [name for name, _ in modules]
-    problems += [f"lora_modules: '{name}' is there twice" for name in sorted(set(names)) if names.count(name) > 1]
+    problems += [f"lora_modules: '{name}' is given twice" for name in sorted(set(names)) if names.count(name) > 1]
     if problems:
         raise ConfigError("; ".join(problems))
     return ServerOptions(

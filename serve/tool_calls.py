@@ -213,7 +213,7 @@ def _json_of(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _call_of(content: Any, names: Collection[str]) -> FunctionCall | None:

@@ -168,7 +168,7 @@ def default_cache_directory() -> Path:
     try:
         return Path.home() / ".cache" / "adaptrt" / "engines"
     except RuntimeError as error:
-        raise ConfigError(f"there is no place for a cache of engines: {error}; set XDG_CACHE_HOME") from None
+        raise ConfigError(f"there is no directory for the cache of engines: {error}; set XDG_CACHE_HOME") from None
 
 
 def _size(place: Path) -> int:

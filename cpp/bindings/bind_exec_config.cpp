@@ -142,7 +142,7 @@ void bind_sampling_config(py::module_& module) {
             "would not "
             "be among them if it ended as it is, any other number when it cannot come to be. None: 1."},
       Field{"no_repeat_ngram_size", &C::no_repeat_ngram_size,
-            "No token sequence of this length comes twice."},
+            "No token sequence of this length occurs twice."},
       Field{"num_return_sequences", &C::num_return_sequences, "As in Request; None: what the request says."},
       Field{"min_p", &C::min_p,
             "Choose among tokens at least so probable as a share of the most probable one."},

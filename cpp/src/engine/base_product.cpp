@@ -14,7 +14,7 @@ std::size_t expanded_bytes(const Buffer& input) {
   return panel_bytes(input.dtype, kPanelColumns, input.width);
 }
 
-void bring_near(std::span<const MemorySpan> spans) {
+void prefetch(std::span<const MemorySpan> spans) {
   constexpr std::int64_t kCacheLine = 64;
   for (const MemorySpan& span : spans) {
     for (std::int64_t offset = 0; offset < span.bytes; offset += kCacheLine) {
@@ -127,7 +127,7 @@ void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const
     multiply_float(weight, task, place);
     return;
   }
-  bring_near(task.upcoming.adapters);
+  prefetch(task.upcoming.adapters);
   if (weight.quantization.algo == QuantAlgo::kW8A8) {
     multiply_int8(weight, task);
   } else {
