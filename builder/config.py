@@ -97,7 +97,7 @@ class TensorRtBuildConfig:
     """What only the backend tensorrt knows."""
 
     compute_capability: tuple[str, ...] = (CURRENT,)
-    """For which GPUs plans are built, one for each: 8.6, say, or `current` for that of this machine."""
+    """For which GPUs plans are built, one for each: for example 8.6, or `current` for that of this machine."""
     weights: str = CONSTANTS
 
 

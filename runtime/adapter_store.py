@@ -37,7 +37,7 @@ class NamedAdapter:
 class AdapterStore:
     """The third level of the LoRA cache: adapters on disk by name, read when they are needed.
 
-    Those that the engine carries are there from the beginning; others are added and removed. Thread-safe.
+    It begins with those that the engine carries; others are added and removed. Thread-safe.
     """
 
     def __init__(self, engine: LoadedEngine) -> None:

@@ -3,7 +3,7 @@
 engines/{key}/engine/      the engine directory
 engines/{key}/entry.json   what it was made from; its time of change is that of the last use
 engines/{key}.lock         held by the process that makes or removes the entry
-engines/.{key}.*           an entry in the making, or what a process that was killed left of one
+engines/.{key}.*           an entry that is being made, or what a killed process left of one
 engines/digests/           digests of model directories, see model_digest.py
 """
 
