@@ -68,8 +68,11 @@ class KvFileLevel final : public SecondLevel {
 
   [[nodiscard]] std::vector<std::string> check_invariants() const override;
 
-  /// Ends the thread and lets others use the file; nothing but stats() may be called afterwards.
+  /// Ends the thread and lets others use the file; nothing but stats() and buffer_bytes() may be called
+  /// afterwards.
   void close();
+  /// Memory for blocks that wait to be written, and that are read.
+  [[nodiscard]] std::size_t buffer_bytes() const;
 
  private:
   using Slot = std::int32_t;
