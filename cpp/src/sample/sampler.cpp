@@ -155,7 +155,8 @@ const float* Sampler::apply_constraints(SamplerState& state, const float* logits
   const SamplingParams& params = state.params();
   const TokenConstraints& constraints = state.constraints();
   const auto num_generated = static_cast<std::int64_t>(tokens.size()) - state.prompt_length_;
-  const bool forbid_end = constraints.end_id && num_generated < params.min_tokens;
+  const bool forbid_end =
+      (constraints.end_id || !constraints.stop_ids.empty()) && num_generated < params.min_tokens;
   if (!constraints.embedding_bias && !state.has_penalties() && constraints.bad_words.empty() &&
       params.no_repeat_ngram_size == 0 && !forbid_end && allowed.empty()) {
     return logits;
@@ -171,7 +172,10 @@ const float* Sampler::apply_constraints(SamplerState& state, const float* logits
   }
   forbid_bad_words(constraints, tokens);
   if (params.no_repeat_ngram_size > 0) forbid_repeated_ngrams(params.no_repeat_ngram_size, tokens);
-  if (forbid_end) processed_[*constraints.end_id] = kForbidden;
+  if (forbid_end) {
+    if (constraints.end_id) processed_[*constraints.end_id] = kForbidden;
+    for (const std::int32_t stop_id : constraints.stop_ids) processed_[stop_id] = kForbidden;
+  }
   forbid_all_but(allowed);
   return processed_.data();
 }

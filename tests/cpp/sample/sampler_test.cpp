@@ -148,6 +148,12 @@ BOOST_AUTO_TEST_CASE(min_tokens_forbids_the_end) {
   BOOST_TEST(greedy(row, constraints, params, {2, 2, 1}, 2) == 1);
   BOOST_TEST(greedy(row, constraints, params, {2, 2, 1, 1}, 2) == 0);
   BOOST_TEST(greedy(row, {}, params, {2, 2}, 2) == 0);
+  for (const TokenConstraints& both :
+       {TokenConstraints{.end_id = 0, .stop_ids = {1}}, TokenConstraints{.stop_ids = {0, 1}}}) {
+    BOOST_TEST(greedy(row, both, params, {2, 2, 2}, 2) == 2);
+    BOOST_TEST(greedy(row, both, params, {2, 2, 2, 2}, 2) == 0);
+  }
+  BOOST_TEST(TokenConstraints{.stop_ids = {3}}.validate(3).list().size() == 1U);
 }
 
 BOOST_AUTO_TEST_CASE(bad_words_are_forbidden_at_their_last_token) {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from faults import Fault, find_faults
-from nearest import CPP_WIDER, PYTHON_WIDER, SEEN_THROUGH_BINDINGS
+from nearest import CPP_PROGRAMS, PYTHON_WIDER, SEEN_THROUGH_BINDINGS
 
 CPP = """\
 #include <vector>
@@ -88,5 +88,8 @@ def test_the_tests_nearest_to_a_room_are_there(files: tuple[str, ...]) -> None:
 
 def test_every_room_has_programs() -> None:
     """But for the one that only a GPU's driver runs."""
-    sources = Path(__file__).parents[3] / "cpp" / "src"
-    assert {room.name for room in sources.iterdir() if room.is_dir()} - set(CPP_WIDER) == {"cuda"}
+    repository = Path(__file__).parents[3]
+    rooms = {room.name for room in (repository / "cpp" / "src").iterdir() if room.is_dir()}
+    assert rooms - set(CPP_PROGRAMS) == {"cuda"}
+    programs = {name for names in CPP_PROGRAMS.values() for name in names}
+    assert [name for name in programs if not (repository / "tests" / "cpp" / name).is_dir()] == []

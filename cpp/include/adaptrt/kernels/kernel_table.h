@@ -47,14 +47,14 @@ struct PanelGemm {
   float* out = nullptr;
   std::int64_t out_stride = 0;
   std::int64_t rows = 0;
-  /// Of panels that are near already.
+  /// Of panels that are in the cache already.
   bool accumulate = false;
   /// Of tables with part_bytes: the inputs that are multiplied now. The parts of a panel are taken in order;
   /// before the last one `out` holds what is needed to go on. nullopt: all inputs.
   std::optional<InputRange> part = std::nullopt;
-  /// The panel that will be multiplied next, to be brought near meanwhile; nullptr when it is not known.
+  /// The panel that will be multiplied next, to be prefetched meanwhile; nullptr when it is not known.
   const std::byte* next_panel = nullptr;
-  /// What else is to be brought near meanwhile.
+  /// What else is to be prefetched meanwhile.
   std::span<const MemorySpan> fetch = {};
 };
 
@@ -83,7 +83,7 @@ struct QuantizedGemm {
   std::int64_t rows = 0;
   /// See PanelGemm; parts are of whole groups where there are several.
   std::optional<InputRange> part = std::nullopt;
-  /// The panel that will be multiplied next, to be brought near meanwhile; nullptr when it is not known.
+  /// The panel that will be multiplied next, to be prefetched meanwhile; nullptr when it is not known.
   const std::byte* next_panel = nullptr;
 };
 
@@ -101,7 +101,7 @@ struct Int8Gemm {
   std::int64_t out_stride = 0;
   std::int64_t rows = 0;
   std::optional<InputRange> part = std::nullopt;  ///< see PanelGemm
-  /// The panel that will be multiplied next, to be brought near meanwhile; nullptr when it is not known.
+  /// The panel that will be multiplied next, to be prefetched meanwhile; nullptr when it is not known.
   const std::byte* next_panel = nullptr;
 };
 
@@ -137,7 +137,7 @@ struct KernelTable {
 
   /// Rows of bfloat16 activations that a panel is multiplied by at once.
   std::int64_t block_rows;
-  /// Bytes of activations that are to stay near while a block's panels are multiplied: longer inputs are
+  /// Bytes of activations that are to stay in the cache while a block's panels are multiplied: longer inputs are
   /// taken in parts. 0: these kernels take no parts.
   std::int64_t part_bytes;
   /// Copies `count` rows of bfloat16, `bytes` long and `stride` bytes apart, into PackedSteps for

@@ -79,7 +79,7 @@ inline void rms_norm(const float* x, const float* weight, float epsilon, std::in
 /// silu(x) * linear where it is rounded to bfloat16: within 1.8e-4 of it.
 inline Simd::Vec silu_mul_to_bfloat16(Simd::Vec x, Simd::Vec linear) {
   constexpr float kMinusLog2e = -1.44269504F;
-  constexpr float kLargest = 126.0F;  // the reciprocal of 2^127 is no normal number
+  constexpr float kLargest = 126.0F;  // the reciprocal of 2^127 is not a normal number
   const Simd::Vec power = exp2_of<true>(Simd::min(Simd::set(kLargest), Simd::mul(x, Simd::set(kMinusLog2e))));
   const Simd::Vec sigmoid = Simd::about_reciprocal(Simd::add(Simd::set(1.0F), power));
   return Simd::mul(Simd::mul(x, sigmoid), linear);
