@@ -58,7 +58,7 @@ inline void with_store(std::byte* out, DType type, const Body& body) {
 }
 
 inline void rms_norm(const float* x, const float* weight, float epsilon, std::int64_t n, std::byte* out,
-              DType out_type) {
+                     DType out_type) {
   // Four sums, so that additions do not wait for each other; vector i goes to sum i % 4.
   Simd::Vec sums[4] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
@@ -85,7 +85,8 @@ inline Simd::Vec silu_mul_to_bfloat16(Simd::Vec x, Simd::Vec linear) {
   return Simd::mul(Simd::mul(x, sigmoid), linear);
 }
 
-inline void silu_mul(const float* gated, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
+inline void silu_mul(const float* gated, const float* linear, std::int64_t n, std::byte* out,
+                     DType out_type) {
   if (out_type == DType::kBFloat16) {
     for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
       const Simd::Vec result =
