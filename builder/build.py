@@ -14,7 +14,6 @@ from .._core import ConfigError, EngineError
 from .carried_adapters import with_adapters
 from .checkpoint.config import CheckpointConfig
 from .checkpoint.quantization import QuantConfig
-from .checkpoint.quantize_checkpoint import quantize_checkpoint
 from .checkpoint.quantizer import QuantizationError
 from .compile.checkpoint import Checkpoint
 from .compile.native import CompiledNetwork
@@ -23,6 +22,7 @@ from .compile.tensorrt.package import Package
 from .compile.tensorrt.process import describe_package
 from .compile.tensorrt.targets import resolve_targets, target_problems
 from .config import DISABLE, NATIVE, TENSORRT, BuildConfig, LoraBuildConfig
+from .conversion.quantize_checkpoint import quantize_checkpoint
 from .engine_directory import CompilerOptions, WrittenEngine, is_engine_directory, write_engine
 from .engine_quality import EngineQuality, QualityMeasure
 from .network.onnx_file import check_dump_path
@@ -43,7 +43,6 @@ class BuildReport:
     config: BuildConfig
     engine_bytes: int
     """Of the engine file, or of the plans and their weights."""
-    num_nodes: int
     compiled: CompiledNetwork | CompiledPlans
     """What the backend made of the network."""
     seconds: float
@@ -146,7 +145,6 @@ def _report(
         checkpoint=written.config.pretrained_config,
         config=written.config.build_config,
         engine_bytes=written.engine_bytes,
-        num_nodes=written.num_nodes,
         compiled=written.compiled,
         seconds=seconds,
         quantization_errors=errors,

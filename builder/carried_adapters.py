@@ -14,6 +14,8 @@ from .adapter_copy import copy_adapter
 from .checkpoint.config import CheckpointConfig
 from .config import DEFAULT_TARGET_MODULES, BuildConfig
 from .engine_config import ADAPTERS_DIRECTORY
+from .models.registry import declare
+from .network.adapter_sites import AdaptedModules
 
 
 def with_adapters(config: BuildConfig, checkpoint: CheckpointConfig) -> BuildConfig:
@@ -71,8 +73,7 @@ def _adapter_modules(directory: Path, config: BuildConfig, checkpoint: Checkpoin
     adapter = convert_adapter(
         directory,
         storage_dtype=dtype_name(checkpoint.dtype),
-        shape=checkpoint.model_shape,
-        num_layers=checkpoint.num_hidden_layers,
+        modules=AdaptedModules(declare(checkpoint)),
         # Raw ones are normalised when the adapter is served, by an engine that gives its weights back.
         magnitudes_normalized=config.gives_weights_back,
     )

@@ -20,6 +20,7 @@ from .compile.tensorrt.plan_config import TensorRtPlans, plans_from_fields, plan
 from .config import NATIVE, TENSORRT, BuildConfig
 from .engine_quality import EngineQuality
 from .json_fields import JsonFields, describe, load_json_object
+from .models.registry import read_config
 
 FORMAT_VERSIONS: Final = {NATIVE: 1, TENSORRT: 2}
 """By backend: a release that knows native engines only refuses the others by their version."""
@@ -143,7 +144,7 @@ def _check_kind(data: Mapping[str, Any], subject: str) -> None:
 
 def _pretrained(data: Mapping[str, Any], subject: str) -> CheckpointConfig:
     try:
-        return CheckpointConfig.from_dict(data, subject=f"{subject}: pretrained_config")
+        return read_config(data, subject=f"{subject}: pretrained_config")
     except CheckpointError as error:
         raise EngineError(str(error)) from None
 

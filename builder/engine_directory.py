@@ -7,11 +7,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx
-
 from .carried_adapters import copy_adapters
 from .checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig
-from .checkpoint.convert import COPIED_FILES
 from .compile.assemble import LoraOptions, ProgramLimits
 from .compile.checkpoint import Checkpoint
 from .compile.native import CompiledNetwork, compile_network
@@ -20,9 +17,10 @@ from .compile.tensorrt.package import Package
 from .compile.tensorrt.plan_config import TensorRtPlans
 from .compile.tensorrt.profiles import make_profiles
 from .config import EXTERNAL, BuildConfig
+from .conversion.convert import COPIED_FILES
 from .engine_config import ADAPTERS_DIRECTORY, ENGINE_FILE, EngineConfig
-from .network.decoder import build_network
 from .network.onnx_file import dump_onnx, external_bytes
+from .network.onnx_graph import onnx_graph
 from .network_options import network_options
 from .output_directory import producer_of
 from .progress import Progress
@@ -49,7 +47,6 @@ class WrittenEngine:
     config: EngineConfig
     engine_bytes: int
     """Of the engine file, or of the plans and their weights."""
-    num_nodes: int
     compiled: CompiledNetwork | CompiledPlans
     """What the backend made of the network."""
 
@@ -58,8 +55,9 @@ def write_engine(
     checkpoint: Checkpoint, config: BuildConfig, options: CompilerOptions, directory: Path, progress: Progress
 ) -> WrittenEngine:
     """Fills an empty directory. `config` is one after checked_config(). Raises EngineError, OSError."""
-    network = build_network(checkpoint.config, checkpoint.stored_tensors(), network_options(config))
-    native = _compile_native(network, checkpoint, config) if options.package is None else None
+    native = _compile_native(checkpoint, config) if options.package is None else None
+    if native is None or options.dump_onnx_to is not None:
+        network = onnx_graph(checkpoint.network, checkpoint.stored_tensors(), network_options(config))
     if options.dump_onnx_to is not None:
         with progress.task("Writing ONNX", external_bytes(network)) as advance:
             dump_onnx(network, checkpoint.directory, options.dump_onnx_to, advance)
@@ -81,7 +79,7 @@ def write_engine(
     stored, adapter_checksums = copy_adapters(config, directory)
     written = EngineConfig.of_this_release(checkpoint.config, stored, engine, adapter_checksums)
     written.save(directory)
-    return WrittenEngine(written, engine_bytes, len(network.graph.node), compiled)
+    return WrittenEngine(written, engine_bytes, compiled)
 
 
 def is_engine_directory(directory: Path) -> bool:
@@ -98,7 +96,7 @@ def is_engine_directory(directory: Path) -> bool:
     )
 
 
-def _compile_native(network: onnx.ModelProto, checkpoint: Checkpoint, config: BuildConfig) -> CompiledNetwork:
+def _compile_native(checkpoint: Checkpoint, config: BuildConfig) -> CompiledNetwork:
     assert config.max_input_len is not None
     assert config.max_seq_len is not None
     limits = ProgramLimits(
@@ -117,8 +115,7 @@ def _compile_native(network: onnx.ModelProto, checkpoint: Checkpoint, config: Bu
             target_modules=tuple(config.lora_config.target_module_ids()),
         )
     return compile_network(
-        network,
-        checkpoint.config,
+        checkpoint.network,
         checkpoint.reader,
         limits=limits,
         lora=lora,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .config import BuildConfig
-from .network.decoder import NetworkOptions
+from .network.onnx_graph import NetworkOptions
 
 
 def network_options(config: BuildConfig) -> NetworkOptions:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from .._core import LinearOp, PanelMatrix, Program, lora_modules
 from ..builder.adapter import ModuleKey
-from .fused_modules import parts_of
 
 _ROWS_AT_ONCE = 1024
 
@@ -45,11 +44,16 @@ class EngineBase:
         return (sum(weight.n for weight in weights), weights[0].k) if weights else None
 
     def row_blocks(self, key: ModuleKey) -> Iterator[npt.NDArray[np.float32]]:
-        """W's rows in order, as float32 [rows, in]."""
-        for weight in self._weights_of(key):
-            for first in range(0, weight.n, _ROWS_AT_ONCE):
-                yield weight.rows(first, min(first + _ROWS_AT_ONCE, weight.n))
+        """W's rows in the order of the Hugging Face model, as float32 [rows, in]."""
+        weights = self._weights_of(key)
+        for rows in key.in_source_order(sum(weight.n for weight in weights)):
+            first = 0
+            for weight in weights:
+                begin, end = max(rows.start - first, 0), min(rows.stop - first, weight.n)
+                for row in range(begin, end, _ROWS_AT_ONCE):
+                    yield weight.rows(row, min(row + _ROWS_AT_ONCE, end))
+                first += weight.n
 
     def _weights_of(self, key: ModuleKey) -> list[PanelMatrix]:
-        keys = [(key.layer, part) for part in parts_of(key.module.name)]
+        keys = [(key.layer, part) for part in key.module.parts]
         return [self._weights[key] for key in keys] if all(key in self._weights for key in keys) else []

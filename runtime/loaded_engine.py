@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,8 @@ from .. import _core
 from .._core import EngineError, ExecutorConfig
 from ..builder.adapter.base_weights import BaseWeights
 from ..builder.engine_config import ADAPTERS_DIRECTORY, EngineConfig
+from ..builder.models.registry import declare
+from ..builder.network.adapter_sites import AdaptedModules
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 """In an engine directory, where its model has one."""
@@ -30,6 +33,11 @@ class LoadedEngine(ABC):
     @abstractmethod
     def lora(self) -> _core.LoraLayout:
         """What it accepts of adapters; without sites when it was built without LoRA."""
+
+    @cached_property
+    def adapted_modules(self) -> AdaptedModules:
+        """The linear layers that adapters can change, by their paths in the Hugging Face model."""
+        return AdaptedModules(declare(self.config.pretrained_config))
 
     @abstractmethod
     def base_weights(self) -> BaseWeights | None:

@@ -27,8 +27,7 @@ def tensors_from_peft(
         directory,
         storage_dtype=layout.dtype,
         base=loaded.base_weights(),
-        shape=layout.shape,
-        num_layers=layout.num_layers,
+        modules=loaded.adapted_modules,
         magnitudes_normalized=magnitudes_normalized,
     )
     return converted.weights, converted.config

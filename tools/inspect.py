@@ -28,6 +28,7 @@ from ..builder.compile.tensorrt.compile import plan_file
 from ..builder.compile.tensorrt.plan_config import TensorRow
 from ..builder.engine_config import ENGINE_FILE, EngineConfig
 from ..builder.engine_quality import EngineQuality
+from ..builder.models.registry import load_config
 from ..builder.progress import format_bytes
 from ..builder.safetensors_stream import SafetensorsReader, TensorSpec
 
@@ -67,7 +68,7 @@ def _describer_of(path: Path) -> Callable[[Path, bool], None]:
 
 
 def _describe_checkpoint(path: Path, tensors: bool) -> None:
-    config = CheckpointConfig.load(path)
+    config = load_config(path)
     readers = [SafetensorsReader(path / rank_file(rank)) for rank in range(config.mapping.world_size)]
     num_tensors = sum(len(reader.specs) for reader in readers)
     num_bytes = sum(reader.num_bytes for reader in readers)

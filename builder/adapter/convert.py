@@ -13,13 +13,12 @@ import numpy.typing as npt
 from ..._core import (
     AdapterError,
     DType,
-    LoraModuleInfo,
-    ModelShape,
     all_finite,
     dtype_from_name,
     dtype_name,
     scale_elements,
 )
+from ..network.adapter_sites import AdaptedModules
 from .base_weights import BaseWeights, HuggingFaceBase
 from .dora import check_against_base, normalized_magnitude, write_files
 from .names import ModuleKey, Role
@@ -58,8 +57,7 @@ def convert_adapter(
     *,
     storage_dtype: DType | str,
     base: BaseWeights | str | Path | None = None,
-    shape: ModelShape | None = None,
-    num_layers: int | None = None,
+    modules: AdaptedModules | None = None,
     magnitudes_normalized: bool = False,
 ) -> ConvertedAdapter:
     """Converts the PEFT adapter in `directory`; nothing is written.
@@ -69,15 +67,17 @@ def convert_adapter(
 
     base: the model that the adapter was trained on, as a Hugging Face directory or a source of its weights.
         Shapes are compared with it, and DoRA magnitudes that are not normalised yet are normalised by it.
-    shape, num_layers: the sizes of the model that will serve the adapter, when they are known; also compared.
+    modules: those of the model that will serve the adapter, when it is known: what paths mean, and sizes, which are
+        compared.
     magnitudes_normalized: the caller's word for it, for files that carry no mark of it.
 
     Raises AdapterError that names every tensor and field that cannot be used, CheckpointError for a base that
     cannot be read, ConfigError for an unknown storage_dtype.
     """
     dtype = dtype_from_name(storage_dtype) if isinstance(storage_dtype, str) else storage_dtype
-    adapter = read_peft_adapter(Path(directory))
-    _check_sizes(adapter, shape, num_layers)
+    adapter = read_peft_adapter(Path(directory), modules)
+    if modules is not None:
+        _check_sizes(adapter, modules)
     if isinstance(base, str | Path):
         base = HuggingFaceBase(Path(base), fan_in_fan_out=adapter.config.fan_in_fan_out)
     if base is not None:
@@ -93,27 +93,23 @@ def convert_adapter(
     return _flatten(adapter, dtype)
 
 
-def _check_sizes(adapter: PeftAdapter, shape: ModelShape | None, num_layers: int | None) -> None:
+def _check_sizes(adapter: PeftAdapter, modules: AdaptedModules) -> None:
     problems = []
     for key, tensors in adapter.modules.items():
-        if num_layers is not None and key.layer >= num_layers:
-            problems.append(f"module '{key.path}': the model has {num_layers} layers")
-        if shape is not None:
-            expected = module_sizes(key.module, shape)
-            sizes = (tensors.a.shape[1], tensors.b.shape[0])
-            if sizes != expected:
-                problems.append(
-                    f"module '{key.path}': lora_A {list(tensors.a.shape)} and lora_B {list(tensors.b.shape)} "
-                    f"have (in, out) = {sizes}, but {key.module.name} has {expected} in the model"
-                )
+        expected = modules.sizes_of(key.layer, key.module.name)
+        sizes = (tensors.a.shape[1], tensors.b.shape[0])
+        is_fusion = len(key.module.parts) > 1
+        if key.layer >= modules.num_layers:
+            problems.append(f"module '{key.path}': the model has {modules.num_layers} layers")
+        elif expected is None or (modules.find(key.path) is None and not is_fusion):
+            problems.append(f"module '{key.path}' does not exist in the model")
+        elif sizes != expected:
+            problems.append(
+                f"module '{key.path}': lora_A {list(tensors.a.shape)} and lora_B {list(tensors.b.shape)} "
+                f"have (in, out) = {sizes}, but {key.module.name} has {expected} in the model"
+            )
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
-
-
-def module_sizes(module: LoraModuleInfo, shape: ModelShape) -> tuple[int, int]:
-    """(in, out) of a module in a model of this shape."""
-    width_in, width_out = module.sizes(shape)
-    return int(width_in), int(width_out)
 
 
 def _flatten(adapter: PeftAdapter, dtype: DType) -> ConvertedAdapter:
@@ -152,11 +148,9 @@ def _write_row(
 
 def _in_order(key: ModuleKey, role: Role, values: Array) -> tuple[Array, ...]:
     """A tensor in pieces, in the order in which the row has them."""
-    if key.module.name != "mlp_gate_up" or role is Role.A:
+    if role is Role.A:
         return (values,)
-    # Hugging Face's gate_up_proj gives [gate; up], TensorRT-LLM's mlp_gate_up takes [up; gate].
-    half = len(values) // 2
-    return values[half:], values[:half]
+    return tuple(values[rows.start : rows.stop] for rows in key.rows_of(len(values)))
 
 
 def _why_not_finite(values: Array, role: Role, scale: float, dtype: DType) -> str:

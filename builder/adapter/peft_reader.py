@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..._core import AdapterError, CheckpointError, DType, all_finite
 from ..checkpoint.pickled_file import PickledFile
+from ..network.adapter_sites import AdaptedModules
 from ..safetensors_stream import SafetensorsReader
 from .names import ModuleKey, Role, parse_tensor_name
 from .peft_config import PeftLoraConfig, read_peft_config
@@ -77,9 +78,10 @@ class PeftAdapter:
         return self.config.scale_of(key.path)
 
 
-def read_peft_adapter(directory: Path) -> PeftAdapter:
+def read_peft_adapter(directory: Path, modules: AdaptedModules | None = None) -> PeftAdapter:
     """Reads adapter_config.json and adapter_model.safetensors, or else adapter_model.bin through torch.
 
+    `modules` are those of the model that the adapter is for, where it is known: they say what paths mean.
     Raises AdapterError that names every field and tensor that cannot be used, and why.
     """
     problems: list[str] = []
@@ -94,9 +96,9 @@ def read_peft_adapter(directory: Path) -> PeftAdapter:
         file, tensors, metadata = _read_file(directory)
     except AdapterError as error:
         raise AdapterError("; ".join([*problems, str(error)])) from error
-    modules, tensor_problems = _take_apart(tensors)
+    found, tensor_problems = _take_apart(tensors, modules)
     if config is not None and not tensor_problems:
-        tensor_problems = _disagreements(modules, config)
+        tensor_problems = _disagreements(found, config)
     state = metadata.get(MAGNITUDES_KEY)
     if state not in (None, MAGNITUDES_NORMALIZED):
         tensor_problems.append(f"metadata {MAGNITUDES_KEY} = '{state}'; accepted: {MAGNITUDES_NORMALIZED}")
@@ -104,7 +106,7 @@ def read_peft_adapter(directory: Path) -> PeftAdapter:
         problems.append(f"{file}: " + "; ".join(tensor_problems))
     if problems or config is None:
         raise AdapterError("; ".join(problems))
-    return PeftAdapter(directory, file, config, modules, tensors, state == MAGNITUDES_NORMALIZED)
+    return PeftAdapter(directory, file, config, found, tensors, state == MAGNITUDES_NORMALIZED)
 
 
 def _read_file(directory: Path) -> tuple[Path, dict[str, Array], Mapping[str, str]]:
@@ -133,12 +135,14 @@ def _read_pickle(path: Path) -> dict[str, Array]:
     return tensors
 
 
-def _take_apart(tensors: Mapping[str, Array]) -> tuple[dict[ModuleKey, ModuleTensors], list[str]]:
+def _take_apart(
+    tensors: Mapping[str, Array], modules: AdaptedModules | None
+) -> tuple[dict[ModuleKey, ModuleTensors], list[str]]:
     problems: list[str] = []
     found: dict[ModuleKey, dict[Role, str]] = {}
     adapters: dict[str, str] = {}
     for name in sorted(tensors):
-        parsed = parse_tensor_name(name)
+        parsed = parse_tensor_name(name, modules)
         if isinstance(parsed, str):
             problems.append(f"tensor '{name}': {parsed}")
             continue
@@ -187,10 +191,9 @@ def _same_module_twice(found: Mapping[ModuleKey, Mapping[Role, str]]) -> list[st
         if other is not key:
             both = f"'{other.path}' and '{key.path}'"
             problems.append(f"modules {both} are both {key.module.name} of layer {key.layer}")
-    fused = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "mlp_gate_up": ("mlp_gate", "mlp_h_to_4h")}
     by_name = {(key.layer, key.module.name): key for key in found}
     for (layer, name), key in by_name.items():
-        parts = [by_name[layer, part].path for part in fused.get(name, ()) if (layer, part) in by_name]
+        parts = [by_name[layer, part].path for part in key.module.parts if part != name and (layer, part) in by_name]
         problems += [f"module '{key.path}' and its part '{part}' are both adapted" for part in parts]
     return problems
 
@@ -209,7 +212,7 @@ def _shape_problems(key: ModuleKey, roles: Mapping[Role, str], tensors: Mapping[
             f"module '{key.path}': the rank is {a.shape[0]} in lora_A {list(a.shape)} and {b.shape[1]} "
             f"in lora_B {list(b.shape)}"
         )
-    if key.module.name == "mlp_gate_up" and b.shape[0] % 2:
+    if not key.rows and not key.is_in_order and b.shape[0] % len(key.source_parts):
         problems.append(f"tensor '{roles[Role.B]}': has {b.shape[0]} outputs, which are no two halves of one size")
     if Role.MAGNITUDE in roles:
         shape = tensors[roles[Role.MAGNITUDE]].shape

@@ -76,6 +76,10 @@ class CheckpointConfig:
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None
 
+    def window_of(self, layer: int) -> int | None:
+        """How many tokens a token of this layer sees, itself included; None: all before it."""
+        return self.sliding_window if layer in self.sliding_window_layers else None
+
     @property
     def model_shape(self) -> ModelShape:
         """The sizes that the widths of adapters' modules follow from."""

@@ -11,9 +11,9 @@ import numpy as np
 from ..progress import Advance
 from ..safetensors_stream import SafetensorsWriter, TensorSpec
 from .casting import Array, to_float32
+from .planned_tensor import PlannedTensor
 from .quantization import QuantConfig, tensor_specs
 from .quantizer import QuantizationError, dequantize_rows, quantize_rows
-from .tensor_plan import PlannedTensor
 
 Pieces = Callable[[PlannedTensor], Iterator[Array]]
 """The whole rows of a tensor, in the checkpoint's dtype."""

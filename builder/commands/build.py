@@ -276,7 +276,7 @@ def summary(report: BuildReport) -> Table:
 def _native_rows(report: BuildReport, compiled: CompiledNetwork) -> list[tuple[str, str]]:
     arena = compiled.arena
     saved = 100 * (1 - arena.num_bytes / arena.unshared_bytes)
-    rows = [("network", f"{report.num_nodes} ONNX nodes, fused into {compiled.num_ops} ops")]
+    rows = [("network", f"{compiled.num_ops} ops")]
     if report.config.compress_weights:
         matrices = compiled.linear_matrices
         compressed = sum(matrix.exceptions is not None for matrix in matrices)
@@ -294,7 +294,7 @@ def _native_rows(report: BuildReport, compiled: CompiledNetwork) -> list[tuple[s
 def _plan_rows(report: BuildReport, compiled: CompiledPlans) -> list[tuple[str, str]]:
     plans = compiled.plans
     rows = [
-        ("network", f"{report.num_nodes} ONNX nodes, compiled by {plans.package} {plans.package_version}"),
+        ("network", f"{compiled.num_nodes} ONNX nodes, compiled by {plans.package} {plans.package_version}"),
         *(
             (
                 f"plan {plan.compute_capability}",

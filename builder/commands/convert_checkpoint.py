@@ -9,8 +9,8 @@ from typing import Final
 from rich.console import Console
 
 from ..._core import ConfigError, DType, QuantAlgo, dtype_from_name, dtype_name
-from ..checkpoint.convert import convert_checkpoint
 from ..checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, QuantConfig
+from ..conversion.convert import convert_checkpoint
 from ..progress import format_bytes, progress_on
 from .quantization_report import INT8_KV_CACHE_HELP, error_table
 

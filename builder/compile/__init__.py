@@ -1,1 +1,1 @@
-"""The native compiler: lowers the network's ONNX graph to a program, packs the weights, writes the engine."""
+"""The native compiler: makes a program of a network, packs the weights, writes the engine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -10,12 +11,12 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from ..._core import CheckpointError, QuantAlgo, dtype_name
-from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
+from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.rank_file import rank_file, rank_specs
-from ..checkpoint.tensor_plan import plan_rank
-from ..json_fields import describe
-from ..models.registry import FAMILIES
+from ..models.registry import declare, load_config
+from ..network.checkpoint_tensors import plan_rank
 from ..network.graph import StoredTensor
+from ..network.network import Network
 from ..safetensors_stream import SafetensorsReader
 
 # TensorRT-LLM's static scale of a layer's int8 KV cache.
@@ -35,12 +36,7 @@ class Checkpoint:
         """Raises CheckpointError with everything that is wrong, and for a checkpoint of several ranks."""
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: is no directory")
-        config = CheckpointConfig.load(directory)
-        if config.architecture not in FAMILIES:
-            raise CheckpointError(
-                f"{directory / CONFIG_FILE}: architecture is {describe(config.architecture)}; accepted: "
-                f"{', '.join(FAMILIES)}"
-            )
+        config = load_config(directory)
         if config.mapping.world_size > 1:
             raise CheckpointError(
                 f"{directory}: was converted with tp_size {config.mapping.tp_size} and pp_size "
@@ -49,7 +45,7 @@ class Checkpoint:
         path = directory / rank_file(0)
         reader = SafetensorsReader(path)
         dtype = np.dtype(dtype_name(config.dtype))
-        expected = {spec.name: spec for spec in rank_specs(plan_rank(config, 0), dtype, config.quantization)}
+        expected = {spec.name: spec for spec in rank_specs(plan_rank(declare(config), 0), dtype, config.quantization)}
         problems = [f"tensor '{name}' is missing" for name in expected if name not in reader.specs]
         for name, spec in reader.specs.items():
             if name.endswith(_KV_CACHE_SCALE):
@@ -67,6 +63,11 @@ class Checkpoint:
         if problems:
             raise CheckpointError(f"{path}: " + "; ".join(problems))
         return cls(directory, config, reader)
+
+    @cached_property
+    def network(self) -> Network:
+        """What the checkpoint's family declares."""
+        return declare(self.config)
 
     def with_int8_kv_cache(self, int8: bool) -> Checkpoint:
         """The same tensors for an engine whose keys and values are int8, or of its own type."""

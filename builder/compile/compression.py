@@ -6,7 +6,7 @@ from typing import Final
 
 from ..._core import DType, can_be_compressed, most_exceptions
 from ..safetensors_stream import SafetensorsReader
-from .lowered import WeightRows
+from .emitted import WeightRows
 from .pack import panel_pieces
 
 _INPUTS_PER_EXCEPTION: Final = 2

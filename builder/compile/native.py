@@ -1,4 +1,4 @@
-"""The native compiler: from the network's ONNX graph to an engine file."""
+"""The native compiler: from a network to an engine file."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import onnx
-
-from ..._core import QuantAlgo
-from ..checkpoint.config import CheckpointConfig
+from ..network.network import Network
 from ..safetensors_stream import SafetensorsReader
 from .arena import Arena
 from .assemble import LoraOptions, ProgramLimits, assemble
 from .compression import places_for_exceptions
+from .emit import emit
 from .engine_file import EngineTensor, write_engine_file
-from .lower import lower
 from .pack import engine_tensors
 from .plan import LinearOp, Matrix, ModelShape, Program
 
@@ -28,7 +25,6 @@ class CompiledNetwork:
     program: Program
     arena: Arena
     tensors: list[EngineTensor]
-    num_nodes: int
 
     @property
     def num_bytes(self) -> int:
@@ -43,7 +39,7 @@ class CompiledNetwork:
 
     @property
     def num_ops(self) -> int:
-        """Ops that the graph's nodes became."""
+        """Ops of the program."""
         return len(self.program.body) + len(self.program.head)
 
     def write(self, path: Path, advance: Callable[[int], None]) -> str:
@@ -52,15 +48,15 @@ class CompiledNetwork:
 
 
 def compile_network(
-    model: onnx.ModelProto,
-    config: CheckpointConfig,
+    network: Network,
     reader: SafetensorsReader,
     *,
     limits: ProgramLimits,
     lora: LoraOptions | None,
     compress_weights: bool,
 ) -> CompiledNetwork:
-    """Lowers the graph and plans its buffers. Raises EngineError naming a node that it cannot lower."""
+    """Makes the program and plans its buffers. `reader` has the tensors of the network's checkpoint."""
+    config = network.config
     shape = ModelShape(
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_attention_heads,
@@ -68,12 +64,10 @@ def compile_network(
         head_dim=config.head_size,
         intermediate_size=config.intermediate_size,
     )
-    quantization = config.quantization
-    quant_algo = quantization.quant_algo if quantization is not None else QuantAlgo.NONE
     compression = partial(places_for_exceptions, reader) if compress_weights else None
-    lowered = lower(model, shape, config.dtype, quant_algo, compression)
+    emitted = emit(network, lora=lora is not None, compression=compression)
     program, arena = assemble(
-        lowered,
+        emitted,
         dtype=config.dtype,
         shape=shape,
         num_layers=config.num_hidden_layers,
@@ -81,4 +75,4 @@ def compile_network(
         limits=limits,
         lora=lora,
     )
-    return CompiledNetwork(program, arena, engine_tensors(lowered.weights, reader, config.dtype), lowered.num_nodes)
+    return CompiledNetwork(program, arena, engine_tensors(emitted.weights, reader, config.dtype))

@@ -21,8 +21,8 @@ from ..._core import (
 )
 from ..checkpoint.casting import to_float32
 from ..safetensors_stream import SafetensorsReader
+from .emitted import QuantizedRows, WeightRows, Weights
 from .engine_file import EngineTensor
-from .lowered import QuantizedRows, WeightRows, Weights
 from .plan import Matrix
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -15,15 +15,16 @@ from ..._core import ConfigError, EngineError
 from ..._version import __version__
 from ..adapter.peft_config import CONFIG_FILE as ADAPTER_CONFIG_FILE
 from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
-from ..checkpoint.hf_config import load_hf_config
 from ..checkpoint.hf_weights import weight_file_names
 from ..checkpoint.quantization import quantization_to_dict
 from ..checkpoint.rank_file import rank_file
 from ..compile import engine_file
 from ..config import NATIVE, BuildConfig
+from ..conversion.hf_config import load_hf_config
 from ..engine_config import FORMAT_VERSIONS
 from ..file_lock import file_lock
 from ..json_fields import load_json_object
+from ..models.registry import load_config
 from ..output_directory import replaced_directory
 from ..progress import Progress, SilentProgress, format_bytes
 from .model_digest import ModelFiles
@@ -100,7 +101,7 @@ class _Source:
         """Raises ConfigError with everything that the engine cannot be, CheckpointError for a config.json."""
         is_checkpoint = _is_checkpoint(directory)
         if is_checkpoint:
-            config = CheckpointConfig.load(directory)
+            config = load_config(directory)
             files = ModelFiles(directory, [rank_file(rank) for rank in range(config.mapping.world_size)])
         else:
             config = load_hf_config(directory, dtype=None, mapping=ParallelMapping())
@@ -167,7 +168,7 @@ def _make(source: _Source, key: str, cache: EngineCache, progress: Progress) -> 
     """Converts and builds. For the holder of the entry's lock."""
     # Only those that build an engine need the compiler.
     from ..build import build
-    from ..checkpoint.convert import convert_checkpoint
+    from ..conversion.convert import convert_checkpoint
 
     cache.remove_unfinished(key)
     _check_space(source, cache.directory)

@@ -17,7 +17,7 @@ import xxhash
 
 from ..._core import ConfigError
 from ..checkpoint.config import CONFIG_FILE
-from ..checkpoint.convert import COPIED_FILES
+from ..conversion.convert import COPIED_FILES
 from ..file_digest import add_file
 from ..progress import Progress
 

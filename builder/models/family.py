@@ -1,7 +1,7 @@
-"""What a model family's file says about it, and the parts that several families share.
+"""What a model family's file says about it, and how several families read their fields.
 
-A family is data: how its Hugging Face config.json maps to the features of CheckpointConfig. Everything after
-that (names of tensors, shards, the network) follows from those features.
+A family reads the fields of Hugging Face's config.json into a CheckpointConfig, and declares its network. Everything
+else (names of tensors, shards, adapters, the program, the ONNX graph) follows from that declaration.
 """
 
 from __future__ import annotations
@@ -10,22 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..checkpoint.config import CheckpointConfig
 from ..json_fields import JsonFields, describe
+from ..network.network import Network
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 
+Features = dict[str, Any]
+"""Fields of the family's CheckpointConfig, by name, in which it differs from others."""
 
-@dataclass(frozen=True, kw_only=True)
-class Features:
-    """The fields of CheckpointConfig in which families differ."""
-
-    attn_bias: bool = False
-    attn_dense_bias: bool = False
-    mlp_bias: bool = False
-    qk_layernorm: bool = False
-    sliding_window: int | None = None
-    sliding_window_layers: tuple[int, ...] = ()
+# Buffers that old versions of transformers saved, and that follow from config.json.
+ROTARY_BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,21 +31,27 @@ class ModelFamily:
     architecture: str
     read_features: Callable[[JsonFields, int], Features]
     """Takes the family's own fields; the second argument is num_hidden_layers."""
+    declare: Callable[[Network, Any], None]
+    """Declares the network of a config of `config_class`."""
+    config_class: type[CheckpointConfig] = CheckpointConfig
     optional_fields: frozenset[str] = frozenset()
     """num_key_value_heads and head_dim, where the family derives them from other sizes if left out."""
     neutral_fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields that the family does not have, with the value at which they mean nothing; others are refused."""
+    ignored_tensors: tuple[str, ...] = (ROTARY_BUFFERS,)
+    """Patterns of tensors that a model may have and that follow from config.json."""
 
 
 def sliding_window_of_all_layers(fields: JsonFields, num_hidden_layers: int) -> Features:
     """One window for every layer, or null."""
     if "sliding_window" not in fields:
         fields.problem("sliding_window", "is missing; expected an integer, or null for full attention")
-        return Features()
+        return {}
     window = fields.optional_integer("sliding_window")
-    return Features(
-        sliding_window=window, sliding_window_layers=() if window is None else tuple(range(num_hidden_layers))
-    )
+    return {
+        "sliding_window": window,
+        "sliding_window_layers": () if window is None else tuple(range(num_hidden_layers)),
+    }
 
 
 def sliding_window_by_layer(fields: JsonFields, num_hidden_layers: int) -> Features:
@@ -63,22 +65,23 @@ def sliding_window_by_layer(fields: JsonFields, num_hidden_layers: int) -> Featu
     window = declared if enabled else None
     if layer_types is None:
         layers = tuple(range(first, num_hidden_layers)) if window is not None else ()
-    elif _are_layer_types(layer_types, num_hidden_layers):
-        layers = tuple(layer for layer, kind in enumerate(layer_types) if kind == SLIDING_ATTENTION)
     else:
-        fields.problem(
-            "layer_types",
-            f"is {describe(layer_types)}; expected {num_hidden_layers} times {FULL_ATTENTION} or {SLIDING_ATTENTION}",
-        )
-        layers = ()
+        layers = sliding_layers(fields, layer_types, num_hidden_layers)
     if layers and window is None:
         fields.problem("layer_types", f"has {SLIDING_ATTENTION}, but there is no sliding_window in use")
-    return Features(sliding_window=window if layers else None, sliding_window_layers=layers)
+    return {"sliding_window": window if layers else None, "sliding_window_layers": layers}
 
 
-def _are_layer_types(value: object, num_hidden_layers: int) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == num_hidden_layers
-        and all(kind in (FULL_ATTENTION, SLIDING_ATTENTION) for kind in value)
+def sliding_layers(fields: JsonFields, layer_types: object, num_hidden_layers: int) -> tuple[int, ...]:
+    """The layers that layer_types gives a window."""
+    if (
+        isinstance(layer_types, list)
+        and len(layer_types) == num_hidden_layers
+        and all(kind in (FULL_ATTENTION, SLIDING_ATTENTION) for kind in layer_types)
+    ):
+        return tuple(layer for layer, kind in enumerate(layer_types) if kind == SLIDING_ATTENTION)
+    fields.problem(
+        "layer_types",
+        f"is {describe(layer_types)}; expected {num_hidden_layers} times {FULL_ATTENTION} or {SLIDING_ATTENTION}",
     )
+    return ()

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..json_fields import JsonFields
+from .decoder import declare_llama_like
 from .family import Features, ModelFamily, sliding_window_by_layer
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
-    return replace(sliding_window_by_layer(fields, num_hidden_layers), attn_bias=True)
+    return {**sliding_window_by_layer(fields, num_hidden_layers), "attn_bias": True}
 
 
 QWEN2 = ModelFamily(
     architecture="Qwen2ForCausalLM",
     read_features=_read_features,
+    declare=declare_llama_like,
     optional_fields=frozenset({"head_dim"}),
     neutral_fields={"mlp_bias": False, "use_mrope": False},
 )

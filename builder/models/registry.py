@@ -1,9 +1,15 @@
-"""The table of supported model families."""
+"""The table of supported model families, and what is found through it."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
 
+from ..._core import CheckpointError, DType
+from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
+from ..json_fields import describe, load_json_object
+from ..network.network import Network
 from .family import ModelFamily
 from .llama import LLAMA
 from .mistral import MISTRAL
@@ -19,3 +25,47 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         QWEN3,
     )
 }
+
+
+def declare(config: CheckpointConfig) -> Network:
+    """The network of a config of a supported family."""
+    network = Network(config)
+    FAMILIES[config.architecture].declare(network, config)
+    return network
+
+
+def load_config(directory: Path) -> CheckpointConfig:
+    """Reads a checkpoint directory's config.json. Raises CheckpointError naming every wrong field."""
+    path = directory / CONFIG_FILE
+    return read_config(load_json_object(path, CheckpointError), subject=str(path))
+
+
+def read_config(data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
+    """What the config.json of a checkpoint has. Raises CheckpointError, which begins with `subject`."""
+    architecture = data.get("architecture")
+    if isinstance(architecture, str) and architecture not in FAMILIES:
+        raise CheckpointError(f"{subject}: architecture is {describe(architecture)}; accepted: {', '.join(FAMILIES)}")
+    family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
+    config_class = CheckpointConfig if family is None else family.config_class
+    return config_class.from_dict(data, subject=subject)
+
+
+def specimen(family: ModelFamily) -> Network:
+    """A network of the family with the smallest sizes, one layer of them."""
+    config = family.config_class(
+        architecture=family.architecture,
+        dtype=DType.FLOAT32,
+        vocab_size=2,
+        max_position_embeddings=2,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_size=4,
+        intermediate_size=16,
+        norm_epsilon=1.0,
+        rotary_base=2.0,
+    )
+    network = Network(config)
+    family.declare(network, config)
+    return network

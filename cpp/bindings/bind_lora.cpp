@@ -52,6 +52,15 @@ void bind_modules(py::module_& module) {
       .def_readonly("name", &LoraModuleInfo::name)
       .def_readonly("split", &LoraModuleInfo::split)
       .def_readonly("in_decoder_layer", &LoraModuleInfo::in_decoder_layer)
+      .def_property_readonly(
+          "parts",
+          [](const LoraModuleInfo& info) {
+            const auto parts = parts_of(info.module);
+            py::tuple names(parts.size());
+            for (std::size_t i = 0; i < parts.size(); ++i) names[i] = py::str(info_of(parts[i]).name);
+            return names;
+          },
+          "Names of the modules that its output consists of, in order; itself for all but fused modules.")
       .def(
           "sizes",
           [](const LoraModuleInfo& info, const ModelShape& shape) {

@@ -8,29 +8,28 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..._core import lora_modules
 from ...builder.adapter import ModuleKey
 from ...builder.checkpoint.casting import to_float32
-from ...builder.network.adapted_linears import AdaptedLinear
+from ...builder.network.adapter_sites import AdapterSite
 from ...builder.safetensors_stream import SafetensorsReader
-from ..fused_modules import parts_of
 
 
 class WeightsFileBase:
     """The linear layers that adapters act on, as builder.adapter.BaseWeights."""
 
-    def __init__(self, linears: Sequence[AdaptedLinear], weights: SafetensorsReader, directory: Path) -> None:
+    def __init__(self, sites: Sequence[AdapterSite], weights: SafetensorsReader, directory: Path) -> None:
         """`weights` has the checkpoint's tensors by their names."""
         self._weights = weights
         self._directory = directory
         self._rows: dict[tuple[int, str], tuple[str, range, int]] = {}
-        names = {info.id: info.name for info in lora_modules()}
-        for linear in linears:
-            first = 0
-            for module, out_size in zip(linear.module_ids, linear.out_sizes, strict=True):
-                rows = range(first, first + out_size)
-                self._rows[linear.layer, names[module]] = linear.weight, rows, linear.in_size
-                first += out_size
+        for site in sites:
+            for weight in site.weights:
+                first = 0
+                for part in weight.parts:
+                    assert part.module is not None
+                    rows = range(first, first + part.outputs)
+                    self._rows[site.layer, part.module] = f"{weight.name}.weight", rows, site.in_size
+                    first += part.outputs
 
     def describe(self) -> str:
         """The engine directory."""
@@ -42,11 +41,17 @@ class WeightsFileBase:
         return (sum(len(rows) for _, rows, _ in parts), parts[0][2]) if parts else None
 
     def row_blocks(self, key: ModuleKey) -> Iterator[npt.NDArray[np.float32]]:
-        """W's rows in order, as float32 [rows, in]."""
-        for tensor, rows, _ in self._parts_of(key):
-            for piece in self._weights.rows(tensor, rows.start, rows.stop):
-                yield to_float32(piece)
+        """W's rows in the order of the Hugging Face model, as float32 [rows, in]."""
+        parts = self._parts_of(key)
+        for wanted in key.in_source_order(sum(len(rows) for _, rows, _ in parts)):
+            first = 0
+            for tensor, rows, _ in parts:
+                found = rows[max(wanted.start - first, 0) : max(wanted.stop - first, 0)]
+                if found:
+                    for piece in self._weights.rows(tensor, found.start, found.stop):
+                        yield to_float32(piece)
+                first += len(rows)
 
     def _parts_of(self, key: ModuleKey) -> list[tuple[str, range, int]]:
-        keys = [(key.layer, part) for part in parts_of(key.module.name)]
+        keys = [(key.layer, part) for part in key.module.parts]
         return [self._rows[key] for key in keys] if all(key in self._rows for key in keys) else []

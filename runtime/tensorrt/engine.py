@@ -9,12 +9,12 @@ from ... import _core
 from ..._core import ConfigError, EngineError, ExecutorConfig
 from ...builder.compile.tensorrt.plan_config import TensorRtPlans
 from ...builder.engine_config import EngineConfig
-from ...builder.network.adapted_linears import AdaptedLinear
+from ...builder.network.adapter_sites import AdapterSite
 from ...builder.safetensors_stream import SafetensorsReader
 from ...plugins.definition import VERSION
 from ..loaded_engine import LoadedEngine, engine_adapters
 from .base_weights import WeightsFileBase
-from .layout import engine_linears, lora_layout
+from .layout import engine_sites, lora_layout
 from .packages import import_cuda, import_tensorrt
 from .session import start_session
 
@@ -26,8 +26,8 @@ class TensorRtEngine(LoadedEngine):
     plans: TensorRtPlans
     weights: SafetensorsReader | None
     """The weights that are inputs of the plans; None: they are constants in each plan."""
-    linears: tuple[AdaptedLinear, ...]
-    """The linear layers that adapters act on; () without LoRA."""
+    sites: tuple[AdapterSite, ...]
+    """Where adapters act; () without LoRA."""
     layout: _core.LoraLayout
 
     @property
@@ -37,7 +37,7 @@ class TensorRtEngine(LoadedEngine):
 
     def base_weights(self) -> WeightsFileBase | None:
         """The weights beside the plans; None when they are in the plans, which give none back."""
-        return None if self.weights is None else WeightsFileBase(self.linears, self.weights, self.directory)
+        return None if self.weights is None else WeightsFileBase(self.sites, self.weights, self.directory)
 
     def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.TensorRtEngine:
         """The plan for this machine's GPU, with its memory.
@@ -66,13 +66,13 @@ def load_tensorrt_engine(directory: Path, config: EngineConfig) -> TensorRtEngin
     weights = None
     if plans.weights is not None:
         weights = SafetensorsReader(plans.weights.check(directory), EngineError)
-    linears = engine_linears(config)
+    sites = engine_sites(config)
     return TensorRtEngine(
         directory=directory,
         config=config,
         adapters=engine_adapters(config, directory),
         plans=plans,
         weights=weights,
-        linears=linears,
-        layout=lora_layout(config, linears),
+        sites=sites,
+        layout=lora_layout(config, sites),
     )

@@ -46,6 +46,8 @@ class CompiledPlans:
     """What was written, and what TensorRT told of it."""
 
     plans: TensorRtPlans
+    num_nodes: int
+    """Of the ONNX graph."""
     built: tuple[Built, ...]
     """In the order of plans.files."""
 
@@ -98,7 +100,7 @@ def compile_plans(
         profiles=tuple(profile.name for profile in options.profiles),
         tensors=_tensor_table(model, built[0], options.profiles),
     )
-    return CompiledPlans(plans, tuple(built))
+    return CompiledPlans(plans, len(model.graph.node), tuple(built))
 
 
 def plan_file(capability: str) -> str:

@@ -165,6 +165,7 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
 void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& task,
                                      const ExpansionPlace& place) const {
   const std::int64_t row = task.rows.begin;
+  const auto activation = static_cast<std::size_t>(input_.dtype);
   QuantizedGemm gemm{.a = step_.row(op_.input, row),
                      .activation = input_.dtype,
                      .a_stride = input_.width,
@@ -182,10 +183,10 @@ void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& 
                      .part = task.inputs,
                      .next_panel = task.upcoming.panel};
   if (is_expanded(weight, gemm.rows, step_.kernels)) {
-    place.fill([&](std::byte* out) { step_.kernels.expand_panel(gemm, out); });
+    place.fill([&](std::byte* out) { step_.kernels.expand_panel[activation](gemm, out); });
     gemm.expanded = place.panel;
   }
-  step_.kernels.quantized_gemm(gemm);
+  step_.kernels.quantized_gemm[activation](gemm);
 }
 
 void BaseProduct::multiply_int8(const PanelMatrix& weight, const TileTask& task) const {

@@ -315,6 +315,28 @@ BOOST_AUTO_TEST_CASE(a_mask_forbids_what_a_bias_of_minus_infinity_does) {
       StepError);
 }
 
+BOOST_AUTO_TEST_CASE(of_changed_logits_only_allowed_ones_must_be_numbers) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr std::size_t kVocab = 40;
+  Sampler sampler(kVocab);
+  SamplerState state({}, {}, 1, 4);
+  const Row row(kVocab, 1.0F);
+  for (std::size_t allowed = 0; allowed < kVocab; ++allowed) {
+    std::vector<std::uint32_t> mask(2);
+    mask[allowed / 32] = 1U << allowed % 32;
+    for (const float bad : {kNan, std::numeric_limits<float>::infinity()}) {
+      Row changed(kVocab, bad);
+      const auto sample = [&] {
+        return sampler.sample(state, row.data(), Tokens{0}, false, {},
+                              {.allowed = mask, .logits = changed.data()});
+      };
+      BOOST_CHECK_THROW((void)sample(), StepError);
+      changed[allowed] = -3.0F;
+      BOOST_TEST(std::cmp_equal(sample().token, allowed));
+    }
+  }
+}
+
 BOOST_AUTO_TEST_CASE(changed_logits_choose_the_token_and_the_model_s_give_log_probs) {
   const Row row = {1.0F, 3.0F, 2.0F};
   const Row changed = {5.0F, kForbidden, 6.0F};

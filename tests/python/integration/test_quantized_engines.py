@@ -16,7 +16,7 @@ from adaptrt.builder import cli
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.checkpoint.quantizer import dequantize_rows, quantize_rows
 from adaptrt.builder.engine_config import EngineConfig
-from adaptrt.builder.network.decoder import NetworkOptions
+from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.runtime.engine import load_engine
 from support.models import ModelSpec, Reference, save_adapter, save_model
 from support.oracle import NetworkOracle, SequenceChunk, step_inputs

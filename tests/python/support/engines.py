@@ -9,12 +9,12 @@ import onnx
 
 from adaptrt._core import DType
 from adaptrt.builder.build import BuildReport, build
-from adaptrt.builder.checkpoint.convert import convert_checkpoint
 from adaptrt.builder.compile.assemble import LoraOptions, ProgramLimits
 from adaptrt.builder.compile.checkpoint import Checkpoint
 from adaptrt.builder.compile.native import CompiledNetwork, compile_network
 from adaptrt.builder.config import BuildConfig
-from adaptrt.builder.network.decoder import NetworkOptions, build_network
+from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
 from support.models import ModelSpec, save_model
 
 LIMITS = ProgramLimits(
@@ -35,14 +35,12 @@ def make_checkpoint(spec: ModelSpec, directory: Path, dtype: DType | None = None
 def make_network(checkpoint: Path, options: NetworkOptions = ADAPTABLE) -> tuple[Checkpoint, onnx.ModelProto]:
     """An opened checkpoint and its graph."""
     opened = Checkpoint.open(checkpoint)
-    return opened, build_network(opened.config, opened.stored_tensors(), options)
+    return opened, onnx_graph(opened.network, opened.stored_tensors(), options)
 
 
-def compile_model(checkpoint: Checkpoint, model: onnx.ModelProto, lora: LoraOptions | None = LORA) -> CompiledNetwork:
-    """What the native compiler makes of a graph."""
-    return compile_network(
-        model, checkpoint.config, checkpoint.reader, limits=LIMITS, lora=lora, compress_weights=False
-    )
+def compile_model(checkpoint: Checkpoint, lora: LoraOptions | None = LORA) -> CompiledNetwork:
+    """What the native compiler makes of a checkpoint."""
+    return compile_network(checkpoint.network, checkpoint.reader, limits=LIMITS, lora=lora, compress_weights=False)
 
 
 def make_engine(

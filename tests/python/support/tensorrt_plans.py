@@ -11,8 +11,9 @@ import pytest
 
 from adaptrt._core import DType, dtype_name
 from adaptrt.builder.checkpoint.config import CheckpointConfig
-from adaptrt.builder.checkpoint.tensor_plan import plan_rank
 from adaptrt.builder.config import BuildConfig, PluginConfig, TensorRtBuildConfig
+from adaptrt.builder.models.registry import declare
+from adaptrt.builder.network.checkpoint_tensors import plan_rank
 from adaptrt.builder.safetensors_stream import SafetensorsWriter, TensorSpec
 
 needs_tensorrt_rtx = pytest.mark.skipif(
@@ -66,7 +67,9 @@ def save_random_checkpoint(directory: Path, dtype: DType, **sizes: int) -> Path:
     )
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(config.to_json())
-    specs = [TensorSpec(tensor.name, np.dtype(dtype_name(dtype)), tensor.shape) for tensor in plan_rank(config, 0)]
+    specs = [
+        TensorSpec(tensor.name, np.dtype(dtype_name(dtype)), tensor.shape) for tensor in plan_rank(declare(config), 0)
+    ]
     random = np.random.default_rng(0)
     with SafetensorsWriter(directory / "rank0.safetensors", specs) as writer:
         for spec in specs:

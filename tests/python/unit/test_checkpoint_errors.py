@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adaptrt import _core
-from adaptrt.builder.checkpoint import convert as convert_module
-from adaptrt.builder.checkpoint.convert import convert_checkpoint
+from adaptrt.builder.conversion import convert as convert_module
+from adaptrt.builder.conversion.convert import convert_checkpoint
 from support.models import ModelSpec, save_model
 
 State = dict[str, torch.Tensor]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from adaptrt import _core
 from adaptrt.builder.checkpoint.config import CheckpointConfig, ParallelMapping
-from adaptrt.builder.checkpoint.hf_config import load_hf_config
 from adaptrt.builder.checkpoint.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
+from adaptrt.builder.conversion.hf_config import load_hf_config
 from support.models import ModelSpec
 
 HF = {

@@ -24,7 +24,7 @@ CONVERT = """
 import sys
 from pathlib import Path
 from adaptrt import _core
-from adaptrt.builder.checkpoint.convert import convert_checkpoint
+from adaptrt.builder.conversion.convert import convert_checkpoint
 
 if sys.argv[3] == "pickled":
     import torch

@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 
 from adaptrt import ConfigError
 from adaptrt._core import AdaptrtError, QuantAlgo
-from adaptrt.builder.checkpoint.convert import convert_checkpoint
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.commands import engine_flags
+from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.engine_config import EngineConfig
 from adaptrt.builder.model_cache import EngineCache, EngineOptions, default_cache_directory, engine_for, first_use
 from adaptrt.runtime.engine import load_engine

@@ -163,10 +163,11 @@ struct KernelTable {
   /// Writes a compressed panel of k inputs as the bfloat16 panel that it stands for.
   void (*expand_compressed)(const std::byte* panel, std::int64_t k, std::int64_t exceptions, std::byte* out);
 
-  void (*quantized_gemm)(const QuantizedGemm& gemm);
+  /// By DType of the activations: there are none of float16.
+  std::array<void (*)(const QuantizedGemm& gemm), 3> quantized_gemm;
   /// Writes gemm.panel's integers to `out` [ceil(k / ki)][width][ki] in gemm.activation's type, for
   /// QuantizedGemm::expanded.
-  void (*expand_panel)(const QuantizedGemm& gemm, std::byte* out);
+  std::array<void (*)(const QuantizedGemm& gemm, std::byte* out), 3> expand_panel;
   /// out[groups] = the sum of each group_size elements of x [n]; 0: of all.
   void (*sum_groups)(const std::byte* x, DType type, std::int64_t n, std::int64_t group_size, float* out);
   /// Rows up to which a QuantizedGemm without an expanded panel is as fast as expanding one for it.

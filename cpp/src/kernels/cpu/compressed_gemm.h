@@ -234,7 +234,7 @@ constexpr CompressedGemm compressed_gemm_of() {
   return nullptr;
 }
 
-void expand_compressed(const std::byte* panel, std::int64_t k, std::int64_t exceptions, std::byte* out) {
+inline void expand_compressed(const std::byte* panel, std::int64_t k, std::int64_t exceptions, std::byte* out) {
   PanelExpander expander(panel, exceptions);
   expander.expand<kPieceLines>(0, k / kPieceInputs, out,
                                {expander.source(0) + kStreamAhead, kCompressedPieceBytes});

@@ -57,7 +57,7 @@ inline void with_store(std::byte* out, DType type, const Body& body) {
   }
 }
 
-void rms_norm(const float* x, const float* weight, float epsilon, std::int64_t n, std::byte* out,
+inline void rms_norm(const float* x, const float* weight, float epsilon, std::int64_t n, std::byte* out,
               DType out_type) {
   // Four sums, so that additions do not wait for each other; vector i goes to sum i % 4.
   Simd::Vec sums[4] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
@@ -85,7 +85,7 @@ inline Simd::Vec silu_mul_to_bfloat16(Simd::Vec x, Simd::Vec linear) {
   return Simd::mul(Simd::mul(x, sigmoid), linear);
 }
 
-void silu_mul(const float* gated, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
+inline void silu_mul(const float* gated, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
   if (out_type == DType::kBFloat16) {
     for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
       const Simd::Vec result =
@@ -104,19 +104,19 @@ void silu_mul(const float* gated, const float* linear, std::int64_t n, std::byte
   });
 }
 
-void add(const float* x, std::int64_t n, float* out) {
+inline void add(const float* x, std::int64_t n, float* out) {
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
     Simd::store(out + i, Simd::add(Simd::load(out + i, lanes), Simd::load(x + i, lanes)), lanes);
   });
 }
 
-void multiply(const float* x, std::int64_t n, float* out) {
+inline void multiply(const float* x, std::int64_t n, float* out) {
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
     Simd::store(out + i, Simd::mul(Simd::load(out + i, lanes), Simd::load(x + i, lanes)), lanes);
   });
 }
 
-void scale_and_store(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type) {
+inline void scale_and_store(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type) {
   const Simd::Vec factors = Simd::set(factor);
   with_store(out, out_type, [&](auto store) {
     for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
@@ -125,7 +125,7 @@ void scale_and_store(const float* x, float factor, std::int64_t n, std::byte* ou
   });
 }
 
-void rotate_heads(const HeadRotation& rotation) {
+inline void rotate_heads(const HeadRotation& rotation) {
   const std::int64_t half = rotation.half;
   const Simd::Vec factor = Simd::set(rotation.factor);
   with_store(rotation.out, rotation.out_type, [&](auto store) {
@@ -167,7 +167,7 @@ inline std::uint32_t greatest_magnitude(std::int64_t n, const Load& load) {
   return greatest_lane(bits);
 }
 
-bool store_bfloat16_pairs(const float* even, const float* odd, std::int64_t n, std::byte* out) {
+inline bool store_bfloat16_pairs(const float* even, const float* odd, std::int64_t n, std::byte* out) {
   Simd::Words bits = Simd::zero_words();
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
     const Simd::Vec x = Simd::load(even + i, lanes);
@@ -179,12 +179,12 @@ bool store_bfloat16_pairs(const float* even, const float* odd, std::int64_t n, s
   return greatest_lane(bits) < float32_limit(DType::kBFloat16);
 }
 
-bool are_finite(const float* x, std::int64_t n, DType type) {
+inline bool are_finite(const float* x, std::int64_t n, DType type) {
   const auto load = [&](std::int64_t i, std::int64_t lanes) { return Simd::load(x + i, lanes); };
   return greatest_magnitude(n, load) < float32_limit(type);
 }
 
-void exp_array(const float* x, std::int64_t n, float* out) {
+inline void exp_array(const float* x, std::int64_t n, float* out) {
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
     Simd::store(out + i, exp_of(Simd::load(x + i, lanes)), lanes);
   });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,11 @@ from safetensors.torch import save_file as save_torch_file
 
 from adaptrt import _core
 from adaptrt.builder.adapter import convert_adapter
+from adaptrt.builder.checkpoint.config import ParallelMapping
 from adaptrt.builder.cli import main as command_line
+from adaptrt.builder.conversion.hf_config import load_hf_config
+from adaptrt.builder.models.registry import declare
+from adaptrt.builder.network.adapter_sites import AdaptedModules
 from support.adapters import CONFIG, TENSORS, base_weights, edit_config, edit_tensors, merged_by_peft, merged_by_us
 from support.models import ModelSpec, save_adapter, save_model
 
@@ -236,17 +241,17 @@ def test_halves_of_gate_up_proj_change_places(model: Path, tmp_path: Path) -> No
 
 def test_shape_and_layers_of_the_serving_model_are_compared(model: Path, tmp_path: Path) -> None:
     directory = save_adapter(model, tmp_path / "a", 0, r=2)
-    shape = {
-        "hidden_size": SPEC.hidden_size, "num_attention_heads": SPEC.num_attention_heads,
-        "num_key_value_heads": SPEC.num_key_value_heads, "head_dim": SPEC.head_dim,
-        "intermediate_size": SPEC.intermediate_size,
-    }  # fmt: skip
-    convert_adapter(directory, storage_dtype="float32", shape=_core.ModelShape(**shape), num_layers=2)
+    config = load_hf_config(model, dtype=_core.DType.FLOAT32, mapping=ParallelMapping())
+
+    def convert(**changes: int) -> None:
+        modules = AdaptedModules(declare(dataclasses.replace(config, **changes)))
+        convert_adapter(directory, storage_dtype="float32", modules=modules)
+
+    convert()
     with pytest.raises(_core.AdapterError, match=r"layers\.1\.self_attn\.q_proj.*1 layers"):
-        convert_adapter(directory, storage_dtype="float32", num_layers=1)
-    other = _core.ModelShape(**{**shape, "intermediate_size": 40})
+        convert(num_hidden_layers=1)
     with pytest.raises(_core.AdapterError, match=r"gate_proj.*\(36, 37\).*mlp_h_to_4h.*\(36, 40\)") as error:
-        convert_adapter(directory, storage_dtype="float32", shape=other, num_layers=2)
+        convert(intermediate_size=40)
     assert "q_proj" not in str(error.value)
 
 

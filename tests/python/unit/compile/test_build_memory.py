@@ -12,7 +12,8 @@ import pytest
 
 from adaptrt._core import DType
 from adaptrt.builder.checkpoint.config import CheckpointConfig
-from adaptrt.builder.checkpoint.tensor_plan import plan_rank
+from adaptrt.builder.models.registry import declare
+from adaptrt.builder.network.checkpoint_tensors import plan_rank
 from adaptrt.builder.safetensors_stream import SafetensorsWriter, TensorSpec
 
 CONFIG = CheckpointConfig(
@@ -54,7 +55,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 200 MB of weights, all 1."""
     directory = tmp_path_factory.mktemp("large")
     (directory / "config.json").write_text(CONFIG.to_json())
-    specs = [TensorSpec(tensor.name, np.dtype("bfloat16"), tensor.shape) for tensor in plan_rank(CONFIG, 0)]
+    specs = [TensorSpec(tensor.name, np.dtype("bfloat16"), tensor.shape) for tensor in plan_rank(declare(CONFIG), 0)]
     with SafetensorsWriter(directory / "rank0.safetensors", specs) as writer:
         for spec in specs:
             writer.write(spec.name, np.full(spec.shape, 0x3F80, np.uint16).view(np.uint8))

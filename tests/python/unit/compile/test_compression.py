@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from adaptrt.builder.compile.compression import places_for_exceptions
-from adaptrt.builder.compile.lowered import WeightRows
+from adaptrt.builder.compile.emitted import WeightRows
 from adaptrt.builder.safetensors_stream import SafetensorsReader
 
 PANEL, K = 64, 8

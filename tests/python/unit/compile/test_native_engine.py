@@ -10,7 +10,7 @@ import pytest
 
 from adaptrt._core import CpuEngine
 from adaptrt.builder.config import PluginConfig
-from adaptrt.builder.network.decoder import NetworkOptions
+from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.runtime.engine import load_engine
 from support.engines import SMALL, make_engine
 from support.models import ModelSpec

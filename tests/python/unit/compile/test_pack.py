@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from adaptrt._core import DType, QuantAlgo
 from adaptrt.builder.compile import pack
-from adaptrt.builder.compile.lowered import QuantizedRows, WeightRows, Weights
+from adaptrt.builder.compile.emitted import QuantizedRows, WeightRows, Weights
 from adaptrt.builder.compile.plan import Matrix, Quantization
 from adaptrt.builder.safetensors_stream import SafetensorsReader
 

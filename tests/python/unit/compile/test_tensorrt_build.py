@@ -9,11 +9,11 @@ import pytest
 
 from adaptrt._core import DType, dtype_from_name
 from adaptrt.builder.build import BuildReport, build
-from adaptrt.builder.checkpoint.convert import convert_checkpoint
 from adaptrt.builder.compile.checkpoint import Checkpoint
 from adaptrt.builder.compile.tensorrt.plan_config import TensorRtPlans
+from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.engine_config import EngineConfig
-from adaptrt.builder.network.decoder import NetworkOptions, build_network
+from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
 from adaptrt.builder.safetensors_stream import SafetensorsReader
 from support.tensorrt_plans import (
     CAPABILITIES,
@@ -52,7 +52,7 @@ def check_plans(report: BuildReport, checkpoint: Path) -> None:
         max_lora_rank=config.lora_config.max_lora_rank if config.lora_enabled else None,
         dora=config.dora_enabled,
     )
-    network = build_network(opened.config, opened.stored_tensors(), options)
+    network = onnx_graph(opened.network, opened.stored_tensors(), options)
     nodes = {node.name: node.op_type for node in network.graph.node if node.domain == "adaptrt"}
     kind = "Dora" if config.dora_enabled else "Lora"
     adapted = {name for name, operator in nodes.items() if operator == kind}

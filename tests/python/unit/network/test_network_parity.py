@@ -9,8 +9,8 @@ import pytest
 
 from adaptrt._core import ModelShape
 from adaptrt.builder.adapter import convert_adapter
-from adaptrt.builder.checkpoint.convert import convert_checkpoint
-from adaptrt.builder.network.decoder import NetworkOptions
+from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.builder.network.onnx_graph import NetworkOptions
 from support.models import ATTENTION_MODULES, ModelSpec, Reference, save_adapter, save_model
 from support.oracle import AdapterTables, NetworkOracle, SequenceChunk
 

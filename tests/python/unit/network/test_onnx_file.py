@@ -11,10 +11,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from adaptrt._core import DType
-from adaptrt.builder.checkpoint.convert import convert_checkpoint
 from adaptrt.builder.compile.checkpoint import Checkpoint
-from adaptrt.builder.network.decoder import NetworkOptions, build_network
+from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_file import dump_onnx, external_bytes
+from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
 from adaptrt.plugins import DOMAIN
 from support.models import ModelSpec, save_model
 
@@ -26,7 +26,7 @@ def dumped(spec: ModelSpec, directory: Path, dtype: DType | None = None) -> tupl
     convert_checkpoint(directory / "model", directory / "checkpoint", dtype=dtype)
     checkpoint = Checkpoint.open(directory / "checkpoint")
     written: list[int] = []
-    model = build_network(checkpoint.config, checkpoint.stored_tensors(), OPTIONS)
+    model = onnx_graph(checkpoint.network, checkpoint.stored_tensors(), OPTIONS)
     dump_onnx(model, checkpoint.directory, directory / "network.onnx", written.append)
     assert sum(written) == external_bytes(model) == sum(s.num_bytes for s in checkpoint.reader.specs.values())
     return checkpoint, directory / "network.onnx"

@@ -10,6 +10,10 @@ from safetensors.numpy import load_file, save_file
 
 from adaptrt import _core
 from adaptrt.builder.adapter import convert_adapter
+from adaptrt.builder.checkpoint.config import ParallelMapping
+from adaptrt.builder.conversion.hf_config import load_hf_config
+from adaptrt.builder.models.registry import declare
+from adaptrt.builder.network.adapter_sites import AdaptedModules
 from adaptrt.runtime.engine_weights import EngineBase
 from support.adapters import TENSORS, edit_config, edit_tensors
 from support.models import ModelSpec, save_adapter, save_model
@@ -72,10 +76,14 @@ def engine(model: Path) -> EngineBase:
     return EngineBase(program, storage, Path("engine"))
 
 
+def modules_of(model: Path) -> AdaptedModules:
+    return AdaptedModules(declare(load_hf_config(model, dtype=_core.DType.FLOAT32, mapping=ParallelMapping())))
+
+
 def test_magnitudes_as_by_the_original_model(model: Path, engine: EngineBase, tmp_path: Path) -> None:
     directory = save_adapter(model, tmp_path / "dora", 0, r=3, use_dora=True)
     expected = convert_adapter(directory, storage_dtype="float32", base=model)
-    adapter = convert_adapter(directory, storage_dtype="float32", base=engine, shape=SHAPE, num_layers=2)
+    adapter = convert_adapter(directory, storage_dtype="float32", base=engine, modules=modules_of(model))
     np.testing.assert_allclose(adapter.weights, expected.weights, rtol=FLOAT32_TOLERANCE)
 
 
@@ -109,7 +117,7 @@ def test_fused_modules(fused: str, parts: list[str], model: Path, engine: Engine
     edit_config(directory, target_modules=[fused.rpartition(".")[2]])
     assert len(load_file(directory / TENSORS)) == 6
     expected = convert_adapter(directory, storage_dtype="float32", base=tmp_path / "base")
-    adapter = convert_adapter(directory, storage_dtype="float32", base=engine, shape=SHAPE)
+    adapter = convert_adapter(directory, storage_dtype="float32", base=engine, modules=modules_of(model))
     np.testing.assert_allclose(adapter.weights, expected.weights, rtol=FLOAT32_TOLERANCE)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name
+from ..checkpoint.config import HIDDEN_ACT, MAX_LAYERS, CheckpointConfig, ParallelMapping
+from ..checkpoint.rotary import RotaryScaling, read_rotary_scaling
 from ..json_fields import JsonFields, describe, load_json_object
 from ..models.family import ModelFamily
 from ..models.registry import FAMILIES
-from .config import HIDDEN_ACT, MAX_LAYERS, CheckpointConfig, ParallelMapping
-from .rotary import RotaryScaling, read_rotary_scaling
 
 HF_CONFIG_FILE: Final = "config.json"
 DEFAULT_ROPE_THETA: Final = 10000.0
@@ -92,7 +92,7 @@ def _read(fields: JsonFields, family: ModelFamily, dtype: DType | None, mapping:
     rotary_base, rotary_scaling = _read_rope(fields, max_position_embeddings)
     features = family.read_features(fields, num_hidden_layers)
     stated_dtype = _stated_dtype(fields, needed=dtype is None)
-    return CheckpointConfig(
+    return family.config_class(
         architecture=family.architecture,
         dtype=stated_dtype if dtype is None else dtype,
         vocab_size=fields.integer("vocab_size"),
@@ -106,17 +106,12 @@ def _read(fields: JsonFields, family: ModelFamily, dtype: DType | None, mapping:
         norm_epsilon=fields.number("rms_norm_eps"),
         rotary_base=rotary_base,
         rotary_scaling=rotary_scaling,
-        attn_bias=features.attn_bias,
-        attn_dense_bias=features.attn_dense_bias,
-        mlp_bias=features.mlp_bias,
-        qk_layernorm=features.qk_layernorm,
-        sliding_window=features.sliding_window,
-        sliding_window_layers=features.sliding_window_layers,
         share_embedding_table=fields.boolean("tie_word_embeddings", default=False),
         mapping=mapping,
         bos_token_id=_token_id(fields, "bos_token_id"),
         eos_token_id=fields.integers("eos_token_id", scalar=True),
         pad_token_id=_token_id(fields, "pad_token_id"),
+        **features,
     )
 
 

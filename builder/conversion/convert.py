@@ -14,17 +14,20 @@ from typing import Any, Final
 import numpy as np
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_name
+from ..checkpoint.casting import CHECKPOINT_DTYPES, Array, cast, to_float32
+from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
+from ..checkpoint.hf_weights import HfWeights
+from ..checkpoint.planned_tensor import PlannedTensor, Slice
+from ..checkpoint.quantization import QuantConfig
+from ..checkpoint.quantizer import QuantizationError
+from ..checkpoint.rank_file import rank_file, rank_specs, write_rank
+from ..models.registry import FAMILIES, declare
+from ..network.checkpoint_tensors import hf_tensor_shapes, plan_rank, tied_lm_head
+from ..network.network import Network
 from ..output_directory import holds_only, producer_of, replaced_directory
 from ..progress import Advance, Progress, SilentProgress
 from ..safetensors_stream import TensorSpec
-from .casting import CHECKPOINT_DTYPES, Array, cast, to_float32
-from .config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
 from .hf_config import load_hf_config
-from .hf_weights import HfWeights
-from .quantization import QuantConfig
-from .quantizer import QuantizationError
-from .rank_file import rank_file, rank_specs, write_rank
-from .tensor_plan import HF_EMBEDDING, HF_LM_HEAD, PlannedTensor, hf_tensor_shapes, plan_rank
 
 COPIED_FILES: Final = (
     "tokenizer.json",
@@ -35,8 +38,6 @@ COPIED_FILES: Final = (
 )
 """What text-level tools need, copied from the model directory where it is there."""
 
-# Buffers that old versions of transformers saved, and that follow from config.json.
-_HARMLESS_TENSORS: Final = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _RANK_FILE: Final = re.compile(r"rank\d+\.safetensors")
 
 
@@ -85,8 +86,9 @@ def convert_checkpoint(
         int8_kv_cache=int8_kv_cache,
     )
     weights = HfWeights(model_dir)
-    _check_tensors(weights, config, model_dir)
-    plans = [plan_rank(config, rank) for rank in range(mapping.world_size)]
+    network = declare(config)
+    _check_tensors(weights, network, model_dir)
+    plans = [plan_rank(network, rank) for rank in range(mapping.world_size)]
     check_quantization(config, plans, str(model_dir))
     numpy_dtype = np.dtype(dtype_name(config.dtype))
     specs = [spec for plan in plans for spec in rank_specs(plan, numpy_dtype, quantization)]
@@ -95,7 +97,7 @@ def convert_checkpoint(
         output_dir, is_ours=_is_checkpoint, kind="a checkpoint of AdaptRT", error=CheckpointError
     ) as directory:
         with (progress or SilentProgress()).task("Converting", num_bytes) as advance:
-            _check_tied_lm_head(weights, config)
+            _check_tied_lm_head(weights, network)
             jobs = [_RankJob(weights, plan, numpy_dtype, quantization) for plan in plans]
             errors = _write_ranks(jobs, directory, workers, advance)
         for name in COPIED_FILES:
@@ -116,11 +118,11 @@ def check_quantization(config: CheckpointConfig, plans: Sequence[Sequence[Planne
         raise ConfigError(f"{subject}: quantization: " + "; ".join(dict.fromkeys(problems)))
 
 
-def _check_tensors(weights: HfWeights, config: CheckpointConfig, model_dir: Path) -> None:
+def _check_tensors(weights: HfWeights, network: Network, model_dir: Path) -> None:
     """Raises CheckpointError with every tensor that is missing, unused, or of another shape or dtype."""
-    expected = hf_tensor_shapes(config)
+    expected = hf_tensor_shapes(network)
     missing = [name for name in expected if name not in weights]
-    unused = [name for name in weights.names if name not in expected and not _is_harmless(name, config)]
+    unused = [name for name in weights.names if name not in expected and not _is_harmless(name, network)]
     differing = []
     for name, shape in expected.items():
         if name not in weights:
@@ -141,25 +143,28 @@ def _check_tensors(weights: HfWeights, config: CheckpointConfig, model_dir: Path
         raise CheckpointError(f"{model_dir}: " + "; ".join(problems))
 
 
-def _is_harmless(name: str, config: CheckpointConfig) -> bool:
-    return (name == HF_LM_HEAD and config.share_embedding_table) or _HARMLESS_TENSORS.fullmatch(name) is not None
+def _is_harmless(name: str, network: Network) -> bool:
+    tied = tied_lm_head(network)
+    if tied is not None and name == tied.lm_head:
+        return True
+    return any(re.fullmatch(pattern, name) for pattern in FAMILIES[network.config.architecture].ignored_tensors)
 
 
-def _check_tied_lm_head(weights: HfWeights, config: CheckpointConfig) -> None:
+def _check_tied_lm_head(weights: HfWeights, network: Network) -> None:
     """A tied checkpoint may store lm_head.weight once more, with the embedding's values."""
-    if not config.share_embedding_table or HF_LM_HEAD not in weights:
+    tied = tied_lm_head(network)
+    if tied is None or tied.lm_head not in weights:
         return
     complaint = (
-        f"{weights.where(HF_LM_HEAD)} differs from {HF_EMBEDDING}, although tie_word_embeddings is true; "
+        f"{weights.where(tied.lm_head)} differs from {tied.embedding}, although tie_word_embeddings is true; "
         "set it to false to use both, or remove the tensor"
     )
-    if weights.spec(HF_LM_HEAD) != TensorSpec(
-        HF_LM_HEAD, weights.spec(HF_EMBEDDING).dtype, weights.spec(HF_EMBEDDING).shape
-    ):
+    embedding = weights.spec(tied.embedding)
+    if weights.spec(tied.lm_head) != TensorSpec(tied.lm_head, embedding.dtype, embedding.shape):
         raise CheckpointError(complaint)
-    rows = range(config.vocab_size)
-    for head, embedding in zip(weights.rows(HF_LM_HEAD, rows), weights.rows(HF_EMBEDDING, rows), strict=True):
-        if not np.array_equal(to_float32(head), to_float32(embedding)):
+    rows = range(network.config.vocab_size)
+    for head, row in zip(weights.rows(tied.lm_head, rows), weights.rows(tied.embedding, rows), strict=True):
+        if not np.array_equal(to_float32(head), to_float32(row)):
             raise CheckpointError(complaint)
 
 
@@ -180,11 +185,20 @@ class _RankJob:
     def _pieces(self, tensor: PlannedTensor) -> Iterator[Array]:
         for part in tensor.slices:
             subject = self._weights.where(part.source)
-            for piece in self._weights.rows(part.source, part.rows):
+            for piece in self._rows(part):
                 columns = piece if part.columns is None else piece[:, part.columns.start : part.columns.stop]
                 yield cast(np.ascontiguousarray(columns), self._dtype, subject)
         if tensor.zero_rows:
             yield np.zeros((tensor.zero_rows, *tensor.shape[1:]), self._dtype)
+
+    def _rows(self, part: Slice) -> Iterator[Array]:
+        """Whole rows of [out, in]; those of a tensor that is stored as [in, out] come as one piece."""
+        if not part.transposed:
+            yield from self._weights.rows(part.source, part.rows)
+            return
+        inputs = range(self._weights.spec(part.source).shape[0])
+        pieces = self._weights.rows(part.source, inputs)
+        yield np.concatenate([piece[:, part.rows.start : part.rows.stop] for piece in pieces]).T
 
 
 def _write_ranks(jobs: list[_RankJob], directory: Path, workers: int, advance: Advance) -> list[QuantizationError]:

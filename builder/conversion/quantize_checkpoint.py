@@ -10,16 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from ..._core import ConfigError, dtype_name
+from ..checkpoint.casting import Array
+from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
+from ..checkpoint.planned_tensor import PlannedTensor
+from ..checkpoint.quantization import QuantConfig
+from ..checkpoint.quantizer import QuantizationError
+from ..checkpoint.rank_file import rank_file, rank_specs, write_rank
+from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
+from ..models.registry import declare
+from ..network.checkpoint_tensors import plan_rank
 from ..progress import Progress
 from ..safetensors_stream import SafetensorsReader
-from .casting import Array
-from .config import CONFIG_FILE, CheckpointConfig
 from .convert import COPIED_FILES, check_quantization
-from .quantization import QuantConfig
-from .quantizer import QuantizationError
-from .rank_file import rank_file, rank_specs, write_rank
-from .tensor_names import EMBEDDING, LM_HEAD
-from .tensor_plan import PlannedTensor, plan_rank
 
 
 def quantize_checkpoint(
@@ -39,7 +41,7 @@ def quantize_checkpoint(
     if config.mapping.world_size > 1:
         raise ConfigError(f"{source}: has {config.mapping.world_size} ranks; quantise while converting it")
     quantized = replace(config, quantization=quantization)
-    plan = plan_rank(quantized, 0)
+    plan = plan_rank(declare(quantized), 0)
     check_quantization(quantized, [plan], str(source))
     reader = SafetensorsReader(source / rank_file(0))
 

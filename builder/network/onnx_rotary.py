@@ -1,34 +1,25 @@
-"""The rotary embedding's cosines and sines of a step's positions, once for all layers."""
+"""The cosines and sines of a step's positions, in ONNX."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 from onnx import TensorProto
 
-from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.rotary import DynamicScaling
 from .graph import GraphBuilder, Value
 from .inputs import StepInputs
+from .onnx_values import Values
+from .ops import Rotary
 from .rotary_frequencies import exponents, inverse_frequencies
 
 
-@dataclass(frozen=True)
-class RotaryTable:
-    """float32 [T, head_size / 2] each."""
-
-    cosine: Value
-    sine: Value
-
-
-def rotary_table(graph: GraphBuilder, config: CheckpointConfig, inputs: StepInputs) -> RotaryTable:
-    """cos and sin of position * inverse frequency, times the scaling's factor."""
+def rotary_table(graph: GraphBuilder, values: Values, op: Rotary, inputs: StepInputs) -> None:
+    """cos and sin of position * inverse frequency, times the scaling's factor: float32 [T, size / 2] each."""
     positions = graph.cast(inputs.positions, TensorProto.FLOAT)
     column = graph.node("Unsqueeze", [positions, graph.constant("axis_1", np.asarray([1], np.int64))])
-    frequencies, factor = inverse_frequencies(config.head_size, config.rotary_base, config.rotary_scaling)
-    if isinstance(config.rotary_scaling, DynamicScaling):
-        frequencies_value = _dynamic_frequencies(graph, config, config.rotary_scaling, inputs)
+    frequencies, factor = inverse_frequencies(op.size, op.base, op.scaling)
+    if isinstance(op.scaling, DynamicScaling):
+        frequencies_value = _dynamic_frequencies(graph, op, op.scaling, inputs)
     else:
         frequencies_value = graph.constant("inverse_frequencies", frequencies[np.newaxis])
     angles = graph.node("Mul", [column, frequencies_value])
@@ -36,30 +27,28 @@ def rotary_table(graph: GraphBuilder, config: CheckpointConfig, inputs: StepInpu
     if factor != 1.0:
         scaling = graph.constant("attention_scaling", np.float32(factor)[np.newaxis])
         cosine, sine = graph.node("Mul", [cosine, scaling]), graph.node("Mul", [sine, scaling])
-    return RotaryTable(cosine, sine)
+    values[op.output.cosine.name], values[op.output.sine.name] = cosine, sine
 
 
-def _dynamic_frequencies(
-    graph: GraphBuilder, config: CheckpointConfig, scaling: DynamicScaling, inputs: StepInputs
-) -> Value:
-    """[T, head_size / 2]: 1 / (base * (factor * length / original - (factor - 1))^(d / (d - 2)))^(2 i / d).
+def _dynamic_frequencies(graph: GraphBuilder, op: Rotary, scaling: DynamicScaling, inputs: StepInputs) -> Value:
+    """[T, size / 2]: 1 / (base * (factor * length / original - (factor - 1))^(d / (d - 2)))^(2 i / d).
 
     The length is max(prompt length, position + 1, original): what transformers sees of a sequence when it
     computes a token, here taken for each token alone.
     """
-    size = config.head_size
+    size = op.size
 
     def number(name: str, value: float) -> Value:
         return graph.constant(name, np.asarray([value], np.float32))
 
     lengths = graph.node("Max", [_prompt_length_of_tokens(graph, inputs), _next_position(graph, inputs)])
-    original = number("original_max_position", config.max_position_embeddings)
+    original = number("original_max_position", op.max_position_embeddings)
     length = graph.node("Max", [graph.cast(lengths, TensorProto.FLOAT), original])
     factor = number("rotary_factor", scaling.factor)
     growth = graph.node("Div", [graph.node("Mul", [length, factor]), original])
     growth = graph.node("Sub", [growth, number("rotary_factor_minus_1", scaling.factor - 1)])
     grown = graph.node("Pow", [growth, number("base_exponent", size / (size - 2))])
-    base = graph.node("Mul", [grown, number("rotary_base", config.rotary_base)])
+    base = graph.node("Mul", [grown, number("rotary_base", op.base)])
     column = graph.node("Unsqueeze", [base, graph.constant("axis_1", np.asarray([1], np.int64))])
     powers = graph.node("Pow", [column, graph.constant("rotary_exponents", exponents(size)[np.newaxis])])
     return graph.node("Reciprocal", [powers])

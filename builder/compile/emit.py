@@ -1,0 +1,174 @@
+"""Makes the native program's ops of a network's: each becomes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ..._core import DType, LinearEpilogue, RopeKind, RowKind, activation_dtype
+from ..checkpoint.rotary import DynamicScaling
+from ..network import ops
+from ..network.adapter_sites import module_id
+from ..network.network import Network
+from ..network.ops import Activation, Value
+from ..network.rotary_frequencies import inverse_frequencies
+from .emitted import Compression, EmittedOp, Weights
+from .logit_rows import with_logit_rows_alone
+from .plan import (
+    AttentionOp,
+    BufferName,
+    EmbeddingOp,
+    LinearOp,
+    LinearPart,
+    LoraPart,
+    LoraSite,
+    RmsNormOp,
+    RopeTableOp,
+    Vector,
+)
+
+_GATED: Final = {Activation.SILU: LinearEpilogue.SILU_MUL}
+
+
+@dataclass(frozen=True)
+class EmittedProgram:
+    """Ops in the order of execution, buffers still being values of the network."""
+
+    body: tuple[EmittedOp, ...]
+    head: tuple[EmittedOp, ...]
+    logits: Value
+    sites: tuple[LoraSite, ...]
+    weights: Weights
+
+
+def emit(network: Network, *, lora: bool, compression: Compression | None = None) -> EmittedProgram:
+    """The program of a network; with `lora` adapters act on the linear layers of its decoder layers."""
+    assert network.logits is not None
+    emitter = _Emitter(network, lora, compression)
+    emitted = [emitter.emit(op) for op in network.ops]
+    head = tuple(op for op in emitted if op.rows is RowKind.LOGITS)
+    return EmittedProgram(
+        body=with_logit_rows_alone([op for op in emitted if op.rows is RowKind.TOKENS], head),
+        head=head,
+        logits=network.logits,
+        sites=tuple(op.site for op in emitted if op.site is not None),
+        weights=emitter.weights,
+    )
+
+
+class _Emitter:
+    def __init__(self, network: Network, lora: bool, compression: Compression | None) -> None:
+        self.weights: Final = Weights(network.config.quantization, compression)
+        self._activation = activation_dtype(network.config.dtype)
+        self._lora = lora
+        self._num_sites = 0
+
+    def emit(self, op: ops.Op) -> EmittedOp:
+        if isinstance(op, ops.Embedding):
+            return self._embedding(op)
+        if isinstance(op, ops.Rotary):
+            return self._rotary(op)
+        if isinstance(op, ops.RmsNorm):
+            return self._rms_norm(op)
+        if isinstance(op, ops.Attention):
+            return self._attention(op)
+        return self._linear(op)
+
+    def _embedding(self, op: ops.Embedding) -> EmittedOp:
+        made = EmbeddingOp(table=self.weights.table(op.table), output=_buffer(op.output))
+        return EmittedOp(op=made, reads=(), writes=(op.output,), dtype=DType.FLOAT32)
+
+    def _rotary(self, op: ops.Rotary) -> EmittedOp:
+        frequencies, attention_scaling = inverse_frequencies(op.size, op.base, op.scaling)
+        kind, base, factor, original = RopeKind.STATIC, 1.0, 1.0, 0
+        if isinstance(op.scaling, DynamicScaling):
+            kind, original = RopeKind.DYNAMIC, op.max_position_embeddings
+            base, factor = _float32(op.base), _float32(op.scaling.factor)
+        made = RopeTableOp(
+            kind=kind,
+            inverse_frequencies=self.weights.constant("inverse_frequencies", frequencies),
+            attention_scaling=_float32(attention_scaling),
+            base=base,
+            factor=factor,
+            original_max_position=original,
+            cosine=_buffer(op.output.cosine),
+            sine=_buffer(op.output.sine),
+        )
+        return EmittedOp(op=made, reads=(), writes=(op.output.cosine, op.output.sine), dtype=DType.FLOAT32)
+
+    def _rms_norm(self, op: ops.RmsNorm) -> EmittedOp:
+        made = RmsNormOp(
+            input=_buffer(op.input),
+            output=_buffer(op.output),
+            weight=self.weights.norm(op.weight),
+            epsilon=_float32(op.epsilon),
+            gather_logit_rows=op.gather_logit_rows,
+        )
+        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=self._activation)
+
+    def _attention(self, op: ops.Attention) -> EmittedOp:
+        norms = [norm for norm in (op.query_norm, op.key_norm) if norm is not None]
+        if len({norm.epsilon for norm in norms}) > 1:
+            raise ValueError(f"the norms of q and k differ in epsilon: {norms[0].epsilon} and {norms[1].epsilon}")
+        made = AttentionOp(
+            layer=op.layer,
+            qkv=_buffer(op.qkv),
+            cosine=_buffer(op.rotary.cosine),
+            sine=_buffer(op.rotary.sine),
+            output=_buffer(op.output),
+            query_norm=self._head_norm(op.query_norm),
+            key_norm=self._head_norm(op.key_norm),
+            norm_epsilon=_float32(norms[0].epsilon) if norms else 0.0,
+            scale=_float32(op.scale),
+            sliding_window=op.window or 0,
+        )
+        reads = (op.qkv, op.rotary.cosine, op.rotary.sine)
+        return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=self._activation)
+
+    def _head_norm(self, norm: ops.HeadNorm | None) -> Vector | None:
+        return None if norm is None else self.weights.norm(norm.weight)
+
+    def _linear(self, op: ops.Linear) -> EmittedOp:
+        parts: list[LinearPart] = []
+        modules: list[LoraPart] = []
+        for weight in op.weights:
+            first = 0
+            for part in weight.parts:
+                last = first + part.outputs
+                bias = self.weights.vector(f"{weight.name}.bias", first, last, weight.outputs) if weight.bias else None
+                parts.append(LinearPart(weight=self.weights.matrix(weight, first, last, op.output.rows), bias=bias))
+                if op.layer is not None:
+                    modules.append(LoraPart(module=module_id(part), out_size=part.outputs))
+                first = last
+        site = None
+        if self._lora and op.layer is not None:
+            site = LoraSite(layer=op.layer, in_size=op.input.width, parts=tuple(modules))
+        epilogue = LinearEpilogue.STORE if op.add_to is None else LinearEpilogue.ADD
+        made = LinearOp(
+            input=_buffer(op.input),
+            output=_buffer(op.output),
+            epilogue=epilogue if op.activation is None else _GATED[op.activation],
+            parts=tuple(parts),
+            lora_site=-1 if site is None else self._num_sites,
+        )
+        self._num_sites += site is not None
+        return EmittedOp(
+            op=made,
+            reads=(op.input,) if op.add_to is None else (op.input, op.add_to),
+            writes=(op.output,),
+            dtype=DType.FLOAT32 if op.activation is None else self._activation,
+            site=site,
+            in_place=op.add_to,
+        )
+
+
+def _buffer(value: Value) -> BufferName:
+    """Every value is a buffer of the same name, until the values that take over others' places are renamed."""
+    return BufferName(value.name)
+
+
+def _float32(value: float) -> float:
+    """As the engine keeps it."""
+    return float(np.float32(value))

@@ -1,0 +1,128 @@
+"""Ops of a program with the values they read and write, before buffers are placed, and the tensors they refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..._core import DType, QuantAlgo, RowKind
+from ..checkpoint.quantization import CHANNEL_SCALE, GROUP_SCALE, ZERO, QuantConfig
+from ..network.ops import Value
+from ..network.weights import LinearWeight, Tensor
+from .plan import LoraSite, Matrix, Op, Quantization, Vector
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class WeightRows:
+    """Rows [first, last) of a checkpoint tensor, the source of a tensor of the engine."""
+
+    tensor: str
+    first: int
+    last: int
+
+
+Compression = Callable[[WeightRows, int], int | None]
+"""Places for exceptions in the compressed panels of rows of k inputs; None: they are not worth compressing."""
+
+
+@dataclass(frozen=True)
+class QuantizedRows:
+    """Rows of a quantised checkpoint tensor with their scales and zero points."""
+
+    rows: WeightRows
+    scales: str
+    zeros: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmittedOp:
+    """An op whose buffers are still named as the values of the network."""
+
+    op: Op
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+    dtype: DType
+    """Of what it writes."""
+    site: LoraSite | None = None
+    in_place: Value | None = None
+    """The value whose buffer its only output takes over."""
+
+    @property
+    def rows(self) -> RowKind:
+        """Of the section that it belongs to: what it writes, or what it reads where it writes nothing."""
+        return (self.writes or self.reads)[0].rows
+
+
+@dataclass
+class Weights:
+    """The engine's tensors that ops refer to, by name, and where they come from."""
+
+    quantization: QuantConfig | None = None
+    compression: Compression | None = None
+    """Of the matrices of linear layers; None: they stay as they are."""
+    matrices: dict[str, tuple[Matrix, WeightRows | QuantizedRows]] = field(default_factory=dict)
+    vectors: dict[str, tuple[Vector, WeightRows | Array]] = field(default_factory=dict)
+
+    def table(self, tensor: Tensor) -> Matrix:
+        """Panels of a weight that is read row by row. A matrix that is a table as well is stored as the table is."""
+        name, (size, k) = str(tensor.name), tensor.shape
+        return self._matrix(name, WeightRows(name, 0, size), size, k, None)
+
+    def matrix(self, weight: LinearWeight, first: int, last: int, rows: RowKind) -> Matrix:
+        """Panels of some rows of the weight of a linear layer. In the head, activations keep their type."""
+        tensor = f"{weight.name}.weight"
+        source = WeightRows(tensor, first, last)
+        how = self.quantization.of_tensor(tensor) if self.quantization is not None else None
+        if how is None:
+            return self._matrix(tensor, source, weight.outputs, weight.inputs, self.compression)
+        assert self.quantization is not None
+        algo, group_size = how.quant_algo, how.group_size
+        if algo is not QuantAlgo.W4A16:
+            w8a8 = self.quantization.quant_algo is QuantAlgo.W8A8 and rows is RowKind.TOKENS
+            algo = QuantAlgo.W8A8 if w8a8 else QuantAlgo.W8A16
+        matrix = Matrix(
+            tensor=_rows_name(source, weight.outputs),
+            n=last - first,
+            k=weight.inputs,
+            quantization=Quantization(algo=algo, group_size=group_size or 0, zero_points=how.has_zero_point),
+        )
+        scales = f"{weight.name}.{CHANNEL_SCALE if group_size is None else GROUP_SCALE}"
+        zeros = f"{weight.name}.{ZERO}" if how.has_zero_point else None
+        self.matrices[matrix.tensor] = (matrix, QuantizedRows(source, scales, zeros))
+        return matrix
+
+    def vector(self, tensor: str, first: int, last: int, size: int) -> Vector:
+        """Some of the `size` elements of a one-dimensional weight."""
+        source = WeightRows(tensor, first, last)
+        vector = Vector(tensor=_rows_name(source, size), size=last - first)
+        self.vectors[vector.tensor] = (vector, source)
+        return vector
+
+    def norm(self, tensor: Tensor) -> Vector:
+        """The weight of a norm."""
+        (size,) = tensor.shape
+        return self.vector(str(tensor.name), 0, size, size)
+
+    def constant(self, name: str, value: Array) -> Vector:
+        """A constant as a vector of the engine."""
+        flat = np.ascontiguousarray(value, np.float32).reshape(-1)
+        vector = Vector(tensor=name, size=flat.size)
+        self.vectors[name] = (vector, flat)
+        return vector
+
+    def _matrix(self, tensor: str, source: WeightRows, size: int, k: int, compression: Compression | None) -> Matrix:
+        name = _rows_name(source, size)
+        if name not in self.matrices:
+            exceptions = None if compression is None else compression(source, k)
+            matrix = Matrix(tensor=name, n=source.last - source.first, k=k, exceptions=exceptions)
+            self.matrices[name] = (matrix, source)
+        return self.matrices[name][0]
+
+
+def _rows_name(rows: WeightRows, size: int) -> str:
+    return rows.tensor if (rows.first, rows.last) == (0, size) else f"{rows.tensor}[{rows.first}:{rows.last}]"

@@ -1,0 +1,59 @@
+"""What the layers of many families have in common."""
+
+from __future__ import annotations
+
+from ..checkpoint.config import CheckpointConfig
+from ..network.network import Network
+from ..network.ops import Activation, Value
+from ..network.weights import Part, Split, whole
+
+MODEL = "model"
+"""The decoder in a ...ForCausalLM."""
+
+
+def qkv_parts(c: CheckpointConfig, prefix: str) -> tuple[Part, ...]:
+    """q_proj, k_proj and v_proj of `prefix`."""
+    heads, kv_heads, size = c.num_attention_heads, c.num_key_value_heads, c.head_size
+    return (
+        whole(f"{prefix}.q_proj", "attn_q", heads * size, heads),
+        whole(f"{prefix}.k_proj", "attn_k", kv_heads * size, kv_heads),
+        whole(f"{prefix}.v_proj", "attn_v", kv_heads * size, kv_heads),
+    )
+
+
+def gated_mlp(net: Network, c: CheckpointConfig, x: Value, prefix: str, activation: Activation) -> Value:
+    """activation(gate_proj(x)) * up_proj(x), the input of down_proj."""
+    gate, up = (
+        net.weight(x, name, [whole(f"{prefix}.{source}", module, c.intermediate_size)], bias=c.mlp_bias)
+        for name, source, module in (("mlp.fc", "gate_proj", "mlp_h_to_4h"), ("mlp.gate", "up_proj", "mlp_gate"))
+    )
+    return net.gated(x, gate, up, activation)
+
+
+def declare_llama_like(net: Network, c: CheckpointConfig) -> None:
+    """The network of Llama and of families that differ from it in features of CheckpointConfig alone."""
+    x = net.embedding(f"{MODEL}.embed_tokens")
+    rotary = net.rotary()
+    for layer in net.layers():
+        p = f"{MODEL}.layers.{layer}"
+        with net.scope("attention"):
+            h = net.rms_norm(x, f"{p}.input_layernorm", "input_layernorm")
+            qkv = net.linear(h, "attention.qkv", qkv_parts(c, f"{p}.self_attn"), split=Split.COLUMN, bias=c.attn_bias)
+            norms = {}
+            if c.qk_layernorm:
+                norms = {
+                    "query_norm": net.head_norm(f"{p}.self_attn.q_norm", "attention.q_layernorm"),
+                    "key_norm": net.head_norm(f"{p}.self_attn.k_norm", "attention.k_layernorm"),
+                }
+            attended = net.attention(qkv, rotary, window=c.window_of(layer), **norms)
+            dense = whole(f"{p}.self_attn.o_proj", "attn_dense", c.hidden_size)
+            x = net.linear(attended, "attention.dense", [dense], split=Split.ROW, bias=c.attn_dense_bias, add_to=x)
+        with net.scope("mlp"):
+            h = net.rms_norm(x, f"{p}.post_attention_layernorm", "post_layernorm")
+            h = gated_mlp(net, c, h, f"{p}.mlp", Activation.SILU)
+            down = whole(f"{p}.mlp.down_proj", "mlp_4h_to_h", c.hidden_size)
+            x = net.linear(h, "mlp.proj", [down], split=Split.ROW, bias=c.mlp_bias, add_to=x)
+    with net.scope("head"):
+        net.lm_head(
+            net.rms_norm(x, f"{MODEL}.norm", "transformer.ln_f", logit_rows=True), "lm_head", f"{MODEL}.embed_tokens"
+        )

@@ -1,0 +1,120 @@
+"""Where adapters act in a network: its linear layers, and what paths of a PEFT adapter mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ..._core import lora_modules
+from .network import Network
+from .ops import Linear
+from .weights import LinearWeight, Part
+
+_MODULES = {info.name: info for info in lora_modules()}
+# Modules that consist of others, by those.
+_FUSED = {tuple(sorted(info.parts)): info.name for info in lora_modules() if len(info.parts) > 1}
+
+
+@dataclass(frozen=True)
+class AdaptedModule:
+    """What a linear layer of the Hugging Face model is to adapters."""
+
+    layer: int
+    module: str
+    """In adaptrt._core.lora_modules()."""
+    in_size: int
+    out_size: int
+    rows: tuple[range, ...]
+    """Where the outputs, in the module's order, are among those of the Hugging Face layer."""
+    transposed: bool
+    """The Hugging Face model holds it as a Conv1D, [in, out]."""
+
+
+@dataclass(frozen=True)
+class AdapterSite:
+    """Linear layers over one input, which adapters change together."""
+
+    layer: int
+    in_size: int
+    weights: tuple[LinearWeight, ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of the output, in order."""
+        return tuple(part for weight in self.weights for part in weight.parts)
+
+
+def adapter_sites(network: Network) -> list[AdapterSite]:
+    """In the order of execution."""
+    return [
+        AdapterSite(op.layer, op.input.width, op.weights)
+        for op in network.ops
+        if isinstance(op, Linear) and op.layer is not None
+    ]
+
+
+def module_id(part: Part) -> int:
+    """TensorRT-LLM's id of the module that a part of an adapter site is."""
+    assert part.module is not None
+    return int(_MODULES[part.module].id)
+
+
+class AdaptedModules:
+    """The linear layers of a model that adapters can change."""
+
+    def __init__(self, network: Network) -> None:
+        self.num_layers: Final = network.config.num_hidden_layers
+        self.by_path: Final[Mapping[str, AdaptedModule]] = dict(_adapted_modules(network))
+        """By their paths in the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
+        self._by_bare_path = {path.partition(".")[2]: module for path, module in self.by_path.items()}
+        self._parts: dict[tuple[int, str], tuple[int, int, int]] = {
+            (site.layer, part.module): (number, site.in_size, part.outputs)
+            for number, site in enumerate(adapter_sites(network))
+            for part in site.parts
+            if part.module is not None
+        }
+
+    def find(self, path: str) -> AdaptedModule | None:
+        """The linear layer at a path, which may be one within the decoder, such as layers.0.self_attn.q_proj."""
+        return self.by_path.get(path) or self._by_bare_path.get(path)
+
+    def sizes_of(self, layer: int, module: str) -> tuple[int, int] | None:
+        """(in, out) of a module of a layer, fused ones included; None for one that the layer does not have."""
+        parts = [self._parts.get((layer, part)) for part in _MODULES[module].parts]
+        found = [part for part in parts if part is not None]
+        if len(found) != len(parts) or len({site for site, _, _ in found}) != 1:
+            return None
+        return found[0][1], sum(outputs for _, _, outputs in found)
+
+
+def _adapted_modules(network: Network) -> Iterator[tuple[str, AdaptedModule]]:
+    for site in adapter_sites(network):
+        by_source: dict[str, list[Part]] = {}
+        for part in site.parts:
+            by_source.setdefault(part.source, []).append(part)
+        for source, parts in by_source.items():
+            named = {part.module: part for part in parts if part.module is not None}
+            module = next(iter(named)) if len(named) == 1 else _FUSED[tuple(sorted(named))]
+            ordered = [named[name] for name in _MODULES[module].parts]
+            yield (
+                source,
+                AdaptedModule(
+                    layer=site.layer,
+                    module=module,
+                    in_size=site.in_size,
+                    out_size=sum(part.outputs for part in ordered),
+                    rows=_joined(ordered),
+                    transposed=parts[0].transposed,
+                ),
+            )
+
+
+def _joined(parts: list[Part]) -> tuple[range, ...]:
+    joined: list[range] = []
+    for rows in (rows for part in parts for rows in part.rows):
+        if joined and joined[-1].stop == rows.start:
+            joined[-1] = range(joined[-1].start, rows.stop)
+        else:
+            joined.append(rows)
+    return tuple(joined)

@@ -1,0 +1,124 @@
+"""Which tensors a network has: in a Hugging Face model, and in each rank of a checkpoint (layout: docs/formats.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..checkpoint.planned_tensor import PlannedTensor, Slice
+from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
+from .network import Network
+from .ops import Attention, Embedding, Linear, RmsNorm
+from .weights import LinearWeight, Part, Split, Tensor
+
+
+@dataclass(frozen=True)
+class TiedLmHead:
+    """Names of tensors of a Hugging Face model of which the first need not be there."""
+
+    lm_head: str
+    embedding: str
+
+
+def tied_lm_head(network: Network) -> TiedLmHead | None:
+    """Those of a model whose embedding serves as lm_head."""
+    for weight in _weights(network):
+        if isinstance(weight, LinearWeight) and weight.tied_to is not None:
+            return TiedLmHead(f"{weight.parts[0].source}.weight", weight.tied_to.source)
+    return None
+
+
+def hf_tensor_shapes(network: Network) -> dict[str, tuple[int, ...]]:
+    """Every tensor that the Hugging Face model must hold, with its shape."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for weight in _weights(network):
+        if isinstance(weight, Tensor):
+            shapes[weight.source] = weight.shape
+            continue
+        if weight.tied_to is not None:
+            continue
+        for part in weight.parts:
+            matrix = (part.source_outputs, weight.inputs)
+            shapes[f"{part.source}.weight"] = matrix[::-1] if part.transposed else matrix
+            if weight.bias:
+                shapes[f"{part.source}.bias"] = (part.source_outputs,)
+    return shapes
+
+
+def plan_rank(network: Network, rank: int) -> list[PlannedTensor]:
+    """The tensors of rank{N}.safetensors, in the order of the file.
+
+    Layers are numbered from 0 within each pipeline rank, as TensorRT-LLM does it.
+    """
+    mapping = network.config.mapping
+    pp_rank, tp_rank = divmod(rank, mapping.tp_size)
+    layers_per_rank = network.config.num_hidden_layers // mapping.pp_size
+    first_layer = pp_rank * layers_per_rank
+    planned: dict[str, PlannedTensor] = {}
+    before_layers = True
+    for weight in _weights(network):
+        layer = weight.name.layer
+        before_layers = before_layers and layer is None
+        if layer is not None:
+            is_here = first_layer <= layer < first_layer + layers_per_rank
+        else:
+            is_here = pp_rank == (0 if before_layers else mapping.pp_size - 1)
+        if not is_here:
+            continue
+        name = weight.name.in_layer((layer or 0) - first_layer)
+        for tensor in _plan(network, weight, name, tp_rank):
+            planned.setdefault(tensor.name, tensor)
+    return list(planned.values())
+
+
+def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
+    for op in network.ops:
+        if isinstance(op, Embedding):
+            yield op.table
+        elif isinstance(op, RmsNorm):
+            yield op.weight
+        elif isinstance(op, Attention):
+            yield from (norm.weight for norm in (op.query_norm, op.key_norm) if norm is not None)
+        elif isinstance(op, Linear):
+            yield from op.weights
+
+
+def _plan(network: Network, weight: Tensor | LinearWeight, name: str, tp_rank: int) -> Iterator[PlannedTensor]:
+    if isinstance(weight, Tensor):
+        yield PlannedTensor(name, weight.shape, (Slice(weight.source, range(weight.shape[0])),))
+    elif f"{name}.weight" == EMBEDDING:
+        return  # lm_head where the embedding's tensor is its own
+    elif f"{name}.weight" == LM_HEAD:
+        yield _plan_lm_head(network, weight, tp_rank)
+    else:
+        yield from _plan_linear(weight, name, network.config.mapping.tp_size, tp_rank)
+
+
+def _plan_linear(weight: LinearWeight, name: str, tp_size: int, tp_rank: int) -> Iterator[PlannedTensor]:
+    inputs = None
+    width = weight.inputs
+    pieces = [(part, part.rows) for part in weight.parts]
+    if weight.split is Split.ROW:
+        width //= tp_size
+        inputs = range(width * tp_rank, width * (tp_rank + 1))
+    else:
+        pieces = [(part, part.cut(tp_size, tp_rank)) for part in weight.parts]
+    outputs = sum(len(rows) for _, pieces_of_part in pieces for rows in pieces_of_part)
+    yield PlannedTensor(f"{name}.weight", (outputs, width), tuple(_slices(pieces, "weight", inputs)))
+    if weight.bias:
+        yield PlannedTensor(f"{name}.bias", (outputs,), tuple(_slices(pieces, "bias", None)))
+
+
+def _slices(pieces: list[tuple[Part, tuple[range, ...]]], kind: str, columns: range | None) -> Iterator[Slice]:
+    for part, ranges in pieces:
+        for rows in ranges:
+            yield Slice(f"{part.source}.{kind}", rows, columns, part.transposed and kind == "weight")
+
+
+def _plan_lm_head(network: Network, weight: LinearWeight, tp_rank: int) -> PlannedTensor:
+    """Split by outputs, after the vocabulary was padded with zero rows to a multiple of tp_size."""
+    vocab_size, tp_size = network.config.vocab_size, network.config.mapping.tp_size
+    rows = -(-vocab_size // tp_size)
+    real = range(min(rows * tp_rank, vocab_size), min(rows * (tp_rank + 1), vocab_size))
+    source = f"{weight.parts[0].source}.weight" if weight.tied_to is None else weight.tied_to.source
+    return PlannedTensor(LM_HEAD, (rows, weight.inputs), (Slice(source, real),), rows - len(real))

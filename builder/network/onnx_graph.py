@@ -1,0 +1,79 @@
+"""The ONNX graph of a network: for TensorRT, for Netron, and for onnx.reference, which evaluates it as an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+
+from ..checkpoint.rotary import DynamicScaling
+from .graph import GraphBuilder, StoredTensor
+from .inputs import StepInputs, declare_inputs, kv_pool_out_name, kv_pool_shape
+from .network import Network
+from .onnx_attention import attention
+from .onnx_linear import Adaptation, linear
+from .onnx_rotary import rotary_table
+from .onnx_rows import embedding, rms_norm
+from .onnx_values import Values
+from .ops import Attention, Embedding, Op, RmsNorm, Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """What a graph is made with beside the network."""
+
+    tokens_per_block: int = 32
+    max_lora_rank: int | None = None
+    """The largest rank of adapters; None: the graph takes none."""
+    dora: bool = False
+    """Whether adapters may have DoRA magnitudes."""
+
+
+def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: NetworkOptions) -> onnx.ModelProto:
+    """The graph of one engine step. `weights` are the checkpoint's tensors by name.
+
+    The residual stream, norms and logits are float32; what is multiplied with a weight is of the checkpoint's
+    dtype. Outputs are logits float32[R, vocab_size] and the KV pools.
+    """
+    config = network.config
+    graph = GraphBuilder(weights, config.dtype, config.quantization)
+    inputs = declare_inputs(
+        graph,
+        config,
+        tokens_per_block=options.tokens_per_block,
+        prompt_lengths=any(isinstance(op, Rotary) and isinstance(op.scaling, DynamicScaling) for op in network.ops),
+        lora=options.max_lora_rank is not None,
+    )
+    adaptation = None
+    if inputs.lora is not None and options.max_lora_rank is not None:
+        adaptation = Adaptation(inputs.lora, inputs.sequence_offsets, options.max_lora_rank, options.dora)
+    values: Values = {}
+    for op in network.ops:
+        with graph.scope(op.scope):
+            _emit(graph, values, op, inputs, adaptation)
+        if isinstance(op, Attention):
+            graph.output(
+                values[kv_pool_out_name(op.layer)],
+                kv_pool_out_name(op.layer),
+                kv_pool_shape(config, options.tokens_per_block),
+            )
+    assert network.logits is not None
+    with graph.scope(network.ops[-1].scope):
+        logits = graph.cast(values[network.logits.name], TensorProto.FLOAT)
+    graph.output(logits, "logits", ("num_logit_rows", config.vocab_size))
+    return graph.model(config.architecture)
+
+
+def _emit(graph: GraphBuilder, values: Values, op: Op, inputs: StepInputs, adaptation: Adaptation | None) -> None:
+    if isinstance(op, Embedding):
+        embedding(graph, values, op, inputs)
+    elif isinstance(op, Rotary):
+        rotary_table(graph, values, op, inputs)
+    elif isinstance(op, RmsNorm):
+        rms_norm(graph, values, op, inputs)
+    elif isinstance(op, Attention):
+        attention(graph, values, op, inputs)
+    else:
+        linear(graph, values, op, adaptation)

@@ -1,0 +1,58 @@
+"""Linear layers and the adapters that act on them, in ONNX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from ...plugins import DORA, LORA
+from .adapter_sites import module_id
+from .graph import GraphBuilder, Value
+from .inputs import LoraInputs
+from .onnx_values import Values
+from .ops import Linear
+from .weight_matrix import weight_matrix
+from .weights import LinearWeight
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """How adapters act on the layers of a network."""
+
+    inputs: LoraInputs
+    sequence_offsets: Value
+    max_rank: int
+    dora: bool
+
+    def apply(self, graph: GraphBuilder, layer: int, weight: LinearWeight, x: Value, base: Value) -> Value:
+        """`base` as the adapters change it."""
+        attributes = {
+            "layer": layer,
+            "module_ids": [module_id(part) for part in weight.parts],
+            "out_sizes": [part.outputs for part in weight.parts],
+            "max_rank": self.max_rank,
+        }
+        tables = [self.sequence_offsets, self.inputs.adapter_slots, self.inputs.ranks, self.inputs.pointers]
+        (y,) = graph.plugin(DORA if self.dora else LORA, [x, base, *tables], **attributes)
+        return y
+
+
+def linear(graph: GraphBuilder, values: Values, op: Linear, adaptation: Adaptation | None) -> None:
+    """x W^T, changed by the adapters, plus the bias; then what follows it."""
+    x = values[op.input.name]
+    y, *others = [_product(graph, x, weight, op.layer, adaptation) for weight in op.weights]
+    if op.activation is not None:
+        y = graph.node("Mul", [graph.node("Mul", [y, graph.node("Sigmoid", [y])]), *others])
+    if op.add_to is not None:
+        y = graph.node("Add", [values[op.add_to.name], graph.cast(y, TensorProto.FLOAT)])
+    values[op.output.name] = y
+
+
+def _product(
+    graph: GraphBuilder, x: Value, weight: LinearWeight, layer: int | None, adaptation: Adaptation | None
+) -> Value:
+    y = graph.node("Gemm", [x, weight_matrix(graph, str(weight.name))], transB=1)
+    if adaptation is not None and layer is not None:
+        y = adaptation.apply(graph, layer, weight, x, y)
+    return graph.node("Add", [y, graph.weight(f"{weight.name}.bias")]) if weight.bias else y

@@ -1,0 +1,8 @@
+"""What the values of a network are in its ONNX graph."""
+
+from __future__ import annotations
+
+from .graph import Value
+
+Values = dict[str, Value]
+"""By the names of ops.Value."""

@@ -1,0 +1,119 @@
+"""The vocabulary in which families declare their networks: what each op reads, writes, and names of weights.
+
+Everything that is known of a network follows from its ops: a checkpoint's tensors (checkpoint_tensors.py), where
+adapters act (adapter_sites.py), the native program (builder/compile/emit.py) and the ONNX graph (onnx_graph.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ..._core import RowKind
+from ..checkpoint.rotary import RotaryScaling
+from .weights import LinearWeight, Tensor
+
+
+@dataclass(frozen=True)
+class Value:
+    """What an op makes, a row a token or a row of logits."""
+
+    name: str
+    width: int
+    rows: RowKind = RowKind.TOKENS
+
+
+@dataclass(frozen=True)
+class RotaryTable:
+    """Cosines and sines of a step's positions, half as wide as what is rotated."""
+
+    cosine: Value
+    sine: Value
+
+
+class Activation(Enum):
+    """Functions between the linear layers of an MLP."""
+
+    SILU = "silu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """output = table[token]."""
+
+    scope: str
+    output: Value
+    table: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """The angles position * inverse frequency of the pairs of a head's first `size` elements."""
+
+    scope: str
+    output: RotaryTable
+    size: int
+    base: float
+    scaling: RotaryScaling | None
+    max_position_embeddings: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsNorm:
+    """output = x / sqrt(mean(x^2) + epsilon) * weight."""
+
+    scope: str
+    input: Value
+    output: Value
+    weight: Tensor
+    epsilon: float
+    gather_logit_rows: bool
+    """The output has a row for each row of logits, made of that row of the input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadNorm:
+    """An RMS norm of each head of q or k, before rotation."""
+
+    weight: Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Causal attention of one layer over [q | k | v], with the layer's KV pool."""
+
+    scope: str
+    layer: int
+    qkv: Value
+    rotary: RotaryTable
+    output: Value
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    window: int | None
+    """A token sees itself and the window - 1 tokens before it; None: all of them."""
+    query_norm: HeadNorm | None
+    key_norm: HeadNorm | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """output = input W^T + bias, one weight's outputs after another's.
+
+    With `activation` there are two weights of one width, and output = activation(first) * second. With `add_to` the
+    result is added to that value, whose place the output takes.
+    """
+
+    scope: str
+    input: Value
+    output: Value
+    weights: tuple[LinearWeight, ...]
+    layer: int | None
+    """None: beyond the decoder layers, where adapters do not act."""
+    activation: Activation | None
+    add_to: Value | None
+
+
+Op = Embedding | Rotary | RmsNorm | Attention | Linear

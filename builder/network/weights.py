@@ -1,0 +1,131 @@
+"""The weights that a family's declaration names: their tensors in a Hugging Face model and in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+@dataclass(frozen=True)
+class TensorName:
+    """A tensor's name in a checkpoint, `transformer.layers.{layer}.{name}` in a decoder layer."""
+
+    name: str
+    layer: int | None = None
+
+    def in_layer(self, number: int) -> str:
+        """The name where this layer has another number, as in a pipeline rank."""
+        return self.name if self.layer is None else f"transformer.layers.{number}.{self.name}"
+
+    def __str__(self) -> str:
+        return self.name if self.layer is None else self.in_layer(self.layer)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that every rank has whole: of an embedding or a norm."""
+
+    name: TensorName
+    source: str
+    """Its name in a Hugging Face model."""
+    shape: tuple[int, ...]
+
+
+class Split(Enum):
+    """What tensor parallelism cuts of a linear layer."""
+
+    COLUMN = auto()
+    """The outputs: the weight's rows, and the bias."""
+    ROW = auto()
+    """The inputs: the weight's columns. The bias is whole, since it is added once, to the ranks' sum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Outputs of a linear layer that one module of adapters changes.
+
+    They are rows of a linear layer of the Hugging Face model, `source`.weight [source_outputs, in] and `source`.bias.
+    """
+
+    source: str
+    module: str | None
+    """Its name in adaptrt._core.lora_modules(); None: adapters do not act on it."""
+    outputs: int
+    units: int
+    """Into how many pieces tensor parallelism can cut the outputs: heads, say."""
+    rows: tuple[range, ...]
+    """The rows of the source, in the order of the outputs."""
+    source_outputs: int
+    transposed: bool = False
+    """The source is a Conv1D of transformers, whose weight is [in, out]."""
+
+    def cut(self, tp_size: int, tp_rank: int) -> tuple[range, ...]:
+        """The rows of the source that a rank has. With fewer units than ranks, ranks share one."""
+        ranks_per_unit = max(1, tp_size // self.units)
+        share = self.outputs // (tp_size // ranks_per_unit)
+        first = share * (tp_rank // ranks_per_unit)
+        return rows_between(self.rows, first, first + share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearWeight:
+    """W [sum of the parts' outputs, in] of a checkpoint, and its bias."""
+
+    name: TensorName
+    """Without `.weight` and `.bias`."""
+    parts: tuple[Part, ...]
+    inputs: int
+    split: Split
+    bias: bool
+    tied_to: Tensor | None = None
+    """The embedding whose values the weight has in the Hugging Face model."""
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the weight."""
+        return sum(part.outputs for part in self.parts)
+
+
+def whole(source: str, module: str | None, outputs: int, units: int | None = None, **settings: bool) -> Part:
+    """A part that is a linear layer of the Hugging Face model; without `units` every output may be cut off."""
+    return Part(
+        source=source,
+        module=module,
+        outputs=outputs,
+        units=outputs if units is None else units,
+        rows=(range(outputs),),
+        source_outputs=outputs,
+        **settings,
+    )
+
+
+def stacked(source: str, parts: Sequence[tuple[str, int, int]], **settings: bool) -> tuple[Part, ...]:
+    """The parts (module, outputs, units) of one linear layer that has them below one another."""
+    total = sum(outputs for _, outputs, _ in parts)
+    found = []
+    first = 0
+    for module, outputs, units in parts:
+        rows = (range(first, first + outputs),)
+        found.append(
+            Part(
+                source=source, module=module, outputs=outputs, units=units, rows=rows, source_outputs=total, **settings
+            )
+        )
+        first += outputs
+    return tuple(found)
+
+
+def rows_between(rows: Sequence[range], first: int, last: int) -> tuple[range, ...]:
+    """Outputs [first, last) of those that `rows` lists, with neighbours joined."""
+    found: list[range] = []
+    for piece in rows:
+        begin, end = max(first, 0), min(last, len(piece))
+        if begin < end:
+            taken = piece[begin:end]
+            if found and found[-1].stop == taken.start:
+                taken = range(found.pop().start, taken.stop)
+            found.append(taken)
+        first -= len(piece)
+        last -= len(piece)
+    return tuple(found)

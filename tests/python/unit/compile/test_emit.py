@@ -1,0 +1,192 @@
+"""What a network's ops become in the native program and in the ONNX graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaptrt._core import LinearEpilogue, QuantAlgo, RopeKind, RowKind
+from adaptrt.builder.checkpoint.quantization import QuantConfig
+from adaptrt.builder.checkpoint.rotary import LinearScaling
+from adaptrt.builder.compile.checkpoint import Checkpoint
+from adaptrt.builder.compile.emit import emit
+from adaptrt.builder.compile.plan import AttentionOp, EmbeddingOp, KeepLogitRowsOp, LinearOp, RmsNormOp, RopeTableOp
+from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.builder.models.registry import declare
+from adaptrt.builder.network import ops
+from adaptrt.builder.network.network import Network
+from adaptrt.builder.network.onnx_graph import onnx_graph
+from adaptrt.builder.network.weights import Split, whole
+from support.engines import ADAPTABLE, compile_model, make_checkpoint
+from support.models import ModelSpec, save_model
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    spec = ModelSpec(family="qwen3", extra=(("attention_bias", True),))
+    return Checkpoint.open(make_checkpoint(spec, tmp_path_factory.mktemp("emit")))
+
+
+def test_a_layer_becomes_seven_ops(checkpoint: Checkpoint) -> None:
+    program = compile_model(checkpoint).program
+    to_attention, after = [RmsNormOp, LinearOp, AttentionOp], [LinearOp, RmsNormOp, LinearOp, LinearOp]
+    assert [type(op) for op in program.body] == [
+        EmbeddingOp,
+        RopeTableOp,
+        *to_attention,
+        *after,
+        *to_attention,
+        KeepLogitRowsOp,
+        *after,
+    ]
+    assert [type(op) for op in program.head] == [RmsNormOp, LinearOp]
+    linears = [op for op in program.body if isinstance(op, LinearOp)][:4]
+    store, add, silu_mul = LinearEpilogue.STORE, LinearEpilogue.ADD, LinearEpilogue.SILU_MUL
+    assert [op.epilogue for op in linears] == [store, add, silu_mul, add]
+    assert [len(op.parts) for op in linears] == [3, 1, 2, 1]
+    assert all(part.bias is not None for op in linears[:2] for part in op.parts)
+    assert program.head[0].gather_logit_rows
+    attention = program.body[4]
+    assert attention.query_norm.tensor == "transformer.layers.0.attention.q_layernorm.weight"
+
+
+def test_rows_of_logits_are_kept_of_what_the_last_layer_still_reads(checkpoint: Checkpoint) -> None:
+    program = compile_model(checkpoint).program
+    at = next(at for at, op in enumerate(program.body) if isinstance(op, KeepLogitRowsOp))
+    attention, dense = program.body[at - 1], program.body[at + 1]
+    assert set(program.body[at].buffers) == {attention.output, dense.output}
+    assert dense.output == program.head[0].input
+
+
+def test_sites_are_in_the_order_of_execution_with_the_modules_as_parts(checkpoint: Checkpoint) -> None:
+    program = compile_model(checkpoint).program
+    assert program.lora is not None
+    assert [[part.module for part in site.parts] for site in program.lora.sites] == [[1, 2, 3], [4], [5, 7], [6]] * 2
+    assert [site.layer for site in program.lora.sites] == [0] * 4 + [1] * 4
+    assert [op.lora_site for op in program.body if isinstance(op, LinearOp)] == list(range(8))
+    assert program.head[1].lora_site == -1
+
+
+def test_an_engine_without_adapters_has_no_sites(checkpoint: Checkpoint) -> None:
+    program = compile_model(checkpoint, lora=None).program
+    assert program.lora is None
+    assert {op.lora_site for op in program.body if isinstance(op, LinearOp)} == {-1}
+    with_adapters = compile_model(checkpoint).program
+    assert len(program.body) == len(with_adapters.body)
+
+
+def test_live_buffers_are_disjoint_and_sharing_saves_most_of_the_arena(checkpoint: Checkpoint) -> None:
+    compiled = compile_model(checkpoint)
+    assert compiled.arena.num_bytes < 0.5 * compiled.arena.unshared_bytes
+    program = compiled.program
+    logits = [buffer for buffer in program.buffers if buffer.rows is RowKind.LOGITS]
+    assert {buffer.width for buffer in logits} == {36, 61}
+    assert program.arena_bytes == compiled.arena.num_bytes
+
+
+def test_dynamic_rotary_scaling(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    spec = ModelSpec(max_position_embeddings=96, extra=(("rope_parameters", rope),))
+    table = compile_model(Checkpoint.open(make_checkpoint(spec, tmp_path))).program.body[1]
+    assert isinstance(table, RopeTableOp)
+    assert (table.kind, table.base, table.factor, table.original_max_position) == (RopeKind.DYNAMIC, 1e4, 2.0, 96)
+
+
+def test_quantised_weights_keep_how_they_were_made(tmp_path: Path) -> None:
+    save_model(ModelSpec(intermediate_size=38), tmp_path / "model")
+    how = QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=32, has_zero_point=True)
+    convert_checkpoint(tmp_path / "model", tmp_path / "checkpoint", quantization=how)
+    program = compile_model(Checkpoint.open(tmp_path / "checkpoint")).program
+    found = [part.weight.quantization for op in program.body if isinstance(op, LinearOp) for part in op.parts]
+    assert all(quantization is not None for quantization in found)
+    assert {(q.algo, q.group_size, q.zero_points) for q in found if q} == {(QuantAlgo.W4A16, 32, True)}
+    head = program.head[1].parts[0].weight.quantization
+    assert (head.algo, head.group_size, head.zero_points) == (QuantAlgo.W8A16, 0, False)
+
+
+def other_values(value: Any) -> list[Any]:
+    """What a field could have been instead."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1]
+    if isinstance(value, float):
+        return [value * 1.5]
+    if value is None:
+        return [LinearScaling(factor=4.0), 3]
+    if isinstance(value, ops.HeadNorm):
+        return [None, dataclasses.replace(value, epsilon=0.5)]
+    if isinstance(value, ops.Value):
+        return [dataclasses.replace(value, name="stranger")]
+    if isinstance(value, ops.RotaryTable):
+        return [ops.RotaryTable(value.sine, value.cosine)]
+    return []
+
+
+# What an op says for one of the two alone: scopes name the graph's nodes, and the program's attention reads head counts
+# from the shape of the model.
+ONE_ALONE = {"scope", "num_heads", "num_kv_heads", "head_size", "layer"}
+# Read for dynamic scaling alone: test_dynamic_rotary_scaling.
+NEITHER = {"max_position_embeddings"}
+
+
+def mutants(network: Network) -> Iterator[tuple[str, Network]]:
+    for at, op in enumerate(network.ops):
+        for field in dataclasses.fields(op):
+            for value in () if field.name in NEITHER else other_values(getattr(op, field.name)):
+                changed = Network(network.config)
+                changed.ops.extend(network.ops)
+                changed.ops[at] = dataclasses.replace(op, **{field.name: value})
+                changed.logits = network.logits
+                yield f"{type(op).__name__}.{field.name} = {value}", changed
+
+
+def test_every_field_of_every_op_reaches_the_program_and_the_graph(checkpoint: Checkpoint) -> None:
+    """A field that is overlooked would make a wrong engine in silence."""
+
+    def program(network: Network) -> Any:
+        emitted = emit(network, lora=True)
+        constants = {
+            name: source.tolist()
+            for name, (_, source) in emitted.weights.vectors.items()
+            if isinstance(source, np.ndarray)
+        }
+        return emitted.body, emitted.head, emitted.sites, constants
+
+    def graph(network: Network) -> bytes:
+        return bytes(onnx_graph(network, checkpoint.stored_tensors(), ADAPTABLE).SerializeToString())
+
+    before = program(checkpoint.network), graph(checkpoint.network)
+    tried = set()
+    for name, changed in mutants(checkpoint.network):
+        found = []
+        for make, was in zip((program, graph), before, strict=True):
+            try:
+                found.append(make(changed) != was)
+            except (LookupError, AttributeError, TypeError, ValueError, AssertionError):
+                found.append(True)  # refused is as good
+        field = name.partition(" ")[0]
+        tried.add(field)
+        assert any(found) if field.partition(".")[2] in ONE_ALONE else all(found), name
+    assert {"Linear.add_to", "Attention.window", "RmsNorm.epsilon", "Rotary.base", "Embedding.output"} <= tried
+
+
+def test_a_value_that_was_added_to_cannot_be_read_again(checkpoint: Checkpoint) -> None:
+    network = Network(checkpoint.config)
+    x = network.embedding("model.embed_tokens")
+    for layer in network.layers():
+        h = network.rms_norm(x, f"model.layers.{layer}.norm", "input_layernorm")
+        part = whole("model.layers.0.proj", "attn_dense", checkpoint.config.hidden_size)
+        network.linear(h, "attention.dense", [part], split=Split.ROW, add_to=x)
+        with pytest.raises(ValueError, match="is read after something was added to it"):
+            network.rms_norm(x, f"model.layers.{layer}.norm", "post_layernorm")
+        break
+
+
+def test_what_a_family_declares_depends_on_its_config_alone(checkpoint: Checkpoint) -> None:
+    assert declare(checkpoint.config).ops == declare(checkpoint.config).ops

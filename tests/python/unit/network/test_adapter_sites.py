@@ -1,0 +1,65 @@
+"""Where adapters act: what follows from a network for engines, for its graph, and for paths of PEFT adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from onnx import helper
+
+from adaptrt.builder.compile.checkpoint import Checkpoint
+from adaptrt.builder.network.adapter_sites import AdaptedModules, adapter_sites, module_id
+from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
+from support.engines import LORA, compile_model, make_checkpoint
+from support.models import ModelSpec
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_sites_are_those_of_the_engine_and_the_nodes_of_the_graph(tmp_path: Path, dora: bool) -> None:
+    spec = ModelSpec(family="qwen3", extra=(("attention_bias", True),))
+    opened = Checkpoint.open(make_checkpoint(spec, tmp_path))
+    sites = adapter_sites(opened.network)
+    expected = [(site.layer, site.in_size, module_id(part), part.outputs) for site in sites for part in site.parts]
+    lora = compile_model(opened, type(LORA)(max_rank=8, dora_enabled=dora, target_modules=())).program.lora
+    assert lora is not None
+    assert expected == [
+        (site.layer, site.in_size, part.module, part.out_size) for site in lora.sites for part in site.parts
+    ]
+    graph = onnx_graph(
+        opened.network, opened.stored_tensors(), NetworkOptions(tokens_per_block=4, max_lora_rank=8, dora=dora)
+    ).graph
+    nodes = [node for node in graph.node if node.op_type == ("Dora" if dora else "Lora")]
+    found = []
+    for node, weight in zip(nodes, (weight for site in sites for weight in site.weights), strict=True):
+        attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+        parts = zip(attributes["module_ids"], attributes["out_sizes"], strict=True)
+        found += [(attributes["layer"], weight.inputs, module, size) for module, size in parts]
+        gemm = next(made for made in graph.node if made.output[0] == node.input[1])
+        assert gemm.input[1] == f"{weight.name}.weight"
+        assert opened.reader.specs[gemm.input[1]].shape == (weight.outputs, weight.inputs)
+    assert found == expected
+    assert {f"{weight.name}.weight" for site in sites for weight in site.weights} == {
+        name for name, spec in opened.reader.specs.items() if ".layers." in name and len(spec.shape) == 2
+    }
+
+
+def test_paths_of_hugging_faces_modules(tmp_path: Path) -> None:
+    spec = ModelSpec(num_attention_heads=4, num_key_value_heads=2)
+    modules = AdaptedModules(Checkpoint.open(make_checkpoint(spec, tmp_path)).network)
+    found = modules.find("model.layers.1.self_attn.k_proj")
+    assert found is not None
+    assert (found.layer, found.module, found.in_size, found.out_size) == (1, "attn_k", 36, 24)
+    assert modules.find("layers.1.self_attn.k_proj") == found
+    assert modules.find("model.layers.2.self_attn.k_proj") is None
+    assert modules.find("model.layers.1.self_attn.qkv_proj") is None
+    assert len(modules.by_path) == 2 * 7
+    assert modules.sizes_of(1, "attn_qkv") == (36, 48 + 24 + 24)
+    assert modules.sizes_of(0, "mlp_gate_up") == (36, 74)
+    assert modules.sizes_of(2, "attn_q") is None
+    assert modules.sizes_of(0, "moe_router") is None
+
+
+def test_a_graph_without_adapters_has_no_nodes_for_them(tmp_path: Path) -> None:
+    opened = Checkpoint.open(make_checkpoint(ModelSpec(), tmp_path))
+    graph = onnx_graph(opened.network, opened.stored_tensors(), NetworkOptions(tokens_per_block=4)).graph
+    assert not {node.op_type for node in graph.node} & {"Lora", "Dora"}
