@@ -12,6 +12,7 @@ from typing import Final
 from rich.console import Console
 
 from ..._core import ConfigError, ExecutorConfig
+from . import engine_rows
 from .display import profile_table, tables_of
 from .engines import EngineShelf
 from .executors import BenchExecutor, CpuUse, key_of, load_native_engine, problems_of
@@ -37,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's flags."""
     names = ", ".join(shipped_files())
     parser.add_argument(
-        "scenarios", nargs="?", default=DEFAULT_SCENARIOS, metavar="SCENARIOS",
-        help=f"a TOML file, or one that is shipped: {names} (default: {DEFAULT_SCENARIOS})",
+        "scenarios", nargs="?", default=DEFAULT_SCENARIOS, metavar="ENGINE|SCENARIOS",
+        help="an engine's directory, which is measured with the load that flags describe; or scenarios that AdaptRT is "
+        f"measured by: a TOML file, or a shipped one: {names} (default: {DEFAULT_SCENARIOS})",
     )  # fmt: skip
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="scenarios to run, and those that they are compared with"
@@ -59,14 +61,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of measuring, time every op of the prefill and decode scenarios: a table of each, and a Chrome "
         "trace in this directory",
     )  # fmt: skip
+    engine_rows.add_arguments(parser)
+
+
+def _file_for(args: argparse.Namespace) -> ScenarioFile:
+    """What is measured: rows of an engine, or those of a scenario file."""
+    if args.scenarios not in shipped_files() and Path(args.scenarios).is_dir():
+        return engine_rows.engine_rows(args, Path(args.scenarios))
+    engine_rows.refuse_beside_file(args)
+    try:
+        from .scenario_file import load_scenarios
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"adaptrt bench SCENARIOS needs {error.name}: pip install 'adaptrt[bench]'") from error
+    return load_scenarios(_path_of(args.scenarios))
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or profile, and report."""
-    try:
-        from .scenario_file import load_scenarios
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"adaptrt bench needs {error.name}: pip install 'adaptrt[bench]'") from error
     for name in ("repeats", "num_threads"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ConfigError(f"--{name} is {value}; accepted: 1 and more")
@@ -76,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--profile makes no report, so --output and --plots have no effect beside it")
     if args.plots is not None:
         require_matplotlib()
-    file = select(load_scenarios(_file_of(args.scenarios)), args.only)
+    file = select(_file_for(args), args.only)
     if args.repeats is not None:
         file = replace(file, run=replace(file.run, repeats=args.repeats))
     cpu = CpuUse(args.num_threads or len(os.sched_getaffinity(0)), args.kernels)
@@ -104,7 +115,7 @@ def _make_room(output: Path | None, plots: Path | None) -> None:
         plots.mkdir(parents=True, exist_ok=True)
 
 
-def _file_of(name: str) -> Path:
+def _path_of(name: str) -> Path:
     shipped = shipped_files()
     if name in shipped:
         return shipped[name]

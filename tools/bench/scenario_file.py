@@ -75,7 +75,7 @@ def parse_scenarios(text: str, path: Path) -> ScenarioFile:
     except ValidationError as error:
         place.complain_of(error)
         raise ConfigError(f"{path}: " + "; ".join(place.problems)) from None
-    file = _Reader(table, place).read(path)
+    file = _Reader(table, place).read(path, text)
     if place.problems:
         raise ConfigError(f"{path}: " + "; ".join(place.problems))
     return file
@@ -88,14 +88,14 @@ class _Reader:
         self._table = table
         self._place = place
 
-    def read(self, path: Path) -> ScenarioFile:
+    def read(self, path: Path, text: str) -> ScenarioFile:
         engines = self._engines(path.parent)
         model = self._model(needed=any(engine.directory is None for engine in engines.values()))
         scenarios = tuple(self._scenarios(engines))
         check_comparisons(scenarios, self._place)
         if not scenarios:
             self._place.complain((), "has no [[scenario]]")
-        return ScenarioFile(path, RunSettings(**self._table.run.model_dump()), model, engines, scenarios)
+        return ScenarioFile(path, RunSettings(**self._table.run.model_dump()), model, engines, scenarios, text)
 
     def _model(self, *, needed: bool) -> BenchModel | None:
         table = self._table.model

@@ -224,4 +224,4 @@ def test_without_pydantic_the_command_says_what_to_install(
     for name in ("scenario_file", "scenario_errors", "scenario_tables"):
         monkeypatch.delitem(sys.modules, f"adaptrt.tools.bench.{name}", raising=False)
     assert command_line(["bench", "quick"]) == 2
-    assert "adaptrt bench needs pydantic: pip install 'adaptrt[bench]'" in capsys.readouterr().err
+    assert "adaptrt bench SCENARIOS needs pydantic: pip install 'adaptrt[bench]'" in capsys.readouterr().err
