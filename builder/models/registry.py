@@ -11,6 +11,7 @@ from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
 from ..json_fields import describe, load_json_object
 from ..network.network import Network
 from .family import ModelFamily
+from .granite import GRANITE
 from .llama import LLAMA
 from .mistral import MISTRAL
 from .qwen2 import QWEN2
@@ -23,6 +24,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         MISTRAL,
         QWEN2,
         QWEN3,
+        GRANITE,
     )
 }
 
