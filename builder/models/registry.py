@@ -14,6 +14,7 @@ from .family import ModelFamily
 from .granite import GRANITE
 from .llama import LLAMA
 from .mistral import MISTRAL
+from .olmo2 import OLMO2
 from .qwen2 import QWEN2
 from .qwen3 import QWEN3
 
@@ -25,6 +26,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         QWEN2,
         QWEN3,
         GRANITE,
+        OLMO2,
     )
 }
 

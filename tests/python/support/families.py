@@ -61,6 +61,7 @@ FAMILIES = {
         {**SIZES, "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2,
          "logits_scaling": 2.5, "attention_bias": True},
     ),
+    "olmo2": Family(transformers.Olmo2Config, LLAMA, {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 3}),
 }  # fmt: skip
 
 
