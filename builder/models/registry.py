@@ -17,6 +17,7 @@ from .mistral import MISTRAL
 from .olmo2 import OLMO2
 from .qwen2 import QWEN2
 from .qwen3 import QWEN3
+from .smollm3 import SMOLLM3
 
 FAMILIES: Final[dict[str, ModelFamily]] = {
     family.architecture: family
@@ -27,6 +28,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         QWEN3,
         GRANITE,
         OLMO2,
+        SMOLLM3,
     )
 }
 

@@ -62,6 +62,7 @@ FAMILIES = {
          "logits_scaling": 2.5, "attention_bias": True},
     ),
     "olmo2": Family(transformers.Olmo2Config, LLAMA, {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 3}),
+    "smollm3": Family(transformers.SmolLM3Config, LLAMA, {**SIZES, "no_rope_layers": [1, 0, 1]}),
 }  # fmt: skip
 
 
