@@ -15,6 +15,7 @@ from .granite import GRANITE
 from .llama import LLAMA
 from .mistral import MISTRAL
 from .olmo2 import OLMO2
+from .phi3 import PHI3
 from .qwen2 import QWEN2
 from .qwen3 import QWEN3
 from .smollm3 import SMOLLM3
@@ -29,6 +30,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         GRANITE,
         OLMO2,
         SMOLLM3,
+        PHI3,
     )
 }
 

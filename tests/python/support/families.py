@@ -63,6 +63,12 @@ FAMILIES = {
     ),
     "olmo2": Family(transformers.Olmo2Config, LLAMA, {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 3}),
     "smollm3": Family(transformers.SmolLM3Config, LLAMA, {**SIZES, "no_rope_layers": [1, 0, 1]}),
+    "phi3": Family(transformers.Phi3Config, FUSED, {**SIZES, "sliding_window": 30}),
+    "phi4-mini-longrope": Family(
+        transformers.Phi3Config, FUSED,
+        {**SIZES, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": LONGROPE,
+         "tie_word_embeddings": True},
+    ),
 }  # fmt: skip
 
 
