@@ -11,6 +11,7 @@ from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
 from ..json_fields import describe, load_json_object
 from ..network.network import Network
 from .family import ModelFamily
+from .gemma2 import GEMMA2
 from .granite import GRANITE
 from .llama import LLAMA
 from .mistral import MISTRAL
@@ -31,6 +32,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         OLMO2,
         SMOLLM3,
         PHI3,
+        GEMMA2,
     )
 }
 

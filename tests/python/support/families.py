@@ -69,6 +69,10 @@ FAMILIES = {
         {**SIZES, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": LONGROPE,
          "tie_word_embeddings": True},
     ),
+    "gemma2": Family(
+        transformers.Gemma2Config, LLAMA,
+        {**GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    ),
 }  # fmt: skip
 
 
