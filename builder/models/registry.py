@@ -12,6 +12,7 @@ from ..json_fields import describe, load_json_object
 from ..network.network import Network
 from .family import ModelFamily
 from .gemma2 import GEMMA2
+from .gemma3 import GEMMA3
 from .granite import GRANITE
 from .llama import LLAMA
 from .mistral import MISTRAL
@@ -33,6 +34,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         SMOLLM3,
         PHI3,
         GEMMA2,
+        GEMMA3,
     )
 }
 

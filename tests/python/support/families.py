@@ -73,6 +73,11 @@ FAMILIES = {
         transformers.Gemma2Config, LLAMA,
         {**GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
     ),
+    "gemma3": Family(
+        transformers.Gemma3TextConfig, LLAMA,
+        {**GEMMA, "rope_parameters": {
+            "full_attention": rope("linear", 5000.0, factor=8.0), "sliding_attention": rope(theta=300.0)}},
+    ),
 }  # fmt: skip
 
 
