@@ -13,6 +13,7 @@ from ..network.network import Network
 from .family import ModelFamily
 from .gemma2 import GEMMA2
 from .gemma3 import GEMMA3
+from .gpt2 import GPT2
 from .granite import GRANITE
 from .llama import LLAMA
 from .mistral import MISTRAL
@@ -35,6 +36,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         PHI3,
         GEMMA2,
         GEMMA3,
+        GPT2,
     )
 }
 

@@ -78,6 +78,11 @@ FAMILIES = {
         {**GEMMA, "rope_parameters": {
             "full_attention": rope("linear", 5000.0, factor=8.0), "sliding_attention": rope(theta=300.0)}},
     ),
+    "gpt2": Family(transformers.GPT2Config, ["c_attn", "c_proj", "c_fc"], GPT2),
+    "gpt2-layer-scales": Family(
+        transformers.GPT2Config, ["c_attn", "c_proj", "c_fc"],
+        {**GPT2, "scale_attn_by_inverse_layer_idx": True, "activation_function": "gelu", "n_inner": None},
+    ),
 }  # fmt: skip
 
 
