@@ -14,6 +14,7 @@ from .family import ModelFamily
 from .gemma2 import GEMMA2
 from .gemma3 import GEMMA3
 from .gpt2 import GPT2
+from .gpt_neox import GPT_NEOX
 from .granite import GRANITE
 from .llama import LLAMA
 from .mistral import MISTRAL
@@ -37,6 +38,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         GEMMA2,
         GEMMA3,
         GPT2,
+        GPT_NEOX,
     )
 }
 

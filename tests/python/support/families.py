@@ -83,6 +83,15 @@ FAMILIES = {
         transformers.GPT2Config, ["c_attn", "c_proj", "c_fc"],
         {**GPT2, "scale_attn_by_inverse_layer_idx": True, "activation_function": "gelu", "n_inner": None},
     ),
+    "gpt-neox": Family(
+        transformers.GPTNeoXConfig, ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+        {**WITHOUT_KV_HEADS, "rope_parameters": rope(partial_rotary_factor=0.5)},
+    ),
+    "gpt-neox-in-turn": Family(
+        transformers.GPTNeoXConfig, ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+        {**WITHOUT_KV_HEADS, "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new",
+         "rope_parameters": rope(partial_rotary_factor=0.5)},
+    ),
 }  # fmt: skip
 
 
