@@ -10,6 +10,7 @@ from ..._core import CheckpointError, DType
 from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
 from ..json_fields import describe, load_json_object
 from ..network.network import Network
+from .cohere import COHERE
 from .family import ModelFamily
 from .gemma2 import GEMMA2
 from .gemma3 import GEMMA3
@@ -39,6 +40,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         GEMMA3,
         GPT2,
         GPT_NEOX,
+        COHERE,
     )
 }
 

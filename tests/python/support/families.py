@@ -92,6 +92,7 @@ FAMILIES = {
         {**WITHOUT_KV_HEADS, "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new",
          "rope_parameters": rope(partial_rotary_factor=0.5)},
     ),
+    "cohere": Family(transformers.CohereConfig, LLAMA, {**SIZES, "logit_scale": 0.7}),
 }  # fmt: skip
 
 
