@@ -24,6 +24,7 @@ from .phi3 import PHI3
 from .qwen2 import QWEN2
 from .qwen3 import QWEN3
 from .smollm3 import SMOLLM3
+from .starcoder2 import STARCODER2
 
 FAMILIES: Final[dict[str, ModelFamily]] = {
     family.architecture: family
@@ -41,6 +42,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         GPT2,
         GPT_NEOX,
         COHERE,
+        STARCODER2,
     )
 }
 

@@ -93,6 +93,10 @@ FAMILIES = {
          "rope_parameters": rope(partial_rotary_factor=0.5)},
     ),
     "cohere": Family(transformers.CohereConfig, LLAMA, {**SIZES, "logit_scale": 0.7}),
+    "starcoder2": Family(
+        transformers.Starcoder2Config, ["q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"],
+        {**SIZES, "sliding_window": 20},
+    ),
 }  # fmt: skip
 
 
