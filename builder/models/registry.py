@@ -14,6 +14,7 @@ from .cohere import COHERE
 from .family import ModelFamily
 from .gemma2 import GEMMA2
 from .gemma3 import GEMMA3
+from .glm import GLM, GLM4
 from .gpt2 import GPT2
 from .gpt_neox import GPT_NEOX
 from .granite import GRANITE
@@ -43,6 +44,8 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         GPT_NEOX,
         COHERE,
         STARCODER2,
+        GLM,
+        GLM4,
     )
 }
 

@@ -97,6 +97,14 @@ FAMILIES = {
         transformers.Starcoder2Config, ["q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"],
         {**SIZES, "sliding_window": 20},
     ),
+    "glm": Family(
+        transformers.GlmConfig, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"],
+        {**SIZES, "head_dim": 12},
+    ),
+    "glm4": Family(
+        transformers.Glm4Config, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"],
+        {**SIZES, "head_dim": 20},
+    ),
 }  # fmt: skip
 
 
