@@ -21,6 +21,7 @@ from .granite import GRANITE
 from .llama import LLAMA
 from .mistral import MISTRAL
 from .olmo2 import OLMO2
+from .phi import PHI
 from .phi3 import PHI3
 from .qwen2 import QWEN2
 from .qwen3 import QWEN3
@@ -46,6 +47,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         STARCODER2,
         GLM,
         GLM4,
+        PHI,
     )
 }
 

@@ -105,6 +105,10 @@ FAMILIES = {
         transformers.Glm4Config, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"],
         {**SIZES, "head_dim": 20},
     ),
+    "phi2": Family(
+        transformers.PhiConfig, ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"],
+        {**SIZES, "num_key_value_heads": 3},
+    ),
 }  # fmt: skip
 
 
