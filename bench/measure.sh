@@ -23,7 +23,7 @@ cd "$home"
 
 install() {
   make -C "$root" install
-  "$python" -m pip install --quiet --disable-pip-version-check 'matplotlib>=3.8'
+  "$python" -m pip install --quiet --disable-pip-version-check 'matplotlib>=3.8' 'pydantic>=2.7'
   "$here/peers/install.sh" "$home" || echo "measure.sh: going on with the peers that are there" >&2
 }
 

@@ -60,7 +60,7 @@ COMMANDS = (
     Command("inspect", "..tools.inspect", "Describe a checkpoint, an engine or an adapter"),
     Command("chat", "..tools.chat", "Talk to a model and its adapters at the terminal"),
     Command("cache", ".commands.cache", "List the engines that were made on first use, or delete them"),
-    Command("bench", "..tools.bench", "Measure an engine beside what the machine can do"),
+    Command("bench", "..tools.bench.command", "Measure an engine beside what the machine can do"),
     Command("perplexity", "..tools.perplexity", "Measure engines on a text, quantised ones beside their originals"),
 )
 

@@ -26,7 +26,7 @@ EXTERNAL: Final = "external"
 WEIGHTS: Final = (CONSTANTS, EXTERNAL)
 """Where a TensorRT engine has its weights: in each plan, or as inputs in a file beside them."""
 
-# The modules of a decoder layer of Llama's that are no fusion of others.
+# The modules of a decoder layer of Llama's that are not fused from others.
 DEFAULT_TARGET_MODULES: Final = (
     "attn_q",
     "attn_k",
@@ -97,7 +97,7 @@ class TensorRtBuildConfig:
     """What only the backend tensorrt knows."""
 
     compute_capability: tuple[str, ...] = (CURRENT,)
-    """For which GPUs plans are built, one for each: 8.6, say, or `current` for that of this machine."""
+    """For which GPUs plans are built, one for each: for example 8.6, or `current` for that of this machine."""
     weights: str = CONSTANTS
 
 
@@ -282,7 +282,7 @@ def _plugin_problems(plugins: PluginConfig, dtype: DType) -> list[str]:
         elif value in {dtype_name(known) for known in DType}:
             reason = f"the checkpoint is {name}, and an engine has the type of its checkpoint; convert it with --dtype"
         else:
-            reason = "it is no type of weights"
+            reason = "it is not a type of weights"
         found.append(f"{plugin} {value} cannot be used: {reason}; accepted: {accepted}")
     if plugins.dora_plugin not in (ENABLE, DISABLE):
         found.append(f"dora_plugin is {plugins.dora_plugin}; accepted: {ENABLE}, {DISABLE}")

@@ -40,7 +40,7 @@ def replaceable(target: Path, *, is_ours: Callable[[Path], bool], kind: str, err
     """The target without links, after replaced_directory's checks; to refuse it before work is spent on it."""
     target = Path(os.path.realpath(target))  # which stops at a loop of links, where resolve() fails
     if os.path.lexists(target) and not target.is_dir():
-        raise error(f"{target}: exists and is no directory")
+        raise error(f"{target}: exists and is not a directory")
     if target.is_dir() and any(target.iterdir()) and not is_ours(target):
         raise error(f"{target}: is neither empty nor {kind}; nothing was written")
     return target

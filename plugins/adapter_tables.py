@@ -49,7 +49,9 @@ def check_modules(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> li
     problems = []
     module_ids, out_sizes = list(attributes["module_ids"]), list(attributes["out_sizes"])
     if not module_ids or len(module_ids) != len(out_sizes) or len(set(module_ids)) != len(module_ids):
-        problems.append(f"module_ids {module_ids} and out_sizes {out_sizes} must be as many, each module once")
+        problems.append(
+            f"module_ids {module_ids} and out_sizes {out_sizes} must have the same length, with each module once"
+        )
     if any(not 0 <= module < NUM_MODULES for module in module_ids):
         problems.append(f"module_ids {module_ids} must be within 0 .. {NUM_MODULES - 1}")
     if attributes["max_rank"] < 1:

@@ -37,7 +37,7 @@ class NamedAdapter:
 class AdapterStore:
     """The third level of the LoRA cache: adapters on disk by name, read when they are needed.
 
-    Those that the engine carries are there from the beginning; others are added and removed. Thread-safe.
+    It begins with those that the engine carries; others are added and removed. Thread-safe.
     """
 
     def __init__(self, engine: LoadedEngine) -> None:
@@ -157,12 +157,12 @@ def prefetched_adapters(directory: str | Path) -> Iterator[tuple[Path, LoraConfi
     """
     directory = Path(directory)
     if not directory.is_dir():
-        raise AdapterError(f"{directory}: is no directory, but lora_prefetch_dir names it")
+        raise AdapterError(f"{directory}: is not a directory, but lora_prefetch_dir names it")
     folders: dict[int, Path] = {}
     problems = []
     for folder in sorted(directory.iterdir()):
         if not folder.is_dir() or not (folder.name.isascii() and folder.name.isdigit()):
-            problems.append(f"{folder} is no folder named by the digits of a task_id")
+            problems.append(f"{folder} is not a folder named by the digits of a task_id")
         elif int(folder.name) >= FIRST_NAMED_TASK_ID:
             problems.append(f"{folder} names a task_id of {FIRST_NAMED_TASK_ID} or more")
         elif int(folder.name) in folders:

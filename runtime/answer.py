@@ -29,7 +29,7 @@ class Answer:
     def __init__(
         self, executor: Executor, request_id: int, texts: Sequence[TextStream], end_ids: Sequence[int]
     ) -> None:
-        """One text a sequence, or beam that is returned. `end_ids` end one and are no part of it."""
+        """One text a sequence, or beam that is returned. `end_ids` end one and are not part of it."""
         self._executor = executor
         self._request_id = request_id
         self._sequences = [_SequenceText(text, end_ids) for text in texts]
@@ -115,7 +115,7 @@ class _SequenceText:
         for token in output:
             if self.is_final:
                 break
-            # The token that ends a text is no part of it.
+            # The token that ends a text is not part of it.
             if token not in self._end_ids:
                 self._tokens.append(token)
                 text += self._stream.add([token])

@@ -244,4 +244,4 @@ def _plain(value: Any, subject: str) -> Any:
 def _as_dict(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is none of JSON's types")
+    raise TypeError(f"{type(value).__name__} is not a type of JSON")

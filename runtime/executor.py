@@ -60,6 +60,8 @@ class Executor(_core.Executor):
         tokenizer: the tokenizer.json of guided decoding, unless executor_config has one; None: the engine directory's.
             An engine in memory has none.
 
+        The engine of ExecutorConfig.draft_target_decoding_config is loaded as well, and runs on the same threads.
+
         Raises ConfigError with all that is wrong with the configuration, EngineError for a damaged engine, AdapterError
         for a prefetch directory that cannot be used.
         """
@@ -71,7 +73,11 @@ class Executor(_core.Executor):
         self._tokenizer_file = self._engine.directory / TOKENIZER_FILE if tokenizer is None else tokenizer
         self._guided_decoding_lock = threading.Lock()
         self._has_guided_decoding = False
-        super().__init__(self._engine.start(config), config, available_memory())
+        self._draft_engine = _load_draft_engine(config)
+        self._draft_adapters = None if self._draft_engine is None else AdapterStore(self._draft_engine)
+        engine = self._engine.start(config)
+        draft_engine = None if self._draft_engine is None else self._draft_engine.start(config, beside=engine)
+        super().__init__(engine, config, available_memory(), draft_engine)
         _shut_down_at_exit(self)
         try:
             if config.guided_decoding_config is not None:
@@ -87,6 +93,11 @@ class Executor(_core.Executor):
         return self._engine
 
     @property
+    def draft_engine(self) -> LoadedEngine | None:
+        """The draft engine, for LoraConfig.from_peft; None without one."""
+        return self._draft_engine
+
+    @property
     def adapters(self) -> AdapterStore:
         """The adapters that requests may ask for by name: those that the engine directory carries, and those added."""
         return self._adapters
@@ -95,7 +106,8 @@ class Executor(_core.Executor):
         """Queue a request and return its id.
 
         adapter: the name of one of the adapters, instead of request.lora_config; it is read from disk when it is not
-            cached.
+            cached. Where the draft engine's directory carries an adapter of this name, drafts are made with it, unless
+            the request has a draft_lora_config.
 
         Raises RequestError with all that is wrong with the request, QueueFullError, AdapterError; nothing is queued
         then.
@@ -107,11 +119,17 @@ class Executor(_core.Executor):
             raise RequestError(f"the request has a lora_config, and adapter='{adapter}' is given as well")
         named = copy.copy(request)
         named.lora_config = self._adapters.reference(adapter)
+        drafts = self._draft_adapters
+        has_draft_adapter = drafts is not None and request.draft_lora_config is None and adapter in drafts.names
+        if drafts is not None and has_draft_adapter:
+            named.draft_lora_config = drafts.reference(adapter)
         try:
             return super().enqueue_request(named)
         except PeftTaskNotCachedError:
             with self._adapters.changing(adapter):
                 named.lora_config = self._adapters.load(adapter)
+                if drafts is not None and has_draft_adapter:
+                    named.draft_lora_config = drafts.load(adapter)
                 return super().enqueue_request(named)
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
@@ -224,6 +242,18 @@ def _engine_in_memory(
     if not isinstance(json_config_str, str):
         raise TypeError(f"json_config_str is {type(json_config_str).__name__}; accepted: str, the text of config.json")
     return lambda: load_engine_bytes(engine_buffer, json_config_str), config
+
+
+def _load_draft_engine(config: ExecutorConfig) -> LoadedEngine | None:
+    if config.draft_target_decoding_config is None:
+        return None
+    directory = config.draft_target_decoding_config.speculative_model_dir
+    if not directory:
+        raise ConfigError(
+            "ExecutorConfig: draft_target_decoding_config.speculative_model_dir is empty; accepted: the directory of "
+            "the draft engine"
+        )
+    return load_engine(directory)
 
 
 def _checked(model_type: ModelType, executor_config: ExecutorConfig | None) -> ExecutorConfig:

@@ -188,11 +188,11 @@ def _structural_tag(guide: str, llguidance: Any, special: set[str]) -> str:
     """A grammar of {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, as TensorRT-LLM writes them."""
     content = json.loads(guide)
     if not isinstance(content, dict) or set(content) - {"type"} != {"structures", "triggers"}:
-        raise RequestError('the guide is no structural tag; accepted: {"structures": [...], "triggers": [...]}')
+        raise RequestError('the guide is not a structural tag; accepted: {"structures": [...], "triggers": [...]}')
     tags = []
     for i, structure in enumerate(content["structures"]):
         if not isinstance(structure, dict) or set(structure) != {"begin", "schema", "end"}:
-            raise RequestError(f"structures[{i}] of the guide is none; accepted: begin, schema and end")
+            raise RequestError(f"structures[{i}] of the guide is not a structure; accepted: begin, schema and end")
         begin, schema = structure["begin"], structure["schema"]
         trigger = next((trigger for trigger in content["triggers"] if begin.startswith(trigger)), None)
         if not trigger:

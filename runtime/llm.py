@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from .._core import (
     ConfigError,
+    DraftTargetDecodingConfig,
     ExecutorConfig,
     GuidedDecodingParams,
     ModelType,
@@ -49,7 +50,7 @@ class LLM:
         *,
         tokenizer: str | Path | None = None,
         kernels: str = "",
-        speculative_config: LookaheadDecodingConfig | None = None,
+        speculative_config: LookaheadDecodingConfig | DraftTargetDecodingConfig | None = None,
         engine_options: EngineOptions | None = None,
     ) -> None:
         """Loads the engine and its tokenizer.json, or the one at `tokenizer`.
@@ -58,8 +59,10 @@ class LLM:
             with `engine_options`, and taken from the user's cache from then on (see engine_for).
         tokenizer: a tokenizer.json or the directory of one, in which the chat template is looked for as well.
         kernels: as ExecutorConfig.kernels, for which it stands.
-        speculative_config: drafts from each completion's own text, for speed; as ExecutorConfig.decoding_config, for
-            which it stands.
+        speculative_config: for speed alone. LookaheadDecodingConfig: drafts from each completion's own text; as
+            ExecutorConfig.decoding_config, for which it stands. DraftTargetDecodingConfig: drafts of a small model, an
+            engine, model or checkpoint directory as `model`, whose engine is made without engine_options; as
+            ExecutorConfig.draft_target_decoding_config.
 
         Raises ConfigError when there is no tokenizer or it cannot be read, and what engine_for and Executor raise.
         """
@@ -242,6 +245,7 @@ class LLM:
         answer = self._ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params, streaming=is_streaming)
         return AsyncAnswer(answer, self._workers)
 
+    @overload
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -253,24 +257,54 @@ class LLM:
         guided_decoding_params: GuidedDecodingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
-    ) -> Completion:
+        n: None = None,
+    ) -> Completion: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        lora: str | None = None,
+        max_tokens: int = 256,
+        sampling_config: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        guided_decoding_params: GuidedDecodingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        n: int,
+    ) -> list[Completion]: ...
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        lora: str | None = None,
+        max_tokens: int = 256,
+        sampling_config: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        guided_decoding_params: GuidedDecodingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        n: int | None = None,
+    ) -> Completion | list[Completion]:
         """Answers a conversation, which the template of the adapter writes as text, or the model's.
 
         messages: in OpenAI's form, [{"role": "user", "content": "..."}, ...].
         tools: JSON schemas of functions, which the template shows to the model.
         template_variables: of the template, such as Qwen3's enable_thinking.
+        n: answers, which are a list then; as generate()'s.
 
         Raises ConfigError when there is no template or jinja2 is not installed (adaptrt[serve]), RequestError for
         messages that the template refuses, and what generate() raises.
         """
         prompt = self._render(messages, lora, tools, template_variables)
-        answer = self._ask(prompt, lora, max_tokens, sampling_config, stop, guided_decoding_params)
+        num_answers = 1 if n is None else n
+        answer = self._ask(prompt, lora, max_tokens, sampling_config, stop, guided_decoding_params, n=num_answers)
         try:
             while not answer.is_final:
                 answer.next_text()
         finally:
             answer.close()
-        return answer.completions()[0]
+        return answer.completions()[0] if n is None else answer.completions()
 
     def chat_stream(
         self,
@@ -402,12 +436,20 @@ def _with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig
 
 
 def _with_speculation(
-    config: ExecutorConfig | None, speculative_config: LookaheadDecodingConfig | None
+    config: ExecutorConfig | None, speculative_config: LookaheadDecodingConfig | DraftTargetDecodingConfig | None
 ) -> ExecutorConfig | None:
     """A configuration with these drafts; the caller's is left as it is."""
     if speculative_config is None:
         return config
     changed = ExecutorConfig() if config is None else copy.copy(config)
+    if isinstance(speculative_config, DraftTargetDecodingConfig):
+        if changed.draft_target_decoding_config is not None:
+            raise ConfigError("speculative_config is given, and executor_config has a draft_target_decoding_config")
+        draft = copy.copy(speculative_config)
+        if draft.speculative_model_dir:
+            draft.speculative_model_dir = str(engine_for(draft.speculative_model_dir, None, progress_on()))
+        changed.draft_target_decoding_config = draft
+        return changed
     if changed.decoding_config is not None:
         raise ConfigError("speculative_config is given, and executor_config has a decoding_config")
     changed.decoding_config = DecodingConfig(lookahead_decoding_config=speculative_config)

@@ -44,8 +44,11 @@ class LoadedEngine(ABC):
         """The weights that adapters are served over; None when the engine does not give them back."""
 
     @abstractmethod
-    def start(self, config: ExecutorConfig) -> _core.Engine:
-        """The engine that an executor runs. Raises ConfigError that says what it lacks of this machine."""
+    def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:
+        """The engine that an executor runs; `beside` is another that it runs in turn with this one.
+
+        Raises ConfigError that says what it lacks of this machine.
+        """
 
 
 def engine_adapters(config: EngineConfig, directory: Path) -> dict[str, Path]:

@@ -45,11 +45,14 @@ class NativeEngine(LoadedEngine):
     def _base(self) -> EngineBase:
         return EngineBase(self.program, self.storage, self.directory)
 
-    def start(self, config: ExecutorConfig) -> CpuEngine:
-        """Threads over the mapped weights."""
+    def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> CpuEngine:
+        """Threads over the mapped weights: those of `beside`, where that is a native engine too."""
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
         identity = kv_identity(self.config.engine_checksum) if config.kv_cache_config.host_cache_size else ""
-        engine = CpuEngine(self.program, self.storage, num_threads, kernels=config.kernels, identity=identity)
+        shared = beside if isinstance(beside, CpuEngine) else None
+        engine = CpuEngine(
+            self.program, self.storage, num_threads, kernels=config.kernels, identity=identity, beside=shared
+        )
         said = "asked for" if config.kernels else _why_chosen()
         _LOG.info("%s: kernels %s (%s), threads %d", self.directory, engine.info.kernels, said, num_threads)
         return engine

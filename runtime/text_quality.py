@@ -74,7 +74,7 @@ def measure(engines: Sequence[Path], token_ids: Sequence[int], window: int) -> l
     """The quality of each engine on the tokens; divergences are from the first.
 
     Beside the engines, their KV cache of one window and the logits of one window of each are in memory. Raises what
-    Executor raises, and EngineError for logits that are no finite numbers.
+    Executor raises, and EngineError for logits that are not finite numbers.
     """
     results = [Quality() for _ in engines]
     window = min(window, len(token_ids))
@@ -125,7 +125,7 @@ def read_tokens(text: Path, tokenizer: Path, limit: int | None = None) -> list[i
     if not ids:
         ids = made.encode("").ids
     if len(ids) < MIN_TOKENS:
-        raise ConfigError(f"{text}: its tokens are {len(ids)}; at least {MIN_TOKENS} are needed to predict one")
+        raise ConfigError(f"{text}: number of tokens is {len(ids)}; at least {MIN_TOKENS} are needed to predict one")
     return ids[:limit]
 
 

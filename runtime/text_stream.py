@@ -140,7 +140,7 @@ class TextStream:
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """What a token adds to a text that it continues: with its leading space, and U+FFFD for bytes that are no letter.
+    """What a token adds to a text that it continues: with its leading space, U+FFFD for bytes that are not a letter.
 
     For log probabilities, which name tokens by their text. Special tokens have their names; an id that the tokenizer
     does not have has "".

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from .._core import ConfigError, ExecutorConfig, KvCacheConfig, PeftCacheConfig
+from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, PeftCacheConfig
 from ..builder.commands import engine_flags
 from ..builder.model_cache import engine_for
 from ..builder.progress import progress_on
@@ -79,6 +79,15 @@ def _add_executor(group: Any) -> None:
         "--host_cache_bytes", type=int, metavar="N", help="memory for adapters (default: the executor's)"
     )
     group.add_argument(
+        "--draft_model", type=Path, metavar="MODEL",
+        help="a small model with the same tokens, or its engine, that guesses what comes next: for speed alone "
+        "(a model's engine is made with the defaults of the flags below)",
+    )  # fmt: skip
+    group.add_argument("--max_draft_len", type=int, metavar="N", help="its guesses for one step (default: 4)")
+    group.add_argument(
+        "--draft_kv_cache_bytes", type=int, metavar="N", help="memory for its KV (default: what memory allows)"
+    )
+    group.add_argument(
         "--max_queue_size", type=int, default=DEFAULT_QUEUE, metavar="N",
         help="requests that may wait; others are answered with 429 (default: %(default)s)",
     )  # fmt: skip
@@ -128,6 +137,9 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         )
     if args.kv_cache_dir_bytes is not None and args.kv_cache_dir_bytes < 1:
         problems.append(f"kv_cache_dir_bytes is {args.kv_cache_dir_bytes}; it must be at least 1")
+    for name in ("max_draft_len", "draft_kv_cache_bytes"):
+        if getattr(args, name) is not None and args.draft_model is None:
+            problems.append(f"{name} is {getattr(args, name)} without draft_model; accepted: both, or neither")
     problems += ["api_key is empty" for key in args.api_key if not key]
     modules = []
     for text in args.lora_modules:
@@ -136,7 +148,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         except ConfigError as error:
             problems.append(str(error))
     names = [name for name, _ in modules]
-    problems += [f"lora_modules: '{name}' is there twice" for name in sorted(set(names)) if names.count(name) > 1]
+    problems += [f"lora_modules: '{name}' is given twice" for name in sorted(set(names)) if names.count(name) > 1]
     if problems:
         raise ConfigError("; ".join(problems))
     return ServerOptions(
@@ -167,6 +179,17 @@ def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
     return config
 
 
+def _draft_config_of(args: argparse.Namespace) -> DraftTargetDecodingConfig | None:
+    """With the draft model's engine, which is made on first use."""
+    if args.draft_model is None:
+        return None
+    config = DraftTargetDecodingConfig(kv_cache_size=args.draft_kv_cache_bytes)
+    if args.max_draft_len is not None:
+        config.max_draft_len = args.max_draft_len
+    config.speculative_model_dir = str(engine_for(args.draft_model, None, progress_on()))
+    return config
+
+
 def run(args: argparse.Namespace) -> int:
     """Serves until it is told to end."""
     try:
@@ -176,7 +199,9 @@ def run(args: argparse.Namespace) -> int:
     options = options_of(args)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     engine = engine_for(args.model, engine_flags.engine_options_of(args), progress_on())
-    executor = Executor(engine, executor_config=executor_config_of(args))
+    executor_config = executor_config_of(args)
+    executor_config.draft_target_decoding_config = _draft_config_of(args)
+    executor = Executor(engine, executor_config=executor_config)
     serve(executor, options, on_ready=lambda address: print(f"serving {args.model} at {address}", flush=True))
     return 0
 

@@ -168,7 +168,7 @@ class _Answer:
         if text.stopped is not None:
             reason, stop_reason = "stop", text.stopped
         self.has_ended = reason is not None
-        # Those after a stop text may or may not be here yet: they are no part of the answer.
+        # Those after a stop text may or may not be here yet: they are not part of the answer.
         offsets = text.offsets[num_before:]
         del tokens[len(offsets) :]
         log_probs = _log_probs(results, tokens, num_before, offsets) if request.top_log_probs is not None else ()

@@ -93,7 +93,7 @@ def read_query(request: Request, model: type[Model]) -> Model:
     times = Counter(name for name, _ in request.query_params.multi_items())
     for name, count in times.items():
         if count > 1:
-            raise ApiError(f"{name}: is there {count} times", param=name)
+            raise ApiError(f"{name}: is given {count} times", param=name)
     try:
         return model.model_validate(dict(request.query_params))
     except ValidationError as error:
@@ -181,7 +181,7 @@ def _refuse_lone_surrogates(content: Any) -> None:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _is_deeper(content: Any, levels: int) -> bool:

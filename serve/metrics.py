@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 
-from .._core import KvCacheStats, LoraCacheStats, Request, Response, SecondLevelStats
+from .._core import KvCacheStats, LoraCacheStats, Request, Response, SecondLevelStats, SpeculationStats
 from .._version import __version__
 from .async_executor import AsyncExecutor
 from .records import FINISH_REASONS, GenerationRecord, current_request
@@ -147,6 +147,7 @@ class ExecutorCollector(Collector):
         yield _gauge("requests_running", "Requests of the executor that have started.", num_running)
         yield _gauge("requests_waiting", "Requests of the executor that wait for their start.", num_waiting)
         yield _gauge("kv_cache_usage_ratio", "KV blocks of running requests, of all.", kv_usage)
+        yield from _speculation_metrics(self._statistics.speculation())
         yield from self._for_gateway(num_running, num_waiting, kv_usage)
         if kv_cache is not None:
             yield from _kv_cache_metrics(kv_cache)
@@ -246,6 +247,20 @@ def _kv_file_metrics(stats: SecondLevelStats) -> Iterator[Metric]:
     yield _count("kv_file_read_blocks", "KV blocks that were read instead of being computed.", stats.read_blocks)
     yield _count("kv_file_dropped_blocks", "KV blocks that could not wait to be written.", stats.dropped_blocks)
     yield _count("kv_file_failed_blocks", "KV blocks lost to errors of the disk, or damaged.", stats.failed_blocks)
+
+
+def _speculation_metrics(stats: SpeculationStats) -> Iterator[Metric]:
+    yield _count("draft_tokens", "Drafts that were computed.", stats.draft_tokens)
+    yield _count("accepted_draft_tokens", "Tokens that were generated thanks to drafts.", stats.accepted_tokens)
+    draft = stats.draft_engine
+    if draft is None:
+        return
+    yield _gauge("draft_engine_bytes", "Memory of the draft engine's caches.", draft.mem_usage)
+    yield _gauge("draft_engine_kv_blocks", "KV blocks of the draft engine.", draft.max_num_blocks)
+    yield _gauge("draft_engine_used_kv_blocks", "Those that sequences have.", draft.used_num_blocks)
+    yield _gauge("draft_engine_given_up", "1: after an error, it is not used any more.", float(draft.error != ""))
+    yield _count("draft_engine_tokens", "Tokens that the draft engine has computed.", draft.num_tokens)
+    yield _count("draft_engine_seconds", "Time that it took.", draft.seconds)
 
 
 def _lora_cache_metrics(stats: LoraCacheStats) -> Iterator[Metric]:

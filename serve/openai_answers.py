@@ -75,7 +75,7 @@ class CompletionLogProbs:
         log_prob = _finite(entry.log_prob)
         top = {self._texts[entry.token_id]: log_prob}
         for token, other in entry.top:
-            # Two tokens can have the same text, such as bytes that are no letter alone: the likelier one counts, so
+            # Two tokens can have the same text, such as bytes that are not a letter alone: the likelier one counts, so
             # that a token is the likeliest just where its log prob is the highest.
             text = self._texts[token]
             top[text] = max(_finite(other), top.get(text, LOWEST_LOG_PROB))
@@ -106,7 +106,7 @@ def chat_log_probs(entries: Iterable[TokenLogProbs], texts: TokenTexts) -> dict[
 
 
 def _chat_entry(text: str, log_prob: float) -> dict[str, Any]:
-    # Where the text is not the token's bytes, because they are no letter alone, there are none.
+    # Where the text is not the token's bytes, because they are not a letter alone, there are none.
     token_bytes = None if _REPLACEMENT in text else list(text.encode())
     return {"token": text, "logprob": _finite(log_prob), "bytes": token_bytes}
 

@@ -239,8 +239,8 @@ class GenerationFields(ModelFields):
     def _consistent(self) -> GenerationFields:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is given, but stream is false")
-        if self.min_tokens and (self.stop or self.stop_token_ids):
-            raise ValueError("min_tokens does not keep stop and stop_token_ids from ending an answer; give one of them")
+        if self.min_tokens and self.stop:
+            raise ValueError("min_tokens does not keep stop from ending an answer; give one of them")
         guides = [name for name in _GUIDES if name in self.model_fields_set]
         if self.response_format is not None and self.response_format.type == "text":
             guides.remove("response_format")

@@ -52,12 +52,6 @@ def text_request(
     skip_special_tokens: bool = True,
 ) -> TextRequest:
     """What all surfaces ask of the executor. Raises ApiError for a logit_bias outside the vocabulary."""
-    if fields.min_tokens and not fields.ignore_eos and len(service.generator.end_ids) > 1:
-        raise ApiError(
-            f"min_tokens is {fields.min_tokens}, but the model has {len(service.generator.end_ids)} tokens that end an "
-            "answer, and one of them can be kept from that; accepted: 0, or with ignore_eos any",
-            param="min_tokens",
-        )
     return TextRequest(
         prompt=prompt,
         adapter=adapter,

@@ -1,4 +1,4 @@
-"""The page at /: one file, which asks for nothing but what this server has."""
+"""The page at /: one file, which loads nothing from other servers."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._core import IterationStats, KvCacheStats
+from .._core import IterationStats, KvCacheStats, SpeculationStats
 from .async_executor import AsyncExecutor
 
 
@@ -33,6 +33,11 @@ class ExecutorStatistics:
         """After the newest step; None before the first."""
         newest = self.newest()
         return None if newest is None else newest.kv_cache_stats
+
+    def speculation(self) -> SpeculationStats:
+        """All drafts so far."""
+        newest = self.newest()
+        return SpeculationStats() if newest is None else newest.speculation_stats
 
     def num_used_blocks(self) -> int:
         """KV blocks of requests now: what the newest step says of them holds only while there are requests."""

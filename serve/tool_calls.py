@@ -53,7 +53,7 @@ class ToolCallParser(ABC):
         """The rest, when no more comes."""
 
     def _shown(self, text: str) -> list[str | FunctionCall]:
-        """Text that is no part of a call; whitespace at its end waits for what follows."""
+        """Text that is not part of a call; whitespace at its end waits for what follows."""
         text = self._space + text
         shown = text.rstrip()
         self._space = text[len(shown) :]
@@ -205,7 +205,7 @@ PARSERS: Final[Mapping[str, type[ToolCallParser]]] = {HERMES: HermesParser, LLAM
 
 
 def _json_of(text: str) -> Any:
-    """None for what is no JSON, which null is no call either."""
+    """None for what is not JSON, which null is not a call either."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -213,7 +213,7 @@ def _json_of(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _call_of(content: Any, names: Collection[str]) -> FunctionCall | None:

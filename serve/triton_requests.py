@@ -288,7 +288,7 @@ def _wanted_outputs(inputs: _Inputs, outputs: Sequence[str] | None) -> tuple[str
             if name not in OUTPUTS:
                 raise ApiError(f"output '{name}' is not known; accepted: {', '.join(OUTPUTS)}", param=name)
             if list(outputs).count(name) > 1:
-                raise ApiError(f"output '{name}' is there twice", param=name)
+                raise ApiError(f"output '{name}' is given twice", param=name)
         return tuple(outputs)
     wanted = ["text_output"] if inputs.array("text_input") is not None else ["output_ids", "sequence_length"]
     for flag, names in _FLAGS.items():

@@ -211,7 +211,7 @@ class _Surface:
         values = dict(sent.model_extra or {})
         for name, value in sent.parameters.items():
             if name in values:
-                raise ApiError(f"'{name}' is there twice, in parameters and beside it", param=name)
+                raise ApiError(f"'{name}' is given twice, in parameters and beside it", param=name)
             values[name] = value
         arrays = {name: tensor_of_value(name, value, ACCEPTED) for name, value in values.items()}
         return sent, self._request(arrays, None, None)

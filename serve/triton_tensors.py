@@ -113,7 +113,7 @@ def read_tensors(
     for tensor in given:
         spec = spec_of(tensor.name, specs)
         if tensor.name in arrays:
-            raise ApiError(f"input '{tensor.name}' is there twice", param=tensor.name)
+            raise ApiError(f"input '{tensor.name}' is given twice", param=tensor.name)
         unknown = set(tensor.parameters) - {"binary_data_size"}
         if unknown:
             raise _error(tensor.name, f"parameter '{min(unknown)}' is not known; accepted: binary_data_size")

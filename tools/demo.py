@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     for directory in (args.model, args.adapters):
         if not directory.is_dir():
             raise adaptrt.ConfigError(
-                f"{directory}: is no directory; run from the checkout or give --model and --adapters"
+                f"{directory}: is not a directory; run from the checkout or give --model and --adapters"
             )
     if args.work_dir is not None:
         return _run_in(args.work_dir, args)

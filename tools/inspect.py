@@ -60,10 +60,10 @@ def _describer_of(path: Path) -> Callable[[Path, bool], None]:
         if any(found.is_file() for found in path.glob(file)):
             return describe
     if not path.is_dir():
-        raise ConfigError(f"{path}: is no checkpoint, engine or adapter, because it is no directory")
+        raise ConfigError(f"{path}: is not a checkpoint, engine or adapter, because it is not a directory")
     *files, last = kinds
     raise ConfigError(
-        f"{path}: is no checkpoint, engine or adapter; expected a directory with {', '.join(files)} or {last}"
+        f"{path}: is not a checkpoint, engine or adapter; expected a directory with {', '.join(files)} or {last}"
     )
 
 

@@ -45,7 +45,7 @@ def _tokens_of(text: Path, engines: Sequence[Path]) -> list[int]:
     tokenizers = {engine: engine / TOKENIZER_FILE for engine in engines}
     missing = [str(engine) for engine in engines if not engine.is_dir()]
     if missing:
-        raise ConfigError(f"{', '.join(missing)}: is no directory")
+        raise ConfigError(f"{', '.join(missing)}: is not a directory")
     missing = [str(path) for path in tokenizers.values() if not path.is_file()]
     if missing:
         raise ConfigError(f"there is no tokenizer: {', '.join(missing)}")

@@ -80,7 +80,7 @@ def _rate(
             generator.integers(100, min(1000, tokenizer.get_vocab_size()), PROMPT_TOKENS),
             options.tokens,
             sampling_config=adaptrt.SamplingConfig(top_p=1.0, seed=number),
-            embedding_bias=None if guide is None else bias,
+            embedding_bias=bias,
             guided_decoding_params=guide,
         )
         for number in range(options.requests)

@@ -49,7 +49,7 @@ SPLIT = (
 
 
 def make_model(name: str, home: Path) -> Path:
-    """Base, adapters and prompts below `home`; what is there already stays."""
+    """Base, adapters and prompts below `home`; what exists already stays."""
     model, root = MODELS[name], home / "models" / name
     base = root / "base"
     if not (base / "tokenizer.json").exists():
@@ -106,7 +106,7 @@ def library_files() -> Iterator[Path]:
 def export_for(peer: str, root: Path, home: Path, weights: Collection[str]) -> None:
     """Whatever the peer reads instead of the Hugging Face directory, for these kinds of weights (rows.py).
 
-    What is there already stays. Raises CalledProcessError when its tools fail.
+    What exists already stays. Raises CalledProcessError when its tools fail.
     """
     exporter = {"adaptrt": _build_engines, "openvino": _export_openvino, "llama_cpp": _convert_gguf}.get(peer)
     if exporter is not None:

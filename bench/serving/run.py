@@ -137,7 +137,7 @@ class Contest:
         starts: dict[str, Callable[[Path], Server]] = {
             OURS: lambda log: start_adaptrt(engine, adapters, args.threads, log),
             "vllm": lambda log: start_vllm(args.home, root / "base", adapters, args.threads, log),
-            "llama_cpp": lambda log: start_llama_cpp(args.home, root / "model.gguf", args.threads, log),
+            "llama_cpp": lambda log: start_llama_cpp(args.home, root / "gguf" / "base.gguf", args.threads, log),
         }
         for name in args.servers:
             console.print(f"{row}: starting {name}")

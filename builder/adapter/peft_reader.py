@@ -213,7 +213,7 @@ def _shape_problems(key: ModuleKey, roles: Mapping[Role, str], tensors: Mapping[
             f"in lora_B {list(b.shape)}"
         )
     if not key.rows and not key.is_in_order and b.shape[0] % len(key.source_parts):
-        problems.append(f"tensor '{roles[Role.B]}': has {b.shape[0]} outputs, which are no two halves of one size")
+        problems.append(f"tensor '{roles[Role.B]}': has {b.shape[0]} outputs, which are not two halves of one size")
     if Role.MAGNITUDE in roles:
         shape = tensors[roles[Role.MAGNITUDE]].shape
         # The first DoRA code kept the magnitudes as the weight of a linear layer, [out, 1].

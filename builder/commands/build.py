@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_tensorrt(group: Any) -> None:
     group.add_argument(
         "--compute_capability", nargs="+", metavar="CC",
-        help=f"GPUs to build for, a plan for each: 8.6, say, or {CURRENT} for that of this machine (default: "
+        help=f"GPUs to build for, a plan for each: for example 8.6, or {CURRENT} for that of this machine (default: "
         f"{CURRENT})",
     )  # fmt: skip
     group.add_argument(

@@ -78,7 +78,7 @@ def convert_checkpoint(
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1")
     if not model_dir.is_dir():
-        raise CheckpointError(f"{model_dir}: is no directory")
+        raise CheckpointError(f"{model_dir}: is not a directory")
     mapping = ParallelMapping(tp_size=tp_size, pp_size=pp_size)
     config = replace(
         load_hf_config(model_dir, dtype=dtype, mapping=mapping),
@@ -139,7 +139,7 @@ def _check_tensors(weights: HfWeights, network: Network, model_dir: Path) -> Non
     if missing:
         problems.append(f"missing tensors: {', '.join(missing)}")
     if unused:
-        problems.append(f"tensors that nothing uses: {', '.join(unused)}")
+        problems.append(f"unexpected tensors: {', '.join(unused)}")
     problems.extend(differing)
     if problems:
         raise CheckpointError(f"{model_dir}: " + "; ".join(problems))

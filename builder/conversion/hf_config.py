@@ -79,7 +79,7 @@ def _family_of(fields: JsonFields, subject: str) -> ModelFamily:
     if architectures not in [[name] for name in FAMILIES]:
         raise CheckpointError(f"{subject}: architectures is {describe(architectures)}; accepted: one of {accepted}")
     if fields.raw("auto_map") is not None:
-        raise CheckpointError(f"{subject}: auto_map names code of its own, which may compute something else")
+        raise CheckpointError(f"{subject}: auto_map names custom code, which may compute something else")
     return FAMILIES[architectures[0]]
 
 
@@ -132,7 +132,7 @@ def _head_size(fields: JsonFields, hidden_size: int, num_attention_heads: int) -
     if hidden_size % num_attention_heads != 0 and not fields.problems:
         fields.problem(
             "hidden_size",
-            f"{hidden_size} is no multiple of num_attention_heads {num_attention_heads}; state head_dim",
+            f"{hidden_size} is not a multiple of num_attention_heads {num_attention_heads}; state head_dim",
         )
     return max(1, hidden_size // num_attention_heads)
 
@@ -170,7 +170,7 @@ def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings:
     spellings = [fields.object(name, optional=True) for name in ("rope_parameters", "rope_scaling")]
     given = [nested for nested in spellings if nested is not None]
     if len(given) > 1:
-        fields.problem("rope_scaling", "stands beside rope_parameters; expected one of them")
+        fields.problem("rope_scaling", "is given together with rope_parameters; expected one of them")
     scaling = None
     for nested in given:
         nested_partial = nested.optional_number("partial_rotary_factor")

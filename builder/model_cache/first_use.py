@@ -147,7 +147,7 @@ class _Source:
         weights = self.files.weight_bytes
         # The embeddings keep their type, and int8 weights have scales.
         size = weights if self.options.quantization is None else 3 * weights // 4
-        # A checkpoint that is there already is only written again where the build quantises it.
+        # A checkpoint that exists already is only written again where the build quantises it.
         return size if self.is_checkpoint and self.options.quantization is None else 2 * size
 
 
@@ -211,10 +211,10 @@ def _check_space(source: _Source, place: Path) -> None:
 
 
 def _is_engine(directory: Path) -> bool:
-    """Whether a directory is an engine. Raises ConfigError for what is no directory with a config.json."""
+    """Whether a directory is an engine. Raises ConfigError for what is not a directory with a config.json."""
     if not directory.is_dir():
         problem = "is not a directory" if directory.exists() else "does not exist"
-        raise ConfigError(f"{directory}: {problem}; {_ACCEPTED}. Models of a hub are downloaded first")
+        raise ConfigError(f"{directory}: {problem}; {_ACCEPTED}. download models of a hub first")
     if not (directory / CONFIG_FILE).is_file():
         if (directory / ADAPTER_CONFIG_FILE).is_file():
             raise ConfigError(f"{directory}: is a PEFT adapter; name the directory of its base model, or an engine")

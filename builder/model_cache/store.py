@@ -3,7 +3,7 @@
 engines/{key}/engine/      the engine directory
 engines/{key}/entry.json   what it was made from; its time of change is that of the last use
 engines/{key}.lock         held by the process that makes or removes the entry
-engines/.{key}.*           an entry in the making, or what a process that was killed left of one
+engines/.{key}.*           an entry that is being made, or what a killed process left of one
 engines/digests/           digests of model directories, see model_digest.py
 """
 
@@ -168,7 +168,7 @@ def default_cache_directory() -> Path:
     try:
         return Path.home() / ".cache" / "adaptrt" / "engines"
     except RuntimeError as error:
-        raise ConfigError(f"there is no place for a cache of engines: {error}; set XDG_CACHE_HOME") from None
+        raise ConfigError(f"there is no directory for the cache of engines: {error}; set XDG_CACHE_HOME") from None
 
 
 def _size(place: Path) -> int:

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -94,20 +95,23 @@ void bind_engine_handle(py::module_& module) {
 }  // namespace
 
 CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const std::string& kernels,
-                     std::shared_ptr<StepProfile> profile, const std::string& identity) {
+                     std::shared_ptr<StepProfile> profile, const std::string& identity,
+                     std::optional<const CpuEngine*> beside) {
   if (num_threads < 1)
     throw ConfigError("num_threads is " + std::to_string(num_threads) + "; it must be at least 1");
   program.identity = identity;
   auto kept = std::make_shared<KeptObject>(std::move(storage));
   const py::gil_scoped_release release;
+  std::shared_ptr<ThreadPool> pool = beside ? (*beside)->pool_.lock() : nullptr;
+  if (!pool) pool = std::make_shared<ThreadPool>(num_threads);
+  pool_ = pool;
   // The engine goes before what it reads.
   struct Parts {
     std::shared_ptr<KeptObject> storage;
     std::unique_ptr<Engine> engine;
   };
-  auto parts = std::make_shared<Parts>(
-      Parts{std::move(kept), make_cpu_engine(std::move(program), std::make_shared<ThreadPool>(num_threads),
-                                             kernels, std::move(profile))});
+  auto parts = std::make_shared<Parts>(Parts{
+      std::move(kept), make_cpu_engine(std::move(program), std::move(pool), kernels, std::move(profile))});
   Engine* engine = parts->engine.get();
   hold(std::shared_ptr<Engine>(std::move(parts), engine));
 }
@@ -122,14 +126,17 @@ void bind_engine(py::module_& module) {
                                       "A native engine: a program, its weights and its KV pool.")
       .def(
           py::init<Program, py::object, int, const std::string&, std::shared_ptr<StepProfile>,
-                   const std::string&>(),
+                   const std::string&, std::optional<const CpuEngine*>>(),
           py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),
           py::arg("kernels") = "", py::arg("profile") = py::none(), py::arg("identity") = "",
+          py::arg("beside") = py::none(),
           "`storage` is kept alive while the engine is: it owns the buffers that `program` refers to. "
           "`kernels` is "
           "one of cpu_kernels(), or empty for the first; `profile` records every step. `identity` stands for "
           "all that "
-          "results depend on; empty: it is not known, and no second level of the KV cache can be had. Raises "
+          "results depend on; empty: it is not known, and the KV cache cannot have a second level. It "
+          "shares the "
+          "threads of `beside`, an engine whose steps the same thread runs. Raises "
           "EngineError with all that Program.validate() finds.");
   module.def(
       "cpu_kernels",

@@ -82,10 +82,13 @@ using ExecutorHolder = std::unique_ptr<Executor, ShutDownWithoutGil>;
 using ExecutorClass = py::class_<Executor, ExecutorHolder>;
 
 ExecutorHolder make_executor(const EngineHandle& engine, const ExecutorConfig& executor_config,
-                             std::size_t available_memory) {
+                             std::size_t available_memory, std::optional<const EngineHandle*> draft_engine) {
   // A copy, because another thread may change the configuration while the GIL is released.
   return without_gil([&, config = executor_config] {
-    return ExecutorHolder(std::make_unique<Executor>(engine.engine(), config, available_memory).release());
+    return ExecutorHolder(std::make_unique<Executor>(engine.engine(), config, available_memory,
+                                                     StepObserver{},
+                                                     draft_engine ? (*draft_engine)->engine() : nullptr)
+                              .release());
   });
 }
 
@@ -160,8 +163,9 @@ void bind_executor(py::module_& module) {
       "ExecutorClosedError with the reason. Responses are kept until they are awaited, however long that "
       "takes. A forked process has no executor's thread: there the executor counts as shut down.");
   cls.def(py::init(&make_executor), py::arg("engine"), py::arg("executor_config"),
-          py::arg("available_memory"),
-          "The KV and LoRA caches are sized by `available_memory` bytes. Raises ConfigError.");
+          py::arg("available_memory"), py::arg("draft_engine") = py::none(),
+          "The KV and LoRA caches are sized by `available_memory` bytes; `draft_engine` is that of "
+          "executor_config.draft_target_decoding_config. Raises ConfigError.");
   def_requests(cls);
   def_adapters(cls);
   cls.def("get_latest_iteration_stats", &Executor::get_latest_iteration_stats,

@@ -127,7 +127,8 @@ void bind_sampling_config(py::module_& module) {
             "Multiplies top_p after each token but top_p_reset_ids, in (0, 1], with top_p; None: 1."},
       Field{"seed", &C::seed, "Of the draws; None: 0."},
       Field{"temperature", &C::temperature, "Divides the logits; 0: the most probable. None: 1."},
-      Field{"min_tokens", &C::min_tokens, "end_id is forbidden before so many were generated."},
+      Field{"min_tokens", &C::min_tokens,
+            "end_id, and stop words of one token, are forbidden before so many were generated."},
       Field{"beam_search_diversity_rate", &C::beam_search_diversity_rate,
             "Of beams: times the number of the beam, added to a candidate's score where candidates are "
             "compared. "
@@ -142,7 +143,7 @@ void bind_sampling_config(py::module_& module) {
             "would not "
             "be among them if it ended as it is, any other number when it cannot come to be. None: 1."},
       Field{"no_repeat_ngram_size", &C::no_repeat_ngram_size,
-            "No token sequence of this length comes twice."},
+            "No token sequence of this length occurs twice."},
       Field{"num_return_sequences", &C::num_return_sequences, "As in Request; None: what the request says."},
       Field{"min_p", &C::min_p,
             "Choose among tokens at least so probable as a share of the most probable one."},
@@ -165,6 +166,9 @@ void bind_exec_config(py::module_& module) {
           kValidateDoc);
   bind_struct<ExtendedRuntimePerfKnobConfig>(module, "ExtendedRuntimePerfKnobConfig",
                                              "What only tunes GPUs in TensorRT-LLM; without effect here.");
+  using Draft = DraftTargetDecodingConfig;
+  def_validate(bind_struct<Draft>(module, "DraftTargetDecodingConfig",
+                                  "A second, small engine that guesses what comes next."));
   bind_struct<ExecutorConfig>(module, "ExecutorConfig", "How an executor works.")
       .def("validate", [](const ExecutorConfig& self) { return self.validate().list(); }, kValidateDoc);
 }

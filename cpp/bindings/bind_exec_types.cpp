@@ -138,6 +138,8 @@ void bind_exec_types(py::module_& module) {
                                       "A request whose prompt another executor computed: there is none.");
   bind_struct<InflightBatchingStats>(module, "InflightBatchingStats", "The batch of a step.");
   bind_struct<SpecDecodingStats>(module, "SpecDecodingStats", "The drafts of a step.");
+  bind_struct<DraftEngineStats>(module, "DraftEngineStats", "What the draft engine did, and has.");
+  bind_struct<SpeculationStats>(module, "SpeculationStats", "Drafts of all steps.");
   bind_stats<IterationStats>(module, "IterationStats", "A step.");
   bind_stats<RequestStats>(module, "RequestStats", "A request after a step.");
   bind_stats<RequestStatsPerIteration>(module, "RequestStatsPerIteration", "All requests after a step.");

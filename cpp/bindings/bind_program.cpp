@@ -80,7 +80,8 @@ py::array_t<float> unpack_rows(const PanelMatrix& matrix, std::int64_t first, st
 VectorView make_vector_view(const py::buffer& data) {
   const py::buffer_info info = data.request();
   if (bytes_of(info) % sizeof(float) != 0) {
-    throw py::value_error("VectorView: " + std::to_string(bytes_of(info)) + " bytes are no float32 elements");
+    throw py::value_error("VectorView: " + std::to_string(bytes_of(info)) +
+                          " bytes are not whole float32 elements");
   }
   const auto* first = data_of(info, alignof(float), "VectorView");
   return {reinterpret_cast<const float*>(first), static_cast<std::int64_t>(bytes_of(info) / sizeof(float))};

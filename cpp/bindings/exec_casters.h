@@ -3,7 +3,6 @@
 // How fields of requests, configurations and results appear in Python. To be included wherever such a struct
 // is bound.
 
-#include <datetime.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -28,6 +27,7 @@
 #include "bind_struct.h"
 #include "kept_object.h"
 #include "post_processor.h"
+#include "time_value.h"
 
 namespace adaptrt::bindings {
 
@@ -50,20 +50,6 @@ struct TimeoutArgument {
 struct RequestIdArgument {
   RequestId value = 0;
 };
-
-/// Seconds of a datetime.timedelta, an int or a float; nullopt for anything else. NaN is nothing else.
-inline std::optional<double> seconds_of(pybind11::handle source) {
-  if (PyDateTimeAPI == nullptr) PyDateTime_IMPORT;
-  if (PyDelta_Check(source.ptr()) != 0) return source.attr("total_seconds")().cast<double>();
-  if (PyBool_Check(source.ptr()) != 0) return std::nullopt;
-  if (PyFloat_Check(source.ptr()) == 0 && PyLong_Check(source.ptr()) == 0) return std::nullopt;
-  const double seconds = PyFloat_AsDouble(source.ptr());
-  if (seconds == -1.0 && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    return std::nullopt;
-  }
-  return std::isnan(seconds) ? std::nullopt : std::optional(seconds);
-}
 
 /// Any object, for fields that are kept and not looked into.
 class PythonValue final : public ForeignValue {
@@ -120,9 +106,9 @@ struct type_caster<std::chrono::milliseconds> {
   PYBIND11_TYPE_CASTER(std::chrono::milliseconds, const_name("datetime.timedelta | float"));
 
   bool load(handle source, bool /*convert*/) {
-    const auto number = adaptrt::bindings::seconds_of(source);
-    if (!number) return false;
-    const double count = PyDelta_Check(source.ptr()) != 0 ? *number * 1000.0 : *number;
+    const auto time = adaptrt::bindings::time_value_of(source);
+    if (!time) return false;
+    const double count = time->is_timedelta ? time->value * 1000.0 : time->value;
     // What is too long to count is as good as for ever; a hundred years keep clear of the clock's end.
     constexpr double kLongest = 1000.0 * 3600 * 24 * 365 * 100;
     value = std::chrono::milliseconds(
@@ -144,11 +130,11 @@ struct type_caster<adaptrt::bindings::TimeoutArgument> {
   bool load(handle source, bool /*convert*/) {
     value.value.reset();
     if (source.is_none()) return true;
-    const auto seconds = adaptrt::bindings::seconds_of(source);
+    const auto seconds = adaptrt::bindings::time_value_of(source);
     if (!seconds) return false;
     constexpr double kLongest = 3600.0 * 24 * 365 * 100;
-    if (*seconds < kLongest) {
-      value.value = std::chrono::nanoseconds(static_cast<std::int64_t>(std::max(*seconds, 0.0) * 1e9));
+    if (seconds->value < kLongest) {
+      value.value = std::chrono::nanoseconds(static_cast<std::int64_t>(std::max(seconds->value, 0.0) * 1e9));
     }
     return true;
   }

@@ -54,7 +54,7 @@ def attributes_of(trt: Any, plugin: Plugin, fields: Iterable[Any], subject: str)
         if attribute is None:
             problems.append(f"field {field.name} is not known; its fields are {', '.join(known)}")
         elif field.name in values:
-            problems.append(f"field {field.name} comes twice")
+            problems.append(f"field {field.name} is given twice")
         else:
             values[field.name] = attribute.default
             problem = _problem(trt, attribute, field)

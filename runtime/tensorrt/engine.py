@@ -39,7 +39,7 @@ class TensorRtEngine(LoadedEngine):
         """The weights beside the plans; None when they are in the plans, which give none back."""
         return None if self.weights is None else WeightsFileBase(self.sites, self.weights, self.directory)
 
-    def start(self, config: ExecutorConfig) -> _core.TensorRtEngine:
+    def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.TensorRtEngine:
         """The plan for this machine's GPU, with its memory.
 
         Raises ConfigError for kernels of the CPU, and when this install or this machine cannot run plans, EngineError

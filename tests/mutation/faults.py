@@ -29,7 +29,7 @@ _INTEGER = re.compile(r"(?<![\w.'])\d+(?![\w.'])")
 
 _CPP_STATEMENT = re.compile(
     r"[\w:.\[\]>*-]+\(.*\);"  # a call
-    r"|[\w.\[\]>*-]+ [+|-]?= .*;"  # an assignment to what is there already
+    r"|[\w.\[\]>*-]+ [+|-]?= .*;"  # an assignment to what exists already
     r"|if \(.*\) (?:return|throw)\b.*;|(?:if \(.*\) )?(?:return|continue|break);"
 )
 _PYTHON_STATEMENT = re.compile(

@@ -6,18 +6,22 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-# Test programs of the rooms that feed on one, and what sees it through the bindings.
-CPP_WIDER = {
-    "core": ("lora", "kernels", "engine", "exec"),
-    "kernels": ("engine",),
-    "lora": ("sched", "engine", "exec"),
-    "kv": ("sched", "exec"),
-    "sample": ("exec",),
-    "sched": ("exec",),
-    "engine": (),
-    "exec": (),
+# The test programs of a room and of those that depend on it, the nearest first, and what sees it through the bindings.
+CPP_PROGRAMS = {
+    "core": ("core", "lora", "kernels", "engine", "exec"),
+    "kernels": ("kernels", "engine"),
+    "lora": ("lora", "sched", "engine", "exec"),
+    "kv": ("kv", "sched", "exec"),
+    "kv_file": ("kv_file", "exec"),
+    "draft": ("draft", "sched", "exec"),
+    "draft_engine": ("exec",),
+    "guide": ("guide", "exec"),
+    "sample": ("sample", "exec"),
+    "sched": ("sched", "exec"),
+    "engine": ("engine",),
+    "exec": ("exec",),
     "device": ("tensorrt",),
-    "tensorrt": (),
+    "tensorrt": ("tensorrt",),
 }
 SEEN_THROUGH_BINDINGS = (
     "unit/test_executor.py",
@@ -25,6 +29,9 @@ SEEN_THROUGH_BINDINGS = (
     "unit/test_executor_types.py",
     "integration/test_generation.py",
     "property/test_batch_invariance.py",
+    "property/test_beams.py",
+    "property/test_speculation.py",
+    "property/test_second_level.py",
 )
 PYTHON_WIDER = {
     "builder/adapter": ("property/test_adapter_mutations.py", "integration/test_parity.py"),
@@ -65,7 +72,7 @@ def stages_of(path: str, python_tests: Path) -> list[Stage]:
     room = parts[3] if parts[1] == "include" else parts[2]
     if parts[1] == "bindings":
         return [Stage(files=SEEN_THROUGH_BINDINGS, needs_core=True)]
-    programs = [Stage(program=f"test_{name}") for name in (room, *CPP_WIDER[room])]
+    programs = [Stage(program=f"test_{name}") for name in CPP_PROGRAMS[room]]
     return [*programs, Stage(files=SEEN_THROUGH_BINDINGS, needs_core=True)]
 
 

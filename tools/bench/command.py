@@ -12,6 +12,7 @@ from typing import Final
 from rich.console import Console
 
 from ..._core import ConfigError, ExecutorConfig
+from . import engine_rows
 from .display import profile_table, tables_of
 from .engines import EngineShelf
 from .executors import BenchExecutor, CpuUse, key_of, load_native_engine, problems_of
@@ -19,21 +20,27 @@ from .limits import TRIES, machine_limits, peak_of
 from .plots import require_matplotlib, write_plots
 from .profile import chrome_trace, step_seconds, summarise, write_chrome_trace
 from .runner import Bench, profiled_steps
-from .scenario_file import load_scenarios, shipped_files
 from .scenario_types import Decode, Prefill, ScenarioFile
 
+SHIPPED: Final = Path(__file__).parent / "scenarios"
 DEFAULT_WORK_DIR: Final = Path("~/.cache/adaptrt/bench")
 DEFAULT_SCENARIOS: Final = "default"
 FILE_WIDTH: Final = 120
 """Columns of tables that go to no terminal."""
 
 
+def shipped_files() -> dict[str, Path]:
+    """Scenario files that come with the package, by name."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's flags."""
     names = ", ".join(shipped_files())
     parser.add_argument(
-        "scenarios", nargs="?", default=DEFAULT_SCENARIOS, metavar="SCENARIOS",
-        help=f"a TOML file, or one that is shipped: {names} (default: {DEFAULT_SCENARIOS})",
+        "scenarios", nargs="?", default=DEFAULT_SCENARIOS, metavar="ENGINE|SCENARIOS",
+        help="an engine's directory, which is measured with the load that flags describe; or scenarios that AdaptRT is "
+        f"measured by: a TOML file, or a shipped one: {names} (default: {DEFAULT_SCENARIOS})",
     )  # fmt: skip
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="scenarios to run, and those that they are compared with"
@@ -54,6 +61,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of measuring, time every op of the prefill and decode scenarios: a table of each, and a Chrome "
         "trace in this directory",
     )  # fmt: skip
+    engine_rows.add_arguments(parser)
+
+
+def _file_for(args: argparse.Namespace) -> ScenarioFile:
+    """What is measured: rows of an engine, or those of a scenario file."""
+    if args.scenarios not in shipped_files() and Path(args.scenarios).is_dir():
+        return engine_rows.engine_rows(args, Path(args.scenarios))
+    engine_rows.refuse_beside_file(args)
+    try:
+        from .scenario_file import load_scenarios
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"adaptrt bench SCENARIOS needs {error.name}: pip install 'adaptrt[bench]'") from error
+    return load_scenarios(_path_of(args.scenarios))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--profile makes no report, so --output and --plots have no effect beside it")
     if args.plots is not None:
         require_matplotlib()
-    file = select(load_scenarios(_file_of(args.scenarios)), args.only)
+    file = select(_file_for(args), args.only)
     if args.repeats is not None:
         file = replace(file, run=replace(file.run, repeats=args.repeats))
     cpu = CpuUse(args.num_threads or len(os.sched_getaffinity(0)), args.kernels)
@@ -95,13 +115,15 @@ def _make_room(output: Path | None, plots: Path | None) -> None:
         plots.mkdir(parents=True, exist_ok=True)
 
 
-def _file_of(name: str) -> Path:
+def _path_of(name: str) -> Path:
     shipped = shipped_files()
     if name in shipped:
         return shipped[name]
     path = Path(name)
     if not path.is_file():
-        raise ConfigError(f"{name}: is no file, and none of the scenario files that are shipped: {', '.join(shipped)}")
+        raise ConfigError(
+            f"{name}: is not a file, and none of the scenario files that are shipped: {', '.join(shipped)}"
+        )
     return path
 
 

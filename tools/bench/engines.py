@@ -31,7 +31,7 @@ class EngineShelf:
         self._progress = progress
 
     def prepare(self, file: ScenarioFile) -> tuple[dict[str, Path], dict[str, str]]:
-        """(directories of the engines that scenarios use, reasons of those that cannot be had), both by name.
+        """(directories of the engines that scenarios use, reasons why others are not available), both by name.
 
         Raises ConfigError with the reason for an engine that is not optional.
         """
@@ -42,7 +42,7 @@ class EngineShelf:
                 directories[spec.name] = self._engine(spec, file.model)
             except (NotBuiltError, AdaptrtError) as error:
                 if not spec.optional:
-                    raise ConfigError(f"engine '{spec.name}' cannot be had: {error}") from error
+                    raise ConfigError(f"engine '{spec.name}' is not available: {error}") from error
                 reasons[spec.name] = str(error)
         return directories, reasons
 
@@ -59,7 +59,7 @@ class EngineShelf:
     def _engine(self, spec: EngineSpec, model: BenchModel | None) -> Path:
         if spec.directory is not None:
             if not spec.directory.is_dir():
-                raise NotBuiltError(f"{spec.directory}: is no directory")
+                raise NotBuiltError(f"{spec.directory}: is not a directory")
             return spec.directory
         assert model is not None  # the reader of scenario files sees to it
         identity = {**asdict(spec), "directory": None, "optional": None, "name": None}

@@ -98,6 +98,9 @@ class AdapterLibrary:
 
     def tensors(self, mix: AdapterMix, index: int, *, task_id: int | None = None) -> LoraConfig:
         """An adapter with its weights, under its own id or another."""
+        if mix.directories:
+            task = self.task_id(mix, index) if task_id is None else task_id
+            return LoraConfig.from_peft(task, Path(mix.directories[index]), self._engine)
         rank, dora = mix.rank(index), mix.is_dora(index)
         if (rank, dora) not in self._made:
             layout = self._engine.program.lora

@@ -202,7 +202,7 @@ def load_report(path: Path) -> Report:
     )
     for name in ("machine", "run"):
         if not isinstance(getattr(report, name), dict):
-            fields.problem(name, "is no object")
+            fields.problem(name, "is not an object")
     fields.finish(str(path), ConfigError)
     return report
 
@@ -221,11 +221,11 @@ def _list(fields: JsonFields, name: str) -> Iterable[JsonFields]:
     """The objects of a list, each as fields that share the problems of `fields`."""
     values = fields.raw(name)
     if not isinstance(values, list):
-        fields.problem(name, "is no list")
+        fields.problem(name, "is not a list")
         return
     for index, value in enumerate(values):
         if not isinstance(value, Mapping):
-            fields.problem(f"{name}[{index}]", "is no object")
+            fields.problem(f"{name}[{index}]", "is not an object")
             continue
         nested = JsonFields(value, prefix=f"{name}[{index}].", problems=fields.problems)
         yield nested
@@ -257,7 +257,7 @@ def _ratios(fields: JsonFields) -> list[float]:
     """Reports of versions that had no pairs do not have them."""
     values = [] if fields.raw("pair_ratios") is None else fields.raw("pair_ratios")
     if not isinstance(values, list) or not all(isinstance(value, (int, float)) for value in values):
-        fields.problem("pair_ratios", "is no list of numbers")
+        fields.problem("pair_ratios", "is not a list of numbers")
         return []
     return [float(value) for value in values]
 
@@ -269,7 +269,7 @@ def _metrics(fields: JsonFields) -> Metrics:
         or "value" not in values
         or not all(isinstance(value, (int, float)) for value in values.values())
     ):
-        fields.problem("metrics", "is no object of numbers with a value")
+        fields.problem("metrics", "is not an object of numbers with a value")
         return {"value": 0.0}
     return {name: float(value) for name, value in values.items()}
 
@@ -278,7 +278,7 @@ def _row(fields: JsonFields) -> Row:
     figure = fields.object("figure")
     settings = fields.raw("settings")
     if not isinstance(settings, dict):
-        fields.problem("settings", "is no object")
+        fields.problem("settings", "is not an object")
         settings = {}
     return Row(
         name=fields.string("name"),

@@ -298,7 +298,7 @@ class Bench:
             created=utc_now(),
             machine=describe_machine(self._cpu.num_threads, self._cpu.kernels),
             run={**asdict(self._file.run), "threads": self._cpu.num_threads, "scenarios": self._file.path.name},
-            scenario_file=self._file.path.read_text(encoding="utf-8"),
+            scenario_file=self._file.text,
             limits=limits,
             rows=rows,
             not_run=[NotRun(name, titles[name], reason) for name, reason in self._not_run.items()],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from .scenario_fields import Place
+from .scenario_errors import Place
 from .scenario_types import Comparison, Decode, Prefill, Scenario
 
 SAME_IN_TURN: Final = {"requests": "requests", "input_length": "input", "output_length": "output"}
@@ -21,7 +21,7 @@ def check_comparisons(scenarios: Sequence[Scenario], place: Place) -> None:
         for comparison in scenario.comparisons:
             base = scenario if comparison.base is None else by_name.get(comparison.base)
             if base is None:
-                place.complain((), f'compares "{scenario.name}" with "{comparison.base}", which is no scenario')
+                place.complain((), f'compares "{scenario.name}" with "{comparison.base}", which is not a scenario')
                 continue
             for problem in _problems(scenario, comparison, base):
                 place.complain((), f'compares "{scenario.name}" {problem}')

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, Final
+
+from pydantic import ValidationError
 
 from ..._core import ConfigError
 from .model import BenchModel
 from .scenario_comparisons import check_comparisons
-from .scenario_fields import Fields, Place
+from .scenario_errors import Place
+from .scenario_tables import (
+    AdaptersTable,
+    CompareTable,
+    DecodeTable,
+    EngineTable,
+    FileTable,
+    FirstTokenTable,
+    LoadTable,
+    MemoryTable,
+    OverheadTable,
+    PopularityTable,
+    PrefillTable,
+    ScenarioTable,
+    ServeTable,
+)
 from .scenario_types import (
     NO_ADAPTERS,
     AdapterMix,
@@ -29,26 +45,13 @@ from .scenario_types import (
     ScenarioFile,
     Serve,
 )
+from .toml_places import Path as TomlPath
 from .toml_places import line_numbers
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-SCHEMA: Final = 1
-SHIPPED: Final = Path(__file__).parent / "scenarios"
-DTYPES: Final = ("bfloat16", "float16", "float32")
-MEASURES: Final = ("ratio", "alternating", "roofline", "value")
-PAIRS: Final = 8
-"""Of a sample of an alternating comparison that says nothing else."""
-ADAPTER_PLACES: Final = ("device", "host", "disk")
-MAX_SEED: Final = 1 << 31
-
-
-def shipped_files() -> dict[str, Path]:
-    """Scenario files that come with the package, by name."""
-    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
 
 
 def load_scenarios(path: Path) -> ScenarioFile:
@@ -67,278 +70,233 @@ def parse_scenarios(text: str, path: Path) -> ScenarioFile:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
     place = Place(line_numbers(text))
-    top = Fields(data, (), place)
-    schema = top.integer("schema")
-    if schema != SCHEMA and not place.problems:
-        top.complain("schema", f"is {schema}; this version reads {SCHEMA}")
-    run = _read_run(top)
-    engines = _read_engines(top, path.parent)
-    model = _read_model(top, needed=any(engine.directory is None for engine in engines.values()))
-    scenarios = tuple(_read_scenarios(top, engines))
-    check_comparisons(scenarios, place)
-    top.refuse_remaining("a scenario file")
-    if not scenarios and not place.problems:
-        place.complain((), "has no [[scenario]]")
+    try:
+        table = FileTable.model_validate(data)
+    except ValidationError as error:
+        place.complain_of(error)
+        raise ConfigError(f"{path}: " + "; ".join(place.problems)) from None
+    file = _Reader(table, place).read(path, text)
     if place.problems:
         raise ConfigError(f"{path}: " + "; ".join(place.problems))
-    return ScenarioFile(path, run, model, engines, scenarios)
+    return file
 
 
-def _read_run(top: Fields) -> RunSettings:
-    fields = top.table("run") or Fields({}, ("run",), Place({}))
-    settings = RunSettings(
-        repeats=fields.integer("repeats", default=5),
-        quiet_share=fields.number("quiet_share", default=0.06, maximum=1.0),
-        extra_samples=fields.integer("extra_samples", default=2, minimum=0),
-        quiet_wait=fields.number("quiet_wait", default=30.0),
+class _Reader:
+    """Makes scenarios of the tables, and notes what does not go together."""
+
+    def __init__(self, table: FileTable, place: Place) -> None:
+        self._table = table
+        self._place = place
+
+    def read(self, path: Path, text: str) -> ScenarioFile:
+        engines = self._engines(path.parent)
+        model = self._model(needed=any(engine.directory is None for engine in engines.values()))
+        scenarios = tuple(self._scenarios(engines))
+        check_comparisons(scenarios, self._place)
+        if not scenarios:
+            self._place.complain((), "has no [[scenario]]")
+        return ScenarioFile(path, RunSettings(**self._table.run.model_dump()), model, engines, scenarios, text)
+
+    def _model(self, *, needed: bool) -> BenchModel | None:
+        table = self._table.model
+        if table is None:
+            if needed:
+                self._place.complain(("model",), "is missing, and an engine without a directory is built of it")
+            return None
+        model = BenchModel(**table.model_dump())
+        for problem in model.problems():
+            self._place.complain(("model",), problem)
+        return model
+
+    def _engines(self, directory: Path) -> dict[str, EngineSpec]:
+        engines: dict[str, EngineSpec] = {}
+        for index, table in enumerate(self._table.engine):
+            where: TomlPath = ("engine", index)
+            if table.name in engines:
+                self._place.complain((*where, "name"), f'is "{table.name}", as is an engine before it')
+            engines[table.name] = _engine(table, directory)
+            if table.directory is not None:
+                for name in sorted(table.model_fields_set - {"name", "directory", "optional"}):
+                    self._place.complain((*where, name), "has no effect on an existing engine: it has a directory")
+        return engines
+
+    def _scenarios(self, engines: dict[str, EngineSpec]) -> Iterator[Scenario]:
+        names: set[str] = set()
+        for index, table in enumerate(self._table.scenario):
+            where: TomlPath = ("scenario", index)
+            if table.engine not in engines:
+                known = ", ".join(f'"{name}"' for name in engines) or "none"
+                self._place.complain((*where, "engine"), f'is "{table.engine}"; the file\'s engines: {known}')
+            if isinstance(table, ServeTable):
+                self._check_serve(where, table)
+            for number, compare in enumerate(table.compare):
+                self._check_comparison((*where, "compare", number), compare)
+            for scenario in _MADE[type(table)](table):
+                if scenario.name in names:
+                    self._place.complain((*where, "name"), f'is "{scenario.name}", as is a scenario before it')
+                names.add(scenario.name)
+                yield scenario
+
+    def _check_serve(self, where: TomlPath, table: ServeTable) -> None:
+        if (table.concurrency is None) == (table.rate is None):
+            self._place.complain(
+                (*where, "concurrency"), "or rate: expected exactly one of them, for a closed or an open loop"
+            )
+        if table.rate is None and "cv" in table.model_fields_set:
+            self._place.complain((*where, "cv"), "has no effect on a closed loop: there is no rate")
+        if (table.popularity.power is None) == (table.popularity.zipf is None):
+            self._place.complain((*where, "popularity"), "has neither or both of power and zipf; expected one of them")
+
+    def _check_comparison(self, where: TomlPath, table: CompareTable) -> None:
+        measure = _measure_of(table)
+        if table.base is None and measure == "ratio":
+            self._place.complain((*where, "measure"), 'is "ratio"; without "with" there is nothing to divide by')
+        if table.base is None and measure == "alternating":
+            self._place.complain(
+                (*where, "measure"), 'is "alternating"; without "with" there is nothing to alternate with'
+            )
+        if table.base is not None and measure == "value":
+            self._place.complain(
+                (*where, "measure"), 'is "value", which is held against the targets alone; "with" has no effect'
+            )
+        if "pairs" in table.model_fields_set and measure != "alternating":
+            self._place.complain(
+                (*where, "pairs"), f'has no effect on a comparison by {measure}; only "alternating" has pairs'
+            )
+        elif table.pairs % 2 == 1:
+            self._place.complain(
+                (*where, "pairs"),
+                f"is {table.pairs}; expected an even number, half of whose pairs begin with either scenario",
+            )
+
+
+def _engine(table: EngineTable, directory: Path) -> EngineSpec:
+    values = table.model_dump()
+    values["directory"] = None if table.directory is None else directory / Path(table.directory).expanduser()
+    values["dora"] = table.lora if table.dora is None else table.dora
+    values["convert_flags"] = tuple(table.convert_flags)
+    values["build_flags"] = tuple(table.build_flags)
+    return EngineSpec(**values)
+
+
+def _measure_of(table: CompareTable) -> str:
+    return table.measure or ("ratio" if table.base is not None else "roofline")
+
+
+def _comparison(table: CompareTable) -> Comparison:
+    measure = _measure_of(table)
+    return Comparison(
+        base=table.base,
+        measure=measure,
+        at_least=table.at_least,
+        at_most=table.at_most,
+        at_least_with_amx=table.at_least_with_amx,
+        pairs=table.pairs if measure == "alternating" else 0,
     )
-    fields.refuse_remaining("[run]")
-    return settings
 
 
-def _read_model(top: Fields, *, needed: bool) -> BenchModel | None:
-    fields = top.table("model")
-    if fields is None:
-        if needed:
-            top.complain("model", "is missing, and an engine without a directory is built of it")
-        return None
-    default = BenchModel()
-    values: dict[str, Any] = {}
-    for field in fields_of(BenchModel):
-        usual = getattr(default, field.name)
-        read = fields.boolean if isinstance(usual, bool) else fields.integer
-        values[field.name] = read(field.name, default=usual)
-    fields.refuse_remaining("[model]")
-    model = BenchModel(**values)
-    for problem in model.problems():
-        top.complain("model", problem)
-    return model
-
-
-def _read_engines(top: Fields, directory: Path) -> dict[str, EngineSpec]:
-    engines: dict[str, EngineSpec] = {}
-    for fields in top.tables("engine"):
-        name = fields.text("name")
-        if name in engines:
-            fields.complain("name", f'is "{name}", as is an engine before it')
-        there = fields.text("directory", default="") if "directory" in fields else ""
-        lora = fields.boolean("lora", default=True)
-        engines[name] = EngineSpec(
-            name=name,
-            directory=directory / Path(there).expanduser() if there else None,
-            dtype=fields.text("dtype", default="bfloat16", choices=DTYPES),
-            lora=lora,
-            dora=fields.boolean("dora", default=lora),
-            max_lora_rank=fields.integer("max_lora_rank", default=64),
-            max_batch_size=fields.integer("max_batch_size", default=16),
-            max_num_tokens=fields.integer("max_num_tokens", default=1024),
-            max_seq_len=fields.integer("max_seq_len", default=1024),
-            convert_flags=fields.texts("convert_flags"),
-            build_flags=fields.texts("build_flags"),
-            optional=fields.boolean("optional", default=False),
-        )
-        if there:
-            _refuse_beside_directory(fields)
-        fields.refuse_remaining("an engine")
-    return engines
-
-
-def _refuse_beside_directory(fields: Fields) -> None:
-    for field in fields_of(EngineSpec):
-        if field.name not in ("name", "directory", "optional") and field.name in fields:
-            fields.complain(field.name, "has no effect on an engine that is there already: it has a directory")
-
-
-def _read_scenarios(top: Fields, engines: dict[str, EngineSpec]) -> Iterator[Scenario]:
-    names: set[str] = set()
-    for fields in top.tables("scenario"):
-        kind = fields.text("kind", choices=READERS)
-        engine = fields.text("engine")
-        if engine and engine not in engines:
-            known = ", ".join(f'"{name}"' for name in engines) or "none"
-            fields.complain("engine", f'is "{engine}"; the file\'s engines: {known}')
-        for scenario in READERS[kind](fields, _common(fields, engine)):
-            if scenario.name in names:
-                fields.complain("name", f'is "{scenario.name}", as is a scenario before it')
-            names.add(scenario.name)
-            yield scenario
-        fields.refuse_remaining(f'a scenario of kind "{kind}"')
-
-
-def _common(fields: Fields, engine: str) -> dict[str, Any]:
-    name = fields.text("name")
+def _common(table: ScenarioTable, unit: str) -> dict[str, Any]:
     return {
-        "name": name,
-        "title": fields.text("title", default=name or "?"),
-        "engine": engine,
-        "comparisons": tuple(_read_comparisons(fields)),
+        "name": table.name,
+        "title": table.title or table.name,
+        "engine": table.engine,
+        "comparisons": tuple(map(_comparison, table.compare)),
+        "unit": unit,
     }
 
 
-def _read_comparisons(fields: Fields) -> Iterator[Comparison]:
-    for entry in fields.tables("compare"):
-        base = entry.text("with") if "with" in entry else None
-        measure = entry.text("measure", default="ratio" if base else "roofline", choices=MEASURES)
-        comparison = Comparison(
-            base=base,
-            measure=measure,
-            at_least=entry.optional_number("at_least"),
-            at_most=entry.optional_number("at_most"),
-            at_least_with_amx=entry.optional_number("at_least_with_amx"),
-            pairs=_read_pairs(entry, measure),
-        )
-        if base is None and comparison.measure == "ratio":
-            entry.complain("measure", 'is "ratio"; without "with" there is nothing to divide by')
-        if base is None and comparison.measure == "alternating":
-            entry.complain("measure", 'is "alternating"; without "with" there is nothing to alternate with')
-        if base is not None and comparison.measure == "value":
-            entry.complain("measure", 'is "value", which is held against the targets alone; "with" has no effect')
-        entry.refuse_remaining("a comparison")
-        yield comparison
-
-
-def _read_pairs(entry: Fields, measure: str) -> int:
-    if measure != "alternating":
-        if "pairs" in entry:
-            entry.complain("pairs", f'has no effect on a comparison by {measure}; only "alternating" has pairs')
-            entry.integer("pairs")
-        return 0
-    pairs = entry.integer("pairs", default=PAIRS, minimum=2)
-    if pairs % 2 == 1:
-        entry.complain("pairs", f"is {pairs}; expected an even number, half of whose pairs begin with either scenario")
-    return pairs
-
-
-def _read_adapters(fields: Fields, *, needed: bool = False) -> AdapterMix:
-    """The table `adapters`; count may be a list for a sweep, which _counts() reads."""
-    table = fields.table("adapters")
+def _mix(table: AdaptersTable | None, count: int | None = None) -> AdapterMix:
     if table is None:
-        if needed:
-            fields.complain("adapters", "is missing; expected a table")
         return NO_ADAPTERS
-    mix = AdapterMix(
-        count=table.integers("count", minimum=0)[0],
-        ranks=table.integers("ranks", default=[16]),
-        dora_share=table.number("dora_share", default=0.0, maximum=1.0),
-    )
-    table.refuse_remaining("the adapters of a scenario")
-    return mix
+    return AdapterMix(table.count[0] if count is None else count, tuple(table.ranks), table.dora_share)
 
 
-def _prefill(fields: Fields, common: dict[str, Any]) -> Iterator[Scenario]:
-    yield Prefill(
-        **common, adapters=_read_adapters(fields), unit="tok/s", input_length=fields.integer("input", default=512)
-    )
+def _prefill(table: PrefillTable) -> Iterator[Scenario]:
+    yield Prefill(**_common(table, "tok/s"), adapters=_mix(table.adapters), input_length=table.input)
 
 
-def _decode(fields: Fields, common: dict[str, Any]) -> Iterator[Scenario]:
+def _decode(table: DecodeTable) -> Iterator[Scenario]:
     yield Decode(
-        **common,
-        adapters=_read_adapters(fields),
-        unit="tok/s",
-        requests=fields.integer("requests"),
-        input_length=fields.integer("input", default=64),
-        output_length=fields.integer("output", default=64, minimum=4),
-        num_threads=fields.optional_integer("threads"),
-        competing_processes=fields.integer("competing_processes", default=0, minimum=0),
+        **_common(table, "tok/s"),
+        adapters=_mix(table.adapters),
+        requests=table.requests,
+        input_length=table.input,
+        output_length=table.output,
+        num_threads=table.threads,
+        competing_processes=table.competing_processes,
     )
 
 
-def _overhead(fields: Fields, common: dict[str, Any]) -> Iterator[Scenario]:
+def _overhead(table: OverheadTable) -> Iterator[Scenario]:
     yield Overhead(
-        **common,
-        adapters=_read_adapters(fields),
-        unit="%",
-        requests=fields.integer("requests"),
-        input_length=fields.integer("input", default=64),
-        output_length=fields.integer("output", default=64, minimum=4),
+        **_common(table, "%"),
+        adapters=_mix(table.adapters),
+        requests=table.requests,
+        input_length=table.input,
+        output_length=table.output,
     )
 
 
-def _first_token(fields: Fields, common: dict[str, Any]) -> Iterator[Scenario]:
+def _first_token(table: FirstTokenTable) -> Iterator[Scenario]:
     yield FirstToken(
-        **common,
-        adapters=_read_adapters(fields, needed=True),
-        unit="ms",
-        input_length=fields.integer("input", default=512),
-        adapter_from=fields.text("adapter_from", choices=ADAPTER_PLACES),
+        **_common(table, "ms"),
+        adapters=_mix(table.adapters),
+        input_length=table.input,
+        adapter_from=table.adapter_from,
     )
 
 
-def _memory(fields: Fields, common: dict[str, Any]) -> Iterator[Scenario]:
+def _memory(table: MemoryTable) -> Iterator[Scenario]:
     yield Memory(
-        **common,
-        adapters=_read_adapters(fields),
-        unit="MB",
-        requests=fields.integer("requests"),
-        input_length=fields.integer("input", default=64),
-        output_length=fields.integer("output", default=64),
+        **_common(table, "MB"),
+        adapters=_mix(table.adapters),
+        requests=table.requests,
+        input_length=table.input,
+        output_length=table.output,
     )
 
 
-def _load(fields: Fields, common: dict[str, Any]) -> Iterator[Scenario]:
-    yield Load(**common, adapters=NO_ADAPTERS, unit="s", input_length=fields.integer("input", default=16))
+def _load(table: LoadTable) -> Iterator[Scenario]:
+    yield Load(**_common(table, "s"), adapters=NO_ADAPTERS, input_length=table.input)
 
 
-def _serve(fields: Fields, common: dict[str, Any]) -> Iterator[Scenario]:
-    counts = _counts(fields)
-    mix = _read_adapters(fields)
-    concurrency = fields.optional_integer("concurrency")
-    rate = fields.optional_number("rate", above=True)
-    if (concurrency is None) == (rate is None):
-        fields.complain("concurrency", "or rate: expected exactly one of them, for a closed or an open loop")
-    if rate is None and "cv" in fields:
-        fields.complain("cv", "has no effect on a closed loop: there is no rate")
-    values: dict[str, Any] = {
-        **common,
-        "unit": "tok/s",
-        "popularity": _read_popularity(fields),
-        "base_share": fields.number("base_share", default=0.0, maximum=1.0),
-        "device_adapters": fields.optional_integer("device_adapters"),
-        "requests": fields.integer("requests"),
-        "input_length": fields.length("input"),
-        "output_length": fields.length("output"),
-        "concurrency": concurrency,
-        "rate": rate,
-        "cv": fields.number("cv", default=1.0, above=True),
-        "first_token_target": fields.number("first_token_target", default=6.0, above=True),
-        "seed": fields.integer("seed", default=42, minimum=0, maximum=MAX_SEED),
-    }
+def _serve(table: ServeTable) -> Iterator[Scenario]:
+    counts = [0] if table.adapters is None else table.adapters.count
+    is_sweep = len(counts) > 1
     for count in counts:
-        is_sweep = len(counts) > 1
+        common = _common(table, "tok/s")
+        if is_sweep:
+            # Without a title, all of a sweep have its name for one.
+            common["name"] = f"{table.name}-{count}"
         yield Serve(
-            **{**values, "name": f"{common['name']}-{count}" if is_sweep else common["name"]},
-            adapters=AdapterMix(count, mix.ranks, mix.dora_share),
-            sweep=common["name"] if is_sweep else None,
+            **common,
+            adapters=_mix(table.adapters, count),
+            popularity=_popularity(table.popularity),
+            base_share=table.base_share,
+            device_adapters=table.device_adapters,
+            requests=table.requests,
+            input_length=table.input,
+            output_length=table.output,
+            concurrency=table.concurrency,
+            rate=table.rate,
+            cv=table.cv,
+            first_token_target=table.first_token_target,
+            seed=table.seed,
+            sweep=table.name if is_sweep else None,
         )
 
 
-def _counts(fields: Fields) -> tuple[int, ...]:
-    table = fields.table("adapters")
-    return (0,) if table is None else table.integers("count", minimum=0)
+def _popularity(table: PopularityTable) -> Popularity:
+    return Popularity(power=table.power, zipf=table.zipf)
 
 
-def _read_popularity(fields: Fields) -> Popularity:
-    table = fields.table("popularity")
-    if table is None:
-        return Popularity(power=1.0)
-    popularity = Popularity(
-        power=table.optional_number("power", above=True), zipf=table.optional_number("zipf", above=True)
-    )
-    if (popularity.power is None) == (popularity.zipf is None):
-        fields.complain("popularity", "has neither or both of power and zipf; expected one of them")
-    table.refuse_remaining("a popularity")
-    return popularity
-
-
-Reader = Callable[[Fields, dict[str, Any]], Iterator[Scenario]]
-READERS: Final[dict[str, Reader]] = {
-    "prefill": _prefill,
-    "decode": _decode,
-    "overhead": _overhead,
-    "first_token": _first_token,
-    "serve": _serve,
-    "memory": _memory,
-    "load": _load,
+_Making = Callable[[Any], Iterator[Scenario]]
+_MADE: Final[dict[type[ScenarioTable], _Making]] = {
+    PrefillTable: _prefill,
+    DecodeTable: _decode,
+    OverheadTable: _overhead,
+    FirstTokenTable: _first_token,
+    MemoryTable: _memory,
+    LoadTable: _load,
+    ServeTable: _serve,
 }
-"""Kinds of scenarios."""

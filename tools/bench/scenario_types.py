@@ -26,7 +26,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine of the file's model, built by the bench, or one that is there already."""
+    """An engine of the file's model, built by the bench, or an existing one."""
 
     name: str
     directory: Path | None
@@ -62,6 +62,8 @@ class AdapterMix:
     ranks: tuple[int, ...]
     dora_share: float = 0.0
     """Share of the adapters that are DoRA, spread evenly."""
+    directories: tuple[str, ...] = ()
+    """PEFT adapters, one for each of `count`; empty: random ones are made."""
 
     def rank(self, index: int) -> int:
         """Of adapter `index`."""
@@ -212,3 +214,5 @@ class ScenarioFile:
     """None when every engine has a directory."""
     engines: dict[str, EngineSpec]
     scenarios: tuple[Scenario, ...]
+    text: str = ""
+    """Of the file; empty where flags said what to measure."""

@@ -17,10 +17,10 @@ T* at_address(Address address) {
   return reinterpret_cast<T*>(static_cast<std::uintptr_t>(address));
 }
 
-/// Throws ConfigError for a number that is no value of DType.
+/// Throws ConfigError for a number that is not a value of DType.
 inline DType dtype_of(int value) {
   if (value < 0 || value > static_cast<int>(DType::kBFloat16)) {
-    throw ConfigError("dtype " + std::to_string(value) + " is no value of DType");
+    throw ConfigError("dtype " + std::to_string(value) + " is not a value of DType");
   }
   return static_cast<DType>(value);
 }

@@ -28,7 +28,8 @@ using CapturedWork = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, Destroy
 class Capture {
  public:
   explicit Capture(cudaStream_t stream) : stream_(stream) {
-    // What other threads do meanwhile, a loader of adapters for one, is no part of the capture and may go on.
+    // What other threads do meanwhile, a loader of adapters for one, is not part of the capture and may go
+    // on.
     check("cudaStreamBeginCapture", cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
   }
   ~Capture() {

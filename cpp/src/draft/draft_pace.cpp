@@ -16,7 +16,7 @@ void DraftPace::record(std::int32_t num_computed, std::int32_t num_right) {
   if (num_right == 0) {
     length_ = std::max(length_ / 2, 1);
     misses_ = std::min(misses_ + 1, kMostMisses);
-    pause_ = (1 << misses_) - 1;
+    pause_ = (1 << (2 * misses_ - 1)) - 1;
     return;
   }
   misses_ /= 2;

@@ -14,9 +14,12 @@ std::int32_t window_of(const DraftSources& sources) {
 Drafter::Drafter(const DraftSources& sources, std::span<const std::int32_t> prompt, std::size_t max_length)
     : prompt_length_(prompt.size()),
       max_drafts_(std::min(max_length - prompt.size(),
-                           std::max(sources.external.size(), static_cast<std::size_t>(window_of(sources))))),
+                           std::max({sources.external.size(), static_cast<std::size_t>(window_of(sources)),
+                                     static_cast<std::size_t>(sources.max_draft_len)}))),
       external_(sources.external),
-      pace_(window_of(sources)) {
+      pace_(window_of(sources)),
+      engine_pace_(std::max(sources.max_draft_len, 1)),
+      has_engine_(sources.max_draft_len > 0) {
   if (!sources.lookahead) return;
   ngrams_.emplace(*sources.lookahead, max_length);
   ngrams_->extend(prompt);
@@ -25,15 +28,28 @@ Drafter::Drafter(const DraftSources& sources, std::span<const std::int32_t> prom
 void Drafter::draft(std::span<const std::int32_t> text, std::int32_t most,
                     std::vector<std::int32_t>& drafts) {
   drafts.clear();
-  from_ngrams_ = false;
+  num_wanted_ = 0;
+  pace_of_drafts_ = nullptr;
   if (!external_.empty()) draft_external(text, static_cast<std::size_t>(most), drafts);
-  // What follows a prompt is seldom what followed its end before.
-  if (!ngrams_ || !external_.empty() || text.size() == prompt_length_) return;
+  // What follows a prompt is seldom what followed its end before, and a draft engine would compute it first.
+  if (!external_.empty() || text.size() == prompt_length_) return;
+  if (ngrams_) draft_from_ngrams(text, most, drafts);
+  if (has_engine_ && drafts.empty()) num_wanted_ = std::min(engine_pace_.next(), most);
+}
+
+void Drafter::draft_from_ngrams(std::span<const std::int32_t> text, std::int32_t most,
+                                std::vector<std::int32_t>& drafts) {
   ngrams_->extend(text);
   const std::int32_t count = std::min(pace_.next(), most);
   if (count == 0) return;
-  ngrams_->find(text, static_cast<std::size_t>(count), drafts);
-  from_ngrams_ = true;
+  // After misses, places count at which more agrees.
+  ngrams_->find(text, static_cast<std::size_t>(pace_.num_misses()), static_cast<std::size_t>(count), drafts);
+  pace_of_drafts_ = &pace_;
+}
+
+void Drafter::take_drafts_of_engine() {
+  num_wanted_ = 0;
+  pace_of_drafts_ = &engine_pace_;
 }
 
 void Drafter::draft_external(std::span<const std::int32_t> text, std::size_t most,
@@ -52,7 +68,7 @@ void Drafter::draft_external(std::span<const std::int32_t> text, std::size_t mos
 }
 
 void Drafter::record(std::int32_t num_computed, std::int32_t num_right) {
-  if (from_ngrams_ && num_computed > 0) pace_.record(num_computed, num_right);
+  if (pace_of_drafts_ != nullptr && num_computed > 0) pace_of_drafts_->record(num_computed, num_right);
 }
 
 }  // namespace adaptrt

@@ -21,11 +21,11 @@ void NgramIndex::extend(std::span<const std::int32_t> text) {
   num_entered_ = text.size();
 }
 
-void NgramIndex::find(std::span<const std::int32_t> text, std::size_t count,
+void NgramIndex::find(std::span<const std::int32_t> text, std::size_t num_more, std::size_t count,
                       std::vector<std::int32_t>& drafts) const {
   if (text.size() < key_length_) return;
   std::size_t best = 0;
-  std::size_t longest = key_length_ - 1;
+  std::size_t longest = std::min(key_length_ + num_more, longest_match_) - 1;
   std::int32_t num_places = 0;
   std::int32_t num_others = 0;
   for (std::int32_t place = before_[text.size()];

@@ -14,7 +14,7 @@ std::size_t expanded_bytes(const Buffer& input) {
   return panel_bytes(input.dtype, kPanelColumns, input.width);
 }
 
-void bring_near(std::span<const MemorySpan> spans) {
+void prefetch(std::span<const MemorySpan> spans) {
   constexpr std::int64_t kCacheLine = 64;
   for (const MemorySpan& span : spans) {
     for (std::int64_t offset = 0; offset < span.bytes; offset += kCacheLine) {
@@ -127,7 +127,7 @@ void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const
     multiply_float(weight, task, place);
     return;
   }
-  bring_near(task.upcoming.adapters);
+  prefetch(task.upcoming.adapters);
   if (weight.quantization.algo == QuantAlgo::kW8A8) {
     multiply_int8(weight, task);
   } else {
@@ -165,6 +165,7 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
 void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& task,
                                      const ExpansionPlace& place) const {
   const std::int64_t row = task.rows.begin;
+  const auto activation = static_cast<std::size_t>(input_.dtype);
   QuantizedGemm gemm{.a = step_.row(op_.input, row),
                      .activation = input_.dtype,
                      .a_stride = input_.width,
@@ -182,10 +183,10 @@ void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& 
                      .part = task.inputs,
                      .next_panel = task.upcoming.panel};
   if (is_expanded(weight, gemm.rows, step_.kernels)) {
-    place.fill([&](std::byte* out) { step_.kernels.expand_panel(gemm, out); });
+    place.fill([&](std::byte* out) { step_.kernels.expand_panel[activation](gemm, out); });
     gemm.expanded = place.panel;
   }
-  step_.kernels.quantized_gemm(gemm);
+  step_.kernels.quantized_gemm[activation](gemm);
 }
 
 void BaseProduct::multiply_int8(const PanelMatrix& weight, const TileTask& task) const {

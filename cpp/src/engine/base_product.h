@@ -55,7 +55,7 @@ struct ExpandedPanels {
   std::array<Key, kPartsInTurn> held;
 };
 
-/// What a thread will read after a tile, to be brought near while the tile is made.
+/// What a thread will read after a tile, to be prefetched while the tile is made.
 struct Upcoming {
   /// The panel of base weights that it will multiply next; nullptr when it is not known.
   const std::byte* panel = nullptr;

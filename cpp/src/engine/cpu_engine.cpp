@@ -51,6 +51,10 @@ class CpuEngine final : public Engine {
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
 
   void allocate_kv_blocks(std::int32_t num_blocks) override { kv_pool_.allocate(num_blocks); }
+  void end_steps() override {
+    recorder_.reset();
+    threads_.reset();
+  }
 
   void read_kv_block(std::int32_t block, std::span<std::byte> bytes) const override {
     const auto content = kv_pool_.block(block);
@@ -65,6 +69,7 @@ class CpuEngine final : public Engine {
   }
 
   void step(const StepInput& input, const LogitsSink& sink) override {
+    if (!threads_) throw EngineError("the engine's steps have ended: its executor was shut down");
     checker_.check(input, info_, kv_pool_.num_blocks());
     if (!input.copies_from.empty()) kv_pool_.copy_blocks(input.copies_from, input.copies_to, *threads_);
     if (recorder_) recorder_->begin_step(input);

@@ -87,10 +87,10 @@ void KvWriter::store_value(const KvSlot& where, std::int64_t head, const float* 
   scatter(row_, pool_.head_dim(), size,
           value_row(part, where.slot) + static_cast<std::size_t>(where.slot % pool_.interleave()) * size,
           static_cast<std::size_t>(pool_.interleave()) * size);
-  if (!finite) spoil_key(where, head);
+  if (!finite) poison_key(where, head);
 }
 
-void KvWriter::spoil_key(const KvSlot& where, std::int64_t head) const {
+void KvWriter::poison_key(const KvSlot& where, std::int64_t head) const {
   const KvPart keys = pool_.keys(where.block, where.layer, head);
   if (pool_.is_int8()) {
     keys.scales[where.slot] = std::numeric_limits<float>::quiet_NaN();

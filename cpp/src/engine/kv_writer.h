@@ -35,7 +35,7 @@ class KvWriter {
   [[nodiscard]] bool is_finite(const float* row) const;
   void store_value(const KvSlot& where, std::int64_t head, const float* value) const;
   /// Makes a stored key NaN.
-  void spoil_key(const KvSlot& where, std::int64_t head) const;
+  void poison_key(const KvSlot& where, std::int64_t head) const;
   /// Fills `out`, which may be x, with int8 and returns their scale; NaN for a row that is not finite.
   [[nodiscard]] float quantize(const float* x, std::byte* out) const;
   void write_key(const KvPart& keys, std::int64_t slot, const std::byte* key) const;

@@ -42,7 +42,7 @@ bool check_sizes(const Program& program, Problems* problems) {
   if (shape.head_dim % 2 != 0) problems->add("head_dim is " + text(shape.head_dim) + "; it must be even");
   if (shape.num_key_value_heads > 0 && shape.num_attention_heads % shape.num_key_value_heads != 0) {
     problems->add("num_attention_heads " + text(shape.num_attention_heads) +
-                  " is no multiple of num_key_value_heads " + text(shape.num_key_value_heads));
+                  " is not a multiple of num_key_value_heads " + text(shape.num_key_value_heads));
   }
   check_range("max_batch_size", program.max_batch_size, 1, 1 << 20);
   check_range("max_num_tokens", program.max_num_tokens, 1, 1 << 24);

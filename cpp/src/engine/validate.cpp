@@ -46,7 +46,7 @@ class Validator {
       const std::string where = "buffer " + std::to_string(i) + " '" + buffer.name + "'";
       if (!known(buffer.dtype)) add(where + ": the dtype is unknown");
       check_range_(where + " width", buffer.width, 1, kSizeLimit - 1);
-      if (buffer.offset % kArenaAlignment != 0) add(where + ": the offset is no multiple of 64");
+      if (buffer.offset % kArenaAlignment != 0) add(where + ": the offset is not a multiple of 64");
       const auto bytes = bytes_of(buffer);
       std::size_t end = 0;
       if (!bytes || __builtin_add_overflow(buffer.offset, *bytes, &end) || end > program_.arena_bytes) {
@@ -388,7 +388,7 @@ class Validator {
 
   const Program& program_;
   LiveRanges live_;
-  /// By buffer: whether what it holds is of tokens that are no rows any more.
+  /// By buffer: whether what it holds is of tokens that are not rows any more.
   std::vector<bool> lost_;
   bool has_logit_rows_ = false;
   Problems problems_;

@@ -69,9 +69,10 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
   }
 }
 
-void ActiveRequest::draft_from(const DraftSources& sources) {
+void ActiveRequest::draft_from(const DraftSources& sources,
+                               const std::shared_ptr<const HostAdapter>& draft_adapter) {
   if (sources.empty() || post_processor_.processor || beams_) return;
-  for (const auto& sequence : sequences_) sequence->draft_from(sources);
+  for (const auto& sequence : sequences_) sequence->draft_from(sources, draft_adapter);
 }
 
 void ActiveRequest::add_prompt_row(const float* logits) {

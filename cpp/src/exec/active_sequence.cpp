@@ -19,6 +19,9 @@ SamplingParams params_of(const Request& request, std::int32_t sequence_index) {
 SamplerState sampler_of(const Request& request, std::int32_t sequence_index) {
   TokenConstraints constraints;
   constraints.end_id = end_id_of(request);
+  for (const auto& word : request.stop_words.value_or(std::vector<std::vector<TokenId>>{})) {
+    if (word.size() == 1) constraints.stop_ids.push_back(word.front());
+  }
   if (request.bad_words) constraints.bad_words = *request.bad_words;
   if (request.embedding_bias) constraints.embedding_bias = request.embedding_bias->values;
   const auto prompt_length = static_cast<std::int32_t>(request.input_token_ids.size());
@@ -56,7 +59,9 @@ void ActiveSequence::reserve_outputs(std::size_t num_tokens) {
   top_log_probs_.reserve(num_tokens * request_.num_most_likely());
 }
 
-void ActiveSequence::draft_from(const DraftSources& sources) {
+void ActiveSequence::draft_from(const DraftSources& sources,
+                                const std::shared_ptr<const HostAdapter>& draft_adapter) {
+  draft_sequence_.set(draft_adapter, cache_salt);
   drafter_ = std::make_unique<Drafter>(sources, tokens, tokens.size() + static_cast<std::size_t>(max_tokens));
   drafts.reserve(drafter_->max_drafts());
   if (request_.sends_each_token_once()) reserve_outputs(1 + drafter_->max_drafts());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "adaptrt/draft/drafter.h"
+#include "adaptrt/draft_engine/draft_engine.h"
 #include "adaptrt/exec/request.h"
 #include "adaptrt/exec/response.h"
 #include "adaptrt/guide/token_guide.h"
@@ -42,11 +43,16 @@ class ActiveSequence final : public Sequence {
   FinishReason append(const StopCriteria& stop, const SampledToken& sampled, const float* logits,
                       std::span<const TokenLogProb> most_likely);
   /// Has drafts made from now on. Makes room for what several tokens of a step return.
-  void draft_from(const DraftSources& sources);
+  void draft_from(const DraftSources& sources, const std::shared_ptr<const HostAdapter>& draft_adapter);
   [[nodiscard]] bool has_drafter() const { return drafter_ != nullptr; }
   /// The drafts of the next step, with a drafter. The step before computed `num_verified` of the drafts that
   /// there were, `num_right` came to be generated, and `num_gained` tokens were generated beside the first.
   void make_drafts(std::int32_t num_verified, std::int32_t num_right, std::int32_t num_gained);
+  /// Drafts that the draft engine should make for the next step; 0: none.
+  [[nodiscard]] std::int32_t num_drafts_wanted() const { return drafter_ ? drafter_->num_wanted() : 0; }
+  /// It has made `drafts`, one or more.
+  void take_drafts_of_engine() { drafter_->take_drafts_of_engine(); }
+  [[nodiscard]] DraftSequence& draft_sequence() { return draft_sequence_; }
   /// Steps that gave it a token.
   [[nodiscard]] std::int32_t num_decoding_steps() const { return num_generated() - num_gained_; }
 
@@ -79,6 +85,7 @@ class ActiveSequence final : public Sequence {
   SamplerState sampler_;
   std::shared_ptr<TokenGuide> guide_;
   std::unique_ptr<Drafter> drafter_;
+  DraftSequence draft_sequence_;
   std::int64_t vocab_size_;
 
   bool is_complete_ = false;

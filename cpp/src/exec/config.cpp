@@ -80,6 +80,9 @@ Problems ExecutorConfig::validate() const {
     problems.add_all("guided_decoding_config.", guided_decoding_config->validate());
   }
   if (decoding_config) problems.add_all("decoding_config.", decoding_config->validate());
+  if (draft_target_decoding_config) {
+    problems.add_all("draft_target_decoding_config.", draft_target_decoding_config->validate());
+  }
   if (!normalize_log_probs) {
     problems.add(
         "normalize_log_probs is False; accepted: True, log probabilities are those of the whole softmax");

@@ -3,6 +3,12 @@
 #include <algorithm>
 
 namespace adaptrt {
+namespace {
+
+/// So many and the token before them are as many rows as a step with drafts has at most.
+constexpr std::int32_t kMostDrafts = 31;
+
+}  // namespace
 
 Problems DecodingConfig::validate() const {
   Problems problems;
@@ -26,6 +32,35 @@ Problems DecodingConfig::validate() const {
     problems.add("medusa_choices is given; accepted: None, because engines have no such heads");
   if (eagle_config.is_set())
     problems.add("eagle_config is given; accepted: None, because engines have no such heads");
+  return problems;
+}
+
+Problems DraftTargetDecodingConfig::validate() const {
+  Problems problems;
+  if (max_draft_len < 1 || max_draft_len > kMostDrafts) {
+    problems.add("max_draft_len is " + std::to_string(max_draft_len) + "; accepted: 1 to " +
+                 std::to_string(kMostDrafts));
+  }
+  if (kv_cache_size && *kv_cache_size == 0) problems.add("kv_cache_size is 0; accepted: None, 1 or more");
+  problems.add_all("peft_cache_config.", peft_cache_config.validate());
+  if (peft_cache_config.lora_prefetch_dir) {
+    problems.add("peft_cache_config.lora_prefetch_dir is '" + *peft_cache_config.lora_prefetch_dir +
+                 "'; accepted: None, requests bring the draft engine's adapters along");
+  }
+  return problems;
+}
+
+Problems DraftTargetDecodingConfig::validate(const EngineInfo& target, const EngineInfo& draft) const {
+  Problems problems = validate();
+  if (draft.vocab_size != target.vocab_size) {
+    problems.add("the draft engine's vocab_size is " + std::to_string(draft.vocab_size) +
+                 "; accepted: the engine's, " + std::to_string(target.vocab_size));
+  }
+  if (kv_cache_size && *kv_cache_size < draft.kv_block_bytes) {
+    problems.add("kv_cache_size is " + std::to_string(*kv_cache_size) +
+                 ", less than one KV block of the draft engine, which takes " +
+                 std::to_string(draft.kv_block_bytes));
+  }
   return problems;
 }
 

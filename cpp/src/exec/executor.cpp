@@ -12,6 +12,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/kv/kv_cache_config.h"
 #include "adaptrt/lora/peft_cache_config.h"
+#include "draft_target.h"
 #include "guides.h"
 #include "request_queue.h"
 #include "response_board.h"
@@ -69,7 +70,7 @@ const ExecutorConfig& validated(const ExecutorConfig& config, const EngineInfo& 
 class Executor::Impl {
  public:
   Impl(std::shared_ptr<Engine> engine, const ExecutorConfig& config, std::size_t available_memory,
-       StepObserver observer)
+       StepObserver observer, std::shared_ptr<Engine> draft_engine)
       : engine_(std::move(engine)),
         max_batch_size_(config.max_batch_size.value_or(engine_->info().max_batch_size)),
         max_beam_width_(config.max_beam_width),
@@ -78,9 +79,10 @@ class Executor::Impl {
         post_processors_(config.logits_post_processor_config),
         lookahead_(lookahead_of(config)),
         guides_(engine_->info().vocab_size),
+        draft_target_(make_draft_target(config, engine_->info(), std::move(draft_engine), available_memory)),
         lora_cache_(make_lora_cache(config, *engine_, queue_, available_memory)),
-        loop_(*engine_, config, make_kv_pool(config, *engine_, available_memory), lora_cache_.get(), queue_,
-              board_, statistics_, std::move(observer)),
+        loop_(*engine_, config, make_kv_pool(config, *engine_, available_memory), lora_cache_.get(),
+              draft_target_.get(), queue_, board_, statistics_, std::move(observer)),
         thread_([this] { loop_.run(); }) {}
 
   ~Impl() { shutdown(); }
@@ -110,11 +112,12 @@ class Executor::Impl {
         }
         const auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
         if (adapter != nullptr && loop_.has_second_level()) static_cast<void>(adapter->content_digest());
+        const auto draft_adapter = draft_target_ ? draft_target_->admit(request) : nullptr;
         ids.push_back(next_id_.fetch_add(1));
         active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, adapter, std::move(guides),
                                                          post_processor_of(request),
                                                          engine_->info().vocab_size));
-        active.back()->draft_from(draft_sources_of(request));
+        active.back()->draft_from(draft_sources_of(request), draft_adapter);
       }
       board_.open(ids);
       expect_adapters(active);
@@ -139,7 +142,10 @@ class Executor::Impl {
     const std::lock_guard lock(shutdown_mutex_);
     is_shut_down_ = true;
     queue_.stop();
-    if (thread_.joinable()) thread_.join();
+    if (!thread_.joinable()) return;
+    thread_.join();
+    engine_->end_steps();
+    if (draft_target_) draft_target_->end_steps();
   }
 
   /// Of one that died, responses that are there can still be taken.
@@ -181,6 +187,9 @@ class Executor::Impl {
     if (request.guided_decoding_params && !guides_.are_there()) {
       problems.add(
           "guided_decoding_params is given; accepted: None, because the executor has no GrammarCompiler");
+    }
+    if (request.draft_lora_config && !draft_target_) {
+      problems.add("draft_lora_config is given; accepted: None, because the executor has no draft engine");
     }
     if (const std::int32_t width = request.sampling_config.beam_width;
         width > max_beam_width_ && width <= engine_->info().max_beam_width) {
@@ -230,6 +239,7 @@ class Executor::Impl {
     if (request.external_draft_tokens_config) sources.external = request.external_draft_tokens_config->tokens;
     const auto& lookahead = request.lookahead_config ? request.lookahead_config : lookahead_;
     if (lookahead && lookahead->drafts()) sources.lookahead = lookahead;
+    if (draft_target_) sources.max_draft_len = draft_target_->max_draft_len();
     return sources;
   }
 
@@ -252,6 +262,7 @@ class Executor::Impl {
   const std::optional<LogitsPostProcessorConfig> post_processors_;
   const std::optional<LookaheadDecodingConfig> lookahead_;
   Guides guides_;
+  std::unique_ptr<DraftTarget> draft_target_;
   std::unique_ptr<LoraCache> lora_cache_;
   StepLoop loop_;
   std::atomic<RequestId> next_id_ = 1;
@@ -261,8 +272,9 @@ class Executor::Impl {
 };
 
 Executor::Executor(std::shared_ptr<Engine> engine, const ExecutorConfig& config, std::size_t available_memory,
-                   StepObserver observer)
-    : impl_(std::make_unique<Impl>(std::move(engine), config, available_memory, std::move(observer))) {}
+                   StepObserver observer, std::shared_ptr<Engine> draft_engine)
+    : impl_(std::make_unique<Impl>(std::move(engine), config, available_memory, std::move(observer),
+                                   std::move(draft_engine))) {}
 
 Executor::~Executor() {
   // Its thread is not there to be waited for, and the locks may be held by threads that are not there either.

@@ -36,11 +36,12 @@ PartialReuse partial_reuse_of(const KvCacheConfig& config) {
 }  // namespace
 
 StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t num_kv_blocks,
-                   LoraCache* lora_cache, RequestQueue& queue, ResponseBoard& board, Statistics& statistics,
-                   StepObserver observer)
+                   LoraCache* lora_cache, DraftTarget* draft_target, RequestQueue& queue,
+                   ResponseBoard& board, Statistics& statistics, StepObserver observer)
     : engine_(engine),
       has_device_memory_(engine.free_device_memory().has_value()),
       lora_cache_(lora_cache),
+      draft_target_(draft_target),
       queue_(queue),
       board_(board),
       statistics_(statistics),
@@ -107,7 +108,9 @@ void StepLoop::end_overdue() {
 void StepLoop::step() {
   const auto begin = Clock::now();
   block_pool_.set_time(begin);
+  draft_with_engine();
   scheduler_.plan(plan_);
+  for (Sequence* sequence : plan_.paused) release_drafts_of(*sequence);
   observe(&plan_);
   num_started_ = 0;
   queue_latency_ = {};
@@ -171,22 +174,6 @@ bool StepLoop::run_engine() {
   }
 }
 
-void StepLoop::make_drafts() {
-  draft_latency_ = {};
-  const auto has_drafter = [](const PlannedSequence& entry) {
-    return static_cast<const ActiveSequence*>(entry.sequence)->has_drafter();
-  };
-  if (std::ranges::none_of(plan_.entries, has_drafter)) return;
-  if (statistics_.wants_iterations()) describe_drafts(plan_, iteration_stats_);
-  const auto begin = Clock::now();
-  for (const auto& entry : plan_.entries) {
-    if (!entry.wants_logits || !has_drafter(entry)) continue;
-    static_cast<ActiveSequence*>(entry.sequence)
-        ->make_drafts(entry.num_drafts, entry.num_right_drafts(), num_gained_by_drafts(entry));
-  }
-  draft_latency_ = Clock::now() - begin;
-}
-
 void StepLoop::deliver() {
   fork_sequences();
   for (const auto& outcome : token_step_.outcomes()) {
@@ -197,7 +184,10 @@ void StepLoop::deliver() {
       fail(request, outcome.error);
     } else if (outcome.reason != FinishReason::kNotFinished) {
       post(sequence, outcome.reason);
-      if (!request.has_ended) scheduler_.remove(sequence);
+      if (!request.has_ended) {
+        scheduler_.remove(sequence);
+        release_drafts_of(sequence);
+      }
     } else if (request.is_streaming()) {
       post(sequence, outcome.reason);
     }
@@ -280,65 +270,9 @@ void StepLoop::flush_events() {
 }
 
 void StepLoop::observe(const StepPlan* plan) const {
-  if (observer_) observer_(plan, scheduler_, block_pool_, lora_cache_);
-}
-
-void StepLoop::describe_step() {
-  iteration_stats_ = {};
-  request_stats_.request_stats.clear();
-  if (!statistics_.wants_iterations() && !statistics_.wants_requests()) return;
-  iteration_stats_.inflight_batching_stats = describe(plan_, iteration_);
-  iteration_stats_.num_active_requests = count_active(scheduler_.running(), iteration_);
-}
-
-void StepLoop::record(Clock::time_point begin) {
-  const std::int64_t step = iteration_ - 1;
-  if (statistics_.wants_iterations()) {
-    IterationStats& stats = iteration_stats_;
-    stats.iter = iteration_;
-    stats.iter_latency_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-    stats.engine_latency_ms = std::chrono::duration<double, std::milli>(engine_latency_).count();
-    stats.new_active_requests_queue_latency_ms =
-        std::chrono::duration<double, std::milli>(queue_latency_).count();
-    stats.num_new_active_requests = num_started_;
-    stats.num_queued_requests = static_cast<std::int32_t>(queue_.num_queued());
-    stats.max_num_active_requests = scheduler_.limits().max_batch_size;
-    stats.kv_cache_stats = block_pool_.stats();
-    if (stats.spec_decoding_stats) {
-      stats.spec_decoding_stats->iter_latency_ms =
-          std::chrono::duration<double, std::milli>(draft_latency_).count();
-      stats.spec_decoding_stats->draft_overhead =
-          stats.spec_decoding_stats->iter_latency_ms / stats.iter_latency_ms;
-    }
-    stats.inflight_batching_stats->num_paused_requests = num_paused_requests();
-    std::size_t device_bytes =
-        static_cast<std::size_t>(block_pool_.num_blocks()) * engine_.info().kv_block_bytes;
-    if (lora_cache_ != nullptr) {
-      const LoraCacheStats lora = lora_cache_->stats();
-      stats.cpu_mem_usage += lora.host_bytes_used;
-      device_bytes += static_cast<std::size_t>(lora.device_pages_total) * lora.page_bytes;
-      stats.lora_cache_stats = lora;
-    }
-    (has_device_memory_ ? stats.gpu_mem_usage : stats.cpu_mem_usage) += device_bytes;
-    statistics_.record(std::move(stats));
-  }
-  if (statistics_.wants_requests()) {
-    for (const auto& [id, request] : requests_) {
-      request_stats_.request_stats.push_back(describe(*request, step, false));
-    }
-    std::ranges::sort(request_stats_.request_stats, {}, &RequestStats::id);
-    request_stats_.iter = iteration_;
-    statistics_.record(request_stats_);
-  }
-}
-
-std::int32_t StepLoop::num_paused_requests() const {
-  if (scheduler_.num_paused() == 0) return 0;
-  const auto is_paused = [](const auto& entry) {
-    return std::ranges::any_of(entry.second->sequences(),
-                               [](const auto& sequence) { return sequence->paused; });
-  };
-  return static_cast<std::int32_t>(std::ranges::count_if(requests_, is_paused));
+  if (!observer_) return;
+  observer_(plan, scheduler_, block_pool_, lora_cache_,
+            draft_target_ != nullptr ? &draft_target_->engine() : nullptr);
 }
 
 void StepLoop::post(ActiveSequence& sequence, FinishReason reason) {

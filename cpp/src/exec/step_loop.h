@@ -16,6 +16,7 @@
 #include "adaptrt/kv_file/kv_file_level.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/sched/scheduler.h"
+#include "draft_target.h"
 #include "request_queue.h"
 #include "response_board.h"
 #include "statistics.h"
@@ -28,9 +29,11 @@ namespace adaptrt {
 /// Everything here but why_never_fits() belongs to that thread.
 class StepLoop {
  public:
-  /// References outlive the loop; `lora_cache` is nullptr for an engine without LoRA.
+  /// What is referred to outlives the loop; `lora_cache` is nullptr for an engine without LoRA,
+  /// `draft_target` without a draft engine.
   StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t num_kv_blocks, LoraCache* lora_cache,
-           RequestQueue& queue, ResponseBoard& board, Statistics& statistics, StepObserver observer);
+           DraftTarget* draft_target, RequestQueue& queue, ResponseBoard& board, Statistics& statistics,
+           StepObserver observer);
 
   /// Until the queue says stop, or until something is wrong that no request is to blame for: then every
   /// request gets an error response, and queue and board are closed with the reason.
@@ -55,6 +58,10 @@ class StepLoop {
   /// Returns false when the step failed, and its requests with it.
   bool run_engine();
   void deliver();
+  /// With the draft engine, for the step to come.
+  void draft_with_engine();
+  /// What the draft engine has of a sequence that does not run any more.
+  void release_drafts_of(Sequence& sequence);
   /// Of the step's sequences, for the next one; and counts what became of those that it computed.
   void make_drafts();
   /// Of the requests whose prompts this step has ended: their other sequences begin to run.
@@ -71,6 +78,7 @@ class StepLoop {
   void flush_events();
   void describe_step();
   void record(Clock::time_point begin);
+  [[nodiscard]] IterationStats take_iteration_stats(Clock::time_point begin);
   [[nodiscard]] std::int32_t num_paused_requests() const;
 
   void post(ActiveSequence& sequence, FinishReason reason);
@@ -88,6 +96,7 @@ class StepLoop {
   Engine& engine_;
   const bool has_device_memory_;
   LoraCache* lora_cache_;
+  DraftTarget* draft_target_;
   RequestQueue& queue_;
   ResponseBoard& board_;
   Statistics& statistics_;
@@ -112,8 +121,10 @@ class StepLoop {
   bool awaits_loads_ = false;
   /// Of the newest step, without sampling.
   Clock::duration engine_latency_{};
-  /// Of making the drafts of the step after it.
+  /// Of making the drafts of the step after it, and with the draft engine its own.
   Clock::duration draft_latency_{};
+  Clock::duration draft_engine_latency_{};
+  SpeculationStats speculation_stats_;
   IterationStats iteration_stats_;
   RequestStatsPerIteration request_stats_;
   /// Sent when all that the step did is done: who has a last response finds the request's adapter given up

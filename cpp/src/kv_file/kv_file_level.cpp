@@ -65,6 +65,10 @@ SecondLevelStats KvFileLevel::stats() const {
   return stats;
 }
 
+std::size_t KvFileLevel::buffer_bytes() const {
+  return write_memory_.bytes() + read_memory_.bytes();
+}
+
 void KvFileLevel::begin_step() {
   waited_ = {};
   collect();

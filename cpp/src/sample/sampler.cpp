@@ -1,6 +1,7 @@
 #include "adaptrt/sample/sampler.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <string>
 #include <utility>
@@ -42,6 +43,30 @@ std::size_t index_at(std::span<const float> weights, double uniform) {
     below = with_chunk;
   }
   return last_possible;
+}
+
+/// What a logit is at the most if its bit is set, and if it is not, for every four bits: a table, because
+/// shifts by as many bits as a lane's number keep compilers from using vector instructions.
+constexpr auto kCeilings = [] {
+  std::array<std::array<float, 4>, 16> ceilings{};
+  for (std::size_t bits = 0; bits < ceilings.size(); ++bits) {
+    for (std::size_t bit = 0; bit < 4; ++bit) {
+      ceilings[bits][bit] = (bits >> bit & 1U) != 0 ? std::numeric_limits<float>::infinity() : kForbidden;
+    }
+  }
+  return ceilings;
+}();
+
+/// Of at most 32 logits, those whose bit is not set.
+void forbid_some(std::uint32_t allowed, std::span<float> logits) {
+  for (; logits.size() >= 4; logits = logits.subspan(4), allowed >>= 4) {
+    const auto& ceilings = kCeilings[allowed & 15U];
+    // NaN becomes the ceiling: -infinity where it is forbidden, an error of its row where it is not.
+    for (std::size_t i = 0; i < 4; ++i) logits[i] = logits[i] < ceilings[i] ? logits[i] : ceilings[i];
+  }
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if ((allowed >> i & 1U) == 0) logits[i] = kForbidden;
+  }
 }
 
 }  // namespace
@@ -130,7 +155,8 @@ const float* Sampler::apply_constraints(SamplerState& state, const float* logits
   const SamplingParams& params = state.params();
   const TokenConstraints& constraints = state.constraints();
   const auto num_generated = static_cast<std::int64_t>(tokens.size()) - state.prompt_length_;
-  const bool forbid_end = constraints.end_id && num_generated < params.min_tokens;
+  const bool forbid_end =
+      (constraints.end_id || !constraints.stop_ids.empty()) && num_generated < params.min_tokens;
   if (!constraints.embedding_bias && !state.has_penalties() && constraints.bad_words.empty() &&
       params.no_repeat_ngram_size == 0 && !forbid_end && allowed.empty()) {
     return logits;
@@ -146,7 +172,10 @@ const float* Sampler::apply_constraints(SamplerState& state, const float* logits
   }
   forbid_bad_words(constraints, tokens);
   if (params.no_repeat_ngram_size > 0) forbid_repeated_ngrams(params.no_repeat_ngram_size, tokens);
-  if (forbid_end) processed_[*constraints.end_id] = kForbidden;
+  if (forbid_end) {
+    if (constraints.end_id) processed_[*constraints.end_id] = kForbidden;
+    for (const std::int32_t stop_id : constraints.stop_ids) processed_[stop_id] = kForbidden;
+  }
   forbid_all_but(allowed);
   return processed_.data();
 }
@@ -188,8 +217,10 @@ void Sampler::forbid_all_but(std::span<const std::uint32_t> allowed) {
     if (allowed[i] == ~std::uint32_t{0}) continue;
     const std::span rest = std::span(processed_).subspan(i * kBits);
     const std::span logits = rest.first(std::min(kBits, rest.size()));
-    for (std::size_t bit = 0; bit < logits.size(); ++bit) {
-      logits[bit] = (allowed[i] >> bit & 1U) != 0 ? logits[bit] : kForbidden;
+    if (allowed[i] == 0) {
+      std::ranges::fill(logits, kForbidden);
+    } else {
+      forbid_some(allowed[i], logits);
     }
   }
 }

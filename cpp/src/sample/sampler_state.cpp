@@ -16,6 +16,7 @@ Problems TokenConstraints::validate(std::int64_t vocab_size) const {
                  std::to_string(vocab_size) + " tokens");
   };
   if (end_id) check_token("end_id", *end_id);
+  for (const std::int32_t stop_id : stop_ids) check_token("stop_ids", stop_id);
   for (std::size_t i = 0; i < bad_words.size(); ++i) {
     const std::string name = "bad_words[" + std::to_string(i) + "]";
     if (bad_words[i].empty()) problems.add(name + " is empty");

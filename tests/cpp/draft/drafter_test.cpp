@@ -50,6 +50,39 @@ BOOST_AUTO_TEST_CASE(the_text_takes_over_from_external_drafts) {
   BOOST_TEST(draft.after({3}) == (Tokens{4, 1}), boost::test_tools::per_element());
 }
 
+BOOST_AUTO_TEST_CASE(a_draft_engine_is_asked_where_there_are_no_others) {
+  Draft draft({.external = {3}, .lookahead = LookaheadDecodingConfig{4, 3, 2}, .max_draft_len = 6},
+              {1, 2, 3, 4, 1, 2}, 20);
+  Drafter& drafter = draft.drafter();
+  BOOST_TEST(drafter.max_drafts() == 6U);
+  static_cast<void>(draft.after({}));
+  BOOST_TEST(drafter.num_wanted() == 0);
+  BOOST_TEST(!draft.after({3}).empty());
+  BOOST_TEST(drafter.num_wanted() == 0);
+  BOOST_TEST(draft.after({9}).empty());
+  BOOST_TEST(drafter.num_wanted() == 2);
+  BOOST_TEST(draft.after({8}, 1).empty());
+  BOOST_TEST(drafter.num_wanted() == 1);
+}
+
+BOOST_AUTO_TEST_CASE(wrong_drafts_of_an_engine_are_given_up_for_a_while) {
+  Draft draft({.max_draft_len = 6}, {1, 2}, 40);
+  Drafter& drafter = draft.drafter();
+  static_cast<void>(draft.after({}));
+  BOOST_TEST(drafter.num_wanted() == 0);  // the prompt is not computed yet
+  std::vector<std::int32_t> wanted;
+  for (std::int32_t token = 10; token < 20; ++token) {
+    static_cast<void>(draft.after({token}));
+    wanted.push_back(drafter.num_wanted());
+    if (wanted.back() == 0) continue;
+    drafter.take_drafts_of_engine();
+    BOOST_TEST(drafter.num_wanted() == 0);
+    drafter.record(wanted.back(), token == 10 ? 2 : 0);
+  }
+  BOOST_TEST(wanted == (std::vector<std::int32_t>{2, 4, 0, 2, 0, 0, 0, 0, 0, 0}),
+             boost::test_tools::per_element());
+}
+
 BOOST_AUTO_TEST_CASE(the_text_is_not_asked_what_follows_the_prompt) {
   Draft draft({.lookahead = LookaheadDecodingConfig{4, 3, 2}}, {1, 2, 3, 4, 1, 2}, 20);
   BOOST_TEST(draft.after({}).empty());

@@ -13,7 +13,7 @@ Tokens drafts_of(const LookaheadDecodingConfig& config, const Tokens& text, std:
   NgramIndex index(config, text.size());
   index.extend(text);
   Tokens drafts;
-  index.find(text, count, drafts);
+  index.find(text, 0, count, drafts);
   return drafts;
 }
 
@@ -54,6 +54,20 @@ BOOST_AUTO_TEST_CASE(a_single_token_is_no_match) {
   BOOST_TEST(drafts_of({8, 2, 4}, {1, 2, 3, 9, 2}, 2) == (Tokens{3, 9}), boost::test_tools::per_element());
 }
 
+BOOST_AUTO_TEST_CASE(longer_matches_can_be_asked_for) {
+  const Tokens text = {1, 2, 3, 4, 5, 6, 7, 2, 3, 4};
+  const auto count = [&](std::int32_t max_ngram_size, std::size_t num_more) {
+    NgramIndex index({8, max_ngram_size, 4}, text.size());
+    index.extend(text);
+    Tokens drafts;
+    index.find(text, num_more, 1, drafts);
+    return drafts.size();
+  };
+  BOOST_TEST(count(6, 1) == 1U);
+  BOOST_TEST(count(6, 2) == 0U);
+  BOOST_TEST(count(4, 9) == 1U);  // no more than three are compared
+}
+
 BOOST_AUTO_TEST_CASE(the_longest_match_counts_and_of_equals_the_newest) {
   const Tokens text = {7, 1, 2, 3, /**/ 8, 1, 2, 4, /**/ 9, 1, 2, 5, /**/ 8, 1, 2};
   BOOST_TEST(drafts_of({1, 4, 4}, text, 1) == Tokens{4}, boost::test_tools::per_element());
@@ -86,7 +100,7 @@ BOOST_AUTO_TEST_CASE(it_finds_what_looking_everywhere_finds) {
       for (int more = draw(1, 3); more > 0 && text.size() < 60; --more) text.push_back(draw(0, vocab));
       index.extend(text);
       Tokens drafts;
-      index.find(text, 5, drafts);
+      index.find(text, 0, 5, drafts);
       BOOST_TEST(drafts == expected_drafts(config, text, 5), boost::test_tools::per_element());
       num_found += drafts.empty() ? 0 : 1;
     }

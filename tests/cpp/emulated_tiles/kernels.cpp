@@ -4,12 +4,13 @@
 #include "tiles_emulated.h"
 // The order matters: what follows is written in terms of the functions above.
 #include "make_tile_table.h"
+#include "tables.h"
 
 namespace adaptrt::testing {
 
 const KernelTable& emulated_amx_kernels() {
-  static constexpr KernelTable kTable = make_tile_table("emulated_amx");
-  return kTable;
+  static const KernelTable table = make_tile_table("emulated_amx", portable_kernels());
+  return table;
 }
 
 }  // namespace adaptrt::testing

@@ -62,7 +62,7 @@ BOOST_AUTO_TEST_CASE(unusable_sizes_are_found) {
   finds("num_layers is -1", [](Program* p) { p->num_layers = -1; });
   finds("hidden_size is", [](Program* p) { p->shape.hidden_size = -kHuge; });
   finds("head_dim is 11; it must be even", [](Program* p) { p->shape.head_dim = 11; });
-  finds("no multiple of num_key_value_heads", [](Program* p) { p->shape.num_key_value_heads = 3; });
+  finds("not a multiple of num_key_value_heads", [](Program* p) { p->shape.num_key_value_heads = 3; });
   finds("num_key_value_heads is 0", [](Program* p) { p->shape.num_key_value_heads = 0; });
   finds("max_batch_size is 0", [](Program* p) { p->max_batch_size = 0; });
   finds("max_num_tokens is",
@@ -150,7 +150,7 @@ BOOST_AUTO_TEST_CASE(unusable_buffers_are_found) {
   finds("does not lie within",
         [](Program* p) { p->buffers[0].offset = std::numeric_limits<std::size_t>::max() - 63; });
   finds("does not lie within", [](Program* p) { p->arena_bytes = 0; });
-  finds("no multiple of 64", [](Program* p) { p->buffers[1].offset += 4; });
+  finds("not a multiple of 64", [](Program* p) { p->buffers[1].offset += 4; });
   finds("width is 0", [](Program* p) { p->buffers[1].width = 0; });
   finds("width is", [](Program* p) { p->buffers[1].width = kHuge; });
   finds("the dtype is unknown", [](Program* p) { p->buffers[1].dtype = static_cast<DType>(77); });

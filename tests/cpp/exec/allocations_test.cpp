@@ -24,7 +24,8 @@ bool has_forks(const StepPlan& plan) {
 
 /// Serves requests of `num_sequences` sequences together, and fails the test when a step in which all of them
 /// decode allocates anything. Returns the drafts of these steps.
-std::int64_t check_steady_steps(std::vector<Request> requests, std::int32_t num_sequences) {
+std::int64_t check_steady_steps(std::vector<Request> requests, std::int32_t num_sequences,
+                                std::shared_ptr<Engine> draft_engine = nullptr) {
   FakeEngine::Options options;
   options.max_batch_size = num_sequences;
   options.max_num_tokens = 256;
@@ -35,8 +36,8 @@ std::int64_t check_steady_steps(std::vector<Request> requests, std::int32_t num_
   of_steps.reserve(1000);
   std::int64_t before = 0;
   std::int64_t num_drafts = 0;
-  const auto count = [&](const StepPlan* plan, const Scheduler& scheduler, const BlockPool&,
-                         const LoraCache*) {
+  const auto count = [&](const StepPlan* plan, const Scheduler& scheduler, const BlockPool&, const LoraCache*,
+                         const DraftEngine*) {
     if (plan == nullptr) return;
     const bool is_steady =
         plan->num_generation_sequences == num_sequences && !has_forks(*plan) && scheduler.waiting().empty();
@@ -45,7 +46,9 @@ std::int64_t check_steady_steps(std::vector<Request> requests, std::int32_t num_
     before = is_steady ? testing::allocations_of_this_thread() : -1;
   };
   before = -1;
-  Executor executor(std::make_shared<FakeEngine>(options), config, kAvailableMemory, count);
+  if (draft_engine != nullptr) config.draft_target_decoding_config.emplace();
+  Executor executor(std::make_shared<FakeEngine>(options), config, kAvailableMemory, count,
+                    std::move(draft_engine));
   executor.set_grammar_compiler(std::make_shared<FakeCompiler>());
   for (Request& request : requests) {
     if (!request.lora_config) continue;
@@ -105,6 +108,19 @@ BOOST_AUTO_TEST_CASE(a_steady_step_with_drafts_allocates_nothing) {
     requests.push_back(std::move(request));
   }
   BOOST_TEST(check_steady_steps(std::move(requests), 3) > 10);
+}
+
+BOOST_AUTO_TEST_CASE(a_steady_step_with_a_draft_engine_allocates_nothing) {
+  // Of drawn tokens some drafts are right, of an adapter's few.
+  std::vector<Request> requests;
+  for (TokenId i = 0; i < 3; ++i) {
+    auto request = make_request({i, 1, 2}, 124);
+    request.sampling_config.top_k = 2;
+    request.sampling_config.seed = static_cast<std::uint64_t>(i);
+    if (i == 2) request.lora_config = fake_adapter(1);
+    requests.push_back(std::move(request));
+  }
+  BOOST_TEST(check_steady_steps(std::move(requests), 3, std::make_shared<FakeEngine>()) > 10);
 }
 
 BOOST_AUTO_TEST_CASE(a_steady_step_of_beams_allocates_nothing) {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "adaptrt/exec/executor.h"
+#include "crowd_setting.h"
 #include "fake_engine.h"
 
 namespace adaptrt::test {
@@ -55,40 +56,15 @@ void check_crowd(Executor& executor, const std::vector<Guest>& crowd) {
   }
 }
 
-struct Setting {
-  CapacitySchedulerPolicy policy;
-  std::int64_t kv_tokens;
-  std::int32_t max_num_tokens;
-  std::int32_t max_batch_size;
-  bool reuse;
+const std::vector<CrowdSetting> kSettings = {
+    {CapacitySchedulerPolicy::kGuaranteedNoEvict, 1024, 64, true, 8},
+    {CapacitySchedulerPolicy::kGuaranteedNoEvict, 128, 5, true, 8},
+    {CapacitySchedulerPolicy::kGuaranteedNoEvict, 128, 64, false, 2},
+    {CapacitySchedulerPolicy::kMaxUtilization, 96, 64, true, 8},
+    {CapacitySchedulerPolicy::kMaxUtilization, 96, 7, false, 8},
+    {CapacitySchedulerPolicy::kMaxUtilization, 112, 3, true, 3},
+    {CapacitySchedulerPolicy::kStaticBatch, 256, 32, true, 4},
 };
-
-std::ostream& operator<<(std::ostream& out, const Setting& setting) {
-  return out << "policy " << static_cast<int>(setting.policy) << ", kv " << setting.kv_tokens << ", step "
-             << setting.max_num_tokens << ", batch " << setting.max_batch_size << ", reuse " << setting.reuse;
-}
-
-const std::vector<Setting> kSettings = {
-    {CapacitySchedulerPolicy::kGuaranteedNoEvict, 1024, 64, 8, true},
-    {CapacitySchedulerPolicy::kGuaranteedNoEvict, 128, 5, 8, true},
-    {CapacitySchedulerPolicy::kGuaranteedNoEvict, 128, 64, 2, false},
-    {CapacitySchedulerPolicy::kMaxUtilization, 96, 64, 8, true},
-    {CapacitySchedulerPolicy::kMaxUtilization, 96, 7, 8, false},
-    {CapacitySchedulerPolicy::kMaxUtilization, 112, 3, 3, true},
-    {CapacitySchedulerPolicy::kStaticBatch, 256, 32, 4, true},
-};
-
-ExecutorConfig config_of(const Setting& setting) {
-  ExecutorConfig config;
-  config.scheduler_config.capacity_scheduler_policy = setting.policy;
-  config.kv_cache_config.max_tokens = setting.kv_tokens;
-  config.kv_cache_config.enable_block_reuse = setting.reuse;
-  config.enable_chunked_context = true;
-  config.max_num_tokens = setting.max_num_tokens;
-  config.max_batch_size = setting.max_batch_size;
-  config.request_stats_max_iterations = 10;
-  return config;
-}
 
 BOOST_AUTO_TEST_SUITE(executor_crowds)
 

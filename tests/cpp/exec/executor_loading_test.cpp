@@ -84,8 +84,8 @@ BOOST_AUTO_TEST_CASE(the_executor_sleeps_while_there_are_only_loads) {
   Door door;
   std::atomic<int> plans = 0;
   const auto count_plans = [&](const StepPlan* plan, const Scheduler& scheduler, const BlockPool& pool,
-                               const LoraCache* cache) {
-    check_every_step(plan, scheduler, pool, cache);
+                               const LoraCache* cache, const DraftEngine* draft_engine) {
+    check_every_step(plan, scheduler, pool, cache, draft_engine);
     if (plan != nullptr) ++plans;
   };
   door.shut();

@@ -210,13 +210,14 @@ Request make_request(std::vector<TokenId> prompt, std::int32_t max_tokens) {
 }
 
 void check_every_step(const StepPlan* plan, const Scheduler& scheduler, const BlockPool& block_pool,
-                      const LoraCache* lora_cache) {
+                      const LoraCache* lora_cache, const DraftEngine* draft_engine) {
   std::string broken;
   const auto add = [&](const std::vector<std::string>& problems) {
     for (const auto& problem : problems) broken += problem + "\n";
   };
   add(check_invariants(scheduler, block_pool, lora_cache));
   if (plan != nullptr) add(check_invariants(*plan, scheduler, block_pool));
+  if (draft_engine != nullptr) add(draft_engine->check_invariants());
   if (!broken.empty()) throw std::logic_error(broken);
 }
 
@@ -224,6 +225,13 @@ std::unique_ptr<Executor> make_executor(const ExecutorConfig& config, FakeEngine
                                         FakeEngine::Hook hook) {
   return std::make_unique<Executor>(std::make_shared<FakeEngine>(options, std::move(hook)), config,
                                     kAvailableMemory, check_every_step);
+}
+
+std::unique_ptr<Executor> make_drafting_executor(const ExecutorConfig& config,
+                                                 const FakeEngine::Options& options,
+                                                 std::shared_ptr<FakeEngine> draft_engine) {
+  return std::make_unique<Executor>(std::make_shared<FakeEngine>(options), config, kAvailableMemory,
+                                    check_every_step, std::move(draft_engine));
 }
 
 Unsupported given(const std::string& type_name) {

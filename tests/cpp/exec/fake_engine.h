@@ -98,12 +98,17 @@ inline constexpr std::size_t kAvailableMemory = std::size_t{16} << 20;
 
 /// Throws with all that check_invariants() finds, so that the executor dies of it and the test fails.
 void check_every_step(const StepPlan* plan, const Scheduler& scheduler, const BlockPool& block_pool,
-                      const LoraCache* lora_cache);
+                      const LoraCache* lora_cache, const DraftEngine* draft_engine);
 
 /// An executor over a FakeEngine whose invariants are checked after every step.
 [[nodiscard]] std::unique_ptr<Executor> make_executor(const ExecutorConfig& config = {},
                                                       FakeEngine::Options options = {},
                                                       FakeEngine::Hook hook = {});
+
+/// The same with a draft engine, for which `config` has a draft_target_decoding_config.
+[[nodiscard]] std::unique_ptr<Executor> make_drafting_executor(const ExecutorConfig& config,
+                                                               const FakeEngine::Options& options,
+                                                               std::shared_ptr<FakeEngine> draft_engine);
 
 /// Waits for a request's end; its responses in order. Fails the test after a minute.
 [[nodiscard]] std::vector<Response> collect(Executor& executor, RequestId id);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "crowd_setting.h"
 
 namespace adaptrt::test {
 namespace {
@@ -265,19 +266,7 @@ BOOST_AUTO_TEST_CASE(statistics_count_requests) {
   BOOST_TEST(at_last.avg_num_decoded_tokens_per_iter == 3.0);
 }
 
-struct Setting {
-  CapacitySchedulerPolicy policy;
-  std::int64_t kv_tokens;
-  std::int32_t max_num_tokens;
-  bool reuse;
-};
-
-std::ostream& operator<<(std::ostream& out, const Setting& setting) {
-  return out << "policy " << static_cast<int>(setting.policy) << ", kv " << setting.kv_tokens << ", step "
-             << setting.max_num_tokens << ", reuse " << setting.reuse;
-}
-
-const std::vector<Setting> kSettings = {
+const std::vector<CrowdSetting> kSettings = {
     {CapacitySchedulerPolicy::kGuaranteedNoEvict, 512, 64, true},
     {CapacitySchedulerPolicy::kGuaranteedNoEvict, 160, 5, false},
     {CapacitySchedulerPolicy::kMaxUtilization, 64, 64, true},
@@ -286,14 +275,7 @@ const std::vector<Setting> kSettings = {
 };
 
 BOOST_DATA_TEST_CASE(a_crowd_changes_no_token, boost::unit_test::data::make(kSettings), setting) {
-  ExecutorConfig config;
-  config.scheduler_config.capacity_scheduler_policy = setting.policy;
-  config.kv_cache_config.max_tokens = setting.kv_tokens;
-  config.kv_cache_config.enable_block_reuse = setting.reuse;
-  config.enable_chunked_context = true;
-  config.max_num_tokens = setting.max_num_tokens;
-  config.request_stats_max_iterations = 10;
-  const auto executor = make_guided(config);
+  const auto executor = make_guided(config_of(setting));
   std::mt19937 random(5);
   const auto draw = [&](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
   std::vector<Request> requests;

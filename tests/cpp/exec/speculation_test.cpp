@@ -8,6 +8,7 @@
 #include <string>
 
 #include "adaptrt/exec/executor.h"
+#include "crowd_setting.h"
 #include "fake_engine.h"
 #include "fake_grammar.h"
 #include "sequences.h"
@@ -268,19 +269,7 @@ BOOST_AUTO_TEST_CASE(requests_with_post_processors_have_no_drafts) {
   BOOST_TEST(total_of(*executor).num_draft_tokens == 0);
 }
 
-struct Setting {
-  CapacitySchedulerPolicy policy;
-  std::int64_t kv_tokens;
-  std::int32_t max_num_tokens;
-  bool reuse;
-};
-
-std::ostream& operator<<(std::ostream& out, const Setting& setting) {
-  return out << "policy " << static_cast<int>(setting.policy) << ", kv " << setting.kv_tokens << ", step "
-             << setting.max_num_tokens << ", reuse " << setting.reuse;
-}
-
-const std::vector<Setting> kSettings = {
+const std::vector<CrowdSetting> kSettings = {
     {CapacitySchedulerPolicy::kGuaranteedNoEvict, 1024, 64, true},
     {CapacitySchedulerPolicy::kGuaranteedNoEvict, 160, 6, false},
     {CapacitySchedulerPolicy::kMaxUtilization, 128, 64, true},
@@ -291,12 +280,7 @@ const std::vector<Setting> kSettings = {
 /// Over few tokens, so that drafts are right as well as wrong; each is compared with what it gives alone and
 /// without drafts.
 BOOST_DATA_TEST_CASE(drafts_change_nothing_in_a_crowd, boost::unit_test::data::make(kSettings), setting) {
-  ExecutorConfig config;
-  config.scheduler_config.capacity_scheduler_policy = setting.policy;
-  config.kv_cache_config.max_tokens = setting.kv_tokens;
-  config.kv_cache_config.enable_block_reuse = setting.reuse;
-  config.enable_chunked_context = true;
-  config.max_num_tokens = setting.max_num_tokens;
+  ExecutorConfig config = config_of(setting);
   config.iter_stats_max_iterations = 10000;
   config.decoding_config.emplace().lookahead_decoding_config = kLookahead;
   const auto executor = make_executor(config, few_tokens());

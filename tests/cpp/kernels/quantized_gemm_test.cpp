@@ -67,7 +67,7 @@ struct Case {
 
   [[nodiscard]] std::vector<std::byte> expanded(const KernelTable& table) const {
     std::vector<std::byte> panel(panel_bytes(activation, weights.n, weights.k));
-    table.expand_panel(gemm(nullptr, 0), panel.data());
+    table.expand_panel[static_cast<std::size_t>(activation)](gemm(nullptr, 0), panel.data());
     return panel;
   }
 
@@ -100,7 +100,7 @@ BOOST_DATA_TEST_CASE(products_match_float64, kernel_tables() * data::make({0, 1,
           const auto sums = test.sums(table);
           auto gemm = test.gemm(out.data(), stride);
           gemm.a_sums = sums.data();
-          table.quantized_gemm(gemm);
+          multiply(table, gemm);
           for (std::int64_t r = 0; r < rows; ++r) {
             for (std::int64_t n = 0; n < width; ++n) {
               double sum = 0.0;
@@ -147,7 +147,7 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_in_any_crowd_and_with_an_expa
             test.activations.data() + static_cast<std::size_t>(r * test.stride) * size_of(test.activation);
         one.rows = 1;
         one.a_sums = sums.data() + r * groups;
-        table.quantized_gemm(one);
+        multiply(table, one);
       }
       for (std::int64_t rows = 1; rows <= 17; ++rows) {
         for (const bool expand : {false, true}) {
@@ -156,7 +156,7 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_in_any_crowd_and_with_an_expa
           many.rows = rows;
           many.a_sums = sums.data();
           if (expand) many.expanded = expanded.data();
-          table.quantized_gemm(many);
+          multiply(table, many);
           BOOST_TEST_REQUIRE(std::memcmp(crowd.data(), alone.data(), crowd.size() * sizeof(float)) == 0,
                              "width " << width << " rows " << rows << " expanded " << expand);
         }

@@ -45,4 +45,8 @@ struct QuantizedMatrix {
   std::vector<std::byte> panels;
 };
 
+inline void multiply(const KernelTable& table, const QuantizedGemm& gemm) {
+  table.quantized_gemm[static_cast<std::size_t>(gemm.activation)](gemm);
+}
+
 }  // namespace adaptrt

@@ -239,7 +239,7 @@ BOOST_DATA_TEST_CASE(quantised_rows_have_the_bits_alone_that_they_have_among_man
                        .out = crowd.data(),
                        .out_stride = kPanelColumns,
                        .rows = kRows};
-    table.quantized_gemm(gemm);
+    multiply(table, gemm);
     for (const std::int64_t row : {0, 31, 199, 231}) {
       std::vector<float> alone(kPanelColumns, kPoison);
       gemm.a = operands.a.data() + row * kInputs;
@@ -247,7 +247,7 @@ BOOST_DATA_TEST_CASE(quantised_rows_have_the_bits_alone_that_they_have_among_man
       gemm.a_sums = sums.data() + row * groups;
       gemm.out = alone.data();
       gemm.rows = 1;
-      table.quantized_gemm(gemm);
+      multiply(table, gemm);
       BOOST_TEST_REQUIRE(
           std::memcmp(alone.data(), crowd.data() + row * kPanelColumns, kPanelColumns * sizeof(float)) == 0,
           "row " << row);
@@ -281,13 +281,13 @@ BOOST_DATA_TEST_CASE(quantised_products_are_the_same_in_parts,
                          .out = whole.data(),
                          .out_stride = kPanelColumns,
                          .rows = rows};
-      table.quantized_gemm(gemm);
+      multiply(table, gemm);
       gemm.out = in_parts.data();
       gemm.a_steps = packed.data;
       gemm.a_step_bytes = packed.step_bytes;
       for (std::int64_t begin = 0; begin < kInputs; begin += 1024) {
         gemm.part = InputRange{begin, std::min<std::int64_t>(begin + 1024, kInputs)};
-        table.quantized_gemm(gemm);
+        multiply(table, gemm);
       }
       BOOST_TEST_REQUIRE(same_bits(in_parts, whole), "rows " << rows);
     }

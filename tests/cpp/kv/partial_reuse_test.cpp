@@ -139,7 +139,7 @@ BOOST_AUTO_TEST_CASE(a_block_is_not_evicted_for_its_own_copy) {
   BOOST_TEST(pool.reuse_beginning(other, {}, Tokens{1, 2, 0}, copy) == 0);
   BOOST_TEST(other.blocks.empty());
   BOOST_CHECK((copy == BlockCopy{}));
-  // Used ones are not to be had anyhow.
+  // Used ones are not available anyhow.
   pool.release(table);
   BlockTable whole = compute(pool, {1, 2, 3, 4});
   BOOST_TEST(known(pool, {1, 2, 0}) == 2);

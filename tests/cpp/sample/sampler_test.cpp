@@ -148,6 +148,12 @@ BOOST_AUTO_TEST_CASE(min_tokens_forbids_the_end) {
   BOOST_TEST(greedy(row, constraints, params, {2, 2, 1}, 2) == 1);
   BOOST_TEST(greedy(row, constraints, params, {2, 2, 1, 1}, 2) == 0);
   BOOST_TEST(greedy(row, {}, params, {2, 2}, 2) == 0);
+  for (const TokenConstraints& both :
+       {TokenConstraints{.end_id = 0, .stop_ids = {1}}, TokenConstraints{.stop_ids = {0, 1}}}) {
+    BOOST_TEST(greedy(row, both, params, {2, 2, 2}, 2) == 2);
+    BOOST_TEST(greedy(row, both, params, {2, 2, 2, 2}, 2) == 0);
+  }
+  BOOST_TEST(TokenConstraints{.stop_ids = {3}}.validate(3).list().size() == 1U);
 }
 
 BOOST_AUTO_TEST_CASE(bad_words_are_forbidden_at_their_last_token) {
@@ -307,6 +313,28 @@ BOOST_AUTO_TEST_CASE(a_mask_forbids_what_a_bias_of_minus_infinity_does) {
   BOOST_CHECK_THROW(
       (void)sampler.sample(state, Row(40, 0.0F).data(), Tokens{0}, false, {}, {.allowed = nothing}),
       StepError);
+}
+
+BOOST_AUTO_TEST_CASE(of_changed_logits_only_allowed_ones_must_be_numbers) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr std::size_t kVocab = 40;
+  Sampler sampler(kVocab);
+  SamplerState state({}, {}, 1, 4);
+  const Row row(kVocab, 1.0F);
+  for (std::size_t allowed = 0; allowed < kVocab; ++allowed) {
+    std::vector<std::uint32_t> mask(2);
+    mask[allowed / 32] = 1U << allowed % 32;
+    for (const float bad : {kNan, std::numeric_limits<float>::infinity()}) {
+      Row changed(kVocab, bad);
+      const auto sample = [&] {
+        return sampler.sample(state, row.data(), Tokens{0}, false, {},
+                              {.allowed = mask, .logits = changed.data()});
+      };
+      BOOST_CHECK_THROW((void)sample(), StepError);
+      changed[allowed] = -3.0F;
+      BOOST_TEST(std::cmp_equal(sample().token, allowed));
+    }
+  }
 }
 
 BOOST_AUTO_TEST_CASE(changed_logits_choose_the_token_and_the_model_s_give_log_probs) {

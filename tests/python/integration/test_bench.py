@@ -427,3 +427,67 @@ def test_scenarios_that_do_not_fit_are_refused(work: Path, capsys: pytest.Captur
 def test_an_unknown_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line(["bench", "no-such-file"]) == 2
     assert "none of the scenario files that are shipped: default, quick" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def engine(report: Report, work: Path) -> Path:
+    """With LoRA and DoRA up to rank 8, four sequences and 128 tokens."""
+    del report  # builds it
+    return next(path for path in (work / "engines").glob("engine-*") if load_native_engine(path).lora.sites)
+
+
+def test_an_engine_is_measured_with_its_adapters_and_load(engine: Path, work: Path) -> None:
+    adapter, output = next((work / "engines" / "adapters").iterdir()), work / "engine.json"
+    assert command_line(
+        ["bench", str(engine), "--lora_dir", str(adapter), str(adapter), "--zipf", "1.0", "--requests", "6",
+         "--concurrency", "3", "--input_len", "2:8", "--output-len", "5", "--repeats", "1", "--num_threads", "2",
+         "--output", str(output)]
+    ) == 0  # fmt: skip
+    prefill, decode, serve = load_report(output).rows
+    assert prefill.settings["input_length"] == 8
+    assert (decode.settings["requests"], decode.settings["output_length"]) == (3, 5)
+    assert (serve.settings["requests"], serve.settings["concurrency"]) == (6, 3)
+    assert serve.settings["input_length"] == [2, 9]
+    assert serve.settings["adapters"]["ranks"] == [8, 8]
+    assert serve.figure.metric("adapters_used") == 2
+    assert not prefill.comparisons
+    assert all(row.figure.median > 0 for row in (prefill, decode, serve))
+
+
+def test_an_engine_can_be_profiled(engine: Path, work: Path) -> None:
+    assert command_line(
+        ["bench", str(engine), "--input_len", "8", "--output_len", "8", "--rate", "100", "--num_threads", "2",
+         "--profile", str(work / "engine-profile")]
+    ) == 0  # fmt: skip
+    assert {path.name for path in (work / "engine-profile").iterdir()} == {"prefill.json", "decode.json"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--requests", "0"], "--requests is 0; accepted: 1 and more"),
+        (["--input_len", "9:8"], "--input_len is 9:8; accepted: N or LOW:HIGH with 1 <= LOW <= HIGH"),
+        (["--output_len", "0:2"], "--output_len is 0:2; accepted"),
+        (["--rate", "nan"], "--rate is nan; accepted: numbers above 0"),
+        (["--rate", "2", "--concurrency", "3"], "--concurrency and --rate: expected one of them"),
+        (["--cv", "2"], "--cv has no effect without --rate"),
+        (["--zipf", "1"], "--zipf has no effect without --lora_dir"),
+        (["--input_len", "200"], "scenario 'prefill' has prompts of 200 tokens; the engine takes 128"),
+        (["--lora_dir", "nowhere"], "nowhere: is not a directory"),
+    ],
+)
+def test_flags_of_a_load_are_checked(
+    engine: Path, arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line(["bench", str(engine), *arguments]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_the_flags_of_a_load_go_with_an_engine_alone(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(work, "--requests", "3", "--rate", "1") == 2
+    assert "--requests, --rate: goes with an engine" in capsys.readouterr().err
+
+
+def test_a_directory_without_an_engine_is_refused(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["bench", str(work)]) == 2
+    assert str(work) in capsys.readouterr().err

@@ -71,6 +71,9 @@ def test_a_chat_is_the_completion_of_its_template(llm: adaptrt.LLM, lora: str | 
     expected = llm.generate(prompt, lora=lora, max_tokens=12)
     assert len(expected.token_ids) == 12
     assert llm.chat(QUESTION, lora=lora, max_tokens=12) == expected
+    drawn = adaptrt.SamplingConfig(top_k=5, seed=3)
+    several = llm.generate(prompt, lora=lora, max_tokens=12, sampling_config=drawn, n=3)
+    assert llm.chat(QUESTION, lora=lora, max_tokens=12, sampling_config=drawn, n=3) == several
     stream = llm.chat_stream(QUESTION, lora=lora, max_tokens=12)
     assert stream.finish_reason is adaptrt.FinishReason.NOT_FINISHED
     assert "".join(stream) == expected.text

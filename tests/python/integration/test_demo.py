@@ -53,7 +53,7 @@ def test_the_demo_runs(capsys, tmp_path: Path) -> None:
 
 def test_the_demo_says_what_is_missing(capsys, tmp_path: Path) -> None:
     assert demo(["--model", str(tmp_path / "nowhere")]) == 2
-    assert "nowhere: is no directory" in capsys.readouterr().err
+    assert "nowhere: is not a directory" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

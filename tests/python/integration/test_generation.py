@@ -224,6 +224,10 @@ def test_the_ends_and_their_reasons(served) -> None:
     (later,) = run(executor, end_id=end, sampling_config=sampling(min_tokens=position + 2))
     assert end not in later.output_token_ids[0][: position + 2]
     assert later.output_token_ids[0][:position] == plain[:position]
+    # A stop word of one token ends a text as well, one of several does not begin to.
+    words = [[end], [plain[0], 60]]
+    (later_by_word,) = run(executor, stop_words=words, sampling_config=sampling(min_tokens=position + 2))
+    assert later_by_word.output_token_ids[0][: position + 2] == later.output_token_ids[0][: position + 2]
     (stopped,) = run(executor, stop_words=[[60, 60], plain[position - 1 : position + 1]])
     assert stopped.output_token_ids[0] == plain[: position + 1]
     assert stopped.finish_reasons == [adaptrt.FinishReason.STOP_WORDS]

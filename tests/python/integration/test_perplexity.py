@@ -76,7 +76,7 @@ def test_perplexity_is_that_of_transformers_and_int8_weights_keep_it(
 @pytest.mark.parametrize(
     ("text", "flags", "complaint"),
     [
-        ("", [], "its tokens are 1; at least 2 are needed"),
+        ("", [], "number of tokens is 1; at least 2 are needed"),
         (None, [], "text.txt: cannot be read"),
         ("two words", ["--window", "1"], "window is 1; it must be at least 2"),
         ("words " * 200, ["--window", "300"], "max_seq_len 128; accepted: window 2 to 127"),
@@ -156,7 +156,7 @@ def test_an_engine_without_the_adapters_is_what_it_is_compared_with(engines: tup
 @pytest.mark.parametrize(
     ("text", "flags", "complaint"),
     [
-        ("", [], "its tokens are 1; at least 2 are needed"),
+        ("", [], "number of tokens is 1; at least 2 are needed"),
         (None, [], "text.txt: cannot be read: No such file"),
         (b"\xff", [], "text.txt: cannot be read: 'utf-8' codec"),
         ("two words", ["--quality_tokens", "1"], "quality_tokens is 1; it must be at least 2"),

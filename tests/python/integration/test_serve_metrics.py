@@ -41,6 +41,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"{ADAPTER}={adapter}",
         "--api_key",
         "key",
+        "--draft_model",
+        engine,
+        "--draft_kv_cache_bytes",
+        1 << 20,
+        "--kv_cache_dir",
+        root,
+        "--kv_cache_dir_bytes",
+        1 << 20,
     ) as started:
         yield started
 
@@ -82,6 +90,11 @@ def test_known_requests_are_counted(address: str) -> None:
     assert grown("adaptrt_generation_duration_seconds_bucket|le=+Inf") == 3
     # Answers may come two tokens at a time.
     assert 3 <= grown("adaptrt_time_between_tokens_seconds_count") <= 3 * (MAX_TOKENS - 1)
+    # The draft model is the model itself: right for the base, whatever it is for the adapter.
+    assert grown("adaptrt_draft_tokens_total") >= grown("adaptrt_accepted_draft_tokens_total") > 0
+    assert grown("adaptrt_draft_engine_tokens_total") >= grown("adaptrt_draft_tokens_total")
+    assert after["adaptrt_draft_engine_bytes"] > after["adaptrt_draft_engine_kv_blocks"] > 0
+    assert after["adaptrt_draft_engine_given_up"] == 0
     assert grown("adaptrt_lora_loads_total") == 1
     assert grown("adaptrt_lora_cache_hits_total|level=host") == 2
     assert after["adaptrt_lora_cache_adapters|level=device"] == 1

@@ -81,6 +81,23 @@ def test_speculation_is_an_option_that_changes_nothing(llm: adaptrt.LLM) -> None
         adaptrt.LLM(engine, config, tokenizer=tokenizer, speculative_config=lookahead)
 
 
+def test_a_draft_model_is_an_option_that_changes_nothing(llm: adaptrt.LLM) -> None:
+    engine, tokenizer = llm.executor.engine.directory, llm._template_directory
+    expected = [llm.generate("abcabcab", lora=name).token_ids for name in (None, "first")]
+    config = adaptrt.ExecutorConfig(num_threads=1)
+    draft = adaptrt.DraftTargetDecodingConfig(4, str(engine))
+    with adaptrt.LLM(engine, config, tokenizer=tokenizer, speculative_config=draft) as speculative:
+        assert [speculative.generate("abcabcab", lora=name).token_ids for name in (None, "first")] == expected
+        stats = speculative.executor.get_latest_iteration_stats()[-1].speculation_stats
+        assert speculative.executor.draft_engine is not None
+    # The draft engine is the engine, and its adapter of the same name is the engine's: it is right to the texts' ends.
+    assert 0 < stats.draft_tokens - 2 * 3 <= stats.accepted_tokens
+    assert config == adaptrt.ExecutorConfig(num_threads=1)
+    config.draft_target_decoding_config = draft
+    with pytest.raises(adaptrt.ConfigError, match="executor_config has a draft_target_decoding_config"):
+        adaptrt.LLM(engine, config, tokenizer=tokenizer, speculative_config=draft)
+
+
 def test_streams_do_not_break_characters(llm: adaptrt.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     generate_only(EURO, monkeypatch)
     num_euros = 0

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import adaptrt
 from support.guides import json_schema, regex
 from support.models import ModelSpec, save_adapter, save_model
-from support.serving import Answer, build_engine, collect, collect_sequences, make_request
+from support.serving import Answer, build_engine, collect, collect_sequences, crowd_fields, make_request
 from support.tokenizers import SPECIAL, byte_level, save_tokenizer
 
 SPEC = ModelSpec(hidden_size=72, head_dim=24, num_attention_heads=4, num_key_value_heads=2, vocab_size=270)
@@ -133,14 +133,10 @@ def test_a_crowd_changes_no_bit(
     kv_tokens: int,
     reuse: bool,
 ) -> None:
-    with service.executor(
-        enable_chunked_context=True,
-        scheduler_config=adaptrt.SchedulerConfig(getattr(adaptrt.CapacitySchedulerPolicy, policy)),
-        kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=reuse, max_tokens=kv_tokens),
-        num_threads=num_threads,
-        max_num_tokens=max_num_tokens,
-        max_batch_size=max_batch_size,
-    ) as executor:
+    fields = crowd_fields(
+        policy, kv_tokens, reuse, num_threads=num_threads, max_num_tokens=max_num_tokens, max_batch_size=max_batch_size
+    )
+    with service.executor(**fields) as executor:
         ids = []
         for *case, num_sequences, delay in arrivals:
             time.sleep(delay)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import adaptrt
 from support.models import ModelSpec, save_adapter
-from support.serving import build_random_engine
+from support.serving import build_random_engine, crowd_fields
 
 SPEC = ModelSpec(vocab_size=101)
 ADAPTERS = [{"r": 4}, {"r": 7, "use_dora": True}]
@@ -145,14 +145,10 @@ asks = st.builds(
 def test_each_sequence_is_what_its_seed_gives_alone(
     service, asked, policy, kv_tokens, reuse, max_num_tokens, max_batch_size, num_threads
 ) -> None:
-    with service.executor(
-        enable_chunked_context=True,
-        scheduler_config=adaptrt.SchedulerConfig(getattr(adaptrt.CapacitySchedulerPolicy, policy)),
-        kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=reuse, max_tokens=kv_tokens),
-        max_num_tokens=max_num_tokens,
-        max_batch_size=max_batch_size,
-        num_threads=num_threads,
-    ) as executor:
+    fields = crowd_fields(
+        policy, kv_tokens, reuse, max_num_tokens=max_num_tokens, max_batch_size=max_batch_size, num_threads=num_threads
+    )
+    with service.executor(**fields) as executor:
         ids = []
         for ask in asked:
             ids.append(executor.enqueue_request(service.request(ask)))

@@ -35,8 +35,8 @@ class Held:
 def held() -> Held:
     """Now, without garbage.
 
-    The heap counts what is allocated in all of its arenas. Resident memory is no measure: what is free in an arena, and
-    how much of it there is, depends on what ran before.
+    The heap counts what is allocated in all of its arenas. Resident memory is not a measure: what is free in an
+    arena, and how much of it there is, depends on what ran before.
     """
     gc.collect()
     mallinfo = LIBC.mallinfo2

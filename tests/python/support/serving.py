@@ -56,6 +56,16 @@ def build_random_engine(spec: ModelSpec, directory: Path, dtype: str = "float32"
     return model, build_engine(model, directory, dtype, **flags)
 
 
+def crowd_fields(policy: str, kv_tokens: int, reuse: bool, **fields: Any) -> dict[str, Any]:
+    """Of an ExecutorConfig, for crowds of which no result may depend on them."""
+    return {
+        "enable_chunked_context": True,
+        "scheduler_config": adaptrt.SchedulerConfig(getattr(adaptrt.CapacitySchedulerPolicy, policy)),
+        "kv_cache_config": adaptrt.KvCacheConfig(enable_block_reuse=reuse, max_tokens=kv_tokens),
+        **fields,
+    }
+
+
 @dataclasses.dataclass
 class LogProbs:
     """Of what was generated and of the prompt: each token's own, and those of the most likely ones beside it."""

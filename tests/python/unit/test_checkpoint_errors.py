@@ -61,7 +61,7 @@ def test_all_missing_and_unused_tensors_are_listed(model_dir: Path) -> None:
         state["visual.stem"] = torch.zeros(1)
 
     change_state(model_dir, change)
-    message = refused(model_dir, _core.CheckpointError, "missing tensors: .*; tensors that nothing uses: ")
+    message = refused(model_dir, _core.CheckpointError, "missing tensors: .*; unexpected tensors: ")
     for name in (GATE, "model.norm.weight", "model.layers.0.self_attn.q_proj.bias", "visual.stem"):
         assert name in message
 
@@ -73,7 +73,7 @@ def test_an_untied_model_needs_its_lm_head(model_dir: Path) -> None:
 
 def test_layers_beyond_num_hidden_layers_are_unused(model_dir: Path) -> None:
     change_config(model_dir, num_hidden_layers=1)
-    message = refused(model_dir, _core.CheckpointError, "tensors that nothing uses")
+    message = refused(model_dir, _core.CheckpointError, "unexpected tensors")
     assert message.count("model.layers.1.") == 9
 
 
@@ -198,7 +198,7 @@ def test_a_truncated_file(model_dir: Path) -> None:
 
 
 def test_a_directory_without_weights_or_config(tmp_path: Path, model_dir: Path) -> None:
-    refused(tmp_path / "nowhere", _core.CheckpointError, "nowhere: is no directory")
+    refused(tmp_path / "nowhere", _core.CheckpointError, "nowhere: is not a directory")
     (model_dir / "model.safetensors").unlink()
     refused(model_dir, _core.CheckpointError, "holds no weights; expected one of model.safetensors, ")
     (model_dir / "config.json").unlink()
@@ -264,7 +264,7 @@ def test_a_directory_with_other_files_is_not_touched(model_dir: Path, producer: 
 
 def test_an_output_that_is_a_file(model_dir: Path) -> None:
     (model_dir.parent / "out").write_text("keep")
-    refused(model_dir, _core.CheckpointError, "out: exists and is no directory")
+    refused(model_dir, _core.CheckpointError, "out: exists and is not a directory")
 
 
 def test_the_model_itself_is_never_the_output(model_dir: Path) -> None:

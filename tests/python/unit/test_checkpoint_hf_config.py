@@ -217,7 +217,7 @@ REFUSED = [
     (HF, {"vocab_size": -5}, "vocab_size is -5; it must be at least 1"),
     (HF, {"rms_norm_eps": float("nan")}, "rms_norm_eps is NaN; expected a finite number"),
     (HF, {"rms_norm_eps": 10**400}, "expected a finite number"),
-    (HF, {"hidden_size": 37}, "hidden_size 37 is no multiple of num_attention_heads 3; state head_dim"),
+    (HF, {"hidden_size": 37}, "hidden_size 37 is not a multiple of num_attention_heads 3; state head_dim"),
     (HF, {"head_dim": 13}, "head_size 13 is odd"),
     (HF, {"num_key_value_heads": 2}, "num_attention_heads 3 is not a multiple of num_key_value_heads 2"),
     (HF, {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be at most 10000"),
@@ -236,7 +236,7 @@ REFUSED = [
     (HF, {"architectures": [[]]}, r"architectures is \[\[\]\]; accepted: one of"),
     (HF, {"architectures": ...}, "architectures is null"),
     (HF, {"architectures": ["LlamaForCausalLM", "MistralForCausalLM"]}, "accepted: one of"),
-    (HF, {"auto_map": {"AutoModel": "x.Y"}}, "auto_map names code of its own"),
+    (HF, {"auto_map": {"AutoModel": "x.Y"}}, "auto_map names custom code"),
     (HF, {"quantization_config": {"bits": 4}}, "quantization_config is set, but only unquantised"),
     (HF, {"torch_dtype": ...}, "dtype is missing; state --dtype float32, float16 or bfloat16"),
     (HF, {"dtype": "float32"}, "dtype says bfloat16 and float32"),
@@ -303,7 +303,7 @@ REFUSED = [
     (
         HF,
         {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "default"}},
-        "rope_scaling stands beside rope_parameters",
+        "rope_scaling is given together with rope_parameters",
     ),
     (HF, {"rope_theta": 0}, "rope_theta is 0.0; it must be above 0.0"),
     # sliding windows

@@ -404,8 +404,8 @@ def _weights_of_another_shape(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_no_directory, "is no directory"),
-        (_folder_of_another_name, "three is no folder named by the digits"),
+        (_no_directory, "is not a directory"),
+        (_folder_of_another_name, "three is not a folder named by the digits"),
         (_no_weights, r"3/model\.lora_weights\.npy: cannot be read"),
         (_pickled_weights, r"3/model\.lora_weights\.npy: cannot be read"),
         (_weights_of_another_shape, r"prefetch/3: "),

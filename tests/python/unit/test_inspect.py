@@ -143,5 +143,7 @@ def test_a_converted_adapter_that_is_none(
 
 def test_another_directory_is_answered_with_what_would_do(inspect: Inspect) -> None:
     text = inspect("hf", status=2)
-    assert "is no checkpoint, engine or adapter; expected a directory with adapter_config.json, " in text
-    assert "nowhere: is no checkpoint, engine or adapter, because it is no directory" in inspect("nowhere", status=2)
+    assert "is not a checkpoint, engine or adapter; expected a directory with adapter_config.json, " in text
+    assert "nowhere: is not a checkpoint, engine or adapter, because it is not a directory" in inspect(
+        "nowhere", status=2
+    )

@@ -215,7 +215,7 @@ def test_directories_that_are_no_model_are_refused(cache: EngineCache, model: Pa
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
     for directory, expected in {
-        "Qwen/Qwen3-0.6B": "does not exist; expected an engine .* Models of a hub are downloaded first",
+        "Qwen/Qwen3-0.6B": "does not exist; expected an engine .* download models of a hub first",
         model / "config.json": "is not a directory",
         tmp_path / "empty": "has no config.json; expected an engine .*, a checkpoint .*, or a Hugging Face model",
         tmp_path / "other": "has no architectures",

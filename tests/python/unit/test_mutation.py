@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from faults import Fault, find_faults
-from nearest import PYTHON_WIDER, SEEN_THROUGH_BINDINGS
+from nearest import CPP_PROGRAMS, PYTHON_WIDER, SEEN_THROUGH_BINDINGS
 
 CPP = """\
 #include <vector>
@@ -84,3 +84,12 @@ def test_a_fault_of_another_text_is_refused() -> None:
 def test_the_tests_nearest_to_a_room_are_there(files: tuple[str, ...]) -> None:
     tests = Path(__file__).parents[1]
     assert [file for file in files if not (tests / file).exists()] == []
+
+
+def test_every_room_has_programs() -> None:
+    """But for the one that only a GPU's driver runs."""
+    repository = Path(__file__).parents[3]
+    rooms = {room.name for room in (repository / "cpp" / "src").iterdir() if room.is_dir()}
+    assert rooms - set(CPP_PROGRAMS) == {"cuda"}
+    programs = {name for names in CPP_PROGRAMS.values() for name in names}
+    assert [name for name in programs if not (repository / "tests" / "cpp" / name).is_dir()] == []

@@ -55,5 +55,5 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
         pass
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name in ("theirs", "loop"):
-        with pytest.raises(AdaptrtError, match=f"{name}: exists and is no directory"), writing(tmp_path / name):
+        with pytest.raises(AdaptrtError, match=f"{name}: exists and is not a directory"), writing(tmp_path / name):
             pass

@@ -23,7 +23,7 @@ CONFIGS = {
 }
 # Rounding a scale to bfloat16, and the roundings of float32 in the quotient and the product.
 SCALE_ROUNDING = 2.0**-8
-# Scales below this are no normal bfloat16, so that what they stand for is off by more than a step of theirs.
+# Scales below this are not normal bfloat16, so that what they stand for is off by more than a step of theirs.
 LEAST = 1e-36
 
 rows_of_weights = hnp.arrays(

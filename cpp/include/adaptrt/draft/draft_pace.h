@@ -7,9 +7,10 @@ namespace adaptrt {
 /// How many drafts of one sequence are worth their computing, from what became of those before.
 ///
 /// Every step may have `length` drafts, 2 at first. When all that were computed were right, it doubles, up to
-/// the most; when none was, it halves, and there are no drafts for the next 2^misses - 1 steps, 127 at most:
-/// a miss counts one, a step with right drafts halves the count. So a text of n tokens without any right
-/// draft computes log2(n) + n / 128 wrong ones, and one that repeats itself again gets its drafts back.
+/// the most; when none was, it halves, and there are no drafts for the next 1, 7, 31, 127, 127, ... steps: a
+/// miss counts one, a step with right drafts halves the count. So a text of n tokens without any right draft
+/// computes log4(n) + n / 128 wrong ones, two in the first step, and one that repeats itself again gets its
+/// drafts back.
 class DraftPace {
  public:
   explicit DraftPace(std::int32_t most);
@@ -18,10 +19,12 @@ class DraftPace {
   [[nodiscard]] std::int32_t next();
   /// `num_right` of `num_computed` drafts, at least one, came to be generated.
   void record(std::int32_t num_computed, std::int32_t num_right);
+  /// What misses and right drafts have left of the count.
+  [[nodiscard]] std::int32_t num_misses() const { return misses_; }
 
  private:
   static constexpr std::int32_t kFirstLength = 2;
-  static constexpr std::int32_t kMostMisses = 7;
+  static constexpr std::int32_t kMostMisses = 4;
 
   std::int32_t most_;
   std::int32_t length_;

@@ -18,21 +18,30 @@ struct DraftSources {
   std::vector<std::int32_t> external = {};
   /// Drafts from the sequence's own text; nullopt: none.
   std::optional<LookaheadDecodingConfig> lookahead = std::nullopt;
+  /// Drafts of one step that a draft engine makes at most, where there are no others; 0: there is none.
+  std::int32_t max_draft_len = 0;
 
-  [[nodiscard]] bool empty() const { return external.empty() && !lookahead; }
+  [[nodiscard]] bool empty() const { return external.empty() && !lookahead && max_draft_len == 0; }
 };
 
-/// Guesses the next tokens of one sequence. Steps allocate nothing.
+/// Guesses the next tokens of one sequence, or says how many a draft engine should guess. Steps allocate
+/// nothing.
 class Drafter {
  public:
   /// `sources` are valid and not empty; `max_length`: tokens of prompt and output at most.
   Drafter(const DraftSources& sources, std::span<const std::int32_t> prompt, std::size_t max_length);
+  Drafter(const Drafter&) = delete;
+  Drafter& operator=(const Drafter&) = delete;
 
-  /// Drafts that one call of draft() makes at most.
+  /// Drafts of one step at most.
   [[nodiscard]] std::size_t max_drafts() const { return max_drafts_; }
   /// What may follow `text`, the prompt and what was generated, in the place of `drafts`: `most` tokens at
   /// most. To be called before each step that computes the end of the text.
   void draft(std::span<const std::int32_t> text, std::int32_t most, std::vector<std::int32_t>& drafts);
+  /// Drafts that a draft engine should make, because the last call of draft() has made none; 0: none.
+  [[nodiscard]] std::int32_t num_wanted() const { return num_wanted_; }
+  /// It has made some, which are those of the last call now.
+  void take_drafts_of_engine();
   /// What became of the drafts of the last call: the step computed the first `num_computed` of them, of which
   /// `num_right` were generated.
   void record(std::int32_t num_computed, std::int32_t num_right);
@@ -40,6 +49,8 @@ class Drafter {
  private:
   void draft_external(std::span<const std::int32_t> text, std::size_t most,
                       std::vector<std::int32_t>& drafts);
+  void draft_from_ngrams(std::span<const std::int32_t> text, std::int32_t most,
+                         std::vector<std::int32_t>& drafts);
 
   std::size_t prompt_length_;
   std::size_t max_drafts_;
@@ -47,7 +58,11 @@ class Drafter {
   std::size_t num_right_external_ = 0;
   std::optional<NgramIndex> ngrams_;
   DraftPace pace_;
-  bool from_ngrams_ = false;  // the drafts of the last call
+  DraftPace engine_pace_;
+  bool has_engine_;
+  std::int32_t num_wanted_ = 0;
+  /// Whose the drafts of the last call are; nullptr: nobody's who would be given up.
+  DraftPace* pace_of_drafts_ = nullptr;
 };
 
 }  // namespace adaptrt

@@ -22,9 +22,11 @@ class NgramIndex {
   /// What may come next in the text that was entered last: what followed the newest tokens where they stood
   /// before, `count` tokens from there on, appended to `drafts`; nothing when they stood nowhere. Of the
   /// max_verification_set_size newest such places it is that at which the most tokens agree, max_ngram_size -
-  /// 1 at most and kShortestMatch at least (or 1 where max_ngram_size is 2); of equals the newest. A place so
-  /// near to the end that fewer tokens follow is taken for the beginning of a loop.
-  void find(std::span<const std::int32_t> text, std::size_t count, std::vector<std::int32_t>& drafts) const;
+  /// 1 at most and kShortestMatch at least (or 1 where max_ngram_size is 2), or `num_more` more than that
+  /// where so many are compared; of equals the newest. A place so near to the end that fewer tokens follow is
+  /// taken for the beginning of a loop.
+  void find(std::span<const std::int32_t> text, std::size_t num_more, std::size_t count,
+            std::vector<std::int32_t>& drafts) const;
 
  private:
   /// Single tokens stand in too many places to say what follows.

@@ -79,6 +79,8 @@ class Engine {
   /// without a kv_identity.
   virtual void read_kv_block(std::int32_t block, std::span<std::byte> bytes) const;
   virtual void write_kv_block(std::int32_t block, std::span<const std::byte> bytes);
+  /// No step follows: gives up what only steps need, such as threads. Blocks can still be read.
+  virtual void end_steps() {}
   /// Bytes that are free now on a device with memory of its own, on which the KV pool and the adapters' pages
   /// are allocated; nullopt: they are in host memory.
   [[nodiscard]] virtual std::optional<std::size_t> free_device_memory() const { return std::nullopt; }

@@ -73,6 +73,7 @@ struct ExecutorConfig {
   bool gather_generation_logits = false;
   std::optional<std::int32_t> num_threads;
   std::string kernels;
+  std::optional<DraftTargetDecodingConfig> draft_target_decoding_config;
 
   bool operator==(const ExecutorConfig&) const = default;
 
@@ -136,7 +137,11 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
       Field{"kernels", &C::kernels,
             "One of cpu_kernels(), so that machines with different CPUs give the same bits; empty: the one "
             "that "
-            "is chosen for this CPU."}};
+            "is chosen for this CPU."},
+      Field{
+          "draft_target_decoding_config", &C::draft_target_decoding_config,
+          "A small engine that guesses tokens, which are computed together where it may be right; no result "
+          "depends on it."}};
 }
 
 }  // namespace adaptrt

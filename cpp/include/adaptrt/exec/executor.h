@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "adaptrt/draft_engine/draft_engine.h"
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/exec/config.h"
 #include "adaptrt/exec/request.h"
@@ -23,9 +24,11 @@
 namespace adaptrt {
 
 /// For tests: called on the executor's thread with a plan that was just made, and with nullptr when the step
-/// is over. What it throws, the executor dies of. `lora_cache` is nullptr for an engine without LoRA.
-using StepObserver = std::function<void(const StepPlan* plan, const Scheduler& scheduler,
-                                        const BlockPool& block_pool, const LoraCache* lora_cache)>;
+/// is over. What it throws, the executor dies of. `lora_cache` is nullptr for an engine without LoRA,
+/// `draft_engine` without one.
+using StepObserver =
+    std::function<void(const StepPlan* plan, const Scheduler& scheduler, const BlockPool& block_pool,
+                       const LoraCache* lora_cache, const DraftEngine* draft_engine)>;
 
 /// What await_responses() does with several requests of which only some have responses when the time is over.
 enum class AtTimeout : std::uint8_t { kTakeWhatIsThere, kTakeNothing };
@@ -39,10 +42,11 @@ class Executor {
   /// How long to wait; nullopt: for ever.
   using Timeout = std::optional<std::chrono::nanoseconds>;
 
-  /// `available_memory` is what the KV and LoRA caches may be sized by, in bytes. Throws ConfigError with all
-  /// that is wrong with the configuration, for this engine and this memory.
+  /// `available_memory` is what the KV and LoRA caches may be sized by, in bytes. `draft_engine` is the one
+  /// of config.draft_target_decoding_config, nullptr without. Throws ConfigError with all that is wrong with
+  /// the configuration, for these engines and this memory.
   Executor(std::shared_ptr<Engine> engine, const ExecutorConfig& config, std::size_t available_memory,
-           StepObserver observer = {});
+           StepObserver observer = {}, std::shared_ptr<Engine> draft_engine = nullptr);
   /// As shutdown().
   ~Executor();
   Executor(const Executor&) = delete;
@@ -95,8 +99,8 @@ class Executor {
   /// True from the beginning of shutdown() on.
   [[nodiscard]] bool is_shut_down() const;
   void throw_if_closed() const;
-  /// Waits for the step that is running; requests that have not ended get an error response. May be called
-  /// again.
+  /// Waits for the step that is running; requests that have not ended get an error response. The engine's
+  /// threads end. May be called again.
   void shutdown();
 
   /// The LoRA cache's content and control; see LoraCache. Throw AdapterError for an engine without LoRA.

@@ -95,6 +95,7 @@ struct Request {
   std::optional<GuidedDecodingParams> guided_decoding_params;
   std::optional<std::chrono::milliseconds> allotted_time_ms;
   std::optional<std::uint64_t> cache_salt_id;
+  std::optional<LoraConfig> draft_lora_config;
 
   /// The best sequences are searched.
   [[nodiscard]] bool has_beams() const { return sampling_config.beam_width > 1; }
@@ -167,7 +168,10 @@ constexpr auto fields_of(const Request* /*type*/) {
             "What the output has to be like; where it is complete, one of the stop tokens ends it."},
       Field{"allotted_time_ms", &C::allotted_time_ms,
             "From enqueue_request on (timedelta, or milliseconds); then the request ends as TIMED_OUT."},
-      Field{"cache_salt_id", &C::cache_salt_id, "Only requests with the same salt share KV."}};
+      Field{"cache_salt_id", &C::cache_salt_id, "Only requests with the same salt share KV."},
+      Field{"draft_lora_config", &C::draft_lora_config,
+            "The adapter that the draft engine guesses with, one of its own and not of the engine; None: its "
+            "base model. Not in TensorRT-LLM."}};
 }
 
 }  // namespace adaptrt

@@ -52,7 +52,7 @@ constexpr auto fields_of(const Result* /*type*/) {
             "logarithms of the softmax over the row of generation_logits, whatever bias, "
             "penalties and temperature do to it afterwards."},
       Field{"context_logits", &C::context_logits,
-            "float32 [prompt length, vocab_size]. With sequence_index 0 only."},
+            "float32 [prompt length, vocab_size]. With every sequence."},
       Field{"generation_logits", &C::generation_logits,
             "float32 [1, tokens, vocab_size], with streaming [tokens, 1, vocab_size]: the rows "
             "that this response's "

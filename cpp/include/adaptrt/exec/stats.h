@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "adaptrt/core/fields.h"
+#include "adaptrt/draft_engine/draft_engine.h"
 #include "adaptrt/exec/request.h"
 #include "adaptrt/kv/block_pool.h"
 #include "adaptrt/kv/second_level.h"
@@ -150,11 +151,42 @@ constexpr auto fields_of(const SpecDecodingStats* /*type*/) {
       Field{"num_requests_with_draft_tokens", &C::num_requests_with_draft_tokens,
             "Sequences that had drafts in the step."},
       Field{"acceptance_length", &C::acceptance_length, "Tokens that each of these got, on average."},
-      Field{"iter_latency_ms", &C::iter_latency_ms, "Making drafts for the next step."},
+      Field{"iter_latency_ms", &C::iter_latency_ms,
+            "Making drafts: with the draft engine for this step, from texts for the next."},
       Field{"draft_overhead", &C::draft_overhead, "Its share of the step's iter_latency_ms."}};
 }
 
-/// TensorRT-LLM's IterationStats, and the engine's share of the latency and the LoRA cache.
+constexpr auto fields_of(const DraftEngineStats* /*type*/) {
+  using C = DraftEngineStats;
+  return std::tuple{
+      Field{"mem_usage", &C::mem_usage, "Bytes of its KV pool and its LoRA cache."},
+      Field{"max_num_blocks", &C::max_num_blocks, "Blocks of its KV pool."},
+      Field{"used_num_blocks", &C::used_num_blocks, "Blocks of sequences that it has computed."},
+      Field{"num_sequences", &C::num_sequences, "These sequences."},
+      Field{"num_steps", &C::num_steps, "So far."},
+      Field{"num_tokens", &C::num_tokens, "Tokens that it has computed so far, drafts included."},
+      Field{"seconds", &C::seconds, "Time spent on drafts so far."},
+      Field{"error", &C::error, "Why it was given up; empty: it was not."}};
+}
+
+/// All drafts so far, whoever made them.
+struct SpeculationStats {
+  std::int64_t draft_tokens = 0;
+  std::int64_t accepted_tokens = 0;
+  std::optional<DraftEngineStats> draft_engine;
+
+  bool operator==(const SpeculationStats&) const = default;
+};
+
+constexpr auto fields_of(const SpeculationStats* /*type*/) {
+  using C = SpeculationStats;
+  return std::tuple{
+      Field{"draft_tokens", &C::draft_tokens, "Drafts that steps have computed so far."},
+      Field{"accepted_tokens", &C::accepted_tokens, "Tokens that steps gave thanks to them so far."},
+      Field{"draft_engine", &C::draft_engine, "None without ExecutorConfig.draft_target_decoding_config."}};
+}
+
+/// TensorRT-LLM's IterationStats, the engine's share of the latency, all drafts so far, and the LoRA cache.
 struct IterationStats {
   std::string timestamp;
   std::int64_t iter = 0;
@@ -174,6 +206,7 @@ struct IterationStats {
   std::optional<InflightBatchingStats> inflight_batching_stats;
   std::optional<SpecDecodingStats> spec_decoding_stats;
   std::optional<LoraCacheStats> lora_cache_stats;
+  SpeculationStats speculation_stats;
 
   bool operator==(const IterationStats&) const = default;
 };
@@ -195,15 +228,18 @@ constexpr auto fields_of(const IterationStats* /*type*/) {
       Field{"gpu_mem_usage", &C::gpu_mem_usage,
             "Bytes of the KV pool and the LoRA cache's device level where the engine has a device; 0 on a "
             "CPU."},
-      Field{"cpu_mem_usage", &C::cpu_mem_usage,
-            "Bytes of the LoRA cache's host level, and on a CPU of the KV pool and the device level."},
+      Field{
+          "cpu_mem_usage", &C::cpu_mem_usage,
+          "Bytes of the LoRA cache's host level, of blocks that wait to be written to the second level, and "
+          "on a CPU of the KV pool, the device level and the draft engine's caches."},
       Field{"pinned_mem_usage", &C::pinned_mem_usage, "Bytes; 0 on a CPU."},
       Field{"kv_cache_stats", &C::kv_cache_stats, "The KV cache after the step."},
       Field{"static_batching_stats", &C::static_batching_stats, "Always None: batches are in flight."},
       Field{"inflight_batching_stats", &C::inflight_batching_stats, "The step's batch."},
       Field{"spec_decoding_stats", &C::spec_decoding_stats,
             "The step's drafts; None where it computed none."},
-      Field{"lora_cache_stats", &C::lora_cache_stats, "The LoRA cache after the step; None without one."}};
+      Field{"lora_cache_stats", &C::lora_cache_stats, "The LoRA cache after the step; None without one."},
+      Field{"speculation_stats", &C::speculation_stats, "All drafts so far."}};
 }
 
 /// TensorRT-LLM's RequestStage.

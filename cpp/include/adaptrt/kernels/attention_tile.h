@@ -55,7 +55,7 @@ struct AttentionTile {
   std::int64_t slots = 0;     ///< of a block
   std::array<KeyGroup, kTileGroups> groups;
   std::int64_t num_groups = 0;
-  /// Groups to be brought near meanwhile; only keys and values are looked at.
+  /// Groups to be prefetched meanwhile; only keys and values are looked at.
   std::array<KeyGroup, kTileGroups> next;
   bool is_int8 = false;
   /// int8: tile_scratch_floats(head_dim) floats.

@@ -38,8 +38,8 @@ struct KernelFit {
 /// then those that it cannot. A function of the CPU and never of a timing, since results depend on it.
 [[nodiscard]] std::vector<KernelFit> fit_kernels(const Cpu& cpu);
 
-/// Why no table of that name can be had of `fits`, with those that can; empty when it can be, or for an empty
-/// name.
+/// Why no table of that name is available among `fits`, with those that are; empty when it is, or for an
+/// empty name.
 [[nodiscard]] std::string kernels_problem(std::string_view name, std::span<const KernelFit> fits);
 /// The same on this machine.
 [[nodiscard]] std::string kernels_problem(std::string_view name);

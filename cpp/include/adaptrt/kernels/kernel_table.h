@@ -47,14 +47,14 @@ struct PanelGemm {
   float* out = nullptr;
   std::int64_t out_stride = 0;
   std::int64_t rows = 0;
-  /// Of panels that are near already.
+  /// Of panels that are in the cache already.
   bool accumulate = false;
   /// Of tables with part_bytes: the inputs that are multiplied now. The parts of a panel are taken in order;
   /// before the last one `out` holds what is needed to go on. nullopt: all inputs.
   std::optional<InputRange> part = std::nullopt;
-  /// The panel that will be multiplied next, to be brought near meanwhile; nullptr when it is not known.
+  /// The panel that will be multiplied next, to be prefetched meanwhile; nullptr when it is not known.
   const std::byte* next_panel = nullptr;
-  /// What else is to be brought near meanwhile.
+  /// What else is to be prefetched meanwhile.
   std::span<const MemorySpan> fetch = {};
 };
 
@@ -83,7 +83,7 @@ struct QuantizedGemm {
   std::int64_t rows = 0;
   /// See PanelGemm; parts are of whole groups where there are several.
   std::optional<InputRange> part = std::nullopt;
-  /// The panel that will be multiplied next, to be brought near meanwhile; nullptr when it is not known.
+  /// The panel that will be multiplied next, to be prefetched meanwhile; nullptr when it is not known.
   const std::byte* next_panel = nullptr;
 };
 
@@ -101,7 +101,7 @@ struct Int8Gemm {
   std::int64_t out_stride = 0;
   std::int64_t rows = 0;
   std::optional<InputRange> part = std::nullopt;  ///< see PanelGemm
-  /// The panel that will be multiplied next, to be brought near meanwhile; nullptr when it is not known.
+  /// The panel that will be multiplied next, to be prefetched meanwhile; nullptr when it is not known.
   const std::byte* next_panel = nullptr;
 };
 
@@ -137,8 +137,8 @@ struct KernelTable {
 
   /// Rows of bfloat16 activations that a panel is multiplied by at once.
   std::int64_t block_rows;
-  /// Bytes of activations that are to stay near while a block's panels are multiplied: longer inputs are
-  /// taken in parts. 0: these kernels take no parts.
+  /// Bytes of activations that are to stay in the cache while a block's panels are multiplied: longer inputs
+  /// are taken in parts. 0: these kernels take no parts.
   std::int64_t part_bytes;
   /// Copies `count` rows of bfloat16, `bytes` long and `stride` bytes apart, into PackedSteps for
   /// PanelGemm::a_steps: row r's bytes from 64 s on go to out + s * step_bytes + 64 r, zeros behind them and
@@ -163,10 +163,11 @@ struct KernelTable {
   /// Writes a compressed panel of k inputs as the bfloat16 panel that it stands for.
   void (*expand_compressed)(const std::byte* panel, std::int64_t k, std::int64_t exceptions, std::byte* out);
 
-  void (*quantized_gemm)(const QuantizedGemm& gemm);
+  /// By DType of the activations: there are none of float16.
+  std::array<void (*)(const QuantizedGemm& gemm), 3> quantized_gemm;
   /// Writes gemm.panel's integers to `out` [ceil(k / ki)][width][ki] in gemm.activation's type, for
   /// QuantizedGemm::expanded.
-  void (*expand_panel)(const QuantizedGemm& gemm, std::byte* out);
+  std::array<void (*)(const QuantizedGemm& gemm, std::byte* out), 3> expand_panel;
   /// out[groups] = the sum of each group_size elements of x [n]; 0: of all.
   void (*sum_groups)(const std::byte* x, DType type, std::int64_t n, std::int64_t group_size, float* out);
   /// Rows up to which a QuantizedGemm without an expanded panel is as fast as expanding one for it.

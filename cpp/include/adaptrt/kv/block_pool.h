@@ -58,7 +58,7 @@ struct BlockTable {
 /// TensorRT-LLM's KvCacheStats. Counters run since the pool was made.
 struct KvCacheStats {
   std::int64_t max_num_blocks = 0;
-  std::int64_t free_num_blocks = 0;  ///< blocks that can be had now, cached ones without a user included
+  std::int64_t free_num_blocks = 0;  ///< blocks that are available now, cached ones without a user included
   std::int64_t used_num_blocks = 0;  ///< blocks of running sequences
   std::int64_t tokens_per_block = 0;
   std::int64_t alloc_total_blocks = 0;  ///< new and reused
@@ -231,7 +231,7 @@ class BlockPool {
   [[nodiscard]] std::vector<BlockId>::const_iterator place_of(const ReuseKey& key, ContentId parent,
                                                               std::span<const std::int32_t> tokens) const;
   /// The block that shares most tokens with the beginning of `tokens`, all but the last of them; kNoBlock
-  /// where it could not be had once the blocks of `full` are used.
+  /// where none would be left once the blocks of `full` are used.
   [[nodiscard]] Beginning find_beginning(const PrefixMatch& full, const ReuseKey& key, ContentId parent,
                                          std::span<const std::int32_t> tokens) const;
   void insert_by_beginning(BlockId block);

@@ -68,8 +68,11 @@ class KvFileLevel final : public SecondLevel {
 
   [[nodiscard]] std::vector<std::string> check_invariants() const override;
 
-  /// Ends the thread and lets others use the file; nothing but stats() may be called afterwards.
+  /// Ends the thread and lets others use the file; nothing but stats() and buffer_bytes() may be called
+  /// afterwards.
   void close();
+  /// Memory for blocks that wait to be written, and that are read.
+  [[nodiscard]] std::size_t buffer_bytes() const;
 
  private:
   using Slot = std::int32_t;
@@ -121,7 +124,7 @@ class KvFileLevel final : public SecondLevel {
   void take_over(const WriteJob& job);
   void take_over(const ReadJob& job);
   void give_up();
-  /// kNone: none can be had.
+  /// kNone: none is available.
   [[nodiscard]] Slot take_slot();
   [[nodiscard]] Slot least_recently_used() const;
   void insert(Slot slot, const BlockKey& key);

@@ -26,7 +26,7 @@ struct LoraPart {
 };
 
 /// A place in the network where adapters act: one linear layer whose parts share an input. The fused modules
-/// attn_qkv and mlp_gate_up are no parts: their B is cut into the parts' when an adapter is packed.
+/// attn_qkv and mlp_gate_up are not parts: their B is cut into the parts' when an adapter is packed.
 struct LoraSite {
   std::int32_t layer = 0;
   std::int64_t in_size = 0;

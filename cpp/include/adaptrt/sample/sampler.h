@@ -19,6 +19,8 @@ struct ScoredToken;
 struct TokenConstraints {
   /// Forbidden before SamplingParams::min_tokens tokens were generated.
   std::optional<std::int32_t> end_id = std::nullopt;
+  /// The same of other tokens: stop words of one.
+  std::vector<std::int32_t> stop_ids = {};
   /// Token sequences that never appear whole; their beginning may be in the prompt.
   std::vector<std::vector<std::int32_t>> bad_words = {};
   /// [vocab_size], added to the logits first; nullptr: none. -infinity forbids a token.

@@ -20,7 +20,7 @@ struct SamplingConfig {
   std::optional<double> top_p_decay = std::nullopt;                 // (0, 1]; nullopt: 1
   std::optional<std::uint64_t> seed = std::nullopt;                 // nullopt: 0, as in TensorRT-LLM
   std::optional<double> temperature = std::nullopt;                 // >= 0; nullopt: 1
-  std::optional<std::int32_t> min_tokens = std::nullopt;            // >= 0; end_id is forbidden before
+  std::optional<std::int32_t> min_tokens = std::nullopt;            // >= 0; no end before
   std::optional<double> beam_search_diversity_rate = std::nullopt;  // >= 0; nullopt: 0; of beams
   std::optional<double> repetition_penalty = std::nullopt;          // > 0; nullopt: 1
   std::optional<double> presence_penalty = std::nullopt;            // nullopt: 0

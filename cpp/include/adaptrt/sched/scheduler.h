@@ -221,7 +221,7 @@ class Scheduler {
   void pause(Sequence& sequence, StepPlan& plan);
   void stop_running(Sequence& sequence);
   bool pause_a_prefill_after(std::size_t index, StepPlan& plan);
-  /// The last that runs and is no beam; there is one.
+  /// The last that runs and is not a beam; there is one.
   [[nodiscard]] Sequence& next_to_pause() const;
   [[nodiscard]] std::int32_t room_for(const Sequence& sequence) const;
   [[nodiscard]] std::int64_t blocks_wanted(const Sequence& sequence) const;

@@ -202,7 +202,7 @@ void compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
   for (std::int64_t begin = 0; begin < piece_rows; begin += kPartRows) {
     const std::int64_t end = std::min(begin + kPartRows, piece_rows);
     const std::byte* next = end < piece_rows ? expander.source(end) : gemm.next_panel;
-    // What is near already is fetched in no time.
+    // What is in the cache already is fetched in no time.
     if (next == nullptr) next = expander.source(begin);
     part.a = static_cast<const A*>(gemm.a) + begin * kPieceInputs;
     part.k = (end - begin) * kPieceInputs;
@@ -234,7 +234,8 @@ constexpr CompressedGemm compressed_gemm_of() {
   return nullptr;
 }
 
-void expand_compressed(const std::byte* panel, std::int64_t k, std::int64_t exceptions, std::byte* out) {
+inline void expand_compressed(const std::byte* panel, std::int64_t k, std::int64_t exceptions,
+                              std::byte* out) {
   PanelExpander expander(panel, exceptions);
   expander.expand<kPieceLines>(0, k / kPieceInputs, out,
                                {expander.source(0) + kStreamAhead, kCompressedPieceBytes});

@@ -57,8 +57,8 @@ inline void with_store(std::byte* out, DType type, const Body& body) {
   }
 }
 
-void rms_norm(const float* x, const float* weight, float epsilon, std::int64_t n, std::byte* out,
-              DType out_type) {
+inline void rms_norm(const float* x, const float* weight, float epsilon, std::int64_t n, std::byte* out,
+                     DType out_type) {
   // Four sums, so that additions do not wait for each other; vector i goes to sum i % 4.
   Simd::Vec sums[4] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
@@ -79,13 +79,14 @@ void rms_norm(const float* x, const float* weight, float epsilon, std::int64_t n
 /// silu(x) * linear where it is rounded to bfloat16: within 1.8e-4 of it.
 inline Simd::Vec silu_mul_to_bfloat16(Simd::Vec x, Simd::Vec linear) {
   constexpr float kMinusLog2e = -1.44269504F;
-  constexpr float kLargest = 126.0F;  // the reciprocal of 2^127 is no normal number
+  constexpr float kLargest = 126.0F;  // the reciprocal of 2^127 is not a normal number
   const Simd::Vec power = exp2_of<true>(Simd::min(Simd::set(kLargest), Simd::mul(x, Simd::set(kMinusLog2e))));
   const Simd::Vec sigmoid = Simd::about_reciprocal(Simd::add(Simd::set(1.0F), power));
   return Simd::mul(Simd::mul(x, sigmoid), linear);
 }
 
-void silu_mul(const float* gated, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
+inline void silu_mul(const float* gated, const float* linear, std::int64_t n, std::byte* out,
+                     DType out_type) {
   if (out_type == DType::kBFloat16) {
     for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
       const Simd::Vec result =
@@ -104,8 +105,8 @@ void silu_mul(const float* gated, const float* linear, std::int64_t n, std::byte
   });
 }
 
-void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, std::int64_t n,
-                std::byte* out, DType out_type) {
+inline void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, std::int64_t n,
+                       std::byte* out, DType out_type) {
   // The mean first, then the squares of what is left: nothing is lost where the mean is large.
   const auto sum_of = [&](const auto& term) {
     Simd::Vec sums[4] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
@@ -150,7 +151,7 @@ inline void activate(const float* x, const float* linear, std::int64_t n, std::b
   });
 }
 
-void gelu(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
+inline void gelu(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
   // x Phi(x) = max(x, 0) - |x| Q(|x|), and 2 Q(y) = erfc(y / sqrt(2)) by the rational approximation 7.1.26 of
   // Abramowitz and Stegun's Handbook of Mathematical Functions, which is off by less than 1.5e-7.
   activate(x, linear, n, out, out_type, [](Simd::Vec value) {
@@ -168,7 +169,7 @@ void gelu(const float* x, const float* linear, std::int64_t n, std::byte* out, D
   });
 }
 
-void gelu_tanh(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
+inline void gelu_tanh(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
   // x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
   activate(x, linear, n, out, out_type, [](Simd::Vec value) {
     const Simd::Vec cube = Simd::mul(Simd::mul(value, value), value);
@@ -178,7 +179,7 @@ void gelu_tanh(const float* x, const float* linear, std::int64_t n, std::byte* o
   });
 }
 
-void softcap(float cap, std::int64_t n, float* x) {
+inline void softcap(float cap, std::int64_t n, float* x) {
   const Simd::Vec caps = Simd::set(cap);
   const Simd::Vec two_by_cap = Simd::set(2.0F / cap);
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
@@ -186,19 +187,19 @@ void softcap(float cap, std::int64_t n, float* x) {
   });
 }
 
-void add(const float* x, std::int64_t n, float* out) {
+inline void add(const float* x, std::int64_t n, float* out) {
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
     Simd::store(out + i, Simd::add(Simd::load(out + i, lanes), Simd::load(x + i, lanes)), lanes);
   });
 }
 
-void multiply(const float* x, std::int64_t n, float* out) {
+inline void multiply(const float* x, std::int64_t n, float* out) {
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
     Simd::store(out + i, Simd::mul(Simd::load(out + i, lanes), Simd::load(x + i, lanes)), lanes);
   });
 }
 
-void scale_and_store(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type) {
+inline void scale_and_store(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type) {
   const Simd::Vec factors = Simd::set(factor);
   with_store(out, out_type, [&](auto store) {
     for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
@@ -207,7 +208,7 @@ void scale_and_store(const float* x, float factor, std::int64_t n, std::byte* ou
   });
 }
 
-void rotate_heads(const HeadRotation& rotation) {
+inline void rotate_heads(const HeadRotation& rotation) {
   const std::int64_t half = rotation.half;
   const Simd::Vec factor = Simd::set(rotation.factor);
   with_store(rotation.out, rotation.out_type, [&](auto store) {
@@ -249,7 +250,7 @@ inline std::uint32_t greatest_magnitude(std::int64_t n, const Load& load) {
   return greatest_lane(bits);
 }
 
-bool store_bfloat16_pairs(const float* even, const float* odd, std::int64_t n, std::byte* out) {
+inline bool store_bfloat16_pairs(const float* even, const float* odd, std::int64_t n, std::byte* out) {
   Simd::Words bits = Simd::zero_words();
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
     const Simd::Vec x = Simd::load(even + i, lanes);
@@ -261,12 +262,12 @@ bool store_bfloat16_pairs(const float* even, const float* odd, std::int64_t n, s
   return greatest_lane(bits) < float32_limit(DType::kBFloat16);
 }
 
-bool are_finite(const float* x, std::int64_t n, DType type) {
+inline bool are_finite(const float* x, std::int64_t n, DType type) {
   const auto load = [&](std::int64_t i, std::int64_t lanes) { return Simd::load(x + i, lanes); };
   return greatest_magnitude(n, load) < float32_limit(type);
 }
 
-void exp_array(const float* x, std::int64_t n, float* out) {
+inline void exp_array(const float* x, std::int64_t n, float* out) {
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
     Simd::store(out + i, exp_of(Simd::load(x + i, lanes)), lanes);
   });

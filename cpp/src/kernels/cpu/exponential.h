@@ -9,7 +9,7 @@ namespace {
 /// n is exact), and exp(r) by its Taylor polynomial of degree 7, which is off by less than 6e-9 for |r| <=
 /// ln(2) / 2.
 inline Simd::Vec exp_of(Simd::Vec x) {
-  constexpr float kLowest = -87.33F;       // exp of less is no normal number
+  constexpr float kLowest = -87.33F;       // exp of less is not a normal number
   constexpr float kHighest = 88.37F;       // exp of more is not finite
   constexpr float kRounder = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
   const Simd::Vec bounded = Simd::min(Simd::set(kHighest), Simd::max(Simd::set(kLowest), x));

@@ -162,7 +162,7 @@ inline void int8_multiplied(const Int8Gemm& gemm, const QuantizedPanel& panel, s
   }
 }
 
-void int8_gemm(const Int8Gemm& gemm) {
+inline void int8_gemm(const Int8Gemm& gemm) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   const QuantizedPanel panel = parts_of_panel({.algo = QuantAlgo::kW8A8}, gemm.panel, gemm.k, gemm.width);
   const std::int64_t steps = (gemm.k + 3) / 4;
@@ -183,7 +183,7 @@ void int8_gemm(const Int8Gemm& gemm) {
   }
 }
 
-void quantize_row(const std::byte* x, DType type, std::int64_t n, std::uint8_t* out, float* scale) {
+inline void quantize_row(const std::byte* x, DType type, std::int64_t n, std::uint8_t* out, float* scale) {
   constexpr std::uint32_t kInfinity = 0x7f800000U;
   constexpr float kLeast = 0x1p-100F;      // 127 divided by less might not be finite
   constexpr float kRounder = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits

@@ -7,8 +7,8 @@
 namespace adaptrt {
 
 const KernelTable& avx512_amx_kernels() {
-  static constexpr KernelTable kTable = make_tile_table("avx512_amx");
-  return kTable;
+  static const KernelTable table = make_tile_table("avx512_amx", avx512_bf16_kernels());
+  return table;
 }
 
 }  // namespace adaptrt

@@ -1,13 +1,42 @@
 #include "simd_avx512.h"
 // The order matters: what follows is written in terms of the instruction set above.
-#include "make_table.h"
+#include "attention.h"
+#include "compressed_gemm.h"
+#include "elementwise.h"
+#include "gemm.h"
+#include "quantized_gemm.h"
 #include "tables.h"
 
 namespace adaptrt {
+namespace {
+
+/// avx512_vnni's kernels, but for those that multiply bfloat16 or round to it.
+KernelTable make_bfloat16_table() {
+  constexpr auto kBFloat16 = static_cast<std::size_t>(DType::kBFloat16);
+  KernelTable table = avx512_vnni_kernels();
+  table.name = "avx512_bf16";
+  table.gemm[kBFloat16] = &gemm_panel<BFloat16Weights>;
+  table.compressed_gemm = compressed_gemm_of<BFloat16Weights>();
+  table.quantized_gemm[kBFloat16] = &quantized_gemm<BFloat16Weights>;
+  table.expand_panel[kBFloat16] = &expand_panel<BFloat16Weights>;
+  table.rms_norm = &rms_norm;
+  table.layer_norm = &layer_norm;
+  table.silu_mul = &silu_mul;
+  table.gelu = &gelu;
+  table.gelu_tanh = &gelu_tanh;
+  table.scale_and_store = &scale_and_store;
+  table.rotate_heads = &rotate_heads;
+  table.store_bfloat16_pairs = &store_bfloat16_pairs;
+  table.attend[kBFloat16] = &attend<BFloat16Weights>;
+  table.finish_attention = &finish_attention;
+  return table;
+}
+
+}  // namespace
 
 const KernelTable& avx512_bf16_kernels() {
-  static constexpr KernelTable kTable = make_table("avx512_bf16");
-  return kTable;
+  static const KernelTable table = make_bfloat16_table();
+  return table;
 }
 
 }  // namespace adaptrt

@@ -2,7 +2,7 @@
 
 // Included behind a header with Simd and one with Tiles.
 
-#include "make_table.h"
+#include "adaptrt/kernels/kernel_table.h"
 #include "streamed_rows.h"
 #include "tile_attention.h"
 #include "tile_gemm.h"
@@ -15,10 +15,11 @@ namespace {
 inline constexpr std::int64_t kTiledRows = 512;
 inline constexpr std::int64_t kTiledBytes = 1024 * 1024;
 
-/// The table of the instruction set that this is compiled for, with the products of bfloat16 and int8 on tile
-/// registers.
-constexpr KernelTable make_tile_table(const char* name) {
-  KernelTable table = make_table(name);
+/// `vectors` with the products of bfloat16 and int8 on tile registers. They are kernels of the same Simd, which
+/// rounds to bfloat16 for both.
+inline KernelTable make_tile_table(const char* name, const KernelTable& vectors) {
+  KernelTable table = vectors;
+  table.name = name;
   table.block_rows = kTiledRows;
   table.part_bytes = kTiledBytes;
   table.pack_rows = &pack_steps;
@@ -27,7 +28,7 @@ constexpr KernelTable make_tile_table(const char* name) {
   table.gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gemm;
   table.compressed_gemm = &tile_compressed_gemm;
   table.compressed_rows = kTiledRows;
-  table.quantized_gemm = &tile_quantized_gemm;
+  table.quantized_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_quantized_gemm;
   table.int8_decoded_rows = kTiledRows;
   table.int4_decoded_rows = kTiledRows;
   table.int8_gemm = &tile_int8_gemm;

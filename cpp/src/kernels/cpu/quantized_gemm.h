@@ -321,27 +321,26 @@ void expand_weights(const QuantizedGemm& gemm, std::byte* out) {
   }
 }
 
+/// `Float` is what the activations are multiplied with once it is decoded.
+template <class Float>
 void quantized_gemm(const QuantizedGemm& gemm) {
-  const bool pairs = gemm.activation == DType::kBFloat16;
   if (gemm.quantization.algo == QuantAlgo::kW4A16) {
-    pairs ? multiply_quantized<Int4BFloat16, BFloat16Weights, false>(gemm)
-          : multiply_quantized<Int4Float32, Float32Weights, false>(gemm);
+    multiply_quantized<typename PackedFor<Float>::Int4, Float, false>(gemm);
   } else {
-    pairs ? multiply_quantized<Int8BFloat16, BFloat16Weights, true>(gemm)
-          : multiply_quantized<Int8Float32, Float32Weights, true>(gemm);
+    multiply_quantized<typename PackedFor<Float>::Int8, Float, true>(gemm);
   }
 }
 
+template <class Float>
 void expand_panel(const QuantizedGemm& gemm, std::byte* out) {
-  const bool pairs = gemm.activation == DType::kBFloat16;
   if (gemm.quantization.algo == QuantAlgo::kW4A16) {
-    pairs ? expand_weights<Int4BFloat16>(gemm, out) : expand_weights<Int4Float32>(gemm, out);
+    expand_weights<typename PackedFor<Float>::Int4>(gemm, out);
   } else {
-    pairs ? expand_weights<Int8BFloat16>(gemm, out) : expand_weights<Int8Float32>(gemm, out);
+    expand_weights<typename PackedFor<Float>::Int8>(gemm, out);
   }
 }
 
-void sum_groups(const std::byte* x, DType type, std::int64_t n, std::int64_t group_size, float* out) {
+inline void sum_groups(const std::byte* x, DType type, std::int64_t n, std::int64_t group_size, float* out) {
   const std::int64_t size = group_size == 0 ? n : group_size;
   for (std::int64_t first = 0; first < n; first += size) {
     const std::int64_t last = std::min(first + size, n);

@@ -366,10 +366,6 @@ void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
 }
 
 void tile_quantized_gemm(const QuantizedGemm& gemm) {
-  if (gemm.activation != DType::kBFloat16) {
-    quantized_gemm(gemm);
-    return;
-  }
   Tiles::configure();
   if (gemm.quantization.algo == QuantAlgo::kW4A16) {
     tile_quantized_gemm_of<Int4Panel>(gemm);

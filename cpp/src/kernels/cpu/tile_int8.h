@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "adaptrt/kernels/kernel_table.h"
+#include "int8_gemm.h"
 #include "tile_gemm.h"
 #include "tile_product.h"
 

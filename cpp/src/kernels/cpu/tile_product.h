@@ -53,7 +53,7 @@ struct TileSums {
   bool continues = false;
 };
 
-/// What is brought near while steps are multiplied, a little at a time.
+/// What is prefetched while steps are multiplied, a little at a time.
 class StepPrefetch {
  public:
   /// Nothing.

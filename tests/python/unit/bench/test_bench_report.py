@@ -72,10 +72,13 @@ def test_a_report_is_read_back_equal(tmp_path: Path) -> None:
         (lambda data: data.update(extra=1), "extra is unknown"),
         (lambda data: data["rows"][0].update(extra=1), r"rows\[0\]\.extra is unknown"),
         (lambda data: data["rows"][0]["figure"]["samples"][0].pop("foreign"), r"samples\[0\]\.foreign is missing"),
-        (lambda data: data["rows"][0]["figure"]["samples"][0].update(metrics={}), "metrics is no object of numbers"),
+        (
+            lambda data: data["rows"][0]["figure"]["samples"][0].update(metrics={}),
+            "metrics is not an object of numbers",
+        ),
         (lambda data: data["rows"][0]["figure"].update(samples=[]), "samples is empty"),
-        (lambda data: data.update(rows={}), "rows is no list"),
-        (lambda data: data["not_run"].append(3), r"not_run\[1\] is no object"),
+        (lambda data: data.update(rows={}), "rows is not a list"),
+        (lambda data: data["not_run"].append(3), r"not_run\[1\] is not an object"),
         (lambda data: data["rows"][0]["comparisons"][0].update(ratio="x"), "ratio"),
     ],
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from adaptrt import ConfigError
-from adaptrt.tools.bench.command import select
-from adaptrt.tools.bench.scenario_file import load_scenarios, parse_scenarios, shipped_files
+from adaptrt.builder.cli import main as command_line
+from adaptrt.tools.bench.command import select, shipped_files
+from adaptrt.tools.bench.scenario_file import load_scenarios, parse_scenarios
 from adaptrt.tools.bench.scenario_types import Decode, Prefill, ScenarioFile, Serve
 
 SMALL = """schema = 1
@@ -91,14 +93,16 @@ def test_values_are_read() -> None:
     ("old", "new", "complaint"),
     [
         ("requests = 2", "requests = 2\nrequets = 3",
-         'line 13: scenario[1].requets is unknown to a scenario of kind "decode"'),
-        ("requests = 2", "requests = 0", "line 12: scenario[1].requests is 0; expected an integer from 1"),
+         'line 13: scenario[1].requets is unknown; accepted: name, title, engine, compare, kind, adapters, requests, '),
+        ("requests = 2", "requests = 0",
+         "line 12: scenario[1].requests is 0: input should be greater than or equal to 1"),
         ("requests = 2", "", "line 8: scenario[1] has no requests"),
         ("requests = 2", "requests = true", "line 12: scenario[1].requests is true"),
-        ('kind = "decode"', 'kind = "decod"', 'line 10: scenario[1].kind is "decod"; expected one of "prefill"'),
+        ('kind = "decode"', 'kind = "decod"',
+         'line 10: scenario[1].kind is "decod"; expected one of prefill, decode, '),
         ('engine = "e"\nrequests = 2', 'engine = "f"\nrequests = 2',
          "line 11: scenario[1].engine is \"f\"; the file's engines: \"e\""),
-        ("num_hidden_layers = 2", "layers = 2", "line 3: model.layers is unknown to [model]"),
+        ("num_hidden_layers = 2", "layers = 2", "line 3: model.layers is unknown; accepted: vocab_size, "),
         ("num_hidden_layers = 2", "num_attention_heads = 6", "line 2: model has 6 heads for 4 key-value heads"),
         ("concurrency = 2", "", "line 14: scenario[2].concurrency or rate: expected exactly one"),
         ("concurrency = 2", "concurrency = 2\nrate = 1.0", "scenario[2].concurrency or rate: expected exactly one"),
@@ -107,20 +111,22 @@ def test_values_are_read() -> None:
          "line 19: scenario[2].input is [16, 8]; expected an integer of at least 1, or"),
         ("zipf = 0.9", "zipf = 0.9, power = 1.0", "line 23: scenario[2].popularity has neither or both"),
         ("zipf = 0.9", "zipf = -1", "line 23: scenario[2].popularity.zipf is -1"),
-        ("ranks = [8]", "ranks = [8], rank = 8", "line 22: scenario[2].adapters.rank is unknown to the adapters"),
-        ('with = "a"', 'with = "z"', 'compares "b-1" with "z", which is no scenario'),
+        ("ranks = [8]", "ranks = [8], rank = 8",
+         "line 22: scenario[2].adapters.rank is unknown; accepted: count, ranks, dora_share"),
+        ('with = "a"', 'with = "z"', 'compares "b-1" with "z", which is not a scenario'),
         ('with = "a"', 'measure = "ratio"', 'line 25: scenario[2].compare[1].measure is "ratio"; without "with"'),
         ('with = "a"', 'with = "a"\n  measure = "roofline"', 'compares "b-1" by roofline; only prefill and decode'),
-        ("schema = 1", "schema = 2", "line 1: schema is 2; this version reads 1"),
+        ("schema = 1", "schema = 2", "line 1: schema is 2: input should be 1"),
         ("schema = 1", "", "the file has no schema"),
         ("[model]\nnum_hidden_layers = 2", "", "model is missing"),
         ('name = "b"', 'name = "a"\nseed = -1', "line 16: scenario[2].seed is -1"),
         ('name = "e"', 'name = "e"\ndirectory = "x"\nlora = false',
-         "line 8: engine[1].lora has no effect on an engine that is there"),
+         "line 8: engine[1].lora has no effect on an existing engine"),
         ("[[engine]]", '[[engine]]\nname = "e"\n[[engine]]',
          'line 8: engine[2].name is "e", as is an engine before it'),
         ("schema = 1", "schema = 1\nschema = 1", "not TOML"),
-        ("schema = 1", "schema = 1\nextra = 1", "line 2: extra is unknown to a scenario file"),
+        ("schema = 1", "schema = 1\nextra = 1",
+         "line 2: extra is unknown; accepted: schema, run, model, engine, scenario"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_its_line(old: str, new: str, complaint: str) -> None:
@@ -176,7 +182,7 @@ def test_scenarios_can_alternate() -> None:
         ('measure = "alternating"', 'measure = "ratio"\n  pairs = 4',
          'line 22: scenario[2].compare[1].pairs has no effect on a comparison by ratio; only "alternating" has pairs'),
         ('  with = "a"\n', "", 'line 20: scenario[2].compare[1].measure is "alternating"; without "with"'),
-        ('with = "a"', 'with = "z"', 'compares "b" with "z", which is no scenario'),
+        ('with = "a"', 'with = "z"', 'compares "b" with "z", which is not a scenario'),
         ("threads = 1", "threads = 1\noutput = 40",
          'compares "b" with "a" by alternating, but output is 40 here and 64 there'),
         ("requests = 2\nthreads = 1", "requests = 3\ninput = 8",
@@ -209,3 +215,13 @@ def test_some_scenarios_can_be_chosen() -> None:
     assert select(file, []) == file
     with pytest.raises(ConfigError, match=r"--only: no scenario c; some\.toml has: a, b"):
         select(file, ["c"])
+
+
+def test_without_pydantic_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    for name in ("scenario_file", "scenario_errors", "scenario_tables"):
+        monkeypatch.delitem(sys.modules, f"adaptrt.tools.bench.{name}", raising=False)
+    assert command_line(["bench", "quick"]) == 2
+    assert "adaptrt bench SCENARIOS needs pydantic: pip install 'adaptrt[bench]'" in capsys.readouterr().err

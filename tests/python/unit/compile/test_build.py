@@ -181,7 +181,7 @@ def test_every_adapter_that_cannot_be_served_is_named(root: Path, tmp_path: Path
 
 def test_a_loop_of_links_is_no_output_directory(root: Path, tmp_path: Path) -> None:
     (tmp_path / "engine").symlink_to(tmp_path / "engine")
-    with pytest.raises(EngineError, match="engine: exists and is no directory"):
+    with pytest.raises(EngineError, match="engine: exists and is not a directory"):
         build(root / "checkpoint", BuildConfig(), tmp_path / "engine")
 
 

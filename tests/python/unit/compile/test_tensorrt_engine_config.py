@@ -131,7 +131,10 @@ def test_native_engines_are_as_they_were() -> None:
         (lambda c: c["tensorrt"]["tensors"][0].update(extra=1), r"tensors\[0\]\.extra is unknown"),
         (lambda c: c["tensorrt"].pop("package"), "tensorrt.package is missing"),
         (lambda c: c.pop("tensorrt"), "tensorrt is missing"),
-        (lambda c: c["build_config"].update(backend="native"), "backend is native, which format_version does not mean"),
+        (
+            lambda c: c["build_config"].update(backend="native"),
+            "backend is native, which does not go with format_version",
+        ),
         (lambda c: c["build_config"]["tensorrt_config"].update(weights="inline"), "weights"),
         (lambda c: c.update(format_version=1), "engine_checksum is missing"),
         (lambda c: c.update(format_version=3), "format_version 3, this release reads 1 and 2"),

@@ -104,5 +104,5 @@ def test_wrong_addresses_are_refused() -> None:
 def test_a_bad_configuration_is_refused() -> None:
     with pytest.raises(ConfigError, match="dtype is float32; it must be float16 or bfloat16"):
         adaptrt_cuda_emulated.PagedAttentionKernel(DType.FLOAT32.value, 2, 1, 64, 0.125, 0)
-    with pytest.raises(ConfigError, match="dtype 9 is no value of DType"):
+    with pytest.raises(ConfigError, match="dtype 9 is not a value of DType"):
         adaptrt_cuda_emulated.PagedAttentionKernel(9, 2, 1, 64, 0.125, 0)

@@ -212,7 +212,7 @@ def test_openais_forms_become_what_templates_expect(tmp_path: Path) -> None:
         ([{"role": 1}], r"messages\[0\]\.role is 1"),
         ([*PLAIN, {"role": "user", "content": [{"type": "image_url"}]}], r"messages\[1\]\.content\[0\] is .*image_url"),
         ([{"role": "user", "content": float("nan")}], r"messages\[0\]: cannot be given"),
-        ([{"role": "user", "content": object()}], r"object is none of JSON's types"),
+        ([{"role": "user", "content": object()}], r"object is not a type of JSON"),
         ([{"role": "user"}], r"where\.jinja: the messages cannot be rendered: .*no attribute 'content'"),
         ([{"role": "a", "tool_calls": {"a": 1}}], r"messages\[0\]\.tool_calls is .*; expected a list"),
         (

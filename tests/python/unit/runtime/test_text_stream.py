@@ -97,7 +97,7 @@ def test_special_tokens_are_shown_on_request() -> None:
 
 
 def test_the_space_before_a_word_survives_a_special_token() -> None:
-    """Decoders drop the space of a text's first token; a special token before it is no part of the text."""
+    """Decoders drop the space of a text's first token; a special token before it is not part of the text."""
     tokens = ids(METASPACE, "a", "<|im_end|>", "▁hello")
     stream = TextStream(METASPACE)
     assert "".join(stream.add([token]) for token in tokens) == "a hello"

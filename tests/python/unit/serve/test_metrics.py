@@ -11,7 +11,16 @@ from typing import Any
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from adaptrt._core import DType, FinishReason, IterationStats, KvCacheStats, LoraCacheStats, SecondLevelStats
+from adaptrt._core import (
+    DraftEngineStats,
+    DType,
+    FinishReason,
+    IterationStats,
+    KvCacheStats,
+    LoraCacheStats,
+    SecondLevelStats,
+    SpeculationStats,
+)
 from adaptrt.serve.metrics import MAX_NAMED_ADAPTERS, ExecutorCollector, ServiceMetrics
 from adaptrt.serve.statistics import ExecutorStatistics
 
@@ -225,7 +234,13 @@ def test_labels_are_bounded_however_many_adapters_there_are() -> None:
 
 def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     made = MadeUp()
-    made.steps = [step(0, 0, 0)]
+    newest = step(0, 0, 0)
+    assert newest.kv_cache_stats is not None
+    kv_cache = newest.kv_cache_stats
+    kv_cache.second_level = SecondLevelStats(used_num_blocks=3)
+    newest.kv_cache_stats = kv_cache
+    newest.speculation_stats = SpeculationStats(9, 4, DraftEngineStats(mem_usage=77, error="failed"))
+    made.steps = [newest]
     made.metrics.count_request("openai", "ok")
     there = {re.sub(r"\{.*", "", name) for name in made.samples()}
     dashboard = json.loads(DASHBOARD.read_text())
@@ -237,3 +252,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     }
     assert len(asked) > 20
     assert asked <= there
+    samples = made.samples()
+    assert (samples["adaptrt_draft_tokens_total"], samples["adaptrt_accepted_draft_tokens_total"]) == (9, 4)
+    assert (samples["adaptrt_draft_engine_bytes"], samples["adaptrt_draft_engine_given_up"]) == (77, 1)
+    assert (samples["adaptrt_kv_file_blocks"], samples["adaptrt_kv_file_given_up"]) == (3, 0)

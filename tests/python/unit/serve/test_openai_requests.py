@@ -69,6 +69,8 @@ def test_fields_become_the_executors() -> None:
 def test_what_a_model_decides_is_refused_by_name() -> None:
     with pytest.raises(ApiError, match="logit_bias has token 4; the vocabulary is 0 to 3"):
         asked(logit_bias={"4": 1})
-    with pytest.raises(ApiError, match="min_tokens is 2, but the model has 2 tokens that end an answer"):
-        asked(end_ids=(1, 2), min_tokens=2)
-    assert asked(end_ids=(1, 2), min_tokens=2, ignore_eos=True).sampling.min_tokens == 2
+
+
+def test_min_tokens_holds_for_every_token_that_ends_an_answer() -> None:
+    request = asked(end_ids=(1, 2), min_tokens=2, stop_token_ids=[3])
+    assert (request.sampling.min_tokens, request.stop_token_ids) == (2, (3,))

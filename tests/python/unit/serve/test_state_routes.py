@@ -99,7 +99,7 @@ def test_thousands_of_adapters_are_searched_and_cut() -> None:
         ("first=-1", "first: "),
         ("level=moon", "level: "),
         ("pages=2", "pages: is not known here"),
-        ("search=a&search=b", "search: is there 2 times"),
+        ("search=a&search=b", "search: is given 2 times"),
         (f"search={'x' * 257}", "search: "),
     ],
 )

@@ -55,7 +55,7 @@ ANSWERS = {
     ),
     "hermes: unfinished": (HERMES, 'a <tool_call>{"name": "ti', ('a <tool_call>{"name": "ti', [])),
     "hermes: an unknown function": (HERMES, hermes(UNKNOWN), (hermes(UNKNOWN), [])),
-    "hermes: arguments that are no object": (HERMES, hermes(("time", [1])), (hermes(("time", [1])), [])),
+    "hermes: arguments that are not an object": (HERMES, hermes(("time", [1])), (hermes(("time", [1])), [])),
     "hermes: NaN": (HERMES, hermes(("time", {"a": float("nan")})), (hermes(("time", {"a": float("nan")})), [])),
     "hermes: an infinite number": (
         HERMES,
@@ -69,7 +69,7 @@ ANSWERS = {
     "llama: two calls": (LLAMA3_JSON, f" {llama(WEATHER)}; {llama(TIME)}\n", ("", [WEATHER, TIME])),
     "llama: arguments": (LLAMA3_JSON, call_text(TIME, "arguments"), ("", [TIME])),
     "llama: text before": (LLAMA3_JSON, f"I call {llama(TIME)}", (f"I call {llama(TIME)}", [])),
-    "llama: JSON that is no call": (LLAMA3_JSON, '{"a": 1} is JSON', ('{"a": 1} is JSON', [])),
+    "llama: JSON that is not a call": (LLAMA3_JSON, '{"a": 1} is JSON', ('{"a": 1} is JSON', [])),
     "llama: unfinished": (LLAMA3_JSON, '{"name": "time', ('{"name": "time', [])),
     "llama: text behind a call": (LLAMA3_JSON, f"{llama(TIME)} done", (" done", [TIME])),
     "llama: an unknown function": (LLAMA3_JSON, llama(UNKNOWN), (llama(UNKNOWN), [])),

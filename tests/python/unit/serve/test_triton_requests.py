@@ -131,7 +131,7 @@ def test_what_cannot_be_is_refused_by_name(tokenizer: Tokenizer, values: dict[st
 
 
 @pytest.mark.parametrize(
-    ("outputs", "said"), [(["x"], "output 'x' is not known"), (["output_ids"] * 2, "is there twice")]
+    ("outputs", "said"), [(["x"], "output 'x' is not known"), (["output_ids"] * 2, "is given twice")]
 )
 def test_outputs_that_are_not_there_are_refused(tokenizer: Tokenizer, outputs: list[str], said: str) -> None:
     with pytest.raises(ApiError, match=said):

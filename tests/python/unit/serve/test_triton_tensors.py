@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_refused_by_name(change: dict[str, Any], binary: by
 
 def test_a_tensor_is_there_once() -> None:
     tensor = {"name": "ids", "datatype": "INT32", "shape": [1], "data": [1]}
-    with pytest.raises(ApiError, match="input 'ids' is there twice"):
+    with pytest.raises(ApiError, match="input 'ids' is given twice"):
         read(tensor, tensor)
 
 

@@ -1,0 +1,124 @@
+#include "draft_target.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "active_sequence.h"
+#include "adaptrt/core/error.h"
+#include "adaptrt/lora/peft_cache_config.h"
+
+namespace adaptrt {
+namespace {
+
+/// Of the free memory, for the KV pool of a draft engine whose configuration does not say how large it is.
+constexpr std::size_t kShareOfMemory = 8;
+
+std::unique_ptr<LoraCache> make_lora_cache(const PeftCacheConfig& config, Engine& engine,
+                                           std::size_t& available_memory) {
+  const auto on_device = engine.free_device_memory();
+  const LoraLayout& layout = engine.info().lora;
+  if (layout.sites.empty()) return nullptr;
+  const LoraCacheSizes sizes = resolve_cache_sizes(config, layout, on_device.value_or(available_memory));
+  if (!on_device) {
+    available_memory -=
+        std::min(available_memory, sizes.page_bytes * static_cast<std::size_t>(sizes.device_pages));
+  }
+  // Without load workers: drafts are made when their adapter is there, and nobody waits for them.
+  return std::make_unique<LoraCache>(
+      layout, engine.make_adapter_pages(sizes.page_bytes, sizes.device_pages, config.num_copy_streams),
+      LoraCacheOptions{.host_bytes = sizes.host_bytes});
+}
+
+std::int32_t num_kv_blocks(const DraftTargetDecodingConfig& config, Engine& engine,
+                           std::int32_t max_batch_size, std::size_t& available_memory) {
+  const EngineInfo& info = engine.info();
+  const auto on_device = engine.free_device_memory();
+  const std::size_t per_sequence =
+      static_cast<std::size_t>((info.max_seq_len + info.tokens_per_block - 1) / info.tokens_per_block);
+  std::size_t num_blocks =
+      per_sequence * static_cast<std::size_t>(std::min(max_batch_size, info.max_batch_size));
+  if (config.kv_cache_size) {
+    num_blocks = *config.kv_cache_size / info.kv_block_bytes;
+  } else {
+    const std::size_t affordable =
+        on_device.value_or(available_memory) / kShareOfMemory / info.kv_block_bytes;
+    num_blocks = std::max(std::size_t{1}, std::min(num_blocks, affordable));
+  }
+  num_blocks = std::min(num_blocks, static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()));
+  if (!on_device) available_memory -= std::min(available_memory, num_blocks * info.kv_block_bytes);
+  return static_cast<std::int32_t>(num_blocks);
+}
+
+}  // namespace
+
+DraftTarget::DraftTarget(const DraftTargetDecodingConfig& config, std::shared_ptr<Engine> engine,
+                         std::int32_t max_batch_size, std::size_t& available_memory)
+    : engine_(std::move(engine)),
+      max_draft_len_(config.max_draft_len),
+      lora_cache_(make_lora_cache(config.peft_cache_config, *engine_, available_memory)),
+      draft_engine_(*engine_, lora_cache_.get(),
+                    num_kv_blocks(config, *engine_, max_batch_size, available_memory), max_draft_len_) {
+  tasks_.reserve(static_cast<std::size_t>(max_batch_size));
+}
+
+std::shared_ptr<const HostAdapter> DraftTarget::admit(const Request& request) {
+  if (!request.draft_lora_config) return nullptr;
+  if (lora_cache_ == nullptr) {
+    throw AdapterError("draft_lora_config is given; accepted: None, the draft engine was built without LoRA");
+  }
+  try {
+    return lora_cache_->admit(*request.draft_lora_config);
+  } catch (const LoraCacheFullError&) {
+    return nullptr;
+  }
+}
+
+void DraftTarget::draft(std::span<Sequence* const> running, std::int32_t max_rows_with_drafts) {
+  tasks_.clear();
+  for (Sequence* const sequence : running) {
+    auto& active = static_cast<ActiveSequence&>(*sequence);
+    if (active.num_drafts_wanted() == 0 || !active.is_decoding()) continue;
+    tasks_.push_back({.sequence = &active.draft_sequence(),
+                      .text = active.tokens,
+                      .prompt_length = active.prompt_length,
+                      .most = active.num_drafts_wanted(),
+                      .drafts = &active.drafts});
+  }
+  const auto num_rows = static_cast<std::int32_t>(max_rows_with_drafts - std::ssize(running));
+  if (tasks_.empty() || num_rows < 1) return;
+  // One of each in turn, as the scheduler takes them; what it would not take is not made.
+  const auto num_tasks = std::min(tasks_.size(), static_cast<std::size_t>(num_rows));
+  tasks_.resize(num_tasks);
+  const std::int32_t most =
+      (num_rows + static_cast<std::int32_t>(num_tasks) - 1) / static_cast<std::int32_t>(num_tasks);
+  for (DraftTask& task : tasks_) task.most = std::min(task.most, most);
+  draft_engine_.draft(tasks_);
+  for (Sequence* const sequence : running) {
+    auto& active = static_cast<ActiveSequence&>(*sequence);
+    if (active.num_drafts_wanted() > 0 && !active.drafts.empty()) active.take_drafts_of_engine();
+  }
+}
+
+void DraftTarget::release(Sequence& sequence) {
+  draft_engine_.release(static_cast<ActiveSequence&>(sequence).draft_sequence());
+}
+
+std::unique_ptr<DraftTarget> make_draft_target(const ExecutorConfig& config, const EngineInfo& target,
+                                               std::shared_ptr<Engine> engine,
+                                               std::size_t& available_memory) {
+  const auto& draft = config.draft_target_decoding_config;
+  if (!draft && engine == nullptr) return nullptr;
+  if (!draft || engine == nullptr) {
+    throw ConfigError(draft
+                          ? "draft_target_decoding_config is given; accepted: None, there is no draft engine"
+                          : "draft_target_decoding_config is None; accepted: that of the draft engine");
+  }
+  draft->validate(target, engine->info())
+      .throw_if_any<ConfigError>("ExecutorConfig: draft_target_decoding_config");
+  return std::make_unique<DraftTarget>(
+      *draft, std::move(engine), config.max_batch_size.value_or(target.max_batch_size), available_memory);
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,78 @@
+// What the loop says of its steps.
+
+#include <algorithm>
+#include <utility>
+
+#include "step_loop.h"
+
+namespace adaptrt {
+
+void StepLoop::describe_step() {
+  iteration_stats_ = {};
+  request_stats_.request_stats.clear();
+  if (!statistics_.wants_iterations() && !statistics_.wants_requests()) return;
+  iteration_stats_.inflight_batching_stats = describe(plan_, iteration_);
+  iteration_stats_.num_active_requests = count_active(scheduler_.running(), iteration_);
+}
+
+void StepLoop::record(Clock::time_point begin) {
+  const std::int64_t step = iteration_ - 1;
+  if (statistics_.wants_iterations()) statistics_.record(take_iteration_stats(begin));
+  if (statistics_.wants_requests()) {
+    for (const auto& [id, request] : requests_) {
+      request_stats_.request_stats.push_back(describe(*request, step, false));
+    }
+    std::ranges::sort(request_stats_.request_stats, {}, &RequestStats::id);
+    request_stats_.iter = iteration_;
+    statistics_.record(request_stats_);
+  }
+}
+
+IterationStats StepLoop::take_iteration_stats(Clock::time_point begin) {
+  IterationStats stats = std::move(iteration_stats_);
+  stats.iter = iteration_;
+  stats.iter_latency_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+  stats.engine_latency_ms = std::chrono::duration<double, std::milli>(engine_latency_).count();
+  stats.new_active_requests_queue_latency_ms =
+      std::chrono::duration<double, std::milli>(queue_latency_).count();
+  stats.num_new_active_requests = num_started_;
+  stats.num_queued_requests = static_cast<std::int32_t>(queue_.num_queued());
+  stats.max_num_active_requests = scheduler_.limits().max_batch_size;
+  stats.kv_cache_stats = block_pool_.stats();
+  if (stats.spec_decoding_stats) {
+    stats.spec_decoding_stats->iter_latency_ms =
+        std::chrono::duration<double, std::milli>(draft_latency_ + draft_engine_latency_).count();
+    stats.spec_decoding_stats->draft_overhead =
+        stats.spec_decoding_stats->iter_latency_ms / stats.iter_latency_ms;
+  }
+  stats.inflight_batching_stats->num_paused_requests = num_paused_requests();
+  std::size_t device_bytes =
+      static_cast<std::size_t>(block_pool_.num_blocks()) * engine_.info().kv_block_bytes;
+  if (lora_cache_ != nullptr) {
+    const LoraCacheStats lora = lora_cache_->stats();
+    stats.cpu_mem_usage += lora.host_bytes_used;
+    device_bytes += static_cast<std::size_t>(lora.device_pages_total) * lora.page_bytes;
+    stats.lora_cache_stats = lora;
+  }
+  if (second_level_) stats.cpu_mem_usage += second_level_->buffer_bytes();
+  stats.speculation_stats = speculation_stats_;
+  if (draft_target_ != nullptr) {
+    const DraftEngineStats draft_engine = draft_target_->engine().stats();
+    (draft_target_->has_device_memory() ? stats.gpu_mem_usage : stats.cpu_mem_usage) +=
+        draft_engine.mem_usage;
+    stats.speculation_stats.draft_engine = draft_engine;
+  }
+  (has_device_memory_ ? stats.gpu_mem_usage : stats.cpu_mem_usage) += device_bytes;
+  return stats;
+}
+
+std::int32_t StepLoop::num_paused_requests() const {
+  if (scheduler_.num_paused() == 0) return 0;
+  const auto is_paused = [](const auto& entry) {
+    return std::ranges::any_of(entry.second->sequences(),
+                               [](const auto& sequence) { return sequence->paused; });
+  };
+  return static_cast<std::int32_t>(std::ranges::count_if(requests_, is_paused));
+}
+
+}  // namespace adaptrt
