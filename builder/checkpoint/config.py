@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from ..._core import CheckpointError, ConfigError, DType, ModelShape, dtype_from_name, dtype_name
 from ..._version import __version__
-from ..json_fields import JsonFields, load_json_object
+from ..json_fields import JsonFields
 from .quantization import QuantConfig, quantization_to_dict, read_int8_kv_cache, read_quantization
 from .rotary import LongRopeScaling, RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
 
@@ -143,12 +142,6 @@ class CheckpointConfig:
     def to_json(self) -> str:
         """The text of config.json."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
-
-    @classmethod
-    def load(cls, directory: Path) -> CheckpointConfig:
-        """Reads a checkpoint directory's config.json. Raises CheckpointError naming every wrong field."""
-        path = directory / CONFIG_FILE
-        return cls.from_dict(load_json_object(path, CheckpointError), subject=str(path))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:

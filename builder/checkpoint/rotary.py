@@ -89,7 +89,10 @@ def reusable_length(scaling: RotaryScaling | None, max_position_embeddings: int)
 
 def rotary_scaling_to_dict(scaling: RotaryScaling | None) -> dict[str, Any] | None:
     """The JSON form: {"rope_type": ..., parameters}; None for no scaling."""
-    return None if scaling is None else {"rope_type": scaling.rope_type, **asdict(scaling)}
+    if scaling is None:
+        return None
+    parameters = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(scaling).items()}
+    return {"rope_type": scaling.rope_type, **parameters}
 
 
 def read_rotary_scaling(

@@ -64,6 +64,8 @@ class ModelFamily:
     """Fields that the family does not have, with the value at which they mean nothing; others are refused."""
     ignored_tensors: tuple[str, ...] = (ROTARY_BUFFERS,)
     """Patterns of tensors that a model may have and that follow from config.json."""
+    decoder_prefix: str = ""
+    """What names of tensors begin with unless the decoder was saved alone; empty: it never is."""
     field_names: Mapping[str, str] = field(default_factory=dict)
     """Names of fields that other families have under those that are the keys."""
     harmless_fields: frozenset[str] = frozenset()

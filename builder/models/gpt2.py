@@ -73,6 +73,7 @@ GPT2 = ModelFamily(
     read_features=_read_features,
     read_rope=_no_rope,
     declare=_declare,
+    decoder_prefix=f"{_MODEL}.",
     position_embedding_type=LEARNED_POSITIONS,
     activations={**dict.fromkeys(GELU_TANH_NAMES, "gelu_tanh"), "gelu": "gelu"},
     field_names={

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import adaptrt
+from adaptrt._core import CheckpointError, DType, QuantAlgo
 from adaptrt.builder.build import build
+from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions
@@ -20,6 +24,8 @@ from support.serving import Answer, collect, make_request
 # Both sides sum in float32 but in another order, and exp, tanh and erf are polynomials here; over a few layers the
 # differences stay some 1e-6 of the range.
 FLOAT32_TOLERANCE = 1e-4
+# As in test_parity.py, where the reason is; soft caps and multipliers make more of the same roundings.
+SIXTEEN_BIT_TOLERANCES = {DType.BFLOAT16: 0.08, DType.FLOAT16: 0.008}
 CONFIG = BuildConfig(
     max_batch_size=8,
     max_num_tokens=128,
@@ -92,6 +98,35 @@ def test_a_crowd_changes_no_bit(served: Served) -> None:
         assert answer.same_bits(alone), case[0]
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), SIXTEEN_BIT_TOLERANCES.items())
+def test_sixteen_bit_engines(served: Served, dtype: DType, tolerance: float, tmp_path: Path) -> None:
+    convert_checkpoint(served.model, tmp_path / "checkpoint", dtype=dtype)
+    build(tmp_path / "checkpoint", CONFIG, tmp_path / "engine")
+    prompt = prompt_of(40, 5)
+    logits = prompt_logits(tmp_path / "engine", prompt, served.adapters["dora"])
+    expected = Reference(served.model, served.adapters["dora"]).logits(prompt).numpy()
+    assert np.abs(logits - expected).max() <= tolerance * (expected.max() - expected.min())
+
+
+@pytest.mark.parametrize("algo", [QuantAlgo.W8A16, QuantAlgo.W4A16])
+def test_quantised_weights(served: Served, algo: QuantAlgo, tmp_path: Path) -> None:
+    """The graph multiplies the values that the integers stand for."""
+    how = QuantConfig(quant_algo=algo, group_size=32 if algo is QuantAlgo.W4A16 else None)
+    convert_checkpoint(served.model, tmp_path / "checkpoint", quantization=how)
+    build(tmp_path / "checkpoint", CONFIG, tmp_path / "engine")
+    prompt = prompt_of(33, 6)
+    logits = prompt_logits(tmp_path / "engine", prompt)
+    oracle = NetworkOracle(tmp_path / "checkpoint", tmp_path, NetworkOptions(tokens_per_block=8))
+    expected = oracle.step([SequenceChunk(prompt, 0, len(prompt), [5, 3, 9, 1, 2])])
+    assert np.abs(logits - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
+
+
+def prompt_logits(engine: Path, prompt: list[int], adapter: Path | None = None) -> np.ndarray:
+    with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+        lora = adaptrt.LoraConfig.from_peft(1, adapter, engine) if adapter is not None else None
+        return collect(executor, executor.enqueue_request(make_request(prompt, 1, lora))).context_logits
+
+
 def test_the_graph_computes_the_same(served: Served, tmp_path: Path) -> None:
     oracle = NetworkOracle(served.directory / "checkpoint", tmp_path, NetworkOptions(tokens_per_block=8))
     prompt = prompt_of(40, 5)
@@ -102,3 +137,51 @@ def test_the_graph_computes_the_same(served: Served, tmp_path: Path) -> None:
     expected = Reference(served.model).logits(prompt).numpy()
     scale = expected.max() - expected.min()
     assert np.abs(np.concatenate(logits) - expected).max() <= FLOAT32_TOLERANCE * scale
+
+
+def test_a_bare_decoder_is_the_same_model(tmp_path: Path) -> None:
+    """GPT-2's own files have neither the name of the model around the decoder nor lm_head."""
+    model = save_family(FAMILIES["gpt2"], tmp_path / "model")
+    convert_checkpoint(model, tmp_path / "checkpoint")
+    tensors = load_file(model / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    bare["h.0.attn.bias"] = np.ones((1, 1, 8, 8), np.float32)  # of old files: the causal mask
+    save_file(bare, model / "model.safetensors")
+    convert_checkpoint(model, tmp_path / "bare")
+    assert (tmp_path / "bare" / "rank0.safetensors").read_bytes() == (
+        tmp_path / "checkpoint" / "rank0.safetensors"
+    ).read_bytes()
+    del bare["h.1.mlp.c_fc.bias"]
+    save_file(bare, model / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"missing tensors: transformer\.h\.1\.mlp\.c_fc\.bias"):
+        convert_checkpoint(model, tmp_path / "bare")
+
+
+@pytest.mark.parametrize("name", ["gemma2", "phi4-mini-longrope", "gpt-neox", "glm4"])
+def test_ranks_together_have_every_row_and_column(name: str, tmp_path: Path) -> None:
+    """Two tensor-parallel ranks: columns of row layers, heads of q, k and v, shares of gate and up."""
+    family = FAMILIES[name]
+    fields = {"num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 70}
+    if name != "gpt-neox":
+        fields["num_key_value_heads"] = 2
+    model = save_family(dataclasses.replace(family, fields={**family.fields, **fields}), tmp_path / "model")
+    whole_config = convert_checkpoint(model, tmp_path / "whole").config
+    assert type(whole_config).from_dict(whole_config.to_dict(), subject="again") == whole_config
+    convert_checkpoint(model, tmp_path / "cut", tp_size=2)
+    whole = load_file(tmp_path / "whole" / "rank0.safetensors")
+    ranks = [load_file(tmp_path / "cut" / f"rank{rank}.safetensors") for rank in range(2)]
+    for name, tensor in whole.items():
+        first, second = (rank[name] for rank in ranks)
+        if name.endswith("attention.qkv.weight") or name.endswith("attention.qkv.bias"):
+            groups = len(tensor) // (4 + 2 * fields.get("num_key_value_heads", 4))
+            sizes = [4 * groups, fields.get("num_key_value_heads", 4) * groups]
+            q, k, v = np.split(tensor, np.cumsum([*sizes]))
+            for rank, found in enumerate((first, second)):
+                np.testing.assert_array_equal(found, np.concatenate([np.split(part, 2)[rank] for part in (q, k, v)]))
+        elif name.endswith((".dense.weight", ".proj.weight")):
+            np.testing.assert_array_equal(np.concatenate([first, second], axis=1), tensor)
+        elif name.endswith((".fc.weight", ".fc.bias", ".gate.weight", "lm_head.weight")):
+            np.testing.assert_array_equal(np.concatenate([first, second])[: len(tensor)], tensor)
+        else:
+            np.testing.assert_array_equal(first, tensor)
+            np.testing.assert_array_equal(second, tensor)
