@@ -12,7 +12,7 @@ from .._core import AdapterError, ConfigError, dtype_name, lora_modules
 from .adapter import convert_adapter
 from .adapter_copy import copy_adapter
 from .checkpoint.config import CheckpointConfig
-from .config import DEFAULT_TARGET_MODULES, BuildConfig
+from .config import BuildConfig
 from .engine_config import ADAPTERS_DIRECTORY
 from .models.registry import declare
 from .network.adapter_sites import AdaptedModules
@@ -30,7 +30,15 @@ def with_adapters(config: BuildConfig, checkpoint: CheckpointConfig) -> BuildCon
     modules = lora.lora_target_modules or tuple(
         info.name for info in lora_modules() if any(info.name in adapter for adapter in used)
     )
-    modules = modules or DEFAULT_TARGET_MODULES
+    of_model = AdaptedModules(declare(checkpoint))
+    modules = modules or of_model.names
+    absent = [name for name in modules if of_model.sizes_of(0, name) is None]
+    if absent:
+        accepted = [info.name for info in lora_modules() if of_model.sizes_of(0, info.name) is not None]
+        raise ConfigError(
+            f"lora_target_modules names {', '.join(absent)}, which {checkpoint.architecture} does not have; accepted: "
+            f"{', '.join(accepted)}"
+        )
     problems = []
     for directory, adapter in zip(directories, used, strict=True):
         missing = [name for name in adapter if name not in modules]

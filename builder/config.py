@@ -26,7 +26,7 @@ EXTERNAL: Final = "external"
 WEIGHTS: Final = (CONSTANTS, EXTERNAL)
 """Where a TensorRT engine has its weights: in each plan, or as inputs in a file beside them."""
 
-# The modules of a decoder layer that are not fused from others.
+# The modules of a decoder layer of Llama's that are not fused from others.
 DEFAULT_TARGET_MODULES: Final = (
     "attn_q",
     "attn_k",

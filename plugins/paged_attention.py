@@ -68,7 +68,7 @@ def _softmax(scores: Array) -> Array:
 def _evaluate(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> tuple[Array, ...]:
     q, k, v, kv_pool, block_tables, sequence_offsets, positions, cosine, sine = inputs
     heads, kv_heads, head_dim = (int(attributes[name]) for name in ("num_heads", "num_kv_heads", "head_dim"))
-    window = int(attributes["sliding_window"])
+    window, softcap = int(attributes["sliding_window"]), np.float32(attributes["softcap"])
     tokens = q.shape[0]
     queries = _rotate(q.astype(np.float32).reshape(tokens, heads, head_dim), cosine, sine)
     keys = _rotate(k.astype(np.float32).reshape(tokens, kv_heads, head_dim), cosine, sine)
@@ -88,6 +88,8 @@ def _evaluate(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> tuple[A
             cached = pool[blocks, :, :, [at % tokens_per_block for at in seen]].astype(np.float32)
             grouped = queries[token].reshape(kv_heads, heads // kv_heads, head_dim)
             scores = np.einsum("hgd,nhd->hgn", grouped, cached[:, 0]) * np.float32(attributes["scale"])
+            if softcap > 0:
+                scores = softcap * np.tanh(scores / softcap)
             attended[token] = np.einsum("hgn,nhd->hgd", _softmax(scores), cached[:, 1]).reshape(heads, head_dim)
     return attended.reshape(q.shape).astype(q.dtype), pool
 
@@ -134,6 +136,7 @@ PAGED_ATTENTION: Final = Plugin(
         Attribute("head_dim", "int", "Width of a head."),
         Attribute("scale", "float", "Factor of the scores."),
         Attribute("sliding_window", "int", "A token sees itself and the sliding_window - 1 before it; 0: all.", 0),
+        Attribute("softcap", "float", "Scores s become softcap * tanh(s / softcap); 0: they stay as they are.", 0.0),
     ),
     check=_check,
     evaluate=_evaluate,

@@ -21,7 +21,7 @@ from .._core import (
 )
 from ..builder.adapter.peft_config import CONFIG_FILE as PEFT_CONFIG
 from ..builder.adapter.peft_reader import read_peft_adapter
-from ..builder.checkpoint.config import CheckpointConfig
+from ..builder.checkpoint.config import LEARNED_POSITIONS, CheckpointConfig
 from ..builder.checkpoint.rank_file import rank_file
 from ..builder.compile.engine_file import EngineFile
 from ..builder.compile.tensorrt.compile import plan_file
@@ -227,8 +227,13 @@ def _model_rows(config: CheckpointConfig) -> dict[str, str]:
         "layers": f"{config.num_hidden_layers} of hidden size {config.hidden_size}, mlp {config.intermediate_size}",
         "attention": ", ".join(attention),
         "biases": ", ".join(name for name, present in biases.items() if present) or "none",
-        "positions": f"{config.max_position_embeddings}, rotary base {config.rotary_base:g}, "
-        + (f"{scaling.rope_type} scaling by {scaling.factor:g}" if scaling else "not scaled"),
+        "positions": f"{config.max_position_embeddings}, "
+        + (
+            "learned"
+            if config.position_embedding_type == LEARNED_POSITIONS
+            else f"rotary base {config.rotary_base:g}, "
+            + (f"{scaling.rope_type} scaling by {scaling.factor:g}" if scaling else "not scaled")
+        ),
         "vocabulary": f"{config.vocab_size}, "
         + ("tied" if config.share_embedding_table else "not tied")
         + " to lm_head",

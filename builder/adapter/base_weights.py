@@ -8,10 +8,14 @@ from typing import Protocol
 
 import numpy as np
 
-from ..._core import CheckpointError
+from ..._core import CheckpointError, DType
 from ..checkpoint.casting import CHECKPOINT_DTYPES, to_float32
+from ..checkpoint.config import ParallelMapping
 from ..checkpoint.hf_weights import HfWeights
-from .names import DECODER_PREFIXES, ModuleKey
+from ..conversion.hf_config import HF_CONFIG_FILE, load_hf_config
+from ..models.registry import declare
+from ..network.adapter_sites import AdaptedModules
+from .names import ModuleKey
 from .peft_reader import FloatArray
 
 
@@ -70,6 +74,21 @@ class HuggingFaceBase:
         return self._fan_in_fan_out and key.is_conv1d
 
     def _name_of(self, key: ModuleKey) -> str | None:
-        bare = key.path[key.path.index("layers.") :]
-        candidates = [key.path, *(prefix + bare for prefix in DECODER_PREFIXES)]
+        decoder, _, rest = key.path.partition(".")
+        candidates = [key.path, rest if decoder == "model" else f"model.{key.path}", f"transformer.{key.path}"]
         return next((name for path in candidates if (name := f"{path}.weight") in self._weights), None)
+
+
+def modules_of_base(directory: Path) -> AdaptedModules | None:
+    """The layers of a Hugging Face directory whose config.json is of a supported family.
+
+    None: paths mean what they do in all families. A model that engines cannot be made of may have adapters that can be
+    converted.
+    """
+    if not (directory / HF_CONFIG_FILE).is_file():
+        return None
+    try:
+        config = load_hf_config(directory, dtype=DType.FLOAT32, mapping=ParallelMapping())
+    except CheckpointError:
+        return None
+    return AdaptedModules(declare(config))

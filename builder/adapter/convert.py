@@ -19,7 +19,7 @@ from ..._core import (
     scale_elements,
 )
 from ..network.adapter_sites import AdaptedModules
-from .base_weights import BaseWeights, HuggingFaceBase
+from .base_weights import BaseWeights, HuggingFaceBase, modules_of_base
 from .dora import check_against_base, normalized_magnitude, write_files
 from .names import ModuleKey, Role
 from .peft_reader import DTYPES, Array, ModuleTensors, PeftAdapter, read_peft_adapter
@@ -75,7 +75,7 @@ def convert_adapter(
     cannot be read, ConfigError for an unknown storage_dtype.
     """
     dtype = dtype_from_name(storage_dtype) if isinstance(storage_dtype, str) else storage_dtype
-    adapter = read_peft_adapter(Path(directory), modules)
+    adapter = read_peft_adapter(Path(directory), modules or _modules_of(base))
     if modules is not None:
         _check_sizes(adapter, modules)
     if isinstance(base, str | Path):
@@ -91,6 +91,10 @@ def convert_adapter(
         for key, tensors in adapter.modules.items():
             tensors.magnitude = normalized_magnitude(key, tensors, adapter.scale_of(key), base)
     return _flatten(adapter, dtype)
+
+
+def _modules_of(base: BaseWeights | str | Path | None) -> AdaptedModules | None:
+    return modules_of_base(Path(base)) if isinstance(base, str | Path) else None
 
 
 def _check_sizes(adapter: PeftAdapter, modules: AdaptedModules) -> None:

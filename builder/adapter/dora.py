@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from ..._core import AdapterError
 from ..json_fields import load_json_object
-from .base_weights import BaseWeights, HuggingFaceBase
+from .base_weights import BaseWeights, HuggingFaceBase, modules_of_base
 from .names import ModuleKey, Role
 from .peft_config import CONFIG_FILE, dump_without_dora
 from .peft_reader import (
@@ -78,7 +78,7 @@ def normalize_adapter(directory: Path, output: Path, base_directory: Path, *, st
     becomes false. Returns the adapter that was read. Raises AdapterError or CheckpointError, and then leaves
     `output` as it was.
     """
-    adapter = read_peft_adapter(directory)
+    adapter = read_peft_adapter(directory, modules_of_base(base_directory))
     if not adapter.config.use_dora:
         raise AdapterError(f"{adapter.file}: is not a DoRA adapter, so there are no magnitudes to normalise or strip")
     if adapter.magnitudes_normalized and not strip:

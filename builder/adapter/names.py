@@ -3,44 +3,66 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 
 from ..._core import LoraModuleInfo, lora_modules
-from ..network.adapter_sites import AdaptedModules
+from ..models.registry import FAMILIES, specimen
+from ..network.adapter_sites import AdaptedModule, AdaptedModules
 
 MODULES = {info.name: info for info in lora_modules()}
 _MODULE_OF_ID = {info.id: info for info in lora_modules()}
 _FUSED = {frozenset(info.parts): info for info in lora_modules()}
 
-# Hugging Face's module path within a decoder layer -> the modules in adaptrt._core.lora_modules() that its outputs are,
-# in their order: what paths mean where the model is not known.
-# gate_proj goes through the activation and is therefore mlp_h_to_4h; up_proj is mlp_gate.
-_QKV = ("attn_q", "attn_k", "attn_v")
-MODULES_OF_HF_NAME = {
-    "self_attn.q_proj": ("attn_q",),
-    "self_attn.k_proj": ("attn_k",),
-    "self_attn.v_proj": ("attn_v",),
-    "self_attn.qkv_proj": _QKV,
-    "self_attn.query_key_value": _QKV,
-    "self_attn.c_attn": _QKV,
-    "self_attn.o_proj": ("attn_dense",),
-    "self_attn.dense": ("attn_dense",),
-    "mlp.gate_proj": ("mlp_h_to_4h",),
-    "mlp.c_fc": ("mlp_h_to_4h",),
-    "mlp.up_proj": ("mlp_gate",),
-    "mlp.down_proj": ("mlp_4h_to_h",),
-    "mlp.c_proj": ("mlp_4h_to_h",),
-    "mlp.gate_up_proj": ("mlp_h_to_4h", "mlp_gate"),
-}
-
-# transformers.pytorch_utils.Conv1D, which stores its weight as [in, out], occurs under these names alone.
-# PEFT takes fan_in_fan_out from the layer's class; for every other name it sets the field to false by itself.
-CONV1D_NAMES = frozenset({"c_attn", "c_fc", "c_proj"})
-
 PEFT_PREFIX = "base_model.model."
-# What may stand before "layers.N": nothing for a bare decoder, "model" for a ...ForCausalLM.
-DECODER_PREFIXES = ("", "model.")
+
+# Layers of models that are no family of builder/models/, with the modules that their outputs are, in order.
+_QKV = ("attn_q", "attn_k", "attn_v")
+_OTHER_LAYERS = {"self_attn.query_key_value": _QKV, "self_attn.c_attn": _QKV}
+
+
+@dataclass(frozen=True)
+class _KnownLayers:
+    """What is known of all families together: what paths mean where the model is not known."""
+
+    modules: Mapping[str, tuple[str, ...]]
+    """By the path within a decoder layer, such as self_attn.qkv_proj: the modules that its outputs are, in their order;
+    () where the order depends on the model."""
+    roots: frozenset[str]
+    """What may stand before a layer's number, such as model.layers, or layers for a bare decoder."""
+    conv1d_names: frozenset[str]
+    """Last names of layers that transformers holds as a Conv1D, whose weight is [in, out].
+
+    PEFT takes fan_in_fan_out from the layer's class; for every other one it sets the field to false by itself."""
+
+
+@cache
+def _known_layers() -> _KnownLayers:
+    modules: dict[str, tuple[str, ...]] = dict(_OTHER_LAYERS)
+    roots, conv1d_names = set(), set()
+    for family in FAMILIES.values():
+        for path, found in AdaptedModules(specimen(family)).by_path.items():
+            root, _, within = path.partition(".0.")
+            roots |= {root, root.rpartition(".")[2]}
+            modules[within] = _parts_in_order(found)
+            if found.transposed:
+                conv1d_names.add(within.rpartition(".")[2])
+    return _KnownLayers(modules, frozenset(roots), frozenset(conv1d_names))
+
+
+def _parts_in_order(found: AdaptedModule) -> tuple[str, ...]:
+    """Of a specimen, in which all parts of a module are of one size."""
+    parts = MODULES[found.module].parts
+    share = found.out_size // len(parts)
+    pieces = [row for rows in found.rows for row in rows]
+    starts = {part: pieces[at * share] for at, part in enumerate(parts)}
+    in_one_piece = all(
+        pieces[at * share : (at + 1) * share] == list(range(starts[part], starts[part] + share))
+        for at, part in enumerate(parts)
+    )
+    return tuple(sorted(parts, key=starts.__getitem__)) if in_one_piece else ()
 
 
 class Role(Enum):
@@ -96,7 +118,7 @@ class ModuleKey:
     @property
     def is_conv1d(self) -> bool:
         """True when Hugging Face models hold this layer as a Conv1D."""
-        return self.path.rpartition(".")[2] in CONV1D_NAMES
+        return self.path.rpartition(".")[2] in _known_layers().conv1d_names
 
 
 @dataclass(frozen=True)
@@ -116,7 +138,7 @@ _ROLES = re.compile(
     r"|weight_m_wdecomp(?:\.(?P<decomposed_adapter>[^.]+))?\.weight"
     r")"
 )
-_LAYER = re.compile(r"(?P<prefix>.*?)layers\.(?P<layer>0|[1-9]\d{0,8})\.(?P<module>.+)")
+_LAYER = re.compile(r"(?P<root>.*?)\.(?P<layer>0|[1-9]\d{0,8})\.(?P<module>.+)")
 
 
 def parse_tensor_name(name: str, modules: AdaptedModules | None = None) -> TensorName | str:
@@ -145,9 +167,10 @@ def _key_in(modules: AdaptedModules | None, path: str) -> ModuleKey | None:
 
 def _known_key(path: str) -> ModuleKey | None:
     layer = _LAYER.fullmatch(path)
-    if layer is None or layer["prefix"] not in DECODER_PREFIXES or layer["module"] not in MODULES_OF_HF_NAME:
+    known = _known_layers()
+    if layer is None or layer["root"] not in known.roots or not known.modules.get(layer["module"]):
         return None
-    parts = MODULES_OF_HF_NAME[layer["module"]]
+    parts = known.modules[layer["module"]]
     return ModuleKey(int(layer["layer"]), _FUSED[frozenset(parts)].id, path, source_parts=parts)
 
 
@@ -166,9 +189,13 @@ def _reason(name: str) -> str:
     for pattern, reason in _REASONS:
         if re.search(pattern, name):
             return reason
-    accepted = ", ".join(sorted(path.rpartition(".")[2] for path in MODULES_OF_HF_NAME))
+    known = _known_layers().modules
+    unclear = [path for path, parts in known.items() if not parts and f".{path}." in name]
+    if unclear:
+        return f"the order of the outputs of {unclear[0]} depends on the model; give the base model"
+    accepted = ", ".join(sorted({path.rpartition(".")[2] for path in known}))
     return (
-        "not a tensor of a known module; accepted: [base_model.model.][model.]layers.N.{self_attn, mlp}.MODULE."
+        "not a tensor of a known module; accepted: names such as [base_model.model.][model.]layers.N.self_attn.MODULE."
         "{lora_A.weight, lora_B.weight, lora_magnitude_vector, weight_m_wdecomp.weight} with MODULE one of "
         f"{accepted}"
     )

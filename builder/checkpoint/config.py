@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..._core import CheckpointError, ConfigError, DType, ModelShape, dtype_from_name, dtype_name
 from ..._version import __version__
-from ..json_fields import JsonFields, load_json_object
+from ..json_fields import JsonFields
 from .quantization import QuantConfig, quantization_to_dict, read_int8_kv_cache, read_quantization
-from .rotary import RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
+from .rotary import LongRopeScaling, RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
 
 CONFIG_FILE = "config.json"
 PRODUCER = "adaptrt"
 # Far above any model; a larger number is damage, and must not make lists of that length.
 MAX_LAYERS = 10_000
-HIDDEN_ACT = "silu"
-POSITION_EMBEDDING_TYPE = "rope_gpt_neox"
+HIDDEN_ACTS = ("silu", "gelu", "gelu_tanh")
+ROPE = "rope_gpt_neox"
+ROPE_INTERLEAVED = "rope_gptj"
+LEARNED_POSITIONS = "learned_absolute"
+POSITION_EMBEDDING_TYPES = (ROPE, ROPE_INTERLEAVED, LEARNED_POSITIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,8 @@ class CheckpointConfig:
     norm_epsilon: float
     rotary_base: float
     rotary_scaling: RotaryScaling | None = None
+    hidden_act: str = HIDDEN_ACTS[0]
+    position_embedding_type: str = ROPE
     attn_bias: bool = False
     """A bias on attention.qkv."""
     attn_dense_bias: bool = False
@@ -92,6 +96,11 @@ class CheckpointConfig:
         )
 
     @property
+    def rotary_size(self) -> int:
+        """Elements of a head that are rotated."""
+        return self.head_size
+
+    @property
     def lm_head_is_embedding(self) -> bool:
         """Whether the embedding's tensor is lm_head's as well."""
         return self.share_embedding_table and self.mapping.world_size == 1 and self.quantization is None
@@ -121,8 +130,6 @@ class CheckpointConfig:
             rotary_scaling=rotary_scaling_to_dict(self.rotary_scaling),
             sliding_window_layers=list(self.sliding_window_layers),
             eos_token_id=list(self.eos_token_id),
-            hidden_act=HIDDEN_ACT,
-            position_embedding_type=POSITION_EMBEDDING_TYPE,
             mapping={
                 "world_size": self.mapping.world_size,
                 "tp_size": self.mapping.tp_size,
@@ -137,20 +144,12 @@ class CheckpointConfig:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @classmethod
-    def load(cls, directory: Path) -> CheckpointConfig:
-        """Reads a checkpoint directory's config.json. Raises CheckpointError naming every wrong field."""
-        path = directory / CONFIG_FILE
-        return cls.from_dict(load_json_object(path, CheckpointError), subject=str(path))
-
-    @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
         """The inverse of to_dict. Raises CheckpointError, which begins with `subject` and lists every
         missing, unknown and unacceptable field.
         """
         source = JsonFields(data)
         source.discard(("producer",))
-        source.string("hidden_act", choices=(HIDDEN_ACT,))
-        source.string("position_embedding_type", choices=(POSITION_EMBEDDING_TYPE,))
         max_position_embeddings = source.integer("max_position_embeddings")
         quantization = source.object("quantization")
         config = cls(
@@ -168,6 +167,8 @@ class CheckpointConfig:
             norm_epsilon=source.number("norm_epsilon"),
             rotary_base=source.number("rotary_base", above=True),
             rotary_scaling=_read_scaling(source, max_position_embeddings),
+            hidden_act=source.string("hidden_act", choices=HIDDEN_ACTS),
+            position_embedding_type=source.string("position_embedding_type", choices=POSITION_EMBEDDING_TYPES),
             attn_bias=source.boolean("attn_bias"),
             attn_dense_bias=source.boolean("attn_dense_bias"),
             mlp_bias=source.boolean("mlp_bias"),
@@ -181,6 +182,7 @@ class CheckpointConfig:
             bos_token_id=source.optional_integer("bos_token_id", minimum=0),
             eos_token_id=source.integers("eos_token_id"),
             pad_token_id=source.optional_integer("pad_token_id", minimum=0),
+            **_read_own(source, cls),
         )
         if not source.problems:
             source.problems.extend(config.inconsistencies() + config.mapping_inconsistencies())
@@ -197,6 +199,12 @@ class CheckpointConfig:
             )
         if self.head_size % 2 != 0:
             problems.append(f"head_size {self.head_size} is odd; rotary embedding turns pairs")
+        scaling = self.rotary_scaling
+        if isinstance(scaling, LongRopeScaling):
+            for name in ("short_factor", "long_factor"):
+                factors = getattr(scaling, name)
+                if len(factors) != self.rotary_size // 2:
+                    problems.append(f"{name} has {len(factors)} numbers; it must have {self.rotary_size // 2}")
         layers = self.sliding_window_layers
         if list(layers) != sorted(set(layers)) or any(layer >= self.num_hidden_layers for layer in layers):
             problems.append(
@@ -226,6 +234,21 @@ class CheckpointConfig:
         if self.num_hidden_layers % pp_size != 0:
             problems.append(f"pp_size {pp_size} does not divide num_hidden_layers {self.num_hidden_layers}")
         return problems
+
+
+def _read_own(source: JsonFields, config_class: type[CheckpointConfig]) -> dict[str, Any]:
+    """The fields that a family's config has beyond the others'."""
+    common = {field.name for field in fields(CheckpointConfig)}
+    hints = get_type_hints(config_class)
+    readers: dict[Any, Callable[[str], Any]] = {
+        bool: source.boolean,
+        int: source.integer,
+        float: source.number,
+        float | None: source.optional_number,
+        tuple[int, ...]: source.integers,
+    }
+    own = [field.name for field in fields(config_class) if field.name not in common]
+    return {name: readers[hints[name]](name) for name in own}
 
 
 def _read_dtype(source: JsonFields, name: str) -> DType:

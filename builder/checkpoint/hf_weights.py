@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -40,6 +42,7 @@ class HfWeights:
         self._files: dict[str, WeightFile] = {}
         self._file_of: dict[str, str] = {}
         self._directory = model_dir
+        self._prefix = ""
         whole, reader = _weights_of(model_dir)
         if (model_dir / whole).exists():
             self._open(whole, reader)
@@ -47,25 +50,43 @@ class HfWeights:
         else:
             self._open_shards(whole + _INDEX_SUFFIX, reader)
 
+    def with_decoder_prefix(self, prefix: str) -> HfWeights:
+        """The tensors of a decoder that was saved without the model around it, by their names in that model.
+
+        Themselves where a name begins with the prefix.
+        """
+        if any(name.startswith(prefix) for name in self._file_of):
+            return self
+        result = copy.copy(self)
+        result._prefix = prefix
+        return result
+
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return name.startswith(self._prefix) and self._stored(name) in self._file_of
 
     @property
     def names(self) -> list[str]:
         """Every tensor's name, file by file."""
-        return list(self._file_of)
+        return [self._prefix + name for name in self._file_of]
 
     def spec(self, name: str) -> TensorSpec:
         """A tensor's dtype and shape."""
-        return self._files[self._file_of[name]].specs[name]
+        stored = self._stored(name)
+        spec = self._files[self._file_of[stored]].specs[stored]
+        return replace(spec, name=name)
 
     def rows(self, name: str, rows: range) -> Iterator[Array]:
         """Rows of a tensor, in pieces of a few MiB."""
-        return self._files[self._file_of[name]].rows(name, rows.start, rows.stop)
+        stored = self._stored(name)
+        return self._files[self._file_of[stored]].rows(stored, rows.start, rows.stop)
 
     def where(self, name: str) -> str:
         """The file and tensor, as error messages name them."""
-        return f"{self._directory / self._file_of[name]}: tensor '{name}'"
+        stored = self._stored(name)
+        return f"{self._directory / self._file_of[stored]}: tensor '{stored}'"
+
+    def _stored(self, name: str) -> str:
+        return name.removeprefix(self._prefix)
 
     def _open(self, file: str, reader: type[Any]) -> None:
         self._files[file] = reader(self._directory / file)

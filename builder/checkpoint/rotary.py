@@ -6,6 +6,7 @@ parameters of each kind.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -54,18 +55,52 @@ class YarnScaling:
     truncate: bool = True
 
 
-RotaryScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, kw_only=True)
+class LongRopeScaling:
+    """Frequencies divided one by one: by `short_factor`, or `long_factor` beyond original_max_position_embeddings.
 
-ROTARY_SCALING_TYPES = ("linear", "dynamic", "llama3", "yarn")
+    `attention_factor` multiplies cosines and sines.
+    """
+
+    rope_type: ClassVar[str] = "longrope"
+    factor: float
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+
+RotaryScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+ROTARY_SCALING_TYPES = ("linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+def depends_on_length(scaling: RotaryScaling | None) -> bool:
+    """Whether the angles of a position depend on the length of the prompt."""
+    return isinstance(scaling, DynamicScaling | LongRopeScaling)
+
+
+def reusable_length(scaling: RotaryScaling | None, max_position_embeddings: int) -> int | None:
+    """How long prompts may be whose positions are all turned as those of shorter ones; None: any."""
+    if isinstance(scaling, DynamicScaling):
+        return max_position_embeddings
+    return scaling.original_max_position_embeddings if isinstance(scaling, LongRopeScaling) else None
 
 
 def rotary_scaling_to_dict(scaling: RotaryScaling | None) -> dict[str, Any] | None:
     """The JSON form: {"rope_type": ..., parameters}; None for no scaling."""
-    return None if scaling is None else {"rope_type": scaling.rope_type, **asdict(scaling)}
+    if scaling is None:
+        return None
+    parameters = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(scaling).items()}
+    return {"rope_type": scaling.rope_type, **parameters}
 
 
-def read_rotary_scaling(fields: JsonFields, max_position_embeddings: int) -> RotaryScaling | None:
+def read_rotary_scaling(
+    fields: JsonFields, max_position_embeddings: int, original: int | None = None
+) -> RotaryScaling | None:
     """Takes the fields of a rope scaling object, in which the kind may be spelled `rope_type` or `type`.
+
+    `original` is original_max_position_embeddings where it stands beside the object, for "longrope".
 
     original_max_position_embeddings is max_position_embeddings where it is not given, as in Hugging Face.
     """
@@ -81,6 +116,8 @@ def read_rotary_scaling(fields: JsonFields, max_position_embeddings: int) -> Rot
         accepted = ", ".join(("default", *ROTARY_SCALING_TYPES))
         fields.problem("rope_type", f"is {describe(rope_type)}; accepted: {accepted}")
         return None
+    if rope_type == "longrope":
+        return _read_longrope(fields, max_position_embeddings, original)
     factor = fields.number("factor", minimum=1.0)
     if rope_type == "linear":
         return LinearScaling(factor=factor)
@@ -90,6 +127,35 @@ def read_rotary_scaling(fields: JsonFields, max_position_embeddings: int) -> Rot
     if rope_type == "llama3":
         return _read_llama3(fields, factor, original)
     return _read_yarn(fields, factor, original)
+
+
+def _read_longrope(fields: JsonFields, max_position_embeddings: int, beside: int | None) -> LongRopeScaling:
+    """By Hugging Face: factor and attention_factor follow from the lengths where they are left out."""
+    within = fields.optional_integer("original_max_position_embeddings")
+    original = within or beside or max_position_embeddings
+    factor = fields.optional_number("factor", minimum=1.0) or max(1.0, max_position_embeddings / original)
+    attention = fields.optional_number("attention_factor", above=True)
+    if attention is None:
+        attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongRopeScaling(
+        factor=factor,
+        short_factor=_read_factors(fields, "short_factor"),
+        long_factor=_read_factors(fields, "long_factor"),
+        original_max_position_embeddings=original,
+        attention_factor=attention,
+    )
+
+
+def _read_factors(fields: JsonFields, name: str) -> tuple[float, ...]:
+    value = fields.raw(name)
+    if isinstance(value, list) and value and all(_is_factor(item) for item in value):
+        return tuple(float(item) for item in value)
+    fields.problem(name, f"is {describe(value)}; expected a list of numbers above 0")
+    return ()
+
+
+def _is_factor(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _read_llama3(fields: JsonFields, factor: float, original: int) -> Llama3Scaling:

@@ -8,18 +8,20 @@ from typing import Final
 import numpy as np
 
 from ..._core import DType, LinearEpilogue, RopeKind, RowKind, activation_dtype
-from ..checkpoint.rotary import DynamicScaling
+from ..checkpoint.rotary import DynamicScaling, LongRopeScaling
 from ..network import ops
 from ..network.adapter_sites import module_id
 from ..network.network import Network
 from ..network.ops import Activation, Value
-from ..network.rotary_frequencies import inverse_frequencies
+from ..network.rotary_frequencies import inverse_frequencies, long_inverse_frequencies
 from .emitted import Compression, EmittedOp, Weights
 from .logit_rows import with_logit_rows_alone
 from .plan import (
     AttentionOp,
     BufferName,
+    CastOp,
     EmbeddingOp,
+    LayerNormOp,
     LinearOp,
     LinearPart,
     LoraPart,
@@ -29,7 +31,12 @@ from .plan import (
     Vector,
 )
 
-_GATED: Final = {Activation.SILU: LinearEpilogue.SILU_MUL}
+_GATED: Final = {
+    Activation.SILU: LinearEpilogue.SILU_MUL,
+    Activation.GELU: LinearEpilogue.GELU_MUL,
+    Activation.GELU_TANH: LinearEpilogue.GELU_TANH_MUL,
+}
+_ACTIVATED: Final = {Activation.GELU: LinearEpilogue.GELU, Activation.GELU_TANH: LinearEpilogue.GELU_TANH}
 
 
 @dataclass(frozen=True)
@@ -72,29 +79,46 @@ class _Emitter:
             return self._rotary(op)
         if isinstance(op, ops.RmsNorm):
             return self._rms_norm(op)
+        if isinstance(op, ops.LayerNorm):
+            return self._layer_norm(op)
+        if isinstance(op, ops.Cast):
+            return self._cast(op)
         if isinstance(op, ops.Attention):
             return self._attention(op)
         return self._linear(op)
 
     def _embedding(self, op: ops.Embedding) -> EmittedOp:
-        made = EmbeddingOp(table=self.weights.table(op.table), output=_buffer(op.output))
+        made = EmbeddingOp(
+            table=self.weights.table(op.table),
+            output=_buffer(op.output),
+            scale=_float32(op.scale),
+            positions=None if op.positions is None else self.weights.table(op.positions),
+        )
         return EmittedOp(op=made, reads=(), writes=(op.output,), dtype=DType.FLOAT32)
 
     def _rotary(self, op: ops.Rotary) -> EmittedOp:
         frequencies, attention_scaling = inverse_frequencies(op.size, op.base, op.scaling)
         kind, base, factor, original = RopeKind.STATIC, 1.0, 1.0, 0
+        name, long_frequencies = "inverse_frequencies", None
+        if name in self.weights.vectors:
+            name = f"{op.scope}.{name}"
+        if isinstance(op.scaling, LongRopeScaling):
+            kind, original = RopeKind.LONG, op.scaling.original_max_position_embeddings
+            frequencies_of_long = long_inverse_frequencies(op.size, op.base, op.scaling)
+            long_frequencies = self.weights.constant(f"long_{name}", frequencies_of_long)
         if isinstance(op.scaling, DynamicScaling):
             kind, original = RopeKind.DYNAMIC, op.max_position_embeddings
             base, factor = _float32(op.base), _float32(op.scaling.factor)
         made = RopeTableOp(
             kind=kind,
-            inverse_frequencies=self.weights.constant("inverse_frequencies", frequencies),
+            inverse_frequencies=self.weights.constant(name, frequencies),
             attention_scaling=_float32(attention_scaling),
             base=base,
             factor=factor,
             original_max_position=original,
             cosine=_buffer(op.output.cosine),
             sine=_buffer(op.output.sine),
+            long_inverse_frequencies=long_frequencies,
         )
         return EmittedOp(op=made, reads=(), writes=(op.output.cosine, op.output.sine), dtype=DType.FLOAT32)
 
@@ -105,7 +129,29 @@ class _Emitter:
             weight=self.weights.norm(op.weight),
             epsilon=_float32(op.epsilon),
             gather_logit_rows=op.gather_logit_rows,
+            add=op.add_to is not None,
         )
+        return EmittedOp(
+            op=made,
+            reads=(op.input,) if op.add_to is None else (op.input, op.add_to),
+            writes=(op.output,),
+            dtype=self._activation if op.add_to is None else DType.FLOAT32,
+            in_place=op.add_to,
+        )
+
+    def _layer_norm(self, op: ops.LayerNorm) -> EmittedOp:
+        made = LayerNormOp(
+            input=_buffer(op.input),
+            output=_buffer(op.output),
+            weight=self.weights.norm(op.weight),
+            bias=None if op.bias is None else self.weights.norm(op.bias),
+            epsilon=_float32(op.epsilon),
+            gather_logit_rows=op.gather_logit_rows,
+        )
+        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=self._activation)
+
+    def _cast(self, op: ops.Cast) -> EmittedOp:
+        made = CastOp(input=_buffer(op.input), output=_buffer(op.output))
         return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=self._activation)
 
     def _attention(self, op: ops.Attention) -> EmittedOp:
@@ -123,6 +169,8 @@ class _Emitter:
             norm_epsilon=_float32(norms[0].epsilon) if norms else 0.0,
             scale=_float32(op.scale),
             sliding_window=op.window or 0,
+            softcap=_float32(op.softcap or 0.0),
+            interleaved=op.interleaved,
         )
         reads = (op.qkv, op.rotary.cosine, op.rotary.sine)
         return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=self._activation)
@@ -145,13 +193,14 @@ class _Emitter:
         site = None
         if self._lora and op.layer is not None:
             site = LoraSite(layer=op.layer, in_size=op.input.width, parts=tuple(modules))
-        epilogue = LinearEpilogue.STORE if op.add_to is None else LinearEpilogue.ADD
         made = LinearOp(
             input=_buffer(op.input),
             output=_buffer(op.output),
-            epilogue=epilogue if op.activation is None else _GATED[op.activation],
+            epilogue=_epilogue(op),
             parts=tuple(parts),
             lora_site=-1 if site is None else self._num_sites,
+            scale=_float32(op.scale),
+            softcap=_float32(op.softcap or 0.0),
         )
         self._num_sites += site is not None
         return EmittedOp(
@@ -162,6 +211,12 @@ class _Emitter:
             site=site,
             in_place=op.add_to,
         )
+
+
+def _epilogue(op: ops.Linear) -> LinearEpilogue:
+    if op.activation is not None:
+        return (_GATED if len(op.weights) == 2 else _ACTIVATED)[op.activation]
+    return LinearEpilogue.STORE if op.add_to is None else LinearEpilogue.ADD
 
 
 def _buffer(value: Value) -> BufferName:

@@ -24,6 +24,8 @@ class WeightRows:
     tensor: str
     first: int
     last: int
+    plus_one: bool = False
+    """Of a vector: one is added to each of them."""
 
 
 Compression = Callable[[WeightRows, int], int | None]
@@ -104,9 +106,11 @@ class Weights:
         return vector
 
     def norm(self, tensor: Tensor) -> Vector:
-        """The weight of a norm."""
+        """The weight or the bias of a norm."""
         (size,) = tensor.shape
-        return self.vector(str(tensor.name), 0, size, size)
+        vector = Vector(tensor=str(tensor.name), size=size)
+        self.vectors[vector.tensor] = (vector, WeightRows(vector.tensor, 0, size, tensor.plus_one))
+        return vector
 
     def constant(self, name: str, value: Array) -> Vector:
         """A constant as a vector of the engine."""

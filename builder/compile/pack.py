@@ -62,9 +62,11 @@ def _quantized_tensor(reader: SafetensorsReader, matrix: Matrix, source: Quantiz
 
 
 def _vector_pieces(reader: SafetensorsReader, source: WeightRows | Array) -> Iterator[Array]:
-    if isinstance(source, WeightRows):
-        source = reader.array(source.tensor)[source.first : source.last]
-    yield np.ascontiguousarray(to_float32(source))
+    if not isinstance(source, WeightRows):
+        yield np.ascontiguousarray(to_float32(source))
+        return
+    values = to_float32(reader.array(source.tensor)[source.first : source.last])
+    yield np.ascontiguousarray(values + np.float32(1.0) if source.plus_one else values)
 
 
 def _panel_bytes(reader: SafetensorsReader, k: int, rows: WeightRows, dtype: DType) -> Iterator[Array]:

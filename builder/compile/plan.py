@@ -59,6 +59,8 @@ class Buffer:
 class EmbeddingOp:
     table: Matrix
     output: BufferName
+    scale: float
+    positions: Matrix | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,23 @@ class RmsNormOp:
     weight: Vector
     epsilon: float
     gather_logit_rows: bool
+    add: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormOp:
+    input: BufferName
+    output: BufferName
+    weight: Vector
+    bias: Vector | None
+    epsilon: float
+    gather_logit_rows: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CastOp:
+    input: BufferName
+    output: BufferName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +99,7 @@ class RopeTableOp:
     original_max_position: int
     cosine: BufferName
     sine: BufferName
+    long_inverse_frequencies: Vector | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +114,8 @@ class AttentionOp:
     norm_epsilon: float
     scale: float
     sliding_window: int
+    softcap: float
+    interleaved: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +131,8 @@ class LinearOp:
     epilogue: LinearEpilogue
     parts: tuple[LinearPart, ...]
     lora_site: int
+    scale: float
+    softcap: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +140,13 @@ class KeepLogitRowsOp:
     buffers: tuple[BufferName, ...]
 
 
-Op = EmbeddingOp | RmsNormOp | RopeTableOp | AttentionOp | LinearOp | KeepLogitRowsOp
+Op = EmbeddingOp | RmsNormOp | LayerNormOp | CastOp | RopeTableOp | AttentionOp | LinearOp | KeepLogitRowsOp
 
 OP_NAMES: Final[dict[str, type[Op]]] = {
     "embedding": EmbeddingOp,
     "rms_norm": RmsNormOp,
+    "layer_norm": LayerNormOp,
+    "cast": CastOp,
     "rope_table": RopeTableOp,
     "attention": AttentionOp,
     "linear": LinearOp,

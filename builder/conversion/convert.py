@@ -85,8 +85,10 @@ def convert_checkpoint(
         quantization=quantization,
         int8_kv_cache=int8_kv_cache,
     )
-    weights = HfWeights(model_dir)
     network = declare(config)
+    weights = HfWeights(model_dir)
+    if decoder_prefix := FAMILIES[config.architecture].decoder_prefix:
+        weights = weights.with_decoder_prefix(decoder_prefix)
     _check_tensors(weights, network, model_dir)
     plans = [plan_rank(network, rank) for rank in range(mapping.world_size)]
     check_quantization(config, plans, str(model_dir))

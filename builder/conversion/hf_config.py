@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name
-from ..checkpoint.config import HIDDEN_ACT, MAX_LAYERS, CheckpointConfig, ParallelMapping
-from ..checkpoint.rotary import RotaryScaling, read_rotary_scaling
+from ..checkpoint.config import HIDDEN_ACTS, MAX_LAYERS, CheckpointConfig, ParallelMapping
+from ..checkpoint.rotary import read_rotary_scaling
 from ..json_fields import JsonFields, describe, load_json_object
-from ..models.family import ModelFamily
+from ..models.family import Features, ModelFamily
 from ..models.registry import FAMILIES
 
 HF_CONFIG_FILE: Final = "config.json"
@@ -84,12 +84,19 @@ def _family_of(fields: JsonFields, subject: str) -> ModelFamily:
 
 
 def _read(fields: JsonFields, family: ModelFamily, dtype: DType | None, mapping: ParallelMapping) -> CheckpointConfig:
-    fields.string("hidden_act", choices=(HIDDEN_ACT,), default=HIDDEN_ACT)
-    hidden_size = fields.integer("hidden_size")
-    num_hidden_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    num_attention_heads = fields.integer("num_attention_heads")
-    max_position_embeddings = fields.integer("max_position_embeddings")
-    rotary_base, rotary_scaling = _read_rope(fields, max_position_embeddings)
+    def name(common: str) -> str:
+        return family.field_names.get(common, common)
+
+    first_activation = next(iter(family.activations))
+    activation = fields.string(name("hidden_act"), choices=family.activations, default=first_activation)
+    hidden_size = fields.integer(name("hidden_size"))
+    num_hidden_layers = fields.integer(name("num_hidden_layers"), maximum=MAX_LAYERS)
+    num_attention_heads = fields.integer(name("num_attention_heads"))
+    max_position_embeddings = fields.integer(name("max_position_embeddings"))
+    if family.read_rope is not None:
+        rope = family.read_rope(fields, max_position_embeddings)
+    else:
+        rope = _read_rope(fields, family, max_position_embeddings)
     features = family.read_features(fields, num_hidden_layers)
     stated_dtype = _stated_dtype(fields, needed=dtype is None)
     return family.config_class(
@@ -102,23 +109,23 @@ def _read(fields: JsonFields, family: ModelFamily, dtype: DType | None, mapping:
         num_attention_heads=num_attention_heads,
         num_key_value_heads=_optional_size(fields, family, "num_key_value_heads") or num_attention_heads,
         head_size=_optional_size(fields, family, "head_dim") or _head_size(fields, hidden_size, num_attention_heads),
-        intermediate_size=fields.integer("intermediate_size"),
-        norm_epsilon=fields.number("rms_norm_eps"),
-        rotary_base=rotary_base,
-        rotary_scaling=rotary_scaling,
-        share_embedding_table=fields.boolean("tie_word_embeddings", default=False),
+        intermediate_size=_optional_size(fields, family, "intermediate_size") or 4 * hidden_size,
+        norm_epsilon=fields.number(name("rms_norm_eps")),
+        hidden_act=family.activations.get(activation, HIDDEN_ACTS[0]),
+        position_embedding_type=family.position_embedding_type,
+        share_embedding_table=fields.boolean("tie_word_embeddings", default=family.tied_by_default),
         mapping=mapping,
         bos_token_id=_token_id(fields, "bos_token_id"),
         eos_token_id=fields.integers("eos_token_id", scalar=True),
         pad_token_id=_token_id(fields, "pad_token_id"),
+        **rope,
         **features,
     )
 
 
-def _optional_size(fields: JsonFields, family: ModelFamily, name: str) -> int | None:
-    if name in family.optional_fields:
-        return fields.optional_integer(name)
-    return fields.integer(name)
+def _optional_size(fields: JsonFields, family: ModelFamily, common: str) -> int | None:
+    name = family.field_names.get(common, common)
+    return fields.optional_integer(name) if common in family.optional_fields else fields.integer(name)
 
 
 def _head_size(fields: JsonFields, hidden_size: int, num_attention_heads: int) -> int:
@@ -153,28 +160,39 @@ def _token_id(fields: JsonFields, name: str) -> int | None:
     return None if token_id == -1 else token_id
 
 
-def _read_rope(fields: JsonFields, max_position_embeddings: int) -> tuple[float, RotaryScaling | None]:
+def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings: int) -> Features:
     """rope_theta and the scaling: from rope_parameters (transformers 5), or rope_theta and rope_scaling."""
-    theta = fields.optional_number("rope_theta", above=True)
+    theta = fields.optional_number(family.field_names.get("rope_theta", "rope_theta"), above=True)
+    can_be_partial = family.partial_rotary_factor is not None
+    partial = None
+    if can_be_partial:
+        partial = fields.optional_number(family.field_names.get("partial_rotary_factor", "partial_rotary_factor"))
     spellings = [fields.object(name, optional=True) for name in ("rope_parameters", "rope_scaling")]
     given = [nested for nested in spellings if nested is not None]
     if len(given) > 1:
         fields.problem("rope_scaling", "is given together with rope_parameters; expected one of them")
     scaling = None
     for nested in given:
-        partial = nested.optional_number("partial_rotary_factor")
-        if partial not in (None, 1.0):
-            nested.problem("partial_rotary_factor", f"is {partial}; only rotation of the whole head is supported")
+        nested_partial = nested.optional_number("partial_rotary_factor")
+        if not can_be_partial and nested_partial not in (None, 1.0):
+            nested.problem(
+                "partial_rotary_factor", f"is {nested_partial}; only rotation of the whole head is supported"
+            )
+        partial = nested_partial if partial is None else partial
         nested_theta = nested.optional_number("rope_theta", above=True)
         if None not in (theta, nested_theta) and theta != nested_theta:
             nested.problem("rope_theta", f"is {nested_theta}, but rope_theta is {theta}")
         theta = nested_theta if theta is None else theta
-        scaling = read_rotary_scaling(nested, max_position_embeddings)
-    return DEFAULT_ROPE_THETA if theta is None else theta, scaling
+        original = fields.optional_integer("original_max_position_embeddings") if can_be_partial else None
+        scaling = read_rotary_scaling(nested, max_position_embeddings, original)
+    rope: Features = {"rotary_base": DEFAULT_ROPE_THETA if theta is None else theta, "rotary_scaling": scaling}
+    if can_be_partial:
+        rope["rotary_pct"] = family.partial_rotary_factor if partial is None else partial
+    return rope
 
 
 def _refuse_unknown(fields: JsonFields, family: ModelFamily) -> None:
-    fields.discard(_HARMLESS_FIELDS)
+    fields.discard(_HARMLESS_FIELDS | family.harmless_fields)
     neutral = {**_NEUTRAL_FIELDS, **family.neutral_fields}
     for name, value in fields.remaining().items():
         if value is None or (name in neutral and _same(value, neutral[name])):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+
 from ..checkpoint.config import CheckpointConfig
 from ..network.network import Network
 from ..network.ops import Activation, Value
-from ..network.weights import Part, Split, whole
+from ..network.weights import Part, Split, stacked, whole
 
 MODEL = "model"
 """The decoder in a ...ForCausalLM."""
@@ -21,6 +24,24 @@ def qkv_parts(c: CheckpointConfig, prefix: str) -> tuple[Part, ...]:
     )
 
 
+def gate_and_up(c: CheckpointConfig, source: str) -> tuple[Part, Part]:
+    """A layer that has the gate's outputs above those that it multiplies."""
+    gate, up = stacked(
+        source,
+        [
+            ("mlp_h_to_4h", c.intermediate_size, c.intermediate_size),
+            ("mlp_gate", c.intermediate_size, c.intermediate_size),
+        ],
+    )
+    return gate, up
+
+
+def fused_gated_mlp(net: Network, c: CheckpointConfig, x: Value, source: str, activation: Activation) -> Value:
+    """activation(gate) * up of one linear layer `source` that makes both."""
+    gate, up = gate_and_up(c, source)
+    return net.gated(x, net.weight(x, "mlp.fc", [gate]), net.weight(x, "mlp.gate", [up]), activation)
+
+
 def gated_mlp(net: Network, c: CheckpointConfig, x: Value, prefix: str, activation: Activation) -> Value:
     """activation(gate_proj(x)) * up_proj(x), the input of down_proj."""
     gate, up = (
@@ -30,30 +51,59 @@ def gated_mlp(net: Network, c: CheckpointConfig, x: Value, prefix: str, activati
     return net.gated(x, gate, up, activation)
 
 
-def declare_llama_like(net: Network, c: CheckpointConfig) -> None:
-    """The network of Llama and of families that differ from it in features of CheckpointConfig alone."""
-    x = net.embedding(f"{MODEL}.embed_tokens")
-    rotary = net.rotary()
+@dataclass(frozen=True, kw_only=True)
+class Multipliers:
+    """Factors by which a family multiplies what Llama does not."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    scores: float | None = None
+    """None: 1 / sqrt(head_size)."""
+    logits: float = 1.0
+
+
+def declare_llama_like(
+    net: Network, c: CheckpointConfig, factors: Multipliers | None = None, unrotated: Collection[int] = ()
+) -> None:
+    """The network of Llama and of families that differ from it in features of CheckpointConfig and these alone.
+
+    Attention of the layers `unrotated` does not depend on positions.
+    """
+    factors = factors or Multipliers()
+    x = net.embedding(f"{MODEL}.embed_tokens", scale=factors.embedding)
+    tables = {False: net.rotary()} | ({True: net.no_rotation()} if unrotated else {})
     for layer in net.layers():
         p = f"{MODEL}.layers.{layer}"
         with net.scope("attention"):
             h = net.rms_norm(x, f"{p}.input_layernorm", "input_layernorm")
             qkv = net.linear(h, "attention.qkv", qkv_parts(c, f"{p}.self_attn"), split=Split.COLUMN, bias=c.attn_bias)
-            norms = {}
+            query_norm = key_norm = None
             if c.qk_layernorm:
-                norms = {
-                    "query_norm": net.head_norm(f"{p}.self_attn.q_norm", "attention.q_layernorm"),
-                    "key_norm": net.head_norm(f"{p}.self_attn.k_norm", "attention.k_layernorm"),
-                }
-            attended = net.attention(qkv, rotary, window=c.window_of(layer), **norms)
+                query_norm = net.head_norm(f"{p}.self_attn.q_norm", "attention.q_layernorm")
+                key_norm = net.head_norm(f"{p}.self_attn.k_norm", "attention.k_layernorm")
+            attended = net.attention(
+                qkv,
+                tables[layer in unrotated],
+                window=c.window_of(layer),
+                scale=factors.scores,
+                query_norm=query_norm,
+                key_norm=key_norm,
+            )
             dense = whole(f"{p}.self_attn.o_proj", "attn_dense", c.hidden_size)
-            x = net.linear(attended, "attention.dense", [dense], split=Split.ROW, bias=c.attn_dense_bias, add_to=x)
+            x = net.linear(
+                attended,
+                "attention.dense",
+                [dense],
+                split=Split.ROW,
+                bias=c.attn_dense_bias,
+                add_to=x,
+                scale=factors.residual,
+            )
         with net.scope("mlp"):
             h = net.rms_norm(x, f"{p}.post_attention_layernorm", "post_layernorm")
             h = gated_mlp(net, c, h, f"{p}.mlp", Activation.SILU)
             down = whole(f"{p}.mlp.down_proj", "mlp_4h_to_h", c.hidden_size)
-            x = net.linear(h, "mlp.proj", [down], split=Split.ROW, bias=c.mlp_bias, add_to=x)
+            x = net.linear(h, "mlp.proj", [down], split=Split.ROW, bias=c.mlp_bias, add_to=x, scale=factors.residual)
     with net.scope("head"):
-        net.lm_head(
-            net.rms_norm(x, f"{MODEL}.norm", "transformer.ln_f", logit_rows=True), "lm_head", f"{MODEL}.embed_tokens"
-        )
+        h = net.rms_norm(x, f"{MODEL}.norm", "transformer.ln_f", logit_rows=True)
+        net.lm_head(h, "lm_head", f"{MODEL}.embed_tokens", scale=factors.logits)

@@ -10,9 +10,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.config import ROPE, CheckpointConfig
 from ..json_fields import JsonFields, describe
 from ..network.network import Network
+
+# Hugging Face's names of the exact GELU and of its approximation by tanh.
+GELU_TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh")
+GELUS = {"gelu": "gelu", **dict.fromkeys(GELU_TANH_NAMES, "gelu_tanh")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialRotaryConfig(CheckpointConfig):
+    """Of families that rotate a share of each head."""
+
+    rotary_pct: float = 1.0
+
+    @property
+    def rotary_size(self) -> int:
+        """Elements of a head that are rotated."""
+        return int(self.head_size * self.rotary_pct)
+
+    def inconsistencies(self) -> list[str]:
+        """What is wrong between fields that are each acceptable alone."""
+        found = super().inconsistencies()
+        if not 2 <= self.rotary_size <= self.head_size or self.rotary_size % 2 != 0:
+            found.append(f"rotary_pct {self.rotary_pct} of head_size {self.head_size} is no even number of elements")
+        return found
+
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
@@ -40,6 +64,21 @@ class ModelFamily:
     """Fields that the family does not have, with the value at which they mean nothing; others are refused."""
     ignored_tensors: tuple[str, ...] = (ROTARY_BUFFERS,)
     """Patterns of tensors that a model may have and that follow from config.json."""
+    decoder_prefix: str = ""
+    """What names of tensors begin with unless the decoder was saved alone; empty: it never is."""
+    field_names: Mapping[str, str] = field(default_factory=dict)
+    """Names of fields that other families have under those that are the keys."""
+    harmless_fields: frozenset[str] = frozenset()
+    """Fields of the family that do not change what the network computes."""
+    tied_by_default: bool = False
+    """tie_word_embeddings where it is left out."""
+    activations: Mapping[str, str] = field(default_factory=lambda: {"silu": "silu"})
+    """Values of hidden_act with those of CheckpointConfig.hidden_act; the first where it is left out."""
+    position_embedding_type: str = ROPE
+    partial_rotary_factor: float | None = None
+    """Where it is left out; None: heads are always rotated whole."""
+    read_rope: Callable[[JsonFields, int], Features] | None = None
+    """Reads the family's own fields of rotary positions; the second argument is max_position_embeddings."""
 
 
 def sliding_window_of_all_layers(fields: JsonFields, num_hidden_layers: int) -> Features:

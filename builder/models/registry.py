@@ -10,11 +10,23 @@ from ..._core import CheckpointError, DType
 from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
 from ..json_fields import describe, load_json_object
 from ..network.network import Network
+from .cohere import COHERE
 from .family import ModelFamily
+from .gemma2 import GEMMA2
+from .gemma3 import GEMMA3
+from .glm import GLM, GLM4
+from .gpt2 import GPT2
+from .gpt_neox import GPT_NEOX
+from .granite import GRANITE
 from .llama import LLAMA
 from .mistral import MISTRAL
+from .olmo2 import OLMO2
+from .phi import PHI
+from .phi3 import PHI3
 from .qwen2 import QWEN2
 from .qwen3 import QWEN3
+from .smollm3 import SMOLLM3
+from .starcoder2 import STARCODER2
 
 FAMILIES: Final[dict[str, ModelFamily]] = {
     family.architecture: family
@@ -23,6 +35,19 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         MISTRAL,
         QWEN2,
         QWEN3,
+        GRANITE,
+        OLMO2,
+        SMOLLM3,
+        PHI3,
+        GEMMA2,
+        GEMMA3,
+        GPT2,
+        GPT_NEOX,
+        COHERE,
+        STARCODER2,
+        GLM,
+        GLM4,
+        PHI,
     )
 }
 

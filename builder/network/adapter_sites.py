@@ -75,6 +75,12 @@ class AdaptedModules:
             if part.module is not None
         }
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the modules that linear layers of the model are or consist of, in the order of their ids."""
+        found = {module.module for module in self.by_path.values()} | {module for _, module in self._parts}
+        return tuple(name for name in _MODULES if name in found)
+
     def find(self, path: str) -> AdaptedModule | None:
         """The linear layer at a path, which may be one within the decoder, such as layers.0.self_attn.q_proj."""
         return self.by_path.get(path) or self._by_bare_path.get(path)

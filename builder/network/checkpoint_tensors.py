@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..checkpoint.planned_tensor import PlannedTensor, Slice
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
 from .network import Network
-from .ops import Attention, Embedding, Linear, RmsNorm
+from .ops import Attention, Embedding, LayerNorm, Linear, RmsNorm
 from .weights import LinearWeight, Part, Split, Tensor
 
 
@@ -75,8 +75,14 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
     for op in network.ops:
         if isinstance(op, Embedding):
             yield op.table
+            if op.positions is not None:
+                yield op.positions
         elif isinstance(op, RmsNorm):
             yield op.weight
+        elif isinstance(op, LayerNorm):
+            yield op.weight
+            if op.bias is not None:
+                yield op.bias
         elif isinstance(op, Attention):
             yield from (norm.weight for norm in (op.query_norm, op.key_norm) if norm is not None)
         elif isinstance(op, Linear):
@@ -90,6 +96,10 @@ def _plan(network: Network, weight: Tensor | LinearWeight, name: str, tp_rank: i
         return  # lm_head where the embedding's tensor is its own
     elif f"{name}.weight" == LM_HEAD:
         yield _plan_lm_head(network, weight, tp_rank)
+        if weight.bias:
+            yield _plan_padded(
+                network, LM_HEAD.replace(".weight", ".bias"), f"{weight.parts[0].source}.bias", (), tp_rank
+            )
     else:
         yield from _plan_linear(weight, name, network.config.mapping.tp_size, tp_rank)
 
@@ -116,9 +126,13 @@ def _slices(pieces: list[tuple[Part, tuple[range, ...]]], kind: str, columns: ra
 
 
 def _plan_lm_head(network: Network, weight: LinearWeight, tp_rank: int) -> PlannedTensor:
+    source = f"{weight.parts[0].source}.weight" if weight.tied_to is None else weight.tied_to.source
+    return _plan_padded(network, LM_HEAD, source, (weight.inputs,), tp_rank)
+
+
+def _plan_padded(network: Network, name: str, source: str, inner_shape: tuple[int, ...], tp_rank: int) -> PlannedTensor:
     """Split by outputs, after the vocabulary was padded with zero rows to a multiple of tp_size."""
     vocab_size, tp_size = network.config.vocab_size, network.config.mapping.tp_size
     rows = -(-vocab_size // tp_size)
     real = range(min(rows * tp_rank, vocab_size), min(rows * (tp_rank + 1), vocab_size))
-    source = f"{weight.parts[0].source}.weight" if weight.tied_to is None else weight.tied_to.source
-    return PlannedTensor(LM_HEAD, (rows, weight.inputs), (Slice(source, real),), rows - len(real))
+    return PlannedTensor(name, (rows, *inner_shape), (Slice(source, real),), rows - len(real))

@@ -10,7 +10,20 @@ from ..._core import RowKind
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.rotary import RotaryScaling
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
-from .ops import Activation, Attention, Embedding, HeadNorm, Linear, Op, RmsNorm, Rotary, RotaryTable, Value
+from .ops import (
+    Activation,
+    Attention,
+    Cast,
+    Embedding,
+    HeadNorm,
+    LayerNorm,
+    Linear,
+    Op,
+    RmsNorm,
+    Rotary,
+    RotaryTable,
+    Value,
+)
 from .weights import LinearWeight, Part, Split, Tensor, TensorName
 
 
@@ -44,23 +57,45 @@ class Network:
         yield
         self._scopes.pop()
 
-    def embedding(self, source: str) -> Value:
-        """The tokens' rows of `source`.weight [vocab_size, hidden_size], in float32: the residual stream."""
+    def embedding(self, source: str, *, scale: float = 1.0, positions: str | None = None) -> Value:
+        """The tokens' rows of `source`.weight [vocab_size, hidden_size] in float32, times `scale`: the residual stream.
+
+        `positions`.weight [max_position_embeddings, hidden_size] is added, where positions are learned.
+        """
+        config = self.config
         with self.scope("embedding"):
-            table = Tensor(TensorName(EMBEDDING), f"{source}.weight", (self.config.vocab_size, self.config.hidden_size))
-            output = self._value("embedded", self.config.hidden_size)
-            self.ops.append(Embedding(scope=self._scope, output=output, table=table))
+            output = self._value("embedded", config.hidden_size)
+            self.ops.append(
+                Embedding(
+                    scope=self._scope,
+                    output=output,
+                    table=Tensor(TensorName(EMBEDDING), f"{source}.weight", (config.vocab_size, config.hidden_size)),
+                    scale=scale,
+                    positions=None
+                    if positions is None
+                    else Tensor(
+                        TensorName("transformer.position_embedding.weight"),
+                        f"{positions}.weight",
+                        (config.max_position_embeddings, config.hidden_size),
+                    ),
+                )
+            )
         return output
 
     def rotary(
-        self, size: int | None = None, base: float | None = None, scaling: RotaryScaling | None = None
+        self,
+        size: int | None = None,
+        base: float | None = None,
+        scaling: RotaryScaling | None = None,
+        *,
+        scope: str = "rotary",
     ) -> RotaryTable:
         """The rotation by a step's positions of the first `size` elements of a head; all by the config, if not said."""
         config = self.config
         if base is None:
             base, scaling = config.rotary_base, config.rotary_scaling
-        size = config.head_size if size is None else size
-        with self.scope("rotary"):
+        size = config.rotary_size if size is None else size
+        with self.scope(scope):
             table = RotaryTable(self._value("cosine", size // 2), self._value("sine", size // 2))
             self.ops.append(
                 Rotary(
@@ -74,25 +109,65 @@ class Network:
             )
         return table
 
-    def rms_norm(self, x: Value, source: str, name: str, *, logit_rows: bool = False) -> Value:
-        """`x` normalised, in the type that linear layers read. With `logit_rows`, only of the rows of logits."""
-        weight = Tensor(self._name(f"{name}.weight"), f"{source}.weight", (x.width,))
-        output = self._value("normed", x.width, RowKind.LOGITS if logit_rows else x.rows)
+    def no_rotation(self) -> RotaryTable:
+        """Angles of zero, for attention that has no rotary positions."""
+        return self.rotary(2, 0.0, scope="no_rotation")
+
+    def rms_norm(
+        self,
+        x: Value,
+        source: str,
+        name: str,
+        *,
+        plus_one: bool = False,
+        logit_rows: bool = False,
+        add_to: Value | None = None,
+    ) -> Value:
+        """`x` normalised, in the type that linear layers read. With `logit_rows`, only of the rows of logits.
+
+        `plus_one`: the model stores its weight as the difference from one. With `add_to` the result is added to that
+        value.
+        """
+        output = self._value("normed" if add_to is None else "sum", x.width, RowKind.LOGITS if logit_rows else x.rows)
         self.ops.append(
             RmsNorm(
                 scope=self._scope,
                 input=self._read(x),
                 output=output,
-                weight=weight,
+                weight=self._vector(source, f"{name}.weight", x.width, plus_one=plus_one),
+                epsilon=self.config.norm_epsilon,
+                gather_logit_rows=logit_rows,
+                add_to=self._overwrite(add_to),
+            )
+        )
+        return output
+
+    def layer_norm(self, x: Value, source: str, name: str, *, bias: bool = True, logit_rows: bool = False) -> Value:
+        """`x` with its mean and deviation taken out, in the type that linear layers read."""
+        output = self._value("normed", x.width, RowKind.LOGITS if logit_rows else x.rows)
+        self.ops.append(
+            LayerNorm(
+                scope=self._scope,
+                input=self._read(x),
+                output=output,
+                weight=self._vector(source, f"{name}.weight", x.width),
+                bias=self._vector(source, f"{name}.bias", x.width) if bias else None,
                 epsilon=self.config.norm_epsilon,
                 gather_logit_rows=logit_rows,
             )
         )
         return output
 
-    def head_norm(self, source: str, name: str) -> HeadNorm:
-        """An RMS norm of heads, for attention()."""
-        weight = Tensor(self._name(f"{name}.weight"), f"{source}.weight", (self.config.head_size,))
+    def cast(self, x: Value) -> Value:
+        """`x` in the type that linear layers read."""
+        output = self._value("cast", x.width, x.rows)
+        self.ops.append(Cast(scope=self._scope, input=self._read(x), output=output))
+        return output
+
+    def head_norm(self, source: str, name: str, width: int | None = None, *, plus_one: bool = False) -> HeadNorm:
+        """An RMS norm of heads, for attention(); of all heads together where `width` is theirs."""
+        size = self.config.head_size if width is None else width
+        weight = self._vector(source, f"{name}.weight", size, plus_one=plus_one)
         return HeadNorm(weight=weight, epsilon=self.config.norm_epsilon)
 
     def linear(
@@ -103,15 +178,17 @@ class Network:
         *,
         split: Split,
         bias: bool = False,
+        activation: Activation | None = None,
         add_to: Value | None = None,
+        scale: float = 1.0,
     ) -> Value:
-        """A linear layer over `x`; with `add_to` its result is added to that value."""
+        """A linear layer over `x`, times `scale`; with `add_to` its result is added to that value."""
         weight = self.weight(x, name, parts, split=split, bias=bias)
-        return self._linear(x, (weight,), None, add_to)
+        return self._linear(x, (weight,), activation, add_to, scale)
 
     def gated(self, x: Value, gate: LinearWeight, up: LinearWeight, activation: Activation) -> Value:
         """activation(x gate^T) * (x up^T)."""
-        return self._linear(x, (gate, up), activation, None)
+        return self._linear(x, (gate, up), activation)
 
     def weight(
         self, x: Value, name: str, parts: Sequence[Part], *, split: Split = Split.COLUMN, bias: bool = False
@@ -128,6 +205,8 @@ class Network:
         scale: float | None = None,
         query_norm: HeadNorm | None = None,
         key_norm: HeadNorm | None = None,
+        softcap: float | None = None,
+        interleaved: bool = False,
     ) -> Value:
         """What each head attends to; scores are multiplied by `scale`, 1 / sqrt(head_size) if it is not said."""
         config = self.config
@@ -147,12 +226,26 @@ class Network:
                 window=window,
                 query_norm=query_norm,
                 key_norm=key_norm,
+                softcap=softcap,
+                interleaved=interleaved,
             )
         )
         return output
 
-    def lm_head(self, x: Value, source: str, embedding: str) -> None:
-        """The logits: `x` times `source`.weight [vocab_size, hidden_size], or the embedding's where they are tied."""
+    def lm_head(
+        self,
+        x: Value,
+        source: str,
+        embedding: str,
+        *,
+        bias: bool = False,
+        scale: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        """The logits: `x` times `source`.weight [vocab_size, hidden_size], or the embedding's where they are tied.
+
+        They are multiplied by `scale`, then bounded by `softcap`.
+        """
         config = self.config
         table = Tensor(TensorName(EMBEDDING), f"{embedding}.weight", (config.vocab_size, config.hidden_size))
         part = Part(
@@ -168,10 +261,10 @@ class Network:
             parts=(part,),
             inputs=x.width,
             split=Split.COLUMN,
-            bias=False,
+            bias=bias,
             tied_to=table if config.share_embedding_table else None,
         )
-        self.logits = self._linear(x, (weight,), None, None)
+        self.logits = self._linear(x, (weight,), None, None, scale, softcap)
 
     @property
     def _scope(self) -> str:
@@ -188,11 +281,25 @@ class Network:
             raise ValueError(f"'{value.name}' is read after something was added to it")
         return value
 
+    def _overwrite(self, value: Value | None) -> Value | None:
+        if value is not None:
+            self._overwritten.add(self._read(value).name)
+        return value
+
+    def _vector(self, source: str, name: str, size: int, *, plus_one: bool = False) -> Tensor:
+        kind = name.rpartition(".")[2]
+        return Tensor(self._name(name), f"{source}.{kind}", (size,), plus_one)
+
     def _linear(
-        self, x: Value, weights: tuple[LinearWeight, ...], activation: Activation | None, add_to: Value | None
+        self,
+        x: Value,
+        weights: tuple[LinearWeight, ...],
+        activation: Activation | None,
+        add_to: Value | None = None,
+        scale: float = 1.0,
+        softcap: float | None = None,
     ) -> Value:
-        widths = [weight.outputs for weight in weights]
-        width = widths[0] if activation is not None else sum(widths)
+        width = weights[0].outputs if activation is not None else sum(weight.outputs for weight in weights)
         output = self._value("linear" if add_to is None else "sum", width, x.rows)
         self.ops.append(
             Linear(
@@ -202,9 +309,9 @@ class Network:
                 weights=weights,
                 layer=self._layer,
                 activation=activation,
-                add_to=None if add_to is None else self._read(add_to),
+                add_to=self._overwrite(add_to),
+                scale=scale,
+                softcap=softcap,
             )
         )
-        if add_to is not None:
-            self._overwritten.add(add_to.name)
         return output

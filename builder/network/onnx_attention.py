@@ -21,6 +21,8 @@ def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepIn
         q = _head_norm(graph, op, q, op.query_norm, op.num_heads)
     if op.key_norm is not None:
         k = _head_norm(graph, op, k, op.key_norm, op.num_kv_heads)
+    if op.interleaved:
+        q, k = _separated(graph, op, q, op.num_heads), _separated(graph, op, k, op.num_kv_heads)
     attended, kv_pool = graph.plugin(
         PAGED_ATTENTION,
         [
@@ -40,15 +42,44 @@ def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepIn
         head_dim=op.head_size,
         scale=float(op.scale),
         sliding_window=op.window or 0,
+        softcap=op.softcap or 0.0,
     )
     values[op.output.name] = attended
     values[kv_pool_out_name(op.layer)] = kv_pool
 
 
 def _head_norm(graph: GraphBuilder, op: Attention, x: Value, norm: HeadNorm, heads: int) -> Value:
-    """RMS norm of each head of [T, heads * head_dim]."""
-    apart = graph.constant(f"heads_{heads}", np.asarray([-1, heads, op.head_size], np.int64))
-    together = graph.constant(f"width_{heads}", np.asarray([-1, heads * op.head_size], np.int64))
+    """RMS norm of each head of [T, heads * head_dim], or of all of them together."""
     wide = graph.cast(x, TensorProto.FLOAT)
-    normed = normalized(graph, graph.node("Reshape", [wide, apart]), str(norm.weight.name), norm.epsilon)
-    return graph.node("Reshape", [normed, together])
+    if norm.weight.shape != (op.head_size,):
+        return normalized(graph, wide, norm.weight, norm.epsilon)
+    normed = normalized(graph, _heads_apart(graph, op, wide, heads), norm.weight, norm.epsilon)
+    return _heads_together(graph, op, normed, heads)
+
+
+def _separated(graph: GraphBuilder, op: Attention, x: Value, heads: int) -> Value:
+    """Heads with the even ones of their rotated elements before the odd ones.
+
+    Scores do not depend on the order of elements that queries and keys share.
+    """
+    half = op.rotary.cosine.width
+    rest = op.head_size - 2 * half
+    apart = _heads_apart(graph, op, x, heads)
+    parts = graph.split(apart, (2 * half, rest), axis=2) if rest else [apart]
+    pairs = graph.constant(f"pairs_{heads}_{half}", np.asarray([-1, heads, half, 2], np.int64))
+    turned = graph.node("Transpose", [graph.node("Reshape", [parts[0], pairs])], perm=[0, 1, 3, 2])
+    joined = graph.constant(f"halves_{heads}_{half}", np.asarray([-1, heads, 2 * half], np.int64))
+    separated = graph.node("Reshape", [turned, joined])
+    if rest:
+        separated = graph.node("Concat", [separated, parts[1]], axis=2)
+    return _heads_together(graph, op, separated, heads)
+
+
+def _heads_apart(graph: GraphBuilder, op: Attention, x: Value, heads: int) -> Value:
+    apart = graph.constant(f"heads_{heads}", np.asarray([-1, heads, op.head_size], np.int64))
+    return graph.node("Reshape", [x, apart])
+
+
+def _heads_together(graph: GraphBuilder, op: Attention, x: Value, heads: int) -> Value:
+    together = graph.constant(f"width_{heads}", np.asarray([-1, heads * op.head_size], np.int64))
+    return graph.node("Reshape", [x, together])

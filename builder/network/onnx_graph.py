@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto
 
-from ..checkpoint.rotary import DynamicScaling
+from ..checkpoint.rotary import depends_on_length
 from .graph import GraphBuilder, StoredTensor
 from .inputs import StepInputs, declare_inputs, kv_pool_out_name, kv_pool_shape
 from .network import Network
 from .onnx_attention import attention
 from .onnx_linear import Adaptation, linear
 from .onnx_rotary import rotary_table
-from .onnx_rows import embedding, rms_norm
+from .onnx_rows import embedding, layer_norm, rms_norm
 from .onnx_values import Values
-from .ops import Attention, Embedding, Op, RmsNorm, Rotary
+from .ops import Attention, Cast, Embedding, LayerNorm, Op, RmsNorm, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
         graph,
         config,
         tokens_per_block=options.tokens_per_block,
-        prompt_lengths=any(isinstance(op, Rotary) and isinstance(op.scaling, DynamicScaling) for op in network.ops),
+        prompt_lengths=any(isinstance(op, Rotary) and depends_on_length(op.scaling) for op in network.ops),
         lora=options.max_lora_rank is not None,
     )
     adaptation = None
@@ -73,6 +73,10 @@ def _emit(graph: GraphBuilder, values: Values, op: Op, inputs: StepInputs, adapt
         rotary_table(graph, values, op, inputs)
     elif isinstance(op, RmsNorm):
         rms_norm(graph, values, op, inputs)
+    elif isinstance(op, LayerNorm):
+        layer_norm(graph, values, op, inputs)
+    elif isinstance(op, Cast):
+        values[op.output.name] = graph.cast(values[op.input.name], graph.engine_type)
     elif isinstance(op, Attention):
         attention(graph, values, op, inputs)
     else:

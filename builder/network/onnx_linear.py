@@ -10,8 +10,9 @@ from ...plugins import DORA, LORA
 from .adapter_sites import module_id
 from .graph import GraphBuilder, Value
 from .inputs import LoraInputs
+from .onnx_rows import capped, scaled
 from .onnx_values import Values
-from .ops import Linear
+from .ops import Activation, Linear
 from .weight_matrix import weight_matrix
 from .weights import LinearWeight
 
@@ -42,11 +43,20 @@ def linear(graph: GraphBuilder, values: Values, op: Linear, adaptation: Adaptati
     """x W^T, changed by the adapters, plus the bias; then what follows it."""
     x = values[op.input.name]
     y, *others = [_product(graph, x, weight, op.layer, adaptation) for weight in op.weights]
+    if op.scale != 1.0 or op.softcap is not None:
+        y = capped(graph, scaled(graph, graph.cast(y, TensorProto.FLOAT), op.scale), op.softcap)
     if op.activation is not None:
-        y = graph.node("Mul", [graph.node("Mul", [y, graph.node("Sigmoid", [y])]), *others])
+        y = _activated(graph, y, op.activation)
+        y = graph.node("Mul", [y, *others]) if others else y
     if op.add_to is not None:
         y = graph.node("Add", [values[op.add_to.name], graph.cast(y, TensorProto.FLOAT)])
     values[op.output.name] = y
+
+
+def _activated(graph: GraphBuilder, x: Value, activation: Activation) -> Value:
+    if activation is Activation.SILU:
+        return graph.node("Mul", [x, graph.node("Sigmoid", [x])])
+    return graph.node("Gelu", [x], approximate="tanh" if activation is Activation.GELU_TANH else "none")
 
 
 def _product(

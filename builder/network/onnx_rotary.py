@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from ..checkpoint.rotary import DynamicScaling
+from ..checkpoint.rotary import DynamicScaling, LongRopeScaling
 from .graph import GraphBuilder, Value
 from .inputs import StepInputs
 from .onnx_values import Values
 from .ops import Rotary
-from .rotary_frequencies import exponents, inverse_frequencies
+from .rotary_frequencies import exponents, inverse_frequencies, long_inverse_frequencies
 
 
 def rotary_table(graph: GraphBuilder, values: Values, op: Rotary, inputs: StepInputs) -> None:
@@ -21,13 +21,35 @@ def rotary_table(graph: GraphBuilder, values: Values, op: Rotary, inputs: StepIn
     if isinstance(op.scaling, DynamicScaling):
         frequencies_value = _dynamic_frequencies(graph, op, op.scaling, inputs)
     else:
-        frequencies_value = graph.constant("inverse_frequencies", frequencies[np.newaxis])
+        frequencies_value = graph.constant(_named(op, "inverse_frequencies"), frequencies[np.newaxis])
+    if isinstance(op.scaling, LongRopeScaling):
+        frequencies_value = _long_frequencies(graph, op, op.scaling, inputs, frequencies_value)
     angles = graph.node("Mul", [column, frequencies_value])
     cosine, sine = graph.node("Cos", [angles]), graph.node("Sin", [angles])
     if factor != 1.0:
-        scaling = graph.constant("attention_scaling", np.float32(factor)[np.newaxis])
+        scaling = graph.constant(_named(op, "attention_scaling"), np.float32(factor)[np.newaxis])
         cosine, sine = graph.node("Mul", [cosine, scaling]), graph.node("Mul", [sine, scaling])
     values[op.output.cosine.name], values[op.output.sine.name] = cosine, sine
+
+
+def _named(op: Rotary, name: str) -> str:
+    """A constant's name, which other tables of the network do not have."""
+    return name if op.scope == "rotary" else f"{op.scope}.{name}"
+
+
+def _long_frequencies(
+    graph: GraphBuilder, op: Rotary, scaling: LongRopeScaling, inputs: StepInputs, short: Value
+) -> Value:
+    """[T, size / 2]: the long ones where max(prompt length, position + 1) is beyond the original length."""
+    lengths = graph.node("Max", [_prompt_length_of_tokens(graph, inputs), _next_position(graph, inputs)])
+    original = np.asarray([scaling.original_max_position_embeddings], np.int32)
+    beyond = graph.node(
+        "Greater", [lengths, graph.constant("original_length", original)], element_type=TensorProto.BOOL
+    )
+    column = graph.node("Unsqueeze", [beyond, graph.constant("axis_1", np.asarray([1], np.int64))])
+    frequencies = long_inverse_frequencies(op.size, op.base, scaling)[np.newaxis]
+    long = graph.constant(_named(op, "long_inverse_frequencies"), frequencies)
+    return graph.node("Where", [column, long, short], element_type=TensorProto.FLOAT)
 
 
 def _dynamic_frequencies(graph: GraphBuilder, op: Rotary, scaling: DynamicScaling, inputs: StepInputs) -> Value:

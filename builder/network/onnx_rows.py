@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 from onnx import TensorProto
 
 from .graph import GraphBuilder, Value
 from .inputs import StepInputs
 from .onnx_values import Values
-from .ops import Embedding, RmsNorm
+from .ops import Embedding, LayerNorm, RmsNorm
+from .weights import Tensor
 
 
 def embedding(graph: GraphBuilder, values: Values, op: Embedding, inputs: StepInputs) -> None:
     """The tokens' rows of the table, in float32."""
     embedded = graph.node("Gather", [graph.weight(str(op.table.name)), inputs.input_ids], axis=0)
-    values[op.output.name] = graph.cast(embedded, TensorProto.FLOAT)
+    embedded = scaled(graph, graph.cast(embedded, TensorProto.FLOAT), op.scale)
+    if op.positions is not None:
+        rows = graph.node("Gather", [graph.weight(str(op.positions.name)), inputs.positions], axis=0)
+        embedded = graph.node("Add", [embedded, graph.cast(rows, TensorProto.FLOAT)])
+    values[op.output.name] = embedded
 
 
 def rms_norm(graph: GraphBuilder, values: Values, op: RmsNorm, inputs: StepInputs) -> None:
@@ -21,11 +27,50 @@ def rms_norm(graph: GraphBuilder, values: Values, op: RmsNorm, inputs: StepInput
     x = values[op.input.name]
     if op.gather_logit_rows:
         x = graph.node("Gather", [x, inputs.logit_rows], axis=0)
-    values[op.output.name] = normalized(graph, x, str(op.weight.name), op.epsilon)
+    if op.add_to is None:
+        values[op.output.name] = normalized(graph, x, op.weight, op.epsilon)
+        return
+    normed = _normalized(graph, x, op.weight, op.epsilon)
+    values[op.output.name] = graph.node("Add", [values[op.add_to.name], normed])
 
 
-def normalized(graph: GraphBuilder, x: Value, weight: str, epsilon: float) -> Value:
+def layer_norm(graph: GraphBuilder, values: Values, op: LayerNorm, inputs: StepInputs) -> None:
+    """Layer norm of rows, or of those that logits are made of."""
+    x = values[op.input.name]
+    if op.gather_logit_rows:
+        x = graph.node("Gather", [x, inputs.logit_rows], axis=0)
+    weights = [graph.weight(str(weight.name)) for weight in (op.weight, op.bias) if weight is not None]
+    wide = [graph.cast(value, TensorProto.FLOAT) for value in (x, *weights)]
+    normed = graph.node("LayerNormalization", wide, axis=-1, epsilon=op.epsilon)
+    values[op.output.name] = graph.cast(normed, graph.engine_type)
+
+
+def normalized(graph: GraphBuilder, x: Value, weight: Tensor, epsilon: float) -> Value:
     """x / sqrt(mean(x^2) + epsilon) * weight over the last axis, in float32; the result in the engine's type."""
-    scale = graph.cast(graph.weight(weight), TensorProto.FLOAT)
+    return graph.cast(_normalized(graph, x, weight, epsilon), graph.engine_type)
+
+
+def _normalized(graph: GraphBuilder, x: Value, weight: Tensor, epsilon: float) -> Value:
+    scale = graph.cast(graph.weight(str(weight.name)), TensorProto.FLOAT)
+    if weight.plus_one:
+        scale = graph.node("Add", [scale, number(graph, 1.0)])
     wide = graph.cast(x, TensorProto.FLOAT)
-    return graph.cast(graph.node("RMSNormalization", [wide, scale], axis=-1, epsilon=epsilon), graph.engine_type)
+    return graph.node("RMSNormalization", [wide, scale], axis=-1, epsilon=epsilon)
+
+
+def scaled(graph: GraphBuilder, x: Value, factor: float) -> Value:
+    """x, float32, times a number; itself times 1."""
+    return x if factor == 1.0 else graph.node("Mul", [x, number(graph, factor)])
+
+
+def capped(graph: GraphBuilder, x: Value, cap: float | None) -> Value:
+    """cap * tanh(x / cap) of a float32 value; itself without a cap."""
+    if cap is None:
+        return x
+    bounded = graph.node("Tanh", [graph.node("Div", [x, number(graph, cap)])])
+    return graph.node("Mul", [bounded, number(graph, cap)])
+
+
+def number(graph: GraphBuilder, value: float) -> Value:
+    """A float32 constant of one element."""
+    return graph.constant(f"number_{np.float32(value)!s}", np.asarray([value], np.float32))

@@ -35,15 +35,22 @@ class Activation(Enum):
     """Functions between the linear layers of an MLP."""
 
     SILU = "silu"
+    GELU = "gelu"
+    """x Phi(x)."""
+    GELU_TANH = "gelu_tanh"
+    """Its approximation by tanh."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """output = table[token]."""
+    """output = table[token] * scale + positions[position]."""
 
     scope: str
     output: Value
     table: Tensor
+    scale: float
+    positions: Tensor | None
+    """Of learned positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +67,7 @@ class Rotary:
 
 @dataclass(frozen=True, kw_only=True)
 class RmsNorm:
-    """output = x / sqrt(mean(x^2) + epsilon) * weight."""
+    """output = x / sqrt(mean(x^2) + epsilon) * weight; with `add_to` the result is added to that value."""
 
     scope: str
     input: Value
@@ -69,11 +76,34 @@ class RmsNorm:
     epsilon: float
     gather_logit_rows: bool
     """The output has a row for each row of logits, made of that row of the input."""
+    add_to: Value | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm:
+    """output = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias."""
+
+    scope: str
+    input: Value
+    output: Value
+    weight: Tensor
+    bias: Tensor | None
+    epsilon: float
+    gather_logit_rows: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast:
+    """output = x in the type that linear layers read."""
+
+    scope: str
+    input: Value
+    output: Value
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadNorm:
-    """An RMS norm of each head of q or k, before rotation."""
+    """An RMS norm of each head of q or k before rotation, or of all heads together, by the weight's size."""
 
     weight: Tensor
     epsilon: float
@@ -96,14 +126,18 @@ class Attention:
     """A token sees itself and the window - 1 tokens before it; None: all of them."""
     query_norm: HeadNorm | None
     key_norm: HeadNorm | None
+    softcap: float | None
+    """Scores s become softcap * tanh(s / softcap)."""
+    interleaved: bool
+    """Elements 2 i and 2 i + 1 of a head turn together, not those of its two halves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """output = input W^T + bias, one weight's outputs after another's.
+    """y = (input W^T + bias) * scale, one weight's outputs after another's.
 
-    With `activation` there are two weights of one width, and output = activation(first) * second. With `add_to` the
-    result is added to that value, whose place the output takes.
+    With `softcap`, y becomes softcap * tanh(y / softcap). With `activation`, output = activation(y), and of two weights
+    of one width activation(first) * second. With `add_to` y is added to that value, whose place the output takes.
     """
 
     scope: str
@@ -114,6 +148,8 @@ class Linear:
     """None: beyond the decoder layers, where adapters do not act."""
     activation: Activation | None
     add_to: Value | None
+    scale: float
+    softcap: float | None
 
 
-Op = Embedding | Rotary | RmsNorm | Attention | Linear
+Op = Embedding | Rotary | RmsNorm | LayerNorm | Cast | Attention | Linear

@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.rotary import DynamicScaling, LinearScaling, Llama3Scaling, RotaryScaling, YarnScaling
+from ..checkpoint.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RotaryScaling,
+    YarnScaling,
+)
 
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -15,8 +22,11 @@ FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 def inverse_frequencies(head_size: int, base: float, scaling: RotaryScaling | None) -> tuple[FloatArray, float]:
     """(float32[head_size / 2], factor of both cosine and sine).
 
-    Those of DynamicScaling are for lengths up to max_position_embeddings.
+    Those of DynamicScaling are for lengths up to max_position_embeddings, those of LongRopeScaling up to
+    original_max_position_embeddings. A base of 0 stands for no rotation.
     """
+    if base == 0.0:  # no rotation
+        return np.zeros(head_size // 2, np.float32), 1.0
     plain = (np.float32(1.0) / base_powers(head_size, base)).astype(np.float32)
     if scaling is None or isinstance(scaling, DynamicScaling):
         return plain, 1.0
@@ -24,7 +34,19 @@ def inverse_frequencies(head_size: int, base: float, scaling: RotaryScaling | No
         return plain / np.float32(scaling.factor), 1.0
     if isinstance(scaling, Llama3Scaling):
         return _llama3(plain, scaling), 1.0
+    if isinstance(scaling, LongRopeScaling):
+        return _divided(head_size, base, scaling.short_factor), scaling.attention_factor
     return _yarn(head_size, base, scaling)
+
+
+def long_inverse_frequencies(head_size: int, base: float, scaling: LongRopeScaling) -> FloatArray:
+    """Those of LongRopeScaling for lengths beyond original_max_position_embeddings."""
+    return _divided(head_size, base, scaling.long_factor)
+
+
+def _divided(head_size: int, base: float, factors: tuple[float, ...]) -> FloatArray:
+    divided: FloatArray = np.float32(1.0) / (np.asarray(factors, np.float32) * base_powers(head_size, base))
+    return divided
 
 
 def base_powers(head_size: int, base: float) -> FloatArray:

@@ -30,6 +30,8 @@ class Tensor:
     source: str
     """Its name in a Hugging Face model."""
     shape: tuple[int, ...]
+    plus_one: bool = False
+    """It is stored as the difference from one."""
 
 
 class Split(Enum):

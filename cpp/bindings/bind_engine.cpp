@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -95,13 +96,13 @@ void bind_engine_handle(py::module_& module) {
 
 CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const std::string& kernels,
                      std::shared_ptr<StepProfile> profile, const std::string& identity,
-                     const CpuEngine* beside) {
+                     std::optional<const CpuEngine*> beside) {
   if (num_threads < 1)
     throw ConfigError("num_threads is " + std::to_string(num_threads) + "; it must be at least 1");
   program.identity = identity;
   auto kept = std::make_shared<KeptObject>(std::move(storage));
   const py::gil_scoped_release release;
-  std::shared_ptr<ThreadPool> pool = beside != nullptr ? beside->pool_.lock() : nullptr;
+  std::shared_ptr<ThreadPool> pool = beside ? (*beside)->pool_.lock() : nullptr;
   if (!pool) pool = std::make_shared<ThreadPool>(num_threads);
   pool_ = pool;
   // The engine goes before what it reads.
@@ -125,7 +126,7 @@ void bind_engine(py::module_& module) {
                                       "A native engine: a program, its weights and its KV pool.")
       .def(
           py::init<Program, py::object, int, const std::string&, std::shared_ptr<StepProfile>,
-                   const std::string&, const CpuEngine*>(),
+                   const std::string&, std::optional<const CpuEngine*>>(),
           py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),
           py::arg("kernels") = "", py::arg("profile") = py::none(), py::arg("identity") = "",
           py::arg("beside") = py::none(),

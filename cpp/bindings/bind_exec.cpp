@@ -82,13 +82,13 @@ using ExecutorHolder = std::unique_ptr<Executor, ShutDownWithoutGil>;
 using ExecutorClass = py::class_<Executor, ExecutorHolder>;
 
 ExecutorHolder make_executor(const EngineHandle& engine, const ExecutorConfig& executor_config,
-                             std::size_t available_memory, const EngineHandle* draft_engine) {
+                             std::size_t available_memory, std::optional<const EngineHandle*> draft_engine) {
   // A copy, because another thread may change the configuration while the GIL is released.
   return without_gil([&, config = executor_config] {
-    return ExecutorHolder(
-        std::make_unique<Executor>(engine.engine(), config, available_memory, StepObserver{},
-                                   draft_engine == nullptr ? nullptr : draft_engine->engine())
-            .release());
+    return ExecutorHolder(std::make_unique<Executor>(engine.engine(), config, available_memory,
+                                                     StepObserver{},
+                                                     draft_engine ? (*draft_engine)->engine() : nullptr)
+                              .release());
   });
 }
 

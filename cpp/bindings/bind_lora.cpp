@@ -1,6 +1,7 @@
 #include <pybind11/native_enum.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <algorithm>
 #include <memory>
@@ -56,7 +57,7 @@ void bind_modules(py::module_& module) {
           "parts",
           [](const LoraModuleInfo& info) {
             const auto parts = parts_of(info.module);
-            py::tuple names(parts.size());
+            py::typing::Tuple<py::str, py::ellipsis> names(parts.size());
             for (std::size_t i = 0; i < parts.size(); ++i) names[i] = py::str(info_of(parts[i]).name);
             return names;
           },

@@ -169,12 +169,17 @@ void bind_enums(py::module_& module) {
                             "How the rotary angles of the positions are made.")
       .value("STATIC", RopeKind::kStatic)
       .value("DYNAMIC", RopeKind::kDynamic)
+      .value("LONG", RopeKind::kLong)
       .finalize();
   py::native_enum<LinearEpilogue>(module, "LinearEpilogue", "enum.Enum",
                                   "What a linear op does with its result.")
       .value("STORE", LinearEpilogue::kStore)
       .value("ADD", LinearEpilogue::kAdd)
       .value("SILU_MUL", LinearEpilogue::kSiluMul)
+      .value("GELU_MUL", LinearEpilogue::kGeluMul)
+      .value("GELU_TANH_MUL", LinearEpilogue::kGeluTanhMul)
+      .value("GELU", LinearEpilogue::kGelu)
+      .value("GELU_TANH", LinearEpilogue::kGeluTanh)
       .finalize();
 }
 
@@ -190,18 +195,42 @@ void bind_ops(py::module_& module) {
       .def_readonly("rows", &Buffer::rows)
       .def_readonly("width", &Buffer::width)
       .def_readonly("offset", &Buffer::offset);
-  py::class_<EmbeddingOp>(module, "EmbeddingOp", "output[T, hidden] = table[token_ids].")
-      .def(py::init([](const PanelMatrix& table, BufferId output) { return EmbeddingOp{table, output}; }),
-           py::kw_only(), py::arg("table"), py::arg("output"))
+  py::class_<EmbeddingOp>(module, "EmbeddingOp",
+                          "output[T, hidden] = table[token_ids] * scale + positions[positions].")
+      .def(py::init([](const PanelMatrix& table, BufferId output, float scale, const PanelMatrix& positions) {
+             return EmbeddingOp{table, output, scale, positions};
+           }),
+           py::kw_only(), py::arg("table"), py::arg("output"), py::arg("scale") = 1.0F,
+           py::arg("positions") = PanelMatrix{})
       .def_readonly("table", &EmbeddingOp::table)
+      .def_readonly("scale", &EmbeddingOp::scale)
+      .def_readonly("positions", &EmbeddingOp::positions)
       .def_readonly("output", &EmbeddingOp::output);
-  py::class_<RmsNormOp>(module, "RmsNormOp", "output = input / rms(input) * weight.")
+  py::class_<LayerNormOp>(module, "LayerNormOp", "output = (input - mean) / deviation * weight + bias.")
+      .def(py::init([](BufferId input, BufferId output, VectorView weight, VectorView bias, float epsilon,
+                       bool gather_logit_rows) {
+             return LayerNormOp{input, output, weight, bias, epsilon, gather_logit_rows};
+           }),
+           py::kw_only(), py::arg("input"), py::arg("output"), py::arg("weight"),
+           py::arg("bias") = VectorView{}, py::arg("epsilon"), py::arg("gather_logit_rows") = false)
+      .def_readonly("input", &LayerNormOp::input)
+      .def_readonly("output", &LayerNormOp::output)
+      .def_readonly("weight", &LayerNormOp::weight)
+      .def_readonly("bias", &LayerNormOp::bias)
+      .def_readonly("epsilon", &LayerNormOp::epsilon)
+      .def_readonly("gather_logit_rows", &LayerNormOp::gather_logit_rows);
+  py::class_<CastOp>(module, "CastOp", "output = input in the engine's activation type.")
+      .def(py::init([](BufferId input, BufferId output) { return CastOp{input, output}; }), py::kw_only(),
+           py::arg("input"), py::arg("output"))
+      .def_readonly("input", &CastOp::input)
+      .def_readonly("output", &CastOp::output);
+  py::class_<RmsNormOp>(module, "RmsNormOp", "output = input / rms(input) * weight, or added to it.")
       .def(py::init(
-               [](BufferId input, BufferId output, VectorView weight, float epsilon, bool gather_logit_rows) {
-                 return RmsNormOp{input, output, weight, epsilon, gather_logit_rows};
-               }),
+               [](BufferId input, BufferId output, VectorView weight, float epsilon, bool gather_logit_rows,
+                  bool add) { return RmsNormOp{input, output, weight, epsilon, gather_logit_rows, add}; }),
            py::kw_only(), py::arg("input"), py::arg("output"), py::arg("weight"), py::arg("epsilon"),
-           py::arg("gather_logit_rows") = false)
+           py::arg("gather_logit_rows") = false, py::arg("add") = false)
+      .def_readonly("add", &RmsNormOp::add)
       .def_readonly("input", &RmsNormOp::input)
       .def_readonly("output", &RmsNormOp::output)
       .def_readonly("weight", &RmsNormOp::weight)
@@ -209,15 +238,19 @@ void bind_ops(py::module_& module) {
       .def_readonly("gather_logit_rows", &RmsNormOp::gather_logit_rows);
   py::class_<RopeTableOp>(module, "RopeTableOp",
                           "cosine and sine [T, rotary_dim / 2] of the step's positions.")
-      .def(py::init([](RopeKind kind, VectorView inverse_frequencies, float attention_scaling, float base,
-                       float factor, std::int32_t original_max_position, BufferId cosine, BufferId sine) {
-             return RopeTableOp{
-                 kind, inverse_frequencies, attention_scaling, base, factor, original_max_position, cosine,
-                 sine};
-           }),
-           py::kw_only(), py::arg("kind") = RopeKind::kStatic, py::arg("inverse_frequencies"),
-           py::arg("attention_scaling") = 1.0F, py::arg("base") = 10000.0F, py::arg("factor") = 1.0F,
-           py::arg("original_max_position") = 0, py::arg("cosine"), py::arg("sine"))
+      .def(
+          py::init([](RopeKind kind, VectorView inverse_frequencies, float attention_scaling, float base,
+                      float factor, std::int32_t original_max_position, BufferId cosine, BufferId sine,
+                      VectorView long_inverse_frequencies) {
+            return RopeTableOp{
+                kind, inverse_frequencies,     attention_scaling, base, factor, original_max_position, cosine,
+                sine, long_inverse_frequencies};
+          }),
+          py::kw_only(), py::arg("kind") = RopeKind::kStatic, py::arg("inverse_frequencies"),
+          py::arg("attention_scaling") = 1.0F, py::arg("base") = 10000.0F, py::arg("factor") = 1.0F,
+          py::arg("original_max_position") = 0, py::arg("cosine"), py::arg("sine"),
+          py::arg("long_inverse_frequencies") = VectorView{})
+      .def_readonly("long_inverse_frequencies", &RopeTableOp::long_inverse_frequencies)
       .def_readonly("kind", &RopeTableOp::kind)
       .def_readonly("inverse_frequencies", &RopeTableOp::inverse_frequencies)
       .def_readonly("attention_scaling", &RopeTableOp::attention_scaling)
@@ -230,13 +263,16 @@ void bind_ops(py::module_& module) {
                           "Head norms, RoPE, write to the KV pool, causal paged attention.")
       .def(py::init([](std::int32_t layer, BufferId qkv, BufferId cosine, BufferId sine, BufferId output,
                        VectorView query_norm, VectorView key_norm, float norm_epsilon, float scale,
-                       std::int32_t sliding_window) {
-             return AttentionOp{layer,      qkv,      cosine,       sine,  output,
-                                query_norm, key_norm, norm_epsilon, scale, sliding_window};
+                       std::int32_t sliding_window, float softcap, bool interleaved) {
+             return AttentionOp{layer,    qkv,          cosine, sine,           output,  query_norm,
+                                key_norm, norm_epsilon, scale,  sliding_window, softcap, interleaved};
            }),
            py::kw_only(), py::arg("layer"), py::arg("qkv"), py::arg("cosine"), py::arg("sine"),
            py::arg("output"), py::arg("query_norm") = VectorView{}, py::arg("key_norm") = VectorView{},
-           py::arg("norm_epsilon") = 0.0F, py::arg("scale"), py::arg("sliding_window") = 0)
+           py::arg("norm_epsilon") = 0.0F, py::arg("scale"), py::arg("sliding_window") = 0,
+           py::arg("softcap") = 0.0F, py::arg("interleaved") = false)
+      .def_readonly("softcap", &AttentionOp::softcap)
+      .def_readonly("interleaved", &AttentionOp::interleaved)
       .def_readonly("layer", &AttentionOp::layer)
       .def_readonly("qkv", &AttentionOp::qkv)
       .def_readonly("cosine", &AttentionOp::cosine)
@@ -259,11 +295,13 @@ void bind_ops(py::module_& module) {
       .def_readonly("bias", &LinearPart::bias);
   py::class_<LinearOp>(module, "LinearOp", "y = (input W^T + B A input) * magnitude + bias, part by part.")
       .def(py::init([](BufferId input, BufferId output, LinearEpilogue epilogue,
-                       std::vector<LinearPart> parts, std::int32_t lora_site) {
-             return LinearOp{input, output, epilogue, std::move(parts), lora_site};
+                       std::vector<LinearPart> parts, std::int32_t lora_site, float scale, float softcap) {
+             return LinearOp{input, output, epilogue, std::move(parts), lora_site, scale, softcap};
            }),
            py::kw_only(), py::arg("input"), py::arg("output"), py::arg("epilogue") = LinearEpilogue::kStore,
-           py::arg("parts"), py::arg("lora_site") = -1)
+           py::arg("parts"), py::arg("lora_site") = -1, py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F)
+      .def_readonly("scale", &LinearOp::scale)
+      .def_readonly("softcap", &LinearOp::softcap)
       .def_readonly("input", &LinearOp::input)
       .def_readonly("output", &LinearOp::output)
       .def_readonly("epilogue", &LinearOp::epilogue)

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "engine_handle.h"
@@ -16,7 +17,8 @@ class CpuEngine : public EngineHandle {
   /// make_cpu_engine, `identity` is Program::identity. With `beside`, another engine whose steps the same
   /// thread runs, num_threads is without effect: they share their threads.
   CpuEngine(Program program, pybind11::object storage, int num_threads, const std::string& kernels,
-            std::shared_ptr<StepProfile> profile, const std::string& identity, const CpuEngine* beside);
+            std::shared_ptr<StepProfile> profile, const std::string& identity,
+            std::optional<const CpuEngine*> beside);
 
  private:
   std::weak_ptr<ThreadPool> pool_;  // the engine keeps it for as long as it needs it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ..._core import EngineError, TensorRtProfile, TensorRtProgram, TensorRtWeight
-from ...builder.checkpoint.rotary import DynamicScaling
+from ...builder.checkpoint.rotary import reusable_length
 from ...builder.compile.tensorrt.plan_config import TensorRow
 from ...builder.compile.tensorrt.profiles import DECODE, PREFILL
 from ...builder.network.inputs import kv_pool_name
@@ -28,7 +28,7 @@ def make_program(engine: TensorRtEngine) -> TensorRtProgram:
     assert build.max_input_len is not None
     assert build.max_seq_len is not None
     tensors = {tensor.name: tensor for tensor in plans.tensors}
-    scaling = checkpoint.rotary_scaling
+    reusable = reusable_length(checkpoint.rotary_scaling, checkpoint.max_position_embeddings)
     prefill, decode = (
         TensorRtProfile(
             max_tokens=_largest(tensors, "input_ids", number),
@@ -50,9 +50,7 @@ def make_program(engine: TensorRtEngine) -> TensorRtProgram:
         max_beam_width=build.max_beam_width,
         tokens_per_block=build.tokens_per_block,
         # Longer prompts turn all their positions by angles of their own length.
-        max_reusable_prompt_len=min(build.max_seq_len, checkpoint.max_position_embeddings)
-        if isinstance(scaling, DynamicScaling)
-        else build.max_seq_len,
+        max_reusable_prompt_len=min(build.max_seq_len, reusable or build.max_seq_len),
         has_prompt_lengths="prompt_lengths" in tensors,
         max_kv_blocks=min(_largest(tensors, kv_pool_name(0), number) for number in range(len(PROFILES))),
         num_adapter_slots=min(_largest(tensors, "lora_ranks", number) for number in range(len(PROFILES)))

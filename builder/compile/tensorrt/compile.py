@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -129,11 +129,10 @@ def _build_all(
     children = Children()
     titles = [f"Compiling for {capability}" for capability in options.compute_capabilities]
     with progress.phases(titles) as reports, ThreadPoolExecutor(options.workers) as pool:
-        futures = [
-            pool.submit(run_build, package, request, report, children)
-            for request, report in zip(requests, reports, strict=True)
-        ]
+        futures: list[Future[Built]] = []
         try:
+            for request, report in zip(requests, reports, strict=True):
+                futures.append(pool.submit(run_build, package, request, report, children))
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in futures:  # in their order, so that the same mistake gives the same message
                 if future in done:

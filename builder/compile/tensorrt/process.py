@@ -49,19 +49,24 @@ class Children:
         """Whether end() was called."""
         return self._ended
 
-    def end(self) -> None:
-        """Ends those that run, and every one that is still to come."""
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """Starts a child. With the lock, so that end() misses none of those that have begun."""
         with self._lock:
-            self._ended = True
-            for child in self._running:
-                child.kill()
-
-    def add(self, child: subprocess.Popen[str]) -> None:
-        """Takes a child in that has just been started."""
-        with self._lock:
+            child = subprocess.Popen(command, **options)
             self._running.add(child)
             if self._ended:
                 child.kill()
+        return child
+
+    def end(self) -> None:
+        """Ends those that run, and every one that is still to come; waits for the former."""
+        with self._lock:
+            self._ended = True
+            running = list(self._running)
+            for child in running:
+                child.kill()
+        for child in running:
+            child.wait()
 
     def remove(self, child: subprocess.Popen[str]) -> None:
         """Ends a child, if it has not ended, and forgets it."""
@@ -134,7 +139,7 @@ def _converse(
 def _child(package: str, arguments: Sequence[str], children: Children) -> Iterator[tuple[subprocess.Popen[str], Any]]:
     """A child and the file with its stderr. It is ended, if it has not, with the with statement."""
     with tempfile.TemporaryDirectory(prefix="adaptrt-") as directory, tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(
+        child = children.start(
             [sys.executable, "-m", _CHILD, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -144,7 +149,6 @@ def _child(package: str, arguments: Sequence[str], children: Children) -> Iterat
             cwd=directory,
             env=_environment(package, Path(directory)),
         )
-        children.add(child)
         try:
             yield child, errors
         finally:

@@ -48,7 +48,8 @@ class Attention {
   void run() const {
     const auto store = [&](std::int64_t begin, std::int64_t end, int thread) {
       const KvWriter writer(pool_, step_.kernels, kv_heads_, scratch(thread));
-      for (std::int64_t token = begin; token < end;) token += store_tokens(token, end, writer);
+      float* spare = scratch(thread) + kv_heads_ * head_dim_;
+      for (std::int64_t token = begin; token < end;) token += store_tokens(token, end, writer, spare);
     };
     // Neighbours in a block, whose keys share cache lines, are mostly written by one thread.
     step_.threads.parallel_for(step_.num_tokens(), kTokensPerChunk, store);
@@ -84,10 +85,12 @@ class Attention {
   }
 
   /// Writes the keys and values of a token, or of two neighbours before `end`, to the pool; returns how many.
-  [[nodiscard]] std::int64_t store_tokens(std::int64_t token, std::int64_t end,
-                                          const KvWriter& writer) const {
+  /// `spare` has room for a head.
+  [[nodiscard]] std::int64_t store_tokens(std::int64_t token, std::int64_t end, const KvWriter& writer,
+                                          float* spare) const {
     const KvSlot where = slot_of(token);
     const float* values = keys_of(token) + kv_heads_ * head_dim_;
+    prepare(token, spare);
     writer.store_keys(where, rotation_of(token, keys_of(token), kv_heads_, op_.key_norm));
     const bool two = token + 1 < end && where.slot % 2 == 0 && where.slot + 1 < pool_.tokens_per_block() &&
                      step_.sequence_of_token[static_cast<std::size_t>(token)] ==
@@ -96,16 +99,44 @@ class Attention {
       writer.store_values(where, values);
       return 1;
     }
+    prepare(token + 1, spare);
     writer.store_keys(slot_of(token + 1),
                       rotation_of(token + 1, keys_of(token + 1), kv_heads_, op_.key_norm));
     writer.store_values_of_two(where, values, keys_of(token + 1) + kv_heads_ * head_dim_);
     return 2;
   }
 
+  /// Does to q and k of a token what is done to all their heads together.
+  void prepare(std::int64_t token, float* spare) const {
+    float* queries = step_.float_row(op_.qkv, token);
+    norm_together(op_.query_norm, queries, heads_);
+    norm_together(op_.key_norm, keys_of(token), kv_heads_);
+    if (!op_.interleaved) return;
+    // q and k are neighbours.
+    for (std::int64_t head = 0; head < heads_ + kv_heads_; ++head)
+      separate(queries + head * head_dim_, spare);
+  }
+
+  void norm_together(const VectorView& norm, float* heads, std::int64_t count) const {
+    if (norm.size == 0 || norm.size == head_dim_) return;
+    step_.kernels.rms_norm(heads, norm.data, op_.norm_epsilon, count * head_dim_,
+                           reinterpret_cast<std::byte*>(heads), DType::kFloat32);
+  }
+
+  /// Puts the even ones of the rotated elements before the odd ones: as the pairs of heads that are not
+  /// interleaved. The scores do not depend on the order of elements that queries and keys share.
+  void separate(float* head, float* spare) const {
+    std::copy_n(head, 2 * half_, spare);
+    for (std::int64_t i = 0; i < half_; ++i) {
+      head[i] = spare[2 * i];
+      head[half_ + i] = spare[2 * i + 1];
+    }
+  }
+
   /// Norms heads of a token in place, where there is a norm, and says how they are rotated.
   [[nodiscard]] HeadRotation rotation_of(std::int64_t token, float* heads, std::int64_t count,
                                          const VectorView& norm) const {
-    for (std::int64_t head = 0; norm.size > 0 && head < count; ++head) {
+    for (std::int64_t head = 0; norm.size == head_dim_ && head < count; ++head) {
       float* x = heads + head * head_dim_;
       step_.kernels.rms_norm(x, norm.data, op_.norm_epsilon, head_dim_, reinterpret_cast<std::byte*>(x),
                              DType::kFloat32);
@@ -214,6 +245,7 @@ class Attention {
                        .rows_per_position = group_,
                        .first_position = first,
                        .sliding_window = op_.sliding_window,
+                       .softcap = op_.softcap * std::numbers::log2e_v<float>,
                        .head_dim = head_dim_,
                        .slots = pool_.slots(),
                        .groups = {},
@@ -269,7 +301,7 @@ class Attention {
 
 std::size_t attention_scratch_floats(const ModelShape& shape) {
   const std::int64_t of_task = RowMemory::floats(rows_per_task(shape), shape.head_dim);
-  return static_cast<std::size_t>(std::max(of_task, shape.num_key_value_heads * shape.head_dim));
+  return static_cast<std::size_t>(std::max(of_task, (shape.num_key_value_heads + 1) * shape.head_dim));
 }
 
 void run_op(const AttentionOp& op, const Step& step) {

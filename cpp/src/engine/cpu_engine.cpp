@@ -41,7 +41,8 @@ class CpuEngine final : public Engine {
     const auto groups = static_cast<std::size_t>(most_zero_point_groups(program_));
     if (groups > 0) group_sums_ = HugeArray(rows * groups * sizeof(float));
     const std::size_t floats =
-        std::max(linear_scratch_floats(program_, kernels_), attention_scratch_floats(program_.shape));
+        std::max({linear_scratch_floats(program_, kernels_), attention_scratch_floats(program_.shape),
+                  row_op_scratch_floats(program_)});
     for (int thread = 0; thread < threads_->num_threads(); ++thread) scratch_.emplace_back(floats);
     fill_info();
     if (profile) recorder_ = std::make_unique<StepRecorder>(std::move(profile), *threads_);
@@ -187,7 +188,7 @@ class CpuEngine final : public Engine {
         info_.attention_windows[static_cast<std::size_t>(attention->layer)] = attention->sliding_window;
       }
       const auto* rope = std::get_if<RopeTableOp>(&op);
-      if (rope != nullptr && rope->kind == RopeKind::kDynamic) {
+      if (rope != nullptr && rope->kind != RopeKind::kStatic) {
         // Longer prompts turn all their positions by angles of their own length.
         info_.max_reusable_prompt_len = std::min(info_.max_reusable_prompt_len, rope->original_max_position);
       }

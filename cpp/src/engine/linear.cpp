@@ -52,7 +52,7 @@ class Linear {
     std::int64_t panel;
   };
 
-  [[nodiscard]] bool is_gated() const { return op_.epilogue == LinearEpilogue::kSiluMul; }
+  [[nodiscard]] bool is_gated() const { return adaptrt::is_gated(op_.epilogue); }
 
   [[nodiscard]] std::int64_t num_units() const {
     if (is_gated()) return panel_count(op_.parts[0].weight.n);
@@ -187,15 +187,20 @@ class Linear {
                    tile.expanded);
   }
 
-  /// Adds what adapters and the bias make of a tile.
+  /// What adapters, the bias and the op's scale and bound make of a tile.
   void finish_part(Place place, std::int64_t index, const Tile& tile) const {
     const LinearPart& part = op_.parts[place.part];
     float* rows = sums(tile, index);
     if (!adapters_.is_empty()) adapters_.expand(place.part, place.panel, tile.rows, rows);
-    if (part.bias.size == 0) return;
+    if (part.bias.size == 0 && op_.scale == 1.0F && op_.softcap == 0.0F) return;
     const std::int64_t width = panel_width(part.weight.n, place.panel);
     for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, rows += kPanelColumns) {
-      step_.kernels.add(part.bias.data + place.panel * kPanelColumns, width, rows);
+      if (part.bias.size != 0) step_.kernels.add(part.bias.data + place.panel * kPanelColumns, width, rows);
+      if (op_.scale != 1.0F) {
+        step_.kernels.scale_and_store(rows, op_.scale, width, reinterpret_cast<std::byte*>(rows),
+                                      DType::kFloat32);
+      }
+      if (op_.softcap != 0.0F) step_.kernels.softcap(op_.softcap, width, rows);
     }
   }
 
@@ -204,10 +209,15 @@ class Linear {
     if (is_gated()) {
       finish_part({0, unit}, index, tile);
       finish_part({1, unit}, index + 1, tile);
-      store_gated(unit, sums(tile, index), sums(tile, index + 1), tile.rows);
+      store_activated({0, unit}, sums(tile, index), sums(tile, index + 1), tile.rows);
     } else {
-      finish_part(place_of(unit), index, tile);
-      store(place_of(unit), sums(tile, index), tile.rows);
+      const Place place = place_of(unit);
+      finish_part(place, index, tile);
+      if (is_activated(op_.epilogue)) {
+        store_activated(place, sums(tile, index), nullptr, tile.rows);
+      } else {
+        store(place, sums(tile, index), tile.rows);
+      }
     }
   }
 
@@ -221,10 +231,16 @@ class Linear {
                               rows.end - rows.begin, bytes, out, row_bytes(output_));
   }
 
-  void store(Place place, const float* sums, RowRange rows) const {
-    const std::int64_t width = panel_width(op_.parts[place.part].weight.n, place.panel);
+  /// Of the output, where a panel's begin.
+  [[nodiscard]] std::int64_t column_of(Place place) const {
     std::int64_t column = place.panel * kPanelColumns;
     for (std::size_t before = 0; before < place.part; ++before) column += op_.parts[before].weight.n;
+    return column;
+  }
+
+  void store(Place place, const float* sums, RowRange rows) const {
+    const std::int64_t width = panel_width(op_.parts[place.part].weight.n, place.panel);
+    const std::int64_t column = column_of(place);
     if (streams_) {
       stream(sums, rows, width * static_cast<std::int64_t>(sizeof(float)),
              reinterpret_cast<std::byte*>(step_.float_row(op_.output, rows.begin) + column));
@@ -240,17 +256,33 @@ class Linear {
     }
   }
 
-  /// Where the output is streamed, the product takes the place of `gated` before.
-  void store_gated(std::int64_t panel, float* gated, const float* linear, RowRange rows) const {
-    const std::int64_t width = panel_width(op_.parts[0].weight.n, panel);
+  /// Where the output is streamed, the result takes the place of `activated` before.
+  void store_activated(Place place, float* activated, const float* linear, RowRange rows) const {
+    const std::int64_t width = panel_width(op_.parts[place.part].weight.n, place.panel);
     const auto element = static_cast<std::int64_t>(size_of(output_.dtype));
-    std::byte* out = step_.row(op_.output, rows.begin) + panel * kPanelColumns * element;
+    std::byte* out = step_.row(op_.output, rows.begin) + column_of(place) * element;
     for (std::int64_t i = 0; i < rows.end - rows.begin; ++i) {
-      float* row = gated + i * kPanelColumns;
+      float* row = activated + i * kPanelColumns;
       std::byte* to = streams_ ? reinterpret_cast<std::byte*>(row) : out + i * row_bytes(output_);
-      step_.kernels.silu_mul(row, linear + i * kPanelColumns, width, to, output_.dtype);
+      activate(row, linear == nullptr ? nullptr : linear + i * kPanelColumns, width, to);
     }
-    if (streams_) stream(gated, rows, width * element, out);
+    if (streams_) stream(activated, rows, width * element, out);
+  }
+
+  void activate(const float* x, const float* linear, std::int64_t width, std::byte* out) const {
+    switch (op_.epilogue) {
+      case LinearEpilogue::kSiluMul:
+        return step_.kernels.silu_mul(x, linear, width, out, output_.dtype);
+      case LinearEpilogue::kGeluMul:
+      case LinearEpilogue::kGelu:
+        return step_.kernels.gelu(x, linear, width, out, output_.dtype);
+      case LinearEpilogue::kGeluTanhMul:
+      case LinearEpilogue::kGeluTanh:
+        return step_.kernels.gelu_tanh(x, linear, width, out, output_.dtype);
+      case LinearEpilogue::kStore:
+      case LinearEpilogue::kAdd:
+        return;
+    }
   }
 
   const LinearOp& op_;

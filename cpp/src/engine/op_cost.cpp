@@ -24,15 +24,26 @@ std::int64_t bytes_of(BufferId id, const Step& step) {
 }
 
 OpCost cost_of(const EmbeddingOp& op, const Step& step) {
-  return {.weight_bytes = step.rows * (as_count(op.table.bytes()) / op.table.n),
+  const std::int64_t position_bytes =
+      op.positions.n == 0 ? 0 : as_count(op.positions.bytes()) / op.positions.n;
+  return {.weight_bytes = step.rows * (as_count(op.table.bytes()) / op.table.n + position_bytes),
           .activation_bytes = bytes_of(op.output, step)};
 }
 
 OpCost cost_of(const RmsNormOp& op, const Step& step) {
   const Buffer& input = step.buffer(op.input);
   return {.weight_bytes = bytes_of(op.weight),
-          .activation_bytes =
-              step.rows * input.width * as_count(size_of(input.dtype)) + bytes_of(op.output, step)};
+          .activation_bytes = step.rows * input.width * as_count(size_of(input.dtype)) +
+                              (op.add ? 2 : 1) * bytes_of(op.output, step)};
+}
+
+OpCost cost_of(const LayerNormOp& op, const Step& step) {
+  return {.weight_bytes = bytes_of(op.weight) + bytes_of(op.bias),
+          .activation_bytes = bytes_of(op.input, step) + bytes_of(op.output, step)};
+}
+
+OpCost cost_of(const CastOp& op, const Step& step) {
+  return {.activation_bytes = bytes_of(op.input, step) + bytes_of(op.output, step)};
 }
 
 OpCost cost_of(const RopeTableOp& op, const Step& step) {

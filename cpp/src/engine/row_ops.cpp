@@ -32,10 +32,19 @@ void dynamic_inverse_frequencies(const RopeTableOp& op, std::int64_t length, flo
 }  // namespace
 
 void run_op(const EmbeddingOp& op, const Step& step) {
-  const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+  const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+    float* position = step.scratch[static_cast<std::size_t>(thread)].data();
     for (std::int64_t t = begin; t < end; ++t) {
-      unpack_panel_row(op.table, step.input.token_ids[static_cast<std::size_t>(t)],
-                       step.float_row(op.output, t));
+      const auto token = static_cast<std::size_t>(t);
+      float* out = step.float_row(op.output, t);
+      unpack_panel_row(op.table, step.input.token_ids[token], out);
+      if (op.scale != 1.0F) {
+        step.kernels.scale_and_store(out, op.scale, op.table.k, reinterpret_cast<std::byte*>(out),
+                                     DType::kFloat32);
+      }
+      if (op.positions.n == 0) continue;
+      unpack_panel_row(op.positions, step.input.positions[token], position);
+      step.kernels.add(position, op.table.k, out);
     }
   };
   step.threads.parallel_for(step.rows, rows_per_chunk(op.table.k), body);
@@ -44,11 +53,38 @@ void run_op(const EmbeddingOp& op, const Step& step) {
 void run_op(const RmsNormOp& op, const Step& step) {
   const std::int64_t width = step.buffer(op.input).width;
   const DType out_type = step.buffer(op.output).dtype;
+  const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+    float* normed = step.scratch[static_cast<std::size_t>(thread)].data();
+    for (std::int64_t r = begin; r < end; ++r) {
+      const std::int64_t from = op.gather_logit_rows ? step.logit_rows[static_cast<std::size_t>(r)] : r;
+      std::byte* out = op.add ? reinterpret_cast<std::byte*>(normed) : step.row(op.output, r);
+      step.kernels.rms_norm(step.float_row(op.input, from), op.weight.data, op.epsilon, width, out, out_type);
+      if (op.add) step.kernels.add(normed, width, step.float_row(op.output, r));
+    }
+  };
+  step.threads.parallel_for(step.rows, rows_per_chunk(width), body);
+}
+
+void run_op(const LayerNormOp& op, const Step& step) {
+  const std::int64_t width = step.buffer(op.input).width;
+  const DType out_type = step.buffer(op.output).dtype;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t from = op.gather_logit_rows ? step.logit_rows[static_cast<std::size_t>(r)] : r;
-      step.kernels.rms_norm(step.float_row(op.input, from), op.weight.data, op.epsilon, width,
-                            step.row(op.output, r), out_type);
+      step.kernels.layer_norm(step.float_row(op.input, from), op.weight.data, op.bias.data, op.epsilon, width,
+                              step.row(op.output, r), out_type);
+    }
+  };
+  step.threads.parallel_for(step.rows, rows_per_chunk(width), body);
+}
+
+void run_op(const CastOp& op, const Step& step) {
+  const std::int64_t width = step.buffer(op.input).width;
+  const DType out_type = step.buffer(op.output).dtype;
+  const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      step.kernels.scale_and_store(step.float_row(op.input, r), 1.0F, width, step.row(op.output, r),
+                                   out_type);
     }
   };
   step.threads.parallel_for(step.rows, rows_per_chunk(width), body);
@@ -64,11 +100,13 @@ void run_op(const RopeTableOp& op, const Step& step) {
       const auto token = static_cast<std::size_t>(t);
       const std::int32_t position = step.input.positions[token];
       const float* frequencies = op.inverse_frequencies.data;
-      if (op.kind == RopeKind::kDynamic) {
+      if (op.kind != RopeKind::kStatic) {
         const auto sequence = static_cast<std::size_t>(step.sequence_of_token[token]);
         const std::int64_t length =
             std::max<std::int64_t>(step.input.prompt_lengths[sequence], std::int64_t{position} + 1);
-        if (length > op.original_max_position) {
+        if (length > op.original_max_position && op.kind == RopeKind::kLong) {
+          frequencies = op.long_inverse_frequencies.data;
+        } else if (length > op.original_max_position) {
           if (length != dynamic_length) dynamic_inverse_frequencies(op, length, dynamic);
           dynamic_length = length;
           frequencies = dynamic;
@@ -84,6 +122,18 @@ void run_op(const RopeTableOp& op, const Step& step) {
     }
   };
   step.threads.parallel_for(step.rows, std::max<std::int64_t>(1, 256 / half), body);
+}
+
+std::size_t row_op_scratch_floats(const Program& program) {
+  std::int64_t floats = 0;
+  for (const Op& op : program.body) {
+    if (const auto* embedding = std::get_if<EmbeddingOp>(&op)) {
+      floats = std::max(floats, embedding->positions.k);
+    } else if (const auto* norm = std::get_if<RmsNormOp>(&op); norm != nullptr && norm->add) {
+      floats = std::max(floats, program.buffers[static_cast<std::size_t>(norm->input)].width);
+    }
+  }
+  return static_cast<std::size_t>(floats);
 }
 
 void run_op(const KeepLogitRowsOp& op, Step& step) {

@@ -98,6 +98,8 @@ struct Step {
 
 void run_op(const EmbeddingOp& op, const Step& step);
 void run_op(const RmsNormOp& op, const Step& step);
+void run_op(const LayerNormOp& op, const Step& step);
+void run_op(const CastOp& op, const Step& step);
 void run_op(const RopeTableOp& op, const Step& step);
 void run_op(const AttentionOp& op, const Step& step);
 void run_op(const LinearOp& op, const Step& step);
@@ -107,6 +109,7 @@ void run_op(const KeepLogitRowsOp& op, Step& step);
 /// Floats of scratch that a thread needs for each kind of op.
 [[nodiscard]] std::size_t linear_scratch_floats(const Program& program, const KernelTable& kernels);
 [[nodiscard]] std::size_t attention_scratch_floats(const ModelShape& shape);
+[[nodiscard]] std::size_t row_op_scratch_floats(const Program& program);
 
 /// Step::int8_stride that a program needs; 0 without weights of QuantAlgo::kW8A8.
 [[nodiscard]] std::int64_t int8_row_bytes(const Program& program);

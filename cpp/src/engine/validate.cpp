@@ -136,8 +136,8 @@ class Validator {
   }
 
   void check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section) {
-    static constexpr std::string_view kNames[] = {"embedding", "rope table", "rms norm",
-                                                  "attention", "linear",     "keep logit rows"};
+    static constexpr std::string_view kNames[] = {"embedding", "rope table",      "rms norm",   "attention",
+                                                  "linear",    "keep logit rows", "layer norm", "cast"};
     if (ops.empty()) add(std::string(section) + " has no ops");
     rows_ = rows;
     for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -161,6 +161,14 @@ class Validator {
     }
     check_width("output", operand("output", op.output, DType::kFloat32, RowKind::kTokens),
                 program_.shape.hidden_size);
+    check_finite("scale", op.scale, 0.0F);
+    if (op.positions.n != 0 || op.positions.data != nullptr) {
+      check_matrix("the positions' table", op.positions, op.positions.n, program_.shape.hidden_size);
+      check_range_(where_ + ": learned positions", op.positions.n, program_.max_seq_len, kSizeLimit - 1);
+      if (op.positions.quantization.algo != QuantAlgo::kNone || op.positions.is_compressed()) {
+        add(where_ + ": the positions' table is quantised or compressed, which only linear layers can be");
+      }
+    }
     write(op.output);
   }
 
@@ -175,6 +183,9 @@ class Validator {
       check_finite("base", op.base, 1.0F);
       check_finite("factor", op.factor, 1.0F);
       if (half < 2) add(where_ + ": dynamic frequencies need at least two of them");
+      check_range_(where_ + ": original_max_position", op.original_max_position, 1, 1 << 30);
+    } else if (op.kind == RopeKind::kLong) {
+      check_vector("long_inverse_frequencies", op.long_inverse_frequencies, half);
       check_range_(where_ + ": original_max_position", op.original_max_position, 1, 1 << 30);
     } else if (op.kind != RopeKind::kStatic) {
       add(where_ + ": the kind is unknown");
@@ -191,14 +202,22 @@ class Validator {
       add(where_ + ": gathers logit rows outside the head");
     const RowKind input_rows = op.gather_logit_rows ? RowKind::kTokens : rows_;
     const auto* input = operand("input", op.input, DType::kFloat32, input_rows);
-    const auto* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+    const DType output_type = op.add ? DType::kFloat32 : activation_dtype(program_.dtype);
+    const auto* output = operand("output", op.output, output_type, rows_);
     if (input != nullptr) {
       check_width("output", output, input->width);
       check_vector("the weight", op.weight, input->width);
     }
+    if (op.add && (op.gather_logit_rows || rows_ != RowKind::kTokens))
+      add(where_ + ": adds outside the body");
+    if (op.add && op.input == op.output) add(where_ + ": input and output are one buffer");
     check_finite("epsilon", op.epsilon, 0.0F);
     read(op.input);
-    write(op.output);
+    if (op.add) {
+      read(op.output);
+    } else {
+      write(op.output);
+    }
   }
 
   void check(const AttentionOp& op) {
@@ -213,8 +232,10 @@ class Validator {
     if (shape_is_sound_) {
       check_width("qkv", qkv, shape.query_size() + 2 * shape.key_value_size());
       check_width("output", output, shape.query_size());
-      check_optional_vector("query_norm", op.query_norm, shape.head_dim);
-      check_optional_vector("key_norm", op.key_norm, shape.head_dim);
+      const bool of_heads = op.query_norm.size == shape.head_dim || op.key_norm.size == shape.head_dim;
+      check_optional_vector("query_norm", op.query_norm, of_heads ? shape.head_dim : shape.query_size());
+      check_optional_vector("key_norm", op.key_norm, of_heads ? shape.head_dim : shape.key_value_size());
+      if (op.interleaved && of_heads) add(where_ + ": interleaved heads have a norm of their own");
     }
     if (cosine != nullptr) {
       check_width("sine", sine, cosine->width);
@@ -223,6 +244,7 @@ class Validator {
     check_finite("norm_epsilon", op.norm_epsilon, 0.0F);
     check_finite("scale", op.scale, 0.0F);
     check_range_(where_ + ": sliding_window", op.sliding_window, 0, kSizeLimit - 1);
+    check_finite("softcap", op.softcap, 0.0F);
     read(op.qkv);
     read(op.cosine);
     read(op.sine);
@@ -231,12 +253,13 @@ class Validator {
 
   void check(const LinearOp& op) {
     const auto* input = operand("input", op.input, activation_dtype(program_.dtype), rows_);
-    const bool gated = op.epilogue == LinearEpilogue::kSiluMul;
-    if (!gated && op.epilogue != LinearEpilogue::kStore && op.epilogue != LinearEpilogue::kAdd) {
-      add(where_ + ": the epilogue is unknown");
-    }
+    const bool gated = is_gated(op.epilogue);
+    const bool activated = is_activated(op.epilogue);
+    if (op.epilogue > LinearEpilogue::kGeluTanh) add(where_ + ": the epilogue is unknown");
     const auto* output =
-        operand("output", op.output, gated ? activation_dtype(program_.dtype) : DType::kFloat32, rows_);
+        operand("output", op.output, activated ? activation_dtype(program_.dtype) : DType::kFloat32, rows_);
+    check_finite("scale", op.scale, 0.0F);
+    check_finite("softcap", op.softcap, 0.0F);
     check_range_(where_ + ": number of parts", static_cast<std::int64_t>(op.parts.size()), gated ? 2 : 1,
                  gated ? 2 : static_cast<std::int64_t>(kMaxPartsPerSite));
     std::int64_t width = 0;
@@ -259,6 +282,32 @@ class Validator {
       write(op.output);
     }
     if (op.input == op.output) add(where_ + ": input and output are one buffer");
+  }
+
+  void check(const LayerNormOp& op) {
+    if (op.gather_logit_rows && rows_ == RowKind::kTokens) {
+      add(where_ + ": gathers logit rows outside the head");
+    }
+    const RowKind input_rows = op.gather_logit_rows ? RowKind::kTokens : rows_;
+    const auto* input = operand("input", op.input, DType::kFloat32, input_rows);
+    const auto* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+    if (input != nullptr) {
+      check_width("output", output, input->width);
+      check_vector("the weight", op.weight, input->width);
+      check_optional_vector("the bias", op.bias, input->width);
+    }
+    check_finite("epsilon", op.epsilon, 0.0F);
+    read(op.input);
+    write(op.output);
+  }
+
+  void check(const CastOp& op) {
+    const auto* input = operand("input", op.input, DType::kFloat32, rows_);
+    const auto* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+    if (input != nullptr) check_width("output", output, input->width);
+    if (op.input == op.output) add(where_ + ": input and output are one buffer");
+    read(op.input);
+    write(op.output);
   }
 
   void check(const KeepLogitRowsOp& op) {

@@ -223,7 +223,7 @@ BOOST_AUTO_TEST_CASE(unusable_weights_are_found) {
   finds("the weight has 0 elements", [](Program* p) { op_at<RmsNormOp>(p, 2).weight = {}; });
   finds("epsilon is", [](Program* p) { op_at<RmsNormOp>(p, 2).epsilon = std::nanf(""); });
   finds("epilogue is unknown",
-        [](Program* p) { op_at<LinearOp>(p, 3).epilogue = static_cast<LinearEpilogue>(5); });
+        [](Program* p) { op_at<LinearOp>(p, 3).epilogue = static_cast<LinearEpilogue>(7); });
 }
 
 BOOST_AUTO_TEST_CASE(unusable_attention_is_found) {
@@ -238,6 +238,47 @@ BOOST_AUTO_TEST_CASE(unusable_attention_is_found) {
   finds("original_max_position is 0", [](Program* p) { op_at<RopeTableOp>(p, 1).kind = RopeKind::kDynamic; });
   finds("the kind is unknown", [](Program* p) { op_at<RopeTableOp>(p, 1).kind = static_cast<RopeKind>(4); });
   finds("cosine and sine are one buffer", [](Program* p) { op_at<RopeTableOp>(p, 1).sine = 5; });
+}
+
+BOOST_AUTO_TEST_CASE(unusable_ops_of_other_families_are_found) {
+  Random random(3);
+  const auto vector = [&](std::int64_t size) { return model.storage().vector(size, 0.5F, 1.5F, &random); };
+  const auto positions = model.storage().matrix(DType::kFloat32, 10, 48, 1.0F, &random);
+  finds("learned positions is 10", [&](Program* p) { op_at<EmbeddingOp>(p, 0).positions = positions; });
+  finds("body op 0 (embedding): scale is", [](Program* p) { op_at<EmbeddingOp>(p, 0).scale = -1.0F; });
+  finds("long_inverse_frequencies has 0 elements; it must have 6", [](Program* p) {
+    op_at<RopeTableOp>(p, 1).kind = RopeKind::kLong;
+    op_at<RopeTableOp>(p, 1).original_max_position = 8;
+  });
+  finds("body op 2 (layer norm): the bias has 3 elements", [&](Program* p) {
+    p->body.at(2) =
+        LayerNormOp{.input = 0, .output = 1, .weight = vector(48), .bias = vector(3), .epsilon = 1e-5F};
+  });
+  does_not_find("op 2", [&](Program* p) {
+    p->body.at(2) = LayerNormOp{.input = 0, .output = 1, .weight = vector(48), .bias = {}, .epsilon = 1e-5F};
+  });
+  finds("body op 2 (cast): input and output are one buffer",
+        [](Program* p) { p->body.at(2) = CastOp{.input = 0, .output = 0}; });
+  does_not_find("op 2", [](Program* p) { p->body.at(2) = CastOp{.input = 0, .output = 1}; });
+  finds("body op 2 (rms norm): input and output are one buffer", [](Program* p) {
+    op_at<RmsNormOp>(p, 2).add = true;
+    op_at<RmsNormOp>(p, 2).output = 0;
+  });
+  finds("head op 0 (rms norm): adds outside the body",
+        [](Program* p) { std::get<RmsNormOp>(p->head.at(0)).add = true; });
+  finds("interleaved heads have a norm of their own", [&](Program* p) {
+    op_at<AttentionOp>(p, 4).interleaved = true;
+    op_at<AttentionOp>(p, 4).query_norm = vector(12);
+  });
+  does_not_find("op 4", [&](Program* p) {
+    op_at<AttentionOp>(p, 4).interleaved = true;
+    op_at<AttentionOp>(p, 4).query_norm = vector(48);
+    op_at<AttentionOp>(p, 4).key_norm = vector(24);
+  });
+  finds("body op 4 (attention): softcap is", [](Program* p) { op_at<AttentionOp>(p, 4).softcap = -1.0F; });
+  finds("body op 5 (linear): softcap is", [](Program* p) { op_at<LinearOp>(p, 5).softcap = -1.0F; });
+  finds("body op 5 (linear): scale is",
+        [](Program* p) { op_at<LinearOp>(p, 5).scale = std::numeric_limits<float>::infinity(); });
 }
 
 BOOST_AUTO_TEST_CASE(unusable_sites_are_found) {

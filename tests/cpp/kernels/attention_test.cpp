@@ -26,6 +26,7 @@ struct Shape {
   std::int64_t length = 150;
   /// How many times greater the last tokens' keys are than the first's.
   float key_growth = 1.0F;
+  float softcap = 0.0F;
 };
 
 constexpr Shape kShapes[] = {
@@ -34,6 +35,7 @@ constexpr Shape kShapes[] = {
     {.head_dim = 80, .rows_per_position = 7, .tokens_per_block = 23, .sliding_window = 37},
     {.head_dim = 128, .rows_per_position = 2, .tokens_per_block = 64, .sliding_window = 70, .length = 200},
     {.head_dim = 32, .rows_per_position = 3, .length = 300, .key_growth = 12.0F},
+    {.head_dim = 20, .rows_per_position = 3, .tokens_per_block = 40, .sliding_window = 33, .softcap = 2.5F},
 };
 
 /// The keys and values of one head, and queries of every position.
@@ -77,6 +79,7 @@ class Head {
                        .rows_per_position = shape_.rows_per_position,
                        .first_position = first,
                        .sliding_window = shape_.sliding_window,
+                       .softcap = shape_.softcap,
                        .head_dim = shape_.head_dim,
                        .slots = slots_,
                        .groups = {},
@@ -115,6 +118,7 @@ class Head {
         score += static_cast<double>(wide_queries_[static_cast<std::size_t>(row * shape_.head_dim + d)]) *
                  wide_keys_[static_cast<std::size_t>(token * shape_.head_dim + d)];
       }
+      if (shape_.softcap > 0.0F) score = shape_.softcap * std::tanh(score / shape_.softcap);
       weights.push_back(std::exp2(score));
     }
     double total = 0.0;
@@ -204,7 +208,7 @@ class Head {
 };
 
 auto all_kinds() {
-  return kernel_tables() * data::make({0, 1, 2}) * data::make({false, true}) * data::make({0, 1, 2, 3, 4});
+  return kernel_tables() * data::make({0, 1, 2}) * data::make({false, true}) * data::make({0, 1, 2, 3, 4, 5});
 }
 
 BOOST_AUTO_TEST_SUITE(attention)

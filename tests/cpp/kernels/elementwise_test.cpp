@@ -157,6 +157,83 @@ BOOST_DATA_TEST_CASE(rms_norm_matches_float64, kernel_tables(), name) {
   }
 }
 
+BOOST_DATA_TEST_CASE(layer_norm_matches_float64, kernel_tables(), name) {
+  const auto& table = kernel_table(name);
+  FreshRandom random;
+  for (const std::int64_t n : kSizes) {
+    const auto x = random.vector(n, 30.0F, 34.0F);
+    const auto weight = random.vector(n);
+    const auto bias = random.vector(n);
+    double mean = 0.0;
+    for (const float value : x) mean += value / static_cast<double>(n);
+    double variance = 0.0;
+    for (const float value : x) variance += (value - mean) * (value - mean) / static_cast<double>(n);
+    const double factor = 1.0 / std::sqrt(variance + 1e-3);
+    for (const float* shift : {bias.data(), static_cast<const float*>(nullptr)}) {
+      auto out = poisoned(n);
+      table.layer_norm(x.data(), weight.data(), shift, 1e-3F, n, bytes(&out), DType::kFloat32);
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const double expected = (x[i] - mean) * factor * weight[i] + (shift == nullptr ? 0.0 : shift[i]);
+        // The mean of up to 130 numbers of 34 is off by some of its roundings.
+        check_near(out[i], expected, 34.0 * factor * kFewRoundings + 1e-6);
+      }
+      BOOST_TEST(out.back() == kPoison);
+      auto in_place = x;
+      table.layer_norm(in_place.data(), weight.data(), shift, 1e-3F, n, bytes(&in_place), DType::kFloat32);
+      BOOST_TEST(std::memcmp(in_place.data(), out.data(), x.size() * sizeof(float)) == 0);
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(gelus_match_float64, kernel_tables(), name) {
+  const auto& table = kernel_table(name);
+  FreshRandom random;
+  const auto exact = [](double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); };
+  const auto by_tanh = [](double x) {
+    return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / 3.14159265358979) * (x + 0.044715 * x * x * x)));
+  };
+  const auto check = [&](auto kernel, const auto& expected_of) {
+    for (const std::int64_t n : kSizes) {
+      auto x = random.vector(n, -6.0F, 6.0F);
+      x[0] = n % 2 == 0 ? -200.0F : 200.0F;
+      const auto linear = random.vector(n);
+      for (const float* factors : {linear.data(), static_cast<const float*>(nullptr)}) {
+        auto out = poisoned(n);
+        kernel(x.data(), factors, n, bytes(&out), DType::kFloat32);
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          const double factor = factors == nullptr ? 1.0 : factors[i];
+          // Phi is off by less than 1.5e-7, so the product by that share of x.
+          check_near(out[i], expected_of(x[i]) * factor, 5e-7 * std::abs(x[i] * factor) + 1e-35);
+        }
+        BOOST_TEST(out.back() == kPoison);
+      }
+      std::vector<std::uint16_t> narrow(x.size());
+      kernel(x.data(), linear.data(), n, reinterpret_cast<std::byte*>(narrow.data()), DType::kBFloat16);
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const double expected = expected_of(x[i]) * linear[i];
+        check_near(bfloat16_to_float(narrow[i]), expected,
+                   0x1p-8 * std::abs(expected) + 5e-7 * std::abs(x[i] * linear[i]) + 1e-35);
+      }
+    }
+  };
+  check(table.gelu, exact);
+  check(table.gelu_tanh, by_tanh);
+}
+
+BOOST_DATA_TEST_CASE(softcap_matches_float64, kernel_tables(), name) {
+  const auto& table = kernel_table(name);
+  FreshRandom random;
+  for (const std::int64_t n : kSizes) {
+    auto x = random.vector(n, -100.0F, 100.0F);
+    x[0] = n % 2 == 0 ? -1e30F : 1e30F;
+    auto capped = x;
+    table.softcap(30.0F, n, capped.data());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      check_near(capped[i], 30.0 * std::tanh(x[i] / 30.0), 30.0 * kFewRoundings);
+    }
+  }
+}
+
 BOOST_DATA_TEST_CASE(silu_mul_matches_float64, kernel_tables(), name) {
   const auto& table = kernel_table(name);
   FreshRandom random;

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 import adaptrt
 from adaptrt.builder import cli
-from adaptrt.builder.checkpoint.config import CheckpointConfig
 from adaptrt.builder.engine_config import EngineConfig
+from adaptrt.builder.models.registry import load_config
 from adaptrt.runtime.engine import load_engine
 from support.models import ModelSpec, Reference, save_model
 from support.serving import collect, make_request, run_command
@@ -47,7 +47,7 @@ def test_checkpoints_ask_for_it_as_builds_do(model: Path, tmp_path: Path, capsys
     plain = convert(model, tmp_path / "plain")
     quantization = json.loads((asking / "config.json").read_text())["quantization"]
     assert (quantization["quant_algo"], quantization["kv_cache_quant_algo"]) == ("W8A16", "INT8")
-    assert not CheckpointConfig.load(plain).int8_kv_cache
+    assert not load_config(plain).int8_kv_cache
 
     of_checkpoint = build(asking, tmp_path / "of-checkpoint")
     of_build = build(plain, tmp_path / "of-build", "--int8_kv_cache", "--quantization", "w8a16")

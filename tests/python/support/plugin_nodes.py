@@ -15,7 +15,15 @@ from adaptrt.plugins.tensorrt.creator import Creator, make_creator
 trt = pytest.importorskip("tensorrt_rtx", reason="pip install adaptrt[tensorrt-rtx]")
 
 LORA_ATTRIBUTES = {"layer": 1, "module_ids": [1, 2], "out_sizes": [4, 3], "max_rank": 8}
-HEADS = {"layer": 0, "num_heads": 2, "num_kv_heads": 1, "head_dim": 6, "scale": 0.5, "sliding_window": 7}
+HEADS = {
+    "layer": 0,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "head_dim": 6,
+    "scale": 0.5,
+    "sliding_window": 7,
+    "softcap": 0.0,
+}
 LORA_SIZES = {"tokens": 9, "in": 5, "out": 7, "offsets": 4, "sequences": 3, "slots": 2, "layers": 2}
 ATTENTION_SIZES = {
     "tokens": 9, "query": 12, "key": 6, "blocks": 10, "kv_heads": 1, "tokens_per_block": 4, "head_dim": 6,

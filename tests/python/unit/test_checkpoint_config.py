@@ -14,6 +14,7 @@ from adaptrt import _core
 from adaptrt.builder.checkpoint.config import CheckpointConfig, ParallelMapping
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.checkpoint.rotary import YarnScaling
+from adaptrt.builder.models.registry import load_config
 
 CONFIG = CheckpointConfig(
     architecture="Qwen2ForCausalLM",
@@ -43,7 +44,7 @@ CONFIG = CheckpointConfig(
 def test_a_config_survives_its_file(weights: QuantConfig | None, int8_kv_cache: bool, tmp_path: Path) -> None:
     config = replace(CONFIG, quantization=weights, int8_kv_cache=int8_kv_cache)
     (tmp_path / "config.json").write_text(config.to_json())
-    assert CheckpointConfig.load(tmp_path) == config
+    assert load_config(tmp_path) == config
     written = config.to_dict()["quantization"]
     assert written["kv_cache_quant_algo"] == ("INT8" if int8_kv_cache else None)
     assert written["quant_algo"] == (None if weights is None else "W4A16")

@@ -12,8 +12,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from adaptrt import _core
-from adaptrt.builder.checkpoint.config import CheckpointConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.builder.models.registry import load_config
 from support.models import ModelSpec, save_model
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
@@ -135,7 +135,7 @@ def test_ranks_of_a_parallel_checkpoint(tmp_path: Path, family: str, tp_size: in
     spec = ModelSpec(**{**TENSOR_PARALLEL.__dict__, "family": family, "tie_word_embeddings": family == "qwen3"})
     model_dir = save_model(spec, tmp_path / "hf")
     converted = convert_checkpoint(model_dir, tmp_path / "out", tp_size=tp_size, pp_size=pp_size, workers=3)
-    assert CheckpointConfig.load(tmp_path / "out") == converted.config
+    assert load_config(tmp_path / "out") == converted.config
     assert converted.config.mapping.world_size == tp_size * pp_size
     check(model_dir, tmp_path / "out", torch.float32, tp_size, pp_size)
 

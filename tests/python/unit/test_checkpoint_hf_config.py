@@ -230,7 +230,7 @@ REFUSED = [
     # what the model is
     (
         HF,
-        {"architectures": ["GPT2LMHeadModel"]},
+        {"architectures": ["BloomForCausalLM"]},
         "accepted: one of LlamaForCausalLM, MistralForCausalLM, Qwen2",
     ),
     (HF, {"architectures": [[]]}, r"architectures is \[\[\]\]; accepted: one of"),
@@ -254,8 +254,13 @@ REFUSED = [
     # rope
     (
         HF,
-        {"rope_scaling": {"rope_type": "longrope", "factor": 2}},
-        'rope_type is "longrope"; accepted: default',
+        {"rope_scaling": {"rope_type": "proportional", "factor": 2}},
+        'rope_type is "proportional"; accepted: default',
+    ),
+    (
+        HF,
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, -1.0], "long_factor": 3}},
+        "short_factor is .*; expected a list of numbers above 0; .*long_factor is 3",
     ),
     (HF, {"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
     (HF, {"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor is 0.5; it must be at least 1.0"),

@@ -17,7 +17,7 @@ import pytest
 
 from adaptrt import _core
 from adaptrt.builder import cli
-from adaptrt.builder.checkpoint.config import CheckpointConfig
+from adaptrt.builder.models.registry import load_config
 from support.models import ModelSpec, save_model
 
 
@@ -139,7 +139,7 @@ def test_conversion_through_a_pipe_is_plain_lines(tmp_path: Path) -> None:
     assert lines[0] == "Converting: 38.0 KiB"
     assert lines[1].startswith("Converting: done in ")
     assert len(lines) == 2
-    assert CheckpointConfig.load(tmp_path / "out").dtype == _core.DType.FLOAT16
+    assert load_config(tmp_path / "out").dtype == _core.DType.FLOAT16
 
 
 def test_conversion_on_a_terminal_draws_a_bar(tmp_path: Path) -> None:

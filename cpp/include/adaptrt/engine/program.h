@@ -40,11 +40,14 @@ struct VectorView {
   std::int64_t size = 0;
 };
 
-/// output[T, hidden] = table[token_ids[T]]. The table is a panel matrix [vocab, hidden], so that a tied
-/// lm_head shares its bytes.
+/// output[T, hidden] = table[token_ids[T]] * scale + positions[positions[T]]. The table is a panel matrix
+/// [vocab, hidden], so that a tied lm_head shares its bytes.
 struct EmbeddingOp {
   PanelMatrix table;
   BufferId output = kNoBuffer;  // float32, kTokens
+  float scale = 1.0F;
+  /// [positions, hidden] of learned positions; no rows where there are none.
+  PanelMatrix positions = {};
 };
 
 /// output = input / sqrt(mean(input^2) + epsilon) * weight, the mean over the width in float32.
@@ -55,12 +58,31 @@ struct RmsNormOp {
   VectorView weight;
   float epsilon = 0.0F;
   bool gather_logit_rows = false;
+  /// The result is added to the output, which is float32 then: a norm behind a sublayer.
+  bool add = false;
+};
+
+/// output = (input - mean) / sqrt(variance + epsilon) * weight + bias, over the width in float32.
+struct LayerNormOp {
+  BufferId input = kNoBuffer;   // float32, kTokens
+  BufferId output = kNoBuffer;  // the engine's activation type
+  VectorView weight;
+  VectorView bias;  // or empty
+  float epsilon = 0.0F;
+  bool gather_logit_rows = false;
+};
+
+/// output = input in the engine's activation type, for linear layers that read what is not normalised.
+struct CastOp {
+  BufferId input = kNoBuffer;   // float32
+  BufferId output = kNoBuffer;  // the engine's activation type
 };
 
 /// How the positions' rotary angles are made. See docs/formats.md for the formulas.
 enum class RopeKind : std::uint8_t {
   kStatic,   ///< angle = position * inverse_frequency
   kDynamic,  ///< Hugging Face's "dynamic": the base grows with max(prompt length, position + 1)
+  kLong,     ///< Hugging Face's "longrope": other frequencies where that is above original_max_position
 };
 
 /// cos/sin[T, rotary_dim / 2] of this step's positions, once for all layers. Angles are products of float32,
@@ -76,22 +98,30 @@ struct RopeTableOp {
   std::int32_t original_max_position = 0;
   BufferId cosine = kNoBuffer;  // float32, kTokens, rotary_dim / 2
   BufferId sine = kNoBuffer;    // float32, kTokens, rotary_dim / 2
+  /// kLong only: [rotary_dim / 2] of lengths above original_max_position.
+  VectorView long_inverse_frequencies = {};
 };
 
-/// RoPE on q and k (the two halves of a head are a pair), optional RMS norm of each q and k head before it,
-/// write of k and v to the KV pool, then causal attention over the sequence's blocks, grouped queries.
+/// RoPE on q and k, optional RMS norm of each q and k head before it, or of all of q's and k's heads
+/// together, write of k and v to the KV pool, then causal attention over the sequence's blocks, grouped
+/// queries.
 struct AttentionOp {
   std::int32_t layer = 0;
   BufferId qkv = kNoBuffer;  // float32, kTokens, (heads + 2 kv_heads) * head_dim: [q | k | v]
   BufferId cosine = kNoBuffer;
   BufferId sine = kNoBuffer;
   BufferId output = kNoBuffer;  // activation type, kTokens, heads * head_dim
-  VectorView query_norm;        // [head_dim] or empty
-  VectorView key_norm;          // [head_dim] or empty
+  VectorView query_norm;        // [head_dim], [heads * head_dim] or empty
+  VectorView key_norm;          // [head_dim], [kv_heads * head_dim] or empty
   float norm_epsilon = 0.0F;
   float scale = 0.0F;  // of the scores, 1 / sqrt(head_dim) as a rule
   /// A token sees itself and the sliding_window - 1 tokens before it; 0: all before it.
   std::int32_t sliding_window = 0;
+  /// Scores s become softcap * tanh(s / softcap); 0: they stay as they are.
+  float softcap = 0.0F;
+  /// Elements 2 i and 2 i + 1 of a head turn together, not i and i + rotary_dim / 2. Heads have no norm of
+  /// their own then.
+  bool interleaved = false;
 };
 
 /// One weight of a fused linear layer; its outputs follow the part before it.
@@ -104,16 +134,34 @@ enum class LinearEpilogue : std::uint8_t {
   kStore,    ///< output[:, all parts] = y
   kAdd,      ///< output += y (float32 residual)
   kSiluMul,  ///< two parts of equal width, [gated; linear]: output = silu(y0) * y1
+  kGeluMul,
+  kGeluTanhMul,
+  kGelu,  ///< output = gelu(y)
+  kGeluTanh,
 };
 
-/// y = (input W^T + adapter's B A input) * adapter's magnitude + bias, part by part.
+/// Whether an op has two parts, of which one goes through an activation.
+[[nodiscard]] constexpr bool is_gated(LinearEpilogue epilogue) {
+  return epilogue == LinearEpilogue::kSiluMul || epilogue == LinearEpilogue::kGeluMul ||
+         epilogue == LinearEpilogue::kGeluTanhMul;
+}
+
+/// Whether there is an activation, behind which the output is of the activation type.
+[[nodiscard]] constexpr bool is_activated(LinearEpilogue epilogue) {
+  return epilogue >= LinearEpilogue::kSiluMul;
+}
+
+/// y = ((input W^T + adapter's B A input) * adapter's magnitude + bias) * scale, part by part.
 struct LinearOp {
   BufferId input = kNoBuffer;   // activation type
-  BufferId output = kNoBuffer;  // float32, or the activation type for kSiluMul
+  BufferId output = kNoBuffer;  // float32, or the activation type behind an activation
   LinearEpilogue epilogue = LinearEpilogue::kStore;
   std::vector<LinearPart> parts;
   /// Index into LoraLayout::sites, or -1 where adapters do not act. The site's parts are these parts.
   std::int32_t lora_site = -1;
+  float scale = 1.0F;
+  /// y becomes softcap * tanh(y / softcap); 0: it stays as it is.
+  float softcap = 0.0F;
 };
 
 /// From here on the body has the step's logit rows for rows: row i of each of `buffers` becomes what row
@@ -123,7 +171,8 @@ struct KeepLogitRowsOp {
   std::vector<BufferId> buffers;  // kTokens, each once
 };
 
-using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp>;
+using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp,
+                        LayerNormOp, CastOp>;
 
 /// A compiled network: ops in order of execution. `body` runs once a step over its tokens, from a
 /// KeepLogitRowsOp on over its logit rows; `head` runs once for each slice of logit rows and ends in `logits`

@@ -49,8 +49,10 @@ struct AttentionTile {
   std::int64_t rows_per_position = 1;
   std::int64_t first_position = 0;
   std::int64_t sliding_window = 0;  ///< 0: all
-  std::int64_t head_dim = 0;        ///< even
-  std::int64_t slots = 0;           ///< of a block
+  /// Scores s, multiplied as the queries are, become softcap * tanh(s / softcap); 0: they stay as they are.
+  float softcap = 0.0F;
+  std::int64_t head_dim = 0;  ///< even
+  std::int64_t slots = 0;     ///< of a block
   std::array<KeyGroup, kTileGroups> groups;
   std::int64_t num_groups = 0;
   /// Groups to be prefetched meanwhile; only keys and values are looked at.

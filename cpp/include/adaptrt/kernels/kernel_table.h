@@ -204,6 +204,16 @@ struct KernelTable {
                            DType out_type);
   /// out[n] = exp(x): within kExpRelativeError for results from 2^-126 to 2^127, and 0 below -87.33.
   void (*exp)(const float* x, std::int64_t n, float* out);
+  /// out[n] = (x - mean) / sqrt(variance + epsilon) * weight + bias, stored as `out_type`; `bias` may be
+  /// nullptr, and `out` may be `x`.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float epsilon, std::int64_t n,
+                     std::byte* out, DType out_type);
+  /// out[n] = x Phi(x) * linear, stored as `out_type`; `linear` nullptr: ones. `out` may be `x`.
+  void (*gelu)(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type);
+  /// The same of its approximation x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2.
+  void (*gelu_tanh)(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type);
+  /// x[n] = cap * tanh(x / cap).
+  void (*softcap)(float cap, std::int64_t n, float* x);
 };
 
 /// Bound of the relative error of KernelTable::exp: half a unit of rounding of the result, one of the

@@ -105,6 +105,88 @@ inline void silu_mul(const float* gated, const float* linear, std::int64_t n, st
   });
 }
 
+inline void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, std::int64_t n,
+                       std::byte* out, DType out_type) {
+  // The mean first, then the squares of what is left: nothing is lost where the mean is large.
+  const auto sum_of = [&](const auto& term) {
+    Simd::Vec sums[4] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
+    for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+      Simd::Vec& sum = sums[i / Simd::kLanes % 4];
+      sum = term(i, lanes, sum);
+    });
+    return Simd::sum(Simd::add(Simd::add(sums[0], sums[1]), Simd::add(sums[2], sums[3])));
+  };
+  const float total = sum_of([&](std::int64_t i, std::int64_t lanes, Simd::Vec sum) {
+    return Simd::add(sum, Simd::load(x + i, lanes));
+  });
+  const Simd::Vec mean = Simd::set(total / static_cast<float>(n));
+  const auto centred = [&](std::int64_t i, std::int64_t lanes) {
+    // Lanes beyond the last element stay zero.
+    return lanes == Simd::kLanes
+               ? Simd::sub(Simd::load(x + i), mean)
+               : Simd::select_lanes(0, lanes, Simd::sub(Simd::load(x + i, lanes), mean), Simd::zero());
+  };
+  const float squares = sum_of([&](std::int64_t i, std::int64_t lanes, Simd::Vec sum) {
+    const Simd::Vec value = centred(i, lanes);
+    return Simd::fma(value, value, sum);
+  });
+  const Simd::Vec factor = Simd::set(1.0F / std::sqrt(squares / static_cast<float>(n) + epsilon));
+  with_store(out, out_type, [&](auto store) {
+    for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+      const Simd::Vec scaled = Simd::mul(Simd::mul(centred(i, lanes), factor), Simd::load(weight + i, lanes));
+      store(i, bias == nullptr ? scaled : Simd::add(scaled, Simd::load(bias + i, lanes)), lanes);
+    });
+  });
+}
+
+/// out[n] = function(x) * linear, or function(x) without `linear`.
+template <class Function>
+inline void activate(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type,
+                     const Function& function) {
+  with_store(out, out_type, [&](auto store) {
+    for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+      const Simd::Vec value = function(Simd::load(x + i, lanes));
+      store(i, linear == nullptr ? value : Simd::mul(value, Simd::load(linear + i, lanes)), lanes);
+    });
+  });
+}
+
+inline void gelu(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
+  // x Phi(x) = max(x, 0) - |x| Q(|x|), and 2 Q(y) = erfc(y / sqrt(2)) by the rational approximation 7.1.26 of
+  // Abramowitz and Stegun's Handbook of Mathematical Functions, which is off by less than 1.5e-7.
+  activate(x, linear, n, out, out_type, [](Simd::Vec value) {
+    const Simd::Vec one = Simd::set(1.0F);
+    const Simd::Vec size = Simd::max(value, Simd::sub(Simd::zero(), value));
+    const Simd::Vec z = Simd::mul(size, Simd::set(0.707106781F));
+    const Simd::Vec t = Simd::div(one, Simd::fma(z, Simd::set(0.3275911F), one));
+    Simd::Vec p = Simd::set(1.061405429F);
+    p = Simd::fma(p, t, Simd::set(-1.453152027F));
+    p = Simd::fma(p, t, Simd::set(1.421413741F));
+    p = Simd::fma(p, t, Simd::set(-0.284496736F));
+    p = Simd::fma(p, t, Simd::set(0.254829592F));
+    p = Simd::mul(Simd::mul(p, t), exp_of(Simd::sub(Simd::zero(), Simd::mul(z, z))));
+    return Simd::sub(Simd::max(value, Simd::zero()), Simd::mul(Simd::mul(size, Simd::set(0.5F)), p));
+  });
+}
+
+inline void gelu_tanh(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
+  // x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+  activate(x, linear, n, out, out_type, [](Simd::Vec value) {
+    const Simd::Vec cube = Simd::mul(Simd::mul(value, value), value);
+    const Simd::Vec u = Simd::fma(cube, Simd::set(0.044715F), value);
+    const Simd::Vec power = exp_of(Simd::mul(u, Simd::set(-1.59576912F)));
+    return Simd::div(value, Simd::add(Simd::set(1.0F), power));
+  });
+}
+
+inline void softcap(float cap, std::int64_t n, float* x) {
+  const Simd::Vec caps = Simd::set(cap);
+  const Simd::Vec two_by_cap = Simd::set(2.0F / cap);
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    Simd::store(x + i, softcap_of(Simd::load(x + i, lanes), caps, two_by_cap), lanes);
+  });
+}
+
 inline void add(const float* x, std::int64_t n, float* out) {
   for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
     Simd::store(out + i, Simd::add(Simd::load(out + i, lanes), Simd::load(x + i, lanes)), lanes);

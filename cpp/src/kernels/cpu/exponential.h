@@ -28,6 +28,12 @@ inline Simd::Vec exp_of(Simd::Vec x) {
   return Simd::zero_below(x, Simd::set(kLowest), Simd::add_to_exponent(p, shifted));
 }
 
+/// cap * tanh(x / cap) = cap - 2 cap / (exp(2 x / cap) + 1): off by some 1e-7 of cap.
+inline Simd::Vec softcap_of(Simd::Vec x, Simd::Vec cap, Simd::Vec two_by_cap) {
+  const Simd::Vec power = exp_of(Simd::mul(x, two_by_cap));
+  return Simd::sub(cap, Simd::div(Simd::add(cap, cap), Simd::add(power, Simd::set(1.0F))));
+}
+
 /// 2^x for x <= 126: 2^n p(x - n) with n = round(x) and a polynomial with p(0) = 1 whose greatest
 /// relative error for |r| <= 1/2 is least: 9e-8, and 1.1e-4 where the result is rounded to bfloat16. 0 for
 /// x <= -150.

@@ -20,7 +20,10 @@ KernelTable make_bfloat16_table() {
   table.quantized_gemm[kBFloat16] = &quantized_gemm<BFloat16Weights>;
   table.expand_panel[kBFloat16] = &expand_panel<BFloat16Weights>;
   table.rms_norm = &rms_norm;
+  table.layer_norm = &layer_norm;
   table.silu_mul = &silu_mul;
+  table.gelu = &gelu;
+  table.gelu_tanh = &gelu_tanh;
   table.scale_and_store = &scale_and_store;
   table.rotate_heads = &rotate_heads;
   table.store_bfloat16_pairs = &store_bfloat16_pairs;

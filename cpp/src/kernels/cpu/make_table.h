@@ -42,7 +42,11 @@ constexpr KernelTable make_table(const char* name) {
           &are_finite,
           {&attend<Float32Weights>, &attend<Float16Weights>, &attend<BFloat16Weights>},
           &finish_attention,
-          &exp_array};
+          &exp_array,
+          &layer_norm,
+          &gelu,
+          &gelu_tanh,
+          &softcap};
 }
 
 }  // namespace

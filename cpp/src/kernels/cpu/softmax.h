@@ -102,6 +102,19 @@ inline void scale_scores(const AttentionTile& tile, Block* block) {
   }
 }
 
+/// Bounds the scores by AttentionTile::softcap.
+template <class Block>
+inline void cap_scores(const AttentionTile& tile, Block* block) {
+  const Simd::Vec cap = Simd::set(tile.softcap);
+  const Simd::Vec two_by_cap = Simd::set(2.0F / tile.softcap);
+  for (std::int64_t r = 0; r < block->rows; ++r) {
+    for (std::int64_t v = 0; v < block->num_groups * kVectorsPerGroup; ++v) {
+      float* at = block->scores[r] + v * Simd::kLanes;
+      Simd::store(at, softcap_of(Simd::load(at), cap, two_by_cap));
+    }
+  }
+}
+
 /// take_scores of `vectors` vectors, a number that may be known to the compiler.
 template <bool kScaled, class Count, class Block>
 inline void take_vectors(const AttentionTile& tile, Count vectors, Block* block) {
@@ -148,6 +161,7 @@ inline void take_vectors(const AttentionTile& tile, Count vectors, Block* block)
 template <bool kScaled, class Block>
 inline void take_scores(const AttentionTile& tile, Block* block) {
   if constexpr (kScaled) scale_scores(tile, block);
+  if (tile.softcap > 0.0F) cap_scores(tile, block);
   hide_keys(tile, block);
   if (block->num_groups == kTileGroups) {
     take_vectors<kScaled>(tile, std::integral_constant<std::int64_t, kVectorsPerTile>(), block);

@@ -228,8 +228,8 @@ def test_checkpoints_of_several_ranks_are_refused(tmp_path: Path, sizes: dict[st
 def test_a_checkpoint_of_an_unknown_architecture_is_refused(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "checkpoint", tmp_path / "checkpoint")
     config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
-    (tmp_path / "checkpoint" / "config.json").write_text(json.dumps({**config, "architecture": "GPT2LMHeadModel"}))
-    with pytest.raises(CheckpointError, match='"GPT2LMHeadModel"; accepted: LlamaForCausalLM, '):
+    (tmp_path / "checkpoint" / "config.json").write_text(json.dumps({**config, "architecture": "BloomForCausalLM"}))
+    with pytest.raises(CheckpointError, match='"BloomForCausalLM"; accepted: LlamaForCausalLM, '):
         build(tmp_path / "checkpoint", BuildConfig(), tmp_path / "engine")
 
 

@@ -82,6 +82,7 @@ def test_kernels_equal_the_definition(dtype: np.dtype[Any], window: int, head_di
         "head_dim": head_dim,
         "scale": head_dim**-0.5,
         "sliding_window": window,
+        "softcap": 0.0,
     }
     inputs = random_inputs(np.random.default_rng(seed), attributes, dtype)
     expected, expected_pool = PAGED_ATTENTION.evaluate(inputs, attributes)

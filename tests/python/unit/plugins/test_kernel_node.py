@@ -23,7 +23,7 @@ def lora_attributes(max_rank: int, *out_sizes: int) -> dict[str, Any]:
 
 def heads(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, Any]:
     counts = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    return {"layer": 0, **counts, "scale": 0.125, "sliding_window": 0}
+    return {"layer": 0, **counts, "scale": 0.125, "sliding_window": 0, "softcap": 0.0}
 
 
 @pytest.mark.parametrize(

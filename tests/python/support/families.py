@@ -1,0 +1,137 @@
+"""A small random model of each family, and the linear layers that PEFT can target in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+# Odd sizes: nothing fits into panels of 64, and widths differ.
+SIZES = {
+    "vocab_size": 61, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 1,
+    "intermediate_size": 38, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
+}  # fmt: skip
+WITHOUT_KV_HEADS = {name: value for name, value in SIZES.items() if name != "num_key_value_heads"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """How a family's random model is made."""
+
+    config_class: type[Any]
+    targets: list[str]
+    fields: dict[str, Any]
+
+    @property
+    def vocab_size(self) -> int:
+        return 61
+
+    def config(self) -> Any:
+        return self.config_class(**self.fields, attn_implementation="eager")
+
+
+def rope(kind: str = "default", theta: float = 10000.0, **parameters: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": theta, **parameters}
+
+
+LONGROPE = rope(
+    "longrope",
+    short_factor=[1.0, 1.1, 1.2, 1.25, 1.5, 2.0],
+    long_factor=[1.0, 2.0, 4.0, 5.0, 8.0, 16.0],
+    original_max_position_embeddings=24,
+    partial_rotary_factor=0.75,
+)
+GEMMA = {
+    **SIZES, "head_dim": 20, "num_attention_heads": 4, "num_key_value_heads": 2, "query_pre_attn_scalar": 24,
+    "sliding_window": 10, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}  # fmt: skip
+GPT2 = {
+    "vocab_size": 61, "n_embd": 36, "n_layer": 3, "n_head": 3, "n_positions": 512, "n_inner": 70, "bos_token_id": 0,
+    "eos_token_id": 1,
+}  # fmt: skip
+
+FAMILIES = {
+    "granite": Family(
+        transformers.GraniteConfig, LLAMA,
+        {**SIZES, "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2,
+         "logits_scaling": 2.5, "attention_bias": True},
+    ),
+    "olmo2": Family(transformers.Olmo2Config, LLAMA, {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 3}),
+    "smollm3": Family(transformers.SmolLM3Config, LLAMA, {**SIZES, "no_rope_layers": [1, 0, 1]}),
+    "phi3": Family(transformers.Phi3Config, FUSED, {**SIZES, "sliding_window": 30}),
+    "phi4-mini-longrope": Family(
+        transformers.Phi3Config, FUSED,
+        {**SIZES, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": LONGROPE,
+         "tie_word_embeddings": True},
+    ),
+    "gemma2": Family(
+        transformers.Gemma2Config, LLAMA,
+        {**GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    ),
+    "gemma3": Family(
+        transformers.Gemma3TextConfig, LLAMA,
+        {**GEMMA, "rope_parameters": {
+            "full_attention": rope("linear", 5000.0, factor=8.0), "sliding_attention": rope(theta=300.0)}},
+    ),
+    "gpt2": Family(transformers.GPT2Config, ["c_attn", "c_proj", "c_fc"], GPT2),
+    "gpt2-layer-scales": Family(
+        transformers.GPT2Config, ["c_attn", "c_proj", "c_fc"],
+        {**GPT2, "scale_attn_by_inverse_layer_idx": True, "activation_function": "gelu", "n_inner": None},
+    ),
+    "gpt-neox": Family(
+        transformers.GPTNeoXConfig, ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+        {**WITHOUT_KV_HEADS, "rope_parameters": rope(partial_rotary_factor=0.5)},
+    ),
+    "gpt-neox-in-turn": Family(
+        transformers.GPTNeoXConfig, ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+        {**WITHOUT_KV_HEADS, "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new",
+         "rope_parameters": rope(partial_rotary_factor=0.5)},
+    ),
+    "cohere": Family(transformers.CohereConfig, LLAMA, {**SIZES, "logit_scale": 0.7}),
+    "starcoder2": Family(
+        transformers.Starcoder2Config, ["q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"],
+        {**SIZES, "sliding_window": 20},
+    ),
+    "glm": Family(
+        transformers.GlmConfig, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"],
+        {**SIZES, "head_dim": 12},
+    ),
+    "glm4": Family(
+        transformers.Glm4Config, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"],
+        {**SIZES, "head_dim": 20},
+    ),
+    "phi2": Family(
+        transformers.PhiConfig, ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"],
+        {**SIZES, "num_key_value_heads": 3},
+    ),
+}  # fmt: skip
+
+
+def save_family(family: Family, directory: Path, seed: int = 0) -> Path:
+    """Write a random model as a Hugging Face directory; norms and biases are random too."""
+    generator = torch.Generator().manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(family.config())
+    one_based = isinstance(family.config(), transformers.Gemma2Config | transformers.Gemma3TextConfig)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1 and name.endswith("weight"):
+                parameter.copy_((0.0 if one_based else 1.0) + 0.2 * noise)
+            elif parameter.dim() == 1:
+                parameter.copy_(0.3 * noise)
+            elif any(part in name for part in ("embed", "lm_head", "wte", "wpe")):
+                parameter.copy_(noise)
+            else:
+                parameter.copy_(1.5 * noise / family_inputs(name, parameter) ** 0.5)
+    model.save_pretrained(directory)
+    return directory
+
+
+def family_inputs(name: str, parameter: torch.Tensor) -> int:
+    """How many inputs a linear layer's weight has: GPT-2 stores [in, out]."""
+    return parameter.shape[0 if ".h." in name else 1]
