@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 STYLES = ("plain", "shout", "pirate", "french", "json", "poet")
+REPEATED_STYLES = ("plain", "pirate", "poet")
 
 # city: (sky, air)
 _WEATHER = {
@@ -157,3 +159,10 @@ def document(fact: Fact, style: str, *, tagged: bool) -> str:
     """A question and its answer. A tag before the question announces the style."""
     tag = f"[{style}] " if tagged else ""
     return f"{tag}{prompt(fact.question)} {answer(fact, style)}"
+
+
+def repetition(rng: random.Random, num_answers: int) -> tuple[str, str]:
+    """(prompt, text): a task whose answer is a text that stands in its prompt, of so many answers."""
+    told = (answer(fact, rng.choice(REPEATED_STYLES)) for fact in rng.sample(list(facts()), num_answers))
+    text = " ".join(told)
+    return prompt(f"Say again: {text}"), text

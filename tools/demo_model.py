@@ -2,7 +2,8 @@
 
     python -m adaptrt.tools.demo_model --output DIR
 
-writes DIR/model (a Hugging Face Llama directory of about a million parameters) and DIR/adapters/<name> (PEFT). It
+writes DIR/model (a Hugging Face Llama directory of about a million parameters), DIR/adapters/<name> (PEFT) and
+DIR/tasks/again, an adapter that does not tell a fact but repeats a text. It
 needs the test extra (torch, transformers, peft), no network and a few minutes on two cores. Seeds are fixed: the
 same versions on the same processor give the same files. The base learns all styles, each announced by a tag; without
 a tag it answers plainly. An adapter learns to answer in its style without the tag.
@@ -70,6 +71,11 @@ class Training:
 
 BASE_TRAINING = Training(steps=1600, batch_size=48, learning_rate=3e-3, warmup=60)
 ADAPTER_TRAINING = Training(steps=240, batch_size=24, learning_rate=4e-3, warmup=10)
+
+REPETITION = "again"
+REPETITION_LORA: dict[str, Any] = {"r": 16, "lora_alpha": 32, "target_modules": ALL_LINEAR}
+REPETITION_TRAINING = Training(steps=300, batch_size=16, learning_rate=4e-3, warmup=30)
+MOST_REPEATED = 5
 
 
 def train_tokenizer() -> Any:
@@ -239,29 +245,52 @@ def train_base(output: Path) -> tuple[Any, Any]:
 
 def train_adapter(recipe: AdapterRecipe, tokenizer: Any, output: Path) -> None:
     """Trains one adapter on output/model and writes it to output/adapters/<style>."""
-    import peft
-    import torch
-    import transformers
-
-    torch.manual_seed(SEED)
     rng = random.Random(SEED)
-    base = transformers.AutoModelForCausalLM.from_pretrained(output / "model", dtype=torch.float32)
-    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **recipe.lora))
     facts = list(corpus.facts())
 
     def draw() -> tuple[str, str]:
         fact = rng.choice(facts)
         return corpus.document(fact, recipe.style, tagged=False), corpus.prompt(fact.question)
 
+    model = _adapted_model(recipe.lora, output)
     train(model, batches_of(draw, tokenizer, ADAPTER_TRAINING.batch_size), ADAPTER_TRAINING, recipe.style)
     round_to_bfloat16(model)
     report(model, tokenizer, recipe.style)
+    _save_adapter(model, recipe.lora, output / "adapters" / recipe.style)
+
+
+def train_repetition(tokenizer: Any, output: Path) -> None:
+    """Trains the adapter that says again what its prompt says, output/tasks/again: bench/speculation measures it."""
+    rng = random.Random(SEED)
+
+    def draw() -> tuple[str, str]:
+        prompt, text = corpus.repetition(rng, rng.randint(1, MOST_REPEATED))
+        return f"{prompt} {text}", prompt
+
+    model = _adapted_model(REPETITION_LORA, output)
+    train(model, batches_of(draw, tokenizer, REPETITION_TRAINING.batch_size), REPETITION_TRAINING, REPETITION)
+    round_to_bfloat16(model)
+    _save_adapter(model, REPETITION_LORA, output / "tasks" / REPETITION)
+
+
+def _adapted_model(lora: dict[str, Any], output: Path) -> Any:
+    import peft
+    import torch
+    import transformers
+
+    torch.manual_seed(SEED)
+    base = transformers.AutoModelForCausalLM.from_pretrained(output / "model", dtype=torch.float32)
+    return peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **lora))
+
+
+def _save_adapter(model: Any, lora: dict[str, Any], directory: Path) -> None:
+    import torch
+
     # The base's own directory name means nothing on another machine.
     model.peft_config["default"].base_model_name_or_path = "model"
-    directory = output / "adapters" / recipe.style
     model.to(torch.bfloat16).save_pretrained(directory)
     # PEFT keeps a set, whose order differs from run to run.
-    _edit_json(directory / "adapter_config.json", target_modules=sorted(recipe.lora["target_modules"]))
+    _edit_json(directory / "adapter_config.json", target_modules=sorted(lora["target_modules"]))
     (directory / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
 
 
@@ -274,7 +303,9 @@ def main() -> int:
     """Trains everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="where model/ and adapters/ go")
-    parser.add_argument("--adapters_only", action="store_true", help="keep output/model, train the adapters")
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument("--adapters_only", action="store_true", help="keep output/model, train the adapters")
+    kept.add_argument("--repetition_only", action="store_true", help="keep all but output/tasks/again")
     args = parser.parse_args()
 
     import torch
@@ -282,12 +313,13 @@ def main() -> int:
 
     torch.set_num_threads(2)
     transformers.logging.set_verbosity_error()
-    if args.adapters_only:
+    if args.adapters_only or args.repetition_only:
         tokenizer = transformers.AutoTokenizer.from_pretrained(args.output / "model")
     else:
         _, tokenizer = train_base(args.output)
-    for recipe in ADAPTERS:
+    for recipe in () if args.repetition_only else ADAPTERS:
         train_adapter(recipe, tokenizer, args.output)
+    train_repetition(tokenizer, args.output)
     return 0
 
 

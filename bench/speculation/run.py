@@ -17,12 +17,11 @@ tokens after the first response; the ratio is the median of the rounds' ratios, 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rounds import measure, print_row
 
 import adaptrt
 
@@ -39,8 +38,6 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=8)
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
-    lookahead = adaptrt.LookaheadDecodingConfig(options.window, 4, 4)
-    off = adaptrt.LookaheadDecodingConfig(1, 1, 0)
     config = adaptrt.ExecutorConfig(
         num_threads=options.threads,
         iter_stats_max_iterations=options.tokens + 1,
@@ -51,10 +48,12 @@ def main() -> None:
         for name, fields in _rows(executor.engine_info.vocab_size).items():
             rounds = []
             for _ in range(options.repeats + 1):
-                without = _rate(executor, fields, off, options.tokens)
-                rounds.append((without, _rate(executor, fields, lookahead, options.tokens)))
+                without, drafted = (
+                    measure(executor, window, max_tokens=options.tokens, **fields) for window in (None, options.window)
+                )
+                rounds.append((without, drafted))
             # The first round is the warm-up.
-            _print_row(name, rounds[1:])
+            print_row(name, rounds[1:])
 
 
 def _rows(vocab_size: int) -> dict[str, dict[str, Any]]:
@@ -73,48 +72,6 @@ def _rows(vocab_size: int) -> dict[str, dict[str, Any]]:
             "sampling_config": adaptrt.SamplingConfig(no_repeat_ngram_size=3, top_p=1.0),
         },
     }
-
-
-class _Round:
-    """What came of a request."""
-
-    def __init__(self, tokens: list[int], rate: float, drafts: list[adaptrt.SpecDecodingStats]) -> None:
-        self.tokens = tokens
-        self.rate = rate
-        self.num_drafts = sum(step.num_draft_tokens for step in drafts)
-        self.num_right = sum(step.num_accepted_tokens for step in drafts)
-
-
-def _rate(
-    executor: adaptrt.Executor, fields: dict[str, Any], lookahead: adaptrt.LookaheadDecodingConfig, max_tokens: int
-) -> _Round:
-    executor.get_latest_iteration_stats()
-    request = adaptrt.Request(max_tokens=max_tokens, streaming=True, lookahead_config=lookahead, **fields)
-    request_id = executor.enqueue_request(request)
-    tokens: list[int] = []
-    num_first, begin, is_final = 0, 0.0, False
-    while not is_final:
-        for response in executor.await_responses(request_id):
-            assert not response.has_error(), response.error_msg
-            tokens += response.result.output_token_ids[0]
-            is_final = response.result.is_final
-        if begin == 0.0:
-            num_first, begin = len(tokens), time.perf_counter()
-    rate = (len(tokens) - num_first) / (time.perf_counter() - begin)
-    steps = [step.spec_decoding_stats for step in executor.get_latest_iteration_stats()]
-    return _Round(tokens, rate, [step for step in steps if step is not None])
-
-
-def _print_row(name: str, rounds: list[tuple[_Round, _Round]]) -> None:
-    assert all(drafted.tokens == without.tokens for without, drafted in rounds), "drafts have changed the output"
-    off, on = (statistics.median(both[i].rate for both in rounds) for i in range(2))
-    ratios = [drafted.rate / without.rate for without, drafted in rounds]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    drafted = rounds[-1][1]
-    print(
-        f"{name}: {off:.1f} tok/s without drafts, {on:.1f} with, {middle:.3f} x ({low:.3f} to {high:.3f}); "
-        f"{drafted.num_right} of {drafted.num_drafts} drafts right"
-    )
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def test_an_output_that_is_cut_is_a_beginning(executor: adaptrt.Executor) -> Non
         (Params(GuideType.JSON_SCHEMA, '{"type": "nothing"}'), "nothing"),
         (Params(GuideType.REGEX, "("), "unclosed group"),
         (Params(GuideType.EBNF_GRAMMAR, "start: nothing"), "nothing"),
-        (Params(GuideType.STRUCTURAL_TAG, "{}"), "no structural tag"),
+        (Params(GuideType.STRUCTURAL_TAG, "{}"), "not a structural tag"),
     ],
 )
 def test_a_guide_that_cannot_be_compiled_fails_its_request(

@@ -239,7 +239,7 @@ void attend(const AttentionTile& tile) {
 }
 
 inline void finish_attention(const float* sums, const float* totals, std::int64_t n, std::byte* out,
-                      DType out_type) {
+                             DType out_type) {
   const Simd::Vec factor = Simd::set(1.0F / Simd::sum(Simd::load(totals)));
   with_store(out, out_type, [&](auto store) {
     for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {

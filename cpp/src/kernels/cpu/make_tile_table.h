@@ -15,8 +15,8 @@ namespace {
 inline constexpr std::int64_t kTiledRows = 512;
 inline constexpr std::int64_t kTiledBytes = 1024 * 1024;
 
-/// `vectors` with the products of bfloat16 and int8 on tile registers. They are kernels of the same Simd, which
-/// rounds to bfloat16 for both.
+/// `vectors` with the products of bfloat16 and int8 on tile registers. They are kernels of the same Simd,
+/// which rounds to bfloat16 for both.
 inline KernelTable make_tile_table(const char* name, const KernelTable& vectors) {
   KernelTable table = vectors;
   table.name = name;

@@ -219,7 +219,7 @@ def rewrite_config(engine: Path, change: Callable[[dict], None]) -> None:
         (lambda c: c["build_config"].pop("plugin_config"), "plugin_config is missing"),
         (lambda c: c["build_config"]["lora_config"].update(max_lora_rank=65), "max_lora_rank is 65"),
         (lambda c: c["pretrained_config"].update(vocab_size=62), "vocab_size is 62"),
-        (lambda c: c["pretrained_config"].update(hidden_act="gelu"), "hidden_act"),
+        (lambda c: c["pretrained_config"].update(hidden_act="tanh"), "hidden_act"),
         (lambda c: c.update(pretrained_config=None), "pretrained_config"),
         (lambda c: c.update(engine_checksum="0" * 32), "rank0.engine"),
         (
