@@ -71,8 +71,21 @@ def read_config(data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
     if isinstance(architecture, str) and architecture not in FAMILIES:
         raise CheckpointError(f"{subject}: architecture is {describe(architecture)}; accepted: {', '.join(FAMILIES)}")
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
-    config_class = CheckpointConfig if family is None else family.config_class
-    return config_class.from_dict(data, subject=subject)
+    if family is None:
+        return CheckpointConfig.from_dict(data, subject=subject)
+    config = family.config_class.from_dict(data, subject=subject)
+    # What the family's network would not heed.
+    problems = [
+        f"{name} is {value}; {config.architecture} has {' or '.join(dict.fromkeys(accepted))}"
+        for name, value, accepted in (
+            ("hidden_act", config.hidden_act, family.activations.values()),
+            ("position_embedding_type", config.position_embedding_type, [family.position_embedding_type]),
+        )
+        if value not in accepted
+    ]
+    if problems:
+        raise CheckpointError(f"{subject}: " + "; ".join(problems))
+    return config
 
 
 def specimen(family: ModelFamily) -> Network:

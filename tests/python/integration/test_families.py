@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,26 @@ def test_ranks_together_have_every_row_and_column(name: str, tmp_path: Path) -> 
         else:
             np.testing.assert_array_equal(first, tensor)
             np.testing.assert_array_equal(second, tensor)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("hidden_act", "silu", "hidden_act is silu; GPT2LMHeadModel has gelu_tanh or gelu"),
+        (
+            "position_embedding_type",
+            "rope_gptj",
+            "position_embedding_type is rope_gptj; GPT2LMHeadModel has learned",
+        ),
+        ("scale_attn_by_inverse_layer_idx", 1, "scale_attn_by_inverse_layer_idx is 1; expected true or false"),
+    ],
+)
+def test_a_checkpoint_of_what_its_family_is_not_is_refused(
+    field: str, value: object, complaint: str, tmp_path: Path
+) -> None:
+    model = save_family(FAMILIES["gpt2"], tmp_path / "model")
+    convert_checkpoint(model, tmp_path / "checkpoint")
+    path = tmp_path / "checkpoint" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(CheckpointError, match=complaint):
+        build(tmp_path / "checkpoint", CONFIG, tmp_path / "engine")
