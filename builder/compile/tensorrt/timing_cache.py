@@ -14,7 +14,7 @@ def read_timing_cache(config: Any, path: Path, refusal: Refusal) -> Any:
     cache = config.create_timing_cache(path.read_bytes() if path.exists() else b"")
     # A cache of another GPU or version is refused, not ignored: its file would be replaced.
     if not config.set_timing_cache(cache, ignore_mismatch=False):
-        raise refusal.error(f"{path} is no timing cache of this GPU and this version of TensorRT")
+        raise refusal.error(f"{path} is not a timing cache of this GPU and this version of TensorRT")
     return cache
 
 

@@ -257,7 +257,7 @@ def test_a_timing_cache_of_another_gpu_is_refused(tmp_path: Path) -> None:
             return []
 
     path = tmp_path / "timing.bin"
-    with pytest.raises(PlanRefusedError, match=rf"^{re.escape(str(path))} is no timing cache of this GPU"):
+    with pytest.raises(PlanRefusedError, match=rf"^{re.escape(str(path))} is not a timing cache of this GPU"):
         timing_cache.read_timing_cache(Config(False), path, Refusal(Silent(), Silent(), {}))
 
 
