@@ -78,9 +78,15 @@ def _family_of(fields: JsonFields, subject: str) -> ModelFamily:
     accepted = ", ".join(FAMILIES)
     if architectures not in [[name] for name in FAMILIES]:
         raise CheckpointError(f"{subject}: architectures is {describe(architectures)}; accepted: one of {accepted}")
-    if fields.raw("auto_map") is not None:
-        raise CheckpointError(f"{subject}: auto_map names custom code, which may compute something else")
-    return FAMILIES[architectures[0]]
+    family = FAMILIES[architectures[0]]
+    code = fields.raw("auto_map")
+    entries = code.items() if isinstance(code, dict) else [("auto_map", code)]
+    foreign = (
+        {} if code is None else {name: value for name, value in entries if family.published_code.get(name) != value}
+    )
+    if foreign:
+        raise CheckpointError(f"{subject}: auto_map names custom code, which may compute something else: {foreign}")
+    return family
 
 
 def _read(fields: JsonFields, family: ModelFamily, dtype: DType | None, mapping: ParallelMapping) -> CheckpointConfig:

@@ -70,6 +70,8 @@ class ModelFamily:
     """Names of fields that other families have under those that are the keys."""
     harmless_fields: frozenset[str] = frozenset()
     """Fields of the family that do not change what the network computes."""
+    published_code: Mapping[str, str] = field(default_factory=dict)
+    """Entries of auto_map in the family's own published models: code that has since become transformers' class."""
     tied_by_default: bool = False
     """tie_word_embeddings where it is left out."""
     activations: Mapping[str, str] = field(default_factory=lambda: {"silu": "silu"})

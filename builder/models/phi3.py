@@ -46,5 +46,10 @@ PHI3 = ModelFamily(
     optional_fields=frozenset({"num_key_value_heads", "head_dim"}),
     partial_rotary_factor=1.0,
     neutral_fields={"attention_bias": False, "mlp_bias": False, "full_attn_mod": 1, "lm_head_bias": False},
+    published_code={
+        "AutoConfig": "configuration_phi3.Phi3Config",
+        "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+        "AutoTokenizer": "Xenova/gpt-4o",
+    },
     harmless_fields=frozenset({"embd_pdrop", "resid_pdrop", "original_max_position_embeddings", "interpolate_factor"}),
 )

@@ -31,6 +31,8 @@ HF = {
 QWEN = {**HF, "architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 1, "head_dim": 12}
 MISTRAL = {**QWEN, "architectures": ["MistralForCausalLM"], "sliding_window": None}
 QWEN3 = {**QWEN, "architectures": ["Qwen3ForCausalLM"]}
+PHI3 = {**MISTRAL, "architectures": ["Phi3ForCausalLM"]}
+PHI3_CODE = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
 
 
 @pytest.fixture
@@ -109,6 +111,10 @@ def test_a_stated_dtype_wins(load: Any) -> None:
 )
 def test_fields_that_do_not_matter(load: Any, extra: dict[str, Any]) -> None:
     assert load({**HF, **extra}) == load(HF)
+
+
+def test_code_of_published_models_that_is_now_transformers_own(load: Any) -> None:
+    assert load(PHI3, auto_map=PHI3_CODE) == load(PHI3)
 
 
 def test_token_ids(load: Any) -> None:
@@ -236,7 +242,10 @@ REFUSED = [
     (HF, {"architectures": [[]]}, r"architectures is \[\[\]\]; accepted: one of"),
     (HF, {"architectures": ...}, "architectures is null"),
     (HF, {"architectures": ["LlamaForCausalLM", "MistralForCausalLM"]}, "accepted: one of"),
-    (HF, {"auto_map": {"AutoModel": "x.Y"}}, "auto_map names custom code"),
+    (HF, {"auto_map": {"AutoModel": "x.Y"}}, r"auto_map names custom code.*\{'AutoModel': 'x.Y'\}"),
+    (HF, {"auto_map": PHI3_CODE}, "auto_map names custom code"),
+    (HF, {"auto_map": "x.Y"}, "auto_map names custom code.*'x.Y'"),
+    (PHI3, {"auto_map": {**PHI3_CODE, "AutoModelForCausalLM": "mine.Phi3ForCausalLM"}}, "custom code.*mine.Phi3"),
     (HF, {"quantization_config": {"bits": 4}}, "quantization_config is set, but only unquantised"),
     (HF, {"torch_dtype": ...}, "dtype is missing; state --dtype float32, float16 or bfloat16"),
     (HF, {"dtype": "float32"}, "dtype says bfloat16 and float32"),
