@@ -81,3 +81,18 @@ def test_exit_without_shutdown(engine: Path, script: str, status: int) -> None:
 def test_a_fork_has_no_executor_but_may_make_one(engine: Path) -> None:
     done = run(engine, FORK)
     assert done.returncode == 0, done.stderr
+
+
+def test_shutdown_ends_the_threads_of_steps_though_the_executor_is_kept(engine: Path) -> None:
+    script = """
+import os, sys
+import adaptrt
+executor = adaptrt.Executor(sys.argv[1], executor_config=adaptrt.ExecutorConfig(num_threads=9))
+executor.await_responses(executor.enqueue_request(adaptrt.Request([3, 4, 5], 2)))
+assert len(os.listdir("/proc/self/task")) >= before + 9
+executor.shutdown()
+assert len(os.listdir("/proc/self/task")) <= before + 2  # those of the LoRA cache sleep
+"""
+    script = script.replace("import adaptrt\n", "import adaptrt\nbefore = len(os.listdir('/proc/self/task'))\n")
+    found = subprocess.run([sys.executable, "-c", script, str(engine)], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr

@@ -57,6 +57,20 @@ def test_blocks_outlive_the_executor(engine: Path, tmp_path: Path) -> None:
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
+def test_memory_counts_the_blocks_that_wait_for_the_file(engine: Path, tmp_path: Path) -> None:
+    def memory_of(executor: adaptrt.Executor) -> int:
+        with executor:
+            ask(executor, PROMPT)
+            return executor.get_latest_iteration_stats()[-1].cpu_mem_usage
+
+    cache = adaptrt.KvCacheConfig(max_tokens=8 * TOKENS_PER_BLOCK)
+    without = adaptrt.Executor(engine, executor_config=adaptrt.ExecutorConfig(kv_cache_config=cache, num_threads=1))
+    block_bytes = without.engine_info.kv_block_bytes
+    beyond = memory_of(start(engine, tmp_path)) - memory_of(without)
+    # Eight at the most wait to be written, as many as the pool has, and four are read at a time, each in whole pages.
+    assert 12 * block_bytes <= beyond <= 12 * (block_bytes + 2 * 4096)
+
+
 ASK = f"""
 import sys
 import adaptrt
