@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import adaptrt
 from support.models import ModelSpec, save_adapter
 from support.serving import build_random_engine
-from support.speculation import ADAPTERS, PROMPTS, SPEC, Ask, Service, asks, collect, drafts_of
+from support.speculation import ADAPTERS, PROMPTS, SPEC, Ask, Service, asks, check_pauses, collect, drafts_of
 
 SMALL = ModelSpec(vocab_size=SPEC.vocab_size, num_hidden_layers=1)
 BLOCK_TOKENS = 16
@@ -129,20 +129,7 @@ def test_a_smaller_model_is_right_and_wrong(drafting: Drafting) -> None:
 
 
 def test_sequences_are_paused_and_resume_the_same(drafting: Drafting) -> None:
-    service = drafting.target
-    with service.executor(
-        scheduler_config=adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
-        kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False, max_tokens=96),
-        draft_target_decoding_config=drafting.config(0, 64, 4),
-        peft_cache_config=adaptrt.PeftCacheConfig(num_ensure_workers=0),  # all start at once, whatever else runs
-    ) as executor:
-        asked = [Ask(0, adapter, 1, 1, 2, 60, False, False, True) for adapter in (None, 0, 1)]
-        ids = executor.enqueue_requests([service.request(ask) for ask in asked])
-        for ask, request_id in zip(asked, ids, strict=True):
-            assert collect(executor, request_id, ask.n) == service.alone(ask)
-        steps = executor.get_latest_iteration_stats()
-    assert max(step.inflight_batching_stats.num_paused_requests for step in steps) > 0
-    assert any(step.spec_decoding_stats is not None for step in steps)
+    check_pauses(drafting.target, draft_target_decoding_config=drafting.config(0, 64, 4))
 
 
 def test_other_vocabularies_are_refused(drafting: Drafting, tmp_path: Path) -> None:

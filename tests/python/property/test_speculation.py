@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import adaptrt
 from support.models import save_adapter
 from support.serving import LORA_MODULES, build_random_engine, run_command
-from support.speculation import ADAPTERS, PROMPTS, SPEC, Ask, Service, asks, collect, drafts_of
+from support.speculation import ADAPTERS, PROMPTS, SPEC, Ask, Service, asks, check_pauses, collect, drafts_of
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "int8 KV"])
@@ -99,19 +99,7 @@ def test_drafts_are_right_and_wrong(service: Service) -> None:
 
 def test_sequences_with_drafts_are_paused_and_resume_the_same(service: Service) -> None:
     lookahead = adaptrt.LookaheadDecodingConfig(6, 4, 4)
-    with service.executor(
-        scheduler_config=adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
-        kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False, max_tokens=96),
-        decoding_config=adaptrt.DecodingConfig(lookahead_decoding_config=lookahead),
-        peft_cache_config=adaptrt.PeftCacheConfig(num_ensure_workers=0),  # all start at once, whatever else runs
-    ) as executor:
-        asked = [Ask(0, adapter, 1, 1, 2, 60, False, False, True) for adapter in (None, 0, 1)]
-        ids = executor.enqueue_requests([service.request(ask) for ask in asked])
-        for ask, request_id in zip(asked, ids, strict=True):
-            assert collect(executor, request_id, ask.n) == service.alone(ask)
-        steps = executor.get_latest_iteration_stats()
-    assert max(step.inflight_batching_stats.num_paused_requests for step in steps) > 0
-    assert any(step.spec_decoding_stats is not None for step in steps)
+    check_pauses(service, decoding_config=adaptrt.DecodingConfig(lookahead_decoding_config=lookahead))
 
 
 def test_text_that_repeats_itself_takes_few_steps(service: Service) -> None:

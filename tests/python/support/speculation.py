@@ -121,6 +121,23 @@ def drafts_of(executor: adaptrt.Executor) -> tuple[int, int]:
     return sum(step.num_draft_tokens for step in found), sum(step.num_accepted_tokens for step in found)
 
 
+def check_pauses(service: Service, **fields: Any) -> None:
+    """Sequences with drafts are paused and resume the same; `fields` of ExecutorConfig say where drafts come from."""
+    with service.executor(
+        scheduler_config=adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
+        kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False, max_tokens=96),
+        peft_cache_config=adaptrt.PeftCacheConfig(num_ensure_workers=0),  # all start at once, whatever else runs
+        **fields,
+    ) as executor:
+        asked = [Ask(0, adapter, 1, 1, 2, 60, False, False, True) for adapter in (None, 0, 1)]
+        ids = executor.enqueue_requests([service.request(ask) for ask in asked])
+        for ask, request_id in zip(asked, ids, strict=True):
+            assert collect(executor, request_id, ask.n) == service.alone(ask)
+        steps = executor.get_latest_iteration_stats()
+    assert max(step.inflight_batching_stats.num_paused_requests for step in steps) > 0
+    assert any(step.spec_decoding_stats is not None for step in steps)
+
+
 asks = st.builds(
     Ask,
     prompt=st.integers(0, len(PROMPTS) - 1),
