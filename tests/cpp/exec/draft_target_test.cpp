@@ -6,6 +6,7 @@
 #include <string>
 
 #include "adaptrt/exec/executor.h"
+#include "crowd_setting.h"
 #include "fake_engine.h"
 #include "sequences.h"
 
@@ -167,35 +168,28 @@ BOOST_AUTO_TEST_CASE(wrong_drafts_are_given_up) {
 }
 
 struct Setting {
-  CapacitySchedulerPolicy policy;
-  std::int64_t kv_tokens;
-  std::int32_t max_num_tokens;
+  CrowdSetting crowd;
   std::size_t draft_blocks;
   std::int32_t draft_batch;
 };
 
 std::ostream& operator<<(std::ostream& out, const Setting& setting) {
-  return out << "policy " << static_cast<int>(setting.policy) << ", kv " << setting.kv_tokens << ", step "
-             << setting.max_num_tokens << ", draft blocks " << setting.draft_blocks << ", draft batch "
+  return out << setting.crowd << ", draft blocks " << setting.draft_blocks << ", draft batch "
              << setting.draft_batch;
 }
 
 const std::vector<Setting> kSettings = {
-    {CapacitySchedulerPolicy::kGuaranteedNoEvict, 1024, 64, 512, 8},
-    {CapacitySchedulerPolicy::kGuaranteedNoEvict, 160, 6, 20, 3},
-    {CapacitySchedulerPolicy::kMaxUtilization, 128, 64, 256, 8},
-    {CapacitySchedulerPolicy::kMaxUtilization, 128, 9, 24, 2},
-    {CapacitySchedulerPolicy::kStaticBatch, 512, 32, 40, 8},
+    {{CapacitySchedulerPolicy::kGuaranteedNoEvict, 1024, 64, true}, 512, 8},
+    {{CapacitySchedulerPolicy::kGuaranteedNoEvict, 160, 6, true}, 20, 3},
+    {{CapacitySchedulerPolicy::kMaxUtilization, 128, 64, true}, 256, 8},
+    {{CapacitySchedulerPolicy::kMaxUtilization, 128, 9, true}, 24, 2},
+    {{CapacitySchedulerPolicy::kStaticBatch, 512, 32, true}, 40, 8},
 };
 
 /// The draft engine's adapters are the requests', others or none, so that drafts are right as well as wrong.
 /// Each request is compared with what it gives alone and without drafts.
 BOOST_DATA_TEST_CASE(drafts_change_nothing_in_a_crowd, boost::unit_test::data::make(kSettings), setting) {
-  ExecutorConfig config = drafting();
-  config.scheduler_config.capacity_scheduler_policy = setting.policy;
-  config.kv_cache_config.max_tokens = setting.kv_tokens;
-  config.enable_chunked_context = true;
-  config.max_num_tokens = setting.max_num_tokens;
+  ExecutorConfig config = drafting(config_of(setting.crowd));
   config.draft_target_decoding_config->kv_cache_size = setting.draft_blocks * 64;
   FakeEngine::Options draft_options = few_tokens();
   draft_options.max_batch_size = setting.draft_batch;
