@@ -34,7 +34,9 @@ class PartialRotaryConfig(CheckpointConfig):
         """What is wrong between fields that are each acceptable alone."""
         found = super().inconsistencies()
         if not 2 <= self.rotary_size <= self.head_size or self.rotary_size % 2 != 0:
-            found.append(f"rotary_pct {self.rotary_pct} of head_size {self.head_size} is no even number of elements")
+            found.append(
+                f"rotary_pct {self.rotary_pct} of head_size {self.head_size} is not an even number of elements"
+            )
         return found
 
 
