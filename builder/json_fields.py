@@ -61,6 +61,7 @@ class JsonFields:
 
     def __init__(self, data: Mapping[str, Any], *, prefix: str = "", problems: list[str] | None = None) -> None:
         self._data = dict(data)
+        self._places: dict[str, str] = {}
         self._taken: set[str] = set()
         self._prefix = prefix
         self._nested: list[JsonFields] = []
@@ -84,7 +85,18 @@ class JsonFields:
 
     def problem(self, name: str, complaint: str) -> None:
         """Notes what is wrong with a field."""
-        self.problems.append(f"{self._prefix}{name} {complaint}")
+        self.problems.append(f"{self._places.get(name, self._prefix)}{name} {complaint}")
+
+    def inherit(self, outer: JsonFields) -> None:
+        """Makes the remaining fields of the object around this one its own. A field of both must have one value."""
+        for name, value in outer.remaining().items():
+            outer._taken.add(name)
+            own = self._data.get(name)
+            if own is None:
+                self._data[name] = value
+                self._places[name] = outer._prefix
+            elif value is not None and (isinstance(own, bool) != isinstance(value, bool) or own != value):
+                self.problem(name, f"is {describe(own)}, but {outer._prefix}{name} is {describe(value)}")
 
     def integer(self, name: str, *, minimum: int = 1, maximum: int = MAX_INTEGER, default: int | None = None) -> int:
         """An integer from `minimum` to `maximum`. Without a default the field must be there."""

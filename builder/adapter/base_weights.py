@@ -35,11 +35,17 @@ class BaseWeights(Protocol):
 class HuggingFaceBase:
     """A Hugging Face model directory: one or several safetensors files, or .bin files through torch."""
 
-    def __init__(self, directory: Path, *, fan_in_fan_out: bool = False) -> None:
-        """Opens the weights; fan_in_fan_out is the adapter's. Raises CheckpointError when there are none."""
+    def __init__(self, directory: Path, modules: AdaptedModules | None = None, *, fan_in_fan_out: bool = False) -> None:
+        """Opens the weights. `modules` are modules_of_base(directory); fan_in_fan_out is the adapter's.
+
+        Raises CheckpointError when there are no weights.
+        """
         self._directory = directory
+        self._modules = modules
         self._fan_in_fan_out = fan_in_fan_out
         self._weights = HfWeights(directory)
+        if modules is not None:
+            self._weights = self._weights.renamed(modules.name_now)
 
     def describe(self) -> str:
         """The model directory."""
@@ -74,6 +80,8 @@ class HuggingFaceBase:
         return self._fan_in_fan_out and key.is_conv1d
 
     def _name_of(self, key: ModuleKey) -> str | None:
+        if self._modules is not None and (found := self._modules.find(key.path)) is not None:
+            return f"{found.path}.weight" if f"{found.path}.weight" in self._weights else None
         decoder, _, rest = key.path.partition(".")
         candidates = [key.path, rest if decoder == "model" else f"model.{key.path}", f"transformer.{key.path}"]
         return next((name for path in candidates if (name := f"{path}.weight") in self._weights), None)

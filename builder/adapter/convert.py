@@ -75,11 +75,12 @@ def convert_adapter(
     cannot be read, ConfigError for an unknown storage_dtype.
     """
     dtype = dtype_from_name(storage_dtype) if isinstance(storage_dtype, str) else storage_dtype
-    adapter = read_peft_adapter(Path(directory), modules or _modules_of(base))
+    base_modules = modules_of_base(Path(base)) if isinstance(base, str | Path) else None
+    adapter = read_peft_adapter(Path(directory), modules or base_modules)
     if modules is not None:
         _check_sizes(adapter, modules)
     if isinstance(base, str | Path):
-        base = HuggingFaceBase(Path(base), fan_in_fan_out=adapter.config.fan_in_fan_out)
+        base = HuggingFaceBase(Path(base), base_modules, fan_in_fan_out=adapter.config.fan_in_fan_out)
     if base is not None:
         check_against_base(adapter, base)
     if adapter.config.use_dora and not (adapter.magnitudes_normalized or magnitudes_normalized):
@@ -91,10 +92,6 @@ def convert_adapter(
         for key, tensors in adapter.modules.items():
             tensors.magnitude = normalized_magnitude(key, tensors, adapter.scale_of(key), base)
     return _flatten(adapter, dtype)
-
-
-def _modules_of(base: BaseWeights | str | Path | None) -> AdaptedModules | None:
-    return modules_of_base(Path(base)) if isinstance(base, str | Path) else None
 
 
 def _check_sizes(adapter: PeftAdapter, modules: AdaptedModules) -> None:

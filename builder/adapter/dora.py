@@ -78,14 +78,15 @@ def normalize_adapter(directory: Path, output: Path, base_directory: Path, *, st
     becomes false. Returns the adapter that was read. Raises AdapterError or CheckpointError, and then leaves
     `output` as it was.
     """
-    adapter = read_peft_adapter(directory, modules_of_base(base_directory))
+    modules = modules_of_base(base_directory)
+    adapter = read_peft_adapter(directory, modules)
     if not adapter.config.use_dora:
         raise AdapterError(f"{adapter.file}: is not a DoRA adapter, so there are no magnitudes to normalise or strip")
     if adapter.magnitudes_normalized and not strip:
         raise AdapterError(f"{adapter.file}: the magnitudes are normalised already")
     if output.exists() and output.samefile(directory):
         raise AdapterError(f"{output}: is also the input; give another directory to write to")
-    base = HuggingFaceBase(base_directory, fan_in_fan_out=adapter.config.fan_in_fan_out)
+    base = HuggingFaceBase(base_directory, modules, fan_in_fan_out=adapter.config.fan_in_fan_out)
     check_against_base(adapter, base)
 
     tensors = dict(adapter.tensors)

@@ -43,9 +43,9 @@ def _known_layers() -> _KnownLayers:
     modules: dict[str, tuple[str, ...]] = dict(_OTHER_LAYERS)
     roots, conv1d_names = set(), set()
     for family in FAMILIES.values():
-        for path, found in AdaptedModules(specimen(family)).by_path.items():
+        for path, found in AdaptedModules(specimen(family)).by_any_path.items():
             root, _, within = path.partition(".0.")
-            roots |= {root, root.rpartition(".")[2]}
+            roots.add(root)
             modules[within] = _parts_in_order(found)
             if found.transposed:
                 conv1d_names.add(within.rpartition(".")[2])
@@ -179,7 +179,11 @@ _REASONS = (
     (r"\.bias$", "trained biases are not supported"),
     (r"lora_embedding_|embed_tokens|lm_head|\bwte\b|\bwpe\b", "embeddings and lm_head cannot be adapted"),
     (r"experts|block_sparse_moe|router|\.mlp\.gate\.", "mixture-of-experts layers cannot be adapted"),
-    (r"encoder|cross_?attn|vision|visual|audio", "only the layers of a decoder can be adapted"),
+    (
+        r"vision|visual|multi_modal_projector",
+        "belongs to the vision tower; the language model alone is served, for text",
+    ),
+    (r"encoder|cross_?attn|audio", "only the layers of a decoder can be adapted"),
     (r"norm", "normalisation weights cannot be adapted"),
     (r"lora_diag|lora_velora|monteclora", "this variant of LoRA is not supported"),
 )

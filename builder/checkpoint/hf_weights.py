@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -42,51 +42,53 @@ class HfWeights:
         self._files: dict[str, WeightFile] = {}
         self._file_of: dict[str, str] = {}
         self._directory = model_dir
-        self._prefix = ""
         whole, reader = _weights_of(model_dir)
         if (model_dir / whole).exists():
             self._open(whole, reader)
             self._file_of = dict.fromkeys(self._files[whole].specs, whole)
         else:
             self._open_shards(whole + _INDEX_SUFFIX, reader)
+        self._stored = {name: name for name in self._file_of}
 
-    def with_decoder_prefix(self, prefix: str) -> HfWeights:
-        """The tensors of a decoder that was saved without the model around it, by their names in that model.
+    def renamed(self, name_now: Callable[[str], str]) -> HfWeights:
+        """The same tensors, each by what `name_now` makes of its name in the files.
 
-        Themselves where a name begins with the prefix.
+        Raises CheckpointError for two tensors that would have one name.
         """
-        if any(name.startswith(prefix) for name in self._file_of):
-            return self
         result = copy.copy(self)
-        result._prefix = prefix
+        result._stored = {}
+        for stored in self._file_of:
+            name = name_now(stored)
+            if name in result._stored:
+                raise CheckpointError(
+                    f"{self._directory}: tensors '{result._stored[name]}' and '{stored}' are both '{name}'"
+                )
+            result._stored[name] = stored
         return result
 
     def __contains__(self, name: str) -> bool:
-        return name.startswith(self._prefix) and self._stored(name) in self._file_of
+        return name in self._stored
 
     @property
     def names(self) -> list[str]:
         """Every tensor's name, file by file."""
-        return [self._prefix + name for name in self._file_of]
+        return list(self._stored)
 
     def spec(self, name: str) -> TensorSpec:
         """A tensor's dtype and shape."""
-        stored = self._stored(name)
+        stored = self._stored[name]
         spec = self._files[self._file_of[stored]].specs[stored]
         return replace(spec, name=name)
 
     def rows(self, name: str, rows: range) -> Iterator[Array]:
         """Rows of a tensor, in pieces of a few MiB."""
-        stored = self._stored(name)
+        stored = self._stored[name]
         return self._files[self._file_of[stored]].rows(stored, rows.start, rows.stop)
 
     def where(self, name: str) -> str:
         """The file and tensor, as error messages name them."""
-        stored = self._stored(name)
+        stored = self._stored[name]
         return f"{self._directory / self._file_of[stored]}: tensor '{stored}'"
-
-    def _stored(self, name: str) -> str:
-        return name.removeprefix(self._prefix)
 
     def _open(self, file: str, reader: type[Any]) -> None:
         self._files[file] = reader(self._directory / file)

@@ -96,15 +96,18 @@ def rotary_scaling_to_dict(scaling: RotaryScaling | None) -> dict[str, Any] | No
 
 
 def read_rotary_scaling(
-    fields: JsonFields, max_position_embeddings: int, original: int | None = None
+    fields: JsonFields, max_position_embeddings: int, original: int | None = None, *, can_be_mrope: bool = False
 ) -> RotaryScaling | None:
     """Takes the fields of a rope scaling object, in which the kind may be spelled `rope_type` or `type`.
 
-    `original` is original_max_position_embeddings where it stands beside the object, for "longrope".
+    `original` is original_max_position_embeddings where it stands beside the object, for "longrope". `can_be_mrope`:
+    the kind "mrope" is accepted, an older name of "default" where there are mrope_section.
 
     original_max_position_embeddings is max_position_embeddings where it is not given, as in Hugging Face.
     """
     names = [fields.raw(spelling) for spelling in ("rope_type", "type")]
+    if can_be_mrope:
+        names = ["default" if name == "mrope" else name for name in names]
     given = sorted({str(name) for name in names if name is not None})
     if len(given) > 1:
         fields.problem("rope_type", f"and type disagree: {' and '.join(given)}")
@@ -127,6 +130,21 @@ def read_rotary_scaling(
     if rope_type == "llama3":
         return _read_llama3(fields, factor, original)
     return _read_yarn(fields, factor, original)
+
+
+def read_mrope_sections(fields: JsonFields, head_size: int) -> None:
+    """Takes mrope_section and mrope_interleaved, which say which pairs of a head turn by time, height and width.
+
+    The three positions of a token of text are one number (they differ for those of images and videos alone), so each
+    pair turns by that number whatever the sections are: text has plain rotary positions.
+    """
+    fields.boolean("mrope_interleaved", default=False)
+    sections = fields.integers("mrope_section")
+    if len(sections) != 3 or sum(sections) != head_size // 2:
+        fields.problem(
+            "mrope_section",
+            f"is {list(sections)}; expected three integers whose sum is half of the head, {head_size // 2}",
+        )
 
 
 def _read_longrope(fields: JsonFields, max_position_embeddings: int, beside: int | None) -> LongRopeScaling:

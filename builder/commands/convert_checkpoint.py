@@ -127,6 +127,8 @@ def run(args: argparse.Namespace) -> int:
         f"{dtype_name(config.dtype)}, {converted.num_tensors} tensors of {format_bytes(converted.num_bytes)} "
         f"in {ranks} rank{'s' if ranks > 1 else ''}{', int8 KV cache' if config.int8_kv_cache else ''}"
     )
+    if converted.num_vision_tensors:
+        print(f"left aside: {converted.num_vision_tensors} tensors of the vision tower; the engine is for text alone")
     if converted.quantization_errors:
         Console().print(error_table(converted.quantization_errors))
     return 0

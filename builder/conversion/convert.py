@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, Final
@@ -24,6 +25,7 @@ from ..checkpoint.rank_file import rank_file, rank_specs, write_rank
 from ..models.registry import FAMILIES, declare
 from ..network.checkpoint_tensors import hf_tensor_shapes, plan_rank, tied_lm_head
 from ..network.network import Network
+from ..network.weights import name_now
 from ..output_directory import holds_only, producer_of, replaced_directory
 from ..progress import Advance, Progress, SilentProgress
 from ..safetensors_stream import TensorSpec
@@ -50,6 +52,8 @@ class Converted:
     num_bytes: int
     quantization_errors: tuple[QuantizationError, ...] = ()
     """Of each tensor that was quantised, rank by rank."""
+    num_vision_tensors: int = 0
+    """Tensors of the model's vision tower, which are left aside."""
 
 
 def convert_checkpoint(
@@ -86,9 +90,7 @@ def convert_checkpoint(
         int8_kv_cache=int8_kv_cache,
     )
     network = declare(config)
-    weights = HfWeights(model_dir)
-    if decoder_prefix := FAMILIES[config.architecture].decoder_prefix:
-        weights = weights.with_decoder_prefix(decoder_prefix)
+    weights = HfWeights(model_dir).renamed(partial(name_now, older_names=network.older_names))
     _check_tensors(weights, network, model_dir)
     plans = [plan_rank(network, rank) for rank in range(mapping.world_size)]
     check_quantization(config, plans, str(model_dir))
@@ -106,7 +108,8 @@ def convert_checkpoint(
             if (model_dir / name).is_file():
                 shutil.copyfile(model_dir / name, directory / name)
         (directory / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
-    return Converted(config, len(specs), num_bytes, tuple(errors))
+    num_vision_tensors = sum(_is_of_vision_tower(name, config) for name in weights.names)
+    return Converted(config, len(specs), num_bytes, tuple(errors), num_vision_tensors)
 
 
 def check_quantization(config: CheckpointConfig, plans: Sequence[Sequence[PlannedTensor]], subject: str) -> None:
@@ -149,7 +152,13 @@ def _is_harmless(name: str, network: Network) -> bool:
     tied = tied_lm_head(network)
     if tied is not None and name == tied.lm_head:
         return True
-    return any(re.fullmatch(pattern, name) for pattern in FAMILIES[network.config.architecture].ignored_tensors)
+    ignored = FAMILIES[network.config.architecture].ignored_tensors
+    return _is_of_vision_tower(name, network.config) or any(re.fullmatch(pattern, name) for pattern in ignored)
+
+
+def _is_of_vision_tower(name: str, config: CheckpointConfig) -> bool:
+    vision = FAMILIES[config.architecture].vision
+    return vision is not None and name.startswith(vision.tensor_prefixes)
 
 
 def _check_tied_lm_head(weights: HfWeights, network: Network) -> None:

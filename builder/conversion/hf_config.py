@@ -10,13 +10,12 @@ from typing import Any, Final
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name
 from ..checkpoint.config import HIDDEN_ACTS, MAX_LAYERS, CheckpointConfig, ParallelMapping
-from ..checkpoint.rotary import read_rotary_scaling
+from ..checkpoint.rotary import read_mrope_sections, read_rotary_scaling
 from ..json_fields import JsonFields, describe, load_json_object
-from ..models.family import Features, ModelFamily
+from ..models.family import Features, ModelFamily, VisionTower
 from ..models.registry import FAMILIES
 
 HF_CONFIG_FILE: Final = "config.json"
-DEFAULT_ROPE_THETA: Final = 10000.0
 
 # Training, bookkeeping, and defaults of generate(): none of them changes what the network computes.
 _HARMLESS_FIELDS: Final = frozenset(
@@ -58,6 +57,8 @@ def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMap
     path = model_dir / HF_CONFIG_FILE
     fields = JsonFields(load_json_object(path, CheckpointError))
     family = _family_of(fields, str(path))
+    if family.vision is not None:
+        fields = _fields_of_text(fields, family.vision)
     if fields.raw("quantization_config") is not None:
         raise CheckpointError(
             f"{path}: quantization_config is set, but only unquantised checkpoints can be converted yet; "
@@ -89,6 +90,20 @@ def _family_of(fields: JsonFields, subject: str) -> ModelFamily:
     return family
 
 
+def _fields_of_text(fields: JsonFields, vision: VisionTower) -> JsonFields:
+    """Those of the language model: in text_config, or in older files beside vision_config, or in both."""
+    fields.discard(vision.fields)
+    if "text_config" not in fields:
+        return fields
+    text = fields.object("text_config")
+    if text is None:
+        return fields
+    text.string("model_type", choices=vision.text_model_types, default=min(vision.text_model_types))
+    fields.discard(_HARMLESS_FIELDS)
+    text.inherit(fields)
+    return text
+
+
 def _read(fields: JsonFields, family: ModelFamily, dtype: DType | None, mapping: ParallelMapping) -> CheckpointConfig:
     def name(common: str) -> str:
         return family.field_names.get(common, common)
@@ -98,11 +113,12 @@ def _read(fields: JsonFields, family: ModelFamily, dtype: DType | None, mapping:
     hidden_size = fields.integer(name("hidden_size"))
     num_hidden_layers = fields.integer(name("num_hidden_layers"), maximum=MAX_LAYERS)
     num_attention_heads = fields.integer(name("num_attention_heads"))
+    head_size = _optional_size(fields, family, "head_dim") or _head_size(fields, hidden_size, num_attention_heads)
     max_position_embeddings = fields.integer(name("max_position_embeddings"))
     if family.read_rope is not None:
         rope = family.read_rope(fields, max_position_embeddings)
     else:
-        rope = _read_rope(fields, family, max_position_embeddings)
+        rope = _read_rope(fields, family, max_position_embeddings, head_size)
     features = family.read_features(fields, num_hidden_layers)
     stated_dtype = _stated_dtype(fields, needed=dtype is None)
     return family.config_class(
@@ -114,7 +130,7 @@ def _read(fields: JsonFields, family: ModelFamily, dtype: DType | None, mapping:
         num_hidden_layers=num_hidden_layers,
         num_attention_heads=num_attention_heads,
         num_key_value_heads=_optional_size(fields, family, "num_key_value_heads") or num_attention_heads,
-        head_size=_optional_size(fields, family, "head_dim") or _head_size(fields, hidden_size, num_attention_heads),
+        head_size=head_size,
         intermediate_size=_optional_size(fields, family, "intermediate_size") or 4 * hidden_size,
         norm_epsilon=fields.number(name("rms_norm_eps")),
         hidden_act=family.activations.get(activation, HIDDEN_ACTS[0]),
@@ -166,7 +182,7 @@ def _token_id(fields: JsonFields, name: str) -> int | None:
     return None if token_id == -1 else token_id
 
 
-def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings: int) -> Features:
+def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings: int, head_size: int) -> Features:
     """rope_theta and the scaling: from rope_parameters (transformers 5), or rope_theta and rope_scaling."""
     theta = fields.optional_number(family.field_names.get("rope_theta", "rope_theta"), above=True)
     can_be_partial = family.partial_rotary_factor is not None
@@ -190,8 +206,10 @@ def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings:
             nested.problem("rope_theta", f"is {nested_theta}, but rope_theta is {theta}")
         theta = nested_theta if theta is None else theta
         original = fields.optional_integer("original_max_position_embeddings") if can_be_partial else None
-        scaling = read_rotary_scaling(nested, max_position_embeddings, original)
-    rope: Features = {"rotary_base": DEFAULT_ROPE_THETA if theta is None else theta, "rotary_scaling": scaling}
+        if family.mrope:
+            read_mrope_sections(nested, head_size)
+        scaling = read_rotary_scaling(nested, max_position_embeddings, original, can_be_mrope=family.mrope)
+    rope: Features = {"rotary_base": family.default_rope_theta if theta is None else theta, "rotary_scaling": scaling}
     if can_be_partial:
         rope["rotary_pct"] = family.partial_rotary_factor if partial is None else partial
     return rope

@@ -59,5 +59,6 @@ COHERE = ModelFamily(
     field_names={"rms_norm_eps": "layer_norm_eps"},
     optional_fields=frozenset({"num_key_value_heads", "head_dim"}),
     tied_by_default=True,
+    default_rope_theta=500000.0,
     neutral_fields={"use_qk_norm": False},
 )

@@ -63,17 +63,21 @@ class Multipliers:
 
 
 def declare_llama_like(
-    net: Network, c: CheckpointConfig, factors: Multipliers | None = None, unrotated: Collection[int] = ()
+    net: Network,
+    c: CheckpointConfig,
+    factors: Multipliers | None = None,
+    unrotated: Collection[int] = (),
+    decoder: str = MODEL,
 ) -> None:
     """The network of Llama and of families that differ from it in features of CheckpointConfig and these alone.
 
-    Attention of the layers `unrotated` does not depend on positions.
+    Attention of the layers `unrotated` does not depend on positions. `decoder` is the Hugging Face model's name of it.
     """
     factors = factors or Multipliers()
-    x = net.embedding(f"{MODEL}.embed_tokens", scale=factors.embedding)
+    x = net.embedding(f"{decoder}.embed_tokens", scale=factors.embedding)
     tables = {False: net.rotary()} | ({True: net.no_rotation()} if unrotated else {})
     for layer in net.layers():
-        p = f"{MODEL}.layers.{layer}"
+        p = f"{decoder}.layers.{layer}"
         with net.scope("attention"):
             h = net.rms_norm(x, f"{p}.input_layernorm", "input_layernorm")
             qkv = net.linear(h, "attention.qkv", qkv_parts(c, f"{p}.self_attn"), split=Split.COLUMN, bias=c.attn_bias)
@@ -105,5 +109,5 @@ def declare_llama_like(
             down = whole(f"{p}.mlp.down_proj", "mlp_4h_to_h", c.hidden_size)
             x = net.linear(h, "mlp.proj", [down], split=Split.ROW, bias=c.mlp_bias, add_to=x, scale=factors.residual)
     with net.scope("head"):
-        h = net.rms_norm(x, f"{MODEL}.norm", "transformer.ln_f", logit_rows=True)
-        net.lm_head(h, "lm_head", f"{MODEL}.embed_tokens", scale=factors.logits)
+        h = net.rms_norm(x, f"{decoder}.norm", "transformer.ln_f", logit_rows=True)
+        net.lm_head(h, "lm_head", f"{decoder}.embed_tokens", scale=factors.logits)

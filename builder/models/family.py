@@ -51,6 +51,18 @@ ROTARY_BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
 
 @dataclass(frozen=True, kw_only=True)
+class VisionTower:
+    """What a model that sees has beside its language model, which alone is served, for text."""
+
+    tensor_prefixes: tuple[str, ...]
+    """What the names of its tensors begin with; conversion leaves them aside."""
+    fields: frozenset[str]
+    """Of config.json, beside text_config: what images and videos alone need."""
+    text_model_types: frozenset[str]
+    """What text_config's model_type can be."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFamily:
     """One architecture of Hugging Face's config.json."""
 
@@ -66,14 +78,20 @@ class ModelFamily:
     """Fields that the family does not have, with the value at which they mean nothing; others are refused."""
     ignored_tensors: tuple[str, ...] = (ROTARY_BUFFERS,)
     """Patterns of tensors that a model may have and that follow from config.json."""
-    decoder_prefix: str = ""
-    """What names of tensors begin with unless the decoder was saved alone; empty: it never is."""
+    older_names: Mapping[str, str] = field(default_factory=dict)
+    """What names of tensors and of adapters' layers began with in older layouts, and begin with today."""
+    vision: VisionTower | None = None
+    """Of models that see as well; the language model alone is served."""
     field_names: Mapping[str, str] = field(default_factory=dict)
     """Names of fields that other families have under those that are the keys."""
     harmless_fields: frozenset[str] = frozenset()
     """Fields of the family that do not change what the network computes."""
     published_code: Mapping[str, str] = field(default_factory=dict)
     """Entries of auto_map in the family's own published models: code that has since become transformers' class."""
+    default_rope_theta: float = 10000.0
+    """rope_theta where it is left out."""
+    mrope: bool = False
+    """Rotary positions have three rows: of time, height and width."""
     tied_by_default: bool = False
     """tie_word_embeddings where it is left out."""
     activations: Mapping[str, str] = field(default_factory=lambda: {"silu": "silu"})

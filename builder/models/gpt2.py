@@ -73,7 +73,8 @@ GPT2 = ModelFamily(
     read_features=_read_features,
     read_rope=_no_rope,
     declare=_declare,
-    decoder_prefix=f"{_MODEL}.",
+    # The decoder's names where it was saved without the model around it.
+    older_names={f"{name}.": f"{_MODEL}.{name}." for name in ("wte", "wpe", "h", "ln_f")},
     position_embedding_type=LEARNED_POSITIONS,
     activations={**dict.fromkeys(GELU_TANH_NAMES, "gelu_tanh"), "gelu": "gelu"},
     field_names={

@@ -25,6 +25,7 @@ from .phi import PHI
 from .phi3 import PHI3
 from .qwen2 import QWEN2
 from .qwen3 import QWEN3
+from .qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .smollm3 import SMOLLM3
 from .starcoder2 import STARCODER2
 
@@ -35,6 +36,9 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         MISTRAL,
         QWEN2,
         QWEN3,
+        QWEN2_VL,
+        QWEN2_5_VL,
+        QWEN3_VL,
         GRANITE,
         OLMO2,
         SMOLLM3,
@@ -54,8 +58,9 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
 
 def declare(config: CheckpointConfig) -> Network:
     """The network of a config of a supported family."""
-    network = Network(config)
-    FAMILIES[config.architecture].declare(network, config)
+    family = FAMILIES[config.architecture]
+    network = Network(config, family.older_names)
+    family.declare(network, config)
     return network
 
 
@@ -104,6 +109,6 @@ def specimen(family: ModelFamily) -> Network:
         norm_epsilon=1.0,
         rotary_base=2.0,
     )
-    network = Network(config)
+    network = Network(config, family.older_names)
     family.declare(network, config)
     return network

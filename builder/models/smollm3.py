@@ -52,4 +52,5 @@ SMOLLM3 = ModelFamily(
     declare=_declare,
     optional_fields=frozenset({"head_dim"}),
     tied_by_default=True,
+    default_rope_theta=2000000.0,
 )

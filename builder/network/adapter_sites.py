@@ -9,7 +9,7 @@ from typing import Final
 from ..._core import lora_modules
 from .network import Network
 from .ops import Linear
-from .weights import LinearWeight, Part
+from .weights import LinearWeight, Part, name_now
 
 _MODULES = {info.name: info for info in lora_modules()}
 # Modules that consist of others, by those.
@@ -20,6 +20,8 @@ _FUSED = {tuple(sorted(info.parts)): info.name for info in lora_modules() if len
 class AdaptedModule:
     """What a linear layer of the Hugging Face model is to adapters."""
 
+    path: str
+    """In the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
     layer: int
     module: str
     """In adaptrt._core.lora_modules()."""
@@ -65,9 +67,13 @@ class AdaptedModules:
 
     def __init__(self, network: Network) -> None:
         self.num_layers: Final = network.config.num_hidden_layers
+        self._older_names = network.older_names
         self.by_path: Final[Mapping[str, AdaptedModule]] = dict(_adapted_modules(network))
         """By their paths in the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
-        self._by_bare_path = {path.partition(".")[2]: module for path, module in self.by_path.items()}
+        self.by_any_path: Final[Mapping[str, AdaptedModule]] = {
+            name: module for path, module in self.by_path.items() for name in _paths_of(path, network.older_names)
+        }
+        """By those of a bare decoder, such as layers.0.self_attn.q_proj, and of older layouts of the model as well."""
         self._parts: dict[tuple[int, str], tuple[int, int, int]] = {
             (site.layer, part.module): (number, site.in_size, part.outputs)
             for number, site in enumerate(adapter_sites(network))
@@ -82,8 +88,12 @@ class AdaptedModules:
         return tuple(name for name in _MODULES if name in found)
 
     def find(self, path: str) -> AdaptedModule | None:
-        """The linear layer at a path, which may be one within the decoder, such as layers.0.self_attn.q_proj."""
-        return self.by_path.get(path) or self._by_bare_path.get(path)
+        """The linear layer at a path, which may be any of by_any_path."""
+        return self.by_any_path.get(path)
+
+    def name_now(self, name: str) -> str:
+        """Of a tensor of the Hugging Face model, which may be of an older layout, the name in today's."""
+        return name_now(name, self._older_names)
 
     def sizes_of(self, layer: int, module: str) -> tuple[int, int] | None:
         """(in, out) of a module of a layer, fused ones included; None for one that the layer does not have."""
@@ -106,6 +116,7 @@ def _adapted_modules(network: Network) -> Iterator[tuple[str, AdaptedModule]]:
             yield (
                 source,
                 AdaptedModule(
+                    path=source,
                     layer=site.layer,
                     module=module,
                     in_size=site.in_size,
@@ -114,6 +125,15 @@ def _adapted_modules(network: Network) -> Iterator[tuple[str, AdaptedModule]]:
                     transposed=parts[0].transposed,
                 ),
             )
+
+
+def _paths_of(path: str, older_names: Mapping[str, str]) -> Iterator[str]:
+    yield path
+    yield from (older + path.removeprefix(now) for older, now in older_names.items() if path.startswith(now))
+    inner = path.partition(".")[2]
+    while not inner.partition(".")[0].isdigit():  # the list of layers keeps its name
+        yield inner
+        inner = inner.partition(".")[2]
 
 
 def _joined(parts: list[Part]) -> tuple[range, ...]:

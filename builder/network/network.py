@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -34,8 +34,10 @@ class Network:
     decoder layer within one). Values are made once; one that was added to must not be read again.
     """
 
-    def __init__(self, config: CheckpointConfig) -> None:
+    def __init__(self, config: CheckpointConfig, older_names: Mapping[str, str] | None = None) -> None:
+        """`older_names`: what `source`s began with in older layouts of the Hugging Face model, and begin with now."""
         self.config: Final = config
+        self.older_names: Final[Mapping[str, str]] = older_names or {}
         self.ops: Final[list[Op]] = []
         self.logits: Value | None = None
         self._layer: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -87,6 +87,14 @@ class LinearWeight:
     def outputs(self) -> int:
         """Rows of the weight."""
         return sum(part.outputs for part in self.parts)
+
+
+def name_now(name: str, older_names: Mapping[str, str]) -> str:
+    """The name that a tensor or layer of a Hugging Face model has today; `older_names` maps beginnings of names."""
+    for older, now in older_names.items():
+        if name.startswith(older):
+            return now + name.removeprefix(older)
+    return name
 
 
 def whole(source: str, module: str | None, outputs: int, units: int | None = None, **settings: bool) -> Part:

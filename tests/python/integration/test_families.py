@@ -17,7 +17,7 @@ from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions
-from support.families import FAMILIES, Family, save_family
+from support.families import FAMILIES, RELATIVES, Family, save_family
 from support.models import Reference, save_adapter
 from support.oracle import NetworkOracle, SequenceChunk
 from support.serving import Answer, collect, make_request
@@ -83,6 +83,10 @@ def cases(served: Served) -> list[tuple[str, list[int]]]:
 
 
 def test_every_kind_of_adapter_in_one_batch(served: Served) -> None:
+    check_against_transformers(served)
+
+
+def check_against_transformers(served: Served) -> None:
     for (name, prompt), answer in zip(cases(served), served.answers(cases(served)), strict=True):
         expected = Reference(served.model, served.adapters[name]).logits(prompt, answer.tokens).numpy()
         actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
@@ -97,6 +101,12 @@ def test_a_crowd_changes_no_bit(served: Served) -> None:
     for case, answer in zip(cases(served), together, strict=True):
         (alone,) = served.answers([case], num_threads=1)
         assert answer.same_bits(alone), case[0]
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_relatives(name: str, tmp_path: Path) -> None:
+    """What the others show of ops holds here too; that they are the right ones is what is left to show."""
+    check_against_transformers(Served(RELATIVES[name], tmp_path))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), SIXTEEN_BIT_TOLERANCES.items())

@@ -24,7 +24,7 @@ class Family:
     """How a family's random model is made."""
 
     config_class: type[Any]
-    targets: list[str]
+    targets: list[str] | str
     fields: dict[str, Any]
 
     @property
@@ -33,6 +33,12 @@ class Family:
 
     def config(self) -> Any:
         return self.config_class(**self.fields, attn_implementation="eager")
+
+    def random_model(self) -> Any:
+        config = self.config()
+        sees = hasattr(config, "vision_config")
+        kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+        return kind.from_config(config)
 
 
 def rope(kind: str = "default", theta: float = 10000.0, **parameters: Any) -> dict[str, Any]:
@@ -50,11 +56,25 @@ GEMMA = {
     **SIZES, "head_dim": 20, "num_attention_heads": 4, "num_key_value_heads": 2, "query_pre_attn_scalar": 24,
     "sliding_window": 10, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }  # fmt: skip
+# Of a model that sees: linear layers of the language model alone.
+TEXT_LAYERS = r"(.*\.)?language_model\.layers\..*_proj"
+MROPE = rope(mrope_section=[1, 3, 2])
+QWEN_VL_TOKENS = {"image_token_id": 57, "video_token_id": 58, "vision_start_token_id": 59, "vision_end_token_id": 60}
+QWEN2_VISION = {"depth": 1, "embed_dim": 32, "hidden_size": 36, "num_heads": 2}
+QWEN2_5_VISION = {
+    "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 36,
+    "fullatt_block_indexes": [0],
+}  # fmt: skip
+QWEN3_VISION = {
+    "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 36,
+    "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+}  # fmt: skip
 GPT2 = {
     "vocab_size": 61, "n_embd": 36, "n_layer": 3, "n_head": 3, "n_positions": 512, "n_inner": 70, "bos_token_id": 0,
     "eos_token_id": 1,
 }  # fmt: skip
 
+# Each of these has a kind of op, or an order of ops, that the others do not have.
 FAMILIES = {
     "granite": Family(
         transformers.GraniteConfig, LLAMA,
@@ -111,11 +131,29 @@ FAMILIES = {
     ),
 }  # fmt: skip
 
+# Networks of those or of Llama's kinds of ops, under names of their own.
+RELATIVES = {
+    "qwen2-vl": Family(
+        transformers.Qwen2VLConfig, TEXT_LAYERS,
+        {"text_config": {**SIZES, "rope_parameters": MROPE}, "vision_config": QWEN2_VISION, **QWEN_VL_TOKENS},
+    ),
+    "qwen2.5-vl": Family(
+        transformers.Qwen2_5_VLConfig, TEXT_LAYERS,
+        {"text_config": {**SIZES, "rope_parameters": MROPE, "use_sliding_window": True, "sliding_window": 20,
+                         "max_window_layers": 1}, "vision_config": QWEN2_5_VISION, **QWEN_VL_TOKENS},
+    ),
+    "qwen3-vl": Family(
+        transformers.Qwen3VLConfig, TEXT_LAYERS,
+        {"text_config": {**SIZES, "head_dim": 20, "rope_parameters": rope(mrope_section=[4, 3, 3])},
+         "vision_config": QWEN3_VISION, **QWEN_VL_TOKENS},
+    ),
+}  # fmt: skip
+
 
 def save_family(family: Family, directory: Path, seed: int = 0) -> Path:
     """Write a random model as a Hugging Face directory; norms and biases are random too."""
     generator = torch.Generator().manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(family.config())
+    model = family.random_model()
     one_based = isinstance(family.config(), transformers.Gemma2Config | transformers.Gemma3TextConfig)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

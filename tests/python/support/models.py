@@ -69,10 +69,17 @@ def save_model(spec: ModelSpec, directory: Path, seed: int = 0, dtype: torch.dty
     return directory
 
 
+def load_model(directory: Path, **settings: Any) -> Any:
+    """A model in float32, with its vision tower if it has one."""
+    sees = hasattr(transformers.AutoConfig.from_pretrained(directory), "vision_config")
+    kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    return kind.from_pretrained(directory, dtype=torch.float32, **settings)
+
+
 def save_adapter(model_directory: Path, directory: Path, seed: int, strength: float = 1.0, **lora: Any) -> Path:
     """Write a PEFT adapter with random A, B and magnitudes; `lora` goes to peft.LoraConfig."""
     generator = torch.Generator().manual_seed(seed)
-    base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
+    base = load_model(model_directory)
     lora = {"target_modules": ALL_MODULES, "lora_alpha": 2 * lora.get("r", 8), **lora}
     model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **lora))
     with torch.no_grad():
@@ -102,9 +109,7 @@ class Reference:
     """transformers + PEFT in float32, the adapter unmerged."""
 
     def __init__(self, model_directory: Path, adapter_directory: Path | None = None) -> None:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            model_directory, dtype=torch.float32, attn_implementation="eager"
-        )
+        model = load_model(model_directory, attn_implementation="eager")
         if adapter_directory is not None:
             model = peft.PeftModel.from_pretrained(model, adapter_directory, torch_dtype=torch.float32)
         self._model = model.eval()

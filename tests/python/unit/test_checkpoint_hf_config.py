@@ -15,6 +15,7 @@ from adaptrt import _core
 from adaptrt.builder.checkpoint.config import CheckpointConfig, ParallelMapping
 from adaptrt.builder.checkpoint.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
 from adaptrt.builder.conversion.hf_config import load_hf_config
+from support.families import FAMILIES, RELATIVES
 from support.models import ModelSpec
 
 HF = {
@@ -33,6 +34,12 @@ MISTRAL = {**QWEN, "architectures": ["MistralForCausalLM"], "sliding_window": No
 QWEN3 = {**QWEN, "architectures": ["Qwen3ForCausalLM"]}
 PHI3 = {**MISTRAL, "architectures": ["Phi3ForCausalLM"]}
 PHI3_CODE = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+# Those with one base for all layers.
+WITH_ROPE = {
+    name: family
+    for name, family in {**FAMILIES, **RELATIVES}.items()
+    if "rope_theta" in (getattr(family.config().get_text_config(), "rope_parameters", None) or {})
+}
 
 
 @pytest.fixture
@@ -80,6 +87,19 @@ def test_what_is_left_out_is_what_transformers_takes(load: Any) -> None:
     assert ours.share_embedding_table == theirs.tie_word_embeddings
     assert ours.attn_bias == theirs.attention_bias
     assert ours.mlp_bias == theirs.mlp_bias
+
+
+@pytest.mark.parametrize("family", WITH_ROPE)
+def test_rope_theta_is_what_transformers_takes_where_it_is_left_out(family: str, tmp_path: Path) -> None:
+    config = WITH_ROPE[family].config()
+    data = config.to_dict()
+    for nested in (data, data.get("text_config", {})):
+        nested.pop("rope_theta", None)
+        nested.get("rope_parameters", {}).pop("rope_theta", None)
+    theirs = type(config).from_dict(data).get_text_config().rope_parameters["rope_theta"]
+    data["architectures"] = [type(WITH_ROPE[family].random_model()).__name__]
+    (tmp_path / "config.json").write_text(json.dumps(data, default=str))
+    assert load_hf_config(tmp_path, dtype=_core.DType.FLOAT32, mapping=ParallelMapping()).rotary_base == theirs
 
 
 @pytest.mark.parametrize("spelling", ["torch_dtype", "dtype"])

@@ -1,0 +1,202 @@
+"""Language models inside of models that see: layouts of configs, tensors and adapters, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from adaptrt._core import AdapterError, CheckpointError, DType
+from adaptrt.builder.adapter import ConvertedAdapter, convert_adapter
+from adaptrt.builder.adapter.dora import normalize_adapter
+from adaptrt.builder.checkpoint.config import CheckpointConfig, ParallelMapping
+from adaptrt.builder.checkpoint.rotary import YarnScaling
+from adaptrt.builder.cli import main
+from adaptrt.builder.conversion.convert import Converted, convert_checkpoint
+from adaptrt.builder.conversion.hf_config import load_hf_config
+from adaptrt.builder.models.registry import declare
+from adaptrt.builder.network.adapter_sites import AdaptedModules
+from support.adapters import TENSORS, edit_config, edit_tensors
+from support.families import FAMILIES, RELATIVES, save_family
+from support.models import save_adapter
+
+NAMES = ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"]
+ALL_FAMILIES = {**FAMILIES, **RELATIVES}
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def model(request, tmp_path_factory) -> Path:
+    return save_family(ALL_FAMILIES[request.param], tmp_path_factory.mktemp(request.param) / "model")
+
+
+@pytest.fixture(scope="module")
+def qwen2_5(tmp_path_factory) -> Path:
+    return save_family(ALL_FAMILIES["qwen2.5-vl"], tmp_path_factory.mktemp("qwen2.5-vl") / "model")
+
+
+def edited(model: Path, directory: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
+    """A copy of a model, its config.json changed."""
+    shutil.copytree(model, directory, dirs_exist_ok=True)
+    config = json.loads((directory / "config.json").read_text())
+    edit(config)
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def renamed(model: Path, directory: Path, pattern: str, replacement: str) -> Path:
+    """A copy of a model with other names of tensors."""
+    shutil.copytree(model, directory)
+    tensors = load_file(model / "model.safetensors")
+    renamed = {re.sub(pattern, replacement, name): tensor for name, tensor in tensors.items()}
+    save_file(renamed, directory / "model.safetensors")
+    return directory
+
+
+def read(model: Path) -> CheckpointConfig:
+    return load_hf_config(model, dtype=DType.FLOAT32, mapping=ParallelMapping())
+
+
+def weights_of(model: Path, directory: Path) -> tuple[Converted, bytes]:
+    converted = convert_checkpoint(model, directory)
+    return converted, (directory / "rank0.safetensors").read_bytes()
+
+
+def test_tensors_of_both_layouts_are_one_model(model: Path, tmp_path: Path) -> None:
+    """transformers saves Qwen2-VL and Qwen2.5-VL with the older names."""
+    prefixed = renamed(model, tmp_path / "prefixed", r"^visual\.", "model.visual.")
+    today = renamed(prefixed, tmp_path / "today", r"^model\.(?=embed|layers|norm)", "model.language_model.")
+    older = renamed(today, tmp_path / "older", r"^model\.language_model\.|^model\.(?=visual)", "model.")
+    older = renamed(older, tmp_path / "oldest", r"^model\.visual\.", "visual.")
+    assert "visual.patch_embed.proj.weight" in load_file(older / "model.safetensors")
+    converted, weights = weights_of(today, tmp_path / "1")
+    assert weights == weights_of(older, tmp_path / "2")[1] == weights_of(model, tmp_path / "3")[1]
+    names = load_file(today / "model.safetensors")
+    assert converted.num_vision_tensors == sum(name.startswith("model.visual.") for name in names) > 0
+
+
+def test_what_is_left_aside_is_said(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert-checkpoint", "--model_dir", str(model), "--output_dir", str(tmp_path / "checkpoint")]) == 0
+    assert "tensors of the vision tower; the engine is for text alone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["model.audio_tower.weight", "visual_projection.weight", "model.language_model.x"])
+def test_other_tensors_are_refused(model: Path, name: str, tmp_path: Path) -> None:
+    copy = edited(model, tmp_path / "model", lambda config: None)
+    save_file({**load_file(model / "model.safetensors"), name: np.ones(3, np.float32)}, copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"unexpected tensors: {name}"):
+        convert_checkpoint(copy, tmp_path / "checkpoint")
+
+
+def test_one_tensor_under_two_names_is_refused(model: Path, tmp_path: Path) -> None:
+    copy = edited(model, tmp_path / "model", lambda config: None)
+    twice = {f"{prefix}.norm.weight": np.ones(36, np.float32) for prefix in ("model", "model.language_model")}
+    save_file({**load_file(model / "model.safetensors"), **twice}, copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"are both 'model\.language_model\.norm\.weight'"):
+        convert_checkpoint(copy, tmp_path / "checkpoint")
+
+
+def flat(config: dict[str, Any]) -> None:
+    """Makes the layout of before transformers 4.52, which the published models have."""
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    config.update({**text, **config, "torch_dtype": config.pop("dtype"), "rope_theta": rope.pop("rope_theta")})
+    config["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+
+
+def both(config: dict[str, Any]) -> None:
+    """Makes the layout that transformers 4.52 to 4.56 saved."""
+    text = config["text_config"]
+    config.update({name: value for name, value in text.items() if name != "model_type"}, torch_dtype="float32")
+
+
+@pytest.mark.parametrize("edit", [flat, both])
+def test_older_configs_are_read(qwen2_5: Path, edit: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+    assert read(edited(qwen2_5, tmp_path / "model", edit)) == read(qwen2_5)
+
+
+def test_yarn_stays_yarn(qwen2_5: Path, tmp_path: Path) -> None:
+    def edit(config: dict[str, Any]) -> None:
+        flat(config)
+        config["rope_scaling"].update(type="yarn", factor=4.0, original_max_position_embeddings=128)
+
+    scaling = YarnScaling(factor=4.0, original_max_position_embeddings=128)
+    assert read(edited(qwen2_5, tmp_path / "model", edit)).rotary_scaling == scaling
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 3, 3]}},
+            r"text_config\.rope_parameters\.mrope_section is \[1, 3, 3\]; expected three integers whose sum is half of "
+            r"the head, 6",
+        ),
+        ({"rope_parameters": {"rope_type": "default"}}, r"mrope_section is \[\]; expected three integers"),
+        ({"model_type": "qwen2_moe"}, r'text_config\.model_type is "qwen2_moe"; accepted: qwen2_5_vl_text'),
+        ({"num_experts": 8}, r"text_config\.num_experts is 8: an unknown field"),
+        ({"tie_word_embeddings": True}, r"text_config\.tie_word_embeddings is true, but tie_word_embeddings is false"),
+    ],
+)
+def test_fields_that_cannot_be_used_are_refused(
+    qwen2_5: Path, changes: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    copy = edited(qwen2_5, tmp_path / "model", lambda config: config["text_config"].update(changes))
+    with pytest.raises(CheckpointError, match=complaint):
+        read(copy)
+
+
+def test_unknown_fields_beside_text_config_are_refused(qwen2_5: Path, tmp_path: Path) -> None:
+    copy = edited(qwen2_5, tmp_path / "model", lambda config: config.update(audio_config={}))
+    with pytest.raises(CheckpointError, match=r"config\.json: audio_config is \{\}: an unknown field"):
+        read(copy)
+
+
+def rename_adapter(adapter: Path, directory: Path, now: str, other: str) -> Path:
+    shutil.copytree(adapter, directory)
+    edit_tensors(directory, lambda tensors: {name.replace(now, other): tensor for name, tensor in tensors.items()})
+    edit_config(directory, target_modules=["q_proj", "down_proj"])
+    return directory
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_adapters_of_either_layout_are_one(model: Path, use_dora: bool, tmp_path: Path) -> None:
+    targets = r"model\.language_model\..*\.(q_proj|down_proj)"
+    adapter = save_adapter(model, tmp_path / "adapter", 0, r=3, target_modules=targets, use_dora=use_dora)
+    older = rename_adapter(adapter, tmp_path / "older", "model.model.language_model.", "model.model.")
+    bare = rename_adapter(adapter, tmp_path / "bare", "model.model.language_model.", "model.")
+    modules = AdaptedModules(declare(read(model)))
+
+    def converted(directory: Path, **settings: Any) -> ConvertedAdapter:
+        return convert_adapter(directory, storage_dtype="float32", **settings)
+
+    expected = converted(adapter, base=model)
+    assert expected.paths[0] == "model.language_model.layers.0.self_attn.q_proj"
+    for directory in (adapter, older, bare):
+        found = [converted(directory, base=model, modules=modules), converted(directory, base=model)]
+        if use_dora:
+            normalize_adapter(directory, tmp_path / f"normalized-{directory.name}", model)
+            found.append(converted(tmp_path / f"normalized-{directory.name}"))
+        else:
+            found.append(converted(directory))
+        for one in found:
+            np.testing.assert_array_equal(one.weights, expected.weights)
+            np.testing.assert_array_equal(one.config, expected.config)
+
+
+def test_what_adapters_change_of_the_vision_tower_is_refused_by_name(qwen2_5: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(qwen2_5, tmp_path / "adapter", 0, r=3, target_modules=["q_proj", "down_proj"])
+    assert any("visual" in name for name in load_file(adapter / TENSORS))
+    complaint = (
+        r"visual\.blocks\.0\.mlp\.down_proj\.lora_A\.weight': belongs to the vision tower; the language model alone is "
+        r"served, for text"
+    )
+    for modules in (None, AdaptedModules(declare(read(qwen2_5)))):
+        with pytest.raises(AdapterError, match=complaint):
+            convert_adapter(adapter, storage_dtype="float32", modules=modules)
