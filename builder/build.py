@@ -1,4 +1,4 @@
-"""Builds an engine directory from a checkpoint directory."""
+"""Builds an engine directory from a checkpoint, or from a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from .carried_adapters import with_adapters
 from .checkpoint.config import CheckpointConfig
 from .checkpoint.quantization import QuantConfig
 from .checkpoint.quantizer import QuantizationError
-from .compile.checkpoint import Checkpoint
 from .compile.native import CompiledNetwork
 from .compile.tensorrt.compile import CompiledPlans
 from .compile.tensorrt.package import Package
 from .compile.tensorrt.process import describe_package
 from .compile.tensorrt.targets import resolve_targets, target_problems
 from .config import DISABLE, NATIVE, TENSORRT, BuildConfig, LoraBuildConfig
-from .conversion.quantize_checkpoint import quantize_checkpoint
+from .conversion.checkpoint import Checkpoint
 from .engine_directory import CompilerOptions, WrittenEngine, is_engine_directory, write_engine
 from .engine_quality import EngineQuality, QualityMeasure
 from .network.onnx_file import check_dump_path
@@ -54,7 +53,7 @@ class BuildReport:
 
 
 def build(
-    checkpoint_dir: str | Path,
+    source: str | Path | Checkpoint,
     config: BuildConfig,
     output_dir: str | Path,
     *,
@@ -68,24 +67,31 @@ def build(
 ) -> BuildReport:
     """Compiles a checkpoint into an engine directory.
 
-    `output_dir` must be absent, empty, or an engine that this function wrote, which is replaced; it stays as it
-    was when anything goes wrong. `quantization` is done to the weights of a checkpoint that is not quantised, and
-    `int8_kv_cache` quantises the KV cache of one that does not ask for it. `quality` measures the engine, and beside it
-    one of the checkpoint as it is, with the KV cache in its own type. Both the quantised checkpoint and that engine
-    lie beside `output_dir` for the time of the build.
+    `source` is a checkpoint directory, or what Checkpoint.of_model() opens of a Hugging Face model, whose tensors are
+    cut, cast and packed as they are read. `quantization` is done to the weights of a checkpoint that is not quantised,
+    and `int8_kv_cache` quantises the KV cache of one that does not ask for it.
 
-    `dump_onnx_to` also writes the network as an ONNX file. `workers` plans of a TensorRT engine are built at a time;
-    `timing_cache` is TensorRT's, read where it is there and written. Raises CheckpointError, ConfigError, AdapterError
-    (an adapter of lora_dir that the engine could not serve), EngineError, and what `quality` raises.
+    `output_dir` must be absent, empty, or an engine that this function wrote, which is replaced; it stays as it was
+    when anything goes wrong. `quality` measures the engine, and beside it one of the checkpoint as it is, with the KV
+    cache in its own type, which lies beside `output_dir` for the time of the build.
+
+    `dump_onnx_to` also writes the network as an ONNX file. That and plans of TensorRT are made of weights in a file:
+    where the source has none, one lies beside `output_dir` meanwhile. `workers` plans of a TensorRT engine are built at
+    a time; `timing_cache` is TensorRT's, read where it is there and written.
+
+    Raises CheckpointError, ConfigError, AdapterError (an adapter of lora_dir that the engine could not serve),
+    EngineError, and what `quality` raises.
     """
     began = time.monotonic()
     output_dir = Path(output_dir)
     progress = progress or SilentProgress()
-    source = Checkpoint.open(Path(checkpoint_dir))
-    plain = source.with_int8_kv_cache(False)
+    checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(Path(source))
+    plain = checkpoint.with_int8_kv_cache(False)
     if int8_kv_cache:
-        source = source.with_int8_kv_cache(True)
-    config, package = _checked_config(config, source, quantization, quality, workers, timing_cache)
+        checkpoint = checkpoint.with_int8_kv_cache(True)
+    config, package = _checked_config(config, checkpoint, quantization, quality, workers, timing_cache)
+    if quantization is not None:
+        checkpoint = checkpoint.quantized(quantization)
     if dump_onnx_to is not None:
         check_dump_path(dump_onnx_to)
     options = CompilerOptions(package=package, workers=workers, timing_cache=timing_cache, dump_onnx_to=dump_onnx_to)
@@ -93,10 +99,6 @@ def build(
         replaced_directory(output_dir, is_ours=is_engine_directory, kind=ENGINE_KIND, error=EngineError) as directory,
         ExitStack() as stack,
     ):
-        checkpoint = source
-        errors: tuple[QuantizationError, ...] = ()
-        if quantization is not None:
-            checkpoint, errors = stack.enter_context(_quantized(source, quantization, directory.parent, progress))
         written = write_engine(checkpoint, config, options, directory, progress)
         measured = None
         if quality is not None:
@@ -105,19 +107,7 @@ def build(
                 reference = stack.enter_context(_reference_engine(plain, config, directory.parent, progress))
             measured = quality.measure(directory, reference)
             replace(written.config, quality=measured).save(directory)
-    return _report(output_dir, written, errors, measured, time.monotonic() - began)
-
-
-@contextmanager
-def _quantized(
-    source: Checkpoint, quantization: QuantConfig, place: Path, progress: Progress
-) -> Iterator[tuple[Checkpoint, tuple[QuantizationError, ...]]]:
-    """The checkpoint with its weights quantised, in a directory in `place` for the time of a with statement."""
-    prefix = f".{source.directory.absolute().name}-{quantization.quant_algo.name.lower()}-"
-    with tempfile.TemporaryDirectory(dir=place, prefix=prefix) as name:
-        directory = Path(name)
-        errors = quantize_checkpoint(source.directory, source.config, directory, quantization, progress)
-        yield Checkpoint.open(directory), errors
+    return _report(output_dir, written, checkpoint.quantization_errors, measured, time.monotonic() - began)
 
 
 @contextmanager

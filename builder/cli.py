@@ -45,7 +45,7 @@ COMMANDS = (
         ".commands.convert_checkpoint",
         "Convert a Hugging Face model directory to a checkpoint",
     ),
-    Command("build", ".commands.build", "Compile a checkpoint into an engine"),
+    Command("build", ".commands.build", "Compile a Hugging Face model or a checkpoint into an engine"),
     Command(
         "hf-lora-convert",
         "..tools.hf_lora_convert",

@@ -10,17 +10,18 @@ from pathlib import Path
 from .carried_adapters import copy_adapters
 from .checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig
 from .compile.assemble import LoraOptions, ProgramLimits
-from .compile.checkpoint import Checkpoint
 from .compile.native import CompiledNetwork, compile_network
 from .compile.tensorrt.compile import WEIGHTS_FILE, CompiledPlans, PlanOptions, compile_plans, plan_file
 from .compile.tensorrt.package import Package
 from .compile.tensorrt.plan_config import TensorRtPlans
 from .compile.tensorrt.profiles import make_profiles
 from .config import EXTERNAL, BuildConfig
+from .conversion.checkpoint import Checkpoint
 from .conversion.convert import COPIED_FILES
 from .engine_config import ADAPTERS_DIRECTORY, ENGINE_FILE, EngineConfig
 from .network.onnx_file import dump_onnx, external_bytes
 from .network.onnx_graph import onnx_graph
+from .network.stored_tensors import stored_tensors
 from .network_options import network_options
 from .output_directory import producer_of
 from .progress import Progress
@@ -55,24 +56,18 @@ def write_engine(
     checkpoint: Checkpoint, config: BuildConfig, options: CompilerOptions, directory: Path, progress: Progress
 ) -> WrittenEngine:
     """Fills an empty directory. `config` is one after checked_config(). Raises EngineError, OSError."""
-    native = _compile_native(checkpoint, config) if options.package is None else None
-    if native is None or options.dump_onnx_to is not None:
-        network = onnx_graph(checkpoint.network, checkpoint.stored_tensors(), network_options(config))
-    if options.dump_onnx_to is not None:
-        with progress.task("Writing ONNX", external_bytes(network)) as advance:
-            dump_onnx(network, checkpoint.directory, options.dump_onnx_to, advance)
+    plans = None
+    if options.package is not None or options.dump_onnx_to is not None:
+        plans = _compile_graph(checkpoint, config, options, directory, progress)
     compiled: CompiledNetwork | CompiledPlans
     engine: str | TensorRtPlans
-    if native is not None:
-        compiled = native
-        with progress.task("Packing", native.num_bytes) as advance:
-            engine = native.write(directory / ENGINE_FILE, advance)
-        engine_bytes = (directory / ENGINE_FILE).stat().st_size
+    if plans is not None:
+        compiled, engine, engine_bytes = plans, plans.plans, plans.plans.num_bytes
     else:
-        assert options.package is not None
-        plan_options = _plan_options(config, checkpoint.config, options)
-        compiled = compile_plans(network, checkpoint.reader, options.package, plan_options, directory, progress)
-        engine, engine_bytes = compiled.plans, compiled.plans.num_bytes
+        compiled = _compile_native(checkpoint, config)
+        with progress.task("Packing", compiled.num_bytes) as advance:
+            engine = compiled.write(directory / ENGINE_FILE, advance)
+        engine_bytes = (directory / ENGINE_FILE).stat().st_size
     for name in COPIED_FILES:
         if (checkpoint.directory / name).is_file():
             shutil.copyfile(checkpoint.directory / name, directory / name)
@@ -96,6 +91,25 @@ def is_engine_directory(directory: Path) -> bool:
     )
 
 
+def _compile_graph(
+    checkpoint: Checkpoint, config: BuildConfig, options: CompilerOptions, directory: Path, progress: Progress
+) -> CompiledPlans | None:
+    """Writes the ONNX graph where that is asked for, and makes TensorRT's plans of it; None: the options ask for none.
+
+    The graph refers to the bytes of weights in a file.
+    """
+    with checkpoint.as_file(directory.parent, progress) as reader:
+        weights = stored_tensors(reader, checkpoint.config.quantization)
+        graph = onnx_graph(checkpoint.network, weights, network_options(config))
+        if options.dump_onnx_to is not None:
+            with progress.task("Writing ONNX", external_bytes(graph)) as advance:
+                dump_onnx(graph, reader.path.parent, options.dump_onnx_to, advance)
+        if options.package is None:
+            return None
+        plan_options = _plan_options(config, checkpoint.config, options)
+        return compile_plans(graph, reader, options.package, plan_options, directory, progress)
+
+
 def _compile_native(checkpoint: Checkpoint, config: BuildConfig) -> CompiledNetwork:
     assert config.max_input_len is not None
     assert config.max_seq_len is not None
@@ -116,7 +130,7 @@ def _compile_native(checkpoint: Checkpoint, config: BuildConfig) -> CompiledNetw
         )
     return compile_network(
         checkpoint.network,
-        checkpoint.reader,
+        checkpoint.tensors,
         limits=limits,
         lora=lora,
         compress_weights=config.compress_weights,

@@ -132,11 +132,14 @@ def read_tokens(text: Path, tokenizer: Path, limit: int | None = None) -> list[i
 class TextQuality:
     """Measures a build's engines on a text, as builder.engine_quality.QualityMeasure."""
 
-    def __init__(self, text: Path, checkpoint_dir: Path, limit: int) -> None:
-        """Reads at most `limit` tokens. Raises ConfigError for what cannot be read, and a text that is too short."""
+    def __init__(self, text: Path, model_dir: Path, limit: int) -> None:
+        """Reads at most `limit` tokens; `model_dir`, the model's or the checkpoint's, has the tokenizer.
+
+        Raises ConfigError for what cannot be read, and a text that is too short.
+        """
         if limit < MIN_TOKENS:
             raise ConfigError(f"quality_tokens is {limit}; it must be at least {MIN_TOKENS}")
-        tokenizer = checkpoint_dir / TOKENIZER_FILE
+        tokenizer = model_dir / TOKENIZER_FILE
         if not tokenizer.is_file():
             raise ConfigError(f"{tokenizer}: there is no tokenizer, which quality_text needs; copy it there")
         self._text = text

@@ -1,6 +1,6 @@
 """Serves one batch in which every request has another adapter, on a small model, from its Hugging Face files on.
 
-Converts and compiles the model, normalises and converts the adapters, puts one question to all of them in one in-flight
+Compiles the model, normalises and converts the adapters, puts one question to all of them in one in-flight
 batch, puts it again through a cache that has no room for all of them, and shows what the LoRA cache did. The exit
 status is not 0 when anything is not as it should be.
 """
@@ -105,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("--model", type=Path, default=Path("examples/demo/model"), help="Hugging Face directory")
     parser.add_argument("--adapters", type=Path, default=Path("examples/demo/adapters"), help="PEFT directories")
-    parser.add_argument("--work_dir", type=Path, help="keep checkpoint and engine here (default: a temporary one)")
+    parser.add_argument("--work_dir", type=Path, help="keep the engine here (default: a temporary directory)")
     parser.add_argument("--question", default="What is the weather in Paris?", help="what everybody is asked")
 
 
@@ -147,10 +147,9 @@ def _run_in(directory: Path, args: argparse.Namespace) -> int:
 
 
 def _build_engine(console: Console, model: Path, directory: Path) -> Path:
-    checkpoint, engine = directory / "checkpoint", directory / "engine"
-    _run(console, "convert-checkpoint", "--model_dir", model, "--output_dir", checkpoint, "--dtype", _DTYPE)
+    engine = directory / "engine"
     flags = {
-        "checkpoint_dir": checkpoint, "output_dir": engine, "lora_plugin": "auto", "dora_plugin": "enable",
+        "model_dir": model, "dtype": _DTYPE, "output_dir": engine, "lora_plugin": "auto", "dora_plugin": "enable",
         "max_lora_rank": _MAX_RANK, "max_batch_size": 8, "max_input_len": 128, "max_seq_len": 256,
         "max_num_tokens": 512,
     }  # fmt: skip

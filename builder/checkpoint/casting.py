@@ -37,8 +37,7 @@ def cast(piece: Array, dtype: np.dtype[Any], subject: str) -> Array:
         largest = wide.flat[np.abs(wide).argmax()]
         limit = float(ml_dtypes.finfo(dtype).max)
         raise CheckpointError(
-            f"{subject}: holds {float(largest):g}, which overflows {dtype} (largest {limit:g}); convert "
-            "with another --dtype"
+            f"{subject}: holds {float(largest):g}, which overflows {dtype} (largest {limit:g}); choose another --dtype"
         )
     return result
 

@@ -24,8 +24,8 @@ class WeightFile(Protocol):
     def specs(self) -> Mapping[str, TensorSpec]:
         """The tensors by name."""
 
-    def rows(self, name: str, first: int, last: int) -> Iterator[Array]:
-        """Rows first .. last of a tensor, in pieces."""
+    def rows(self, name: str, first: int, last: int, *, step: int | None = None) -> Iterator[Array]:
+        """Rows first .. last of a tensor, `step` at a time or a few MiB of them."""
 
 
 _READERS: Final[tuple[tuple[str, type[Any]], ...]] = (
@@ -80,10 +80,10 @@ class HfWeights:
         spec = self._files[self._file_of[stored]].specs[stored]
         return replace(spec, name=name)
 
-    def rows(self, name: str, rows: range) -> Iterator[Array]:
-        """Rows of a tensor, in pieces of a few MiB."""
+    def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
+        """Rows of a tensor, `step` at a time or a few MiB of them."""
         stored = self._stored[name]
-        return self._files[self._file_of[stored]].rows(stored, rows.start, rows.stop)
+        return self._files[self._file_of[stored]].rows(stored, rows.start, rows.stop, step=step)
 
     def where(self, name: str) -> str:
         """The file and tensor, as error messages name them."""

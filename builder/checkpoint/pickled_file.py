@@ -22,11 +22,12 @@ class PickledFile:
         self._path = path
         self.specs: Mapping[str, TensorSpec] = {name: self._spec(name, tensor) for name, tensor in self._load().items()}
 
-    def rows(self, name: str, first: int, last: int) -> Iterator[Array]:
-        """Rows first .. last of a tensor, in pieces."""
+    def rows(self, name: str, first: int, last: int, *, step: int | None = None) -> Iterator[Array]:
+        """Rows first .. last of a tensor, `step` at a time or about PIECE_BYTES of them."""
         # Mapped again for each tensor, because pages that were read stay resident for as long as the mapping.
         tensor = self._load()[name]
-        step = max(1, PIECE_BYTES // max(1, tensor[:1].nbytes))
+        if step is None:
+            step = max(1, PIECE_BYTES // max(1, tensor[:1].nbytes))
         for begin in range(first, last, step):
             piece = tensor[begin : min(begin + step, last)].contiguous()
             # numpy takes no bfloat16 from torch, so the bits pass as bytes.

@@ -29,9 +29,9 @@ _LAYER_WEIGHTS: Final = (
     "mlp.proj.weight",
 )
 _WEIGHT: Final = ".weight"
-CHANNEL_SCALE: Final = "per_channel_scale"
-GROUP_SCALE: Final = "weights_scaling_factor"
-ZERO: Final = "zero"
+_CHANNEL_SCALE: Final = "per_channel_scale"
+_GROUP_SCALE: Final = "weights_scaling_factor"
+_ZERO: Final = "zero"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,14 @@ class QuantConfig:
         if name == LM_HEAD:
             return QuantConfig(quant_algo=QuantAlgo.W8A16)
         return self if name.endswith(_LAYER_WEIGHTS) else None
+
+    def scales_of(self, name: str) -> str:
+        """The tensor with the scales of a quantised weight; `self` is of_tensor() of that weight."""
+        return f"{name.removesuffix(_WEIGHT)}.{_CHANNEL_SCALE if self.group_size is None else _GROUP_SCALE}"
+
+    def zeros_of(self, name: str) -> str:
+        """The tensor with its zero points, if there are any."""
+        return f"{name.removesuffix(_WEIGHT)}.{_ZERO}"
 
     def groups(self, inputs: int) -> int:
         """Number of scales of an output."""
@@ -132,18 +140,13 @@ def tensor_specs(
     if how is None:
         return [TensorSpec(name, dtype, shape)]
     outputs, inputs = shape
-    module = name.removesuffix(_WEIGHT)
     groups = (outputs,) if how.group_size is None else (outputs, how.groups(inputs))
     if how.quant_algo is not QuantAlgo.W4A16:
-        return [
-            TensorSpec(name, np.dtype(np.int8), shape),
-            TensorSpec(f"{module}.{CHANNEL_SCALE}", FLOAT32, (outputs,)),
-        ]
-    scale = CHANNEL_SCALE if how.group_size is None else GROUP_SCALE
+        return [TensorSpec(name, np.dtype(np.int8), shape), TensorSpec(how.scales_of(name), FLOAT32, (outputs,))]
     specs = [
         TensorSpec(name, np.dtype(np.uint8), (outputs, inputs // 2)),
-        TensorSpec(f"{module}.{scale}", BFLOAT16, groups),
+        TensorSpec(how.scales_of(name), BFLOAT16, groups),
     ]
     if how.has_zero_point:
-        specs.append(TensorSpec(f"{module}.{ZERO}", np.dtype(np.uint8), groups))
+        specs.append(TensorSpec(how.zeros_of(name), np.dtype(np.uint8), groups))
     return specs

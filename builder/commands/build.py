@@ -1,4 +1,4 @@
-"""`adaptrt build`: a checkpoint becomes an engine."""
+"""`adaptrt build`: a checkpoint or a Hugging Face model becomes an engine."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ from ..config import (
     PluginConfig,
     TensorRtBuildConfig,
 )
+from ..conversion.checkpoint import Checkpoint
 from ..engine_quality import QualityMeasure
 from ..progress import format_bytes, progress_on
+from .dtype_flag import add_dtype, dtype_of
 from .quantization_flags import add_quantization, quantization_of
 from .quantization_report import INT8_KV_CACHE_HELP, error_table, quality_table
 
@@ -44,7 +46,13 @@ _SWITCH: Final = (ENABLE, DISABLE)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's flags; their names and defaults are TensorRT-LLM's."""
-    parser.add_argument("--checkpoint_dir", type=Path, required=True, metavar="DIR", help="checkpoint to compile")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--checkpoint_dir", type=Path, metavar="DIR", help="checkpoint to compile")
+    source.add_argument(
+        "--model_dir", type=Path, metavar="DIR",
+        help="directory of the Hugging Face model to compile, without a checkpoint in between",
+    )  # fmt: skip
+    add_dtype(parser)
     parser.add_argument(
         "--output_dir", type=Path, default=Path("engine_outputs"), metavar="DIR",
         help="directory to write (default: %(default)s)",
@@ -164,7 +172,16 @@ def _quality_of(args: argparse.Namespace) -> QualityMeasure | None:
     from ...runtime.text_quality import TextQuality
 
     tokens = DEFAULT_QUALITY_TOKENS if args.quality_tokens is None else args.quality_tokens
-    return TextQuality(args.quality_text, args.checkpoint_dir, tokens)
+    return TextQuality(args.quality_text, args.checkpoint_dir or args.model_dir, tokens)
+
+
+def _source_of(args: argparse.Namespace) -> Checkpoint:
+    """What the flags name. Raises ConfigError for a dtype without a model that could have it."""
+    if args.model_dir is not None:
+        return Checkpoint.of_model(args.model_dir, dtype_of(args))
+    if args.dtype != AUTO:
+        raise ConfigError(f"dtype {args.dtype} needs model_dir: a checkpoint has the dtype that it was converted to")
+    return Checkpoint.open(args.checkpoint_dir)
 
 
 def _add_sole(group: Any, name: str, choices: tuple[str, ...]) -> None:
@@ -218,13 +235,14 @@ def _tensorrt_config_of(args: argparse.Namespace) -> TensorRtBuildConfig | None:
 
 def run(args: argparse.Namespace) -> int:
     """Builds and says what was written."""
+    quantization, quality = quantization_of(args), _quality_of(args)
     report = build(
-        args.checkpoint_dir,
+        _source_of(args),
         config_of(args),
         args.output_dir,
-        quantization=quantization_of(args),
+        quantization=quantization,
         int8_kv_cache=args.int8_kv_cache,
-        quality=_quality_of(args),
+        quality=quality,
         workers=args.workers,
         timing_cache=args.timing_cache,
         dump_onnx_to=args.dump_onnx,

@@ -8,13 +8,12 @@ from typing import Final
 
 from rich.console import Console
 
-from ..._core import ConfigError, DType, QuantAlgo, dtype_from_name, dtype_name
+from ..._core import ConfigError, QuantAlgo, dtype_name
 from ..checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, QuantConfig
 from ..conversion.convert import convert_checkpoint
 from ..progress import format_bytes, progress_on
+from .dtype_flag import add_dtype, dtype_of
 from .quantization_report import INT8_KV_CACHE_HELP, error_table
-
-_AUTO = "auto"
 
 _INT8: Final = "int8"
 _INT4: Final = "int4"
@@ -27,12 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model_dir", type=Path, required=True, metavar="DIR", help="directory of the Hugging Face model"
     )
     parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="directory to write")
-    parser.add_argument(
-        "--dtype",
-        default=_AUTO,
-        choices=[_AUTO, *(dtype_name(dtype) for dtype in DType)],
-        help="type of the weights; auto: the one that the model's config.json states (default: %(default)s)",
-    )
+    add_dtype(parser)
     parser.add_argument(
         "--tp_size",
         type=int,
@@ -112,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     converted = convert_checkpoint(
         args.model_dir,
         args.output_dir,
-        dtype=None if args.dtype == _AUTO else dtype_from_name(args.dtype),
+        dtype=dtype_of(args),
         tp_size=args.tp_size,
         pp_size=args.pp_size,
         workers=args.workers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..._core import DType, can_be_compressed, most_exceptions
-from ..safetensors_stream import SafetensorsReader
+from ..checkpoint.rank_tensors import RankTensors
 from .emitted import WeightRows
 from .pack import panel_pieces
 
@@ -14,13 +14,13 @@ _INPUTS_PER_EXCEPTION: Final = 2
 outputs (0.8 % of its elements), a matrix stays as it is."""
 
 
-def places_for_exceptions(reader: SafetensorsReader, rows: WeightRows, k: int) -> int | None:
+def places_for_exceptions(tensors: RankTensors, source: WeightRows, k: int) -> int | None:
     """Places that each compressed panel of rows of k inputs needs; None: they are not worth compressing.
 
     Reads all of them.
     """
-    if not can_be_compressed(rows.last - rows.first, k):
+    if not can_be_compressed(len(source.rows), k):
         return None
-    pieces = panel_pieces(reader, k, rows, DType.BFLOAT16)
+    pieces = panel_pieces(tensors, k, source, DType.BFLOAT16)
     most = max(most_exceptions(panels, count, k) for count, panels in pieces)
     return most if most * _INPUTS_PER_EXCEPTION <= k else None

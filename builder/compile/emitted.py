@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..._core import DType, QuantAlgo, RowKind
-from ..checkpoint.quantization import CHANNEL_SCALE, GROUP_SCALE, ZERO, QuantConfig
+from ..checkpoint.quantization import QuantConfig
 from ..network.ops import Value
 from ..network.weights import LinearWeight, Tensor
 from .plan import LoraSite, Matrix, Op, Quantization, Vector
@@ -19,26 +19,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class WeightRows:
-    """Rows [first, last) of a checkpoint tensor, the source of a tensor of the engine."""
+    """Rows of a checkpoint tensor, the source of a tensor of the engine."""
 
     tensor: str
-    first: int
-    last: int
+    rows: range
     plus_one: bool = False
     """Of a vector: one is added to each of them."""
 
 
 Compression = Callable[[WeightRows, int], int | None]
 """Places for exceptions in the compressed panels of rows of k inputs; None: they are not worth compressing."""
-
-
-@dataclass(frozen=True)
-class QuantizedRows:
-    """Rows of a quantised checkpoint tensor with their scales and zero points."""
-
-    rows: WeightRows
-    scales: str
-    zeros: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +57,18 @@ class Weights:
     quantization: QuantConfig | None = None
     compression: Compression | None = None
     """Of the matrices of linear layers; None: they stay as they are."""
-    matrices: dict[str, tuple[Matrix, WeightRows | QuantizedRows]] = field(default_factory=dict)
+    matrices: dict[str, tuple[Matrix, WeightRows]] = field(default_factory=dict)
     vectors: dict[str, tuple[Vector, WeightRows | Array]] = field(default_factory=dict)
 
     def table(self, tensor: Tensor) -> Matrix:
         """Panels of a weight that is read row by row. A matrix that is a table as well is stored as the table is."""
         name, (size, k) = str(tensor.name), tensor.shape
-        return self._matrix(name, WeightRows(name, 0, size), size, k, None)
+        return self._matrix(name, WeightRows(name, range(size)), size, k, None)
 
     def matrix(self, weight: LinearWeight, first: int, last: int, rows: RowKind) -> Matrix:
         """Panels of some rows of the weight of a linear layer. In the head, activations keep their type."""
         tensor = f"{weight.name}.weight"
-        source = WeightRows(tensor, first, last)
+        source = WeightRows(tensor, range(first, last))
         how = self.quantization.of_tensor(tensor) if self.quantization is not None else None
         if how is None:
             return self._matrix(tensor, source, weight.outputs, weight.inputs, self.compression)
@@ -93,14 +83,12 @@ class Weights:
             k=weight.inputs,
             quantization=Quantization(algo=algo, group_size=group_size or 0, zero_points=how.has_zero_point),
         )
-        scales = f"{weight.name}.{CHANNEL_SCALE if group_size is None else GROUP_SCALE}"
-        zeros = f"{weight.name}.{ZERO}" if how.has_zero_point else None
-        self.matrices[matrix.tensor] = (matrix, QuantizedRows(source, scales, zeros))
+        self.matrices[matrix.tensor] = (matrix, source)
         return matrix
 
     def vector(self, tensor: str, first: int, last: int, size: int) -> Vector:
         """Some of the `size` elements of a one-dimensional weight."""
-        source = WeightRows(tensor, first, last)
+        source = WeightRows(tensor, range(first, last))
         vector = Vector(tensor=_rows_name(source, size), size=last - first)
         self.vectors[vector.tensor] = (vector, source)
         return vector
@@ -109,7 +97,7 @@ class Weights:
         """The weight or the bias of a norm."""
         (size,) = tensor.shape
         vector = Vector(tensor=str(tensor.name), size=size)
-        self.vectors[vector.tensor] = (vector, WeightRows(vector.tensor, 0, size, tensor.plus_one))
+        self.vectors[vector.tensor] = (vector, WeightRows(vector.tensor, range(size), tensor.plus_one))
         return vector
 
     def constant(self, name: str, value: Array) -> Vector:
@@ -123,10 +111,11 @@ class Weights:
         name = _rows_name(source, size)
         if name not in self.matrices:
             exceptions = None if compression is None else compression(source, k)
-            matrix = Matrix(tensor=name, n=source.last - source.first, k=k, exceptions=exceptions)
+            matrix = Matrix(tensor=name, n=len(source.rows), k=k, exceptions=exceptions)
             self.matrices[name] = (matrix, source)
         return self.matrices[name][0]
 
 
-def _rows_name(rows: WeightRows, size: int) -> str:
-    return rows.tensor if (rows.first, rows.last) == (0, size) else f"{rows.tensor}[{rows.first}:{rows.last}]"
+def _rows_name(source: WeightRows, size: int) -> str:
+    rows = source.rows
+    return source.tensor if rows == range(size) else f"{source.tensor}[{rows.start}:{rows.stop}]"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ..checkpoint.rank_tensors import RankTensors
 from ..network.network import Network
-from ..safetensors_stream import SafetensorsReader
 from .arena import Arena
 from .assemble import LoraOptions, ProgramLimits, assemble
 from .compression import places_for_exceptions
@@ -49,13 +49,13 @@ class CompiledNetwork:
 
 def compile_network(
     network: Network,
-    reader: SafetensorsReader,
+    tensors: RankTensors,
     *,
     limits: ProgramLimits,
     lora: LoraOptions | None,
     compress_weights: bool,
 ) -> CompiledNetwork:
-    """Makes the program and plans its buffers. `reader` has the tensors of the network's checkpoint."""
+    """Makes the program and plans its buffers. `tensors` are those of the network's checkpoint."""
     config = network.config
     shape = ModelShape(
         hidden_size=config.hidden_size,
@@ -64,7 +64,7 @@ def compile_network(
         head_dim=config.head_size,
         intermediate_size=config.intermediate_size,
     )
-    compression = partial(places_for_exceptions, reader) if compress_weights else None
+    compression = partial(places_for_exceptions, tensors) if compress_weights else None
     emitted = emit(network, lora=lora is not None, compression=compression)
     program, arena = assemble(
         emitted,
@@ -75,4 +75,4 @@ def compile_network(
         limits=limits,
         lora=lora,
     )
-    return CompiledNetwork(program, arena, engine_tensors(emitted.weights, reader, config.dtype))
+    return CompiledNetwork(program, arena, engine_tensors(emitted.weights, tensors, config.dtype))

@@ -1,4 +1,4 @@
-"""From a model directory to an engine: found in the cache, or converted and built into it."""
+"""From a model directory to an engine: found in the cache, or built into it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def engine_for(
     """The engine directory of a model, made on first use.
 
     model: an engine, which is returned as it is; a Hugging Face model directory or a checkpoint, whose engine is taken
-        from the cache, or converted and built into it.
+        from the cache, or built into it.
     options: of the engine that is made. None: the defaults.
     cache: None: the user's.
 
@@ -62,7 +62,7 @@ def engine_for(
     refused before any work is done.
 
     Raises ConfigError for a directory that is none of these, for options that it cannot have or that would have no
-    effect, and for too little space; CheckpointError and EngineError as conversion and build do.
+    effect, and for too little space; CheckpointError and EngineError as the build does.
     """
     directory = Path(model)
     options = EngineOptions() if options is None else options
@@ -143,12 +143,10 @@ class _Source:
 
     @property
     def needed_bytes(self) -> int:
-        """About what the checkpoint and the engine take while the engine is built."""
+        """About what the engine takes."""
         weights = self.files.weight_bytes
         # The embeddings keep their type, and int8 weights have scales.
-        size = weights if self.options.quantization is None else 3 * weights // 4
-        # A checkpoint that exists already is only written again where the build quantises it.
-        return size if self.is_checkpoint and self.options.quantization is None else 2 * size
+        return weights if self.options.quantization is None else 3 * weights // 4
 
 
 def _make_or_wait(source: _Source, key: str, cache: EngineCache, progress: Progress) -> None:
@@ -165,10 +163,10 @@ def _make_or_wait(source: _Source, key: str, cache: EngineCache, progress: Progr
 
 
 def _make(source: _Source, key: str, cache: EngineCache, progress: Progress) -> None:
-    """Converts and builds. For the holder of the entry's lock."""
+    """Builds the entry. For the holder of its lock."""
     # Only those that build an engine need the compiler.
     from ..build import build
-    from ..conversion.convert import convert_checkpoint
+    from ..conversion.checkpoint import Checkpoint
 
     cache.remove_unfinished(key)
     _check_space(source, cache.directory)
@@ -176,26 +174,15 @@ def _make(source: _Source, key: str, cache: EngineCache, progress: Progress) -> 
     place = cache.place(key)
     kind = "an entry of AdaptRT's cache of engines"
     with replaced_directory(place, is_ours=is_entry, kind=kind, error=EngineError) as directory:
-        checkpoint = source.directory
-        if not source.is_checkpoint:
-            checkpoint = directory / "checkpoint"
-            convert_checkpoint(
-                source.directory,
-                checkpoint,
-                quantization=options.quantization,
-                int8_kv_cache=options.int8_kv_cache,
-                progress=progress,
-            )
+        opened = (Checkpoint.open if source.is_checkpoint else Checkpoint.of_model)(source.directory)
         build(
-            checkpoint,
+            opened,
             source.build_config,
             directory / ENGINE_DIRECTORY,
-            quantization=options.quantization if source.is_checkpoint else None,
-            int8_kv_cache=options.int8_kv_cache and source.is_checkpoint,
+            quantization=options.quantization,
+            int8_kv_cache=options.int8_kv_cache,
             progress=progress,
         )
-        if not source.is_checkpoint:
-            shutil.rmtree(checkpoint)
         source.files.check_unchanged()
         write_entry(directory, source.directory.absolute(), source.description)
 

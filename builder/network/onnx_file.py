@@ -29,7 +29,7 @@ def check_dump_path(path: Path) -> None:
     if os.path.lexists(path) and not path.is_file():
         raise ConfigError(f"{path}: exists and is no file, so that the network cannot be written there")
     if not path.parent.is_dir():
-        raise ConfigError(f"{path}: cannot be written, because {path.parent} is no directory")
+        raise ConfigError(f"{path}: cannot be written, because {path.parent} is not a directory")
 
 
 def dump_onnx(model: onnx.ModelProto, weights_dir: Path, path: Path, advance: Advance) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from onnx import TensorProto
 
-from ..checkpoint.quantization import CHANNEL_SCALE, GROUP_SCALE, ZERO
 from .graph import GraphBuilder, Value
 
 
@@ -21,8 +20,8 @@ def weight_matrix(graph: GraphBuilder, module: str) -> Value:
     attributes: dict[str, Any] = {"axis": 0}
     if how.group_size is not None:
         attributes = {"axis": 1, "block_size": how.group_size}
-    inputs = [weight, graph.weight(f"{module}.{CHANNEL_SCALE if how.group_size is None else GROUP_SCALE}")]
+    inputs = [weight, graph.weight(how.scales_of(weight.name))]
     if how.has_zero_point:
-        inputs.append(graph.cast(graph.weight(f"{module}.{ZERO}"), TensorProto.UINT4))
+        inputs.append(graph.cast(graph.weight(how.zeros_of(weight.name)), TensorProto.UINT4))
     engine_type = graph.engine_type
     return graph.node("DequantizeLinear", inputs, element_type=engine_type, output_dtype=engine_type, **attributes)

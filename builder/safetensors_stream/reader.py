@@ -82,9 +82,9 @@ class SafetensorsReader:
         return self._bytes[begin : begin + spec.num_bytes].view(spec.dtype).reshape(spec.shape)
 
     def rows(
-        self, name: str, first: int = 0, last: int | None = None, *, piece_bytes: int = PIECE_BYTES
+        self, name: str, first: int = 0, last: int | None = None, *, step: int | None = None
     ) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
-        """Rows first .. last of a tensor in pieces of about `piece_bytes`, each a view of the mapping.
+        """Rows first .. last of a tensor, `step` at a time or about PIECE_BYTES of them, each a view of the mapping.
 
         The pages of a piece are given back to the system when the next one is taken, so that reading a file
         of any size takes no more memory than a piece.
@@ -92,7 +92,7 @@ class SafetensorsReader:
         array = self.array(name)
         last = array.shape[0] if last is None else last
         row_bytes = max(1, array[:1].nbytes)
-        step = max(1, piece_bytes // row_bytes)
+        step = max(1, PIECE_BYTES // row_bytes) if step is None else step
         for begin in range(first, last, step):
             end = min(begin + step, last)
             yield array[begin:end]

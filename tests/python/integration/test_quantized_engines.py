@@ -213,7 +213,7 @@ def test_a_tensor_that_is_not_quantised_as_the_config_says_is_refused(served, tm
     del tensors["transformer.layers.0.mlp.fc.per_channel_scale"]
     save_file(tensors, checkpoint / "rank0.safetensors")
     with pytest.raises(adaptrt.CheckpointError) as caught:
-        adaptrt.builder.compile.checkpoint.Checkpoint.open(checkpoint)
+        adaptrt.builder.conversion.checkpoint.Checkpoint.open(checkpoint)
     assert "'transformer.layers.0.mlp.fc.per_channel_scale' is missing" in str(caught.value)
     assert "'lm_head.weight' is float32 [97, 72], but config.json makes it int8 [97, 72]" in str(caught.value)
 

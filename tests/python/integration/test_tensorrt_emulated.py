@@ -15,15 +15,16 @@ import pytest
 import adaptrt
 from adaptrt import _core
 from adaptrt.builder.build import build
-from adaptrt.builder.compile.checkpoint import Checkpoint
 from adaptrt.builder.compile.tensorrt.network import with_weights_as_inputs
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig, TensorRtBuildConfig
+from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
+from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.runtime.engine import LoadedEngine, load_engine
 from adaptrt.runtime.tensorrt.engine import TensorRtEngine
 from adaptrt.runtime.tensorrt.program import PROFILES, make_program
 from support.emulated_plan import EmulatedContext
+from support.engines import make_graph
 from support.models import ATTENTION_MODULES, ModelSpec, save_adapter, save_model
 from support.serving import Answer, collect, make_request
 from support.tensorrt_plans import needs_tensorrt_rtx
@@ -75,7 +76,7 @@ class EmulatedEngine(TensorRtEngine):
             max_lora_rank=build_config.lora_config.max_lora_rank,
             dora=build_config.dora_enabled,
         )
-        network = with_weights_as_inputs(onnx_graph(opened.network, opened.stored_tensors(), options))
+        network = with_weights_as_inputs(make_graph(opened, options))
         for number in range(len(PROFILES)):
             profile = {tensor.name: tensor.profiles[number] for tensor in self.plans.tensors if tensor.profiles}
             self.contexts.append(EmulatedContext(network, profile, self.device))

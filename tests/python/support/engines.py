@@ -10,11 +10,12 @@ import onnx
 from adaptrt._core import DType
 from adaptrt.builder.build import BuildReport, build
 from adaptrt.builder.compile.assemble import LoraOptions, ProgramLimits
-from adaptrt.builder.compile.checkpoint import Checkpoint
 from adaptrt.builder.compile.native import CompiledNetwork, compile_network
 from adaptrt.builder.config import BuildConfig
+from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
+from adaptrt.builder.network.stored_tensors import stored_tensors
 from support.models import ModelSpec, save_model
 
 LIMITS = ProgramLimits(
@@ -35,12 +36,18 @@ def make_checkpoint(spec: ModelSpec, directory: Path, dtype: DType | None = None
 def make_network(checkpoint: Path, options: NetworkOptions = ADAPTABLE) -> tuple[Checkpoint, onnx.ModelProto]:
     """An opened checkpoint and its graph."""
     opened = Checkpoint.open(checkpoint)
-    return opened, onnx_graph(opened.network, opened.stored_tensors(), options)
+    return opened, make_graph(opened, options)
+
+
+def make_graph(checkpoint: Checkpoint, options: NetworkOptions) -> onnx.ModelProto:
+    """The graph of a checkpoint that is in a directory."""
+    stored = stored_tensors(checkpoint.tensors.reader, checkpoint.config.quantization)
+    return onnx_graph(checkpoint.network, stored, options)
 
 
 def compile_model(checkpoint: Checkpoint, lora: LoraOptions | None = LORA) -> CompiledNetwork:
     """What the native compiler makes of a checkpoint."""
-    return compile_network(checkpoint.network, checkpoint.reader, limits=LIMITS, lora=lora, compress_weights=False)
+    return compile_network(checkpoint.network, checkpoint.tensors, limits=LIMITS, lora=lora, compress_weights=False)
 
 
 def make_engine(

@@ -11,10 +11,11 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from adaptrt._core import lora_modules
-from adaptrt.builder.compile.checkpoint import Checkpoint
+from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.network.onnx_file import dump_onnx
-from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
+from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.plugins import PLUGINS, reference_ops
+from support.engines import make_graph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,7 @@ class NetworkOracle:
     def __init__(self, checkpoint: Path, scratch: Path, options: NetworkOptions, num_blocks: int = 32) -> None:
         opened = Checkpoint.open(checkpoint)
         self.config = opened.config
-        self.model = onnx_graph(opened.network, opened.stored_tensors(), options)
+        self.model = make_graph(opened, options)
         dump_onnx(self.model, checkpoint, scratch / "network.onnx", lambda num_bytes: None)
         self._evaluator = ReferenceEvaluator(onnx.load(scratch / "network.onnx"), new_ops=reference_ops(PLUGINS))
         pool = (num_blocks, 2, self.config.num_key_value_heads, options.tokens_per_block, self.config.head_size)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from adaptrt import _core
 from adaptrt.builder.conversion import convert as convert_module
+from adaptrt.builder.conversion import model_tensors
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from support.models import ModelSpec, save_model
 
@@ -302,7 +303,8 @@ def test_the_last_rank_that_fails_stops_the_first(model_dir: Path, monkeypatch: 
     written: list[Path] = []
     failed = Event()
 
-    def write(job: object, path: Path, advance: Callable[[int], None]) -> None:
+    def write(path: Path, *arguments: Any) -> None:
+        advance = arguments[-1]
         if path.name == "rank1.safetensors":
             failed.set()
             raise _core.CheckpointError("the last rank fails")
@@ -312,7 +314,7 @@ def test_the_last_rank_that_fails_stops_the_first(model_dir: Path, monkeypatch: 
             sleep(0.1)
         written.append(path)
 
-    monkeypatch.setattr(convert_module._RankJob, "write", write)
+    monkeypatch.setattr(convert_module, "write_rank", write)
     refused(model_dir, _core.CheckpointError, "the last rank fails", pp_size=2, workers=2)
     assert not written
 
@@ -321,5 +323,5 @@ def test_an_interrupt_leaves_nothing(model_dir: Path, monkeypatch: pytest.Monkey
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(convert_module, "cast", interrupted)
+    monkeypatch.setattr(model_tensors, "cast", interrupted)
     refused(model_dir, KeyboardInterrupt, "^$")

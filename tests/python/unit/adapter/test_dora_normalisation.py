@@ -15,7 +15,7 @@ from adaptrt import _core
 from adaptrt.builder.adapter import convert_adapter, normalize_adapter
 from adaptrt.builder.checkpoint import pickled_file
 from adaptrt.builder.cli import main as command_line
-from adaptrt.builder.safetensors_stream import SafetensorsReader
+from adaptrt.builder.safetensors_stream import reader
 from support.adapters import CONFIG, TENSORS, base_weights, edit_config, edit_tensors, merged_by_peft, merged_by_us
 from support.models import ModelSpec, save_adapter, save_model
 
@@ -180,7 +180,7 @@ def without_prefix(model: Path, directory: Path) -> Path:
 def test_layouts_of_the_base(layout, model: Path, dora: Path, tmp_path: Path, monkeypatch) -> None:
     expected = convert_adapter(dora, storage_dtype="float32", base=model)
     # Pieces of a few rows must give what one piece gives.
-    monkeypatch.setattr(SafetensorsReader.rows, "__kwdefaults__", {"piece_bytes": 4 * 36 * 5})
+    monkeypatch.setattr(reader, "PIECE_BYTES", 4 * 36 * 5)
     monkeypatch.setattr(pickled_file, "PIECE_BYTES", 4 * 36 * 5)
     adapter = convert_adapter(dora, storage_dtype="float32", base=layout(model, tmp_path / "base"))
     np.testing.assert_allclose(adapter.weights, expected.weights, rtol=FLOAT32_TOLERANCE)

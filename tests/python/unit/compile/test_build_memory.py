@@ -13,7 +13,7 @@ import pytest
 from adaptrt._core import DType
 from adaptrt.builder.checkpoint.config import CheckpointConfig
 from adaptrt.builder.models.registry import declare
-from adaptrt.builder.network.checkpoint_tensors import plan_rank
+from adaptrt.builder.network.checkpoint_tensors import hf_tensor_shapes, plan_rank
 from adaptrt.builder.safetensors_stream import SafetensorsWriter, TensorSpec
 
 CONFIG = CheckpointConfig(
@@ -35,6 +35,10 @@ CONFIG = CheckpointConfig(
 MAX_RATIO = 1.3
 # Pieces of weights in both layouts, and what the allocator keeps.
 ALLOWED_BUILD_GROWTH = 64 << 20
+# Those of the model before the cast, too.
+ALLOWED_CASTING_GROWTH = 96 << 20
+# Float32 pieces of the quantiser, and float64 ones of what it measures.
+ALLOWED_QUANTIZING_GROWTH = 160 << 20
 
 MEASURE = """
 import sys
@@ -62,6 +66,30 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Hugging Face model of such a checkpoint, in float32: twice the bytes."""
+    directory = tmp_path_factory.mktemp("model")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": CONFIG.hidden_size,
+        "intermediate_size": CONFIG.intermediate_size,
+        "max_position_embeddings": CONFIG.max_position_embeddings,
+        "num_attention_heads": CONFIG.num_attention_heads,
+        "num_hidden_layers": CONFIG.num_hidden_layers,
+        "num_key_value_heads": CONFIG.num_key_value_heads,
+        "rms_norm_eps": CONFIG.norm_epsilon,
+        "vocab_size": CONFIG.vocab_size,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    shapes = hf_tensor_shapes(declare(CONFIG))
+    specs = [TensorSpec(name, np.dtype(np.float32), shape) for name, shape in shapes.items()]
+    with SafetensorsWriter(directory / "model.safetensors", specs) as writer:
+        for spec in specs:
+            writer.write(spec.name, np.ones(spec.shape, np.float32).view(np.uint8))
+    return directory
+
+
 def growth(module: str, function: str, call: str, *arguments: Path) -> int:
     """Bytes by which a call in a process of its own raises that process's peak memory."""
     script = MEASURE.format(module=module, function=function, call=call)
@@ -70,6 +98,23 @@ def growth(module: str, function: str, call: str, *arguments: Path) -> int:
     )
     assert process.returncode == 0, process.stderr
     return int(process.stdout)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "allowed"),
+    [("None", ALLOWED_CASTING_GROWTH), ("QuantConfig(quant_algo=QuantAlgo.W8A16)", ALLOWED_QUANTIZING_GROWTH)],
+)
+def test_peak_memory_of_one_pass(model: Path, tmp_path: Path, quantization: str, allowed: int) -> None:
+    building = growth(
+        "adaptrt.builder.build",
+        "build, BuildConfig, Checkpoint, QuantConfig; from adaptrt._core import DType, QuantAlgo",
+        f"build(Checkpoint.of_model(Path(sys.argv[1]), DType.BFLOAT16), BuildConfig(), Path(sys.argv[2]), "
+        f"quantization={quantization})",
+        model,
+        tmp_path / "engine",
+    )
+    assert (model / "model.safetensors").stat().st_size > 380 << 20
+    assert building < allowed
 
 
 def test_peak_memory_of_build_and_load(checkpoint: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from adaptrt.builder.checkpoint.rank_tensors import CheckpointFile
 from adaptrt.builder.compile.compression import places_for_exceptions
 from adaptrt.builder.compile.emitted import WeightRows
 from adaptrt.builder.safetensors_stream import SafetensorsReader
@@ -22,5 +23,5 @@ def test_a_panel_may_have_one_exception_for_two_inputs(exceptions: int, places: 
     matrix = np.resize(4.0 ** np.arange(16), (2 * PANEL, K))
     matrix[PANEL, :exceptions] = 2.0**-40
     save_file({"weight": torch.from_numpy(matrix).to(torch.bfloat16)}, tmp_path / "weights.safetensors")
-    reader = SafetensorsReader(tmp_path / "weights.safetensors")
-    assert places_for_exceptions(reader, WeightRows("weight", 0, 2 * PANEL), K) == places
+    tensors = CheckpointFile(SafetensorsReader(tmp_path / "weights.safetensors"), None)
+    assert places_for_exceptions(tensors, WeightRows("weight", range(2 * PANEL)), K) == places

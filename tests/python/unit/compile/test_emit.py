@@ -13,14 +13,15 @@ import pytest
 from adaptrt._core import LinearEpilogue, QuantAlgo, RopeKind, RowKind
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.checkpoint.rotary import LinearScaling
-from adaptrt.builder.compile.checkpoint import Checkpoint
 from adaptrt.builder.compile.emit import emit
 from adaptrt.builder.compile.plan import AttentionOp, EmbeddingOp, KeepLogitRowsOp, LinearOp, RmsNormOp, RopeTableOp
+from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.models.registry import declare
 from adaptrt.builder.network import ops
 from adaptrt.builder.network.network import Network
 from adaptrt.builder.network.onnx_graph import onnx_graph
+from adaptrt.builder.network.stored_tensors import stored_tensors
 from adaptrt.builder.network.weights import Split, whole
 from support.engines import ADAPTABLE, compile_model, make_checkpoint
 from support.models import ModelSpec, save_model
@@ -158,8 +159,10 @@ def test_every_field_of_every_op_reaches_the_program_and_the_graph(checkpoint: C
         }
         return emitted.body, emitted.head, emitted.sites, constants
 
+    stored = stored_tensors(checkpoint.tensors.reader, checkpoint.config.quantization)
+
     def graph(network: Network) -> bytes:
-        return bytes(onnx_graph(network, checkpoint.stored_tensors(), ADAPTABLE).SerializeToString())
+        return bytes(onnx_graph(network, stored, ADAPTABLE).SerializeToString())
 
     before = program(checkpoint.network), graph(checkpoint.network)
     tried = set()

@@ -10,53 +10,68 @@ import torch
 from safetensors.torch import save_file
 
 from adaptrt._core import DType, QuantAlgo
+from adaptrt.builder.checkpoint.quantization import QuantConfig
+from adaptrt.builder.checkpoint.rank_tensors import CheckpointFile
 from adaptrt.builder.compile import pack
-from adaptrt.builder.compile.emitted import QuantizedRows, WeightRows, Weights
+from adaptrt.builder.compile.emitted import WeightRows, Weights
 from adaptrt.builder.compile.plan import Matrix, Quantization
 from adaptrt.builder.safetensors_stream import SafetensorsReader
 
 ROWS, K = 300, 72
 # Not all of the tensor, and not from its beginning.
-FIRST, LAST = 20, 276
+TAKEN = range(20, 276)
+WEIGHT = "transformer.layers.0.mlp.fc.weight"
 QUANTIZATIONS = {
     "plain": None,
     "compressed": None,
-    "int8": Quantization(algo=QuantAlgo.W8A16, group_size=0, zero_points=False),
-    "int4": Quantization(algo=QuantAlgo.W4A16, group_size=32, zero_points=True),
+    "int8": QuantConfig(quant_algo=QuantAlgo.W8A16),
+    "int4": QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=32, has_zero_point=True),
+    "int4 of outputs": QuantConfig(quant_algo=QuantAlgo.W4A16),
 }
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> SafetensorsReader:
+def directory(tmp_path: Path) -> Path:
+    """A file for each of QUANTIZATIONS."""
     rng = np.random.default_rng(7)
-    tensors = {
-        "plain": torch.from_numpy(rng.normal(0, 1, (ROWS, K))).to(torch.bfloat16),
-        "int8": torch.from_numpy(rng.integers(-128, 128, (ROWS, K), np.int8)),
-        "int8.scales": torch.from_numpy(rng.uniform(0.1, 1, (ROWS, 1)).astype(np.float32)),
-        "int4": torch.from_numpy(rng.integers(0, 256, (ROWS, K // 2), np.uint8)),
-        "int4.scales": torch.from_numpy(rng.uniform(0.1, 1, (ROWS, 3)).astype(np.float32)),
-        "int4.zeros": torch.from_numpy(rng.integers(0, 16, (ROWS, 3), np.uint8)),
+    plain = {WEIGHT: torch.from_numpy(rng.normal(0, 1, (ROWS, K))).to(torch.bfloat16)}
+    int8 = torch.from_numpy(rng.integers(-128, 128, (ROWS, K), np.int8))
+    int4 = torch.from_numpy(rng.integers(0, 256, (ROWS, K // 2), np.uint8))
+    prefix = WEIGHT.removesuffix("weight")
+    scales = torch.from_numpy(rng.uniform(0.1, 1, (ROWS, 3)).astype(np.float32))
+    files = {
+        "plain": plain,
+        "compressed": plain,
+        "int8": {WEIGHT: int8, f"{prefix}per_channel_scale": scales[:, 0].clone()},
+        "int4": {
+            WEIGHT: int4,
+            f"{prefix}weights_scaling_factor": scales.to(torch.bfloat16),
+            f"{prefix}zero": torch.from_numpy(rng.integers(0, 16, (ROWS, 3), np.uint8)),
+        },
+        "int4 of outputs": {WEIGHT: int4, f"{prefix}per_channel_scale": scales[:, 0].to(torch.bfloat16)},
     }
-    save_file(tensors, tmp_path / "weights.safetensors")
-    return SafetensorsReader(tmp_path / "weights.safetensors")
+    for name, tensors in files.items():
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    return tmp_path
 
 
-def packed(reader: SafetensorsReader, name: str) -> list[bytes]:
-    how = QUANTIZATIONS[name]
+def packed(directory: Path, name: str) -> list[bytes]:
+    config = QUANTIZATIONS[name]
+    how = None
+    if config is not None:
+        how = Quantization(algo=config.quant_algo, group_size=config.group_size or 0, zero_points=config.has_zero_point)
     exceptions = 64 if name == "compressed" else None
-    matrix = Matrix(tensor="made", n=LAST - FIRST, k=K, quantization=how, exceptions=exceptions)
-    rows: WeightRows | QuantizedRows = WeightRows("plain", FIRST, LAST)
-    if how is not None:
-        zeros = f"{name}.zeros" if how.zero_points else None
-        rows = QuantizedRows(WeightRows(name, FIRST, LAST), f"{name}.scales", zeros)
-    (tensor,) = pack.engine_tensors(Weights(matrices={"made": (matrix, rows)}), reader, DType.BFLOAT16)
+    matrix = Matrix(tensor="made", n=len(TAKEN), k=K, quantization=how, exceptions=exceptions)
+    weights = Weights(matrices={"made": (matrix, WeightRows(WEIGHT, TAKEN))})
+    tensors = CheckpointFile(SafetensorsReader(directory / f"{name}.safetensors"), config)
+    (tensor,) = pack.engine_tensors(weights, tensors, DType.BFLOAT16)
     return [piece.tobytes() for piece in tensor.pieces()]
 
 
 @pytest.mark.parametrize("name", QUANTIZATIONS)
-def test_pieces_together_are_the_whole(reader: SafetensorsReader, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (whole,) = packed(reader, name)
+def test_pieces_together_are_the_whole(directory: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (whole,) = packed(directory, name)
     monkeypatch.setattr(pack, "_PIECE_BYTES", 1)
-    pieces = packed(reader, name)
+    pieces = packed(directory, name)
     assert len(pieces) == 4
     assert b"".join(pieces) == whole

@@ -9,12 +9,13 @@ import pytest
 
 from adaptrt._core import DType, dtype_from_name
 from adaptrt.builder.build import BuildReport, build
-from adaptrt.builder.compile.checkpoint import Checkpoint
 from adaptrt.builder.compile.tensorrt.plan_config import TensorRtPlans
+from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.engine_config import EngineConfig
-from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
+from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.builder.safetensors_stream import SafetensorsReader
+from support.engines import make_graph
 from support.tensorrt_plans import (
     CAPABILITIES,
     adapter_nodes,
@@ -52,7 +53,7 @@ def check_plans(report: BuildReport, checkpoint: Path) -> None:
         max_lora_rank=config.lora_config.max_lora_rank if config.lora_enabled else None,
         dora=config.dora_enabled,
     )
-    network = onnx_graph(opened.network, opened.stored_tensors(), options)
+    network = make_graph(opened, options)
     nodes = {node.name: node.op_type for node in network.graph.node if node.domain == "adaptrt"}
     kind = "Dora" if config.dora_enabled else "Lora"
     adapted = {name for name, operator in nodes.items() if operator == kind}
@@ -99,7 +100,7 @@ def check_tensors(plans: TensorRtPlans, checkpoint: Checkpoint, report: BuildRep
         "logits": ("output", "float32", (-1, model.vocab_size)),
     }
     if plans.weights is not None:
-        specs = checkpoint.reader.specs
+        specs = checkpoint.tensors.reader.specs
         expected |= {name: ("input", engine_type, spec.shape) for name, spec in specs.items()}
     assert {tensor.name: (tensor.mode, tensor.dtype, tensor.shape) for tensor in plans.tensors} == expected
     aliases = {tensor.name: tensor.alias for tensor in plans.tensors if tensor.alias is not None}

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from onnx import helper
 
-from adaptrt.builder.compile.checkpoint import Checkpoint
+from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.network.adapter_sites import AdaptedModules, adapter_sites, module_id
-from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
-from support.engines import LORA, compile_model, make_checkpoint
+from adaptrt.builder.network.onnx_graph import NetworkOptions
+from support.engines import LORA, compile_model, make_checkpoint, make_graph
 from support.models import ModelSpec
 
 
@@ -25,9 +25,7 @@ def test_sites_are_those_of_the_engine_and_the_nodes_of_the_graph(tmp_path: Path
     assert expected == [
         (site.layer, site.in_size, part.module, part.out_size) for site in lora.sites for part in site.parts
     ]
-    graph = onnx_graph(
-        opened.network, opened.stored_tensors(), NetworkOptions(tokens_per_block=4, max_lora_rank=8, dora=dora)
-    ).graph
+    graph = make_graph(opened, NetworkOptions(tokens_per_block=4, max_lora_rank=8, dora=dora)).graph
     nodes = [node for node in graph.node if node.op_type == ("Dora" if dora else "Lora")]
     found = []
     for node, weight in zip(nodes, (weight for site in sites for weight in site.weights), strict=True):
@@ -36,10 +34,10 @@ def test_sites_are_those_of_the_engine_and_the_nodes_of_the_graph(tmp_path: Path
         found += [(attributes["layer"], weight.inputs, module, size) for module, size in parts]
         gemm = next(made for made in graph.node if made.output[0] == node.input[1])
         assert gemm.input[1] == f"{weight.name}.weight"
-        assert opened.reader.specs[gemm.input[1]].shape == (weight.outputs, weight.inputs)
+        assert opened.tensors.reader.specs[gemm.input[1]].shape == (weight.outputs, weight.inputs)
     assert found == expected
     assert {f"{weight.name}.weight" for site in sites for weight in site.weights} == {
-        name for name, spec in opened.reader.specs.items() if ".layers." in name and len(spec.shape) == 2
+        name for name, spec in opened.tensors.reader.specs.items() if ".layers." in name and len(spec.shape) == 2
     }
 
 
@@ -61,5 +59,5 @@ def test_paths_of_hugging_faces_modules(tmp_path: Path) -> None:
 
 def test_a_graph_without_adapters_has_no_nodes_for_them(tmp_path: Path) -> None:
     opened = Checkpoint.open(make_checkpoint(ModelSpec(), tmp_path))
-    graph = onnx_graph(opened.network, opened.stored_tensors(), NetworkOptions(tokens_per_block=4)).graph
+    graph = make_graph(opened, NetworkOptions(tokens_per_block=4)).graph
     assert not {node.op_type for node in graph.node} & {"Lora", "Dora"}

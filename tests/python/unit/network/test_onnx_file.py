@@ -11,11 +11,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from adaptrt._core import DType
-from adaptrt.builder.compile.checkpoint import Checkpoint
+from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_file import dump_onnx, external_bytes
-from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
+from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.plugins import DOMAIN
+from support.engines import make_graph
 from support.models import ModelSpec, save_model
 
 OPTIONS = NetworkOptions(tokens_per_block=4, max_lora_rank=8, dora=True)
@@ -26,9 +27,9 @@ def dumped(spec: ModelSpec, directory: Path, dtype: DType | None = None) -> tupl
     convert_checkpoint(directory / "model", directory / "checkpoint", dtype=dtype)
     checkpoint = Checkpoint.open(directory / "checkpoint")
     written: list[int] = []
-    model = onnx_graph(checkpoint.network, checkpoint.stored_tensors(), OPTIONS)
+    model = make_graph(checkpoint, OPTIONS)
     dump_onnx(model, checkpoint.directory, directory / "network.onnx", written.append)
-    assert sum(written) == external_bytes(model) == sum(s.num_bytes for s in checkpoint.reader.specs.values())
+    assert sum(written) == external_bytes(model) == sum(s.num_bytes for s in checkpoint.tensors.reader.specs.values())
     return checkpoint, directory / "network.onnx"
 
 
@@ -39,8 +40,8 @@ def test_the_checker_accepts_it_and_the_weights_are_the_checkpoints(family: str,
     assert path.stat().st_size < 100_000
     model = onnx.load(path)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    for name in checkpoint.reader.specs:
-        assert numpy_helper.to_array(stored[name]).tobytes() == checkpoint.reader.array(name).tobytes()
+    for name in checkpoint.tensors.reader.specs:
+        assert numpy_helper.to_array(stored[name]).tobytes() == checkpoint.tensors.reader.array(name).tobytes()
 
 
 def test_plugin_nodes_look_as_tensorrts_parser_wants_them(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from adaptrt._core import DType, EngineError, LinearOp, dtype_name
 from adaptrt.builder.adapter.names import MODULES
 from adaptrt.builder.build import build
-from adaptrt.builder.compile.checkpoint import Checkpoint
 from adaptrt.builder.compile.engine_file import FORMAT_VERSION, EngineFile, EngineTensor, write_engine_file
 from adaptrt.builder.compile.plan_json import program_from_json, program_to_json
 from adaptrt.builder.config import LoraBuildConfig, PluginConfig
+from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.runtime.adapter_store import AdapterStore
 from adaptrt.runtime.engine import load_engine
 from support.engines import SMALL, make_checkpoint, make_engine
@@ -71,7 +71,7 @@ def test_a_native_engine_runs_without_what_only_builders_and_gpus_need(built: Pa
 def test_packed_weights_are_the_checkpoints(dtype: DType, tmp_path: Path) -> None:
     """Rows of every linear layer, unpacked by C++, against the checkpoint's tensors; all dtypes, odd sizes."""
     make_engine(ModelSpec(num_hidden_layers=1, hidden_size=69, intermediate_size=131), tmp_path, dtype=dtype)
-    reader = Checkpoint.open(tmp_path / "checkpoint").reader
+    reader = Checkpoint.open(tmp_path / "checkpoint").tensors.reader
     engine = load_engine(tmp_path / "engine")  # keeps the mapping alive
     linears = [op for op in engine.program.body if isinstance(op, LinearOp)]
     names = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")

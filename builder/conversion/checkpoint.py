@@ -1,0 +1,130 @@
+"""What engines are built from: the config and the tensors of a checkpoint of one rank, written to disk or not."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ..._core import CheckpointError, ConfigError, DType, dtype_name
+from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.quantization import QuantConfig
+from ..checkpoint.quantizer import QuantizationError
+from ..checkpoint.rank_file import rank_file, rank_specs, write_rank
+from ..checkpoint.rank_tensors import CheckpointFile
+from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
+from ..models.registry import declare, load_config
+from ..network.checkpoint_tensors import plan_rank
+from ..network.network import Network
+from ..progress import Progress
+from ..safetensors_stream import SafetensorsReader
+from .hf_model import HfModel, check_quantization
+from .quantizing_tensors import QuantizingTensors
+
+# TensorRT-LLM's static scale of a layer's int8 KV cache.
+_KV_CACHE_SCALE: Final = ".attention.kv_cache_scaling_factor"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose tensors are those that its config makes."""
+
+    directory: Path
+    """Where it comes from: its own directory, or that of the Hugging Face model."""
+    config: CheckpointConfig
+    tensors: CheckpointFile | QuantizingTensors
+
+    @classmethod
+    def open(cls, directory: Path) -> Checkpoint:
+        """One that was written by convert_checkpoint().
+
+        Raises CheckpointError with everything that is wrong, and for a checkpoint of several ranks.
+        """
+        if not directory.is_dir():
+            raise CheckpointError(f"{directory}: is not a directory")
+        config = load_config(directory)
+        if config.mapping.world_size > 1:
+            raise CheckpointError(
+                f"{directory}: was converted with tp_size {config.mapping.tp_size} and pp_size "
+                f"{config.mapping.pp_size}; engines of several ranks cannot be built yet: convert with 1 and 1"
+            )
+        path = directory / rank_file(0)
+        reader = SafetensorsReader(path)
+        dtype = np.dtype(dtype_name(config.dtype))
+        expected = {spec.name: spec for spec in rank_specs(plan_rank(declare(config), 0), dtype, config.quantization)}
+        problems = [f"tensor '{name}' is missing" for name in expected if name not in reader.specs]
+        for name, spec in reader.specs.items():
+            if name.endswith(_KV_CACHE_SCALE):
+                problems.append(
+                    f"tensor '{name}' is a calibrated scale, but those of an int8 KV cache are made at run time; "
+                    "remove the tensor"
+                )
+            elif name not in expected:
+                problems.append(f"unexpected tensor '{name}'")
+            elif spec != expected[name]:
+                problems.append(
+                    f"tensor '{name}' is {spec.dtype} {list(spec.shape)}, but config.json makes it "
+                    f"{expected[name].dtype} {list(expected[name].shape)}"
+                )
+        if problems:
+            raise CheckpointError(f"{path}: " + "; ".join(problems))
+        return cls(directory, config, CheckpointFile(reader, config.quantization))
+
+    @classmethod
+    def of_model(cls, model_dir: Path, dtype: DType | None = None) -> Checkpoint:
+        """The one that convert_checkpoint() would write of a Hugging Face model, made as it is read.
+
+        `dtype` None keeps the type that the model's config.json states. Raises CheckpointError for everything that is
+        wrong with the model.
+        """
+        model = HfModel.open(model_dir, dtype=dtype)
+        return cls(model_dir, model.config, model.tensors(0))
+
+    @cached_property
+    def network(self) -> Network:
+        """What the checkpoint's family declares."""
+        return declare(self.config)
+
+    @property
+    def quantization_errors(self) -> tuple[QuantizationError, ...]:
+        """How far each weight that was quantised as it was read is from its own values."""
+        return self.tensors.errors if isinstance(self.tensors, QuantizingTensors) else ()
+
+    def with_int8_kv_cache(self, int8: bool) -> Checkpoint:
+        """The same tensors for an engine whose keys and values are int8, or of its own type."""
+        return replace(self, config=replace(self.config, int8_kv_cache=int8))
+
+    def quantized(self, quantization: QuantConfig) -> Checkpoint:
+        """The checkpoint with its linear layers quantised.
+
+        Raises ConfigError for one that is quantised already, and for a quantisation that it cannot have.
+        """
+        if self.config.quantization is not None:
+            raise ConfigError(
+                f"{self.directory}: its weights are {self.config.quantization.quant_algo.name} already; leave "
+                "quantization out to build them as they are"
+            )
+        config = replace(self.config, quantization=quantization)
+        check_quantization(config, [plan_rank(declare(config), 0)], str(self.directory))
+        lm_head = EMBEDDING if self.config.lm_head_is_embedding else LM_HEAD
+        return Checkpoint(self.directory, config, QuantizingTensors(self.tensors, quantization, lm_head_source=lm_head))
+
+    @contextmanager
+    def as_file(self, place: Path, progress: Progress) -> Iterator[SafetensorsReader]:
+        """The tensors in a file: the checkpoint's own, or one in `place` for the time of a with statement."""
+        if isinstance(self.tensors, CheckpointFile):
+            yield self.tensors.reader
+            return
+        plan, dtype = plan_rank(self.network, 0), np.dtype(dtype_name(self.config.dtype))
+        num_bytes = sum(spec.num_bytes for spec in rank_specs(plan, dtype, self.config.quantization))
+        with tempfile.TemporaryDirectory(dir=place, prefix=f".{self.directory.absolute().name}-weights-") as name:
+            path = Path(name) / rank_file(0)
+            with progress.task("Writing weights", num_bytes) as advance:
+                write_rank(path, plan, dtype, self.config.quantization, self.tensors, advance)
+            yield SafetensorsReader(path)

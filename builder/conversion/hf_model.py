@@ -1,0 +1,149 @@
+"""A Hugging Face model directory as the source of a checkpoint's ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..._core import CheckpointError, ConfigError, DType, dtype_name
+from ..checkpoint.casting import CHECKPOINT_DTYPES, to_float32
+from ..checkpoint.config import CheckpointConfig, ParallelMapping
+from ..checkpoint.hf_weights import HfWeights
+from ..checkpoint.planned_tensor import PlannedTensor
+from ..checkpoint.quantization import QuantConfig
+from ..models.registry import FAMILIES, declare
+from ..network.checkpoint_tensors import hf_tensor_shapes, plan_rank, tied_lm_head
+from ..network.network import Network
+from ..network.weights import name_now
+from ..safetensors_stream import TensorSpec
+from .hf_config import load_hf_config
+from .model_tensors import ModelTensors
+from .quantizing_tensors import QuantizingTensors
+
+
+@dataclass(frozen=True)
+class HfModel:
+    """A model whose tensors are those that its config.json makes."""
+
+    config: CheckpointConfig
+    plans: tuple[tuple[PlannedTensor, ...], ...]
+    """Of each rank."""
+    _weights: HfWeights
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        dtype: DType | None = None,
+        mapping: ParallelMapping | None = None,
+        quantization: QuantConfig | None = None,
+        int8_kv_cache: bool = False,
+    ) -> HfModel:
+        """`dtype` None keeps the type that config.json states. `quantization` is of the linear layers.
+
+        Raises CheckpointError for everything that is wrong with the model and ConfigError for a mapping that cannot cut
+        it, and for a quantisation that it cannot have.
+        """
+        if not directory.is_dir():
+            raise CheckpointError(f"{directory}: is not a directory")
+        config = replace(
+            load_hf_config(directory, dtype=dtype, mapping=mapping or ParallelMapping()),
+            quantization=quantization,
+            int8_kv_cache=int8_kv_cache,
+        )
+        network = declare(config)
+        weights = HfWeights(directory).renamed(partial(name_now, older_names=network.older_names))
+        _check_tensors(weights, network, directory)
+        plans = tuple(tuple(plan_rank(network, rank)) for rank in range(config.mapping.world_size))
+        check_quantization(config, plans, str(directory))
+        _check_tied_lm_head(weights, network)
+        return cls(config, plans, weights)
+
+    @property
+    def num_vision_tensors(self) -> int:
+        """Tensors of the model's vision tower, which no rank has."""
+        return sum(_is_of_vision_tower(name, self.config) for name in self._weights.names)
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The type of the tensors that are not quantised."""
+        return np.dtype(dtype_name(self.config.dtype))
+
+    def tensors(self, rank: int) -> QuantizingTensors:
+        """The tensors of a rank, which are made as they are read."""
+        plain = ModelTensors(self._weights, self.plans[rank], self.numpy_dtype)
+        return QuantizingTensors(plain, self.config.quantization)
+
+
+def check_quantization(config: CheckpointConfig, plans: Sequence[Sequence[PlannedTensor]], subject: str) -> None:
+    """Raises ConfigError, which begins with `subject`, for a quantisation that these tensors cannot have."""
+    if config.quantization is None:
+        return
+    problems = config.quantization.problems()
+    for plan in plans:
+        problems += config.quantization.shape_problems({tensor.name: tensor.shape for tensor in plan})
+    if problems:
+        raise ConfigError(f"{subject}: quantization: " + "; ".join(dict.fromkeys(problems)))
+
+
+def _check_tensors(weights: HfWeights, network: Network, model_dir: Path) -> None:
+    """Raises CheckpointError with every tensor that is missing, unused, or of another shape or dtype."""
+    expected = hf_tensor_shapes(network)
+    missing = [name for name in expected if name not in weights]
+    unused = [name for name in weights.names if name not in expected and not _is_harmless(name, network)]
+    differing = []
+    for name, shape in expected.items():
+        if name not in weights:
+            continue
+        spec = weights.spec(name)
+        if spec.shape != shape:
+            differing.append(f"tensor '{name}' is {list(spec.shape)}, but config.json makes it {list(shape)}")
+        if spec.dtype not in CHECKPOINT_DTYPES:
+            accepted = ", ".join(map(str, CHECKPOINT_DTYPES))
+            differing.append(f"tensor '{name}' is of {spec.dtype}; accepted: {accepted}")
+    problems = []
+    if missing:
+        problems.append(f"missing tensors: {', '.join(missing)}")
+    if unused:
+        problems.append(f"unexpected tensors: {', '.join(unused)}")
+    problems.extend(differing)
+    if problems:
+        raise CheckpointError(f"{model_dir}: " + "; ".join(problems))
+
+
+def _is_harmless(name: str, network: Network) -> bool:
+    tied = tied_lm_head(network)
+    if tied is not None and name == tied.lm_head:
+        return True
+    ignored = FAMILIES[network.config.architecture].ignored_tensors
+    return _is_of_vision_tower(name, network.config) or any(re.fullmatch(pattern, name) for pattern in ignored)
+
+
+def _is_of_vision_tower(name: str, config: CheckpointConfig) -> bool:
+    vision = FAMILIES[config.architecture].vision
+    return vision is not None and name.startswith(vision.tensor_prefixes)
+
+
+def _check_tied_lm_head(weights: HfWeights, network: Network) -> None:
+    """A tied checkpoint may store lm_head.weight once more, with the embedding's values."""
+    tied = tied_lm_head(network)
+    if tied is None or tied.lm_head not in weights:
+        return
+    complaint = (
+        f"{weights.where(tied.lm_head)} differs from {tied.embedding}, although tie_word_embeddings is true; "
+        "set it to false to use both, or remove the tensor"
+    )
+    embedding = weights.spec(tied.embedding)
+    if weights.spec(tied.lm_head) != TensorSpec(tied.lm_head, embedding.dtype, embedding.shape):
+        raise CheckpointError(complaint)
+    rows = range(network.config.vocab_size)
+    for head, row in zip(weights.rows(tied.lm_head, rows), weights.rows(tied.embedding, rows), strict=True):
+        if not np.array_equal(to_float32(head), to_float32(row)):
+            raise CheckpointError(complaint)

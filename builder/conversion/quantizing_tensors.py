@@ -1,0 +1,44 @@
+"""Quantises tensors as they are read, and measures what that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..checkpoint.casting import Array, to_float32
+from ..checkpoint.quantization import QuantConfig
+from ..checkpoint.quantizer import QuantizationError, QuantizedRows, dequantize_rows, quantize_rows
+from ..checkpoint.rank_tensors import PlainTensors
+from ..checkpoint.tensor_names import LM_HEAD
+
+
+class QuantizingTensors:
+    """The tensors of a rank whose linear layers are quantised by `quantization`; None: none of them is."""
+
+    def __init__(
+        self, source: PlainTensors, quantization: QuantConfig | None, *, lm_head_source: str = LM_HEAD
+    ) -> None:
+        """`lm_head_source` is the tensor of `source` that has the weights of lm_head."""
+        self._source = source
+        self._quantization = quantization
+        self._lm_head_source = lm_head_source
+        self._errors: dict[str, QuantizationError] = {}
+
+    @property
+    def errors(self) -> tuple[QuantizationError, ...]:
+        """How far each weight is from its own values, of the rows that were read."""
+        return tuple(self._errors.values())
+
+    def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
+        """As PlainTensors.rows."""
+        return self._source.rows(name, rows, step)
+
+    def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
+        """As RankTensors.quantized_rows."""
+        how = self._quantization.of_tensor(name) if self._quantization is not None else None
+        assert how is not None
+        error = self._errors.setdefault(name, QuantizationError(name))
+        for piece in self._source.rows(self._lm_head_source if name == LM_HEAD else name, rows, step):
+            wide = to_float32(piece)
+            quantized = quantize_rows(wide, how)
+            error.add(wide, dequantize_rows(quantized, how))
+            yield quantized

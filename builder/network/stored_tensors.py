@@ -1,0 +1,24 @@
+"""Where an ONNX graph finds its weights: in the file of a checkpoint's rank."""
+
+from __future__ import annotations
+
+from onnx import TensorProto, helper
+
+from ..._core import QuantAlgo
+from ..checkpoint.quantization import QuantConfig
+from ..safetensors_stream import SafetensorsReader
+from .graph import StoredTensor
+
+
+def stored_tensors(reader: SafetensorsReader, quantization: QuantConfig | None) -> dict[str, StoredTensor]:
+    """Each tensor of the file, whose linear layers are quantised so, as the graph declares it."""
+    stored = {}
+    for name, spec in reader.specs.items():
+        element_type, shape = int(helper.np_dtype_to_tensor_dtype(spec.dtype)), spec.shape
+        how = quantization.of_tensor(name) if quantization is not None else None
+        if how is not None and how.quant_algo is QuantAlgo.W4A16:
+            # Two elements in a byte; ONNX counts elements.
+            element_type = TensorProto.UINT4 if how.has_zero_point else TensorProto.INT4
+            shape = (shape[0], 2 * shape[1])
+        stored[name] = StoredTensor(element_type, shape, reader.path.name, reader.offset(name), spec.num_bytes)
+    return stored
