@@ -22,7 +22,7 @@ from .compile.tensorrt.process import describe_package
 from .compile.tensorrt.targets import resolve_targets, target_problems
 from .config import DISABLE, NATIVE, TENSORRT, BuildConfig, LoraBuildConfig
 from .conversion.checkpoint import Checkpoint
-from .engine_directory import CompilerOptions, WrittenEngine, is_engine_directory, write_engine
+from .engine_directory import CompilerOptions, is_engine_directory, write_engine
 from .engine_quality import EngineQuality, QualityMeasure
 from .network.onnx_file import check_dump_path
 from .network.ops import Attention
@@ -50,6 +50,8 @@ class BuildReport:
     """How far each weight that the build quantised is from its own."""
     quality: EngineQuality | None = None
     """What was measured, where that was asked for."""
+    num_vision_tensors: int = 0
+    """Tensors of the model's vision tower, which are left aside."""
 
 
 def build(
@@ -107,7 +109,17 @@ def build(
                 reference = stack.enter_context(_reference_engine(plain, config, directory.parent, progress))
             measured = quality.measure(directory, reference)
             replace(written.config, quality=measured).save(directory)
-    return _report(output_dir, written, checkpoint.quantization_errors, measured, time.monotonic() - began)
+    return BuildReport(
+        directory=output_dir,
+        checkpoint=written.config.pretrained_config,
+        config=written.config.build_config,
+        engine_bytes=written.engine_bytes,
+        compiled=written.compiled,
+        seconds=time.monotonic() - began,
+        quantization_errors=checkpoint.quantization_errors,
+        quality=measured,
+        num_vision_tensors=checkpoint.num_vision_tensors,
+    )
 
 
 @contextmanager
@@ -122,25 +134,6 @@ def _reference_engine(source: Checkpoint, config: BuildConfig, place: Path, prog
         directory = Path(name)
         write_engine(source, without_adapters, CompilerOptions(package=None), directory, progress)
         yield directory
-
-
-def _report(
-    directory: Path,
-    written: WrittenEngine,
-    errors: tuple[QuantizationError, ...],
-    quality: EngineQuality | None,
-    seconds: float,
-) -> BuildReport:
-    return BuildReport(
-        directory=directory,
-        checkpoint=written.config.pretrained_config,
-        config=written.config.build_config,
-        engine_bytes=written.engine_bytes,
-        compiled=written.compiled,
-        seconds=seconds,
-        quantization_errors=errors,
-        quality=quality,
-    )
 
 
 def _checked_config(

@@ -286,6 +286,9 @@ def summary(report: BuildReport) -> Table:
             rows.append(("", f"carries {', '.join(lora.adapter_names)}"))
     else:
         rows.append(("adapters", "none (--lora_plugin auto enables them)"))
+    if report.num_vision_tensors:
+        left = f"{report.num_vision_tensors} tensors of the vision tower; the engine is for text alone"
+        rows.append(("left aside", left))
     for row in rows:
         table.add_row(*row)
     return table

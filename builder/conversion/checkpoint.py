@@ -39,6 +39,8 @@ class Checkpoint:
     """Where it comes from: its own directory, or that of the Hugging Face model."""
     config: CheckpointConfig
     tensors: CheckpointFile | QuantizingTensors
+    num_vision_tensors: int = 0
+    """Of a Hugging Face model: tensors of its vision tower, which are left aside."""
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
@@ -84,7 +86,7 @@ class Checkpoint:
         wrong with the model.
         """
         model = HfModel.open(model_dir, dtype=dtype)
-        return cls(model_dir, model.config, model.tensors(0))
+        return cls(model_dir, model.config, model.tensors(0), model.num_vision_tensors)
 
     @cached_property
     def network(self) -> Network:
@@ -113,7 +115,8 @@ class Checkpoint:
         config = replace(self.config, quantization=quantization)
         check_quantization(config, [plan_rank(declare(config), 0)], str(self.directory))
         lm_head = EMBEDDING if self.config.lm_head_is_embedding else LM_HEAD
-        return Checkpoint(self.directory, config, QuantizingTensors(self.tensors, quantization, lm_head_source=lm_head))
+        tensors = QuantizingTensors(self.tensors, quantization, lm_head_source=lm_head)
+        return replace(self, config=config, tensors=tensors)
 
     @contextmanager
     def as_file(self, place: Path, progress: Progress) -> Iterator[SafetensorsReader]:

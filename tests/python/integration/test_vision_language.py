@@ -81,8 +81,12 @@ def test_tensors_of_both_layouts_are_one_model(model: Path, tmp_path: Path) -> N
     assert converted.num_vision_tensors == sum(name.startswith("model.visual.") for name in names) > 0
 
 
-def test_what_is_left_aside_is_said(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["convert-checkpoint", "--model_dir", str(model), "--output_dir", str(tmp_path / "checkpoint")]) == 0
+@pytest.mark.parametrize("command", [["convert-checkpoint"], ["build", "--max_seq_len", "64"]])
+def test_what_is_left_aside_is_said(
+    model: Path, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main([*command, "--model_dir", str(model), "--output_dir", str(tmp_path / "made")]) == 0
     assert "tensors of the vision tower; the engine is for text alone" in capsys.readouterr().out
 
 
