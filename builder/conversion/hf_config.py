@@ -13,6 +13,7 @@ from ..checkpoint.config import HIDDEN_ACTS, MAX_LAYERS, CheckpointConfig, Paral
 from ..checkpoint.rotary import read_mrope_sections, read_rotary_scaling
 from ..json_fields import JsonFields, describe, load_json_object
 from ..models.family import Features, ModelFamily, VisionTower
+from ..models.missing_ops import MISSING_OPS
 from ..models.registry import FAMILIES
 
 HF_CONFIG_FILE: Final = "config.json"
@@ -77,6 +78,9 @@ def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMap
 def _family_of(fields: JsonFields, subject: str) -> ModelFamily:
     architectures = fields.raw("architectures")
     accepted = ", ".join(FAMILIES)
+    if architectures in [[name] for name in MISSING_OPS]:
+        needed = MISSING_OPS[architectures[0]]
+        raise CheckpointError(f"{subject}: architectures is {describe(architectures)}, which would need {needed}")
     if architectures not in [[name] for name in FAMILIES]:
         raise CheckpointError(f"{subject}: architectures is {describe(architectures)}; accepted: one of {accepted}")
     family = FAMILIES[architectures[0]]
@@ -101,6 +105,7 @@ def _fields_of_text(fields: JsonFields, vision: VisionTower) -> JsonFields:
     text.string("model_type", choices=vision.text_model_types, default=min(vision.text_model_types))
     fields.discard(_HARMLESS_FIELDS)
     text.inherit(fields)
+    text.inherit(JsonFields({name: value for name, value in vision.text_defaults.items() if name not in text}))
     return text
 
 

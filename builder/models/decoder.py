@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.config import ROPE_INTERLEAVED, CheckpointConfig
 from ..network.network import Network
 from ..network.ops import Activation, Value
 from ..network.weights import Part, Split, stacked, whole
@@ -68,10 +68,13 @@ def declare_llama_like(
     factors: Multipliers | None = None,
     unrotated: Collection[int] = (),
     decoder: str = MODEL,
+    *,
+    plus_one: bool = False,
 ) -> None:
     """The network of Llama and of families that differ from it in features of CheckpointConfig and these alone.
 
     Attention of the layers `unrotated` does not depend on positions. `decoder` is the Hugging Face model's name of it.
+    `plus_one`: the model stores weights of norms as their differences from one.
     """
     factors = factors or Multipliers()
     x = net.embedding(f"{decoder}.embed_tokens", scale=factors.embedding)
@@ -79,7 +82,7 @@ def declare_llama_like(
     for layer in net.layers():
         p = f"{decoder}.layers.{layer}"
         with net.scope("attention"):
-            h = net.rms_norm(x, f"{p}.input_layernorm", "input_layernorm")
+            h = net.rms_norm(x, f"{p}.input_layernorm", "input_layernorm", plus_one=plus_one)
             qkv = net.linear(h, "attention.qkv", qkv_parts(c, f"{p}.self_attn"), split=Split.COLUMN, bias=c.attn_bias)
             query_norm = key_norm = None
             if c.qk_layernorm:
@@ -92,6 +95,7 @@ def declare_llama_like(
                 scale=factors.scores,
                 query_norm=query_norm,
                 key_norm=key_norm,
+                interleaved=c.position_embedding_type == ROPE_INTERLEAVED,
             )
             dense = whole(f"{p}.self_attn.o_proj", "attn_dense", c.hidden_size)
             x = net.linear(
@@ -104,10 +108,10 @@ def declare_llama_like(
                 scale=factors.residual,
             )
         with net.scope("mlp"):
-            h = net.rms_norm(x, f"{p}.post_attention_layernorm", "post_layernorm")
-            h = gated_mlp(net, c, h, f"{p}.mlp", Activation.SILU)
+            h = net.rms_norm(x, f"{p}.post_attention_layernorm", "post_layernorm", plus_one=plus_one)
+            h = gated_mlp(net, c, h, f"{p}.mlp", Activation(c.hidden_act))
             down = whole(f"{p}.mlp.down_proj", "mlp_4h_to_h", c.hidden_size)
             x = net.linear(h, "mlp.proj", [down], split=Split.ROW, bias=c.mlp_bias, add_to=x, scale=factors.residual)
     with net.scope("head"):
-        h = net.rms_norm(x, f"{decoder}.norm", "transformer.ln_f", logit_rows=True)
+        h = net.rms_norm(x, f"{decoder}.norm", "transformer.ln_f", plus_one=plus_one, logit_rows=True)
         net.lm_head(h, "lm_head", f"{decoder}.embed_tokens", scale=factors.logits)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..checkpoint.config import ROPE, CheckpointConfig
+from ..checkpoint.rotary import read_rotary_scaling
 from ..json_fields import JsonFields, describe
 from ..network.network import Network
 
@@ -60,6 +61,8 @@ class VisionTower:
     """Of config.json, beside text_config: what images and videos alone need."""
     text_model_types: frozenset[str]
     """What text_config's model_type can be."""
+    text_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What transformers takes for fields that text_config of published models leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,45 @@ def sliding_window_by_layer(fields: JsonFields, num_hidden_layers: int) -> Featu
     if layers and window is None:
         fields.problem("layer_types", f"has {SLIDING_ATTENTION}, but there is no sliding_window in use")
     return {"sliding_window": window if layers else None, "sliding_window_layers": layers}
+
+
+def sliding_window_of_kinds(fields: JsonFields, num_hidden_layers: int, has_window: Callable[[int], bool]) -> Features:
+    """A window for the layers that layer_types names; without it for those that `has_window` says, by number."""
+    layer_types = fields.raw("layer_types")
+    if layer_types is None:
+        layers = tuple(layer for layer in range(num_hidden_layers) if has_window(layer))
+    else:
+        layers = sliding_layers(fields, layer_types, num_hidden_layers)
+    window = fields.optional_integer("sliding_window")
+    if layers and window is None:
+        fields.problem("sliding_window", f"is missing, but there are layers of {SLIDING_ATTENTION}")
+    return {"sliding_window": window if layers else None, "sliding_window_layers": layers}
+
+
+def read_rope_of_kinds(fields: JsonFields, max_position_embeddings: int, base: float, local_base: float) -> Features:
+    """Rotary positions of families whose layers with a window have a base of their own, rotary_local_base.
+
+    transformers 5 has parameters for each kind of layer, versions before it a base for each and one scaling. `base` and
+    `local_base` are those of what is left out.
+    """
+    theta = fields.optional_number("rope_theta", above=True) or base
+    local = fields.optional_number("rope_local_base_freq", above=True) or local_base
+    scaling = fields.object("rope_scaling", optional=True)
+    parameters = fields.object("rope_parameters", optional=True)
+    if parameters is not None:
+        whole = parameters.object(FULL_ATTENTION)
+        windowed = parameters.object(SLIDING_ATTENTION)
+        if whole is not None and windowed is not None:
+            theta = whole.number("rope_theta", above=True)
+            local = windowed.number("rope_theta", above=True)
+            scaling = whole
+            if read_rotary_scaling(windowed, max_position_embeddings) is not None:
+                windowed.problem("rope_type", "is not default, which is all that layers with a window can have")
+    return {
+        "rotary_base": theta,
+        "rotary_local_base": local,
+        "rotary_scaling": None if scaling is None else read_rotary_scaling(scaling, max_position_embeddings),
+    }
 
 
 def sliding_layers(fields: JsonFields, layer_types: object, num_hidden_layers: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from ..network.network import Network
 from ..network.ops import Activation, RotaryTable
 from ..network.weights import Split, whole
 from .decoder import MODEL, gated_mlp, qkv_parts
-from .family import GELU_TANH_NAMES, SLIDING_ATTENTION, Features, ModelFamily, sliding_layers
+from .family import GELU_TANH_NAMES, Features, ModelFamily, sliding_window_of_kinds
 
 GEMMA_ACTIVATIONS = dict.fromkeys(GELU_TANH_NAMES, "gelu_tanh")
 
@@ -29,31 +29,25 @@ class GemmaConfig(CheckpointConfig):
 def read_gemma_features(fields: JsonFields, num_hidden_layers: int, pattern: int) -> Features:
     """Those of Gemma 2 and 3; without layer_types every layer but each `pattern`th has a window."""
     attention_bias = fields.boolean("attention_bias", default=False)
-    layer_types = fields.raw("layer_types")
-    if layer_types is None:
-        layers = tuple(layer for layer in range(num_hidden_layers) if (layer + 1) % pattern != 0)
-    else:
-        layers = sliding_layers(fields, layer_types, num_hidden_layers)
-    window = fields.optional_integer("sliding_window")
-    if layers and window is None:
-        fields.problem("sliding_window", f"is missing, but there are layers of {SLIDING_ATTENTION}")
+    windows = sliding_window_of_kinds(fields, num_hidden_layers, lambda layer: (layer + 1) % pattern != 0)
     return {
         "attn_bias": attention_bias,
         "attn_dense_bias": attention_bias,
-        "sliding_window": window if layers else None,
-        "sliding_window_layers": layers,
+        **windows,
         "query_pre_attn_scalar": fields.number("query_pre_attn_scalar", above=True),
         "attn_logit_softcapping": fields.optional_number("attn_logit_softcapping", above=True),
         "final_logit_softcapping": fields.optional_number("final_logit_softcapping", above=True),
     }
 
 
-def declare_gemma(net: Network, c: GemmaConfig, tables: dict[bool, RotaryTable] | None = None) -> None:
+def declare_gemma(
+    net: Network, c: GemmaConfig, tables: dict[bool, RotaryTable] | None = None, decoder: str = MODEL
+) -> None:
     """Gemma 2, or with head norms (qk_layernorm) and a rotary table for layers without and with a window, Gemma 3."""
-    x = net.embedding(f"{MODEL}.embed_tokens", scale=math.sqrt(c.hidden_size))
+    x = net.embedding(f"{decoder}.embed_tokens", scale=math.sqrt(c.hidden_size))
     tables = tables or dict.fromkeys((False, True), net.rotary())
     for layer in net.layers():
-        p = f"{MODEL}.layers.{layer}"
+        p = f"{decoder}.layers.{layer}"
         window = c.window_of(layer)
         with net.scope("attention"):
             h = net.rms_norm(x, f"{p}.input_layernorm", "input_layernorm", plus_one=True)
@@ -83,8 +77,8 @@ def declare_gemma(net: Network, c: GemmaConfig, tables: dict[bool, RotaryTable] 
             name = "post_feedforward_layernorm"
             x = net.rms_norm(h, f"{p}.{name}", name, plus_one=True, add_to=x)
     with net.scope("head"):
-        h = net.rms_norm(x, f"{MODEL}.norm", "transformer.ln_f", plus_one=True, logit_rows=True)
-        net.lm_head(h, "lm_head", f"{MODEL}.embed_tokens", softcap=c.final_logit_softcapping)
+        h = net.rms_norm(x, f"{decoder}.norm", "transformer.ln_f", plus_one=True, logit_rows=True)
+        net.lm_head(h, "lm_head", f"{decoder}.embed_tokens", softcap=c.final_logit_softcapping)
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:

@@ -1,14 +1,16 @@
-"""Gemma3ForCausalLM (Gemma 3's text models): Gemma 2 with norms of heads, and another rotary base for windows."""
+"""Gemma 3: Gemma 2 with norms of heads, and another rotary base for windows; alone, or inside of a model that sees."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
-from ..checkpoint.rotary import read_rotary_scaling
 from ..json_fields import JsonFields
 from ..network.network import Network
-from .family import FULL_ATTENTION, SLIDING_ATTENTION, Features, ModelFamily
+from .decoder import MODEL
+from .family import Features, ModelFamily, VisionTower, read_rope_of_kinds
 from .gemma2 import GEMMA_ACTIVATIONS, GemmaConfig, declare_gemma, read_gemma_features
+from .llava import LLAVA_DECODER, LLAVA_OLDER_NAMES, LLAVA_TOWERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,29 +28,12 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
 
 
 def _read_rope(fields: JsonFields, max_position_embeddings: int) -> Features:
-    """transformers 5 has parameters for each kind of layer, versions before it a base for each and one scaling."""
-    theta = fields.optional_number("rope_theta", above=True) or 1e6
-    local = fields.optional_number("rope_local_base_freq", above=True) or 1e4
-    scaling = fields.object("rope_scaling", optional=True)
-    parameters = fields.object("rope_parameters", optional=True)
-    if parameters is not None:
-        whole = parameters.object(FULL_ATTENTION)
-        windowed = parameters.object(SLIDING_ATTENTION)
-        if whole is not None and windowed is not None:
-            theta = whole.number("rope_theta", above=True)
-            local = windowed.number("rope_theta", above=True)
-            scaling = whole
-            if read_rotary_scaling(windowed, max_position_embeddings) is not None:
-                windowed.problem("rope_type", "is not default, which is all that layers with a window can have")
-    return {
-        "rotary_base": theta,
-        "rotary_local_base": local,
-        "rotary_scaling": None if scaling is None else read_rotary_scaling(scaling, max_position_embeddings),
-    }
+    return read_rope_of_kinds(fields, max_position_embeddings, base=1e6, local_base=1e4)
 
 
-def _declare(net: Network, c: Gemma3Config) -> None:
-    declare_gemma(net, c, {False: net.rotary(), True: net.rotary(base=c.rotary_local_base, scope="local_rotary")})
+def _declare(net: Network, c: Gemma3Config, *, decoder: str) -> None:
+    tables = {False: net.rotary(), True: net.rotary(base=c.rotary_local_base, scope="local_rotary")}
+    declare_gemma(net, c, tables, decoder)
 
 
 GEMMA3 = ModelFamily(
@@ -56,10 +41,34 @@ GEMMA3 = ModelFamily(
     config_class=Gemma3Config,
     read_features=_read_features,
     read_rope=_read_rope,
-    declare=_declare,
+    declare=partial(_declare, decoder=MODEL),
     activations=GEMMA_ACTIVATIONS,
     field_names={"hidden_act": "hidden_activation"},
     tied_by_default=True,
     neutral_fields={"use_bidirectional_attention": False},
     harmless_fields=frozenset({"cache_implementation"}),
 )
+
+GEMMA3_VISION = replace(
+    GEMMA3,
+    architecture="Gemma3ForConditionalGeneration",
+    declare=partial(_declare, decoder=LLAVA_DECODER),
+    older_names=LLAVA_OLDER_NAMES,
+    vision=VisionTower(
+        tensor_prefixes=LLAVA_TOWERS,
+        fields=frozenset(
+            "vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index".split()  # noqa: SIM905
+        ),
+        text_model_types=frozenset({"gemma3_text"}),
+        text_defaults={
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "query_pre_attn_scalar": 256,
+        },
+    ),
+)
+"""Gemma 3 from 4B on. Images would attend in both directions; text does not."""

@@ -1,9 +1,13 @@
-"""MistralForCausalLM: no biases, and a sliding window in all layers or in none."""
+"""Mistral: no biases, and a sliding window in all layers or in none; alone, or inside of a model that sees."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 from .decoder import declare_llama_like
-from .family import ModelFamily, sliding_window_of_all_layers
+from .family import ModelFamily, VisionTower, sliding_window_of_all_layers
+from .llava import LLAVA_DECODER, LLAVA_OLDER_NAMES, LLAVA_TOWERS
 
 MISTRAL = ModelFamily(
     architecture="MistralForCausalLM",
@@ -12,3 +16,21 @@ MISTRAL = ModelFamily(
     optional_fields=frozenset({"head_dim"}),
     neutral_fields={"attention_bias": False, "mlp_bias": False},
 )
+
+MISTRAL3 = replace(
+    MISTRAL,
+    architecture="Mistral3ForConditionalGeneration",
+    declare=partial(declare_llama_like, decoder=LLAVA_DECODER),
+    older_names=LLAVA_OLDER_NAMES,
+    vision=VisionTower(
+        tensor_prefixes=LLAVA_TOWERS,
+        fields=frozenset(
+            """
+            vision_config image_token_index multimodal_projector_bias projector_hidden_act spatial_merge_size
+            vision_feature_layer
+            """.split()  # noqa: SIM905
+        ),
+        text_model_types=frozenset({"mistral"}),
+    ),
+)
+"""Mistral Small 3.1 and 3.2."""

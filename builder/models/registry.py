@@ -10,23 +10,27 @@ from ..._core import CheckpointError, DType
 from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
 from ..json_fields import describe, load_json_object
 from ..network.network import Network
-from .cohere import COHERE
+from .cohere import COHERE, COHERE2
+from .exaone4 import EXAONE4
 from .family import ModelFamily
+from .gemma import GEMMA
 from .gemma2 import GEMMA2
-from .gemma3 import GEMMA3
+from .gemma3 import GEMMA3, GEMMA3_VISION
 from .glm import GLM, GLM4
 from .gpt2 import GPT2
 from .gpt_neox import GPT_NEOX
 from .granite import GRANITE
 from .llama import LLAMA
-from .mistral import MISTRAL
-from .olmo2 import OLMO2
+from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
+from .mistral import MISTRAL, MISTRAL3
+from .olmo2 import OLMO2, OLMO3
 from .phi import PHI
 from .phi3 import PHI3
 from .qwen2 import QWEN2
 from .qwen3 import QWEN3
 from .qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .smollm3 import SMOLLM3
+from .stablelm import STABLELM
 from .starcoder2 import STARCODER2
 
 FAMILIES: Final[dict[str, ModelFamily]] = {
@@ -39,19 +43,31 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         QWEN2_VL,
         QWEN2_5_VL,
         QWEN3_VL,
+        MISTRAL3,
         GRANITE,
         OLMO2,
+        OLMO3,
         SMOLLM3,
         PHI3,
+        GEMMA,
         GEMMA2,
         GEMMA3,
+        GEMMA3_VISION,
         GPT2,
         GPT_NEOX,
         COHERE,
+        COHERE2,
         STARCODER2,
         GLM,
         GLM4,
         PHI,
+        SEED_OSS,
+        ERNIE4_5,
+        HELIUM,
+        MINISTRAL,
+        CWM,
+        EXAONE4,
+        STABLELM,
     )
 }
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from safetensors.numpy import load_file, save_file
 
 from adaptrt._core import AdapterError, CheckpointError, DType
 from adaptrt.builder.adapter import ConvertedAdapter, convert_adapter
 from adaptrt.builder.adapter.dora import normalize_adapter
 from adaptrt.builder.checkpoint.config import CheckpointConfig, ParallelMapping
-from adaptrt.builder.checkpoint.rotary import YarnScaling
+from adaptrt.builder.checkpoint.rotary import LinearScaling, YarnScaling
 from adaptrt.builder.cli import main
 from adaptrt.builder.conversion.convert import Converted, convert_checkpoint
 from adaptrt.builder.conversion.hf_config import load_hf_config
@@ -27,7 +28,7 @@ from support.adapters import TENSORS, edit_config, edit_tensors
 from support.families import FAMILIES, RELATIVES, save_family
 from support.models import save_adapter
 
-NAMES = ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"]
+NAMES = [name for name, family in RELATIVES.items() if "vision_config" in family.fields]
 ALL_FAMILIES = {**FAMILIES, **RELATIVES}
 
 
@@ -50,13 +51,30 @@ def edited(model: Path, directory: Path, edit: Callable[[dict[str, Any]], object
     return directory
 
 
-def renamed(model: Path, directory: Path, pattern: str, replacement: str) -> Path:
+def renamed(model: Path, directory: Path, renamings: list[tuple[str, str]]) -> Path:
     """A copy of a model with other names of tensors."""
     shutil.copytree(model, directory)
-    tensors = load_file(model / "model.safetensors")
-    renamed = {re.sub(pattern, replacement, name): tensor for name, tensor in tensors.items()}
-    save_file(renamed, directory / "model.safetensors")
+    tensors = {}
+    for name, tensor in load_file(model / "model.safetensors").items():
+        for pattern, replacement in renamings:
+            name = re.sub(pattern, replacement, name)
+        tensors[name] = tensor
+    save_file(tensors, directory / "model.safetensors")
     return directory
+
+
+TO_TODAY = [
+    (r"^(visual|vision_tower|multi_modal_projector)\.", r"model.\1."),
+    (r"^language_model\.lm_head", "lm_head"),
+    (r"^language_model\.model\.", "model.language_model."),
+    (r"^model\.(?=embed|layers|norm)", "model.language_model."),
+]
+TO_OLDER_QWEN = [(r"^model\.language_model\.", "model."), (r"^model\.visual\.", "visual.")]
+TO_OLDER_LLAVA = [
+    (r"^model\.language_model\.", "language_model.model."),
+    (r"^lm_head", "language_model.lm_head"),
+    (r"^model\.(?=vision|multi)", ""),
+]
 
 
 def read(model: Path) -> CheckpointConfig:
@@ -69,16 +87,15 @@ def weights_of(model: Path, directory: Path) -> tuple[Converted, bytes]:
 
 
 def test_tensors_of_both_layouts_are_one_model(model: Path, tmp_path: Path) -> None:
-    """transformers saves Qwen2-VL and Qwen2.5-VL with the older names."""
-    prefixed = renamed(model, tmp_path / "prefixed", r"^visual\.", "model.visual.")
-    today = renamed(prefixed, tmp_path / "today", r"^model\.(?=embed|layers|norm)", "model.language_model.")
-    older = renamed(today, tmp_path / "older", r"^model\.language_model\.|^model\.(?=visual)", "model.")
-    older = renamed(older, tmp_path / "oldest", r"^model\.visual\.", "visual.")
-    assert "visual.patch_embed.proj.weight" in load_file(older / "model.safetensors")
+    """transformers saves most of these models with the older names."""
+    today = renamed(model, tmp_path / "today", TO_TODAY)
+    older = renamed(today, tmp_path / "older", TO_OLDER_QWEN if "qwen" in model.parent.name else TO_OLDER_LLAVA)
+    names = set(load_file(today / "model.safetensors"))
+    assert names.isdisjoint(set(load_file(older / "model.safetensors")) - {"lm_head.weight"})
     converted, weights = weights_of(today, tmp_path / "1")
     assert weights == weights_of(older, tmp_path / "2")[1] == weights_of(model, tmp_path / "3")[1]
-    names = load_file(today / "model.safetensors")
-    assert converted.num_vision_tensors == sum(name.startswith("model.visual.") for name in names) > 0
+    towers = ("model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
+    assert converted.num_vision_tensors == sum(name.startswith(towers) for name in names) > 0
 
 
 @pytest.mark.parametrize("command", [["convert-checkpoint"], ["build", "--max_seq_len", "64"]])
@@ -90,7 +107,7 @@ def test_what_is_left_aside_is_said(
     assert "tensors of the vision tower; the engine is for text alone" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["model.audio_tower.weight", "visual_projection.weight", "model.language_model.x"])
+@pytest.mark.parametrize("name", ["model.audio_tower.x", "visual_projection.x", "model.language_model.x"])
 def test_other_tensors_are_refused(model: Path, name: str, tmp_path: Path) -> None:
     copy = edited(model, tmp_path / "model", lambda config: None)
     save_file({**load_file(model / "model.safetensors"), name: np.ones(3, np.float32)}, copy / "model.safetensors")
@@ -99,9 +116,10 @@ def test_other_tensors_are_refused(model: Path, name: str, tmp_path: Path) -> No
 
 
 def test_one_tensor_under_two_names_is_refused(model: Path, tmp_path: Path) -> None:
-    copy = edited(model, tmp_path / "model", lambda config: None)
-    twice = {f"{prefix}.norm.weight": np.ones(36, np.float32) for prefix in ("model", "model.language_model")}
-    save_file({**load_file(model / "model.safetensors"), **twice}, copy / "model.safetensors")
+    copy = renamed(model, tmp_path / "model", TO_TODAY)
+    older = "model.norm.weight" if "qwen" in model.parent.name else "language_model.model.norm.weight"
+    tensors = load_file(copy / "model.safetensors")
+    save_file({**tensors, older: np.ones(36, np.float32)}, copy / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"are both 'model\.language_model\.norm\.weight'"):
         convert_checkpoint(copy, tmp_path / "checkpoint")
 
@@ -173,7 +191,8 @@ def rename_adapter(adapter: Path, directory: Path, now: str, other: str) -> Path
 def test_adapters_of_either_layout_are_one(model: Path, use_dora: bool, tmp_path: Path) -> None:
     targets = r"model\.language_model\..*\.(q_proj|down_proj)"
     adapter = save_adapter(model, tmp_path / "adapter", 0, r=3, target_modules=targets, use_dora=use_dora)
-    older = rename_adapter(adapter, tmp_path / "older", "model.model.language_model.", "model.model.")
+    older_name = "model.model." if "qwen" in model.parent.name else "model.language_model.model."
+    older = rename_adapter(adapter, tmp_path / "older", "model.model.language_model.", older_name)
     bare = rename_adapter(adapter, tmp_path / "bare", "model.model.language_model.", "model.")
     modules = AdaptedModules(declare(read(model)))
 
@@ -204,3 +223,26 @@ def test_what_adapters_change_of_the_vision_tower_is_refused_by_name(qwen2_5: Pa
     for modules in (None, AdaptedModules(declare(read(qwen2_5)))):
         with pytest.raises(AdapterError, match=complaint):
             convert_adapter(adapter, storage_dtype="float32", modules=modules)
+
+
+def test_sizes_that_published_models_leave_to_transformers(tmp_path: Path) -> None:
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text |= {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106]}
+    config |= {"torch_dtype": "bfloat16", "text_config": text, "vision_config": {}, "mm_tokens_per_image": 256}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours, theirs = read(tmp_path), transformers.Gemma3TextConfig(**text)
+    assert (ours.head_size, ours.vocab_size, ours.query_pre_attn_scalar) == (256, 262208, theirs.query_pre_attn_scalar)
+    assert (ours.num_attention_heads, ours.num_key_value_heads) == (
+        theirs.num_attention_heads,
+        theirs.num_key_value_heads,
+    )
+    assert (ours.norm_epsilon, ours.max_position_embeddings) == (theirs.rms_norm_eps, theirs.max_position_embeddings)
+    windows = [layer for layer, kind in enumerate(theirs.layer_types) if kind == "sliding_attention"]
+    assert (ours.sliding_window, list(ours.sliding_window_layers)) == (theirs.sliding_window, windows)
+    parameters = theirs.rope_parameters
+    assert ours.rotary_base == parameters["full_attention"]["rope_theta"]
+    assert ours.rotary_local_base == parameters["sliding_attention"]["rope_theta"]
+    assert ours.rotary_scaling == LinearScaling(factor=8.0)
+    assert ours.eos_token_id == (1, 106)
+    assert ours.share_embedding_table

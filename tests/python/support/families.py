@@ -45,6 +45,8 @@ def rope(kind: str = "default", theta: float = 10000.0, **parameters: Any) -> di
     return {"rope_type": kind, "rope_theta": theta, **parameters}
 
 
+WINDOWS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+HALF_ROTATED = rope(partial_rotary_factor=0.5)
 LONGROPE = rope(
     "longrope",
     short_factor=[1.0, 1.1, 1.2, 1.25, 1.5, 2.0],
@@ -68,6 +70,10 @@ QWEN2_5_VISION = {
 QWEN3_VISION = {
     "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 36,
     "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+}  # fmt: skip
+CLIP_VISION = {
+    "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
 }  # fmt: skip
 GPT2 = {
     "vocab_size": 61, "n_embd": 36, "n_layer": 3, "n_head": 3, "n_positions": 512, "n_inner": 70, "bos_token_id": 0,
@@ -105,12 +111,12 @@ FAMILIES = {
     ),
     "gpt-neox": Family(
         transformers.GPTNeoXConfig, ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
-        {**WITHOUT_KV_HEADS, "rope_parameters": rope(partial_rotary_factor=0.5)},
+        {**WITHOUT_KV_HEADS, "rope_parameters": HALF_ROTATED},
     ),
     "gpt-neox-in-turn": Family(
         transformers.GPTNeoXConfig, ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
         {**WITHOUT_KV_HEADS, "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new",
-         "rope_parameters": rope(partial_rotary_factor=0.5)},
+         "rope_parameters": HALF_ROTATED},
     ),
     "cohere": Family(transformers.CohereConfig, LLAMA, {**SIZES, "logit_scale": 0.7}),
     "starcoder2": Family(
@@ -147,6 +153,57 @@ RELATIVES = {
         {"text_config": {**SIZES, "head_dim": 20, "rope_parameters": rope(mrope_section=[4, 3, 3])},
          "vision_config": QWEN3_VISION, **QWEN_VL_TOKENS},
     ),
+    "gemma3-vision": Family(
+        transformers.Gemma3Config, TEXT_LAYERS,
+        {"text_config": {**GEMMA, "rope_parameters": {
+            "full_attention": rope("linear", 5000.0, factor=8.0), "sliding_attention": rope(theta=300.0)}},
+         "vision_config": CLIP_VISION, "mm_tokens_per_image": 4, "image_token_index": 57, "boi_token_index": 58,
+         "eoi_token_index": 59},
+    ),
+    "mistral3": Family(
+        transformers.Mistral3Config, TEXT_LAYERS,
+        {"text_config": {**SIZES, "model_type": "mistral", "head_dim": 20, "sliding_window": 20},
+         "vision_config": {**CLIP_VISION, "model_type": "pixtral"}, "image_token_index": 57,
+         "tie_word_embeddings": False},
+    ),
+    "gemma": Family(transformers.GemmaConfig, LLAMA, {**SIZES, "head_dim": 20}),
+    "cohere2": Family(
+        transformers.Cohere2Config, LLAMA,
+        {**SIZES, **WINDOWS},
+    ),
+    "olmo3": Family(
+        transformers.Olmo3Config, LLAMA,
+        {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 3, **WINDOWS,
+         "rope_parameters": {
+             "full_attention": rope("yarn", 5000.0, factor=4.0, original_max_position_embeddings=16),
+             "sliding_attention": rope(theta=300.0)}},
+    ),
+    "exaone4": Family(
+        transformers.Exaone4Config, LLAMA,
+        {**SIZES, "sliding_window": 20, "sliding_window_pattern": 2},
+    ),
+    "exaone4-rotated": Family(
+        transformers.Exaone4Config, LLAMA,
+        {**SIZES, "sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "seed-oss": Family(
+        transformers.SeedOssConfig, LLAMA, {**SIZES, "head_dim": 20, "attention_out_bias": True, "mlp_bias": True}
+    ),
+    "ernie4.5": Family(transformers.Ernie4_5Config, LLAMA, {**SIZES, "head_dim": 20, "use_bias": True}),
+    "helium": Family(transformers.HeliumConfig, LLAMA, {**SIZES, "head_dim": 12, "attention_bias": True}),
+    "ministral": Family(
+        transformers.MinistralConfig, LLAMA,
+        {**SIZES, "head_dim": 20, **WINDOWS},
+    ),
+    "cwm": Family(
+        transformers.CwmConfig, LLAMA, {**SIZES, "head_dim": 12, "sliding_window": 20, "rope_parameters": rope(
+            "llama3", factor=16.0, high_freq_factor=4.0, low_freq_factor=1.0, original_max_position_embeddings=64)},
+    ),
+    "stablelm": Family(transformers.StableLmConfig, LLAMA, {**SIZES, "rope_parameters": HALF_ROTATED}),
+    "stablelm-parallel": Family(
+        transformers.StableLmConfig, LLAMA,
+        {**SIZES, "use_parallel_residual": True, "use_qkv_bias": True, "rope_parameters": HALF_ROTATED},
+    ),
 }  # fmt: skip
 
 
@@ -154,7 +211,7 @@ def save_family(family: Family, directory: Path, seed: int = 0) -> Path:
     """Write a random model as a Hugging Face directory; norms and biases are random too."""
     generator = torch.Generator().manual_seed(seed)
     model = family.random_model()
-    one_based = isinstance(family.config(), transformers.Gemma2Config | transformers.Gemma3TextConfig)
+    one_based = "gemma" in family.config().model_type
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)

@@ -15,6 +15,8 @@ from adaptrt import _core
 from adaptrt.builder.checkpoint.config import CheckpointConfig, ParallelMapping
 from adaptrt.builder.checkpoint.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
 from adaptrt.builder.conversion.hf_config import load_hf_config
+from adaptrt.builder.models.missing_ops import MISSING_OPS
+from adaptrt.builder.models.registry import FAMILIES as FAMILIES_BY_ARCHITECTURE
 from support.families import FAMILIES, RELATIVES
 from support.models import ModelSpec
 
@@ -32,6 +34,12 @@ HF = {
 QWEN = {**HF, "architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 1, "head_dim": 12}
 MISTRAL = {**QWEN, "architectures": ["MistralForCausalLM"], "sliding_window": None}
 QWEN3 = {**QWEN, "architectures": ["Qwen3ForCausalLM"]}
+QWEN_VL = {
+    **QWEN,
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 3]},
+}
+QWEN_VL_TEXT = {name: value for name, value in QWEN_VL.items() if name != "architectures"}
 PHI3 = {**MISTRAL, "architectures": ["Phi3ForCausalLM"]}
 PHI3_CODE = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
 # Those with one base for all layers.
@@ -400,6 +408,70 @@ def test_sizes_that_cannot_cut_the_model(load: Any, sizes: dict[str, int], compl
         load(HF, **sizes)
 
 
+COMMAND_R7B = {
+    **HF, "architectures": ["Cohere2ForCausalLM"], "layer_norm_eps": 1e-5, "rms_norm_eps": ..., "head_dim": 12,
+    "cache_implementation": "hybrid", "layer_switch": 4, "logit_scale": 0.25, "num_key_value_heads": 1,
+    "order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj", "rope_theta": 50000,
+    "rotary_pct": 1.0, "sliding_window": 20, "sliding_window_pattern": 4, "use_embedding_sharing": True,
+    "use_gated_activation": True, "use_parallel_block": True, "use_parallel_embedding": True,
+}  # fmt: skip
+EXAONE4 = {
+    **HF, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 1, "sliding_window": 20,
+    "sliding_window_pattern": "LLLG", "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+}  # fmt: skip
+GEMMA = {
+    **HF, "architectures": ["GemmaForCausalLM"], "num_key_value_heads": 1, "head_dim": 12, "hidden_act": "gelu",
+    "hidden_activation": None,
+}  # fmt: skip
+
+
+def test_command_r7b_as_it_is_published(load: Any) -> None:
+    read = load(COMMAND_R7B)
+    assert (read.sliding_window, read.sliding_window_layers) == (20, (0, 1, 2))
+    assert (read.rotary_base, read.logit_scale, read.share_embedding_table) == (50000.0, 0.25, True)
+
+
+def test_windows_of_exaone4(load: Any) -> None:
+    read = load(EXAONE4)
+    assert read.sliding_window_layers == (0, 1, 2)
+    assert load(EXAONE4, layer_types=None, sliding_window_pattern=4) == read
+    assert load(EXAONE4, layer_types=..., sliding_window_pattern=...) == read
+    assert load(EXAONE4, sliding_window=None, layer_types=None).sliding_window_layers == ()
+
+
+def test_the_first_gemmas_mean_the_approximation_when_they_say_gelu(load: Any) -> None:
+    assert load(GEMMA).hidden_act == transformers.GemmaConfig(hidden_act="gelu").hidden_act.replace("pytorch_", "")
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "complaint"),
+    [
+        (COMMAND_R7B, {"use_parallel_block": False}, "use_parallel_block is false; only true is supported"),
+        (COMMAND_R7B, {"sliding_window": None}, "sliding_window is missing, but there are layers of sliding_attention"),
+        (EXAONE4, {"layer_types": None}, r'sliding_window_pattern is "LLLG"; expected an integer'),
+        (EXAONE4, {"layer_types": ["full_attention"] * 4}, "sliding_window is 20, but no layer has a window"),
+        (GEMMA, {"hidden_activation": "gelu"}, 'hidden_activation is "gelu"; only "gelu_pytorch_tanh" is supported'),
+        (
+            HF,
+            {"architectures": ["Gemma4ForCausalLM"]},
+            "would need heads of another size in layers without a",
+        ),
+        (HF, {"architectures": ["Qwen3_5ForConditionalGeneration"]}, "which would need layers of linear attention"),
+    ],
+)
+def test_what_families_cannot_have_is_named(
+    load: Any, base: dict[str, Any], changes: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(_core.CheckpointError, match=complaint):
+        load(base, **changes)
+
+
+@pytest.mark.parametrize("architecture", MISSING_OPS)
+def test_what_would_need_more_ops_is_known_to_transformers_and_not_to_us(architecture: str) -> None:
+    assert hasattr(transformers, architecture)
+    assert architecture not in FAMILIES_BY_ARCHITECTURE
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("yarn"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["rope_type", "factor"]), inner),
@@ -410,7 +482,7 @@ json_values = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_any_hugging_face_values_are_read_or_refused(tmp_path_factory: Any, data: st.DataObject) -> None:
-    base = data.draw(st.sampled_from([HF, QWEN, MISTRAL, QWEN3]))
+    base = data.draw(st.sampled_from([HF, QWEN, MISTRAL, QWEN3, QWEN_VL, {**QWEN_VL, "text_config": QWEN_VL_TEXT}]))
     fields = [
         *base,
         "rope_scaling",
@@ -419,6 +491,8 @@ def test_any_hugging_face_values_are_read_or_refused(tmp_path_factory: Any, data
         "layer_types",
         "sliding_window",
         "eos_token_id",
+        "text_config",
+        "tie_word_embeddings",
     ]
     names = data.draw(st.lists(st.sampled_from(fields), max_size=3, unique=True))
     directory = tmp_path_factory.mktemp("hf")

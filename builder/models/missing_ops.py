@@ -1,0 +1,29 @@
+"""Families that would need ops that there are not, by what they would need."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_GEMMA4 = (
+    "heads of another size in layers without a window, norms of values, keys that several layers share and embeddings "
+    "of their own for layers"
+)
+_QWEN3_NEXT = "layers of linear attention (the gated delta rule), which keep a state, and gated attention"
+_SQUARED_RELU = "a squared ReLU"
+
+MISSING_OPS: Final = {
+    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4ForConditionalGeneration": _GEMMA4,
+    "Gemma4UnifiedForCausalLM": _GEMMA4,
+    "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
+    "Qwen3_5ForCausalLM": _QWEN3_NEXT,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_NEXT,
+    "Qwen3NextForCausalLM": _QWEN3_NEXT,
+    "ApertusForCausalLM": "the activation xIELU",
+    "ArceeForCausalLM": _SQUARED_RELU,
+    "NemotronForCausalLM": _SQUARED_RELU,
+    "HunYuanDenseV1ForCausalLM": "norms of heads behind the rotation",
+    "OlmoForCausalLM": "layer norms without weights, and bounds on q, k and v",
+    "Ministral3ForCausalLM": "queries that are scaled by their position",
+}
+"""By architecture."""
