@@ -8,21 +8,20 @@ from typing import Final
 
 import xxhash
 
-from .adapter.peft_config import CONFIG_FILE
+from .adapter.recognise import CONFIG_FILE, MLX_FILE, PICKLE_FILE, SAFETENSORS_FILE
 from .file_digest import add_file
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 
-# What is copied of a PEFT adapter: its config, the first that exists of the two kinds of weights, and those that exist
-# of the files that say how its chats are written.
-_WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
+# What is copied of an adapter: its config, its weights, and those that exist of the files that say how its chats are
+# written.
 _CHAT_FILES: Final = (TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)
 
 
 def copy_adapter(source: Path, destination: Path) -> str:
-    """Copies a PEFT adapter's files into a new directory; returns the checksum of the copy."""
+    """Copies an adapter's files into a new directory; returns the checksum of the copy."""
     destination.mkdir(parents=True)
     for name in _adapter_files(source):
         shutil.copyfile(source / name, destination / name)
@@ -40,5 +39,6 @@ def adapter_checksum(directory: Path) -> str:
 
 
 def _adapter_files(directory: Path) -> list[str]:
-    weights = next((name for name in _WEIGHTS if (directory / name).is_file()), _WEIGHTS[0])
-    return [CONFIG_FILE, weights, *(name for name in _CHAT_FILES if (directory / name).is_file())]
+    own = [name for name in (SAFETENSORS_FILE, PICKLE_FILE) if (directory / name).is_file()][:1]
+    weights = own + [name for name in (MLX_FILE,) if (directory / name).is_file()] or [SAFETENSORS_FILE]
+    return [CONFIG_FILE, *weights, *(name for name in _CHAT_FILES if (directory / name).is_file())]

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from .._core import AdapterError, ConfigError, dtype_name, lora_modules
-from .adapter import convert_adapter
+from .._core import AdapterError, ConfigError, lora_modules
 from .adapter_copy import copy_adapter
+from .adapter_fit import adapter_for, modules_of
 from .checkpoint.config import CheckpointConfig
 from .config import BuildConfig
 from .engine_config import ADAPTERS_DIRECTORY
@@ -64,36 +64,16 @@ def _check_names(names: Sequence[str], directories: Sequence[Path]) -> None:
 def _modules_of_adapters(
     directories: Sequence[Path], config: BuildConfig, checkpoint: CheckpointConfig
 ) -> list[list[str]]:
-    """_adapter_modules() of each; the error has what is wrong with all of them."""
+    """The modules that each changes; the error has what is wrong with all of them."""
     used, problems = [], []
     for directory in directories:
         try:
-            used.append(_adapter_modules(directory, config, checkpoint))
+            used.append(modules_of(adapter_for(directory, config, checkpoint, target_modules=())))
         except AdapterError as error:
             problems.append(str(error))
     if problems:
         raise AdapterError("; ".join(problems))
     return used
-
-
-def _adapter_modules(directory: Path, config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
-    """Names of the modules that an adapter changes. Raises AdapterError if the engine could not serve it."""
-    adapter = convert_adapter(
-        directory,
-        storage_dtype=dtype_name(checkpoint.dtype),
-        modules=AdaptedModules(declare(checkpoint)),
-        # Raw ones are normalised when the adapter is served, by an engine that gives its weights back.
-        magnitudes_normalized=config.gives_weights_back,
-    )
-    rows = adapter.config[0]
-    problems = []
-    if rows[:, 2].max() > config.lora_config.max_lora_rank:
-        problems.append(f"its rank {rows[:, 2].max()} is above max_lora_rank {config.lora_config.max_lora_rank}")
-    if rows[:, 3].any() and not config.dora_enabled:
-        problems.append("it is a DoRA adapter; build with dora_plugin enable")
-    if problems:
-        raise AdapterError(f"{directory}: " + "; ".join(problems))
-    return [info.name for info in lora_modules() if info.id in rows[:, 0]]
 
 
 def copy_adapters(config: BuildConfig, directory: Path) -> tuple[BuildConfig, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""What LoraConfig.from_peft is made of: a PEFT directory as the tensors of a request."""
+"""What LoraConfig.from_peft is made of: an adapter directory as the tensors of a request."""
 
 from __future__ import annotations
 
@@ -29,5 +29,6 @@ def tensors_from_peft(
         base=loaded.base_weights(),
         modules=loaded.adapted_modules,
         magnitudes_normalized=magnitudes_normalized,
+        max_rank=layout.max_rank,
     )
     return converted.weights, converted.config

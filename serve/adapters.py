@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
-from ..builder.adapter.peft_config import CONFIG_FILE
+from ..builder.adapter.recognise import CONFIG_FILE
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
 

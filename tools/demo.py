@@ -22,8 +22,7 @@ from tokenizers import Tokenizer
 
 import adaptrt
 
-from ..builder.adapter import ConvertedAdapter, convert_adapter, read_peft_adapter
-from ..builder.adapter.peft_reader import PeftAdapter
+from ..builder.adapter import Adapter, ConvertedAdapter, convert_adapter, read_adapter
 from ..builder.cli import main as adaptrt_command
 from ..builder.cli import run_command
 from ..builder.config import DEFAULT_TARGET_MODULES
@@ -171,8 +170,8 @@ def _load_adapters(console: Console, directory: Path, model: Path, normalized: P
     """Every adapter in `directory`; DoRA adapters get their magnitudes normalised first."""
     adapters = []
     for task_id, source in enumerate(sorted(path for path in directory.iterdir() if path.is_dir()), start=1):
-        adapter = read_peft_adapter(source)
-        if adapter.config.use_dora:
+        adapter = read_adapter(source)
+        if adapter.is_dora:
             _run(console, "normalize-dora", "-i", source, "-o", normalized / source.name, "-b", model)
             source = normalized / source.name
         tensors = convert_adapter(source, storage_dtype=_DTYPE, base=model)
@@ -180,15 +179,13 @@ def _load_adapters(console: Console, directory: Path, model: Path, normalized: P
     return adapters
 
 
-def _kind_of(adapter: PeftAdapter) -> str:
-    """Such as "LoRA r8, attention"."""
-    config = adapter.config
-    method = ("rs" if config.use_rslora else "") + ("DoRA" if config.use_dora else "LoRA")
+def _kind_of(adapter: Adapter) -> str:
+    """Such as "LoRA, r8, attention"."""
     ranks = sorted({tensors.rank for tensors in adapter.modules.values()})
     layers = {key.layer for key in adapter.modules}
     where = "attention" if all(".self_attn." in key.path for key in adapter.modules) else "all linear"
     part = f", layers {min(layers)}-{max(layers)}" if min(layers) > 0 else ""
-    return f"{method} r{'/'.join(map(str, ranks))}, {where}{part}"
+    return f"{adapter.kind}, r{'/'.join(map(str, ranks))}, {where}{part}"
 
 
 def _executor(engine: Path, cache: adaptrt.PeftCacheConfig) -> adaptrt.Executor:

@@ -1,4 +1,4 @@
-"""Converts a PEFT adapter to TensorRT-LLM's model.lora_weights.npy and model.lora_config.npy."""
+"""Converts an adapter of PEFT or MLX-LM to TensorRT-LLM's model.lora_weights.npy and model.lora_config.npy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from ..builder.adapter import ConvertedAdapter, convert_adapter
-from ..builder.adapter.peft_reader import MAGNITUDES_NORMALIZED
+from ..builder.adapter.adapter import MAGNITUDES_NORMALIZED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags; the first four are TensorRT-LLM's."""
-    parser.add_argument("-i", "--in-file", type=Path, required=True, help="PEFT adapter directory")
+    parser.add_argument("-i", "--in-file", type=Path, required=True, help="directory of the adapter")
     parser.add_argument("-o", "--out-dir", type=Path, required=True, help="where the two .npy files go")
     parser.add_argument("--storage-type", choices=("float32", "float16", "bfloat16"), default="float16")
     parser.add_argument("-v", "--verbose", action="store_true", help="list the rows")
@@ -20,6 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--base_model",
         type=Path,
         help="Hugging Face directory of the base: shapes are compared, DoRA magnitudes are normalised",
+    )
+    parser.add_argument(
+        "--initial_adapter",
+        type=Path,
+        help="the adapter as it was when its training began, where that changed the base (PiSSA, OLoRA, CorDA, LoftQ)",
     )
     parser.add_argument(
         "--dora_magnitudes",
@@ -34,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         args.in_file,
         storage_dtype=args.storage_type,
         base=args.base_model,
+        initial_adapter=args.initial_adapter,
         magnitudes_normalized=args.dora_magnitudes == MAGNITUDES_NORMALIZED,
     )
     adapter.save(args.out_dir)

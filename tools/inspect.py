@@ -6,21 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
 
-import numpy as np
-
-from .._core import (
-    AdapterError,
-    ConfigError,
-    EngineError,
-    cpu_kernels,
-    dtype_name,
-    impossible_cpu_kernels,
-    lora_modules,
-)
-from ..builder.adapter.peft_config import CONFIG_FILE as PEFT_CONFIG
-from ..builder.adapter.peft_reader import read_peft_adapter
+from .._core import ConfigError, EngineError, cpu_kernels, dtype_name, impossible_cpu_kernels
+from ..builder.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG
 from ..builder.checkpoint.config import LEARNED_POSITIONS, CheckpointConfig
 from ..builder.checkpoint.rank_file import rank_file
 from ..builder.compile.engine_file import EngineFile
@@ -31,27 +19,51 @@ from ..builder.engine_quality import EngineQuality
 from ..builder.models.registry import load_config
 from ..builder.progress import format_bytes
 from ..builder.safetensors_stream import SafetensorsReader, TensorSpec
-
-LORA_CONFIG: Final = "model.lora_config.npy"
-LORA_WEIGHTS: Final = "model.lora_weights.npy"
+from .inspect_adapter import (
+    LORA_CONFIG,
+    AdapterDescription,
+    describe_adapter,
+    describe_converted_adapter,
+    print_adapter,
+    print_table,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("path", type=Path, help="directory of a checkpoint, an engine, or an adapter in either form")
     parser.add_argument("--tensors", action="store_true", help="list the tensors of a checkpoint or an engine")
+    parser.add_argument("--engine", type=Path, help="of an adapter: the engine that is to serve it, and whether it can")
+    parser.add_argument("--json", action="store_true", help="of an adapter: every module as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Describes one directory on stdout."""
-    _describer_of(args.path)(args.path, args.tensors)
+    adapter = _adapter_at(args.path, args.engine)
+    if adapter is not None:
+        print(adapter.to_json()) if args.json else print_adapter(adapter)
+        return 0
+    given = [flag for flag, is_given in (("--engine", args.engine is not None), ("--json", args.json)) if is_given]
+    describe = _describer_of(args.path)
+    if given:
+        raise ConfigError(f"{' and '.join(given)}: only for adapters, and {args.path} is none")
+    describe(args.path, args.tensors)
     return 0
+
+
+def _adapter_at(path: Path, engine: Path | None) -> AdapterDescription | None:
+    """None for what is no adapter."""
+    if (path / ADAPTER_CONFIG).is_file():
+        return describe_adapter(path, engine)
+    if (path / LORA_CONFIG).is_file():
+        if engine is not None:
+            raise ConfigError(f"{path}: is converted already; --engine is for adapters of PEFT and MLX-LM")
+        return describe_converted_adapter(path)
+    return None
 
 
 def _describer_of(path: Path) -> Callable[[Path, bool], None]:
     kinds = {
-        PEFT_CONFIG: _describe_peft_adapter,
-        LORA_CONFIG: _describe_converted_adapter,
         ENGINE_FILE: _describe_native_engine,
         plan_file("*"): _describe_tensorrt_engine,
         rank_file(0): _describe_checkpoint,
@@ -61,7 +73,7 @@ def _describer_of(path: Path) -> Callable[[Path, bool], None]:
             return describe
     if not path.is_dir():
         raise ConfigError(f"{path}: is not a checkpoint, engine or adapter, because it is not a directory")
-    *files, last = kinds
+    *files, last = ADAPTER_CONFIG, LORA_CONFIG, *kinds
     raise ConfigError(
         f"{path}: is not a checkpoint, engine or adapter; expected a directory with {', '.join(files)} or {last}"
     )
@@ -77,7 +89,7 @@ def _describe_checkpoint(path: Path, tensors: bool) -> None:
         "mapping": f"tp_size {config.mapping.tp_size}, pp_size {config.mapping.pp_size}",
         "weights": f"{num_tensors} tensors, {format_bytes(num_bytes)}",
     }
-    _print_table(f"{path}: checkpoint", rows)
+    print_table(f"{path}: checkpoint", rows)
     for reader in readers if tensors else ():
         _print_tensors(reader.path.name, reader.specs.values())
 
@@ -90,7 +102,7 @@ def _describe_native_engine(path: Path, tensors: bool) -> None:
         "activations": format_bytes(file.program.arena_bytes),
         "kernels": _describe_kernels(),
     }
-    _print_table(f"{path}: engine", _engine_rows(config, rows))
+    print_table(f"{path}: engine", _engine_rows(config, rows))
     if tensors:
         specs = (TensorSpec(name, array.dtype, array.shape) for name, array in file.tensors.items())
         _print_tensors(ENGINE_FILE, specs)
@@ -117,7 +129,7 @@ def _describe_tensorrt_engine(path: Path, tensors: bool) -> None:
         "in each plan" if plans.weights is None else f"{plans.weights.file}, {format_bytes(plans.weights.num_bytes)}"
     )
     rows["profiles"] = ", ".join(plans.profiles)
-    _print_table(f"{path}: TensorRT engine", _engine_rows(config, rows))
+    print_table(f"{path}: TensorRT engine", _engine_rows(config, rows))
     if tensors:
         print("inputs and outputs, with the largest shape in each profile:")
         for tensor in plans.tensors:
@@ -164,48 +176,6 @@ def _describe_quality(quality: EngineQuality) -> str:
     return f"{text}, over {quality.tokens} tokens of {quality.text}"
 
 
-def _describe_peft_adapter(path: Path, tensors: bool) -> None:
-    del tensors  # the rows below are the tensors
-    adapter = read_peft_adapter(path)
-    kind = ("DoRA" if adapter.config.use_dora else "LoRA") + (", rsLoRA scaling" if adapter.config.use_rslora else "")
-    rows = {"kind": kind, "weights": f"{len(adapter.tensors)} tensors, {format_bytes(adapter.file.stat().st_size)}"}
-    if adapter.config.use_dora:
-        rows["magnitudes"] = "normalised" if adapter.magnitudes_normalized else "not normalised by a base"
-    _print_table(f"{path}: PEFT adapter", rows)
-    _print_modules(
-        (key.module.name, key.layer, tensors.rank, tensors.magnitude is not None)
-        for key, tensors in adapter.modules.items()
-    )
-
-
-def _describe_converted_adapter(path: Path, tensors: bool) -> None:
-    del tensors
-    config, weights = (_load_array(path / name) for name in (LORA_CONFIG, LORA_WEIGHTS))
-    config = config[0] if config.ndim == 3 and config.shape[0] == 1 else config
-    if config.ndim != 2 or config.shape[1] not in (3, 4) or config.dtype != np.int32:
-        raise AdapterError(
-            f"{path / LORA_CONFIG}: is {config.dtype} {list(config.shape)}; expected int32 [rows, 3 or 4] or [1, ...]"
-        )
-    names = {module.id: module.name for module in lora_modules()}
-    unknown = sorted(set(config[:, 0].tolist()) - set(names))
-    if unknown:
-        raise AdapterError(f"{path / LORA_CONFIG}: module ids {unknown} are unknown; accepted: 0 to {max(names)}")
-    dtype = "bfloat16" if weights.dtype == np.dtype("V2") else weights.dtype.name
-    _print_table(
-        f"{path}: converted adapter",
-        {"weights": f"{dtype} {list(weights.shape)}, {format_bytes(weights.nbytes)}", "rows": str(len(config))},
-    )
-    _print_modules((names[row[0]], row[1], row[2], len(row) == 4 and row[3] != 0) for row in config.tolist())
-
-
-def _load_array(path: Path) -> np.ndarray[Any, np.dtype[Any]]:
-    try:
-        array: np.ndarray[Any, np.dtype[Any]] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError) as reason:
-        raise AdapterError(f"{path}: cannot be read: {reason}") from None
-    return array
-
-
 def _model_rows(config: CheckpointConfig) -> dict[str, str]:
     attention = [
         f"{config.num_attention_heads} heads of {config.head_size}",
@@ -240,39 +210,10 @@ def _model_rows(config: CheckpointConfig) -> dict[str, str]:
     }
 
 
-def _print_table(title: str, rows: Mapping[str, str]) -> None:
-    print(title)
-    width = max(map(len, rows))
-    for name, value in rows.items():
-        print(f"  {name:<{width}}  {value}")
-
-
 def _print_tensors(file: str, specs: Iterable[TensorSpec]) -> None:
     print(f"{file}:")
     for spec in specs:
         print(f"  {spec.name}  {spec.dtype} {list(spec.shape)}")
-
-
-def _print_modules(modules: Iterable[tuple[str, int, int, bool]]) -> None:
-    """One line for each module, rank and kind: the layers that have it."""
-    layers_of: dict[tuple[str, int, bool], list[int]] = {}
-    for name, layer, rank, is_dora in modules:
-        layers_of.setdefault((name, rank, is_dora), []).append(layer)
-    width = max((len(name) for name, _, _ in layers_of), default=0)
-    for (name, rank, is_dora), layers in layers_of.items():
-        magnitudes = " with magnitudes" if is_dora else ""
-        print(f"  {name:<{width}}  rank {rank}{magnitudes} in layers {_ranges(sorted(layers))}")
-
-
-def _ranges(numbers: list[int]) -> str:
-    """0-3, 5 for 0, 1, 2, 3, 5."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 if __name__ == "__main__":

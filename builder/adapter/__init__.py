@@ -1,17 +1,19 @@
-"""PEFT adapters: what each field and tensor means, conversion to a request's tensors, DoRA normalisation."""
+"""Adapters of PEFT and MLX-LM: what fields and tensors mean, conversion to a request's tensors, DoRA normalisation."""
 
+from .adapter import Adapter
 from .base_weights import BaseWeights, HuggingFaceBase
 from .convert import ConvertedAdapter, convert_adapter
 from .dora import normalize_adapter
 from .names import ModuleKey
-from .peft_reader import read_peft_adapter
+from .reader import read_adapter
 
 __all__ = [
+    "Adapter",
     "BaseWeights",
     "ConvertedAdapter",
     "HuggingFaceBase",
     "ModuleKey",
     "convert_adapter",
     "normalize_adapter",
-    "read_peft_adapter",
+    "read_adapter",
 ]

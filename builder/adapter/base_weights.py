@@ -15,8 +15,8 @@ from ..checkpoint.hf_weights import HfWeights
 from ..conversion.hf_config import HF_CONFIG_FILE, load_hf_config
 from ..models.registry import declare
 from ..network.adapter_sites import AdaptedModules
+from .adapter import FloatArray
 from .names import ModuleKey
-from .peft_reader import FloatArray
 
 
 class BaseWeights(Protocol):

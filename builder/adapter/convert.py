@@ -1,4 +1,4 @@
-"""From a PEFT adapter to the tensors of a request: weights [1, rows, width] and config [1, rows, 4]."""
+"""From an adapter directory to the tensors of a request: weights [1, rows, width] and config [1, rows, 4]."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from ..._core import (
     scale_elements,
 )
 from ..network.adapter_sites import AdaptedModules
+from .adapter import DTYPES, Adapter, Array, ModuleTensors
 from .base_weights import BaseWeights, HuggingFaceBase, modules_of_base
 from .dora import check_against_base, normalized_magnitude, write_files
+from .initial import over_the_unchanged_base
 from .names import ModuleKey, Role
-from .peft_reader import DTYPES, Array, ModuleTensors, PeftAdapter, read_peft_adapter
+from .reader import read_adapter
 
 WEIGHTS_FILE = "model.lora_weights.npy"
 CONFIG_FILE = "model.lora_config.npy"
@@ -57,44 +59,52 @@ def convert_adapter(
     *,
     storage_dtype: DType | str,
     base: BaseWeights | str | Path | None = None,
+    initial_adapter: str | Path | None = None,
     modules: AdaptedModules | None = None,
     magnitudes_normalized: bool = False,
+    max_rank: int | None = None,
 ) -> ConvertedAdapter:
-    """Converts the PEFT adapter in `directory`; nothing is written.
+    """Converts the adapter of PEFT or MLX-LM in `directory`; nothing is written.
 
-    The scale (lora_alpha / r, or / sqrt(r) with use_rslora, after rank_pattern and alpha_pattern) is
+    The scale (of PEFT's LoRA lora_alpha / r, or / sqrt(r) with use_rslora, after rank_pattern and alpha_pattern) is
     multiplied into B in float32, before the cast to `storage_dtype`.
 
     base: the model that the adapter was trained on, as a Hugging Face directory or a source of its weights.
         Shapes are compared with it, and DoRA magnitudes that are not normalised yet are normalised by it.
+    initial_adapter: the directory of the adapter as it was when its training began, which adapters need whose
+        initialisation changed the base (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA).
     modules: those of the model that will serve the adapter, when it is known: what paths mean, and sizes, which are
         compared.
     magnitudes_normalized: the caller's word for it, for files that carry no mark of it.
+    max_rank: what modules are refused above; None: no limit.
 
     Raises AdapterError that names every tensor and field that cannot be used, CheckpointError for a base that
     cannot be read, ConfigError for an unknown storage_dtype.
     """
     dtype = dtype_from_name(storage_dtype) if isinstance(storage_dtype, str) else storage_dtype
     base_modules = modules_of_base(Path(base)) if isinstance(base, str | Path) else None
-    adapter = read_peft_adapter(Path(directory), modules or base_modules)
+    known = modules or base_modules
+    adapter = read_adapter(Path(directory), known, max_rank=max_rank)
+    initial = None if initial_adapter is None else read_adapter(Path(initial_adapter), known)
+    over_the_unchanged_base(adapter, initial)
     if modules is not None:
         _check_sizes(adapter, modules)
     if isinstance(base, str | Path):
-        base = HuggingFaceBase(Path(base), base_modules, fan_in_fan_out=adapter.config.fan_in_fan_out)
+        base = HuggingFaceBase(Path(base), base_modules, fan_in_fan_out=adapter.fan_in_fan_out)
     if base is not None:
         check_against_base(adapter, base)
-    if adapter.config.use_dora and not (adapter.magnitudes_normalized or magnitudes_normalized):
+    if adapter.is_dora and not (adapter.magnitudes_normalized or magnitudes_normalized):
         if base is None:
             raise AdapterError(
                 f"{adapter.file}: its DoRA magnitudes carry no mark of being normalised by the base model; "
                 "run normalize_weights first, give the base model, or state that they are normalised"
             )
         for key, tensors in adapter.modules.items():
-            tensors.magnitude = normalized_magnitude(key, tensors, adapter.scale_of(key), base)
+            tensors.magnitude = normalized_magnitude(key, tensors, base)
     return _flatten(adapter, dtype)
 
 
-def _check_sizes(adapter: PeftAdapter, modules: AdaptedModules) -> None:
+def _check_sizes(adapter: Adapter, modules: AdaptedModules) -> None:
     problems = []
     for key, tensors in adapter.modules.items():
         expected = modules.sizes_of(key.layer, key.module.name)
@@ -113,12 +123,12 @@ def _check_sizes(adapter: PeftAdapter, modules: AdaptedModules) -> None:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
 
 
-def _flatten(adapter: PeftAdapter, dtype: DType) -> ConvertedAdapter:
+def _flatten(adapter: Adapter, dtype: DType) -> ConvertedAdapter:
     problems: list[str] = []
     width = max(sum(values.size for _, values in tensors.parts()) for tensors in adapter.modules.values())
     weights = np.zeros((1, len(adapter.modules), width), _NUMPY_DTYPES[dtype])
     for row, (key, tensors) in zip(weights[0], adapter.modules.items(), strict=True):
-        _write_row(row, key, tensors, adapter.scale_of(key), dtype, problems)
+        _write_row(row, key, tensors, dtype, problems)
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
     config = np.array(
@@ -132,9 +142,9 @@ def _flatten(adapter: PeftAdapter, dtype: DType) -> ConvertedAdapter:
 
 
 def _write_row(
-    row: npt.NDArray[Any], key: ModuleKey, tensors: ModuleTensors, scale: float, dtype: DType, problems: list[str]
+    row: npt.NDArray[Any], key: ModuleKey, tensors: ModuleTensors, dtype: DType, problems: list[str]
 ) -> None:
-    first = 0
+    first, scale = 0, tensors.scale
     for role, values in tensors.parts():
         place = row[first : first + values.size]
         factor = _as_float32(scale) if role is Role.B else 1.0

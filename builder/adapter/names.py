@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -65,8 +65,8 @@ def _parts_in_order(found: AdaptedModule) -> tuple[str, ...]:
     return tuple(sorted(parts, key=starts.__getitem__)) if in_one_piece else ()
 
 
-class Role(Enum):
-    """What a tensor is to its module."""
+class Role(str, Enum):
+    """What a tensor of LoRA is to its module; other kinds call theirs by other names."""
 
     A = "lora_A"
     B = "lora_B"
@@ -126,14 +126,15 @@ class TensorName:
     """A tensor's name, taken apart."""
 
     key: ModuleKey
-    role: Role
+    # What it is to its module: a Role, or the last name that other kinds give it.
+    role: str
     # The adapter's name before "weight", such as "default"; "" in files that PEFT saved, which leaves it out.
     adapter: str
 
 
-_ROLES = re.compile(
+LORA_NAMES = re.compile(
     r"(?P<path>.+?)\.(?:"
-    r"(?P<matrix>lora_[AB])(?:\.(?P<matrix_adapter>[^.]+))?\.weight"
+    r"(?P<role>lora_[AB])(?:\.(?P<adapter>[^.]+))?\.weight"
     r"|lora_magnitude_vector(?:\.(?!weight$)(?P<magnitude_adapter>[^.]+))?(?:\.weight)?"
     r"|weight_m_wdecomp(?:\.(?P<decomposed_adapter>[^.]+))?\.weight"
     r")"
@@ -141,23 +142,33 @@ _ROLES = re.compile(
 _LAYER = re.compile(r"(?P<root>.*?)\.(?P<layer>0|[1-9]\d{0,8})\.(?P<module>.+)")
 
 
-def parse_tensor_name(name: str, modules: AdaptedModules | None = None) -> TensorName | str:
+def tensor_pattern(roles: Iterable[str]) -> re.Pattern[str]:
+    """Of names that end with one of `roles`, and with the adapter's own name after it where there is one."""
+    return re.compile(rf"(?P<path>.+?)\.(?P<role>{'|'.join(roles)})(?:\.(?P<adapter>[^.]+))?")
+
+
+def parse_tensor_name(
+    name: str, modules: AdaptedModules | None = None, pattern: re.Pattern[str] = LORA_NAMES
+) -> TensorName | str:
     """Takes a tensor's name apart; a string is the reason why the tensor cannot be used.
 
-    `modules` are those of the model that the adapter is for, where it is known.
+    modules: those of the model that the adapter is for, where it is known.
+    pattern: of the kind's names; LoRA's unless another is given.
     """
-    match = _ROLES.fullmatch(name)
+    match = pattern.fullmatch(name)
     if match is None:
         return _reason(name)
-    path = match["path"].removeprefix(PEFT_PREFIX)
-    key = _key_in(modules, path) or _known_key(path)
+    key = module_at(match["path"].removeprefix(PEFT_PREFIX), modules)
     if key is None:
         return _reason(name)
-    if match["matrix"]:
-        role, adapter = Role(match["matrix"]), match["matrix_adapter"]
-    else:
-        role, adapter = Role.MAGNITUDE, match["magnitude_adapter"] or match["decomposed_adapter"]
-    return TensorName(key, role, adapter or "")
+    groups = match.groupdict()
+    adapter = groups["adapter"] or groups.get("magnitude_adapter") or groups.get("decomposed_adapter")
+    return TensorName(key, groups["role"] or Role.MAGNITUDE.value, adapter or "")
+
+
+def module_at(path: str, modules: AdaptedModules | None = None) -> ModuleKey | None:
+    """The module at a path of a Hugging Face model; None where none can be adapted, as far as that is known."""
+    return _key_in(modules, path) or _known_key(path)
 
 
 def _key_in(modules: AdaptedModules | None, path: str) -> ModuleKey | None:

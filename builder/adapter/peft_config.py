@@ -1,44 +1,42 @@
-"""adapter_config.json: every field of PEFT's LoraConfig is used, harmless by its value, or refused."""
+"""adapter_config.json of PEFT: what an adapter computes, after every field was accounted for."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..._core import AdapterError
-from ..json_fields import MAX_INTEGER, describe, load_json_object
+from ..json_fields import describe
 from .path_pattern import path_pattern
+from .peft_fields import FIELDS, KNOWN_PEFT, MODULE_PATTERN, REQUIRED, base_changing_init, is_switched_off
 
-CONFIG_FILE = "adapter_config.json"
-
-# Initialisations that leave the base model as it was. They only choose the starting point of A and B.
-_HARMLESS_INITS = ("eva", "gaussian", "mica", "orthogonal")
-# Initialisations that take A and B out of the base's weights: the adapter belongs to a changed base.
-_BASE_CHANGING_INITS = ("corda", "loftq", "lora_ga", "olora", "pissa")
-
-# The regular expressions that PEFT makes of rank_pattern's and alpha_pattern's keys and of layers_pattern. The latter
-# is matched by `re`: _layers_pattern() accepts nothing there that could make it backtrack.
-_MODULE_PATTERN = r"(.*\.)?({})$"
+# The regular expressions that PEFT makes of layers_pattern. They are matched by `re`: peft_fields.py accepts nothing
+# there that could make it backtrack.
 _LAYER_PATTERN = r"(?:^|.*?\.){}\.(?P<layer>\d+)\."
 _ANY_LAYER_PATTERN = r".*?\.[^.]*\.(?P<layer>\d+)\."
 
 
 @dataclass(frozen=True)
-class PeftLoraConfig:
+class PeftConfig:
     """The fields of adapter_config.json that decide what an adapter computes."""
 
+    peft_type: str
     rank: int
+    """AdaLoRA's init_r."""
     alpha: float
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
+    kept_ranks: Mapping[str, Sequence[bool]]
+    """AdaLoRA's rank_pattern: by lora_E's name, which of the initial ranks are left."""
     use_rslora: bool
     use_dora: bool
+    base_changing_init: str
+    """The initialisation that took A and B out of the base's weights; "" where none did."""
+    projection_seed: int
+    """Of VeRA's projections where the file does not have them."""
     fan_in_fan_out: bool
     target_modules: str | tuple[str, ...]
     exclude_modules: str | tuple[str, ...]
@@ -78,7 +76,7 @@ class PeftLoraConfig:
 
 def _first_match(patterns: Iterable[str], path: str) -> str:
     """The first pattern that matches the end of `path`, else `path` itself, which is looked up literally."""
-    return next((pattern for pattern in patterns if path_pattern(_MODULE_PATTERN.format(pattern)).matches(path)), path)
+    return next((pattern for pattern in patterns if path_pattern(MODULE_PATTERN.format(pattern)).matches(path)), path)
 
 
 def _names(modules: str | tuple[str, ...], path: str) -> bool:
@@ -88,31 +86,23 @@ def _names(modules: str | tuple[str, ...], path: str) -> bool:
     return any(path == module or path.endswith(f".{module}") for module in modules)
 
 
-def read_peft_config(directory: Path) -> PeftLoraConfig:
-    """Reads and checks adapter_config.json.
+def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
+    """Checks the fields of an adapter_config.json whose peft_type is one of FIELDS.
 
-    Raises AdapterError that names every field that cannot be honoured, with its value and the reason.
+    `subject` begins the error's text. Raises AdapterError that names every field that cannot be honoured, with its
+    value and the reason.
     """
-    path = directory / CONFIG_FILE
-    return parse_peft_config(load_json_object(path, AdapterError), str(path))
-
-
-def dump_without_dora(fields: Mapping[str, Any]) -> bytes:
-    """An adapter_config.json that says that the adapter is plain LoRA."""
-    return (json.dumps({**fields, "use_dora": False}, indent=2) + "\n").encode()
-
-
-def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftLoraConfig:
-    """Checks the fields of an adapter_config.json; `subject` begins the error's text. Raises AdapterError."""
-    problems = [f"{name} is missing" for name in _REQUIRED if name not in fields]
+    peft_type = fields["peft_type"]
+    checks = FIELDS[peft_type]
+    problems = [f"{name} is missing" for name in REQUIRED[peft_type] if name not in fields]
     for name, value in fields.items():
-        check = _CHECKS.get(name)
+        check = checks.get(name)
         if check is not None:
             reason = check(value)
-        elif _is_switched_off(value):
+        elif is_switched_off(value):
             reason = None  # a newer PEFT's feature
         else:
-            reason = "this field is not known, and so is its effect"
+            reason = _unknown(fields.get("peft_version"))
         if reason is not None:
             problems.append(f"{name} = {describe(value)}: {reason}")
     if not problems:
@@ -120,19 +110,31 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftLoraConfig
     if problems:
         raise AdapterError(f"{subject}: " + "; ".join(problems))
     layers = fields.get("layers_to_transform")
-    return PeftLoraConfig(
-        rank=fields["r"],
-        alpha=fields["lora_alpha"],
-        rank_pattern=fields.get("rank_pattern") or {},
-        alpha_pattern=fields.get("alpha_pattern") or {},
+    init = fields.get("init_lora_weights")
+    is_adalora = peft_type == "ADALORA"
+    patterns = fields.get("rank_pattern") or {}
+    return PeftConfig(
+        peft_type=peft_type,
+        rank=fields["init_r" if is_adalora else "r"],
+        alpha=fields.get("lora_alpha", fields.get("alpha", 1.0)),
+        rank_pattern={} if is_adalora else patterns,
+        alpha_pattern={} if is_adalora else fields.get("alpha_pattern") or {},
+        kept_ranks=patterns if is_adalora else {},
         use_rslora=bool(fields.get("use_rslora")),
         use_dora=bool(fields.get("use_dora")),
+        base_changing_init=str(init) if base_changing_init(init) else "",
+        projection_seed=fields.get("projection_prng_key", 0),
         fan_in_fan_out=bool(fields.get("fan_in_fan_out")),
         target_modules=_string_or_tuple(fields["target_modules"]),
         exclude_modules=_string_or_tuple(fields.get("exclude_modules")),
         layers_to_transform=(layers,) if isinstance(layers, int) else tuple(layers or ()),
         layers_pattern=_tuple(fields.get("layers_pattern")),
     )
+
+
+def _unknown(version: Any) -> str:
+    written = f", and this is of PEFT {version}" if isinstance(version, str) else ""
+    return f"this field is not known, and so is its effect; known are those of PEFT up to {KNOWN_PEFT}{written}"
 
 
 def _string_or_tuple(value: Any) -> str | tuple[str, ...]:
@@ -156,157 +158,3 @@ def _inconsistencies(fields: Mapping[str, Any]) -> list[str]:
     elif fields.get("layers_pattern") and layers is None:
         problems.append(f"layers_pattern = {describe(fields['layers_pattern'])}: needs layers_to_transform")
     return problems
-
-
-# What a field may hold. A check returns the reason why a value is refused, or None.
-_Check = Callable[[Any], "str | None"]
-
-
-def _anything(_: Any) -> str | None:
-    return None
-
-
-def _boolean(value: Any) -> str | None:
-    return None if value is None or isinstance(value, bool) else "expected true or false"
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _rank(value: Any) -> str | None:
-    return None if _is_int(value) and 0 < value <= MAX_INTEGER else f"expected a whole number from 1 to {MAX_INTEGER}"
-
-
-def _is_switched_off(value: Any) -> bool:
-    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
-
-
-def _number(value: Any) -> str | None:
-    number = isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    return None if number else "expected a finite number"
-
-
-def _pattern(value: str, wrapped: str = "{}") -> str | None:
-    """Whether `value` is a regular expression that can be matched, also within the one that PEFT makes of it."""
-    try:
-        path_pattern(value)
-        path_pattern(wrapped.format(value))
-    except ValueError as error:
-        return f"'{value}' cannot be used as a pattern: {error}"
-    return None
-
-
-def _is_strings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _modules(value: Any) -> str | None:
-    if isinstance(value, str):
-        if value == "all-linear":
-            return "PEFT replaces this by the list of modules when it saves; give that list"
-        return _pattern(value)
-    return None if _is_strings(value) else "expected a list of module names or a pattern"
-
-
-def _target_modules(value: Any) -> str | None:
-    return "expected at least one module" if value in ("", []) else _modules(value)
-
-
-def _layers(value: Any) -> str | None:
-    values = value if isinstance(value, list) else [value]
-    return None if all(_is_int(item) and item >= 0 for item in values) else "expected layer indices of 0 and above"
-
-
-def _layers_pattern(value: Any) -> str | None:
-    values = [value] if isinstance(value, str) else value
-    accepted = _is_strings(values) and all(re.fullmatch(r"[\w.]*", item) for item in values)
-    return None if accepted else "expected the name of a list of layers, such as layers, or a list of such names"
-
-
-def _patterns_of(check: _Check) -> _Check:
-    def check_patterns(value: Any) -> str | None:
-        if not isinstance(value, dict):
-            return "expected an object of pattern: value"
-        for pattern, item in value.items():
-            reason = _pattern(pattern, _MODULE_PATTERN) or check(item)
-            if reason is not None:
-                return f"'{pattern}': {reason}"
-        return None
-
-    return check_patterns
-
-
-def _optional(check: _Check) -> _Check:
-    return lambda value: None if value is None else check(value)
-
-
-def _only(*accepted: Any, reason: str) -> _Check:
-    # Equality of JSON values: 0 is not false.
-    return lambda value: None if any(value == a and type(value) is type(a) for a in accepted) else reason
-
-
-def _unused(reason: str) -> _Check:
-    return _only(None, False, [], {}, reason=reason)
-
-
-def _init(value: Any) -> str | None:
-    if value is None or isinstance(value, bool) or value in _HARMLESS_INITS:
-        return None
-    if isinstance(value, str) and value.startswith(_BASE_CHANGING_INITS):
-        return (
-            "this initialisation changed the base model's weights, so the adapter is not all of the change; "
-            "save it with PEFT's path_initial_model_for_weight_conversion to get a plain LoRA adapter"
-        )
-    return f"not a known initialisation; accepted: true, false, {', '.join(_HARMLESS_INITS)}"
-
-
-_REQUIRED = ("peft_type", "r", "lora_alpha", "target_modules")
-
-_CHECKS: dict[str, _Check] = {
-    # Used.
-    "peft_type": _only("LORA", reason="only LORA adapters (with or without DoRA) can be served"),
-    "r": _rank,
-    "lora_alpha": _number,
-    "rank_pattern": _optional(_patterns_of(_rank)),
-    "alpha_pattern": _optional(_patterns_of(_number)),
-    "use_rslora": _boolean,
-    "use_dora": _boolean,
-    "fan_in_fan_out": _boolean,
-    "target_modules": _target_modules,
-    "exclude_modules": _optional(_modules),
-    "layers_to_transform": _optional(_layers),
-    "layers_pattern": _optional(_layers_pattern),
-    # Without effect on what a trained adapter computes.
-    "auto_mapping": _anything,
-    "base_model_name_or_path": _anything,
-    "corda_config": _anything,  # parameters of initialisations; init_lora_weights decides
-    "ensure_weight_tying": _anything,  # concerns embeddings and lm_head, whose tensors are refused
-    "eva_config": _anything,
-    "inference_mode": _anything,
-    "init_lora_weights": _init,
-    "lora_dropout": _anything,  # only acts in training
-    "lora_ga_config": _anything,
-    "megatron_core": _anything,  # megatron_config decides
-    "peft_version": _anything,
-    "qalora_group_size": _anything,  # use_qalora decides
-    "revision": _anything,
-    "runtime_config": _anything,  # where PEFT computes
-    "task_type": _only("CAUSAL_LM", None, reason="only causal language models are served; accepted: CAUSAL_LM"),
-    # Features that change the computation in a way that engines do not have.
-    "alora_invocation_tokens": _only(None, reason="activated LoRA is not supported"),
-    "arrow_config": _unused("Arrow routing is not supported"),
-    "bias": _only("none", None, reason="trained biases are not supported; accepted: none"),
-    "kasa_config": _unused("KaSA changes the base model's weights and is not supported"),
-    "layer_replication": _unused("the base model has other layers than the engine"),
-    "loftq_config": _unused("LoftQ changes the base model's weights and is not supported"),
-    "lora_bias": _unused("a bias of lora_B is not supported"),
-    "megatron_config": _unused("Megatron's layers are not supported"),
-    "modules_to_save": _unused("modules that were trained in full cannot be served beside the base model"),
-    "monteclora_config": _unused("MonteCLoRA is not supported"),
-    "target_parameters": _unused("adapters on parameters (as in mixtures of experts) are not supported"),
-    "trainable_token_indices": _unused("trained tokens cannot be served beside the base model's embedding"),
-    "use_bdlora": _unused("block-diagonal LoRA is not supported"),
-    "use_qalora": _unused("QALoRA pools the input and is not supported"),
-    "velora_config": _unused("VeLoRA is not supported"),
-}

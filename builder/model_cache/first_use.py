@@ -13,7 +13,7 @@ import xxhash
 
 from ..._core import ConfigError, EngineError
 from ..._version import __version__
-from ..adapter.peft_config import CONFIG_FILE as ADAPTER_CONFIG_FILE
+from ..adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
 from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
 from ..checkpoint.hf_weights import weight_file_names
 from ..checkpoint.quantization import quantization_to_dict

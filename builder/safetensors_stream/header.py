@@ -115,7 +115,9 @@ def parse_header(text: bytes, file_bytes: int, subject: str, error: type[Adaptrt
         raise error(f"{subject}: damaged header: does not begin with '{{'")
     entries = parse_json_object(decoded, f"{subject}: header", error)
     problems: list[str] = []
-    metadata = _checked_metadata(entries.pop(_METADATA, {}), problems)
+    stored = entries.pop(_METADATA, None)
+    # MLX writes null where there is none, and safetensors reads it.
+    metadata = {} if stored is None else _checked_metadata(stored, problems)
     tensors = [tensor for name, entry in entries.items() if (tensor := _checked_entry(name, entry, problems))]
     if not problems:
         _check_layout(tensors, file_bytes - LENGTH_BYTES - len(text), problems)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,12 +98,30 @@ def test_a_damaged_engine(inspect: Inspect, rooms: Path) -> None:
 def test_adapters_of_peft(inspect: Inspect) -> None:
     text = inspect("lora")
     assert "kind     LoRA\n" in text
-    assert "attn_q       rank 4 in layers 0, 2\n" in text
-    assert "mlp_4h_to_h  rank 4 in layers 0, 2\n" in text
+    assert "attn_q       rank 4, scale 2 in layers 0, 2\n" in text
+    assert "mlp_4h_to_h  rank 4, scale 2 in layers 0, 2\n" in text
     text = inspect("dora")
     assert "kind        DoRA, rsLoRA scaling\n" in text
     assert "magnitudes  not normalised by a base\n" in text
-    assert "attn_q       rank 4 with magnitudes in layers 0, 2\n" in text
+    assert "attn_q       rank 4, scale 4 with magnitudes in layers 0, 2\n" in text
+
+
+def test_an_adapter_for_an_engine(inspect: Inspect, rooms: Path) -> None:
+    assert f"served by  {rooms / 'engine'}\n" in inspect("lora", "--engine", str(rooms / "engine"))
+    text = inspect("dora", "--engine", str(rooms / "engine"), status=2)
+    assert f"{rooms / 'dora'}: it is a DoRA adapter; build with dora_plugin enable" in text
+
+
+def test_an_adapter_as_json(inspect: Inspect, rooms: Path) -> None:
+    described = json.loads(inspect("lora", "--engine", str(rooms / "engine"), "--json"))
+    assert described["kind"] == "LoRA"
+    assert described["engine_limits"] == {"max_lora_rank": 6, "dora": False}
+    assert described["modules"][0] == {
+        "module": "attn_q", "layer": 0, "rank": 4, "dora": False, "path": "model.layers.0.self_attn.q_proj",
+        "scale": 2.0, "in_size": 36, "out_size": 36,
+    }  # fmt: skip
+    assert json.loads(inspect("converted", "--json"))["modules"][1]["module"] == "mlp_4h_to_h"
+    assert "--json: only for adapters" in inspect("engine", "--json", status=2)
 
 
 def test_a_converted_adapter(inspect: Inspect) -> None:

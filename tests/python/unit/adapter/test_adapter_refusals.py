@@ -13,6 +13,7 @@ import pytest
 
 from adaptrt import _core
 from adaptrt.builder.adapter import convert_adapter
+from adaptrt.builder.adapter.peft_fields import FIELDS, KNOWN_PEFT
 from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
 from support.models import ModelSpec, save_adapter, save_model
 
@@ -38,11 +39,15 @@ def refusal(directory: Path, **options) -> str:
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("peft_type", "LOHA", "only LORA"),
-        ("peft_type", None, "only LORA"),
+        ("peft_type", "IA3", "not served, because it multiplies activations; accepted: LORA, ADALORA, VERA"),
+        ("peft_type", "SHIRA", "not served; accepted: LORA"),
+        ("peft_type", ["LORA"], "not served; accepted: LORA"),
+        ("task_type", "SEQ_2_SEQ_LM", "an encoder and a decoder"),
+        ("task_type", "TOKEN_CLS", "a classifier of tokens"),
+        ("task_type", 5, "not a task of PEFT; accepted: CAUSAL_LM"),
         ("task_type", "SEQ_CLS", "CAUSAL_LM"),
-        ("bias", "all", "trained biases"),
-        ("bias", "lora_only", "trained biases"),
+        ("bias", "vera_only", "accepted: none, all, lora_only"),
+        ("enable_lora", [True, False, True], "merged linear layers"),
         ("lora_bias", True, "bias of lora_B"),
         ("modules_to_save", ["lm_head"], "trained in full"),
         ("layer_replication", [[0, 1], [0, 2]], "other layers"),
@@ -56,7 +61,6 @@ def refusal(directory: Path, **options) -> str:
         ("init_lora_weights", "lora_ga", "changed the base"),
         ("init_lora_weights", "something", "not a known initialisation"),
         ("init_lora_weights", 3, "not a known initialisation"),
-        ("loftq_config", {"loftq_bits": 4}, "LoftQ"),
         ("megatron_config", {"tensor_model_parallel_size": 2}, "Megatron"),
         ("use_qalora", True, "QALoRA"),
         ("alora_invocation_tokens", [5, 6], "activated LoRA"),
@@ -67,7 +71,7 @@ def refusal(directory: Path, **options) -> str:
         ("kasa_config", {"beta": 1e-3}, "KaSA"),
         ("velora_config", {"num_groups": 4}, "VeLoRA"),
         ("monteclora_config", {"num_samples": 4}, "MonteCLoRA"),
-        ("a_field_of_the_future", 1, "not known"),
+        ("a_field_of_the_future", 1, f"known are those of PEFT up to 0.21, and this is of PEFT {peft.__version__}"),
         ("a_field_of_the_future", {"x": None}, "not known"),
         ("r", 0, "whole number from 1 to 2147483647"),
         ("r", 2.0, "whole number from 1 to 2147483647"),
@@ -114,7 +118,7 @@ def test_a_scale_beyond_every_type(lora: Path) -> None:
     assert "goes beyond float32" in text
 
 
-@pytest.mark.parametrize("field", ["peft_type", "r", "lora_alpha", "target_modules"])
+@pytest.mark.parametrize("field", ["r", "lora_alpha", "target_modules"])
 def test_required_fields(field: str, lora: Path) -> None:
     fields = json.loads((lora / CONFIG).read_text())
     del fields[field]
@@ -136,6 +140,13 @@ def test_layers_only_go_with_a_list_of_modules(lora: Path) -> None:
         ("layer_replication", []),
         ("lora_dropout", 0.3),
         ("inference_mode", False),
+        ("bias", "all"),
+        ("bias", "lora_only"),
+        ("loftq_config", {"loftq_bits": 4}),
+        ("enable_lora", None),
+        ("merge_weights", False),
+        ("lorap_emb_lr", 1e-6),
+        ("unsloth_version", "2026.3.3"),
         ("base_model_name_or_path", None),
         ("auto_mapping", {"base_model_class": "LlamaForCausalLM"}),
         ("init_lora_weights", False),
@@ -162,19 +173,26 @@ def test_values_without_effect(field: str, value, lora: Path) -> None:
     np.testing.assert_array_equal(convert_adapter(lora, storage_dtype="float32").weights, expected.weights)
 
 
-def test_every_field_of_the_installed_peft_is_accounted_for(lora: Path) -> None:
+def test_every_field_of_the_installed_peft_is_accounted_for() -> None:
     """A new PEFT's new field must be looked at: no field may fall to the rule for unknown ones."""
-    from adaptrt.builder.adapter import peft_config
-
-    fields = {field.name for field in dataclasses.fields(peft.LoraConfig)}
-    assert fields <= peft_config._CHECKS.keys()
+    configs = {
+        "LORA": peft.LoraConfig,
+        "ADALORA": peft.AdaLoraConfig,
+        "VERA": peft.VeraConfig,
+        "LOHA": peft.LoHaConfig,
+        "LOKR": peft.LoKrConfig,
+    }
+    assert configs.keys() == FIELDS.keys()
+    for peft_type, config in configs.items():
+        assert {field.name for field in dataclasses.fields(config)} <= FIELDS[peft_type].keys()
+    assert peft.__version__.startswith(f"{KNOWN_PEFT}.")
 
 
 def test_all_fields_are_reported_at_once(lora: Path) -> None:
-    edit_config(lora, bias="all", lora_bias=True, init_lora_weights="pissa", r=-1)
+    edit_config(lora, bias="some", lora_bias=True, init_lora_weights="other", r=-1)
     edit_tensors(lora, lambda tensors: {**tensors, "base_model.model.lm_head.weight": np.ones((3, 2), np.float32)})
     text = refusal(lora)
-    for expected in ('bias = "all"', "lora_bias = true", 'init_lora_weights = "pissa"', "r = -1", "lm_head.weight"):
+    for expected in ('bias = "some"', "lora_bias = true", 'init_lora_weights = "other"', "r = -1", "lm_head.weight"):
         assert expected in text
 
 
@@ -241,7 +259,7 @@ ONES = np.ones((2, 36), np.float32)
         (drop("lora_A.weight"), "'model.layers.0.self_attn.q_proj' has no lora_A beside"),
         (drop("lora_B.weight"), "'model.layers.0.self_attn.q_proj' has no lora_B beside"),
         (lambda tensors: {}, "holds no tensors"),
-        (replace("lora_A.weight", np.ones((3, 36), np.float32)), "the rank is 3 in lora_A [3, 36] and 2 in lora_B"),
+        (replace("lora_A.weight", np.ones((3, 36), np.float32)), "rank is 3 in lora_A [3, 36] and 2 in lora_B"),
         (replace("lora_A.weight", np.ones(72, np.float32)), "has the shape [72], expected [rank, in]"),
         (replace("lora_A.weight", np.ones((0, 36), np.float32)), "without a zero"),
         (replace("lora_B.weight", np.ones((1, 36, 2), np.float32)), "expected [out, rank]"),
@@ -262,7 +280,10 @@ ONES = np.ones((2, 36), np.float32)
             "tensors of several adapters",
         ),
         (replace("lora_magnitude_vector", np.ones(36, np.float32)), "use_dora is not true"),
-        (replace("lora_magnitude_vector", np.ones(35, np.float32)), "has the shape [35], but lora_B has 36 outputs"),
+        (
+            replace("lora_magnitude_vector", np.ones(35, np.float32)),
+            "out is 36 in lora_B [36, 2] and 35 in magnitude [35]",
+        ),
         (
             lambda t: {**t, **{n.replace("model.model.", "model."): v for n, v in t.items() if "q_proj" in n}},
             "are both attn_q of layer 0",
@@ -310,3 +331,58 @@ def test_dora_without_a_magnitude(model: Path, tmp_path: Path) -> None:
     directory = save_adapter(model, tmp_path / "dora", 1, r=2, use_dora=True)
     edit_tensors(directory, drop("lora_magnitude_vector"))
     assert "'model.layers.0.self_attn.q_proj' has no DoRA magnitude" in refusal(directory, base=model)
+
+
+def one_sentence(directory: Path, **options) -> str:
+    text = refusal(directory, **options)
+    assert "; tensor" not in text
+    assert text.count(str(directory)) == 1
+    return text
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"r": 2, "target_modules": ["q_proj"]}, "peft_type is missing"),
+        ({"config": {"r": 8}, "hidden_size": 36, "model_class": "LlamaForCausalLM"}, "is of an AdapterHub adapter"),
+        ({"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM"}, "because it brings keys and values; accepted"),
+        ({"fine_tune_type": "full", "num_layers": 2}, "a whole model was trained"),
+        (
+            {"peft_type": "LORA", "auto_mapping": {"base_model_class": "LlamaForSequenceClassification"}},
+            'auto_mapping says "LlamaForSequenceClassification": a classifier or the like',
+        ),
+    ],
+)
+def test_what_is_no_adapter_of_ours_is_said_in_one_sentence(content: dict, sentence: str, lora: Path) -> None:
+    (lora / CONFIG).write_text(json.dumps(content))
+    edit_tensors(lora, lambda tensors: {**tensors, "score.weight": np.ones((3, 2), np.float32)})
+    assert sentence in one_sentence(lora)
+
+
+def test_a_git_lfs_pointer(lora: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
+    (lora / TENSORS).write_text(pointer)
+    assert f"{lora / TENSORS}: is a Git LFS pointer, not the file itself; run git lfs pull" == one_sentence(lora)
+    (lora / CONFIG).write_text(pointer)
+    assert f"{lora / CONFIG}: is a Git LFS pointer" in one_sentence(lora)
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ("adapters.safetensors", "an MLX-LM adapter needs the one that was written beside adapters.safetensors"),
+        ("adapters.npz", "adapters.npz is of an old MLX-LM"),
+        ("config.json", "it holds a whole model, not an adapter"),
+        ("README.md", "expected the directory of a PEFT or MLX-LM adapter"),
+    ],
+)
+def test_directories_without_a_config(file: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_bytes(b"")
+    assert f"{tmp_path}: has no {CONFIG}" in one_sentence(tmp_path)
+    assert sentence in one_sentence(tmp_path)
+
+
+def test_many_tensors_of_one_reason_are_counted(lora: Path) -> None:
+    biases = {f"base_model.model.model.layers.{layer}.mlp.up_proj.bias": np.ones(37, np.float32) for layer in range(9)}
+    edit_tensors(lora, lambda tensors: tensors | biases)
+    assert "9 tensors, such as 'base_model.model.model.layers.0.mlp.up_proj.bias', " in refusal(lora)

@@ -1,0 +1,76 @@
+"""An adapter as the matrices of its modules, whatever kind of file it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ..._core import DType
+from .names import ModuleKey, Role
+
+# In an adapter file's metadata: its DoRA magnitudes are m / ||W + s B A||.
+# docs/decisions/dora-normalisation-mark.md has the reasons.
+MAGNITUDES_KEY = "adaptrt.dora_magnitudes"
+MAGNITUDES_NORMALIZED = "normalized"
+
+Array = npt.NDArray[Any]
+FloatArray = npt.NDArray[np.float32]
+
+DTYPES = {
+    np.dtype(np.float32): DType.FLOAT32,
+    np.dtype(np.float16): DType.FLOAT16,
+    np.dtype(ml_dtypes.bfloat16): DType.BFLOAT16,
+}
+"""Types that tensors are kept in; float64 becomes float32."""
+
+
+@dataclass
+class ModuleTensors:
+    """The matrices of one adapted module, contiguous, each in one of DTYPES."""
+
+    a: Array  # [rank, in]
+    b: Array  # [out, rank], without the scale
+    magnitude: Array | None  # [out], DoRA only
+    scale: float  # what B @ A is multiplied by
+    names: dict[Role, str]  # the tensors of the file that they are, or are made of
+
+    @property
+    def rank(self) -> int:
+        """A's first dimension."""
+        return int(self.a.shape[0])
+
+    def parts(self) -> Iterator[tuple[Role, Array]]:
+        """In the order in which a row has them."""
+        yield Role.A, self.a
+        yield Role.B, self.b
+        if self.magnitude is not None:
+            yield Role.MAGNITUDE, self.magnitude
+
+
+@dataclass
+class Adapter:
+    """An adapter whose every tensor and field is accounted for."""
+
+    directory: Path
+    file: Path
+    kind: str
+    """What people call it, such as "LoRA, rsLoRA scaling"."""
+    modules: dict[ModuleKey, ModuleTensors]
+    """In the order of rows: by layer, then by module id."""
+    tensors: dict[str, Array] = field(repr=False)
+    """All tensors as stored, by name."""
+    fan_in_fan_out: bool = False
+    magnitudes_normalized: bool = False
+    base_changing_init: str = ""
+    """The initialisation that took A and B out of the base's weights, such as "pissa"; "" where none did."""
+
+    @property
+    def is_dora(self) -> bool:
+        """Whether it has magnitudes; then all of its modules have them."""
+        return any(tensors.magnitude is not None for tensors in self.modules.values())

@@ -1,0 +1,157 @@
+"""The tensors of an adapter's file by module: their names, types and shapes, checked before anything is computed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from ..._core import all_finite
+from ..network.adapter_sites import AdaptedModules
+from .adapter import DTYPES, Array, FloatArray
+from .names import ModuleKey, parse_tensor_name
+
+_ACCEPTED_DTYPES: Final = (*DTYPES, np.dtype(np.float64))
+_NAMES_SHOWN: Final = 3
+
+
+@dataclass(frozen=True)
+class PartsLayout:
+    """What tensors a kind of adapter has for each module."""
+
+    pattern: re.Pattern[str]
+    """Of their names, for parse_tensor_name()."""
+    shapes: Mapping[str, tuple[str, ...]]
+    """By role: the names of the dimensions, such as ("rank", "in"). One name is one size in all tensors of a module."""
+    variants: tuple[frozenset[str], ...]
+    """Roles that a module may have together, the least first."""
+    may_be_empty: bool = False
+    """Whether a dimension may be zero."""
+
+
+@dataclass
+class ModuleParts:
+    """The tensors of one module."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    """By role, in the file."""
+    arrays: dict[str, Array] = field(default_factory=dict)
+    """By role, contiguous, each in one of DTYPES, of as many dimensions as the layout says."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Of the dimensions."""
+
+    def wide(self, role: str) -> FloatArray:
+        """A tensor as float32."""
+        return self.arrays[role].astype(np.float32, copy=False)
+
+
+def parts_by_module(
+    tensors: Mapping[str, Array], layout: PartsLayout, modules: AdaptedModules | None
+) -> tuple[dict[ModuleKey, ModuleParts], list[str]]:
+    """The modules in the order of rows, or none and what is wrong."""
+    problems: list[str] = []
+    found: dict[ModuleKey, ModuleParts] = {}
+    adapters: dict[str, str] = {}
+    unusable: dict[str, list[str]] = {}
+    for name in sorted(tensors):
+        parsed = parse_tensor_name(name, modules, layout.pattern)
+        if isinstance(parsed, str):
+            unusable.setdefault(parsed, []).append(name)
+            continue
+        adapters.setdefault(parsed.adapter, name)
+        parts = found.setdefault(parsed.key, ModuleParts())
+        if parsed.role in parts.names:
+            problems.append(f"tensor '{name}': is the same as '{parts.names[parsed.role]}' under another name")
+            continue
+        parts.names[parsed.role] = name
+        shape = layout.shapes[parsed.role]
+        reasons = _value_problems(tensors[name], shape, layout.may_be_empty)
+        problems += [f"tensor '{name}': {reason}" for reason in reasons]
+        if not reasons:
+            parts.arrays[parsed.role] = _loaded(tensors[name], shape)
+    problems = [_unusable(names, reason) for reason, names in unusable.items()] + problems
+    if not tensors:
+        problems.append("holds no tensors")
+    if len(adapters) > 1:
+        named = ", ".join(f"'{name}'" for name in adapters.values())
+        problems.append(f"tensors of several adapters in one file: {named}")
+    problems += _same_module_twice(found)
+    for key, parts in found.items():
+        problems += _incomplete(key, parts, layout) or _sizes(key, parts, layout)
+    return ({}, problems) if problems else ({key: found[key] for key in sorted(found)}, [])
+
+
+def _unusable(names: list[str], reason: str) -> str:
+    if len(names) <= _NAMES_SHOWN:
+        return "; ".join(f"tensor '{name}': {reason}" for name in names)
+    shown = ", ".join(f"'{name}'" for name in names[:_NAMES_SHOWN])
+    return f"{len(names)} tensors, such as {shown}: {reason}"
+
+
+def _value_problems(tensor: Array, shape: tuple[str, ...], may_be_empty: bool) -> list[str]:
+    if tensor.dtype not in _ACCEPTED_DTYPES:
+        accepted = ", ".join(dtype.name for dtype in _ACCEPTED_DTYPES)
+        return [f"is {tensor.dtype.name}; accepted: {accepted}"]
+    problems = []
+    if (0 in tensor.shape and not may_be_empty) or not _fits(tensor.shape, shape):
+        without = "" if may_be_empty else " without a zero"
+        problems.append(f"has the shape {list(tensor.shape)}, expected [{', '.join(shape)}]{without}")
+    if (dtype := DTYPES.get(tensor.dtype)) is not None and all_finite(np.ascontiguousarray(tensor), dtype):
+        return problems
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(tensor.astype(np.float32, copy=False))
+    if not finite.all():
+        problems.append(f"{int(finite.size - finite.sum())} of {finite.size} values are NaN or beyond float32")
+    return problems
+
+
+def _fits(shape: tuple[int, ...], names: tuple[str, ...]) -> bool:
+    # Vectors are also kept as a row, or as a column: the first DoRA code had magnitudes of [out, 1].
+    return len(shape) == len(names) or (len(names) == 1 and len(shape) == 2 and 1 in shape)
+
+
+def _loaded(tensor: Array, shape: tuple[str, ...]) -> Array:
+    loaded = np.ascontiguousarray(tensor, tensor.dtype if tensor.dtype in DTYPES else np.float32)
+    return loaded.reshape(-1) if len(shape) == 1 else loaded
+
+
+def _same_module_twice(found: Mapping[ModuleKey, ModuleParts]) -> list[str]:
+    problems = []
+    seen: dict[tuple[int, int], ModuleKey] = {}
+    for key in found:
+        other = seen.setdefault((key.layer, key.module_id), key)
+        if other is not key:
+            both = f"'{other.path}' and '{key.path}'"
+            problems.append(f"modules {both} are both {key.module.name} of layer {key.layer}")
+    by_name = {(key.layer, key.module.name): key for key in found}
+    for (layer, name), key in by_name.items():
+        parts = [by_name[layer, part].path for part in key.module.parts if part != name and (layer, part) in by_name]
+        problems += [f"module '{key.path}' and its part '{part}' are both adapted" for part in parts]
+    return problems
+
+
+def _incomplete(key: ModuleKey, parts: ModuleParts, layout: PartsLayout) -> list[str]:
+    roles = parts.names.keys()
+    if roles in layout.variants:
+        return []
+    present = ", ".join(f"'{name}'" for name in parts.names.values())
+    missing = min((variant - roles for variant in layout.variants), key=len)
+    if missing:
+        return [f"module '{key.path}' has no {' and no '.join(sorted(missing))} beside {present}"]
+    return [f"module '{key.path}' has more than belongs together: {present}"]
+
+
+def _sizes(key: ModuleKey, parts: ModuleParts, layout: PartsLayout) -> list[str]:
+    problems = []
+    said: dict[str, str] = {}
+    for role, array in parts.arrays.items():
+        for dimension, size in zip(layout.shapes[role], array.shape, strict=True):
+            where = f"in {role} {list(array.shape)}"
+            if parts.sizes.setdefault(dimension, size) != size:
+                before = f"{parts.sizes[dimension]} {said[dimension]}"
+                problems.append(f"module '{key.path}': {dimension} is {before} and {size} {where}")
+            said.setdefault(dimension, where)
+    return problems

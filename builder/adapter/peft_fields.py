@@ -1,0 +1,258 @@
+"""Fields of adapter_config.json by kind of adapter: each is used, harmless by its value, or refused."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ..json_fields import MAX_INTEGER
+from .path_pattern import path_pattern
+
+KNOWN_PEFT: Final = "0.21"
+"""The newest release of PEFT whose fields are all below."""
+
+MODULE_PATTERN: Final = r"(.*\.)?({})$"
+"""The regular expression that PEFT makes of rank_pattern's and alpha_pattern's keys."""
+
+# Initialisations that leave the base model as it was. They only choose the starting point of A and B.
+_HARMLESS_INITS = ("eva", "gaussian", "mica", "orthogonal")
+# Initialisations that take A and B out of the base's weights: the adapter belongs to a changed base.
+_BASE_CHANGING_INITS = ("corda", "loftq", "lora_ga", "olora", "pissa")
+
+# What a field may hold. A check returns the reason why a value is refused, or None.
+Check = Callable[[Any], "str | None"]
+
+
+def _anything(_: Any) -> str | None:
+    return None
+
+
+def _boolean(value: Any) -> str | None:
+    return None if value is None or isinstance(value, bool) else "expected true or false"
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _rank(value: Any) -> str | None:
+    return None if _is_int(value) and 0 < value <= MAX_INTEGER else f"expected a whole number from 1 to {MAX_INTEGER}"
+
+
+def _seed(value: Any) -> str | None:
+    return None if _is_int(value) and 0 <= value < 1 << 63 else "expected a whole number from 0 to 2^63 - 1"
+
+
+def is_switched_off(value: Any) -> bool:
+    """Whether a field that is not known has no effect: a newer PEFT writes all of its own."""
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
+
+
+def _number(value: Any) -> str | None:
+    number = isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return None if number else "expected a finite number"
+
+
+def _pattern(value: str, wrapped: str = "{}") -> str | None:
+    """Whether `value` is a regular expression that can be matched, also within the one that PEFT makes of it."""
+    try:
+        path_pattern(value)
+        path_pattern(wrapped.format(value))
+    except ValueError as error:
+        return f"'{value}' cannot be used as a pattern: {error}"
+    return None
+
+
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _modules(value: Any) -> str | None:
+    if isinstance(value, str):
+        if value == "all-linear":
+            return "PEFT replaces this by the list of modules when it saves; give that list"
+        return _pattern(value)
+    return None if _is_strings(value) else "expected a list of module names or a pattern"
+
+
+def _target_modules(value: Any) -> str | None:
+    return "expected at least one module" if value in ("", []) else _modules(value)
+
+
+def _layers(value: Any) -> str | None:
+    values = value if isinstance(value, list) else [value]
+    return None if all(_is_int(item) and item >= 0 for item in values) else "expected layer indices of 0 and above"
+
+
+def _layers_pattern(value: Any) -> str | None:
+    values = [value] if isinstance(value, str) else value
+    accepted = _is_strings(values) and all(re.fullmatch(r"[\w.]*", item) for item in values)
+    return None if accepted else "expected the name of a list of layers, such as layers, or a list of such names"
+
+
+def _patterns_of(check: Check) -> Check:
+    def check_patterns(value: Any) -> str | None:
+        if not isinstance(value, dict):
+            return "expected an object of pattern: value"
+        for pattern, item in value.items():
+            reason = _pattern(pattern, MODULE_PATTERN) or check(item)
+            if reason is not None:
+                return f"'{pattern}': {reason}"
+        return None
+
+    return check_patterns
+
+
+def _optional(check: Check) -> Check:
+    return lambda value: None if value is None else check(value)
+
+
+def _only(*accepted: Any, reason: str) -> Check:
+    # Equality of JSON values: 0 is not false.
+    return lambda value: None if any(value == a and type(value) is type(a) for a in accepted) else reason
+
+
+def _unused(reason: str) -> Check:
+    return _only(None, False, [], {}, reason=reason)
+
+
+def _init(value: Any) -> str | None:
+    if value is None or isinstance(value, bool) or value in _HARMLESS_INITS or base_changing_init(value):
+        return None
+    return f"not a known initialisation; accepted: true, false, {', '.join((*_HARMLESS_INITS, *_BASE_CHANGING_INITS))}"
+
+
+def base_changing_init(value: Any) -> bool:
+    """Whether an init_lora_weights took A and B out of the base's weights and so changed the base."""
+    return isinstance(value, str) and value.startswith(_BASE_CHANGING_INITS)
+
+
+def _flags_of_ranks(value: Any) -> str | None:
+    """AdaLoRA's rank_pattern: which of the initial ranks a module keeps."""
+    flags = isinstance(value, dict) and all(
+        isinstance(kept, list) and all(isinstance(flag, bool) for flag in kept) for kept in value.values()
+    )
+    return None if flags else "expected an object of lora_E's name: list of true and false"
+
+
+_IS_FOR_PEFT: dict[str, Check] = {
+    "peft_type": _anything,  # which of the tables is used
+    "task_type": _anything,  # recognise.py refuses other tasks
+    "auto_mapping": _anything,  # and the classes of other tasks
+    "base_model_name_or_path": _anything,
+    "inference_mode": _anything,
+    "peft_version": _anything,
+    "revision": _anything,
+}
+"""What PEFT's configurations all have."""
+
+_IS_FOR_TRAINING: dict[str, Check] = {
+    "enable_lora": _only(None, [], reason="merged linear layers of PEFT 0.2 are not supported"),
+    "lora_dtype": _anything,  # ms-swift: of the trained weights, which the file says
+    "lorap_emb_lr": _anything,  # ms-swift: learning rates
+    "lorap_lr_ratio": _anything,
+    "merge_weights": _anything,  # PEFT 0.2: merge when evaluating
+    "unsloth_fixed": _anything,
+    "unsloth_version": _anything,
+}
+"""What trainers and old releases of PEFT write beside them, without effect on what a trained adapter computes."""
+
+_TARGETS: dict[str, Check] = {
+    "target_modules": _target_modules,
+    "exclude_modules": _optional(_modules),
+    "layers_to_transform": _optional(_layers),
+    "layers_pattern": _optional(_layers_pattern),
+    "modules_to_save": _unused("modules that were trained in full cannot be served beside the base model"),
+}
+
+_COMMON = _IS_FOR_PEFT | _IS_FOR_TRAINING | _TARGETS
+
+_LORA: dict[str, Check] = _COMMON | {
+    # Used.
+    "r": _rank,
+    "lora_alpha": _number,
+    "rank_pattern": _optional(_patterns_of(_rank)),
+    "alpha_pattern": _optional(_patterns_of(_number)),
+    "use_rslora": _boolean,
+    "use_dora": _boolean,
+    "fan_in_fan_out": _boolean,
+    "init_lora_weights": _init,
+    # Without effect on what a trained adapter computes.
+    "bias": _only("none", "all", "lora_only", None, reason="accepted: none, all, lora_only"),  # tensors tell
+    "corda_config": _anything,  # parameters of initialisations; init_lora_weights decides
+    "ensure_weight_tying": _anything,  # concerns embeddings and lm_head, whose tensors are refused
+    "eva_config": _anything,
+    "loftq_config": _anything,
+    "lora_dropout": _anything,  # only acts in training
+    "lora_ga_config": _anything,
+    "megatron_core": _anything,  # megatron_config decides
+    "qalora_group_size": _anything,  # use_qalora decides
+    "runtime_config": _anything,  # where PEFT computes
+    # Features that change the computation in a way that engines do not have.
+    "alora_invocation_tokens": _only(None, reason="activated LoRA is not supported"),
+    "arrow_config": _unused("Arrow routing is not supported"),
+    "kasa_config": _unused("KaSA changes the base model's weights and is not supported"),
+    "layer_replication": _unused("the base model has other layers than the engine"),
+    "lora_bias": _unused("a bias of lora_B is not supported"),
+    "megatron_config": _unused("Megatron's layers are not supported"),
+    "monteclora_config": _unused("MonteCLoRA is not supported"),
+    "target_parameters": _unused("adapters on parameters (as in mixtures of experts) are not supported"),
+    "trainable_token_indices": _unused("trained tokens cannot be served beside the base model's embedding"),
+    "use_bdlora": _unused("block-diagonal LoRA is not supported"),
+    "use_qalora": _unused("QALoRA pools the input and is not supported"),
+    "velora_config": _unused("VeLoRA is not supported"),
+}
+
+_ADALORA: dict[str, Check] = _LORA | {
+    "init_r": _rank,
+    "rank_pattern": _optional(_flags_of_ranks),
+    "use_dora": _unused("AdaLoRA has no DoRA"),
+    # Without effect: AdaLoRA's ranks come from init_r and rank_pattern, its scale from lora_alpha and init_r, and the
+    # rest is the schedule of its training.
+    **dict.fromkeys(
+        ("r", "alpha_pattern", "use_rslora", "target_r", "tinit", "tfinal", "deltaT", "beta1", "beta2"), _anything
+    ),
+    **dict.fromkeys(("orth_reg_weight", "total_step"), _anything),
+}
+
+_VERA: dict[str, Check] = _COMMON | {
+    "r": _rank,
+    "fan_in_fan_out": _boolean,
+    "projection_prng_key": _seed,  # of projections that are not in the file
+    "save_projection": _boolean,
+    # Without effect on what a trained adapter computes.
+    "bias": _only("none", "all", "vera_only", None, reason="accepted: none, all, vera_only"),  # tensors tell
+    **dict.fromkeys(("vera_dropout", "d_initial", "init_weights"), _anything),
+}
+
+_LYCORIS: dict[str, Check] = _COMMON | {
+    "r": _rank,
+    "alpha": _number,
+    "rank_pattern": _optional(_patterns_of(_rank)),
+    "alpha_pattern": _optional(_patterns_of(_number)),
+    # Without effect on what a trained adapter computes, or on linear layers.
+    **dict.fromkeys(("rank_dropout", "module_dropout", "use_effective_conv2d", "init_weights"), _anything),
+}
+_LOKR: dict[str, Check] = _LYCORIS | dict.fromkeys(
+    ("decompose_both", "decompose_factor", "rank_dropout_scale"),
+    _anything,  # the tensors' shapes tell
+)
+
+FIELDS: Final[Mapping[str, Mapping[str, Check]]] = {
+    "LORA": _LORA,
+    "ADALORA": _ADALORA,
+    "VERA": _VERA,
+    "LOHA": _LYCORIS,
+    "LOKR": _LOKR,
+}
+"""By peft_type: those that are served."""
+
+REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
+    "LORA": ("r", "lora_alpha", "target_modules"),
+    "ADALORA": ("init_r", "lora_alpha", "target_modules"),
+    "VERA": ("r", "target_modules"),
+    "LOHA": ("r", "alpha", "target_modules"),
+    "LOKR": ("r", "alpha", "target_modules"),
+}

@@ -1,0 +1,115 @@
+"""What kind of adapter a directory holds, and one sentence about each that cannot be served."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from ..._core import AdapterError
+from ..json_fields import describe, load_json_object
+from .peft_fields import FIELDS
+
+CONFIG_FILE: Final = "adapter_config.json"
+SAFETENSORS_FILE: Final = "adapter_model.safetensors"
+PICKLE_FILE: Final = "adapter_model.bin"
+MLX_FILE: Final = "adapters.safetensors"
+
+_LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
+
+# What other types of PEFT do, where that says why they are not served; the others are named alone.
+_PEFT_TYPES: Final = {
+    "ADAPTION_PROMPT": "it adds prompts inside the attention",
+    "BOFT": "it multiplies the base's weights",
+    "CARTRIDGE": "it brings keys and values",
+    "CPT": "it brings embeddings of a prompt",
+    "FOURIERFT": "its change of a weight is dense",
+    "HRA": "it multiplies the base's weights",
+    "IA3": "it multiplies activations",
+    "LN_TUNING": "it changes the norms",
+    "MULTITASK_PROMPT_TUNING": "it brings embeddings of a prompt",
+    "OFT": "it multiplies the base's weights",
+    "POLY": "it routes between several adapters",
+    "PREFIX_TUNING": "it brings keys and values",
+    "PROMPT_TUNING": "it brings embeddings of a prompt",
+    "P_TUNING": "it brings embeddings of a prompt",
+    "TRAINABLE_TOKENS": "it changes rows of the embedding",
+    "XLORA": "it routes between several adapters",
+}
+_TASKS: Final = {
+    "SEQ_2_SEQ_LM": "an adapter of an encoder and a decoder, and engines are decoders",
+    "SEQ_CLS": "a classifier, and engines generate text",
+    "TOKEN_CLS": "a classifier of tokens, and engines generate text",
+    "QUESTION_ANS": "it marks answers in a text, and engines generate text",
+    "FEATURE_EXTRACTION": "it computes embeddings, and engines generate text",
+}
+_CAUSAL_TASK: Final = "CAUSAL_LM"
+_OTHER_HEADS: Final = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice)|RewardModel")
+
+
+class AdapterFormat(Enum):
+    """Who wrote an adapter that can be read."""
+
+    PEFT = "PEFT"
+    MLX = "MLX-LM"
+
+
+def recognise(directory: Path) -> tuple[AdapterFormat, dict[str, Any]]:
+    """The format of an adapter directory, and the fields of its adapter_config.json.
+
+    Raises AdapterError with one sentence for a directory without an adapter and for an adapter of a kind or of a task
+    that cannot be served.
+    """
+    if not directory.is_dir():
+        raise AdapterError(f"{directory}: is not a directory; expected one with {CONFIG_FILE}")
+    path = directory / CONFIG_FILE
+    if not path.is_file():
+        raise AdapterError(f"{directory}: has no {CONFIG_FILE}{_what_it_is(directory)}")
+    refuse_lfs_pointer(path)
+    fields = load_json_object(path, AdapterError)
+    if "peft_type" not in fields and ("fine_tune_type" in fields or "lora_parameters" in fields):
+        return AdapterFormat.MLX, fields
+    reason = _why_not(fields)
+    if reason is not None:
+        raise AdapterError(f"{path}: {reason}")
+    return AdapterFormat.PEFT, fields
+
+
+def refuse_lfs_pointer(path: Path) -> None:
+    """Raises AdapterError for what Git leaves in place of a large file that was not fetched."""
+    with path.open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise AdapterError(f"{path}: is a Git LFS pointer, not the file itself; run git lfs pull")
+
+
+def _what_it_is(directory: Path) -> str:
+    if (directory / MLX_FILE).is_file():
+        return f": an MLX-LM adapter needs the one that was written beside {MLX_FILE}"
+    if (directory / "adapters.npz").is_file():
+        return ": adapters.npz is of an old MLX-LM, whose adapters cannot be read; train it again or convert it"
+    if (directory / "config.json").is_file():
+        return ": it holds a whole model, not an adapter"
+    return "; expected the directory of a PEFT or MLX-LM adapter"
+
+
+def _why_not(fields: Mapping[str, Any]) -> str | None:
+    peft_type, task = fields.get("peft_type"), fields.get("task_type")
+    if peft_type is None:
+        if "config" in fields and ("model_class" in fields or "hidden_size" in fields):
+            return "is of an AdapterHub adapter (the library adapters), which is not served; accepted: PEFT and MLX-LM"
+        return "peft_type is missing, so this is not an adapter of PEFT, nor one of MLX-LM"
+    if not isinstance(peft_type, str) or peft_type not in FIELDS:
+        because = (
+            f", because {_PEFT_TYPES[peft_type]}" if isinstance(peft_type, str) and peft_type in _PEFT_TYPES else ""
+        )
+        return f"peft_type = {describe(peft_type)}: not served{because}; accepted: {', '.join(FIELDS)}"
+    if task not in (_CAUSAL_TASK, None):
+        because = _TASKS.get(str(task), "not a task of PEFT")
+        return f"task_type = {describe(task)}: {because}; accepted: {_CAUSAL_TASK}"
+    trained = fields.get("auto_mapping")
+    name = trained.get("base_model_class") if isinstance(trained, dict) else None
+    if isinstance(name, str) and _OTHER_HEADS.search(name):
+        return f'auto_mapping says "{name}": a classifier or the like, and engines generate text'
+    return None

@@ -1,0 +1,48 @@
+"""Whether an engine can serve an adapter: what it was built for against the adapter's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .._core import AdapterError, dtype_name, lora_modules
+from .adapter import ConvertedAdapter, convert_adapter
+from .checkpoint.config import CheckpointConfig
+from .config import BuildConfig
+from .models.registry import declare
+from .network.adapter_sites import AdaptedModules
+
+
+def adapter_for(
+    directory: Path, config: BuildConfig, checkpoint: CheckpointConfig, target_modules: Sequence[str]
+) -> ConvertedAdapter:
+    """The rows of an adapter as an engine of this configuration serves them.
+
+    target_modules: those that the engine adapts; empty where the adapters decide.
+
+    Raises AdapterError with all that is wrong with the adapter, or with its rows for this engine.
+    """
+    if not config.lora_enabled:
+        raise AdapterError(f"{directory}: the engine was built without LoRA; build it with --lora_plugin")
+    adapter = convert_adapter(
+        directory,
+        storage_dtype=dtype_name(checkpoint.dtype),
+        modules=AdaptedModules(declare(checkpoint)),
+        # Raw ones are normalised when the adapter is served, by an engine that gives its weights back.
+        magnitudes_normalized=config.gives_weights_back,
+        max_rank=config.lora_config.max_lora_rank,
+    )
+    problems = []
+    if adapter.config[0, :, 3].any() and not config.dora_enabled:
+        problems.append("it is a DoRA adapter; build with dora_plugin enable")
+    missing = [name for name in modules_of(adapter) if target_modules and name not in target_modules]
+    if missing:
+        problems.append(f"it adapts {', '.join(missing)}, which lora_target_modules does not name")
+    if problems:
+        raise AdapterError(f"{directory}: " + "; ".join(problems))
+    return adapter
+
+
+def modules_of(adapter: ConvertedAdapter) -> list[str]:
+    """Names of the modules that an adapter changes, in the order of their ids."""
+    return [info.name for info in lora_modules() if info.id in adapter.config[0, :, 0]]

@@ -1,0 +1,222 @@
+"""Kinds of adapters beside PEFT's LoRA: what is refused of them, and the commands that take them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+from safetensors.numpy import load_file
+
+from adaptrt import _core
+from adaptrt.builder.adapter import convert_adapter
+from adaptrt.builder.adapter_copy import adapter_checksum, copy_adapter
+from adaptrt.builder.cli import main as command_line
+from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
+from support.kinds import as_mlx, configs, save_kind, save_with_initial
+from support.models import ALL_MODULES, ModelSpec, save_adapter, save_model
+
+MLX_TENSORS = "adapters.safetensors"
+Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj."
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save_model(ModelSpec(intermediate_size=40), tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture(scope="module")
+def kinds(model: Path, tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("kinds")
+    made = configs(ALL_MODULES, transposed=False)
+    return {
+        name: save_kind(model, root / name, made[name], 1) for name in ("adalora", "vera", "loha", "lokr-in-factors")
+    }
+
+
+def copy_of(directory: Path, place: Path) -> Path:
+    copy_adapter(directory, place)
+    return place
+
+
+def refusal(directory: Path, **options: Any) -> str:
+    with pytest.raises(_core.AdapterError) as error:
+        convert_adapter(directory, storage_dtype="float32", **options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("adalora", 6), ("loha", 16), ("lokr-in-factors", 4), ("vera", 7)])
+def test_ranks_are_compared_before_anything_is_multiplied(kind: str, rank: int, kinds, model: Path) -> None:
+    converted = convert_adapter(kinds[kind], storage_dtype="float32", base=model, max_rank=rank)
+    assert converted.config[0, :, 2].max() == rank
+    text = refusal(kinds[kind], base=model, max_rank=rank - 1)
+    assert f"its rank as LoRA is {rank}, above max_lora_rank {rank - 1}" in text
+
+
+def test_adalora_drops_modules_that_were_pruned_whole(kinds) -> None:
+    paths = convert_adapter(kinds["adalora"], storage_dtype="float32").paths
+    assert len(paths) == 2 * len(ALL_MODULES) - 1
+    assert "model.layers.0.self_attn.q_proj" not in paths
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "reason"),
+    [
+        ("adalora", {"init_r": 5}, "the rank is 6 in lora_A, but 5 by adapter_config.json"),
+        ("adalora", {"rank_pattern": None}, "the rank is 0 in lora_A, but 6 by adapter_config.json"),
+        ("adalora", {"rank_pattern": {"a": [1]}}, "list of true and false"),
+        ("adalora", {"use_dora": True}, "AdaLoRA has no DoRA"),
+        ("vera", {"r": 8}, "the rank is 7 in vera_lambda_d, but 8 by adapter_config.json"),
+        ("vera", {"projection_prng_key": -1}, "expected a whole number from 0"),
+        ("loha", {"alpha": "x"}, "expected a finite number"),
+        ("loha", {"rank_pattern": None}, "the rank is 2 in hada_w1_a, but 4 by adapter_config.json"),
+        ("lokr-in-factors", {"r": 3}, "the rank is 2 in lokr_w"),
+        ("lokr-in-factors", {"lora_alpha": 3}, "this field is not known"),
+    ],
+)
+def test_fields_that_peft_would_not_load(kind: str, fields: dict, reason: str, kinds, model, tmp_path: Path) -> None:
+    adapter = copy_of(kinds[kind], tmp_path / "adapter")
+    edit_config(adapter, **fields)
+    assert reason in refusal(adapter, base=model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "edit", "reason"),
+    [
+        ("adalora", lambda name: "k_proj.lora_E" in name, "has no lora_E beside"),
+        ("loha", lambda name: "q_proj.hada_w2_b" in name, "has no hada_w2_b beside"),
+        ("lokr-in-factors", lambda name: "q_proj.lokr_w2" in name, "has no lokr_w2 beside"),
+        ("vera", lambda name: name.endswith("vera_A"), "expected one tensor base_model.vera_A, found 0"),
+    ],
+)
+def test_tensors_that_are_missing(kind: str, edit, reason: str, kinds, model, tmp_path: Path) -> None:
+    adapter = copy_of(kinds[kind], tmp_path / "adapter")
+    edit_tensors(adapter, lambda tensors: {name: t for name, t in tensors.items() if not edit(name)})
+    assert reason in refusal(adapter, base=model)
+
+
+def test_lokr_has_each_factor_once(kinds, tmp_path: Path) -> None:
+    adapter = copy_of(kinds["lokr-in-factors"], tmp_path / "adapter")
+    edit_tensors(adapter, lambda tensors: {**tensors, f"{Q_PROJ}lokr_w1": np.ones((6, 6), np.float32)})
+    assert "'model.layers.0.self_attn.q_proj' has more than belongs together" in refusal(adapter)
+
+
+def test_vera_needs_the_model(kinds) -> None:
+    assert "as they have inputs and outputs; give the base model" in refusal(kinds["vera"])
+
+
+def test_vera_projections_that_are_too_small(kinds, model: Path, tmp_path: Path) -> None:
+    adapter = copy_of(kinds["vera"], tmp_path / "adapter")
+    edit_tensors(adapter, lambda tensors: {n: t[:, :-1] if n.endswith("vera_A") else t for n, t in tensors.items()})
+    assert "tensor 'base_model.vera_A': has the shape [7, 39], expected [7, 40] at least" in refusal(
+        adapter, base=model
+    )
+
+
+def test_an_initial_adapter_is_needed_where_the_base_was_changed(model: Path, tmp_path: Path, capsys) -> None:
+    adapter, initial = save_with_initial(model, tmp_path, "pissa", 1, r=3, target_modules=["q_proj"])
+    assert 'init_lora_weights = "pissa": this initialisation changed the base' in refusal(adapter)
+    converted = convert_adapter(adapter, storage_dtype="float32", initial_adapter=initial)
+    assert converted.config[0].tolist() == [[1, 0, 6, 0], [1, 1, 6, 0]]
+    out = ["hf-lora-convert", "-i", str(adapter), "-o", str(tmp_path / "out"), "--storage-type", "float32"]
+    assert command_line([*out, "--initial_adapter", str(initial)]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "model.lora_weights.npy"), converted.weights)
+    capsys.readouterr()
+    assert command_line(["inspect", str(adapter)]) == 0
+    assert "pissa, which changed the base: served with the initial adapter alone" in capsys.readouterr().out
+
+    assert "an initial adapter is plain LoRA" in refusal(adapter, initial_adapter=adapter)
+    assert "left the base as it was" in refusal(initial, initial_adapter=initial)
+    other = save_adapter(model, tmp_path / "other", 1, r=2, target_modules=["q_proj", "k_proj"])
+    text = refusal(adapter, initial_adapter=other)
+    assert "module 'model.layers.0.self_attn.q_proj' has another rank, shape or scale" in text
+    assert "module 'model.layers.1.self_attn.k_proj' is not in" in text
+
+
+@pytest.fixture
+def mlx(model: Path, tmp_path: Path) -> Path:
+    source = save_adapter(
+        model, tmp_path / "peft", 1, r=3, target_modules=["q_proj", "up_proj"], layers_to_transform=[1]
+    )
+    return as_mlx(source, tmp_path / "mlx", num_layers=1, keys=["self_attn.q_proj", "mlp.up_proj"])
+
+
+def test_mlx_adapters_go_through_the_same_commands(mlx: Path, tmp_path: Path, capsys) -> None:
+    of_peft = convert_adapter(tmp_path / "peft", storage_dtype="float16")
+    assert command_line(["hf-lora-convert", "-i", str(mlx), "-o", str(tmp_path / "out")]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "model.lora_weights.npy"), of_peft.weights)
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "model.lora_config.npy"), of_peft.config)
+    capsys.readouterr()
+    assert command_line(["inspect", str(mlx)]) == 0
+    assert "kind     LoRA of MLX-LM\n" in capsys.readouterr().out
+    before = adapter_checksum(mlx)
+    assert copy_adapter(mlx, tmp_path / "copy") == before
+    (mlx / MLX_TENSORS).write_bytes((mlx / MLX_TENSORS).read_bytes() + b"0")
+    assert adapter_checksum(mlx) != before
+
+
+def test_mlx_magnitudes_are_normalised_and_stripped(model: Path, tmp_path: Path) -> None:
+    source = save_adapter(model, tmp_path / "peft", 1, r=3, use_dora=True)
+    mlx = as_mlx(source, tmp_path / "mlx", num_layers=-1)
+    assert "carry no mark of being normalised" in refusal(mlx)
+    expected = convert_adapter(mlx, storage_dtype="float32", base=model)
+    flags = ["normalize-dora", "-i", str(mlx), "-b", str(model)]
+    assert command_line([*flags, "-o", str(tmp_path / "normalised")]) == 0
+    np.testing.assert_array_equal(
+        convert_adapter(tmp_path / "normalised", storage_dtype="float32").weights, expected.weights
+    )
+    assert command_line([*flags, "-o", str(tmp_path / "plain"), "--strip"]) == 0
+    assert json.loads((tmp_path / "plain" / CONFIG).read_text())["fine_tune_type"] == "lora"
+    assert not convert_adapter(tmp_path / "plain", storage_dtype="float32").config[0, :, 3].any()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"fine_tune_type": "dora"}, "has no m, but adapter_config.json says dora"),
+        ({"fine_tune_type": "qlora"}, 'fine_tune_type = "qlora": accepted: lora, dora'),
+        ({"num_layers": None}, "num_layers is null; expected an integer"),
+        ({"lora_parameters": None}, "lora_parameters is missing"),
+        ({"lora_parameters": {"rank": 3}}, "lora_parameters.scale is missing"),
+        ({"lora_parameters": {"rank": 3, "scale": 2.0, "alpha": 16}}, "MLX-LM multiplied scale by alpha / rank once"),
+        ({"lora_parameters": {"rank": 3, "scale": 2.0, "bias": 1}}, "lora_parameters.bias is unknown"),
+        ({"lora_parameters": {"rank": 4, "scale": 2.0}}, "the rank is 3 in lora_a, but 4 by adapter_config.json"),
+        ({"lora_parameters": {"rank": 3, "scale": 2.0, "keys": ["mlp.up_proj"]}}, "keys and num_layers leave it out"),
+    ],
+)
+def test_mlx_fields(fields: dict, reason: str, mlx: Path) -> None:
+    edit_config(mlx, **fields)
+    assert reason in refusal(mlx)
+
+
+def test_mlx_layers_count_from_the_last(mlx: Path, model: Path, tmp_path: Path) -> None:
+    source = save_adapter(model, tmp_path / "first", 1, r=3, target_modules=["q_proj"], layers_to_transform=[0])
+    first = as_mlx(source, tmp_path / "mlx-first", num_layers=1)
+    assert "keys and num_layers leave it out" in refusal(first, base=model)
+    convert_adapter(mlx, storage_dtype="float32", base=model)
+
+
+def test_mlx_files(mlx: Path) -> None:
+    (mlx / MLX_TENSORS).write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "is a Git LFS pointer" in refusal(mlx)
+    (mlx / MLX_TENSORS).unlink()
+    assert f"{mlx}: has no {MLX_TENSORS}" in refusal(mlx)
+
+
+def test_an_alpha_that_is_the_rank_changes_nothing(mlx: Path) -> None:
+    expected = convert_adapter(mlx, storage_dtype="float32")
+    parameters = json.loads((mlx / CONFIG).read_text())["lora_parameters"]
+    edit_config(mlx, lora_parameters={**parameters, "alpha": 3})
+    np.testing.assert_array_equal(convert_adapter(mlx, storage_dtype="float32").weights, expected.weights)
+
+
+def test_a_kind_of_another_peft_type_is_not_read_as_it(kinds, tmp_path: Path) -> None:
+    """The names of AdaLoRA's tensors are nearly those of LoRA."""
+    adapter = copy_of(kinds["adalora"], tmp_path / "adapter")
+    fields = peft.LoraConfig(r=6, target_modules=ALL_MODULES, task_type="CAUSAL_LM").to_dict()
+    (adapter / CONFIG).write_text(json.dumps({**fields, "target_modules": ALL_MODULES}))
+    assert len(load_file(adapter / TENSORS)) == 3 * 2 * len(ALL_MODULES)
+    assert "not a tensor of a known module" in refusal(adapter)

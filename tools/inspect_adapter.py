@@ -1,0 +1,188 @@
+"""What adaptrt inspect says of adapters: how each module is served, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .._core import AdapterError, lora_modules
+from ..builder.adapter import Adapter, read_adapter
+from ..builder.adapter_fit import adapter_for
+from ..builder.engine_config import EngineConfig
+from ..builder.models.registry import declare
+from ..builder.network.adapter_sites import AdaptedModules
+from ..builder.progress import format_bytes
+
+LORA_CONFIG: Final = "model.lora_config.npy"
+LORA_WEIGHTS: Final = "model.lora_weights.npy"
+
+
+@dataclass(frozen=True)
+class AdapterModule:
+    """One row of an adapter."""
+
+    module: str
+    """In the table of modules, such as attn_q."""
+    layer: int
+    rank: int
+    dora: bool
+    """Whether it has magnitudes."""
+    path: str | None = None
+    """In the Hugging Face model; None in converted adapters, which do not have it."""
+    scale: float | None = None
+    """What B A is multiplied by; None where B has it already."""
+    in_size: int | None = None
+    out_size: int | None = None
+
+
+@dataclass(frozen=True)
+class AdapterDescription:
+    """What is served of an adapter, and how."""
+
+    path: str
+    form: str
+    """"adapter" or "converted adapter"."""
+    kind: str | None
+    """Such as "LoRA, rsLoRA scaling"; None in converted adapters, which do not have it."""
+    weights: str
+    modules: list[AdapterModule]
+    magnitudes: str | None = None
+    """Of DoRA: whether they are normalised by the base."""
+    initialisation: str | None = None
+    """One that changed the base."""
+    engine: str | None = None
+    """Which serves it."""
+    engine_limits: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """One object."""
+        return json.dumps(asdict(self), indent=2)
+
+
+def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
+    """An adapter of PEFT or MLX-LM; with an engine, as that serves it.
+
+    Raises AdapterError with what is wrong with it, or with it for this engine, and what EngineConfig.load raises.
+    """
+    limits: dict[str, Any] = {}
+    modules = None
+    if engine is not None:
+        config = EngineConfig.load(engine)
+        build = config.build_config
+        adapter_for(path, build, config.pretrained_config, build.lora_config.lora_target_modules)
+        modules = AdaptedModules(declare(config.pretrained_config))
+        limits = {"max_lora_rank": build.lora_config.max_lora_rank, "dora": build.dora_enabled}
+    adapter = read_adapter(path, modules)
+    num_bytes = format_bytes(adapter.file.stat().st_size)
+    return AdapterDescription(
+        str(path),
+        "adapter",
+        adapter.kind,
+        f"{len(adapter.tensors)} tensors, {num_bytes}",
+        list(_modules(adapter)),
+        magnitudes=_magnitudes(adapter),
+        initialisation=_initialisation(adapter),
+        engine=None if engine is None else str(engine),
+        engine_limits=limits,
+    )
+
+
+def _modules(adapter: Adapter) -> Iterable[AdapterModule]:
+    for key, tensors in adapter.modules.items():
+        yield AdapterModule(
+            key.module.name,
+            key.layer,
+            tensors.rank,
+            tensors.magnitude is not None,
+            key.path,
+            tensors.scale,
+            int(tensors.a.shape[1]),
+            int(tensors.b.shape[0]),
+        )
+
+
+def _magnitudes(adapter: Adapter) -> str | None:
+    if not adapter.is_dora:
+        return None
+    return "normalised" if adapter.magnitudes_normalized else "not normalised by a base"
+
+
+def _initialisation(adapter: Adapter) -> str | None:
+    if not adapter.base_changing_init:
+        return None
+    return f"{adapter.base_changing_init}, which changed the base: served with the initial adapter alone"
+
+
+def describe_converted_adapter(path: Path) -> AdapterDescription:
+    """An adapter in TensorRT-LLM's form. Raises AdapterError for files that are none."""
+    config, weights = (_load_array(path / name) for name in (LORA_CONFIG, LORA_WEIGHTS))
+    config = config[0] if config.ndim == 3 and config.shape[0] == 1 else config
+    if config.ndim != 2 or config.shape[1] not in (3, 4) or config.dtype != np.int32:
+        raise AdapterError(
+            f"{path / LORA_CONFIG}: is {config.dtype} {list(config.shape)}; expected int32 [rows, 3 or 4] or [1, ...]"
+        )
+    names = {module.id: module.name for module in lora_modules()}
+    unknown = sorted(set(config[:, 0].tolist()) - set(names))
+    if unknown:
+        raise AdapterError(f"{path / LORA_CONFIG}: module ids {unknown} are unknown; accepted: 0 to {max(names)}")
+    dtype = "bfloat16" if weights.dtype == np.dtype("V2") else weights.dtype.name
+    return AdapterDescription(
+        str(path),
+        "converted adapter",
+        None,
+        f"{dtype} {list(weights.shape)}, {format_bytes(weights.nbytes)}",
+        [AdapterModule(names[row[0]], row[1], row[2], len(row) == 4 and row[3] != 0) for row in config.tolist()],
+    )
+
+
+def _load_array(path: Path) -> np.ndarray[Any, np.dtype[Any]]:
+    try:
+        array: np.ndarray[Any, np.dtype[Any]] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError) as reason:
+        raise AdapterError(f"{path}: cannot be read: {reason}") from None
+    return array
+
+
+def print_adapter(adapter: AdapterDescription) -> None:
+    """A table of the adapter, then one line for each module, rank and scale with the layers that have it."""
+    rows = {
+        "kind": adapter.kind,
+        "weights": adapter.weights,
+        "rows": str(len(adapter.modules)),
+        "magnitudes": adapter.magnitudes,
+        "initialisation": adapter.initialisation,
+        "served by": adapter.engine,
+    }
+    print_table(f"{adapter.path}: {adapter.form}", {name: value for name, value in rows.items() if value is not None})
+    layers_of: dict[tuple[str, str], list[int]] = {}
+    for row in adapter.modules:
+        how = f"rank {row.rank}" + (f", scale {row.scale:g}" if row.scale is not None else "")
+        how += " with magnitudes" if row.dora else ""
+        layers_of.setdefault((row.module, how), []).append(row.layer)
+    width = max((len(name) for name, _ in layers_of), default=0)
+    for (name, how), layers in layers_of.items():
+        print(f"  {name:<{width}}  {how} in layers {_ranges(sorted(layers))}")
+
+
+def _ranges(numbers: list[int]) -> str:
+    """0-3, 5 for 0, 1, 2, 3, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def print_table(title: str, rows: Mapping[str, str]) -> None:
+    """A title and named values below it, on stdout."""
+    print(title)
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print(f"  {name:<{width}}  {value}")
