@@ -1,0 +1,116 @@
+"""Crowds over networks of every kind of op: tokens, log probs and logits are the same bits alone and in any of them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import adaptrt
+from adaptrt._core import DType, QuantAlgo
+from adaptrt.builder.build import build
+from adaptrt.builder.checkpoint.quantization import QuantConfig
+from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.builder.conversion.convert import convert_checkpoint
+from support.families import FAMILIES, RELATIVES, save_family
+from support.models import save_adapter
+from support.serving import Answer, collect, crowd_fields, make_request
+
+# Together they have every op, and each kind of number that engines can be of.
+ENGINES = {
+    "phi4-mini-longrope": (DType.FLOAT32, None),
+    "gemma2": (DType.BFLOAT16, None),
+    "gemma3": (DType.FLOAT32, QuantAlgo.W8A8),
+    "gpt2": (DType.FLOAT32, QuantAlgo.W8A16),
+    "gpt-neox": (DType.BFLOAT16, QuantAlgo.W4A16),
+    "cohere2": (DType.FLOAT16, None),
+    "granite": (DType.BFLOAT16, QuantAlgo.W8A8),
+    "olmo3": (DType.FLOAT32, None),
+    "glm4": (DType.BFLOAT16, None),
+    "phi2": (DType.FLOAT32, QuantAlgo.W4A16),
+}
+ADAPTERS = [{"r": 5}, {"r": 16, "use_rslora": True}, {"r": 4, "use_dora": True}]
+# Below, at and above windows of 10 and 20 and longrope's 24 tokens; with shared beginnings.
+LONG = [2 + position * 7 % 59 for position in range(70)]
+PROMPTS = [LONG[:1], LONG[:9], LONG[:19], LONG[:20], LONG[:24], [*LONG[:21], 3, 3], LONG]
+MAX_TOKENS = 8
+BUILD = BuildConfig(
+    max_batch_size=8,
+    max_num_tokens=128,
+    max_seq_len=128,
+    tokens_per_block=8,
+    lora_config=LoraBuildConfig(max_lora_rank=16),
+    plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
+)
+
+
+class Service:
+    """A family's engine and adapters; what each (prompt, adapter) gives alone is computed once."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        dtype, algo = ENGINES[name]
+        family = {**FAMILIES, **RELATIVES}[name]
+        model = save_family(family, directory / "model")
+        convert_checkpoint(model, directory / "checkpoint", dtype=dtype)
+        quantization = None if algo is None else QuantConfig(quant_algo=algo)
+        build(directory / "checkpoint", BUILD, directory / "engine", quantization=quantization)
+        self.engine = directory / "engine"
+        self.configs = [None]
+        for seed, fields in enumerate(ADAPTERS):
+            adapter = save_adapter(model, directory / f"{seed}", seed, target_modules=family.targets, **fields)
+            self.configs.append(adaptrt.LoraConfig.from_peft(seed, adapter, self.engine))
+        self.alone = cache(self._alone)
+
+    def executor(self, **fields: object) -> adaptrt.Executor:
+        return adaptrt.Executor(self.engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig(**fields))
+
+    def request(self, prompt: int, adapter: int) -> adaptrt.Request:
+        return make_request(PROMPTS[prompt], MAX_TOKENS, self.configs[adapter])
+
+    def _alone(self, prompt: int, adapter: int) -> Answer:
+        with self.executor(num_threads=1) as executor:
+            return collect(executor, executor.enqueue_request(self.request(prompt, adapter)))
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    return cache(lambda name: Service(name, tmp_path_factory.mktemp(name)))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(list(ENGINES)),
+    cases=st.lists(st.tuples(st.integers(0, len(PROMPTS) - 1), st.integers(0, len(ADAPTERS))), min_size=2, max_size=10),
+    policy=st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]),
+    kv_tokens=st.sampled_from([88, 160, 2048]),
+    reuse=st.booleans(),
+    fields=st.fixed_dictionaries(
+        {
+            "num_threads": st.integers(1, 4),
+            "max_num_tokens": st.sampled_from([16, 33, 128]),
+            "max_batch_size": st.integers(1, 8),
+        }
+    ),
+)
+def test_a_crowd_changes_no_bit(service, name, cases, policy, kv_tokens, reuse, fields) -> None:
+    served = service(name)
+    with served.executor(**crowd_fields(policy, kv_tokens, reuse, **fields)) as executor:
+        ids = executor.enqueue_requests([served.request(*case) for case in cases])
+        answers = [collect(executor, request_id) for request_id in ids]
+    for case, answer in zip(cases, answers, strict=True):
+        assert answer.same_bits(served.alone(*case)), (name, case)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_has_a_crowd(service, name: str) -> None:
+    """The property above draws engines; this makes sure of each, paused sequences and small chunks included."""
+    served = service(name)
+    cases = [(prompt, (prompt + shift) % (1 + len(ADAPTERS))) for prompt in range(len(PROMPTS)) for shift in range(2)]
+    fields = crowd_fields("MAX_UTILIZATION", 88, reuse=False, num_threads=3, max_num_tokens=16)
+    with served.executor(**fields) as executor:
+        ids = executor.enqueue_requests([served.request(*case) for case in cases])
+        for case, request_id in zip(cases, ids, strict=True):
+            assert collect(executor, request_id).same_bits(served.alone(*case)), case
