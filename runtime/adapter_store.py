@@ -15,12 +15,16 @@ import numpy.typing as npt
 from .._core import AdapterError, EngineError, LoraConfig
 from ..builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE
 from ..builder.adapter_copy import adapter_checksum
+from .adapter_sum import parse_sum
 from .engine import LoadedEngine
+from .lora_config import sum_of_directories
 
 FIRST_NAMED_TASK_ID: Final = 1 << 63
 """Named adapters have this task_id and those that follow; the ids below are the caller's."""
 _NAMES_SHOWN: Final = 20
 """In the error for an unknown one."""
+_MAX_SUMS: Final = 1024
+"""Whose task_ids are remembered; one that is asked for again later has another, and is loaded anew."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,19 @@ class NamedAdapter:
     directory: Path
     checksum: str
     """adapter_checksum() of the directory when the adapter got its name."""
+
+
+@dataclass(frozen=True)
+class AdapterSum:
+    """A weighted sum of adapters, as long as they are those that their names meant."""
+
+    task_id: int
+    terms: tuple[tuple[NamedAdapter, float], ...]
+
+    @property
+    def directory(self) -> Path:
+        """Of the first term, whose chat template the sum's chats are written with."""
+        return self.terms[0][0].directory
 
 
 class AdapterStore:
@@ -49,6 +66,7 @@ class AdapterStore:
             self._adapters[name] = NamedAdapter(name, task_id, engine.adapters[name], checksum)
         # An id is never given twice: what was cached under it before would be taken for the new adapter.
         self._next_task_id = FIRST_NAMED_TASK_ID + len(self._adapters)
+        self._sums: dict[tuple[tuple[NamedAdapter, float], ...], int] = {}
         self._changed = threading.Condition()
         self._changing: set[str] = set()
 
@@ -68,9 +86,27 @@ class AdapterStore:
         known = ", ".join(some) + (f" and {more} more" if more else "") if some else "none"
         raise AdapterError(f"{self._engine.directory}: has no adapter named '{name}'; it has: {known}")
 
+    def find(self, name: str) -> NamedAdapter | AdapterSum:
+        """The adapter of this name, or the weighted sum that it is (see adapter_sum.py). AdapterError for neither."""
+        with self._changed:
+            if name in self._adapters:
+                return self._adapters[name]
+        named = parse_sum(name)
+        if named is None:
+            return self.get(name)
+        terms = tuple((self.get(term), weight) for term, weight in named.terms)
+        with self._changed:
+            task_id = self._sums.get(terms)
+            if task_id is None:
+                task_id = self._new_task_id()
+                self._sums[terms] = task_id
+                if len(self._sums) > _MAX_SUMS:
+                    del self._sums[next(iter(self._sums))]
+        return AdapterSum(task_id, terms)
+
     def task_id(self, name: str) -> int:
         """The task_id that the executor knows this adapter by. Raises AdapterError for an unknown name."""
-        return self.get(name).task_id
+        return self.find(name).task_id
 
     def reference(self, name: str) -> LoraConfig:
         """The adapter by its task_id alone, for when it is cached."""
@@ -82,14 +118,24 @@ class AdapterStore:
         Raises EngineError when its files are not those that the name was given to, AdapterError with what is wrong
         with it.
         """
-        adapter = self.get(name)
-        if _checksum_of(adapter.name, adapter.directory) != adapter.checksum:
-            if name in self._engine.adapters and adapter.directory == self._engine.adapters[name]:
-                since = "after the build. Build the engine again"
-            else:
-                since = "after it was added. Add it again with replace"
-            raise EngineError(f"{adapter.directory}: adapter '{name}' was changed {since}")
-        return LoraConfig.from_peft(adapter.task_id, adapter.directory, self._engine)
+        found = self.find(name)
+        if isinstance(found, NamedAdapter):
+            self._check_unchanged(found)
+            return LoraConfig.from_peft(found.task_id, found.directory, self._engine)
+        for adapter, _ in found.terms:
+            self._check_unchanged(adapter)
+        terms = [(adapter.name, adapter.directory, weight) for adapter, weight in found.terms]
+        converted = sum_of_directories(terms, self._engine)
+        return LoraConfig(found.task_id, converted.weights, converted.config)
+
+    def _check_unchanged(self, adapter: NamedAdapter) -> None:
+        if _checksum_of(adapter.name, adapter.directory) == adapter.checksum:
+            return
+        if adapter.directory == self._engine.adapters.get(adapter.name):
+            since = "after the build. Build the engine again"
+        else:
+            since = "after it was added. Add it again with replace"
+        raise EngineError(f"{adapter.directory}: adapter '{adapter.name}' was changed {since}")
 
     def read(self, name: str, directory: str | Path, *, replace: bool) -> tuple[NamedAdapter, LoraConfig]:
         """A PEFT directory as the adapter `name`, with its weights; keep() makes it known under that name.

@@ -105,9 +105,9 @@ class Executor(_core.Executor):
     def enqueue_request(self, request: Request, *, adapter: str | None = None) -> int:
         """Queue a request and return its id.
 
-        adapter: the name of one of the adapters, instead of request.lora_config; it is read from disk when it is not
-            cached. Where the draft engine's directory carries an adapter of this name, drafts are made with it, unless
-            the request has a draft_lora_config.
+        adapter: the name of one of the adapters, instead of request.lora_config, or a weighted sum of some, such as
+            "a:0.7+b:0.3"; it is read from disk when it is not cached. Where the draft engine's directory carries an
+            adapter of this name, drafts are made with it, unless the request has a draft_lora_config.
 
         Raises RequestError with all that is wrong with the request, QueueFullError, AdapterError; nothing is queued
         then.

@@ -154,7 +154,8 @@ class LLM:
     ) -> Completion | list[Completion] | list[list[Completion]]:
         """Completes one prompt, or several in one batch.
 
-        lora: the name of one of the engine's adapters for all prompts, or one (or None) for each.
+        lora: the name of one of the engine's adapters for all prompts, or one (or None) for each. "a:0.7+b:0.3" is the
+            weighted sum of the adapters a and b.
         stop: texts that end a completion, which ends before the first of them.
         guided_decoding_params: what completions have to be like (adaptrt[guided]).
         n: completions of each prompt, which are a list then; completion i is what the seed + i gives alone, or, with
@@ -333,7 +334,7 @@ class LLM:
         template = self._model_template
         if lora is not None:
             # Read each time: an adapter of the name may have been replaced.
-            directory = self._executor.adapters.get(lora).directory
+            directory = self._executor.adapters.find(lora).directory
             template = ChatTemplate.load(directory, base=template) or template
         if template is None:
             raise ConfigError(

@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .._core import AdapterError
-from ..builder.adapter import convert_adapter
+from .._core import AdapterError, DType
+from ..builder.adapter import ConvertedAdapter, Term, convert_adapter, weighted_sum
 from .engine import LoadedEngine, load_engine
 
 
 def tensors_from_peft(
-    directory: str | Path, engine: LoadedEngine | str | Path, magnitudes_normalized: bool
+    directory: str | Path | Mapping[str | Path, float], engine: LoadedEngine | str | Path, magnitudes_normalized: bool
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-    """The weights and the config of an adapter for this engine; see LoraConfig.from_peft."""
+    """The weights and the config of an adapter for this engine, or of a weighted sum; see LoraConfig.from_peft."""
     loaded = engine if isinstance(engine, LoadedEngine) else load_engine(engine)
-    layout = loaded.lora
-    if not layout.sites:
-        raise AdapterError(
-            f"{directory}: the engine {loaded.directory} was built without LoRA; build it with --lora_plugin"
-        )
-    converted = convert_adapter(
-        directory,
-        storage_dtype=layout.dtype,
-        base=loaded.base_weights(),
-        modules=loaded.adapted_modules,
-        magnitudes_normalized=magnitudes_normalized,
-        max_rank=layout.max_rank,
-    )
+    if isinstance(directory, Mapping):
+        terms = [(str(path), Path(path), weight) for path, weight in directory.items()]
+        converted = sum_of_directories(terms, loaded)
+    else:
+        converted = _converted(Path(directory), loaded, loaded.lora.dtype, magnitudes_normalized)
     return converted.weights, converted.config
+
+
+def sum_of_directories(terms: Sequence[tuple[str, Path, float]], engine: LoadedEngine) -> ConvertedAdapter:
+    """The weighted sum of adapters, each by the name that errors call it, its directory and its weight.
+
+    Raises AdapterError with what is wrong with one of them, or with the sum.
+    """
+    if not terms:
+        raise AdapterError("a weighted sum of adapters has no terms")
+    for name, _, weight in terms:
+        if not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise AdapterError(f"the weight of '{name}' is {weight!r}; expected a finite number")
+    converted = [
+        Term(name, _converted(directory, engine, DType.FLOAT32, magnitudes_normalized=False), weight)
+        for name, directory, weight in terms
+    ]
+    return weighted_sum(converted, engine.adapted_modules, engine.lora.dtype, engine.lora.max_rank)
+
+
+def _converted(directory: Path, engine: LoadedEngine, dtype: DType, magnitudes_normalized: bool) -> ConvertedAdapter:
+    if not engine.lora.sites:
+        raise AdapterError(
+            f"{directory}: the engine {engine.directory} was built without LoRA; build it with --lora_plugin"
+        )
+    return convert_adapter(
+        directory,
+        storage_dtype=dtype,
+        base=engine.base_weights(),
+        modules=engine.adapted_modules,
+        magnitudes_normalized=magnitudes_normalized,
+        max_rank=engine.lora.max_rank,
+    )

@@ -12,6 +12,7 @@ from typing import Final
 
 from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
 from ..builder.adapter.recognise import CONFIG_FILE
+from ..runtime.adapter_sum import parse_sum
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
 
@@ -55,10 +56,16 @@ class ServedAdapters:
         return name in self._created
 
     async def find(self, name: str) -> bool:
-        """Whether there is an adapter of this name; one that lies below a root is added.
+        """Whether there is an adapter of this name, or all of a weighted sum; those that lie below a root are added.
 
         Raises ApiError when it is there and cannot be loaded.
         """
+        if await self._find_one(name):
+            return True
+        named = parse_sum(name)
+        return named is not None and all([await self._find_one(term) for term in named.names])
+
+    async def _find_one(self, name: str) -> bool:
         if self.knows(name):
             return True
         directory = self._below_roots(name)

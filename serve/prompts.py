@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from ..runtime.adapter_store import AdapterStore, NamedAdapter
+from ..runtime.adapter_store import AdapterStore, AdapterSum, NamedAdapter
 from ..runtime.chat_template import ChatTemplate
 from .async_executor import AsyncExecutor
 from .errors import ApiError
@@ -29,7 +29,7 @@ class Prompts:
         self._store: AdapterStore = executor.executor.adapters
         self._tokenizer = tokenizer
         self._base = ChatTemplate.load(executor.executor.engine.directory)
-        self._own: OrderedDict[str, tuple[NamedAdapter, ChatTemplate | None]] = OrderedDict()
+        self._own: OrderedDict[str, tuple[NamedAdapter | AdapterSum, ChatTemplate | None]] = OrderedDict()
 
     @property
     def has_template(self) -> bool:
@@ -74,9 +74,9 @@ class Prompts:
 
     async def _template_of(self, name: str) -> ChatTemplate | None:
         """An adapter's own, or the model's; read once, and again when the adapter was replaced."""
-        adapter = self._store.get(name)
+        adapter = self._store.find(name)
         known, template = self._own.get(name, (None, None))
-        if known is not adapter:
+        if known != adapter:
             template = await self._executor.run(ChatTemplate.load, adapter.directory, base=self._base)
             self._own[name] = (adapter, template)
             if len(self._own) > MAX_TEMPLATES:

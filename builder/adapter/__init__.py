@@ -6,6 +6,7 @@ from .convert import ConvertedAdapter, convert_adapter
 from .dora import normalize_adapter
 from .names import ModuleKey
 from .reader import read_adapter
+from .weighted_sum import Term, weighted_sum
 
 __all__ = [
     "Adapter",
@@ -13,7 +14,9 @@ __all__ = [
     "ConvertedAdapter",
     "HuggingFaceBase",
     "ModuleKey",
+    "Term",
     "convert_adapter",
     "normalize_adapter",
     "read_adapter",
+    "weighted_sum",
 ]

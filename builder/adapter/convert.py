@@ -29,7 +29,7 @@ from .reader import read_adapter
 WEIGHTS_FILE = "model.lora_weights.npy"
 CONFIG_FILE = "model.lora_config.npy"
 
-_NUMPY_DTYPES = {dtype: stored for stored, dtype in DTYPES.items()}
+NUMPY_DTYPES = {dtype: stored for stored, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _check_sizes(adapter: Adapter, modules: AdaptedModules) -> None:
 def _flatten(adapter: Adapter, dtype: DType) -> ConvertedAdapter:
     problems: list[str] = []
     width = max(sum(values.size for _, values in tensors.parts()) for tensors in adapter.modules.values())
-    weights = np.zeros((1, len(adapter.modules), width), _NUMPY_DTYPES[dtype])
+    weights = np.zeros((1, len(adapter.modules), width), NUMPY_DTYPES[dtype])
     for row, (key, tensors) in zip(weights[0], adapter.modules.items(), strict=True):
         _write_row(row, key, tensors, dtype, problems)
     if problems:

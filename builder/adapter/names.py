@@ -13,7 +13,7 @@ from ..models.registry import FAMILIES, specimen
 from ..network.adapter_sites import AdaptedModule, AdaptedModules
 
 MODULES = {info.name: info for info in lora_modules()}
-_MODULE_OF_ID = {info.id: info for info in lora_modules()}
+MODULE_OF_ID = {info.id: info for info in lora_modules()}
 _FUSED = {frozenset(info.parts): info for info in lora_modules()}
 
 PEFT_PREFIX = "base_model.model."
@@ -89,7 +89,7 @@ class ModuleKey:
     @property
     def module(self) -> LoraModuleInfo:
         """The module's row in the one table of modules."""
-        return _MODULE_OF_ID[self.module_id]
+        return MODULE_OF_ID[self.module_id]
 
     def rows_of(self, outputs: int) -> tuple[range, ...]:
         """Where the module's outputs are among the `outputs` of the Hugging Face layer."""

@@ -121,9 +121,10 @@ void bind_lora_config(py::module_& module) {
           },
           py::arg("task_id"), py::arg("directory"), py::arg("engine"), py::kw_only(),
           py::arg("magnitudes_normalized") = false, py::arg("replace") = false,
-          "Reads a PEFT adapter for an engine; no files are written. `engine` is an engine directory, or "
-          "what "
-          "load_engine made of it (Executor.engine): that saves the reading. DoRA magnitudes that are not "
+          "Reads an adapter of PEFT or MLX-LM for an engine; no files are written. `directory` is the "
+          "adapter's, or {directory: weight} for the weighted sum of LoRA adapters. `engine` is an engine "
+          "directory, or what load_engine made of it (Executor.engine): that saves the reading. DoRA "
+          "magnitudes that are not "
           "marked as normalised are normalised by the engine's own weights, unless `magnitudes_normalized` "
           "gives the caller's word that they are. Raises AdapterError that names every tensor and field that "
           "cannot be used.")

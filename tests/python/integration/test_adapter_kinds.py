@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
+import torch
+import transformers
 
 import adaptrt
 from adaptrt.builder.adapter import convert_adapter
@@ -42,7 +45,8 @@ class Served:
         convert_checkpoint(self.model, directory / "checkpoint")
         build(directory / "checkpoint", CONFIG, directory / "engine")
         self.engine = directory / "engine"
-        kinds = configs(targets, transposed=name == "gpt2")
+        self.targets, self.is_transposed = targets, name == "gpt2"
+        kinds = configs(targets, self.is_transposed)
         # What PEFT reads, which is what each is compared with, and what is served.
         self.by_peft = {
             kind: save_kind(self.model, directory / kind, config, seed)
@@ -106,3 +110,60 @@ def test_a_crowd_of_kinds_changes_no_bit(served: Served) -> None:
     for case, answer in zip(served.cases(), together, strict=True):
         (alone,) = served.answers([case], num_threads=1)
         assert answer.same_bits(alone), case[0]
+
+
+def test_a_weighted_sum_is_what_peft_adds(served: Served, tmp_path: Path) -> None:
+    """PEFT's add_weighted_adapter() with "cat", in one batch with the terms alone."""
+    second = save_kind(served.model, tmp_path / "second", configs(served.targets, served.is_transposed)["lora"], 77)
+    weights = {"first": 0.7, "second": -0.3}
+    directories = {"first": served.adapters["lora"], "second": second}
+    prompt = list(range(3, 40))
+    with adaptrt.Executor(served.engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+        for name, directory in directories.items():
+            executor.add_adapter(name, directory)
+        names = ["first:0.7+second:-0.3", "first", "first:1e0", "second:-0.3+first:0.7"]
+        ids = [executor.enqueue_request(make_request(prompt, 8), adapter=name) for name in names]
+        answers = [collect(executor, request_id) for request_id in ids]
+        by_path = {served.adapters["lora"]: 0.7, second: -0.3}
+        again = adaptrt.LoraConfig.from_peft(5, by_path, served.engine)
+        assert answers[0].same_bits(collect(executor, executor.enqueue_request(make_request(prompt, 8, again))))
+    assert answers[1].same_bits(answers[2])
+    np.testing.assert_allclose(answers[0].context_logits, answers[3].context_logits, rtol=0, atol=1e-3)
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(served.model, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(model, directories["first"], adapter_name="first")
+    model.load_adapter(directories["second"], adapter_name="second")
+    model.add_weighted_adapter(list(weights), list(weights.values()), "sum", combination_type="cat")
+    model.set_adapter("sum")
+    with torch.no_grad():
+        expected = model.eval()(torch.tensor([prompt + answers[0].tokens[:-1]])).logits[0].numpy()
+    actual = np.concatenate([answers[0].context_logits, answers[0].generation_logits[1:]])
+    scale = expected.max() - expected.min()
+    assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * scale
+    assert answers[0].tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist()
+    assert np.abs(answers[1].context_logits - answers[0].context_logits).max() > 0.01 * scale
+
+
+def test_sums_that_are_refused(served: Served) -> None:
+    prompt = [3, 4, 5]
+    with adaptrt.Executor(served.engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+        for name in ("lora", "dora", "adalora"):
+            executor.add_adapter(name, served.adapters[name])
+        terms = "+".join(["lora:0.5"] * 13)
+        for name, reason in (
+            ("lora:0.7+dora:0.3", "'dora' is a DoRA adapter"),
+            (terms, r"the ranks are 5 of 'lora' \+ .*, above max_lora_rank 64"),
+            ("lora:0.7+nobody:0.3", "no adapter named 'nobody'"),
+            ("lora:0.7+adalora", r"no adapter named 'lora:0\.7\+adalora'"),
+            ("lora:nan", "no adapter named 'lora:nan'"),
+        ):
+            with pytest.raises(adaptrt.AdapterError, match=reason):
+                executor.enqueue_request(make_request(prompt, 2), adapter=name)
+        before = executor.adapters.task_id("lora:0.5+adalora:0.5")
+        assert executor.adapters.task_id("lora:0.5+adalora:0.5") == before
+        executor.add_adapter("adalora", served.adapters["vera"], replace=True)
+        # The sum of before stays what it was under its own task_id.
+        assert executor.adapters.task_id("lora:0.5+adalora:0.5") != before
+        collect(executor, executor.enqueue_request(make_request(prompt, 2), adapter="lora:0.5+adalora:0.5"))
+        with pytest.raises(adaptrt.AdapterError, match=r"the weight of '.*' is inf; expected a finite number"):
+            adaptrt.LoraConfig.from_peft(1, {served.adapters["lora"]: float("inf")}, served.engine)

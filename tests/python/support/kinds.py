@@ -19,10 +19,10 @@ NOT_FOR_GPT2 = ("loha", "lokr", "lokr-in-factors", "biases-without-tensors")
 """PEFT puts the first three on no Conv1D; and GPT-2 has biases, which are trained then."""
 
 
-def configs(targets: list[str], transposed: bool) -> dict[str, Any]:
+def configs(targets: list[str], is_transposed: bool) -> dict[str, Any]:
     """PEFT's configurations by kind, for every target; those with rank patterns adapt some modules differently."""
     common = {"task_type": "CAUSAL_LM", "target_modules": targets}
-    conv1d = {"fan_in_fan_out": True} if transposed else {}
+    conv1d = {"fan_in_fan_out": True} if is_transposed else {}
     kinds = {
         "lora": peft.LoraConfig(r=5, **conv1d, **common),
         "biases-without-tensors": peft.LoraConfig(r=3, bias="lora_only", **conv1d, **common),
@@ -34,7 +34,7 @@ def configs(targets: list[str], transposed: bool) -> dict[str, Any]:
         "lokr": peft.LoKrConfig(r=40, alpha=30, decompose_factor=3, **common),
         "lokr-in-factors": peft.LoKrConfig(r=2, alpha=3, decompose_both=True, alpha_pattern={targets[0]: 5}, **common),
     }
-    return {kind: config for kind, config in kinds.items() if not transposed or kind not in NOT_FOR_GPT2}
+    return {kind: config for kind, config in kinds.items() if not is_transposed or kind not in NOT_FOR_GPT2}
 
 
 def save_kind(model_directory: Path, directory: Path, config: Any, seed: int) -> Path:

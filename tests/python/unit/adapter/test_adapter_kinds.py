@@ -12,10 +12,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from adaptrt import _core
-from adaptrt.builder.adapter import convert_adapter
+from adaptrt.builder.adapter import Term, convert_adapter, weighted_sum
+from adaptrt.builder.adapter.base_weights import modules_of_base
 from adaptrt.builder.adapter_copy import adapter_checksum, copy_adapter
 from adaptrt.builder.cli import main as command_line
+from adaptrt.builder.network.adapter_sites import AdaptedModules
 from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
+from support.families import FAMILIES, save_family
 from support.kinds import as_mlx, configs, save_kind, save_with_initial
 from support.models import ALL_MODULES, ModelSpec, save_adapter, save_model
 
@@ -31,7 +34,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def kinds(model: Path, tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("kinds")
-    made = configs(ALL_MODULES, transposed=False)
+    made = configs(ALL_MODULES, is_transposed=False)
     return {
         name: save_kind(model, root / name, made[name], 1) for name in ("adalora", "vera", "loha", "lokr-in-factors")
     }
@@ -220,3 +223,45 @@ def test_a_kind_of_another_peft_type_is_not_read_as_it(kinds, tmp_path: Path) ->
     (adapter / CONFIG).write_text(json.dumps({**fields, "target_modules": ALL_MODULES}))
     assert len(load_file(adapter / TENSORS)) == 3 * 2 * len(ALL_MODULES)
     assert "not a tensor of a known module" in refusal(adapter)
+
+
+def test_fused_modules_in_a_sum_with_their_parts_are_split(tmp_path: Path) -> None:
+    phi3 = save_family(FAMILIES["phi3"], tmp_path / "phi3")
+    modules = modules_of_base(phi3)
+    assert modules is not None
+    fused = save_adapter(phi3, tmp_path / "fused", 0, r=3, target_modules=["qkv_proj", "o_proj", "gate_up_proj"])
+    llama = save_model(ModelSpec(intermediate_size=38, num_hidden_layers=3), tmp_path / "llama")
+    parts = save_adapter(llama, tmp_path / "parts", 1, r=2, target_modules=["k_proj", "up_proj", "down_proj"])
+    modules_of_parts = modules_of_base(llama)
+    assert modules_of_parts is not None
+    first, second = (
+        Term(directory.name, convert_adapter(directory, storage_dtype="float32", modules=modules_of_parts), weight)
+        for directory, weight in ((fused, 0.5), (parts, 2.0))
+    )
+    summed = weighted_sum([first, second], modules_of_parts, _core.DType.FLOAT32, 8)
+    rows = {(layer, module): rank for module, layer, rank, _ in summed.config[0].tolist()}
+    of_layer = {1: 3, 2: 5, 3: 3, 4: 3, 5: 3, 6: 2, 7: 5}
+    assert rows == {(layer, module): rank for layer in range(3) for module, rank in of_layer.items()}
+    expected = unfused(first, modules_of_parts)
+    for key, change in unfused(second, modules_of_parts).items():
+        expected[key] = expected.get(key, 0.0) + change
+    found = unfused(Term("sum", summed, 1.0), modules_of_parts)
+    assert found.keys() == expected.keys()
+    for key, change in expected.items():
+        np.testing.assert_allclose(found[key], change, rtol=0, atol=1e-6)
+
+
+def unfused(term: Term, modules: AdaptedModules) -> dict[tuple[int, str], Any]:
+    """By layer and module, which is no fused one: float32 [out, in], what a term adds to the weight."""
+    infos = _core.lora_modules()
+    changes = {}
+    for row, (module, layer, rank, _) in zip(term.adapter.weights[0], term.adapter.config[0].tolist(), strict=True):
+        sizes = modules.sizes_of(layer, infos[module].name)
+        assert sizes is not None
+        a, b, _ = np.split(row, np.cumsum([rank * sizes[0], sizes[1] * rank]))
+        change = term.weight * b.reshape(sizes[1], rank) @ a.reshape(rank, sizes[0])
+        for part in infos[module].parts:
+            outputs = modules.sizes_of(layer, part)
+            assert outputs is not None
+            changes[layer, part], change = change[: outputs[1]], change[outputs[1] :]
+    return changes

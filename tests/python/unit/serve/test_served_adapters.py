@@ -97,6 +97,21 @@ def test_adapters_are_found_by_their_paths_from_a_root(place: Place, executor: a
     run(place, executor, body)
 
 
+def test_a_weighted_sum_adds_its_terms(place: Place, executor: adaptrt.Executor) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        assert await adapters.find("poet:0.5+org/clerk:0.5")
+        assert sorted(adapter.name for adapter in adapters.list()) == ["org/clerk", "poet"]
+        assert await answer(adapters, "poet:1.0+org/clerk:0") == expected(place, place.root / "poet")
+        for name in ("poet:0.5+nobody:0.5", "poet:0.5+org/clerk", "poet:x", "poet:0.5:0.5", ":1"):
+            assert not await adapters.find(name)
+        # A term that is unloaded takes the sum with it.
+        await adapters.unload("poet")
+        with pytest.raises(adaptrt.AdapterError, match="no adapter named 'poet'"):
+            await answer(adapters, "poet:0.5+org/clerk:0.5")
+
+    run(place, executor, body)
+
+
 @pytest.mark.parametrize(
     "name", ["../outside", "org/../poet", "./poet", "poet/", "/etc", "", "link", "half-link", "a\0b", "a\\b", "x" * 300]
 )

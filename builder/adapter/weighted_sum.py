@@ -1,0 +1,127 @@
+"""A weighted sum of LoRA adapters as one adapter: y = W x + sum over i of w_i s_i B_i A_i x.
+
+That is LoRA whose A has the rows of all A_i, and whose B has the columns of all w_i s_i B_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from ..._core import AdapterError, DType, all_finite, dtype_name, scale_elements
+from ..network.adapter_sites import AdaptedModules
+from .adapter import FloatArray
+from .convert import NUMPY_DTYPES, ConvertedAdapter
+from .names import MODULE_OF_ID, MODULES
+
+_Key: TypeAlias = tuple[int, int]  # layer and module id, by which rows are ordered
+
+
+@dataclass(frozen=True)
+class Term:
+    """An adapter of a sum."""
+
+    name: str
+    """What errors call it."""
+    adapter: ConvertedAdapter
+    """In float32."""
+    weight: float
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Of one term, or of several that have been put together."""
+
+    a: FloatArray  # [rank, in]
+    b: FloatArray  # [out, rank], with scale and weight
+    path: str
+
+
+def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, max_rank: int) -> ConvertedAdapter:
+    """The rows of the sum, rounded to `dtype` once.
+
+    modules: of the model, whose sizes the rows have.
+
+    Raises AdapterError for DoRA, whose factor multiplies the base's output as well, and for ranks that add up to more
+    than max_rank.
+    """
+    for term in terms:
+        if term.adapter.config[0, :, 3].any():
+            raise AdapterError(
+                f"'{term.name}' is a DoRA adapter, whose magnitudes multiply the base's output as well; "
+                "a weighted sum takes LoRA alone"
+            )
+    rows = [dict(_rows(term, modules)) for term in terms]
+    to_split = _fused_to_split(rows)
+    rows = [dict(_parts(of_term, to_split, modules)) for of_term in rows]
+    summed: dict[_Key, _Row] = {}
+    problems = []
+    for key in sorted({key for of_term in rows for key in of_term}):
+        found = [(term.name, of_term[key]) for term, of_term in zip(terms, rows, strict=True) if key in of_term]
+        ranks = [len(row.a) for _, row in found]
+        if sum(ranks) > max_rank:
+            each = " + ".join(f"{rank} of '{name}'" for rank, (name, _) in zip(ranks, found, strict=True))
+            problems.append(f"module '{found[0][1].path}': the ranks are {each}, above max_lora_rank {max_rank}")
+        elif not problems:
+            a = np.concatenate([row.a for _, row in found])
+            b = np.concatenate([row.b for _, row in found], axis=1)
+            summed[key] = _Row(a, b, found[0][1].path)
+    if problems:
+        raise AdapterError("; ".join(problems))
+    return _flatten(summed, dtype)
+
+
+def _rows(term: Term, modules: AdaptedModules) -> Iterator[tuple[_Key, _Row]]:
+    converted = term.adapter
+    for row, (module_id, layer, rank, _), path in zip(
+        converted.weights[0], converted.config[0].tolist(), converted.paths, strict=True
+    ):
+        sizes = modules.sizes_of(layer, MODULE_OF_ID[module_id].name)
+        assert sizes is not None  # conversion has compared it with the model
+        in_size, out_size = sizes
+        a, b, _ = np.split(row, np.cumsum([rank * in_size, out_size * rank]))
+        yield (
+            (layer, module_id),
+            _Row(a.reshape(rank, in_size), b.reshape(out_size, rank) * np.float32(term.weight), path),
+        )
+
+
+def _fused_to_split(rows: Sequence[Mapping[_Key, _Row]]) -> set[_Key]:
+    """Fused modules of which another term has a part: no two rows may change the same outputs."""
+    keys = {key for of_term in rows for key in of_term}
+    return {
+        (layer, module_id)
+        for layer, module_id in keys
+        if any((layer, MODULES[part].id) in keys - {(layer, module_id)} for part in MODULE_OF_ID[module_id].parts)
+    }
+
+
+def _parts(
+    rows: Mapping[_Key, _Row], to_split: Collection[_Key], modules: AdaptedModules
+) -> Iterator[tuple[_Key, _Row]]:
+    """The rows of a term, some fused ones as their parts, which share A."""
+    for (layer, module_id), row in rows.items():
+        if (layer, module_id) not in to_split:
+            yield (layer, module_id), row
+            continue
+        first = 0
+        for part in MODULE_OF_ID[module_id].parts:
+            sizes = modules.sizes_of(layer, part)
+            assert sizes is not None  # the model has the fused module
+            yield (layer, MODULES[part].id), _Row(row.a, row.b[first : first + sizes[1]], row.path)
+            first += sizes[1]
+
+
+def _flatten(rows: Mapping[_Key, _Row], dtype: DType) -> ConvertedAdapter:
+    width = max(row.a.size + row.b.size for row in rows.values())
+    weights = np.zeros((1, len(rows), width), NUMPY_DTYPES[dtype])
+    for place, row in zip(weights[0], rows.values(), strict=True):
+        values = np.concatenate([row.a.reshape(-1), row.b.reshape(-1)])
+        scale_elements(place[: values.size], dtype, values, DType.FLOAT32, 1.0)
+        if not all_finite(place, dtype):
+            raise AdapterError(f"module '{row.path}': the sum goes beyond {dtype_name(dtype)}")
+    config = [(module_id, layer, len(row.a), 0) for (layer, module_id), row in rows.items()]
+    return ConvertedAdapter(weights, np.array([config], np.int32), tuple(row.path for row in rows.values()))
