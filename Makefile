@@ -39,8 +39,8 @@ sanitize: $(VENV)/.installed-with-tests  ## C++ tests under ASan+UBSan and under
 	  cmake --preset $$preset && cmake --build --preset $$preset && ctest --preset $$preset || exit 1; done
 
 bench: $(VENV)/.installed  ## Throughput and latency beside the machine's limits
-	$(PIP) 'pydantic>=2.7'
-	$(VENV)/bin/adaptrt bench quick
+	$(PIP) 'pydantic>=2.7' "tomli>=2; python_version < '3.11'"
+	$(VENV)/bin/python bench/run.py quick
 
 clean:  ## Remove everything that the other targets made
 	rm -rf build $(VENV)

@@ -2,7 +2,7 @@
 # measure.sh HOME [0.5b|40m] [PART...]: everything that docs/performance.md reports. See bench/README.md.
 # Parts, all of them unless some are named: install, bench, peers, fill. Each uses what the ones before it left in HOME.
 #   REPEATS=5       rounds of bench and of peers
-#   BENCH_ARGS=     more arguments of `adaptrt bench`, such as --only NAME...
+#   BENCH_ARGS=     more arguments of run.py, such as --only NAME...
 #   PEERS_ARGS=     more arguments of peers/run.py, such as --rows NAME... or --peers NAME...
 #   PYTHON_BIN=     a Python that has AdaptRT, instead of the one of .venv
 set -euo pipefail
@@ -23,7 +23,7 @@ cd "$home"
 
 install() {
   make -C "$root" install
-  "$python" -m pip install --quiet --disable-pip-version-check 'matplotlib>=3.8' 'pydantic>=2.7'
+  "$python" -m pip install --quiet --disable-pip-version-check 'matplotlib>=3.8' 'pydantic>=2.7' "tomli>=2; python_version < '3.11'"
   "$here/peers/install.sh" "$home" || echo "measure.sh: going on with the peers that are there" >&2
 }
 
@@ -31,8 +31,8 @@ bench() {
   local scenarios=default
   if [ "$model" = 40m ]; then scenarios=quick; fi
   # Engines of another build of AdaptRT are not what is to be measured.
-  rm -rf "$home"/bench/engine-* "$home"/bench/checkpoint-*
-  "$python" -m adaptrt.builder.cli bench "$scenarios" --work_dir "$home/bench" --repeats "$repeats" \
+  rm -rf "$home"/bench/engine-*
+  "$python" "$here/run.py" "$scenarios" --work_dir "$home/bench" --repeats "$repeats" \
     --output "$home/bench.json" --plots "$home/plots" "${bench_args[@]}"
 }
 

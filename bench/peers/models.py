@@ -11,11 +11,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
+from own import BenchModel, write_model, write_peft_adapter
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from worker import CONTEXT, STEP_TOKENS
 
-from adaptrt.tools.bench.model import BenchModel, write_model
-from adaptrt.tools.bench.peft_adapter import write_peft_adapter
 from adaptrt.tools.bench.workload import random_prompt
 
 MODELS = {
@@ -116,17 +115,14 @@ def export_for(peer: str, root: Path, home: Path, weights: Collection[str]) -> N
 def _build_engines(root: Path, home: Path, weights: Collection[str]) -> None:
     """Ours: activations in bfloat16, LoRA and DoRA to rank 64."""
     command = [sys.executable, "-m", "adaptrt.builder.cli"]
-    checkpoint = root / "adaptrt-checkpoint"
-    if not (checkpoint / "config.json").exists():
-        _run([*command, "convert-checkpoint", "--model_dir", root / "base", "--output_dir", checkpoint, "--dtype",
-              "bfloat16"])  # fmt: skip
     for kind in weights:
         name, flags = ENGINES[kind]
         engine = root / f"adaptrt-{name}"
         if not (engine / "config.json").exists():
-            _run([*command, "build", "--checkpoint_dir", checkpoint, "--output_dir", engine, "--lora_plugin", "auto",
-                  "--dora_plugin", "enable", "--max_lora_rank", max(RANKS), "--max_batch_size", LORAS,
-                  "--max_num_tokens", STEP_TOKENS, "--max_seq_len", CONTEXT, *flags])  # fmt: skip
+            _run([*command, "build", "--model_dir", root / "base", "--dtype", "bfloat16", "--output_dir", engine,
+                  "--lora_plugin", "auto", "--dora_plugin", "enable", "--max_lora_rank", max(RANKS),
+                  "--max_batch_size", LORAS, "--max_num_tokens", STEP_TOKENS, "--max_seq_len", CONTEXT,
+                  *flags])  # fmt: skip
 
 
 def _export_openvino(root: Path, home: Path, weights: Collection[str]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from own import BenchModel
+
 from adaptrt.tools.bench.limits import greatest
-from adaptrt.tools.bench.model import BenchModel
 from adaptrt.tools.bench.profile import Work
 
 

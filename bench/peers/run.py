@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from models import MODELS, export_for, make_model
+from own import BenchModel
 from pictures import PEERS, draw, table_of
 from process import OURS, PeerError, PeerProcess
 from rich.console import Console
@@ -27,7 +28,6 @@ from rows import ROWS, Target, groups, peak_of_row, source_of_peers, target_of_r
 from adaptrt import __version__
 from adaptrt.tools.bench.display import reasons_not_run
 from adaptrt.tools.bench.limits import LimitMeter, beside, rates_at_limit, roofline_shares
-from adaptrt.tools.bench.model import BenchModel
 from adaptrt.tools.bench.noise import wait_until_quiet
 from adaptrt.tools.bench.profile import Work
 from adaptrt.tools.bench.report import ComparisonResult, Figure, NotRun, Report, Row, Sample, paired_ratio

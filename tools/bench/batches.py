@@ -6,28 +6,23 @@ import numpy as np
 
 from ..._core import LoraConfig
 from .executors import BenchExecutor
-from .scenario_types import Decode, FirstToken, Overhead, Prefill, Scenario
+from .scenario_types import Batch, Prompt
 from .workload import random_prompt
 
 
-def prompts_of(bench: BenchExecutor, scenario: Prefill | Decode | Overhead | FirstToken) -> list[list[int]]:
+def prompts_of(bench: BenchExecutor, scenario: Prompt | Batch) -> list[list[int]]:
     """The same for every sample."""
     generator = np.random.default_rng(scenario.input_length)
     vocab_size = bench.engine.program.vocab_size
-    return [random_prompt(scenario.input_length, vocab_size, generator) for _ in range(requests_of(scenario))]
+    return [random_prompt(scenario.input_length, vocab_size, generator) for _ in range(scenario.sizes.requests)]
 
 
-def requests_of(scenario: Scenario) -> int:
-    """How many requests generate at once; 1 for kinds that have no batch."""
-    return scenario.requests if isinstance(scenario, (Decode, Overhead)) else 1
-
-
-def adapter_of(bench: BenchExecutor, scenario: Prefill | FirstToken) -> LoraConfig | None:
+def adapter_of(bench: BenchExecutor, scenario: Prompt) -> LoraConfig | None:
     """Of a scenario of one request; None without adapters."""
     return bench.library.reference(scenario.adapters, 0) if scenario.adapters.count else None
 
 
-def batch_adapters(bench: BenchExecutor, scenario: Decode | Overhead) -> list[LoraConfig | None]:
+def batch_adapters(bench: BenchExecutor, scenario: Batch) -> list[LoraConfig | None]:
     """Of each request: the adapters in turn."""
     count = scenario.adapters.count
     if count == 0:

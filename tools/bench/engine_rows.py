@@ -8,32 +8,17 @@ from typing import Any, Final
 
 from ..._core import ConfigError, LoraConfig
 from ...runtime.native_engine import NativeEngine
-from .executors import load_native_engine
-from .scenario_types import (
-    NO_ADAPTERS,
-    AdapterMix,
-    Decode,
-    EngineSpec,
-    Popularity,
-    Prefill,
-    RunSettings,
-    Scenario,
-    ScenarioFile,
-    Serve,
-)
+from .scenario_types import NO_ADAPTERS, AdapterMix, Decode, Popularity, Prefill, Scenario, Serve
 
 NAME: Final = "engine"
-REPEATS: Final = 3
 REQUESTS: Final = 64
 CONCURRENCY: Final = 16
 LENGTHS: Final = {"input_len": "128", "output_len": "64"}
-FLAGS: Final = ("lora_dir", "zipf", "requests", "concurrency", "rate", "cv", "input_len", "output_len")
-"""That say what an engine is measured with."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the load."""
-    load = parser.add_argument_group("of an engine")
+    load = parser.add_argument_group("load")
     load.add_argument("--lora_dir", nargs="+", type=Path, metavar="DIR", help="PEFT adapters that requests ask for")
     load.add_argument(
         "--zipf", type=float, metavar="S", help="adapter i is asked for 1 / (i + 1)^S as often (default: all alike)"
@@ -51,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def engine_rows(args: argparse.Namespace, directory: Path) -> ScenarioFile:
+def engine_rows(args: argparse.Namespace, engine: NativeEngine) -> tuple[Scenario, ...]:
     """A prompt alone, a full batch that generates, and a stream of requests. Raises ConfigError for bad flags."""
     requests, concurrency = _count(args, "requests"), _count(args, "concurrency")
     inputs, outputs = _lengths(args, "input_len"), _lengths(args, "output_len")
@@ -68,12 +53,11 @@ def engine_rows(args: argparse.Namespace, directory: Path) -> ScenarioFile:
         problems.append("--zipf has no effect without --lora_dir")
     if problems:
         raise ConfigError("; ".join(problems))
-    engine = load_native_engine(directory)
     batch = min(concurrency or CONCURRENCY, engine.config.build_config.max_batch_size)
     mix = _adapters(args.lora_dir or [], engine)
-    common: dict[str, Any] = {"engine": NAME, "adapters": mix, "comparisons": (), "unit": "tok/s"}
+    common: dict[str, Any] = {"engine": NAME, "adapters": mix, "unit": "tok/s"}
     longest_input, longest_output = inputs[1] - 1, max(4, outputs[1] - 1)
-    rows: tuple[Scenario, ...] = (
+    return (
         Prefill(name="prefill", title=f"prefill, {longest_input} tokens", input_length=longest_input, **common),
         Decode(
             name="decode", title=f"decode, {batch} requests", requests=batch, input_length=longest_input,
@@ -97,15 +81,6 @@ def engine_rows(args: argparse.Namespace, directory: Path) -> ScenarioFile:
             **common,
         ),
     )  # fmt: skip
-    run = RunSettings(repeats=REPEATS, quiet_share=0.06, extra_samples=0, quiet_wait=0.0)
-    return ScenarioFile(directory, run, None, {NAME: _spec(directory)}, rows)
-
-
-def refuse_beside_file(args: argparse.Namespace) -> None:
-    """Raises ConfigError for flags that a scenario file leaves no place for."""
-    given = [f"--{name}" for name in FLAGS if getattr(args, name) is not None]
-    if given:
-        raise ConfigError(f"{', '.join(given)}: goes with an engine; a scenario file says what is measured")
 
 
 def _count(args: argparse.Namespace, name: str) -> int | None:
@@ -134,10 +109,3 @@ def _adapters(directories: list[Path], engine: NativeEngine) -> AdapterMix:
     given = [LoraConfig.from_peft(index, path, engine) for index, path in enumerate(directories)]
     ranks = tuple(int(lora.config[..., 2].max()) for lora in given)
     return AdapterMix(len(given), ranks, directories=tuple(map(str, directories)))
-
-
-def _spec(directory: Path) -> EngineSpec:
-    return EngineSpec(
-        name=NAME, directory=directory, dtype="", lora=True, dora=True, max_lora_rank=0, max_batch_size=0,
-        max_num_tokens=0, max_seq_len=0, convert_flags=(), build_flags=(), optional=False,
-    )  # fmt: skip

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._core import (
     ConfigError,
@@ -23,17 +22,13 @@ from ..._core import (
     dtype_name,
     lora_modules,
 )
-from ...builder.config import DEFAULT_TARGET_MODULES
 from ...runtime.engine import load_engine
 from ...runtime.memory import available_memory
 from ...runtime.native_engine import NativeEngine
-from .model import random_adapter
-from .scenario_types import AdapterMix, Decode, FirstToken, Memory, Overhead, Prefill, Scenario, Serve
+from .scenario_types import AdapterMix, Decode, Scenario, Serve
 
 STATISTICS_KEPT: Final = 4096
 MAX_STEPS: Final = 4096
-COLD_TASKS: Final = 1 << 40
-"""Task ids from here on are of adapters that come and go with a sample."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +69,10 @@ def key_of(scenario: Scenario) -> ExecutorKey:
 
 
 class AdapterLibrary:
-    """Random adapters for one engine.
-
-    Adapters of one rank and kind share their values: the caches keep each under its own task_id, in memory of its own,
-    and do not look whether values are equal, so times are those of adapters that differ.
-    """
+    """The adapters of mixes, for one engine."""
 
     def __init__(self, engine: NativeEngine) -> None:
-        self._engine = engine
-        self._made: dict[tuple[int, bool], tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]] = {}
+        self.engine: Final = engine
 
     def task_id(self, mix: AdapterMix, index: int) -> int:
         """The same adapter has the same id in every scenario."""
@@ -98,32 +88,12 @@ class AdapterLibrary:
 
     def tensors(self, mix: AdapterMix, index: int, *, task_id: int | None = None) -> LoraConfig:
         """An adapter with its weights, under its own id or another."""
-        if mix.directories:
-            task = self.task_id(mix, index) if task_id is None else task_id
-            return LoraConfig.from_peft(task, Path(mix.directories[index]), self._engine)
-        rank, dora = mix.rank(index), mix.is_dora(index)
-        if (rank, dora) not in self._made:
-            layout = self._engine.program.lora
-            modules = [info.id for info in lora_modules() if info.name in DEFAULT_TARGET_MODULES]
-            self._made[rank, dora] = random_adapter(
-                self._engine.program.shape,
-                self._engine.program.num_layers,
-                rank,
-                seed=2 * rank + dora,
-                dora=dora,
-                dtype=np.dtype(dtype_name(layout.dtype)),
-                modules=[module for module in modules if module in layout.target_modules],
-            )
-        weights, config = self._made[rank, dora]
-        return LoraConfig(self.task_id(mix, index) if task_id is None else task_id, weights, config)
+        task = self.task_id(mix, index) if task_id is None else task_id
+        return LoraConfig.from_peft(task, Path(mix.directories[index]), self.engine)
 
     def num_bytes(self, mix: AdapterMix, index: int) -> int:
         """Of an adapter as it is submitted; on the device it takes no more, but for padding."""
         return int(self.tensors(mix, index).weights.nbytes)
-
-    def forget(self) -> None:
-        """Frees the values."""
-        self._made.clear()
 
 
 class BenchExecutor:
@@ -138,14 +108,15 @@ class BenchExecutor:
         *,
         profiled: bool,
         block_reuse: bool = False,
+        library: AdapterLibrary | None = None,
     ) -> None:
-        """Makes the executor and registers the scenarios' adapters.
+        """Makes the executor and registers the scenarios' adapters, which come from `library`.
 
         With `profiled`, every step is recorded. Prompts repeat between samples: with `block_reuse`, all but the first
         cost little. Raises ConfigError where memory does not suffice.
         """
         self.engine = engine
-        self.library = AdapterLibrary(engine)
+        self.library: Final = AdapterLibrary(engine) if library is None else library
         mixes = [scenario.adapters for scenario in scenarios if scenario.adapters.count]
         num_threads = key.num_threads or cpu.num_threads
         config = self._config(key, mixes, num_threads, block_reuse)
@@ -207,7 +178,7 @@ class BenchExecutor:
             optimal_adapter_size=optimal,
             max_adapter_size=largest,
             num_device_module_layer=-(-device // _widest_module_bytes(layout)),
-            host_cache_size=host + 2 * spare + _host_minimum(self.library, largest, mixes),
+            host_cache_size=host + 2 * (spare + _bytes_on_host(layout, largest)),
         )
         return config
 
@@ -223,10 +194,14 @@ class BenchExecutor:
         return total
 
 
-def _host_minimum(library: AdapterLibrary, largest: int, mixes: Iterable[AdapterMix]) -> int:
-    """The host level must have room for one adapter of the largest rank, beside those that are registered."""
-    dora = any(mix.dora_share for mix in mixes)
-    return 2 * library.num_bytes(AdapterMix(1, (largest,), float(dora)), 0)
+def _bytes_on_host(layout: LoraLayout, rank: int) -> int:
+    """Of an adapter of `rank` on every module as it is submitted: rows of one width.
+
+    The host level must have room for one of the largest rank, beside those that are registered.
+    """
+    parts = [(site.in_size, part.out_size) for site in layout.sites for part in site.parts]
+    width = max(rank * (inputs + outputs) + outputs for inputs, outputs in parts)
+    return len(parts) * width * int(np.dtype(dtype_name(layout.dtype)).itemsize)
 
 
 def _widest_module_bytes(layout: LoraLayout) -> int:
@@ -241,14 +216,15 @@ def problems_of(scenario: Scenario, engine: NativeEngine) -> list[str]:
     limits, problems = engine.config.build_config, []
     assert limits.max_input_len is not None
     assert limits.max_seq_len is not None
-    requests, longest_input, longest_output = _sizes_of(scenario)
-    if requests > limits.max_batch_size:
-        problems.append(f"has {requests} requests in a batch; the engine takes {limits.max_batch_size}")
+    sizes = scenario.sizes
+    if sizes.requests > limits.max_batch_size:
+        problems.append(f"has {sizes.requests} requests in a batch; the engine takes {limits.max_batch_size}")
     longest_prompt = min(limits.max_input_len, limits.max_num_tokens)
-    if longest_input > longest_prompt:
-        problems.append(f"has prompts of {longest_input} tokens; the engine takes {longest_prompt}")
-    if longest_input + longest_output > limits.max_seq_len:
-        problems.append(f"has {longest_input} + {longest_output} tokens; the engine takes {limits.max_seq_len} in all")
+    if sizes.longest_input > longest_prompt:
+        problems.append(f"has prompts of {sizes.longest_input} tokens; the engine takes {longest_prompt}")
+    if sizes.longest_input + sizes.longest_output > limits.max_seq_len:
+        tokens = f"{sizes.longest_input} + {sizes.longest_output} tokens"
+        problems.append(f"has {tokens}; the engine takes {limits.max_seq_len} in all")
     mix = scenario.adapters
     if mix.count and not limits.lora_enabled:
         problems.append("has adapters; the engine was built without LoRA")
@@ -257,19 +233,3 @@ def problems_of(scenario: Scenario, engine: NativeEngine) -> list[str]:
     if mix.count and mix.dora_share and limits.lora_enabled and not limits.dora_enabled:
         problems.append("has DoRA adapters; the engine was built without DoRA")
     return problems
-
-
-def _sizes_of(scenario: Scenario) -> tuple[int, int, int]:
-    """(requests at once, longest prompt, longest output)."""
-    if isinstance(scenario, (Decode, Memory, Overhead)):
-        return scenario.requests, scenario.input_length, scenario.output_length
-    if isinstance(scenario, Serve):
-        return 1, scenario.input_length[1] - 1, scenario.output_length[1] - 1
-    if isinstance(scenario, (Prefill, FirstToken)):
-        return 1, scenario.input_length, 1
-    return 1, 1, 1
-
-
-def adapter_directory(work_dir: Path, engine: Path, rank: int) -> Path:
-    """Where the PEFT directory of a first-token scenario is kept."""
-    return work_dir / "adapters" / f"{engine.name}-rank{rank}"

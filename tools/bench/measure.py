@@ -22,8 +22,6 @@ Metrics = dict[str, float]
 PERCENTILES = (50, 90, 99)
 PROMPTS = 3
 """That a prefill sample sends, one after another."""
-ENQUEUED = 64
-"""Requests that an overhead sample enqueues one by one."""
 
 
 def request(
@@ -82,13 +80,13 @@ def decode(
     Raises RuntimeError when fewer than two steps had all of them.
     """
     executor.get_latest_iteration_stats()
-    with _pinned(executor, adapters):
+    with pinned(executor, adapters):
         ids = executor.enqueue_requests(
             [request(prompt, max_tokens, lora, salt=salt) for prompt, lora in zip(prompts, adapters, strict=True)]
         )
         for request_id in ids:
             finish(executor, request_id)
-    between_ends, engine = _decode_steps(executor, len(prompts))
+    between_ends, engine = decode_steps(executor, len(prompts))
     step_seconds = float(np.median(between_ends))
     return {
         "value": len(prompts) / step_seconds,
@@ -97,37 +95,9 @@ def decode(
     }
 
 
-def overhead(
-    executor: Executor, prompts: Sequence[list[int]], adapters: Sequence[LoraConfig | None], max_tokens: int
-) -> Metrics:
-    """The same batch, and requests of one token that are enqueued one after another while it runs.
-
-    Returns the percentage of the batch's steps outside the engine, and the microseconds that enqueue_request took.
-    """
-    executor.get_latest_iteration_stats()
-    seconds = []
-    with _pinned(executor, adapters):
-        ids = executor.enqueue_requests(
-            [request(prompt, max_tokens, lora) for prompt, lora in zip(prompts, adapters, strict=True)]
-        )
-        for number in range(ENQUEUED):
-            made = request(prompts[number % len(prompts)], 1, adapters[number % len(prompts)])
-            start = time.perf_counter()
-            ids.append(executor.enqueue_request(made))
-            seconds.append(time.perf_counter() - start)
-        for request_id in ids:
-            finish(executor, request_id)
-    between_ends, engine = _decode_steps(executor, len(prompts))
-    return {
-        "value": 100 * float(1 - engine.sum() / between_ends.sum()),
-        "step_ms": 1e3 * float(np.median(between_ends)),
-        "outside_engine_us": 1e6 * float(np.median(between_ends - engine)),
-        **{f"enqueue_us_p{p}": 1e6 * float(np.percentile(seconds, p)) for p in PERCENTILES},
-    }
-
-
 @contextmanager
-def _pinned(executor: Executor, adapters: Sequence[LoraConfig | None]) -> Iterator[None]:
+def pinned(executor: Executor, adapters: Sequence[LoraConfig | None]) -> Iterator[None]:
+    """The adapters stay where they are until the block ends."""
     tasks = {lora.task_id for lora in adapters if lora is not None}
     try:
         for task in tasks:
@@ -138,7 +108,7 @@ def _pinned(executor: Executor, adapters: Sequence[LoraConfig | None]) -> Iterat
             executor.unpin_adapter(task)
 
 
-def _decode_steps(executor: Executor, batch_size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def decode_steps(executor: Executor, batch_size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """(seconds from one step's end to the next, seconds in the engine) of the newest steps that generate for all.
 
     Raises RuntimeError when there are fewer than two.

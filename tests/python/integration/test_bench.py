@@ -1,4 +1,4 @@
-"""`adaptrt bench` from a scenario file to its report, its plots and its profile, on a very small model."""
+"""bench/run.py from a scenario file to its report, plots and profile, and `adaptrt bench`, on a very small model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import pytest
 
 from adaptrt._core import cpu_kernels
 from adaptrt.builder.cli import main as command_line
-from adaptrt.tools.bench.alternating import sharing_weights
-from adaptrt.tools.bench.child import run_child
-from adaptrt.tools.bench.engines import EngineShelf
+from adaptrt.builder.cli import run_command
 from adaptrt.tools.bench.executors import BenchExecutor, CpuUse, key_of, load_native_engine
 from adaptrt.tools.bench.report import Report, load_report
-from adaptrt.tools.bench.scenario_file import load_scenarios
-from adaptrt.tools.bench.scenario_types import Load, Memory
+from scenarios import command
+from scenarios.alternating import sharing_weights
+from scenarios.child import run_child
+from scenarios.engines import EngineShelf
+from scenarios.kinds import Load, Memory
+from scenarios.scenario_file import load_scenarios
 
 SCENARIOS = """schema = 1
 [run]
@@ -223,11 +225,13 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def scenarios(*arguments: object) -> int:
+    """bench/run.py."""
+    return run_command(command, [str(argument) for argument in arguments], prog="bench/run.py", description="")
+
+
 def bench(work: Path, *arguments: object) -> int:
-    return command_line(
-        ["bench", str(work / "small.toml"), "--work_dir", str(work / "engines"), "--num_threads", "2",
-         *map(str, arguments)]
-    )  # fmt: skip
+    return scenarios(work / "small.toml", "--work_dir", work / "engines", "--num_threads", 2, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -417,7 +421,7 @@ def test_scenarios_that_do_not_fit_are_refused(work: Path, capsys: pytest.Captur
     too_much = work / "too-much.toml"
     text = SCENARIOS.replace("input = 40", "input = 400").replace("ranks = [4, 8]", "ranks = [16]")
     too_much.write_text(text.replace("requests = 4\ninput = 8\noutput = 8\n", "requests = 5\n"))
-    assert command_line(["bench", str(too_much), "--work_dir", str(work / "engines")]) == 2
+    assert scenarios(too_much, "--work_dir", work / "engines") == 2
     message = capsys.readouterr().err
     assert "scenario 'prefill' has prompts of 400 tokens; the engine takes 128" in message
     assert "scenario 'base' has 5 requests in a batch; the engine takes 4" in message
@@ -425,8 +429,10 @@ def test_scenarios_that_do_not_fit_are_refused(work: Path, capsys: pytest.Captur
 
 
 def test_an_unknown_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line(["bench", "no-such-file"]) == 2
-    assert "none of the scenario files that are shipped: default, quick" in capsys.readouterr().err
+    assert scenarios("no-such-file") == 2
+    assert "none of the repository's scenario files: default, quick" in capsys.readouterr().err
+    assert command_line(["bench", "quick"]) == 2
+    assert "quick: is not a directory; expected an engine. AdaptRT's own scenarios are" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -481,11 +487,6 @@ def test_flags_of_a_load_are_checked(
 ) -> None:
     assert command_line(["bench", str(engine), *arguments]) == 2
     assert complaint in capsys.readouterr().err
-
-
-def test_the_flags_of_a_load_go_with_an_engine_alone(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(work, "--requests", "3", "--rate", "1") == 2
-    assert "--requests, --rate: goes with an engine" in capsys.readouterr().err
 
 
 def test_a_directory_without_an_engine_is_refused(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

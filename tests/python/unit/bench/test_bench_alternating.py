@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from adaptrt.tools.bench.alternating import Runner, alternate
 from adaptrt.tools.bench.display import in_turn
 from adaptrt.tools.bench.report import Figure, Sample
+from scenarios.alternating import Runner, alternate
 
 
 def test_every_second_pair_begins_with_the_other() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptrt.tools.bench.competing import competing_processes
+from scenarios.competing import competing_processes
 
 PATIENCE = 30.0
 

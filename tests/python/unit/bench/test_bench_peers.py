@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from adaptrt.tools.bench.limits import LIMIT_UNITS
-from adaptrt.tools.bench.model import BenchModel
 from adaptrt.tools.bench.noise import NoiseMeter
 from adaptrt.tools.bench.profile import Work
 from adaptrt.tools.bench.report import Figure, Sample
+from scenarios.model import BenchModel
 
 PEERS = Path(__file__).parents[4] / "bench" / "peers"
 

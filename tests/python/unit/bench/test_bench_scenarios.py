@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from adaptrt import ConfigError
-from adaptrt.builder.cli import main as command_line
-from adaptrt.tools.bench.command import select, shipped_files
-from adaptrt.tools.bench.scenario_file import load_scenarios, parse_scenarios
-from adaptrt.tools.bench.scenario_types import Decode, Prefill, ScenarioFile, Serve
+from adaptrt.tools.bench.scenario_types import Decode, Prefill, Serve
+from scenarios.command import known_files, select
+from scenarios.kinds import ScenarioFile
+from scenarios.scenario_file import load_scenarios, parse_scenarios
 
 SMALL = """schema = 1
 [model]
@@ -52,26 +51,28 @@ def problems(text: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", sorted(shipped_files()))
+@pytest.mark.parametrize("name", sorted(known_files()))
 def test_shipped_files_are_valid(name: str) -> None:
-    file = load_scenarios(shipped_files()[name])
+    file = load_scenarios(known_files()[name])
     assert file.scenarios
     assert {scenario.engine for scenario in file.scenarios} <= set(file.engines)
 
 
 def test_the_default_file_holds_adaptrt_to_its_targets() -> None:
-    file = load_scenarios(shipped_files()["default"])
-    assert sum(c.at_least is not None or c.at_most is not None for s in file.scenarios for c in s.comparisons) >= 12
+    file = load_scenarios(known_files()["default"])
+    assert (
+        sum(c.at_least is not None or c.at_most is not None for found in file.comparisons.values() for c in found) >= 12
+    )
 
 
 def test_a_cpu_with_amx_can_have_a_target_of_its_own() -> None:
-    (_, swept, *_) = parse(SMALL.replace("at_least = 0.5", "at_least = 0.5\n  at_least_with_amx = 0.25")).scenarios
-    (comparison,) = swept.comparisons
+    file = parse(SMALL.replace("at_least = 0.5", "at_least = 0.5\n  at_least_with_amx = 0.25"))
+    (comparison,) = file.comparisons["b-1"]
     assert comparison.on_cpu(amx=False).holds(0.4) is False
     assert comparison.on_cpu(amx=True).holds(0.4) is True
     assert comparison.on_cpu(amx=True).holds(0.2) is False
-    (_, plain, *_) = parse(SMALL).scenarios
-    assert plain.comparisons[0].on_cpu(amx=True) == plain.comparisons[0]
+    (plain,) = parse(SMALL).comparisons["b-1"]
+    assert plain.on_cpu(amx=True) == plain
 
 
 def test_values_are_read() -> None:
@@ -86,7 +87,7 @@ def test_values_are_read() -> None:
     assert swept[0].popularity.zipf == 0.9
     assert file.model is not None
     assert file.model.num_hidden_layers == 2
-    assert isinstance(load_scenarios(shipped_files()["quick"]).scenarios[0], Prefill)
+    assert isinstance(load_scenarios(known_files()["quick"]).scenarios[0], Prefill)
 
 
 @pytest.mark.parametrize(
@@ -165,11 +166,13 @@ threads = 1
 
 
 def test_scenarios_can_alternate() -> None:
-    first, second = parse(TURNS).scenarios
-    assert first.alternating is None
-    assert second.alternating is not None
-    assert (second.alternating.base, second.alternating.pairs) == ("a", 8)
-    again = parse(TURNS + "  pairs = 2\n").scenarios[1].alternating
+    file = parse(TURNS)
+    first, second = file.scenarios
+    assert file.alternating(first) is None
+    comparison = file.alternating(second)
+    assert comparison is not None
+    assert (comparison.base, comparison.pairs) == ("a", 8)
+    again = parse(TURNS + "  pairs = 2\n").alternating(second)
     assert again is not None
     assert again.pairs == 2
 
@@ -215,13 +218,3 @@ def test_some_scenarios_can_be_chosen() -> None:
     assert select(file, []) == file
     with pytest.raises(ConfigError, match=r"--only: no scenario c; some\.toml has: a, b"):
         select(file, ["c"])
-
-
-def test_without_pydantic_the_command_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "pydantic", None)
-    for name in ("scenario_file", "scenario_errors", "scenario_tables"):
-        monkeypatch.delitem(sys.modules, f"adaptrt.tools.bench.{name}", raising=False)
-    assert command_line(["bench", "quick"]) == 2
-    assert "adaptrt bench SCENARIOS needs pydantic: pip install 'adaptrt[bench]'" in capsys.readouterr().err

@@ -20,7 +20,6 @@ def serve(**fields: object) -> Serve:
         "name": "s",
         "title": "s",
         "engine": "e",
-        "comparisons": (),
         "unit": "tok/s",
         "adapters": AdapterMix(10, (8, 16)),
         "popularity": Popularity(power=1.0),

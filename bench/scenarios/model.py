@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..._core import ModelShape, lora_modules
-from ...builder.safetensors_stream import SafetensorsWriter, TensorSpec
+from adaptrt._core import ModelShape, lora_modules
+from adaptrt.builder.safetensors_stream import SafetensorsWriter, TensorSpec
 
 SEED = 20
 

@@ -9,7 +9,19 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from ..._core import ConfigError
+from adaptrt import ConfigError
+from adaptrt.tools.bench.scenario_types import (
+    NO_ADAPTERS,
+    AdapterMix,
+    Decode,
+    Popularity,
+    Prefill,
+    RunSettings,
+    Scenario,
+    Serve,
+)
+
+from .kinds import Comparison, CrowdedDecode, EngineSpec, FirstToken, Load, Memory, Overhead, ScenarioFile
 from .model import BenchModel
 from .scenario_comparisons import check_comparisons
 from .scenario_errors import Place
@@ -27,23 +39,6 @@ from .scenario_tables import (
     PrefillTable,
     ScenarioTable,
     ServeTable,
-)
-from .scenario_types import (
-    NO_ADAPTERS,
-    AdapterMix,
-    Comparison,
-    Decode,
-    EngineSpec,
-    FirstToken,
-    Load,
-    Memory,
-    Overhead,
-    Popularity,
-    Prefill,
-    RunSettings,
-    Scenario,
-    ScenarioFile,
-    Serve,
 )
 from .toml_places import Path as TomlPath
 from .toml_places import line_numbers
@@ -91,11 +86,20 @@ class _Reader:
     def read(self, path: Path, text: str) -> ScenarioFile:
         engines = self._engines(path.parent)
         model = self._model(needed=any(engine.directory is None for engine in engines.values()))
-        scenarios = tuple(self._scenarios(engines))
-        check_comparisons(scenarios, self._place)
-        if not scenarios:
+        found = list(self._scenarios(engines))
+        if not found:
             self._place.complain((), "has no [[scenario]]")
-        return ScenarioFile(path, RunSettings(**self._table.run.model_dump()), model, engines, scenarios, text)
+        file = ScenarioFile(
+            path=path,
+            run=RunSettings(**self._table.run.model_dump()),
+            model=model,
+            engines=engines,
+            scenarios=tuple(scenario for scenario, _ in found),
+            comparisons={scenario.name: comparisons for scenario, comparisons in found},
+            text=text,
+        )
+        check_comparisons(file, self._place)
+        return file
 
     def _model(self, *, needed: bool) -> BenchModel | None:
         table = self._table.model
@@ -120,7 +124,7 @@ class _Reader:
                     self._place.complain((*where, name), "has no effect on an existing engine: it has a directory")
         return engines
 
-    def _scenarios(self, engines: dict[str, EngineSpec]) -> Iterator[Scenario]:
+    def _scenarios(self, engines: dict[str, EngineSpec]) -> Iterator[tuple[Scenario, tuple[Comparison, ...]]]:
         names: set[str] = set()
         for index, table in enumerate(self._table.scenario):
             where: TomlPath = ("scenario", index)
@@ -135,7 +139,7 @@ class _Reader:
                 if scenario.name in names:
                     self._place.complain((*where, "name"), f'is "{scenario.name}", as is a scenario before it')
                 names.add(scenario.name)
-                yield scenario
+                yield scenario, tuple(map(_comparison, table.compare))
 
     def _check_serve(self, where: TomlPath, table: ServeTable) -> None:
         if (table.concurrency is None) == (table.rate is None):
@@ -174,7 +178,6 @@ def _engine(table: EngineTable, directory: Path) -> EngineSpec:
     values = table.model_dump()
     values["directory"] = None if table.directory is None else directory / Path(table.directory).expanduser()
     values["dora"] = table.lora if table.dora is None else table.dora
-    values["convert_flags"] = tuple(table.convert_flags)
     values["build_flags"] = tuple(table.build_flags)
     return EngineSpec(**values)
 
@@ -200,7 +203,6 @@ def _common(table: ScenarioTable, unit: str) -> dict[str, Any]:
         "name": table.name,
         "title": table.title or table.name,
         "engine": table.engine,
-        "comparisons": tuple(map(_comparison, table.compare)),
         "unit": unit,
     }
 
@@ -216,15 +218,18 @@ def _prefill(table: PrefillTable) -> Iterator[Scenario]:
 
 
 def _decode(table: DecodeTable) -> Iterator[Scenario]:
-    yield Decode(
+    fields: dict[str, Any] = {
         **_common(table, "tok/s"),
-        adapters=_mix(table.adapters),
-        requests=table.requests,
-        input_length=table.input,
-        output_length=table.output,
-        num_threads=table.threads,
-        competing_processes=table.competing_processes,
-    )
+        "adapters": _mix(table.adapters),
+        "requests": table.requests,
+        "input_length": table.input,
+        "output_length": table.output,
+        "num_threads": table.threads,
+    }
+    if table.competing_processes:
+        yield CrowdedDecode(**fields, competing_processes=table.competing_processes)
+    else:
+        yield Decode(**fields)
 
 
 def _overhead(table: OverheadTable) -> Iterator[Scenario]:

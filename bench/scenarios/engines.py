@@ -6,17 +6,15 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from ... import __version__
-from ..._core import AdaptrtError, ConfigError, EngineError
-from ...runtime.engine import load_engine
-from .model import BenchModel, write_model
-from .scenario_types import EngineSpec, ScenarioFile
+from adaptrt import AdaptrtError, ConfigError, EngineError, __version__
+from adaptrt.runtime.engine import load_engine
+from adaptrt.tools.bench.runner import Progress
 
-Progress = Callable[[str], None]
+from .kinds import EngineSpec, ScenarioFile
+from .model import BenchModel, write_model
 
 
 class NotBuiltError(Exception):
@@ -65,10 +63,10 @@ class EngineShelf:
         identity = {**asdict(spec), "directory": None, "optional": None, "name": None}
         engine = self._work_dir / f"engine-{_digest([__version__, asdict(model), identity])}"
         if not self._is_usable(engine):
-            checkpoint = self._checkpoint(spec, model)
+            directory = self.model(model)
             self._progress(f"building engine '{spec.name}'")
-            _run("build", "--checkpoint_dir", checkpoint, "--output_dir", engine, *_limits(spec), *_adapters(spec),
-                 *spec.build_flags)  # fmt: skip
+            _run("build", "--model_dir", directory, "--dtype", spec.dtype, "--output_dir", engine, *_limits(spec),
+                 *_adapters(spec), *spec.build_flags)  # fmt: skip
         return engine
 
     def _is_usable(self, engine: Path) -> bool:
@@ -81,16 +79,6 @@ class EngineShelf:
             self._progress(f"building {engine} again, because it cannot be loaded: {str(error)[:200]}")
             return False
         return True
-
-    def _checkpoint(self, spec: EngineSpec, model: BenchModel) -> Path:
-        identity = [__version__, asdict(model), spec.dtype, spec.convert_flags]
-        checkpoint = self._work_dir / f"checkpoint-{_digest(identity)}"
-        if not (checkpoint / "config.json").exists():
-            directory = self.model(model)
-            self._progress(f"converting the model for engine '{spec.name}'")
-            _run("convert-checkpoint", "--model_dir", directory, "--output_dir", checkpoint, "--dtype", spec.dtype,
-                 *spec.convert_flags)  # fmt: skip
-        return checkpoint
 
 
 def _limits(spec: EngineSpec) -> list[str]:

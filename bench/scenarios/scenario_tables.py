@@ -78,7 +78,6 @@ class EngineTable(Table):
     max_batch_size: Positive = 16
     max_num_tokens: Positive = 1024
     max_seq_len: Positive = 1024
-    convert_flags: list[str] = []
     build_flags: list[str] = []
     optional: bool = False
 
@@ -119,7 +118,7 @@ class ScenarioTable(Table):
 
 
 class PrefillTable(ScenarioTable):
-    """See scenario_types.Prefill, as for the others."""
+    """See adaptrt.tools.bench.scenario_types.Prefill."""
 
     kind: Literal["prefill"]
     adapters: AdaptersTable | None = None

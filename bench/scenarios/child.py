@@ -1,12 +1,13 @@
 """Measurements that need a fresh process: what loading an engine takes, and the memory of a process that serves.
 
-Run as `python -m adaptrt.tools.bench.child '<JSON of a task>'`; prints one line of JSON with the metrics.
+Run as `python -m scenarios.child '<JSON of a task>'`; prints one line of JSON with the metrics.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 import sys
 import time
@@ -16,15 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from ..._core import ExecutorConfig, KvCacheConfig
-from ...builder.process_memory import peak_memory
-from ...runtime.executor import Executor
-from .executors import BenchExecutor, CpuUse, key_of, load_native_engine
-from .measure import Metrics, finish, first_token_seconds, request
-from .scenario_types import AdapterMix, Comparison, Load, Memory
-from .workload import random_prompt
+from adaptrt import Executor, ExecutorConfig, KvCacheConfig
+from adaptrt.builder.process_memory import peak_memory
+from adaptrt.tools.bench.executors import BenchExecutor, CpuUse, key_of, load_native_engine
+from adaptrt.tools.bench.measure import Metrics, finish, first_token_seconds, request
+from adaptrt.tools.bench.scenario_types import AdapterMix
+from adaptrt.tools.bench.workload import random_prompt
+
+from .kinds import Load, Memory
+from .random_adapters import RandomAdapters
 
 MEGABYTE = 1e6
+BENCH = Path(__file__).parents[1]
 
 
 def run_child(scenario: Load | Memory, engine: Path, cpu: CpuUse) -> Metrics:
@@ -35,9 +39,8 @@ def run_child(scenario: Load | Memory, engine: Path, cpu: CpuUse) -> Metrics:
         "engine": str(engine),
         "cpu": asdict(cpu),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "adaptrt.tools.bench.child", json.dumps(task)], capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "scenarios.child", json.dumps(task)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(BENCH)})
     if done.returncode != 0:
         raise RuntimeError((done.stderr.strip().splitlines() or ["the process failed"])[-1])
     metrics: Metrics = json.loads(done.stdout)
@@ -60,9 +63,10 @@ def measure_load(scenario: Load, engine: Path, cpu: CpuUse) -> Metrics:
 def measure_memory(scenario: Memory, engine: Path, cpu: CpuUse) -> Metrics:
     """The greatest resident size while a batch is served, and what of it is more than the data that must be there."""
     loaded = load_native_engine(engine)
-    bench = BenchExecutor(loaded, key_of(scenario), [scenario], cpu, profiled=False)
-    adapters = [bench.library.reference(scenario.adapters, i) for i in range(scenario.adapters.count)]
-    bench.library.forget()
+    library = RandomAdapters(loaded)
+    bench = BenchExecutor(loaded, key_of(scenario), [scenario], cpu, profiled=False, library=library)
+    adapters = library.references(scenario.adapters)
+    library.forget()
     gc.collect()
     # Registering made the adapters' tensors, which a server reads from files: what follows is the serving alone.
     Path("/proc/self/clear_refs").write_text("5")
@@ -98,7 +102,6 @@ def main(task: dict[str, Any]) -> Metrics:
     """Do a task of run_child."""
     values = task["scenario"]
     values["adapters"] = AdapterMix(**{**values["adapters"], "ranks": tuple(values["adapters"]["ranks"])})
-    values["comparisons"] = tuple(Comparison(**comparison) for comparison in values["comparisons"])
     engine, cpu = Path(task["engine"]), CpuUse(**task["cpu"])
     if task["kind"] == "Load":
         return measure_load(Load(**values), engine, cpu)

@@ -15,13 +15,16 @@ from typing import Final
 
 import numpy as np
 
-from ...builder.compile.bind import bind_program
-from ...runtime.native_engine import NativeEngine
-from .batches import batch_adapters, prompts_of
+from adaptrt.builder.compile.bind import bind_program
+from adaptrt.runtime.native_engine import NativeEngine
+from adaptrt.tools.bench.batches import batch_adapters, prompts_of
+from adaptrt.tools.bench.executors import BenchExecutor, CpuUse, ExecutorKey, key_of
+from adaptrt.tools.bench.measure import Metrics, decode
+from adaptrt.tools.bench.scenario_types import Decode, Scenario
+
 from .competing import Competitors
-from .executors import BenchExecutor, CpuUse, ExecutorKey, key_of
-from .measure import Metrics, decode
-from .scenario_types import Decode, Scenario
+from .kinds import ScenarioFile, competing_processes_of
+from .random_adapters import RandomAdapters
 
 RUN_TOKENS: Final = 18
 """That each request of a run generates at most: 16 times from one step to the next in which all of them do."""
@@ -54,15 +57,16 @@ def alternate(row: Runner, base: Runner, pairs: int) -> tuple[Metrics, list[floa
     return metrics, ratios
 
 
-def alternating_pairs(scenarios: Iterable[Scenario], bases: Iterable[Scenario]) -> list[tuple[Decode, Decode]]:
-    """(scenario, its base) of those of `scenarios` that alternate with one of `bases`."""
-    by_name = {base.name: base for base in bases}
+def alternating_pairs(scenarios: Iterable[Scenario], file: ScenarioFile) -> list[tuple[Decode, Decode]]:
+    """(scenario, its base) of those of `scenarios` that alternate with another one of their file."""
+    by_name = {base.name: base for base in file.scenarios}
     pairs = []
     for scenario in scenarios:
-        if scenario.alternating is not None:
+        comparison = file.alternating(scenario)
+        if comparison is not None:
             assert isinstance(scenario, Decode)  # the reader of scenario files sees to both
-            assert scenario.alternating.base is not None
-            base = by_name[scenario.alternating.base]
+            assert comparison.base is not None
+            base = by_name[comparison.base]
             assert isinstance(base, Decode)
             pairs.append((scenario, base))
     return pairs
@@ -115,8 +119,9 @@ class Alternation:
             for (key, weights), sharing in scenarios.items():
                 engine = on_weights_of[key.engine, weights]
                 assert engine is not None
-                bench = BenchExecutor(engine, key, sharing, cpu, profiled=False, block_reuse=True)
-                bench.library.forget()  # the caches have the adapters now
+                adapters = RandomAdapters(engine)
+                bench = BenchExecutor(engine, key, sharing, cpu, profiled=False, block_reuse=True, library=adapters)
+                adapters.forget()  # the caches have them now
                 self._executors[key, weights] = bench
         except Exception:
             for bench in self.executors:
@@ -125,7 +130,7 @@ class Alternation:
 
     def competing_processes(self, scenario: Decode) -> int:
         """That a sample needs, of a scenario and its base."""
-        return max(side.scenario.competing_processes for side in self._sides[scenario.name])
+        return max(competing_processes_of(side.scenario) for side in self._sides[scenario.name])
 
     def sample(self, scenario: Decode, pairs: int, competitors: Competitors) -> tuple[Metrics, list[float]]:
         """As alternate() gives it, of a scenario and its base, each beside as many `competitors` as it asks for.
@@ -158,7 +163,7 @@ class Alternation:
         tokens = min(RUN_TOKENS, scenario.output_length - 1)
 
         def run() -> Metrics:
-            with competitors.running(scenario.competing_processes):
+            with competitors.running(competing_processes_of(scenario)):
                 return decode(bench.executor, prompts, adapters, tokens)
 
         return run

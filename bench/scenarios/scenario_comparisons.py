@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
+from adaptrt.tools.bench.scenario_types import Decode, Prefill, Scenario
+
+from .kinds import Comparison, ScenarioFile
 from .scenario_errors import Place
-from .scenario_types import Comparison, Decode, Prefill, Scenario
 
 SAME_IN_TURN: Final = {"requests": "requests", "input_length": "input", "output_length": "output"}
 """What scenarios that alternate must have in common, and what a scenario file calls it."""
 
 
-def check_comparisons(scenarios: Sequence[Scenario], place: Place) -> None:
+def check_comparisons(file: ScenarioFile, place: Place) -> None:
     """Note every comparison that cannot be made."""
-    by_name = {scenario.name: scenario for scenario in scenarios}
-    for scenario in scenarios:
-        if sum(comparison.measure == "alternating" for comparison in scenario.comparisons) > 1:
+    by_name = {scenario.name: scenario for scenario in file.scenarios}
+    for scenario in file.scenarios:
+        comparisons = file.comparisons[scenario.name]
+        if sum(comparison.measure == "alternating" for comparison in comparisons) > 1:
             place.complain((), f'has "{scenario.name}" alternate with two scenarios; its value would be that of either')
-        for comparison in scenario.comparisons:
+        for comparison in comparisons:
             base = scenario if comparison.base is None else by_name.get(comparison.base)
             if base is None:
                 place.complain((), f'compares "{scenario.name}" with "{comparison.base}", which is not a scenario')
                 continue
-            for problem in _problems(scenario, comparison, base):
+            for problem in _problems(file, scenario, comparison, base):
                 place.complain((), f'compares "{scenario.name}" {problem}')
 
 
-def _problems(scenario: Scenario, comparison: Comparison, base: Scenario) -> Iterator[str]:
+def _problems(file: ScenarioFile, scenario: Scenario, comparison: Comparison, base: Scenario) -> Iterator[str]:
     """What keeps a scenario from being compared with `base`, which is the scenario itself without a "with"."""
     if base.unit != scenario.unit:
         yield f'with "{base.name}", which has another unit'
@@ -36,7 +39,7 @@ def _problems(scenario: Scenario, comparison: Comparison, base: Scenario) -> Ite
     if comparison.measure == "roofline":
         if not (isinstance(scenario, (Prefill, Decode)) and isinstance(base, (Prefill, Decode))):
             yield "by roofline; only prefill and decode have one"
-        for alternating in dict.fromkeys(one.name for one in (scenario, base) if one.alternating is not None):
+        for alternating in dict.fromkeys(one.name for one in (scenario, base) if file.alternating(one) is not None):
             yield f'by roofline, but "{alternating}" alternates with a scenario, and no limits are measured beside that'
 
 

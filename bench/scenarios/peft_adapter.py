@@ -11,8 +11,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..._core import CheckpointError
-from ...builder.safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec
+from adaptrt import CheckpointError
+from adaptrt.builder.safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec
+
 from .model import BenchModel
 
 TARGET_MODULES: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -1,0 +1,12 @@
+"""Measures AdaptRT alone: `python bench/run.py [SCENARIOS] [flags]`, with the package installed. See README.md."""
+
+from __future__ import annotations
+
+import sys
+
+from adaptrt.builder.cli import run_command
+from scenarios import command
+
+if __name__ == "__main__":
+    summary = "Measure AdaptRT by its own scenarios, beside what the machine can do"
+    sys.exit(run_command(command, sys.argv[1:], prog="bench/run.py", description=summary))

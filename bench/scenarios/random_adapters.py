@@ -1,0 +1,49 @@
+"""Adapters of random values, for engines of random models."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from adaptrt import LoraConfig
+from adaptrt._core import dtype_name, lora_modules
+from adaptrt.builder.config import DEFAULT_TARGET_MODULES
+from adaptrt.runtime.native_engine import NativeEngine
+from adaptrt.tools.bench.executors import AdapterLibrary
+from adaptrt.tools.bench.scenario_types import AdapterMix
+
+from .model import random_adapter
+
+
+class RandomAdapters(AdapterLibrary):
+    """Adapters of one rank and kind share their values.
+
+    The caches keep each under its own task_id, in memory of its own, and do not look whether values are equal, so times
+    are those of adapters that differ.
+    """
+
+    def __init__(self, engine: NativeEngine) -> None:
+        super().__init__(engine)
+        self._made: dict[tuple[int, bool], tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]] = {}
+
+    def tensors(self, mix: AdapterMix, index: int, *, task_id: int | None = None) -> LoraConfig:
+        """An adapter with its weights, under its own id or another."""
+        rank, dora = mix.rank(index), mix.is_dora(index)
+        if (rank, dora) not in self._made:
+            layout = self.engine.program.lora
+            modules = [info.id for info in lora_modules() if info.name in DEFAULT_TARGET_MODULES]
+            self._made[rank, dora] = random_adapter(
+                self.engine.program.shape,
+                self.engine.program.num_layers,
+                rank,
+                seed=2 * rank + dora,
+                dora=dora,
+                dtype=np.dtype(dtype_name(layout.dtype)),
+                modules=[module for module in modules if module in layout.target_modules],
+            )
+        weights, config = self._made[rank, dora]
+        return LoraConfig(self.task_id(mix, index) if task_id is None else task_id, weights, config)
+
+    def forget(self) -> None:
+        """Frees the values."""
+        self._made.clear()
