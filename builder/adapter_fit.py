@@ -34,7 +34,7 @@ def adapter_for(
     )
     problems = []
     if adapter.config[0, :, 3].any() and not config.dora_enabled:
-        problems.append("it is a DoRA adapter; build with dora_plugin enable")
+        problems.append("it has factors (DoRA or IA3); build with dora_plugin enable")
     missing = [name for name in modules_of(adapter) if target_modules and name not in target_modules]
     if missing:
         problems.append(f"it adapts {', '.join(missing)}, which lora_target_modules does not name")

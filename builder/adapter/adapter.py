@@ -36,7 +36,7 @@ class ModuleTensors:
 
     a: Array  # [rank, in]
     b: Array  # [out, rank], without the scale
-    magnitude: Array | None  # [out], DoRA only
+    magnitude: Array | None  # [out], of DoRA and IA3
     scale: float  # what B @ A is multiplied by
     names: dict[Role, str]  # the tensors of the file that they are, or are made of
 
@@ -66,11 +66,8 @@ class Adapter:
     tensors: dict[str, Array] = field(repr=False)
     """All tensors as stored, by name."""
     fan_in_fan_out: bool = False
+    is_dora: bool = False
+    """Then all of its modules have magnitudes, and they are DoRA's."""
     magnitudes_normalized: bool = False
     base_changing_init: str = ""
     """The initialisation that took A and B out of the base's weights, such as "pissa"; "" where none did."""
-
-    @property
-    def is_dora(self) -> bool:
-        """Whether it has magnitudes; then all of its modules have them."""
-        return any(tensors.magnitude is not None for tensors in self.modules.values())

@@ -7,6 +7,7 @@ With x the input of a module, PEFT adds to its output
     VERA      b * (B (d * (A x))), A and B random and shared by all modules
     LOHA      s ((w1_a w1_b) * (w2_a w2_b)) x, a product of elements
     LOKR      s kron(w1, w2) x, each whole or a product of two
+    IA3       nothing: it multiplies outputs or inputs (ia3.py)
 
 The sum over i, j of (u_i v_i^T) * (p_j q_j^T) is that of (u_i * p_j)(v_i * q_j)^T, so LoHa is LoRA of the product of
 the two ranks; and kron(P Q, R S) = kron(P, R) kron(Q, S), so LoKr is as well.
@@ -22,6 +23,7 @@ import numpy as np
 
 from ..network.adapter_sites import AdaptedModules
 from .adapter import FloatArray, ModuleTensors
+from .ia3 import FACTORS, ia3_modules
 from .module_parts import ModuleParts, PartsLayout
 from .names import LORA_NAMES, ModuleKey, Role, tensor_pattern
 from .peft_config import PeftConfig
@@ -51,11 +53,27 @@ class Folding:
     """How a kind of adapter becomes rows."""
 
     layout: PartsLayout
-    fold: Callable[[Source, ModuleKey, ModuleParts], ModuleTensors]
+    fold: Callable[[Source, Mapping[ModuleKey, ModuleParts]], dict[ModuleKey, ModuleTensors]]
+    """Raises AdapterError, whose text begins with what is wrong."""
     served_rank: Callable[[Mapping[str, int]], int] = lambda sizes: sizes["rank"]
     """Of A and B, by the sizes of a module's tensors."""
     expected_rank: Callable[[PeftConfig, str], int] = PeftConfig.rank_of
     """What adapter_config.json says of the dimensions that are called rank, by the module's path."""
+
+
+def _each(
+    fold: Callable[[Source, ModuleKey, ModuleParts], ModuleTensors],
+) -> Callable[[Source, Mapping[ModuleKey, ModuleParts]], dict[ModuleKey, ModuleTensors]]:
+    """Of a kind that changes each module by its own tensors. AdaLoRA prunes some modules whole."""
+
+    def fold_all(source: Source, found: Mapping[ModuleKey, ModuleParts]) -> dict[ModuleKey, ModuleTensors]:
+        return {key: fold(source, key, parts) for key, parts in found.items() if parts.sizes.get("rank") != 0}
+
+    return fold_all
+
+
+def _ia3(source: Source, found: Mapping[ModuleKey, ModuleParts]) -> dict[ModuleKey, ModuleTensors]:
+    return ia3_modules(source.config, found, source.modules)
 
 
 def _lora(source: Source, key: ModuleKey, parts: ModuleParts) -> ModuleTensors:
@@ -164,10 +182,11 @@ _LOKR = PartsLayout(
 )
 
 FOLDINGS: Final[Mapping[str, Folding]] = {
-    "LORA": Folding(_LORA, _lora),
-    "ADALORA": Folding(_layout(_ADALORA_SHAPES, may_be_empty=True), _adalora, expected_rank=_adalora_rank),
-    "VERA": Folding(_layout(_VERA_SHAPES), _vera),
-    "LOHA": Folding(_layout(_LOHA_SHAPES), _loha, lambda sizes: sizes["rank"] ** 2),
-    "LOKR": Folding(_LOKR, _lokr, _lokr_rank),
+    "LORA": Folding(_LORA, _each(_lora)),
+    "ADALORA": Folding(_layout(_ADALORA_SHAPES, may_be_empty=True), _each(_adalora), expected_rank=_adalora_rank),
+    "VERA": Folding(_layout(_VERA_SHAPES), _each(_vera)),
+    "LOHA": Folding(_layout(_LOHA_SHAPES), _each(_loha), lambda sizes: sizes["rank"] ** 2),
+    "LOKR": Folding(_LOKR, _each(_lokr), _lokr_rank),
+    "IA3": Folding(_layout({FACTORS: ("rows", "columns")}), _ia3, lambda sizes: 1),
 }
 """By peft_type."""

@@ -19,7 +19,7 @@ from ..json_fields import JsonFields, describe
 from ..network.adapter_sites import AdaptedModules
 from ..safetensors_stream import SafetensorsReader
 from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, ModuleTensors
-from .module_parts import ModuleParts, PartsLayout, parts_by_module
+from .module_parts import ModuleParts, PartsLayout, parts_by_module, ranks_above
 from .names import ModuleKey, Role
 from .recognise import CONFIG_FILE, MLX_FILE, refuse_lfs_pointer
 
@@ -70,7 +70,9 @@ def read_mlx_adapter(
     reader = SafetensorsReader(file, AdapterError)
     tensors = {name: reader.array(name) for name in reader.specs}
     found, problems = parts_by_module(tensors, _LAYOUT, modules)
-    problems = problems or _disagreements(found, config, modules, max_rank)
+    problems = problems or (
+        _disagreements(found, config, modules) or ranks_above(max_rank, dict.fromkeys(found, config.rank))
+    )
     state = reader.metadata.get(MAGNITUDES_KEY)
     if state not in (None, MAGNITUDES_NORMALIZED):
         problems.append(f"metadata {MAGNITUDES_KEY} = '{state}'; accepted: {MAGNITUDES_NORMALIZED}")
@@ -82,6 +84,7 @@ def read_mlx_adapter(
         "DoRA of MLX-LM" if config.is_dora else "LoRA of MLX-LM",
         {key: _module(parts, config) for key, parts in found.items()},
         tensors,
+        is_dora=config.is_dora,
         magnitudes_normalized=state == MAGNITUDES_NORMALIZED,
     )
 
@@ -118,7 +121,7 @@ def _parse(fields: Mapping[str, Any], path: Path) -> _Config:
 
 
 def _disagreements(
-    found: Mapping[ModuleKey, ModuleParts], config: _Config, modules: AdaptedModules | None, max_rank: int | None
+    found: Mapping[ModuleKey, ModuleParts], config: _Config, modules: AdaptedModules | None
 ) -> list[str]:
     """Where MLX-LM would not use the tensors as the file has them."""
     problems = []
@@ -133,8 +136,6 @@ def _disagreements(
                 f"module '{key.path}': the rank is {parts.sizes['rank']} in lora_a, but {config.rank} by "
                 "adapter_config.json"
             )
-        elif max_rank is not None and config.rank > max_rank:
-            problems.append(f"module '{key.path}': its rank is {config.rank}, above max_lora_rank {max_rank}")
         if config.is_dora != ("m" in parts.names):
             there = "no m" if config.is_dora else "m, the magnitudes of DoRA"
             kind = DORA if config.is_dora else LORA

@@ -155,3 +155,16 @@ def _sizes(key: ModuleKey, parts: ModuleParts, layout: PartsLayout) -> list[str]
                 problems.append(f"module '{key.path}': {dimension} is {before} and {size} {where}")
             said.setdefault(dimension, where)
     return problems
+
+
+def ranks_above(max_rank: int | None, ranks: Mapping[ModuleKey, int]) -> list[str]:
+    """What is wrong with the ranks that modules are served with; None: no limit.
+
+    It is asked before anything is multiplied, because products of ranks may be large.
+    """
+    above = {key: rank for key, rank in ranks.items() if max_rank is not None and rank > max_rank}
+    if not above:
+        return []
+    largest = max(above, key=above.__getitem__)
+    where = f"of module '{largest.path}'" + (f" and {len(above) - 1} others" if len(above) > 1 else "")
+    return [f"the rank {above[largest]} is above max_lora_rank {max_rank}, that {where}"]

@@ -37,6 +37,8 @@ class PeftConfig:
     """The initialisation that took A and B out of the base's weights; "" where none did."""
     projection_seed: int
     """Of VeRA's projections where the file does not have them."""
+    feedforward_modules: str | tuple[str, ...]
+    """IA3's: those whose inputs are multiplied."""
     fan_in_fan_out: bool
     target_modules: str | tuple[str, ...]
     exclude_modules: str | tuple[str, ...]
@@ -55,6 +57,12 @@ class PeftConfig:
         """B @ A's factor: alpha / r (arXiv:2106.09685), or alpha / sqrt(r) for rsLoRA (arXiv:2312.03732)."""
         rank = self.rank_of(path)
         return self.alpha_of(path) / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def is_feedforward(self, path: str) -> bool:
+        """Whether IA3 multiplies the inputs of the module at `path`. PEFT compares ends of paths, dots or not."""
+        if isinstance(self.feedforward_modules, str):
+            return bool(self.feedforward_modules) and path_pattern(self.feedforward_modules).matches(path)
+        return any(path.endswith(end) for end in self.feedforward_modules)
 
     def targets(self, path: str) -> bool:
         """Whether PEFT would put an adapter on the module at `path`."""
@@ -115,7 +123,7 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
     patterns = fields.get("rank_pattern") or {}
     return PeftConfig(
         peft_type=peft_type,
-        rank=fields["init_r" if is_adalora else "r"],
+        rank=fields["init_r"] if is_adalora else fields.get("r", 1),
         alpha=fields.get("lora_alpha", fields.get("alpha", 1.0)),
         rank_pattern={} if is_adalora else patterns,
         alpha_pattern={} if is_adalora else fields.get("alpha_pattern") or {},
@@ -124,6 +132,7 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
         use_dora=bool(fields.get("use_dora")),
         base_changing_init=str(init) if base_changing_init(init) else "",
         projection_seed=fields.get("projection_prng_key", 0),
+        feedforward_modules=_string_or_tuple(fields.get("feedforward_modules")),
         fan_in_fan_out=bool(fields.get("fan_in_fan_out")),
         target_modules=_string_or_tuple(fields["target_modules"]),
         exclude_modules=_string_or_tuple(fields.get("exclude_modules")),

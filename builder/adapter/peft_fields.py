@@ -240,12 +240,19 @@ _LOKR: dict[str, Check] = _LYCORIS | dict.fromkeys(
     _anything,  # the tensors' shapes tell
 )
 
+_IA3: dict[str, Check] = _COMMON | {
+    "feedforward_modules": _optional(_modules),
+    "fan_in_fan_out": _boolean,
+    "init_ia3_weights": _anything,  # where training began
+}
+
 FIELDS: Final[Mapping[str, Mapping[str, Check]]] = {
     "LORA": _LORA,
     "ADALORA": _ADALORA,
     "VERA": _VERA,
     "LOHA": _LYCORIS,
     "LOKR": _LOKR,
+    "IA3": _IA3,
 }
 """By peft_type: those that are served."""
 
@@ -255,4 +262,5 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "VERA": ("r", "target_modules"),
     "LOHA": ("r", "alpha", "target_modules"),
     "LOKR": ("r", "alpha", "target_modules"),
+    "IA3": ("target_modules",),
 }

@@ -12,15 +12,15 @@ from ..._core import AdapterError, CheckpointError
 from ..checkpoint.pickled_file import PickledFile
 from ..network.adapter_sites import AdaptedModules
 from ..safetensors_stream import SafetensorsReader
-from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array, ModuleTensors
+from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array
 from .folding import FOLDINGS, Folding, Source
-from .module_parts import ModuleParts, parts_by_module
+from .module_parts import ModuleParts, parts_by_module, ranks_above
 from .names import ModuleKey, Role
 from .peft_config import PeftConfig, parse_peft_config
 from .recognise import CONFIG_FILE, PICKLE_FILE, SAFETENSORS_FILE, refuse_lfs_pointer
 from .vera import is_projection, vera_projections
 
-_NAMES = {"LORA": "LoRA", "ADALORA": "AdaLoRA", "VERA": "VeRA", "LOHA": "LoHa", "LOKR": "LoKr"}
+_NAMES = {"LORA": "LoRA", "ADALORA": "AdaLoRA", "VERA": "VeRA", "LOHA": "LoHa", "LOKR": "LoKr", "IA3": "IA3"}
 
 
 def read_peft_adapter(
@@ -47,7 +47,9 @@ def read_peft_adapter(
     own = {name: tensor for name, tensor in tensors.items() if not is_projection(name)}
     found, tensor_problems = parts_by_module(own, folding.layout, modules)
     if config is not None and not tensor_problems:
-        tensor_problems = _disagreements(found, config, folding) or _ranks_above(max_rank, found, folding)
+        tensor_problems = _disagreements(found, config, folding) or ranks_above(
+            max_rank, {key: folding.served_rank(parts.sizes) for key, parts in found.items()}
+        )
     state = metadata.get(MAGNITUDES_KEY)
     if state not in (None, MAGNITUDES_NORMALIZED):
         tensor_problems.append(f"metadata {MAGNITUDES_KEY} = '{state}'; accepted: {MAGNITUDES_NORMALIZED}")
@@ -55,13 +57,18 @@ def read_peft_adapter(
         problems.append(f"{file}: " + "; ".join(tensor_problems))
     if problems or config is None:
         raise AdapterError("; ".join(problems))
+    try:
+        served = folding.fold(_source(tensors, found, config, modules), found)
+    except AdapterError as error:
+        raise AdapterError(f"{file}: {error}") from None
     return Adapter(
         directory,
         file,
         _kind(config),
-        _folded(found, folding, _source(file, tensors, found, config, modules)),
+        served,
         tensors,
         config.fan_in_fan_out,
+        config.use_dora,
         state == MAGNITUDES_NORMALIZED,
         config.base_changing_init,
     )
@@ -73,23 +80,13 @@ def _kind(config: PeftConfig) -> str:
 
 
 def _source(
-    file: Path,
     tensors: Mapping[str, Array],
     found: Mapping[ModuleKey, ModuleParts],
     config: PeftConfig,
     modules: AdaptedModules | None,
 ) -> Source:
-    if config.peft_type != "VERA":
-        return Source(config, {}, modules)
-    try:
-        return Source(config, vera_projections(tensors, found, config, modules), modules)
-    except AdapterError as error:
-        raise AdapterError(f"{file}: {error}") from None
-
-
-def _folded(found: Mapping[ModuleKey, ModuleParts], folding: Folding, source: Source) -> dict[ModuleKey, ModuleTensors]:
-    # AdaLoRA prunes some modules whole.
-    return {key: folding.fold(source, key, parts) for key, parts in found.items() if folding.served_rank(parts.sizes)}
+    shared = vera_projections(tensors, found, config, modules) if config.peft_type == "VERA" else {}
+    return Source(config, shared, modules)
 
 
 def _read_file(directory: Path) -> tuple[Path, dict[str, Array], Mapping[str, str]]:
@@ -142,15 +139,3 @@ def _disagreements(modules: Mapping[ModuleKey, ModuleParts], config: PeftConfig,
             name = parts.names[Role.MAGNITUDE]
             problems.append(f"tensor '{name}': a magnitude, but adapter_config.json's use_dora is not true")
     return problems
-
-
-def _ranks_above(max_rank: int | None, modules: Mapping[ModuleKey, ModuleParts], folding: Folding) -> list[str]:
-    """Before anything is multiplied: products of ranks may be large."""
-    if max_rank is None:
-        return []
-    ranks = {key: folding.served_rank(parts.sizes) for key, parts in modules.items()}
-    return [
-        f"module '{key.path}': its rank as LoRA is {rank}, above max_lora_rank {max_rank}"
-        for key, rank in ranks.items()
-        if rank > max_rank
-    ]

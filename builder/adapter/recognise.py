@@ -27,7 +27,6 @@ _PEFT_TYPES: Final = {
     "CPT": "it brings embeddings of a prompt",
     "FOURIERFT": "its change of a weight is dense",
     "HRA": "it multiplies the base's weights",
-    "IA3": "it multiplies activations",
     "LN_TUNING": "it changes the norms",
     "MULTITASK_PROMPT_TUNING": "it brings embeddings of a prompt",
     "OFT": "it multiplies the base's weights",

@@ -51,7 +51,7 @@ def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, m
     for term in terms:
         if term.adapter.config[0, :, 3].any():
             raise AdapterError(
-                f"'{term.name}' is a DoRA adapter, whose magnitudes multiply the base's output as well; "
+                f"'{term.name}' has factors (DoRA or IA3), which multiply the base's output as well; "
                 "a weighted sum takes LoRA alone"
             )
     rows = [dict(_rows(term, modules)) for term in terms]

@@ -31,6 +31,7 @@ class AdaptedModule:
     """Where the outputs, in the module's order, are among those of the Hugging Face layer."""
     transposed: bool
     """The Hugging Face model holds it as a Conv1D, [in, out]."""
+    has_bias: bool
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ def _adapted_modules(network: Network) -> Iterator[tuple[str, AdaptedModule]]:
                     out_size=sum(part.outputs for part in ordered),
                     rows=_joined(ordered),
                     transposed=parts[0].transposed,
+                    has_bias=any(weight.bias for weight in site.weights if parts[0] in weight.parts),
                 ),
             )
 

@@ -112,6 +112,20 @@ def test_a_crowd_of_kinds_changes_no_bit(served: Served) -> None:
         assert answer.same_bits(alone), case[0]
 
 
+def test_factors_of_fused_layers(tmp_path: Path) -> None:
+    """IA3 over Phi-3: those of down_proj's inputs are some of gate_up_proj's outputs, which have their own as well."""
+    model = save_family(FAMILIES["phi3"], tmp_path / "model")
+    convert_checkpoint(model, tmp_path / "checkpoint")
+    build(tmp_path / "checkpoint", CONFIG, tmp_path / "engine")
+    adapter = save_kind(model, tmp_path / "ia3", configs(FAMILIES["phi3"].targets, is_transposed=False)["ia3"], 3)
+    prompt = list(range(2, 50))
+    with adaptrt.Executor(tmp_path / "engine", adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+        lora = adaptrt.LoraConfig.from_peft(1, adapter, executor.engine)
+        answer = collect(executor, executor.enqueue_request(make_request(prompt, 1, lora)))
+    expected = Reference(model, adapter).logits(prompt).numpy()
+    assert np.abs(answer.context_logits - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
+
+
 def test_a_weighted_sum_is_what_peft_adds(served: Served, tmp_path: Path) -> None:
     """PEFT's add_weighted_adapter() with "cat", in one batch with the terms alone."""
     second = save_kind(served.model, tmp_path / "second", configs(served.targets, served.is_transposed)["lora"], 77)
@@ -151,7 +165,7 @@ def test_sums_that_are_refused(served: Served) -> None:
             executor.add_adapter(name, served.adapters[name])
         terms = "+".join(["lora:0.5"] * 13)
         for name, reason in (
-            ("lora:0.7+dora:0.3", "'dora' is a DoRA adapter"),
+            ("lora:0.7+dora:0.3", r"'dora' has factors \(DoRA or IA3\)"),
             (terms, r"the ranks are 5 of 'lora' \+ .*, above max_lora_rank 64"),
             ("lora:0.7+nobody:0.3", "no adapter named 'nobody'"),
             ("lora:0.7+adalora", r"no adapter named 'lora:0\.7\+adalora'"),

@@ -34,6 +34,15 @@ def configs(targets: list[str], is_transposed: bool) -> dict[str, Any]:
         "lokr": peft.LoKrConfig(r=40, alpha=30, decompose_factor=3, **common),
         "lokr-in-factors": peft.LoKrConfig(r=2, alpha=3, decompose_both=True, alpha_pattern={targets[0]: 5}, **common),
     }
+    if "down_proj" in targets:
+        kinds["ia3"] = peft.IA3Config(
+            target_modules=[target for target in targets if target not in ("q_proj", "up_proj")],
+            feedforward_modules=["down_proj"],
+            task_type="CAUSAL_LM",
+        )
+        kinds["ia3-twice-on-up"] = peft.IA3Config(
+            target_modules=["up_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM"
+        )
     return {kind: config for kind, config in kinds.items() if not is_transposed or kind not in NOT_FOR_GPT2}
 
 
@@ -48,6 +57,8 @@ def save_kind(model_directory: Path, directory: Path, config: Any, seed: int) ->
                 noise = torch.randn(parameter.shape, generator=generator)
                 if "magnitude" in name:
                     parameter.mul_(1.0 + 0.2 * noise)
+                elif "ia3" in name:
+                    parameter.copy_(1.0 + 0.3 * noise)
                 else:
                     parameter.copy_(0.4 * noise if "lora_E" in name or "lambda" in name else 0.15 * noise)
     if isinstance(config, peft.AdaLoraConfig):

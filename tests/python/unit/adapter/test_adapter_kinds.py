@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from adaptrt import _core
-from adaptrt.builder.adapter import Term, convert_adapter, weighted_sum
+from adaptrt.builder.adapter import Term, convert_adapter, normalize_adapter, weighted_sum
 from adaptrt.builder.adapter.base_weights import modules_of_base
 from adaptrt.builder.adapter_copy import adapter_checksum, copy_adapter
 from adaptrt.builder.cli import main as command_line
@@ -56,7 +56,7 @@ def test_ranks_are_compared_before_anything_is_multiplied(kind: str, rank: int, 
     converted = convert_adapter(kinds[kind], storage_dtype="float32", base=model, max_rank=rank)
     assert converted.config[0, :, 2].max() == rank
     text = refusal(kinds[kind], base=model, max_rank=rank - 1)
-    assert f"its rank as LoRA is {rank}, above max_lora_rank {rank - 1}" in text
+    assert f"the rank {rank} is above max_lora_rank {rank - 1}, that of module '" in text
 
 
 def test_adalora_drops_modules_that_were_pruned_whole(kinds) -> None:
@@ -117,6 +117,45 @@ def test_vera_projections_that_are_too_small(kinds, model: Path, tmp_path: Path)
     assert "tensor 'base_model.vera_A': has the shape [7, 39], expected [7, 40] at least" in refusal(
         adapter, base=model
     )
+
+
+def save_ia3(model: Path, directory: Path, targets: list[str], feedforward: list[str]) -> Path:
+    config = peft.IA3Config(target_modules=targets, feedforward_modules=feedforward, task_type="CAUSAL_LM")
+    return save_kind(model, directory, config, 1)
+
+
+def test_ia3_is_rows_of_factors_alone(model: Path, tmp_path: Path) -> None:
+    adapter = save_ia3(model, tmp_path / "ia3", ["k_proj", "down_proj"], ["down_proj"])
+    assert "the model's biases and its MLP; give the base model" in refusal(adapter)
+    converted = convert_adapter(adapter, storage_dtype="float32", base=model)
+    assert converted.config[0].tolist() == [[2, 0, 1, 1], [7, 0, 1, 1], [2, 1, 1, 1], [7, 1, 1, 1]]
+    assert converted.paths[1] == "model.layers.0.mlp.up_proj"
+    tensors = load_file(adapter / TENSORS)
+    up = converted.weights[0, 1]
+    assert not up[: 36 + 40].any()
+    np.testing.assert_array_equal(up[76:116], tensors["base_model.model.model.layers.0.mlp.down_proj.ia3_l"][0])
+    with pytest.raises(_core.AdapterError, match="is not a DoRA adapter"):
+        normalize_adapter(adapter, tmp_path / "normalised", model)
+
+
+@pytest.mark.parametrize(
+    ("targets", "feedforward", "reason"),
+    [
+        (["q_proj", "o_proj"], ["o_proj"], "a factor of the inputs of 'model.layers.0.self_attn.o_proj'"),
+        (["q_proj", "k_proj"], ["q_proj"], "accepted is the last layer of a gated MLP"),
+    ],
+)
+def test_ia3_on_inputs_that_no_outputs_are(targets, feedforward, reason: str, model: Path, tmp_path: Path) -> None:
+    adapter = save_ia3(model, tmp_path / "ia3", targets, feedforward)
+    assert reason in refusal(adapter, base=model)
+    edit_config(adapter, feedforward_modules=[])
+    assert "has the shape [1, 36], expected [36, 1]" in refusal(adapter, base=model)
+
+
+def test_ia3_where_there_is_a_bias(tmp_path: Path) -> None:
+    gpt2 = save_family(FAMILIES["gpt2"], tmp_path / "gpt2")
+    adapter = save_ia3(gpt2, tmp_path / "ia3", ["c_attn"], [])
+    assert "IA3 multiplies the bias of 'transformer.h.0.attn.c_attn' as well" in refusal(adapter, base=gpt2)
 
 
 def test_an_initial_adapter_is_needed_where_the_base_was_changed(model: Path, tmp_path: Path, capsys) -> None:

@@ -39,7 +39,7 @@ def refusal(directory: Path, **options) -> str:
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("peft_type", "IA3", "not served, because it multiplies activations; accepted: LORA, ADALORA, VERA"),
+        ("peft_type", "OFT", "not served, because it multiplies the base's weights; accepted: LORA, ADALORA, VERA"),
         ("peft_type", "SHIRA", "not served; accepted: LORA"),
         ("peft_type", ["LORA"], "not served; accepted: LORA"),
         ("task_type", "SEQ_2_SEQ_LM", "an encoder and a decoder"),
@@ -181,6 +181,7 @@ def test_every_field_of_the_installed_peft_is_accounted_for() -> None:
         "VERA": peft.VeraConfig,
         "LOHA": peft.LoHaConfig,
         "LOKR": peft.LoKrConfig,
+        "IA3": peft.IA3Config,
     }
     assert configs.keys() == FIELDS.keys()
     for peft_type, config in configs.items():
