@@ -43,7 +43,7 @@ def _make_lora(kernels: KernelModule, dtype: int, attributes: Mapping[str, Any],
 
 
 def _make_attention(kernels: KernelModule, dtype: int, attributes: Mapping[str, Any]) -> Kernel:
-    names = ("num_heads", "num_kv_heads", "head_dim", "scale", "sliding_window")
+    names = ("num_heads", "num_kv_heads", "head_dim", "scale", "sliding_window", "softcap")
     return kernels.PagedAttentionKernel(dtype, *(attributes[name] for name in names))
 
 

@@ -18,6 +18,8 @@ def _check(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> list[str]
         problems.append(f"num_heads {heads} must be a multiple of num_kv_heads {kv_heads}, head_dim {head_dim} >= 1")
     if attributes["sliding_window"] < 0:
         problems.append(f"sliding_window {attributes['sliding_window']} must not be negative")
+    if attributes["softcap"] < 0:
+        problems.append(f"softcap {attributes['softcap']} must not be negative")
     expected = {
         "query": heads * head_dim,
         "key": kv_heads * head_dim,

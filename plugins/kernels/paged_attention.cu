@@ -59,6 +59,9 @@ void check(const PagedAttentionConfig& config) {
     problems.add("scale is " + std::to_string(config.scale) + "; it must be above 0");
   }
   check_range(problems, "sliding_window", config.sliding_window, 0, std::numeric_limits<std::int32_t>::max());
+  if (!(config.softcap >= 0.0F) || !std::isfinite(config.softcap)) {
+    problems.add("softcap is " + std::to_string(config.softcap) + "; it must not be below 0");
+  }
   problems.throw_if_any<ConfigError>("PagedAttention kernel");
 }
 
@@ -114,6 +117,7 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
                                    void* workspace, void* stream) const {
   check(config_, sizes);
   check(arrays, workspace);
+  const float softcap = config_.softcap / config_.scale;  // of the scores as products are
   const AttentionStep step{.query = arrays.q,
                            .key = arrays.k,
                            .value = arrays.v,
@@ -134,6 +138,8 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
                            .head_dim = config_.head_dim,
                            .sliding_window = config_.sliding_window,
                            .scale = config_.scale * std::numbers::log2e_v<float>,
+                           .softcap = softcap,
+                           .exponent = softcap == 0.0F ? 0.0F : 2.0F * std::numbers::log2e_v<float> / softcap,
                            .tokens_per_block = Divisor(sizes.tokens_per_block),
                            .group = Divisor(config_.num_heads / config_.num_kv_heads)};
   launch_rotate_and_write(step, config_.dtype, stream);

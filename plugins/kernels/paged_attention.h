@@ -15,6 +15,7 @@ struct PagedAttentionConfig {
   std::int32_t head_dim = 0;      ///< even; 64, 80, 96, 128 and 256 have kernels for tensor cores
   float scale = 1.0F;             ///< of the scores; above 0
   std::int32_t sliding_window = 0;
+  float softcap = 0.0F;  ///< scores s become softcap * tanh(s / softcap); 0: they stay as they are
 };
 
 /// The sizes of a step, which alone decide what is launched.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from attention_step import AttentionShape, AttentionStep
@@ -40,18 +41,18 @@ def _describe(shape: AttentionShape) -> str:
     return (
         f"{str(shape.dtype).removeprefix('torch.')} heads {shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim} "
         f"tokens {shape.tokens} sequences {len(shape.lengths)} longest {longest} "
-        f"blocks of {shape.tokens_per_block} window {shape.sliding_window}"
+        f"blocks of {shape.tokens_per_block} window {shape.sliding_window} cap {shape.softcap:g}"
     )
 
 
 def _of(
-    dtype: torch.dtype, head_dim: int, past: tuple[int, ...], lengths: tuple[int, ...], **others: int
+    dtype: torch.dtype, head_dim: int, past: tuple[int, ...], lengths: tuple[int, ...], **others: Any
 ) -> AttentionShape:
     heads = {"num_heads": 8, "num_kv_heads": 2}
     return AttentionShape(dtype=dtype, head_dim=head_dim, past=past, lengths=lengths, **{**heads, **others})
 
 
-def _mixed(dtype: torch.dtype, head_dim: int, **others: int) -> AttentionShape:
+def _mixed(dtype: torch.dtype, head_dim: int, **others: Any) -> AttentionShape:
     """Prompts, chunks behind others, decodes, and padding of both kinds."""
     past = (0, 70, 61, 0, 0, 15, 128, 0, 127)
     lengths = (37, 1, 50, 1, 1, 2, 3, 5, 1)
@@ -66,6 +67,9 @@ def _matrix() -> Iterator[AttentionShape]:
             for window in (1, 16, 17, 100, 1000):
                 yield _mixed(dtype, head_dim, sliding_window=window)
                 yield _of(dtype, head_dim, (1200, 3, 500, 90), (1, 1, 1, 300), sliding_window=window)
+            for cap in (0.25, 3.0, 50.0):
+                yield _mixed(dtype, head_dim, softcap=cap)
+                yield _of(dtype, head_dim, (1200, 3, 500, 90), (1, 1, 1, 300), softcap=cap)
             for heads, kv_heads in ((1, 1), (12, 12), (6, 2), (14, 2), (32, 4), (16, 1), (17, 1), (40, 1)):
                 yield _mixed(dtype, head_dim, num_heads=heads, num_kv_heads=kv_heads)
             # Every number of splits, and one.
@@ -78,7 +82,7 @@ def _matrix() -> Iterator[AttentionShape]:
             yield _mixed(dtype, 80, rotary_half=half)
         for head_dim in (2, 12, 16, 40, 72, 200):
             yield _mixed(dtype, head_dim)
-            yield _mixed(dtype, head_dim, sliding_window=20)
+            yield _mixed(dtype, head_dim, sliding_window=20, softcap=1.5)
         for tokens_per_block in (1, 8, 20):
             yield _mixed(dtype, 64, tokens_per_block=tokens_per_block)
         for _ in range(20):
@@ -106,6 +110,7 @@ def _subset() -> Iterator[AttentionShape]:
         for head_dim in (*HEAD_DIMS, 12):
             yield _mixed(dtype, head_dim, tokens_per_block=16)
         yield _mixed(dtype, 64, sliding_window=33)
+        yield _mixed(dtype, 64, softcap=1.5)
         yield _of(dtype, 64, (700, 300, 5), (1, 1, 1))
 
 

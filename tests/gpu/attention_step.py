@@ -31,6 +31,7 @@ class AttentionShape:
     max_blocks: int = 0
     """0: as many as the longest sequence has."""
     sliding_window: int = 0
+    softcap: float = 0.0
     rotary_half: int = 0
     """0: half the head."""
     padding: tuple[int, ...] = ()
@@ -85,6 +86,7 @@ class AttentionStep:
             shape.head_dim,
             shape.head_dim**-0.5,
             shape.sliding_window,
+            shape.softcap,
         )
         size = self.kernel.workspace_bytes(shape.tokens, len(shape.lengths))
         self.workspace = self.machine.poisoned((size,), torch.uint8)
@@ -235,6 +237,8 @@ class AttentionStep:
         rotated = self._rotated(self.q[rows], rows).to(shape.dtype).double()
         queries = rotated.unflatten(1, (shape.num_kv_heads, -1)).permute(1, 2, 0, 3)
         scores = queries @ cached[0].transpose(1, 2)[:, None] * shape.head_dim**-0.5
+        if shape.softcap:
+            scores = shape.softcap * torch.tanh(scores / shape.softcap)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
         expected = weights @ cached[1][:, None]
         terms = weights @ cached[1].abs()[:, None]

@@ -17,13 +17,15 @@ using cuda::PagedAttentionKernel;
 
 std::unique_ptr<PagedAttentionKernel> make_attention_kernel(int dtype, std::int32_t num_heads,
                                                             std::int32_t num_kv_heads, std::int32_t head_dim,
-                                                            float scale, std::int32_t sliding_window) {
+                                                            float scale, std::int32_t sliding_window,
+                                                            float softcap) {
   return std::make_unique<PagedAttentionKernel>(cuda::PagedAttentionConfig{.dtype = dtype_of(dtype),
                                                                            .num_heads = num_heads,
                                                                            .num_kv_heads = num_kv_heads,
                                                                            .head_dim = head_dim,
                                                                            .scale = scale,
-                                                                           .sliding_window = sliding_window});
+                                                                           .sliding_window = sliding_window,
+                                                                           .softcap = softcap});
 }
 
 void enqueue(const PagedAttentionKernel& kernel, std::int32_t tokens, std::int32_t sequences,
@@ -59,7 +61,7 @@ void bind_attention_kernel(py::module_& module) {
       module, "PagedAttentionKernel", py::module_local(),
       "The plugin PagedAttention. A token whose block is -1 writes nothing and gets zeros.")
       .def(py::init(&make_attention_kernel), py::arg("dtype"), py::arg("num_heads"), py::arg("num_kv_heads"),
-           py::arg("head_dim"), py::arg("scale"), py::arg("sliding_window"),
+           py::arg("head_dim"), py::arg("scale"), py::arg("sliding_window"), py::arg("softcap"),
            "dtype is a value of DType, float16 or bfloat16; the rest are the plugin's attributes. Raises "
            "ConfigError.")
       .def("workspace_bytes", &PagedAttentionKernel::workspace_bytes, py::arg("max_tokens"),

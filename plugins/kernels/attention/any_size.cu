@@ -38,8 +38,7 @@ class AnySize {
     for (std::int32_t first = first_visible(step, position); first <= position; first += kWarpSize) {
       const std::int32_t key = first + lane;
       const T* found = key <= position ? key_at(step, sequence, kv_head, key) : nullptr;
-      const float score =
-          found == nullptr ? kMinusInfinity : product(query, found, step.head_dim) * step.scale;
+      const float score = found == nullptr ? kMinusInfinity : score_of(step, query, found) * step.scale;
       const float greatest = maximum_of_warp(fmaxf(maximum, score));
       const float factor = rescale_factor(maximum, greatest);
       const float weight = rescale_factor(score, greatest);
@@ -67,6 +66,12 @@ class AnySize {
     if (block < 0) return nullptr;
     return static_cast<const T*>(step.kv_pool) +
            key_offset(step, block, kv_head, step.tokens_per_block.remainder(key));
+  }
+
+  /// Before it is scaled.
+  __device__ static float score_of(const AttentionStep& step, const T* query, const T* key) {
+    const float score = product(query, key, step.head_dim);
+    return step.softcap == 0.0F ? score : bounded(score, step.softcap, step.exponent);
   }
 
   __device__ static float product(const T* a, const T* b, std::int32_t size) {

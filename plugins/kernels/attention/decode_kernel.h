@@ -237,6 +237,7 @@ class Decode {
           const T* from = chunk + 1 < kChunks ? tile + (chunk + 1) * kChunk : next_tile;
           if (from != nullptr) load_keys(from, keys);
         }
+        if (step.softcap != 0.0F) bound(scores, step);
         const KeyRange seen{task.first_visible - key, task.keys.end - key};
         if (seen.begin > 0 || seen.end < kTileKeys) hide(seen, scores, values);
         weigh(scores, step.scale, own);
@@ -258,6 +259,14 @@ class Decode {
         const std::uint32_t key[2] = {keys[i][2 * mma_step], keys[i][2 * mma_step + 1]};
         mma_16x8x16<T>(scores[i], query.words, key);
       }
+    }
+  }
+
+  __device__ static void bound(float (&scores)[2][4], const AttentionStep& step) {
+    ADAPTRT_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      ADAPTRT_UNROLL
+      for (float& score : scores[i]) score = bounded(score, step.softcap, step.exponent);
     }
   }
 

@@ -91,6 +91,7 @@ class Prefill {
         if (takes_part) {
           float scores[kRowTiles][kKeys / 8][4];
           score(scores);
+          if (step_.softcap != 0.0F) bound(scores);
           if (key + kKeys - 1 > rows.first || key < first_visible(step_, rows.last)) hide(key, scores);
           weigh(scores);
           round(scores, weights);
@@ -199,6 +200,17 @@ class Prefill {
             mma_16x8x16<T>(scores[i][2 * pair], query[i], first);
             mma_16x8x16<T>(scores[i][2 * pair + 1], query[i], second);
           }
+        }
+      }
+    }
+
+    __device__ void bound(float (&scores)[kRowTiles][kKeys / 8][4]) const {
+      ADAPTRT_UNROLL
+      for (int i = 0; i < kRowTiles; ++i) {
+        ADAPTRT_UNROLL
+        for (int column = 0; column < kKeys / 8; ++column) {
+          ADAPTRT_UNROLL
+          for (float& score : scores[i][column]) score = bounded(score, step_.softcap, step_.exponent);
         }
       }
     }

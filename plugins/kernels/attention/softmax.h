@@ -21,6 +21,22 @@ __device__ inline float power_of_two(float x) {
 #endif
 }
 
+/// 1 / x with a relative error of about 2^-23.
+__device__ inline float reciprocal(float x) {
+#ifdef __CUDACC__
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  return 1.0F / x;
+#endif
+}
+
+/// softcap * tanh(score / softcap), with an error of about softcap / 2^21. `exponent` is 2 log2(e) / softcap.
+__device__ inline float bounded(float score, float softcap, float exponent) {
+  return softcap - 2.0F * softcap * reciprocal(1.0F + power_of_two(score * exponent));
+}
+
 /// The factor that turns weights relative to the maximum `from` into weights relative to `to`, which is not
 /// below it; both in units of log2. No weights at all (from: minus infinity) are left out.
 __device__ inline float rescale_factor(float from, float to) {

@@ -29,7 +29,9 @@ struct AttentionStep {
   std::int32_t num_kv_heads;
   std::int32_t head_dim;
   std::int32_t sliding_window;
-  float scale;  // of the scores, times log2(e): weights are powers of two
+  float scale;     // of the scores, times log2(e): weights are powers of two
+  float softcap;   // of the scores before they are scaled; 0: they are not bounded
+  float exponent;  // 2 log2(e) / softcap
   Divisor tokens_per_block;
   Divisor group;  // query heads of a KV head
 };

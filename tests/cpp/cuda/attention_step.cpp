@@ -190,7 +190,9 @@ std::string RandomAttentionStep::compare_head(std::size_t sequence, std::int32_t
       double score = 0.0;
       for (std::size_t d = 0; d < head_dim; ++d)
         score += double{widen(query[d])} * double{widen(pool_[at + d])};
-      scores.push_back(score * double{config_.scale});
+      score *= double{config_.scale};
+      const double cap = double{config_.softcap};
+      scores.push_back(cap == 0.0 ? score : cap * std::tanh(score / cap));
     }
     const double greatest = *std::max_element(scores.begin(), scores.end());
     double total = 0.0;

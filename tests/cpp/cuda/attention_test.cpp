@@ -63,8 +63,9 @@ void expect_right(const PagedAttentionConfig& config, const StepSizes& sizes,
   step.run();
   BOOST_TEST_CONTEXT("seed " << random.seed << ", head_dim " << config.head_dim << ", heads "
                              << config.num_heads << " / " << config.num_kv_heads << ", window "
-                             << config.sliding_window << ", tokens_per_block " << sizes.tokens_per_block
-                             << ", " << name_of(config.dtype)) {
+                             << config.sliding_window << ", soft cap " << config.softcap
+                             << ", tokens_per_block " << sizes.tokens_per_block << ", "
+                             << name_of(config.dtype)) {
     BOOST_TEST(step.problems() == "");
   }
 }
@@ -133,6 +134,17 @@ BOOST_DATA_TEST_CASE(scores_of_great_magnitude, data::make(kDtypes), dtype) {
   expect_right(config_of(dtype, 4, 2, 64), {.magnitude = 8.0F}, kMixed, random);
 }
 
+BOOST_DATA_TEST_CASE(soft_caps, data::make({64, 80, 96, 128, 256, 20}) * data::make({0.25F, 3.0F, 50.0F}),
+                     head_dim, softcap) {
+  Random random;
+  constexpr std::int32_t kWindows[] = {0, 33};
+  PagedAttentionConfig config = config_of(random.among(kDtypes), 4, 2, head_dim, random.among(kWindows));
+  config.softcap = softcap;
+  // Scores up to 8 times the cap, and far below it.
+  expect_right(config, {.magnitude = random.of(0, 1) == 0 ? 1.0F : 4.0F}, kMixed, random);
+  expect_right(config, {.max_blocks = 40}, {{.past = 1200}, {.past = 300}, {.past = 9}}, random);
+}
+
 BOOST_DATA_TEST_CASE(decodes_over_several_splits, data::make(kHeadDims) * data::make({0, 513}), head_dim,
                      window) {
   Random random;
@@ -176,7 +188,8 @@ BOOST_DATA_TEST_CASE(chunks_of_a_prompt_equal_the_whole, data::make(kHeadDims) *
                      head_dim, window) {
   Random random;
   constexpr std::int32_t kTokens = 100;
-  const PagedAttentionConfig config = config_of(random.among(kDtypes), 4, 2, head_dim, window);
+  PagedAttentionConfig config = config_of(random.among(kDtypes), 4, 2, head_dim, window);
+  config.softcap = random.of(0, 1) == 0 ? 0.0F : 2.0F;
   RandomAttentionStep whole(config, {}, {{.past = random.of(0, 70), .tokens = kTokens}}, random.engine);
   std::vector<std::uint16_t> pool = whole.pool();
   const RandomAttentionStep before = whole;
@@ -260,10 +273,11 @@ BOOST_AUTO_TEST_CASE(what_cannot_be_used_is_refused_by_name) {
                               .num_kv_heads = 2,
                               .head_dim = 7,
                               .scale = 0.0F,
-                              .sliding_window = -1});
+                              .sliding_window = -1,
+                              .softcap = -1.0F});
       },
       {"dtype is float32", "num_heads 3 is not a multiple of num_kv_heads 2", "head_dim is 7", "scale",
-       "sliding_window is -1"}));
+       "sliding_window is -1", "softcap is -1"}));
   BOOST_TEST(
       is_refused([] { PagedAttentionKernel({}); }, {"num_heads is 0", "num_kv_heads is 0", "head_dim is 0"}));
   const PagedAttentionKernel kernel(config_of(DType::kFloat16, 2, 1, 64));

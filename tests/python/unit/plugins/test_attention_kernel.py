@@ -19,7 +19,7 @@ DTYPES = {np.dtype(np.float16): DType.FLOAT16, np.dtype(ml_dtypes.bfloat16): DTy
 # The reference rounds neither the turned queries nor the weights to the engine's type.
 TOLERANCE = {DType.FLOAT16: 4e-3, DType.BFLOAT16: 3e-2}
 
-KERNEL_ATTRIBUTES = ("num_heads", "num_kv_heads", "head_dim", "scale", "sliding_window")
+KERNEL_ATTRIBUTES = ("num_heads", "num_kv_heads", "head_dim", "scale", "sliding_window", "softcap")
 POISON = 0xFF
 
 
@@ -71,8 +71,9 @@ def run_kernel(attributes: dict[str, Any], inputs: list[Array]) -> tuple[Array, 
 
 @pytest.mark.parametrize("head_dim", [12, 64, 128])
 @pytest.mark.parametrize("window", [0, 24])
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_kernels_equal_the_definition(dtype: np.dtype[Any], window: int, head_dim: int) -> None:
+def test_kernels_equal_the_definition(dtype: np.dtype[Any], softcap: float, window: int, head_dim: int) -> None:
     seed = np.random.SeedSequence().entropy
     print(f"seed {seed}")
     attributes = {
@@ -82,7 +83,7 @@ def test_kernels_equal_the_definition(dtype: np.dtype[Any], window: int, head_di
         "head_dim": head_dim,
         "scale": head_dim**-0.5,
         "sliding_window": window,
-        "softcap": 0.0,
+        "softcap": softcap,
     }
     inputs = random_inputs(np.random.default_rng(seed), attributes, dtype)
     expected, expected_pool = PAGED_ATTENTION.evaluate(inputs, attributes)
@@ -94,7 +95,7 @@ def test_kernels_equal_the_definition(dtype: np.dtype[Any], window: int, head_di
 
 
 def test_wrong_addresses_are_refused() -> None:
-    kernel = adaptrt_cuda_emulated.PagedAttentionKernel(DType.FLOAT16.value, 2, 1, 64, 0.125, 0)
+    kernel = adaptrt_cuda_emulated.PagedAttentionKernel(DType.FLOAT16.value, 2, 1, 64, 0.125, 0, 0.0)
     with pytest.raises(ConfigError, match="8 addresses; expected 9: q, k, v, kv_pool"):
         kernel.enqueue(1, 1, 1, 16, 32, [256] * 8, [256] * 2, 0, 0)
     with pytest.raises(ConfigError, match="kv_pool_out must be at the address of kv_pool"):
@@ -103,6 +104,6 @@ def test_wrong_addresses_are_refused() -> None:
 
 def test_a_bad_configuration_is_refused() -> None:
     with pytest.raises(ConfigError, match="dtype is float32; it must be float16 or bfloat16"):
-        adaptrt_cuda_emulated.PagedAttentionKernel(DType.FLOAT32.value, 2, 1, 64, 0.125, 0)
+        adaptrt_cuda_emulated.PagedAttentionKernel(DType.FLOAT32.value, 2, 1, 64, 0.125, 0, 0.0)
     with pytest.raises(ConfigError, match="dtype 9 is not a value of DType"):
-        adaptrt_cuda_emulated.PagedAttentionKernel(9, 2, 1, 64, 0.125, 0)
+        adaptrt_cuda_emulated.PagedAttentionKernel(9, 2, 1, 64, 0.125, 0, 0.0)

@@ -116,6 +116,7 @@ def test_shapes_and_types_are_inferred() -> None:
         (PAGED_ATTENTION, {"cosine": ["T", 4], "sine": ["T", 4]}, {}, "4 wide"),
         (PAGED_ATTENTION, {}, {"num_heads": 3, "num_kv_heads": 2}, "multiple"),
         (PAGED_ATTENTION, {}, {"sliding_window": -1}, "sliding_window"),
+        (PAGED_ATTENTION, {}, {"softcap": -1.0}, "softcap"),
     ],
 )
 def test_what_does_not_fit_is_refused(plugin, shapes, attributes, complaint) -> None:

@@ -121,7 +121,7 @@ def test_a_node_forwards_sizes_addresses_and_stream_to_one_kernel(plugin: Plugin
         context.enqueue([item.desc for item in found], [], inputs, outputs, 7, 8)
     (kernel,) = kernels.lora + kernels.attention
     if plugin is PAGED_ATTENTION:
-        assert kernel.made_with == (DType.BFLOAT16.value, 2, 1, 6, 0.5, 7)
+        assert kernel.made_with == (DType.BFLOAT16.value, 2, 1, 6, 0.5, 7, 0.0)
         assert kernel.launches == [(9, 3, 8, 4, 3, inputs, outputs, 7, 8)] * 2
     else:
         assert kernel.made_with == (DType.BFLOAT16.value, 1, [1, 2], [4, 3], 8, plugin is DORA)
