@@ -100,7 +100,7 @@ class JsonFields:
 
     def integer(self, name: str, *, minimum: int = 1, maximum: int = MAX_INTEGER, default: int | None = None) -> int:
         """An integer from `minimum` to `maximum`. Without a default the field must be there."""
-        value = self._take(name, _is_integer, "an integer", default, minimum)
+        value = self._take(name, is_integer, "an integer", default, minimum)
         if value < minimum:
             self.problem(name, f"is {value}; it must be at least {minimum}")
             return minimum
@@ -115,7 +115,7 @@ class JsonFields:
 
     def number(self, name: str, *, minimum: float = 0.0, above: bool = False, default: float | None = None) -> float:
         """A finite number not below `minimum` (or above it). Without a default the field must be there."""
-        value = float(self._take(name, _is_number, "a finite number", default, minimum + 1.0))
+        value = float(self._take(name, is_finite_number, "a finite number", default, minimum + 1.0))
         if value < minimum or (above and value == minimum):
             self.problem(name, f"is {value}; it must be {'above' if above else 'at least'} {minimum}")
             return minimum + 1.0
@@ -147,9 +147,9 @@ class JsonFields:
         value = self.raw(name)
         if value is None:
             return ()
-        values = [value] if scalar and _is_integer(value) else value
+        values = [value] if scalar and is_integer(value) else value
         if not isinstance(values, list) or not all(
-            _is_integer(item) and minimum <= item <= MAX_INTEGER for item in values
+            is_integer(item) and minimum <= item <= MAX_INTEGER for item in values
         ):
             wanted = "an integer or a list of integers" if scalar else "a list of integers"
             self.problem(name, f"is {describe(value)}; expected {wanted} from {minimum} to {MAX_INTEGER}")
@@ -221,11 +221,13 @@ class JsonFields:
         return cast(T, value)
 
 
-def _is_integer(value: object) -> bool:
+def is_integer(value: object) -> bool:
+    """Whether a JSON value is a whole number, which true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
+def is_finite_number(value: object) -> bool:
+    """Whether a JSON value is a number that a float can hold."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:

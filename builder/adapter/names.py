@@ -18,7 +18,8 @@ _FUSED = {frozenset(info.parts): info for info in lora_modules()}
 
 PEFT_PREFIX = "base_model.model."
 
-# Layers of models that are no family of builder/models/, with the modules that their outputs are, in order.
+# What TensorRT-LLM's converter maps of models that are no family of builder/models/, which the families could not tell:
+# layers, with the modules that their outputs are, in order.
 _QKV = ("attn_q", "attn_k", "attn_v")
 _OTHER_LAYERS = {"self_attn.query_key_value": _QKV, "self_attn.c_attn": _QKV}
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ..json_fields import MAX_INTEGER
+from ..json_fields import MAX_INTEGER, is_finite_number, is_integer
 from .path_pattern import path_pattern
 
 KNOWN_PEFT: Final = "0.21"
@@ -33,16 +32,14 @@ def _boolean(value: Any) -> str | None:
     return None if value is None or isinstance(value, bool) else "expected true or false"
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _rank(value: Any) -> str | None:
-    return None if _is_int(value) and 0 < value <= MAX_INTEGER else f"expected a whole number from 1 to {MAX_INTEGER}"
+    return (
+        None if is_integer(value) and 0 < value <= MAX_INTEGER else f"expected a whole number from 1 to {MAX_INTEGER}"
+    )
 
 
 def _seed(value: Any) -> str | None:
-    return None if _is_int(value) and 0 <= value < 1 << 63 else "expected a whole number from 0 to 2^63 - 1"
+    return None if is_integer(value) and 0 <= value < 1 << 63 else "expected a whole number from 0 to 2^63 - 1"
 
 
 def is_switched_off(value: Any) -> bool:
@@ -51,8 +48,7 @@ def is_switched_off(value: Any) -> bool:
 
 
 def _number(value: Any) -> str | None:
-    number = isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    return None if number else "expected a finite number"
+    return None if is_finite_number(value) else "expected a finite number"
 
 
 def _pattern(value: str, wrapped: str = "{}") -> str | None:
@@ -83,7 +79,7 @@ def _target_modules(value: Any) -> str | None:
 
 def _layers(value: Any) -> str | None:
     values = value if isinstance(value, list) else [value]
-    return None if all(_is_int(item) and item >= 0 for item in values) else "expected layer indices of 0 and above"
+    return None if all(is_integer(item) and item >= 0 for item in values) else "expected layer indices of 0 and above"
 
 
 def _layers_pattern(value: Any) -> str | None:
