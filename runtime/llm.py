@@ -5,7 +5,6 @@ Prompts are given to the tokenizer as they are; the messages of a chat go throug
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, overload
 
-from tokenizers import Tokenizer
-
 from .._core import (
     ConfigError,
     DraftTargetDecodingConfig,
     ExecutorConfig,
     GuidedDecodingParams,
     ModelType,
-    OutputConfig,
-    Request,
     RequestError,
     SamplingConfig,
 )
@@ -32,9 +27,10 @@ from ..builder.progress import Progress, SilentProgress, progress_on
 from .answer import Answer, AnswerStream, AsyncAnswer, Completion
 from .chat_template import ChatTemplate
 from .executor import Executor
+from .llm_config import with_kernels, with_speculation
 from .loaded_engine import TOKENIZER_FILE
-from .options.speculative import DecodingConfig, LookaheadDecodingConfig
-from .text_stream import TextStream
+from .options.speculative import LookaheadDecodingConfig
+from .text_requests import TextRequests, load_tokenizer
 
 _MANY_PROMPTS: Final = 100
 """From so many on, generate() shows on a terminal how far it is."""
@@ -72,11 +68,11 @@ class LLM:
             path = path / TOKENIZER_FILE
         if not path.is_file():
             raise ConfigError(f"{path}: there is no tokenizer; name one with tokenizer=")
-        self._tokenizer = load_tokenizer(path)
+        text_tokenizer = load_tokenizer(path)
         self._template_directory = path.parent
-        config = _with_speculation(_with_kernels(executor_config, kernels), speculative_config)
+        config = with_speculation(with_kernels(executor_config, kernels), speculative_config)
         self._executor = Executor(engine_dir, ModelType.DECODER_ONLY, config, tokenizer=path)
-        self._end_ids = tuple(self._executor.engine.config.pretrained_config.eos_token_id)
+        self._requests = TextRequests(self._executor, text_tokenizer)
         # Those that the executor runs at a time are the first that came, and each has a thread here that waits for it.
         self._workers = ThreadPoolExecutor(
             self._executor.engine_info.max_batch_size, thread_name_prefix="adaptrt-answers"
@@ -171,11 +167,11 @@ class LLM:
         answers: list[Answer] = []
         try:
             for text, name in zip(texts, names, strict=True):
-                prompt = self._tokenizer.encode(text).ids
+                prompt = self._requests.token_ids(text)
                 # Without stop strings, one response with all tokens is less work than one with each.
                 streaming = bool(stop)
                 answers.append(
-                    self._ask(
+                    self._requests.ask(
                         prompt,
                         name,
                         max_tokens,
@@ -219,8 +215,10 @@ class LLM:
 
         The request is made, or refused, when the first piece is asked for.
         """
-        ids = self._tokenizer.encode(prompt).ids
-        return AnswerStream(lambda: self._ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params))
+        ids = self._requests.token_ids(prompt)
+        return AnswerStream(
+            lambda: self._requests.ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params)
+        )
 
     def generate_async(
         self,
@@ -241,9 +239,11 @@ class LLM:
         The request is made at once; an adapter that is not cached is read from disk first. Raises what generate()
         raises, and RuntimeError without a running loop.
         """
-        ids = self._tokenizer.encode(prompt).ids
+        ids = self._requests.token_ids(prompt)
         is_streaming = streaming or bool(stop)
-        answer = self._ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params, streaming=is_streaming)
+        answer = self._requests.ask(
+            ids, lora, max_tokens, sampling_config, stop, guided_decoding_params, streaming=is_streaming
+        )
         return AsyncAnswer(answer, self._workers)
 
     @overload
@@ -299,7 +299,9 @@ class LLM:
         """
         prompt = self._render(messages, lora, tools, template_variables)
         num_answers = 1 if n is None else n
-        answer = self._ask(prompt, lora, max_tokens, sampling_config, stop, guided_decoding_params, n=num_answers)
+        answer = self._requests.ask(
+            prompt, lora, max_tokens, sampling_config, stop, guided_decoding_params, n=num_answers
+        )
         try:
             while not answer.is_final:
                 answer.next_text()
@@ -324,7 +326,9 @@ class LLM:
         Raises what chat() raises for messages; the request is made, or refused, when the first piece is asked for.
         """
         ids = self._render(messages, lora, tools, template_variables)
-        return AnswerStream(lambda: self._ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params))
+        return AnswerStream(
+            lambda: self._requests.ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params)
+        )
 
     def chat_template(self, lora: str | None = None) -> ChatTemplate:
         """What writes the chats of an adapter: its own template, or the model's.
@@ -370,96 +374,9 @@ class LLM:
         variables: Mapping[str, Any] | None,
     ) -> list[int]:
         text = self.chat_template(lora).render(messages, tools=tools, variables=variables)
-        # Templates write the special tokens themselves.
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    def _ask(
-        self,
-        prompt: Sequence[int],
-        lora: str | None,
-        max_tokens: int,
-        sampling_config: SamplingConfig | None,
-        stop: Sequence[str],
-        guided_decoding_params: GuidedDecodingParams | None,
-        *,
-        streaming: bool = True,
-        n: int = 1,
-    ) -> Answer:
-        if sampling_config is not None and sampling_config.num_return_sequences not in (None, n):
-            raise RequestError(
-                f"sampling_config.num_return_sequences is {sampling_config.num_return_sequences}; accepted: None, or "
-                f"{n} as asked for here (generate() takes n)"
-            )
-        sampling = SamplingConfig() if sampling_config is None else sampling_config
-        if sampling.beam_width > 1:
-            if stop:
-                raise RequestError(
-                    f"stop is given with sampling_config.beam_width {sampling.beam_width}; accepted: none, because "
-                    "beams end with tokens"
-                )
-            sampling = copy.copy(sampling)
-            sampling.num_return_sequences = n
-            streaming = False  # beams are final when all are
-        first_text = TextStream(self._tokenizer, stop)  # refuses what is wrong before anything runs
-        request = Request(
-            prompt,
-            max_tokens,
-            streaming=streaming,
-            sampling_config=sampling,
-            output_config=OutputConfig(exclude_input_from_output=True),
-            end_id=self._end_ids[0] if self._end_ids else None,
-            # A request has one end_id; the other tokens that end a text are stop words, cut off again in the output.
-            stop_words=[[token] for token in self._end_ids[1:]] or None,
-            num_return_sequences=n,
-            guided_decoding_params=guided_decoding_params,
-        )
-        request_id = self._executor.enqueue_request(request, adapter=lora)
-        # How many there may be, the executor knows.
-        texts = [first_text, *(TextStream(self._tokenizer, stop) for _ in range(n - 1))]
-        return Answer(self._executor, request_id, texts, self._end_ids)
+        return self._requests.token_ids(text, add_special_tokens=False)  # templates write them
 
 
 def _progress(asked: bool | None, num_prompts: int) -> Progress:
     is_shown = (num_prompts >= _MANY_PROMPTS and sys.stderr.isatty()) if asked is None else asked
     return progress_on() if is_shown else SilentProgress()
-
-
-def _with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig | None:
-    """A configuration with these kernels; the caller's is left as it is."""
-    if not kernels:
-        return config
-    changed = ExecutorConfig() if config is None else copy.copy(config)
-    if changed.kernels not in ("", kernels):
-        raise ConfigError(f"kernels is '{kernels}', and executor_config has '{changed.kernels}'")
-    changed.kernels = kernels
-    return changed
-
-
-def _with_speculation(
-    config: ExecutorConfig | None, speculative_config: LookaheadDecodingConfig | DraftTargetDecodingConfig | None
-) -> ExecutorConfig | None:
-    """A configuration with these drafts; the caller's is left as it is."""
-    if speculative_config is None:
-        return config
-    changed = ExecutorConfig() if config is None else copy.copy(config)
-    if isinstance(speculative_config, DraftTargetDecodingConfig):
-        if changed.draft_target_decoding_config is not None:
-            raise ConfigError("speculative_config is given, and executor_config has a draft_target_decoding_config")
-        draft = copy.copy(speculative_config)
-        if draft.speculative_model_dir:
-            draft.speculative_model_dir = str(engine_for(draft.speculative_model_dir, None, progress_on()))
-        changed.draft_target_decoding_config = draft
-        return changed
-    if changed.decoding_config is not None:
-        raise ConfigError("speculative_config is given, and executor_config has a decoding_config")
-    changed.decoding_config = DecodingConfig(lookahead_decoding_config=speculative_config)
-    return changed
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a tokenizer.json. Raises ConfigError when it cannot be read."""
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers has no class of its own for what it raises
-        raise ConfigError(f"{path}: cannot be read as a tokenizer: {error}") from error

@@ -30,8 +30,8 @@ from ..builder.engine_config import EngineConfig
 from ..builder.engine_quality import Comparison, EngineQuality
 from .engine import LoadedEngine, load_engine
 from .executor import Executor
-from .llm import load_tokenizer
 from .loaded_engine import TOKENIZER_FILE
+from .text_requests import load_tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

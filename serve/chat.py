@@ -14,7 +14,7 @@ from .errors import ApiError
 from .generation import TextPiece
 from .http import EventStream, read_json, unless_disconnected
 from .openai_answers import chat_log_probs, events, merged, new_id, usage
-from .openai_fields import ChatRequest
+from .openai_chat_fields import ChatRequest
 from .openai_requests import adapter_of, answer_length, start_all, text_request
 from .service import Service
 from .tool_calls import PARSERS, FunctionCall, ToolCallParser

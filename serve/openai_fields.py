@@ -16,7 +16,8 @@ MAX_STOP_CHARACTERS: Final = 1024
 MAX_PRIORITY: Final = 100
 DEFAULT_MAX_TOKENS: Final = 16
 """Of a completion, as in OpenAI's API; a chat's answer takes what is left of the context."""
-_INT32_MAX: Final = (1 << 31) - 1
+INT32_MAX: Final = (1 << 31) - 1
+"""Of token ids and of numbers of tokens."""
 _ANY_WHITESPACE: Final = "JSON may have any whitespace"
 _GUIDES: Final = (
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"
@@ -42,13 +43,14 @@ def only(accepted: Any, reason: str) -> PlainValidator:
 
     def check(value: Any) -> Any:
         if type(value) is not type(accepted) or value != accepted:
-            raise ValueError(f"is {_shown(value)}; accepted: {_shown(accepted)} ({reason})")
+            raise ValueError(f"is {shown(value)}; accepted: {shown(accepted)} ({reason})")
         return value
 
     return PlainValidator(check)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as a complaint shows it, cut where it gets long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -62,7 +64,7 @@ def _prompts(value: Any) -> list[str | list[int]]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise ValueError(f"is {_shown(value)}; accepted: a text, a list of texts, token ids, a list of lists of those")
+        raise ValueError(f"is {shown(value)}; accepted: a text, a list of texts, token ids, a list of lists of those")
     if not value:
         raise ValueError("is an empty list; accepted: one prompt or more")
     if type(value[0]) is int:
@@ -72,47 +74,33 @@ def _prompts(value: Any) -> list[str | list[int]]:
 
 def _token_ids(value: Any, place: str) -> list[int]:
     if not isinstance(value, list):
-        raise ValueError(f"{place} is {_shown(value)}; accepted: a text, or a list of token ids")
+        raise ValueError(f"{place} is {shown(value)}; accepted: a text, or a list of token ids")
     for i, token in enumerate(value):
-        if type(token) is not int or not 0 <= token <= _INT32_MAX:
-            raise ValueError(f"{place}[{i}] is {_shown(token)}; accepted: a token id, 0 to {_INT32_MAX}")
+        if type(token) is not int or not 0 <= token <= INT32_MAX:
+            raise ValueError(f"{place}[{i}] is {shown(token)}; accepted: a token id, 0 to {INT32_MAX}")
     return value
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
     """By token id; JSON has texts for it."""
     if not isinstance(value, dict):
-        raise ValueError(f"is {_shown(value)}; accepted: an object from token ids to numbers")
+        raise ValueError(f"is {shown(value)}; accepted: an object from token ids to numbers")
     biases = {}
     for token, bias in value.items():
-        if not (token.isascii() and token.isdigit() and len(token) <= len(str(_INT32_MAX))):
-            raise ValueError(f"has {_shown(token)}; accepted: token ids")
+        if not (token.isascii() and token.isdigit() and len(token) <= len(str(INT32_MAX))):
+            raise ValueError(f"has {shown(token)}; accepted: token ids")
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise ValueError(f"has {_shown(bias)} for token {token}; accepted: -100 to 100")
+            raise ValueError(f"has {shown(bias)} for token {token}; accepted: -100 to 100")
         biases[int(token)] = float(bias)
     return biases
 
 
-def _text_parts(value: Any) -> Any:
-    """Says which part of a message cannot be used, and leaves the rest to the declared type."""
-    if isinstance(value, list):
-        for i, part in enumerate(value):
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind != "text":
-                raise ValueError(
-                    f"[{i}] is of type {_shown(kind)}; accepted: 'text', because the model reads text alone"
-                )
-    elif not isinstance(value, str):
-        raise ValueError(f"is {_shown(value)}; accepted: a text, or a list of text parts")
-    return value
-
-
 Temperature = Annotated[float, Field(ge=0)]
 TopP = Annotated[float, Field(gt=0, le=1)]
-TopK = Annotated[int, Field(ge=-1, le=_INT32_MAX)]
+TopK = Annotated[int, Field(ge=-1, le=INT32_MAX)]
 MinP = Annotated[float, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(gt=0)]
-TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Prompts = Annotated[list[str | list[int]], PlainValidator(_prompts)]
 Stops = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
@@ -205,7 +193,7 @@ class GenerationFields(ModelFields):
     repetition_penalty: RepetitionPenalty = 1.0
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     """None: another one each time."""
-    min_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] = 0
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
     stop: Stops = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
     ignore_eos: bool = False
@@ -230,7 +218,7 @@ class GenerationFields(ModelFields):
     guided_decoding_backend: Annotated[str, only("guidance", "guides are llguidance's")] = "guidance"
     user: str | None = None
     """Without effect."""
-    n: Annotated[int, Field(ge=1, le=_INT32_MAX)] = 1
+    n: Annotated[int, Field(ge=1, le=INT32_MAX)] = 1
     """Answers to a prompt; answer i is what the seed + i gives alone."""
     best_of: Annotated[int, only(1, "no answers are generated but those that are returned; give n")] = 1
     use_beam_search: Annotated[bool, only(False, "beam search is not supported")] = False
@@ -253,7 +241,7 @@ class CompletionRequest(GenerationFields):
     """Body of POST /v1/completions."""
 
     prompt: Prompts
-    max_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] = DEFAULT_MAX_TOKENS
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = DEFAULT_MAX_TOKENS
     """0: the prompt's log probs alone, with echo."""
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] | None = None
@@ -268,142 +256,6 @@ class CompletionRequest(GenerationFields):
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}; max_tokens is {self.max_tokens}")
         return self
-
-
-class TextPart(Fields):
-    """Of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class CalledFunction(Fields):
-    """What an assistant called, its arguments as a JSON text."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(Fields):
-    """In an assistant's message."""
-
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class Message(Fields):
-    """One turn of a conversation."""
-
-    role: Literal["system", "user", "assistant", "tool", "developer"]
-    content: Annotated[str | list[TextPart], BeforeValidator(_text_parts)] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Message:
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"a message with role '{self.role}' has tool_calls; only an assistant's has")
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError(f"a message with role '{self.role}' has no content")
-        return self
-
-
-class Function(Fields):
-    """A function that a model may call; its parameters as a JSON schema."""
-
-    name: Annotated[str, Field(min_length=1)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: Annotated[bool, only(False, "arguments are not held to the schema")] = False
-
-
-class Tool(Fields):
-    """One of a request's tools."""
-
-    type: Literal["function"]
-    function: Function
-
-
-class TemplateFields(Fields):
-    """A conversation, and how it becomes a prompt."""
-
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[Tool] | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Variables of the template."""
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    """The prompt ends with the last message, which the answer continues; without add_generation_prompt."""
-    add_special_tokens: bool = False
-    """Besides those that the template writes."""
-
-    @model_validator(mode="after")
-    def _one_end(self) -> TemplateFields:
-        if self.continue_final_message:
-            if self.add_generation_prompt:
-                raise ValueError(
-                    "continue_final_message and add_generation_prompt are both true; accepted: one of them"
-                )
-            if not self.messages or self.messages[-1].role != "assistant":
-                raise ValueError("continue_final_message is true, but the last message is not the assistant's")
-        return self
-
-
-def _tool_choice(value: Any) -> str:
-    if value in ("none", "auto"):
-        return str(value)
-    raise ValueError(f"is {_shown(value)}; accepted: 'none', 'auto', because no model can be made to call a function")
-
-
-class ChatRequest(GenerationFields, TemplateFields):
-    """Body of POST /v1/chat/completions."""
-
-    max_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
-    """OpenAI's older name of max_completion_tokens; without both, an answer takes what is left of the context."""
-    max_completion_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] = 0
-    tool_choice: Annotated[str, PlainValidator(_tool_choice)] = "auto"
-    parallel_tool_calls: Annotated[bool, only(True, "how many calls an answer has is up to the model")] = True
-
-    @model_validator(mode="after")
-    def _lengths(self) -> ChatRequest:
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise ValueError(
-                f"max_tokens is {self.max_tokens} and max_completion_tokens is {self.max_completion_tokens}; give one"
-            )
-        if self.answer_tokens is not None and self.min_tokens > self.answer_tokens:
-            raise ValueError(f"min_tokens is {self.min_tokens}; max_completion_tokens is {self.answer_tokens}")
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs is given, but logprobs is false")
-        return self
-
-    @property
-    def answer_tokens(self) -> int | None:
-        """As many as the answer may have; None: what is left of the context."""
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-
-
-class TokenizeRequest(ModelFields, TemplateFields):
-    """Body of POST /tokenize: a text, or a conversation."""
-
-    messages: list[Message] = Field(default_factory=list)
-    prompt: str | None = None
-    return_token_strs: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_of_two(cls, content: Any) -> Any:
-        if isinstance(content, dict) and bool(content.get("messages")) == (content.get("prompt") is not None):
-            raise ValueError("expected prompt, a text, or messages, a list that is not empty")
-        return content
-
-    @property
-    def adds_special_tokens_to_text(self) -> bool:
-        """As in completions, unlike in chats, whose templates have them."""
-        return self.add_special_tokens or "add_special_tokens" not in self.model_fields_set
 
 
 class DetokenizeRequest(ModelFields):

@@ -14,7 +14,8 @@ from .completions import complete
 from .errors import ApiError
 from .http import read_json
 from .openai_answers import new_id
-from .openai_fields import DetokenizeRequest, TokenizeRequest
+from .openai_chat_fields import TokenizeRequest
+from .openai_fields import DetokenizeRequest
 from .openai_requests import adapter_of
 from .service import Service
 

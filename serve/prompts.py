@@ -12,7 +12,7 @@ from ..runtime.adapter_store import AdapterStore, AdapterSum, NamedAdapter
 from ..runtime.chat_template import ChatTemplate
 from .async_executor import AsyncExecutor
 from .errors import ApiError
-from .openai_fields import Message, TemplateFields
+from .openai_chat_fields import Message, TemplateFields
 
 LONG_TEXT: Final = 1 << 14
 """Characters; a text that is longer is tokenised beside the loop, which others wait for."""

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from .._core import EngineInfo
 from ..runtime.executor import Executor
-from ..runtime.llm import load_tokenizer
 from ..runtime.loaded_engine import TOKENIZER_FILE
+from ..runtime.text_requests import load_tokenizer
 from .adapters import ServedAdapters
 from .async_executor import AsyncExecutor
 from .errors import ApiError

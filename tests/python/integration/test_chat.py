@@ -153,7 +153,7 @@ def test_a_model_directory_is_built_on_first_use(
     with adaptrt.LLM(str(model), engine_options=options) as llm:
         first = llm.chat(QUESTION, max_tokens=8)
         assert llm.executor.engine.config.build_config.max_seq_len == 256
-    assert "Converting" in capfd.readouterr().err
+    assert "Packing" in capfd.readouterr().err
     with adaptrt.LLM(model, engine_options=options) as llm:
         assert llm.chat(QUESTION, max_tokens=8) == first
         assert len(EngineCache().entries()) == 1

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import adaptrt
-from adaptrt.runtime import llm as llm_module
+from adaptrt.runtime import text_requests
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import build_engine
 
@@ -45,7 +45,7 @@ def generate_only(tokens: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of the text level can generate nothing else."""
     bias = np.full(SPEC.vocab_size, -np.inf, np.float32)
     bias[tokens] = 0.0
-    monkeypatch.setattr(llm_module, "Request", functools.partial(adaptrt.Request, embedding_bias=bias))
+    monkeypatch.setattr(text_requests, "Request", functools.partial(adaptrt.Request, embedding_bias=bias))
 
 
 @pytest.mark.parametrize("end_id", END_IDS)

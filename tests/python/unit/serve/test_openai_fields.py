@@ -9,7 +9,8 @@ import pytest
 
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.http import parse_json
-from adaptrt.serve.openai_fields import ChatRequest, CompletionRequest, TokenizeRequest
+from adaptrt.serve.openai_chat_fields import ChatRequest, TokenizeRequest
+from adaptrt.serve.openai_fields import CompletionRequest
 from adaptrt.serve.options import ServerLimits
 
 LIMITS = ServerLimits()

@@ -1,0 +1,177 @@
+// Which waiting sequences start, and what they start from.
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "adaptrt/sched/scheduler.h"
+
+namespace adaptrt {
+
+namespace {
+
+/// So many waiting sequences without their adapters are passed over in one plan, so that planning stays cheap
+/// whatever the queue's length.
+constexpr std::size_t kMostSkippedInAPlan = 256;
+
+bool has_failed(const Sequence& sequence, const StepPlan& plan) {
+  return std::ranges::find(plan.failed, &sequence, &FailedStart::sequence) != plan.failed.end();
+}
+
+}  // namespace
+
+void Scheduler::collect_failed_loads(StepPlan& plan) const {
+  for (const LoadFailure& failure : lora_cache_->take_load_failures()) {
+    for (Sequence* sequence : waiting_.list()) {
+      if (sequence->adapter && sequence->adapter->generation() == failure.generation) {
+        plan.failed.push_back({sequence, failure.reason});
+      }
+    }
+  }
+}
+
+void Scheduler::start_waiting(StepPlan& plan, bool may_start) {
+  skipped_.clear();
+  may_lease_ = true;
+  num_loading_ = 0;
+  std::size_t num_waiting = 0;  // of those that were looked at
+  WaitingQueue::Walk walk(waiting_);
+  for (;;) {
+    if (std::cmp_greater_equal(running_.size(), limits_.max_batch_size) || tokens_left(plan) == 0) {
+      may_start = false;
+    }
+    if (!may_start && (!looks_ahead() || std::cmp_greater_equal(num_waiting, limits_.max_batch_size))) return;
+    if (num_waiting == kMostSkippedInAPlan) return;
+    Sequence* const next = walk.next();
+    if (next == nullptr) return;
+    Sequence& sequence = *next;
+    if (has_failed(sequence, plan)) continue;
+    ++num_waiting;
+    const AdapterReadiness readiness = readiness_of(sequence);
+    if (readiness != AdapterReadiness::kReady) {
+      pass_over(sequence, readiness, plan);
+      continue;
+    }
+    if (!may_start) continue;
+    switch (try_start(sequence, plan)) {
+      case StartResult::kStarted:
+        --num_waiting;
+        if (!sequence.adapter) break;
+        for (Sequence* skipped : skipped_) ++skipped->times_passed_over;
+        break;
+      case StartResult::kNoRoom:
+        may_start = false;
+        break;
+      case StartResult::kPassedOver:
+      case StartResult::kFailed:
+        break;
+    }
+  }
+}
+
+bool Scheduler::next_are_loading(const StepPlan& plan) {
+  bool loading = false;
+  std::int32_t num_next = 0;
+  may_lease_ = true;
+  num_loading_ = 0;
+  WaitingQueue::Walk walk(waiting_);
+  while (num_next++ < limits_.max_batch_size) {
+    const Sequence* const sequence = walk.next();
+    if (sequence == nullptr) break;
+    if (has_failed(*sequence, plan)) continue;
+    loading = readiness_of(*sequence) == AdapterReadiness::kLoading || loading;
+  }
+  return loading;
+}
+
+AdapterReadiness Scheduler::readiness_of(const Sequence& sequence) {
+  if (!sequence.adapter) return AdapterReadiness::kReady;
+  if (!may_lease_) return AdapterReadiness::kAwaitsOthers;
+  return lora_cache_->ensure(*sequence.adapter, turn_, num_loading_ < limits_.max_batch_size);
+}
+
+void Scheduler::pass_over(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan) {
+  using enum AdapterReadiness;
+  if (readiness == kLoading || readiness == kAwaitsLoads) plan.awaits_loads = true;
+  if (readiness == kLoading) {
+    ++num_loading_;
+    return;
+  }
+  if (readiness == kNoRoom && !any_lease()) plan.unservable.push_back(&sequence);
+  skipped_.push_back(&sequence);
+  if (sequence.times_passed_over >= limits_.max_times_passed_over) may_lease_ = false;
+}
+
+Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) {
+  BlockPool::PrefixMatch match;
+  if (starts_from_shared_blocks(sequence))
+    match = block_pool_.match_prefix(sequence.reuse_key(), sequence.tokens);
+  const std::int32_t to_compute =
+      sequence.num_tokens() - match.num_blocks * block_pool_.tokens_per_block() - match.num_partial_tokens;
+  const bool may_split = limits_.enable_chunked_context || sequence.num_tokens() > limits_.max_num_tokens;
+  if (to_compute > tokens_left(plan) && !may_split) return StartResult::kNoRoom;
+  if (std::cmp_greater(running_.size() + 1,
+                       limits_.max_batch_size - num_promised_forks() - sequence.num_forks))
+    return StartResult::kNoRoom;
+
+  std::int64_t needed = blocks_wanted(sequence) - match.num_blocks;
+  // One more for each sequence, where pausing is allowed, so that none is paused at once for the first token
+  // that it generates.
+  if (may_pause() && !sequence.is_beam && !running_.empty()) needed += 1 + sequence.num_forks;
+  const std::int64_t available = std::int64_t{block_pool_.num_available()} - match.num_unused_blocks;
+  if (needed > available - num_promised_blocks()) return StartResult::kNoRoom;
+
+  std::optional<DeviceLease> lease;
+  while (sequence.adapter && !lease) {
+    try {
+      lease = lora_cache_->acquire(sequence.adapter);
+    } catch (const std::exception& error) {  // of a load that was made here
+      plan.failed.push_back({&sequence, error.what()});
+      return StartResult::kFailed;
+    }
+    if (lease) break;
+    // Another thread has pinned an adapter over it since it was ready.
+    const AdapterReadiness readiness = readiness_of(sequence);
+    if (readiness == AdapterReadiness::kReady) continue;
+    pass_over(sequence, readiness, plan);
+    return StartResult::kPassedOver;
+  }
+  start(sequence, std::move(lease));
+  plan.started.push_back(&sequence);
+  add_to_plan(sequence, std::min({tokens_left(plan), chunk_unit_, sequence.num_to_compute()}), true, plan);
+  return StartResult::kStarted;
+}
+
+void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
+  waiting_.start(sequence);
+  if (waiting_.is_fair() && !sequence.paused) sequence.place = next_place_++;
+  if (sequence.paused) --num_paused_;
+  sequence.paused = false;
+  sequence.times_passed_over = 0;
+  if (lease) sequence.lease = std::make_shared<const DeviceLease>(std::move(*lease));
+  run(sequence);
+  if (starts_from_shared_blocks(sequence)) reuse_blocks(sequence);
+  if (may_pause()) num_kept_ += kept_for(sequence);
+  sequence.num_charged = std::max(sequence.num_charged, sequence.num_computed);
+  charge(sequence, sequence.num_tokens());
+}
+
+void Scheduler::reuse_blocks(Sequence& sequence) {
+  const ReuseKey key = sequence.reuse_key();
+  BlockCopy copy;
+  sequence.num_computed = block_pool_.reuse_prefix(sequence.table, key, sequence.tokens);
+  if (block_pool_.has_second_level()) {
+    const auto is_copied_later = [&](BlockId block) {
+      return std::ranges::any_of(copies_,
+                                 [&](const PlannedCopy& planned) { return planned.blocks.from == block; });
+    };
+    sequence.num_computed += block_pool_.onboard(sequence.table, key, sequence.tokens, is_copied_later);
+  }
+  sequence.num_computed += block_pool_.reuse_beginning(sequence.table, key, sequence.tokens, copy);
+  if (copy.to != kNoBlock) copies_.push_back({.sequence = &sequence, .blocks = copy});
+  retain_blocks(sequence, 0);
+}
+
+}  // namespace adaptrt

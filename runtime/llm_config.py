@@ -1,0 +1,42 @@
+"""What LLM's own arguments make of an ExecutorConfig."""
+
+from __future__ import annotations
+
+import copy
+
+from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig
+from ..builder.model_cache import engine_for
+from ..builder.progress import progress_on
+from .options.speculative import DecodingConfig, LookaheadDecodingConfig
+
+
+def with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig | None:
+    """A configuration with these kernels; the caller's is left as it is."""
+    if not kernels:
+        return config
+    changed = ExecutorConfig() if config is None else copy.copy(config)
+    if changed.kernels not in ("", kernels):
+        raise ConfigError(f"kernels is '{kernels}', and executor_config has '{changed.kernels}'")
+    changed.kernels = kernels
+    return changed
+
+
+def with_speculation(
+    config: ExecutorConfig | None, speculative_config: LookaheadDecodingConfig | DraftTargetDecodingConfig | None
+) -> ExecutorConfig | None:
+    """A configuration with these drafts; the caller's is left as it is."""
+    if speculative_config is None:
+        return config
+    changed = ExecutorConfig() if config is None else copy.copy(config)
+    if isinstance(speculative_config, DraftTargetDecodingConfig):
+        if changed.draft_target_decoding_config is not None:
+            raise ConfigError("speculative_config is given, and executor_config has a draft_target_decoding_config")
+        draft = copy.copy(speculative_config)
+        if draft.speculative_model_dir:
+            draft.speculative_model_dir = str(engine_for(draft.speculative_model_dir, None, progress_on()))
+        changed.draft_target_decoding_config = draft
+        return changed
+    if changed.decoding_config is not None:
+        raise ConfigError("speculative_config is given, and executor_config has a decoding_config")
+    changed.decoding_config = DecodingConfig(lookahead_decoding_config=speculative_config)
+    return changed

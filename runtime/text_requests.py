@@ -1,0 +1,85 @@
+"""Requests of an executor whose answers are read as text."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from .._core import ConfigError, GuidedDecodingParams, OutputConfig, Request, RequestError, SamplingConfig
+from .answer import Answer
+from .executor import Executor
+from .text_stream import TextStream
+
+
+class TextRequests:
+    """Makes requests that end with the model's end tokens, or with stop texts."""
+
+    def __init__(self, executor: Executor, tokenizer: Tokenizer) -> None:
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._end_ids = tuple(executor.engine.config.pretrained_config.eos_token_id)
+
+    def token_ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a prompt."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def ask(
+        self,
+        prompt: Sequence[int],
+        lora: str | None,
+        max_tokens: int,
+        sampling_config: SamplingConfig | None,
+        stop: Sequence[str],
+        guided_decoding_params: GuidedDecodingParams | None,
+        *,
+        streaming: bool = True,
+        n: int = 1,
+    ) -> Answer:
+        """Makes a request of a prompt; raises RequestError or AdapterError for what is refused.
+
+        The arguments are those of LLM.generate(); streaming: pieces of text come with each token.
+        """
+        if sampling_config is not None and sampling_config.num_return_sequences not in (None, n):
+            raise RequestError(
+                f"sampling_config.num_return_sequences is {sampling_config.num_return_sequences}; accepted: None, or "
+                f"{n} as asked for here (generate() takes n)"
+            )
+        sampling = SamplingConfig() if sampling_config is None else sampling_config
+        if sampling.beam_width > 1:
+            if stop:
+                raise RequestError(
+                    f"stop is given with sampling_config.beam_width {sampling.beam_width}; accepted: none, because "
+                    "beams end with tokens"
+                )
+            sampling = copy.copy(sampling)
+            sampling.num_return_sequences = n
+            streaming = False  # beams are final when all are
+        first_text = TextStream(self._tokenizer, stop)  # refuses what is wrong before anything runs
+        request = Request(
+            prompt,
+            max_tokens,
+            streaming=streaming,
+            sampling_config=sampling,
+            output_config=OutputConfig(exclude_input_from_output=True),
+            end_id=self._end_ids[0] if self._end_ids else None,
+            # A request has one end_id; the other tokens that end a text are stop words, cut off again in the output.
+            stop_words=[[token] for token in self._end_ids[1:]] or None,
+            num_return_sequences=n,
+            guided_decoding_params=guided_decoding_params,
+        )
+        request_id = self._executor.enqueue_request(request, adapter=lora)
+        # How many there may be, the executor knows.
+        texts = [first_text, *(TextStream(self._tokenizer, stop) for _ in range(n - 1))]
+        return Answer(self._executor, request_id, texts, self._end_ids)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a tokenizer.json. Raises ConfigError when it cannot be read."""
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers has no class of its own for what it raises
+        raise ConfigError(f"{path}: cannot be read as a tokenizer: {error}") from error

@@ -1,0 +1,159 @@
+"""The bodies of OpenAI's routes that hold a conversation. See openai_fields.py."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+
+from .openai_fields import INT32_MAX, MAX_LOG_PROBS, Fields, GenerationFields, ModelFields, only, shown
+
+
+def _text_parts(value: Any) -> Any:
+    """Says which part of a message cannot be used, and leaves the rest to the declared type."""
+    if isinstance(value, list):
+        for i, part in enumerate(value):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind != "text":
+                raise ValueError(
+                    f"[{i}] is of type {shown(kind)}; accepted: 'text', because the model reads text alone"
+                )
+    elif not isinstance(value, str):
+        raise ValueError(f"is {shown(value)}; accepted: a text, or a list of text parts")
+    return value
+
+
+class TextPart(Fields):
+    """Of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Fields):
+    """What an assistant called, its arguments as a JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Fields):
+    """In an assistant's message."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Fields):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool", "developer"]
+    content: Annotated[str | list[TextPart], BeforeValidator(_text_parts)] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"a message with role '{self.role}' has tool_calls; only an assistant's has")
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError(f"a message with role '{self.role}' has no content")
+        return self
+
+
+class Function(Fields):
+    """A function that a model may call; its parameters as a JSON schema."""
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Annotated[bool, only(False, "arguments are not held to the schema")] = False
+
+
+class Tool(Fields):
+    """One of a request's tools."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class TemplateFields(Fields):
+    """A conversation, and how it becomes a prompt."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the template."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """The prompt ends with the last message, which the answer continues; without add_generation_prompt."""
+    add_special_tokens: bool = False
+    """Besides those that the template writes."""
+
+    @model_validator(mode="after")
+    def _one_end(self) -> TemplateFields:
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise ValueError(
+                    "continue_final_message and add_generation_prompt are both true; accepted: one of them"
+                )
+            if not self.messages or self.messages[-1].role != "assistant":
+                raise ValueError("continue_final_message is true, but the last message is not the assistant's")
+        return self
+
+
+def _tool_choice(value: Any) -> str:
+    if value in ("none", "auto"):
+        return str(value)
+    raise ValueError(f"is {shown(value)}; accepted: 'none', 'auto', because no model can be made to call a function")
+
+
+class ChatRequest(GenerationFields, TemplateFields):
+    """Body of POST /v1/chat/completions."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    """OpenAI's older name of max_completion_tokens; without both, an answer takes what is left of the context."""
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] = 0
+    tool_choice: Annotated[str, PlainValidator(_tool_choice)] = "auto"
+    parallel_tool_calls: Annotated[bool, only(True, "how many calls an answer has is up to the model")] = True
+
+    @model_validator(mode="after")
+    def _lengths(self) -> ChatRequest:
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise ValueError(
+                f"max_tokens is {self.max_tokens} and max_completion_tokens is {self.max_completion_tokens}; give one"
+            )
+        if self.answer_tokens is not None and self.min_tokens > self.answer_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}; max_completion_tokens is {self.answer_tokens}")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs is given, but logprobs is false")
+        return self
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """As many as the answer may have; None: what is left of the context."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+class TokenizeRequest(ModelFields, TemplateFields):
+    """Body of POST /tokenize: a text, or a conversation."""
+
+    messages: list[Message] = Field(default_factory=list)
+    prompt: str | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_of_two(cls, content: Any) -> Any:
+        if isinstance(content, dict) and bool(content.get("messages")) == (content.get("prompt") is not None):
+            raise ValueError("expected prompt, a text, or messages, a list that is not empty")
+        return content
+
+    @property
+    def adds_special_tokens_to_text(self) -> bool:
+        """As in completions, unlike in chats, whose templates have them."""
+        return self.add_special_tokens or "add_special_tokens" not in self.model_fields_set
