@@ -22,7 +22,7 @@ from ..network.adapter_sites import AdaptedModules
 from .adapter import DTYPES, Adapter, Array, ModuleTensors
 from .base_weights import BaseWeights, HuggingFaceBase, modules_of_base
 from .dora import check_against_base, normalized_magnitude, write_files
-from .initial import over_the_unchanged_base
+from .initial import initial_from_base, over_the_unchanged_base
 from .names import ModuleKey, Role
 from .reader import read_adapter
 
@@ -72,7 +72,8 @@ def convert_adapter(
     base: the model that the adapter was trained on, as a Hugging Face directory or a source of its weights.
         Shapes are compared with it, and DoRA magnitudes that are not normalised yet are normalised by it.
     initial_adapter: the directory of the adapter as it was when its training began, which adapters need whose
-        initialisation changed the base (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA).
+        initialisation changed the base (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA). Those of PiSSA and OLoRA are computed
+        from a `base` that is a directory: a factorisation of each weight, which takes long for large models.
     modules: those of the model that will serve the adapter, when it is known: what paths mean, and sizes, which are
         compared.
     magnitudes_normalized: the caller's word for it, for files that carry no mark of it.
@@ -86,13 +87,15 @@ def convert_adapter(
     known = modules or base_modules
     adapter = read_adapter(Path(directory), known, max_rank=max_rank)
     initial = None if initial_adapter is None else read_adapter(Path(initial_adapter), known)
-    over_the_unchanged_base(adapter, initial)
     if modules is not None:
         _check_sizes(adapter, modules)
     if isinstance(base, str | Path):
         base = HuggingFaceBase(Path(base), base_modules, fan_in_fan_out=adapter.fan_in_fan_out)
-    if base is not None:
         check_against_base(adapter, base)
+        initial = initial or initial_from_base(adapter, base)
+    elif base is not None:
+        check_against_base(adapter, base)
+    over_the_unchanged_base(adapter, initial)
     if adapter.is_dora and not (adapter.magnitudes_normalized or magnitudes_normalized):
         if base is None:
             raise AdapterError(

@@ -6,10 +6,13 @@ that is LoRA of twice the rank, with the columns of B and -B0 beside one another
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from ..._core import AdapterError
-from .adapter import Adapter, Array, FloatArray
+from .adapter import Adapter, Array, FloatArray, ModuleTensors
+from .base_weights import BaseWeights
 from .recognise import CONFIG_FILE
 
 
@@ -26,10 +29,13 @@ def over_the_unchanged_base(adapter: Adapter, initial: Adapter | None) -> None:
             raise AdapterError(f"{config}: its initialisation left the base as it was, but an initial adapter is given")
         return
     if initial is None:
+        remedy = "give the initial adapter"
+        if adapter.base_changing_init in _OF_THE_BASE_ALONE:
+            remedy += " or convert it with the base model's directory"
         raise AdapterError(
             f'{config}: init_lora_weights = "{adapter.base_changing_init}": this initialisation changed the base '
-            "model's weights, so the adapter is not all of the change; give the initial adapter, or save the adapter "
-            "with PEFT's path_initial_model_for_weight_conversion to get a plain LoRA adapter"
+            f"model's weights, so the adapter is not all of the change; {remedy}, or save the adapter with PEFT's "
+            "path_initial_model_for_weight_conversion to get a plain LoRA adapter"
         )
     if initial.base_changing_init or initial.is_dora:
         raise AdapterError(
@@ -48,6 +54,38 @@ def over_the_unchanged_base(adapter: Adapter, initial: Adapter | None) -> None:
     problems += [f"module '{key.path}' is not in {adapter.file}" for key in initial.modules.keys() - adapter.modules]
     if problems:
         raise AdapterError(f"{initial.file}: " + "; ".join(problems))
+
+
+def initial_from_base(adapter: Adapter, base: BaseWeights) -> Adapter | None:
+    """The initial adapter where it follows from the base's weights alone; None where it does not.
+
+    PiSSA took out the largest singular values and OLoRA the first columns of Q and rows of R, each of which is one
+    product whatever the signs. The base has to have every module (check_against_base()).
+    """
+    factors = _OF_THE_BASE_ALONE.get(adapter.base_changing_init)
+    if factors is None:
+        return None
+    modules = {}
+    for key, tensors in adapter.modules.items():
+        weight = np.concatenate(list(base.row_blocks(key)))
+        b, a = factors(weight, tensors.rank, tensors.scale)
+        modules[key] = ModuleTensors(a, b, None, tensors.scale, tensors.names)
+    return Adapter(adapter.directory, adapter.file, "LoRA", modules, {}, adapter.fan_in_fan_out)
+
+
+def _pissa(weight: FloatArray, rank: int, scale: float) -> tuple[FloatArray, FloatArray]:
+    """B0 [out, rank] and A0 [rank, in], of which the weight lost scale B0 A0."""
+    left, values, right = np.linalg.svd(weight, full_matrices=False)
+    return (left[:, :rank] * (values[:rank] / np.float32(scale))), right[:rank]
+
+
+def _olora(weight: FloatArray, rank: int, scale: float) -> tuple[FloatArray, FloatArray]:
+    del scale  # that of what was taken out is the adapter's
+    q, r = np.linalg.qr(weight)
+    return q[:, :rank], r[:rank]
+
+
+_OF_THE_BASE_ALONE: Final = {"olora": _olora, "pissa": _pissa}
 
 
 def _wide(matrix: Array) -> FloatArray:

@@ -56,7 +56,7 @@ class Served:
         for kind in ("lora", "dora"):
             self.by_peft[f"mlx-{kind}"] = self.by_peft[kind]
             self.adapters[f"mlx-{kind}"] = as_mlx(self.by_peft[kind], directory / f"mlx-{kind}", num_layers=-1)
-        self.initial: dict[str, Path] = {}
+        self.initial: dict[str, Path | None] = {}
         if name != "gpt2":
             for init in ("pissa", "olora"):
                 adapter, initial = save_with_initial(
@@ -64,6 +64,8 @@ class Served:
                 )
                 self.by_peft[init] = self.adapters[init] = adapter
                 self.initial[init] = initial
+                self.by_peft[f"{init}-by-its-base"] = self.adapters[f"{init}-by-its-base"] = adapter
+                self.initial[f"{init}-by-its-base"] = None
 
     def lora(self, kind: str) -> adaptrt.LoraConfig:
         task_id = list(self.adapters).index(kind)

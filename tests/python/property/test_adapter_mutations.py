@@ -137,14 +137,16 @@ def convert(directory: Path, model: Path) -> tuple[ConvertedAdapter | None, str]
 
 
 def merged(model: Path, directory: Path) -> dict[str, np.ndarray]:
-    """What PEFT loads, with B = 0 for modules that the file has no tensors of, whatever init_lora_weights says."""
+    """What PEFT loads, with B = 0 for modules that the file has no tensors of, whatever init_lora_weights says; but for
+    initialisations that change the base, whose A and B give back what they took."""
     base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded = PeftModel.from_pretrained(base, directory)
     present = {name.replace(".default", "") for name in load_file(directory / TENSORS)}
+    gives_back = json.loads((directory / CONFIG).read_text())["init_lora_weights"] in ("pissa", "olora")
     with torch.no_grad():
-        for name, parameter in loaded.named_parameters():
+        for name, parameter in [] if gives_back else loaded.named_parameters():
             if "lora_B" in name and not _is_present(name, present):
                 parameter.zero_()
     state = copy.deepcopy(loaded.merge_and_unload()).state_dict()
