@@ -114,6 +114,29 @@ def test_a_crowd_of_kinds_changes_no_bit(served: Served) -> None:
         assert answer.same_bits(alone), case[0]
 
 
+def test_kinds_come_back_after_eviction(served: Served) -> None:
+    """By name, from a host level that holds some of them; also sums, and a name that another adapter has taken over."""
+    rank, host_bytes = (16, 120_000) if served.is_transposed else (40, 300_000)  # LoKr has the largest rank
+    cache = adaptrt.PeftCacheConfig(max_adapter_size=rank, optimal_adapter_size=rank, host_cache_size=host_bytes)
+    prompt = list(range(5, 20))
+    names = [*(kind for kind in served.adapters if kind not in served.initial), "lora:0.5+adalora:0.5"]
+    with adaptrt.Executor(
+        served.engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig(peft_cache_config=cache)
+    ) as executor:
+        for name in names[:-1]:
+            executor.add_adapter(name, served.adapters[name])
+
+        def ask(name: str) -> Answer:
+            return collect(executor, executor.enqueue_request(make_request(prompt, 4), adapter=name))
+
+        first = {name: ask(name) for name in names}
+        assert executor.lora_cache_stats().host_evictions > 0
+        for name in reversed(names):
+            assert ask(name).same_bits(first[name]), name
+        executor.add_adapter("lora", served.adapters["mlx-dora"], replace=True)
+        assert ask("lora").same_bits(first["dora"])
+
+
 def test_factors_of_fused_layers(tmp_path: Path) -> None:
     """IA3 over Phi-3: those of down_proj's inputs are some of gate_up_proj's outputs, which have their own as well."""
     model = save_family(FAMILIES["phi3"], tmp_path / "model")
