@@ -2,14 +2,16 @@
 
 adapter_config.json holds regular expressions, and adapters come from strangers: `re` backtracks, so that a pattern
 such as (a*)*b could keep it busy for years. Here a pattern becomes a program whose threads advance together, one
-character at a time (K. Thompson, "Regular Expression Search Algorithm", 1968). What only backtracking can match
-(lookarounds, backreferences, possessive and atomic groups) and flags are refused.
+character at a time (K. Thompson, "Regular Expression Search Algorithm", 1968). The body of a lookaround is a program of
+its own, which runs over the path before: for a lookahead from its end, since what a position is followed by is known
+then. Adapters of models that see leave the vision tower out in that way: ^(?!.*visual).*(?:q_proj|v_proj). What only
+backtracking can match (backreferences, possessive and atomic groups) and flags are refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -21,6 +23,7 @@ _MAX_NESTING: Final = 50
 
 _COUNT: Final = re.compile(r"\{(?P<least>\d*)(?P<comma>,?)(?P<most>\d*)\}")
 _CLASS: Final = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_GROUP_KIND: Final = re.compile(r"P<\w+>|(?P<look><?[=!])")
 _CLASS_ESCAPES: Final = "dDsSwW"
 _ANCHOR_ESCAPES: Final = "bBAZ"
 
@@ -52,7 +55,22 @@ class _Repetition:
     most: int | None
 
 
-_Node = _Character | _Anchor | _Sequence | _Choice | _Repetition
+@dataclass(frozen=True)
+class _Look:
+    body: _Node
+    ahead: bool
+    wanted: bool
+
+
+_Node = _Character | _Anchor | _Sequence | _Choice | _Repetition | _Look
+
+
+@dataclass(frozen=True)
+class _Held:
+    """That the body of a lookaround, by its number, matches at a position, or does not."""
+
+    look: int
+    wanted: bool
 
 
 class PathPattern:
@@ -66,33 +84,72 @@ class PathPattern:
             re.compile(text)
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"it is not a regular expression: {error}") from None
-        # Each instruction: an atom and where to go on after it, or None and where else to go on at once.
-        self._program: list[tuple[_Character | _Anchor | None, tuple[int, ...]]] = []
-        self._emit(_Parser(text).parse())
+        self._looks: list[_Program] = []
+        self._program = _Program(_Parser(text).parse(), self._looks)
 
     def matches(self, path: str) -> bool:
         """Whether the pattern matches the whole path."""
-        threads = self._closure({0}, path, 0)
-        for position, character in enumerate(path, start=1):
-            advanced: set[int] = set()
-            for thread in threads:
-                if thread == len(self._program):
-                    continue
-                atom, targets = self._program[thread]
-                if isinstance(atom, _Character) and atom.accepts.fullmatch(character):
-                    advanced.update(targets)
-            threads = self._closure(advanced, path, position)
-        return len(self._program) in threads
+        held: list[set[int]] = []
+        for look in self._looks:
+            held.append(look.ends(path, held, begins_anywhere=True))
+        return len(path) in self._program.ends(path, held)
 
-    def _closure(self, threads: set[int], path: str, position: int) -> set[int]:
+
+class _Program:
+    """What a node matches, as instructions that threads follow.
+
+    `looks` are the bodies of lookarounds, inner ones first; those of the node are added. A program that runs
+    `backwards` takes the path's characters from the last to the first: so it finds where what it matches begins.
+    """
+
+    def __init__(self, node: _Node, looks: list[_Program], *, backwards: bool = False) -> None:
+        # Each an atom and where to go on after it, or None and where else to go on at once.
+        self._instructions: list[tuple[_Character | _Anchor | _Held | None, tuple[int, ...]]] = []
+        self._looks = looks
+        self._backwards = backwards
+        self._emit(node)
+
+    def ends(self, path: str, held: Sequence[set[int]], *, begins_anywhere: bool = False) -> set[int]:
+        """Where matches end that begin where the program does, or at any position.
+
+        `held` are the ends of the lookarounds' bodies.
+        """
+        found: set[int] = set()
+        threads: set[int] = set()
+        positions = range(len(path) + 1)
+        first = len(path) if self._backwards else 0
+        for position in reversed(positions) if self._backwards else positions:
+            if begins_anywhere or position == first:
+                threads.add(0)
+            threads = self._closure(threads, path, position, held)
+            if len(self._instructions) in threads:
+                found.add(position)
+            character = path[position - 1 : position] if self._backwards else path[position : position + 1]
+            threads = self._advanced(threads, character)
+        return found
+
+    def _advanced(self, threads: set[int], character: str) -> set[int]:
+        """The threads that take a character, behind it; none where there is no character."""
+        advanced: set[int] = set()
+        for thread in threads - {len(self._instructions)}:
+            atom, targets = self._instructions[thread]
+            if isinstance(atom, _Character) and atom.accepts.fullmatch(character):
+                advanced.update(targets)
+        return advanced
+
+    def _closure(self, threads: set[int], path: str, position: int, held: Sequence[set[int]]) -> set[int]:
         """The threads and all that they reach at this position without taking a character."""
         reached, pending = set(threads), list(threads)
         while pending:
             thread = pending.pop()
-            if thread == len(self._program):
+            if thread == len(self._instructions):
                 continue
-            atom, targets = self._program[thread]
-            if isinstance(atom, _Character) or (isinstance(atom, _Anchor) and not atom.holds.match(path, position)):
+            atom, targets = self._instructions[thread]
+            if isinstance(atom, _Character):
+                continue
+            if isinstance(atom, _Anchor) and not atom.holds.match(path, position):
+                continue
+            if isinstance(atom, _Held) and (position in held[atom.look]) is not atom.wanted:
                 continue
             new = [target for target in targets if target not in reached]
             reached.update(new)
@@ -101,50 +158,54 @@ class PathPattern:
 
     def _emit(self, node: _Node) -> None:
         if isinstance(node, _Sequence):
-            for item in node.items:
+            for item in reversed(node.items) if self._backwards else node.items:
                 self._emit(item)
         elif isinstance(node, _Choice):
             self._emit_choice(node)
         elif isinstance(node, _Repetition):
             self._emit_repetition(node)
+        elif isinstance(node, _Look):
+            # What follows a position is found from the end.
+            self._looks.append(_Program(node.body, self._looks, backwards=node.ahead))
+            self._append(_Held(len(self._looks) - 1, node.wanted), len(self._instructions) + 1)
         else:
-            self._append(node, len(self._program) + 1)
+            self._append(node, len(self._instructions) + 1)
 
     def _emit_choice(self, node: _Choice) -> None:
         fork = self._append(None)
         starts, ends = [], []
         for item in node.items:
-            starts.append(len(self._program))
+            starts.append(len(self._instructions))
             self._emit(item)
             ends.append(self._append(None))
-        self._program[fork] = (None, tuple(starts))
+        self._instructions[fork] = (None, tuple(starts))
         for end in ends:
-            self._program[end] = (None, (len(self._program),))
+            self._instructions[end] = (None, (len(self._instructions),))
 
     def _emit_repetition(self, node: _Repetition) -> None:
         for _ in range(node.least):
-            before = len(self._program)
+            before = len(self._instructions)
             self._emit(node.item)
-            if len(self._program) == before:
+            if len(self._instructions) == before:
                 return  # what is repeated is empty, and so is the repetition: no need to count to a billion
         if node.most is None:
             fork = self._append(None)
             self._emit(node.item)
             self._append(None, fork)
-            self._program[fork] = (None, (fork + 1, len(self._program)))
+            self._instructions[fork] = (None, (fork + 1, len(self._instructions)))
             return
         forks = []
         for _ in range(node.most - node.least):
             forks.append(self._append(None))
             self._emit(node.item)
         for fork in forks:
-            self._program[fork] = (None, (fork + 1, len(self._program)))
+            self._instructions[fork] = (None, (fork + 1, len(self._instructions)))
 
-    def _append(self, atom: _Character | _Anchor | None, *targets: int) -> int:
-        if len(self._program) == MAX_INSTRUCTIONS:
+    def _append(self, atom: _Character | _Anchor | _Held | None, *targets: int) -> int:
+        if len(self._instructions) + sum(len(look._instructions) for look in self._looks) >= MAX_INSTRUCTIONS:
             raise ValueError("its repetitions are too many to be matched in a short time")
-        self._program.append((atom, targets))
-        return len(self._program) - 1
+        self._instructions.append((atom, targets))
+        return len(self._instructions) - 1
 
 
 class _Parser:
@@ -182,20 +243,23 @@ class _Parser:
         return _Character(re.compile("." if character == "." else re.escape(character)))
 
     def _group(self) -> _Node:
+        look = None
         if self._take("?") and not self._take(":"):
-            name = re.compile(r"P<\w+>").match(self._text, self._position)
-            if name is None:
+            kind = _GROUP_KIND.match(self._text, self._position)
+            if kind is None:
                 raise ValueError(
-                    f"'(?{self._text[self._position]}' is not supported; accepted: groups (...) and (?:...)"
+                    f"'(?{self._text[self._position]}' is not supported; accepted: groups (...) and (?:...), and "
+                    "lookarounds (?=...), (?!...), (?<=...) and (?<!...)"
                 )
-            self._position = name.end()
+            look = kind["look"]
+            self._position = kind.end()
         self._nesting += 1
         if self._nesting > _MAX_NESTING:
             raise ValueError(f"groups are nested deeper than {_MAX_NESTING}")
         node = self._choice()
         self._nesting -= 1
         self._take(")")
-        return node
+        return node if look is None else _Look(node, ahead="<" not in look, wanted="=" in look)
 
     def _escape(self) -> _Node:
         character = self._text[self._position]

@@ -98,7 +98,7 @@ def refusal(directory: Path, **options) -> str:
         ("exclude_modules", 1, "expected a list"),
         ("layers_to_transform", [-1], "layer indices"),
         ("layers_to_transform", "0", "layer indices"),
-        ("target_modules", ".*(?=q_proj)q_proj", "'(?=' is not supported"),
+        ("target_modules", ".*(q)?(?(1)_proj|x)", "'(?(' is not supported"),
         ("layers_pattern", [3], "name of a list of layers"),
         ("layers_pattern", "(a*)*", "name of a list of layers"),
         ("layers_pattern", "layers", "needs layers_to_transform"),

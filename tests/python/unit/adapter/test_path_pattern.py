@@ -23,6 +23,7 @@ def groups(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.builds("{}{}".format, inner, inner),
         st.builds("({}|{})".format, inner, inner),
         st.builds("(?:{}){}".format, inner, COUNTS),
+        st.builds("(?{}{})".format, st.sampled_from(["=", "!", "<=", "<!"]), inner),
         st.builds("(?P<name>{})".format, inner).filter(lambda text: text.count("?P<") == 1),
     )
 
@@ -47,6 +48,9 @@ def test_the_answer_is_that_of_re(pattern: str, path: str) -> None:
         r"(?:.*?(?:language|text|model).*?(?:self_attn|attention).*?(?:q_proj|k_proj))",
         r"(.*\.)?(^model\.layers\.12\.self_attn\.q_proj)$",
         r"(.*\.)?(q_proj)$",
+        r"^(?!.*(?:visual|patch_embed)).*(?:q_proj|up_proj).*",
+        r"^(model(?=\.).*\.(up_proj|q_proj))$",
+        r"^(?:(?!.*mlp)(?:.*(?<=attn\.)(?:q_proj|down_proj))).*",
     ],
 )
 def test_patterns_as_peft_writes_them(pattern: str) -> None:
@@ -57,7 +61,17 @@ def test_patterns_as_peft_writes_them(pattern: str) -> None:
 # `re` would take longer than the universe for some of these.
 @pytest.mark.parametrize(
     "pattern",
-    ["(.*)*x", "(.*.*)*x", ".*" * 500 + "x", "((((((.*)*)*)*)*)*)*x", "(.?){400}x", "(.+.+)+x", "(){1000000000}x"],
+    [
+        "(.*)*x",
+        "(.*.*)*x",
+        ".*" * 500 + "x",
+        "((((((.*)*)*)*)*)*)*x",
+        "(.?){400}x",
+        "(.+.+)+x",
+        "(){1000000000}x",
+        "(?=(.*)*x)" * 50 + ".*",
+        "(?:(?=.*(?=.*(?=.*x)))|y)*z",
+    ],
 )
 def test_hostile_patterns_are_answered(pattern: str) -> None:
     assert not PathPattern(pattern).matches(PATH)
@@ -66,8 +80,9 @@ def test_hostile_patterns_are_answered(pattern: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        ("(?=a)b", r"'\(\?=' is not supported"),
-        ("(?<!a)b", r"'\(\?<' is not supported"),
+        ("(a)?(?(1)b|c)", r"'\(\?\(' is not supported"),
+        ("(?=(a{100}){60})b", "repetitions are too many"),
+        ("(?:(?=a{9})){1000}b", "repetitions are too many"),
         ("(?i)a", r"'\(\?i' is not supported"),
         (r"(a)\1", r"'\\1' is not supported"),
         (r"\u0061", r"'\\u' is not supported"),
