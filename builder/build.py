@@ -25,6 +25,7 @@ from .conversion.checkpoint import Checkpoint
 from .engine_directory import CompilerOptions, is_engine_directory, write_engine
 from .engine_quality import EngineQuality, QualityMeasure
 from .network.onnx_file import check_dump_path
+from .network.ops import Experts
 from .output_directory import replaced_directory
 from .progress import Progress, SilentProgress
 
@@ -155,6 +156,8 @@ def _checked_config(
         if quantization is not None and config.compress_weights:
             problems.append("compress_weights and quantization: quantised weights cannot be compressed; choose one")
     else:
+        if any(isinstance(op, Experts) for op in checkpoint.network.ops):
+            problems.append(f"{checkpoint.config.architecture} has experts, which need backend {NATIVE}")
         needs = {"quantization": quantization is not None, "quality_text": quality is not None}
         problems += [f"{name} needs backend {NATIVE}" for name, given in needs.items() if given]
     if workers < 1:

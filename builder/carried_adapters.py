@@ -32,9 +32,9 @@ def with_adapters(config: BuildConfig, checkpoint: CheckpointConfig) -> BuildCon
     )
     of_model = AdaptedModules(declare(checkpoint))
     modules = modules or of_model.names
-    absent = [name for name in modules if of_model.sizes_of(0, name) is None]
+    absent = [name for name in modules if not of_model.has(name)]
     if absent:
-        accepted = [info.name for info in lora_modules() if of_model.sizes_of(0, info.name) is not None]
+        accepted = [info.name for info in lora_modules() if of_model.has(info.name)]
         raise ConfigError(
             f"lora_target_modules names {', '.join(absent)}, which {checkpoint.architecture} does not have; accepted: "
             f"{', '.join(accepted)}"

@@ -15,7 +15,7 @@ from .._core import CpuEngine, EngineError, ExecutorConfig, QuantAlgo
 from ..builder.checkpoint.config import CheckpointConfig
 from ..builder.compile.bind import bind_program
 from ..builder.compile.engine_file import EngineFile
-from ..builder.compile.plan import LinearOp, Program
+from ..builder.compile.plan import ExpertsOp, LinearOp, LinearPart, Program
 from ..builder.engine_config import ENGINE_FILE, EngineConfig
 from .engine_weights import EngineBase
 from .kv_identity import kv_identity
@@ -118,6 +118,12 @@ def _quant_algo(checkpoint: CheckpointConfig) -> str:
 
 
 def _quant_algo_of_layers(program: Program) -> str:
-    """That of the linear layers of decoder layers."""
-    how = {part.weight.quantization for op in program.body if isinstance(op, LinearOp) for part in op.parts}
-    return ", ".join(sorted(QuantAlgo.NONE.name if one is None else one.algo.name for one in how))
+    """That of the linear layers of decoder layers; routers stay as they are."""
+    parts: list[LinearPart] = []
+    for op in program.body:
+        if isinstance(op, LinearOp):
+            parts += op.parts
+        elif isinstance(op, ExpertsOp):
+            parts += (*op.gate_up, *op.down)
+    how = {part.weight.quantization.algo.name for part in parts if part.weight.quantization is not None}
+    return ", ".join(sorted(how)) or QuantAlgo.NONE.name

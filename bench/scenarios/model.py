@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from adaptrt._core import ModelShape, lora_modules
+from adaptrt._core import LoraLayout
 from adaptrt.builder.safetensors_stream import SafetensorsWriter, TensorSpec
 
 SEED = 20
@@ -42,17 +42,6 @@ class BenchModel:
         if self.head_dim % 2 != 0:
             found.append(f"has head_dim {self.head_dim}; expected an even number")
         return found
-
-    @property
-    def shape(self) -> ModelShape:
-        """What the widths of adapters follow from."""
-        return ModelShape(
-            hidden_size=self.hidden_size,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            intermediate_size=self.intermediate_size,
-        )
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...], float]]:
         """(name, shape, standard deviation) of every tensor of the Hugging Face checkpoint; 0: values around 1."""
@@ -106,8 +95,7 @@ def write_model(model: BenchModel, directory: Path) -> None:
 
 
 def random_adapter(
-    shape: ModelShape,
-    num_layers: int,
+    layout: LoraLayout,
     rank: int,
     seed: int,
     *,
@@ -120,16 +108,19 @@ def random_adapter(
     Values are of the size that training gives: A as drawn for it, B a twentieth of what would double the base's output.
     """
     generator = np.random.default_rng((SEED, seed))
-    sizes = {module.id: module.sizes(shape) for module in lora_modules() if module.id in modules}
-    config = [(layer, module_id) for layer in range(num_layers) for module_id in sizes]
+    sizes = {
+        (layer, module): (found.in_size, found.out_size)
+        for layer in range(layout.num_layers)
+        for module in modules
+        if (found := layout.sizes_of(layer, module)) is not None
+    }
     width = max(rank * (fan_in + out) + (out if dora else 0) for fan_in, out in sizes.values())
-    weights = np.zeros((len(config), width), dtype)
-    for row, (_, module_id) in enumerate(config):
-        fan_in, out = sizes[module_id]
+    weights = np.zeros((len(sizes), width), dtype)
+    for row, (fan_in, out) in enumerate(sizes.values()):
         a = generator.standard_normal(rank * fan_in, dtype=np.float32) * fan_in**-0.5
         b = generator.standard_normal(rank * out, dtype=np.float32) * (0.05 * rank**-0.5)
         magnitude = 1.0 + 0.05 * generator.standard_normal(out if dora else 0, dtype=np.float32)
         values = np.concatenate([a, b, magnitude])
         weights[row, : values.size] = values
-    table = np.array([(module_id, layer, rank, int(dora)) for layer, module_id in config], np.int32)
+    table = np.array([(module_id, layer, rank, int(dora)) for layer, module_id in sizes], np.int32)
     return weights, table

@@ -33,8 +33,7 @@ class RandomAdapters(AdapterLibrary):
             layout = self.engine.program.lora
             modules = [info.id for info in lora_modules() if info.name in DEFAULT_TARGET_MODULES]
             self._made[rank, dora] = random_adapter(
-                self.engine.program.shape,
-                self.engine.program.num_layers,
+                layout,
                 rank,
                 seed=2 * rank + dora,
                 dora=dora,

@@ -86,13 +86,12 @@ class CheckpointConfig:
 
     @property
     def model_shape(self) -> ModelShape:
-        """The sizes that the widths of adapters' modules follow from."""
+        """The sizes of attention, and of rows."""
         return ModelShape(
             hidden_size=self.hidden_size,
             num_attention_heads=self.num_attention_heads,
             num_key_value_heads=self.num_key_value_heads,
             head_dim=self.head_size,
-            intermediate_size=self.intermediate_size,
         )
 
     @property
@@ -243,6 +242,7 @@ def _read_own(source: JsonFields, config_class: type[CheckpointConfig]) -> dict[
     readers: dict[Any, Callable[[str], Any]] = {
         bool: source.boolean,
         int: source.integer,
+        int | None: source.optional_integer,
         float: source.number,
         float | None: source.optional_number,
         tuple[int, ...]: source.integers,

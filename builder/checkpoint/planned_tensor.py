@@ -24,3 +24,5 @@ class PlannedTensor:
     shape: tuple[int, ...]
     slices: tuple[Slice, ...]
     zero_rows: int = 0
+    float32: bool = False
+    """It is not of the checkpoint's dtype, but of this."""

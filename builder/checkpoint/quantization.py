@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,13 +21,9 @@ INT8_KV_CACHE: Final = "INT8"
 """TensorRT-LLM's name, in kv_cache_quant_algo."""
 QUANT_ALGOS: Final = tuple(algo.name for algo in QuantAlgo if algo is not QuantAlgo.NONE)
 
-# Of the linear layers of a decoder layer.
-_LAYER_WEIGHTS: Final = (
-    "attention.qkv.weight",
-    "attention.dense.weight",
-    "mlp.fc.weight",
-    "mlp.gate.weight",
-    "mlp.proj.weight",
+# Of the linear layers of a decoder layer; routers are too small to be worth it, and choose by small differences.
+_LAYER_WEIGHTS: Final = re.compile(
+    r"transformer\.layers\.\d+\.(attention\.(qkv|dense)|mlp\.((experts\.\d+|shared_expert)\.)?(fc|gate|proj))\.weight"
 )
 _WEIGHT: Final = ".weight"
 _CHANNEL_SCALE: Final = "per_channel_scale"
@@ -70,7 +67,7 @@ class QuantConfig:
         """How a tensor is quantised: lm_head to int8 whatever the layers are; None for what stays as it is."""
         if name == LM_HEAD:
             return QuantConfig(quant_algo=QuantAlgo.W8A16)
-        return self if name.endswith(_LAYER_WEIGHTS) else None
+        return self if _LAYER_WEIGHTS.fullmatch(name) else None
 
     def scales_of(self, name: str) -> str:
         """The tensor with the scales of a quantised weight; `self` is of_tensor() of that weight."""

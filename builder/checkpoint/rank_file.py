@@ -23,7 +23,14 @@ def rank_file(rank: int) -> str:
 
 def rank_specs(plan: Iterable[PlannedTensor], dtype: np.dtype[Any], config: QuantConfig | None) -> list[TensorSpec]:
     """What the file of a rank holds, in order."""
-    return [spec for tensor in plan for spec in tensor_specs(tensor.name, tensor.shape, dtype, config)]
+    return [
+        spec for tensor in plan for spec in tensor_specs(tensor.name, tensor.shape, stored_dtype(tensor, dtype), config)
+    ]
+
+
+def stored_dtype(tensor: PlannedTensor, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of a tensor that is not quantised, in a checkpoint of `dtype`."""
+    return np.dtype(np.float32) if tensor.float32 else dtype
 
 
 def write_rank(

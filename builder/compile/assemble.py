@@ -57,7 +57,6 @@ def assemble(
             num_layers=num_layers,
             max_rank=lora.max_rank,
             dora_enabled=lora.dora_enabled,
-            shape=shape,
             target_modules=lora.target_modules,
             sites=emitted.sites,
         )

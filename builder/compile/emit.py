@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,10 +11,11 @@ import numpy as np
 from ..._core import DType, LinearEpilogue, RopeKind, RowKind, activation_dtype
 from ..checkpoint.rotary import DynamicScaling, LongRopeScaling
 from ..network import ops
-from ..network.adapter_sites import module_id
+from ..network.adapter_sites import module_id, sites_of
 from ..network.network import Network
 from ..network.ops import Activation, Value
 from ..network.rotary_frequencies import inverse_frequencies, long_inverse_frequencies
+from ..network.weights import LinearWeight
 from .emitted import Compression, EmittedOp, Weights
 from .logit_rows import with_logit_rows_alone
 from .plan import (
@@ -21,6 +23,8 @@ from .plan import (
     BufferName,
     CastOp,
     EmbeddingOp,
+    ExpertsOp,
+    GatedAddOp,
     LayerNormOp,
     LinearOp,
     LinearPart,
@@ -28,6 +32,7 @@ from .plan import (
     LoraSite,
     RmsNormOp,
     RopeTableOp,
+    Routing,
     Vector,
 )
 
@@ -60,7 +65,7 @@ def emit(network: Network, *, lora: bool, compression: Compression | None = None
         body=with_logit_rows_alone([op for op in emitted if op.rows is RowKind.TOKENS], head),
         head=head,
         logits=network.logits,
-        sites=tuple(op.site for op in emitted if op.site is not None),
+        sites=tuple(site for op in emitted for site in op.sites),
         weights=emitter.weights,
     )
 
@@ -85,6 +90,10 @@ class _Emitter:
             return self._cast(op)
         if isinstance(op, ops.Attention):
             return self._attention(op)
+        if isinstance(op, ops.Experts):
+            return self._experts(op)
+        if isinstance(op, ops.GatedAdd):
+            return self._gated_add(op)
         return self._linear(op)
 
     def _embedding(self, op: ops.Embedding) -> EmittedOp:
@@ -179,38 +188,88 @@ class _Emitter:
         return None if norm is None else self.weights.norm(norm.weight)
 
     def _linear(self, op: ops.Linear) -> EmittedOp:
-        parts: list[LinearPart] = []
-        modules: list[LoraPart] = []
-        for weight in op.weights:
-            first = 0
-            for part in weight.parts:
-                last = first + part.outputs
-                bias = self.weights.vector(f"{weight.name}.bias", first, last, weight.outputs) if weight.bias else None
-                parts.append(LinearPart(weight=self.weights.matrix(weight, first, last, op.output.rows), bias=bias))
-                if op.layer is not None:
-                    modules.append(LoraPart(module=module_id(part), out_size=part.outputs))
-                first = last
-        site = None
-        if self._lora and op.layer is not None:
-            site = LoraSite(layer=op.layer, in_size=op.input.width, parts=tuple(modules))
+        first_site, sites = self._sites(op)
         made = LinearOp(
             input=_buffer(op.input),
             output=_buffer(op.output),
             epilogue=_epilogue(op),
-            parts=tuple(parts),
-            lora_site=-1 if site is None else self._num_sites,
+            parts=self._parts(op.weights, op.output.rows),
+            lora_site=first_site,
             scale=_float32(op.scale),
             softcap=_float32(op.softcap or 0.0),
         )
-        self._num_sites += site is not None
         return EmittedOp(
             op=made,
             reads=(op.input,) if op.add_to is None else (op.input, op.add_to),
             writes=(op.output,),
             dtype=DType.FLOAT32 if op.activation is None else self._activation,
-            site=site,
+            sites=sites,
             in_place=op.add_to,
         )
+
+    def _experts(self, op: ops.Experts) -> EmittedOp:
+        first_site, sites = self._sites(op)
+        routing = op.routing
+        made = ExpertsOp(
+            input=_buffer(op.input),
+            router_logits=_buffer(op.router_logits),
+            output=_buffer(op.output),
+            routing=Routing(
+                scores=routing.scores,
+                top_k=routing.top_k,
+                num_groups=routing.num_groups,
+                groups_taken=routing.groups_taken,
+                normalised=routing.normalised,
+                scale=_float32(routing.scale),
+                bias=None if routing.bias is None else self.weights.norm(routing.bias),
+            ),
+            activation=_GATED[op.activation],
+            gate_up=self._parts(
+                (weight for pair in zip(op.gate, op.up, strict=True) for weight in pair), RowKind.TOKENS
+            ),
+            down=self._parts(op.down, RowKind.TOKENS),
+            gate_up_site=first_site,
+            down_site=-1 if first_site < 0 else first_site + len(op.gate),
+        )
+        return EmittedOp(
+            op=made,
+            reads=(op.input, op.router_logits, op.add_to),
+            writes=(op.output,),
+            dtype=DType.FLOAT32,
+            sites=sites,
+            in_place=op.add_to,
+        )
+
+    def _gated_add(self, op: ops.GatedAdd) -> EmittedOp:
+        made = GatedAddOp(input=_buffer(op.input), gate=_buffer(op.gate), output=_buffer(op.output))
+        reads = (op.input, op.gate, op.add_to)
+        return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=DType.FLOAT32, in_place=op.add_to)
+
+    def _parts(self, weights: Iterable[LinearWeight], rows: RowKind) -> tuple[LinearPart, ...]:
+        parts: list[LinearPart] = []
+        for weight in weights:
+            first = 0
+            for part in weight.parts:
+                last = first + part.outputs
+                bias = self.weights.vector(f"{weight.name}.bias", first, last, weight.outputs) if weight.bias else None
+                parts.append(LinearPart(weight=self.weights.matrix(weight, first, last, rows), bias=bias))
+                first = last
+        return tuple(parts)
+
+    def _sites(self, op: ops.Op) -> tuple[int, tuple[LoraSite, ...]]:
+        """The sites of an op and the number of the first; -1 and none where adapters do not act."""
+        sites = tuple(
+            LoraSite(
+                layer=site.layer,
+                in_size=site.in_size,
+                parts=tuple(LoraPart(module=module_id(part), out_size=part.outputs) for part in site.parts),
+                expert=site.expert,
+            )
+            for site in (sites_of(op) if self._lora else ())
+        )
+        first = self._num_sites
+        self._num_sites += len(sites)
+        return (first, sites) if sites else (-1, ())
 
 
 def _epilogue(op: ops.Linear) -> LinearEpilogue:

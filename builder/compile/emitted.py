@@ -40,7 +40,8 @@ class EmittedOp:
     writes: tuple[Value, ...]
     dtype: DType
     """Of what it writes."""
-    site: LoraSite | None = None
+    sites: tuple[LoraSite, ...] = ()
+    """Where adapters act."""
     in_place: Value | None = None
     """The value whose buffer its only output takes over."""
 

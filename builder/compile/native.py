@@ -62,7 +62,6 @@ def compile_network(
         num_attention_heads=config.num_attention_heads,
         num_key_value_heads=config.num_key_value_heads,
         head_dim=config.head_size,
-        intermediate_size=config.intermediate_size,
     )
     compression = partial(places_for_exceptions, tensors) if compress_weights else None
     emitted = emit(network, lora=lora is not None, compression=compression)

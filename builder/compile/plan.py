@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NewType
 
-from ..._core import DType, LinearEpilogue, QuantAlgo, RopeKind, RowKind
+from ..._core import DType, LinearEpilogue, QuantAlgo, RopeKind, RouterScores, RowKind
 
 BufferName = NewType("BufferName", str)
 """Name of one of Program.buffers."""
@@ -136,11 +136,53 @@ class LinearOp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Routing:
+    scores: RouterScores
+    top_k: int
+    num_groups: int
+    groups_taken: int
+    normalised: bool
+    scale: float
+    bias: Vector | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsOp:
+    input: BufferName
+    router_logits: BufferName
+    output: BufferName
+    routing: Routing
+    activation: LinearEpilogue
+    gate_up: tuple[LinearPart, ...]
+    down: tuple[LinearPart, ...]
+    gate_up_site: int
+    down_site: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedAddOp:
+    input: BufferName
+    gate: BufferName
+    output: BufferName
+
+
+@dataclass(frozen=True, kw_only=True)
 class KeepLogitRowsOp:
     buffers: tuple[BufferName, ...]
 
 
-Op = EmbeddingOp | RmsNormOp | LayerNormOp | CastOp | RopeTableOp | AttentionOp | LinearOp | KeepLogitRowsOp
+Op = (
+    EmbeddingOp
+    | RmsNormOp
+    | LayerNormOp
+    | CastOp
+    | RopeTableOp
+    | AttentionOp
+    | LinearOp
+    | ExpertsOp
+    | GatedAddOp
+    | KeepLogitRowsOp
+)
 
 OP_NAMES: Final[dict[str, type[Op]]] = {
     "embedding": EmbeddingOp,
@@ -150,6 +192,8 @@ OP_NAMES: Final[dict[str, type[Op]]] = {
     "rope_table": RopeTableOp,
     "attention": AttentionOp,
     "linear": LinearOp,
+    "experts": ExpertsOp,
+    "gated_add": GatedAddOp,
     "keep_logit_rows": KeepLogitRowsOp,
 }
 """What an op is called in its field `op`."""
@@ -161,7 +205,6 @@ class ModelShape:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    intermediate_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +218,7 @@ class LoraSite:
     layer: int
     in_size: int
     parts: tuple[LoraPart, ...]
+    expert: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +227,6 @@ class LoraLayout:
     num_layers: int
     max_rank: int
     dora_enabled: bool
-    shape: ModelShape
     target_modules: tuple[int, ...]
     sites: tuple[LoraSite, ...]
 

@@ -10,6 +10,7 @@ import numpy as np
 from ..checkpoint.casting import Array, cast
 from ..checkpoint.hf_weights import HfWeights
 from ..checkpoint.planned_tensor import PlannedTensor, Slice
+from ..checkpoint.rank_file import stored_dtype
 
 
 class ModelTensors:
@@ -35,7 +36,7 @@ class ModelTensors:
             subject = self._weights.where(part.source)
             for piece in self._stored_rows(part, taken, step):
                 columns = piece if part.columns is None else piece[:, part.columns.start : part.columns.stop]
-                yield cast(np.ascontiguousarray(columns), self._dtype, subject)
+                yield cast(np.ascontiguousarray(columns), stored_dtype(tensor, self._dtype), subject)
         if zeros := _overlap(range(tensor.zero_rows), first, rows):
             yield np.zeros((len(zeros), *tensor.shape[1:]), self._dtype)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ..checkpoint.config import ROPE_INTERLEAVED, CheckpointConfig
@@ -62,6 +62,17 @@ class Multipliers:
     logits: float = 1.0
 
 
+def dense_mlp(net: Network, c: CheckpointConfig, h: Value, x: Value, prefix: str, scale: float = 1.0) -> Value:
+    """`x` plus `scale` times what the MLP `prefix` makes of `h`."""
+    made = gated_mlp(net, c, h, prefix, Activation(c.hidden_act))
+    down = whole(f"{prefix}.down_proj", "mlp_4h_to_h", c.hidden_size)
+    return net.linear(made, "mlp.proj", [down], split=Split.ROW, bias=c.mlp_bias, add_to=x, scale=scale)
+
+
+Mlp = Callable[[int, Value, Value], Value]
+"""Takes a layer's number, its normalised rows and the residual stream, which it adds to."""
+
+
 def declare_llama_like(
     net: Network,
     c: CheckpointConfig,
@@ -70,13 +81,18 @@ def declare_llama_like(
     decoder: str = MODEL,
     *,
     plus_one: bool = False,
+    mlp: Mlp | None = None,
+    norms_of_all_heads: bool = False,
 ) -> None:
     """The network of Llama and of families that differ from it in features of CheckpointConfig and these alone.
 
     Attention of the layers `unrotated` does not depend on positions. `decoder` is the Hugging Face model's name of it.
     `plus_one`: the model stores weights of norms as their differences from one.
+    `mlp` takes the place of Llama's. With `norms_of_all_heads` q and k are normalised over all heads together, where
+    they are.
     """
     factors = factors or Multipliers()
+    query, key, _ = (part.outputs for part in qkv_parts(c, ""))
     x = net.embedding(f"{decoder}.embed_tokens", scale=factors.embedding)
     tables = {False: net.rotary()} | ({True: net.no_rotation()} if unrotated else {})
     for layer in net.layers():
@@ -86,8 +102,9 @@ def declare_llama_like(
             qkv = net.linear(h, "attention.qkv", qkv_parts(c, f"{p}.self_attn"), split=Split.COLUMN, bias=c.attn_bias)
             query_norm = key_norm = None
             if c.qk_layernorm:
-                query_norm = net.head_norm(f"{p}.self_attn.q_norm", "attention.q_layernorm")
-                key_norm = net.head_norm(f"{p}.self_attn.k_norm", "attention.k_layernorm")
+                widths = (query, key) if norms_of_all_heads else (None, None)
+                query_norm = net.head_norm(f"{p}.self_attn.q_norm", "attention.q_layernorm", widths[0])
+                key_norm = net.head_norm(f"{p}.self_attn.k_norm", "attention.k_layernorm", widths[1])
             attended = net.attention(
                 qkv,
                 tables[layer in unrotated],
@@ -109,9 +126,7 @@ def declare_llama_like(
             )
         with net.scope("mlp"):
             h = net.rms_norm(x, f"{p}.post_attention_layernorm", "post_layernorm", plus_one=plus_one)
-            h = gated_mlp(net, c, h, f"{p}.mlp", Activation(c.hidden_act))
-            down = whole(f"{p}.mlp.down_proj", "mlp_4h_to_h", c.hidden_size)
-            x = net.linear(h, "mlp.proj", [down], split=Split.ROW, bias=c.mlp_bias, add_to=x, scale=factors.residual)
+            x = dense_mlp(net, c, h, x, f"{p}.mlp", factors.residual) if mlp is None else mlp(layer, h, x)
     with net.scope("head"):
         h = net.rms_norm(x, f"{decoder}.norm", "transformer.ln_f", plus_one=plus_one, logit_rows=True)
         net.lm_head(h, "lm_head", f"{decoder}.embed_tokens", scale=factors.logits)

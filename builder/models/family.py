@@ -121,7 +121,8 @@ def sliding_window_of_all_layers(fields: JsonFields, num_hidden_layers: int) -> 
 def sliding_window_by_layer(fields: JsonFields, num_hidden_layers: int) -> Features:
     """A window for the layers that layer_types names, or those from max_window_layers on."""
     enabled = fields.boolean("use_sliding_window", default=False)
-    declared = fields.optional_integer("sliding_window")
+    # transformers 5 writes 0 where the window is not used.
+    declared = fields.optional_integer("sliding_window", minimum=1 if enabled else 0)
     first = fields.integer("max_window_layers", minimum=0, default=num_hidden_layers)
     layer_types = fields.raw("layer_types")
     if enabled and "sliding_window" not in fields:

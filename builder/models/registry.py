@@ -17,17 +17,22 @@ from .gemma import GEMMA
 from .gemma2 import GEMMA2
 from .gemma3 import GEMMA3, GEMMA3_VISION
 from .glm import GLM, GLM4
+from .glm4_moe import GLM4_MOE
 from .gpt2 import GPT2
 from .gpt_neox import GPT_NEOX
 from .granite import GRANITE
 from .llama import LLAMA
 from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
 from .mistral import MISTRAL, MISTRAL3
+from .mixtral import MIXTRAL
 from .olmo2 import OLMO2, OLMO3
+from .olmoe import OLMOE
 from .phi import PHI
 from .phi3 import PHI3
 from .qwen2 import QWEN2
+from .qwen2_moe import QWEN2_MOE
 from .qwen3 import QWEN3
+from .qwen3_moe import QWEN3_MOE
 from .qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .smollm3 import SMOLLM3
 from .stablelm import STABLELM
@@ -68,6 +73,11 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         CWM,
         EXAONE4,
         STABLELM,
+        MIXTRAL,
+        QWEN2_MOE,
+        QWEN3_MOE,
+        OLMOE,
+        GLM4_MOE,
     )
 }
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from ..._core import lora_modules
 from .network import Network
-from .ops import Linear
+from .ops import Experts, Linear, Op
 from .weights import LinearWeight, Part, name_now
 
 _MODULES = {info.name: info for info in lora_modules()}
@@ -32,6 +32,8 @@ class AdaptedModule:
     transposed: bool
     """The Hugging Face model holds it as a Conv1D, [in, out]."""
     has_bias: bool
+    expert: int = 0
+    """Whose it is, where the module is one of experts."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class AdapterSite:
     layer: int
     in_size: int
     weights: tuple[LinearWeight, ...]
+    expert: int = 0
+    """Whose they are, where they are an expert's; experts' sites follow one another."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -50,10 +54,20 @@ class AdapterSite:
 
 def adapter_sites(network: Network) -> list[AdapterSite]:
     """In the order of execution."""
+    return [site for op in network.ops for site in sites_of(op)]
+
+
+def sites_of(op: Op) -> list[AdapterSite]:
+    """Those of one op: of experts, the gate and up of each, then the down of each."""
+    if isinstance(op, Linear) and op.layer is not None:
+        return [AdapterSite(op.layer, op.input.width, op.weights)]
+    if not isinstance(op, Experts):
+        return []
+    layers = [*zip(op.gate, op.up, strict=True)], [(down,) for down in op.down]
     return [
-        AdapterSite(op.layer, op.input.width, op.weights)
-        for op in network.ops
-        if isinstance(op, Linear) and op.layer is not None
+        AdapterSite(op.layer, weights[0].inputs, weights, expert)
+        for of_experts in layers
+        for expert, weights in enumerate(of_experts)
     ]
 
 
@@ -79,8 +93,13 @@ class AdaptedModules:
             (site.layer, part.module): (number, site.in_size, part.outputs)
             for number, site in enumerate(adapter_sites(network))
             for part in site.parts
-            if part.module is not None
+            if part.module is not None and site.expert == 0
         }
+        self._num_experts: dict[tuple[int, str], int] = {}
+        for site in adapter_sites(network):
+            for part in site.parts:
+                if part.module is not None:
+                    self._num_experts[site.layer, part.module] = site.expert + 1
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,12 +116,23 @@ class AdaptedModules:
         return name_now(name, self._older_names)
 
     def sizes_of(self, layer: int, module: str) -> tuple[int, int] | None:
-        """(in, out) of a module of a layer, fused ones included; None for one that the layer does not have."""
+        """(in, out) of a module of a layer, fused ones included; None for one that the layer does not have.
+
+        Of a module of experts, those of each.
+        """
         parts = [self._parts.get((layer, part)) for part in _MODULES[module].parts]
         found = [part for part in parts if part is not None]
         if len(found) != len(parts) or len({site for site, _, _ in found}) != 1:
             return None
         return found[0][1], sum(outputs for _, _, outputs in found)
+
+    def has(self, module: str) -> bool:
+        """Whether any layer has a module."""
+        return any(self.sizes_of(layer, module) is not None for layer in range(self.num_layers))
+
+    def num_experts(self, layer: int, module: str) -> int:
+        """How many experts have a module of a layer; 1 for one that is no expert's."""
+        return self._num_experts.get((layer, module), 1)
 
 
 def _adapted_modules(network: Network) -> Iterator[tuple[str, AdaptedModule]]:
@@ -125,6 +155,7 @@ def _adapted_modules(network: Network) -> Iterator[tuple[str, AdaptedModule]]:
                     rows=_joined(ordered),
                     transposed=parts[0].transposed,
                     has_bias=any(weight.bias for weight in site.weights if parts[0] in weight.parts),
+                    expert=site.expert,
                 ),
             )
 

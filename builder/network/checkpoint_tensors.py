@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..checkpoint.planned_tensor import PlannedTensor, Slice
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
 from .network import Network
-from .ops import Attention, Embedding, LayerNorm, Linear, RmsNorm
+from .ops import Attention, Embedding, Experts, LayerNorm, Linear, RmsNorm
 from .weights import LinearWeight, Part, Split, Tensor
 
 
@@ -87,11 +87,16 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
             yield from (norm.weight for norm in (op.query_norm, op.key_norm) if norm is not None)
         elif isinstance(op, Linear):
             yield from op.weights
+        elif isinstance(op, Experts):
+            if op.routing.bias is not None:
+                yield op.routing.bias
+            for expert in zip(op.gate, op.up, op.down, strict=True):
+                yield from expert
 
 
 def _plan(network: Network, weight: Tensor | LinearWeight, name: str, tp_rank: int) -> Iterator[PlannedTensor]:
     if isinstance(weight, Tensor):
-        yield PlannedTensor(name, weight.shape, (Slice(weight.source, range(weight.shape[0])),))
+        yield PlannedTensor(name, weight.shape, (Slice(weight.source, range(weight.shape[0])),), float32=weight.float32)
     elif f"{name}.weight" == EMBEDDING:
         return  # lm_head where the embedding's tensor is its own
     elif f"{name}.weight" == LM_HEAD:
@@ -111,7 +116,7 @@ def _plan_linear(weight: LinearWeight, name: str, tp_size: int, tp_rank: int) ->
     if weight.split is Split.ROW:
         width //= tp_size
         inputs = range(width * tp_rank, width * (tp_rank + 1))
-    else:
+    elif weight.split is Split.COLUMN:
         pieces = [(part, part.cut(tp_size, tp_rank)) for part in weight.parts]
     outputs = sum(len(rows) for _, pieces_of_part in pieces for rows in pieces_of_part)
     yield PlannedTensor(f"{name}.weight", (outputs, width), tuple(_slices(pieces, "weight", inputs)))

@@ -124,6 +124,13 @@ class GraphBuilder:
         lengths = self.constant(f"sizes_{'_'.join(map(str, sizes))}", np.asarray(sizes, np.int64))
         return self._add("Split", [value, lengths], [value.element_type] * len(sizes), {"axis": axis})
 
+    def top_k(self, value: Value, count: int) -> tuple[Value, Value]:
+        """The `count` largest of the last axis, and their places."""
+        counts = self.constant(f"count_{count}", np.asarray([count], np.int64))
+        types = [value.element_type, int(TensorProto.INT64)]
+        largest, places = self._add("TopK", [value, counts], types, {"axis": -1})
+        return largest, places
+
     def cast(self, value: Value, element_type: int) -> Value:
         """The value in another type; the value itself when it has that type."""
         if value.element_type == element_type:

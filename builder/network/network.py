@@ -15,6 +15,8 @@ from .ops import (
     Attention,
     Cast,
     Embedding,
+    Experts,
+    GatedAdd,
     HeadNorm,
     LayerNorm,
     Linear,
@@ -22,6 +24,7 @@ from .ops import (
     RmsNorm,
     Rotary,
     RotaryTable,
+    Routing,
     Value,
 )
 from .weights import LinearWeight, Part, Split, Tensor, TensorName
@@ -139,7 +142,7 @@ class Network:
                 weight=self._vector(source, f"{name}.weight", x.width, plus_one=plus_one),
                 epsilon=self.config.norm_epsilon,
                 gather_logit_rows=logit_rows,
-                add_to=self._overwrite(add_to),
+                add_to=None if add_to is None else self._overwrite(add_to),
             )
         )
         return output
@@ -193,10 +196,17 @@ class Network:
         return self._linear(x, (gate, up), activation)
 
     def weight(
-        self, x: Value, name: str, parts: Sequence[Part], *, split: Split = Split.COLUMN, bias: bool = False
+        self,
+        x: Value | int,
+        name: str,
+        parts: Sequence[Part],
+        *,
+        split: Split = Split.COLUMN,
+        bias: bool = False,
     ) -> LinearWeight:
-        """The weight of a linear layer over `x`."""
-        return LinearWeight(name=self._name(name), parts=tuple(parts), inputs=x.width, split=split, bias=bias)
+        """The weight of a linear layer over `x`, or over so many inputs."""
+        inputs = x if isinstance(x, int) else x.width
+        return LinearWeight(name=self._name(name), parts=tuple(parts), inputs=inputs, split=split, bias=bias)
 
     def attention(
         self,
@@ -233,6 +243,56 @@ class Network:
             )
         )
         return output
+
+    def experts(
+        self,
+        x: Value,
+        router_logits: Value,
+        *,
+        gate: Sequence[LinearWeight],
+        up: Sequence[LinearWeight],
+        down: Sequence[LinearWeight],
+        routing: Routing,
+        activation: Activation,
+        add_to: Value,
+    ) -> Value:
+        """`add_to` plus what the experts that the router chooses for each row make of `x`, weighted."""
+        assert self._layer is not None
+        output = self._value("sum", add_to.width)
+        self.ops.append(
+            Experts(
+                scope=self._scope,
+                layer=self._layer,
+                input=self._read(x),
+                router_logits=self._read(router_logits),
+                output=output,
+                add_to=self._overwrite(add_to),
+                routing=routing,
+                activation=activation,
+                gate=tuple(gate),
+                up=tuple(up),
+                down=tuple(down),
+            )
+        )
+        return output
+
+    def gated_add(self, x: Value, gate: Value, add_to: Value) -> Value:
+        """`add_to` + sigmoid(`gate`) * `x`."""
+        output = self._value("sum", x.width)
+        self.ops.append(
+            GatedAdd(
+                scope=self._scope,
+                input=self._read(x),
+                gate=self._read(gate),
+                output=output,
+                add_to=self._overwrite(add_to),
+            )
+        )
+        return output
+
+    def float32_vector(self, source: str, name: str, size: int) -> Tensor:
+        """A vector that checkpoints have in float32, whatever their dtype."""
+        return Tensor(self._name(name), source, (size,), float32=True)
 
     def lm_head(
         self,
@@ -283,9 +343,8 @@ class Network:
             raise ValueError(f"'{value.name}' is read after something was added to it")
         return value
 
-    def _overwrite(self, value: Value | None) -> Value | None:
-        if value is not None:
-            self._overwritten.add(self._read(value).name)
+    def _overwrite(self, value: Value) -> Value:
+        self._overwritten.add(self._read(value).name)
         return value
 
     def _vector(self, source: str, name: str, size: int, *, plus_one: bool = False) -> Tensor:
@@ -311,7 +370,7 @@ class Network:
                 weights=weights,
                 layer=self._layer,
                 activation=activation,
-                add_to=self._overwrite(add_to),
+                add_to=None if add_to is None else self._overwrite(add_to),
                 scale=scale,
                 softcap=softcap,
             )

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto
 
+from ..._core import ConfigError
 from ..checkpoint.rotary import depends_on_length
 from .graph import GraphBuilder, StoredTensor
 from .inputs import StepInputs, declare_inputs, kv_pool_out_name, kv_pool_shape
 from .network import Network
 from .onnx_attention import attention
+from .onnx_experts import experts, gated_add
 from .onnx_linear import Adaptation, linear
 from .onnx_rotary import rotary_table
 from .onnx_rows import embedding, layer_norm, rms_norm
 from .onnx_values import Values
-from .ops import Attention, Cast, Embedding, LayerNorm, Op, RmsNorm, Rotary
+from .ops import Attention, Cast, Embedding, Experts, GatedAdd, LayerNorm, Op, RmsNorm, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
     """The graph of one engine step. `weights` are the checkpoint's tensors by name.
 
     The residual stream, norms and logits are float32; what is multiplied with a weight is of the checkpoint's
-    dtype. Outputs are logits float32[R, vocab_size] and the KV pools.
+    dtype. Outputs are logits float32[R, vocab_size] and the KV pools. Raises ConfigError for adapters of experts.
     """
     config = network.config
     graph = GraphBuilder(weights, config.dtype, config.quantization)
@@ -79,5 +81,11 @@ def _emit(graph: GraphBuilder, values: Values, op: Op, inputs: StepInputs, adapt
         values[op.output.name] = graph.cast(values[op.input.name], graph.engine_type)
     elif isinstance(op, Attention):
         attention(graph, values, op, inputs)
+    elif isinstance(op, Experts):
+        if adaptation is not None:
+            raise ConfigError("adapters of experts have no form in ONNX; build with --lora_plugin disable")
+        experts(graph, values, op)
+    elif isinstance(op, GatedAdd):
+        gated_add(graph, values, op)
     else:
         linear(graph, values, op, adaptation)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..._core import RowKind
+from ..._core import RouterScores, RowKind
 from ..checkpoint.rotary import RotaryScaling
 from .weights import LinearWeight, Tensor
 
@@ -152,4 +152,49 @@ class Linear:
     softcap: float | None
 
 
-Op = Embedding | Rotary | RmsNorm | LayerNorm | Cast | Attention | Linear
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How a token's experts are chosen; adaptrt._core.Routing (cpp/include/adaptrt/engine/program.h) has the rules."""
+
+    scores: RouterScores
+    top_k: int
+    num_groups: int = 1
+    groups_taken: int = 1
+    normalised: bool
+    scale: float = 1.0
+    bias: Tensor | None = None
+    """[experts], of the choice alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """output = add_to + the sum over a token's experts of their weights times down(activation(gate(x)) * up(x)).
+
+    `gate`, `up` and `down` have a weight for each expert.
+    """
+
+    scope: str
+    layer: int
+    input: Value
+    router_logits: Value
+    output: Value
+    add_to: Value
+    routing: Routing
+    activation: Activation
+    gate: tuple[LinearWeight, ...]
+    up: tuple[LinearWeight, ...]
+    down: tuple[LinearWeight, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedAdd:
+    """output = add_to + sigmoid(gate) * input; `gate` is one number a row."""
+
+    scope: str
+    input: Value
+    gate: Value
+    output: Value
+    add_to: Value
+
+
+Op = Embedding | Rotary | RmsNorm | LayerNorm | Cast | Attention | Linear | Experts | GatedAdd

@@ -32,6 +32,8 @@ class Tensor:
     shape: tuple[int, ...]
     plus_one: bool = False
     """It is stored as the difference from one."""
+    float32: bool = False
+    """A checkpoint has it in float32, whatever its dtype."""
 
 
 class Split(Enum):
@@ -41,6 +43,8 @@ class Split(Enum):
     """The outputs: the weight's rows, and the bias."""
     ROW = auto()
     """The inputs: the weight's columns. The bias is whole, since it is added once, to the ranks' sum."""
+    NONE = auto()
+    """Nothing: every rank has the layer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,20 +34,6 @@ void bind_modules(py::module_& module) {
       .value("COLUMN", TensorParallelSplit::kColumn)
       .value("ROW", TensorParallelSplit::kRow)
       .finalize();
-  py::class_<ModelShape>(module, "ModelShape", "The sizes that a module's widths follow from.")
-      .def(py::init([](std::int64_t hidden_size, std::int64_t num_attention_heads,
-                       std::int64_t num_key_value_heads, std::int64_t head_dim,
-                       std::int64_t intermediate_size) {
-             return ModelShape{hidden_size, num_attention_heads, num_key_value_heads, head_dim,
-                               intermediate_size};
-           }),
-           py::kw_only(), py::arg("hidden_size"), py::arg("num_attention_heads"),
-           py::arg("num_key_value_heads"), py::arg("head_dim"), py::arg("intermediate_size"))
-      .def_readonly("hidden_size", &ModelShape::hidden_size)
-      .def_readonly("num_attention_heads", &ModelShape::num_attention_heads)
-      .def_readonly("num_key_value_heads", &ModelShape::num_key_value_heads)
-      .def_readonly("head_dim", &ModelShape::head_dim)
-      .def_readonly("intermediate_size", &ModelShape::intermediate_size);
   py::class_<LoraModuleInfo>(module, "LoraModuleInfo", "One row of the table of modules.")
       .def_property_readonly("id", [](const LoraModuleInfo& info) { return static_cast<int>(info.module); })
       .def_readonly("name", &LoraModuleInfo::name)
@@ -62,15 +48,6 @@ void bind_modules(py::module_& module) {
             return names;
           },
           "Names of the modules that its output consists of, in order; itself for all but fused modules.")
-      .def(
-          "sizes",
-          [](const LoraModuleInfo& info, const ModelShape& shape) {
-            const auto sizes = module_sizes(info.module, shape);
-            if (!sizes)
-              throw ConfigError("module " + std::string(info.name) + " is not part of a decoder layer");
-            return py::make_tuple(sizes->in, sizes->out);
-          },
-          py::arg("shape"), "(input width of A, output width of B) for a model of this shape.")
       .def("__repr__", [](const LoraModuleInfo& info) {
         return "LoraModuleInfo(id=" + std::to_string(static_cast<int>(info.module)) + ", name='" +
                std::string(info.name) + "')";
@@ -188,7 +165,7 @@ py::array_t<float> matrix(const std::vector<float>& values, std::size_t rows) {
   return result;
 }
 
-/// [(module_id, layer, A, B, magnitude or None)] of what lies in the device's pages.
+/// [(module_id, layer, expert, A, B, magnitude or None)] of what lies in the device's pages.
 py::list read_device(const DeviceLease& lease, const LoraLayout& layout) {
   py::list result;
   for (const UnpackedModule& entry : unpack_adapter(lease.adapter(), layout)) {
@@ -198,8 +175,8 @@ py::list read_device(const DeviceLease& lease, const LoraLayout& layout) {
             ? py::object(py::none())
             : py::object(py::array_t<float>(static_cast<py::ssize_t>(entry.magnitude.size()),
                                             entry.magnitude.data()));
-    result.append(py::make_tuple(static_cast<int>(entry.module), entry.layer, matrix(entry.a, rank),
-                                 matrix(entry.b, entry.b.size() / rank), magnitude));
+    result.append(py::make_tuple(static_cast<int>(entry.module), entry.layer, entry.expert,
+                                 matrix(entry.a, rank), matrix(entry.b, entry.b.size() / rank), magnitude));
   }
   return result;
 }
@@ -251,7 +228,8 @@ void bind_cache(py::module_& module) {
           "read_device",
           [](const LoraCache& self, const DeviceLease& lease) { return read_device(lease, self.layout()); },
           py::arg("lease"),
-          "The adapter as it lies in the device's pages: [(module_id, layer, A[rank, in], B[out, rank], "
+          "The adapter as it lies in the device's pages: [(module_id, layer, expert, A[rank, in], B[out, "
+          "rank], "
           "magnitude[out] or None)], float32; fused modules as their parts.");
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "adaptrt/engine/program.h"
+#include "adaptrt/lora/site_index.h"
 #include "bindings.h"
 #include "compressed_sizes.h"
 #include "kept_object.h"
@@ -121,35 +122,38 @@ void bind_views(py::module_& module) {
 }
 
 void bind_layout(py::module_& module) {
+  py::class_<ModuleSizes>(module, "ModuleSizes",
+                          "Widths of A's input and B's output, of each of its experts.")
+      .def_readonly("in_size", &ModuleSizes::in)
+      .def_readonly("out_size", &ModuleSizes::out)
+      .def_readonly("experts", &ModuleSizes::experts);
   py::class_<LoraPart>(module, "LoraPart", "A module's share of a linear layer's output.")
       .def(py::init([](std::int64_t id, std::int64_t out_size) { return LoraPart{module_of(id), out_size}; }),
            py::kw_only(), py::arg("module"), py::arg("out_size"))
       .def_property_readonly("module", [](const LoraPart& part) { return static_cast<int>(part.module); })
       .def_readonly("out_size", &LoraPart::out_size);
   py::class_<LoraSite>(module, "LoraSite", "A linear layer whose parts share an input, where adapters act.")
-      .def(py::init([](std::int32_t layer, std::int64_t in_size, std::vector<LoraPart> parts) {
-             return LoraSite{layer, in_size, std::move(parts)};
-           }),
-           py::kw_only(), py::arg("layer"), py::arg("in_size"), py::arg("parts"))
+      .def(py::init([](std::int32_t layer, std::int64_t in_size, std::vector<LoraPart> parts,
+                       std::int32_t expert) { return LoraSite{layer, in_size, std::move(parts), expert}; }),
+           py::kw_only(), py::arg("layer"), py::arg("in_size"), py::arg("parts"), py::arg("expert") = 0)
       .def_readonly("layer", &LoraSite::layer)
       .def_readonly("in_size", &LoraSite::in_size)
-      .def_readonly("parts", &LoraSite::parts);
+      .def_readonly("parts", &LoraSite::parts)
+      .def_readonly("expert", &LoraSite::expert);
   py::class_<LoraLayout>(module, "LoraLayout", "What an engine accepts of adapters.")
       .def(py::init<>(), "Of an engine that was built without LoRA.")
       .def(py::init([](DType dtype, std::int32_t num_layers, std::int32_t max_rank, bool dora_enabled,
-                       const ModelShape& shape, const std::vector<std::int64_t>& target_modules,
-                       std::vector<LoraSite> sites) {
-             LoraLayout layout{dtype, num_layers, max_rank, dora_enabled, shape, {}, std::move(sites)};
+                       const std::vector<std::int64_t>& target_modules, std::vector<LoraSite> sites) {
+             LoraLayout layout{dtype, num_layers, max_rank, dora_enabled, {}, std::move(sites)};
              for (const auto id : target_modules) layout.target_modules.push_back(module_of(id));
              return layout;
            }),
            py::kw_only(), py::arg("dtype"), py::arg("num_layers"), py::arg("max_rank"),
-           py::arg("dora_enabled"), py::arg("shape"), py::arg("target_modules"), py::arg("sites"))
+           py::arg("dora_enabled"), py::arg("target_modules"), py::arg("sites"))
       .def_readonly("dtype", &LoraLayout::dtype)
       .def_readonly("num_layers", &LoraLayout::num_layers)
       .def_readonly("max_rank", &LoraLayout::max_rank)
       .def_readonly("dora_enabled", &LoraLayout::dora_enabled)
-      .def_readonly("shape", &LoraLayout::shape)
       .def_property_readonly("target_modules",
                              [](const LoraLayout& layout) {
                                std::vector<int> ids;
@@ -157,7 +161,16 @@ void bind_layout(py::module_& module) {
                                  ids.push_back(static_cast<int>(target));
                                return ids;
                              })
-      .def_readonly("sites", &LoraLayout::sites);
+      .def_readonly("sites", &LoraLayout::sites)
+      .def(
+          "sizes_of",
+          [](const LoraLayout& layout, std::int32_t layer, std::int64_t id) -> std::optional<ModuleSizes> {
+            const SiteIndex index(layout);
+            const ModulePlace* place = index.find(layer, module_of(id));
+            return place == nullptr ? std::nullopt : std::optional(place->sizes);
+          },
+          py::arg("layer"), py::arg("module"),
+          "ModuleSizes, or None of a module that the layer does not have.");
 }
 
 void bind_enums(py::module_& module) {
@@ -181,135 +194,26 @@ void bind_enums(py::module_& module) {
       .value("GELU", LinearEpilogue::kGelu)
       .value("GELU_TANH", LinearEpilogue::kGeluTanh)
       .finalize();
-}
-
-void bind_ops(py::module_& module) {
-  py::class_<Buffer>(module, "Buffer", "An activation in the arena.")
-      .def(py::init([](std::string name, DType dtype, RowKind rows, std::int64_t width, std::size_t offset) {
-             return Buffer{std::move(name), dtype, rows, width, offset};
-           }),
-           py::kw_only(), py::arg("name"), py::arg("dtype"), py::arg("rows"), py::arg("width"),
-           py::arg("offset"))
-      .def_readonly("name", &Buffer::name)
-      .def_readonly("dtype", &Buffer::dtype)
-      .def_readonly("rows", &Buffer::rows)
-      .def_readonly("width", &Buffer::width)
-      .def_readonly("offset", &Buffer::offset);
-  py::class_<EmbeddingOp>(module, "EmbeddingOp",
-                          "output[T, hidden] = table[token_ids] * scale + positions[positions].")
-      .def(py::init([](const PanelMatrix& table, BufferId output, float scale, const PanelMatrix& positions) {
-             return EmbeddingOp{table, output, scale, positions};
-           }),
-           py::kw_only(), py::arg("table"), py::arg("output"), py::arg("scale") = 1.0F,
-           py::arg("positions") = PanelMatrix{})
-      .def_readonly("table", &EmbeddingOp::table)
-      .def_readonly("scale", &EmbeddingOp::scale)
-      .def_readonly("positions", &EmbeddingOp::positions)
-      .def_readonly("output", &EmbeddingOp::output);
-  py::class_<LayerNormOp>(module, "LayerNormOp", "output = (input - mean) / deviation * weight + bias.")
-      .def(py::init([](BufferId input, BufferId output, VectorView weight, VectorView bias, float epsilon,
-                       bool gather_logit_rows) {
-             return LayerNormOp{input, output, weight, bias, epsilon, gather_logit_rows};
-           }),
-           py::kw_only(), py::arg("input"), py::arg("output"), py::arg("weight"),
-           py::arg("bias") = VectorView{}, py::arg("epsilon"), py::arg("gather_logit_rows") = false)
-      .def_readonly("input", &LayerNormOp::input)
-      .def_readonly("output", &LayerNormOp::output)
-      .def_readonly("weight", &LayerNormOp::weight)
-      .def_readonly("bias", &LayerNormOp::bias)
-      .def_readonly("epsilon", &LayerNormOp::epsilon)
-      .def_readonly("gather_logit_rows", &LayerNormOp::gather_logit_rows);
-  py::class_<CastOp>(module, "CastOp", "output = input in the engine's activation type.")
-      .def(py::init([](BufferId input, BufferId output) { return CastOp{input, output}; }), py::kw_only(),
-           py::arg("input"), py::arg("output"))
-      .def_readonly("input", &CastOp::input)
-      .def_readonly("output", &CastOp::output);
-  py::class_<RmsNormOp>(module, "RmsNormOp", "output = input / rms(input) * weight, or added to it.")
-      .def(py::init(
-               [](BufferId input, BufferId output, VectorView weight, float epsilon, bool gather_logit_rows,
-                  bool add) { return RmsNormOp{input, output, weight, epsilon, gather_logit_rows, add}; }),
-           py::kw_only(), py::arg("input"), py::arg("output"), py::arg("weight"), py::arg("epsilon"),
-           py::arg("gather_logit_rows") = false, py::arg("add") = false)
-      .def_readonly("add", &RmsNormOp::add)
-      .def_readonly("input", &RmsNormOp::input)
-      .def_readonly("output", &RmsNormOp::output)
-      .def_readonly("weight", &RmsNormOp::weight)
-      .def_readonly("epsilon", &RmsNormOp::epsilon)
-      .def_readonly("gather_logit_rows", &RmsNormOp::gather_logit_rows);
-  py::class_<RopeTableOp>(module, "RopeTableOp",
-                          "cosine and sine [T, rotary_dim / 2] of the step's positions.")
-      .def(
-          py::init([](RopeKind kind, VectorView inverse_frequencies, float attention_scaling, float base,
-                      float factor, std::int32_t original_max_position, BufferId cosine, BufferId sine,
-                      VectorView long_inverse_frequencies) {
-            return RopeTableOp{
-                kind, inverse_frequencies,     attention_scaling, base, factor, original_max_position, cosine,
-                sine, long_inverse_frequencies};
-          }),
-          py::kw_only(), py::arg("kind") = RopeKind::kStatic, py::arg("inverse_frequencies"),
-          py::arg("attention_scaling") = 1.0F, py::arg("base") = 10000.0F, py::arg("factor") = 1.0F,
-          py::arg("original_max_position") = 0, py::arg("cosine"), py::arg("sine"),
-          py::arg("long_inverse_frequencies") = VectorView{})
-      .def_readonly("long_inverse_frequencies", &RopeTableOp::long_inverse_frequencies)
-      .def_readonly("kind", &RopeTableOp::kind)
-      .def_readonly("inverse_frequencies", &RopeTableOp::inverse_frequencies)
-      .def_readonly("attention_scaling", &RopeTableOp::attention_scaling)
-      .def_readonly("base", &RopeTableOp::base)
-      .def_readonly("factor", &RopeTableOp::factor)
-      .def_readonly("original_max_position", &RopeTableOp::original_max_position)
-      .def_readonly("cosine", &RopeTableOp::cosine)
-      .def_readonly("sine", &RopeTableOp::sine);
-  py::class_<AttentionOp>(module, "AttentionOp",
-                          "Head norms, RoPE, write to the KV pool, causal paged attention.")
-      .def(py::init([](std::int32_t layer, BufferId qkv, BufferId cosine, BufferId sine, BufferId output,
-                       VectorView query_norm, VectorView key_norm, float norm_epsilon, float scale,
-                       std::int32_t sliding_window, float softcap, bool interleaved) {
-             return AttentionOp{layer,    qkv,          cosine, sine,           output,  query_norm,
-                                key_norm, norm_epsilon, scale,  sliding_window, softcap, interleaved};
-           }),
-           py::kw_only(), py::arg("layer"), py::arg("qkv"), py::arg("cosine"), py::arg("sine"),
-           py::arg("output"), py::arg("query_norm") = VectorView{}, py::arg("key_norm") = VectorView{},
-           py::arg("norm_epsilon") = 0.0F, py::arg("scale"), py::arg("sliding_window") = 0,
-           py::arg("softcap") = 0.0F, py::arg("interleaved") = false)
-      .def_readonly("softcap", &AttentionOp::softcap)
-      .def_readonly("interleaved", &AttentionOp::interleaved)
-      .def_readonly("layer", &AttentionOp::layer)
-      .def_readonly("qkv", &AttentionOp::qkv)
-      .def_readonly("cosine", &AttentionOp::cosine)
-      .def_readonly("sine", &AttentionOp::sine)
-      .def_readonly("output", &AttentionOp::output)
-      .def_readonly("query_norm", &AttentionOp::query_norm)
-      .def_readonly("key_norm", &AttentionOp::key_norm)
-      .def_readonly("norm_epsilon", &AttentionOp::norm_epsilon)
-      .def_readonly("scale", &AttentionOp::scale)
-      .def_readonly("sliding_window", &AttentionOp::sliding_window);
-  py::class_<KeepLogitRowsOp>(module, "KeepLogitRowsOp",
-                              "From here on the body has the step's logit rows for rows.")
-      .def(py::init([](std::vector<BufferId> buffers) { return KeepLogitRowsOp{std::move(buffers)}; }),
-           py::kw_only(), py::arg("buffers"))
-      .def_readonly("buffers", &KeepLogitRowsOp::buffers);
-  py::class_<LinearPart>(module, "LinearPart", "One weight of a fused linear layer.")
-      .def(py::init([](const PanelMatrix& weight, VectorView bias) { return LinearPart{weight, bias}; }),
-           py::kw_only(), py::arg("weight"), py::arg("bias") = VectorView{})
-      .def_readonly("weight", &LinearPart::weight)
-      .def_readonly("bias", &LinearPart::bias);
-  py::class_<LinearOp>(module, "LinearOp", "y = (input W^T + B A input) * magnitude + bias, part by part.")
-      .def(py::init([](BufferId input, BufferId output, LinearEpilogue epilogue,
-                       std::vector<LinearPart> parts, std::int32_t lora_site, float scale, float softcap) {
-             return LinearOp{input, output, epilogue, std::move(parts), lora_site, scale, softcap};
-           }),
-           py::kw_only(), py::arg("input"), py::arg("output"), py::arg("epilogue") = LinearEpilogue::kStore,
-           py::arg("parts"), py::arg("lora_site") = -1, py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F)
-      .def_readonly("scale", &LinearOp::scale)
-      .def_readonly("softcap", &LinearOp::softcap)
-      .def_readonly("input", &LinearOp::input)
-      .def_readonly("output", &LinearOp::output)
-      .def_readonly("epilogue", &LinearOp::epilogue)
-      .def_readonly("parts", &LinearOp::parts)
-      .def_readonly("lora_site", &LinearOp::lora_site);
+  py::native_enum<RouterScores>(module, "RouterScores", "enum.Enum",
+                                "What a router's logits become before experts are chosen.")
+      .value("SOFTMAX", RouterScores::kSoftmax)
+      .value("SIGMOID", RouterScores::kSigmoid)
+      .value("SOFTMAX_OF_CHOSEN", RouterScores::kSoftmaxOfChosen)
+      .finalize();
 }
 
 void bind_program_struct(py::module_& module) {
+  py::class_<ModelShape>(module, "ModelShape", "The sizes of a network's attention, and of its rows.")
+      .def(py::init([](std::int64_t hidden_size, std::int64_t num_attention_heads,
+                       std::int64_t num_key_value_heads, std::int64_t head_dim) {
+             return ModelShape{hidden_size, num_attention_heads, num_key_value_heads, head_dim};
+           }),
+           py::kw_only(), py::arg("hidden_size"), py::arg("num_attention_heads"),
+           py::arg("num_key_value_heads"), py::arg("head_dim"))
+      .def_readonly("hidden_size", &ModelShape::hidden_size)
+      .def_readonly("num_attention_heads", &ModelShape::num_attention_heads)
+      .def_readonly("num_key_value_heads", &ModelShape::num_key_value_heads)
+      .def_readonly("head_dim", &ModelShape::head_dim);
   py::class_<Program>(module, "Program", "A compiled network: ops in order, buffers in one arena, limits.")
       .def(py::init([](DType dtype, std::int64_t vocab_size, std::int32_t num_layers, const ModelShape& shape,
                        std::int32_t max_batch_size, std::int32_t max_num_tokens, std::int32_t max_input_len,

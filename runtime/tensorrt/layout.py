@@ -25,13 +25,13 @@ def lora_layout(config: EngineConfig, sites: Sequence[AdapterSite]) -> LoraLayou
         num_layers=checkpoint.num_hidden_layers,
         max_rank=build.lora_config.max_lora_rank,
         dora_enabled=build.dora_enabled,
-        shape=checkpoint.model_shape,
         target_modules=build.lora_config.target_module_ids(),
         sites=[
             LoraSite(
                 layer=site.layer,
                 in_size=site.in_size,
                 parts=[LoraPart(module=module_id(part), out_size=part.outputs) for part in site.parts],
+                expert=site.expert,
             )
             for site in sites
         ],

@@ -206,9 +206,14 @@ def _bytes_on_host(layout: LoraLayout, rank: int) -> int:
 
 def _widest_module_bytes(layout: LoraLayout) -> int:
     """Of a set of weights of rank 1, one layer, the widest module: what the device level is counted in."""
-    by_id = {module.id: module for module in lora_modules()}
-    widths = (sum(by_id[module].sizes(layout.shape)) for module in layout.target_modules)
-    return max(widths) * np.dtype(dtype_name(layout.dtype)).itemsize
+    widest = 0
+    for site in layout.sites:
+        outputs = {part.module: part.out_size for part in site.parts}
+        for module in lora_modules():
+            parts = {info.id for info in lora_modules() if info.name in module.parts}
+            if module.id in layout.target_modules and parts <= outputs.keys():
+                widest = max(widest, site.in_size + sum(outputs[part] for part in parts))
+    return widest * np.dtype(dtype_name(layout.dtype)).itemsize
 
 
 def problems_of(scenario: Scenario, engine: NativeEngine) -> list[str]:

@@ -10,16 +10,16 @@
 
 namespace adaptrt {
 
-/// What the adapters of a step's rows add to one linear op: x A^T for all of them first, then B a tile at a
-/// time.
+/// What the adapters of a step's rows add to one linear layer: x A^T for all of them first, then B a tile at
+/// a time.
 class AdapterProduct {
  public:
-  AdapterProduct(const LinearOp& op, const Step& step);
+  AdapterProduct(const LinearWork& work, const Step& step);
 
-  /// Whether no row's adapter changes this op.
-  [[nodiscard]] bool is_empty() const { return groups_.empty(); }
+  /// Whether no row's adapter changes this layer.
+  [[nodiscard]] bool is_empty() const { return work_.adapted.empty(); }
 
-  /// step.shrink[rows of groups, total_rank] = input A^T, rounded to the activation type. After
+  /// step.shrink[adapted rows, total_rank] = input A^T, rounded to the activation type. After
   /// BaseProduct::prepare.
   void shrink() const;
 
@@ -27,29 +27,29 @@ class AdapterProduct {
   /// are kPanelColumns floats apart.
   void expand(std::size_t part, std::int64_t panel, RowRange rows, float* tile) const;
 
-  /// A panel of B and the magnitudes of its columns, of the groups that have rows in a tile, as far as there
-  /// is room: what is not among them is fetched when it is needed.
+  /// A panel of B and the magnitudes of its columns, of the adapters that have rows in a tile, as far as
+  /// there is room: what is not among them is fetched when it is needed.
   using Spans = std::array<MemorySpan, 96>;
   std::span<const MemorySpan> spans(std::size_t part, std::int64_t panel, RowRange rows, Spans* spans) const;
 
  private:
-  [[nodiscard]] const DeviceSite& site_of(const AdapterGroup& group) const {
-    return group.adapter->sites[static_cast<std::size_t>(op_.lora_site)];
+  /// What an adapter does to one of LinearWork::parts.
+  [[nodiscard]] const DevicePart& part_of(const AdaptedRows& adapted, std::size_t part) const {
+    return adapted.site->parts[part % work_.parts_per_group];
   }
-  /// Those of `rows` that are the group's, where its adapter changes the part.
-  [[nodiscard]] RowRange rows_changed(const AdapterGroup& group, std::size_t part, RowRange rows) const;
+  /// Those adapted rows that are among `rows`, or behind the first of these.
+  [[nodiscard]] std::span<const AdaptedRows> from(RowRange rows) const;
+  /// Those of `rows` that the adapter changes in this part.
+  [[nodiscard]] RowRange rows_changed(const AdaptedRows& adapted, std::size_t part, RowRange rows) const;
   [[nodiscard]] std::byte* shrunk(std::int64_t row, std::int64_t column) const;
-  void shrink_tile(const AdapterGroup& group, std::int64_t panel, RowRange rows, int thread) const;
-  void expand_group(const AdapterGroup& group, std::size_t part, std::int64_t panel, RowRange rows,
-                    float* tile) const;
+  void shrink_tile(const AdaptedRows& adapted, std::int64_t panel, RowRange rows, int thread) const;
+  void expand_rows(const AdaptedRows& adapted, std::size_t part, std::int64_t panel, RowRange rows,
+                   float* tile) const;
 
-  const LinearOp& op_;
+  const LinearWork& work_;
   const Step& step_;
-  const Buffer& input_;
   DType dtype_;
   void (*gemm_)(const PanelGemm&);
-  /// Groups whose adapter changes this op.
-  std::span<const AdapterGroup> groups_;
 };
 
 }  // namespace adaptrt

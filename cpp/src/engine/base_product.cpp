@@ -10,8 +10,8 @@ namespace {
 /// Elements of the input that are worth a chunk when they are rounded.
 constexpr std::int64_t kElementsPerChunk = 8192;
 
-std::size_t expanded_bytes(const Buffer& input) {
-  return panel_bytes(input.dtype, kPanelColumns, input.width);
+std::size_t expanded_bytes(DType activations, std::int64_t inputs) {
+  return panel_bytes(activations, kPanelColumns, inputs);
 }
 
 void prefetch(std::span<const MemorySpan> spans) {
@@ -23,19 +23,21 @@ void prefetch(std::span<const MemorySpan> spans) {
   }
 }
 
-/// Calls visit(op, its input) for the linear ops of a program.
+/// Calls visit(weight) for the linear layers of a program.
 template <class Visit>
-void for_each_linear(const Program& program, const Visit& visit) {
+void for_each_weight(const Program& program, const Visit& visit) {
+  const auto visit_all = [&](const std::vector<LinearPart>& parts) {
+    for (const LinearPart& part : parts) visit(part.weight);
+  };
   for (const auto* ops : {&program.body, &program.head}) {
     for (const auto& op : *ops) {
-      const auto* linear = std::get_if<LinearOp>(&op);
-      if (linear != nullptr) visit(*linear, program.buffers[static_cast<std::size_t>(linear->input)]);
+      if (const auto* linear = std::get_if<LinearOp>(&op)) visit_all(linear->parts);
+      if (const auto* experts = std::get_if<ExpertsOp>(&op)) {
+        visit_all(experts->gate_up);
+        visit_all(experts->down);
+      }
     }
   }
-}
-
-std::int64_t most_rows(const Program& program) {
-  return std::max(program.max_num_tokens, program.max_batch_size);
 }
 
 /// `rows` in whole blocks of those that are packed together.
@@ -62,12 +64,12 @@ Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activ
                  const Quantization& quantization) {
   if (kernels.part_bytes == 0 || activations != DType::kBFloat16) return {};
   constexpr std::int64_t kLeastInputs = 512;
-  return {
-      .block_rows = std::min(kernels.block_rows, packed_blocks(most_rows(program)) * PackedSteps::kBlockRows),
-      .takes_parts = true,
-      .part_bytes = kernels.part_bytes,
-      .part_multiple = std::lcm(kLeastInputs, std::max<std::int64_t>(1, quantization.group_size)),
-      .activation_bytes = quantization.algo == QuantAlgo::kW8A8 ? 1 : 2};
+  return {.block_rows = std::min(kernels.block_rows,
+                                 packed_blocks(most_linear_rows(program)) * PackedSteps::kBlockRows),
+          .takes_parts = true,
+          .part_bytes = kernels.part_bytes,
+          .part_multiple = std::lcm(kLeastInputs, std::max<std::int64_t>(1, quantization.group_size)),
+          .activation_bytes = quantization.algo == QuantAlgo::kW8A8 ? 1 : 2};
 }
 
 }  // namespace
@@ -78,49 +80,49 @@ std::int64_t Tiling::inputs_of_part(std::int64_t rows, std::int64_t width) const
   return std::min(std::max(inputs, part_multiple), width);
 }
 
-BaseProduct::BaseProduct(const LinearOp& op, const Step& step)
-    : op_(op),
+BaseProduct::BaseProduct(const LinearWork& work, const Step& step)
+    : work_(work),
       step_(step),
-      input_(step.buffer(op.input)),
-      tiling_(tiling_of(step.program, step.kernels, input_.dtype, op.parts[0].weight.quantization)) {}
+      tiling_(tiling_of(step.program, step.kernels, work.input.dtype, work.quantization())) {}
 
 void BaseProduct::prepare(bool has_adapters) const {
-  const Quantization& quantization = op_.parts[0].weight.quantization;
+  const Quantization& quantization = work_.quantization();
   const bool to_int8 = quantization.algo == QuantAlgo::kW8A8;
   const bool packs = step_.packed != nullptr && (!to_int8 || has_adapters);
   if (!packs && !to_int8 && !quantization.zero_points) return;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
-    prepare_rows(packs, begin * PackedSteps::kBlockRows, std::min(end * PackedSteps::kBlockRows, step_.rows));
+    prepare_rows(packs, begin * PackedSteps::kBlockRows,
+                 std::min(end * PackedSteps::kBlockRows, work_.num_rows()));
   };
-  const std::int64_t grain = kElementsPerChunk / (input_.width * PackedSteps::kBlockRows);
-  step_.threads.parallel_for(packed_blocks(step_.rows), std::max<std::int64_t>(1, grain), body);
+  const std::int64_t grain = kElementsPerChunk / (work_.input.width * PackedSteps::kBlockRows);
+  step_.threads.parallel_for(packed_blocks(work_.num_rows()), std::max<std::int64_t>(1, grain), body);
 }
 
 void BaseProduct::prepare_rows(bool packs, std::int64_t begin, std::int64_t end) const {
-  const Quantization& quantization = op_.parts[0].weight.quantization;
-  const std::int64_t groups = group_count(quantization, input_.width);
+  const Quantization& quantization = work_.quantization();
+  const Rows& input = work_.input;
+  const std::int64_t groups = group_count(quantization, input.width);
   for (std::int64_t row = begin; row < end; ++row) {
-    const std::byte* x = step_.row(op_.input, row);
+    const std::byte* x = input.row(row);
     if (quantization.algo == QuantAlgo::kW8A8) {
-      step_.kernels.quantize_row(x, input_.dtype, input_.width, step_.int8_rows + row * step_.int8_stride,
+      step_.kernels.quantize_row(x, input.dtype, input.width, step_.int8_rows + row * step_.int8_stride,
                                  step_.int8_scales + row);
     } else if (quantization.zero_points) {
-      step_.kernels.sum_groups(x, input_.dtype, input_.width, quantization.group_size,
+      step_.kernels.sum_groups(x, input.dtype, input.width, quantization.group_size,
                                step_.group_sums + row * groups);
     }
   }
   if (!packs) return;
-  const auto row_bytes = input_.width * static_cast<std::int64_t>(size_of(input_.dtype));
-  step_.kernels.pack_rows(step_.row(op_.input, begin), row_bytes, end - begin, row_bytes,
+  step_.kernels.pack_rows(input.row(begin), input.row_bytes(), end - begin, input.row_bytes(),
                           step_.steps_of_row(begin), step_.packed_step_bytes);
 }
 
 void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const {
-  const PanelMatrix& weight = op_.parts[task.part].weight;
+  const PanelMatrix& weight = work_.parts[task.part].weight;
   const ExpansionPlace place{
       reinterpret_cast<std::byte*>(step_.scratch[static_cast<std::size_t>(task.thread)].data() +
                                    tiling_.scratch_floats()) +
-          task.slot * expanded_bytes(input_),
+          task.slot * expanded_bytes(work_.input.dtype, work_.input.width),
       &expanded->held[task.slot],
       {task.part, task.panel}};
   if (weight.quantization.algo == QuantAlgo::kNone) {
@@ -137,8 +139,8 @@ void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const
 
 void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task,
                                  const ExpansionPlace& place) const {
-  PanelGemm gemm{.a = step_.row(op_.input, task.rows.begin),
-                 .a_stride = input_.width,
+  PanelGemm gemm{.a = work_.input.row(task.rows.begin),
+                 .a_stride = work_.input.width,
                  .a_steps = step_.steps_of_row(task.rows.begin),
                  .a_step_bytes = step_.packed_step_bytes,
                  .panel = weight.data + weight.offset(task.panel),
@@ -165,10 +167,10 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
 void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& task,
                                      const ExpansionPlace& place) const {
   const std::int64_t row = task.rows.begin;
-  const auto activation = static_cast<std::size_t>(input_.dtype);
-  QuantizedGemm gemm{.a = step_.row(op_.input, row),
-                     .activation = input_.dtype,
-                     .a_stride = input_.width,
+  const auto activation = static_cast<std::size_t>(work_.input.dtype);
+  QuantizedGemm gemm{.a = work_.input.row(row),
+                     .activation = work_.input.dtype,
+                     .a_stride = work_.input.width,
                      .a_steps = step_.steps_of_row(row),
                      .a_step_bytes = step_.packed_step_bytes,
                      .a_sums = step_.group_sums + row * group_count(weight.quantization, weight.k),
@@ -206,35 +208,33 @@ void BaseProduct::multiply_int8(const PanelMatrix& weight, const TileTask& task)
 
 std::size_t linear_scratch_floats(const Program& program, const KernelTable& kernels) {
   std::size_t bytes = 0;
-  const Tiling tiling = tiling_of(program, kernels, activation_dtype(program.dtype), {});
-  for_each_linear(program, [&](const LinearOp& op, const Buffer& input) {
-    for (const LinearPart& part : op.parts) {
-      const std::int64_t rows = std::min(tiling.block_rows, most_rows(program));
-      if (is_expanded(part.weight, rows, kernels)) bytes = std::max(bytes, expanded_bytes(input));
-    }
+  const DType activations = activation_dtype(program.dtype);
+  const Tiling tiling = tiling_of(program, kernels, activations, {});
+  const std::int64_t rows = std::min(tiling.block_rows, most_linear_rows(program));
+  for_each_weight(program, [&](const PanelMatrix& weight) {
+    if (is_expanded(weight, rows, kernels)) bytes = std::max(bytes, expanded_bytes(activations, weight.k));
   });
   return static_cast<std::size_t>(tiling.scratch_floats()) + kPartsInTurn * (bytes / sizeof(float));
 }
 
 PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kernels) {
   if (kernels.pack_rows == nullptr) return {};
+  if (activation_dtype(program.dtype) != DType::kBFloat16) return {};
   std::int64_t widest = 0;
-  for_each_linear(program, [&](const LinearOp&, const Buffer& input) {
-    if (input.dtype == DType::kBFloat16) widest = std::max(widest, input.width);
-  });
+  for_each_weight(program, [&](const PanelMatrix& weight) { widest = std::max(widest, weight.k); });
   const std::int64_t bytes = widest * static_cast<std::int64_t>(size_of(DType::kBFloat16));
   // Tiles may begin at any row. An odd number of them: steps a power of two apart would compete for the same
   // places of a cache.
-  const std::int64_t blocks = (most_rows(program) / PackedSteps::kBlockRows + 2) | 1;
+  const std::int64_t blocks = (most_linear_rows(program) / PackedSteps::kBlockRows + 2) | 1;
   return {.steps = (bytes + PackedSteps::kRowBytes - 1) / PackedSteps::kRowBytes,
           .step_bytes = blocks * PackedSteps::kBlockRows * PackedSteps::kRowBytes};
 }
 
 std::int64_t most_zero_point_groups(const Program& program) {
   std::int64_t most = 0;
-  for_each_linear(program, [&](const LinearOp& op, const Buffer& input) {
-    const Quantization& quantization = op.parts[0].weight.quantization;
-    if (quantization.zero_points) most = std::max(most, group_count(quantization, input.width));
+  for_each_weight(program, [&](const PanelMatrix& weight) {
+    const Quantization& quantization = weight.quantization;
+    if (quantization.zero_points) most = std::max(most, group_count(quantization, weight.k));
   });
   return most;
 }
@@ -242,8 +242,8 @@ std::int64_t most_zero_point_groups(const Program& program) {
 std::int64_t int8_row_bytes(const Program& program) {
   constexpr std::int64_t kAlignment = 64;
   std::int64_t widest = 0;
-  for_each_linear(program, [&](const LinearOp& op, const Buffer& input) {
-    if (op.parts[0].weight.quantization.algo == QuantAlgo::kW8A8) widest = std::max(widest, input.width);
+  for_each_weight(program, [&](const PanelMatrix& weight) {
+    if (weight.quantization.algo == QuantAlgo::kW8A8) widest = std::max(widest, weight.k);
   });
   // An odd number of cache lines: rows a power of two apart would compete for the same places of a cache.
   return widest == 0 ? 0 : ((widest + kAlignment - 1) / kAlignment * kAlignment) | kAlignment;

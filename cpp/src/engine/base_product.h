@@ -6,7 +6,7 @@
 #include <optional>
 #include <span>
 
-#include "step.h"
+#include "linear_work.h"
 
 namespace adaptrt {
 
@@ -16,13 +16,6 @@ inline constexpr std::int64_t kBlockRows = kVectorBlockRows;
 inline constexpr std::size_t kPartsInTurn = 2;
 /// Tiles whose sums wait while their panels are multiplied a part of k after the other.
 inline constexpr std::int64_t kTilesKept = 4;
-
-struct RowRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-
-  [[nodiscard]] bool is_empty() const { return begin >= end; }
-};
 
 /// How the products of a program are cut into tiles.
 struct Tiling {
@@ -45,7 +38,8 @@ struct Tiling {
   [[nodiscard]] std::int64_t inputs_of_part(std::int64_t rows, std::int64_t width) const;
 };
 
-/// Which panels a thread's scratch holds in expanded form, while it works on a chunk of a linear op's tiles.
+/// Which panels a thread's scratch holds in expanded form, while it works on a chunk of a linear layer's
+/// tiles.
 struct ExpandedPanels {
   struct Key {
     std::size_t part = 0;
@@ -65,7 +59,7 @@ struct Upcoming {
 
 /// What a call of BaseProduct::multiply makes.
 struct TileTask {
-  std::size_t part;
+  std::size_t part;  ///< of all
   std::int64_t panel;
   RowRange rows;
   /// nullopt: all; else see PanelGemm::part.
@@ -78,10 +72,10 @@ struct TileTask {
   float* tile;
 };
 
-/// x W^T of one linear op in one step, a tile at a time, however W is stored.
+/// x W^T of one linear layer in one step, a tile at a time, however W is stored.
 class BaseProduct {
  public:
-  BaseProduct(const LinearOp& op, const Step& step);
+  BaseProduct(const LinearWork& work, const Step& step);
 
   [[nodiscard]] const Tiling& tiling() const { return tiling_; }
 
@@ -112,9 +106,8 @@ class BaseProduct {
   void multiply_quantized(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_int8(const PanelMatrix& weight, const TileTask& task) const;
 
-  const LinearOp& op_;
+  const LinearWork& work_;
   const Step& step_;
-  const Buffer& input_;
   Tiling tiling_;
 };
 

@@ -11,6 +11,7 @@
 #include "adaptrt/engine/check_step_input.h"
 #include "adaptrt/engine/engine.h"
 #include "attention_plan.h"
+#include "experts.h"
 #include "kv_pool.h"
 #include "step.h"
 #include "step_recorder.h"
@@ -22,15 +23,18 @@ class CpuEngine final : public Engine {
  public:
   CpuEngine(Program program, std::shared_ptr<ThreadPool> pool, const KernelTable& kernels,
             std::shared_ptr<StepProfile> profile)
-      : program_(std::move(program)), kernels_(kernels), threads_(std::move(pool)), kv_pool_(program_) {
+      : program_(std::move(program)),
+        kernels_(kernels),
+        threads_(std::move(pool)),
+        kv_pool_(program_),
+        experts_(program_) {
     arena_ = HugeArray(program_.arena_bytes);
+    const auto rows = static_cast<std::size_t>(most_linear_rows(program_));
     if (!program_.lora.sites.empty()) {
       shrink_stride_ = std::int64_t{program_.lora.max_rank} * static_cast<std::int64_t>(kMaxPartsPerSite);
-      shrink_ = HugeArray(static_cast<std::size_t>(program_.max_num_tokens * shrink_stride_) * sizeof(float));
+      shrink_ = HugeArray(rows * static_cast<std::size_t>(shrink_stride_) * sizeof(float));
     }
     int8_stride_ = int8_row_bytes(program_);
-    // The body has a row a token, the head at most one a sequence.
-    const auto rows = static_cast<std::size_t>(std::max(program_.max_num_tokens, program_.max_batch_size));
     if (int8_stride_ > 0) {
       int8_rows_ = HugeArray(rows * static_cast<std::size_t>(int8_stride_));
       int8_scales_ = HugeArray(rows * sizeof(float));
@@ -42,7 +46,7 @@ class CpuEngine final : public Engine {
     if (groups > 0) group_sums_ = HugeArray(rows * groups * sizeof(float));
     const std::size_t floats =
         std::max({linear_scratch_floats(program_, kernels_), attention_scratch_floats(program_.shape),
-                  row_op_scratch_floats(program_)});
+                  row_op_scratch_floats(program_), expert_scratch_floats(program_)});
     for (int thread = 0; thread < threads_->num_threads(); ++thread) scratch_.emplace_back(floats);
     fill_info();
     if (profile) recorder_ = std::make_unique<StepRecorder>(std::move(profile), *threads_);
@@ -91,11 +95,13 @@ class CpuEngine final : public Engine {
               .packed = packed_.data(),
               .packed_step_bytes = packed_step_bytes_,
               .group_sums = reinterpret_cast<float*>(group_sums_.data()),
+              .experts = experts_,
+              .linear_scratch = linear_scratch_,
               .input = input,
               .sequence_of_token = sequence_of_token_,
               .groups = groups_,
               .groups_of_logit_rows = groups_of_logit_rows_,
-              .groups_of_op = groups_of_op_,
+              .adapted_rows = adapted_rows_,
               .attention_tasks = attention_tasks_,
               .rows = static_cast<std::int64_t>(input.token_ids.size()),
               .logit_rows = input.logit_rows,
@@ -209,6 +215,8 @@ class CpuEngine final : public Engine {
   std::int64_t packed_step_bytes_ = 0;
   std::int64_t int8_stride_ = 0;
   KvPool kv_pool_;
+  ExpertMemory experts_;
+  LinearScratch linear_scratch_;
   std::vector<Scratch> scratch_;
   /// nullptr without a profile.
   std::unique_ptr<StepRecorder> recorder_;
@@ -217,7 +225,7 @@ class CpuEngine final : public Engine {
   std::vector<std::int32_t> sequence_of_token_;
   std::vector<AdapterGroup> groups_;
   std::vector<AdapterGroup> groups_of_logit_rows_;
-  std::vector<AdapterGroup> groups_of_op_;
+  std::vector<AdaptedRows> adapted_rows_;
   std::vector<std::int32_t> kept_logit_rows_;
   std::vector<AttentionTask> attention_tasks_;
 };

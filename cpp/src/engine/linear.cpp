@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "adapter_product.h"
 #include "base_product.h"
-#include "step.h"
+#include "linear_work.h"
 
 namespace adaptrt {
 namespace {
@@ -15,33 +17,35 @@ constexpr std::int64_t kMacsPerChunk = 1 << 17;
 /// many, most would be gone from them, and fetching lines only to write to them takes as long as writing.
 constexpr std::int64_t kStreamedBytes = 1 << 20;
 
-/// One linear op in one step: which columns a task makes, and how.
+/// One linear layer in one step: which columns a task makes, and how.
 ///
 /// A unit is a panel of columns, of both parts where they are gated; a task is a unit times a block of rows.
 /// Kernels that take an input in parts go over units together, a part for all of them before the next, and
 /// over one block of rows after the other; the others take all blocks of a unit in turn.
 class Linear {
  public:
-  Linear(const LinearOp& op, const Step& step)
-      : op_(op),
+  Linear(const LinearWork& work, const Step& step)
+      : work_(work),
         step_(step),
-        input_(step.buffer(op.input)),
-        output_(step.buffer(op.output)),
-        base_(op, step),
-        adapters_(op, step),
+        base_(work, step),
+        adapters_(work, step),
         tiling_(base_.tiling()),
-        streams_(step.kernels.stream_rows != nullptr && op.epilogue != LinearEpilogue::kAdd &&
-                 step.rows * row_bytes(output_) >= kStreamedBytes) {}
+        units_(num_units()),
+        streams_(step.kernels.stream_rows != nullptr && work.epilogue != LinearEpilogue::kAdd &&
+                 work.num_rows() * work.output.row_bytes() >= kStreamedBytes) {}
 
   void run() const {
     base_.prepare(!adapters_.is_empty());
     if (!adapters_.is_empty()) adapters_.shrink();
     if (!tiling_.takes_parts) {
-      multiply({0, step_.rows});
+      multiply(work_.groups);
       return;
     }
-    for (std::int64_t row = 0; row < step_.rows; row += tiling_.block_rows) {
-      multiply({row, std::min(row + tiling_.block_rows, step_.rows)});
+    cut_into_blocks();
+    if (work_.groups.size() > 1) {
+      multiply(step_.linear_scratch.blocks);
+    } else {
+      for (const RowGroup& block : step_.linear_scratch.blocks) multiply({&block, 1});
     }
   }
 
@@ -52,71 +56,131 @@ class Linear {
     std::int64_t panel;
   };
 
-  [[nodiscard]] bool is_gated() const { return adaptrt::is_gated(op_.epilogue); }
+  [[nodiscard]] bool is_gated() const { return adaptrt::is_gated(work_.epilogue); }
 
   [[nodiscard]] std::int64_t num_units() const {
-    if (is_gated()) return panel_count(op_.parts[0].weight.n);
+    if (is_gated()) return panel_count(work_.parts[0].weight.n);
     std::int64_t units = 0;
-    for (const auto& part : op_.parts) units += panel_count(part.weight.n);
+    for (std::size_t part = 0; part < work_.parts_per_group; ++part) {
+      units += panel_count(work_.parts[part].weight.n);
+    }
     return units;
   }
 
-  /// Panel `unit` of all parts' panels, one part after another.
-  [[nodiscard]] Place place_of(std::int64_t unit) const {
-    Place place{0, unit};
-    for (; place.panel >= panel_count(op_.parts[place.part].weight.n); ++place.part) {
-      place.panel -= panel_count(op_.parts[place.part].weight.n);
+  /// Panel `unit` of all panels of a group's parts, one part after another.
+  [[nodiscard]] Place place_of(std::int64_t unit, std::size_t first_part) const {
+    Place place{first_part, unit};
+    for (; place.panel >= panel_count(work_.parts[place.part].weight.n); ++place.part) {
+      place.panel -= panel_count(work_.parts[place.part].weight.n);
     }
     return place;
   }
 
+  /// The first panel of a unit.
+  [[nodiscard]] Place first_place_of(std::int64_t unit, std::size_t first_part) const {
+    return is_gated() ? Place{first_part, unit} : place_of(unit, first_part);
+  }
+
   [[nodiscard]] const std::byte* panel_data(Place place) const {
-    const PanelMatrix& weight = op_.parts[place.part].weight;
+    const PanelMatrix& weight = work_.parts[place.part].weight;
     return weight.data + weight.offset(place.panel);
+  }
+
+  [[nodiscard]] std::int64_t blocks_of(const RowGroup& group) const {
+    return (group.rows.count() + tiling_.block_rows - 1) / tiling_.block_rows;
+  }
+
+  /// The groups to LinearScratch::blocks, as groups of a block of rows each.
+  void cut_into_blocks() const {
+    std::vector<RowGroup>& blocks = step_.linear_scratch.blocks;
+    blocks.clear();
+    for (const RowGroup& group : work_.groups) {
+      for (std::int64_t row = group.rows.begin; row < group.rows.end; row += tiling_.block_rows) {
+        blocks.push_back({{row, std::min(row + tiling_.block_rows, group.rows.end)}, group.first_part});
+      }
+    }
   }
 
   /// Tasks are numbered block by block within a unit of columns, so that a thread that takes several in a row
   /// reads a panel from memory once, and panels in the order of their addresses.
-  void multiply(RowRange rows) const {
-    const std::int64_t units = num_units();
-    const std::int64_t blocks = (rows.end - rows.begin + tiling_.block_rows - 1) / tiling_.block_rows;
-    const std::int64_t part_inputs = tiling_.inputs_of_part(rows.end - rows.begin, input_.width);
-    const std::int64_t parts = (input_.width + part_inputs - 1) / part_inputs;
-    const std::int64_t together = parts == 1 ? 1 : kTilesKept / (is_gated() ? 2 : 1);
+  void multiply(std::span<const RowGroup> groups) const {
+    std::vector<std::int64_t>& ends = step_.linear_scratch.task_ends;
+    ends.clear();
+    std::int64_t tasks = 0;
+    for (const RowGroup& group : groups) ends.push_back(tasks += units_ * blocks_of(group));
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
       ExpandedPanels expanded;
-      for (std::int64_t task = begin; task < end; task += together) {
-        const std::int64_t first = rows.begin + task % blocks * tiling_.block_rows;
-        const Tile tile{.rows = {first, std::min(first + tiling_.block_rows, rows.end)},
-                        .thread = thread,
-                        .expanded = &expanded,
-                        .is_only_block = blocks == 1};
-        if (parts > 1) {  // of one block of rows
-          multiply_in_parts({task, std::min(task + together, end)}, end, part_inputs, tile);
-        } else {
-          multiply_unit(task / blocks, task + 1 < end && (task + 1) % blocks == 0, tile);
-        }
+      auto group = static_cast<std::size_t>(std::ranges::upper_bound(ends, begin) - ends.begin());
+      for (std::int64_t task = begin; task < end; ++group) {
+        const std::int64_t first = group == 0 ? 0 : ends[group - 1];
+        const std::int64_t last = std::min(end, ends[group]);
+        const bool more = last < end;
+        multiply_group(groups[group], {task - first, last - first},
+                       more ? panel_data(first_place_of(0, groups[group + 1].first_part)) : nullptr, thread,
+                       &expanded);
+        task = last;
       }
     };
-    step_.threads.parallel_for(units * blocks, grain_of(units, blocks, together), body);
+    step_.threads.parallel_for(tasks, grain_of(groups, tasks), body);
   }
 
+  /// The tasks [range.begin, range.end) of one group; `next_group` is what comes after them.
+  void multiply_group(const RowGroup& group, RowRange range, const std::byte* next_group, int thread,
+                      ExpandedPanels* expanded) const {
+    const std::int64_t blocks = blocks_of(group);
+    const std::int64_t part_inputs = tiling_.inputs_of_part(group.rows.count(), work_.input.width);
+    const bool in_parts = part_inputs < work_.input.width;  // of one block of rows
+    const std::int64_t together = in_parts ? tiles_together() : 1;
+    for (std::int64_t task = range.begin; task < range.end; task += together) {
+      const std::int64_t first = group.rows.begin + task % blocks * tiling_.block_rows;
+      const Tile tile{.rows = {first, std::min(first + tiling_.block_rows, group.rows.end)},
+                      .first_part = group.first_part,
+                      .thread = thread,
+                      .expanded = expanded,
+                      .is_only_block = blocks == 1};
+      if (in_parts) {
+        multiply_in_parts({task, std::min(task + together, range.end)}, range.end, part_inputs, tile);
+        continue;
+      }
+      const std::int64_t unit = task / blocks;
+      const bool leaves_unit = (task + 1) % blocks == 0;
+      const std::byte* next = nullptr;
+      if (task + 1 == range.end) {
+        next = next_group;
+      } else if (leaves_unit) {
+        next = panel_data(first_place_of(unit + 1, group.first_part));
+      }
+      multiply_unit(unit, leaves_unit && task + 1 < range.end, next, tile);
+    }
+  }
+
+  /// Units that a thread takes together, where it takes them in parts.
+  [[nodiscard]] std::int64_t tiles_together() const { return kTilesKept / (is_gated() ? 2 : 1); }
+
   /// Tasks that a thread claims at once: enough work to be worth it, whole units where there are plenty.
-  [[nodiscard]] std::int64_t grain_of(std::int64_t units, std::int64_t blocks, std::int64_t together) const {
+  [[nodiscard]] std::int64_t grain_of(std::span<const RowGroup> groups, std::int64_t tasks) const {
     const std::int64_t threads = step_.threads.num_threads();
-    const std::int64_t macs = std::min(step_.rows, tiling_.block_rows) * kPanelColumns * input_.width;
+    const std::int64_t rows = groups.back().rows.end - groups.front().rows.begin;
+    const std::int64_t rows_of_task =
+        std::min(tiling_.block_rows, std::max<std::int64_t>(1, rows / std::ssize(groups)));
+    const std::int64_t macs = rows_of_task * kPanelColumns * work_.input.width;
     const std::int64_t least = std::max<std::int64_t>(1, kMacsPerChunk / std::max<std::int64_t>(1, macs));
-    const std::int64_t share = units / (threads * 4);
+    if (groups.size() > 1) return std::max(least, tasks / (threads * 4));
+    const std::int64_t share = units_ / (threads * 4);
+    const std::int64_t blocks = blocks_of(groups.front());
     const std::int64_t grain = std::max(least, share > 0 ? share * blocks : 1);
-    return units >= 2 * threads * together ? std::max(grain, together) : grain;
+    const std::int64_t part_inputs = tiling_.inputs_of_part(rows, work_.input.width);
+    const std::int64_t together = part_inputs < work_.input.width ? tiles_together() : 1;
+    return units_ >= 2 * threads * together ? std::max(grain, together) : grain;
   }
 
   /// What the tiles of a task have in common.
   struct Tile {
     RowRange rows;
+    std::size_t first_part;  ///< of the rows' group
     int thread;
     ExpandedPanels* expanded;
-    /// The step's rows are one block: each panel is read once.
+    /// The group's rows are one block: each panel is read once.
     bool is_only_block;
   };
 
@@ -124,18 +188,18 @@ class Linear {
     return step_.scratch[static_cast<std::size_t>(tile.thread)].data() + index * tiling_.tile_floats();
   }
 
-  /// `more`: the thread goes on with the next unit.
-  void multiply_unit(std::int64_t unit, bool more, const Tile& tile) const {
+  /// `more`: the thread goes on with the next unit of the group. `next` is its first panel, or that of what
+  /// comes after.
+  void multiply_unit(std::int64_t unit, bool more, const std::byte* next, const Tile& tile) const {
+    const std::size_t part = tile.first_part;
     if (!is_gated()) {
-      const std::byte* next = more ? panel_data(place_of(unit + 1)) : nullptr;
-      multiply_part(place_of(unit), std::nullopt, next, 0, tile);
+      multiply_part(place_of(unit, part), std::nullopt, next, 0, tile);
     } else {
       // With one block of rows, each panel is read once: the parts in turn.
-      const std::byte* next = more ? panel_data({0, unit + 1}) : nullptr;
-      const std::byte* turn = tile.is_only_block ? panel_data({1, unit}) : next;
-      const std::byte* last = tile.is_only_block || !more ? next : panel_data({1, unit + 1});
-      multiply_part({0, unit}, std::nullopt, turn, 0, tile);
-      multiply_part({1, unit}, std::nullopt, last, 1, tile);
+      const std::byte* turn = tile.is_only_block ? panel_data({part + 1, unit}) : next;
+      const std::byte* last = tile.is_only_block || !more ? next : panel_data({part + 1, unit + 1});
+      multiply_part({part, unit}, std::nullopt, turn, 0, tile);
+      multiply_part({part + 1, unit}, std::nullopt, last, 1, tile);
     }
     finish_unit(unit, 0, tile);
   }
@@ -150,13 +214,15 @@ class Linear {
                          const Tile& tile) const {
     const std::int64_t tiles = is_gated() ? 2 : 1;
     const std::int64_t together = units.end - units.begin;
-    for (std::int64_t begin = 0; begin < input_.width; begin += part_inputs) {
-      const InputRange inputs{begin, std::min(begin + part_inputs, input_.width)};
+    const std::int64_t width = work_.input.width;
+    for (std::int64_t begin = 0; begin < width; begin += part_inputs) {
+      const InputRange inputs{begin, std::min(begin + part_inputs, width)};
       for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
         const std::int64_t slot = (unit - units.begin) * tiles;
         for (std::int64_t i = 0; i < tiles; ++i) {
           const auto place = [&](std::int64_t of_unit) {
-            return is_gated() ? Place{static_cast<std::size_t>(i), of_unit} : place_of(of_unit);
+            return is_gated() ? Place{tile.first_part + static_cast<std::size_t>(i), of_unit}
+                              : place_of(of_unit, tile.first_part);
           };
           const std::byte* next = unit + together < end ? panel_data(place(unit + together)) : nullptr;
           multiply_part(place(unit), inputs, next, slot + i, tile);
@@ -172,7 +238,7 @@ class Linear {
                      const Tile& tile) const {
     AdapterProduct::Spans spans;
     Upcoming upcoming{next, {}};
-    const bool is_last = !inputs.has_value() || inputs->end == input_.width;
+    const bool is_last = !inputs.has_value() || inputs->end == work_.input.width;
     if (is_last && !adapters_.is_empty()) {
       upcoming.adapters = adapters_.spans(place.part, place.panel, tile.rows, &spans);
     }
@@ -187,68 +253,62 @@ class Linear {
                    tile.expanded);
   }
 
-  /// What adapters, the bias and the op's scale and bound make of a tile.
+  /// What adapters, the bias and the layer's scale and bound make of a tile.
   void finish_part(Place place, std::int64_t index, const Tile& tile) const {
-    const LinearPart& part = op_.parts[place.part];
+    const LinearPart& part = work_.parts[place.part];
     float* rows = sums(tile, index);
     if (!adapters_.is_empty()) adapters_.expand(place.part, place.panel, tile.rows, rows);
-    if (part.bias.size == 0 && op_.scale == 1.0F && op_.softcap == 0.0F) return;
+    if (part.bias.size == 0 && work_.scale == 1.0F && work_.softcap == 0.0F) return;
     const std::int64_t width = panel_width(part.weight.n, place.panel);
     for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, rows += kPanelColumns) {
       if (part.bias.size != 0) step_.kernels.add(part.bias.data + place.panel * kPanelColumns, width, rows);
-      if (op_.scale != 1.0F) {
-        step_.kernels.scale_and_store(rows, op_.scale, width, reinterpret_cast<std::byte*>(rows),
+      if (work_.scale != 1.0F) {
+        step_.kernels.scale_and_store(rows, work_.scale, width, reinterpret_cast<std::byte*>(rows),
                                       DType::kFloat32);
       }
-      if (op_.softcap != 0.0F) step_.kernels.softcap(op_.softcap, width, rows);
+      if (work_.softcap != 0.0F) step_.kernels.softcap(work_.softcap, width, rows);
     }
   }
 
-  /// Puts a unit, whose tiles begin at number `index`, where the op's output goes.
+  /// Puts a unit, whose tiles begin at number `index`, where the layer's output goes.
   void finish_unit(std::int64_t unit, std::int64_t index, const Tile& tile) const {
+    const Place place = first_place_of(unit, tile.first_part);
+    finish_part(place, index, tile);
     if (is_gated()) {
-      finish_part({0, unit}, index, tile);
-      finish_part({1, unit}, index + 1, tile);
-      store_activated({0, unit}, sums(tile, index), sums(tile, index + 1), tile.rows);
+      finish_part({place.part + 1, unit}, index + 1, tile);
+      store_activated(place, sums(tile, index), sums(tile, index + 1), tile);
+    } else if (is_activated(work_.epilogue)) {
+      store_activated(place, sums(tile, index), nullptr, tile);
     } else {
-      const Place place = place_of(unit);
-      finish_part(place, index, tile);
-      if (is_activated(op_.epilogue)) {
-        store_activated(place, sums(tile, index), nullptr, tile.rows);
-      } else {
-        store(place, sums(tile, index), tile.rows);
-      }
+      store(place, sums(tile, index), tile);
     }
-  }
-
-  static std::int64_t row_bytes(const Buffer& buffer) {
-    return buffer.width * static_cast<std::int64_t>(size_of(buffer.dtype));
   }
 
   /// Copies the first `bytes` of each row of a tile to the output, where rows begin at `out`.
   void stream(const float* tile, RowRange rows, std::int64_t bytes, std::byte* out) const {
     step_.kernels.stream_rows(reinterpret_cast<const std::byte*>(tile), kPanelColumns * sizeof(float),
-                              rows.end - rows.begin, bytes, out, row_bytes(output_));
+                              rows.end - rows.begin, bytes, out, work_.output.row_bytes());
   }
 
   /// Of the output, where a panel's begin.
-  [[nodiscard]] std::int64_t column_of(Place place) const {
+  [[nodiscard]] std::int64_t column_of(Place place, std::size_t first_part) const {
     std::int64_t column = place.panel * kPanelColumns;
-    for (std::size_t before = 0; before < place.part; ++before) column += op_.parts[before].weight.n;
+    for (std::size_t before = first_part; before < place.part; ++before)
+      column += work_.parts[before].weight.n;
     return column;
   }
 
-  void store(Place place, const float* sums, RowRange rows) const {
-    const std::int64_t width = panel_width(op_.parts[place.part].weight.n, place.panel);
-    const std::int64_t column = column_of(place);
+  void store(Place place, const float* sums, const Tile& tile) const {
+    const std::int64_t width = panel_width(work_.parts[place.part].weight.n, place.panel);
+    const std::int64_t column = column_of(place, tile.first_part);
     if (streams_) {
-      stream(sums, rows, width * static_cast<std::int64_t>(sizeof(float)),
-             reinterpret_cast<std::byte*>(step_.float_row(op_.output, rows.begin) + column));
+      stream(sums, tile.rows, width * static_cast<std::int64_t>(sizeof(float)),
+             reinterpret_cast<std::byte*>(work_.output.float_row(tile.rows.begin) + column));
       return;
     }
-    for (std::int64_t row = rows.begin; row < rows.end; ++row, sums += kPanelColumns) {
-      float* out = step_.float_row(op_.output, row) + column;
-      if (op_.epilogue == LinearEpilogue::kAdd) {
+    for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, sums += kPanelColumns) {
+      float* out = work_.output.float_row(row) + column;
+      if (work_.epilogue == LinearEpilogue::kAdd) {
         step_.kernels.add(sums, width, out);
       } else {
         std::copy_n(sums, width, out);
@@ -257,48 +317,72 @@ class Linear {
   }
 
   /// Where the output is streamed, the result takes the place of `activated` before.
-  void store_activated(Place place, float* activated, const float* linear, RowRange rows) const {
-    const std::int64_t width = panel_width(op_.parts[place.part].weight.n, place.panel);
-    const auto element = static_cast<std::int64_t>(size_of(output_.dtype));
-    std::byte* out = step_.row(op_.output, rows.begin) + column_of(place) * element;
-    for (std::int64_t i = 0; i < rows.end - rows.begin; ++i) {
+  void store_activated(Place place, float* activated, const float* linear, const Tile& tile) const {
+    const std::int64_t width = panel_width(work_.parts[place.part].weight.n, place.panel);
+    const auto element = static_cast<std::int64_t>(size_of(work_.output.dtype));
+    std::byte* out = work_.output.row(tile.rows.begin) + column_of(place, tile.first_part) * element;
+    for (std::int64_t i = 0; i < tile.rows.count(); ++i) {
       float* row = activated + i * kPanelColumns;
-      std::byte* to = streams_ ? reinterpret_cast<std::byte*>(row) : out + i * row_bytes(output_);
+      std::byte* to = streams_ ? reinterpret_cast<std::byte*>(row) : out + i * work_.output.row_bytes();
       activate(row, linear == nullptr ? nullptr : linear + i * kPanelColumns, width, to);
     }
-    if (streams_) stream(activated, rows, width * element, out);
+    if (streams_) stream(activated, tile.rows, width * element, out);
   }
 
   void activate(const float* x, const float* linear, std::int64_t width, std::byte* out) const {
-    switch (op_.epilogue) {
+    switch (work_.epilogue) {
       case LinearEpilogue::kSiluMul:
-        return step_.kernels.silu_mul(x, linear, width, out, output_.dtype);
+        return step_.kernels.silu_mul(x, linear, width, out, work_.output.dtype);
       case LinearEpilogue::kGeluMul:
       case LinearEpilogue::kGelu:
-        return step_.kernels.gelu(x, linear, width, out, output_.dtype);
+        return step_.kernels.gelu(x, linear, width, out, work_.output.dtype);
       case LinearEpilogue::kGeluTanhMul:
       case LinearEpilogue::kGeluTanh:
-        return step_.kernels.gelu_tanh(x, linear, width, out, output_.dtype);
+        return step_.kernels.gelu_tanh(x, linear, width, out, work_.output.dtype);
       case LinearEpilogue::kStore:
       case LinearEpilogue::kAdd:
         return;
     }
   }
 
-  const LinearOp& op_;
+  const LinearWork& work_;
   const Step& step_;
-  const Buffer& input_;
-  const Buffer& output_;
   BaseProduct base_;
   AdapterProduct adapters_;
   Tiling tiling_;
-  bool streams_;  ///< the output
+  std::int64_t units_;  ///< of each group
+  bool streams_;        ///< the output
 };
+
+/// Those of the step's rows whose adapter changes site `site`.
+std::span<const AdaptedRows> adapted_rows(std::int32_t site, const Step& step) {
+  step.adapted_rows.clear();
+  if (site < 0) return {};
+  for (const AdapterGroup& group : step.groups) {
+    const DeviceSite& found = group.adapter->sites[static_cast<std::size_t>(site)];
+    if (found.total_rank > 0) step.adapted_rows.push_back({group.begin, group.end, &found});
+  }
+  return step.adapted_rows;
+}
 
 }  // namespace
 
+void run_linear(const LinearWork& work, const Step& step) {
+  Linear(work, step).run();
+}
+
 void run_op(const LinearOp& op, const Step& step) {
-  Linear(op, step).run();
+  const RowGroup all{{0, step.rows}, 0};
+  run_linear({.input = step.rows_of(op.input),
+              .output = step.rows_of(op.output),
+              .epilogue = op.epilogue,
+              .parts = op.parts,
+              .parts_per_group = op.parts.size(),
+              .scale = op.scale,
+              .softcap = op.softcap,
+              .groups = {&all, 1},
+              .adapted = adapted_rows(op.lora_site, step)},
+             step);
 }
 
 }  // namespace adaptrt

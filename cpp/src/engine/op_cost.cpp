@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
+#include <utility>
 #include <variant>
 
+#include "experts.h"
 #include "step_recorder.h"
 
 namespace adaptrt {
@@ -82,49 +85,80 @@ OpCost cost_of(const KeepLogitRowsOp& op, const Step& step) {
   return cost;
 }
 
-/// Adds what a site of an adapter costs: its bytes, and its products for `rows` rows.
-void add_adapter_bytes(const LinearOp& op, const DeviceSite& site, std::int64_t in_size, DType dtype,
-                       OpCost* cost) {
-  cost->adapter_bytes += as_count(panel_bytes(dtype, site.total_rank, in_size));
-  for (std::size_t i = 0; i < op.parts.size(); ++i) {
+/// Adds what a site of an adapter costs, of whose linear layer these are the parts: its bytes.
+void add_adapter_bytes(std::span<const LinearPart> parts, const DeviceSite& site, DType dtype, OpCost* cost) {
+  cost->adapter_bytes += as_count(panel_bytes(dtype, site.total_rank, parts[0].weight.k));
+  for (std::size_t i = 0; i < parts.size(); ++i) {
     const DevicePart& part = site.parts[i];
     if (part.rank == 0) continue;
-    const std::int64_t out_size = op.parts[i].weight.n;
+    const std::int64_t out_size = parts[i].weight.n;
     cost->adapter_bytes += as_count(panel_bytes(dtype, out_size, part.rank));
     if (part.magnitude != nullptr) cost->adapter_bytes += out_size * static_cast<std::int64_t>(sizeof(float));
   }
 }
 
-void add_adapter_flops(const LinearOp& op, const DeviceSite& site, std::int64_t in_size, std::int64_t rows,
+/// And its products for `rows` rows.
+void add_adapter_flops(std::span<const LinearPart> parts, const DeviceSite& site, std::int64_t rows,
                        OpCost* cost) {
-  std::int64_t multiply_adds = site.total_rank * in_size;
-  for (std::size_t i = 0; i < op.parts.size(); ++i)
-    multiply_adds += site.parts[i].rank * op.parts[i].weight.n;
+  std::int64_t multiply_adds = site.total_rank * parts[0].weight.k;
+  for (std::size_t i = 0; i < parts.size(); ++i) multiply_adds += site.parts[i].rank * parts[i].weight.n;
   cost->adapter_flops += 2 * rows * multiply_adds;
+}
+
+/// Adds what the weights of a linear layer cost, over `rows` rows.
+void add_weights(std::span<const LinearPart> parts, std::int64_t rows, OpCost* cost) {
+  for (const LinearPart& part : parts) {
+    cost->weight_bytes += as_count(part.weight.bytes()) + bytes_of(part.bias);
+    cost->flops += 2 * rows * part.weight.n * part.weight.k;
+  }
 }
 
 OpCost cost_of(const LinearOp& op, const Step& step) {
   OpCost cost;
-  std::int64_t weights = 0;
-  for (const auto& part : op.parts) {
-    cost.weight_bytes += as_count(part.weight.bytes()) + bytes_of(part.bias);
-    weights += part.weight.n * part.weight.k;
-  }
-  cost.flops = 2 * step.rows * weights;
+  add_weights(op.parts, step.rows, &cost);
   const std::int64_t times_output = op.epilogue == LinearEpilogue::kAdd ? 2 : 1;
   cost.activation_bytes = bytes_of(op.input, step) + times_output * bytes_of(op.output, step);
   if (op.lora_site < 0) return cost;
-  const std::int64_t in_size = step.buffer(op.input).width;
   std::set<const DeviceAdapter*> read;
   for (const auto& group : step.groups) {
     const DeviceSite& site = group.adapter->sites[static_cast<std::size_t>(op.lora_site)];
     if (site.total_rank == 0) continue;
-    if (read.insert(group.adapter).second) {
-      add_adapter_bytes(op, site, in_size, step.program.lora.dtype, &cost);
-    }
-    add_adapter_flops(op, site, in_size, group.end - group.begin, &cost);
+    if (read.insert(group.adapter).second) add_adapter_bytes(op.parts, site, step.program.lora.dtype, &cost);
+    add_adapter_flops(op.parts, site, group.end - group.begin, &cost);
   }
   return cost;
+}
+
+/// Of the experts that the op's rows took, which are known after it.
+OpCost cost_of(const ExpertsOp& op, const Step& step) {
+  OpCost cost{.activation_bytes = bytes_of(op.input, step) + bytes_of(op.router_logits, step) +
+                                  2 * bytes_of(op.output, step)};
+  const TakenExperts& taken = step.experts.taken;
+  const auto gate_up_of = [&](std::size_t expert) { return std::span(op.gate_up).subspan(2 * expert, 2); };
+  const auto down_of = [&](std::size_t expert) { return std::span(op.down).subspan(expert, 1); };
+  for (std::size_t expert = 0; expert < taken.rows.size(); ++expert) {
+    if (taken.rows[expert] == 0) continue;
+    add_weights(gate_up_of(expert), taken.rows[expert], &cost);
+    add_weights(down_of(expert), taken.rows[expert], &cost);
+  }
+  std::set<std::pair<std::size_t, const DeviceAdapter*>> read;
+  for (const TakenExperts::Adapted& adapted : taken.adapted) {
+    const bool is_first = read.insert({adapted.expert, adapted.adapter}).second;
+    const auto add = [&](std::span<const LinearPart> parts, std::int32_t first_site) {
+      const DeviceSite& site = adapted.adapter->sites[static_cast<std::size_t>(first_site) + adapted.expert];
+      if (site.total_rank == 0) return;
+      if (is_first) add_adapter_bytes(parts, site, step.program.lora.dtype, &cost);
+      add_adapter_flops(parts, site, adapted.rows, &cost);
+    };
+    add(gate_up_of(adapted.expert), op.gate_up_site);
+    add(down_of(adapted.expert), op.down_site);
+  }
+  return cost;
+}
+
+OpCost cost_of(const GatedAddOp& op, const Step& step) {
+  return {.activation_bytes =
+              bytes_of(op.input, step) + bytes_of(op.gate, step) + 2 * bytes_of(op.output, step)};
 }
 
 }  // namespace

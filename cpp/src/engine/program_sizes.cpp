@@ -38,7 +38,6 @@ bool check_sizes(const Program& program, Problems* problems) {
   check_range("num_attention_heads", shape.num_attention_heads, 1, 1 << 16);
   check_range("num_key_value_heads", shape.num_key_value_heads, 1, 1 << 16);
   check_range("head_dim", shape.head_dim, 2, 1 << 12);
-  check_range("intermediate_size", shape.intermediate_size, 1, 1 << 24);
   if (shape.head_dim % 2 != 0) problems->add("head_dim is " + text(shape.head_dim) + "; it must be even");
   if (shape.num_key_value_heads > 0 && shape.num_attention_heads % shape.num_key_value_heads != 0) {
     problems->add("num_attention_heads " + text(shape.num_attention_heads) +
@@ -72,13 +71,6 @@ void check_layout(const Program& program, Problems* problems) {
   const RangeCheck check_range{problems};
   if (lora.dtype != program.dtype) problems->add("lora: the dtype differs from the program's");
   if (lora.num_layers != program.num_layers) problems->add("lora: num_layers differs from the program's");
-  const auto& a = lora.shape;
-  const auto& b = program.shape;
-  if (a.hidden_size != b.hidden_size || a.num_attention_heads != b.num_attention_heads ||
-      a.num_key_value_heads != b.num_key_value_heads || a.head_dim != b.head_dim ||
-      a.intermediate_size != b.intermediate_size) {
-    problems->add("lora: the shape differs from the program's");
-  }
   check_range("lora: max_rank", lora.max_rank, 1, 1 << 20);
   if (lora.target_modules.empty()) problems->add("lora: there are sites but no target_modules");
   for (std::size_t i = 0; i < lora.sites.size(); ++i) {

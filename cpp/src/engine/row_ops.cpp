@@ -1,4 +1,4 @@
-// Ops that treat each row by itself: embedding, norm, rotary angles, the choice of rows.
+// Ops that treat each row by itself: embedding, norm, gated sum, rotary angles, the choice of rows.
 
 #include <algorithm>
 #include <cmath>
@@ -90,6 +90,22 @@ void run_op(const CastOp& op, const Step& step) {
   step.threads.parallel_for(step.rows, rows_per_chunk(width), body);
 }
 
+void run_op(const GatedAddOp& op, const Step& step) {
+  const Rows input = step.rows_of(op.input);
+  const Rows gate = step.rows_of(op.gate);
+  const Rows output = step.rows_of(op.output);
+  const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+    float* gated = step.scratch[static_cast<std::size_t>(thread)].data();
+    for (std::int64_t row = begin; row < end; ++row) {
+      const float factor = 1.0F / (1.0F + std::exp(-*gate.float_row(row)));
+      step.kernels.scale_and_store(input.float_row(row), factor, input.width,
+                                   reinterpret_cast<std::byte*>(gated), DType::kFloat32);
+      step.kernels.add(gated, input.width, output.float_row(row));
+    }
+  };
+  step.threads.parallel_for(step.rows, rows_per_chunk(input.width), body);
+}
+
 void run_op(const RopeTableOp& op, const Step& step) {
   const std::int64_t half = op.inverse_frequencies.size;
   const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
@@ -131,6 +147,8 @@ std::size_t row_op_scratch_floats(const Program& program) {
       floats = std::max(floats, embedding->positions.k);
     } else if (const auto* norm = std::get_if<RmsNormOp>(&op); norm != nullptr && norm->add) {
       floats = std::max(floats, program.buffers[static_cast<std::size_t>(norm->input)].width);
+    } else if (const auto* gated = std::get_if<GatedAddOp>(&op)) {
+      floats = std::max(floats, program.buffers[static_cast<std::size_t>(gated->input)].width);
     }
   }
   return static_cast<std::size_t>(floats);

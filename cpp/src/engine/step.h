@@ -26,12 +26,33 @@ class Scratch {
   HugeArray memory_;
 };
 
+/// Rows of an activation, one after another.
+struct Rows {
+  std::byte* data = nullptr;
+  DType dtype = DType::kFloat32;
+  std::int64_t width = 0;
+
+  [[nodiscard]] std::int64_t row_bytes() const { return width * static_cast<std::int64_t>(size_of(dtype)); }
+  [[nodiscard]] std::byte* row(std::int64_t index) const { return data + index * row_bytes(); }
+  [[nodiscard]] float* float_row(std::int64_t index) const { return reinterpret_cast<float*>(row(index)); }
+};
+
 /// Consecutive rows of a step that share an adapter.
 struct AdapterGroup {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   const DeviceAdapter* adapter = nullptr;
 };
+
+/// Consecutive rows of a linear layer that an adapter changes, and where its matrices are.
+struct AdaptedRows {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  const DeviceSite* site = nullptr;
+};
+
+class ExpertMemory;
+struct LinearScratch;
 
 /// What the ops of a step work with.
 struct Step {
@@ -42,21 +63,23 @@ struct Step {
   const KvPool& kv_pool;
   /// By thread; see scratch_floats of the ops.
   const std::vector<Scratch>& scratch;
-  /// activation type [max_num_tokens, shrink_stride]: x A^T of the linear op that runs.
+  /// activation type [rows, shrink_stride]: x A^T of the linear layer that runs.
   std::byte* shrink;
   std::int64_t shrink_stride;
-  /// uint8 [max_num_tokens, int8_stride] and float32 [max_num_tokens]: what KernelTable::quantize_row made of
-  /// the input of the linear op that runs, where its weights are of QuantAlgo::kW8A8.
+  /// uint8 [rows, int8_stride] and float32 [rows]: what KernelTable::quantize_row made of the input of the
+  /// linear layer that runs, where its weights are of QuantAlgo::kW8A8.
   std::uint8_t* int8_rows;
   std::int64_t int8_stride;
   float* int8_scales;
-  /// What KernelTable::pack_rows made of the input of the linear op that runs, steps packed_step_bytes apart;
-  /// nullptr where the kernels read rows as they are.
+  /// What KernelTable::pack_rows made of the input of the linear layer that runs, steps packed_step_bytes
+  /// apart; nullptr where the kernels read rows as they are.
   std::byte* packed;
   std::int64_t packed_step_bytes;
-  /// float32 [max_num_tokens, groups]: what KernelTable::sum_groups made of the input of the linear op that
-  /// runs, where its weights have zero points.
+  /// float32 [rows, groups]: what KernelTable::sum_groups made of the input of the linear layer that runs,
+  /// where its weights have zero points.
   float* group_sums;
+  ExpertMemory& experts;
+  LinearScratch& linear_scratch;
 
   const StepInput& input;
   std::span<const std::int32_t> sequence_of_token;  // [T]
@@ -64,8 +87,8 @@ struct Step {
   std::span<const AdapterGroup> groups;
   /// The same of the step's logit rows, which KeepLogitRowsOp makes the rows.
   std::span<const AdapterGroup> groups_of_logit_rows;
-  /// Those of `groups` whose adapter changes the linear op that runs.
-  std::vector<AdapterGroup>& groups_of_op;
+  /// Rows of the linear op that runs, in order; see LinearWork.
+  std::vector<AdaptedRows>& adapted_rows;
   /// Of the step's queries, for every attention op.
   std::span<const AttentionTask> attention_tasks;
   /// Rows of the section that runs: the step's tokens, or a slice of its logit rows.
@@ -82,11 +105,12 @@ struct Step {
   [[nodiscard]] const Buffer& buffer(BufferId id) const {
     return program.buffers[static_cast<std::size_t>(id)];
   }
-  /// The first byte of a row of a buffer.
-  [[nodiscard]] std::byte* row(BufferId id, std::int64_t index) const {
+  [[nodiscard]] Rows rows_of(BufferId id) const {
     const auto& found = buffer(id);
-    return arena + found.offset + static_cast<std::size_t>(index * found.width) * size_of(found.dtype);
+    return {arena + found.offset, found.dtype, found.width};
   }
+  /// The first byte of a row of a buffer.
+  [[nodiscard]] std::byte* row(BufferId id, std::int64_t index) const { return rows_of(id).row(index); }
   /// Where the steps of a packed row begin, or nullptr.
   [[nodiscard]] std::byte* steps_of_row(std::int64_t index) const {
     return packed == nullptr ? nullptr : packed + index * PackedSteps::kRowBytes;
@@ -103,6 +127,8 @@ void run_op(const CastOp& op, const Step& step);
 void run_op(const RopeTableOp& op, const Step& step);
 void run_op(const AttentionOp& op, const Step& step);
 void run_op(const LinearOp& op, const Step& step);
+void run_op(const ExpertsOp& op, const Step& step);
+void run_op(const GatedAddOp& op, const Step& step);
 /// Changes which rows the step has.
 void run_op(const KeepLogitRowsOp& op, Step& step);
 
@@ -110,6 +136,10 @@ void run_op(const KeepLogitRowsOp& op, Step& step);
 [[nodiscard]] std::size_t linear_scratch_floats(const Program& program, const KernelTable& kernels);
 [[nodiscard]] std::size_t attention_scratch_floats(const ModelShape& shape);
 [[nodiscard]] std::size_t row_op_scratch_floats(const Program& program);
+[[nodiscard]] std::size_t expert_scratch_floats(const Program& program);
+
+/// Rows that linear layers have at most: a token's, a row of logits', or those of a slice of experts' rows.
+[[nodiscard]] std::int64_t most_linear_rows(const Program& program);
 
 /// Step::int8_stride that a program needs; 0 without weights of QuantAlgo::kW8A8.
 [[nodiscard]] std::int64_t int8_row_bytes(const Program& program);

@@ -11,6 +11,15 @@ namespace {
 
 using Modules = std::vector<ModuleRank>;
 
+/// Of a module that is at the site, or whose parts are.
+std::int64_t outputs_of(const LoraSite& site, LoraModule module) {
+  std::int64_t outputs = 0;
+  for (const LoraModule part : parts_of(module)) {
+    outputs += std::ranges::find(site.parts, part, &LoraPart::module)->out_size;
+  }
+  return outputs;
+}
+
 /// The maximal sets of modules that an adapter can have at a site: its enabled parts, or an enabled fused
 /// module.
 std::vector<Modules> choices_at(const LoraLayout& layout, const LoraSite& site, std::int32_t rank) {
@@ -19,7 +28,7 @@ std::vector<Modules> choices_at(const LoraLayout& layout, const LoraSite& site, 
   };
   std::vector<Modules> choices(1);
   for (const LoraModule module : layout.target_modules) {
-    if (!has_part(parts_of(module).front())) continue;
+    if (!std::ranges::all_of(parts_of(module), has_part)) continue;
     const ModuleRank entry{module, rank, layout.dora_enabled};
     if (parts_of(module).size() == 1) {
       choices.front().push_back(entry);
@@ -66,8 +75,8 @@ std::size_t host_adapter_bytes(const LoraLayout& layout, std::int32_t rank) {
     for (const Modules& modules : choices_at(layout, site, rank)) {
       std::size_t sum = 0;
       for (const ModuleRank& module : modules) {
-        const ModuleSizes sizes = module_sizes(module.module, layout.shape).value();
-        sum += static_cast<std::size_t>(rank * (sizes.in + sizes.out) + (module.is_dora ? sizes.out : 0));
+        const std::int64_t out = outputs_of(site, module.module);
+        sum += static_cast<std::size_t>(rank * (site.in_size + out) + (module.is_dora ? out : 0));
       }
       largest = std::max(largest, sum);
     }
@@ -78,9 +87,12 @@ std::size_t host_adapter_bytes(const LoraLayout& layout, std::int32_t rank) {
 
 std::size_t widest_module_bytes(const LoraLayout& layout) {
   std::int64_t widest = 0;
-  for (const LoraModule module : layout.target_modules) {
-    const ModuleSizes sizes = module_sizes(module, layout.shape).value();
-    widest = std::max(widest, sizes.in + sizes.out);
+  for (const LoraSite& site : layout.sites) {
+    for (const Modules& modules : choices_at(layout, site, 1)) {
+      for (const ModuleRank& module : modules) {
+        widest = std::max(widest, site.in_size + outputs_of(site, module.module));
+      }
+    }
   }
   return static_cast<std::size_t>(widest) * size_of(layout.dtype);
 }

@@ -101,13 +101,15 @@ bool check_size(const ConfigRow& sent, const std::string& where, ModuleSizes siz
            " is out of range; accepted: 1 to the engine's max_lora_rank " + std::to_string(layout.max_rank));
   }
   if (!good || !width) return good;
-  const std::int64_t magnitudes = sent.is_dora == 1 ? sizes.out : 0;
-  if (*width < magnitudes || sent.rank > (*width - magnitudes) / (sizes.in + sizes.out)) {
-    refuse("weights has " + std::to_string(*width) + " columns, but A[" + std::to_string(sent.rank) + ", " +
-           std::to_string(sizes.in) + "] and B[" + std::to_string(sizes.out) + ", " +
-           std::to_string(sent.rank) + "]" +
-           (magnitudes > 0 ? " and magnitude[" + std::to_string(sizes.out) + "]" : std::string()) + " need " +
-           std::to_string(sent.rank * (sizes.in + sizes.out) + magnitudes));
+  const std::int64_t magnitudes = sent.is_dora == 1 ? sizes.magnitudes() : 0;
+  const std::int64_t per_rank = sizes.a_per_rank() + sizes.b_per_rank();
+  if (*width < magnitudes || sent.rank > (*width - magnitudes) / per_rank) {
+    const std::string experts = sizes.experts == 1 ? "" : std::to_string(sizes.experts) + ", ";
+    refuse("weights has " + std::to_string(*width) + " columns, but A[" + experts +
+           std::to_string(sent.rank) + ", " + std::to_string(sizes.in) + "] and B[" + experts +
+           std::to_string(sizes.out) + ", " + std::to_string(sent.rank) + "]" +
+           (magnitudes > 0 ? " and magnitude[" + experts + std::to_string(sizes.out) + "]" : std::string()) +
+           " need " + std::to_string(sent.rank * per_rank + magnitudes));
   }
   return good;
 }
@@ -131,18 +133,23 @@ class Overlaps {
   std::map<std::pair<std::int32_t, LoraModule>, CheckedRow> taken_;
 };
 
-/// "B[2, 1]"
+/// "B[2, 1]", or "B[5, 2, 1]" of expert 5.
 std::string position_in_row(const AdapterRow& row, std::size_t element) {
   const auto in = static_cast<std::size_t>(row.sizes.in);
+  const auto out = static_cast<std::size_t>(row.sizes.out);
   const auto rank = static_cast<std::size_t>(row.rank);
-  const std::size_t in_a = rank * in;
-  const std::size_t in_b = rank * static_cast<std::size_t>(row.sizes.out);
-  const auto text = [](const char* name, std::size_t i, std::size_t columns) {
-    return std::string(name) + "[" + std::to_string(i / columns) + ", " + std::to_string(i % columns) + "]";
+  const std::size_t in_a = static_cast<std::size_t>(row.rank * row.sizes.a_per_rank());
+  const std::size_t in_b = static_cast<std::size_t>(row.rank * row.sizes.b_per_rank());
+  const auto text = [&](const char* name, std::size_t i, std::size_t rows, std::size_t columns) {
+    std::string position = std::string(name) + "[";
+    if (row.sizes.experts != 1) position += std::to_string(i / (rows * columns)) + ", ";
+    return position + std::to_string(i / columns % rows) + ", " + std::to_string(i % columns) + "]";
   };
-  if (element < in_a) return text("A", element, in);
-  if (element < in_a + in_b) return text("B", element - in_a, rank);
-  return "magnitude[" + std::to_string(element - in_a - in_b) + "]";
+  if (element < in_a) return text("A", element, rank, in);
+  if (element < in_a + in_b) return text("B", element - in_a, out, rank);
+  const std::size_t i = element - in_a - in_b;
+  return "magnitude[" + (row.sizes.experts == 1 ? "" : std::to_string(i / out) + ", ") +
+         std::to_string(i % out) + "]";
 }
 
 }  // namespace
@@ -162,8 +169,8 @@ std::string describe_row(const CheckedRow& checked) {
 }
 
 std::size_t row_elements(const AdapterRow& row) {
-  return static_cast<std::size_t>(row.rank * (row.sizes.in + row.sizes.out) +
-                                  (row.is_dora ? row.sizes.out : 0));
+  return static_cast<std::size_t>(row.rank * (row.sizes.a_per_rank() + row.sizes.b_per_rank()) +
+                                  (row.is_dora ? row.sizes.magnitudes() : 0));
 }
 
 std::optional<DType> weights_dtype(const TensorView& weights, AdapterProblems& problems) {
@@ -195,7 +202,7 @@ std::optional<MatrixShape> matrix_shape(const TensorView& tensor, std::string_vi
 
 std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
                                    std::optional<std::int64_t> width, const LoraLayout& layout,
-                                   AdapterProblems& problems) {
+                                   const SiteIndex& index, AdapterProblems& problems) {
   bool readable = true;
   const auto refuse = [&](const std::string& what) {
     problems.add(what);
@@ -224,7 +231,13 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
     const std::string where = "row " + std::to_string(i);
     const LoraModuleInfo* info = check_place(sent[i], where + ": ", layout, problems);
     if (info == nullptr) continue;
-    const ModuleSizes sizes = module_sizes(info->module, layout.shape).value();
+    const ModulePlace* place = index.find(sent[i].layer, info->module);
+    if (place == nullptr) {
+      problems.add(where + ": layer " + std::to_string(sent[i].layer) + " of this engine has no " +
+                   std::string(info->name));
+      continue;
+    }
+    const ModuleSizes sizes = place->sizes;
     const CheckedRow checked{{info->module, sent[i].layer, sent[i].rank, sent[i].is_dora == 1, sizes, 0}, i};
     const bool alone = overlaps.check(checked, problems);
     if (check_size(sent[i], describe_row(checked) + ": ", sizes, width, layout, problems) && alone) {
@@ -237,11 +250,12 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
 void check_values(const CheckedRow& checked, const std::byte* data, DType dtype, DType target,
                   AdapterProblems& problems) {
   const AdapterRow& row = checked.row;
-  const auto matrices = static_cast<std::size_t>(row.rank * (row.sizes.in + row.sizes.out));
+  const auto matrices =
+      static_cast<std::size_t>(row.rank * (row.sizes.a_per_rank() + row.sizes.b_per_rank()));
   std::optional<std::size_t> bad = find_not_finite(data, dtype, matrices, target);
   if (!bad && row.is_dora) {
-    bad = find_not_finite(data + matrices * size_of(dtype), dtype, static_cast<std::size_t>(row.sizes.out),
-                          DType::kFloat32);
+    bad = find_not_finite(data + matrices * size_of(dtype), dtype,
+                          static_cast<std::size_t>(row.sizes.magnitudes()), DType::kFloat32);
     if (bad) *bad += matrices;
   }
   if (!bad) return;

@@ -10,6 +10,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/lora/host_adapter.h"
 #include "adaptrt/lora/layout.h"
+#include "adaptrt/lora/site_index.h"
 
 namespace adaptrt {
 
@@ -55,7 +56,7 @@ struct CheckedRow {
 /// weights' rows when it is known.
 [[nodiscard]] std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
                                                  std::optional<std::int64_t> width, const LoraLayout& layout,
-                                                 AdapterProblems& problems);
+                                                 const SiteIndex& index, AdapterProblems& problems);
 
 /// Refuses a row's elements that are not finite in the engine's type; magnitudes stay float32.
 void check_values(const CheckedRow& checked, const std::byte* data, DType dtype, DType target,

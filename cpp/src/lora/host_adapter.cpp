@@ -23,7 +23,8 @@ bool same_row(const AdapterRow& a, const AdapterRow& b) {
 
 }  // namespace
 
-std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, const LoraLayout& layout) {
+std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, const LoraLayout& layout,
+                                                     const SiteIndex& index) {
   const std::string subject = "LoRA task " + std::to_string(config.task_id);
   AdapterProblems problems;
   if (layout.target_modules.empty()) {
@@ -47,7 +48,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
   std::vector<CheckedRow> rows;
   if (config_shape) {
     const auto width = weights_shape ? std::optional(weights_shape->columns) : std::nullopt;
-    rows = check_rows(*config.config, *config_shape, width, layout, problems);
+    rows = check_rows(*config.config, *config_shape, width, layout, index, problems);
   }
   if (!dtype || !equal_rows) problems.throw_if_any(subject);
 

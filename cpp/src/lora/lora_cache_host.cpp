@@ -11,7 +11,7 @@ namespace adaptrt {
 std::shared_ptr<const HostAdapter> LoraCache::Impl::admit(const LoraConfig& config) {
   if (!config.weights && !config.config) return find(config.task_id);
   auto entry = std::make_shared<CacheEntry>();
-  entry->adapter = HostAdapter::make(config, layout_);
+  entry->adapter = HostAdapter::make(config, layout_, sites_);
   entry->plan = plan_device_images(*entry->adapter, layout_, sites_, pages_->page_bytes());
   check_ever_fits(config.task_id, entry->adapter->bytes(), entry->plan.pages);
   return store(entry, config.replace);

@@ -10,7 +10,7 @@ namespace {
 using enum TensorParallelSplit;
 using enum LoraModule;
 
-constexpr std::array<LoraModuleInfo, 19> kModules{{
+constexpr std::array<LoraModuleInfo, 26> kModules{{
     {kAttnQkv, "attn_qkv", kColumn, true},
     {kAttnQ, "attn_q", kColumn, true},
     {kAttnK, "attn_k", kColumn, true},
@@ -24,12 +24,19 @@ constexpr std::array<LoraModuleInfo, 19> kModules{{
     {kCrossAttnK, "cross_attn_k", kColumn, false},
     {kCrossAttnV, "cross_attn_v", kColumn, false},
     {kCrossAttnDense, "cross_attn_dense", kRow, false},
-    {kMoeHTo4H, "moe_h_to_4h", kColumn, false},
-    {kMoe4HToH, "moe_4h_to_h", kRow, false},
-    {kMoeGate, "moe_gate", kColumn, false},
-    {kMoeRouter, "moe_router", kNone, false},
-    {kMlpRouter, "mlp_router", kNone, false},
+    {kMoeHTo4H, "moe_h_to_4h", kColumn, true},
+    {kMoe4HToH, "moe_4h_to_h", kRow, true},
+    {kMoeGate, "moe_gate", kColumn, true},
+    {kMoeRouter, "moe_router", kNone, true},
+    {kMlpRouter, "mlp_router", kNone, true},
     {kMlpGateUp, "mlp_gate_up", kColumn, true},
+    {kSharedExpertHTo4H, "shared_expert_h_to_4h", kColumn, true},
+    {kSharedExpert4HToH, "shared_expert_4h_to_h", kRow, true},
+    {kSharedExpertGate, "shared_expert_gate", kColumn, true},
+    {kMambaInProj, "mamba_in_proj", kColumn, false},
+    {kMambaOutProj, "mamba_out_proj", kRow, false},
+    {kMoeLatentFc1, "moe_latent_fc1", kNone, false},
+    {kMoeLatentFc2, "moe_latent_fc2", kNone, false},
 }};
 
 constexpr bool ids_are_positions() {
@@ -58,29 +65,6 @@ const LoraModuleInfo* find_lora_module(std::string_view name) {
 
 const LoraModuleInfo& info_of(LoraModule module) {
   return kModules[static_cast<std::size_t>(module)];
-}
-
-std::optional<ModuleSizes> module_sizes(LoraModule module, const ModelShape& shape) {
-  switch (module) {
-    case kAttnQkv:
-      return ModuleSizes{shape.hidden_size, shape.query_size() + 2 * shape.key_value_size()};
-    case kAttnQ:
-      return ModuleSizes{shape.hidden_size, shape.query_size()};
-    case kAttnK:
-    case kAttnV:
-      return ModuleSizes{shape.hidden_size, shape.key_value_size()};
-    case kAttnDense:
-      return ModuleSizes{shape.query_size(), shape.hidden_size};
-    case kMlpHTo4H:
-    case kMlpGate:
-      return ModuleSizes{shape.hidden_size, shape.intermediate_size};
-    case kMlp4HToH:
-      return ModuleSizes{shape.intermediate_size, shape.hidden_size};
-    case kMlpGateUp:
-      return ModuleSizes{shape.hidden_size, 2 * shape.intermediate_size};
-    default:
-      return std::nullopt;
-  }
 }
 
 std::span<const LoraModule> parts_of(LoraModule module) {

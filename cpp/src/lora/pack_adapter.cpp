@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <string>
+#include <map>
 
 #include "adaptrt/core/convert.h"
-#include "adaptrt/core/error.h"
 #include "adaptrt/core/panels.h"
 
 namespace adaptrt {
@@ -96,6 +95,16 @@ class ImageWriter {
   [[nodiscard]] const std::byte* source(const AdapterRow& row, std::int64_t element) const {
     return adapter_.data() + (row.offset + static_cast<std::size_t>(element)) * size_of(adapter_.dtype());
   }
+  // Elements of a row where A, B and the magnitudes of the site's expert begin.
+  [[nodiscard]] std::int64_t first_of_a(const AdapterRow& row) const {
+    return site_.expert * row.rank * row.sizes.in;
+  }
+  [[nodiscard]] std::int64_t first_of_b(const AdapterRow& row) const {
+    return row.rank * (row.sizes.a_per_rank() + site_.expert * row.sizes.out);
+  }
+  [[nodiscard]] std::int64_t first_magnitude(const AdapterRow& row) const {
+    return row.rank * (row.sizes.a_per_rank() + row.sizes.b_per_rank()) + site_.expert * row.sizes.out;
+  }
 
   void write_a(const std::vector<std::size_t>& rows, DeviceSite& result) {
     const Piece a = take(matrix_bytes(layout_, result.total_rank, site_.in_size));
@@ -103,13 +112,13 @@ class ImageWriter {
     std::int64_t first = 0;
     for (const std::size_t i : rows) {
       const AdapterRow& row = adapter_.rows()[i];
-      write_rows(a.host, result.total_rank, site_.in_size, first, row.rank, source(row, 0));
+      write_rows(a.host, result.total_rank, site_.in_size, first, row.rank, source(row, first_of_a(row)));
       first += row.rank;
     }
   }
 
   void write_b(const AdapterRow& row, std::int32_t rank_offset, DeviceSite& result) {
-    std::int64_t first = row.rank * row.sizes.in;
+    std::int64_t first = first_of_b(row);
     for (const LoraModule module : parts_of(row.module)) {
       const std::size_t position = part_position(site_, module);
       const std::int64_t out_size = site_.parts[position].out_size;
@@ -121,7 +130,7 @@ class ImageWriter {
   }
 
   void write_magnitudes(const AdapterRow& row, DeviceSite& result) {
-    std::int64_t first = row.rank * (row.sizes.in + row.sizes.out);
+    std::int64_t first = first_magnitude(row);
     for (const LoraModule module : parts_of(row.module)) {
       const std::size_t position = part_position(site_, module);
       const std::int64_t out_size = site_.parts[position].out_size;
@@ -156,48 +165,7 @@ std::vector<float> read_rows(const LoraLayout& layout, const std::byte* matrix, 
   return values;
 }
 
-std::string describe(std::int32_t layer, LoraModule module) {
-  return std::string(info_of(module).name) + " of layer " + std::to_string(layer);
-}
-
 }  // namespace
-
-SiteIndex::SiteIndex(const LoraLayout& layout) {
-  Problems problems;
-  for (std::size_t i = 0; i < layout.sites.size(); ++i) {
-    const LoraSite& site = layout.sites[i];
-    if (site.parts.empty() || site.parts.size() > kMaxPartsPerSite) {
-      problems.add("LoRA site " + std::to_string(i) + " has " + std::to_string(site.parts.size()) +
-                   " parts; accepted: 1 to " + std::to_string(kMaxPartsPerSite));
-    }
-    for (const LoraPart& part : site.parts) {
-      const auto sizes = module_sizes(part.module, layout.shape);
-      if (!sizes || sizes->in != site.in_size || sizes->out != part.out_size) {
-        problems.add("LoRA site " + std::to_string(i) + " has other sizes than " +
-                     describe(site.layer, part.module));
-      }
-      if (!sites_.try_emplace({site.layer, part.module}, static_cast<std::int32_t>(i)).second) {
-        problems.add("two LoRA sites have " + describe(site.layer, part.module));
-      }
-    }
-  }
-  for (std::int32_t layer = 0; layer < layout.num_layers; ++layer) {
-    for (const LoraModule module : layout.target_modules) {
-      const auto first = sites_.find({layer, parts_of(module).front()});
-      const bool together =
-          first != sites_.end() && std::ranges::all_of(parts_of(module), [&](LoraModule part) {
-            const auto found = sites_.find({layer, part});
-            return found != sites_.end() && found->second == first->second;
-          });
-      if (!together) problems.add("no LoRA site has " + describe(layer, module));
-    }
-  }
-  problems.throw_if_any<EngineError>("the engine's LoRA layout is inconsistent");
-}
-
-std::int32_t SiteIndex::site_of(std::int32_t layer, LoraModule module) const {
-  return sites_.at({layer, parts_of(module).front()});
-}
 
 std::size_t image_bytes(const LoraLayout& layout, const LoraSite& site, std::span<const ModuleRank> modules) {
   std::int64_t total_rank = 0;
@@ -237,7 +205,8 @@ DevicePlan plan_device_images(const HostAdapter& adapter, const LoraLayout& layo
   std::map<std::int32_t, std::vector<std::size_t>> rows_at;
   for (std::size_t i = 0; i < adapter.rows().size(); ++i) {
     const AdapterRow& row = adapter.rows()[i];
-    rows_at[index.site_of(row.layer, row.module)].push_back(i);
+    const std::int32_t first = index.find(row.layer, row.module)->first_site;
+    for (std::int32_t expert = 0; expert < row.sizes.experts; ++expert) rows_at[first + expert].push_back(i);
   }
   DevicePlan plan;
   std::vector<std::size_t> sizes;
@@ -283,7 +252,7 @@ std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter, const L
       const DevicePart& part = site.parts[p];
       if (part.rank == 0) continue;
       const std::int64_t out_size = place.parts[p].out_size;
-      UnpackedModule module{place.parts[p].module, place.layer, part.rank, {}, {}, {}};
+      UnpackedModule module{place.parts[p].module, place.layer, place.expert, part.rank, {}, {}, {}};
       module.a = read_rows(layout, site.a, site.total_rank, place.in_size, part.rank_offset, part.rank);
       module.b = read_rows(layout, part.b, out_size, part.rank, 0, out_size);
       if (part.magnitude != nullptr) module.magnitude.assign(part.magnitude, part.magnitude + out_size);

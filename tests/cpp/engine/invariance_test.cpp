@@ -180,7 +180,8 @@ BOOST_DATA_TEST_CASE(with_an_int8_kv_cache, kernel_tables() * data::make({0, 1, 
 
 BOOST_DATA_TEST_CASE(with_head_norms_a_window_and_odd_blocks, data::make({false, true}), int8_kv_cache) {
   check_invariance({.dtype = DType::kBFloat16,
-                    .shape = {40, 6, 2, 20, 129},
+                    .shape = {40, 6, 2, 20},
+                    .intermediate_size = 129,
                     .head_norms = true,
                     .sliding_window = 70,
                     .max_num_tokens = 400,
@@ -192,11 +193,32 @@ BOOST_DATA_TEST_CASE(with_head_norms_a_window_and_odd_blocks, data::make({false,
 
 BOOST_AUTO_TEST_CASE(with_heads_of_more_than_one_panel_and_one_key_value_head) {
   check_invariance({.dtype = DType::kFloat32,
-                    .shape = {32, 5, 1, 80, 64},
+                    .shape = {32, 5, 1, 80},
+                    .intermediate_size = 64,
                     .max_num_tokens = 400,
                     .tokens_per_block = 64,
                     .seed = 3},
                    "");
+}
+
+BOOST_DATA_TEST_CASE(with_experts, kernel_tables() * data::make({-1, 0, 1, 2, 3}) * data::make({0, 2}),
+                     kernels, quantization_index, dtype_index) {
+  const float bias[] = {0.5F, -0.25F, 0.0F, 0.125F, -0.5F, 0.25F, 0.375F, 0.0F};
+  check_invariance(
+      {.dtype = kDTypes[dtype_index],
+       .intermediate_size = 130,
+       .num_experts = 8,
+       .routing = {.scores = RouterScores::kSigmoid,
+                   .top_k = 3,
+                   .num_groups = 4,
+                   .groups_taken = 2,
+                   .normalised = true,
+                   .bias = {bias, 8}},
+       .biases = true,
+       .max_num_tokens = 400,
+       .max_rank = 9,
+       .quantization = quantization_index < 0 ? Quantization{} : kQuantizations[quantization_index]},
+      kernels);
 }
 
 // A prompt's outputs are larger than those that are written through caches, and its rows are enough for all
@@ -206,7 +228,8 @@ BOOST_DATA_TEST_CASE(with_a_prompt_of_many_rows, kernel_tables(), kernels) {
   for (const Quantization& quantization : {Quantization{}, Quantization{.algo = QuantAlgo::kW8A8}}) {
     const Served served({.dtype = DType::kBFloat16,
                          .num_layers = 1,
-                         .shape = {64, 40, 8, 16, 1792},
+                         .shape = {64, 40, 8, 16},
+                         .intermediate_size = 1792,
                          .max_num_tokens = kTokens,
                          .max_rank = 9,
                          .quantization = quantization},

@@ -87,7 +87,6 @@ BOOST_AUTO_TEST_CASE(sizes_end_where_they_are_said_to) {
       {"hidden_size", 1 << 24, [](Program* p, std::int64_t n) { p->shape.hidden_size = n; }},
       {"num_attention_heads", 1 << 16, [](Program* p, std::int64_t n) { p->shape.num_attention_heads = n; }},
       {"head_dim", 1 << 12, [](Program* p, std::int64_t n) { p->shape.head_dim = n; }},
-      {"intermediate_size", 1 << 24, [](Program* p, std::int64_t n) { p->shape.intermediate_size = n; }},
       {"max_batch_size", 1 << 20, [&](Program* p, std::int64_t n) { p->max_batch_size = as_int(n); }},
       {"max_num_tokens", 1 << 24, [&](Program* p, std::int64_t n) { p->max_num_tokens = as_int(n); }},
       {"max_seq_len", 1 << 30, [&](Program* p, std::int64_t n) { p->max_seq_len = as_int(n); }},
@@ -290,7 +289,6 @@ BOOST_AUTO_TEST_CASE(unusable_sites_are_found) {
   finds("number of parts is 0", [](Program* p) { p->lora.sites[0].parts.clear(); });
   finds("lora: max_rank is 0", [](Program* p) { p->lora.max_rank = 0; });
   finds("lora: the dtype differs", [](Program* p) { p->lora.dtype = DType::kFloat16; });
-  finds("lora: the shape differs", [](Program* p) { p->lora.shape.head_dim = 14; });
   finds("no target_modules", [](Program* p) { p->lora.target_modules.clear(); });
   finds("site 2 layer is 5", [](Program* p) { p->lora.sites[2].layer = 5; });
 }

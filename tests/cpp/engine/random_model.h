@@ -99,11 +99,11 @@ struct ModelOptions {
   DType dtype = DType::kFloat32;
   std::int64_t vocab_size = 61;
   std::int32_t num_layers = 2;
-  ModelShape shape{.hidden_size = 48,
-                   .num_attention_heads = 4,
-                   .num_key_value_heads = 2,
-                   .head_dim = 12,
-                   .intermediate_size = 37};
+  ModelShape shape{.hidden_size = 48, .num_attention_heads = 4, .num_key_value_heads = 2, .head_dim = 12};
+  std::int64_t intermediate_size = 37;
+  /// 0: none; else the layers have experts of intermediate_size instead of one MLP.
+  std::int32_t num_experts = 0;
+  Routing routing = {};
   bool biases = false;
   bool head_norms = false;
   std::int32_t sliding_window = 0;
@@ -139,11 +139,15 @@ class RandomModel {
                       .num_layers = options.num_layers,
                       .max_rank = options.max_rank,
                       .dora_enabled = true,
-                      .shape = options.shape,
                       .target_modules = {LoraModule::kAttnQ, LoraModule::kAttnK, LoraModule::kAttnV,
                                          LoraModule::kAttnDense, LoraModule::kMlpHTo4H, LoraModule::kMlp4HToH,
                                          LoraModule::kMlpGate},
                       .sites = {}};
+      if (options.num_experts > 0) {
+        program.lora.target_modules = {LoraModule::kAttnQ,     LoraModule::kAttnK,    LoraModule::kAttnV,
+                                       LoraModule::kAttnDense, LoraModule::kMoeHTo4H, LoraModule::kMoe4HToH,
+                                       LoraModule::kMoeGate,   LoraModule::kMoeRouter};
+      }
     }
     build();
   }
@@ -209,6 +213,43 @@ class RandomModel {
     return op;
   }
 
+  std::vector<LinearPart> expert_parts(std::int64_t per_expert, std::int64_t n, std::int64_t k) {
+    std::vector<LinearPart> parts;
+    for (std::int64_t i = 0; i < per_expert * options_.num_experts; ++i) parts.push_back(part(n, k));
+    return parts;
+  }
+
+  /// Sites of all experts of a layer; the first one's.
+  std::int32_t expert_sites(std::int32_t layer, const std::vector<LoraPart>& parts, std::int64_t k) {
+    if (options_.max_rank == 0) return -1;
+    const auto first = static_cast<std::int32_t>(program.lora.sites.size());
+    for (std::int32_t expert = 0; expert < options_.num_experts; ++expert) {
+      program.lora.sites.push_back({layer, k, parts, expert});
+    }
+    return first;
+  }
+
+  void add_experts(std::int32_t layer, BufferId normed, BufferId router_logits, BufferId hidden) {
+    const std::int64_t outer = options_.shape.hidden_size;
+    const std::int64_t inner = options_.intermediate_size;
+    const Quantization quantization = std::exchange(options_.quantization, {});  // routers stay exact
+    program.body.push_back(linear(normed, router_logits, LinearEpilogue::kStore, layer,
+                                  {{LoraModule::kMoeRouter, options_.num_experts}}, outer));
+    options_.quantization = quantization;
+    ExpertsOp op{.input = normed,
+                 .router_logits = router_logits,
+                 .output = hidden,
+                 .routing = options_.routing,
+                 .gate_up = {},
+                 .down = {}};
+    op.gate_up = expert_parts(2, inner, outer);
+    op.down = expert_parts(1, outer, inner);
+    op.gate_up_site =
+        expert_sites(layer, {{LoraModule::kMoeHTo4H, inner}, {LoraModule::kMoeGate, inner}}, outer);
+    op.down_site = expert_sites(layer, {{LoraModule::kMoe4HToH, outer}}, inner);
+    program.body.push_back(std::move(op));
+  }
+
   void build() {
     const auto& shape = options_.shape;
     const DType activation = activation_dtype(options_.dtype);
@@ -218,11 +259,15 @@ class RandomModel {
     const BufferId normed = buffer("normed", activation, RowKind::kTokens, shape.hidden_size);
     const BufferId qkv = buffer("qkv", DType::kFloat32, RowKind::kTokens, query + 2 * key);
     const BufferId attended = buffer("attended", activation, RowKind::kTokens, query);
-    const BufferId gated = buffer("gated", activation, RowKind::kTokens, shape.intermediate_size);
+    const BufferId gated = buffer("gated", activation, RowKind::kTokens, options_.intermediate_size);
     const BufferId cosine = buffer("cosine", DType::kFloat32, RowKind::kTokens, shape.head_dim / 2);
     const BufferId sine = buffer("sine", DType::kFloat32, RowKind::kTokens, shape.head_dim / 2);
     const BufferId last = buffer("last", activation, RowKind::kLogits, shape.hidden_size);
     program.logits = buffer("logits", DType::kFloat32, RowKind::kLogits, options_.vocab_size);
+    BufferId router_logits = kNoBuffer;
+    if (options_.num_experts > 0) {
+      router_logits = buffer("router_logits", DType::kFloat32, RowKind::kTokens, options_.num_experts);
+    }
 
     const auto table =
         storage_.matrix(options_.dtype, options_.vocab_size, shape.hidden_size, 1.0F, &random_);
@@ -262,12 +307,17 @@ class RandomModel {
                                     {{LoraModule::kAttnDense, shape.hidden_size}}, query));
       program.body.push_back(
           RmsNormOp{.input = hidden, .output = normed, .weight = norm(shape.hidden_size), .epsilon = 1e-5F});
-      program.body.push_back(linear(
-          normed, gated, LinearEpilogue::kSiluMul, layer,
-          {{LoraModule::kMlpHTo4H, shape.intermediate_size}, {LoraModule::kMlpGate, shape.intermediate_size}},
-          shape.hidden_size));
+      if (options_.num_experts > 0) {
+        add_experts(layer, normed, router_logits, hidden);
+        continue;
+      }
+      program.body.push_back(linear(normed, gated, LinearEpilogue::kSiluMul, layer,
+                                    {{LoraModule::kMlpHTo4H, options_.intermediate_size},
+                                     {LoraModule::kMlpGate, options_.intermediate_size}},
+                                    shape.hidden_size));
       program.body.push_back(linear(gated, hidden, LinearEpilogue::kAdd, layer,
-                                    {{LoraModule::kMlp4HToH, shape.hidden_size}}, shape.intermediate_size));
+                                    {{LoraModule::kMlp4HToH, shape.hidden_size}},
+                                    options_.intermediate_size));
     }
     program.head.push_back(RmsNormOp{.input = hidden,
                                      .output = last,

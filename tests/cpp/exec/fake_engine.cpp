@@ -39,7 +39,6 @@ LoraLayout fake_layout() {
   layout.num_layers = 1;
   layout.max_rank = 8;
   layout.dora_enabled = true;
-  layout.shape = {8, 2, 1, 4, 16};
   layout.target_modules = {LoraModule::kAttnQ};
   layout.sites = {{0, 8, {{LoraModule::kAttnQ, 8}, {LoraModule::kAttnK, 4}, {LoraModule::kAttnV, 4}}}};
   return layout;

@@ -25,11 +25,6 @@ inline LoraLayout small_layout(DType dtype = DType::kFloat32) {
   layout.num_layers = 2;
   layout.max_rank = 8;
   layout.dora_enabled = true;
-  layout.shape = {.hidden_size = 8,
-                  .num_attention_heads = 2,
-                  .num_key_value_heads = 1,
-                  .head_dim = 3,
-                  .intermediate_size = 70};
   layout.target_modules = {kAttnQkv,  kAttnQ,    kAttnK,   kAttnV,    kAttnDense,
                            kMlpHTo4H, kMlp4HToH, kMlpGate, kMlpGateUp};
   for (std::int32_t layer = 0; layer < layout.num_layers; ++layer) {
@@ -101,9 +96,23 @@ struct SentAdapter {
   }
 };
 
+/// Of the first layer that has the module.
+inline ModuleSizes sizes_of(LoraModule module, const LoraLayout& layout) {
+  const SiteIndex index(layout);
+  std::int32_t layer = 0;
+  while (index.find(layer, module) == nullptr) ++layer;
+  return index.find(layer, module)->sizes;
+}
+
+inline std::shared_ptr<const HostAdapter> make_host_adapter(const LoraConfig& config,
+                                                            const LoraLayout& layout) {
+  return HostAdapter::make(config, layout, SiteIndex(layout));
+}
+
 inline std::size_t elements_of(const SentRow& row, const LoraLayout& layout) {
-  const ModuleSizes sizes = module_sizes(row.module, layout.shape).value();
-  return static_cast<std::size_t>(row.rank * (sizes.in + sizes.out) + (row.is_dora ? sizes.out : 0));
+  const ModuleSizes sizes = sizes_of(row.module, layout);
+  return static_cast<std::size_t>(row.rank * (sizes.a_per_rank() + sizes.b_per_rank()) +
+                                  (row.is_dora ? sizes.magnitudes() : 0));
 }
 
 /// Random weights that are exact in every type, zeros behind each row.

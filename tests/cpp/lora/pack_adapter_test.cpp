@@ -81,18 +81,18 @@ BOOST_DATA_TEST_CASE(the_device_holds_what_was_sent,
   SentAdapter sent = make_adapter(rows, layout, 3, kDTypes[sent_type]);
   // Something that is rounded where the types differ.
   for (std::size_t i = 0; i < sent.rows; ++i) sent.set(i, 1, 1.0F / 3.0F);
-  const auto adapter = HostAdapter::make(sent.send(42), layout);
+  const auto adapter = make_host_adapter(sent.send(42), layout);
   const Packed packed(*adapter, layout, 16384);
   BOOST_TEST(packed.device.task_id == 42U);
   const std::vector<UnpackedModule> modules = unpack_adapter(packed.device, layout);
   BOOST_TEST(modules.size() == 5U + 3 + 2);
 
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const ModuleSizes sizes = module_sizes(rows[i].module, layout.shape).value();
+    const ModuleSizes sizes = sizes_of(rows[i].module, layout);
     std::int64_t b_first = rows[i].rank * sizes.in;
     std::int64_t magnitude_first = rows[i].rank * (sizes.in + sizes.out);
     for (const LoraModule part : parts_of(rows[i].module)) {
-      const std::int64_t out = module_sizes(part, layout.shape)->out;
+      const std::int64_t out = sizes_of(part, layout).out;
       const UnpackedModule& module = module_of(modules, rows[i].layer, part);
       BOOST_TEST(module.rank == rows[i].rank);
       BOOST_TEST(module.a == sent_values(sent, i, 0, rows[i].rank * sizes.in, layout.dtype));
@@ -113,7 +113,7 @@ BOOST_AUTO_TEST_CASE(rows_lie_as_they_were_sent) {
   layout.matrix_layout = MatrixLayout::kRows;
   const SentAdapter sent =
       make_adapter({{kAttnQ, 0, 2, false}, {kAttnV, 0, 3, true}}, layout, 5, DType::kFloat16);
-  const auto adapter = HostAdapter::make(sent.send(1), layout);
+  const auto adapter = make_host_adapter(sent.send(1), layout);
   const Packed packed(*adapter, layout, 16384);
   const DeviceSite& site = packed.device.sites[0];
   const auto is_at = [&](const void* device, std::size_t row, std::size_t first, std::size_t elements) {
@@ -130,13 +130,13 @@ BOOST_AUTO_TEST_CASE(rows_lie_as_they_were_sent) {
 
 BOOST_AUTO_TEST_CASE(every_load_has_an_id_of_its_own) {
   const LoraLayout layout = small_layout();
-  const auto adapter = HostAdapter::make(make_adapter({{kAttnQ, 0, 2, false}}, layout).send(1), layout);
+  const auto adapter = make_host_adapter(make_adapter({{kAttnQ, 0, 2, false}}, layout).send(1), layout);
   BOOST_TEST(Packed(*adapter, layout, 8192).device.load_id != Packed(*adapter, layout, 8192).device.load_id);
 }
 
 BOOST_AUTO_TEST_CASE(parts_of_a_fused_module_share_its_columns_of_a) {
   const LoraLayout layout = small_layout();
-  const auto adapter = HostAdapter::make(
+  const auto adapter = make_host_adapter(
       make_adapter({{kAttnQkv, 0, 4, false}, {kMlpGateUp, 0, 3, false}}, layout).send(1), layout);
   const Packed packed(*adapter, layout, 16384);
   const DeviceSite& qkv = packed.device.sites[0];
@@ -153,7 +153,7 @@ BOOST_AUTO_TEST_CASE(parts_of_a_fused_module_share_its_columns_of_a) {
 BOOST_AUTO_TEST_CASE(separate_modules_stack_their_columns_in_the_order_of_the_parts) {
   const LoraLayout layout = small_layout();
   const auto adapter =
-      HostAdapter::make(make_adapter({{kAttnV, 0, 3, false}, {kAttnQ, 0, 2, false}}, layout).send(1), layout);
+      make_host_adapter(make_adapter({{kAttnV, 0, 3, false}, {kAttnQ, 0, 2, false}}, layout).send(1), layout);
   const Packed packed(*adapter, layout, 16384);
   const DeviceSite& site = packed.device.sites[0];
   BOOST_TEST(site.total_rank == 5);
@@ -177,7 +177,7 @@ BOOST_AUTO_TEST_CASE(images_fill_pages_first_fit_and_never_straddle_them) {
 
 BOOST_AUTO_TEST_CASE(every_piece_is_aligned_and_inside_its_image) {
   const LoraLayout layout = small_layout(DType::kBFloat16);
-  const auto adapter = HostAdapter::make(
+  const auto adapter = make_host_adapter(
       make_adapter({{kAttnQ, 0, 3, true}, {kAttnK, 0, 1, false}, {kMlp4HToH, 1, 5, true}}, layout).send(1),
       layout);
   const Packed packed(*adapter, layout, 2048);
@@ -212,11 +212,13 @@ BOOST_AUTO_TEST_CASE(every_piece_is_aligned_and_inside_its_image) {
 
 BOOST_AUTO_TEST_CASE(a_layout_whose_sites_and_modules_disagree_is_refused) {
   LoraLayout layout = small_layout();
-  layout.sites[1].in_size = 7;
-  layout.sites[3].parts.clear();
+  layout.sites[1].parts[0].module = LoraModule::kMlp4HToH;
+  layout.sites[4].parts.clear();
+  layout.target_modules.push_back(LoraModule::kMoeRouter);
   BOOST_CHECK_EXCEPTION(SiteIndex{layout}, EngineError, [](const EngineError& error) {
-    return contains(error.what(), "other sizes than attn_dense of layer 0") &&
-           contains(error.what(), "no LoRA site has mlp_4h_to_h of layer 0");
+    return contains(error.what(), "two LoRA sites have mlp_4h_to_h of layer 0") &&
+           contains(error.what(), "LoRA site 4 has 0 parts") &&
+           contains(error.what(), "no LoRA site has moe_router");
   });
 }
 

@@ -219,11 +219,6 @@ class World {
     LoraLayout layout;
     layout.num_layers = 8;
     layout.max_rank = 4;
-    layout.shape = {.hidden_size = 8,
-                    .num_attention_heads = 2,
-                    .num_key_value_heads = 1,
-                    .head_dim = 3,
-                    .intermediate_size = 10};
     layout.target_modules = {LoraModule::kAttnDense};
     for (std::int32_t layer = 0; layer < layout.num_layers; ++layer) {
       layout.sites.push_back({layer, 6, {{LoraModule::kAttnDense, 8}}});

@@ -255,7 +255,7 @@ std::shared_ptr<FakePlan> make_fake_plan(StreamTime time) {
   program.dtype = DType::kFloat16;
   program.vocab_size = kVocabSize;
   program.num_layers = program.lora.num_layers;
-  program.shape = program.lora.shape;
+  program.shape = {.hidden_size = 8, .num_attention_heads = 2, .num_key_value_heads = 1, .head_dim = 3};
   program.max_batch_size = 6;
   program.max_num_tokens = 24;
   program.max_input_len = 30;

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from adaptrt import _core
 from support.lora_tensors import (
     FUSED,
-    MODULES,
     NUMPY_TYPES,
     SITES,
+    TARGETS,
     Row,
     check_device,
     parts_of,
@@ -414,4 +414,4 @@ TestLoraCache.settings = settings(
 
 def test_every_module_is_drawn() -> None:
     drawn = {row.module for task in range(NUM_TASKS) for row in make_rows(task, 0)}
-    assert drawn == {name for name, info in MODULES.items() if info.in_decoder_layer}
+    assert drawn == set(TARGETS)

@@ -11,6 +11,7 @@ import transformers
 
 FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ATTENTION = LLAMA[:4]
 # Odd sizes: nothing fits into panels of 64, and widths differ.
 SIZES = {
     "vocab_size": 61, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 1,
@@ -135,6 +136,28 @@ FAMILIES = {
         transformers.PhiConfig, ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"],
         {**SIZES, "num_key_value_heads": 3},
     ),
+    "mixtral": Family(
+        transformers.MixtralConfig, ATTENTION, {**SIZES, "num_local_experts": 5, "num_experts_per_tok": 2}
+    ),
+    "qwen2-moe": Family(
+        transformers.Qwen2MoeConfig, [*ATTENTION, "shared_expert_gate"],
+        {**SIZES, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 22,
+         "shared_expert_intermediate_size": 26, "mlp_only_layers": [1]},
+    ),
+    "qwen3-moe": Family(
+        transformers.Qwen3MoeConfig, ATTENTION,
+        {**SIZES, "head_dim": 20, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 22,
+         "norm_topk_prob": True, "decoder_sparse_step": 2},
+    ),
+    "olmoe": Family(
+        transformers.OlmoeConfig, ATTENTION,
+        {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 3, "num_experts": 6, "num_experts_per_tok": 2},
+    ),
+    "glm4-moe": Family(
+        transformers.Glm4MoeConfig, ATTENTION,
+        {**SIZES, "head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+         "n_shared_experts": 2, "moe_intermediate_size": 22, "use_qk_norm": True, "routed_scaling_factor": 1.5},
+    ),
 }  # fmt: skip
 
 # Networks of those or of Llama's kinds of ops, under names of their own.
@@ -228,5 +251,5 @@ def save_family(family: Family, directory: Path, seed: int = 0) -> Path:
 
 
 def family_inputs(name: str, parameter: torch.Tensor) -> int:
-    """How many inputs a linear layer's weight has: GPT-2 stores [in, out]."""
-    return parameter.shape[0 if ".h." in name else 1]
+    """How many inputs a linear layer's weight has: GPT-2 stores [in, out], experts [experts, out, in]."""
+    return parameter.shape[0 if ".h." in name else -1]

@@ -12,7 +12,11 @@ from adaptrt import _core
 MODULES = {info.name: info for info in _core.lora_modules()}
 FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "mlp_gate_up": ("mlp_gate", "mlp_h_to_4h")}
 SITES = (("attn_q", "attn_k", "attn_v"), ("attn_dense",), ("mlp_h_to_4h", "mlp_gate"), ("mlp_4h_to_h",))
-SHAPE = _core.ModelShape(hidden_size=8, num_attention_heads=2, num_key_value_heads=1, head_dim=3, intermediate_size=10)
+_WIDTHS = {
+    "attn_q": (8, 6), "attn_k": (8, 3), "attn_v": (8, 3), "attn_dense": (6, 8),
+    "mlp_h_to_4h": (8, 10), "mlp_gate": (8, 10), "mlp_4h_to_h": (10, 8),
+}  # fmt: skip
+TARGETS = (*FUSED, *_WIDTHS)
 NUMPY_TYPES = {
     _core.DType.FLOAT32: np.dtype(np.float32),
     _core.DType.FLOAT16: np.dtype(np.float16),
@@ -22,8 +26,8 @@ NUMPY_TYPES = {
 
 def sizes_of(module: str) -> tuple[int, int]:
     """(in, out) of a module of the model that every layout here describes."""
-    sizes: tuple[int, int] = MODULES[module].sizes(SHAPE)
-    return sizes
+    parts = [_WIDTHS[part] for part in parts_of(module)]
+    return parts[0][0], sum(out_size for _, out_size in parts)
 
 
 def parts_of(module: str) -> tuple[str, ...]:
@@ -41,13 +45,12 @@ def small_layout(dtype: _core.DType = _core.DType.FLOAT32, num_layers: int = 2, 
         for layer in range(num_layers)
         for parts in SITES
     ]
-    targets = [info.id for info in MODULES.values() if info.in_decoder_layer]
+    targets = [MODULES[name].id for name in TARGETS]
     return _core.LoraLayout(
         dtype=dtype,
         num_layers=num_layers,
         max_rank=max_rank,
         dora_enabled=True,
-        shape=SHAPE,
         target_modules=targets,
         sites=sites,
     )
@@ -109,7 +112,7 @@ def check_device(cache: _core.LoraCache, lease: _core.DeviceLease, rows: list[Ro
     for row in rows:
         expected.update(row.parts())
     found = {}
-    for module, layer, a, b, magnitude in cache.read_device(lease):
+    for module, layer, _, a, b, magnitude in cache.read_device(lease):
         found[module, layer] = (a, b, magnitude)
     assert found.keys() == expected.keys()
     for place, (a, b, magnitude) in expected.items():

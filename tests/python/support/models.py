@@ -109,7 +109,7 @@ class Reference:
     """transformers + PEFT in float32, the adapter unmerged."""
 
     def __init__(self, model_directory: Path, adapter_directory: Path | None = None) -> None:
-        model = load_model(model_directory, attn_implementation="eager")
+        model = load_model(model_directory, attn_implementation="eager", experts_implementation="eager")
         if adapter_directory is not None:
             model = peft.PeftModel.from_pretrained(model, adapter_directory, torch_dtype=torch.float32)
         self._model = model.eval()

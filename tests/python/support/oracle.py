@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +11,8 @@ from onnx.reference import ReferenceEvaluator
 
 from adaptrt._core import lora_modules
 from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.builder.network.adapter_sites import AdaptedModules
+from adaptrt.builder.network.network import Network
 from adaptrt.builder.network.onnx_file import dump_onnx
 from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.plugins import PLUGINS, reference_ops
@@ -50,14 +51,17 @@ def step_inputs(chunks: list[SequenceChunk]) -> dict[str, np.ndarray]:
 class AdapterTables:
     """Adapters in flattened form, and the tables of ranks and pointers that plugin nodes read."""
 
-    def __init__(self, adapters: list[tuple[np.ndarray, np.ndarray]], num_layers: int, shape: Any) -> None:
+    def __init__(self, adapters: list[tuple[np.ndarray, np.ndarray]], network: Network) -> None:
         modules = lora_modules()
-        self.ranks = np.zeros((max(1, len(adapters)), num_layers, len(modules)), np.int32)
+        adapted = AdaptedModules(network)
+        self.ranks = np.zeros((max(1, len(adapters)), adapted.num_layers, len(modules)), np.int32)
         self.pointers = np.zeros((*self.ranks.shape, 3), np.int64)
         self._alive = []
         for slot, (weights, config) in enumerate(adapters):
             for row, (module, layer, rank, is_dora) in zip(weights[0], config[0], strict=True):
-                in_size, out_size = modules[module].sizes(shape)
+                found = adapted.sizes_of(layer, modules[module].name)
+                assert found is not None
+                in_size, out_size = found
                 sizes = [rank * in_size, out_size * rank, out_size if is_dora else 0]
                 self.ranks[slot, layer, module] = rank
                 for column, part in enumerate(np.split(row, np.cumsum(sizes))[:3]):

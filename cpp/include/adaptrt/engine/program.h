@@ -164,6 +164,55 @@ struct LinearOp {
   float softcap = 0.0F;
 };
 
+/// What a router's logits become before experts are chosen.
+enum class RouterScores : std::uint8_t {
+  kSoftmax,          ///< of all experts
+  kSigmoid,          ///< of each
+  kSoftmaxOfChosen,  ///< logits choose; the softmax is of the chosen ones'
+};
+
+/// How a token's experts are chosen, and with which weights their outputs are summed.
+///
+/// Experts stand in num_groups equal groups. Those of groups_taken groups compete: the groups whose two
+/// best experts (with one expert a group, whose best) have the largest sum of scores + bias; then the top_k
+/// largest scores + bias are chosen, of equal ones the expert with the smaller number. An expert's weight is
+/// its score, without the bias, divided by the sum of the chosen ones where they are normalised, times scale.
+struct Routing {
+  RouterScores scores = RouterScores::kSoftmax;
+  std::int32_t top_k = 1;
+  std::int32_t num_groups = 1;
+  std::int32_t groups_taken = 1;
+  bool normalised = false;
+  float scale = 1.0F;
+  VectorView bias = {};  ///< [experts] or empty
+};
+
+/// output += the sum over a token's experts, in the order of their numbers, of their weights times
+/// down(activation(gate(x)) * up(x)). Adapters act on an expert's layers as they do on a LinearOp's.
+struct ExpertsOp {
+  BufferId input = kNoBuffer;          // activation type, kTokens
+  BufferId router_logits = kNoBuffer;  // float32, kTokens, experts
+  BufferId output = kNoBuffer;         // float32, kTokens
+  Routing routing;
+  /// A gated one.
+  LinearEpilogue activation = LinearEpilogue::kSiluMul;
+  /// Gate and up of expert 0, those of expert 1, and so on.
+  std::vector<LinearPart> gate_up;
+  std::vector<LinearPart> down;  // of each expert
+  /// Indices into LoraLayout::sites of expert 0's, those of the others follow; -1 where adapters do not act.
+  std::int32_t gate_up_site = -1;
+  std::int32_t down_site = -1;
+
+  [[nodiscard]] std::int64_t num_experts() const { return static_cast<std::int64_t>(down.size()); }
+};
+
+/// output += sigmoid(gate) * input, row by row.
+struct GatedAddOp {
+  BufferId input = kNoBuffer;   // float32
+  BufferId gate = kNoBuffer;    // float32, 1 wide
+  BufferId output = kNoBuffer;  // float32
+};
+
 /// From here on the body has the step's logit rows for rows: row i of each of `buffers` becomes what row
 /// logit_rows[i] was. Other buffers must be written before they are read again. What comes after the last
 /// attention treats every row by itself, and of a prompt only the last one is wanted as a rule.
@@ -172,7 +221,18 @@ struct KeepLogitRowsOp {
 };
 
 using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp,
-                        LayerNormOp, CastOp>;
+                        LayerNormOp, CastOp, ExpertsOp, GatedAddOp>;
+
+/// The sizes of a network's attention, and of its rows.
+struct ModelShape {
+  std::int64_t hidden_size = 0;
+  std::int64_t num_attention_heads = 0;
+  std::int64_t num_key_value_heads = 0;
+  std::int64_t head_dim = 0;
+
+  [[nodiscard]] std::int64_t query_size() const { return num_attention_heads * head_dim; }
+  [[nodiscard]] std::int64_t key_value_size() const { return num_key_value_heads * head_dim; }
+};
 
 /// A compiled network: ops in order of execution. `body` runs once a step over its tokens, from a
 /// KeepLogitRowsOp on over its logit rows; `head` runs once for each slice of logit rows and ends in `logits`

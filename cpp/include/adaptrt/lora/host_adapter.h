@@ -12,6 +12,7 @@
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/core/sha256.h"
 #include "adaptrt/lora/layout.h"
+#include "adaptrt/lora/site_index.h"
 
 namespace adaptrt {
 
@@ -46,7 +47,8 @@ struct AdapterRow {
   std::int32_t rank = 0;
   bool is_dora = false;
   ModuleSizes sizes;
-  /// A[rank, in], B[out, rank] (scaled), magnitude[out] if is_dora, one after the other; offset in elements.
+  /// A[rank, in], B[out, rank] (scaled), magnitude[out] if is_dora, one after the other, of experts each of
+  /// the three with the experts for its first dimension; offset in elements.
   std::size_t offset = 0;
 };
 
@@ -55,7 +57,8 @@ class HostAdapter {
  public:
   /// Checks every rule of docs/formats.md against the engine's layout. Throws AdapterError naming all that is
   /// wrong.
-  static std::shared_ptr<const HostAdapter> make(const LoraConfig& config, const LoraLayout& layout);
+  static std::shared_ptr<const HostAdapter> make(const LoraConfig& config, const LoraLayout& layout,
+                                                 const SiteIndex& index);
 
   [[nodiscard]] std::uint64_t task_id() const { return task_id_; }
   /// Unique among all adapters ever made in this process: what the prefix cache is keyed by.

@@ -31,6 +31,8 @@ struct LoraSite {
   std::int32_t layer = 0;
   std::int64_t in_size = 0;
   std::vector<LoraPart> parts;
+  /// Of a linear layer of experts, which has a site for each: whose it is, from 0 on.
+  std::int32_t expert = 0;
 };
 
 /// What an engine accepts of adapters. Part of the engine; the LoRA cache is made from it.
@@ -40,7 +42,6 @@ struct LoraLayout {
   std::int32_t num_layers = 0;
   std::int32_t max_rank = 0;
   bool dora_enabled = false;
-  ModelShape shape;
   /// Modules that --lora_target_modules enabled; empty when the engine was built without LoRA.
   std::vector<LoraModule> target_modules;
   /// In the order of execution. LinearOp::lora_site indexes it.

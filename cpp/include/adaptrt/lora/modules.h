@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string_view>
 
@@ -28,22 +27,17 @@ enum class LoraModule : std::int32_t {
   kMoeRouter = 16,
   kMlpRouter = 17,
   kMlpGateUp = 18,
+  kSharedExpertHTo4H = 19,
+  kSharedExpert4HToH = 20,
+  kSharedExpertGate = 21,
+  kMambaInProj = 22,
+  kMambaOutProj = 23,
+  kMoeLatentFc1 = 24,
+  kMoeLatentFc2 = 25,
 };
 
 /// How tensor parallelism cuts a module: column splits the outputs (B, magnitude), row splits the inputs (A).
 enum class TensorParallelSplit : std::uint8_t { kNone, kColumn, kRow };
-
-/// The sizes that a module's widths follow from.
-struct ModelShape {
-  std::int64_t hidden_size = 0;
-  std::int64_t num_attention_heads = 0;
-  std::int64_t num_key_value_heads = 0;
-  std::int64_t head_dim = 0;
-  std::int64_t intermediate_size = 0;
-
-  [[nodiscard]] std::int64_t query_size() const { return num_attention_heads * head_dim; }
-  [[nodiscard]] std::int64_t key_value_size() const { return num_key_value_heads * head_dim; }
-};
 
 struct LoraModuleInfo {
   LoraModule module;
@@ -53,9 +47,17 @@ struct LoraModuleInfo {
   bool in_decoder_layer;
 };
 
+/// Widths of A's input and B's output, of each of a layer's experts where a module is one of theirs.
 struct ModuleSizes {
   std::int64_t in = 0;
   std::int64_t out = 0;
+  std::int64_t experts = 1;
+
+  /// Of the A and B of every expert; both grow by as much with each rank.
+  [[nodiscard]] std::int64_t a_per_rank() const { return experts * in; }
+  [[nodiscard]] std::int64_t b_per_rank() const { return experts * out; }
+  /// Magnitudes of DoRA.
+  [[nodiscard]] std::int64_t magnitudes() const { return experts * out; }
 };
 
 /// Every module, in the order of its id.
@@ -67,13 +69,8 @@ struct ModuleSizes {
 
 [[nodiscard]] const LoraModuleInfo& info_of(LoraModule module);
 
-/// Widths of A's input and B's output; nullopt for a module that decoder layers do not have. attn_qkv's
-/// output is [q; k; v], mlp_gate_up's is [mlp_gate; mlp_h_to_4h] (that is Hugging Face's [up_proj;
-/// gate_proj]).
-[[nodiscard]] std::optional<ModuleSizes> module_sizes(LoraModule module, const ModelShape& shape);
-
 /// The modules that a module's output consists of, in the order of B's rows: three for attn_qkv, two for
-/// mlp_gate_up, itself for every other.
+/// mlp_gate_up (that is Hugging Face's [up_proj; gate_proj]), itself for every other.
 [[nodiscard]] std::span<const LoraModule> parts_of(LoraModule module);
 
 }  // namespace adaptrt

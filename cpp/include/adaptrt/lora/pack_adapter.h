@@ -2,18 +2,16 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "adaptrt/lora/host_adapter.h"
 #include "adaptrt/lora/layout.h"
+#include "adaptrt/lora/site_index.h"
 
 namespace adaptrt {
 
-// An adapter on the device is one image per site that it changes:
+// An adapter on the device is one image per site that it changes, of a row of experts one for each of them:
 //
 //   A of all its modules there: [total_rank, in] | per part: B[out, rank]
 //   | per part with DoRA: float32[out] magnitudes
@@ -21,19 +19,6 @@ namespace adaptrt {
 // A and B in the engine's type and the layout's MatrixLayout, every piece on a multiple of kImageAlignment.
 // An image lies within one page.
 inline constexpr std::size_t kImageAlignment = 64;
-
-/// Which site a module of a layer belongs to.
-class SiteIndex {
- public:
-  /// Throws EngineError when a target module of a layer is at no site, or is there with other sizes than its
-  /// own.
-  explicit SiteIndex(const LoraLayout& layout);
-  /// The module, or for a fused one its first part, must be among the layout's target modules.
-  [[nodiscard]] std::int32_t site_of(std::int32_t layer, LoraModule module) const;
-
- private:
-  std::map<std::pair<std::int32_t, LoraModule>, std::int32_t> sites_;
-};
 
 /// A module's rows A[rank, in], B[out, rank] at a site, before it is placed in the site's image.
 struct ModuleRank {
@@ -87,6 +72,7 @@ struct DevicePlan {
 struct UnpackedModule {
   LoraModule module = LoraModule::kAttnQ;
   std::int32_t layer = 0;
+  std::int32_t expert = 0;
   std::int32_t rank = 0;
   std::vector<float> a;          // [rank, in]
   std::vector<float> b;          // [out, rank]

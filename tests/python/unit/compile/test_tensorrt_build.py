@@ -82,7 +82,7 @@ def check_tensors(plans: TensorRtPlans, checkpoint: Checkpoint, report: BuildRep
     model, build_config = checkpoint.config, report.config
     engine_type = "bfloat16" if model.dtype == DType.BFLOAT16 else "float16"
     pool = (-1, 2, model.num_key_value_heads, 32, model.head_size)
-    table = (-1, model.num_hidden_layers, 19)
+    table = (-1, model.num_hidden_layers, len(lora_modules()))
     lora = {
         "adapter_slots": ("input", "int32", (-1,)),
         "lora_ranks": ("input", "int32", table),

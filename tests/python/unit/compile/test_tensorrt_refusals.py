@@ -85,16 +85,16 @@ LORA_INPUTS = [
     ("base", TensorProto.FLOAT16, ("n", 8)),
     ("sequence_offsets", TensorProto.INT32, ("s1",)),
     ("adapter_slots", TensorProto.INT32, ("s",)),
-    ("ranks", TensorProto.INT32, ("slots", 2, 19)),
-    ("pointers", TensorProto.INT64, ("slots", 2, 19, 3)),
+    ("ranks", TensorProto.INT32, ("slots", 2, NUM_MODULES)),
+    ("pointers", TensorProto.INT64, ("slots", 2, NUM_MODULES, 3)),
 ]
 LORA_PROFILE = {
     "x": ROWS,
     "base": ROWS,
     "sequence_offsets": ((2,), (3,), (9,)),
     "adapter_slots": ((1,), (2,), (8,)),
-    "ranks": ((1, 2, 19),) * 3,
-    "pointers": ((1, 2, 19, 3),) * 3,
+    "ranks": ((1, 2, NUM_MODULES),) * 3,
+    "pointers": ((1, 2, NUM_MODULES, 3),) * 3,
 }
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptrt._core import ModelShape
 from adaptrt.builder.adapter import convert_adapter
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.builder.models.registry import declare, load_config
 from adaptrt.builder.network.onnx_graph import NetworkOptions
 from support.models import ATTENTION_MODULES, ModelSpec, Reference, save_adapter, save_model
 from support.oracle import AdapterTables, NetworkOracle, SequenceChunk
@@ -94,14 +94,9 @@ def test_a_mixed_batch_of_adapters(family: str, tmp_path: Path) -> None:
     spec = ModelSpec(family=family)
     model = save_model(spec, tmp_path / "model")
     convert_checkpoint(model, tmp_path / "checkpoint")
-    shape = ModelShape(
-        hidden_size=spec.hidden_size, num_attention_heads=spec.num_attention_heads,
-        num_key_value_heads=spec.num_key_value_heads, head_dim=spec.head_dim,
-        intermediate_size=spec.intermediate_size,
-    )  # fmt: skip
     directories = [save_adapter(model, tmp_path / name, 3, **kind) for name, kind in ADAPTERS.items()]
     flattened = [convert_adapter(directory, storage_dtype="float32", base=model) for directory in directories]
-    tables = AdapterTables([(a.weights, a.config) for a in flattened], spec.num_hidden_layers, shape)
+    tables = AdapterTables([(a.weights, a.config) for a in flattened], declare(load_config(tmp_path / "checkpoint")))
     oracle = NetworkOracle(
         tmp_path / "checkpoint", tmp_path, NetworkOptions(tokens_per_block=TOKENS_PER_BLOCK, max_lora_rank=8, dora=True)
     )

@@ -24,7 +24,6 @@ SHAPE = _core.ModelShape(
     num_attention_heads=SPEC.num_attention_heads,
     num_key_value_heads=SPEC.num_key_value_heads,
     head_dim=SPEC.head_dim,
-    intermediate_size=SPEC.intermediate_size,
 )
 # What an engine fuses: the parts of one linear layer share their input.
 FUSED = (("attn_q", "attn_k", "attn_v"), ("attn_dense",), ("mlp_h_to_4h", "mlp_gate"), ("mlp_4h_to_h",))
@@ -65,7 +64,7 @@ def engine(model: Path) -> EngineBase:
             ops.append(_core.LinearOp(input=0, output=0, parts=parts, lora_site=len(sites)))
             sites.append(_core.LoraSite(layer=layer, in_size=weight.shape[1], parts=site_parts))
     layout = _core.LoraLayout(
-        dtype=_core.DType.FLOAT32, num_layers=SPEC.num_hidden_layers, max_rank=8, dora_enabled=True, shape=SHAPE,
+        dtype=_core.DType.FLOAT32, num_layers=SPEC.num_hidden_layers, max_rank=8, dora_enabled=True,
         target_modules=list(range(1, 8)), sites=sites,
     )  # fmt: skip
     program = _core.Program(

@@ -1,0 +1,99 @@
+"""Mixtures of experts in ONNX: every expert makes its part of every row, and a row takes what it has weights for.
+
+That is right and slow: for the oracle and for people who look at a network, not for TensorRT.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from ..._core import RouterScores
+from .graph import GraphBuilder, Value
+from .onnx_linear import activated
+from .onnx_rows import number, scaled
+from .onnx_values import Values
+from .ops import Experts, GatedAdd, Routing
+from .weight_matrix import weight_matrix
+
+
+def experts(graph: GraphBuilder, values: Values, op: Experts) -> None:
+    """The weighted sum over the experts that the router chooses, added to the residual stream."""
+    x = values[op.input.name]
+    weights = graph.split(
+        _weights(graph, values[op.router_logits.name], op.routing, len(op.down)), [1] * len(op.down), axis=1
+    )
+    total = values[op.add_to.name]
+    for expert, weight in enumerate(weights):
+        gate, up = (
+            graph.node("Gemm", [x, weight_matrix(graph, str(layer[expert].name))], transB=1)
+            for layer in (op.gate, op.up)
+        )
+        made = graph.node("Mul", [activated(graph, gate, op.activation), up])
+        made = graph.node("Gemm", [made, weight_matrix(graph, str(op.down[expert].name))], transB=1)
+        share = graph.node("Mul", [graph.cast(made, TensorProto.FLOAT), weight])
+        total = graph.node("Add", [total, share])
+    values[op.output.name] = total
+
+
+def gated_add(graph: GraphBuilder, values: Values, op: GatedAdd) -> None:
+    """The input times the sigmoid of its gate, added to the residual stream."""
+    x, gate, add_to = (graph.cast(values[value.name], TensorProto.FLOAT) for value in (op.input, op.gate, op.add_to))
+    values[op.output.name] = graph.node("Add", [add_to, graph.node("Mul", [x, graph.node("Sigmoid", [gate])])])
+
+
+def _weights(graph: GraphBuilder, logits: Value, routing: Routing, num_experts: int) -> Value:
+    """float32 [rows, experts]: what each expert's output counts, 0 where it is not chosen."""
+    scores = graph.cast(logits, TensorProto.FLOAT)
+    if routing.scores is RouterScores.SOFTMAX:
+        scores = graph.node("Softmax", [scores], axis=1)
+    elif routing.scores is RouterScores.SIGMOID:
+        scores = graph.node("Sigmoid", [scores])
+    choice = scores
+    if routing.bias is not None:
+        choice = graph.node("Add", [choice, graph.weight(str(routing.bias.name))])
+    if routing.num_groups > 1:
+        choice = _without_groups(graph, choice, routing, num_experts)
+    chosen = _mask_of_largest(graph, choice, routing.top_k)
+    if routing.scores is RouterScores.SOFTMAX_OF_CHOSEN:
+        scores = graph.node("Softmax", [_where(graph, chosen, scores)], axis=1)
+    weights = graph.node("Mul", [scores, chosen])
+    if routing.normalised:
+        total = graph.node("ReduceSum", [weights, _integers(graph, 1)], keepdims=1)
+        weights = graph.node("Div", [weights, total])
+    return scaled(graph, weights, routing.scale)
+
+
+def _without_groups(graph: GraphBuilder, choice: Value, routing: Routing, num_experts: int) -> Value:
+    """Minus infinity for the experts of groups that are not taken."""
+    size = num_experts // routing.num_groups
+    grouped = graph.node("Reshape", [choice, _integers(graph, -1, routing.num_groups, size)])
+    best, _ = graph.top_k(grouped, min(2, size))
+    strengths = graph.node("ReduceSum", [best, _integers(graph, 2)], keepdims=0)
+    taken = _mask_of_largest(graph, strengths, routing.groups_taken)
+    taken = graph.node("Unsqueeze", [taken, _integers(graph, 2)])
+    kept = _where(graph, taken, grouped)
+    return graph.node("Reshape", [kept, _integers(graph, -1, num_experts)])
+
+
+def _mask_of_largest(graph: GraphBuilder, values: Value, count: int) -> Value:
+    """1 at the `count` largest of each row, 0 elsewhere."""
+    largest, places = graph.top_k(values, count)
+    zeros = graph.node("ConstantOfShape", [_shape(graph, values)], element_type=TensorProto.FLOAT)
+    # ConstantOfShape's zeros have 1 for their cosine.
+    ones = graph.node("Cos", [graph.node("ConstantOfShape", [_shape(graph, largest)], element_type=TensorProto.FLOAT)])
+    return graph.node("ScatterElements", [zeros, places, ones], axis=-1)
+
+
+def _shape(graph: GraphBuilder, values: Value) -> Value:
+    return graph.node("Shape", [values], element_type=TensorProto.INT64)
+
+
+def _where(graph: GraphBuilder, mask: Value, values: Value) -> Value:
+    """`values` where the mask is 1, minus infinity elsewhere."""
+    taken = graph.cast(mask, TensorProto.BOOL)
+    return graph.node("Where", [taken, values, number(graph, float("-inf"))], element_type=TensorProto.FLOAT)
+
+
+def _integers(graph: GraphBuilder, *values: int) -> Value:
+    return graph.constant(f"integers_{'_'.join(map(str, values))}", np.asarray(values, np.int64))

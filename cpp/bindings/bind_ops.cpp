@@ -1,0 +1,185 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "adaptrt/engine/program.h"
+#include "bindings.h"
+
+namespace py = pybind11;
+
+namespace adaptrt::bindings {
+
+void bind_ops(py::module_& module) {
+  py::class_<Buffer>(module, "Buffer", "An activation in the arena.")
+      .def(py::init([](std::string name, DType dtype, RowKind rows, std::int64_t width, std::size_t offset) {
+             return Buffer{std::move(name), dtype, rows, width, offset};
+           }),
+           py::kw_only(), py::arg("name"), py::arg("dtype"), py::arg("rows"), py::arg("width"),
+           py::arg("offset"))
+      .def_readonly("name", &Buffer::name)
+      .def_readonly("dtype", &Buffer::dtype)
+      .def_readonly("rows", &Buffer::rows)
+      .def_readonly("width", &Buffer::width)
+      .def_readonly("offset", &Buffer::offset);
+  py::class_<EmbeddingOp>(module, "EmbeddingOp",
+                          "output[T, hidden] = table[token_ids] * scale + positions[positions].")
+      .def(py::init([](const PanelMatrix& table, BufferId output, float scale, const PanelMatrix& positions) {
+             return EmbeddingOp{table, output, scale, positions};
+           }),
+           py::kw_only(), py::arg("table"), py::arg("output"), py::arg("scale") = 1.0F,
+           py::arg("positions") = PanelMatrix{})
+      .def_readonly("table", &EmbeddingOp::table)
+      .def_readonly("scale", &EmbeddingOp::scale)
+      .def_readonly("positions", &EmbeddingOp::positions)
+      .def_readonly("output", &EmbeddingOp::output);
+  py::class_<LayerNormOp>(module, "LayerNormOp", "output = (input - mean) / deviation * weight + bias.")
+      .def(py::init([](BufferId input, BufferId output, VectorView weight, VectorView bias, float epsilon,
+                       bool gather_logit_rows) {
+             return LayerNormOp{input, output, weight, bias, epsilon, gather_logit_rows};
+           }),
+           py::kw_only(), py::arg("input"), py::arg("output"), py::arg("weight"),
+           py::arg("bias") = VectorView{}, py::arg("epsilon"), py::arg("gather_logit_rows") = false)
+      .def_readonly("input", &LayerNormOp::input)
+      .def_readonly("output", &LayerNormOp::output)
+      .def_readonly("weight", &LayerNormOp::weight)
+      .def_readonly("bias", &LayerNormOp::bias)
+      .def_readonly("epsilon", &LayerNormOp::epsilon)
+      .def_readonly("gather_logit_rows", &LayerNormOp::gather_logit_rows);
+  py::class_<CastOp>(module, "CastOp", "output = input in the engine's activation type.")
+      .def(py::init([](BufferId input, BufferId output) { return CastOp{input, output}; }), py::kw_only(),
+           py::arg("input"), py::arg("output"))
+      .def_readonly("input", &CastOp::input)
+      .def_readonly("output", &CastOp::output);
+  py::class_<RmsNormOp>(module, "RmsNormOp", "output = input / rms(input) * weight, or added to it.")
+      .def(py::init(
+               [](BufferId input, BufferId output, VectorView weight, float epsilon, bool gather_logit_rows,
+                  bool add) { return RmsNormOp{input, output, weight, epsilon, gather_logit_rows, add}; }),
+           py::kw_only(), py::arg("input"), py::arg("output"), py::arg("weight"), py::arg("epsilon"),
+           py::arg("gather_logit_rows") = false, py::arg("add") = false)
+      .def_readonly("add", &RmsNormOp::add)
+      .def_readonly("input", &RmsNormOp::input)
+      .def_readonly("output", &RmsNormOp::output)
+      .def_readonly("weight", &RmsNormOp::weight)
+      .def_readonly("epsilon", &RmsNormOp::epsilon)
+      .def_readonly("gather_logit_rows", &RmsNormOp::gather_logit_rows);
+  py::class_<RopeTableOp>(module, "RopeTableOp",
+                          "cosine and sine [T, rotary_dim / 2] of the step's positions.")
+      .def(
+          py::init([](RopeKind kind, VectorView inverse_frequencies, float attention_scaling, float base,
+                      float factor, std::int32_t original_max_position, BufferId cosine, BufferId sine,
+                      VectorView long_inverse_frequencies) {
+            return RopeTableOp{
+                kind, inverse_frequencies,     attention_scaling, base, factor, original_max_position, cosine,
+                sine, long_inverse_frequencies};
+          }),
+          py::kw_only(), py::arg("kind") = RopeKind::kStatic, py::arg("inverse_frequencies"),
+          py::arg("attention_scaling") = 1.0F, py::arg("base") = 10000.0F, py::arg("factor") = 1.0F,
+          py::arg("original_max_position") = 0, py::arg("cosine"), py::arg("sine"),
+          py::arg("long_inverse_frequencies") = VectorView{})
+      .def_readonly("long_inverse_frequencies", &RopeTableOp::long_inverse_frequencies)
+      .def_readonly("kind", &RopeTableOp::kind)
+      .def_readonly("inverse_frequencies", &RopeTableOp::inverse_frequencies)
+      .def_readonly("attention_scaling", &RopeTableOp::attention_scaling)
+      .def_readonly("base", &RopeTableOp::base)
+      .def_readonly("factor", &RopeTableOp::factor)
+      .def_readonly("original_max_position", &RopeTableOp::original_max_position)
+      .def_readonly("cosine", &RopeTableOp::cosine)
+      .def_readonly("sine", &RopeTableOp::sine);
+  py::class_<AttentionOp>(module, "AttentionOp",
+                          "Head norms, RoPE, write to the KV pool, causal paged attention.")
+      .def(py::init([](std::int32_t layer, BufferId qkv, BufferId cosine, BufferId sine, BufferId output,
+                       VectorView query_norm, VectorView key_norm, float norm_epsilon, float scale,
+                       std::int32_t sliding_window, float softcap, bool interleaved) {
+             return AttentionOp{layer,    qkv,          cosine, sine,           output,  query_norm,
+                                key_norm, norm_epsilon, scale,  sliding_window, softcap, interleaved};
+           }),
+           py::kw_only(), py::arg("layer"), py::arg("qkv"), py::arg("cosine"), py::arg("sine"),
+           py::arg("output"), py::arg("query_norm") = VectorView{}, py::arg("key_norm") = VectorView{},
+           py::arg("norm_epsilon") = 0.0F, py::arg("scale"), py::arg("sliding_window") = 0,
+           py::arg("softcap") = 0.0F, py::arg("interleaved") = false)
+      .def_readonly("softcap", &AttentionOp::softcap)
+      .def_readonly("interleaved", &AttentionOp::interleaved)
+      .def_readonly("layer", &AttentionOp::layer)
+      .def_readonly("qkv", &AttentionOp::qkv)
+      .def_readonly("cosine", &AttentionOp::cosine)
+      .def_readonly("sine", &AttentionOp::sine)
+      .def_readonly("output", &AttentionOp::output)
+      .def_readonly("query_norm", &AttentionOp::query_norm)
+      .def_readonly("key_norm", &AttentionOp::key_norm)
+      .def_readonly("norm_epsilon", &AttentionOp::norm_epsilon)
+      .def_readonly("scale", &AttentionOp::scale)
+      .def_readonly("sliding_window", &AttentionOp::sliding_window);
+  py::class_<KeepLogitRowsOp>(module, "KeepLogitRowsOp",
+                              "From here on the body has the step's logit rows for rows.")
+      .def(py::init([](std::vector<BufferId> buffers) { return KeepLogitRowsOp{std::move(buffers)}; }),
+           py::kw_only(), py::arg("buffers"))
+      .def_readonly("buffers", &KeepLogitRowsOp::buffers);
+  py::class_<LinearPart>(module, "LinearPart", "One weight of a fused linear layer.")
+      .def(py::init([](const PanelMatrix& weight, VectorView bias) { return LinearPart{weight, bias}; }),
+           py::kw_only(), py::arg("weight"), py::arg("bias") = VectorView{})
+      .def_readonly("weight", &LinearPart::weight)
+      .def_readonly("bias", &LinearPart::bias);
+  py::class_<LinearOp>(module, "LinearOp", "y = (input W^T + B A input) * magnitude + bias, part by part.")
+      .def(py::init([](BufferId input, BufferId output, LinearEpilogue epilogue,
+                       std::vector<LinearPart> parts, std::int32_t lora_site, float scale, float softcap) {
+             return LinearOp{input, output, epilogue, std::move(parts), lora_site, scale, softcap};
+           }),
+           py::kw_only(), py::arg("input"), py::arg("output"), py::arg("epilogue") = LinearEpilogue::kStore,
+           py::arg("parts"), py::arg("lora_site") = -1, py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F)
+      .def_readonly("scale", &LinearOp::scale)
+      .def_readonly("softcap", &LinearOp::softcap)
+      .def_readonly("input", &LinearOp::input)
+      .def_readonly("output", &LinearOp::output)
+      .def_readonly("epilogue", &LinearOp::epilogue)
+      .def_readonly("parts", &LinearOp::parts)
+      .def_readonly("lora_site", &LinearOp::lora_site);
+  py::class_<Routing>(module, "Routing", "How a token's experts are chosen and weighted.")
+      .def(py::init([](RouterScores scores, std::int32_t top_k, std::int32_t num_groups,
+                       std::int32_t groups_taken, bool normalised, float scale, VectorView bias) {
+             return Routing{scores, top_k, num_groups, groups_taken, normalised, scale, bias};
+           }),
+           py::kw_only(), py::arg("scores"), py::arg("top_k"), py::arg("num_groups") = 1,
+           py::arg("groups_taken") = 1, py::arg("normalised"), py::arg("scale") = 1.0F,
+           py::arg("bias") = VectorView{})
+      .def_readonly("scores", &Routing::scores)
+      .def_readonly("top_k", &Routing::top_k)
+      .def_readonly("num_groups", &Routing::num_groups)
+      .def_readonly("groups_taken", &Routing::groups_taken)
+      .def_readonly("normalised", &Routing::normalised)
+      .def_readonly("scale", &Routing::scale)
+      .def_readonly("bias", &Routing::bias);
+  py::class_<ExpertsOp>(module, "ExpertsOp",
+                        "output += the weighted sum of what a token's experts make of the input.")
+      .def(py::init([](BufferId input, BufferId router_logits, BufferId output, const Routing& routing,
+                       LinearEpilogue activation, std::vector<LinearPart> gate_up,
+                       std::vector<LinearPart> down, std::int32_t gate_up_site, std::int32_t down_site) {
+             return ExpertsOp{input,           router_logits, output,
+                              routing,         activation,    std::move(gate_up),
+                              std::move(down), gate_up_site,  down_site};
+           }),
+           py::kw_only(), py::arg("input"), py::arg("router_logits"), py::arg("output"), py::arg("routing"),
+           py::arg("activation"), py::arg("gate_up"), py::arg("down"), py::arg("gate_up_site") = -1,
+           py::arg("down_site") = -1)
+      .def_readonly("input", &ExpertsOp::input)
+      .def_readonly("router_logits", &ExpertsOp::router_logits)
+      .def_readonly("output", &ExpertsOp::output)
+      .def_readonly("routing", &ExpertsOp::routing)
+      .def_readonly("activation", &ExpertsOp::activation)
+      .def_readonly("gate_up", &ExpertsOp::gate_up)
+      .def_readonly("down", &ExpertsOp::down)
+      .def_readonly("gate_up_site", &ExpertsOp::gate_up_site)
+      .def_readonly("down_site", &ExpertsOp::down_site);
+  py::class_<GatedAddOp>(module, "GatedAddOp", "output += sigmoid(gate) * input.")
+      .def(py::init([](BufferId input, BufferId gate, BufferId output) {
+             return GatedAddOp{input, gate, output};
+           }),
+           py::kw_only(), py::arg("input"), py::arg("gate"), py::arg("output"))
+      .def_readonly("input", &GatedAddOp::input)
+      .def_readonly("gate", &GatedAddOp::gate)
+      .def_readonly("output", &GatedAddOp::output);
+}
+
+}  // namespace adaptrt::bindings

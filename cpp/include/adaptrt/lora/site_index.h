@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "adaptrt/lora/layout.h"
+
+namespace adaptrt {
+
+/// Where a module of a layer acts, and how large its A and B are.
+struct ModulePlace {
+  /// Index into LoraLayout::sites; of a module of experts the first one's, and those of the others follow.
+  std::int32_t first_site = 0;
+  ModuleSizes sizes;
+};
+
+/// Which sites the modules of a layout's layers belong to.
+class SiteIndex {
+ public:
+  /// Throws EngineError where sites contradict each other: two of one module, experts that are not in order
+  /// or differ in size, a target module that no layer has.
+  explicit SiteIndex(const LoraLayout& layout);
+
+  /// nullptr for a module that the layer does not have: layers may differ. A fused module is where all of its
+  /// parts are at one site.
+  [[nodiscard]] const ModulePlace* find(std::int32_t layer, LoraModule module) const;
+
+ private:
+  std::map<std::pair<std::int32_t, LoraModule>, ModulePlace> places_;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,239 @@
+#include "experts.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "routing.h"
+#include "step.h"
+
+namespace adaptrt {
+namespace {
+
+/// Rows that a slice has at most, unless one token has more experts. Enough that an expert of many has rows
+/// to make its weights worth reading, and few enough that they stay small beside the weights.
+constexpr std::int64_t kMostRows = 8192;
+
+/// Elements that are worth a chunk of a loop over rows.
+constexpr std::int64_t kElementsPerChunk = 8192;
+
+std::int64_t rows_of_slice(const Program& program, const ExpertsOp& op) {
+  return tokens_of_slice(program, op) * op.routing.top_k;
+}
+
+std::int64_t rows_per_chunk(std::int64_t width) {
+  return std::max<std::int64_t>(1, kElementsPerChunk / width);
+}
+
+/// One ExpertsOp in one step, over the tokens [first, first + count) at a time.
+class Experts {
+ public:
+  Experts(const ExpertsOp& op, const Step& step)
+      : op_(op),
+        step_(step),
+        memory_(step.experts),
+        top_k_(op.routing.top_k),
+        input_(step.rows_of(op.input)),
+        output_(step.rows_of(op.output)) {}
+
+  void run() const {
+    memory_.taken.rows.assign(static_cast<std::size_t>(op_.num_experts()), 0);
+    memory_.taken.adapted.clear();
+    const std::int64_t slice = tokens_of_slice(step_.program, op_);
+    for (std::int64_t first = 0; first < step_.rows; first += slice) {
+      run_slice(first, std::min(slice, step_.rows - first));
+    }
+  }
+
+ private:
+  void run_slice(std::int64_t first, std::int64_t count) const {
+    route(first, count);
+    sort_rows(count);
+    group_adapters(first, count);
+    gather(first, count);
+    const std::int64_t inner = op_.down.front().weight.k;
+    const Rows inputs{memory_.inputs(), input_.dtype, input_.width};
+    const Rows activated{memory_.activated(), input_.dtype, inner};
+    const Rows outputs{memory_.outputs(), DType::kFloat32, output_.width};
+    multiply(inputs, activated, op_.activation, op_.gate_up, op_.gate_up_site);
+    multiply(activated, outputs, LinearEpilogue::kStore, op_.down, op_.down_site);
+    add_up(first, count, outputs);
+  }
+
+  void route(std::int64_t first, std::int64_t count) const {
+    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+      float* scratch = step_.scratch[static_cast<std::size_t>(thread)].data();
+      for (std::int64_t token = begin; token < end; ++token) {
+        route_token(op_, step_.kernels, step_.float_row(op_.router_logits, first + token), scratch,
+                    memory_.chosen.data() + token * top_k_, memory_.weights.data() + token * top_k_);
+      }
+    };
+    step_.threads.parallel_for(count, rows_per_chunk(op_.num_experts() * top_k_), body);
+  }
+
+  /// By expert, then by token.
+  void sort_rows(std::int64_t count) const {
+    const auto experts = static_cast<std::size_t>(op_.num_experts());
+    const std::span chosen(memory_.chosen.data(), static_cast<std::size_t>(count * top_k_));
+    memory_.first_row.assign(experts + 1, 0);
+    for (const std::int32_t expert : chosen) ++memory_.first_row[static_cast<std::size_t>(expert) + 1];
+    memory_.experts_taken.clear();
+    for (std::size_t expert = 0; expert < experts; ++expert) {
+      const std::int64_t begin = memory_.first_row[expert];
+      const std::int64_t rows = memory_.first_row[expert + 1];
+      memory_.first_row[expert + 1] += begin;
+      memory_.taken.rows[expert] += rows;
+      if (rows > 0) memory_.experts_taken.push_back({{begin, begin + rows}, expert});
+    }
+    // first_row[e] moves through e's rows, to where those of e + 1 begin.
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+      const std::int64_t row = memory_.first_row[static_cast<std::size_t>(chosen[i])]++;
+      memory_.row_of[i] = static_cast<std::int32_t>(row);
+      memory_.token_of[static_cast<std::size_t>(row)] =
+          static_cast<std::int32_t>(static_cast<std::int64_t>(i) / top_k_);
+    }
+  }
+
+  /// An expert's rows are in the order of their tokens, as the step's groups are.
+  void group_adapters(std::int64_t first, std::int64_t count) const {
+    memory_.adapters.clear();
+    memory_.adapter_expert.clear();
+    if (op_.gate_up_site < 0) return;
+    for (const RowGroup& group : memory_.experts_taken) {
+      std::int64_t row = group.rows.begin;
+      for (const AdapterGroup& adapted : step_.groups) {
+        if (adapted.end <= first || adapted.begin >= first + count) continue;
+        while (row < group.rows.end && first + token_of(row) < adapted.begin) ++row;
+        const std::int64_t begin = row;
+        while (row < group.rows.end && first + token_of(row) < adapted.end) ++row;
+        if (begin == row) continue;
+        memory_.adapters.push_back({begin, row, adapted.adapter});
+        memory_.adapter_expert.push_back(group.first_part);
+        memory_.taken.adapted.push_back({group.first_part, adapted.adapter, row - begin});
+      }
+    }
+  }
+
+  [[nodiscard]] std::int64_t token_of(std::int64_t row) const {
+    return memory_.token_of[static_cast<std::size_t>(row)];
+  }
+
+  void gather(std::int64_t first, std::int64_t count) const {
+    const std::int64_t bytes = input_.row_bytes();
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        std::memcpy(memory_.inputs() + row * bytes, input_.row(first + token_of(row)),
+                    static_cast<std::size_t>(bytes));
+      }
+    };
+    step_.threads.parallel_for(count * top_k_, rows_per_chunk(input_.width), body);
+  }
+
+  /// The experts' rows through a linear layer of each.
+  void multiply(const Rows& input, const Rows& output, LinearEpilogue epilogue,
+                std::span<const LinearPart> parts, std::int32_t first_site) const {
+    const std::size_t parts_per_expert = parts.size() / static_cast<std::size_t>(op_.num_experts());
+    memory_.groups = memory_.experts_taken;
+    for (RowGroup& group : memory_.groups) group.first_part *= parts_per_expert;
+    step_.adapted_rows.clear();
+    for (std::size_t i = 0; i < memory_.adapters.size(); ++i) {
+      const AdapterGroup& group = memory_.adapters[i];
+      const auto site = static_cast<std::size_t>(first_site) + memory_.adapter_expert[i];
+      const DeviceSite& found = group.adapter->sites[site];
+      if (found.total_rank > 0) step_.adapted_rows.push_back({group.begin, group.end, &found});
+    }
+    run_linear({.input = input,
+                .output = output,
+                .epilogue = epilogue,
+                .parts = parts,
+                .parts_per_group = parts_per_expert,
+                .groups = memory_.groups,
+                .adapted = step_.adapted_rows},
+               step_);
+  }
+
+  /// Adds the weighted sum of each token's rows to the output.
+  void add_up(std::int64_t first, std::int64_t count, const Rows& rows) const {
+    const std::int64_t width = output_.width;
+    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+      float* sum = step_.scratch[static_cast<std::size_t>(thread)].data();
+      float* weighted = sum + width;
+      for (std::int64_t token = begin; token < end; ++token) {
+        for (std::int64_t i = 0; i < top_k_; ++i) {
+          const auto at = static_cast<std::size_t>(token * top_k_ + i);
+          float* to = i == 0 ? sum : weighted;
+          step_.kernels.scale_and_store(rows.float_row(memory_.row_of[at]), memory_.weights[at], width,
+                                        reinterpret_cast<std::byte*>(to), DType::kFloat32);
+          if (i > 0) step_.kernels.add(weighted, width, sum);
+        }
+        step_.kernels.add(sum, width, output_.float_row(first + token));
+      }
+    };
+    step_.threads.parallel_for(count, rows_per_chunk(width * top_k_), body);
+  }
+
+  const ExpertsOp& op_;
+  const Step& step_;
+  ExpertMemory& memory_;
+  std::int64_t top_k_;
+  Rows input_;
+  Rows output_;
+};
+
+template <class Visit>
+void for_each_experts_op(const Program& program, const Visit& visit) {
+  for (const Op& op : program.body) {
+    if (const auto* experts = std::get_if<ExpertsOp>(&op)) visit(*experts);
+  }
+}
+
+}  // namespace
+
+std::int64_t tokens_of_slice(const Program& program, const ExpertsOp& op) {
+  const auto most = std::max<std::int64_t>(1, kMostRows / op.routing.top_k);
+  return std::min<std::int64_t>(most, program.max_num_tokens);
+}
+
+ExpertMemory::ExpertMemory(const Program& program) {
+  std::size_t rows = 0;
+  std::size_t input_bytes = 0;
+  std::size_t activated_bytes = 0;
+  std::size_t output_bytes = 0;
+  const std::size_t element = size_of(activation_dtype(program.dtype));
+  for_each_experts_op(program, [&](const ExpertsOp& op) {
+    const auto of_op = static_cast<std::size_t>(rows_of_slice(program, op));
+    const auto outer = static_cast<std::size_t>(op.down.front().weight.n);
+    const auto inner = static_cast<std::size_t>(op.down.front().weight.k);
+    rows = std::max(rows, of_op);
+    input_bytes = std::max(input_bytes, of_op * outer * element);
+    activated_bytes = std::max(activated_bytes, of_op * inner * element);
+    output_bytes = std::max(output_bytes, of_op * outer * sizeof(float));
+  });
+  chosen.resize(rows);
+  weights.resize(rows);
+  row_of.resize(rows);
+  token_of.resize(rows);
+  inputs_ = HugeArray(input_bytes);
+  activated_ = HugeArray(activated_bytes);
+  outputs_ = HugeArray(output_bytes);
+}
+
+std::int64_t most_linear_rows(const Program& program) {
+  std::int64_t most = std::max(program.max_num_tokens, program.max_batch_size);
+  for_each_experts_op(program,
+                      [&](const ExpertsOp& op) { most = std::max(most, rows_of_slice(program, op)); });
+  return most;
+}
+
+std::size_t expert_scratch_floats(const Program& program) {
+  std::int64_t floats = 0;
+  for_each_experts_op(program, [&](const ExpertsOp& op) {
+    floats = std::max({floats, routing_scratch_floats(op), 2 * op.down.front().weight.n});
+  });
+  return static_cast<std::size_t>(floats);
+}
+
+void run_op(const ExpertsOp& op, const Step& step) {
+  Experts(op, step).run();
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "step.h"
+
+namespace adaptrt {
+
+struct RowRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  [[nodiscard]] std::int64_t count() const { return end - begin; }
+  [[nodiscard]] bool is_empty() const { return begin >= end; }
+};
+
+/// Rows that are multiplied by the same weights: parts_per_group of LinearWork::parts from first_part on.
+struct RowGroup {
+  RowRange rows;
+  std::size_t first_part = 0;
+};
+
+/// A linear layer in one step, of the model's or of its experts, whose rows go through weights of their own.
+/// See LinearOp for what it makes.
+struct LinearWork {
+  Rows input;
+  Rows output;
+  LinearEpilogue epilogue = LinearEpilogue::kStore;
+  /// Of all groups; alike in sizes and quantisation from one group to the next.
+  std::span<const LinearPart> parts;
+  std::size_t parts_per_group = 1;
+  float scale = 1.0F;
+  float softcap = 0.0F;
+  /// One after another, without gaps, from row 0 on.
+  std::span<const RowGroup> groups;
+  /// In order; each within one group.
+  std::span<const AdaptedRows> adapted;
+
+  [[nodiscard]] std::int64_t num_rows() const { return groups.back().rows.end; }
+  [[nodiscard]] const Quantization& quantization() const { return parts[0].weight.quantization; }
+};
+
+/// What run_linear notes down, kept from step to step so that steps allocate nothing.
+struct LinearScratch {
+  std::vector<RowGroup> blocks;
+  std::vector<std::int64_t> task_ends;
+};
+
+void run_linear(const LinearWork& work, const Step& step);
+
+}  // namespace adaptrt

@@ -1,0 +1,318 @@
+// What each kind of op must be.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "matrix_storage.h"
+#include "validator.h"
+
+namespace adaptrt {
+
+void Validator::check_vector(std::string_view name, const VectorView& vector, std::int64_t size) {
+  if (vector.size != size || (size > 0 && vector.data == nullptr)) {
+    add(where_ + ": " + std::string(name) + " has " + text(vector.size) + " elements; it must have " +
+        text(size));
+  }
+}
+
+void Validator::check_optional_vector(std::string_view name, const VectorView& vector, std::int64_t size) {
+  if (vector.size != 0) check_vector(name, vector, size);
+}
+
+void Validator::check_matrix(std::string_view name, const PanelMatrix& matrix, std::int64_t n,
+                             std::int64_t k) {
+  if (matrix.dtype != program_.dtype) {
+    add(where_ + ": " + std::string(name) + " is " + std::string(name_of(matrix.dtype)) + ", the program " +
+        std::string(name_of(program_.dtype)));
+  }
+  if (matrix.n != n || matrix.k != k) {
+    add(where_ + ": " + std::string(name) + " is [" + text(matrix.n) + ", " + text(matrix.k) +
+        "]; it must be [" + text(n) + ", " + text(k) + "]");
+  }
+  if (matrix.data == nullptr) add(where_ + ": " + std::string(name) + " has no data");
+  for (std::string& problem : problems_of_storage(matrix)) {
+    add(where_ + ": " + std::string(name) + " " + std::move(problem));
+  }
+}
+
+void Validator::check_finite(std::string_view name, float value, float low) {
+  if (!std::isfinite(value) || value < low) {
+    add(where_ + ": " + std::string(name) + " is " + std::to_string(value) +
+        "; it must be finite and at least " + std::to_string(low));
+  }
+}
+
+void Validator::all_tokens_only() {
+  if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");
+  if (has_logit_rows_) add(where_ + ": belongs before the op that keeps rows of logits alone");
+}
+
+void Validator::check(const EmbeddingOp& op) {
+  all_tokens_only();
+  check_matrix("the table", op.table, program_.vocab_size, program_.shape.hidden_size);
+  if (op.table.quantization.algo != QuantAlgo::kNone || op.table.is_compressed()) {
+    add(where_ + ": the table is quantised or compressed, which only linear layers can be");
+  }
+  check_width("output", operand("output", op.output, DType::kFloat32, RowKind::kTokens),
+              program_.shape.hidden_size);
+  check_finite("scale", op.scale, 0.0F);
+  if (op.positions.n != 0 || op.positions.data != nullptr) {
+    check_matrix("the positions' table", op.positions, op.positions.n, program_.shape.hidden_size);
+    check_range_(where_ + ": learned positions", op.positions.n, program_.max_seq_len, kSizeLimit - 1);
+    if (op.positions.quantization.algo != QuantAlgo::kNone || op.positions.is_compressed()) {
+      add(where_ + ": the positions' table is quantised or compressed, which only linear layers can be");
+    }
+  }
+  write(op.output);
+}
+
+void Validator::check(const RopeTableOp& op) {
+  all_tokens_only();
+  const std::int64_t half = op.inverse_frequencies.size;
+  if (op.inverse_frequencies.data == nullptr || half < 1 || half > program_.shape.head_dim / 2) {
+    add(where_ + ": there are " + text(half) + " inverse_frequencies; they must be 1 to head_dim / 2");
+  }
+  check_finite("attention_scaling", op.attention_scaling, 0.0F);
+  if (op.kind == RopeKind::kDynamic) {
+    check_finite("base", op.base, 1.0F);
+    check_finite("factor", op.factor, 1.0F);
+    if (half < 2) add(where_ + ": dynamic frequencies need at least two of them");
+    check_range_(where_ + ": original_max_position", op.original_max_position, 1, 1 << 30);
+  } else if (op.kind == RopeKind::kLong) {
+    check_vector("long_inverse_frequencies", op.long_inverse_frequencies, half);
+    check_range_(where_ + ": original_max_position", op.original_max_position, 1, 1 << 30);
+  } else if (op.kind != RopeKind::kStatic) {
+    add(where_ + ": the kind is unknown");
+  }
+  check_width("cosine", operand("cosine", op.cosine, DType::kFloat32, RowKind::kTokens), half);
+  check_width("sine", operand("sine", op.sine, DType::kFloat32, RowKind::kTokens), half);
+  if (op.cosine == op.sine) add(where_ + ": cosine and sine are one buffer");
+  write(op.cosine);
+  write(op.sine);
+}
+
+void Validator::check(const RmsNormOp& op) {
+  if (op.gather_logit_rows && rows_ == RowKind::kTokens)
+    add(where_ + ": gathers logit rows outside the head");
+  const RowKind input_rows = op.gather_logit_rows ? RowKind::kTokens : rows_;
+  const auto* input = operand("input", op.input, DType::kFloat32, input_rows);
+  const DType output_type = op.add ? DType::kFloat32 : activation_dtype(program_.dtype);
+  const auto* output = operand("output", op.output, output_type, rows_);
+  if (input != nullptr) {
+    check_width("output", output, input->width);
+    check_vector("the weight", op.weight, input->width);
+  }
+  if (op.add && (op.gather_logit_rows || rows_ != RowKind::kTokens)) add(where_ + ": adds outside the body");
+  if (op.add && op.input == op.output) add(where_ + ": input and output are one buffer");
+  check_finite("epsilon", op.epsilon, 0.0F);
+  read(op.input);
+  if (op.add) {
+    read(op.output);
+  } else {
+    write(op.output);
+  }
+}
+
+void Validator::check(const AttentionOp& op) {
+  all_tokens_only();
+  const auto& shape = program_.shape;
+  check_range_(where_ + ": layer", op.layer, 0, std::max(1, program_.num_layers) - 1);
+  if (op.layer >= 0 && static_cast<std::size_t>(op.layer) < layer_users_.size()) ++layer_users_[op.layer];
+  const auto* qkv = operand("qkv", op.qkv, DType::kFloat32, RowKind::kTokens);
+  const auto* cosine = operand("cosine", op.cosine, DType::kFloat32, RowKind::kTokens);
+  const auto* sine = operand("sine", op.sine, DType::kFloat32, RowKind::kTokens);
+  const auto* output = operand("output", op.output, activation_dtype(program_.dtype), RowKind::kTokens);
+  if (shape_is_sound_) {
+    check_width("qkv", qkv, shape.query_size() + 2 * shape.key_value_size());
+    check_width("output", output, shape.query_size());
+    const bool of_heads = op.query_norm.size == shape.head_dim || op.key_norm.size == shape.head_dim;
+    check_optional_vector("query_norm", op.query_norm, of_heads ? shape.head_dim : shape.query_size());
+    check_optional_vector("key_norm", op.key_norm, of_heads ? shape.head_dim : shape.key_value_size());
+    if (op.interleaved && of_heads) add(where_ + ": interleaved heads have a norm of their own");
+  }
+  if (cosine != nullptr) {
+    check_width("sine", sine, cosine->width);
+    if (cosine->width > shape.head_dim / 2) add(where_ + ": cosine is wider than head_dim / 2");
+  }
+  check_finite("norm_epsilon", op.norm_epsilon, 0.0F);
+  check_finite("scale", op.scale, 0.0F);
+  check_range_(where_ + ": sliding_window", op.sliding_window, 0, kSizeLimit - 1);
+  check_finite("softcap", op.softcap, 0.0F);
+  read(op.qkv);
+  read(op.cosine);
+  read(op.sine);
+  write(op.output);
+}
+
+void Validator::check(const LinearOp& op) {
+  const auto* input = operand("input", op.input, activation_dtype(program_.dtype), rows_);
+  const bool gated = is_gated(op.epilogue);
+  const bool activated = is_activated(op.epilogue);
+  if (op.epilogue > LinearEpilogue::kGeluTanh) add(where_ + ": the epilogue is unknown");
+  const auto* output =
+      operand("output", op.output, activated ? activation_dtype(program_.dtype) : DType::kFloat32, rows_);
+  check_finite("scale", op.scale, 0.0F);
+  check_finite("softcap", op.softcap, 0.0F);
+  check_range_(where_ + ": number of parts", static_cast<std::int64_t>(op.parts.size()), gated ? 2 : 1,
+               gated ? 2 : static_cast<std::int64_t>(kMaxPartsPerSite));
+  std::int64_t width = 0;
+  for (const auto& part : op.parts) {
+    check_range_(where_ + ": outputs of a part", part.weight.n, 1, kSizeLimit - 1);
+    check_matrix("a weight", part.weight, part.weight.n, input != nullptr ? input->width : part.weight.k);
+    if (!(part.weight.quantization == op.parts[0].weight.quantization)) {
+      add(where_ + ": its weights are quantised in different ways");
+    }
+    check_optional_vector("a bias", part.bias, part.weight.n);
+    width += std::clamp<std::int64_t>(part.weight.n, 0, kSizeLimit);
+    if (gated && part.weight.n != op.parts[0].weight.n) add(where_ + ": the two parts differ in width");
+  }
+  check_width("output", output, gated && !op.parts.empty() ? op.parts[0].weight.n : width);
+  check_site(op.lora_site, op.parts);
+  read(op.input);
+  if (op.epilogue == LinearEpilogue::kAdd) {
+    read(op.output);
+  } else {
+    write(op.output);
+  }
+  if (op.input == op.output) add(where_ + ": input and output are one buffer");
+}
+
+void Validator::check(const LayerNormOp& op) {
+  if (op.gather_logit_rows && rows_ == RowKind::kTokens) {
+    add(where_ + ": gathers logit rows outside the head");
+  }
+  const RowKind input_rows = op.gather_logit_rows ? RowKind::kTokens : rows_;
+  const auto* input = operand("input", op.input, DType::kFloat32, input_rows);
+  const auto* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+  if (input != nullptr) {
+    check_width("output", output, input->width);
+    check_vector("the weight", op.weight, input->width);
+    check_optional_vector("the bias", op.bias, input->width);
+  }
+  check_finite("epsilon", op.epsilon, 0.0F);
+  read(op.input);
+  write(op.output);
+}
+
+void Validator::check(const CastOp& op) {
+  const auto* input = operand("input", op.input, DType::kFloat32, rows_);
+  const auto* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+  if (input != nullptr) check_width("output", output, input->width);
+  if (op.input == op.output) add(where_ + ": input and output are one buffer");
+  read(op.input);
+  write(op.output);
+}
+
+void Validator::check(const KeepLogitRowsOp& op) {
+  all_tokens_only();
+  has_logit_rows_ = true;
+  lost_.assign(lost_.size(), true);
+  for (const BufferId id : op.buffers) {
+    if (!live_.holds(id)) {
+      add(where_ + ": names buffer " + text(id) + " of " + std::to_string(program_.buffers.size()));
+      continue;
+    }
+    const Buffer& buffer = program_.buffers[static_cast<std::size_t>(id)];
+    if (buffer.rows != RowKind::kTokens) add(where_ + ": '" + buffer.name + "' has a row a row of logits");
+    if (!lost_[static_cast<std::size_t>(id)]) add(where_ + ": names '" + buffer.name + "' twice");
+    lost_[static_cast<std::size_t>(id)] = false;
+    read(id);
+  }
+}
+
+void Validator::check(const ExpertsOp& op) {
+  const auto* input = operand("input", op.input, activation_dtype(program_.dtype), RowKind::kTokens);
+  const auto* logits = operand("router_logits", op.router_logits, DType::kFloat32, RowKind::kTokens);
+  const auto* output = operand("output", op.output, DType::kFloat32, RowKind::kTokens);
+  if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");
+  check_range_(where_ + ": number of experts", op.num_experts(), 1, 1 << 16);
+  if (!is_gated(op.activation)) add(where_ + ": the activation is not a gated one");
+  check_routing(op.routing, op.num_experts());
+  check_width("router_logits", logits, op.num_experts());
+  if (op.down.empty()) return;
+  const std::int64_t inner = op.down.front().weight.k;
+  if (op.gate_up.size() != 2 * op.down.size()) {
+    add(where_ + ": there are " + std::to_string(op.gate_up.size()) + " gate and up weights for " +
+        text(op.num_experts()) + " experts; there must be two for each");
+    return;
+  }
+  check_range_(where_ + ": width between the layers", inner, 1, kSizeLimit - 1);
+  if (input != nullptr) {
+    check_expert_parts("gate_up", op.gate_up, {input->width, inner});
+    check_expert_parts("down", op.down, {inner, input->width});
+    check_width("output", output, input->width);
+  }
+  if ((op.gate_up_site < 0) != (op.down_site < 0)) add(where_ + ": adapters act on one of its layers only");
+  for (std::int64_t expert = 0; expert < op.num_experts() && op.gate_up_site >= 0; ++expert) {
+    const auto at = static_cast<std::size_t>(expert);
+    check_site(op.gate_up_site + static_cast<std::int32_t>(expert), std::span(op.gate_up).subspan(2 * at, 2));
+    check_site(op.down_site + static_cast<std::int32_t>(expert), std::span(op.down).subspan(at, 1));
+  }
+  read(op.input);
+  read(op.router_logits);
+  read(op.output);
+}
+
+void Validator::check_routing(const Routing& routing, std::int64_t num_experts) {
+  if (routing.scores > RouterScores::kSoftmaxOfChosen) add(where_ + ": the kind of scores is unknown");
+  check_range_(where_ + ": num_groups", routing.num_groups, 1, std::max<std::int64_t>(1, num_experts));
+  check_range_(where_ + ": groups_taken", routing.groups_taken, 1, std::max(1, routing.num_groups));
+  const std::int64_t groups = std::max(1, routing.num_groups);
+  if (num_experts % groups != 0) {
+    add(where_ + ": " + text(num_experts) + " experts cannot stand in " + text(groups) + " equal groups");
+  }
+  check_range_(where_ + ": top_k", routing.top_k, 1,
+               std::max<std::int64_t>(1, num_experts / groups * routing.groups_taken));
+  check_finite("scale", routing.scale, 0.0F);
+  check_optional_vector("the routing's bias", routing.bias, num_experts);
+}
+
+void Validator::check_expert_parts(std::string_view name, const std::vector<LinearPart>& parts,
+                                   ModuleSizes sizes) {
+  for (const LinearPart& part : parts) {
+    check_matrix(name, part.weight, sizes.out, sizes.in);
+    if (!(part.weight.quantization == parts.front().weight.quantization)) {
+      add(where_ + ": weights of its " + std::string(name) + " are quantised in different ways");
+    }
+    check_optional_vector("a bias", part.bias, sizes.out);
+  }
+}
+
+void Validator::check(const GatedAddOp& op) {
+  const auto* input = operand("input", op.input, DType::kFloat32, rows_);
+  const auto* output = operand("output", op.output, DType::kFloat32, rows_);
+  check_width("gate", operand("gate", op.gate, DType::kFloat32, rows_), 1);
+  if (input != nullptr) check_width("output", output, input->width);
+  if (op.input == op.output) add(where_ + ": input and output are one buffer");
+  read(op.input);
+  read(op.gate);
+  read(op.output);
+}
+
+void Validator::check_site(std::int32_t index, std::span<const LinearPart> parts) {
+  if (index == -1) return;
+  const auto& sites = program_.lora.sites;
+  if (index < 0 || static_cast<std::size_t>(index) >= sites.size()) {
+    add(where_ + ": lora_site is " + text(index) + " of " + std::to_string(sites.size()));
+    return;
+  }
+  if (rows_ != RowKind::kTokens) add(where_ + ": adapters act in the body only");
+  ++site_users_[static_cast<std::size_t>(index)];
+  const auto& site = sites[static_cast<std::size_t>(index)];
+  if (site.parts.size() != parts.size()) {
+    add(where_ + ": has " + std::to_string(parts.size()) + " parts, its lora_site " +
+        std::to_string(site.parts.size()));
+    return;
+  }
+  for (std::size_t i = 0; i < site.parts.size(); ++i) {
+    if (site.parts[i].out_size != parts[i].weight.n || site.in_size != parts[i].weight.k) {
+      add(where_ + ": part " + std::to_string(i) + " and its lora_site differ in size");
+    }
+  }
+}
+
+}  // namespace adaptrt

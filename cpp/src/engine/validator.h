@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "adaptrt/engine/program.h"
+#include "live_ranges.h"
+#include "program_sizes.h"
+
+namespace adaptrt {
+
+/// One run of Program::validate.
+class Validator {
+ public:
+  explicit Validator(const Program& program);
+
+  Problems run();
+
+ private:
+  void add(std::string problem);
+  void check_buffers();
+  [[nodiscard]] std::optional<std::size_t> bytes_of(const Buffer& buffer) const;
+  /// Checks an operand; the buffer, or nullptr when there is none of that id.
+  const Buffer* operand(std::string_view name, BufferId id, DType dtype, RowKind rows);
+  void check_width(std::string_view name, const Buffer* buffer, std::int64_t width);
+  void read(BufferId id);
+  void write(BufferId id);
+  void check_vector(std::string_view name, const VectorView& vector, std::int64_t size);
+  void check_optional_vector(std::string_view name, const VectorView& vector, std::int64_t size);
+  void check_matrix(std::string_view name, const PanelMatrix& matrix, std::int64_t n, std::int64_t k);
+  void check_finite(std::string_view name, float value, float low);
+  void check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section);
+  void all_tokens_only();
+  void check(const EmbeddingOp& op);
+  void check(const RopeTableOp& op);
+  void check(const RmsNormOp& op);
+  void check(const AttentionOp& op);
+  void check(const LinearOp& op);
+  void check(const LayerNormOp& op);
+  void check(const CastOp& op);
+  void check(const KeepLogitRowsOp& op);
+  /// The parts of the linear layer that adapters act on at a site; -1: they do not.
+  void check_site(std::int32_t site, std::span<const LinearPart> parts);
+  void check_logits();
+  void check_users();
+  void check_overlaps();
+  void check(const ExpertsOp& op);
+  void check(const GatedAddOp& op);
+  void check_routing(const Routing& routing, std::int64_t num_experts);
+  void check_expert_parts(std::string_view name, const std::vector<LinearPart>& parts, ModuleSizes sizes);
+
+  const Program& program_;
+  LiveRanges live_;
+  /// By buffer: whether what it holds is of tokens that are not rows any more.
+  std::vector<bool> lost_;
+  bool has_logit_rows_ = false;
+  Problems problems_;
+  const RangeCheck check_range_{&problems_};
+  bool shape_is_sound_ = false;
+  RowKind rows_ = RowKind::kTokens;
+  std::string where_;
+  std::vector<std::int32_t> site_users_;
+  std::vector<std::int32_t> layer_users_;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,93 @@
+#include "adaptrt/lora/site_index.h"
+
+#include <algorithm>
+#include <string>
+
+#include "adaptrt/core/error.h"
+
+namespace adaptrt {
+namespace {
+
+using Places = std::map<std::pair<std::int32_t, LoraModule>, ModulePlace>;
+
+std::string describe(std::int32_t layer, LoraModule module) {
+  return std::string(info_of(module).name) + " of layer " + std::to_string(layer);
+}
+
+/// Adds site `index`'s parts to `places`; says what is wrong with them.
+void add_parts(const LoraSite& site, std::int32_t index, Places* places, Problems* problems) {
+  for (const LoraPart& part : site.parts) {
+    const std::string name = describe(site.layer, part.module);
+    if (parts_of(part.module).size() != 1) {
+      problems->add("LoRA site " + std::to_string(index) + " has the fused module " + name + " for a part");
+      continue;
+    }
+    const auto [found, is_new] =
+        places->try_emplace({site.layer, part.module}, ModulePlace{index, {site.in_size, part.out_size, 1}});
+    if (is_new) {
+      if (site.expert != 0) problems->add("the first LoRA site of " + name + " is not expert 0's");
+      continue;
+    }
+    ModulePlace& place = found->second;
+    if (site.expert == 0) {
+      problems->add("two LoRA sites have " + name);
+    } else if (site.expert != place.sizes.experts || index != place.first_site + site.expert) {
+      problems->add("the LoRA sites of the experts' " + name + " are not in order");
+    } else if (site.in_size != place.sizes.in || part.out_size != place.sizes.out) {
+      problems->add("experts' " + name + " have different sizes");
+    } else {
+      ++place.sizes.experts;
+    }
+  }
+}
+
+/// Adds the fused modules whose parts are together.
+void add_fused(const LoraLayout& layout, Places* places) {
+  for (const LoraModuleInfo& info : lora_modules()) {
+    const auto parts = parts_of(info.module);
+    if (parts.size() == 1) continue;
+    for (std::int32_t layer = 0; layer < layout.num_layers; ++layer) {
+      const auto first = places->find({layer, parts.front()});
+      if (first == places->end()) continue;
+      ModulePlace place = first->second;
+      place.sizes.out = 0;
+      const bool together = std::ranges::all_of(parts, [&](LoraModule part) {
+        const auto found = places->find({layer, part});
+        if (found == places->end() || found->second.first_site != place.first_site) return false;
+        place.sizes.out += found->second.sizes.out;
+        return true;
+      });
+      if (together) places->emplace(std::pair{layer, info.module}, place);
+    }
+  }
+}
+
+}  // namespace
+
+SiteIndex::SiteIndex(const LoraLayout& layout) {
+  Problems problems;
+  for (std::size_t i = 0; i < layout.sites.size(); ++i) {
+    const LoraSite& site = layout.sites[i];
+    if (site.parts.empty() || site.parts.size() > kMaxPartsPerSite) {
+      problems.add("LoRA site " + std::to_string(i) + " has " + std::to_string(site.parts.size()) +
+                   " parts; accepted: 1 to " + std::to_string(kMaxPartsPerSite));
+    }
+    add_parts(site, static_cast<std::int32_t>(i), &places_, &problems);
+  }
+  add_fused(layout, &places_);
+  for (const LoraModule module : layout.target_modules) {
+    bool found = false;
+    for (std::int32_t layer = 0; layer < layout.num_layers && !found; ++layer) {
+      found = places_.contains({layer, module});
+    }
+    if (!found) problems.add("no LoRA site has " + std::string(info_of(module).name));
+  }
+  problems.throw_if_any<EngineError>("the engine's LoRA layout is inconsistent");
+}
+
+const ModulePlace* SiteIndex::find(std::int32_t layer, LoraModule module) const {
+  const auto found = places_.find({layer, module});
+  return found == places_.end() ? nullptr : &found->second;
+}
+
+}  // namespace adaptrt
