@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .._core import LinearOp, PanelMatrix, Program, lora_modules
+from .._core import ExpertsOp, LinearOp, LinearPart, PanelMatrix, Program, lora_modules
 from ..builder.adapter import ModuleKey
 
 _ROWS_AT_ONCE = 1024
@@ -25,14 +25,15 @@ class EngineBase:
         """`storage` is kept alive, since it owns the bytes that `program` refers to."""
         self._storage = storage
         self._directory = directory
-        self._weights: dict[tuple[int, str], PanelMatrix] = {}
+        self._weights: dict[tuple[int, str, int], PanelMatrix] = {}
         names = {info.id: info.name for info in lora_modules()}
         for op in program.body:
-            if not isinstance(op, LinearOp) or op.lora_site < 0:
-                continue
-            site = program.lora.sites[op.lora_site]
-            for site_part, part in zip(site.parts, op.parts, strict=True):
-                self._weights[site.layer, names[site_part.module]] = part.weight
+            for first_site, parts in _adapted_parts(op):
+                sites = program.lora.sites[first_site:]
+                left = iter(parts)
+                for site in sites[: len(parts) // len(sites[0].parts)]:
+                    for site_part, part in zip(site.parts, left, strict=False):
+                        self._weights[site.layer, names[site_part.module], site.expert] = part.weight
 
     def describe(self) -> str:
         """The engine directory."""
@@ -55,5 +56,14 @@ class EngineBase:
                 first += weight.n
 
     def _weights_of(self, key: ModuleKey) -> list[PanelMatrix]:
-        keys = [(key.layer, part) for part in key.module.parts]
+        keys = [(key.layer, part, key.expert) for part in key.module.parts]
         return [self._weights[key] for key in keys] if all(key in self._weights for key in keys) else []
+
+
+def _adapted_parts(op: object) -> list[tuple[int, Sequence[LinearPart]]]:
+    """The linear layers of an op that adapters act on: the first of their sites, and their parts site by site."""
+    if isinstance(op, LinearOp) and op.lora_site >= 0:
+        return [(op.lora_site, op.parts)]
+    if isinstance(op, ExpertsOp) and op.gate_up_site >= 0:
+        return [(op.gate_up_site, op.gate_up), (op.down_site, op.down)]
+    return []

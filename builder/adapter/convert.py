@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +105,7 @@ def convert_adapter(
             )
         for key, tensors in adapter.modules.items():
             tensors.magnitude = normalized_magnitude(key, tensors, base)
-    return _flatten(adapter, dtype)
+    return _flatten(adapter, known, dtype)
 
 
 def _check_sizes(adapter: Adapter, modules: AdaptedModules) -> None:
@@ -126,38 +127,78 @@ def _check_sizes(adapter: Adapter, modules: AdaptedModules) -> None:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
 
 
-def _flatten(adapter: Adapter, dtype: DType) -> ConvertedAdapter:
+def _flatten(adapter: Adapter, modules: AdaptedModules | None, dtype: DType) -> ConvertedAdapter:
     problems: list[str] = []
-    width = max(sum(values.size for _, values in tensors.parts()) for tensors in adapter.modules.values())
-    weights = np.zeros((1, len(adapter.modules), width), NUMPY_DTYPES[dtype])
-    for row, (key, tensors) in zip(weights[0], adapter.modules.items(), strict=True):
-        _write_row(row, key, tensors, dtype, problems)
+    rows = [_Row(list(found), modules) for _, found in groupby(adapter.modules.items(), key=lambda item: item[0].row)]
+    weights = np.zeros((1, len(rows), max(row.size for row in rows)), NUMPY_DTYPES[dtype])
+    for place, row in zip(weights[0], rows, strict=True):
+        row.write(place, dtype, problems)
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
-    config = np.array(
-        [
-            (key.module_id, key.layer, tensors.rank, tensors.magnitude is not None)
-            for key, tensors in adapter.modules.items()
-        ],
-        np.int32,
-    )
-    return ConvertedAdapter(weights, config[np.newaxis], tuple(key.path for key in adapter.modules))
+    config = np.array([(row.key.module_id, row.key.layer, row.rank, row.is_dora) for row in rows], np.int32)
+    return ConvertedAdapter(weights, config[np.newaxis], tuple(row.path for row in rows))
 
 
-def _write_row(
-    row: npt.NDArray[Any], key: ModuleKey, tensors: ModuleTensors, dtype: DType, problems: list[str]
+class _Row:
+    """A module of a layer; of experts the A of all of them, then B, then the magnitudes.
+
+    An expert that the adapter leaves out has zeros, and magnitudes of one; ranks below the largest are filled up with
+    zeros.
+    """
+
+    def __init__(self, found: list[tuple[ModuleKey, ModuleTensors]], modules: AdaptedModules | None) -> None:
+        self.key, first = found[0]
+        self._of_expert = {key.expert: (key, tensors) for key, tensors in found}
+        self._experts = 1 if modules is None else modules.num_experts(self.key.layer, self.key.module.name)
+        self._sizes = (first.a.shape[1], first.b.shape[0])
+        self.rank: Final = max(tensors.rank for _, tensors in found)
+        self.is_dora: Final = first.magnitude is not None
+        self.path: Final = self.key.path.rpartition(f".{self.key.expert}.")[0] if self._experts > 1 else self.key.path
+
+    @property
+    def size(self) -> int:
+        """Elements of the row."""
+        in_size, out_size = self._sizes
+        return self._experts * (self.rank * (in_size + out_size) + (out_size if self.is_dora else 0))
+
+    def write(self, row: npt.NDArray[Any], dtype: DType, problems: list[str]) -> None:
+        """Writes A, B times its scale, and the magnitudes, in the order in which the module has its outputs."""
+        in_size, out_size = self._sizes
+        a, b, magnitudes, _ = np.split(
+            row, np.cumsum([self._experts * self.rank * in_size, self._experts * out_size * self.rank,
+                            self._experts * out_size * self.is_dora])
+        )  # fmt: skip
+        magnitudes[:] = 1
+        for expert, (key, tensors) in self._of_expert.items():
+            places = {
+                Role.A: a.reshape(self._experts, self.rank, in_size)[expert, : tensors.rank],
+                Role.B: b.reshape(self._experts, out_size, self.rank)[expert, :, : tensors.rank],
+            }
+            if self.is_dora:
+                places[Role.MAGNITUDE] = magnitudes.reshape(self._experts, out_size)[expert]
+            for role, values in tensors.parts():
+                _write(places[role], key, role, values, tensors, dtype, problems)
+
+
+def _write(
+    place: npt.NDArray[Any],
+    key: ModuleKey,
+    role: Role,
+    values: Array,
+    tensors: ModuleTensors,
+    dtype: DType,
+    problems: list[str],
 ) -> None:
-    first, scale = 0, tensors.scale
-    for role, values in tensors.parts():
-        place = row[first : first + values.size]
-        factor = _as_float32(scale) if role is Role.B else 1.0
-        written = 0
-        for piece in _in_order(key, role, values):
-            scale_elements(place[written : written + piece.size], dtype, piece, DTYPES[piece.dtype], factor)
-            written += piece.size
-        if not all_finite(place, dtype):
-            problems.append(f"tensor '{tensors.names[role]}'" + _why_not_finite(values, role, scale, dtype))
-        first += values.size
+    """Writes one matrix; `place` may be a part of a larger one."""
+    written = np.empty(values.size, place.dtype)
+    factor = _as_float32(tensors.scale) if role is Role.B else 1.0
+    first = 0
+    for piece in _in_order(key, role, values):
+        scale_elements(written[first : first + piece.size], dtype, piece, DTYPES[piece.dtype], factor)
+        first += piece.size
+    if not all_finite(written, dtype):
+        problems.append(f"tensor '{tensors.names[role]}'" + _why_not_finite(values, role, tensors.scale, dtype))
+    place[...] = written.reshape(place.shape)
 
 
 def _in_order(key: ModuleKey, role: Role, values: Array) -> tuple[Array, ...]:

@@ -42,10 +42,12 @@ class Source:
     """Matrices that belong to all modules, by name."""
     modules: AdaptedModules | None
     """Those of the model, where it is known."""
+    parameters: Mapping[str, str]
+    """By the path of a module that PEFT adapts as a parameter: the path of this."""
 
     def scale_of(self, key: ModuleKey) -> float:
         """By adapter_config.json."""
-        return self.config.scale_of(key.path)
+        return self.config.scale_of(self.parameters.get(key.path, key.path))
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,9 @@ def _loaded(tensor: Array, shape: tuple[str, ...]) -> Array:
 
 def _same_module_twice(found: Mapping[ModuleKey, ModuleParts]) -> list[str]:
     problems = []
-    seen: dict[tuple[int, int], ModuleKey] = {}
+    seen: dict[tuple[int, int, int], ModuleKey] = {}
     for key in found:
-        other = seen.setdefault((key.layer, key.module_id), key)
+        other = seen.setdefault((key.layer, key.module_id, key.expert), key)
         if other is not key:
             both = f"'{other.path}' and '{key.path}'"
             problems.append(f"modules {both} are both {key.module.name} of layer {key.layer}")

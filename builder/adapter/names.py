@@ -10,7 +10,7 @@ from functools import cache
 
 from ..._core import LoraModuleInfo, lora_modules
 from ..models.registry import FAMILIES, specimen
-from ..network.adapter_sites import AdaptedModule, AdaptedModules
+from ..network.adapter_sites import EXPERT_MODULES, AdaptedModule, AdaptedModules
 
 MODULES = {info.name: info for info in lora_modules()}
 MODULE_OF_ID = {info.id: info for info in lora_modules()}
@@ -47,7 +47,8 @@ def _known_layers() -> _KnownLayers:
         for path, found in AdaptedModules(specimen(family)).by_any_path.items():
             root, _, within = path.partition(".0.")
             roots.add(root)
-            modules[within] = _parts_in_order(found)
+            # A row has all experts of a layer, and how many there are only the model says.
+            modules[within] = () if found.module in EXPERT_MODULES else _parts_in_order(found)
             if found.transposed:
                 conv1d_names.add(within.rpartition(".")[2])
     return _KnownLayers(modules, frozenset(roots), frozenset(conv1d_names))
@@ -82,10 +83,17 @@ class ModuleKey:
     module_id: int
     # In the Hugging Face model, such as "model.layers.0.self_attn.q_proj". PEFT matches patterns on it.
     path: str
+    # Whose it is, where the module is one of experts.
+    expert: int = 0
     # The modules that its outputs are in the Hugging Face model, in their order.
     source_parts: tuple[str, ...] = field(default=(), compare=False)
     # Where the module's outputs are among those of the Hugging Face layer, if the model is known.
     rows: tuple[range, ...] = field(default=(), compare=False)
+
+    @property
+    def row(self) -> tuple[int, int]:
+        """What it shares a row of a request's tensors with: experts have one for all of them."""
+        return self.layer, self.module_id
 
     @property
     def module(self) -> LoraModuleInfo:
@@ -174,7 +182,9 @@ def module_at(path: str, modules: AdaptedModules | None = None) -> ModuleKey | N
 
 def _key_in(modules: AdaptedModules | None, path: str) -> ModuleKey | None:
     found = modules.find(path) if modules is not None else None
-    return None if found is None else ModuleKey(found.layer, MODULES[found.module].id, path, rows=found.rows)
+    return (
+        None if found is None else ModuleKey(found.layer, MODULES[found.module].id, path, found.expert, rows=found.rows)
+    )
 
 
 def _known_key(path: str) -> ModuleKey | None:
@@ -190,7 +200,10 @@ _REASONS = (
     (r"lora_B(\.[^.]+)?\.bias$", "a bias of lora_B (lora_bias) is not supported"),
     (r"\.bias$", "trained biases are not supported"),
     (r"lora_embedding_|embed_tokens|lm_head|\bwte\b|\bwpe\b", "embeddings and lm_head cannot be adapted"),
-    (r"experts|block_sparse_moe|router|\.mlp\.gate\.", "mixture-of-experts layers cannot be adapted"),
+    (
+        r"experts\.",
+        "belongs to experts, and how many there are only the model says; give the base model, or an engine of it",
+    ),
     (
         r"vision|visual|multi_modal_projector",
         "belongs to the vision tower; the language model alone is served, for text",

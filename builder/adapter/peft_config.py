@@ -42,6 +42,7 @@ class PeftConfig:
     fan_in_fan_out: bool
     target_modules: str | tuple[str, ...]
     exclude_modules: str | tuple[str, ...]
+    target_parameters: tuple[str, ...]
     layers_to_transform: tuple[int, ...]
     layers_pattern: tuple[str, ...]
 
@@ -71,6 +72,10 @@ class PeftConfig:
         if not _names(self.target_modules, path):
             return False
         return not self.layers_to_transform or path in self.target_modules or self._in_layers(path)
+
+    def targets_parameter(self, path: str) -> bool:
+        """Whether PEFT would put an adapter on the parameter at `path`."""
+        return _names(self.target_parameters, path)
 
     def _in_layers(self, path: str) -> bool:
         # Without a layers_pattern PEFT takes the first number that follows at least two names.
@@ -136,6 +141,7 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
         fan_in_fan_out=bool(fields.get("fan_in_fan_out")),
         target_modules=_string_or_tuple(fields["target_modules"]),
         exclude_modules=_string_or_tuple(fields.get("exclude_modules")),
+        target_parameters=_tuple(fields.get("target_parameters")),
         layers_to_transform=(layers,) if isinstance(layers, int) else tuple(layers or ()),
         layers_pattern=_tuple(fields.get("layers_pattern")),
     )
@@ -158,6 +164,8 @@ def _inconsistencies(fields: Mapping[str, Any]) -> list[str]:
     """What PEFT's LoraConfig refuses as a combination."""
     problems = []
     layers = fields.get("layers_to_transform")
+    if not fields["target_modules"] and not fields.get("target_parameters"):
+        problems.append(f"target_modules = {describe(fields['target_modules'])}: expected at least one module")
     if isinstance(fields["target_modules"], str):
         problems += [
             f"{name} = {describe(fields[name])}: only goes with target_modules that are a list"

@@ -73,8 +73,8 @@ def _modules(value: Any) -> str | None:
     return None if _is_strings(value) else "expected a list of module names or a pattern"
 
 
-def _target_modules(value: Any) -> str | None:
-    return "expected at least one module" if value in ("", []) else _modules(value)
+def _names_of_parameters(value: Any) -> str | None:
+    return None if value is None or _is_strings(value) else "expected a list of names of parameters"
 
 
 def _layers(value: Any) -> str | None:
@@ -156,7 +156,7 @@ _IS_FOR_TRAINING: dict[str, Check] = {
 """What trainers and old releases of PEFT write beside them, without effect on what a trained adapter computes."""
 
 _TARGETS: dict[str, Check] = {
-    "target_modules": _target_modules,
+    "target_modules": _modules,
     "exclude_modules": _optional(_modules),
     "layers_to_transform": _optional(_layers),
     "layers_pattern": _optional(_layers_pattern),
@@ -194,7 +194,7 @@ _LORA: dict[str, Check] = _COMMON | {
     "lora_bias": _unused("a bias of lora_B is not supported"),
     "megatron_config": _unused("Megatron's layers are not supported"),
     "monteclora_config": _unused("MonteCLoRA is not supported"),
-    "target_parameters": _unused("adapters on parameters (as in mixtures of experts) are not supported"),
+    "target_parameters": _names_of_parameters,
     "trainable_token_indices": _unused("trained tokens cannot be served beside the base model's embedding"),
     "use_bdlora": _unused("block-diagonal LoRA is not supported"),
     "use_qalora": _unused("QALoRA pools the input and is not supported"),

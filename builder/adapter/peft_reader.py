@@ -13,6 +13,7 @@ from ..checkpoint.pickled_file import PickledFile
 from ..network.adapter_sites import AdaptedModules
 from ..safetensors_stream import SafetensorsReader
 from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array
+from .expert_parameters import split_expert_parameters
 from .folding import FOLDINGS, Folding, Source
 from .module_parts import ModuleParts, parts_by_module, ranks_above
 from .names import ModuleKey, Role
@@ -45,9 +46,13 @@ def read_peft_adapter(
         raise AdapterError("; ".join([*problems, str(error)])) from error
     folding = FOLDINGS[fields["peft_type"]]
     own = {name: tensor for name, tensor in tensors.items() if not is_projection(name)}
-    found, tensor_problems = parts_by_module(own, folding.layout, modules)
+    split = split_expert_parameters(own, modules)
+    found, tensor_problems = parts_by_module(split.tensors, folding.layout, modules)
+    tensor_problems += split.problems
+    parameters = dict(split.parameters)
     if config is not None and not tensor_problems:
-        tensor_problems = _disagreements(found, config, folding) or ranks_above(
+        parameters |= _routers(found, config)
+        tensor_problems = _disagreements(found, config, folding, parameters) or ranks_above(
             max_rank, {key: folding.served_rank(parts.sizes) for key, parts in found.items()}
         )
     state = metadata.get(MAGNITUDES_KEY)
@@ -58,7 +63,7 @@ def read_peft_adapter(
     if problems or config is None:
         raise AdapterError("; ".join(problems))
     try:
-        served = folding.fold(_source(tensors, found, config, modules), found)
+        served = folding.fold(_source(tensors, found, config, modules, parameters), found)
     except AdapterError as error:
         raise AdapterError(f"{file}: {error}") from None
     return Adapter(
@@ -84,9 +89,10 @@ def _source(
     found: Mapping[ModuleKey, ModuleParts],
     config: PeftConfig,
     modules: AdaptedModules | None,
+    parameters: Mapping[str, str],
 ) -> Source:
     shared = vera_projections(tensors, found, config, modules) if config.peft_type == "VERA" else {}
-    return Source(config, shared, modules)
+    return Source(config, shared, modules, parameters)
 
 
 def _read_file(directory: Path) -> tuple[Path, dict[str, Array], Mapping[str, str]]:
@@ -117,16 +123,32 @@ def _read_pickle(path: Path) -> dict[str, Array]:
     return tensors
 
 
-def _disagreements(modules: Mapping[ModuleKey, ModuleParts], config: PeftConfig, folding: Folding) -> list[str]:
+def _routers(modules: Mapping[ModuleKey, ModuleParts], config: PeftConfig) -> dict[str, str]:
+    """Paths of routers that are adapted as parameters: transformers 5 has classes of its own for them."""
+    weights = {key.path: f"{key.path}.weight" for key in modules if key.module.name == "moe_router"}
+    return {path: weight for path, weight in weights.items() if config.targets_parameter(weight)}
+
+
+def _disagreements(
+    modules: Mapping[ModuleKey, ModuleParts], config: PeftConfig, folding: Folding, parameters: Mapping[str, str]
+) -> list[str]:
     """Where PEFT would not use the tensors as the file has them."""
-    problems = []
+    known = set(parameters.values())
+    problems = [
+        f"target_parameters names '{name}', but no tensor belongs to such a parameter of the model"
+        for name in config.target_parameters
+        if not any(path == name or path.endswith(f".{name}") for path in known)
+    ]
     for key, parts in modules.items():
-        if not config.targets(key.path):
+        parameter = parameters.get(key.path)
+        if parameter is not None and not config.targets_parameter(parameter):
+            problems.append(f"'{parameter}' has tensors, but adapter_config.json's target_parameters leave it out")
+        if parameter is None and not config.targets(key.path):
             problems.append(
                 f"module '{key.path}' has tensors, but adapter_config.json's target_modules, exclude_modules "
                 "and layers_to_transform leave it out"
             )
-        expected = folding.expected_rank(config, key.path)
+        expected = folding.expected_rank(config, parameter or key.path)
         for dimension in ("rank", "rank_1"):
             if (rank := parts.sizes.get(dimension, expected)) != expected:
                 role = next(role for role, names in folding.layout.shapes.items() if dimension in names)

@@ -35,9 +35,14 @@ class Term:
 class _Row:
     """Of one term, or of several that have been put together."""
 
-    a: FloatArray  # [rank, in]
-    b: FloatArray  # [out, rank], with scale and weight
+    a: FloatArray  # [experts, rank, in]; one expert where the module is none's
+    b: FloatArray  # [experts, out, rank], with scale and weight
     path: str
+
+    @property
+    def rank(self) -> int:
+        """A's second dimension."""
+        return int(self.a.shape[1])
 
 
 def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, max_rank: int) -> ConvertedAdapter:
@@ -61,13 +66,13 @@ def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, m
     problems = []
     for key in sorted({key for of_term in rows for key in of_term}):
         found = [(term.name, of_term[key]) for term, of_term in zip(terms, rows, strict=True) if key in of_term]
-        ranks = [len(row.a) for _, row in found]
+        ranks = [row.rank for _, row in found]
         if sum(ranks) > max_rank:
             each = " + ".join(f"{rank} of '{name}'" for rank, (name, _) in zip(ranks, found, strict=True))
             problems.append(f"module '{found[0][1].path}': the ranks are {each}, above max_lora_rank {max_rank}")
         elif not problems:
-            a = np.concatenate([row.a for _, row in found])
-            b = np.concatenate([row.b for _, row in found], axis=1)
+            a = np.concatenate([row.a for _, row in found], axis=1)
+            b = np.concatenate([row.b for _, row in found], axis=2)
             summed[key] = _Row(a, b, found[0][1].path)
     if problems:
         raise AdapterError("; ".join(problems))
@@ -82,11 +87,10 @@ def _rows(term: Term, modules: AdaptedModules) -> Iterator[tuple[_Key, _Row]]:
         sizes = modules.sizes_of(layer, MODULE_OF_ID[module_id].name)
         assert sizes is not None  # conversion has compared it with the model
         in_size, out_size = sizes
-        a, b, _ = np.split(row, np.cumsum([rank * in_size, out_size * rank]))
-        yield (
-            (layer, module_id),
-            _Row(a.reshape(rank, in_size), b.reshape(out_size, rank) * np.float32(term.weight), path),
-        )
+        experts = modules.num_experts(layer, MODULE_OF_ID[module_id].name)
+        a, b, _ = np.split(row, np.cumsum([experts * rank * in_size, experts * out_size * rank]))
+        a, b = a.reshape(experts, rank, in_size), b.reshape(experts, out_size, rank)
+        yield (layer, module_id), _Row(a, b * np.float32(term.weight), path)
 
 
 def _fused_to_split(rows: Sequence[Mapping[_Key, _Row]]) -> set[_Key]:
@@ -111,7 +115,7 @@ def _parts(
         for part in MODULE_OF_ID[module_id].parts:
             sizes = modules.sizes_of(layer, part)
             assert sizes is not None  # the model has the fused module
-            yield (layer, MODULES[part].id), _Row(row.a, row.b[first : first + sizes[1]], row.path)
+            yield (layer, MODULES[part].id), _Row(row.a, row.b[:, first : first + sizes[1]], row.path)
             first += sizes[1]
 
 
@@ -123,5 +127,5 @@ def _flatten(rows: Mapping[_Key, _Row], dtype: DType) -> ConvertedAdapter:
         scale_elements(place[: values.size], dtype, values, DType.FLOAT32, 1.0)
         if not all_finite(place, dtype):
             raise AdapterError(f"module '{row.path}': the sum goes beyond {dtype_name(dtype)}")
-    config = [(module_id, layer, len(row.a), 0) for (layer, module_id), row in rows.items()]
+    config = [(module_id, layer, row.rank, 0) for (layer, module_id), row in rows.items()]
     return ConvertedAdapter(weights, np.array([config], np.int32), tuple(row.path for row in rows.values()))

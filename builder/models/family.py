@@ -81,6 +81,8 @@ class ModelFamily:
     """Fields that the family does not have, with the value at which they mean nothing; others are refused."""
     ignored_tensors: tuple[str, ...] = (ROTARY_BUFFERS,)
     """Patterns of tensors that a model may have and that follow from config.json."""
+    inner_names: Mapping[str, str] = field(default_factory=dict)
+    """Parts of paths, as files have them, with what transformers calls them in a model that is loaded."""
     older_names: Mapping[str, str] = field(default_factory=dict)
     """What names of tensors and of adapters' layers began with in older layouts, and begin with today."""
     vision: VisionTower | None = None

@@ -35,6 +35,7 @@ MIXTRAL = ModelFamily(
     read_features=_read_features,
     declare=_declare,
     optional_fields=frozenset({"head_dim"}),
+    inner_names={"block_sparse_moe": "mlp"},
     harmless_fields=ROUTER_FIELDS,
     neutral_fields={"attention_bias": False, "mlp_bias": False},
 )

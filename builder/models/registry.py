@@ -85,7 +85,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
 def declare(config: CheckpointConfig) -> Network:
     """The network of a config of a supported family."""
     family = FAMILIES[config.architecture]
-    network = Network(config, family.older_names)
+    network = Network(config, family.older_names, family.inner_names)
     family.declare(network, config)
     return network
 
@@ -135,6 +135,6 @@ def specimen(family: ModelFamily) -> Network:
         norm_epsilon=1.0,
         rotary_base=2.0,
     )
-    network = Network(config, family.older_names)
+    network = Network(config, family.older_names, family.inner_names)
     family.declare(network, config)
     return network

@@ -11,6 +11,9 @@ from .network import Network
 from .ops import Experts, Linear, Op
 from .weights import LinearWeight, Part, name_now
 
+EXPERT_MODULES: Final = ("moe_h_to_4h", "moe_gate", "moe_4h_to_h")
+"""Gate, up and down of each expert."""
+
 _MODULES = {info.name: info for info in lora_modules()}
 # Modules that consist of others, by those.
 _FUSED = {tuple(sorted(info.parts)): info.name for info in lora_modules() if len(info.parts) > 1}
@@ -34,6 +37,15 @@ class AdaptedModule:
     has_bias: bool
     expert: int = 0
     """Whose it is, where the module is one of experts."""
+
+
+@dataclass(frozen=True)
+class ExpertBlock:
+    """The experts of a layer, whose linear layers transformers 5 keeps stacked, as parameters."""
+
+    num_experts: int
+    names: Mapping[str, str]
+    """By module: the last name of an expert's linear layer, such as gate_proj."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +98,11 @@ class AdaptedModules:
         self.by_path: Final[Mapping[str, AdaptedModule]] = dict(_adapted_modules(network))
         """By their paths in the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
         self.by_any_path: Final[Mapping[str, AdaptedModule]] = {
-            name: module for path, module in self.by_path.items() for name in _paths_of(path, network.older_names)
+            name: module for path, module in self.by_path.items() for name in _paths_of(path, network)
         }
-        """By those of a bare decoder, such as layers.0.self_attn.q_proj, and of older layouts of the model as well."""
+        """By those of a bare decoder, such as layers.0.self_attn.q_proj, and of other layouts of the model as well."""
+        self.expert_blocks: Final = _expert_blocks(self.by_any_path)
+        """By the path of what holds a layer's experts, such as model.layers.0.mlp.experts."""
         self._parts: dict[tuple[int, str], tuple[int, int, int]] = {
             (site.layer, part.module): (number, site.in_size, part.outputs)
             for number, site in enumerate(adapter_sites(network))
@@ -160,7 +174,26 @@ def _adapted_modules(network: Network) -> Iterator[tuple[str, AdaptedModule]]:
             )
 
 
-def _paths_of(path: str, older_names: Mapping[str, str]) -> Iterator[str]:
+def _expert_blocks(modules: Mapping[str, AdaptedModule]) -> dict[str, ExpertBlock]:
+    names: dict[str, dict[str, str]] = {}
+    counts: dict[str, int] = {}
+    for path, module in modules.items():
+        block, _, name = path.rpartition(f".{module.expert}.")
+        if module.module in EXPERT_MODULES:
+            names.setdefault(block, {})[module.module] = name
+            counts[block] = max(counts.get(block, 0), module.expert + 1)
+    return {block: ExpertBlock(counts[block], found) for block, found in names.items()}
+
+
+def _paths_of(path: str, network: Network) -> Iterator[str]:
+    yield from _whole_paths_of(path, network.older_names)
+    for stored, inner in network.inner_names.items():
+        if f".{stored}." in path:
+            yield from _whole_paths_of(path.replace(f".{stored}.", f".{inner}."), {})
+
+
+def _whole_paths_of(path: str, older_names: Mapping[str, str]) -> Iterator[str]:
+    """And those within the models around the list of layers."""
     yield path
     yield from (older + path.removeprefix(now) for older, now in older_names.items() if path.startswith(now))
     inner = path.partition(".")[2]

@@ -37,10 +37,19 @@ class Network:
     decoder layer within one). Values are made once; one that was added to must not be read again.
     """
 
-    def __init__(self, config: CheckpointConfig, older_names: Mapping[str, str] | None = None) -> None:
-        """`older_names`: what `source`s began with in older layouts of the Hugging Face model, and begin with now."""
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        older_names: Mapping[str, str] | None = None,
+        inner_names: Mapping[str, str] | None = None,
+    ) -> None:
+        """`older_names`: what `source`s began with in older layouts of the Hugging Face model, and begin with now.
+
+        `inner_names`: parts of paths, as files have them, with what transformers calls them in a model that is loaded.
+        """
         self.config: Final = config
         self.older_names: Final[Mapping[str, str]] = older_names or {}
+        self.inner_names: Final[Mapping[str, str]] = inner_names or {}
         self.ops: Final[list[Op]] = []
         self.logits: Value | None = None
         self._layer: int | None = None

@@ -13,8 +13,12 @@ from typing import Any, Final
 from ..._core import StepRecord, StepSection, lora_modules
 from ...builder.compile.plan import (
     AttentionOp,
+    CastOp,
     EmbeddingOp,
+    ExpertsOp,
+    GatedAddOp,
     KeepLogitRowsOp,
+    LayerNormOp,
     LinearOp,
     Op,
     Program,
@@ -73,6 +77,10 @@ def op_names(program: Program) -> dict[tuple[StepSection, int], str]:
 _KIND_NAMES: Final[dict[type, str]] = {
     EmbeddingOp: "embedding",
     RmsNormOp: "rms_norm",
+    LayerNormOp: "layer_norm",
+    CastOp: "cast",
+    ExpertsOp: "experts",
+    GatedAddOp: "gated_add",
     RopeTableOp: "rope_table",
     AttentionOp: "attention",
     KeepLogitRowsOp: "keep_logit_rows",

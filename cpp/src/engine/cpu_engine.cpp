@@ -48,6 +48,10 @@ class CpuEngine final : public Engine {
         std::max({linear_scratch_floats(program_, kernels_), attention_scratch_floats(program_.shape),
                   row_op_scratch_floats(program_), expert_scratch_floats(program_)});
     for (int thread = 0; thread < threads_->num_threads(); ++thread) scratch_.emplace_back(floats);
+    // Every group of rows may be one row.
+    linear_scratch_.blocks.reserve(rows);
+    linear_scratch_.task_ends.reserve(rows);
+    adapted_rows_.reserve(rows);
     fill_info();
     if (profile) recorder_ = std::make_unique<StepRecorder>(std::move(profile), *threads_);
   }

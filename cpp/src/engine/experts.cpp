@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "routing.h"
+#include "adaptrt/engine/routing.h"
 #include "step.h"
 
 namespace adaptrt {
@@ -195,6 +195,7 @@ std::int64_t tokens_of_slice(const Program& program, const ExpertsOp& op) {
 
 ExpertMemory::ExpertMemory(const Program& program) {
   std::size_t rows = 0;
+  std::size_t experts = 0;
   std::size_t input_bytes = 0;
   std::size_t activated_bytes = 0;
   std::size_t output_bytes = 0;
@@ -204,6 +205,7 @@ ExpertMemory::ExpertMemory(const Program& program) {
     const auto outer = static_cast<std::size_t>(op.down.front().weight.n);
     const auto inner = static_cast<std::size_t>(op.down.front().weight.k);
     rows = std::max(rows, of_op);
+    experts = std::max(experts, op.down.size());
     input_bytes = std::max(input_bytes, of_op * outer * element);
     activated_bytes = std::max(activated_bytes, of_op * inner * element);
     output_bytes = std::max(output_bytes, of_op * outer * sizeof(float));
@@ -212,6 +214,13 @@ ExpertMemory::ExpertMemory(const Program& program) {
   weights.resize(rows);
   row_of.resize(rows);
   token_of.resize(rows);
+  first_row.reserve(experts + 1);
+  experts_taken.reserve(experts);
+  groups.reserve(experts);
+  adapters.reserve(rows);
+  adapter_expert.reserve(rows);
+  taken.rows.reserve(experts);
+  taken.adapted.reserve(rows);
   inputs_ = HugeArray(input_bytes);
   activated_ = HugeArray(activated_bytes);
   outputs_ = HugeArray(output_bytes);

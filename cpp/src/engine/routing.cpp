@@ -1,4 +1,4 @@
-#include "routing.h"
+#include "adaptrt/engine/routing.h"
 
 #include <algorithm>
 #include <cmath>

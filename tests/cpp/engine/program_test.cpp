@@ -293,6 +293,47 @@ BOOST_AUTO_TEST_CASE(unusable_sites_are_found) {
   finds("site 2 layer is 5", [](Program* p) { p->lora.sites[2].layer = 5; });
 }
 
+BOOST_AUTO_TEST_CASE(unusable_experts_are_found) {
+  RandomModel mixture({.num_experts = 6, .routing = {.top_k = 2}, .max_rank = 4});
+  // Of the first layer: embedding, rope, norm, qkv, attention, dense, norm, router, experts.
+  constexpr std::size_t kExperts = 8;
+  BOOST_TEST(mixture.program.validate().list().empty());
+  const auto finds_in_mixture = [&](const std::string& problem, const auto& damage) {
+    Program program = mixture.program;
+    damage(op_at<ExpertsOp>(&program, kExperts), program);
+    const auto problems = program.validate().list();
+    BOOST_TEST(
+        std::ranges::any_of(
+            problems, [&](const std::string& found) { return found.find(problem) != std::string::npos; }),
+        "'" << problem << "' is not among the problems");
+  };
+  const auto finds = [&](const std::string& problem, void (*damage)(ExpertsOp&)) {
+    finds_in_mixture(problem, [&](ExpertsOp& op, Program&) { damage(op); });
+  };
+  finds("top_k is 7; it must lie in [1, 6]", [](ExpertsOp& op) { op.routing.top_k = 7; });
+  finds("top_k is 0", [](ExpertsOp& op) { op.routing.top_k = 0; });
+  finds("6 experts cannot stand in 4 equal groups", [](ExpertsOp& op) { op.routing.num_groups = 4; });
+  finds("groups_taken is 3", [](ExpertsOp& op) {
+    op.routing.num_groups = 2;
+    op.routing.groups_taken = 3;
+  });
+  finds("scale is", [](ExpertsOp& op) { op.routing.scale = -1.0F; });
+  finds("the kind of scores is unknown",
+        [](ExpertsOp& op) { op.routing.scores = static_cast<RouterScores>(9); });
+  finds("not a gated one", [](ExpertsOp& op) { op.activation = LinearEpilogue::kGelu; });
+  finds("there are 11 gate and up weights for 6 experts", [](ExpertsOp& op) { op.gate_up.pop_back(); });
+  finds("down is [47, 37]; it must be [48, 37]", [](ExpertsOp& op) { op.down[3].weight.n = 47; });
+  finds("quantised in different ways",
+        [](ExpertsOp& op) { op.down[3].weight.quantization.algo = QuantAlgo::kW8A16; });
+  finds("adapters act on one of its layers only", [](ExpertsOp& op) { op.down_site = -1; });
+  finds("lora_site is 1000 of", [](ExpertsOp& op) { op.gate_up_site = 1000; });
+  finds("is used by 0 ops, not one", [](ExpertsOp& op) { ++op.down_site; });
+  finds("router_logits names buffer 99", [](ExpertsOp& op) { op.router_logits = 99; });
+  finds_in_mixture("body op 9 (gated add): gate", [](ExpertsOp& op, Program& program) {
+    program.body.at(9) = GatedAddOp{.input = op.output, .gate = op.output, .output = op.output};
+  });
+}
+
 BOOST_AUTO_TEST_CASE(all_problems_come_at_once) {
   Program program = model.program;
   program.vocab_size = 0;

@@ -137,6 +137,31 @@ BOOST_AUTO_TEST_CASE(an_adapter_is_read_once_and_multiplied_for_each_of_its_toke
   BOOST_TEST(cost(&plain, &dora).adapter_flops == 2 * (5 * 3 + 2) * (37 + 48));
 }
 
+// Each token has a router's logits of its own, so what a step takes is known from the op's own costs alone:
+// experts times the bytes of each, and rows times the products of each.
+BOOST_AUTO_TEST_CASE(experts_count_those_that_were_taken) {
+  ModelOptions options = kOptions;
+  options.num_experts = 40;
+  options.routing = {.top_k = 2};
+  RandomModel model(options);
+  const DeviceAdapter plain = model.adapter(5, false, 3);
+  const auto cost_with = [&](const DeviceAdapter* first) {
+    const auto steps = profile_of(model, prefill_and_decode(first, nullptr))->take_steps();
+    return costs_of<ExpertsOp>(steps.at(0), model.program.body, StepSection::kBody).at(0);
+  };
+  const OpCost cost = cost_with(nullptr);
+  // Gate and up are 37 rows of 48, down 48 rows of 37, padded to 38, all with float32 biases.
+  const std::int64_t of_expert = (2 * 37 * 48 + 48 * 38) * kTwoBytes + (2 * 37 + 48) * 4;
+  BOOST_TEST(cost.weight_bytes % of_expert == 0);
+  BOOST_TEST(cost.weight_bytes / of_expert >= 2);
+  BOOST_TEST(cost.weight_bytes / of_expert <= 12);
+  BOOST_TEST(cost.flops == 2 * 12 * (2 * 37 + 37) * 48);
+  BOOST_TEST(cost.adapter_bytes == 0);
+  // Five of the six tokens have the adapter, each with two experts, on gate, up and down.
+  BOOST_TEST(cost_with(&plain).adapter_flops == 2 * 10 * 3 * (2 * (48 + 37) + 37 + 48));
+  BOOST_TEST(cost_with(&plain).adapter_bytes > 0);
+}
+
 BOOST_AUTO_TEST_CASE(the_newest_steps_are_kept_and_taken_once) {
   BOOST_CHECK_THROW(StepProfile(0), ConfigError);
   StepProfile profile(2);

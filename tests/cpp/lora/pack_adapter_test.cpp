@@ -210,6 +210,66 @@ BOOST_AUTO_TEST_CASE(every_piece_is_aligned_and_inside_its_image) {
   }
 }
 
+/// The layout's two layers, of which the second has three experts in place of its MLP.
+LoraLayout layout_with_experts() {
+  LoraLayout layout = small_layout();
+  layout.sites.resize(6);
+  for (std::int32_t expert = 0; expert < 3; ++expert) {
+    layout.sites.push_back({1, 8, {{LoraModule::kMoeHTo4H, 5}, {LoraModule::kMoeGate, 5}}, expert});
+  }
+  for (std::int32_t expert = 0; expert < 3; ++expert) {
+    layout.sites.push_back({1, 5, {{LoraModule::kMoe4HToH, 8}}, expert});
+  }
+  layout.target_modules.insert(layout.target_modules.end(),
+                               {LoraModule::kMoeHTo4H, LoraModule::kMoeGate, LoraModule::kMoe4HToH});
+  return layout;
+}
+
+BOOST_AUTO_TEST_CASE(a_row_of_experts_is_cut_into_one_image_for_each) {
+  const LoraLayout layout = layout_with_experts();
+  const std::vector<SentRow> rows{
+      {kMlpHTo4H, 0, 2, false}, {LoraModule::kMoeGate, 1, 3, true}, {LoraModule::kMoe4HToH, 1, 2, false}};
+  const SentAdapter sent = make_adapter(rows, layout, 3);
+  const auto adapter = make_host_adapter(sent.send(42), layout);
+  const Packed packed(*adapter, layout, 16384);
+  const std::vector<UnpackedModule> modules = unpack_adapter(packed.device, layout);
+  BOOST_REQUIRE(modules.size() == 1U + 3 + 3);
+  for (const UnpackedModule& module : modules) {
+    if (module.layer == 0) continue;
+    const std::size_t row = module.module == LoraModule::kMoeGate ? 1 : 2;
+    const ModuleSizes sizes = sizes_of(module.module, layout);
+    const std::int64_t rank = rows[row].rank;
+    BOOST_TEST(sizes.experts == 3);
+    const std::int64_t a = module.expert * rank * sizes.in;
+    const std::int64_t b = 3 * rank * sizes.in + module.expert * rank * sizes.out;
+    const std::int64_t magnitude = 3 * rank * (sizes.in + sizes.out) + module.expert * sizes.out;
+    BOOST_TEST(module.a == sent_values(sent, row, a, rank * sizes.in, layout.dtype));
+    BOOST_TEST(module.b == sent_values(sent, row, b, rank * sizes.out, layout.dtype));
+    if (rows[row].is_dora) {
+      BOOST_TEST(module.magnitude == sent_values(sent, row, magnitude, sizes.out, DType::kFloat32));
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_module_that_a_layer_does_not_have_is_refused) {
+  const LoraLayout layout = layout_with_experts();
+  SentAdapter sent = make_adapter({{kMlpHTo4H, 0, 2, false}}, layout);
+  sent.field(0, 1) = 1;
+  BOOST_CHECK_EXCEPTION(make_host_adapter(sent.send(1), layout), AdapterError, [](const AdapterError& error) {
+    return contains(error.what(), "layer 1 of this engine has no mlp_h_to_4h");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(experts_that_are_not_in_order_are_refused) {
+  LoraLayout layout = layout_with_experts();
+  std::swap(layout.sites[6].expert, layout.sites[7].expert);
+  layout.sites[10].in_size = 4;
+  BOOST_CHECK_EXCEPTION(SiteIndex{layout}, EngineError, [](const EngineError& error) {
+    return contains(error.what(), "first LoRA site of moe_h_to_4h of layer 1 is not expert 0's") &&
+           contains(error.what(), "experts' moe_4h_to_h of layer 1 have different sizes");
+  });
+}
+
 BOOST_AUTO_TEST_CASE(a_layout_whose_sites_and_modules_disagree_is_refused) {
   LoraLayout layout = small_layout();
   layout.sites[1].parts[0].module = LoraModule::kMlp4HToH;

@@ -51,10 +51,12 @@ class Served:
         self.adapters: dict[str, Path | None] = {"base": None}
         for seed, (name, settings) in enumerate(ADAPTERS.items()):
             fields = {"target_modules": family.targets, **settings}
+            if family.parameters and not settings.get("use_dora"):
+                fields["target_parameters"] = list(family.parameters)
             self.adapters[name] = save_adapter(self.model, directory / name, seed, **fields)
         convert_checkpoint(self.model, directory / "checkpoint")
         build(directory / "checkpoint", CONFIG, directory / "engine")
-        self.has_experts = "experts" in repr(family.fields)
+        self.has_experts = bool(family.parameters)
         self.directory = directory
         self.engine = directory / "engine"
 

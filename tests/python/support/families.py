@@ -12,6 +12,7 @@ import transformers
 FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ATTENTION = LLAMA[:4]
+EXPERTS = ("experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight")
 # Odd sizes: nothing fits into panels of 64, and widths differ.
 SIZES = {
     "vocab_size": 61, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 1,
@@ -27,6 +28,8 @@ class Family:
     config_class: type[Any]
     targets: list[str] | str
     fields: dict[str, Any]
+    parameters: tuple[str, ...] = ()
+    """What LoRA can target beside the linear layers."""
 
     @property
     def vocab_size(self) -> int:
@@ -137,26 +140,28 @@ FAMILIES = {
         {**SIZES, "num_key_value_heads": 3},
     ),
     "mixtral": Family(
-        transformers.MixtralConfig, ATTENTION, {**SIZES, "num_local_experts": 5, "num_experts_per_tok": 2}
+        transformers.MixtralConfig, ATTENTION, {**SIZES, "num_local_experts": 5, "num_experts_per_tok": 2}, EXPERTS
     ),
     "qwen2-moe": Family(
         transformers.Qwen2MoeConfig, [*ATTENTION, "shared_expert_gate"],
         {**SIZES, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 22,
-         "shared_expert_intermediate_size": 26, "mlp_only_layers": [1]},
+         "shared_expert_intermediate_size": 26, "mlp_only_layers": [1]}, EXPERTS,
     ),
     "qwen3-moe": Family(
         transformers.Qwen3MoeConfig, ATTENTION,
         {**SIZES, "head_dim": 20, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 22,
-         "norm_topk_prob": True, "decoder_sparse_step": 2},
+         "norm_topk_prob": True, "decoder_sparse_step": 2}, EXPERTS,
     ),
     "olmoe": Family(
         transformers.OlmoeConfig, ATTENTION,
         {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 3, "num_experts": 6, "num_experts_per_tok": 2},
+        EXPERTS,
     ),
     "glm4-moe": Family(
         transformers.Glm4MoeConfig, ATTENTION,
         {**SIZES, "head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
          "n_shared_experts": 2, "moe_intermediate_size": 22, "use_qk_norm": True, "routed_scaling_factor": 1.5},
+        EXPERTS,
     ),
 }  # fmt: skip
 

@@ -65,7 +65,7 @@ def refusal(directory: Path, **options) -> str:
         ("use_qalora", True, "QALoRA"),
         ("alora_invocation_tokens", [5, 6], "activated LoRA"),
         ("alora_invocation_tokens", [], "activated LoRA"),
-        ("target_parameters", ["feed_forward.experts.gate_up_proj"], "parameters"),
+        ("target_parameters", "experts.gate_up_proj", "expected a list of names of parameters"),
         ("use_bdlora", {"nblocks": 2}, "block-diagonal"),
         ("arrow_config", {"top_k": 2}, "Arrow"),
         ("kasa_config", {"beta": 1e-3}, "KaSA"),
@@ -109,6 +109,11 @@ def test_fields(field: str, value, reason: str, lora: Path) -> None:
     text = refusal(lora)
     assert text.startswith(f"{lora / CONFIG}: {field} = ")
     assert reason in text
+
+
+def test_a_parameter_that_has_no_tensors(lora: Path) -> None:
+    edit_config(lora, target_parameters=["feed_forward.experts.gate_up_proj"])
+    assert "target_parameters names 'feed_forward.experts.gate_up_proj', but no tensor belongs to" in refusal(lora)
 
 
 def test_a_scale_beyond_every_type(lora: Path) -> None:
@@ -220,9 +225,8 @@ def test_broken_config_files(content: bytes, reason: str, lora: Path) -> None:
         (PREFIX + "lora_B.bias", "lora_bias"),
         (PREFIX + "bias", "biases"),
         ("base_model.model.model.layers.0.input_layernorm.weight", "normalisation"),
-        ("base_model.model.model.layers.0.mlp.experts.3.gate_proj.lora_A.weight", "mixture-of-experts"),
-        ("base_model.model.model.layers.0.block_sparse_moe.experts.0.w1.lora_A.weight", "mixture-of-experts"),
-        ("base_model.model.model.layers.0.mlp.gate.lora_A.weight", "mixture-of-experts"),
+        ("base_model.model.model.layers.0.mlp.experts.3.gate_proj.lora_A.weight", "belongs to experts"),
+        ("base_model.model.model.layers.0.block_sparse_moe.experts.0.w1.lora_A.weight", "belongs to experts"),
         ("base_model.model.model.vision_tower.layers.0.self_attn.q_proj.lora_A.weight", "belongs to the vision tower"),
         ("base_model.model.encoder.layers.0.self_attn.q_proj.lora_A.weight", "layers of a decoder"),
         ("base_model.model.model.layers.0.cross_attn.q_proj.lora_A.weight", "layers of a decoder"),

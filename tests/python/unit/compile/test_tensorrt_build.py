@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptrt._core import DType, dtype_from_name
+from adaptrt._core import DType, dtype_from_name, lora_modules
 from adaptrt.builder.build import BuildReport, build
 from adaptrt.builder.compile.tensorrt.plan_config import TensorRtPlans
 from adaptrt.builder.conversion.checkpoint import Checkpoint

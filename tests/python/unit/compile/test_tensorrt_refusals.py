@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from adaptrt._core import DType, EngineError
+from adaptrt._core import DType, EngineError, lora_modules
 from adaptrt.builder.build import build
 from adaptrt.builder.compile.tensorrt import process
 from adaptrt.builder.compile.tensorrt.messages import Built, PlanRequest
@@ -24,6 +24,8 @@ from adaptrt.plugins import LORA
 from support.engines import SMALL, make_checkpoint, make_engine
 from support.models import ModelSpec
 from support.tensorrt_plans import needs_tensorrt_rtx, tensorrt_config
+
+NUM_MODULES = len(lora_modules())
 
 pytestmark = needs_tensorrt_rtx
 

@@ -1,0 +1,100 @@
+"""LoRA of parameters that hold all experts of a layer (PEFT's target_parameters), as LoRA of each expert's own layers.
+
+transformers 5 keeps gate and up of all experts in gate_up_proj [experts, 2 * inner, hidden] and down in down_proj. PEFT
+adapts one with A [experts * rank, in], an expert's rows after another's, and B [out, rank * experts], in which the
+experts of a rank stand side by side: the change of expert e is the sum over r of B[:, r * experts + e] A[e * rank + r].
+Of two parameters of one module, one is adapted within the other's wrapper, and its tensors are called base_layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ..network.adapter_sites import AdaptedModules, ExpertBlock
+from .adapter import Array
+from .names import PEFT_PREFIX, Role
+
+_GATE: Final = "moe_h_to_4h"
+_UP: Final = "moe_gate"
+_DOWN: Final = "moe_4h_to_h"
+_NAME: Final = re.compile(
+    rf"(?P<prefix>{re.escape(PEFT_PREFIX)})?(?P<block>.+?)(?P<depth>(?:\.base_layer)*)\.(?P<role>lora_[AB])"
+    r"(?P<end>(?:\.[^.]+)?\.weight)"
+)
+
+
+@dataclass(frozen=True)
+class SplitTensors:
+    """An adapter's tensors, those of experts' parameters taken apart."""
+
+    tensors: Mapping[str, Array]
+    """By name, as parse_tensor_name() knows them."""
+    parameters: Mapping[str, str]
+    """By the path of an expert's layer that was in one: the path of the parameter."""
+    problems: tuple[str, ...] = ()
+
+
+def split_expert_parameters(tensors: Mapping[str, Array], modules: AdaptedModules | None) -> SplitTensors:
+    """Takes apart what belongs to parameters of `modules`; without them there are none that are known."""
+    if modules is None or not modules.expert_blocks:
+        return SplitTensors(tensors, {})
+    split: dict[str, Array] = {}
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for name in tensors:
+        match = _NAME.fullmatch(name)
+        if match is None or match["block"] not in modules.expert_blocks:
+            split[name] = tensors[name]
+        else:
+            place = (match["prefix"] or "", match["block"], match["depth"], match["end"])
+            found.setdefault(place, {})[match["role"]] = name
+    parameters: dict[str, str] = {}
+    problems: list[str] = []
+    for (prefix, block, _, end), names in found.items():
+        if names.keys() != {Role.A.value, Role.B.value}:
+            problems.append(f"tensor '{next(iter(names.values()))}': its counterpart of {block} is missing")
+            continue
+        a, b = (tensors[names[role.value]] for role in (Role.A, Role.B))
+        layers = _layers_of(a, b, block, modules)
+        if isinstance(layers, str):
+            problems.append(f"tensors '{names[Role.A.value]}' and '{names[Role.B.value]}': {layers}")
+            continue
+        parameter = f"{block}.{'down_proj' if _DOWN in layers else 'gate_up_proj'}"
+        for path, matrices in _of_experts(a, b, block, modules.expert_blocks[block], layers).items():
+            parameters[path] = parameter
+            for role, matrix in zip((Role.A, Role.B), matrices, strict=True):
+                split[f"{prefix}{path}.{role.value}{end}"] = matrix
+    return SplitTensors(split, parameters, tuple(problems))
+
+
+def _layers_of(a: Array, b: Array, block: str, modules: AdaptedModules) -> dict[str, range] | str:
+    """The modules whose outputs are rows of B, by their shapes; else what is wrong with these."""
+    found = modules.expert_blocks[block]
+    example = modules.find(f"{block}.0.{found.names[_GATE]}")
+    assert example is not None
+    hidden, inner, experts = example.in_size, example.out_size, found.num_experts
+    if a.ndim == 2 and b.ndim == 2 and a.shape[0] == b.shape[1] and a.shape[0] % experts == 0:
+        if (a.shape[1], b.shape[0]) == (hidden, 2 * inner):
+            return {_GATE: range(inner), _UP: range(inner, 2 * inner)}
+        if (a.shape[1], b.shape[0]) == (inner, hidden):
+            return {_DOWN: range(hidden)}
+    return (
+        f"have the shapes {list(a.shape)} and {list(b.shape)}; those of {experts} experts' gate_up_proj are [{experts} "
+        f"rank, {hidden}] and [{2 * inner}, {experts} rank], of down_proj [{experts} rank, {inner}] and [{hidden}, "
+        f"{experts} rank]"
+    )
+
+
+def _of_experts(
+    a: Array, b: Array, block: str, found: ExpertBlock, layers: Mapping[str, range]
+) -> dict[str, tuple[Array, Array]]:
+    """A [rank, in] and B [out, rank] by the path of an expert's layer."""
+    a_of = a.reshape(found.num_experts, -1, a.shape[1])
+    b_of = b.reshape(b.shape[0], -1, found.num_experts)
+    return {
+        f"{block}.{expert}.{found.names[module]}": (a_of[expert], b_of[rows.start : rows.stop, :, expert])
+        for expert in range(found.num_experts)
+        for module, rows in layers.items()
+    }
