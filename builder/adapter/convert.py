@@ -149,8 +149,8 @@ class _Row:
     def __init__(self, found: list[tuple[ModuleKey, ModuleTensors]], modules: AdaptedModules | None) -> None:
         self.key, first = found[0]
         self._of_expert = {key.expert: (key, tensors) for key, tensors in found}
-        self._experts = 1 if modules is None else modules.num_experts(self.key.layer, self.key.module.name)
-        self._sizes = (first.a.shape[1], first.b.shape[0])
+        self._experts: int = 1 if modules is None else modules.num_experts(self.key.layer, self.key.module.name)
+        self._sizes: tuple[int, int] = (first.a.shape[1], first.b.shape[0])
         self.rank: Final = max(tensors.rank for _, tensors in found)
         self.is_dora: Final = first.magnitude is not None
         self.path: Final = self.key.path.rpartition(f".{self.key.expert}.")[0] if self._experts > 1 else self.key.path

@@ -119,10 +119,7 @@ def test_sixteen_bit_engines(served: Served, dtype: DType, tolerance: float, tmp
     prompt = prompt_of(40, 5)
     logits = prompt_logits(tmp_path / "engine", prompt, served.adapters["dora"])
     expected = Reference(served.model, served.adapters["dora"]).logits(prompt).numpy()
-    errors = np.abs(logits - expected).max(axis=1) / (expected.max() - expected.min())
-    # Where two experts are nearly as good for a token, rounding decides which one it takes, and all that follows.
-    share = 0.7 if served.has_experts else 1.0
-    assert np.mean(errors <= tolerance) >= share
+    check_rows(served, logits, expected, tolerance)
 
 
 # The graph multiplies the values that the integers stand for. W8A8 rounds each token's activations to 1 / 254 of their
@@ -139,8 +136,16 @@ def test_quantised_weights(served: Served, algo: QuantAlgo, tolerance: float, tm
     logits = prompt_logits(tmp_path / "engine", prompt)
     oracle = NetworkOracle(tmp_path / "checkpoint", tmp_path, NetworkOptions(tokens_per_block=8))
     expected = oracle.step([SequenceChunk(prompt, 0, len(prompt), [5, 3, 9, 1, 2])])
-    assert np.abs(logits - expected).max() <= tolerance * (expected.max() - expected.min())
+    check_rows(served, logits, expected, tolerance)
     assert np.abs(logits - expected).max() > 0
+
+
+def check_rows(served: Served, logits: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    errors = np.abs(logits - expected).max(axis=1) / (expected.max() - expected.min())
+    # Where two experts are nearly as good for a token, rounding decides which one it takes, and all that follows: of
+    # what is not float32 some rows may be others.
+    share = 0.7 if served.has_experts and tolerance > FLOAT32_TOLERANCE else 1.0
+    assert np.mean(errors <= tolerance) >= share
 
 
 def prompt_logits(engine: Path, prompt: list[int], adapter: Path | None = None) -> np.ndarray:
