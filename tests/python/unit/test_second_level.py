@@ -64,7 +64,7 @@ def test_memory_counts_the_blocks_that_wait_for_the_file(engine: Path, tmp_path:
             return executor.get_latest_iteration_stats()[-1].cpu_mem_usage
 
     # Of one size in both: by default it depends on how much memory is free.
-    adapters = adaptrt.PeftCacheConfig(num_device_module_layer=64)
+    adapters = adaptrt.PeftCacheConfig(num_device_module_layer=4096)
     config = adaptrt.ExecutorConfig(
         kv_cache_config=adaptrt.KvCacheConfig(max_tokens=8 * TOKENS_PER_BLOCK),
         peft_cache_config=adapters,
