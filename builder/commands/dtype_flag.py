@@ -1,18 +1,19 @@
-"""The flag of `adaptrt convert-checkpoint` and `adaptrt build` for the type of a Hugging Face model's weights."""
+"""The flag of commands that take a Hugging Face model for the type of its weights."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from ..._core import DType, dtype_from_name, dtype_name
 from ..config import AUTO
 
 
-def add_dtype(parser: argparse.ArgumentParser) -> None:
-    """Declares it."""
+def add_dtype(parser: Any) -> None:
+    """Declares it, in a parser or a group of one."""
     parser.add_argument(
         "--dtype", default=AUTO, choices=[AUTO, *(dtype_name(dtype) for dtype in DType)],
-        help="type of the weights; auto: the one that the model's config.json states (default: %(default)s)",
+        help="type of a Hugging Face model's weights; auto: the one that its config.json states (default: %(default)s)",
     )  # fmt: skip
 
 

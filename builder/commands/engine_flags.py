@@ -12,6 +12,7 @@ from ..model_cache.options import (
     DEFAULT_MAX_SEQ_LEN,
     EngineOptions,
 )
+from .dtype_flag import add_dtype, dtype_of
 from .quantization_flags import add_quantization, quantization_of
 from .quantization_report import INT8_KV_CACHE_HELP
 
@@ -31,6 +32,7 @@ _SIZES: Final = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags; for an engine directory, they are refused by engine_for()."""
     group = parser.add_argument_group("engines made on first use")
+    add_dtype(group)
     for name, text in _SIZES.items():
         group.add_argument(f"--{name}", type=int, metavar="N", help=text)
     add_quantization(group)
@@ -44,6 +46,7 @@ def engine_options_of(args: argparse.Namespace) -> EngineOptions:
     """The options that the flags ask for. Raises ConfigError for flags that do not go together."""
     return EngineOptions(
         **{name: getattr(args, name) for name in _SIZES},
+        dtype=dtype_of(args),
         quantization=quantization_of(args),
         int8_kv_cache=args.int8_kv_cache,
         compress_weights=args.compress_weights,

@@ -13,12 +13,13 @@ from typing import Final
 import numpy as np
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_name
-from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
 from ..checkpoint.quantization import QuantConfig
 from ..checkpoint.quantizer import QuantizationError
 from ..checkpoint.rank_file import rank_file, rank_specs, write_rank
 from ..checkpoint.rank_tensors import CheckpointFile
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
+from ..json_fields import load_json_object
 from ..models.registry import declare, load_config
 from ..network.checkpoint_tensors import plan_rank
 from ..network.network import Network
@@ -50,6 +51,10 @@ class Checkpoint:
         """
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: is not a directory")
+        if "architectures" in load_json_object(directory / CONFIG_FILE, CheckpointError):
+            raise CheckpointError(
+                f"{directory}: is a Hugging Face model; build it with --model_dir, or convert it to a checkpoint first"
+            )
         config = load_config(directory)
         if config.mapping.world_size > 1:
             raise CheckpointError(

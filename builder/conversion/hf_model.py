@@ -13,7 +13,7 @@ import numpy as np
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_name
 from ..checkpoint.casting import CHECKPOINT_DTYPES, to_float32
-from ..checkpoint.config import CheckpointConfig, ParallelMapping
+from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
 from ..checkpoint.hf_weights import HfWeights
 from ..checkpoint.planned_tensor import PlannedTensor
 from ..checkpoint.quantization import QuantConfig
@@ -21,6 +21,7 @@ from ..models.registry import FAMILIES, declare
 from ..network.checkpoint_tensors import hf_tensor_shapes, plan_rank, tied_lm_head
 from ..network.network import Network
 from ..network.weights import name_now
+from ..output_directory import producer_of
 from ..safetensors_stream import TensorSpec
 from .hf_config import load_hf_config
 from .model_tensors import ModelTensors
@@ -53,6 +54,8 @@ class HfModel:
         """
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: is not a directory")
+        if producer_of(directory / CONFIG_FILE) == PRODUCER:
+            raise CheckpointError(f"{directory}: was made by AdaptRT; expected the directory of a Hugging Face model")
         config = replace(
             load_hf_config(directory, dtype=dtype, mapping=mapping or ParallelMapping()),
             quantization=quantization,

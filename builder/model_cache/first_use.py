@@ -9,22 +9,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import xxhash
 
-from ..._core import ConfigError, EngineError
+from ..._core import ConfigError, EngineError, dtype_name
 from ..._version import __version__
 from ..adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
 from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
 from ..checkpoint.hf_weights import weight_file_names
 from ..checkpoint.quantization import quantization_to_dict
-from ..checkpoint.rank_file import rank_file
+from ..checkpoint.rank_file import rank_file, rank_specs
 from ..compile import engine_file
 from ..config import NATIVE, BuildConfig
 from ..conversion.hf_config import load_hf_config
 from ..engine_config import FORMAT_VERSIONS
 from ..file_lock import file_lock
 from ..json_fields import load_json_object
-from ..models.registry import load_config
+from ..models.registry import declare, load_config
+from ..network.checkpoint_tensors import plan_rank
 from ..output_directory import replaced_directory
 from ..progress import Progress, SilentProgress, format_bytes
 from .model_digest import ModelFiles
@@ -101,10 +103,15 @@ class _Source:
         """Raises ConfigError with everything that the engine cannot be, CheckpointError for a config.json."""
         is_checkpoint = _is_checkpoint(directory)
         if is_checkpoint:
+            if options.dtype is not None:
+                raise ConfigError(
+                    f"{directory}: is a checkpoint, whose dtype was chosen when it was converted; dtype "
+                    f"{dtype_name(options.dtype)} goes with a Hugging Face model"
+                )
             config = load_config(directory)
             files = ModelFiles(directory, [rank_file(rank) for rank in range(config.mapping.world_size)])
         else:
-            config = load_hf_config(directory, dtype=None, mapping=ParallelMapping())
+            config = load_hf_config(directory, dtype=options.dtype, mapping=ParallelMapping())
             files = ModelFiles(directory, weight_file_names(directory))
         build_config = options.build_config(config)
         config = replace(config, int8_kv_cache=config.int8_kv_cache or options.int8_kv_cache)
@@ -143,10 +150,9 @@ class _Source:
 
     @property
     def needed_bytes(self) -> int:
-        """About what the engine takes."""
-        weights = self.files.weight_bytes
-        # The embeddings keep their type, and int8 weights have scales.
-        return weights if self.options.quantization is None else 3 * weights // 4
+        """About what the engine takes: as much as its checkpoint."""
+        plan, dtype = plan_rank(declare(self.config), 0), np.dtype(dtype_name(self.config.dtype))
+        return sum(spec.num_bytes for spec in rank_specs(plan, dtype, self.config.quantization))
 
 
 def _make_or_wait(source: _Source, key: str, cache: EngineCache, progress: Progress) -> None:
@@ -174,9 +180,12 @@ def _make(source: _Source, key: str, cache: EngineCache, progress: Progress) -> 
     place = cache.place(key)
     kind = "an entry of AdaptRT's cache of engines"
     with replaced_directory(place, is_ours=is_entry, kind=kind, error=EngineError) as directory:
-        opened = (Checkpoint.open if source.is_checkpoint else Checkpoint.of_model)(source.directory)
+        if source.is_checkpoint:
+            checkpoint = Checkpoint.open(source.directory)
+        else:
+            checkpoint = Checkpoint.of_model(source.directory, options.dtype)
         build(
-            opened,
+            checkpoint,
             source.build_config,
             directory / ENGINE_DIRECTORY,
             quantization=options.quantization,

@@ -28,15 +28,9 @@ class ModelFiles:
     def __init__(self, directory: Path, weight_files: Sequence[str]) -> None:
         """`weight_files` are the names of those with weights. Raises OSError for a file that cannot be looked at."""
         self._directory = directory
-        self._weights = [directory / name for name in weight_files]
         named = [directory / name for name in (CONFIG_FILE, *COPIED_FILES)]
-        self._paths = [*(path for path in named if path.is_file()), *self._weights]
+        self._paths = [*(path for path in named if path.is_file()), *(directory / name for name in weight_files)]
         self._identity = _identity(self._paths)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Size of the files with weights."""
-        return sum(path.stat().st_size for path in self._weights)
 
     def digest(self, known: Path, progress: Progress) -> str:
         """XXH3-128 of the files' names, sizes and bytes; `known` is the directory that keeps digests.

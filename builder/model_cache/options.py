@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final
 
+from ..._core import DType
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.quantization import QuantConfig
 from ..config import AUTO, ENABLE, BuildConfig, LoraBuildConfig, PluginConfig
@@ -24,6 +25,9 @@ class EngineOptions:
 
     None is the default for serving.
     """
+
+    dtype: DType | None = None
+    """Of a Hugging Face model's weights: the one that its config.json states."""
 
     max_batch_size: int | None = None
     """Sequences in a step: 256."""

@@ -19,6 +19,7 @@ from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.engine_config import EngineConfig
 from support.families import FAMILIES, Family, save_family
 from support.models import ModelSpec, save_adapter, save_model
+from support.tensorrt_plans import needs_tensorrt_rtx, tensorrt_config
 from support.tokenizers import byte_level, save_tokenizer
 
 W8A8 = QuantConfig(quant_algo=QuantAlgo.W8A8)
@@ -167,6 +168,21 @@ def test_a_network_is_dumped_without_a_checkpoint(model: Path, tmp_path: Path) -
     assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["engine", "network.onnx", "network.onnx.data"]
 
 
+@needs_tensorrt_rtx
+@pytest.mark.parametrize("weights", ["constants", "external"])
+def test_plans_of_tensorrt(model: Path, tmp_path: Path, weights: str) -> None:
+    config = tensorrt_config("8.0", weights=weights, max_batch_size=8, max_num_tokens=64, max_seq_len=96)
+    convert_checkpoint(model, tmp_path / "checkpoint", dtype=DType.BFLOAT16)
+    later = build(tmp_path / "checkpoint", config, tmp_path / "two")
+    at_once = build(Checkpoint.of_model(model, DType.BFLOAT16), config, tmp_path / "one")
+    assert at_once.checkpoint == later.checkpoint
+    assert sorted(files(tmp_path / "one")) == sorted(files(tmp_path / "two"))
+    if weights == "external":
+        file = "weights.safetensors"
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "one", "two"]
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -186,6 +202,18 @@ def test_what_does_not_go_together(
     assert status == 2
     assert expected in capsys.readouterr().err
     assert not (tmp_path / "engine").exists()
+
+
+def test_models_and_checkpoints_are_not_taken_for_each_other(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convert_checkpoint(model, tmp_path / "checkpoint")
+    for flag, directory, expected in (
+        ("--checkpoint_dir", model, "is a Hugging Face model; build it with --model_dir"),
+        ("--model_dir", tmp_path / "checkpoint", "was made by AdaptRT; expected the directory of a Hugging Face model"),
+    ):
+        assert run("build", flag, directory, "--output_dir", tmp_path / "engine") == 2
+        assert f"{directory}: {expected}" in capsys.readouterr().err
 
 
 def test_a_model_whose_weights_cannot_be_had_leaves_the_engine(model: Path, tmp_path: Path) -> None:

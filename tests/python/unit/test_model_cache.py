@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from adaptrt import ConfigError
-from adaptrt._core import AdaptrtError, QuantAlgo
+from adaptrt._core import AdaptrtError, DType, QuantAlgo
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.commands import engine_flags
@@ -184,6 +184,18 @@ def test_a_checkpoint_is_built(cache: EngineCache, model: Path, tmp_path: Path) 
     assert (tmp_path / "checkpoint" / "rank0.safetensors").is_file()
 
 
+def test_a_model_may_have_another_type(cache: EngineCache, model: Path, tmp_path: Path) -> None:
+    options = EngineOptions(max_seq_len=64, dtype=DType.BFLOAT16)
+    engine = engine_for(model, options)
+    assert EngineConfig.load(engine).pretrained_config.dtype is DType.BFLOAT16
+    assert engine != engine_for(model, EngineOptions(max_seq_len=64))
+    convert_checkpoint(model, tmp_path / "checkpoint")
+    with pytest.raises(
+        ConfigError, match="checkpoint, whose dtype was chosen when it was converted; dtype bfloat16 goes"
+    ):
+        engine_for(tmp_path / "checkpoint", options)
+
+
 def test_a_model_is_quantised(cache: EngineCache, model: Path) -> None:
     options = EngineOptions(max_seq_len=64, quantization=QuantConfig(quant_algo=QuantAlgo.W8A16), int8_kv_cache=True)
     config = EngineConfig.load(engine_for(model, options)).pretrained_config
@@ -340,6 +352,7 @@ def test_flags_say_what_is_made() -> None:
     assert options_of("--quantization", "w4a16", "--has_zero_point").quantization == QuantConfig(
         quant_algo=QuantAlgo.W4A16, group_size=128, has_zero_point=True
     )
+    assert options_of("--dtype", "float16") == EngineOptions(dtype=DType.FLOAT16)
     assert options_of("--max_seq_len=9", "--compress_weights").given == ("max_seq_len", "compress_weights")
     with pytest.raises(ConfigError, match="group_size: without quantization"):
         options_of("--group_size", "32")
