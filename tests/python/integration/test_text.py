@@ -66,6 +66,14 @@ def test_completions_are_64_tokens_long_unless_asked_for_more(
     assert "".join(llm.stream("abc")) == "a" * 64
 
 
+def test_a_weighted_sum_by_name(llm: adaptrt.LLM) -> None:
+    one, whole, half = (llm.generate("abcab", lora=lora) for lora in ("first", "first:1", "first:0.5+first:0.5"))
+    assert one.token_ids == whole.token_ids == half.token_ids
+    assert "".join(llm.stream("abcab", lora="first:1")) == one.text
+    with pytest.raises(adaptrt.AdapterError, match="no adapter named 'second'"):
+        llm.generate("abcab", lora="first:0.5+second:0.5")
+
+
 def test_speculation_is_an_option_that_changes_nothing(llm: adaptrt.LLM) -> None:
     engine, tokenizer = llm.executor.engine.directory, llm._template_directory
     expected = [llm.generate("abcabcab", lora=name).token_ids for name in (None, "first")]
