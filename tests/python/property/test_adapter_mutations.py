@@ -23,6 +23,10 @@ from support.adapters import CONFIG, TENSORS, base_weights, merged_by_us
 from support.models import ModelSpec, save_adapter, save_model
 
 FLOAT32_TOLERANCE = 5e-6
+# Both sides factorise the weights in float32, each with a LAPACK of its own; errors grow with the singular values.
+FACTORISATION_TOLERANCE = 5e-5
+GIVE_BACK = ("pissa", "olora")
+"""Initialisations whose A and B are what they took out of the base."""
 SPEC = ModelSpec(hidden_size=8, head_dim=4, num_attention_heads=2, num_key_value_heads=1, intermediate_size=9)
 
 pattern_keys = st.sampled_from(
@@ -123,9 +127,10 @@ def test_equal_to_peft_or_refused(files, is_dora: bool, fields: list, edits: lis
         assert fields or edits, f"nothing was changed: {refusal}"
         return
     expected = merged(model, mutated)
+    tolerance = FACTORISATION_TOLERANCE if config["init_lora_weights"] in GIVE_BACK else FLOAT32_TOLERANCE
     actual = merged_by_us(base, adapter)
     for path, weight in expected.items():
-        atol = FLOAT32_TOLERANCE * max(1.0, np.abs(weight).max())
+        atol = tolerance * max(1.0, np.abs(weight).max())
         np.testing.assert_allclose(actual[path], weight, rtol=0, atol=atol, err_msg=path)
 
 
@@ -144,7 +149,7 @@ def merged(model: Path, directory: Path) -> dict[str, np.ndarray]:
         warnings.simplefilter("ignore")
         loaded = PeftModel.from_pretrained(base, directory)
     present = {name.replace(".default", "") for name in load_file(directory / TENSORS)}
-    gives_back = json.loads((directory / CONFIG).read_text())["init_lora_weights"] in ("pissa", "olora")
+    gives_back = json.loads((directory / CONFIG).read_text())["init_lora_weights"] in GIVE_BACK
     with torch.no_grad():
         for name, parameter in [] if gives_back else loaded.named_parameters():
             if "lora_B" in name and not _is_present(name, present):
