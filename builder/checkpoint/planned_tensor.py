@@ -26,3 +26,5 @@ class PlannedTensor:
     zero_rows: int = 0
     float32: bool = False
     """It is not of the checkpoint's dtype, but of this."""
+    quantized: bool = False
+    """It is in checkpoints that are quantised."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,10 +20,6 @@ INT8_KV_CACHE: Final = "INT8"
 """TensorRT-LLM's name, in kv_cache_quant_algo."""
 QUANT_ALGOS: Final = tuple(algo.name for algo in QuantAlgo if algo is not QuantAlgo.NONE)
 
-# Of the linear layers of a decoder layer; routers are too small to be worth it, and choose by small differences.
-_LAYER_WEIGHTS: Final = re.compile(
-    r"transformer\.layers\.\d+\.(attention\.(qkv|dense)|mlp\.((experts\.\d+|shared_expert)\.)?(fc|gate|proj))\.weight"
-)
 _WEIGHT: Final = ".weight"
 _CHANNEL_SCALE: Final = "per_channel_scale"
 _GROUP_SCALE: Final = "weights_scaling_factor"
@@ -53,24 +48,22 @@ class QuantConfig:
                 found.append(f"has_zero_point is given, but {self.quant_algo.name} is symmetric")
         return found
 
-    def shape_problems(self, tensors: Mapping[str, tuple[int, ...]]) -> list[str]:
-        """Why tensors of these names and shapes cannot be quantised so."""
+    def shape_problems(self, weights: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """Why weights of these names and shapes cannot be quantised so."""
         if self.quant_algo is not QuantAlgo.W4A16:
             return []
         return [
             f"tensor '{name}' has {shape[1]} inputs; W4A16 packs two in a byte, so there must be an even number"
-            for name, shape in tensors.items()
-            if self.of_tensor(name) is not None and name != LM_HEAD and shape[1] % 2 != 0
+            for name, shape in weights.items()
+            if name != LM_HEAD and shape[1] % 2 != 0
         ]
 
-    def of_tensor(self, name: str) -> QuantConfig | None:
-        """How a tensor is quantised: lm_head to int8 whatever the layers are; None for what stays as it is."""
-        if name == LM_HEAD:
-            return QuantConfig(quant_algo=QuantAlgo.W8A16)
-        return self if _LAYER_WEIGHTS.fullmatch(name) else None
+    def of_weight(self, name: str) -> QuantConfig:
+        """How the weight of a linear layer is quantised that is: lm_head to int8, whatever the layers are."""
+        return QuantConfig(quant_algo=QuantAlgo.W8A16) if name == LM_HEAD else self
 
     def scales_of(self, name: str) -> str:
-        """The tensor with the scales of a quantised weight; `self` is of_tensor() of that weight."""
+        """The tensor with the scales of a quantised weight; `self` is of_weight() of that weight."""
         return f"{name.removesuffix(_WEIGHT)}.{_CHANNEL_SCALE if self.group_size is None else _GROUP_SCALE}"
 
     def zeros_of(self, name: str) -> str:
@@ -129,13 +122,8 @@ def read_quantization(source: JsonFields) -> QuantConfig | None:
     return config
 
 
-def tensor_specs(
-    name: str, shape: tuple[int, ...], dtype: np.dtype[Any], config: QuantConfig | None
-) -> list[TensorSpec]:
-    """What a rank's file holds of a tensor: itself, or its quantised form, its scales and its zero points."""
-    how = config.of_tensor(name) if config is not None else None
-    if how is None:
-        return [TensorSpec(name, dtype, shape)]
+def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig) -> list[TensorSpec]:
+    """What a rank's file holds of a weight that is quantised: its integers, its scales and its zero points."""
     outputs, inputs = shape
     groups = (outputs,) if how.group_size is None else (outputs, how.groups(inputs))
     if how.quant_algo is not QuantAlgo.W4A16:

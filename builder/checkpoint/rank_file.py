@@ -12,7 +12,7 @@ from ..progress import Advance
 from ..safetensors_stream import SafetensorsWriter, TensorSpec
 from .casting import Array
 from .planned_tensor import PlannedTensor
-from .quantization import QuantConfig, tensor_specs
+from .quantization import QuantConfig, quantized_specs
 from .rank_tensors import RankTensors
 
 
@@ -23,9 +23,14 @@ def rank_file(rank: int) -> str:
 
 def rank_specs(plan: Iterable[PlannedTensor], dtype: np.dtype[Any], config: QuantConfig | None) -> list[TensorSpec]:
     """What the file of a rank holds, in order."""
-    return [
-        spec for tensor in plan for spec in tensor_specs(tensor.name, tensor.shape, stored_dtype(tensor, dtype), config)
-    ]
+    return [spec for tensor in plan for spec in _specs_of(tensor, dtype, config)]
+
+
+def _specs_of(tensor: PlannedTensor, dtype: np.dtype[Any], config: QuantConfig | None) -> list[TensorSpec]:
+    if config is None or not tensor.quantized:
+        return [TensorSpec(tensor.name, stored_dtype(tensor, dtype), tensor.shape)]
+    outputs, inputs = tensor.shape
+    return quantized_specs(tensor.name, (outputs, inputs), config.of_weight(tensor.name))
 
 
 def stored_dtype(tensor: PlannedTensor, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -50,11 +55,11 @@ def write_rank(
 
         for tensor in plan:
             name, rows = tensor.name, range(tensor.shape[0])
-            if config is None or config.of_tensor(name) is None:
+            if config is None or not tensor.quantized:
                 for piece in tensors.rows(name, rows):
                     write(name, piece)
                 continue
-            _, *others = tensor_specs(name, tensor.shape, dtype, config)
+            _, *others = _specs_of(tensor, dtype, config)
             parts: list[list[Array]] = [[] for _ in others]
             for quantized in tensors.quantized_rows(name, rows):
                 write(name, quantized.weights)

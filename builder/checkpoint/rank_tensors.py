@@ -41,8 +41,8 @@ class CheckpointFile:
 
     def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
         """As RankTensors.quantized_rows; views of the mapped file."""
-        how = self._quantization.of_tensor(name) if self._quantization is not None else None
-        assert how is not None
+        assert self._quantization is not None
+        how = self._quantization.of_weight(name)
         scales, zeros = self.reader.array(how.scales_of(name)), None
         if how.has_zero_point:
             zeros = self.reader.array(how.zeros_of(name)).reshape(len(scales), -1)

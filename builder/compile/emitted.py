@@ -70,10 +70,9 @@ class Weights:
         """Panels of some rows of the weight of a linear layer. In the head, activations keep their type."""
         tensor = f"{weight.name}.weight"
         source = WeightRows(tensor, range(first, last))
-        how = self.quantization.of_tensor(tensor) if self.quantization is not None else None
-        if how is None:
+        if self.quantization is None or not weight.quantized:
             return self._matrix(tensor, source, weight.outputs, weight.inputs, self.compression)
-        assert self.quantization is not None
+        how = self.quantization.of_weight(tensor)
         algo, group_size = how.quant_algo, how.group_size
         if algo is not QuantAlgo.W4A16:
             w8a8 = self.quantization.quant_algo is QuantAlgo.W8A8 and rows is RowKind.TOKENS

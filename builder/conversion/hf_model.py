@@ -91,7 +91,9 @@ def check_quantization(config: CheckpointConfig, plans: Sequence[Sequence[Planne
         return
     problems = config.quantization.problems()
     for plan in plans:
-        problems += config.quantization.shape_problems({tensor.name: tensor.shape for tensor in plan})
+        problems += config.quantization.shape_problems(
+            {tensor.name: tensor.shape for tensor in plan if tensor.quantized}
+        )
     if problems:
         raise ConfigError(f"{subject}: quantization: " + "; ".join(dict.fromkeys(problems)))
 

@@ -34,8 +34,8 @@ class QuantizingTensors:
 
     def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
         """As RankTensors.quantized_rows."""
-        how = self._quantization.of_tensor(name) if self._quantization is not None else None
-        assert how is not None
+        assert self._quantization is not None
+        how = self._quantization.of_weight(name)
         error = self._errors.setdefault(name, QuantizationError(name))
         for piece in self._source.rows(self._lm_head_source if name == LM_HEAD else name, rows, step):
             wide = to_float32(piece)

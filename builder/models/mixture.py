@@ -95,7 +95,8 @@ def add_experts(
     """`x` plus what the experts of `block` make of `h`."""
     names = names or ExpertNames()
     router = [whole(f"{block}.gate", "moe_router", c.moe_num_experts)]
-    logits = net.linear(h, "mlp.router", router, split=Split.NONE)
+    # Routers are too small for it to be worth anything, and choose by small differences.
+    logits = net.linear(h, "mlp.router", router, split=Split.NONE, quantized=False)
     inner = c.moe_intermediate_size
 
     def weights(name: str, source: str, module: str, inputs: int, outputs: int, split: Split) -> list[LinearWeight]:
@@ -137,5 +138,5 @@ def add_shared_expert(net: Network, h: Value, x: Value, source: str, inner: int,
     down = [whole(f"{source}.down_proj", "shared_expert_4h_to_h", x.width)]
     if gate is None:
         return net.linear(made, "mlp.shared_expert.proj", down, split=Split.ROW, add_to=x)
-    share = net.linear(h, "mlp.shared_expert_gate", [whole(gate, "mlp_router", 1)], split=Split.NONE)
+    share = net.linear(h, "mlp.shared_expert_gate", [whole(gate, "mlp_router", 1)], split=Split.NONE, quantized=False)
     return net.gated_add(net.linear(made, "mlp.shared_expert.proj", down, split=Split.ROW), share, add_to=x)

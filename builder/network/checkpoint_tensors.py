@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..checkpoint.planned_tensor import PlannedTensor, Slice
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
@@ -119,7 +119,8 @@ def _plan_linear(weight: LinearWeight, name: str, tp_size: int, tp_rank: int) ->
     elif weight.split is Split.COLUMN:
         pieces = [(part, part.cut(tp_size, tp_rank)) for part in weight.parts]
     outputs = sum(len(rows) for _, pieces_of_part in pieces for rows in pieces_of_part)
-    yield PlannedTensor(f"{name}.weight", (outputs, width), tuple(_slices(pieces, "weight", inputs)))
+    slices = tuple(_slices(pieces, "weight", inputs))
+    yield PlannedTensor(f"{name}.weight", (outputs, width), slices, quantized=weight.quantized)
     if weight.bias:
         yield PlannedTensor(f"{name}.bias", (outputs,), tuple(_slices(pieces, "bias", None)))
 
@@ -132,7 +133,7 @@ def _slices(pieces: list[tuple[Part, tuple[range, ...]]], kind: str, columns: ra
 
 def _plan_lm_head(network: Network, weight: LinearWeight, tp_rank: int) -> PlannedTensor:
     source = f"{weight.parts[0].source}.weight" if weight.tied_to is None else weight.tied_to.source
-    return _plan_padded(network, LM_HEAD, source, (weight.inputs,), tp_rank)
+    return replace(_plan_padded(network, LM_HEAD, source, (weight.inputs,), tp_rank), quantized=weight.quantized)
 
 
 def _plan_padded(network: Network, name: str, source: str, inner_shape: tuple[int, ...], tp_rank: int) -> PlannedTensor:

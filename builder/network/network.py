@@ -195,9 +195,13 @@ class Network:
         activation: Activation | None = None,
         add_to: Value | None = None,
         scale: float = 1.0,
+        quantized: bool = True,
     ) -> Value:
-        """A linear layer over `x`, times `scale`; with `add_to` its result is added to that value."""
-        weight = self.weight(x, name, parts, split=split, bias=bias)
+        """A linear layer over `x`, times `scale`; with `add_to` its result is added to that value.
+
+        `quantized`: whether it is in checkpoints that are quantised.
+        """
+        weight = self.weight(x, name, parts, split=split, bias=bias, quantized=quantized)
         return self._linear(x, (weight,), activation, add_to, scale)
 
     def gated(self, x: Value, gate: LinearWeight, up: LinearWeight, activation: Activation) -> Value:
@@ -212,10 +216,13 @@ class Network:
         *,
         split: Split = Split.COLUMN,
         bias: bool = False,
+        quantized: bool = True,
     ) -> LinearWeight:
         """The weight of a linear layer over `x`, or over so many inputs."""
         inputs = x if isinstance(x, int) else x.width
-        return LinearWeight(name=self._name(name), parts=tuple(parts), inputs=inputs, split=split, bias=bias)
+        return LinearWeight(
+            name=self._name(name), parts=tuple(parts), inputs=inputs, split=split, bias=bias, quantized=quantized
+        )
 
     def attention(
         self,

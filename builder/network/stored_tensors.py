@@ -15,8 +15,8 @@ def stored_tensors(reader: SafetensorsReader, quantization: QuantConfig | None) 
     stored = {}
     for name, spec in reader.specs.items():
         element_type, shape = int(helper.np_dtype_to_tensor_dtype(spec.dtype)), spec.shape
-        how = quantization.of_tensor(name) if quantization is not None else None
-        if how is not None and how.quant_algo is QuantAlgo.W4A16:
+        how = quantization.of_weight(name) if quantization is not None else None
+        if how is not None and how.quant_algo is QuantAlgo.W4A16 and how.scales_of(name) in reader.specs:
             # Two elements in a byte; ONNX counts elements.
             element_type = TensorProto.UINT4 if how.has_zero_point else TensorProto.INT4
             shape = (shape[0], 2 * shape[1])

@@ -14,9 +14,9 @@ def weight_matrix(graph: GraphBuilder, module: str) -> Value:
     weight = graph.weight(f"{module}.weight")
     if weight.element_type == graph.engine_type:
         return weight
-    how = graph.quantization.of_tensor(weight.name) if graph.quantization is not None else None
-    if how is None:
+    if graph.quantization is None:
         raise ValueError(f"weight '{weight.name}' is not of the engine's type, and no quantisation is known of it")
+    how = graph.quantization.of_weight(weight.name)
     attributes: dict[str, Any] = {"axis": 0}
     if how.group_size is not None:
         attributes = {"axis": 1, "block_size": how.group_size}

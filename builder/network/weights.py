@@ -86,6 +86,8 @@ class LinearWeight:
     bias: bool
     tied_to: Tensor | None = None
     """The embedding whose values the weight has in the Hugging Face model."""
+    quantized: bool = True
+    """It is in checkpoints that are quantised."""
 
     @property
     def outputs(self) -> int:
