@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import peft
 import pytest
 import torch
-import transformers
 
 import adaptrt
 from adaptrt.builder.adapter import convert_adapter
@@ -17,7 +17,7 @@ from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from support.families import FAMILIES, LLAMA, save_family
 from support.kinds import as_mlx, configs, save_kind, save_with_initial
-from support.models import ModelSpec, Reference, save_model
+from support.models import ModelSpec, Reference, load_model, save_model
 from support.serving import Answer, collect, make_request
 
 # As in test_parity.py; factors that are multiplied beforehand add a rounding to each product.
@@ -29,6 +29,11 @@ CONFIG = BuildConfig(
     tokens_per_block=8,
     lora_config=LoraBuildConfig(max_lora_rank=64),
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
+)
+# OLMoE's other layers are experts, which kinds beside LoRA are not put on.
+ATTENTION_ALONE = dataclasses.replace(
+    CONFIG,
+    lora_config=LoraBuildConfig(max_lora_rank=64, lora_target_modules=("attn_q", "attn_k", "attn_v", "attn_dense")),
 )
 VOCABULARY = 61
 
@@ -43,9 +48,9 @@ class Served:
         else:
             self.model, targets = save_family(FAMILIES[name], directory / "model"), FAMILIES[name].targets
         convert_checkpoint(self.model, directory / "checkpoint")
-        build(directory / "checkpoint", CONFIG, directory / "engine")
+        build(directory / "checkpoint", ATTENTION_ALONE if name == "olmoe" else CONFIG, directory / "engine")
         self.engine = directory / "engine"
-        self.targets, self.is_transposed = targets, name == "gpt2"
+        self.name, self.targets, self.is_transposed = name, targets, name == "gpt2"
         kinds = configs(targets, self.is_transposed)
         # What PEFT reads, which is what each is compared with, and what is served.
         self.by_peft = {
@@ -90,7 +95,7 @@ class Served:
         ]
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma2", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", "gemma2", "gpt2", "olmoe"])
 def served(request, tmp_path_factory) -> Served:
     return Served(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -116,7 +121,8 @@ def test_a_crowd_of_kinds_changes_no_bit(served: Served) -> None:
 
 def test_kinds_come_back_after_eviction(served: Served) -> None:
     """By name, from a host level that holds some of them; also sums, and a name that another adapter has taken over."""
-    rank, host_bytes = (16, 120_000) if served.is_transposed else (40, 300_000)  # LoKr has the largest rank
+    # Of the largest rank there, and bytes that hold some of the adapters.
+    rank, host_bytes = {"gpt2": (16, 120_000), "olmoe": (40, 150_000)}.get(served.name, (40, 300_000))
     cache = adaptrt.PeftCacheConfig(max_adapter_size=rank, optimal_adapter_size=rank, host_cache_size=host_bytes)
     prompt = list(range(5, 20))
     names = [*(kind for kind in served.adapters if kind not in served.initial), "lora:0.5+adalora:0.5"]
@@ -169,7 +175,7 @@ def test_a_weighted_sum_is_what_peft_adds(served: Served, tmp_path: Path) -> Non
     assert answers[1].same_bits(answers[2])
     np.testing.assert_allclose(answers[0].context_logits, answers[3].context_logits, rtol=0, atol=1e-3)
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(served.model, dtype=torch.float32)
+    model = load_model(served.model, attn_implementation="eager", experts_implementation="eager")
     model = peft.PeftModel.from_pretrained(model, directories["first"], adapter_name="first")
     model.load_adapter(directories["second"], adapter_name="second")
     model.add_weighted_adapter(list(weights), list(weights.values()), "sum", combination_type="cat")
