@@ -130,8 +130,12 @@ void Validator::check(const AttentionOp& op) {
     check_width("qkv", qkv, shape.query_size() + 2 * shape.key_value_size());
     check_width("output", output, shape.query_size());
     const bool of_heads = op.query_norm.size == shape.head_dim || op.key_norm.size == shape.head_dim;
-    check_optional_vector("query_norm", op.query_norm, of_heads ? shape.head_dim : shape.query_size());
-    check_optional_vector("key_norm", op.key_norm, of_heads ? shape.head_dim : shape.key_value_size());
+    // Of each head or of all together; where there is one key-value head, its norm is both.
+    const auto check_norm = [&](std::string_view name, const VectorView& norm, std::int64_t all) {
+      check_optional_vector(name, norm, norm.size == shape.head_dim ? norm.size : all);
+    };
+    check_norm("query_norm", op.query_norm, shape.query_size());
+    check_norm("key_norm", op.key_norm, shape.key_value_size());
     if (op.interleaved && of_heads) add(where_ + ": interleaved heads have a norm of their own");
   }
   if (cosine != nullptr) {

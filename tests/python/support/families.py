@@ -201,7 +201,7 @@ RELATIVES = {
     ),
     "olmo3": Family(
         transformers.Olmo3Config, LLAMA,
-        {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 3, **WINDOWS,
+        {**SIZES, **WINDOWS,
          "rope_parameters": {
              "full_attention": rope("yarn", 5000.0, factor=4.0, original_max_position_embeddings=16),
              "sliding_attention": rope(theta=300.0)}},

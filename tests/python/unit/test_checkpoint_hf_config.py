@@ -415,6 +415,31 @@ COMMAND_R7B = {
     "rotary_pct": 1.0, "sliding_window": 20, "sliding_window_pattern": 4, "use_embedding_sharing": True,
     "use_gated_activation": True, "use_parallel_block": True, "use_parallel_embedding": True,
 }  # fmt: skip
+QWEN2_5_VL_7B = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"], "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151645, "vision_start_token_id": 151652, "vision_end_token_id": 151653, "vision_token_id": 151654,
+    "image_token_id": 151655, "video_token_id": 151656, "hidden_act": "silu", "hidden_size": 3584,
+    "initializer_range": 0.02, "intermediate_size": 18944, "max_position_embeddings": 128000, "max_window_layers": 28,
+    "model_type": "qwen2_5_vl", "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "transformers_version": "4.41.2", "use_cache": True, "use_sliding_window": False,
+    "vision_config": {"depth": 32, "model_type": "qwen2_5_vl"}, "vocab_size": 152064,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}  # fmt: skip
+QWEN3_VL_4B = {
+    "architectures": ["Qwen3VLForConditionalGeneration"], "image_token_id": 151655, "model_type": "qwen3_vl",
+    "text_config": {
+        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643, "dtype": "bfloat16",
+        "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2560, "initializer_range": 0.02,
+        "intermediate_size": 9728, "max_position_embeddings": 262144, "model_type": "qwen3_vl_text",
+        "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        "rope_theta": 5000000, "tie_word_embeddings": True, "use_cache": True, "vocab_size": 151936,
+    },
+    "tie_word_embeddings": True, "transformers_version": "4.57.0.dev0", "video_token_id": 151656,
+    "vision_config": {"depth": 24, "model_type": "qwen3_vl"}, "vision_end_token_id": 151653,
+    "vision_start_token_id": 151652,
+}  # fmt: skip
 EXAONE4 = {
     **HF, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 1, "sliding_window": 20,
     "sliding_window_pattern": "LLLG", "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
@@ -429,6 +454,14 @@ def test_command_r7b_as_it_is_published(load: Any) -> None:
     read = load(COMMAND_R7B)
     assert (read.sliding_window, read.sliding_window_layers) == (20, (0, 1, 2))
     assert (read.rotary_base, read.logit_scale, read.share_embedding_table) == (50000.0, 0.25, True)
+
+
+def test_models_that_see_as_they_are_published(load: Any) -> None:
+    flat, nested = load(QWEN2_5_VL_7B), load(QWEN3_VL_4B)
+    assert (flat.head_size, flat.rotary_base, flat.rotary_scaling, flat.sliding_window) == (128, 1e6, None, None)
+    assert (flat.dtype, flat.eos_token_id, flat.share_embedding_table) == (_core.DType.BFLOAT16, (151645,), False)
+    assert (nested.head_size, nested.rotary_base, nested.rotary_scaling) == (128, 5e6, None)
+    assert (nested.dtype, nested.eos_token_id, nested.share_embedding_table) == (_core.DType.BFLOAT16, (151645,), True)
 
 
 def test_windows_of_exaone4(load: Any) -> None:
