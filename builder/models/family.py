@@ -120,20 +120,30 @@ def sliding_window_of_all_layers(fields: JsonFields, num_hidden_layers: int) -> 
     }
 
 
-def sliding_window_by_layer(fields: JsonFields, num_hidden_layers: int) -> Features:
-    """A window for the layers that layer_types names, or those from max_window_layers on."""
+def sliding_window_by_layer(
+    fields: JsonFields, num_hidden_layers: int, has_window: Callable[[int], bool] | None = None
+) -> Features:
+    """A window, if use_sliding_window, for the layers that layer_types names.
+
+    Without layer_types it is for those that `has_window` says, by number, or else those from max_window_layers on.
+    """
     enabled = fields.boolean("use_sliding_window", default=False)
     # transformers 5 writes 0 where the window is not used.
     declared = fields.optional_integer("sliding_window", minimum=1 if enabled else 0)
-    first = fields.integer("max_window_layers", minimum=0, default=num_hidden_layers)
     layer_types = fields.raw("layer_types")
+    decides = enabled and layer_types is None and has_window is None
+    first = fields.integer("max_window_layers", minimum=0, default=None if decides else num_hidden_layers)
     if enabled and "sliding_window" not in fields:
         fields.problem("sliding_window", "is missing, but use_sliding_window is true")
     window = declared if enabled else None
-    if layer_types is None:
-        layers = tuple(range(first, num_hidden_layers)) if window is not None else ()
-    else:
+    if layer_types is not None:
         layers = sliding_layers(fields, layer_types, num_hidden_layers)
+    elif window is None:
+        layers = ()
+    else:
+        layers = tuple(
+            layer for layer in range(num_hidden_layers) if (layer >= first if has_window is None else has_window(layer))
+        )
     if layers and window is None:
         fields.problem("layer_types", f"has {SLIDING_ATTENTION}, but there is no sliding_window in use")
     return {"sliding_window": window if layers else None, "sliding_window_layers": layers}

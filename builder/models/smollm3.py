@@ -31,9 +31,9 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
         or any(item not in (0, 1) for item in rotated)
     ):
         fields.problem("no_rope_layers", f"is {describe(rotated)}; expected {num_hidden_layers} times 0 or 1")
-        rotated = []
+        rotated = [1] * num_hidden_layers
     return {
-        **sliding_window_by_layer(fields, num_hidden_layers),
+        **sliding_window_by_layer(fields, num_hidden_layers, lambda layer: not rotated[layer]),
         "attn_bias": attention_bias,
         "attn_dense_bias": attention_bias,
         "mlp_bias": fields.boolean("mlp_bias", default=False),

@@ -48,6 +48,12 @@ WITH_ROPE = {
     for name, family in {**FAMILIES, **RELATIVES}.items()
     if "rope_theta" in (getattr(family.config().get_text_config(), "rope_parameters", None) or {})
 }
+# transformers itself cannot do without layer_types in EXAONE 4 that has no window, and we refuse Qwen2-MoE that has one.
+WITH_KINDS_OF_LAYERS = [
+    name
+    for name, family in {**FAMILIES, **RELATIVES}.items()
+    if hasattr(family.config().get_text_config(), "layer_types") and name not in ("exaone4-rotated", "qwen2-moe")
+]
 
 
 @pytest.fixture
@@ -108,6 +114,23 @@ def test_rope_theta_is_what_transformers_takes_where_it_is_left_out(family: str,
     data["architectures"] = [type(WITH_ROPE[family].random_model()).__name__]
     (tmp_path / "config.json").write_text(json.dumps(data, default=str))
     assert load_hf_config(tmp_path, dtype=_core.DType.FLOAT32, mapping=ParallelMapping()).rotary_base == theirs
+
+
+@pytest.mark.parametrize("family", WITH_KINDS_OF_LAYERS)
+def test_windows_are_those_that_transformers_takes_where_layer_types_are_left_out(family: str, tmp_path: Path) -> None:
+    config = {**FAMILIES, **RELATIVES}[family].config()
+    data = config.to_dict()
+    for nested in (data, data.get("text_config", {})):
+        nested.pop("layer_types", None)
+        if "use_sliding_window" in nested:
+            nested.update(use_sliding_window=True, sliding_window=20)
+    theirs = type(config).from_dict(data).get_text_config()
+    data["architectures"] = [type({**FAMILIES, **RELATIVES}[family].random_model()).__name__]
+    (tmp_path / "config.json").write_text(json.dumps(data, default=str))
+    ours = load_hf_config(tmp_path, dtype=_core.DType.FLOAT32, mapping=ParallelMapping())
+    layers = tuple(layer for layer, kind in enumerate(theirs.layer_types) if kind == "sliding_attention")
+    assert ours.sliding_window_layers == layers
+    assert ours.sliding_window == (theirs.sliding_window if layers else None)
 
 
 @pytest.mark.parametrize("spelling", ["torch_dtype", "dtype"])
