@@ -109,17 +109,21 @@ def random_adapter(
     """
     generator = np.random.default_rng((SEED, seed))
     sizes = {
-        (layer, module): (found.in_size, found.out_size)
+        (layer, module): found
         for layer in range(layout.num_layers)
         for module in modules
         if (found := layout.sizes_of(layer, module)) is not None
     }
-    width = max(rank * (fan_in + out) + (out if dora else 0) for fan_in, out in sizes.values())
+    width = max(
+        found.experts * (rank * (found.in_size + found.out_size) + (found.out_size if dora else 0))
+        for found in sizes.values()
+    )
     weights = np.zeros((len(sizes), width), dtype)
-    for row, (fan_in, out) in enumerate(sizes.values()):
-        a = generator.standard_normal(rank * fan_in, dtype=np.float32) * fan_in**-0.5
-        b = generator.standard_normal(rank * out, dtype=np.float32) * (0.05 * rank**-0.5)
-        magnitude = 1.0 + 0.05 * generator.standard_normal(out if dora else 0, dtype=np.float32)
+    for row, found in enumerate(sizes.values()):
+        fan_in, out, experts = found.in_size, found.out_size, found.experts
+        a = generator.standard_normal(experts * rank * fan_in, dtype=np.float32) * fan_in**-0.5
+        b = generator.standard_normal(experts * rank * out, dtype=np.float32) * (0.05 * rank**-0.5)
+        magnitude = 1.0 + 0.05 * generator.standard_normal(experts * out if dora else 0, dtype=np.float32)
         values = np.concatenate([a, b, magnitude])
         weights[row, : values.size] = values
     table = np.array([(module_id, layer, rank, int(dora)) for layer, module_id in sizes], np.int32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,8 +24,10 @@ class RandomAdapters(AdapterLibrary):
     are those of adapters that differ.
     """
 
-    def __init__(self, engine: NativeEngine) -> None:
+    def __init__(self, engine: NativeEngine, modules: Sequence[str] = DEFAULT_TARGET_MODULES) -> None:
+        """`modules`: those that adapters change, as far as the engine takes them."""
         super().__init__(engine)
+        self._modules = [info.id for info in lora_modules() if info.name in modules]
         self._made: dict[tuple[int, bool], tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]] = {}
 
     def tensors(self, mix: AdapterMix, index: int, *, task_id: int | None = None) -> LoraConfig:
@@ -31,14 +35,13 @@ class RandomAdapters(AdapterLibrary):
         rank, dora = mix.rank(index), mix.is_dora(index)
         if (rank, dora) not in self._made:
             layout = self.engine.program.lora
-            modules = [info.id for info in lora_modules() if info.name in DEFAULT_TARGET_MODULES]
             self._made[rank, dora] = random_adapter(
                 layout,
                 rank,
                 seed=2 * rank + dora,
                 dora=dora,
                 dtype=np.dtype(dtype_name(layout.dtype)),
-                modules=[module for module in modules if module in layout.target_modules],
+                modules=[module for module in self._modules if module in layout.target_modules],
             )
         weights, config = self._made[rank, dora]
         return LoraConfig(self.task_id(mix, index) if task_id is None else task_id, weights, config)

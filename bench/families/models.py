@@ -1,0 +1,99 @@
+"""Models of each family with random weights: about half a billion parameters, a billion where they have experts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from adaptrt._core import DType
+from adaptrt.builder.checkpoint.config import ParallelMapping
+from adaptrt.builder.conversion.hf_config import load_hf_config
+from adaptrt.builder.models.registry import declare
+from adaptrt.builder.network.checkpoint_tensors import hf_tensor_shapes
+from adaptrt.builder.safetensors_stream import SafetensorsWriter, TensorSpec
+
+SEED: Final = 20
+
+_SIZES: Final[dict[str, Any]] = {
+    "vocab_size": 32000, "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+    "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 4096, "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+_LAYER_NORM: Final = {"rms_norm_eps": None, "layer_norm_eps": 1e-5}
+_NO_GATE: Final = {**_LAYER_NORM, "intermediate_size": 6144, "head_dim": None}
+_WINDOWS: Final = {"hidden_act": None, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 1024}
+_LONGROPE: Final = {
+    "rope_type": "longrope", "short_factor": [1.0] * 24, "long_factor": [2.0] * 24, "rope_theta": 10000.0,
+    "original_max_position_embeddings": 2048, "partial_rotary_factor": 0.75,
+}  # fmt: skip
+
+FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "llama": {"architectures": ["LlamaForCausalLM"]},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
+    "granite": {
+        "architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+        "attention_multiplier": 0.015625, "logits_scaling": 8.0, "head_dim": None,
+    },
+    "olmo2": {"architectures": ["Olmo2ForCausalLM"], "head_dim": None},
+    "smollm3": {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 1, 1, 0] * 7, "head_dim": None},
+    "phi2": {"architectures": ["PhiForCausalLM"], **_NO_GATE, "num_key_value_heads": 16, "hidden_act": "gelu_new"},
+    "phi4-mini": {
+        "architectures": ["Phi3ForCausalLM"], "sliding_window": None, "rope_parameters": _LONGROPE, "head_dim": None,
+        "original_max_position_embeddings": 2048,
+    },
+    "gemma2": {
+        "architectures": ["Gemma2ForCausalLM"], **_WINDOWS, "query_pre_attn_scalar": 64,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    },
+    "gemma3": {"architectures": ["Gemma3ForCausalLM"], **_WINDOWS, "query_pre_attn_scalar": 64},
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"], "vocab_size": 32000, "n_embd": 1024, "n_layer": 36, "n_head": 16,
+        "n_positions": 4096, "n_inner": None, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+        "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1,
+    },
+    "gpt-neox": {
+        "architectures": ["GPTNeoXForCausalLM"], **_NO_GATE, "num_key_value_heads": None, "hidden_act": "gelu",
+        "rotary_pct": 0.25, "use_parallel_residual": True,
+    },
+    "cohere": {"architectures": ["CohereForCausalLM"], **_LAYER_NORM, "logit_scale": 0.0625, "head_dim": None},
+    "starcoder2": {
+        "architectures": ["Starcoder2ForCausalLM"], **_NO_GATE, "rms_norm_eps": None, "layer_norm_eps": None,
+        "norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh", "sliding_window": None, "use_bias": True,
+    },
+    "glm4": {"architectures": ["Glm4ForCausalLM"], "attention_bias": True},
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"], "num_hidden_layers": 12, "intermediate_size": 3584,
+        "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
+    },
+    "qwen3-moe": {
+        "architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 24, "moe_intermediate_size": 224,
+        "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1,
+    },
+}  # fmt: skip
+"""Fields of config.json beyond _SIZES; None: the family has no such field."""
+
+
+def config_of(family: str) -> dict[str, Any]:
+    """The config.json of a family's model."""
+    own = FAMILIES[family]
+    fields = own if family == "gpt2" else {**_SIZES, **own}
+    return {name: value for name, value in fields.items() if value is not None or name == "sliding_window"}
+
+
+def write_model(family: str, directory: Path) -> None:
+    """Writes a Hugging Face directory with random bfloat16 weights."""
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config_of(family), indent=2))
+    network = declare(load_hf_config(directory, dtype=DType.BFLOAT16, mapping=ParallelMapping()))
+    shapes = hf_tensor_shapes(network)
+    generator = np.random.default_rng(SEED)
+    specs = [TensorSpec(name, np.dtype(ml_dtypes.bfloat16), shape) for name, shape in shapes.items()]
+    with SafetensorsWriter(directory / "model.safetensors", specs) as writer:
+        for name, shape in shapes.items():
+            noise = generator.standard_normal(shape, dtype=np.float32)
+            values = noise * np.float32(shape[-1] ** -0.5) if len(shape) > 1 else 1 + np.float32(0.1) * noise
+            writer.write(name, values.astype(ml_dtypes.bfloat16))
