@@ -48,7 +48,7 @@ WITH_ROPE = {
     for name, family in {**FAMILIES, **RELATIVES}.items()
     if "rope_theta" in (getattr(family.config().get_text_config(), "rope_parameters", None) or {})
 }
-# transformers itself cannot do without layer_types in EXAONE 4 that has no window, and we refuse Qwen2-MoE that has one.
+# transformers itself cannot do without layer_types in EXAONE 4 without a window; Qwen2-MoE with one is refused.
 WITH_KINDS_OF_LAYERS = [
     name
     for name, family in {**FAMILIES, **RELATIVES}.items()
