@@ -8,7 +8,7 @@
 namespace adaptrt::cuda::lora {
 
 /// Width of the tables' third dimension.
-inline constexpr int kNumModules = static_cast<int>(LoraModule::kMlpGateUp) + 1;
+inline constexpr int kNumModules = kNumLoraModules;
 /// attn_qkv has three parts.
 inline constexpr int kMaxParts = 3;
 /// Elements of 16 bytes: what a thread loads at once, and what the ranks of a row of `shrunk` are padded to.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int32_t kLayers = 2;
 constexpr std::int32_t kLayer = 1;
-constexpr auto kModules = static_cast<std::int64_t>(LoraModule::kMlpGateUp) + 1;
+constexpr std::int64_t kModules = kNumLoraModules;
 /// Nobody may read through an entry of the tables that is not an adapter's.
 constexpr std::int64_t kNoAddress = 0x10;
 constexpr std::uint16_t kNan = 0xffff;

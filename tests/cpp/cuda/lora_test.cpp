@@ -182,8 +182,9 @@ bool refuses(const std::function<void()>& call, const std::vector<std::string>& 
 BOOST_AUTO_TEST_CASE(what_cannot_be_is_refused) {
   BOOST_TEST(refuses([] { LoraKernel({.dtype = DType::kFloat32, .layer = -1, .max_rank = 0}); },
                      {"float32", "layer -1", "max_rank 0", "0 module_ids"}));
-  BOOST_TEST(refuses([] { LoraKernel({.module_ids = {19, 1}, .out_sizes = {0}, .max_rank = 8}); },
-                     {"module id 19", "out size 0", "2 module_ids and 1 out_sizes"}));
+  BOOST_TEST(refuses(
+      [] { LoraKernel({.module_ids = {kNumLoraModules, 1}, .out_sizes = {0}, .max_rank = 8}); },
+      {"module id " + std::to_string(kNumLoraModules), "out size 0", "2 module_ids and 1 out_sizes"}));
   const LoraKernel kernel({.layer = 3, .module_ids = {1}, .out_sizes = {8}, .max_rank = 9});
   BOOST_TEST(
       refuses([&] { kernel.enqueue({.tokens = -1, .in = 0, .layers = 3}, {}, nullptr, nullptr, nullptr); },

@@ -35,6 +35,8 @@ enum class LoraModule : std::int32_t {
   kMoeLatentFc1 = 24,
   kMoeLatentFc2 = 25,
 };
+/// Ids are below it.
+inline constexpr std::int32_t kNumLoraModules = static_cast<std::int32_t>(LoraModule::kMoeLatentFc2) + 1;
 
 /// How tensor parallelism cuts a module: column splits the outputs (B, magnitude), row splits the inputs (A).
 enum class TensorParallelSplit : std::uint8_t { kNone, kColumn, kRow };
