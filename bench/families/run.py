@@ -106,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     for family in args.families:
         engines[family] = load_native_engine(prepare(family, args.work_dir))
         scenarios += scenarios_of(family, "num_experts_per_tok" in FAMILIES[family])
-    settings = RunSettings(repeats=args.repeats, quiet_share=0.06, extra_samples=2, quiet_wait=5.0)
+    settings = RunSettings(repeats=args.repeats, quiet_share=0.06, extra_samples=0, quiet_wait=0.0)
     bench = FamilyBench(args.work_dir, scenarios, settings, engines, CpuUse(args.threads, ""), print)
     made = {}
     for name, figure, shares in bench.shares():
