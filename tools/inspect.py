@@ -194,7 +194,7 @@ def _model_rows(config: CheckpointConfig) -> dict[str, str]:
         "architecture": config.architecture,
         "dtype": dtype_name(config.dtype),
         "quantization": ", ".join(quantised) or "none",
-        "layers": f"{config.num_hidden_layers} of hidden size {config.hidden_size}, mlp {config.intermediate_size}",
+        "layers": config.describe_layers(),
         "attention": ", ".join(attention),
         "biases": ", ".join(name for name, present in biases.items() if present) or "none",
         "positions": f"{config.max_position_embeddings}, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from ..builder.adapter import Adapter, read_adapter
 from ..builder.adapter_fit import adapter_for
 from ..builder.engine_config import EngineConfig
 from ..builder.models.registry import declare
-from ..builder.network.adapter_sites import AdaptedModules
+from ..builder.network.adapter_sites import EXPERT_MODULES, AdaptedModules
 from ..builder.progress import format_bytes
 
 LORA_CONFIG: Final = "model.lora_config.npy"
@@ -38,6 +39,9 @@ class AdapterModule:
     """What B A is multiplied by; None where B has it already."""
     in_size: int | None = None
     out_size: int | None = None
+    experts: int | None = None
+    """How many of a layer's experts it changes; None of a module that is no expert's. Sizes are those of each, the rank
+    the largest of theirs."""
 
 
 @dataclass(frozen=True)
@@ -93,16 +97,20 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
 
 
 def _modules(adapter: Adapter) -> Iterable[AdapterModule]:
-    for key, tensors in adapter.modules.items():
+    for _, found in groupby(adapter.modules.items(), key=lambda item: item[0].row):
+        experts = list(found)
+        key, tensors = experts[0]
+        of_experts = key.module.name in EXPERT_MODULES
         yield AdapterModule(
             key.module.name,
             key.layer,
-            tensors.rank,
+            max(of_expert.rank for _, of_expert in experts),
             tensors.magnitude is not None,
-            key.path,
+            key.path.rpartition(f".{key.expert}.")[0] if of_experts else key.path,
             tensors.scale,
             int(tensors.a.shape[1]),
             int(tensors.b.shape[0]),
+            len(experts) if of_experts else None,
         )
 
 
@@ -163,6 +171,7 @@ def print_adapter(adapter: AdapterDescription) -> None:
     for row in adapter.modules:
         how = f"rank {row.rank}" + (f", scale {row.scale:g}" if row.scale is not None else "")
         how += " with magnitudes" if row.dora else ""
+        how += f", {row.experts} experts" if row.experts is not None else ""
         layers_of.setdefault((row.module, how), []).append(row.layer)
     width = max((len(name) for name, _ in layers_of), default=0)
     for (name, how), layers in layers_of.items():

@@ -104,6 +104,10 @@ class CheckpointConfig:
         """Whether the embedding's tensor is lm_head's as well."""
         return self.share_embedding_table and self.mapping.world_size == 1 and self.quantization is None
 
+    def describe_layers(self) -> str:
+        """What people read: 28 of hidden size 1024, mlp 4096."""
+        return f"{self.num_hidden_layers} of hidden size {self.hidden_size}, mlp {self.intermediate_size}"
+
     def describe_weights(self) -> str:
         """What people read: bfloat16, linear layers W4A16 in groups of 128."""
         quantized = f", linear layers {self.quantization.describe()}" if self.quantization is not None else ""

@@ -31,6 +31,17 @@ class MixtureConfig(CheckpointConfig):
     dense_layers: tuple[int, ...] = ()
     """Layers with one MLP and no experts."""
 
+    def describe_layers(self) -> str:
+        """What people read: 12 of hidden size 1024, 8 experts of 3584, 2 a token."""
+        dense = f", mlp {self.intermediate_size} in {len(self.dense_layers)} of them" if self.dense_layers else ""
+        shared = self.shared_expert_intermediate_size
+        return (
+            f"{self.num_hidden_layers} of hidden size {self.hidden_size}, {self.moe_num_experts} experts of "
+            f"{self.moe_intermediate_size}, {self.moe_top_k} a token"
+            + (f", a shared one of {shared}" if shared is not None else "")
+            + dense
+        )
+
     def inconsistencies(self) -> list[str]:
         """What is wrong between fields that are each acceptable alone."""
         found = super().inconsistencies()

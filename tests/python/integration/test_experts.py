@@ -17,6 +17,7 @@ from adaptrt.builder.adapter import convert_adapter
 from adaptrt.builder.build import build
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.tools.inspect_adapter import describe_adapter
 from support.families import SIZES, Family, save_family
 from support.models import Reference, save_adapter
 from support.serving import collect, make_request
@@ -194,6 +195,18 @@ def test_a_parameter_that_is_not_targeted(model: Path, tmp_path: Path) -> None:
     complaint = re.escape("'model.layers.0.mlp.experts.down_proj' has tensors, but adapter_config.json's target_param")
     with pytest.raises(AdapterError, match=complaint):
         convert_adapter(adapter, storage_dtype="float32", base=model)
+
+
+def test_inspection_has_a_line_for_all_experts(engine: Path, tmp_path: Path) -> None:
+    adapter = save_old_adapter(tmp_path / "adapter", experts=range(1, 4))
+    described = describe_adapter(adapter, engine)
+    of_experts = [module for module in described.modules if module.module == "moe_4h_to_h"]
+    assert [(module.layer, module.experts, module.in_size) for module in of_experts] == [
+        (layer, 3, INNER) for layer in range(3)
+    ]
+    assert {module.path for module in of_experts} == {f"model.layers.{layer}.mlp.experts" for layer in range(3)}
+    routers = [module for module in described.modules if module.module == "moe_router"]
+    assert [module.experts for module in routers] == [None] * 3
 
 
 def test_without_the_model_the_number_of_experts_is_not_known(tmp_path: Path) -> None:
