@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .carried_adapters import copy_adapters
-from .checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig
+from .checkpoint.config import CONFIG_FILE, PRODUCER
 from .compile.assemble import LoraOptions, ProgramLimits
 from .compile.native import CompiledNetwork, compile_network
 from .compile.tensorrt.compile import WEIGHTS_FILE, CompiledPlans, PlanOptions, compile_plans, plan_file
@@ -19,6 +19,7 @@ from .config import EXTERNAL, BuildConfig
 from .conversion.checkpoint import Checkpoint
 from .conversion.convert import COPIED_FILES
 from .engine_config import ADAPTERS_DIRECTORY, ENGINE_FILE, EngineConfig
+from .network.network import Network
 from .network.onnx_file import dump_onnx, external_bytes
 from .network.onnx_graph import onnx_graph
 from .network.stored_tensors import stored_tensors
@@ -106,7 +107,7 @@ def _compile_graph(
                 dump_onnx(graph, reader.path.parent, options.dump_onnx_to, advance)
         if options.package is None:
             return None
-        plan_options = _plan_options(config, checkpoint.config, options)
+        plan_options = _plan_options(config, checkpoint.network, options)
         return compile_plans(graph, reader, options.package, plan_options, directory, progress)
 
 
@@ -137,11 +138,11 @@ def _compile_native(checkpoint: Checkpoint, config: BuildConfig) -> CompiledNetw
     )
 
 
-def _plan_options(config: BuildConfig, checkpoint: CheckpointConfig, options: CompilerOptions) -> PlanOptions:
+def _plan_options(config: BuildConfig, network: Network, options: CompilerOptions) -> PlanOptions:
     assert config.tensorrt_config is not None
     return PlanOptions(
         compute_capabilities=config.tensorrt_config.compute_capability,
-        profiles=make_profiles(config, checkpoint),
+        profiles=make_profiles(config, network),
         external_weights=config.tensorrt_config.weights == EXTERNAL,
         timing_cache=options.timing_cache,
         workers=options.workers,

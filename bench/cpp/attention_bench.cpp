@@ -70,7 +70,8 @@ void run(int num_threads, int rounds, const char* kernels, bool int8_kv_cache) {
   // Small everywhere else, so that little besides attention takes time.
   const testing::RandomModel model({.dtype = DType::kBFloat16,
                                     .num_layers = kLayers,
-                                    .shape = {64, 16, 4, 64, 64},
+                                    .shape = {64, 16, 4, 64},
+                                    .intermediate_size = 64,
                                     .max_batch_size = kSequences,
                                     .max_num_tokens = kPrompt,
                                     .max_seq_len = kLongest,

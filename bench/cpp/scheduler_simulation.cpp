@@ -170,11 +170,6 @@ class Simulation {
     LoraLayout layout;
     layout.num_layers = 1;
     layout.max_rank = 1;
-    layout.shape = {.hidden_size = 8,
-                    .num_attention_heads = 2,
-                    .num_key_value_heads = 1,
-                    .head_dim = 3,
-                    .intermediate_size = 10};
     layout.target_modules = {LoraModule::kAttnDense};
     layout.sites.push_back({0, 6, {{LoraModule::kAttnDense, 8}}});
     return layout;

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
-from ..._core import CheckpointError, ConfigError, DType, ModelShape, dtype_from_name, dtype_name
+from ..._core import CheckpointError, ConfigError, DType, dtype_from_name, dtype_name
 from ..._version import __version__
 from ..json_fields import JsonFields
 from .quantization import QuantConfig, quantization_to_dict, read_int8_kv_cache, read_quantization
@@ -83,16 +83,6 @@ class CheckpointConfig:
     def window_of(self, layer: int) -> int | None:
         """How many tokens a token of this layer sees, itself included; None: all before it."""
         return self.sliding_window if layer in self.sliding_window_layers else None
-
-    @property
-    def model_shape(self) -> ModelShape:
-        """The sizes of attention, and of rows."""
-        return ModelShape(
-            hidden_size=self.hidden_size,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_size,
-        )
 
     @property
     def rotary_size(self) -> int:

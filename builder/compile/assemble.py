@@ -12,7 +12,7 @@ from ..._core import DType, RowKind, dtype_name
 from .arena import Arena, Lifetime, plan_arena
 from .emit import EmittedProgram
 from .emitted import EmittedOp
-from .plan import Buffer, BufferName, LoraLayout, ModelShape, Op, Program
+from .plan import Buffer, BufferName, LoraLayout, Op, Program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,6 @@ def assemble(
     emitted: EmittedProgram,
     *,
     dtype: DType,
-    shape: ModelShape,
     num_layers: int,
     int8_kv_cache: bool,
     limits: ProgramLimits,
@@ -64,7 +63,6 @@ def assemble(
         dtype=dtype,
         vocab_size=emitted.logits.width,
         num_layers=num_layers,
-        shape=shape,
         max_batch_size=limits.max_batch_size,
         max_num_tokens=limits.max_num_tokens,
         max_input_len=limits.max_input_len,

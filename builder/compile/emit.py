@@ -169,6 +169,7 @@ class _Emitter:
             raise ValueError(f"the norms of q and k differ in epsilon: {norms[0].epsilon} and {norms[1].epsilon}")
         made = AttentionOp(
             layer=op.layer,
+            shape=op.shape,
             qkv=_buffer(op.qkv),
             cosine=_buffer(op.rotary.cosine),
             sine=_buffer(op.rotary.sine),

@@ -15,7 +15,7 @@ from .compression import places_for_exceptions
 from .emit import emit
 from .engine_file import EngineTensor, write_engine_file
 from .pack import engine_tensors
-from .plan import LinearOp, Matrix, ModelShape, Program
+from .plan import LinearOp, Matrix, Program
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,11 @@ def compile_network(
 ) -> CompiledNetwork:
     """Makes the program and plans its buffers. `tensors` are those of the network's checkpoint."""
     config = network.config
-    shape = ModelShape(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.head_size,
-    )
     compression = partial(places_for_exceptions, tensors) if compress_weights else None
     emitted = emit(network, lora=lora is not None, compression=compression)
     program, arena = assemble(
         emitted,
         dtype=config.dtype,
-        shape=shape,
         num_layers=config.num_hidden_layers,
         int8_kv_cache=config.int8_kv_cache,
         limits=limits,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NewType
 
 from ..._core import DType, LinearEpilogue, QuantAlgo, RopeKind, RouterScores, RowKind
+from ..network.ops import AttentionShape
 
 BufferName = NewType("BufferName", str)
 """Name of one of Program.buffers."""
@@ -105,6 +106,7 @@ class RopeTableOp:
 @dataclass(frozen=True, kw_only=True)
 class AttentionOp:
     layer: int
+    shape: AttentionShape
     qkv: BufferName
     cosine: BufferName
     sine: BufferName
@@ -200,14 +202,6 @@ OP_NAMES: Final[dict[str, type[Op]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    hidden_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class LoraPart:
     module: int
     out_size: int
@@ -236,7 +230,6 @@ class Program:
     dtype: DType
     vocab_size: int
     num_layers: int
-    shape: ModelShape
     max_batch_size: int
     max_num_tokens: int
     max_input_len: int

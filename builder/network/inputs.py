@@ -9,6 +9,8 @@ from onnx import TensorProto
 from ...plugins.adapter_tables import NUM_MODULES
 from ..checkpoint.config import CheckpointConfig
 from .graph import GraphBuilder, Value
+from .network import Network
+from .ops import AttentionShape
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,13 @@ def kv_pool_out_name(layer: int) -> str:
     return f"kv_pool_out.{layer}"
 
 
-def kv_pool_shape(config: CheckpointConfig, tokens_per_block: int) -> tuple[int | str, ...]:
+def kv_pool_shape(shape: AttentionShape, tokens_per_block: int) -> tuple[int | str, ...]:
     """Shape of a layer's KV pool."""
-    return ("num_blocks", 2, config.num_key_value_heads, tokens_per_block, config.head_size)
+    return ("num_blocks", 2, shape.num_key_value_heads, tokens_per_block, shape.head_dim)
 
 
 def declare_inputs(
-    graph: GraphBuilder, config: CheckpointConfig, *, tokens_per_block: int, prompt_lengths: bool, lora: bool
+    graph: GraphBuilder, network: Network, *, tokens_per_block: int, prompt_lengths: bool, lora: bool
 ) -> StepInputs:
     """Declares the inputs of a decoder."""
 
@@ -65,10 +67,10 @@ def declare_inputs(
         block_tables=integers("block_tables", "num_sequences", "max_blocks"),
         logit_rows=integers("logit_rows", "num_logit_rows"),
         kv_pools=tuple(
-            graph.input(kv_pool_name(layer), graph.engine_type, kv_pool_shape(config, tokens_per_block))
-            for layer in range(config.num_hidden_layers)
+            graph.input(kv_pool_name(op.layer), graph.engine_type, kv_pool_shape(op.shape, tokens_per_block))
+            for op in network.attentions
         ),
-        lora=_declare_lora(graph, config) if lora else None,
+        lora=_declare_lora(graph, network.config) if lora else None,
     )
 
 

@@ -13,6 +13,7 @@ from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
 from .ops import (
     Activation,
     Attention,
+    AttentionShape,
     Cast,
     Embedding,
     Experts,
@@ -55,6 +56,11 @@ class Network:
         self._layer: int | None = None
         self._scopes: list[str] = []
         self._overwritten: set[str] = set()
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention of each layer, in order."""
+        return tuple(op for op in self.ops if isinstance(op, Attention))
 
     def layers(self) -> Iterator[int]:
         """The number of each decoder layer; what is declared meanwhile belongs to it."""
@@ -239,7 +245,12 @@ class Network:
         """What each head attends to; scores are multiplied by `scale`, 1 / sqrt(head_size) if it is not said."""
         config = self.config
         assert self._layer is not None
-        output = self._value("attended", config.num_attention_heads * config.head_size)
+        shape = AttentionShape(
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_size,
+        )
+        output = self._value("attended", shape.query_size)
         self.ops.append(
             Attention(
                 scope=self._scope,
@@ -247,10 +258,8 @@ class Network:
                 qkv=self._read(qkv),
                 rotary=rotary,
                 output=output,
-                num_heads=config.num_attention_heads,
-                num_kv_heads=config.num_key_value_heads,
-                head_size=config.head_size,
-                scale=config.head_size**-0.5 if scale is None else scale,
+                shape=shape,
+                scale=shape.head_dim**-0.5 if scale is None else scale,
                 window=window,
                 query_norm=query_norm,
                 key_norm=key_norm,

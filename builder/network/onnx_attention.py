@@ -15,14 +15,17 @@ from .ops import Attention, HeadNorm
 
 def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepInputs) -> None:
     """The heads' outputs, and the layer's KV pool with this step's keys and values."""
-    query, key = op.num_heads * op.head_size, op.num_kv_heads * op.head_size
+    query, key = op.shape.query_size, op.shape.key_value_size
     q, k, v = graph.split(values[op.qkv.name], (query, key, key), axis=1)
     if op.query_norm is not None:
-        q = _head_norm(graph, op, q, op.query_norm, op.num_heads)
+        q = _head_norm(graph, op, q, op.query_norm, op.shape.num_attention_heads)
     if op.key_norm is not None:
-        k = _head_norm(graph, op, k, op.key_norm, op.num_kv_heads)
+        k = _head_norm(graph, op, k, op.key_norm, op.shape.num_key_value_heads)
     if op.interleaved:
-        q, k = _separated(graph, op, q, op.num_heads), _separated(graph, op, k, op.num_kv_heads)
+        q, k = (
+            _separated(graph, op, q, op.shape.num_attention_heads),
+            _separated(graph, op, k, op.shape.num_key_value_heads),
+        )
     attended, kv_pool = graph.plugin(
         PAGED_ATTENTION,
         [
@@ -37,9 +40,9 @@ def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepIn
             values[op.rotary.sine.name],
         ],
         layer=op.layer,
-        num_heads=op.num_heads,
-        num_kv_heads=op.num_kv_heads,
-        head_dim=op.head_size,
+        num_heads=op.shape.num_attention_heads,
+        num_kv_heads=op.shape.num_key_value_heads,
+        head_dim=op.shape.head_dim,
         scale=float(op.scale),
         sliding_window=op.window or 0,
         softcap=op.softcap or 0.0,
@@ -51,7 +54,7 @@ def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepIn
 def _head_norm(graph: GraphBuilder, op: Attention, x: Value, norm: HeadNorm, heads: int) -> Value:
     """RMS norm of each head of [T, heads * head_dim], or of all of them together."""
     wide = graph.cast(x, TensorProto.FLOAT)
-    if norm.weight.shape != (op.head_size,):
+    if norm.weight.shape != (op.shape.head_dim,):
         return normalized(graph, wide, norm.weight, norm.epsilon)
     normed = normalized(graph, _heads_apart(graph, op, wide, heads), norm.weight, norm.epsilon)
     return _heads_together(graph, op, normed, heads)
@@ -63,7 +66,7 @@ def _separated(graph: GraphBuilder, op: Attention, x: Value, heads: int) -> Valu
     Scores do not depend on the order of elements that queries and keys share.
     """
     half = op.rotary.cosine.width
-    rest = op.head_size - 2 * half
+    rest = op.shape.head_dim - 2 * half
     apart = _heads_apart(graph, op, x, heads)
     parts = graph.split(apart, (2 * half, rest), axis=2) if rest else [apart]
     pairs = graph.constant(f"pairs_{heads}_{half}", np.asarray([-1, heads, half, 2], np.int64))
@@ -76,10 +79,12 @@ def _separated(graph: GraphBuilder, op: Attention, x: Value, heads: int) -> Valu
 
 
 def _heads_apart(graph: GraphBuilder, op: Attention, x: Value, heads: int) -> Value:
-    apart = graph.constant(f"heads_{heads}", np.asarray([-1, heads, op.head_size], np.int64))
+    apart = graph.constant(f"heads_{heads}_{op.shape.head_dim}", np.asarray([-1, heads, op.shape.head_dim], np.int64))
     return graph.node("Reshape", [x, apart])
 
 
 def _heads_together(graph: GraphBuilder, op: Attention, x: Value, heads: int) -> Value:
-    together = graph.constant(f"width_{heads}", np.asarray([-1, heads * op.head_size], np.int64))
+    together = graph.constant(
+        f"width_{heads}_{op.shape.head_dim}", np.asarray([-1, heads * op.shape.head_dim], np.int64)
+    )
     return graph.node("Reshape", [x, together])

@@ -43,7 +43,7 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
     graph = GraphBuilder(weights, config.dtype, config.quantization)
     inputs = declare_inputs(
         graph,
-        config,
+        network,
         tokens_per_block=options.tokens_per_block,
         prompt_lengths=any(isinstance(op, Rotary) and depends_on_length(op.scaling) for op in network.ops),
         lora=options.max_lora_rank is not None,
@@ -59,7 +59,7 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
             graph.output(
                 values[kv_pool_out_name(op.layer)],
                 kv_pool_out_name(op.layer),
-                kv_pool_shape(config, options.tokens_per_block),
+                kv_pool_shape(op.shape, options.tokens_per_block),
             )
     assert network.logits is not None
     with graph.scope(network.ops[-1].scope):

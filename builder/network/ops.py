@@ -110,6 +110,25 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttentionShape:
+    """The heads of one layer's attention."""
+
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+
+    @property
+    def query_size(self) -> int:
+        """Width of q."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_value_size(self) -> int:
+        """Width of k, and of v."""
+        return self.num_key_value_heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attention:
     """Causal attention of one layer over [q | k | v], with the layer's KV pool."""
 
@@ -118,9 +137,7 @@ class Attention:
     qkv: Value
     rotary: RotaryTable
     output: Value
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
+    shape: AttentionShape
     scale: float
     window: int | None
     """A token sees itself and the window - 1 tokens before it; None: all of them."""

@@ -88,21 +88,33 @@ void bind_ops(py::module_& module) {
       .def_readonly("original_max_position", &RopeTableOp::original_max_position)
       .def_readonly("cosine", &RopeTableOp::cosine)
       .def_readonly("sine", &RopeTableOp::sine);
+  py::class_<AttentionShape>(module, "AttentionShape", "The heads of one layer's attention.")
+      .def(py::init(
+               [](std::int64_t num_attention_heads, std::int64_t num_key_value_heads, std::int64_t head_dim) {
+                 return AttentionShape{num_attention_heads, num_key_value_heads, head_dim};
+               }),
+           py::kw_only(), py::arg("num_attention_heads"), py::arg("num_key_value_heads"), py::arg("head_dim"))
+      .def_readonly("num_attention_heads", &AttentionShape::num_attention_heads)
+      .def_readonly("num_key_value_heads", &AttentionShape::num_key_value_heads)
+      .def_readonly("head_dim", &AttentionShape::head_dim);
   py::class_<AttentionOp>(module, "AttentionOp",
                           "Head norms, RoPE, write to the KV pool, causal paged attention.")
-      .def(py::init([](std::int32_t layer, BufferId qkv, BufferId cosine, BufferId sine, BufferId output,
-                       VectorView query_norm, VectorView key_norm, float norm_epsilon, float scale,
-                       std::int32_t sliding_window, float softcap, bool interleaved) {
-             return AttentionOp{layer,    qkv,          cosine, sine,           output,  query_norm,
-                                key_norm, norm_epsilon, scale,  sliding_window, softcap, interleaved};
+      .def(py::init([](std::int32_t layer, const AttentionShape& shape, BufferId qkv, BufferId cosine,
+                       BufferId sine, BufferId output, VectorView query_norm, VectorView key_norm,
+                       float norm_epsilon, float scale, std::int32_t sliding_window, float softcap,
+                       bool interleaved) {
+             return AttentionOp{layer,          shape,      qkv,        cosine,       sine,
+                                output,         query_norm, key_norm,   norm_epsilon, scale,
+                                sliding_window, softcap,    interleaved};
            }),
-           py::kw_only(), py::arg("layer"), py::arg("qkv"), py::arg("cosine"), py::arg("sine"),
-           py::arg("output"), py::arg("query_norm") = VectorView{}, py::arg("key_norm") = VectorView{},
-           py::arg("norm_epsilon") = 0.0F, py::arg("scale"), py::arg("sliding_window") = 0,
-           py::arg("softcap") = 0.0F, py::arg("interleaved") = false)
+           py::kw_only(), py::arg("layer"), py::arg("shape"), py::arg("qkv"), py::arg("cosine"),
+           py::arg("sine"), py::arg("output"), py::arg("query_norm") = VectorView{},
+           py::arg("key_norm") = VectorView{}, py::arg("norm_epsilon") = 0.0F, py::arg("scale"),
+           py::arg("sliding_window") = 0, py::arg("softcap") = 0.0F, py::arg("interleaved") = false)
       .def_readonly("softcap", &AttentionOp::softcap)
       .def_readonly("interleaved", &AttentionOp::interleaved)
       .def_readonly("layer", &AttentionOp::layer)
+      .def_readonly("shape", &AttentionOp::shape)
       .def_readonly("qkv", &AttentionOp::qkv)
       .def_readonly("cosine", &AttentionOp::cosine)
       .def_readonly("sine", &AttentionOp::sine)

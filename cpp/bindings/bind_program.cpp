@@ -203,30 +203,19 @@ void bind_enums(py::module_& module) {
 }
 
 void bind_program_struct(py::module_& module) {
-  py::class_<ModelShape>(module, "ModelShape", "The sizes of a network's attention, and of its rows.")
-      .def(py::init([](std::int64_t hidden_size, std::int64_t num_attention_heads,
-                       std::int64_t num_key_value_heads, std::int64_t head_dim) {
-             return ModelShape{hidden_size, num_attention_heads, num_key_value_heads, head_dim};
-           }),
-           py::kw_only(), py::arg("hidden_size"), py::arg("num_attention_heads"),
-           py::arg("num_key_value_heads"), py::arg("head_dim"))
-      .def_readonly("hidden_size", &ModelShape::hidden_size)
-      .def_readonly("num_attention_heads", &ModelShape::num_attention_heads)
-      .def_readonly("num_key_value_heads", &ModelShape::num_key_value_heads)
-      .def_readonly("head_dim", &ModelShape::head_dim);
   py::class_<Program>(module, "Program", "A compiled network: ops in order, buffers in one arena, limits.")
-      .def(py::init([](DType dtype, std::int64_t vocab_size, std::int32_t num_layers, const ModelShape& shape,
+      .def(py::init([](DType dtype, std::int64_t vocab_size, std::int32_t num_layers,
                        std::int32_t max_batch_size, std::int32_t max_num_tokens, std::int32_t max_input_len,
                        std::int32_t max_seq_len, std::int32_t max_beam_width, std::int32_t tokens_per_block,
                        bool int8_kv_cache, std::size_t arena_bytes, std::vector<Buffer> buffers,
                        std::vector<Op> body, std::vector<Op> head, BufferId logits, LoraLayout lora) {
              return Program{
-                 dtype,          vocab_size,     num_layers,         shape,           max_batch_size,
-                 max_num_tokens, max_input_len,  max_seq_len,        max_beam_width,  tokens_per_block,
-                 int8_kv_cache,  arena_bytes,    std::move(buffers), std::move(body), std::move(head),
-                 logits,         std::move(lora)};
+                 dtype,          vocab_size,         num_layers,      max_batch_size,   max_num_tokens,
+                 max_input_len,  max_seq_len,        max_beam_width,  tokens_per_block, int8_kv_cache,
+                 arena_bytes,    std::move(buffers), std::move(body), std::move(head),  logits,
+                 std::move(lora)};
            }),
-           py::kw_only(), py::arg("dtype"), py::arg("vocab_size"), py::arg("num_layers"), py::arg("shape"),
+           py::kw_only(), py::arg("dtype"), py::arg("vocab_size"), py::arg("num_layers"),
            py::arg("max_batch_size"), py::arg("max_num_tokens"), py::arg("max_input_len"),
            py::arg("max_seq_len"), py::arg("max_beam_width") = 1, py::arg("tokens_per_block"),
            py::arg("int8_kv_cache") = false, py::arg("arena_bytes"), py::arg("buffers"), py::arg("body"),
@@ -234,7 +223,6 @@ void bind_program_struct(py::module_& module) {
       .def_readonly("dtype", &Program::dtype)
       .def_readonly("vocab_size", &Program::vocab_size)
       .def_readonly("num_layers", &Program::num_layers)
-      .def_readonly("shape", &Program::shape)
       .def_readonly("max_batch_size", &Program::max_batch_size)
       .def_readonly("max_num_tokens", &Program::max_num_tokens)
       .def_readonly("max_input_len", &Program::max_input_len)

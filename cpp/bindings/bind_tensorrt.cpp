@@ -60,9 +60,10 @@ void bind_program_parts(py::module_& module) {
 void bind_tensorrt_program(py::module_& module) {
   using P = TensorRtProgram;
   py::class_<P>(module, "TensorRtProgram", "What the session must know of a TensorRT plan.")
-      .def(py::init([](DType dtype, std::int64_t vocab_size, std::int32_t num_layers, const ModelShape& shape,
-                       std::int32_t max_batch_size, std::int32_t max_num_tokens, std::int32_t max_input_len,
-                       std::int32_t max_seq_len, std::int32_t max_beam_width, std::int32_t tokens_per_block,
+      .def(py::init([](DType dtype, std::int64_t vocab_size, std::int32_t num_layers,
+                       std::vector<AttentionShape> attention, std::int32_t max_batch_size,
+                       std::int32_t max_num_tokens, std::int32_t max_input_len, std::int32_t max_seq_len,
+                       std::int32_t max_beam_width, std::int32_t tokens_per_block,
                        std::int32_t max_reusable_prompt_len, bool has_prompt_lengths,
                        std::int32_t max_kv_blocks, std::int32_t num_adapter_slots,
                        const TensorRtProfile& prefill, const TensorRtProfile& decode,
@@ -70,7 +71,7 @@ void bind_tensorrt_program(py::module_& module) {
              return P{.dtype = dtype,
                       .vocab_size = vocab_size,
                       .num_layers = num_layers,
-                      .shape = shape,
+                      .attention = std::move(attention),
                       .max_batch_size = max_batch_size,
                       .max_num_tokens = max_num_tokens,
                       .max_input_len = max_input_len,
@@ -86,16 +87,16 @@ void bind_tensorrt_program(py::module_& module) {
                       .weights = std::move(weights),
                       .lora = std::move(lora)};
            }),
-           py::kw_only(), py::arg("dtype"), py::arg("vocab_size"), py::arg("num_layers"), py::arg("shape"),
-           py::arg("max_batch_size"), py::arg("max_num_tokens"), py::arg("max_input_len"),
-           py::arg("max_seq_len"), py::arg("max_beam_width") = 1, py::arg("tokens_per_block"),
-           py::arg("max_reusable_prompt_len"), py::arg("has_prompt_lengths"), py::arg("max_kv_blocks"),
-           py::arg("num_adapter_slots"), py::arg("prefill"), py::arg("decode"), py::arg("weights"),
-           py::arg("lora"))
+           py::kw_only(), py::arg("dtype"), py::arg("vocab_size"), py::arg("num_layers"),
+           py::arg("attention"), py::arg("max_batch_size"), py::arg("max_num_tokens"),
+           py::arg("max_input_len"), py::arg("max_seq_len"), py::arg("max_beam_width") = 1,
+           py::arg("tokens_per_block"), py::arg("max_reusable_prompt_len"), py::arg("has_prompt_lengths"),
+           py::arg("max_kv_blocks"), py::arg("num_adapter_slots"), py::arg("prefill"), py::arg("decode"),
+           py::arg("weights"), py::arg("lora"))
       .def_readonly("dtype", &P::dtype)
       .def_readonly("vocab_size", &P::vocab_size)
       .def_readonly("num_layers", &P::num_layers)
-      .def_readonly("shape", &P::shape)
+      .def_readonly("attention", &P::attention)
       .def_readonly("max_batch_size", &P::max_batch_size)
       .def_readonly("max_num_tokens", &P::max_num_tokens)
       .def_readonly("max_input_len", &P::max_input_len)

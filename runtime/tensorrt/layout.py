@@ -1,10 +1,10 @@
-"""Where adapters act in a TensorRT engine: the network that it was compiled from says so."""
+"""What the network that a TensorRT engine was compiled from says of it: where adapters act, the heads of layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..._core import LoraLayout, LoraPart, LoraSite
+from ..._core import AttentionShape, LoraLayout, LoraPart, LoraSite
 from ...builder.engine_config import EngineConfig
 from ...builder.models.registry import declare
 from ...builder.network.adapter_sites import AdapterSite, adapter_sites, module_id
@@ -13,6 +13,18 @@ from ...builder.network.adapter_sites import AdapterSite, adapter_sites, module_
 def engine_sites(config: EngineConfig) -> tuple[AdapterSite, ...]:
     """The linear layers of an engine that adapters act on, in the order of execution; () without LoRA."""
     return tuple(adapter_sites(declare(config.pretrained_config))) if config.build_config.lora_enabled else ()
+
+
+def attention_shapes(config: EngineConfig) -> list[AttentionShape]:
+    """The heads of each layer."""
+    return [
+        AttentionShape(
+            num_attention_heads=op.shape.num_attention_heads,
+            num_key_value_heads=op.shape.num_key_value_heads,
+            head_dim=op.shape.head_dim,
+        )
+        for op in declare(config.pretrained_config).attentions
+    ]
 
 
 def lora_layout(config: EngineConfig, sites: Sequence[AdapterSite]) -> LoraLayout:

@@ -9,6 +9,7 @@ from ...builder.checkpoint.rotary import reusable_length
 from ...builder.compile.tensorrt.plan_config import TensorRow
 from ...builder.compile.tensorrt.profiles import DECODE, PREFILL
 from ...builder.network.inputs import kv_pool_name
+from .layout import attention_shapes
 
 if TYPE_CHECKING:
     from .engine import TensorRtEngine
@@ -41,7 +42,7 @@ def make_program(engine: TensorRtEngine) -> TensorRtProgram:
         dtype=checkpoint.dtype,
         vocab_size=checkpoint.vocab_size,
         num_layers=checkpoint.num_hidden_layers,
-        shape=checkpoint.model_shape,
+        attention=attention_shapes(engine.config),
         # Every sequence of a step has a token.
         max_batch_size=min(build.max_batch_size, build.max_num_tokens),
         max_num_tokens=build.max_num_tokens,

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import onnx
 
-from ...checkpoint.config import CheckpointConfig
 from ...config import BuildConfig
+from ...network.network import Network
 
 PREFILL: Final = "prefill"
 """Any step: prefill chunks and decodes together, up to max_num_tokens."""
@@ -58,14 +58,14 @@ class Profile:
         )
 
 
-def make_profiles(config: BuildConfig, checkpoint: CheckpointConfig) -> tuple[Profile, ...]:
+def make_profiles(config: BuildConfig, network: Network) -> tuple[Profile, ...]:
     """The profiles of an engine; `config` is after with_defaults()."""
     assert config.max_seq_len is not None
     # Every sequence of a step has a token.
     max_sequences = min(config.max_batch_size, config.max_num_tokens)
     max_blocks = -(-config.max_seq_len // config.tokens_per_block)
-    # Keys and values, two bytes each.
-    block_bytes = 2 * 2 * checkpoint.num_key_value_heads * config.tokens_per_block * checkpoint.head_size
+    # Keys and values, two bytes each, of the layer with the most.
+    block_bytes = max(2 * 2 * config.tokens_per_block * op.shape.key_value_size for op in network.attentions)
     pool = min(_LARGEST_POOL_BYTES // block_bytes, _LARGEST_NUMBER)
     sequences = _up_to(max_sequences, _USUAL_SEQUENCES)
     common = {

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <array>
 #include <numbers>
+#include <span>
+#include <variant>
 
 #include "adaptrt/kernels/attention_tile.h"
 #include "attention_plan.h"
@@ -38,16 +40,18 @@ class Attention {
       : op_(op),
         step_(step),
         pool_(step.kv_pool),
-        heads_(step.program.shape.num_attention_heads),
-        kv_heads_(step.program.shape.num_key_value_heads),
-        head_dim_(step.program.shape.head_dim),
+        layer_(pool_.layer(op.layer)),
+        tasks_(step.attention_plans.tasks_of(op.shape)),
+        heads_(op.shape.num_attention_heads),
+        kv_heads_(op.shape.num_key_value_heads),
+        head_dim_(op.shape.head_dim),
         group_(heads_ / kv_heads_),
         half_(step.buffer(op.cosine).width),
         groups_per_block_(pool_.slots() / kKeyGroup) {}
 
   void run() const {
     const auto store = [&](std::int64_t begin, std::int64_t end, int thread) {
-      const KvWriter writer(pool_, step_.kernels, kv_heads_, scratch(thread));
+      const KvWriter writer(pool_, layer_, step_.kernels, scratch(thread));
       float* spare = scratch(thread) + kv_heads_ * head_dim_;
       for (std::int64_t token = begin; token < end;) token += store_tokens(token, end, writer, spare);
     };
@@ -56,7 +60,7 @@ class Attention {
     const auto attend = [&](std::int64_t begin, std::int64_t end, int thread) {
       for (std::int64_t i = begin; i < end; ++i) run_task(static_cast<std::size_t>(i), thread);
     };
-    step_.threads.parallel_for(static_cast<std::int64_t>(step_.attention_tasks.size()), 1, attend);
+    step_.threads.parallel_for(static_cast<std::int64_t>(tasks_.size()), 1, attend);
   }
 
  private:
@@ -77,7 +81,6 @@ class Attention {
     const std::int64_t position = position_of(token);
     const auto sequence = step_.sequence_of_token[static_cast<std::size_t>(token)];
     return {.block = block_table(sequence)[position / pool_.tokens_per_block()],
-            .layer = op_.layer,
             .slot = position % pool_.tokens_per_block()};
   }
   [[nodiscard]] float* keys_of(std::int64_t token) const {
@@ -150,12 +153,12 @@ class Attention {
   }
 
   void run_task(std::size_t index, int thread) const {
-    const AttentionTask& task = step_.attention_tasks[index];
+    const AttentionTask& task = tasks_[index];
     // The task that this thread will probably take next.
     const std::size_t next = index + static_cast<std::size_t>(step_.threads.num_threads());
     const std::int64_t rows_per_head = task.tokens * group_;
     const std::int64_t rows = task.heads * rows_per_head;
-    const RowMemory memory(scratch(thread), rows_per_task(step_.program.shape), head_dim_);
+    const RowMemory memory(scratch(thread), rows_per_task(op_.shape), head_dim_);
     load_queries(task, memory);
     std::fill_n(memory.sums, rows * whole_groups(head_dim_), 0.0F);
     std::fill_n(memory.totals, rows * kKeyGroup, 0.0F);
@@ -165,7 +168,7 @@ class Attention {
     for (std::int64_t token = task.first_token; token < task.first_token + task.tokens; ++token) {
       fetch_to_write(output_of(token, task.first_head * group_), token_bytes);
     }
-    take_tiles(task, next < step_.attention_tasks.size() ? &step_.attention_tasks[next] : nullptr, memory);
+    take_tiles(task, next < tasks_.size() ? &tasks_[next] : nullptr, memory);
     for (std::int64_t row = 0; row < rows; ++row) {
       const std::int64_t head = (task.first_head + row / rows_per_head) * group_ + row % group_;
       step_.kernels.finish_attention(
@@ -218,8 +221,8 @@ class Attention {
     const std::int64_t block_index = index / groups_per_block_;
     const std::int64_t slot = index % groups_per_block_ * kKeyGroup;
     const std::int32_t block = block_table(sequence)[block_index];
-    const KvPart keys = pool_.keys(block, op_.layer, head);
-    const KvPart values = pool_.values(block, op_.layer, head);
+    const KvPart keys = pool_.keys(block, layer_, head);
+    const KvPart values = pool_.values(block, layer_, head);
     const auto slot_bytes = static_cast<std::size_t>(slot) * pool_.element_bytes();
     KeyGroup group{.keys = keys.elements + slot_bytes * static_cast<std::size_t>(pool_.interleave()),
                    .values = values.elements + slot_bytes * static_cast<std::size_t>(whole_groups(head_dim_)),
@@ -289,6 +292,8 @@ class Attention {
   const AttentionOp& op_;
   const Step& step_;
   const KvPool& pool_;
+  const KvLayer& layer_;
+  std::span<const AttentionTask> tasks_;
   std::int64_t heads_;
   std::int64_t kv_heads_;
   std::int64_t head_dim_;
@@ -299,9 +304,16 @@ class Attention {
 
 }  // namespace
 
-std::size_t attention_scratch_floats(const ModelShape& shape) {
-  const std::int64_t of_task = RowMemory::floats(rows_per_task(shape), shape.head_dim);
-  return static_cast<std::size_t>(std::max(of_task, (shape.num_key_value_heads + 1) * shape.head_dim));
+std::size_t attention_scratch_floats(const Program& program) {
+  std::int64_t most = 0;
+  for (const Op& op : program.body) {
+    const auto* attention = std::get_if<AttentionOp>(&op);
+    if (attention == nullptr) continue;
+    const AttentionShape& shape = attention->shape;
+    const std::int64_t of_task = RowMemory::floats(rows_per_task(shape), shape.head_dim);
+    most = std::max({most, of_task, (shape.num_key_value_heads + 1) * shape.head_dim});
+  }
+  return static_cast<std::size_t>(most);
 }
 
 void run_op(const AttentionOp& op, const Step& step) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <variant>
 
 namespace adaptrt {
 namespace {
@@ -12,24 +13,22 @@ constexpr std::int64_t kTargetRows = 48;
 /// thread still gets this many of them.
 constexpr std::int64_t kTasksPerThread = 4;
 
-std::int64_t positions_per_task(const ModelShape& shape) {
+std::int64_t positions_per_task(const AttentionShape& shape) {
   return std::max<std::int64_t>(1, kTargetRows * shape.num_key_value_heads / shape.num_attention_heads);
 }
 
 /// Key-value heads of the tasks of a step whose sequences have one token each.
-std::int64_t heads_per_task(std::int64_t num_sequences, const ModelShape& shape, int num_threads) {
+std::int64_t heads_per_task(std::int64_t num_sequences, const AttentionShape& shape, int num_threads) {
   const std::int64_t most = std::min(shape.num_key_value_heads, positions_per_task(shape));
   const std::int64_t enough = num_sequences * shape.num_key_value_heads / (kTasksPerThread * num_threads);
   return std::clamp<std::int64_t>(enough, 1, most);
 }
 
-}  // namespace
-
-std::int64_t rows_per_task(const ModelShape& shape) {
-  return positions_per_task(shape) * (shape.num_attention_heads / shape.num_key_value_heads);
+bool have_equal_tasks(const AttentionShape& a, const AttentionShape& b) {
+  return a.num_attention_heads == b.num_attention_heads && a.num_key_value_heads == b.num_key_value_heads;
 }
 
-void plan_attention(const StepInput& input, const ModelShape& shape, int num_threads,
+void plan_attention(const StepInput& input, const AttentionShape& shape, int num_threads,
                     std::vector<AttentionTask>* tasks) {
   const std::size_t sequences = input.prompt_lengths.size();
   const auto positions = static_cast<std::int32_t>(positions_per_task(shape));
@@ -58,6 +57,30 @@ void plan_attention(const StepInput& input, const ModelShape& shape, int num_thr
   // std::stable_sort would allocate.
   std::sort(tasks->begin(), tasks->end(),
             [&](const AttentionTask& a, const AttentionTask& b) { return order(a) < order(b); });
+}
+
+}  // namespace
+
+std::int64_t rows_per_task(const AttentionShape& shape) {
+  return positions_per_task(shape) * (shape.num_attention_heads / shape.num_key_value_heads);
+}
+
+AttentionPlans::AttentionPlans(const Program& program) {
+  for (const Op& op : program.body) {
+    const auto* attention = std::get_if<AttentionOp>(&op);
+    if (attention == nullptr) continue;
+    const auto same = [&](const Plan& plan) { return have_equal_tasks(plan.shape, attention->shape); };
+    if (std::ranges::none_of(plans_, same)) plans_.push_back({.shape = attention->shape, .tasks = {}});
+  }
+}
+
+void AttentionPlans::make(const StepInput& input, int num_threads) {
+  for (Plan& plan : plans_) plan_attention(input, plan.shape, num_threads, &plan.tasks);
+}
+
+std::span<const AttentionTask> AttentionPlans::tasks_of(const AttentionShape& shape) const {
+  return std::ranges::find_if(plans_, [&](const Plan& plan) { return have_equal_tasks(plan.shape, shape); })
+      ->tasks;
 }
 
 }  // namespace adaptrt

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "adaptrt/engine/engine.h"
@@ -18,11 +19,24 @@ struct AttentionTask {
 };
 
 /// The most rows of a task: query positions times the query heads of its key-value heads.
-[[nodiscard]] std::int64_t rows_per_task(const ModelShape& shape);
+[[nodiscard]] std::int64_t rows_per_task(const AttentionShape& shape);
 
-/// Cuts a step's queries into tasks for `num_threads` threads, the long ones first so that they do not end
-/// last.
-void plan_attention(const StepInput& input, const ModelShape& shape, int num_threads,
-                    std::vector<AttentionTask>* tasks);
+/// Cuts the queries of steps into tasks, once for all ops with the same numbers of heads.
+class AttentionPlans {
+ public:
+  explicit AttentionPlans(const Program& program);
+
+  /// Makes the tasks of a step for `num_threads` threads, the long ones first so that they do not end last.
+  void make(const StepInput& input, int num_threads);
+  /// Those of an op with these heads.
+  [[nodiscard]] std::span<const AttentionTask> tasks_of(const AttentionShape& shape) const;
+
+ private:
+  struct Plan {
+    AttentionShape shape;
+    std::vector<AttentionTask> tasks;
+  };
+  std::vector<Plan> plans_;
+};
 
 }  // namespace adaptrt

@@ -7,9 +7,6 @@
 namespace adaptrt {
 namespace {
 
-/// Elements of the input that are worth a chunk when they are rounded.
-constexpr std::int64_t kElementsPerChunk = 8192;
-
 std::size_t expanded_bytes(DType activations, std::int64_t inputs) {
   return panel_bytes(activations, kPanelColumns, inputs);
 }
@@ -94,8 +91,8 @@ void BaseProduct::prepare(bool has_adapters) const {
     prepare_rows(packs, begin * PackedSteps::kBlockRows,
                  std::min(end * PackedSteps::kBlockRows, work_.num_rows()));
   };
-  const std::int64_t grain = kElementsPerChunk / (work_.input.width * PackedSteps::kBlockRows);
-  step_.threads.parallel_for(packed_blocks(work_.num_rows()), std::max<std::int64_t>(1, grain), body);
+  step_.threads.parallel_for(packed_blocks(work_.num_rows()),
+                             rows_per_chunk(work_.input.width * PackedSteps::kBlockRows), body);
 }
 
 void BaseProduct::prepare_rows(bool packs, std::int64_t begin, std::int64_t end) const {

@@ -27,6 +27,7 @@ class CpuEngine final : public Engine {
         kernels_(kernels),
         threads_(std::move(pool)),
         kv_pool_(program_),
+        attention_plans_(program_),
         experts_(program_) {
     arena_ = HugeArray(program_.arena_bytes);
     const auto rows = static_cast<std::size_t>(most_linear_rows(program_));
@@ -45,7 +46,7 @@ class CpuEngine final : public Engine {
     const auto groups = static_cast<std::size_t>(most_zero_point_groups(program_));
     if (groups > 0) group_sums_ = HugeArray(rows * groups * sizeof(float));
     const std::size_t floats =
-        std::max({linear_scratch_floats(program_, kernels_), attention_scratch_floats(program_.shape),
+        std::max({linear_scratch_floats(program_, kernels_), attention_scratch_floats(program_),
                   row_op_scratch_floats(program_), expert_scratch_floats(program_)});
     for (int thread = 0; thread < threads_->num_threads(); ++thread) scratch_.emplace_back(floats);
     // Every group of rows may be one row.
@@ -84,7 +85,7 @@ class CpuEngine final : public Engine {
     name_sequences(input);
     group_tokens(input);
     group_logit_rows(input.logit_rows);
-    plan_attention(input, program_.shape, threads_->num_threads(), &attention_tasks_);
+    attention_plans_.make(input, threads_->num_threads());
     Step step{.program = program_,
               .kernels = kernels_,
               .threads = *threads_,
@@ -106,7 +107,7 @@ class CpuEngine final : public Engine {
               .groups = groups_,
               .groups_of_logit_rows = groups_of_logit_rows_,
               .adapted_rows = adapted_rows_,
-              .attention_tasks = attention_tasks_,
+              .attention_plans = attention_plans_,
               .rows = static_cast<std::int64_t>(input.token_ids.size()),
               .logit_rows = input.logit_rows,
               .kept_logit_rows = kept_logit_rows_};
@@ -219,6 +220,7 @@ class CpuEngine final : public Engine {
   std::int64_t packed_step_bytes_ = 0;
   std::int64_t int8_stride_ = 0;
   KvPool kv_pool_;
+  AttentionPlans attention_plans_;
   ExpertMemory experts_;
   LinearScratch linear_scratch_;
   std::vector<Scratch> scratch_;
@@ -231,7 +233,6 @@ class CpuEngine final : public Engine {
   std::vector<AdapterGroup> groups_of_logit_rows_;
   std::vector<AdaptedRows> adapted_rows_;
   std::vector<std::int32_t> kept_logit_rows_;
-  std::vector<AttentionTask> attention_tasks_;
 };
 
 }  // namespace

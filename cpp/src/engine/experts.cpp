@@ -13,15 +13,8 @@ namespace {
 /// to make its weights worth reading, and few enough that they stay small beside the weights.
 constexpr std::int64_t kMostRows = 8192;
 
-/// Elements that are worth a chunk of a loop over rows.
-constexpr std::int64_t kElementsPerChunk = 8192;
-
 std::int64_t rows_of_slice(const Program& program, const ExpertsOp& op) {
   return tokens_of_slice(program, op) * op.routing.top_k;
-}
-
-std::int64_t rows_per_chunk(std::int64_t width) {
-  return std::max<std::int64_t>(1, kElementsPerChunk / width);
 }
 
 /// One ExpertsOp in one step, over the tokens [first, first + count) at a time.

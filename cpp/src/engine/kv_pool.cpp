@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 #include <string>
+#include <variant>
 
 #include "adaptrt/core/error.h"
 
@@ -12,17 +13,31 @@ namespace adaptrt {
 KvPool::KvPool(const Program& program)
     : dtype_(program.dtype),
       is_int8_(program.int8_kv_cache),
-      heads_(program.shape.num_key_value_heads),
-      head_dim_(program.shape.head_dim),
       tokens_per_block_(program.tokens_per_block),
       slots_(whole_groups(tokens_per_block_)),
-      key_bytes_(static_cast<std::size_t>(head_dim_ * slots_) * element_bytes()),
-      value_bytes_(static_cast<std::size_t>(whole_groups(head_dim_) * slots_) * element_bytes()),
-      key_part_bytes_(key_bytes_ + scale_bytes(slots_)),
-      head_bytes_(key_part_bytes_ + value_bytes_ + scale_bytes(slots_)),
-      block_bytes_(static_cast<std::size_t>(program.num_layers * heads_) * head_bytes_),
-      token_bytes_(static_cast<std::size_t>(2 * heads_) *
-                   (static_cast<std::size_t>(head_dim_) * element_bytes() + scale_bytes(1))) {}
+      layers_(static_cast<std::size_t>(program.num_layers)) {
+  for (const Op& op : program.body) {
+    const auto* attention = std::get_if<AttentionOp>(&op);
+    if (attention != nullptr)
+      layers_[static_cast<std::size_t>(attention->layer)] = layer_of(attention->shape);
+  }
+  for (KvLayer& layer : layers_) {
+    layer.offset = block_bytes_;
+    block_bytes_ += static_cast<std::size_t>(layer.heads) * layer.head_bytes;
+  }
+}
+
+KvLayer KvPool::layer_of(const AttentionShape& shape) const {
+  const auto head_dim = static_cast<std::size_t>(shape.head_dim);
+  KvLayer layer{.heads = shape.num_key_value_heads, .head_dim = shape.head_dim};
+  layer.key_bytes = head_dim * static_cast<std::size_t>(slots_) * element_bytes();
+  layer.value_bytes = static_cast<std::size_t>(whole_groups(shape.head_dim) * slots_) * element_bytes();
+  layer.value_offset = layer.key_bytes + scale_bytes(slots_);
+  layer.head_bytes = layer.value_offset + layer.value_bytes + scale_bytes(slots_);
+  layer.token_bytes =
+      static_cast<std::size_t>(2 * layer.heads) * (head_dim * element_bytes() + scale_bytes(1));
+  return layer;
+}
 
 void KvPool::allocate(std::int32_t num_blocks) {
   if (num_blocks_ != 0) throw ConfigError("the KV pool was allocated before");

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/core/thread_pool.h"
@@ -10,6 +11,18 @@
 #include "adaptrt/kernels/attention_tile.h"
 
 namespace adaptrt {
+
+/// What a block holds of one layer: [key-value head][keys, values][elements, then the scales of int8].
+struct KvLayer {
+  std::int64_t heads = 0;
+  std::int64_t head_dim = 0;
+  std::size_t offset = 0;        ///< in a block
+  std::size_t key_bytes = 0;     ///< of a head's elements
+  std::size_t value_bytes = 0;   ///< of a head's elements
+  std::size_t value_offset = 0;  ///< from a head's keys to its values
+  std::size_t head_bytes = 0;
+  std::size_t token_bytes = 0;  ///< of a token's keys and values, scales included
+};
 
 /// Keys or values of one block, layer and key-value head.
 struct KvPart {
@@ -24,6 +37,7 @@ struct KvPart {
 ///
 ///   block: [layer][key-value head][keys, values][elements, then the scales of int8]
 ///
+/// where layers may differ in their heads.
 /// What is in it is finite except for keys, whatever was written: attention multiplies values that a query
 /// does not see by zero.
 class KvPool {
@@ -41,12 +55,12 @@ class KvPool {
 
   [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
   [[nodiscard]] std::size_t block_bytes() const { return block_bytes_; }
-  /// Bytes of a token's keys and values in one layer, scales included.
-  [[nodiscard]] std::size_t token_bytes() const { return token_bytes_; }
+  [[nodiscard]] const KvLayer& layer(std::int32_t layer) const {
+    return layers_[static_cast<std::size_t>(layer)];
+  }
   /// Of the elements, or of the engine where they are int8.
   [[nodiscard]] DType dtype() const { return dtype_; }
   [[nodiscard]] bool is_int8() const { return is_int8_; }
-  [[nodiscard]] std::int64_t head_dim() const { return head_dim_; }
   [[nodiscard]] std::int64_t tokens_per_block() const { return tokens_per_block_; }
   [[nodiscard]] std::int64_t slots() const { return slots_; }
   /// Bytes of an element.
@@ -54,36 +68,31 @@ class KvPool {
   /// Consecutive k of a panel that lie together.
   [[nodiscard]] std::int64_t interleave() const { return is_int8_ ? 2 : k_interleave(dtype_); }
 
-  [[nodiscard]] KvPart keys(std::int32_t block, std::int64_t layer, std::int64_t head) const {
-    return part(block, layer, head, 0, key_bytes_);
+  [[nodiscard]] KvPart keys(std::int32_t block, const KvLayer& layer, std::int64_t head) const {
+    return part(block, layer, head, 0, layer.key_bytes);
   }
-  [[nodiscard]] KvPart values(std::int32_t block, std::int64_t layer, std::int64_t head) const {
-    return part(block, layer, head, key_part_bytes_, value_bytes_);
+  [[nodiscard]] KvPart values(std::int32_t block, const KvLayer& layer, std::int64_t head) const {
+    return part(block, layer, head, layer.value_offset, layer.value_bytes);
   }
 
  private:
   [[nodiscard]] std::size_t scale_bytes(std::int64_t slots) const {
     return is_int8_ ? static_cast<std::size_t>(slots) * sizeof(float) : 0;
   }
-  [[nodiscard]] KvPart part(std::int32_t block, std::int64_t layer, std::int64_t head, std::size_t offset,
+  [[nodiscard]] KvLayer layer_of(const AttentionShape& shape) const;
+  [[nodiscard]] KvPart part(std::int32_t block, const KvLayer& layer, std::int64_t head, std::size_t offset,
                             std::size_t bytes) const {
-    std::byte* elements = memory_.data() + static_cast<std::size_t>(block) * block_bytes_ +
-                          static_cast<std::size_t>(layer * heads_ + head) * head_bytes_ + offset;
+    std::byte* elements = memory_.data() + static_cast<std::size_t>(block) * block_bytes_ + layer.offset +
+                          static_cast<std::size_t>(head) * layer.head_bytes + offset;
     return {elements, is_int8_ ? reinterpret_cast<float*>(elements + bytes) : nullptr};
   }
 
   DType dtype_;
   bool is_int8_;
-  std::int64_t heads_;
-  std::int64_t head_dim_;
   std::int64_t tokens_per_block_;
   std::int64_t slots_;
-  std::size_t key_bytes_;    // of the elements
-  std::size_t value_bytes_;  // of the elements
-  std::size_t key_part_bytes_;
-  std::size_t head_bytes_;
-  std::size_t block_bytes_;
-  std::size_t token_bytes_;
+  std::vector<KvLayer> layers_;
+  std::size_t block_bytes_ = 0;
   std::int32_t num_blocks_ = 0;
   HugeArray memory_;
 };

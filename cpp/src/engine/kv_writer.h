@@ -11,22 +11,21 @@ namespace adaptrt {
 /// Where a token's keys and values go.
 struct KvSlot {
   std::int32_t block = 0;
-  std::int64_t layer = 0;
   std::int64_t slot = 0;
 };
 
-/// Stores tokens' keys and values, int8 with a scale of their own for each head.
+/// Stores a layer's keys and values of tokens, int8 with a scale of their own for each head.
 ///
 /// A value that is not finite is stored as 0 and its key as NaN: the queries that see the token get NaN, and
 /// no others.
 class KvWriter {
  public:
-  /// `scratch` has room for num_heads * head_dim floats.
-  KvWriter(const KvPool& pool, const KernelTable& kernels, std::int64_t num_heads, float* scratch);
+  /// `scratch` has room for the keys of a token.
+  KvWriter(const KvPool& pool, const KvLayer& layer, const KernelTable& kernels, float* scratch);
 
   /// Stores the keys that `rotation` makes; its `out` and `out_type` are not looked at.
   void store_keys(const KvSlot& where, HeadRotation rotation) const;
-  /// Stores values [num_heads, head_dim], when the keys of that slot are stored.
+  /// Stores values [heads, head_dim], when the keys of that slot are stored.
   void store_values(const KvSlot& where, const float* values) const;
   /// The same of two slots, the first of which is even and of the block.
   void store_values_of_two(const KvSlot& where, const float* first, const float* second) const;
@@ -43,8 +42,8 @@ class KvWriter {
   [[nodiscard]] std::byte* value_row(const KvPart& values, std::int64_t slot) const;
 
   const KvPool& pool_;
+  const KvLayer& layer_;
   const KernelTable& kernels_;
-  std::int64_t num_heads_;
   std::byte* row_;
 };
 

@@ -90,6 +90,17 @@ class Linear {
     return (group.rows.count() + tiling_.block_rows - 1) / tiling_.block_rows;
   }
 
+  /// Blocks of a group are as even as whole tiles of every kernel allow: the next panel is fetched during the
+  /// last one, which a few rows leave no time for.
+  [[nodiscard]] std::int64_t rows_of_blocks(const RowGroup& group) const {
+    if (tiling_.takes_parts) return tiling_.block_rows;
+    constexpr std::int64_t kWholeTiles = 12;
+    static_assert(kBlockRows % kWholeTiles == 0);
+    const std::int64_t blocks = blocks_of(group);
+    const std::int64_t even = (group.rows.count() + blocks - 1) / blocks;
+    return (even + kWholeTiles - 1) / kWholeTiles * kWholeTiles;
+  }
+
   /// The groups to LinearScratch::blocks, as groups of a block of rows each.
   void cut_into_blocks() const {
     std::vector<RowGroup>& blocks = step_.linear_scratch.blocks;
@@ -128,12 +139,13 @@ class Linear {
   void multiply_group(const RowGroup& group, RowRange range, const std::byte* next_group, int thread,
                       ExpandedPanels* expanded) const {
     const std::int64_t blocks = blocks_of(group);
+    const std::int64_t block_rows = rows_of_blocks(group);
     const std::int64_t part_inputs = tiling_.inputs_of_part(group.rows.count(), work_.input.width);
     const bool in_parts = part_inputs < work_.input.width;  // of one block of rows
     const std::int64_t together = in_parts ? tiles_together() : 1;
     for (std::int64_t task = range.begin; task < range.end; task += together) {
-      const std::int64_t first = group.rows.begin + task % blocks * tiling_.block_rows;
-      const Tile tile{.rows = {first, std::min(first + tiling_.block_rows, group.rows.end)},
+      const std::int64_t first = group.rows.begin + task % blocks * block_rows;
+      const Tile tile{.rows = {first, std::min(first + block_rows, group.rows.end)},
                       .first_part = group.first_part,
                       .thread = thread,
                       .expanded = expanded,

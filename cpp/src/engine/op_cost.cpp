@@ -55,7 +55,6 @@ OpCost cost_of(const RopeTableOp& op, const Step& step) {
 }
 
 OpCost cost_of(const AttentionOp& op, const Step& step) {
-  const ModelShape& shape = step.program.shape;
   const auto first_visible = [&](std::int64_t position) {
     return op.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, position + 1 - op.sliding_window);
   };
@@ -70,12 +69,12 @@ OpCost cost_of(const AttentionOp& op, const Step& step) {
       keys_to_score += positions[token] + 1 - first_visible(positions[token]);
     }
   }
-  const std::int64_t key_and_value_bytes = as_count(step.kv_pool.token_bytes());
+  const std::int64_t key_and_value_bytes = as_count(step.kv_pool.layer(op.layer).token_bytes);
   return {.weight_bytes = bytes_of(op.query_norm) + bytes_of(op.key_norm),
           .kv_bytes = (keys_to_read + step.num_tokens()) * key_and_value_bytes,
           .activation_bytes = bytes_of(op.qkv, step) + bytes_of(op.cosine, step) + bytes_of(op.sine, step) +
                               bytes_of(op.output, step),
-          .flops = keys_to_score * 4 * shape.query_size()};
+          .flops = keys_to_score * 4 * op.shape.query_size()};
 }
 
 /// After the op: the step has the rows that it kept.

@@ -1,9 +1,6 @@
 #include "program_sizes.h"
 
 #include <algorithm>
-#include <limits>
-
-#include "adaptrt/kernels/attention_tile.h"
 
 namespace adaptrt {
 
@@ -28,21 +25,11 @@ void RangeCheck::operator()(std::string_view name, std::int64_t value, std::int6
   }
 }
 
-bool check_sizes(const Program& program, Problems* problems) {
-  const auto& shape = program.shape;
+void check_sizes(const Program& program, Problems* problems) {
   const RangeCheck check_range{problems};
   if (!known(program.dtype)) problems->add("dtype is unknown");
   check_range("vocab_size", program.vocab_size, 1, kSizeLimit - 1);
   check_range("num_layers", program.num_layers, 1, 1 << 16);
-  check_range("hidden_size", shape.hidden_size, 1, 1 << 24);
-  check_range("num_attention_heads", shape.num_attention_heads, 1, 1 << 16);
-  check_range("num_key_value_heads", shape.num_key_value_heads, 1, 1 << 16);
-  check_range("head_dim", shape.head_dim, 2, 1 << 12);
-  if (shape.head_dim % 2 != 0) problems->add("head_dim is " + text(shape.head_dim) + "; it must be even");
-  if (shape.num_key_value_heads > 0 && shape.num_attention_heads % shape.num_key_value_heads != 0) {
-    problems->add("num_attention_heads " + text(shape.num_attention_heads) +
-                  " is not a multiple of num_key_value_heads " + text(shape.num_key_value_heads));
-  }
   check_range("max_batch_size", program.max_batch_size, 1, 1 << 20);
   check_range("max_num_tokens", program.max_num_tokens, 1, 1 << 24);
   check_range("max_seq_len", program.max_seq_len, 1, 1 << 30);
@@ -50,16 +37,20 @@ bool check_sizes(const Program& program, Problems* problems) {
   // Beams are sequences of the batch.
   check_range("max_beam_width", program.max_beam_width, 1, std::max(1, program.max_batch_size));
   check_range("tokens_per_block", program.tokens_per_block, 1, 1 << 16);
-  const bool sound = problems->empty();
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
-  const std::int64_t columns = whole_groups(std::min(shape.head_dim, kMost - kKeyGroup));
-  // No element takes more than a float32, with its share of the scales.
-  const auto block = product(
-      {program.num_layers, 2, whole_groups(program.tokens_per_block), shape.num_key_value_heads, columns, 4});
-  if (!block || *block > static_cast<std::size_t>(kMost)) {
-    problems->add("the bytes of a KV block do not fit in 64 bits");
+}
+
+Problems problems_of_shape(const AttentionShape& shape) {
+  Problems problems;
+  const RangeCheck check_range{&problems};
+  check_range("num_attention_heads", shape.num_attention_heads, 1, 1 << 16);
+  check_range("num_key_value_heads", shape.num_key_value_heads, 1, 1 << 16);
+  check_range("head_dim", shape.head_dim, 2, 1 << 12);
+  if (shape.head_dim % 2 != 0) problems.add("head_dim is " + text(shape.head_dim) + "; it must be even");
+  if (shape.num_key_value_heads > 0 && shape.num_attention_heads % shape.num_key_value_heads != 0) {
+    problems.add("num_attention_heads " + text(shape.num_attention_heads) +
+                 " is not a multiple of num_key_value_heads " + text(shape.num_key_value_heads));
   }
-  return sound;
+  return problems;
 }
 
 void check_layout(const Program& program, Problems* problems) {

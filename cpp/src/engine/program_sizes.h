@@ -32,8 +32,11 @@ struct RangeCheck {
   void operator()(std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high) const;
 };
 
-/// Adds what is wrong with the sizes and limits of a program; false when one of them is out of range.
-bool check_sizes(const Program& program, Problems* problems);
+/// Adds what is wrong with the sizes and limits of a program.
+void check_sizes(const Program& program, Problems* problems);
+
+/// What is wrong with the heads of an attention.
+[[nodiscard]] Problems problems_of_shape(const AttentionShape& shape);
 
 /// Adds what is wrong with the places of a program that adapters can act on.
 void check_layout(const Program& program, Problems* problems);

@@ -9,13 +9,6 @@
 namespace adaptrt {
 namespace {
 
-/// Elements of a row op that are worth a chunk.
-constexpr std::int64_t kElementsPerChunk = 8192;
-
-std::int64_t rows_per_chunk(std::int64_t width) {
-  return std::max<std::int64_t>(1, kElementsPerChunk / width);
-}
-
 /// Inverse frequencies of the dynamic NTK scaling for a sequence of `length` positions:
 /// base' = base * (factor * length / original - (factor - 1))^(dim / (dim - 2)), 1 / base'^(2 i / dim).
 void dynamic_inverse_frequencies(const RopeTableOp& op, std::int64_t length, float* frequencies) {

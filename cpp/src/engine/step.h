@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -89,8 +90,7 @@ struct Step {
   std::span<const AdapterGroup> groups_of_logit_rows;
   /// Rows of the linear op that runs, in order; see LinearWork.
   std::vector<AdaptedRows>& adapted_rows;
-  /// Of the step's queries, for every attention op.
-  std::span<const AttentionTask> attention_tasks;
+  const AttentionPlans& attention_plans;
   /// Rows of the section that runs: the step's tokens, or a slice of its logit rows.
   std::int64_t rows = 0;
   /// Of the body: all of the step's; of the head: those of the slice. Rows of buffers of RowKind::kTokens.
@@ -120,6 +120,12 @@ struct Step {
   }
 };
 
+/// Rows of `width` elements that are worth a chunk of a loop that does little with each.
+[[nodiscard]] inline std::int64_t rows_per_chunk(std::int64_t width) {
+  constexpr std::int64_t kElements = 8192;
+  return std::max<std::int64_t>(1, kElements / width);
+}
+
 void run_op(const EmbeddingOp& op, const Step& step);
 void run_op(const RmsNormOp& op, const Step& step);
 void run_op(const LayerNormOp& op, const Step& step);
@@ -134,7 +140,7 @@ void run_op(const KeepLogitRowsOp& op, Step& step);
 
 /// Floats of scratch that a thread needs for each kind of op.
 [[nodiscard]] std::size_t linear_scratch_floats(const Program& program, const KernelTable& kernels);
-[[nodiscard]] std::size_t attention_scratch_floats(const ModelShape& shape);
+[[nodiscard]] std::size_t attention_scratch_floats(const Program& program);
 [[nodiscard]] std::size_t row_op_scratch_floats(const Program& program);
 [[nodiscard]] std::size_t expert_scratch_floats(const Program& program);
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,7 +19,7 @@ Validator::Validator(const Program& program)
     : program_(program), live_(program.buffers.size()), lost_(program.buffers.size(), false) {}
 
 Problems Validator::run() {
-  shape_is_sound_ = check_sizes(program_, &problems_);
+  check_sizes(program_, &problems_);
   check_layout(program_, &problems_);
   check_buffers();
   site_users_.assign(program_.lora.sites.size(), 0);
@@ -28,6 +29,7 @@ Problems Validator::run() {
   check_ops(program_.head, RowKind::kLogits, "head");
   check_logits();
   check_users();
+  check_kv_block();
   live_.finish();
   check_overlaps();
   return std::move(problems_);
@@ -132,6 +134,13 @@ void Validator::check_users() {
       add("layer " + std::to_string(i) + " has " + std::to_string(layer_users_[i]) +
           " attention ops, not one");
     }
+  }
+}
+
+void Validator::check_kv_block() {
+  if (!kv_block_bytes_ ||
+      *kv_block_bytes_ > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())) {
+    add("the bytes of a KV block do not fit in 64 bits");
   }
 }
 

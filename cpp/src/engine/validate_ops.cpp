@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "adaptrt/kernels/attention_tile.h"
 #include "matrix_storage.h"
 #include "validator.h"
 
@@ -53,15 +54,16 @@ void Validator::all_tokens_only() {
 
 void Validator::check(const EmbeddingOp& op) {
   all_tokens_only();
-  check_matrix("the table", op.table, program_.vocab_size, program_.shape.hidden_size);
+  const Buffer* output = operand("output", op.output, DType::kFloat32, RowKind::kTokens);
+  const std::int64_t width = op.table.k;
+  check_matrix("the table", op.table, program_.vocab_size, width);
   if (op.table.quantization.algo != QuantAlgo::kNone || op.table.is_compressed()) {
     add(where_ + ": the table is quantised or compressed, which only linear layers can be");
   }
-  check_width("output", operand("output", op.output, DType::kFloat32, RowKind::kTokens),
-              program_.shape.hidden_size);
+  check_width("output", output, width);
   check_finite("scale", op.scale, 0.0F);
   if (op.positions.n != 0 || op.positions.data != nullptr) {
-    check_matrix("the positions' table", op.positions, op.positions.n, program_.shape.hidden_size);
+    check_matrix("the positions' table", op.positions, op.positions.n, width);
     check_range_(where_ + ": learned positions", op.positions.n, program_.max_seq_len, kSizeLimit - 1);
     if (op.positions.quantization.algo != QuantAlgo::kNone || op.positions.is_compressed()) {
       add(where_ + ": the positions' table is quantised or compressed, which only linear layers can be");
@@ -73,8 +75,8 @@ void Validator::check(const EmbeddingOp& op) {
 void Validator::check(const RopeTableOp& op) {
   all_tokens_only();
   const std::int64_t half = op.inverse_frequencies.size;
-  if (op.inverse_frequencies.data == nullptr || half < 1 || half > program_.shape.head_dim / 2) {
-    add(where_ + ": there are " + text(half) + " inverse_frequencies; they must be 1 to head_dim / 2");
+  if (op.inverse_frequencies.data == nullptr || half < 1 || half >= kSizeLimit) {
+    add(where_ + ": there are " + text(half) + " inverse_frequencies; there must be at least one");
   }
   check_finite("attention_scaling", op.attention_scaling, 0.0F);
   if (op.kind == RopeKind::kDynamic) {
@@ -119,14 +121,17 @@ void Validator::check(const RmsNormOp& op) {
 
 void Validator::check(const AttentionOp& op) {
   all_tokens_only();
-  const auto& shape = program_.shape;
+  const AttentionShape& shape = op.shape;
   check_range_(where_ + ": layer", op.layer, 0, std::max(1, program_.num_layers) - 1);
   if (op.layer >= 0 && static_cast<std::size_t>(op.layer) < layer_users_.size()) ++layer_users_[op.layer];
   const auto* qkv = operand("qkv", op.qkv, DType::kFloat32, RowKind::kTokens);
   const auto* cosine = operand("cosine", op.cosine, DType::kFloat32, RowKind::kTokens);
   const auto* sine = operand("sine", op.sine, DType::kFloat32, RowKind::kTokens);
   const auto* output = operand("output", op.output, activation_dtype(program_.dtype), RowKind::kTokens);
-  if (shape_is_sound_) {
+  const Problems of_shape = problems_of_shape(shape);
+  problems_.add_all(where_ + ": ", of_shape);
+  if (of_shape.empty()) {
+    add_kv_bytes(shape);
     check_width("qkv", qkv, shape.query_size() + 2 * shape.key_value_size());
     check_width("output", output, shape.query_size());
     const bool of_heads = op.query_norm.size == shape.head_dim || op.key_norm.size == shape.head_dim;
@@ -150,6 +155,15 @@ void Validator::check(const AttentionOp& op) {
   read(op.cosine);
   read(op.sine);
   write(op.output);
+}
+
+void Validator::add_kv_bytes(const AttentionShape& shape) {
+  // No element takes more than a float32, with its share of the scales.
+  const auto layer = product({2, whole_groups(program_.tokens_per_block), shape.num_key_value_heads,
+                              whole_groups(shape.head_dim), 4});
+  std::size_t sum = 0;
+  const bool fits = layer && kv_block_bytes_ && !__builtin_add_overflow(*kv_block_bytes_, *layer, &sum);
+  kv_block_bytes_ = fits ? std::optional(sum) : std::nullopt;
 }
 
 void Validator::check(const LinearOp& op) {

@@ -47,6 +47,8 @@ class Validator {
   void check_site(std::int32_t site, std::span<const LinearPart> parts);
   void check_logits();
   void check_users();
+  void add_kv_bytes(const AttentionShape& shape);
+  void check_kv_block();
   void check_overlaps();
   void check(const ExpertsOp& op);
   void check(const GatedAddOp& op);
@@ -60,7 +62,8 @@ class Validator {
   bool has_logit_rows_ = false;
   Problems problems_;
   const RangeCheck check_range_{&problems_};
-  bool shape_is_sound_ = false;
+  /// At most, over all layers; nullopt: more than 64 bits can say.
+  std::optional<std::size_t> kv_block_bytes_ = 0;
   RowKind rows_ = RowKind::kTokens;
   std::string where_;
   std::vector<std::int32_t> site_users_;

@@ -18,9 +18,7 @@ class KvPools {
   explicit KvPools(const TensorRtProgram& program);
 
   /// Bytes of one block over all layers.
-  [[nodiscard]] std::size_t block_bytes() const {
-    return block_bytes_ * static_cast<std::size_t>(num_layers_);
-  }
+  [[nodiscard]] std::size_t block_bytes() const { return block_bytes_; }
   /// 0 before allocate().
   [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
 
@@ -34,14 +32,18 @@ class KvPools {
   void bind(PlanRunner& runner) const;
 
  private:
-  std::int32_t num_layers_;
-  std::int64_t kv_heads_;
+  struct Layer {
+    std::int64_t kv_heads = 0;
+    std::int64_t head_dim = 0;
+    std::size_t block_bytes = 0;
+    Allocation memory;
+  };
+
   std::int64_t tokens_per_block_;
-  std::int64_t head_dim_;
   std::int32_t max_blocks_;
-  std::size_t block_bytes_;  ///< of one layer
+  std::vector<Layer> layers_;
+  std::size_t block_bytes_ = 0;
   std::int32_t num_blocks_ = 0;
-  std::vector<Allocation> layers_;
 };
 
 }  // namespace adaptrt

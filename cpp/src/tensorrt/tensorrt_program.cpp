@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cstddef>
 #include <string>
 
 #include "adaptrt/lora/pack_adapter.h"
@@ -59,8 +61,14 @@ Problems TensorRtProgram::validate() const {
   }
   check.positive("vocab_size", vocab_size);
   check.positive("num_layers", num_layers);
-  check.positive("num_key_value_heads", shape.num_key_value_heads);
-  check.positive("head_dim", shape.head_dim);
+  if (attention.size() != static_cast<std::size_t>(std::max(0, num_layers))) {
+    check.add("attention has " + std::to_string(attention.size()) + " layers, the plan " +
+              std::to_string(num_layers));
+  }
+  for (const AttentionShape& shape : attention) {
+    check.positive("num_key_value_heads", shape.num_key_value_heads);
+    check.positive("head_dim", shape.head_dim);
+  }
   check.positive("max_batch_size", max_batch_size);
   check.positive("max_beam_width", max_beam_width);
   check.positive("max_num_tokens", max_num_tokens);

@@ -201,6 +201,22 @@ BOOST_AUTO_TEST_CASE(with_heads_of_more_than_one_panel_and_one_key_value_head) {
                    "");
 }
 
+BOOST_DATA_TEST_CASE(with_heads_that_differ_by_layer, kernel_tables() * data::make({false, true}), kernels,
+                     int8_kv_cache) {
+  check_invariance({.dtype = DType::kBFloat16,
+                    .num_layers = 3,
+                    .shape = {40, 6, 2, 20},
+                    .other_attention = AttentionShape{4, 4, 36},
+                    .intermediate_size = 64,
+                    .head_norms = true,
+                    .max_num_tokens = 400,
+                    .tokens_per_block = 23,
+                    .max_rank = 9,
+                    .seed = 4,
+                    .int8_kv_cache = int8_kv_cache},
+                   kernels);
+}
+
 void check_experts(const std::string& kernels, int quantization_index, DType dtype) {
   const float bias[] = {0.5F, -0.25F, 0.0F, 0.125F, -0.5F, 0.25F, 0.375F, 0.0F};
   check_invariance(
@@ -227,6 +243,41 @@ BOOST_DATA_TEST_CASE(with_experts, kernel_tables() * data::make({-1, 0, 1, 2, 3}
 
 BOOST_DATA_TEST_CASE(with_experts_of_other_types, data::make({0, 1}), dtype_index) {
   check_experts("", -1, kDTypes[dtype_index]);
+}
+
+// A step's tokens go through experts in slices of 8192 rows; the second prompt begins in one and ends in the
+// next.
+BOOST_AUTO_TEST_CASE(with_more_rows_of_experts_than_a_slice_has) {
+  const Served served({.dtype = DType::kFloat32,
+                       .num_layers = 1,
+                       .shape = {16, 1, 1, 8},
+                       .intermediate_size = 16,
+                       .num_experts = 8,
+                       .routing = {.top_k = 4},
+                       .max_num_tokens = 2500,
+                       .max_seq_len = 1500,
+                       .max_rank = 9},
+                      "");
+  Random random(9);
+  std::vector<Request> requests;
+  std::int32_t first_block = 0;
+  for (const std::size_t length : {1400, 1100}) {
+    std::vector<std::int32_t> tokens(length);
+    for (auto& token : tokens) {
+      token = static_cast<std::int32_t>(random.below(served.model.program.vocab_size));
+    }
+    std::vector<std::int32_t> blocks((length + 15) / 16);
+    std::iota(blocks.begin(), blocks.end(), first_block);
+    first_block += static_cast<std::int32_t>(blocks.size());
+    requests.emplace_back(std::move(tokens), std::move(blocks), served.adapter_of(requests.size()));
+  }
+  run_alone(served, &requests);
+  const StepArrays together({requests[0].next(1400), requests[1].next(1100)});
+  const auto logits = logits_of(served.engine(2).get(), together.input());
+  std::vector<float> expected = requests[0].logits;
+  expected.insert(expected.end(), requests[1].logits.begin(), requests[1].logits.end());
+  BOOST_TEST_REQUIRE(logits.size() == expected.size());
+  BOOST_TEST(std::memcmp(logits.data(), expected.data(), expected.size() * sizeof(float)) == 0);
 }
 
 // A prompt's outputs are larger than those that are written through caches, and its rows are enough for all

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -45,6 +47,18 @@ struct Fixture {
   RandomModel model;
 };
 
+bool has_attention(const Program& program) {
+  return std::ranges::any_of(program.body,
+                             [](const Op& op) { return std::holds_alternative<AttentionOp>(op); });
+}
+
+/// Of the program's first attention.
+AttentionShape& heads_of(Program* program) {
+  const auto found = std::ranges::find_if(
+      program->body, [](const Op& op) { return std::holds_alternative<AttentionOp>(op); });
+  return std::get<AttentionOp>(*found).shape;
+}
+
 // Ops of the random model: 0 embedding, 1 rope, then for each layer: 2 norm, 3 qkv, 4 attention, 5 dense, 6
 // norm, 7 gate-up, 8 down; the last layer keeps the logit rows after its attention. Buffers: 0 hidden, 1
 // normed, 2 qkv, 3 attended, 4 gated, 5 cosine, 6 sine, 7 last, 8 logits.
@@ -60,10 +74,9 @@ BOOST_AUTO_TEST_CASE(unusable_sizes_are_found) {
   finds("vocab_size is 0", [](Program* p) { p->vocab_size = 0; });
   finds("vocab_size is", [](Program* p) { p->vocab_size = kHuge; });
   finds("num_layers is -1", [](Program* p) { p->num_layers = -1; });
-  finds("hidden_size is", [](Program* p) { p->shape.hidden_size = -kHuge; });
-  finds("head_dim is 11; it must be even", [](Program* p) { p->shape.head_dim = 11; });
-  finds("not a multiple of num_key_value_heads", [](Program* p) { p->shape.num_key_value_heads = 3; });
-  finds("num_key_value_heads is 0", [](Program* p) { p->shape.num_key_value_heads = 0; });
+  finds("head_dim is 11; it must be even", [](Program* p) { heads_of(p).head_dim = 11; });
+  finds("not a multiple of num_key_value_heads", [](Program* p) { heads_of(p).num_key_value_heads = 3; });
+  finds("num_key_value_heads is 0", [](Program* p) { heads_of(p).num_key_value_heads = 0; });
   finds("max_batch_size is 0", [](Program* p) { p->max_batch_size = 0; });
   finds("max_num_tokens is",
         [](Program* p) { p->max_num_tokens = std::numeric_limits<std::int32_t>::max(); });
@@ -84,9 +97,9 @@ BOOST_AUTO_TEST_CASE(sizes_end_where_they_are_said_to) {
   const std::vector<Limit> limits = {
       {"vocab_size", (std::int64_t{1} << 31) - 1, [](Program* p, std::int64_t n) { p->vocab_size = n; }},
       {"num_layers", 1 << 16, [&](Program* p, std::int64_t n) { p->num_layers = as_int(n); }},
-      {"hidden_size", 1 << 24, [](Program* p, std::int64_t n) { p->shape.hidden_size = n; }},
-      {"num_attention_heads", 1 << 16, [](Program* p, std::int64_t n) { p->shape.num_attention_heads = n; }},
-      {"head_dim", 1 << 12, [](Program* p, std::int64_t n) { p->shape.head_dim = n; }},
+      {"num_attention_heads", 1 << 16,
+       [](Program* p, std::int64_t n) { heads_of(p).num_attention_heads = n; }},
+      {"head_dim", 1 << 12, [](Program* p, std::int64_t n) { heads_of(p).head_dim = n; }},
       {"max_batch_size", 1 << 20, [&](Program* p, std::int64_t n) { p->max_batch_size = as_int(n); }},
       {"max_num_tokens", 1 << 24, [&](Program* p, std::int64_t n) { p->max_num_tokens = as_int(n); }},
       {"max_seq_len", 1 << 30, [&](Program* p, std::int64_t n) { p->max_seq_len = as_int(n); }},
@@ -232,7 +245,7 @@ BOOST_AUTO_TEST_CASE(unusable_attention_is_found) {
   finds("sliding_window is -1", [](Program* p) { op_at<AttentionOp>(p, 4).sliding_window = -1; });
   finds("scale is",
         [](Program* p) { op_at<AttentionOp>(p, 4).scale = std::numeric_limits<float>::infinity(); });
-  finds("there are 7 inverse_frequencies",
+  finds("cosine 'cosine' is 6 wide; it must be 7",
         [](Program* p) { op_at<RopeTableOp>(p, 1).inverse_frequencies.size = 7; });
   finds("original_max_position is 0", [](Program* p) { op_at<RopeTableOp>(p, 1).kind = RopeKind::kDynamic; });
   finds("the kind is unknown", [](Program* p) { op_at<RopeTableOp>(p, 1).kind = static_cast<RopeKind>(4); });
@@ -375,10 +388,10 @@ BOOST_AUTO_TEST_CASE(random_damage_never_crashes_the_validator) {
           site.parts[0].out_size = hostile();
           break;
         case 6:
-          program.shape.head_dim = hostile();
+          if (has_attention(program)) heads_of(&program).head_dim = hostile();
           break;
         case 7:
-          program.shape.num_attention_heads = hostile();
+          if (has_attention(program)) heads_of(&program).num_attention_heads = hostile();
           break;
         case 8:
           program.num_layers = static_cast<std::int32_t>(hostile());

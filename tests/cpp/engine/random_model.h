@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -95,11 +97,18 @@ inline std::vector<float> unpack(const PanelMatrix& matrix) {
   return values;
 }
 
+struct ModelShape {
+  std::int64_t hidden_size = 0;
+  AttentionShape attention;
+};
+
 struct ModelOptions {
   DType dtype = DType::kFloat32;
   std::int64_t vocab_size = 61;
   std::int32_t num_layers = 2;
-  ModelShape shape{.hidden_size = 48, .num_attention_heads = 4, .num_key_value_heads = 2, .head_dim = 12};
+  ModelShape shape{.hidden_size = 48, .attention = {4, 2, 12}};
+  /// Of layers 1, 3, 5, ...; those of `shape` where it says nothing.
+  std::optional<AttentionShape> other_attention = std::nullopt;
   std::int64_t intermediate_size = 37;
   /// 0: none; else the layers have experts of intermediate_size instead of one MLP.
   std::int32_t num_experts = 0;
@@ -127,7 +136,6 @@ class RandomModel {
     program.dtype = options.dtype;
     program.vocab_size = options.vocab_size;
     program.num_layers = options.num_layers;
-    program.shape = options.shape;
     program.max_batch_size = options.max_batch_size;
     program.max_num_tokens = options.max_num_tokens;
     program.max_input_len = options.max_seq_len;
@@ -250,18 +258,29 @@ class RandomModel {
     program.body.push_back(std::move(op));
   }
 
+  struct AttentionBuffers {
+    BufferId qkv;
+    BufferId attended;
+  };
+
+  AttentionBuffers attention_buffers(const AttentionShape& heads) {
+    const std::int64_t width = heads.query_size() + 2 * heads.key_value_size();
+    const BufferId qkv = buffer("qkv", DType::kFloat32, RowKind::kTokens, width);
+    return {qkv, buffer("attended", activation_dtype(options_.dtype), RowKind::kTokens, heads.query_size())};
+  }
+
   void build() {
-    const auto& shape = options_.shape;
+    const ModelShape& shape = options_.shape;
     const DType activation = activation_dtype(options_.dtype);
-    const std::int64_t query = shape.query_size();
-    const std::int64_t key = shape.key_value_size();
     const BufferId hidden = buffer("hidden", DType::kFloat32, RowKind::kTokens, shape.hidden_size);
     const BufferId normed = buffer("normed", activation, RowKind::kTokens, shape.hidden_size);
-    const BufferId qkv = buffer("qkv", DType::kFloat32, RowKind::kTokens, query + 2 * key);
-    const BufferId attended = buffer("attended", activation, RowKind::kTokens, query);
+    const AttentionBuffers usual = attention_buffers(shape.attention);
     const BufferId gated = buffer("gated", activation, RowKind::kTokens, options_.intermediate_size);
-    const BufferId cosine = buffer("cosine", DType::kFloat32, RowKind::kTokens, shape.head_dim / 2);
-    const BufferId sine = buffer("sine", DType::kFloat32, RowKind::kTokens, shape.head_dim / 2);
+    const AttentionShape other_shape = options_.other_attention.value_or(shape.attention);
+    // The pairs of elements that turn, which the heads of all layers have.
+    const std::int64_t half = std::min(shape.attention.head_dim, other_shape.head_dim) / 2;
+    const BufferId cosine = buffer("cosine", DType::kFloat32, RowKind::kTokens, half);
+    const BufferId sine = buffer("sine", DType::kFloat32, RowKind::kTokens, half);
     const BufferId last = buffer("last", activation, RowKind::kLogits, shape.hidden_size);
     program.logits = buffer("logits", DType::kFloat32, RowKind::kLogits, options_.vocab_size);
     BufferId router_logits = kNoBuffer;
@@ -269,17 +288,22 @@ class RandomModel {
       router_logits = buffer("router_logits", DType::kFloat32, RowKind::kTokens, options_.num_experts);
     }
 
+    const AttentionBuffers others = options_.other_attention ? attention_buffers(other_shape) : usual;
     const auto table =
         storage_.matrix(options_.dtype, options_.vocab_size, shape.hidden_size, 1.0F, &random_);
     program.body.push_back(EmbeddingOp{.table = table, .output = hidden});
     std::vector<float> frequencies;
-    for (std::int64_t i = 0; i < shape.head_dim / 2; ++i) {
-      frequencies.push_back(static_cast<float>(
-          std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(shape.head_dim))));
+    for (std::int64_t i = 0; i < half; ++i) {
+      frequencies.push_back(
+          static_cast<float>(std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half))));
     }
     program.body.push_back(
         RopeTableOp{.inverse_frequencies = storage_.vector(frequencies), .cosine = cosine, .sine = sine});
     for (std::int32_t layer = 0; layer < options_.num_layers; ++layer) {
+      const AttentionShape& heads = layer % 2 == 0 ? shape.attention : other_shape;
+      const auto [qkv, attended] = layer % 2 == 0 ? usual : others;
+      const std::int64_t query = heads.query_size();
+      const std::int64_t key = heads.key_value_size();
       program.body.push_back(
           RmsNormOp{.input = hidden, .output = normed, .weight = norm(shape.hidden_size), .epsilon = 1e-5F});
       program.body.push_back(
@@ -288,16 +312,17 @@ class RandomModel {
                  shape.hidden_size));
       AttentionOp attention;
       attention.layer = layer;
+      attention.shape = heads;
       attention.qkv = qkv;
       attention.cosine = cosine;
       attention.sine = sine;
       attention.output = attended;
       if (options_.head_norms) {
-        attention.query_norm = norm(shape.head_dim);
-        attention.key_norm = norm(shape.head_dim);
+        attention.query_norm = norm(heads.head_dim);
+        attention.key_norm = norm(heads.head_dim);
       }
       attention.norm_epsilon = 1e-5F;
-      attention.scale = 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
+      attention.scale = 1.0F / std::sqrt(static_cast<float>(heads.head_dim));
       attention.sliding_window = options_.sliding_window;
       program.body.push_back(attention);
       if (layer + 1 == options_.num_layers && options_.keep_logit_rows) {

@@ -94,8 +94,9 @@ class FakeRun {
     logits_ = elements_of<float>("logits", logit_rows_ * program.vocab_size);
     for (std::int32_t layer = 0; layer < program.num_layers; ++layer) {
       const std::string name = "kv_pool." + std::to_string(layer);
-      pools_.push_back(input<std::uint16_t>(name, {-1, 2, program.shape.num_key_value_heads,
-                                                   program.tokens_per_block, program.shape.head_dim}));
+      const AttentionShape& shape = program.attention[static_cast<std::size_t>(layer)];
+      pools_.push_back(input<std::uint16_t>(
+          name, {-1, 2, shape.num_key_value_heads, program.tokens_per_block, shape.head_dim}));
       if (tensor("kv_pool_out." + std::to_string(layer)).address != tensor(name).address) {
         misuse(name + " is not written in place");
       }
@@ -113,8 +114,9 @@ class FakeRun {
     const std::int32_t block = block_tables_[sequence * max_blocks_ + entry];
     if (block == -1) return nullptr;
     if (block < 0 || block >= num_blocks_) misuse("a block table names no block");
-    const std::int64_t row_size = program.shape.head_dim;
-    const std::int64_t half = program.shape.num_key_value_heads * program.tokens_per_block * row_size;
+    const AttentionShape& shape = program.attention[static_cast<std::size_t>(layer)];
+    const std::int64_t row_size = shape.head_dim;
+    const std::int64_t half = shape.num_key_value_heads * program.tokens_per_block * row_size;
     return pools_[static_cast<std::size_t>(layer)] + block * 2 * half +
            position % program.tokens_per_block * row_size;
   }
@@ -255,7 +257,10 @@ std::shared_ptr<FakePlan> make_fake_plan(StreamTime time) {
   program.dtype = DType::kFloat16;
   program.vocab_size = kVocabSize;
   program.num_layers = program.lora.num_layers;
-  program.shape = {.hidden_size = 8, .num_attention_heads = 2, .num_key_value_heads = 1, .head_dim = 3};
+  for (std::int32_t layer = 0; layer < program.num_layers; ++layer) {
+    program.attention.push_back(
+        {.num_attention_heads = 2, .num_key_value_heads = 1 + layer % 2, .head_dim = 3 + 2 * layer});
+  }
   program.max_batch_size = 6;
   program.max_num_tokens = 24;
   program.max_input_len = 30;

@@ -392,7 +392,7 @@ BOOST_AUTO_TEST_CASE(the_pool_is_sized_by_the_device_and_the_plan) {
   const auto engine = make_tensorrt_engine(plan->program, plan->device, make_contexts(plan), {});
   const std::size_t free = plan->device->memory().free_bytes;
   BOOST_TEST(engine->free_device_memory().value() == free);
-  BOOST_TEST(engine->info().kv_block_bytes == 2U * 2 * 4 * 3 * 2);
+  BOOST_TEST(engine->info().kv_block_bytes == 2U * 4 * 2 * (1 * 3 + 2 * 5));
   BOOST_TEST(engine->info().max_beam_width == 2);
   BOOST_CHECK_EXCEPTION(engine->allocate_kv_blocks(0), ConfigError, says("1 to 64"));
   BOOST_CHECK_EXCEPTION(engine->allocate_kv_blocks(65), ConfigError, says("1 to 64"));

@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from adaptrt._core import lora_modules
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.network.adapter_sites import AdaptedModules
+from adaptrt.builder.network.inputs import kv_pool_shape
 from adaptrt.builder.network.network import Network
 from adaptrt.builder.network.onnx_file import dump_onnx
 from adaptrt.builder.network.onnx_graph import NetworkOptions
@@ -79,8 +80,10 @@ class NetworkOracle:
         self.model = make_graph(opened, options)
         dump_onnx(self.model, checkpoint, scratch / "network.onnx", lambda num_bytes: None)
         self._evaluator = ReferenceEvaluator(onnx.load(scratch / "network.onnx"), new_ops=reference_ops(PLUGINS))
-        pool = (num_blocks, 2, self.config.num_key_value_heads, options.tokens_per_block, self.config.head_size)
-        self._pools = [np.zeros(pool, np.float32) for _ in range(self.config.num_hidden_layers)]
+        self._pools = [
+            np.zeros((num_blocks, *kv_pool_shape(op.shape, options.tokens_per_block)[1:]), np.float32)
+            for op in opened.network.attentions
+        ]
 
     def step(self, chunks: list[SequenceChunk], tables: AdapterTables | None = None) -> np.ndarray:
         """float32 [tokens, vocab_size]."""

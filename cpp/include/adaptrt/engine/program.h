@@ -102,17 +102,28 @@ struct RopeTableOp {
   VectorView long_inverse_frequencies = {};
 };
 
+/// The heads of one layer's attention.
+struct AttentionShape {
+  std::int64_t num_attention_heads = 0;
+  std::int64_t num_key_value_heads = 0;
+  std::int64_t head_dim = 0;
+
+  [[nodiscard]] std::int64_t query_size() const { return num_attention_heads * head_dim; }
+  [[nodiscard]] std::int64_t key_value_size() const { return num_key_value_heads * head_dim; }
+};
+
 /// RoPE on q and k, optional RMS norm of each q and k head before it, or of all of q's and k's heads
 /// together, write of k and v to the KV pool, then causal attention over the sequence's blocks, grouped
 /// queries.
 struct AttentionOp {
   std::int32_t layer = 0;
-  BufferId qkv = kNoBuffer;  // float32, kTokens, (heads + 2 kv_heads) * head_dim: [q | k | v]
+  AttentionShape shape;
+  BufferId qkv = kNoBuffer;  // float32, kTokens, query_size + 2 key_value_size: [q | k | v]
   BufferId cosine = kNoBuffer;
   BufferId sine = kNoBuffer;
-  BufferId output = kNoBuffer;  // activation type, kTokens, heads * head_dim
-  VectorView query_norm;        // [head_dim], [heads * head_dim] or empty
-  VectorView key_norm;          // [head_dim], [kv_heads * head_dim] or empty
+  BufferId output = kNoBuffer;  // activation type, kTokens, query_size
+  VectorView query_norm;        // [head_dim], [query_size] or empty
+  VectorView key_norm;          // [head_dim], [key_value_size] or empty
   float norm_epsilon = 0.0F;
   float scale = 0.0F;  // of the scores, 1 / sqrt(head_dim) as a rule
   /// A token sees itself and the sliding_window - 1 tokens before it; 0: all before it.
@@ -223,17 +234,6 @@ struct KeepLogitRowsOp {
 using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp,
                         LayerNormOp, CastOp, ExpertsOp, GatedAddOp>;
 
-/// The sizes of a network's attention, and of its rows.
-struct ModelShape {
-  std::int64_t hidden_size = 0;
-  std::int64_t num_attention_heads = 0;
-  std::int64_t num_key_value_heads = 0;
-  std::int64_t head_dim = 0;
-
-  [[nodiscard]] std::int64_t query_size() const { return num_attention_heads * head_dim; }
-  [[nodiscard]] std::int64_t key_value_size() const { return num_key_value_heads * head_dim; }
-};
-
 /// A compiled network: ops in order of execution. `body` runs once a step over its tokens, from a
 /// KeepLogitRowsOp on over its logit rows; `head` runs once for each slice of logit rows and ends in `logits`
 /// [rows, vocab_size].
@@ -241,7 +241,6 @@ struct Program {
   DType dtype = DType::kFloat32;  // of the packed weights, and of the KV cache unless it is int8
   std::int64_t vocab_size = 0;
   std::int32_t num_layers = 0;
-  ModelShape shape;
   std::int32_t max_batch_size = 0;
   std::int32_t max_num_tokens = 0;
   std::int32_t max_input_len = 0;

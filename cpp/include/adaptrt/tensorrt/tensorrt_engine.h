@@ -42,7 +42,7 @@ struct TensorRtProgram {
   DType dtype = DType::kFloat16;
   std::int64_t vocab_size = 0;
   std::int32_t num_layers = 0;
-  ModelShape shape;
+  std::vector<AttentionShape> attention;  ///< of each layer
   std::int32_t max_batch_size = 0;
   std::int32_t max_num_tokens = 0;
   std::int32_t max_input_len = 0;

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 from adaptrt._core import CpuEngine
+from adaptrt.builder.checkpoint.config import CheckpointConfig
 from adaptrt.builder.config import PluginConfig
+from adaptrt.builder.models.registry import FAMILIES
+from adaptrt.builder.network.network import Network
 from adaptrt.builder.network.onnx_graph import NetworkOptions
+from adaptrt.builder.network.ops import Attention, AttentionShape
 from adaptrt.runtime.engine import load_engine
 from support.engines import SMALL, make_engine
 from support.models import ModelSpec
@@ -38,8 +42,29 @@ MODELS = {
 @pytest.mark.parametrize("lora", ["disable", "auto"])
 @pytest.mark.parametrize("name", MODELS)
 def test_prefill_chunks_and_decode_of_a_batch(name: str, lora: str, tmp_path: Path) -> None:
+    check_steps(MODELS[name], lora, tmp_path)
+
+
+def test_heads_that_differ_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def declare_other_heads(network: Network, config: CheckpointConfig) -> None:
+        """Llama, whose second layer has half as many heads of twice the size."""
+        family.declare(network, config)
+        for at, op in enumerate(network.ops):
+            if isinstance(op, Attention) and op.layer == 1:
+                shape = AttentionShape(
+                    num_attention_heads=op.shape.num_attention_heads // 2,
+                    num_key_value_heads=op.shape.num_key_value_heads // 2,
+                    head_dim=2 * op.shape.head_dim,
+                )
+                network.ops[at] = replace(op, shape=shape)
+
+    family = FAMILIES["LlamaForCausalLM"]
+    monkeypatch.setitem(FAMILIES, "LlamaForCausalLM", replace(family, declare=declare_other_heads))
+    check_steps(ModelSpec(num_attention_heads=4, num_key_value_heads=2), "auto", tmp_path)
+
+
+def check_steps(spec: ModelSpec, lora: str, tmp_path: Path) -> None:
     config = replace(SMALL, plugin_config=PluginConfig(lora_plugin=lora))
-    spec = MODELS[name]
     make_engine(spec, tmp_path, config)
     engine = load_engine(tmp_path / "engine")
     native = CpuEngine(engine.program, engine.storage, 2)

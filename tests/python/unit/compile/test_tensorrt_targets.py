@@ -20,6 +20,7 @@ from adaptrt.builder.compile.tensorrt.profiles import make_profiles
 from adaptrt.builder.compile.tensorrt.refusal import PlanRefusedError, Refusal
 from adaptrt.builder.compile.tensorrt.targets import resolve_targets, target_problems
 from adaptrt.builder.config import BuildConfig, PluginConfig, TensorRtBuildConfig
+from adaptrt.builder.models.registry import declare
 from support.engines import SMALL, make_checkpoint
 from support.models import ModelSpec
 from support.tensorrt_plans import needs_tensorrt_rtx, tensorrt_config
@@ -268,7 +269,7 @@ def test_profiles_follow_from_the_sizes() -> None:
         intermediate_size=14336, norm_epsilon=1e-5, rotary_base=1e4,
     )  # fmt: skip
     config = BuildConfig(backend="tensorrt", tensorrt_config=TensorRtBuildConfig(), max_seq_len=1000)
-    prefill, decode = make_profiles(config, model)
+    prefill, decode = make_profiles(config, declare(model))
     assert (prefill.name, decode.name) == ("prefill", "decode")
     assert prefill.sizes["num_tokens"] == (1, 2048, 8192)
     assert decode.sizes["num_tokens"] == decode.sizes["num_sequences"] == (1, 64, 2048)
@@ -276,7 +277,7 @@ def test_profiles_follow_from_the_sizes() -> None:
     assert prefill.sizes["max_blocks"] == (1, 32, 32)
     # A block of a layer has 128 KiB; the pool of a layer ends at 256 GiB.
     assert prefill.sizes["num_blocks"] == (1, 2048 * 32, 1 << 21)
-    small, _ = make_profiles(replace(config, max_num_tokens=100), model)
+    small, _ = make_profiles(replace(config, max_num_tokens=100), declare(model))
     assert small.sizes["num_sequences"] == (1, 64, 100)  # every sequence has a token
     tiny = replace(model, num_key_value_heads=1, head_size=2)
-    assert make_profiles(replace(SMALL, tokens_per_block=1), tiny)[0].sizes["num_blocks"].max == (1 << 31) - 1
+    assert make_profiles(replace(SMALL, tokens_per_block=1), declare(tiny))[0].sizes["num_blocks"].max == (1 << 31) - 1

@@ -309,7 +309,7 @@ W8A16 = {"algo": "w8a16", "group_size": 0, "zero_points": False}
         (lambda p: p["buffers"][0].update(offset=0, width=1 << 40), "rank0.engine"),
         (lambda p: p["lora"]["sites"][0]["parts"][0].update(module=77), "77"),
         (lambda p: p["lora"].update(target_modules="all"), "a list"),
-        (lambda p: p["shape"].update(head_dim=0), "rank0.engine"),
+        (lambda p: next(op for op in p["body"] if op["op"] == "attention")["shape"].update(head_dim=0), "rank0.engine"),
         (lambda p: p.update(int8_kv_cache=True), "int8_kv_cache is False there and True here"),
         (lambda p: p.update(int8_kv_cache=1), "true or false"),
     ],

@@ -19,12 +19,6 @@ from support.adapters import TENSORS, edit_config, edit_tensors
 from support.models import ModelSpec, save_adapter, save_model
 
 SPEC = ModelSpec(intermediate_size=70)
-SHAPE = _core.ModelShape(
-    hidden_size=SPEC.hidden_size,
-    num_attention_heads=SPEC.num_attention_heads,
-    num_key_value_heads=SPEC.num_key_value_heads,
-    head_dim=SPEC.head_dim,
-)
 # What an engine fuses: the parts of one linear layer share their input.
 FUSED = (("attn_q", "attn_k", "attn_v"), ("attn_dense",), ("mlp_h_to_4h", "mlp_gate"), ("mlp_4h_to_h",))
 HF_NAMES = {
@@ -68,7 +62,7 @@ def engine(model: Path) -> EngineBase:
         target_modules=list(range(1, 8)), sites=sites,
     )  # fmt: skip
     program = _core.Program(
-        dtype=_core.DType.FLOAT32, vocab_size=61, num_layers=SPEC.num_hidden_layers, shape=SHAPE, max_batch_size=1,
+        dtype=_core.DType.FLOAT32, vocab_size=61, num_layers=SPEC.num_hidden_layers, max_batch_size=1,
         max_num_tokens=1, max_input_len=1, max_seq_len=1, tokens_per_block=1, arena_bytes=0, buffers=[], body=ops,
         head=[], logits=0, lora=layout,
     )  # fmt: skip
