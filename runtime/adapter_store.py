@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from .._core import AdapterError, EngineError, LoraConfig
 from ..builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE
+from ..builder.adapter.invocation import invocation_tokens, start_of
 from ..builder.adapter_copy import adapter_checksum
 from .adapter_sum import parse_sum
 from .engine import LoadedEngine
@@ -67,6 +68,7 @@ class AdapterStore:
         # An id is never given twice: what was cached under it before would be taken for the new adapter.
         self._next_task_id = FIRST_NAMED_TASK_ID + len(self._adapters)
         self._sums: dict[tuple[tuple[NamedAdapter, float], ...], int] = {}
+        self._invocations: dict[NamedAdapter, tuple[int, ...]] = {}
         self._changed = threading.Condition()
         self._changing: set[str] = set()
 
@@ -112,8 +114,23 @@ class AdapterStore:
         """The adapter by its task_id alone, for when it is cached."""
         return LoraConfig(self.task_id(name))
 
-    def load(self, name: str) -> LoraConfig:
-        """The adapter with its weights, read and converted now.
+    def for_request(self, name: str, input_token_ids: Sequence[int]) -> LoraConfig:
+        """The same as the adapter of a request with this prompt: an aLoRA adapter acts from its invocation tokens on.
+
+        Raises AdapterError for a prompt without them as well.
+        """
+        found = self.find(name)
+        tokens = self._invocation_tokens(found) if isinstance(found, NamedAdapter) else ()
+        return LoraConfig(found.task_id, active_from=start_of(tokens, input_token_ids, f"adapter '{name}'"))
+
+    def _invocation_tokens(self, adapter: NamedAdapter) -> tuple[int, ...]:
+        with self._changed:
+            if adapter not in self._invocations:
+                self._invocations[adapter] = invocation_tokens(adapter.directory)
+            return self._invocations[adapter]
+
+    def load(self, name: str, *, active_from: int = 0) -> LoraConfig:
+        """The adapter with its weights, read and converted now, for a request where it is active from a position on.
 
         Raises EngineError when its files are not those that the name was given to, AdapterError with what is wrong
         with it.
@@ -121,7 +138,7 @@ class AdapterStore:
         found = self.find(name)
         if isinstance(found, NamedAdapter):
             self._check_unchanged(found)
-            return LoraConfig.from_peft(found.task_id, found.directory, self._engine)
+            return LoraConfig.from_peft(found.task_id, found.directory, self._engine, active_from=active_from)
         for adapter, _ in found.terms:
             self._check_unchanged(adapter)
         terms = [(adapter.name, adapter.directory, weight) for adapter, weight in found.terms]
@@ -154,12 +171,15 @@ class AdapterStore:
             raise AdapterError(f"{directory}: is not a directory; adapter '{name}' needs a PEFT adapter's")
         checksum = _checksum_of(name, directory)
         task_id = self._new_task_id() if known is None else known.task_id
-        config = LoraConfig.from_peft(task_id, directory, self._engine, replace=known is not None)
+        config = LoraConfig.from_peft(task_id, directory, self._engine, replace=known is not None, active_from=0)
         return NamedAdapter(name, task_id, directory, checksum), config
 
     def keep(self, adapter: NamedAdapter) -> None:
         """From now on its name means this adapter."""
         with self._changed:
+            before = self._adapters.get(adapter.name)
+            if before is not None:
+                self._invocations.pop(before, None)
             self._adapters[adapter.name] = adapter
 
     def remove(self, name: str) -> NamedAdapter:
@@ -167,6 +187,7 @@ class AdapterStore:
         with self._changed:
             adapter = self.get(name)
             del self._adapters[name]
+            self._invocations.pop(adapter, None)
         return adapter
 
     @contextlib.contextmanager

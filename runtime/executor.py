@@ -118,7 +118,7 @@ class Executor(_core.Executor):
         if request.lora_config is not None:
             raise RequestError(f"the request has a lora_config, and adapter='{adapter}' is given as well")
         named = copy.copy(request)
-        named.lora_config = self._adapters.reference(adapter)
+        named.lora_config = self._adapters.for_request(adapter, request.input_token_ids)
         drafts = self._draft_adapters
         has_draft_adapter = drafts is not None and request.draft_lora_config is None and adapter in drafts.names
         if drafts is not None and has_draft_adapter:
@@ -127,7 +127,8 @@ class Executor(_core.Executor):
             return super().enqueue_request(named)
         except PeftTaskNotCachedError:
             with self._adapters.changing(adapter):
-                named.lora_config = self._adapters.load(adapter)
+                active_from = named.lora_config.active_from
+                named.lora_config = self._adapters.load(adapter, active_from=active_from)
                 if drafts is not None and has_draft_adapter:
                     named.draft_lora_config = drafts.load(adapter)
                 return super().enqueue_request(named)

@@ -16,7 +16,10 @@ from .engine import LoadedEngine, load_engine
 
 
 def tensors_from_peft(
-    directory: str | Path | Mapping[str | Path, float], engine: LoadedEngine | str | Path, magnitudes_normalized: bool
+    directory: str | Path | Mapping[str | Path, float],
+    engine: LoadedEngine | str | Path,
+    magnitudes_normalized: bool,
+    active_from: int | None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
     """The weights and the config of an adapter for this engine, or of a weighted sum; see LoraConfig.from_peft."""
     loaded = engine if isinstance(engine, LoadedEngine) else load_engine(engine)
@@ -25,6 +28,12 @@ def tensors_from_peft(
         converted = sum_of_directories(terms, loaded)
     else:
         converted = _converted(Path(directory), loaded, loaded.lora.dtype, magnitudes_normalized)
+    if converted.invocation_tokens and active_from is None:
+        raise AdapterError(
+            f"{directory}: an aLoRA adapter, which acts from its invocation tokens "
+            f"{list(converted.invocation_tokens)} on; give active_from, their position in the prompt, as "
+            "invocation_start() finds it"
+        )
     return converted.weights, converted.config
 
 

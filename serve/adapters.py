@@ -123,7 +123,7 @@ class ServedAdapters:
         if name is None:
             return self._executor.submit(request)
         for _ in range(TRIES):
-            request.lora_config = self._store.reference(name)
+            request.lora_config = self._store.for_request(name, request.input_token_ids)
             try:
                 return self._executor.submit(request, name)
             except PeftTaskNotCachedError:

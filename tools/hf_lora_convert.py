@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from .._core import AdapterError
 from ..builder.adapter import ConvertedAdapter, convert_adapter
 from ..builder.adapter.adapter import MAGNITUDES_NORMALIZED
 
@@ -42,6 +43,11 @@ def run(args: argparse.Namespace) -> int:
         initial_adapter=args.initial_adapter,
         magnitudes_normalized=args.dora_magnitudes == MAGNITUDES_NORMALIZED,
     )
+    if adapter.invocation_tokens:
+        raise AdapterError(
+            f"{args.in_file}: an aLoRA adapter, and TensorRT-LLM's tensors cannot say that it acts from its invocation "
+            f"tokens {list(adapter.invocation_tokens)} on; serve it from its directory"
+        )
     adapter.save(args.out_dir)
     if args.verbose:
         _print_rows(adapter)

@@ -4,6 +4,7 @@ from .adapter import Adapter
 from .base_weights import BaseWeights, HuggingFaceBase
 from .convert import ConvertedAdapter, convert_adapter
 from .dora import normalize_adapter
+from .invocation import invocation_start, invocation_tokens
 from .names import ModuleKey
 from .reader import read_adapter
 from .weighted_sum import Term, weighted_sum
@@ -16,6 +17,8 @@ __all__ = [
     "ModuleKey",
     "Term",
     "convert_adapter",
+    "invocation_start",
+    "invocation_tokens",
     "normalize_adapter",
     "read_adapter",
     "weighted_sum",

@@ -71,3 +71,5 @@ class Adapter:
     magnitudes_normalized: bool = False
     base_changing_init: str = ""
     """The initialisation that took A and B out of the base's weights, such as "pissa"; "" where none did."""
+    invocation_tokens: tuple[int, ...] = ()
+    """What an aLoRA adapter acts from on; () for others."""

@@ -44,6 +44,8 @@ class ConvertedAdapter:
     config: npt.NDArray[np.int32]
     # Of each row: the module's path in the Hugging Face model.
     paths: tuple[str, ...]
+    # Of an aLoRA adapter: the token ids from which on it acts. () for others.
+    invocation_tokens: tuple[int, ...] = ()
 
     def save(self, directory: Path) -> None:
         """Writes model.lora_weights.npy and model.lora_config.npy; numpy shows bfloat16 as 'V2'."""
@@ -136,7 +138,7 @@ def _flatten(adapter: Adapter, modules: AdaptedModules | None, dtype: DType) -> 
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
     config = np.array([(row.key.module_id, row.key.layer, row.rank, row.is_dora) for row in rows], np.int32)
-    return ConvertedAdapter(weights, config[np.newaxis], tuple(row.path for row in rows))
+    return ConvertedAdapter(weights, config[np.newaxis], tuple(row.path for row in rows), adapter.invocation_tokens)
 
 
 class _Row:

@@ -45,6 +45,8 @@ class PeftConfig:
     target_parameters: tuple[str, ...]
     layers_to_transform: tuple[int, ...]
     layers_pattern: tuple[str, ...]
+    invocation_tokens: tuple[int, ...]
+    """What an aLoRA adapter acts from on; () for others."""
 
     def rank_of(self, path: str) -> int:
         """The rank that PEFT gives to the module at `path`."""
@@ -144,6 +146,7 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
         target_parameters=_tuple(fields.get("target_parameters")),
         layers_to_transform=(layers,) if isinstance(layers, int) else tuple(layers or ()),
         layers_pattern=_tuple(fields.get("layers_pattern")),
+        invocation_tokens=tuple(fields.get("alora_invocation_tokens") or ()),
     )
 
 
@@ -163,6 +166,8 @@ def _tuple(value: Any) -> tuple[str, ...]:
 def _inconsistencies(fields: Mapping[str, Any]) -> list[str]:
     """What PEFT's LoraConfig refuses as a combination."""
     problems = []
+    if fields.get("alora_invocation_tokens") and fields.get("use_dora"):
+        problems.append("alora_invocation_tokens and use_dora are both set: PEFT has no aLoRA with magnitudes")
     layers = fields.get("layers_to_transform")
     if not fields["target_modules"] and not fields.get("target_parameters"):
         problems.append(f"target_modules = {describe(fields['target_modules'])}: expected at least one module")

@@ -101,6 +101,11 @@ def _patterns_of(check: Check) -> Check:
     return check_patterns
 
 
+def _token_ids(value: Any) -> str | None:
+    is_list = isinstance(value, list) and all(is_integer(item) and 0 <= item <= MAX_INTEGER for item in value)
+    return None if is_list and value else "expected a list of token ids"
+
+
 def _optional(check: Check) -> Check:
     return lambda value: None if value is None else check(value)
 
@@ -187,7 +192,7 @@ _LORA: dict[str, Check] = _COMMON | {
     "qalora_group_size": _anything,  # use_qalora decides
     "runtime_config": _anything,  # where PEFT computes
     # Features that change the computation in a way that engines do not have.
-    "alora_invocation_tokens": _only(None, reason="activated LoRA is not supported"),
+    "alora_invocation_tokens": _optional(_token_ids),
     "arrow_config": _unused("Arrow routing is not supported"),
     "kasa_config": _unused("KaSA changes the base model's weights and is not supported"),
     "layer_replication": _unused("the base model has other layers than the engine"),
@@ -205,6 +210,7 @@ _ADALORA: dict[str, Check] = _LORA | {
     "init_r": _rank,
     "rank_pattern": _optional(_flags_of_ranks),
     "use_dora": _unused("AdaLoRA has no DoRA"),
+    "alora_invocation_tokens": _unused("AdaLoRA has no aLoRA"),
     # Without effect: AdaLoRA's ranks come from init_r and rank_pattern, its scale from lora_alpha and init_r, and the
     # rest is the schedule of its training.
     **dict.fromkeys(

@@ -76,11 +76,14 @@ def read_peft_adapter(
         config.use_dora,
         state == MAGNITUDES_NORMALIZED,
         config.base_changing_init,
+        config.invocation_tokens,
     )
 
 
 def _kind(config: PeftConfig) -> str:
     name = "DoRA" if config.use_dora else _NAMES[config.peft_type]
+    if config.invocation_tokens:
+        name = f"aLoRA, invoked by tokens {list(config.invocation_tokens)}"
     return name + (", rsLoRA scaling" if config.use_rslora else "")
 
 

@@ -54,6 +54,10 @@ def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, m
     than max_rank.
     """
     for term in terms:
+        if term.adapter.invocation_tokens:
+            raise AdapterError(
+                f"'{term.name}' is an aLoRA adapter, which acts on a part of a prompt; a weighted sum takes LoRA alone"
+            )
         if term.adapter.config[0, :, 3].any():
             raise AdapterError(
                 f"'{term.name}' has factors (DoRA or IA3), which multiply the base's output as well; "

@@ -62,8 +62,8 @@ void bind_modules(py::module_& module) {
 }
 
 LoraConfig make_lora_config(std::uint64_t task_id, const py::object& weights, const py::object& config,
-                            bool replace) {
-  return {task_id, tensor_view(weights, "weights"), tensor_view(config, "config"), replace};
+                            bool replace, std::int32_t active_from) {
+  return {task_id, tensor_view(weights, "weights"), tensor_view(config, "config"), replace, active_from};
 }
 
 std::string describe(const std::optional<TensorView>& tensor) {
@@ -79,31 +79,36 @@ void bind_lora_config(py::module_& module) {
       "(module_id, layer, rank, is_dora), each with or without a leading 1. NumPy arrays and CPU "
       "torch tensors are kept, not copied, unless they are not contiguous.")
       .def(py::init([](const FieldArgument<std::uint64_t>& task_id, const py::object& weights,
-                       const py::object& config, bool replace) {
+                       const py::object& config, bool replace, std::int32_t active_from) {
              return make_lora_config(detail::field_value(task_id, "LoraConfig", "task_id"), weights, config,
-                                     replace);
+                                     replace, active_from);
            }),
            py::arg("task_id"), py::arg("weights") = py::none(), py::arg("config") = py::none(),
-           py::arg("replace") = false,
-           "With replace=True other weights may be sent under a task_id that is cached.")
+           py::arg("replace") = false, py::kw_only(), py::arg("active_from") = 0,
+           "With replace=True other weights may be sent under a task_id that is cached. The adapter acts on "
+           "the request's tokens from position `active_from` on, and the base model computes those before "
+           "it: an aLoRA adapter's is where its invocation tokens begin (see invocation_start).")
       .def_static(
           "from_peft",
           [](const FieldArgument<std::uint64_t>& task_id, const py::object& directory,
-             const py::object& engine, bool magnitudes_normalized, bool replace) {
+             const py::object& engine, bool magnitudes_normalized, bool replace,
+             std::optional<std::int32_t> active_from) {
             const py::object convert =
                 py::module_::import("adaptrt.runtime.lora_config").attr("tensors_from_peft");
-            const py::tuple tensors = convert(directory, engine, magnitudes_normalized);
+            const py::tuple tensors = convert(directory, engine, magnitudes_normalized, active_from);
             return make_lora_config(detail::field_value(task_id, "LoraConfig", "task_id"), tensors[0],
-                                    tensors[1], replace);
+                                    tensors[1], replace, active_from.value_or(0));
           },
           py::arg("task_id"), py::arg("directory"), py::arg("engine"), py::kw_only(),
           py::arg("magnitudes_normalized") = false, py::arg("replace") = false,
+          py::arg("active_from") = py::none(),
           "Reads an adapter of PEFT or MLX-LM for an engine; no files are written. `directory` is the "
           "adapter's, or {directory: weight} for the weighted sum of LoRA adapters. `engine` is an engine "
           "directory, or what load_engine made of it (Executor.engine): that saves the reading. DoRA "
           "magnitudes that are not "
           "marked as normalised are normalised by the engine's own weights, unless `magnitudes_normalized` "
-          "gives the caller's word that they are. Raises AdapterError that names every tensor and field that "
+          "gives the caller's word that they are. An aLoRA adapter needs `active_from`. Raises AdapterError "
+          "that names every tensor and field that "
           "cannot be used.")
       .def_readonly("task_id", &LoraConfig::task_id)
       .def_property_readonly(
@@ -111,19 +116,22 @@ void bind_lora_config(py::module_& module) {
       .def_property_readonly(
           "config", [](const LoraConfig& self) { return array_of(self.config); }, "The array, or None.")
       .def_readonly("replace", &LoraConfig::replace)
+      .def_readonly("active_from", &LoraConfig::active_from)
       .def("__repr__",
            [](const LoraConfig& self) {
              return "LoraConfig(task_id=" + std::to_string(self.task_id) +
                     ", weights=" + describe(self.weights) + ", config=" + describe(self.config) +
-                    ", replace=" + (self.replace ? "True" : "False") + ")";
+                    ", replace=" + (self.replace ? "True" : "False") +
+                    (self.active_from == 0 ? "" : ", active_from=" + std::to_string(self.active_from)) + ")";
            })
       .def(py::pickle(
           [](const LoraConfig& self) {
-            return py::make_tuple(self.task_id, array_of(self.weights), array_of(self.config), self.replace);
+            return py::make_tuple(self.task_id, array_of(self.weights), array_of(self.config), self.replace,
+                                  self.active_from);
           },
           [](const py::tuple& state) {
-            return make_lora_config(state[0].cast<std::uint64_t>(), state[1], state[2],
-                                    state[3].cast<bool>());
+            return make_lora_config(state[0].cast<std::uint64_t>(), state[1], state[2], state[3].cast<bool>(),
+                                    state[4].cast<std::int32_t>());
           }));
 }
 

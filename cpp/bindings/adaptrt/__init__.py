@@ -63,6 +63,7 @@ from ._core import (
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from .builder.adapter import invocation_start
     from .builder.model_cache import EngineOptions
     from .runtime.answer import AnswerStream, AsyncAnswer, Completion
     from .runtime.engine import LoadedEngine, load_engine
@@ -106,6 +107,7 @@ _LAZY = {
     "ParallelConfig": "runtime.options.parallel",
     "PromptTuningConfig": "runtime.options.prompt_tuning",
     "SpeculativeDecodingConfig": "runtime.options.speculative",
+    "invocation_start": "builder.adapter",
     "load_engine": "runtime.engine",
 }
 
@@ -179,6 +181,7 @@ __all__ = [
     "StepError",
     "TokenRangeRetentionConfig",
     "__version__",
+    "invocation_start",
     "kv_cache",
     "load_engine",
 ]

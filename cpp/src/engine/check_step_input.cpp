@@ -68,6 +68,7 @@ class StepChecker {
     check_size("sequence_offsets", input_.sequence_offsets, sequences_ + 1);
     check_size("block_tables", input_.block_tables, sequences_ * input_.max_blocks_per_sequence);
     check_size("adapters", input_.adapters, sequences_);
+    if (!input_.adapters_from.empty()) check_size("adapters_from", input_.adapters_from, sequences_);
     check_size("copies_to", input_.copies_to, static_cast<std::int64_t>(input_.copies_from.size()));
   }
 
@@ -143,6 +144,15 @@ class StepChecker {
       }
     }
     check_adapter(sequence, input_.adapters[static_cast<std::size_t>(sequence)]);
+    check_adapter_from(sequence);
+  }
+
+  void check_adapter_from(std::int64_t sequence) {
+    if (input_.adapters_from.empty()) return;
+    const std::int64_t from = input_.adapters_from[static_cast<std::size_t>(sequence)];
+    if (from >= 0 && (from == 0 || info_.has_adapters_from)) return;
+    add_of(sequence, "its adapter acts from position " + text(from) + " on; " +
+                         (from < 0 ? "it must be 0 or more" : "the engine's act from 0 on"));
   }
 
   void check_adapter(std::int64_t sequence, const DeviceAdapter* adapter) {

@@ -151,17 +151,28 @@ class CpuEngine final : public Engine {
     }
   }
 
+  /// The first row of a sequence on which its adapter acts; the end of its rows where there is none.
+  static std::int32_t first_adapted_row(const StepInput& input, std::size_t sequence) {
+    const std::int32_t begin = input.sequence_offsets[sequence];
+    const std::int32_t end = input.sequence_offsets[sequence + 1];
+    if (input.adapters_from.empty() || begin == end) return begin;
+    const std::int32_t before =
+        input.adapters_from[sequence] - input.positions[static_cast<std::size_t>(begin)];
+    return std::min(begin + std::max(0, before), end);
+  }
+
   void group_tokens(const StepInput& input) {
     groups_.clear();
-    const DeviceAdapter* before = nullptr;
     for (std::size_t sequence = 0; sequence < input.adapters.size(); ++sequence) {
       const DeviceAdapter* adapter = input.adapters[sequence];
-      if (adapter != nullptr && adapter == before) {
-        groups_.back().end = input.sequence_offsets[sequence + 1];
+      const std::int32_t end = input.sequence_offsets[sequence + 1];
+      const std::int32_t begin = first_adapted_row(input, sequence);
+      if (begin == end) continue;
+      if (!groups_.empty() && groups_.back().adapter == adapter && groups_.back().end == begin) {
+        groups_.back().end = end;
       } else if (adapter != nullptr) {
-        groups_.push_back({input.sequence_offsets[sequence], input.sequence_offsets[sequence + 1], adapter});
+        groups_.push_back({begin, end, adapter});
       }
-      before = adapter;
     }
   }
 
@@ -193,7 +204,8 @@ class CpuEngine final : public Engine {
              .kernels = std::string(kernels_.name),
              .kv_identity = program_.identity,
              .attention_windows =
-                 std::vector<std::int32_t>(static_cast<std::size_t>(std::max(1, program_.num_layers)))};
+                 std::vector<std::int32_t>(static_cast<std::size_t>(std::max(1, program_.num_layers))),
+             .has_adapters_from = true};
     for (const auto& op : program_.body) {
       if (const auto* attention = std::get_if<AttentionOp>(&op)) {
         info_.attention_windows[static_cast<std::size_t>(attention->layer)] = attention->sliding_window;

@@ -45,6 +45,7 @@ ActiveSequence::ActiveSequence(ActiveRequest& owner, std::int32_t sequence_index
   max_tokens = request.max_tokens;
   is_beam = request.has_beams();
   adapter = std::move(host_adapter);
+  if (request.lora_config) adapter_from = request.lora_config->active_from;
   cache_salt = request.cache_salt_id;
   tokens.reserve(request.input_token_ids.size() + static_cast<std::size_t>(max_tokens));
   tokens = request.input_token_ids;

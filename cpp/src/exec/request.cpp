@@ -98,6 +98,18 @@ void check_unsupported(Problems& problems, const Request& request) {
   }
 }
 
+void check_active_from(Problems& problems, const Request& request, const EngineInfo& engine) {
+  if (!request.lora_config || request.lora_config->active_from == 0) return;
+  const std::int32_t from = request.lora_config->active_from;
+  const std::string given = "lora_config.active_from is " + std::to_string(from);
+  if (!engine.has_adapters_from) {
+    problems.add(given + "; accepted: 0, the engine's adapters act on whole sequences");
+  } else if (from < 0 || std::cmp_greater(from, request.input_token_ids.size())) {
+    problems.add(given + "; accepted: 0 to " + std::to_string(request.input_token_ids.size()) +
+                 ", the length of the prompt");
+  }
+}
+
 void check_num_sequences(Problems& problems, const Request& request) {
   if (request.num_return_sequences < 1) {
     problems.add("num_return_sequences is " + std::to_string(request.num_return_sequences) +
@@ -179,6 +191,7 @@ Problems Request::validate(const EngineInfo& engine) const {
                      external_draft_tokens_config->validate(engine.vocab_size));
   }
   if (lookahead_config) problems.add_all("lookahead_config.", lookahead_config->validate());
+  check_active_from(problems, *this, engine);
   check_num_sequences(problems, *this);
   check_beams(problems, *this, engine);
   check_unsupported(problems, *this);

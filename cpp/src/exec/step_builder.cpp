@@ -18,6 +18,7 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   sequence_offsets_.assign(1, 0);
   prompt_lengths_.clear();
   adapters_.clear();
+  adapters_from_.clear();
   logit_row_indices_.clear();
   logit_rows_.clear();
   copies_from_.clear();
@@ -45,6 +46,7 @@ StepInput StepBuilder::build(const StepPlan& plan) {
     sequence_offsets_.push_back(first_row + entry.count + entry.num_drafts);
     prompt_lengths_.push_back(entry.sequence->prompt_length);
     adapters_.push_back(entry.sequence->device_adapter());
+    adapters_from_.push_back(entry.sequence->adapter_from);
     std::ranges::copy(entry.sequence->table.blocks, block_table);
     block_table += static_cast<std::ptrdiff_t>(max_blocks);
   }
@@ -57,6 +59,7 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   input.block_tables = block_tables_;
   input.max_blocks_per_sequence = static_cast<std::int32_t>(max_blocks);
   input.adapters = adapters_;
+  input.adapters_from = adapters_from_;
   input.logit_rows = logit_row_indices_;
   input.copies_from = copies_from_;
   input.copies_to = copies_to_;

@@ -46,6 +46,7 @@ class StepBuilder {
   std::vector<std::int32_t> prompt_lengths_;
   std::vector<std::int32_t> block_tables_;
   std::vector<const DeviceAdapter*> adapters_;
+  std::vector<std::int32_t> adapters_from_;
   std::vector<std::int32_t> logit_row_indices_;
   std::vector<std::int32_t> copies_from_;
   std::vector<std::int32_t> copies_to_;

@@ -59,7 +59,7 @@ BlockPool::PrefixMatch BlockPool::match_prefix(const ReuseKey& key,
   ContentId parent = 0;
   while (match.num_blocks < longest) {
     const BlockId block = find(
-        key, parent,
+        key_of_block(key, match.num_blocks), parent,
         tokens.subspan(static_cast<std::size_t>(match.num_blocks) * tokens_per_block_, tokens_per_block_));
     if (block == kNoBlock) break;
     ++match.num_blocks;
@@ -67,7 +67,8 @@ BlockPool::PrefixMatch BlockPool::match_prefix(const ReuseKey& key,
     parent = blocks_[block].content;
   }
   const auto rest = tokens.subspan(static_cast<std::size_t>(match.num_blocks) * tokens_per_block_);
-  match.num_partial_tokens = find_beginning(match, key, parent, rest).num_tokens;
+  match.num_partial_tokens =
+      find_beginning(match, key_of_block(key, match.num_blocks), parent, rest).num_tokens;
   return match;
 }
 
@@ -80,7 +81,8 @@ std::int32_t BlockPool::reuse_prefix(BlockTable& table, const ReuseKey& key,
   ContentId parent = 0;
   for (std::int32_t i = 0; i < longest; ++i) {
     const BlockId block =
-        find(key, parent, tokens.subspan(static_cast<std::size_t>(i) * tokens_per_block_, tokens_per_block_));
+        find(key_of_block(key, i), parent,
+             tokens.subspan(static_cast<std::size_t>(i) * tokens_per_block_, tokens_per_block_));
     if (block == kNoBlock) break;
     add_user(block);
     table.blocks.push_back(block);
@@ -143,9 +145,10 @@ void BlockPool::index_full_blocks(BlockTable& table, const ReuseKey& key,
   for (std::int32_t i = table.num_indexed; i < num_full; ++i) {
     const auto content = tokens.subspan(static_cast<std::size_t>(i) * tokens_per_block_, tokens_per_block_);
     const BlockId parent_block = i == 0 ? kNoBlock : table.blocks[i - 1];
-    const BlockId known = find(key, i == 0 ? 0 : blocks_[parent_block].content, content);
+    const ReuseKey of_block = key_of_block(key, i);
+    const BlockId known = find(of_block, i == 0 ? 0 : blocks_[parent_block].content, content);
     if (known == kNoBlock) {
-      insert_in_index(table.blocks[i], key, parent_block, content);
+      insert_in_index(table.blocks[i], of_block, parent_block, content);
     } else {
       add_user(known);
       drop_user(table.blocks[i]);
@@ -270,8 +273,16 @@ void BlockPool::remove_from_index(BlockId block, bool is_offloaded) {
 
 std::uint64_t BlockPool::hash_of(BlockId block) const {
   const Block& entry = blocks_[block];
-  std::uint64_t hash = entry.parent_block == kNoBlock ? mix(entry.key.adapter_generation + 1)
-                                                      : blocks_[entry.parent_block].hash;
+  const auto of_adapter = [&] {
+    return mix(entry.key.adapter_generation + 1 + (std::uint64_t{1} << 40) * entry.key.adapter_from);
+  };
+  std::uint64_t hash = 0;
+  if (entry.parent_block == kNoBlock) {
+    hash = of_adapter();
+  } else {
+    const Block& parent = blocks_[entry.parent_block];
+    hash = parent.key == entry.key ? parent.hash : mix(parent.hash ^ of_adapter());
+  }
   hash = mix(hash ^ (entry.key.cache_salt ? mix(*entry.key.cache_salt + 0x9e3779b97f4a7c15ULL) : 0));
   for (const std::int32_t token : tokens_of(block)) {
     hash = mix(hash + 0x9e3779b97f4a7c15ULL + static_cast<std::uint32_t>(token));

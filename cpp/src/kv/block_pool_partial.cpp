@@ -61,7 +61,8 @@ std::int32_t BlockPool::reuse_beginning(BlockTable& table, const ReuseKey& key,
   if (partial_reuse_ == PartialReuse::kNone) return 0;
   const std::size_t num_full = table.blocks.size() * static_cast<std::size_t>(tokens_per_block_);
   const ContentId parent = table.blocks.empty() ? 0 : blocks_[table.blocks.back()].content;
-  const Beginning found = find_beginning({}, key, parent, tokens.subspan(num_full));
+  const ReuseKey of_block = key_of_block(key, static_cast<std::int32_t>(table.blocks.size()));
+  const Beginning found = find_beginning({}, of_block, parent, tokens.subspan(num_full));
   if (found.block == kNoBlock) return 0;
   BlockId block = found.block;
   if (partial_reuse_ == PartialReuse::kTakeOver) {

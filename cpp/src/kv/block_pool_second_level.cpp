@@ -9,10 +9,13 @@ namespace adaptrt {
 
 BlockKey BlockPool::key_of(BlockId block) const {
   const Block& entry = blocks_[block];
-  const BlockKey before = entry.parent_block == kNoBlock
-                              ? root_key(second_level_.level->fingerprint(), entry.key)
-                              : keys_[entry.parent_block];
-  return block_key(before, tokens_of(block));
+  return block_key(key_before(entry.key, entry.parent_block), tokens_of(block));
+}
+
+BlockKey BlockPool::key_before(const ReuseKey& key, BlockId parent) const {
+  const Sha256Digest& fingerprint = second_level_.level->fingerprint();
+  if (parent == kNoBlock) return root_key(fingerprint, key);
+  return blocks_[parent].key == key ? keys_[parent] : change_key(keys_[parent], fingerprint, key);
 }
 
 bool BlockPool::offload(BlockId block) {
@@ -32,10 +35,16 @@ std::int32_t BlockPool::onboard(BlockTable& table, const ReuseKey& key, std::spa
   SecondLevel& level = *second_level_.level;
   const auto size = static_cast<std::size_t>(tokens_per_block_);
   wanted_.clear();
-  BlockKey before = table.blocks.empty() ? root_key(level.fingerprint(), key) : keys_[table.blocks.back()];
+  auto index = static_cast<std::int32_t>(table.blocks.size());
+  ReuseKey key_now = key_of_block(key, index);
+  BlockKey before = key_before(key_now, table.blocks.empty() ? kNoBlock : table.blocks.back());
   // The last token is left to compute.
-  for (std::size_t first = table.blocks.size() * size; first + size < tokens.size(); first += size) {
+  for (std::size_t first = table.blocks.size() * size; first + size < tokens.size(); first += size, ++index) {
     const auto content = tokens.subspan(first, size);
+    if (const ReuseKey of_block = key_of_block(key, index); of_block != key_now) {
+      key_now = of_block;
+      before = change_key(before, level.fingerprint(), key_now);
+    }
     before = block_key(before, content);
     if (!level.contains(before)) break;
     wanted_.push_back({.key = before, .tokens = content});
@@ -53,7 +62,8 @@ std::int32_t BlockPool::onboard(BlockTable& table, const ReuseKey& key, std::spa
     }
     blocks_[block].num_users = 1;
     const BlockId parent = table.blocks.empty() ? kNoBlock : table.blocks.back();
-    insert_in_index(block, key, parent, wanted.tokens);
+    insert_in_index(block, key_of_block(key, static_cast<std::int32_t>(table.blocks.size())), parent,
+                    wanted.tokens);
     table.blocks.push_back(block);
     ++num_onboarded;
   }

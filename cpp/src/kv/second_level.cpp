@@ -10,7 +10,12 @@ BlockKey root_key(const Sha256Digest& fingerprint, const ReuseKey& key) {
       .add(key.adapter_digest)
       .add_integer(key.cache_salt ? 1 : 0)
       .add_integer(key.cache_salt.value_or(0))
+      .add_integer(key.adapter_from)
       .finish();
+}
+
+BlockKey change_key(const BlockKey& before, const Sha256Digest& fingerprint, const ReuseKey& key) {
+  return Sha256().add(before).add(root_key(fingerprint, key)).finish();
 }
 
 BlockKey block_key(const BlockKey& before, std::span<const std::int32_t> tokens) {

@@ -67,12 +67,14 @@ struct Request {
             .first_position = static_cast<std::int32_t>(done),
             .prompt_length = static_cast<std::int32_t>(tokens.size()),
             .blocks = blocks,
-            .adapter = adapter};
+            .adapter = adapter,
+            .adapter_from = adapter_from};
   }
 
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> blocks;
   const DeviceAdapter* adapter;
+  std::int32_t adapter_from = 0;
   std::size_t done = 0;
   std::vector<float> logits;
 };
@@ -96,6 +98,9 @@ std::vector<Request> make_requests(const Served& served, std::size_t count, std:
       blocks.pop_back();
     }
     requests.emplace_back(std::move(tokens), std::move(own), served.adapter_of(i));
+    // Every other adapter acts from somewhere within its request on.
+    Request& made = requests.back();
+    if (i % 2 == 0) made.adapter_from = static_cast<std::int32_t>(made.tokens.size() / 2);
   }
   return requests;
 }

@@ -370,6 +370,7 @@ struct Piece {
   std::int32_t prompt_length = 1;
   std::vector<std::int32_t> blocks = {};
   const DeviceAdapter* adapter = nullptr;
+  std::int32_t adapter_from = 0;
 };
 
 /// A StepInput with what it refers to.
@@ -391,6 +392,7 @@ class StepArrays {
       for (std::size_t i = 0; i < width; ++i)
         tables.push_back(i < piece.blocks.size() ? piece.blocks[i] : -1);
       adapters.push_back(piece.adapter);
+      adapters_from.push_back(piece.adapter_from);
     }
   }
 
@@ -402,6 +404,7 @@ class StepArrays {
             .block_tables = tables,
             .max_blocks_per_sequence = max_blocks,
             .adapters = adapters,
+            .adapters_from = adapters_from,
             .logit_rows = logit_rows,
             .copies_from = copies_from,
             .copies_to = copies_to};
@@ -414,6 +417,7 @@ class StepArrays {
   std::vector<std::int32_t> tables;
   std::int32_t max_blocks = 0;
   std::vector<const DeviceAdapter*> adapters;
+  std::vector<std::int32_t> adapters_from;
   /// All of them, unless changed.
   std::vector<std::int32_t> logit_rows;
   std::vector<std::int32_t> copies_from;

@@ -57,6 +57,26 @@ BOOST_AUTO_TEST_CASE(growing_takes_whole_blocks_or_nothing) {
   require_sound(pool);
 }
 
+BOOST_AUTO_TEST_CASE(what_comes_before_an_adapter_acts_is_the_base_models) {
+  BlockPool pool(20, kTokensPerBlock, true);
+  const auto tokens = counting(16);
+  auto base = compute(pool, {}, tokens);
+  const ReuseKey late{.adapter_generation = 5, .adapter_from = 10};
+  BOOST_TEST(reusable_tokens(pool, late, tokens) == 8);
+  auto own = compute(pool, late, tokens);
+  BOOST_TEST(own.blocks[1] == base.blocks[1]);
+  BOOST_TEST(own.blocks[2] != base.blocks[2]);
+  BOOST_TEST(reusable_tokens(pool, late, tokens) == 12);
+  // The same tokens, computed by the same adapter from elsewhere on.
+  BOOST_TEST(reusable_tokens(pool, {.adapter_generation = 5, .adapter_from = 11}, tokens) == 8);
+  BOOST_TEST(reusable_tokens(pool, {.adapter_generation = 5, .adapter_from = 12}, tokens) == 12);
+  BOOST_TEST(reusable_tokens(pool, {.adapter_generation = 5}, tokens) == 0);
+  BOOST_TEST(reusable_tokens(pool, {.adapter_generation = 6, .adapter_from = 8}, tokens) == 8);
+  pool.release(base);
+  pool.release(own);
+  require_sound(pool);
+}
+
 BOOST_AUTO_TEST_CASE(the_last_token_is_always_left_to_compute) {
   BlockPool pool(8, kTokensPerBlock, true);
   auto table = compute(pool, {}, counting(8));

@@ -125,6 +125,23 @@ BOOST_AUTO_TEST_CASE(one_token_is_left_to_compute) {
   BOOST_TEST(f.num_onboarded == 12);
 }
 
+BOOST_AUTO_TEST_CASE(what_comes_before_an_adapter_acts_is_onboarded_for_all) {
+  Pool f(5);
+  f.key = {.adapter_generation = 5, .adapter_from = 10};
+  f.compute_and_release(counting(17), 100);
+  f.compute_and_release(counting(20, 50), 200);  // evicts all of it
+  f.compute_and_release(counting(17), 100);
+  BOOST_TEST(f.num_onboarded == 16);
+  f.compute_and_release(counting(20, 50), 200);
+  f.key = {};
+  f.compute_and_release(counting(17), 100);
+  BOOST_TEST(f.num_onboarded == 8);
+  f.compute_and_release(counting(20, 50), 200);
+  f.key = {.adapter_generation = 5, .adapter_from = 11};
+  f.compute_and_release(counting(17), 100);
+  BOOST_TEST(f.num_onboarded == 8);
+}
+
 BOOST_AUTO_TEST_CASE(blocks_in_the_pool_come_first) {
   Pool f(6);
   f.compute_and_release(counting(17), 100);

@@ -42,6 +42,8 @@ struct EngineInfo {
   std::string kv_identity = {};
   /// AttentionOp::sliding_window of each layer; empty: not known.
   std::vector<std::int32_t> attention_windows = {};
+  /// Whether it heeds StepInput::adapters_from.
+  bool has_adapters_from = false;
 };
 
 /// T tokens of S sequences back to back, prefill chunks and decodes together. Spans are read during the call
@@ -54,7 +56,9 @@ struct StepInput {
   std::span<const std::int32_t> block_tables;      // [S, max_blocks_per_sequence]; unused entries are -1
   std::int32_t max_blocks_per_sequence = 0;
   std::span<const DeviceAdapter* const> adapters;  // [S]; nullptr: the base model
-  std::span<const std::int32_t> logit_rows;        // [R], ascending indices into the T tokens
+  /// [S] the positions from which on adapters act; empty: 0, all of them from the start.
+  std::span<const std::int32_t> adapters_from = {};
+  std::span<const std::int32_t> logit_rows;  // [R], ascending indices into the T tokens
   /// [C] KV blocks: the content of each is copied to the block at its place in copies_to, in this order and
   /// before the step writes anything.
   std::span<const std::int32_t> copies_from = {};

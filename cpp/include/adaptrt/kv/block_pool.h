@@ -222,6 +222,12 @@ class BlockPool {
   /// `is_offloaded`: the second level has it.
   void remove_from_index(BlockId block, bool is_offloaded = false);
   [[nodiscard]] BlockKey key_of(BlockId block) const;
+  /// What block_key() makes the key of a block of, that follows `parent`.
+  [[nodiscard]] BlockKey key_before(const ReuseKey& key, BlockId parent) const;
+  /// That of block `index` of a table whose tokens have `key`.
+  [[nodiscard]] ReuseKey key_of_block(const ReuseKey& key, std::int32_t index) const {
+    return key.of_tokens_before((index + 1) * tokens_per_block_);
+  }
   /// True when the second level has a copy.
   [[nodiscard]] bool offload(BlockId block);
   void record_lost();

@@ -23,6 +23,10 @@ using BlockKey = Sha256Digest;
 
 /// What the key of a prompt's first block is made from. `fingerprint` is SecondLevel::fingerprint().
 [[nodiscard]] BlockKey root_key(const Sha256Digest& fingerprint, const ReuseKey& key);
+/// What takes the place of the key of the block before where `key` is another than that block's: an adapter
+/// begins to act.
+[[nodiscard]] BlockKey change_key(const BlockKey& before, const Sha256Digest& fingerprint,
+                                  const ReuseKey& key);
 /// Of the block with these tokens behind the block `before`, or behind a root_key().
 [[nodiscard]] BlockKey block_key(const BlockKey& before, std::span<const std::int32_t> tokens);
 

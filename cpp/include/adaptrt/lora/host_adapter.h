@@ -38,6 +38,8 @@ struct LoraConfig {
   std::optional<TensorView> config;
   /// Other weights under a task_id that is cached: taken when true, refused when false.
   bool replace = false;
+  /// The position in the prompt from which on the adapter acts; the base model computes the tokens before it.
+  std::int32_t active_from = 0;
 };
 
 /// One row of a checked adapter.

@@ -37,6 +37,8 @@ struct Sequence {
   std::int32_t max_tokens = 0;
   /// nullptr: the base model.
   std::shared_ptr<const HostAdapter> adapter;
+  /// The position from which on the adapter acts.
+  std::int32_t adapter_from = 0;
   std::optional<std::uint64_t> cache_salt;
   /// nullptr: the default for all of its blocks.
   std::shared_ptr<const KvCacheRetentionConfig> retention;
@@ -87,7 +89,8 @@ struct Sequence {
     return {.adapter_generation = adapter->generation(),
             .cache_salt = cache_salt,
             .task_id = adapter->task_id(),
-            .adapter_digest = adapter->known_content_digest()};
+            .adapter_digest = adapter->known_content_digest(),
+            .adapter_from = adapter_from};
   }
   /// For StepInput::adapters; nullptr: the base model.
   [[nodiscard]] const DeviceAdapter* device_adapter() const { return lease ? &lease->adapter() : nullptr; }

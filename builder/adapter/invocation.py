@@ -1,0 +1,45 @@
+"""aLoRA (arXiv:2504.12397): adapters that act from their invocation tokens on, over the base model's KV before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..._core import AdapterError
+from .peft_config import parse_peft_config
+from .recognise import AdapterFormat, recognise
+
+
+def invocation_tokens(directory: str | Path) -> tuple[int, ...]:
+    """The token ids that the adapter in `directory` acts from on; () for one that acts from the start.
+
+    Raises AdapterError for a directory without an adapter_config.json that can be served.
+    """
+    kind, fields = recognise(Path(directory))
+    if kind is AdapterFormat.MLX:
+        return ()
+    return parse_peft_config(fields, str(directory)).invocation_tokens
+
+
+def invocation_start(directory: str | Path, input_token_ids: Sequence[int]) -> int:
+    """LoraConfig.active_from of a prompt: where the last occurrence of the adapter's invocation tokens begins.
+
+    0 for adapters that are no aLoRA. Raises AdapterError for a prompt that does not have them, which the adapter would
+    do nothing for, and as invocation_tokens().
+    """
+    return start_of(invocation_tokens(directory), input_token_ids, str(directory))
+
+
+def start_of(invocation: Sequence[int], input_token_ids: Sequence[int], subject: str) -> int:
+    """The same of tokens that are known; `subject` begins the error's text."""
+    count = len(invocation)
+    if count == 0:
+        return 0
+    wanted = list(invocation)
+    for start in range(len(input_token_ids) - count, -1, -1):
+        if input_token_ids[start] == wanted[0] and list(input_token_ids[start : start + count]) == wanted:
+            return start
+    raise AdapterError(
+        f"{subject}: an aLoRA adapter, which acts from its invocation tokens {wanted} on, and the prompt does not have "
+        "them; without them the answer is the base model's"
+    )
