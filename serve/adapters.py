@@ -82,6 +82,13 @@ class ServedAdapters:
 
     async def load(self, name: str, path: str, *, replace: bool = False, pinned: bool = False) -> None:
         """Adds the adapter in a directory, which has to lie below a root. Raises ApiError."""
+        directory = self.directory_to_load(name, path, replace=replace)
+        await self._add(name, directory, replace=replace)
+        if pinned:
+            await self.pin(name)
+
+    def directory_to_load(self, name: str, path: str, *, replace: bool) -> Path:
+        """The directory that load() would read. Raises ApiError where it would not."""
         _check_name(name)
         if self.knows(name) and not replace:
             raise ApiError(
@@ -90,9 +97,7 @@ class ServedAdapters:
                 kind=INVALID_USER_INPUT,
                 param="lora_name",
             )
-        await self._add(name, self._confined(path), replace=replace)
-        if pinned:
-            await self.pin(name)
+        return self._confined(path)
 
     async def add_trusted(self, name: str, path: Path) -> None:
         """Adds an adapter that the command line names, wherever it lies. Raises ApiError."""
@@ -102,7 +107,7 @@ class ServedAdapters:
     async def unload(self, name: str) -> None:
         """Forgets it on every level; requests that run with it go on. Raises ApiError for an unknown name."""
         if not self.knows(name):
-            raise ApiError.not_found(f"The lora adapter '{name}' cannot be found.", param="lora_name")
+            raise unknown_adapter(name)
         del self._created[name]
         await self._executor.run(self._executor.executor.remove_adapter, name)
 
@@ -190,12 +195,18 @@ class ServedAdapters:
         return False
 
 
-def _is_name(name: str) -> bool:
+def unknown_adapter(name: str) -> ApiError:
+    """For one that is to be unloaded."""
+    return ApiError.not_found(f"The lora adapter '{name}' cannot be found.", param="lora_name")
+
+
+def is_name(name: str) -> bool:
+    """Whether an adapter can have it."""
     return 0 < len(name) <= LONGEST_NAME and name.isprintable()
 
 
 def _check_name(name: str) -> None:
-    if not _is_name(name):
+    if not is_name(name):
         raise ApiError(
             f"lora_name has {len(name)} characters; accepted: 1 to {LONGEST_NAME} that can be printed",
             kind=INVALID_USER_INPUT,
@@ -205,7 +216,7 @@ def _check_name(name: str) -> None:
 
 def _is_path_of_name(name: str) -> bool:
     """Whether a model's name can be a path from a root and leads nowhere else."""
-    if not _is_name(name) or "\\" in name:
+    if not is_name(name) or "\\" in name:
         return False
     path = PurePosixPath(name)
     return not path.is_absolute() and str(path) == name and not {".", ".."} & set(path.parts)

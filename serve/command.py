@@ -111,13 +111,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
     problems = []
     if not 0 <= args.port <= 65535:
         problems.append(f"port is {args.port}; accepted: 0 to 65535")
-    limits = ServerLimits(
-        max_body_bytes=args.max_body_bytes,
-        max_header_bytes=args.max_header_bytes,
-        max_prompts=args.max_prompts,
-        max_request_seconds=args.max_request_seconds,
-        shutdown_seconds=args.shutdown_seconds,
-    )
+    limits = limits_of(args)
     for name in ("max_body_bytes", "max_header_bytes", "max_prompts"):
         if getattr(limits, name) < 1:
             problems.append(f"{name} is {getattr(limits, name)}; it must be at least 1")
@@ -154,8 +148,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
     return ServerOptions(
         host=args.host,
         port=args.port,
-        # An engine that is made on first use lies in the cache, under a name that says nothing to clients.
-        served_model_name=tuple(args.served_model_name) or (args.model.absolute().name,),
+        served_model_name=model_names_of(args),
         api_keys=tuple(keys),
         adapter_roots=tuple(args.adapter_root),
         enable_lora_loading=args.enable_lora_loading,
@@ -164,6 +157,23 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         log_requests=args.log_requests,
         limits=limits,
     )
+
+
+def limits_of(args: argparse.Namespace) -> ServerLimits:
+    """As the flags say, whether or not they can be."""
+    return ServerLimits(
+        max_body_bytes=args.max_body_bytes,
+        max_header_bytes=args.max_header_bytes,
+        max_prompts=args.max_prompts,
+        max_request_seconds=args.max_request_seconds,
+        shutdown_seconds=args.shutdown_seconds,
+    )
+
+
+def model_names_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """Of the base model; the first is the one that answers have."""
+    # An engine that is made on first use lies in the cache, under a name that says nothing to clients.
+    return tuple(args.served_model_name) or (args.model.absolute().name,)
 
 
 def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
@@ -190,6 +200,14 @@ def _draft_config_of(args: argparse.Namespace) -> DraftTargetDecodingConfig | No
     return config
 
 
+def make_executor(args: argparse.Namespace) -> Executor:
+    """Over the model's engine, which is made on first use. Raises AdaptrtError."""
+    engine = engine_for(args.model, engine_flags.engine_options_of(args), progress_on())
+    executor_config = executor_config_of(args)
+    executor_config.draft_target_decoding_config = _draft_config_of(args)
+    return Executor(engine, executor_config=executor_config)
+
+
 def run(args: argparse.Namespace) -> int:
     """Serves until it is told to end."""
     try:
@@ -198,10 +216,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"adaptrt serve needs {error.name}: pip install 'adaptrt[serve]'") from error
     options = options_of(args)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    engine = engine_for(args.model, engine_flags.engine_options_of(args), progress_on())
-    executor_config = executor_config_of(args)
-    executor_config.draft_target_decoding_config = _draft_config_of(args)
-    executor = Executor(engine, executor_config=executor_config)
+    executor = make_executor(args)
     serve(executor, options, on_ready=lambda address: print(f"serving {args.model} at {address}", flush=True))
     return 0
 

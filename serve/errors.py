@@ -69,7 +69,7 @@ class ApiError(Exception):
         """What the executor, the builder or an adapter's reader raised."""
         for error_type, status, kind in _ANSWERS:
             if isinstance(error, error_type):
-                return cls(str(error), status=status, kind=kind, headers=_retry_headers(status))
+                return cls(str(error), status=status, kind=kind, headers=retry_headers(status))
         return cls(str(error), status=HTTPStatus.INTERNAL_SERVER_ERROR, kind=INTERNAL)
 
     @classmethod
@@ -84,5 +84,6 @@ class ApiError(Exception):
         }
 
 
-def _retry_headers(status: HTTPStatus) -> dict[str, str]:
+def retry_headers(status: HTTPStatus) -> dict[str, str]:
+    """What an answer of this status has beside its body."""
     return {"Retry-After": str(RETRY_AFTER_SECONDS)} if status is HTTPStatus.TOO_MANY_REQUESTS else {}

@@ -103,15 +103,15 @@ def read_query(request: Request, model: type[Model]) -> Model:
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Returned]) -> Returned:
     """Awaits work, and cancels it when the client goes away. Raises ClientDisconnect then."""
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_disconnected(request.receive))
+    watch = asyncio.ensure_future(disconnected(request.receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
-        await _end(watch)
-        await _end(task)
+        await end_task(watch)
+        await end_task(task)
 
 
 class EventStream(Response):
@@ -130,14 +130,14 @@ class EventStream(Response):
         """As an ASGI application."""
         async with self._source:
             pump = asyncio.ensure_future(self._send_all(send))
-            watch = asyncio.ensure_future(_disconnected(receive))
+            watch = asyncio.ensure_future(disconnected(receive))
             try:
                 await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
                 if pump.done():
                     pump.result()
             finally:
-                await _end(watch)
-                await _end(pump)
+                await end_task(watch)
+                await end_task(pump)
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -151,12 +151,13 @@ def data_frame(content: Any) -> bytes:
     return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has gone; for a request whose body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _end(task: asyncio.Future[Any]) -> None:
+async def end_task(task: asyncio.Future[Any]) -> None:
     """Cancels it if need be, and waits until it has ended; what it raised was looked at, or nobody waits for it."""
     task.cancel()
     await asyncio.wait({task})

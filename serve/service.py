@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from tokenizers import Tokenizer
 
@@ -22,6 +24,8 @@ from .options import ServerOptions
 from .prompts import Prompts
 from .sampling_defaults import SamplingDefaults
 from .statistics import ExecutorStatistics
+
+AdaptersMaker: TypeAlias = Callable[[AsyncExecutor, Sequence[Path]], ServedAdapters]
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,13 @@ class Service:
     generator: TextGenerator
 
     @classmethod
-    async def open(cls, executor: Executor, options: ServerOptions) -> Service:
-        """Over an executor, which close() shuts down. Raises ConfigError, and ApiError for one of lora_modules."""
+    async def open(
+        cls, executor: Executor, options: ServerOptions, make_adapters: AdaptersMaker = ServedAdapters
+    ) -> Service:
+        """Over an executor, which close() shuts down. Raises ConfigError, and ApiError for one of lora_modules.
+
+        `make_adapters` is ServedAdapters, or makes a relative of it that shares adapters with other servers.
+        """
         engine_dir = executor.engine.directory.absolute()
         tokenizer = load_tokenizer(engine_dir / TOKENIZER_FILE)
         metrics = ServiceMetrics()
@@ -54,7 +63,7 @@ class Service:
         statistics = ExecutorStatistics(asynchronous)
         model_names = options.served_model_name or (engine_dir.name,)
         metrics.registry.register(ExecutorCollector(asynchronous, statistics, metrics, model_names[0]))
-        adapters = ServedAdapters(asynchronous, options.adapter_roots)
+        adapters = make_adapters(asynchronous, options.adapter_roots)
         end_ids = executor.engine.config.pretrained_config.eos_token_id
         service = cls(
             options=options,

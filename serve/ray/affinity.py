@@ -1,0 +1,54 @@
+"""Which adapter a request asks for, for the choice of a replica, which itself says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Collection
+from typing import Any, Final
+
+from ..adapters import is_name
+
+NUM_GROUPS: Final = 4096
+"""Ray keeps state for each id that a request was ever routed by, and clients may send any names: of groups there are
+no more than these."""
+_ADAPTER_FIELDS: Final = ("adapter_id", "lora_path", "model")
+_OPENAI_PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"})
+_TRITON_PATH: Final = re.compile(r"/v2/models/(.+?)(?:/versions/[^/]+)?/(?:infer|generate|generate_stream)")
+
+
+def group_of(adapter: str) -> str:
+    """The multiplexed model id that requests with an adapter are routed by: the same in every process."""
+    return f"adapters-{zlib.crc32(adapter.encode()) % NUM_GROUPS}"
+
+
+def adapter_named(path: str, body: bytes, model_names: Collection[str]) -> str | None:
+    """The adapter of a request; None: the base, or what a replica will refuse.
+
+    `model_names`: those of the base, which may also stand before an adapter's with a colon.
+    """
+    named = _TRITON_PATH.fullmatch(path)
+    if named is not None:
+        return _without_base(named.group(1), model_names)
+    if path not in _OPENAI_PATHS:
+        return None
+    try:
+        fields: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    for field in _ADAPTER_FIELDS:
+        adapter = _without_base(fields.get(field), model_names)
+        if adapter is not None:
+            return adapter
+    return None
+
+
+def _without_base(model: Any, model_names: Collection[str]) -> str | None:
+    if not isinstance(model, str) or model in model_names:
+        return None
+    base, colon, adapter = model.partition(":")
+    name = adapter if colon and base in model_names else model
+    return name if is_name(name) else None

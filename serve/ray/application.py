@@ -1,0 +1,59 @@
+"""The application of Ray Serve: its deployments, bound to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ray import serve
+from ray.serve import Application
+
+from ..command import limits_of, model_names_of
+from .coordinator import AdapterCoordinator
+from .endpoint import Endpoint, EndpointOptions
+from .options import application_options
+from .replica import Replica
+
+REPLICA: Final = "Replica"
+COORDINATOR: Final = "AdapterCoordinator"
+ENDPOINT: Final = "Endpoint"
+UNBOUNDED: Final = 1 << 20
+"""Requests at a time, of deployments that only wait for others."""
+_QUIET: Final = {"enable_access_log": False}
+"""Serve's log has each request once, as the endpoint answers it."""
+
+
+def application(args: Mapping[str, Any]) -> Application:
+    """As build_app()."""
+    options = application_options(args)
+    parsed = options.parsed
+    light = {"num_cpus": 0}
+    coordinator = serve.deployment(
+        AdapterCoordinator,
+        name=COORDINATOR,
+        max_ongoing_requests=UNBOUNDED,
+        graceful_shutdown_timeout_s=0.0,
+        ray_actor_options=light,
+        logging_config=_QUIET,
+    ).bind(REPLICA)
+    replicas = serve.deployment(
+        Replica,
+        name=REPLICA,
+        max_queued_requests=parsed.max_queue_size,
+        graceful_shutdown_timeout_s=parsed.shutdown_seconds,
+        ray_actor_options={"num_cpus": parsed.num_threads},
+        logging_config=_QUIET,
+        **options.scaling.serve_options(),
+    ).bind(options.flags, coordinator, options.scaling.max_adapters_per_replica)
+    endpoint_options = EndpointOptions(
+        model_names=model_names_of(parsed),
+        limits=limits_of(parsed),
+        adapter_affinity=options.scaling.adapter_affinity,
+    )
+    return serve.deployment(
+        serve.ingress()(Endpoint),
+        name=ENDPOINT,
+        max_ongoing_requests=UNBOUNDED,
+        graceful_shutdown_timeout_s=parsed.shutdown_seconds,
+        ray_actor_options=light,
+    ).bind(replicas, endpoint_options)

@@ -1,0 +1,99 @@
+"""The deployment that all changes of adapters go through, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+from ray import serve
+
+from ..errors import UNAVAILABLE, ApiError
+from .adapter_changes import AdapterChange, ChangeLog, Outcome, Refusal, refusal_of
+from .calls import call_all
+from .shared_adapters import unknown_everywhere
+
+CALL_SECONDS: Final = 300.0
+"""That replicas have to read and convert an adapter."""
+RESTORE_SECONDS: Final = 10.0
+_LOG: Final = logging.getLogger("adaptrt.coordinator")
+
+
+class AdapterCoordinator:
+    """A deployment of one replica. Its log outlives it: whoever follows the log has it too, and gives it back."""
+
+    def __init__(self, replicas: str) -> None:
+        """`replicas`: the name of their deployment, in this application."""
+        self._replicas: Any = serve.get_deployment_handle(replicas)
+        self._log = ChangeLog()
+        self._changing = asyncio.Lock()
+        self._changed = asyncio.Condition()
+        self._restored: asyncio.Task[None] | None = None
+
+    async def change(self, wanted: AdapterChange) -> Refusal | None:
+        """Makes a change at all replicas. A refusal: it was made nowhere, or `replica` of the message is behind."""
+        await self._restore()
+        async with self._changing:
+            checked = await self._at_all("check", wanted)
+            if isinstance(checked, Refusal):
+                return checked
+            refusal = refusal_of({outcome.replica: outcome.refusal for outcome in checked})
+            if refusal is not None:
+                return refusal
+            if wanted.path is None and not any(outcome.was_known for outcome in checked):
+                return unknown_everywhere(wanted.name)
+            change = dataclasses.replace(wanted, number=self._log.number + 1)
+            self._log.add(change)
+            async with self._changed:
+                self._changed.notify_all()
+            # Replicas that came meanwhile have asked for all changes, or wait for this one in since().
+            followed = await self._at_all("follow", (change,))
+            if isinstance(followed, Refusal):
+                return followed
+            return refusal_of({outcome.replica: outcome.refusal for outcome in followed})
+
+    async def since(self, number: int, seconds: float) -> tuple[AdapterChange, ...]:
+        """Changes after that of this number; waits until there are some, at most for so many seconds."""
+        await self._restore()
+        async with self._changed:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._log.number > number), seconds)
+            return self._log.since(number)
+
+    async def _restore(self) -> None:
+        """The log of the coordinator before this one, where there was one."""
+        if self._restored is None:
+            self._restored = asyncio.create_task(self._ask_for_log())
+        await asyncio.shield(self._restored)
+
+    async def _ask_for_log(self) -> None:
+        # While the application starts, nobody runs who could answer.
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            answers = await call_all(self._replicas, "followed", seconds=RESTORE_SECONDS)
+            logs: Sequence[tuple[AdapterChange, ...]] = answers.values
+            self._log.adopt(max(logs, key=_number_of, default=()))
+
+    async def _at_all(self, method: str, argument: Any) -> Sequence[Outcome] | Refusal:
+        try:
+            answers = await call_all(self._replicas, method, argument, seconds=CALL_SECONDS)
+        except (TimeoutError, asyncio.TimeoutError):
+            return _unavailable(f"not all replicas answered within {CALL_SECONDS:g} s")
+        for failure in answers.failures:
+            _LOG.error("%s at a replica failed: %s", method, failure)
+        if answers.failures:
+            return _unavailable("a replica failed; the server's log has it")
+        if not answers.values:
+            return _unavailable("no replica runs")
+        return answers.values
+
+
+def _number_of(changes: Iterable[AdapterChange]) -> int:
+    return max((change.number for change in changes), default=0)
+
+
+def _unavailable(message: str) -> Refusal:
+    return Refusal.of(ApiError(message, status=HTTPStatus.SERVICE_UNAVAILABLE, kind=UNAVAILABLE))

@@ -1,0 +1,204 @@
+"""The deployment that all requests come to: it chooses a replica by the adapter that is asked for, and passes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from ..app import respond
+from ..errors import INTERNAL, NOT_FOUND, OVERLOADED, UNAVAILABLE, ApiError, retry_headers
+from ..http import LONG_BODY, data_frame, disconnected, end_task, read_body
+from ..openai_answers import DONE
+from ..options import ServerLimits
+from ..triton_routes import is_below_prefix
+from .affinity import adapter_named, group_of
+from .calls import call_all
+from .forwarding import ForwardedRequest, MessageBatch, path_of
+from .merging import Merge, merge_of
+
+HEALTH_PATHS: Final = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})
+HEALTH_SECONDS: Final = 5.0
+"""After which a replica counts as one that does not answer."""
+MERGE_SECONDS: Final = 30.0
+_PAGE_PATHS: Final = frozenset({"/", "/api/state"})
+_PAGE_ELSEWHERE: Final = "shows one server, and these are several; see /metrics, and Ray's dashboard"
+_EVENT_STREAM: Final = b"text/event-stream"
+_LOG: Final = logging.getLogger("adaptrt.endpoint")
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """What the endpoint needs to know of the server."""
+
+    model_names: tuple[str, ...]
+    """Of the base."""
+    limits: ServerLimits
+    adapter_affinity: bool
+    """Requests go to a replica that has their adapter."""
+
+
+class Endpoint:
+    """A deployment that is an ASGI application."""
+
+    def __init__(self, replicas: DeploymentHandle, options: EndpointOptions) -> None:
+        """Asks nobody yet."""
+        self._app = EndpointApp(replicas, options)
+
+    def __serve_build_asgi_app__(self) -> EndpointApp:
+        return self._app
+
+
+class EndpointApp:
+    """An ASGI application that passes requests on to replicas, and their answers back as they come."""
+
+    def __init__(self, replicas: Any, options: EndpointOptions) -> None:
+        """`replicas`: the handle of their deployment."""
+        self._replicas = replicas
+        self._options = options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As an ASGI application."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        if scope["type"] != "http":
+            raise RuntimeError(f"'{scope['type']}' is not served")
+        request = Request({**scope, "path": path_of(scope), "root_path": ""}, receive)
+        try:
+            await self._answer(request, send)
+        except ApiError as error:
+            await respond(request, error)(scope, receive, send)
+        except ClientDisconnect:
+            pass
+
+    async def _answer(self, request: Request, send: Send) -> None:
+        path = request.url.path
+        if path in _PAGE_PATHS:
+            raise ApiError(f"{path}: the page {_PAGE_ELSEWHERE}", status=HTTPStatus.NOT_FOUND, kind=NOT_FOUND)
+        forwarded = ForwardedRequest.of(request.scope, await read_body(request, self._options.limits))
+        merge = merge_of(forwarded.method, path)
+        if merge is not None:
+            await self._answer_merged(merge, forwarded, request, send)
+            return
+        forwarding = asyncio.ensure_future(self._forward(forwarded, await self._group(forwarded), send))
+        watch = asyncio.ensure_future(disconnected(request.receive))
+        try:
+            await asyncio.wait({forwarding, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not forwarding.done():
+                raise ClientDisconnect
+            forwarding.result()
+        finally:
+            await end_task(watch)
+            await end_task(forwarding)
+
+    async def _group(self, request: ForwardedRequest) -> str:
+        """What the replica is chosen by; empty: the shorter queue alone."""
+        if not self._options.adapter_affinity:
+            return ""
+        names: Collection[str] = self._options.model_names
+        if len(request.body) > LONG_BODY:
+            adapter = await asyncio.to_thread(adapter_named, request.path, request.body, names)
+        else:
+            adapter = adapter_named(request.path, request.body, names)
+        return "" if adapter is None else group_of(adapter)
+
+    async def _forward(self, request: ForwardedRequest, group: str, send: Send) -> None:
+        handle = self._replicas.options(method_name="answer", stream=True, multiplexed_model_id=group)
+        answer = _PassedAnswer(handle.remote(request), send)
+        try:
+            if request.path in HEALTH_PATHS:
+                await asyncio.wait_for(answer.pass_batch(), HEALTH_SECONDS)
+            while await answer.pass_batch():
+                pass
+        except BackPressureError as error:
+            status = HTTPStatus.TOO_MANY_REQUESTS
+            said = "as many requests as may wait for a replica do"
+            raise ApiError(said, status=status, kind=OVERLOADED, headers=retry_headers(status)) from error
+        except (RayActorError, DeploymentUnavailableError) as error:
+            _LOG.warning("%s %s: its replica has ended: %s", request.method, request.path, error)
+            await answer.fail(_unavailable("the replica that had this request has ended; ask again"), request.path)
+        except (TimeoutError, asyncio.TimeoutError):
+            await answer.fail(_unavailable(f"no replica answered within {HEALTH_SECONDS:g} s"), request.path)
+        except RayError as error:
+            _LOG.error("%s %s failed at its replica: %s", request.method, request.path, error)
+            await answer.fail(_internal(), request.path)
+        finally:
+            answer.cancel()
+
+    async def _answer_merged(self, merge: Merge, forwarded: ForwardedRequest, request: Request, send: Send) -> None:
+        try:
+            answers = await call_all(self._replicas, "whole_answer", forwarded, seconds=MERGE_SECONDS)
+        except (TimeoutError, asyncio.TimeoutError) as error:
+            raise _unavailable(f"not all replicas answered within {MERGE_SECONDS:g} s") from error
+        if answers.failures:
+            _LOG.error("%s %s failed at a replica: %s", forwarded.method, forwarded.path, answers.failures[0])
+            raise _internal()
+        if not answers.values:
+            raise _unavailable("no replica runs")
+        await merge(answers.values)(request.scope, request.receive, send)
+
+
+class _PassedAnswer:
+    """A replica's answer on its way to the client."""
+
+    def __init__(self, batches: Any, send: Send) -> None:
+        self._batches = batches
+        self._send = send
+        self._has_begun = False
+        self._is_stream = False
+
+    async def pass_batch(self) -> bool:
+        """Sends what has come from the replica next. False: that was all. Raises what became of the replica."""
+        try:
+            batch: MessageBatch = await anext(self._batches)
+        except StopAsyncIteration:
+            return False
+        for message in batch:
+            if message["type"] == "http.response.start":
+                self._has_begun = True
+                self._is_stream = any(name.lower() == b"content-type" and value.startswith(_EVENT_STREAM)
+                                      for name, value in message["headers"])  # fmt: skip
+            await self._send(message)
+        return True
+
+    async def fail(self, error: ApiError, path: str) -> None:
+        """Ends the answer with an error. Raises it where nothing of the answer has been sent yet."""
+        if not self._has_begun:
+            raise error
+        if not self._is_stream:
+            # The connection ends before the length that the head has stated, which clients take for what it is.
+            raise RuntimeError(f"{path}: a part of the answer was lost: {error}")
+        last = data_frame({"error": str(error)}) if is_below_prefix(path) else data_frame(error.body()) + DONE
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more; after its end, this does nothing."""
+        self._batches.cancel()
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """There is nothing to start and to end."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+def _unavailable(message: str) -> ApiError:
+    return ApiError(message, status=HTTPStatus.SERVICE_UNAVAILABLE, kind=UNAVAILABLE)
+
+
+def _internal() -> ApiError:
+    said = "an internal error; the server's log has it"
+    return ApiError(said, status=HTTPStatus.INTERNAL_SERVER_ERROR, kind=INTERNAL)

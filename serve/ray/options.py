@@ -1,0 +1,151 @@
+"""What an application is built with: the flags of `adaptrt serve` by their names, and how it is spread."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..._core import ConfigError
+from ...builder.cli import CommandParser
+from ..command import add_arguments
+
+DEFAULT_MAX_ONGOING_REQUESTS: Final = 64
+DEFAULT_MAX_ADAPTERS: Final = 128
+_MODEL: Final = "model"
+_NOT_HERE: Final = {
+    "host": "Serve's proxies listen: http_options of Serve's configuration",
+    "port": "Serve's proxies listen: http_options of Serve's configuration",
+    "max_header_bytes": "Serve's proxies read the heads of requests",
+    "kv_cache_dir": "its file has one server, and replicas are several",
+    "kv_cache_dir_bytes": "its file has one server, and replicas are several",
+}
+
+
+class Scaling(BaseModel):
+    """How many replicas there are, and how requests are spread over them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    num_replicas: int | None = Field(None, ge=1)
+    """None: 1, or as many as min_replicas and max_replicas allow."""
+    min_replicas: int | None = Field(None, ge=0)
+    max_replicas: int | None = Field(None, ge=1)
+    target_ongoing_requests: float | None = Field(None, gt=0)
+    """Of a replica, that autoscaling aims at; None: half of max_ongoing_requests."""
+    max_ongoing_requests: int = Field(DEFAULT_MAX_ONGOING_REQUESTS, ge=1)
+    """Of a replica; others go to another one, even if their adapter is here."""
+    adapter_affinity: bool = True
+    """Requests go to a replica that has their adapter."""
+    max_adapters_per_replica: int = Field(DEFAULT_MAX_ADAPTERS, ge=1)
+    """Those that were used last, which requests find at their replica; as many as its LoRA cache holds."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Scaling:
+        scales = self.max_replicas is not None
+        if scales and self.num_replicas is not None:
+            raise ValueError("num_replicas and max_replicas are given; accepted: one of them")
+        for name in ("min_replicas", "target_ongoing_requests"):
+            if getattr(self, name) is not None and not scales:
+                raise ValueError(f"{name} is given without max_replicas")
+        if scales and (self.min_replicas or 0) > (self.max_replicas or 0):
+            raise ValueError(f"min_replicas is {self.min_replicas}; max_replicas is {self.max_replicas}")
+        return self
+
+    def serve_options(self) -> dict[str, Any]:
+        """Of Serve's deployment."""
+        shared: dict[str, Any] = {"max_ongoing_requests": self.max_ongoing_requests}
+        if self.max_replicas is None:
+            return shared | {"num_replicas": self.num_replicas or 1}
+        return shared | {
+            "autoscaling_config": {
+                "min_replicas": 1 if self.min_replicas is None else self.min_replicas,
+                "max_replicas": self.max_replicas,
+                "target_ongoing_requests": self.target_ongoing_requests or self.max_ongoing_requests / 2,
+            }
+        }
+
+
+@dataclass(frozen=True)
+class ApplicationOptions:
+    """Of an application."""
+
+    flags: Mapping[str, Any]
+    """For parse_flags, where each replica runs: the paths among them are of its machine."""
+    parsed: argparse.Namespace
+    scaling: Scaling
+
+
+def application_options(args: Mapping[str, Any]) -> ApplicationOptions:
+    """Raises ConfigError that names what is wrong. Looks at no file."""
+    flags = {name.replace("-", "_"): value for name, value in args.items()}
+    problems = [f"{name} is given; {reason}" for name, reason in _NOT_HERE.items() if name in flags]
+    if problems:
+        raise ConfigError("; ".join(problems))
+    scaling_fields = {name: flags.pop(name) for name in Scaling.model_fields if name in flags}
+    try:
+        scaling = Scaling.model_validate(scaling_fields)
+    except ValidationError as error:
+        said = [
+            ": ".join([*map(str, problem["loc"]), problem["msg"].removeprefix("Value error, ")])
+            for problem in error.errors(include_url=False, include_context=False, include_input=False)
+        ]
+        raise ConfigError("; ".join(said)) from error
+    parsed = parse_flags(flags)
+    if parsed.num_threads is None or parsed.num_threads < 1:
+        raise ConfigError(
+            f"num_threads is {parsed.num_threads}; a replica needs a number, which is also that of the CPUs that Ray "
+            "keeps for it"
+        )
+    return ApplicationOptions(flags, parsed, scaling)
+
+
+def parse_flags(flags: Mapping[str, Any]) -> argparse.Namespace:
+    """What `adaptrt serve` makes of these flags. Raises ConfigError.
+
+    A value is a text, a number, true or false, or a list; in a text, words are a list's. None is as if it were absent.
+    """
+    parser = _FlagParser(prog="adaptrt.serve.ray", description="")
+    add_arguments(parser)
+    given = {name: value for name, value in flags.items() if value is not None}
+    if not isinstance(given.get(_MODEL), str):
+        raise ConfigError(f"{_MODEL} is {given.get(_MODEL)!r}; accepted: {parser.action(_MODEL).help}")
+    arguments = [given.pop(_MODEL)]
+    for name, value in given.items():
+        arguments += _arguments(parser.action(name), value)
+    return parser.parse_args(arguments)
+
+
+class _FlagParser(CommandParser):
+    def action(self, name: str) -> argparse.Action:
+        """Raises ConfigError for an unknown flag."""
+        actions = {action.dest: action for action in self._actions if action.dest != "help"}
+        if name not in actions:
+            known = ", ".join(sorted({*actions, *Scaling.model_fields} - set(_NOT_HERE)))
+            raise ConfigError(f"'{name}' is not known; accepted: {known}")
+        return actions[name]
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _arguments(action: argparse.Action, value: Any) -> Sequence[str]:
+    flag = action.option_strings[0]
+    if action.nargs == 0:
+        known = {"true": True, "false": False}
+        is_on = known.get(value.lower()) if isinstance(value, str) else value
+        if not isinstance(is_on, bool):
+            raise ConfigError(f"{action.dest} is {value!r}; accepted: true, false")
+        return [flag] if is_on else []
+    if action.nargs == "+":
+        words = shlex.split(value) if isinstance(value, str) else value
+        if not isinstance(words, list) or not words:
+            raise ConfigError(f"{action.dest} is {value!r}; accepted: a list, or a text of words")
+        return [flag, *map(str, words)]
+    if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+        raise ConfigError(f"{action.dest} is {value!r}; accepted: a text or a number")
+    return [f"{flag}={value}"]

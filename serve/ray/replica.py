@@ -1,0 +1,120 @@
+"""The deployment whose replicas each have an executor, and the server's routes over it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from ..app import make_app
+from ..async_executor import AsyncExecutor
+from ..command import make_executor, options_of
+from ..service import Service
+from .adapter_changes import AdapterChange, Outcome, Refusal
+from .affinity import group_of
+from .forwarding import ForwardedRequest, MessageBatch, WholeAnswer, answer, whole_answer
+from .options import parse_flags
+from .shared_adapters import SharedAdapters
+
+WAIT_SECONDS: Final = 60.0
+"""For changes of adapters, before it is asked again."""
+RETRY_SECONDS: Final = 0.5
+_LOG: Final = logging.getLogger("adaptrt.replica")
+
+
+class Replica:
+    """Its methods are called by the endpoint and by the coordinator."""
+
+    # Serve awaits it.
+    async def __init__(  # type: ignore[misc]
+        self, flags: Mapping[str, Any], coordinator: DeploymentHandle, max_groups: int
+    ) -> None:
+        """`flags`: those of `adaptrt serve`. `max_groups`: of adapters, those used last, that requests find here.
+
+        Raises AdaptrtError, and ApiError for an adapter of lora_modules, which ends the start of the application.
+        """
+        args = parse_flags(flags)
+        options = options_of(args)
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._coordinator = coordinator
+        self._group = serve.multiplexed(max_num_models_per_replica=max_groups)(_group)
+        executor = await asyncio.to_thread(make_executor, args)
+        self._service = await Service.open(executor, options, self._make_adapters)
+        self._adapters.finish_start()
+        self._app = make_app(self._service)
+        await self._adapters.follow(await coordinator.since.remote(0, 0.0))
+        self._watch = asyncio.create_task(self._follow_changes())
+
+    async def answer(self, request: ForwardedRequest) -> AsyncIterator[MessageBatch]:
+        """The messages of its answer, as they come."""
+        async with contextlib.aclosing(answer(self._app, request, self._name)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def whole_answer(self, request: ForwardedRequest) -> WholeAnswer:
+        """For answers that are made of those of all replicas."""
+        return await whole_answer(self._app, request, self._name)
+
+    async def check(self, change: AdapterChange) -> Outcome:
+        """As SharedAdapters.check."""
+        return await self._adapters.check(change)
+
+    async def follow(self, changes: Sequence[AdapterChange]) -> Outcome:
+        """As SharedAdapters.follow."""
+        return await self._adapters.follow(changes)
+
+    async def followed(self) -> tuple[AdapterChange, ...]:
+        """What this replica knows of the coordinator's log."""
+        return self._adapters.followed.changes
+
+    def check_health(self) -> None:
+        """For Serve, which replaces this replica when it raises."""
+        if not self._service.executor.executor.is_alive:
+            raise RuntimeError("the executor has ended")
+
+    async def __del__(self) -> None:
+        """For Serve, which calls it when the replica is to end in good order."""
+        if hasattr(self, "_watch"):
+            self._watch.cancel()
+        if hasattr(self, "_service"):
+            await self._service.close()
+
+    @property
+    def _adapters(self) -> SharedAdapters:
+        adapters = self._service.adapters
+        assert isinstance(adapters, SharedAdapters)
+        return adapters
+
+    def _make_adapters(self, executor: AsyncExecutor, roots: Sequence[Path]) -> SharedAdapters:
+        return SharedAdapters(executor, roots, self._name, self._change_all, self._mark_present)
+
+    async def _change_all(self, change: AdapterChange) -> Refusal | None:
+        refusal: Refusal | None = await self._coordinator.change.remote(change)
+        return refusal
+
+    async def _mark_present(self, adapter: str) -> None:
+        await self._group(group_of(adapter))
+
+    async def _follow_changes(self) -> None:
+        """Those that came while this replica could not be told: as it started, or as the coordinator was replaced."""
+        while True:
+            try:
+                number = self._adapters.followed.number
+                await self._adapters.follow(await self._coordinator.since.remote(number, WAIT_SECONDS))
+            except (RayError, RayServeException) as error:
+                _LOG.info("the coordinator of adapters does not answer: %s", type(error).__name__)
+                await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _group(group: str) -> str:
+    """What Serve keeps as a model: the adapters themselves are in the executor's cache."""
+    return group

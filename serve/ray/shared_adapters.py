@@ -1,0 +1,129 @@
+"""The adapters of one replica: changes are those of all replicas, and requests tell the router what is here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from ..._core import AdaptrtError, Request
+from ..adapters import ServedAdapters, unknown_adapter
+from ..async_executor import AsyncExecutor, Generation
+from ..errors import ApiError
+from .adapter_changes import AdapterChange, ChangeLog, Outcome, Refusal
+
+_LOG: Final = logging.getLogger("adaptrt.replica")
+
+
+class SharedAdapters(ServedAdapters):
+    """All methods belong to the loop."""
+
+    def __init__(
+        self,
+        executor: AsyncExecutor,
+        roots: Sequence[Path],
+        replica: str,
+        change_all: Callable[[AdapterChange], Awaitable[Refusal | None]],
+        mark_present: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`change_all` makes a change at all replicas, `mark_present` tells the router that an adapter is used here."""
+        super().__init__(executor, roots)
+        self._replica = replica
+        self._change_all = change_all
+        self._mark_present = mark_present
+        self._log = ChangeLog()
+        self._following = asyncio.Lock()
+        self._initial: frozenset[str] = frozenset()
+        self._failed: dict[str, AdapterChange] = {}
+
+    @property
+    def followed(self) -> ChangeLog:
+        """The changes that this replica has followed."""
+        return self._log
+
+    def finish_start(self) -> None:
+        """What is known now is what every replica starts with."""
+        self._initial = frozenset(adapter.name for adapter in self.list())
+
+    async def load(self, name: str, path: str, *, replace: bool = False, pinned: bool = False) -> None:
+        """As ServedAdapters.load, at all replicas."""
+        directory = self.directory_to_load(name, path, replace=replace)
+        await self._change(AdapterChange(name, str(directory), replace, pinned, is_initial=name in self._initial))
+
+    async def unload(self, name: str) -> None:
+        """As ServedAdapters.unload, at all replicas; one that found it below its roots is enough."""
+        await self._change(AdapterChange(name, None, is_initial=name in self._initial))
+
+    async def submit(self, request: Request, name: str | None) -> Generation:
+        """As ServedAdapters.submit."""
+        if name is not None:
+            await self._mark_present(name)
+        return await super().submit(request, name)
+
+    async def check(self, change: AdapterChange) -> Outcome:
+        """Whether this replica could follow a change; changes nothing."""
+        was_known = self.knows(change.name)
+        if change.path is not None:
+            try:
+                directory = self.directory_to_load(change.name, change.path, replace=change.replace)
+                await self._executor.run(self._store.read, change.name, directory, replace=was_known)
+            except ApiError as error:
+                return Outcome(self._replica, Refusal.of(error), was_known)
+            except AdaptrtError as error:
+                return Outcome(self._replica, Refusal.of(ApiError.of(error)), was_known)
+        return Outcome(self._replica, None, was_known)
+
+    async def follow(self, changes: Sequence[AdapterChange]) -> Outcome:
+        """Makes those changes that have not been made here, in their order.
+
+        An adapter that cannot be loaded is none of this replica's from then on, rather than the one that its name meant
+        before, and is tried again when it is asked for.
+        """
+        refusal = None
+        async with self._following:
+            for change in changes:
+                if change.number <= self._log.number:
+                    continue
+                self._log.add(change)
+                try:
+                    await self._make(change)
+                except ApiError as error:
+                    _LOG.error("replica %s cannot follow: adapter '%s': %s", self._replica, change.name, error)
+                    refusal = Refusal.of(error)
+        return Outcome(self._replica, refusal)
+
+    async def _make(self, change: AdapterChange) -> None:
+        self._failed.pop(change.name, None)
+        if change.path is None:
+            if self.knows(change.name):
+                await super().unload(change.name)
+            return
+        try:
+            await self._add(change.name, Path(change.path), replace=self.knows(change.name))
+            if change.pinned:
+                await self.pin(change.name)
+        except ApiError:
+            if self.knows(change.name):
+                await super().unload(change.name)
+            self._failed[change.name] = change
+            raise
+
+    async def _find_one(self, name: str) -> bool:
+        if name in self._failed:
+            async with self._following:
+                failed = self._failed.get(name)
+                if failed is not None:
+                    await self._make(failed)
+        return await super()._find_one(name)
+
+    async def _change(self, change: AdapterChange) -> None:
+        refusal = await self._change_all(change)
+        if refusal is not None:
+            raise refusal.error()
+
+
+def unknown_everywhere(name: str) -> Refusal:
+    """Of an adapter that is to be unloaded."""
+    return Refusal.of(unknown_adapter(name))

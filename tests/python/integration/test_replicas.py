@@ -1,0 +1,310 @@
+"""An application of Ray Serve with two replicas: one endpoint, their adapters, and replicas that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tokenizers import Tokenizer, models
+
+import adaptrt
+from support.models import ModelSpec, save_adapter, save_model
+from support.ray_application import kill_one, ray_serve, run_application, wait_for
+from support.serving import build_engine
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+
+SPEC = ModelSpec(max_position_embeddings=16384)
+BASE, APPLICATION = "base", "replicas"
+ADAPTERS = tuple(f"a{number}" for number in range(5))
+PROMPT = [3, 4, 5]
+# So long that a replica can be killed while it is generated.
+LONG = 12000
+SECONDS = 60.0
+BODY_BYTES = 1 << 20
+# For Serve to tell its routers where an adapter is: a tenth of a second on a machine that is not busy.
+SECONDS_TO_TELL = 1.0
+
+
+@dataclass(frozen=True)
+class Place:
+    address: str
+    engine: Path
+    root: Path
+
+    def arguments(self, **fields: Any) -> dict[str, Any]:
+        return {
+            "model": str(self.engine), "served_model_name": BASE, "num_threads": 1, "num_replicas": 2,
+            "adapter_root": str(self.root), "enable_lora_loading": True, "max_body_bytes": BODY_BYTES, **fields,
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    base = tmp_path_factory.mktemp("replicas")
+    model = save_model(SPEC, base / "model")
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(model / "tokenizer.json"))
+    for seed, name in enumerate(ADAPTERS):
+        save_adapter(model, base / "root" / name, seed, strength=3.0, r=4)
+    engine = build_engine(model, base, max_seq_len=16384)
+    with ray_serve(num_cpus=4) as address:
+        made = Place(address, engine, base / "root")
+        run_application(APPLICATION, made.arguments())
+        yield made
+
+
+@pytest.fixture
+def http(place: Place) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"{place.address}/{APPLICATION}", timeout=SECONDS) as client:
+        yield client
+
+
+def body(model: str, max_tokens: int = 8, **fields: Any) -> dict[str, Any]:
+    return {
+        "model": model, "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
+        "return_token_ids": True, **fields,
+    }  # fmt: skip
+
+
+def tokens_of(content: Any) -> list[int]:
+    (choice,) = content["choices"]
+    return list(choice["token_ids"])
+
+
+@pytest.fixture(scope="module")
+def expected(place: Place) -> dict[str, list[int]]:
+    """What the executor answers to PROMPT, by the model."""
+    answers = {}
+    with adaptrt.Executor(place.engine, executor_config=adaptrt.ExecutorConfig(num_threads=1)) as executor:
+        for name in ADAPTERS:
+            executor.add_adapter(name, place.root / name)
+        for name in (None, *ADAPTERS):
+            request = adaptrt.Request(PROMPT, LONG if name is None else 8)
+            id = executor.enqueue_request(request, adapter=name)
+            tokens = executor.await_responses(id)[-1].result.output_token_ids[0]
+            answers[name or BASE] = list(tokens[len(PROMPT) :])
+    assert len({tuple(tokens[:8]) for tokens in answers.values()}) == len(answers)
+    return answers
+
+
+def ask_each(request: dict[str, Any], path: str = "/v1/completions") -> dict[str, tuple[int, Any]]:
+    """Every replica's own answer, by the replica's name."""
+    from ray import serve
+
+    from adaptrt.serve.ray.forwarding import ForwardedRequest
+
+    forwarded = ForwardedRequest("POST", path, b"", (), None, json.dumps(request).encode())
+    handle = serve.get_deployment_handle("Replica", APPLICATION)
+    answers = handle.broadcast("whole_answer", forwarded).results(timeout_s=SECONDS, return_exceptions=True)
+    return {
+        answer.replica: (answer.status, json.loads(answer.body))
+        for answer in answers
+        if not isinstance(answer, Exception)
+    }
+
+
+def metric(http: httpx.Client, name: str, **labels: str) -> dict[str, float]:
+    """By the replica."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(http.get("/metrics").text):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                found[sample.labels["replica"]] = found.get(sample.labels["replica"], 0.0) + sample.value
+    return found
+
+
+def num_requests(http: httpx.Client) -> float:
+    """Of all replicas now."""
+    return sum(sum(metric(http, f"adaptrt_requests_{state}").values()) for state in ("running", "waiting"))
+
+
+def test_openais_client_is_answered_and_streamed_to(place: Place, expected: dict[str, list[int]]) -> None:
+    client = openai.OpenAI(base_url=f"{place.address}/{APPLICATION}/v1", api_key="none")
+    extra = {"return_token_ids": True, "ignore_eos": True}
+    for model in (BASE, "a0"):
+        whole = client.completions.create(model=model, prompt=PROMPT, max_tokens=8, temperature=0, extra_body=extra)
+        assert tokens_of(whole.model_dump()) == expected[model][:8]
+        pieces = client.completions.create(
+            model=model, prompt=PROMPT, max_tokens=8, temperature=0, extra_body=extra, stream=True
+        )
+        assert [token for piece in pieces for token in tokens_of(piece.model_dump())] == expected[model][:8]
+    assert {card.id for card in client.models.list()} >= {BASE, "a0"}
+    assert client.models.retrieve("a0").id == "a0"
+
+
+def test_errors_keep_their_form_and_status(http: httpx.Client) -> None:
+    wrong: list[tuple[httpx.Response, int, str | None]] = [
+        (http.post("/v1/completions", json=body("nobody")), 404, "model"),
+        (http.post("/v1/completions", json=body(BASE, temperature=-1)), 400, "temperature"),
+        (http.post("/v1/completions", content=b"{"), 400, None),
+        (http.post("/v1/completions", content=b"1" * (BODY_BYTES + 1)), 413, None),
+        (http.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "/etc"}), 400, "lora_path"),
+        (http.post("/v1/unload_lora_adapter", json={"lora_name": "nobody"}), 404, "lora_name"),
+        (http.get("/v1/models/nobody"), 404, "model"),
+        (http.get("/nowhere"), 404, None),
+        (http.get("/"), 404, None),
+    ]
+    for response, status, param in wrong:
+        assert response.status_code == status, response.text
+        error = response.json()["error"]
+        assert (error["code"], error["param"]) == (status, param)
+        assert error["message"]
+    assert http.post("/v2/models/nobody/generate", json={}).json().keys() == {"error"}
+    assert http.get("/health").status_code == httpx.codes.OK
+
+
+def test_a_client_that_leaves_frees_its_request(http: httpx.Client) -> None:
+    asked = body(BASE, LONG, stream=True, prompt=[PROMPT] * 8)
+    with http.stream("POST", "/v1/completions", json=asked) as response:
+        assert response.status_code == httpx.codes.OK
+        # The first piece is here while the last is still to be computed.
+        assert next(response.iter_lines()).startswith("data: ")
+        assert num_requests(http) > 0.0
+    wait_for(lambda: num_requests(http) == 0.0)
+    assert sum(metric(http, "adaptrt_generations_total", finish_reason="cancelled").values()) >= 1.0
+
+
+def device_lookups(http: httpx.Client, kind: str) -> float:
+    """Of all replicas: "hits" or "misses"."""
+    return sum(metric(http, f"adaptrt_lora_cache_{kind}_total", level="device").values())
+
+
+def test_requests_go_to_a_replica_that_has_their_adapter(place: Place) -> None:
+    """Adapters beside those that other tests load; each is read by one replica, and by both without affinity."""
+    names = ADAPTERS[1:]
+    pairs: dict[str, set[tuple[str, str]]] = {}
+    hit_rates = {}
+    run_application("indifferent", place.arguments(adapter_affinity=False))
+    for application in (APPLICATION, "indifferent"):
+        with httpx.Client(base_url=f"{place.address}/{application}", timeout=SECONDS) as http:
+            before = [device_lookups(http, kind) for kind in ("hits", "misses")]
+            pairs[application] = set()
+            for turn in range(8):
+                for name in names:
+                    response = http.post("/v1/completions", json=body(name, 1))
+                    assert response.status_code == httpx.codes.OK, response.text
+                    pairs[application].add((name, response.headers["x-replica"]))
+                    if turn == 0 and application == APPLICATION:
+                        time.sleep(SECONDS_TO_TELL)
+            hits, misses = (
+                device_lookups(http, kind) - old for kind, old in zip(("hits", "misses"), before, strict=True)
+            )
+            hit_rates[application] = hits / (hits + misses)
+            assert misses == len(pairs[application])
+    assert len(pairs[APPLICATION]) == len(names)
+    assert len({replica for _, replica in pairs[APPLICATION]}) == 2
+    assert len(pairs["indifferent"]) > len(names)
+    assert hit_rates[APPLICATION] > hit_rates["indifferent"]
+    from ray import serve
+
+    serve.delete("indifferent")
+
+
+def test_adapters_are_loaded_swapped_and_unloaded_everywhere(
+    http: httpx.Client, expected: dict[str, list[int]], place: Place
+) -> None:
+    def change(route: str, **fields: Any) -> httpx.Response:
+        return http.post(f"/v1/{route}_lora_adapter", json={"lora_name": "x", **fields})
+
+    def answers() -> list[tuple[int, Any]]:
+        asked = ask_each(body("x"))
+        assert len(asked) == 2
+        return [(status, tokens_of(content) if status == 200 else None) for status, content in asked.values()]
+
+    assert answers() == [(404, None)] * 2
+    assert change("load", lora_path="a0").status_code == httpx.codes.OK
+    assert answers() == [(200, expected["a0"])] * 2
+    assert change("load", lora_path="a1").status_code == httpx.codes.BAD_REQUEST
+    assert change("load", lora_path="a1", load_inplace=True).status_code == httpx.codes.OK
+    assert answers() == [(200, expected["a1"])] * 2
+    broken = place.root / "broken"
+    broken.mkdir()
+    (broken / "adapter_config.json").write_text("{}")
+    assert change("load", lora_path="broken", load_inplace=True).status_code == httpx.codes.BAD_REQUEST
+    assert answers() == [(200, expected["a1"])] * 2
+    assert change("unload").status_code == httpx.codes.OK
+    assert answers() == [(404, None)] * 2
+    assert change("unload").status_code == httpx.codes.NOT_FOUND
+
+
+def test_what_was_loaded_outlives_its_coordinator(http: httpx.Client, expected: dict[str, list[int]]) -> None:
+    assert http.post("/v1/load_lora_adapter", json={"lora_name": "kept", "lora_path": "a2"}).status_code == 200
+    kill_one(APPLICATION, "AdapterCoordinator")
+    answer = None
+
+    def has_changed() -> bool:
+        nonlocal answer
+        answer = http.post(
+            "/v1/load_lora_adapter", json={"lora_name": "later", "lora_path": "a3", "load_inplace": True}
+        )
+        return answer.status_code == httpx.codes.OK
+
+    wait_for(has_changed)
+    for name, path in (("kept", "a2"), ("later", "a3")):
+        assert [tokens_of(content) for _, content in ask_each(body(name)).values()] == [expected[path]] * 2
+
+
+async def stream(client: httpx.AsyncClient) -> tuple[str, list[int], list[Any]]:
+    """(replica, tokens, errors) of a long answer."""
+    tokens: list[int] = []
+    errors = []
+    async with client.stream("POST", "/v1/completions", json=body(BASE, LONG, stream=True)) as response:
+        assert response.status_code == httpx.codes.OK
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                content = json.loads(line.removeprefix("data: "))
+                if "error" in content:
+                    errors.append(content["error"])
+                else:
+                    tokens += tokens_of(content)
+        return response.headers["x-replica"], tokens, errors
+
+
+async def crowd_while_one_is_killed(
+    address: str,
+) -> tuple[list[tuple[str, list[int], list[Any]]], list[httpx.Response]]:
+    async with httpx.AsyncClient(base_url=f"{address}/{APPLICATION}", timeout=SECONDS) as client:
+        streams = [asyncio.create_task(stream(client)) for _ in range(6)]
+        whole = [asyncio.create_task(client.post("/v1/completions", json=body(BASE, LONG))) for _ in range(4)]
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(kill_one, APPLICATION, "Replica")
+        later = [asyncio.create_task(client.post("/v1/completions", json=body("a0"))) for _ in range(8)]
+        return await asyncio.gather(*streams), await asyncio.gather(*whole, *later)
+
+
+def test_a_replica_that_is_killed_costs_its_requests_an_error_and_comes_back(
+    place: Place, http: httpx.Client, expected: dict[str, list[int]]
+) -> None:
+    loaded = {"lora_name": "after", "lora_path": "a4", "load_inplace": True}
+    assert http.post("/v1/load_lora_adapter", json=loaded).status_code == httpx.codes.OK
+    before = set(ask_each(body(BASE)))
+    assert len(before) == 2
+    streams, answers = asyncio.run(crowd_while_one_is_killed(place.address))
+    lost = {replica for replica, _, errors in streams if errors}
+    assert len(lost) == 1
+    assert {replica for replica, _, errors in streams if not errors} == before - lost
+    for _, tokens, errors in streams:
+        assert tokens == expected[BASE][: len(tokens)]
+        assert [(error["code"], error["type"]) for error in errors] in ([], [(503, "ServiceUnavailableError")])
+        assert errors or len(tokens) == LONG
+    for answer in answers:
+        if answer.status_code == httpx.codes.OK:
+            tokens = tokens_of(answer.json())
+            assert tokens == expected[BASE if len(tokens) == LONG else "a0"]
+        else:
+            assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE
+            assert answer.json()["error"]["type"] == "ServiceUnavailableError"
+    wait_for(lambda: len(ask_each(body(BASE))) == 2)
+    new = ask_each(body("after"))
+    assert len(new.keys() - before) == 1
+    assert [(status, tokens_of(content)) for status, content in new.values()] == [(200, expected["a4"])] * 2

@@ -1,0 +1,75 @@
+"""Applications of `adaptrt.serve.ray` on a Ray of their own, in this process's care."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+SECONDS_TO_START = 120.0
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's own is 15, so that a test beside this one could keep Serve from starting in its time.
+    "RAY_worker_niceness": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+}
+OBJECT_STORE_BYTES = 100 << 20
+"""Requests and answers are small."""
+
+
+@contextlib.contextmanager
+def ray_serve(num_cpus: int) -> Iterator[str]:
+    """The address of Serve's proxy; all that Ray started ends with it."""
+    os.environ.update(_ENVIRONMENT)
+    import ray
+    from ray import serve
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ray.init(
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level="warning",
+    )
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def run_application(name: str, args: Mapping[str, Any]) -> None:
+    """Returns when it is ready, below the path /NAME."""
+    from ray import serve
+
+    from adaptrt.serve.ray import build_app
+
+    serve.run(build_app(dict(args)), name=name, route_prefix=f"/{name}")
+
+
+def kill_one(application: str, deployment: str) -> None:
+    """As the kernel would for want of memory."""
+    title = f"ray::ServeReplica:{application}:{deployment}"
+    for directory in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if directory.name.isdigit() and (directory / "cmdline").read_bytes().startswith(title.encode()):
+                os.kill(int(directory.name), signal.SIGKILL)
+                return
+    raise AssertionError(f"no process is called {title}")
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until it is so."""
+    end = time.monotonic() + SECONDS_TO_START
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)

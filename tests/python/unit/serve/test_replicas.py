@@ -1,0 +1,238 @@
+"""Replicas, without Ray: what an application is built with, how requests are routed, and the order of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import Receive, Scope, Send
+
+import adaptrt
+from adaptrt.serve.errors import ApiError
+from adaptrt.serve.ray.adapter_changes import (
+    SECONDS_TO_REMEMBER_UNLOADS,
+    AdapterChange,
+    ChangeLog,
+    Refusal,
+    refusal_of,
+)
+from adaptrt.serve.ray.affinity import NUM_GROUPS, adapter_named, group_of
+from adaptrt.serve.ray.forwarding import ForwardedRequest, WholeAnswer, answer, whole_answer
+from adaptrt.serve.ray.merging import merge_of
+from adaptrt.serve.ray.options import application_options, parse_flags
+
+NAMES = ("base", "other")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        ("/v1/completions", {"model": "fr"}, "fr"),
+        ("/v1/chat/completions", {"model": "base:fr"}, "fr"),
+        ("/v1/completions", {"model": "base"}, None),
+        ("/v1/completions", {"model": "other", "lora_path": "fr"}, "fr"),
+        ("/v1/completions", {"adapter_id": "fr"}, "fr"),
+        ("/tokenize", {"model": "fr"}, "fr"),
+        ("/v1/completions", {"model": "team:fr"}, "team:fr"),
+        ("/v1/completions", {"model": ["fr"]}, None),
+        ("/v1/completions", {"model": "a\nb"}, None),
+        ("/v1/completions", {"model": "x" * 257}, None),
+        ("/v1/completions", [], None),
+        ("/v1/load_lora_adapter", {"model": "fr"}, None),
+        ("/v2/models/team/fr/infer", {}, "team/fr"),
+        ("/v2/models/fr/versions/1/generate_stream", {}, "fr"),
+        ("/v2/models/base/generate", {}, None),
+        ("/v2/models/fr", {}, None),
+    ],
+)
+def test_adapter_named(path: str, fields: Any, expected: str | None) -> None:
+    assert adapter_named(path, json.dumps(fields).encode(), NAMES) == expected
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100000])
+def test_bodies_that_are_not_json_name_no_adapter(body: bytes) -> None:
+    assert adapter_named("/v1/completions", body, NAMES) is None
+
+
+def test_there_are_no_more_groups_than_stated() -> None:
+    groups = {group_of(f"adapter-{number}") for number in range(4 * NUM_GROUPS)}
+    assert len(groups) <= NUM_GROUPS
+    assert len(groups) > NUM_GROUPS // 2
+    assert group_of("fr") == group_of("fr")
+
+
+def test_flags_are_those_of_the_command() -> None:
+    args = parse_flags(
+        {"model": "m", "num_threads": "4", "lora_modules": "a=/x b=/y", "adapter_root": ["/r", "/s"],
+         "enable_lora_loading": True, "log_requests": "false", "kernels": None, "max_queue_size": 7}
+    )  # fmt: skip
+    assert (str(args.model), args.num_threads, args.max_queue_size) == ("m", 4, 7)
+    assert args.lora_modules == ["a=/x", "b=/y"]
+    assert [str(root) for root in args.adapter_root] == ["/r", "/s"]
+    assert args.enable_lora_loading
+    assert not args.log_requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": None}, "model is None; accepted: engine"),
+        ({"num_threads": None}, "num_threads is None; a replica needs a number"),
+        ({"num_threads": "many"}, "invalid int value: 'many'"),
+        ({"port": 8000}, "port is given; Serve's proxies listen"),
+        ({"kv_cache_dir": "/x"}, "kv_cache_dir is given; its file has one server"),
+        ({"numreplicas": 2}, "'numreplicas' is not known; accepted: adapter_affinity, adapter_root"),
+        ({"enable_lora_loading": "yes"}, "enable_lora_loading is 'yes'; accepted: true, false"),
+        ({"adapter_root": []}, "adapter_root is []; accepted: a list"),
+        ({"kernels": ["a"]}, "kernels is ['a']; accepted: a text or a number"),
+        ({"num_replicas": 0}, "num_replicas: Input should be greater than or equal to 1"),
+        ({"num_replicas": 2, "max_replicas": 4}, "num_replicas and max_replicas are given"),
+        ({"min_replicas": 2}, "min_replicas is given without max_replicas"),
+        ({"min_replicas": 3, "max_replicas": 2}, "min_replicas is 3; max_replicas is 2"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(adaptrt.ConfigError) as refused:
+        application_options({"model": "m", "num_threads": 1, **fields})
+    assert message in str(refused.value)
+
+
+def test_replicas_scale() -> None:
+    fixed = application_options({"model": "m", "num_threads": 1, "num_replicas": "3"}).scaling.serve_options()
+    assert fixed == {"max_ongoing_requests": 64, "num_replicas": 3}
+    scaling = application_options(
+        {"model": "m", "num_threads": 1, "max_replicas": 4, "max_ongoing_requests": 10}
+    ).scaling
+    assert scaling.serve_options()["autoscaling_config"] == {
+        "min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 5.0
+    }  # fmt: skip
+
+
+def change(number: int, name: str, path: str | None = "/p", **fields: Any) -> AdapterChange:
+    return AdapterChange(name, path, number=number, **fields)
+
+
+def test_a_log_keeps_the_newest_change_of_each_name_in_order() -> None:
+    log = ChangeLog()
+    for number, name in enumerate("abca", start=1):
+        log.add(change(number, name))
+    assert [(one.number, one.name) for one in log.changes] == [(2, "b"), (3, "c"), (4, "a")]
+    assert [one.name for one in log.since(3)] == ["a"]
+    assert log.number == 4
+    other = ChangeLog()
+    other.adopt(log.changes)
+    assert (other.changes, other.number) == (log.changes, 4)
+
+
+def test_unloads_are_forgotten_once_everybody_has_heard_of_them() -> None:
+    log = ChangeLog()
+    log.add(change(1, "loaded", made=0.0))
+    log.add(change(2, "gone", None, made=0.0))
+    log.add(change(3, "initial", None, made=0.0, is_initial=True))
+    log.add(change(4, "young", None, made=1.0))
+    log.add(change(5, "new", made=SECONDS_TO_REMEMBER_UNLOADS + 0.5))
+    assert [one.name for one in log.changes] == ["loaded", "initial", "young", "new"]
+    assert log.number == 5
+
+
+def test_one_replica_that_refuses_is_named() -> None:
+    refusal = Refusal.of(ApiError("too large", param="lora_name"))
+    assert refusal_of({"r1": None, "r2": None}) is None
+    assert refusal_of({"r1": refusal, "r2": refusal}) == refusal
+    one = refusal_of({"r1": None, "r2": refusal})
+    assert one is not None
+    error = one.error()
+    assert str(error) == "replica r2 refuses what 1 of 2 replicas would do: too large"
+    assert (error.status, error.param) == (400, "lora_name")
+
+
+def whole(replica: str, body: Any, status: int = 200) -> WholeAnswer:
+    text = body if isinstance(body, str) else json.dumps(body)
+    return WholeAnswer(replica, status, ((b"content-type", b"application/json"),), text.encode())
+
+
+def merged(method: str, path: str, *answers: WholeAnswer) -> Any:
+    merge = merge_of(method, path)
+    assert merge is not None
+    return merge(answers)
+
+
+def test_lists_of_models_are_merged() -> None:
+    first = whole("a", {"object": "list", "data": [{"id": "base"}, {"id": "x"}]})
+    second = whole("b", {"object": "list", "data": [{"id": "base"}, {"id": "y"}]})
+    response = merged("GET", "/v1/models", first, second)
+    assert json.loads(response.body) == {"object": "list", "data": [{"id": "base"}, {"id": "x"}, {"id": "y"}]}
+    index = merged("POST", "/v2/repository/index", whole("a", [{"name": "x"}]), whole("b", [{"name": "y"}]))
+    assert json.loads(index.body) == [{"name": "x"}, {"name": "y"}]
+    found = merged("GET", "/v1/models/x", whole("a", {"error": 1}, 404), whole("b", {"id": "x"}))
+    assert (found.status_code, json.loads(found.body)) == (200, {"id": "x"})
+    assert merged("GET", "/v1/models/x", whole("a", {}, 404), whole("b", {}, 404)).status_code == 404
+    assert merged("GET", "/v1/models", first, whole("b", {"error": 1}, 401)).status_code == 401
+    assert merge_of("POST", "/v1/completions") is None
+
+
+def test_metrics_have_their_replica() -> None:
+    text = (
+        "# HELP n_total Things.\n# TYPE n_total counter\nn_total{{kind=\"k\"}} {0}\n"
+        "# HELP h Times.\n# TYPE h histogram\nh_bucket{{le=\"+Inf\"}} {0}\nh_count {0}\nh_sum {0}\n"
+    )  # fmt: skip
+    response = merged("GET", "/metrics", whole("r2", text.format(2)), whole("r1", text.format(1)))
+    body = bytes(response.body).decode()
+    samples = {
+        (sample.name, sample.labels["replica"]): sample.value
+        for family in text_string_to_metric_families(body)
+        for sample in family.samples
+    }
+    assert samples == {
+        (name, replica): value
+        for name in ("n_total", "h_bucket", "h_count", "h_sum")
+        for replica, value in (("r1", 1.0), ("r2", 2.0))
+    }
+    assert body.count("# TYPE n_total counter") == 1
+
+
+REQUEST = ForwardedRequest("POST", "/x", b"", (), None, b"body")
+
+
+def test_an_application_gets_the_request_and_hears_of_its_end() -> None:
+    heard: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        heard.append((scope["method"], scope["path"], await receive()))
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"date", b"d"), (b"x-request-id", b"i")]}
+        )
+        await send({"type": "http.response.body", "body": b"1", "more_body": True})
+        heard.append(await receive())
+
+    async def main() -> None:
+        batches = answer(app, REQUEST, "r1")
+        (start, body) = await anext(batches)
+        assert start["headers"] == [(b"x-replica", b"r1"), (b"x-replica-request-id", b"i")]
+        assert body["body"] == b"1"
+        await batches.aclose()
+
+    asyncio.run(main())
+    assert heard == [
+        ("POST", "/x", {"type": "http.request", "body": b"body", "more_body": False}),
+        {"type": "http.disconnect"},
+    ]
+
+
+def test_a_failure_before_the_answer_is_raised_and_one_after_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/after":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"whole"})
+        raise ValueError("a defect")
+
+    async def main() -> WholeAnswer:
+        with pytest.raises(ValueError, match="a defect"):
+            await whole_answer(app, REQUEST, "r1")
+        return await whole_answer(app, ForwardedRequest("GET", "/after", b"", (), None, b""), "r1")
+
+    assert asyncio.run(main()).body == b"whole"
+    assert "GET /after failed" in caplog.text
