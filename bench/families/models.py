@@ -33,6 +33,8 @@ _LONGROPE: Final = {
 
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "llama": {"architectures": ["LlamaForCausalLM"]},
+    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": None},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "head_dim": None},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
     "granite": {
         "architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
@@ -45,6 +47,11 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "architectures": ["Phi3ForCausalLM"], "sliding_window": None, "rope_parameters": _LONGROPE, "head_dim": None,
         "original_max_position_embeddings": 2048,
     },
+    "stablelm": {
+        "architectures": ["StableLmForCausalLM"], **_LAYER_NORM, "head_dim": None, "partial_rotary_factor": 0.25,
+        "use_qkv_bias": False, "use_parallel_residual": False,
+    },
+    "gemma": {"architectures": ["GemmaForCausalLM"], "hidden_act": None, "hidden_activation": "gelu_pytorch_tanh"},
     "gemma2": {
         "architectures": ["Gemma2ForCausalLM"], **_WINDOWS, "query_pre_attn_scalar": 64,
         "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
@@ -60,10 +67,15 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "rotary_pct": 0.25, "use_parallel_residual": True,
     },
     "cohere": {"architectures": ["CohereForCausalLM"], **_LAYER_NORM, "logit_scale": 0.0625, "head_dim": None},
+    "cohere2": {
+        "architectures": ["Cohere2ForCausalLM"], **_LAYER_NORM, "logit_scale": 0.0625, "sliding_window": 1024,
+    },
     "starcoder2": {
         "architectures": ["Starcoder2ForCausalLM"], **_NO_GATE, "rms_norm_eps": None, "layer_norm_eps": None,
         "norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh", "sliding_window": None, "use_bias": True,
     },
+    "exaone4": {"architectures": ["Exaone4ForCausalLM"], "sliding_window": None},
+    "helium": {"architectures": ["HeliumForCausalLM"]},
     "glm4": {"architectures": ["Glm4ForCausalLM"], "attention_bias": True},
     "mixtral": {
         "architectures": ["MixtralForCausalLM"], "num_hidden_layers": 12, "intermediate_size": 3584,
