@@ -12,6 +12,7 @@ from ..._version import __version__
 from ..json_fields import JsonFields
 from .quantization import QuantConfig, quantization_to_dict, read_int8_kv_cache, read_quantization
 from .rotary import LongRopeScaling, RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
+from .tensor_names import LM_HEAD_MODULE
 
 CONFIG_FILE = "config.json"
 PRODUCER = "adaptrt"
@@ -92,7 +93,8 @@ class CheckpointConfig:
     @property
     def lm_head_is_embedding(self) -> bool:
         """Whether the embedding's tensor is lm_head's as well."""
-        return self.share_embedding_table and self.mapping.world_size == 1 and self.quantization is None
+        is_quantized = self.quantization is not None and LM_HEAD_MODULE not in self.quantization.exclude_modules
+        return self.share_embedding_table and self.mapping.world_size == 1 and not is_quantized
 
     def describe_layers(self) -> str:
         """What people read: 28 of hidden size 1024, mlp 4096."""

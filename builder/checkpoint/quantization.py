@@ -35,6 +35,8 @@ class QuantConfig:
     """W4A16: consecutive inputs of an output that share a scale; None: all of them."""
     has_zero_point: bool = False
     """W4A16: each group has a zero point as well."""
+    exclude_modules: tuple[str, ...] = ()
+    """Linear layers that are not quantised, by their names in a checkpoint, such as lm_head."""
 
     def problems(self) -> list[str]:
         """Everything that cannot be."""
@@ -77,7 +79,14 @@ class QuantConfig:
     def describe(self) -> str:
         """What people read: W4A16 in groups of 64 with zero points."""
         group = f" in groups of {self.group_size}" if self.group_size is not None else ""
-        return f"{self.quant_algo.name}{group}{' with zero points' if self.has_zero_point else ''}"
+        zeros = " with zero points" if self.has_zero_point else ""
+        return f"{self.quant_algo.name}{group}{zeros}{self._describe_excluded()}"
+
+    def _describe_excluded(self) -> str:
+        count = len(self.exclude_modules)
+        if count == 0:
+            return ""
+        return f", but for {self.exclude_modules[0] if count == 1 else f'{count} of them'}"
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of the weights in the `quantization` of config.json."""
@@ -85,6 +94,7 @@ class QuantConfig:
             "quant_algo": self.quant_algo.name,
             "group_size": self.group_size,
             "has_zero_point": self.has_zero_point,
+            "exclude_modules": list(self.exclude_modules),
         }
 
 
@@ -110,12 +120,15 @@ def read_quantization(source: JsonFields) -> QuantConfig | None:
     algo = source.raw("quant_algo")
     group_size = source.optional_integer("group_size")
     has_zero_point = source.boolean("has_zero_point", default=False)
+    excluded = source.strings("exclude_modules") if "exclude_modules" in source else ()
     if algo is None:
         return None
     if not isinstance(algo, str) or algo not in QUANT_ALGOS:
         source.problem("quant_algo", f"is {describe(algo)}; accepted: null, {', '.join(QUANT_ALGOS)}")
         return None
-    config = QuantConfig(quant_algo=QuantAlgo[algo], group_size=group_size, has_zero_point=has_zero_point)
+    config = QuantConfig(
+        quant_algo=QuantAlgo[algo], group_size=group_size, has_zero_point=has_zero_point, exclude_modules=excluded
+    )
     for problem in config.problems():
         name, _, complaint = problem.partition(" ")
         source.problem(name, complaint)

@@ -5,4 +5,5 @@ from __future__ import annotations
 from typing import Final
 
 EMBEDDING: Final = "transformer.vocab_embedding.weight"
-LM_HEAD: Final = "lm_head.weight"
+LM_HEAD_MODULE: Final = "lm_head"
+LM_HEAD: Final = f"{LM_HEAD_MODULE}.weight"

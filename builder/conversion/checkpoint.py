@@ -26,6 +26,7 @@ from ..network.network import Network
 from ..progress import Progress
 from ..safetensors_stream import SafetensorsReader
 from .hf_model import HfModel, check_quantization
+from .published_tensors import PublishedTensors
 from .quantizing_tensors import QuantizingTensors
 
 # TensorRT-LLM's static scale of a layer's int8 KV cache.
@@ -39,7 +40,7 @@ class Checkpoint:
     directory: Path
     """Where it comes from: its own directory, or that of the Hugging Face model."""
     config: CheckpointConfig
-    tensors: CheckpointFile | QuantizingTensors
+    tensors: CheckpointFile | QuantizingTensors | PublishedTensors
     num_vision_tensors: int = 0
     """Of a Hugging Face model: tensors of its vision tower, which are left aside."""
 
@@ -101,7 +102,7 @@ class Checkpoint:
     @property
     def quantization_errors(self) -> tuple[QuantizationError, ...]:
         """How far each weight that was quantised as it was read is from its own values."""
-        return self.tensors.errors if isinstance(self.tensors, QuantizingTensors) else ()
+        return () if isinstance(self.tensors, CheckpointFile) else self.tensors.errors
 
     def with_int8_kv_cache(self, int8: bool) -> Checkpoint:
         """The same tensors for an engine whose keys and values are int8, or of its own type."""

@@ -76,7 +76,7 @@ def convert_checkpoint(
         quantization=quantization,
         int8_kv_cache=int8_kv_cache,
     )
-    specs = [spec for plan in model.plans for spec in rank_specs(plan, model.numpy_dtype, quantization)]
+    specs = [spec for plan in model.plans for spec in rank_specs(plan, model.numpy_dtype, model.config.quantization)]
     num_bytes = sum(spec.num_bytes for spec in specs)
     with replaced_directory(
         output_dir, is_ours=_is_checkpoint, kind="a checkpoint of AdaptRT", error=CheckpointError

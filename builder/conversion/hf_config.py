@@ -5,16 +5,19 @@ Every field is used, known not to matter, or refused by name: an unknown field m
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name
 from ..checkpoint.config import HIDDEN_ACTS, MAX_LAYERS, CheckpointConfig, ParallelMapping
+from ..checkpoint.quantization import QuantConfig
 from ..checkpoint.rotary import read_mrope_sections, read_rotary_scaling
 from ..json_fields import JsonFields, describe, load_json_object
 from ..models.family import Features, ModelFamily, VisionTower
 from ..models.missing_ops import MISSING_OPS
 from ..models.registry import FAMILIES
+from .published_quantization import read_published_quantization
 
 HF_CONFIG_FILE: Final = "config.json"
 
@@ -60,12 +63,8 @@ def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMap
     family = _family_of(fields, str(path))
     if family.vision is not None:
         fields = _fields_of_text(fields, family.vision)
-    if fields.raw("quantization_config") is not None:
-        raise CheckpointError(
-            f"{path}: quantization_config is set, but only unquantised checkpoints can be converted yet; "
-            "convert the model that this one was quantised from"
-        )
-    config = _read(fields, family, dtype, mapping)
+    quantization = _published_quantization(fields)
+    config = replace(_read(fields, family, dtype, mapping), quantization=quantization)
     if not fields.problems:
         fields.problems.extend(config.inconsistencies())
     _refuse_unknown(fields, family)
@@ -73,6 +72,16 @@ def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMap
     if problems := config.mapping_inconsistencies():
         raise ConfigError(f"{path}: " + "; ".join(problems))
     return config
+
+
+def _published_quantization(fields: JsonFields) -> QuantConfig | None:
+    stated = fields.raw("quantization_config")
+    if stated is None:
+        return None
+    if not isinstance(stated, dict):
+        fields.problem("quantization_config", f"is {describe(stated)}; expected an object")
+        return None
+    return read_published_quantization(stated, fields.problems)
 
 
 def _family_of(fields: JsonFields, subject: str) -> ModelFamily:

@@ -25,6 +25,13 @@ from ..output_directory import producer_of
 from ..safetensors_stream import TensorSpec
 from .hf_config import load_hf_config
 from .model_tensors import ModelTensors
+from .published_tensors import (
+    PublishedTensors,
+    check_stored_shapes,
+    published_dtypes,
+    published_shapes,
+    with_excluded_modules,
+)
 from .quantizing_tensors import QuantizingTensors
 
 
@@ -36,6 +43,8 @@ class HfModel:
     plans: tuple[tuple[PlannedTensor, ...], ...]
     """Of each rank."""
     _weights: HfWeights
+    _published: Network | None = None
+    """Where the layers were quantised before the model was published."""
 
     @classmethod
     def open(
@@ -57,17 +66,23 @@ class HfModel:
         if producer_of(directory / CONFIG_FILE) == PRODUCER:
             raise CheckpointError(f"{directory}: was made by AdaptRT; expected the directory of a Hugging Face model")
         config = replace(
-            load_hf_config(directory, dtype=dtype, mapping=mapping or ParallelMapping()),
-            quantization=quantization,
-            int8_kv_cache=int8_kv_cache,
+            load_hf_config(directory, dtype=dtype, mapping=mapping or ParallelMapping()), int8_kv_cache=int8_kv_cache
         )
-        network = declare(config)
+        published = config.quantization
+        if published is not None and (quantization is not None or config.mapping.world_size > 1):
+            wanted = "be quantised again" if quantization is not None else "be cut over ranks"
+            raise ConfigError(f"{directory}: its weights are {published.quant_algo.name} already and cannot {wanted}")
+        network = declare(replace(config, quantization=published or quantization))
         weights = HfWeights(directory).renamed(partial(name_now, older_names=network.older_names))
-        _check_tensors(weights, network, directory)
+        if published is not None:
+            published = with_excluded_modules(published, network, weights, str(directory))
+        config = replace(config, quantization=published or quantization)
+        network = declare(config)
+        _check_tensors(weights, network, directory, is_published=published is not None)
         plans = tuple(tuple(plan_rank(network, rank)) for rank in range(config.mapping.world_size))
         check_quantization(config, plans, str(directory))
         _check_tied_lm_head(weights, network)
-        return cls(config, plans, weights)
+        return cls(config, plans, weights, network if published is not None else None)
 
     @property
     def num_vision_tensors(self) -> int:
@@ -79,8 +94,12 @@ class HfModel:
         """The type of the tensors that are not quantised."""
         return np.dtype(dtype_name(self.config.dtype))
 
-    def tensors(self, rank: int) -> QuantizingTensors:
+    def tensors(self, rank: int) -> QuantizingTensors | PublishedTensors:
         """The tensors of a rank, which are made as they are read."""
+        if self._published is not None and self.config.quantization is not None:
+            return PublishedTensors(
+                self._weights, self.plans[rank], self.numpy_dtype, self._published, self.config.quantization
+            )
         plain = ModelTensors(self._weights, self.plans[rank], self.numpy_dtype)
         return QuantizingTensors(plain, self.config.quantization)
 
@@ -98,9 +117,13 @@ def check_quantization(config: CheckpointConfig, plans: Sequence[Sequence[Planne
         raise ConfigError(f"{subject}: quantization: " + "; ".join(dict.fromkeys(problems)))
 
 
-def _check_tensors(weights: HfWeights, network: Network, model_dir: Path) -> None:
+def _check_tensors(weights: HfWeights, network: Network, model_dir: Path, *, is_published: bool) -> None:
     """Raises CheckpointError with every tensor that is missing, unused, or of another shape or dtype."""
     expected = hf_tensor_shapes(network)
+    dtypes = {}
+    if is_published:
+        expected = published_shapes(network, weights, expected)
+        dtypes = published_dtypes(network, weights)
     missing = [name for name in expected if name not in weights]
     unused = [name for name in weights.names if name not in expected and not _is_harmless(name, network)]
     differing = []
@@ -110,8 +133,8 @@ def _check_tensors(weights: HfWeights, network: Network, model_dir: Path) -> Non
         spec = weights.spec(name)
         if spec.shape != shape:
             differing.append(f"tensor '{name}' is {list(spec.shape)}, but config.json makes it {list(shape)}")
-        if spec.dtype not in CHECKPOINT_DTYPES:
-            accepted = ", ".join(map(str, CHECKPOINT_DTYPES))
+        if spec.dtype not in dtypes.get(name, CHECKPOINT_DTYPES):
+            accepted = ", ".join(map(str, dtypes.get(name, CHECKPOINT_DTYPES)))
             differing.append(f"tensor '{name}' is of {spec.dtype}; accepted: {accepted}")
     problems = []
     if missing:
@@ -121,6 +144,8 @@ def _check_tensors(weights: HfWeights, network: Network, model_dir: Path) -> Non
     problems.extend(differing)
     if problems:
         raise CheckpointError(f"{model_dir}: " + "; ".join(problems))
+    if is_published:
+        check_stored_shapes(network, weights)
 
 
 def _is_harmless(name: str, network: Network) -> bool:

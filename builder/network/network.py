@@ -9,7 +9,7 @@ from typing import Final
 from ..._core import RowKind
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.rotary import RotaryScaling
-from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
+from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
 from .ops import (
     Activation,
     Attention,
@@ -226,8 +226,14 @@ class Network:
     ) -> LinearWeight:
         """The weight of a linear layer over `x`, or over so many inputs."""
         inputs = x if isinstance(x, int) else x.width
+        full_name = self._name(name)
         return LinearWeight(
-            name=self._name(name), parts=tuple(parts), inputs=inputs, split=split, bias=bias, quantized=quantized
+            name=full_name,
+            parts=tuple(parts),
+            inputs=inputs,
+            split=split,
+            bias=bias,
+            quantized=quantized and not self._is_excluded(full_name),
         )
 
     def attention(
@@ -350,8 +356,13 @@ class Network:
             split=Split.COLUMN,
             bias=bias,
             tied_to=table if config.share_embedding_table else None,
+            quantized=not self._is_excluded(TensorName(LM_HEAD_MODULE)),
         )
         self.logits = self._linear(x, (weight,), None, None, scale, softcap)
+
+    def _is_excluded(self, name: TensorName) -> bool:
+        quantization = self.config.quantization
+        return quantization is not None and str(name) in quantization.exclude_modules
 
     @property
     def _scope(self) -> str:

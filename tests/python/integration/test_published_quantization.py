@@ -1,0 +1,262 @@
+"""Models whose weights were quantised before they were published, against transformers over the same values."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import adaptrt
+from adaptrt._core import QuantAlgo
+from adaptrt.builder.adapter import convert_adapter
+from adaptrt.builder.build import build
+from adaptrt.builder.checkpoint.quantizer import QuantizedRows, dequantize_rows
+from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.builder.conversion.convert import convert_checkpoint
+from support.models import ModelSpec, Reference, save_adapter, save_model
+from support.serving import collect, make_request
+
+# As in test_parity.py: the values are the same ones.
+FLOAT32_TOLERANCE = 1e-4
+# 8 bits of activations: a few percent of the range, as of weights that are quantised by the build.
+W8A8_TOLERANCE = 0.06
+SPEC = ModelSpec(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96)
+CONFIG = BuildConfig(
+    max_batch_size=4,
+    max_num_tokens=128,
+    max_seq_len=64,
+    lora_config=LoraBuildConfig(max_lora_rank=8),
+    plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
+)
+INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False, "group_size": None}
+INT4 = {**INT8, "num_bits": 4, "strategy": "group", "group_size": 32, "actorder": None, "observer": "mse"}
+TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
+SCHEMES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+    "w8a16": ("int-quantized", INT8, None),
+    "w8a8": ("int-quantized", INT8, TOKENS),
+    "packed-8": ("pack-quantized", INT8, None),
+    "packed-4": ("pack-quantized", INT4, None),
+    "packed-4-asymmetric": ("pack-quantized", {**INT4, "symmetric": False}, None),
+    "packed-4-channel": ("pack-quantized", {**INT4, "strategy": "channel", "group_size": None}, None),
+}
+
+
+def packed(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """int32 words of unsigned numbers, the first in the lowest bits."""
+    per_word = 32 // bits
+    padded = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % per_word))).astype(np.uint32)
+    words = padded.reshape(len(numbers), -1, per_word) << (np.arange(per_word, dtype=np.uint32) * bits)
+    return np.bitwise_or.reduce(words, axis=2).view(np.int32)
+
+
+def publish(model: Path, directory: Path, scheme: str, exclude: tuple[str, ...] = ()) -> Path:
+    """The model quantised; `directory`/values is one whose weights are what the integers stand for."""
+    file_format, weights, activations = SCHEMES[scheme]
+    bits, size = weights["num_bits"], weights["group_size"]
+    tensors, values = {}, {}
+    for name, tensor in load_file(model / "model.safetensors").items():
+        source = name.removesuffix(".weight")
+        if not name.endswith("_proj.weight") or source.endswith(exclude):
+            tensors[name] = values[name] = tensor
+            continue
+        grouped = tensor.reshape(len(tensor), -1, size or tensor.shape[1])
+        zeros = np.zeros((*grouped.shape[:2], 1), np.float32)
+        if weights["symmetric"]:
+            scales = np.abs(grouped).max(axis=2, keepdims=True) / (2 ** (bits - 1) - 1)
+        else:
+            low, high = (np.clip(edge(grouped, axis=2, keepdims=True), *limits) for edge, limits in (
+                (np.min, (None, 0)), (np.max, (0, None))))  # fmt: skip
+            scales = (high - low) / 15
+        scales = scales.astype(ml_dtypes.bfloat16).astype(np.float32)
+        if not weights["symmetric"]:
+            zeros = np.clip(np.rint(-low / scales), 0, 15) - 8
+        integers = np.clip(np.rint(grouped / scales) + zeros, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        values[name] = ((integers - zeros) * scales).reshape(tensor.shape).astype(np.float32)
+        flat = integers.reshape(tensor.shape)
+        tensors[f"{source}.weight_scale"] = scales[:, :, 0].astype(ml_dtypes.bfloat16)
+        if file_format == "int-quantized":
+            tensors[name] = flat.astype(np.int8)
+            continue
+        offset = 2 ** (bits - 1)
+        tensors[f"{source}.weight_packed"] = packed((flat + offset).astype(np.uint32), bits)
+        tensors[f"{source}.weight_shape"] = np.array(tensor.shape, np.int64)
+        if not weights["symmetric"]:
+            by_group = (zeros[:, :, 0] + offset).astype(np.uint32).T
+            tensors[f"{source}.weight_zero_point"] = np.ascontiguousarray(packed(by_group, bits).T)
+    config = json.loads((model / "config.json").read_text())
+    write(directory / "values", config, values)
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": file_format,
+        "quantization_status": "compressed",
+        "global_compression_ratio": None,
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": activations,
+                "output_activations": None,
+            }
+        },
+    }
+    return write(directory / "published", config, tensors)
+
+
+def write(directory: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save_model(SPEC, tmp_path_factory.mktemp("published") / "model")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_checkpoint_has_the_published_values(scheme: str, model: Path, tmp_path: Path) -> None:
+    published = publish(model, tmp_path, scheme, exclude=("layers.1.mlp.down_proj",))
+    convert_checkpoint(published, tmp_path / "checkpoint")
+    opened = Checkpoint.open(tmp_path / "checkpoint")
+    how = opened.config.quantization
+    assert how is not None
+    assert how.exclude_modules == ("transformer.layers.1.mlp.proj", "lm_head")
+    assert how.quant_algo is {"w8": QuantAlgo.W8A16, "pa": QuantAlgo.W4A16}[scheme[:2]] or scheme in (
+        "w8a8",
+        "packed-8",
+    )
+    values = load_file(tmp_path / "values" / "model.safetensors")
+    name = "transformer.layers.0.attention.qkv.weight"
+    expected = np.concatenate([values[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"])
+    pieces = list(opened.tensors.quantized_rows(name, range(len(expected))))
+    rows = [dequantize_rows(QuantizedRows(piece.weights, piece.scales, piece.zeros), how) for piece in pieces]
+    assert np.array_equal(np.concatenate(rows), expected)
+    plain = np.concatenate(list(opened.tensors.rows("transformer.layers.1.mlp.proj.weight", range(64))))
+    assert np.array_equal(plain, values["model.layers.1.mlp.down_proj.weight"])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_engines_compute_with_them(scheme: str, model: Path, tmp_path: Path) -> None:
+    """Without and with adapters, whose magnitudes are normalised by the published values."""
+    published = publish(model, tmp_path, scheme)
+    build(Checkpoint.of_model(published), CONFIG, tmp_path / "engine")
+    adapters = {
+        None: None,
+        "lora": save_adapter(tmp_path / "values", tmp_path / "lora", 1, r=4),
+        "dora": save_adapter(tmp_path / "values", tmp_path / "dora", 2, r=3, use_dora=True),
+    }
+    prompt = np.random.default_rng(3).integers(2, SPEC.vocab_size, 20).tolist()
+    with adaptrt.Executor(tmp_path / "engine", adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+        for task_id, adapter in enumerate(adapters.values()):
+            lora = None if adapter is None else adaptrt.LoraConfig.from_peft(task_id, adapter, executor.engine)
+            answer = collect(executor, executor.enqueue_request(make_request(prompt, 6, lora)))
+            expected = Reference(tmp_path / "values", adapter).logits(prompt, answer.tokens).numpy()
+            actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
+            tolerance = W8A8_TOLERANCE if scheme == "w8a8" else FLOAT32_TOLERANCE
+            assert np.abs(actual - expected).max() <= tolerance * (expected.max() - expected.min())
+            if scheme != "w8a8":
+                assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist()
+
+
+def changed(published: Path, change: Any) -> Path:
+    config = json.loads((published / "config.json").read_text())
+    change(config["quantization_config"])
+    (published / "config.json").write_text(json.dumps(config))
+    return published
+
+
+def of_weights(**fields: Any) -> Any:
+    return lambda config: config["config_groups"]["group_0"]["weights"].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "change", "reason"),
+    [
+        ("w8a16", lambda c: c.update(quant_method="gptq"), 'quant_method is "gptq"; accepted: compressed-tensors'),
+        ("w8a16", lambda c: c.update(format="float-quantized"), 'format is "float-quantized"'),
+        ("w8a16", lambda c: c.update(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme is set"),
+        ("w8a16", lambda c: c.update(new_feature=1), "quantization_config.new_feature"),
+        ("w8a16", lambda c: c["config_groups"].update(other={}), "config_groups has 2 groups"),
+        ("w8a16", lambda c: c["config_groups"]["group_0"].update(targets=["Embedding"]), "targets must be"),
+        ("w8a16", of_weights(num_bits=3), "num_bits is 3; accepted: 4 or 8"),
+        ("w8a16", of_weights(num_bits=4), "num_bits is 4, which int-quantized does not pack"),
+        ("w8a16", of_weights(type="float"), 'type is "float"'),
+        ("w8a16", of_weights(symmetric=False), "of 8 bits must be channel, and symmetric"),
+        ("w8a16", of_weights(dynamic=True), "dynamic is true; accepted: false"),
+        ("packed-4", of_weights(group_size=48), "group_size is 48; accepted: 32, 64, 128"),
+        ("packed-4", of_weights(actorder="group"), "actorder reorders inputs"),
+        (
+            "packed-4",
+            lambda c: c["config_groups"]["group_0"].update(input_activations=TOKENS),
+            "goes with weights of 8 bits alone",
+        ),
+        (
+            "w8a8",
+            lambda c: c["config_groups"]["group_0"]["input_activations"].update(dynamic=False),
+            "input_activations.dynamic is false; accepted: true",
+        ),
+    ],
+)  # fmt: skip
+def test_other_configurations_are_refused(scheme: str, change: Any, reason: str, model: Path, tmp_path: Path) -> None:
+    published = changed(publish(model, tmp_path, scheme), change)
+    with pytest.raises(adaptrt.CheckpointError, match=reason):
+        convert_checkpoint(published, tmp_path / "checkpoint")
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def with_tensors(published: Path, change: Any) -> Path:
+    tensors = load_file(published / "model.safetensors")
+    change(tensors)
+    save_file(tensors, published / "model.safetensors")
+    return published
+
+
+LAYER = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "change", "reason"),
+    [
+        ("w8a16", lambda t: t.pop(f"{LAYER}.weight_scale"), r"must be quantised alike: .*q_proj is not, .*k_proj is"),
+        ("w8a16", lambda t: t.update({f"{LAYER}.weight": t[f"{LAYER}.weight"][:-1]}), r"q_proj.weight' is \[63, 64\]"),
+        ("w8a16", lambda t: t.update({f"{LAYER}.weight": t[f"{LAYER}.weight"].astype(np.float32)}), "is of float32"),
+        ("w8a16", lambda t: t.update({f"{LAYER}.input_scale": np.ones(1, np.float32)}), "unexpected tensors"),
+        ("w8a16", lambda t: t.update({"lm_head.weight_scale": np.ones((61, 1), np.float32)}), "lm_head.weight_scale'"),
+        ("packed-4", lambda t: t.pop(f"{LAYER}.weight_shape"), "missing tensors: .*q_proj.weight_shape"),
+        ("packed-4", lambda t: t.update({f"{LAYER}.weight_shape": np.array([64, 65])}), r"is \[64, 65\], but"),
+        (
+            "packed-4",
+            lambda t: t.update({f"{LAYER}.weight_scale": np.full((64, 2), 1.001, np.float16)}),
+            "scales of float16 that bfloat16 cannot hold",
+        ),
+        ("packed-4", lambda t: t.update({f"{LAYER}.weight_g_idx": np.zeros(64, np.int32)}), "unexpected tensors"),
+    ],
+)  # fmt: skip
+def test_other_tensors_are_refused(scheme: str, change: Any, reason: str, model: Path, tmp_path: Path) -> None:
+    published = with_tensors(publish(model, tmp_path, scheme), change)
+    with pytest.raises(adaptrt.CheckpointError, match=reason):
+        convert_checkpoint(published, tmp_path / "checkpoint")
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_what_is_quantised_is_not_quantised_again_or_cut(model: Path, tmp_path: Path) -> None:
+    published = publish(model, tmp_path, "w8a16")
+    with pytest.raises(adaptrt.ConfigError, match="W8A16 already and cannot be cut over ranks"):
+        convert_checkpoint(published, tmp_path / "checkpoint", tp_size=2)
+    checkpoint = Checkpoint.of_model(published)
+    how = copy.copy(checkpoint.config.quantization)
+    with pytest.raises(adaptrt.ConfigError, match="W8A16 already"):
+        build(checkpoint, CONFIG, tmp_path / "engine", quantization=how)
+    adapter = save_adapter(tmp_path / "values", tmp_path / "dora", 2, r=3, use_dora=True)
+    with pytest.raises(adaptrt.CheckpointError, match="is int8; accepted"):
+        convert_adapter(adapter, storage_dtype="float32", base=published)
