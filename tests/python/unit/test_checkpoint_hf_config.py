@@ -297,7 +297,11 @@ REFUSED = [
     (HF, {"auto_map": PHI3_CODE}, "auto_map names custom code"),
     (HF, {"auto_map": "x.Y"}, "auto_map names custom code.*'x.Y'"),
     (PHI3, {"auto_map": {**PHI3_CODE, "AutoModelForCausalLM": "mine.Phi3ForCausalLM"}}, "custom code.*mine.Phi3"),
-    (HF, {"quantization_config": {"bits": 4}}, "quantization_config.quant_method is null; accepted: compressed-tensors"),
+    (
+        HF,
+        {"quantization_config": {"bits": 4}},
+        "quantization_config.quant_method is null; accepted: compressed-tensors",
+    ),
     (HF, {"torch_dtype": ...}, "dtype is missing; state --dtype float32, float16 or bfloat16"),
     (HF, {"dtype": "float32"}, "dtype says bfloat16 and float32"),
     (HF, {"torch_dtype": "float8_e4m3fn"}, "dtype cannot be used.*accepted: float32, float16, bfloat16"),
