@@ -121,9 +121,6 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
     problems += [f"adapter_root {root}: is not a directory" for root in args.adapter_root if not root.is_dir()]
     if args.enable_lora_loading and not args.adapter_root:
         problems.append("enable_lora_loading needs adapter_root: below it lies what clients may load")
-    keys = list(args.api_key)
-    if os.environ.get(API_KEY_VARIABLE):
-        keys.append(os.environ[API_KEY_VARIABLE])
     if (args.kv_cache_dir is None) != (args.kv_cache_dir_bytes is None):
         problems.append(
             f"kv_cache_dir is {args.kv_cache_dir} and kv_cache_dir_bytes is {args.kv_cache_dir_bytes}; "
@@ -149,7 +146,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         host=args.host,
         port=args.port,
         served_model_name=model_names_of(args),
-        api_keys=tuple(keys),
+        api_keys=keys_of(args),
         adapter_roots=tuple(args.adapter_root),
         enable_lora_loading=args.enable_lora_loading,
         lora_modules=tuple(modules),
@@ -168,6 +165,12 @@ def limits_of(args: argparse.Namespace) -> ServerLimits:
         max_request_seconds=args.max_request_seconds,
         shutdown_seconds=args.shutdown_seconds,
     )
+
+
+def keys_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """Of the flags, and of this process's environment; (): none is asked for."""
+    variable = os.environ.get(API_KEY_VARIABLE)
+    return (*args.api_key, *([variable] if variable else []))
 
 
 def model_names_of(args: argparse.Namespace) -> tuple[str, ...]:

@@ -8,9 +8,8 @@ from typing import Any, Final
 from ray import serve
 from ray.serve import Application
 
-from ..command import limits_of, model_names_of
 from .coordinator import AdapterCoordinator
-from .endpoint import Endpoint, EndpointOptions
+from .endpoint import Endpoint
 from .options import application_options
 from .replica import Replica
 
@@ -45,15 +44,10 @@ def application(args: Mapping[str, Any]) -> Application:
         logging_config=_QUIET,
         **options.scaling.serve_options(),
     ).bind(options.flags, coordinator, options.scaling.max_adapters_per_replica)
-    endpoint_options = EndpointOptions(
-        model_names=model_names_of(parsed),
-        limits=limits_of(parsed),
-        adapter_affinity=options.scaling.adapter_affinity,
-    )
     return serve.deployment(
         serve.ingress()(Endpoint),
         name=ENDPOINT,
         max_ongoing_requests=UNBOUNDED,
         graceful_shutdown_timeout_s=parsed.shutdown_seconds,
         ray_actor_options=light,
-    ).bind(replicas, endpoint_options)
+    ).bind(replicas, options.flags, options.scaling.adapter_affinity)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -13,18 +13,21 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..app import respond
+from ..app import OPEN_PATHS, respond
+from ..command import keys_of, limits_of, model_names_of
 from ..errors import INTERNAL, NOT_FOUND, OVERLOADED, UNAVAILABLE, ApiError, retry_headers
 from ..http import LONG_BODY, data_frame, disconnected, end_task, read_body
+from ..key_guard import KeyGuard
 from ..openai_answers import DONE
 from ..options import ServerLimits
 from ..triton_routes import is_below_prefix
 from .affinity import adapter_named, group_of
 from .calls import call_all
-from .forwarding import ForwardedRequest, MessageBatch, path_of
+from .forwarding import ForwardedRequest, MessageBatch
 from .merging import Merge, merge_of
+from .options import parse_flags
 
 HEALTH_PATHS: Final = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})
 HEALTH_SECONDS: Final = 5.0
@@ -50,12 +53,33 @@ class EndpointOptions:
 class Endpoint:
     """A deployment that is an ASGI application."""
 
-    def __init__(self, replicas: DeploymentHandle, options: EndpointOptions) -> None:
-        """Asks nobody yet."""
-        self._app = EndpointApp(replicas, options)
+    def __init__(self, replicas: DeploymentHandle, flags: Mapping[str, Any], adapter_affinity: bool) -> None:
+        """`flags`: those of `adaptrt serve`. Asks nobody yet."""
+        args = parse_flags(flags)
+        self._app: ASGIApp = EndpointApp(
+            replicas, EndpointOptions(model_names_of(args), limits_of(args), adapter_affinity)
+        )
+        # Replicas would refuse as well, but here nothing has been read yet.
+        if keys := keys_of(args):
+            self._app = KeyGuard(self._app, keys=keys, open_paths=OPEN_PATHS, respond=respond)
+        self._app = BelowPrefix(self._app)
 
-    def __serve_build_asgi_app__(self) -> EndpointApp:
+    def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._app
+
+
+class BelowPrefix:
+    """An ASGI application around one that knows nothing of the application's route prefix."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As an ASGI application."""
+        if scope["type"] == "http":
+            prefix = scope.get("root_path", "").rstrip("/")
+            scope = {**scope, "path": scope["path"].removeprefix(prefix), "root_path": ""}
+        await self._app(scope, receive, send)
 
 
 class EndpointApp:
@@ -73,7 +97,7 @@ class EndpointApp:
             return
         if scope["type"] != "http":
             raise RuntimeError(f"'{scope['type']}' is not served")
-        request = Request({**scope, "path": path_of(scope), "root_path": ""}, receive)
+        request = Request(scope, receive)
         try:
             await self._answer(request, send)
         except ApiError as error:

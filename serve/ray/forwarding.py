@@ -28,7 +28,6 @@ class ForwardedRequest:
 
     method: str
     path: str
-    """Without the application's route prefix."""
     query_string: bytes
     headers: tuple[tuple[bytes, bytes], ...]
     client: tuple[str, int] | None
@@ -40,7 +39,7 @@ class ForwardedRequest:
         client = scope.get("client")
         return cls(
             method=scope["method"],
-            path=path_of(scope),
+            path=scope["path"],
             query_string=scope.get("query_string", b""),
             headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
             client=None if client is None else (client[0], client[1]),
@@ -73,12 +72,6 @@ class WholeAnswer:
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
-
-
-def path_of(scope: Scope) -> str:
-    """A request's path below the application's route prefix."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", "").rstrip("/"))
 
 
 async def answer(app: ASGIApp, request: ForwardedRequest, replica: str) -> AsyncGenerator[MessageBatch, None]:
