@@ -46,6 +46,11 @@ def ask_server(address: str, crowd: Crowd) -> list[Stream]:
     return asyncio.run(_ask_all(address, crowd))
 
 
+def ask_in_turn(address: str, crowd: Crowd, at_once: int) -> list[Stream]:
+    """As ask_server, with so many at a time: when one ends, the next is sent."""
+    return asyncio.run(_ask_in_turn(address, crowd, at_once))
+
+
 @dataclass
 class _Connection(asyncio.Protocol):
     """One request and the bytes that came back."""
@@ -93,6 +98,22 @@ async def _ask_all(address: str, crowd: Crowd) -> list[Stream]:
     )
     await asyncio.gather(*(connection.ended for connection in connections))
     return [connection.stream() for connection in connections]
+
+
+async def _ask_in_turn(address: str, crowd: Crowd, at_once: int) -> list[Stream]:
+    loop = asyncio.get_running_loop()
+    place = urlsplit(address)
+    free = asyncio.Semaphore(at_once)
+
+    async def ask(model: str, prompt: Sequence[int]) -> _Connection:
+        connection = _Connection(_request(place.netloc, model, prompt, crowd.max_tokens), loop.create_future())
+        async with free:
+            await loop.create_connection(lambda: connection, place.hostname, place.port)
+            await connection.ended
+        return connection
+
+    pairs = zip(crowd.models, crowd.prompts, strict=True)
+    return [connection.stream() for connection in await asyncio.gather(*(ask(*pair) for pair in pairs))]
 
 
 def _request(host: str, model: str, prompt: Sequence[int], max_tokens: int) -> bytes:
