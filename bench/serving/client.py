@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import h11
 
@@ -88,7 +88,7 @@ async def _ask_all(address: str, crowd: Crowd) -> list[Stream]:
     place = urlsplit(address)
     connections = []
     for model, prompt in zip(crowd.models, crowd.prompts, strict=True):
-        request = _request(place.netloc, model, prompt, crowd.max_tokens)
+        request = _request(place, model, prompt, crowd.max_tokens)
         connections.append(_Connection(request, loop.create_future()))
     await asyncio.gather(
         *(
@@ -106,7 +106,7 @@ async def _ask_in_turn(address: str, crowd: Crowd, at_once: int) -> list[Stream]
     free = asyncio.Semaphore(at_once)
 
     async def ask(model: str, prompt: Sequence[int]) -> _Connection:
-        connection = _Connection(_request(place.netloc, model, prompt, crowd.max_tokens), loop.create_future())
+        connection = _Connection(_request(place, model, prompt, crowd.max_tokens), loop.create_future())
         async with free:
             await loop.create_connection(lambda: connection, place.hostname, place.port)
             await connection.ended
@@ -116,14 +116,14 @@ async def _ask_in_turn(address: str, crowd: Crowd, at_once: int) -> list[Stream]
     return [connection.stream() for connection in await asyncio.gather(*(ask(*pair) for pair in pairs))]
 
 
-def _request(host: str, model: str, prompt: Sequence[int], max_tokens: int) -> bytes:
+def _request(place: SplitResult, model: str, prompt: Sequence[int], max_tokens: int) -> bytes:
     fields = {
         "model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
         "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
     body = json.dumps(fields).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"POST {place.path}/v1/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body

@@ -1,6 +1,6 @@
 """Two replicas on Ray Serve beside one, and beside `adaptrt serve`: adapters by Zipf, with affinity and without.
 
-    python bench/serving/replicas.py HOME [--adapters 48] [--cached 12] [--requests 300] [--output report.json]
+    python bench/serving/replicas.py HOME [--adapters 64] [--cached 20] [--requests 300] [--output report.json]
 
 A small random model, its engine and its adapters are made below HOME, once. Each arrangement has the same number of
 threads in all, is started alone, warmed up, and asked for the same adapters in the same order by a closed loop of
@@ -222,8 +222,8 @@ def main() -> int:
     """Measures, prints and saves."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("home", type=Path)
-    parser.add_argument("--adapters", type=int, default=48)
-    parser.add_argument("--cached", type=int, default=12, help="adapters that a replica's LoRA cache holds")
+    parser.add_argument("--adapters", type=int, default=64)
+    parser.add_argument("--cached", type=int, default=20, help="adapters that a replica's LoRA cache holds")
     parser.add_argument("--zipf", type=float, default=1.0)
     parser.add_argument("--requests", type=int, default=300, help="of a round")
     parser.add_argument("--streams", type=int, default=16, help="requests at a time")
@@ -234,6 +234,8 @@ def main() -> int:
     parser.add_argument("--quiet_wait", type=float, default=30.0)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    if args.cached <= args.streams:
+        parser.error(f"--cached is {args.cached}; --streams is {args.streams}, and each may need an adapter of its own")
     args.home = args.home.resolve()
     console = Console()
     place = make_place(args.home, args.adapters)
