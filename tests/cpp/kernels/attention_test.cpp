@@ -27,6 +27,8 @@ struct Shape {
   /// How many times greater the last tokens' keys are than the first's.
   float key_growth = 1.0F;
   float softcap = 0.0F;
+  std::int64_t look_ahead = 0;
+  bool biased = false;
 };
 
 constexpr Shape kShapes[] = {
@@ -36,6 +38,9 @@ constexpr Shape kShapes[] = {
     {.head_dim = 128, .rows_per_position = 2, .tokens_per_block = 64, .sliding_window = 70, .length = 200},
     {.head_dim = 32, .rows_per_position = 3, .length = 300, .key_growth = 12.0F},
     {.head_dim = 20, .rows_per_position = 3, .tokens_per_block = 40, .sliding_window = 33, .softcap = 2.5F},
+    {.rows_per_position = 2, .tokens_per_block = 64, .look_ahead = 150, .biased = true},
+    {.head_dim = 48, .rows_per_position = 1, .sliding_window = 20, .softcap = 2.5F, .look_ahead = 19},
+    {.head_dim = 20, .rows_per_position = 3, .tokens_per_block = 23, .biased = true},
 };
 
 /// The keys and values of one head, and queries of every position.
@@ -57,6 +62,7 @@ class Head {
     key_scales_.assign(static_cast<std::size_t>(blocks * slots_), std::nanf(""));
     value_scales_.assign(key_scales_.size(), 3.0F);
     for (std::int64_t token = 0; token < shape.length; ++token) write(token, random);
+    if (shape.biased) bias_ = random->vector(shape.rows_per_position * bias_stride(), -2.0F, 2.0F);
     const auto q = random->vector(shape.length * shape.rows_per_position * shape.head_dim, -1.5F, 1.5F);
     const DType type = dtype == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
     queries_.resize(q.size() * size_of(type));
@@ -79,7 +85,10 @@ class Head {
                        .rows_per_position = shape_.rows_per_position,
                        .first_position = first,
                        .sliding_window = shape_.sliding_window,
+                       .look_ahead = shape_.look_ahead,
                        .softcap = shape_.softcap,
+                       .bias = shape_.biased ? bias_.data() + shape_.length : nullptr,
+                       .bias_stride = bias_stride(),
                        .head_dim = shape_.head_dim,
                        .slots = slots_,
                        .groups = {},
@@ -89,7 +98,7 @@ class Head {
                        .greatest = greatest.data(),
                        .totals = totals.data(),
                        .sums = sums.data()};
-    const std::int64_t end = group_of(first + count - 1) + 1;
+    const std::int64_t end = group_of(last_visible(first + count - 1)) + 1;
     for (std::int64_t group = group_of(first_visible(first)) / kTileGroups * kTileGroups; group < end;
          group += kTileGroups) {
       tile.num_groups = std::min(kTileGroups, end - group);
@@ -112,13 +121,18 @@ class Head {
   void expect(std::int64_t row, std::vector<double>* out, std::vector<double>* magnitude) const {
     const std::int64_t position = row / shape_.rows_per_position;
     std::vector<double> weights;
-    for (std::int64_t token = first_visible(position); token <= position; ++token) {
+    for (std::int64_t token = first_visible(position); token <= last_visible(position); ++token) {
       double score = 0.0;
       for (std::int64_t d = 0; d < shape_.head_dim; ++d) {
         score += static_cast<double>(wide_queries_[static_cast<std::size_t>(row * shape_.head_dim + d)]) *
                  wide_keys_[static_cast<std::size_t>(token * shape_.head_dim + d)];
       }
       if (shape_.softcap > 0.0F) score = shape_.softcap * std::tanh(score / shape_.softcap);
+      const std::int64_t head = row % shape_.rows_per_position;
+      const std::int64_t distance = token - position;
+      if (shape_.biased) {
+        score += bias_[static_cast<std::size_t>(head * bias_stride() + shape_.length + distance)];
+      }
       weights.push_back(std::exp2(score));
     }
     double total = 0.0;
@@ -141,6 +155,10 @@ class Head {
   [[nodiscard]] std::int64_t first_visible(std::int64_t position) const {
     return shape_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, position + 1 - shape_.sliding_window);
   }
+  [[nodiscard]] std::int64_t last_visible(std::int64_t position) const {
+    return std::min(position + shape_.look_ahead, shape_.length - 1);
+  }
+  [[nodiscard]] std::int64_t bias_stride() const { return 2 * shape_.length + kKeyGroup; }
   [[nodiscard]] std::int64_t group_of(std::int64_t position) const {
     return position / shape_.tokens_per_block * groups_per_block_ +
            position % shape_.tokens_per_block / kKeyGroup;
@@ -155,7 +173,8 @@ class Head {
             .key_scales = key_scales_.data() + scale,
             .value_scales = value_scales_.data() + scale,
             .first_position = block * shape_.tokens_per_block + slot,
-            .count = std::min(kKeyGroup, shape_.tokens_per_block - slot)};
+            .count = std::min({kKeyGroup, shape_.tokens_per_block - slot,
+                               shape_.length - block * shape_.tokens_per_block - slot})};
   }
 
   void write(std::int64_t token, FreshRandom* random) {
@@ -201,6 +220,7 @@ class Head {
   std::vector<std::byte> values_;
   std::vector<float> key_scales_;
   std::vector<float> value_scales_;
+  std::vector<float> bias_;  // [rows_per_position, bias_stride]
   std::vector<std::byte> queries_;
   std::vector<float> wide_queries_;  // [length, rows_per_position, head_dim]
   std::vector<float> wide_keys_;     // [length, head_dim]
@@ -208,7 +228,8 @@ class Head {
 };
 
 auto all_kinds() {
-  return kernel_tables() * data::make({0, 1, 2}) * data::make({false, true}) * data::make({0, 1, 2, 3, 4, 5});
+  return kernel_tables() * data::make({0, 1, 2}) * data::make({false, true}) *
+         data::make({0, 1, 2, 3, 4, 5, 6, 7, 8});
 }
 
 BOOST_AUTO_TEST_SUITE(attention)

@@ -220,6 +220,25 @@ BOOST_DATA_TEST_CASE(gelus_match_float64, kernel_tables(), name) {
   check(table.gelu_tanh, by_tanh);
 }
 
+BOOST_DATA_TEST_CASE(relu_is_exact_and_keeps_nan, kernel_tables(), name) {
+  const auto& table = kernel_table(name);
+  FreshRandom random;
+  for (const std::int64_t n : kSizes) {
+    auto x = random.vector(n, -6.0F, 6.0F);
+    x[0] = std::nanf("");
+    const auto linear = random.vector(n);
+    for (const float* factors : {linear.data(), static_cast<const float*>(nullptr)}) {
+      auto out = poisoned(n);
+      table.relu(x.data(), factors, n, bytes(&out), DType::kFloat32);
+      BOOST_TEST(std::isnan(out[0]));
+      for (std::size_t i = 1; i < x.size(); ++i) {
+        BOOST_TEST(out[i] == std::max(x[i], 0.0F) * (factors == nullptr ? 1.0F : factors[i]));
+      }
+      BOOST_TEST(out.back() == kPoison);
+    }
+  }
+}
+
 BOOST_DATA_TEST_CASE(softcap_matches_float64, kernel_tables(), name) {
   const auto& table = kernel_table(name);
   FreshRandom random;

@@ -39,9 +39,10 @@ struct KeyGroup {
 /// Queries that share a key-value head, and the tile of keys and values that they attend to next.
 ///
 /// Rows are ordered by position: row r belongs to position first_position + r / rows_per_position. A row sees
-/// the keys of positions up to its own, or the last `sliding_window` of them. What is in other slots does not
-/// matter for keys; their values must be finite. A row's results depend on its own position and on the keys
-/// and values it sees alone, provided that the tiles of a sequence begin at the same groups.
+/// the keys of positions up to `look_ahead` beyond its own, with a `sliding_window` of those from
+/// sliding_window - 1 before its own on. What is in other slots does not matter for keys; their values must
+/// be finite. A row's results depend on its own position and on the keys and values it sees alone, provided
+/// that the tiles of a sequence begin at the same groups.
 struct AttentionTile {
   /// [rows, head_dim], in activation_dtype, multiplied by the scale of the scores and by log2(e).
   const void* queries = nullptr;
@@ -49,8 +50,14 @@ struct AttentionTile {
   std::int64_t rows_per_position = 1;
   std::int64_t first_position = 0;
   std::int64_t sliding_window = 0;  ///< 0: all
+  std::int64_t look_ahead = 0;
   /// Scores s, multiplied as the queries are, become softcap * tanh(s / softcap); 0: they stay as they are.
   float softcap = 0.0F;
+  /// bias[head * bias_stride + key's position - query's position] is added to the scores, multiplied as they
+  /// are; head is the row's number modulo rows_per_position. It is read for every slot of the groups, whether
+  /// a row sees it or not. nullptr: nothing is added.
+  const float* bias = nullptr;
+  std::int64_t bias_stride = 0;
   std::int64_t head_dim = 0;  ///< even
   std::int64_t slots = 0;     ///< of a block
   std::array<KeyGroup, kTileGroups> groups;

@@ -214,6 +214,8 @@ struct KernelTable {
   void (*gelu_tanh)(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type);
   /// x[n] = cap * tanh(x / cap).
   void (*softcap)(float cap, std::int64_t n, float* x);
+  /// out[n] = max(x, 0) * linear, stored as `out_type`; `linear` nullptr: ones. `out` may be `x`.
+  void (*relu)(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type);
 };
 
 /// Bound of the relative error of KernelTable::exp: half a unit of rounding of the result, one of the

@@ -161,7 +161,7 @@ void attend_stored(const AttentionTile& tile) {
     block.rows = rows_of_tile(tile.rows - row, num_blocks - index);
     block.first_position = tile.first_position + row / tile.rows_per_position;
     block.last_position = tile.first_position + (row + block.rows - 1) / tile.rows_per_position;
-    block.num_groups = groups_until(tile, block.last_position);
+    block.num_groups = groups_until(tile, block.last_position + tile.look_ahead);
     with_constant<kTileRows>(block.rows,
                              [&](auto rows) { score_groups<Weights, rows()>(tile, columns, &block); });
   };

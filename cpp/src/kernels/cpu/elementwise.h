@@ -179,6 +179,11 @@ inline void gelu_tanh(const float* x, const float* linear, std::int64_t n, std::
   });
 }
 
+inline void relu(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
+  // Of two numbers of which one is NaN, max takes the second.
+  activate(x, linear, n, out, out_type, [](Simd::Vec value) { return Simd::max(Simd::zero(), value); });
+}
+
 inline void softcap(float cap, std::int64_t n, float* x) {
   const Simd::Vec caps = Simd::set(cap);
   const Simd::Vec two_by_cap = Simd::set(2.0F / cap);

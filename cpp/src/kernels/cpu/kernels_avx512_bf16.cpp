@@ -24,6 +24,7 @@ KernelTable make_bfloat16_table() {
   table.silu_mul = &silu_mul;
   table.gelu = &gelu;
   table.gelu_tanh = &gelu_tanh;
+  table.relu = &relu;
   table.scale_and_store = &scale_and_store;
   table.rotate_heads = &rotate_heads;
   table.store_bfloat16_pairs = &store_bfloat16_pairs;

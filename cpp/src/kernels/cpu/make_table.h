@@ -46,7 +46,8 @@ constexpr KernelTable make_table(const char* name) {
           &layer_norm,
           &gelu,
           &gelu_tanh,
-          &softcap};
+          &softcap,
+          &relu};
 }
 
 }  // namespace

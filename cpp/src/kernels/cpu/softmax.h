@@ -46,14 +46,15 @@ inline void hide_keys(const AttentionTile& tile, Block* block) {
   };
   for (std::int64_t index = 0; index < block->num_groups; ++index) {
     const KeyGroup& group = tile.groups[static_cast<std::size_t>(index)];
-    if (group.count == kKeyGroup && group.first_position + kKeyGroup <= block->first_position + 1 &&
+    if (group.count == kKeyGroup &&
+        group.first_position + kKeyGroup <= block->first_position + tile.look_ahead + 1 &&
         group.first_position >= first_visible(block->last_position)) {
       continue;
     }
     for (std::int64_t r = 0; r < block->rows; ++r) {
       const std::int64_t position = tile.first_position + (block->row + r) / tile.rows_per_position;
       const std::int64_t begin = first_visible(position) - group.first_position;
-      const std::int64_t end = std::min(position + 1 - group.first_position, group.count);
+      const std::int64_t end = std::min(position + tile.look_ahead + 1 - group.first_position, group.count);
       for (std::int64_t lane = 0; lane < kKeyGroup; lane += Simd::kLanes) {
         float* at = block->scores[r] + index * kKeyGroup + lane;
         Simd::store(at, Simd::select_lanes(std::clamp<std::int64_t>(begin - lane, 0, Simd::kLanes),
@@ -115,6 +116,22 @@ inline void cap_scores(const AttentionTile& tile, Block* block) {
   }
 }
 
+/// Adds AttentionTile::bias.
+template <class Block>
+inline void add_bias(const AttentionTile& tile, Block* block) {
+  for (std::int64_t r = 0; r < block->rows; ++r) {
+    const std::int64_t row = block->row + r;
+    const std::int64_t position = tile.first_position + row / tile.rows_per_position;
+    const float* bias = tile.bias + row % tile.rows_per_position * tile.bias_stride - position;
+    for (std::int64_t v = 0; v < block->num_groups * kVectorsPerGroup; ++v) {
+      const KeyGroup& group = tile.groups[static_cast<std::size_t>(v / kVectorsPerGroup)];
+      float* at = block->scores[r] + v * Simd::kLanes;
+      const float* of_keys = bias + group.first_position + v % kVectorsPerGroup * Simd::kLanes;
+      Simd::store(at, Simd::add(Simd::load(at), Simd::load(of_keys)));
+    }
+  }
+}
+
 /// take_scores of `vectors` vectors, a number that may be known to the compiler.
 template <bool kScaled, class Count, class Block>
 inline void take_vectors(const AttentionTile& tile, Count vectors, Block* block) {
@@ -162,6 +179,7 @@ template <bool kScaled, class Block>
 inline void take_scores(const AttentionTile& tile, Block* block) {
   if constexpr (kScaled) scale_scores(tile, block);
   if (tile.softcap > 0.0F) cap_scores(tile, block);
+  if (tile.bias != nullptr) add_bias(tile, block);
   hide_keys(tile, block);
   if (block->num_groups == kTileGroups) {
     take_vectors<kScaled>(tile, std::integral_constant<std::int64_t, kVectorsPerTile>(), block);

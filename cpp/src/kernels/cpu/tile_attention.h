@@ -172,7 +172,7 @@ void attend_in_tiles(const AttentionTile& tile) {
     block.rows = std::min<std::int64_t>(kAttendedRows, tile.rows - row);
     block.first_position = tile.first_position + row / tile.rows_per_position;
     block.last_position = tile.first_position + (row + block.rows - 1) / tile.rows_per_position;
-    block.num_groups = groups_until(tile, block.last_position);
+    block.num_groups = groups_until(tile, block.last_position + tile.look_ahead);
     if (block.num_groups == 0) continue;
     scores.compute(&block);
     take_scores<kScaled>(tile, &block);
