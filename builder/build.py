@@ -153,6 +153,8 @@ def _checked_config(
     package = None
     if config.backend == NATIVE:
         problems += quality.problems(config) if quality is not None else []
+        if quality is not None and checkpoint.config.num_encoder_layers > 0:
+            problems.append(f"quality_text measures decoders alone; {checkpoint.config.architecture} has an encoder")
         if quantization is not None and config.compress_weights:
             problems.append("compress_weights and quantization: quantised weights cannot be compressed; choose one")
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .._core import DType, dtype_name, lora_modules
-from .checkpoint.config import CheckpointConfig
+from .checkpoint.config import RELATIVE_POSITIONS, CheckpointConfig
 from .checkpoint.rotary import DynamicScaling
 from .compile.tensorrt.capability import CURRENT, parse_capability
 from .json_fields import JsonFields
@@ -113,6 +113,9 @@ class BuildConfig:
     """Prompt and answer together. None: the model's max_position_embeddings."""
     max_beam_width: int = 1
     """The largest beam_width of a request; each beam is one of max_batch_size."""
+    max_encoder_input_len: int | None = None
+    """Of a model with an encoder, whose inputs are computed whole, each in one step. None: max_num_tokens, or the
+    model's max_position_embeddings if that is less."""
     tokens_per_block: int = 32
     kv_cache_type: str = PAGED
     logits_dtype: str = "float32"
@@ -157,13 +160,20 @@ class BuildConfig:
             tensorrt_config=tensorrt,
             max_seq_len=max_seq_len,
             max_input_len=self.max_input_len if self.max_input_len is not None else max_seq_len,
+            max_encoder_input_len=self._encoder_input_len(checkpoint),
             plugin_config=replace(self.plugin_config, **plugins),
         )
+
+    def _encoder_input_len(self, checkpoint: CheckpointConfig) -> int | None:
+        if self.max_encoder_input_len is not None or checkpoint.num_encoder_layers == 0:
+            return self.max_encoder_input_len
+        return min(self.max_num_tokens, checkpoint.max_position_embeddings)
 
     def problems(self, checkpoint: CheckpointConfig) -> list[str]:
         """Everything that cannot be, of a config after with_defaults()."""
         found = _sole_value_problems(self)
         found += _size_problems(self, checkpoint)
+        found += _encoder_problems(self, checkpoint)
         found += _plugin_problems(self.plugin_config, checkpoint.dtype)
         found += _lora_problems(self)
         found += _backend_problems(self, checkpoint)
@@ -190,6 +200,7 @@ class BuildConfig:
         plugins, lora = source.object("plugin_config"), source.object("lora_config")
         tensorrt = source.object("tensorrt_config", optional=True)
         values: dict[str, Any] = {name: source.integer(name) for name in _SIZES}
+        values["max_encoder_input_len"] = source.optional_integer("max_encoder_input_len")
         values |= {name: source.string(name) for name in ("kv_cache_type", "logits_dtype", "backend")}
         return cls(
             **values,
@@ -260,11 +271,33 @@ def _size_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[st
             "which counts each beam"
         )
     limit = checkpoint.max_position_embeddings
-    if sizes["max_seq_len"] > limit and not isinstance(checkpoint.rotary_scaling, DynamicScaling):
+    has_limit = checkpoint.position_embedding_type != RELATIVE_POSITIONS
+    if sizes["max_seq_len"] > limit and has_limit and not isinstance(checkpoint.rotary_scaling, DynamicScaling):
         found.append(
             f"max_seq_len {sizes['max_seq_len']} is above the model's max_position_embeddings {limit}: "
             "it was not made for such positions"
         )
+    return found
+
+
+def _encoder_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+    length = config.max_encoder_input_len
+    if checkpoint.num_encoder_layers == 0:
+        if length is None:
+            return []
+        return [f"max_encoder_input_len is {length}, but {checkpoint.architecture} has no encoder"]
+    assert length is not None
+    found = []
+    if not 1 <= length <= config.max_num_tokens:
+        found.append(
+            f"max_encoder_input_len {length} must be 1 to max_num_tokens {config.max_num_tokens}: an encoder input is "
+            "computed whole, in one step"
+        )
+    limit = checkpoint.max_position_embeddings
+    if length > limit and checkpoint.position_embedding_type != RELATIVE_POSITIONS:
+        found.append(f"max_encoder_input_len {length} is above the model's max_position_embeddings {limit}")
+    if config.backend != NATIVE:
+        found.append(f"{checkpoint.architecture} has an encoder and cross attention, which need backend {NATIVE}")
     return found
 
 

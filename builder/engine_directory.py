@@ -120,6 +120,7 @@ def _compile_native(checkpoint: Checkpoint, config: BuildConfig) -> CompiledNetw
         max_input_len=config.max_input_len,
         max_seq_len=config.max_seq_len,
         max_beam_width=config.max_beam_width,
+        max_encoder_input_len=config.max_encoder_input_len or 0,
         tokens_per_block=config.tokens_per_block,
     )
     lora = None

@@ -27,7 +27,7 @@ class EngineBase:
         self._directory = directory
         self._weights: dict[tuple[int, str, int], PanelMatrix] = {}
         names = {info.id: info.name for info in lora_modules()}
-        for op in program.body:
+        for op in (*program.encoder, *program.body):
             for first_site, parts in _adapted_parts(op):
                 sites = program.lora.sites[first_site:]
                 left = iter(parts)

@@ -99,6 +99,8 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
         "max_input_len": (build.max_input_len, program.max_input_len),
         "max_seq_len": (build.max_seq_len, program.max_seq_len),
         "max_beam_width": (build.max_beam_width, program.max_beam_width),
+        "num_encoder_layers": (checkpoint.num_encoder_layers, program.num_encoder_layers),
+        "max_encoder_input_len": (build.max_encoder_input_len or 0, program.max_encoder_input_len),
         "tokens_per_block": (build.tokens_per_block, program.tokens_per_block),
         "int8_kv_cache": (checkpoint.int8_kv_cache, program.int8_kv_cache),
         "lora_plugin": (build.lora_enabled, lora is not None),
@@ -120,7 +122,7 @@ def _quant_algo(checkpoint: CheckpointConfig) -> str:
 def _quant_algo_of_layers(program: Program) -> str:
     """That of the linear layers of decoder layers; routers stay as they are."""
     parts: list[LinearPart] = []
-    for op in program.body:
+    for op in (*program.encoder, *program.body):
         if isinstance(op, LinearOp):
             parts += op.parts
         elif isinstance(op, ExpertsOp):

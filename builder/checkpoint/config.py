@@ -18,11 +18,13 @@ CONFIG_FILE = "config.json"
 PRODUCER = "adaptrt"
 # Far above any model; a larger number is damage, and must not make lists of that length.
 MAX_LAYERS = 10_000
-HIDDEN_ACTS = ("silu", "gelu", "gelu_tanh")
+HIDDEN_ACTS = ("silu", "gelu", "gelu_tanh", "relu")
 ROPE = "rope_gpt_neox"
 ROPE_INTERLEAVED = "rope_gptj"
 LEARNED_POSITIONS = "learned_absolute"
-POSITION_EMBEDDING_TYPES = (ROPE, ROPE_INTERLEAVED, LEARNED_POSITIONS)
+RELATIVE_POSITIONS = "relative"
+"""Numbers that are added to scores. There is no longest position."""
+POSITION_EMBEDDING_TYPES = (ROPE, ROPE_INTERLEAVED, LEARNED_POSITIONS, RELATIVE_POSITIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,16 @@ class CheckpointConfig:
     def window_of(self, layer: int) -> int | None:
         """How many tokens a token of this layer sees, itself included; None: all before it."""
         return self.sliding_window if layer in self.sliding_window_layers else None
+
+    @property
+    def num_encoder_layers(self) -> int:
+        """Of an encoder before the decoder; 0: there is none."""
+        return 0
+
+    @property
+    def num_adapted_layers(self) -> int:
+        """Layers as adapters number them: the decoder's, then those of an encoder before it."""
+        return self.num_hidden_layers + self.num_encoder_layers
 
     @property
     def rotary_size(self) -> int:

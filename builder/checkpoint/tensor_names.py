@@ -7,3 +7,4 @@ from typing import Final
 EMBEDDING: Final = "transformer.vocab_embedding.weight"
 LM_HEAD_MODULE: Final = "lm_head"
 LM_HEAD: Final = f"{LM_HEAD_MODULE}.weight"
+LM_HEAD_BIAS: Final = f"{LM_HEAD_MODULE}.bias"

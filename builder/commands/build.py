@@ -111,6 +111,11 @@ def _add_sizes(group: Any) -> None:
         "--max_seq_len", type=int, metavar="N",
         help="tokens of a prompt and its answer (default: the model's max_position_embeddings)",
     )  # fmt: skip
+    group.add_argument(
+        "--max_encoder_input_len", type=int, metavar="N",
+        help="tokens of an encoder input, of models that have an encoder (default: max_num_tokens, or the model's "
+        "max_position_embeddings if that is less)",
+    )  # fmt: skip
     group.add_argument("--max_beam_width", type=int, default=1, metavar="N", help="beams of a request (default: 1)")
     _add_sole(group, "kv_cache_type", ("paged", "continuous", "disabled"))
 
@@ -200,6 +205,7 @@ def config_of(args: argparse.Namespace) -> BuildConfig:
         max_input_len=args.max_input_len,
         max_seq_len=args.max_seq_len,
         max_beam_width=args.max_beam_width,
+        max_encoder_input_len=args.max_encoder_input_len,
         tokens_per_block=args.tokens_per_block,
         kv_cache_type=args.kv_cache_type,
         logits_dtype=args.logits_dtype,

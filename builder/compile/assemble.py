@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -25,6 +25,8 @@ class ProgramLimits:
     max_seq_len: int
     max_beam_width: int
     tokens_per_block: int
+    max_encoder_input_len: int = 0
+    """0: there is no encoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ def assemble(
     *,
     dtype: DType,
     num_layers: int,
+    num_encoder_layers: int = 0,
     int8_kv_cache: bool,
     limits: ProgramLimits,
     lora: LoraOptions | None,
@@ -53,7 +56,7 @@ def assemble(
     if lora is not None:
         layout = LoraLayout(
             dtype=dtype,
-            num_layers=num_layers,
+            num_layers=num_layers + num_encoder_layers,
             max_rank=lora.max_rank,
             dora_enabled=lora.dora_enabled,
             target_modules=lora.target_modules,
@@ -63,11 +66,13 @@ def assemble(
         dtype=dtype,
         vocab_size=emitted.logits.width,
         num_layers=num_layers,
+        num_encoder_layers=num_encoder_layers,
         max_batch_size=limits.max_batch_size,
         max_num_tokens=limits.max_num_tokens,
         max_input_len=limits.max_input_len,
         max_seq_len=limits.max_seq_len,
         max_beam_width=limits.max_beam_width,
+        max_encoder_input_len=limits.max_encoder_input_len,
         tokens_per_block=limits.tokens_per_block,
         int8_kv_cache=int8_kv_cache,
         arena_bytes=arena.num_bytes,
@@ -75,9 +80,11 @@ def assemble(
             Buffer(name=name, dtype=op.dtype, rows=op.rows, width=width, offset=arena.offsets[name])
             for name, (op, width) in buffers.items()
         ),
+        encoder=tuple(_renamed(op, roots) for op in emitted.encoder),
         body=tuple(_renamed(op, roots) for op in emitted.body),
         head=tuple(_renamed(op, roots) for op in emitted.head),
         logits=BufferName(roots[emitted.logits.name]),
+        encoder_output=None if emitted.encoder_output is None else BufferName(roots[emitted.encoder_output.name]),
         lora=layout,
     )
     return program, arena
@@ -86,7 +93,7 @@ def assemble(
 def _buffer_roots(emitted: EmittedProgram) -> dict[str, str]:
     """The buffer of each value: that of the value it was written over, or its own."""
     roots: dict[str, str] = {}
-    for op in (*emitted.body, *emitted.head):
+    for op in emitted.ops:
         for value in op.writes:
             roots[value.name] = value.name if op.in_place is None else roots[op.in_place.name]
     return roots
@@ -96,8 +103,8 @@ def _buffers(
     emitted: EmittedProgram, roots: Mapping[str, str], limits: ProgramLimits
 ) -> tuple[list[Lifetime], dict[str, tuple[EmittedOp, int]]]:
     """The life of each buffer, and by its name the op that first writes it and its width."""
-    ops: Sequence[EmittedOp] = (*emitted.body, *emitted.head)
-    head = len(emitted.body)
+    ops = emitted.ops
+    head = len(emitted.encoder) + len(emitted.body)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     buffers: dict[str, tuple[EmittedOp, int]] = {}
@@ -113,6 +120,8 @@ def _buffers(
                 buffers[name] = (op, value.width)
             last[name] = max(last.get(name, at), at)
     last[roots[emitted.logits.name]] = len(ops)
+    if emitted.encoder_output is not None:  # which is read when the encoder has run
+        last[roots[emitted.encoder_output.name]] = len(emitted.encoder)
     lifetimes = [
         Lifetime(name, _num_bytes(op, width, limits), first[name], last[name]) for name, (op, width) in buffers.items()
     ]
@@ -120,7 +129,7 @@ def _buffers(
 
 
 def _num_bytes(op: EmittedOp, width: int, limits: ProgramLimits) -> int:
-    rows = limits.max_num_tokens if op.rows is RowKind.TOKENS else limits.max_batch_size
+    rows = limits.max_batch_size if op.rows is RowKind.LOGITS else limits.max_num_tokens
     return rows * width * int(np.dtype(dtype_name(op.dtype)).itemsize)
 
 

@@ -60,7 +60,7 @@ class _Binder:
         if not is_dataclass(value) or isinstance(value, enum.Enum):
             return value
         kind: type = type(value)
-        buffer_fields = _fields_of(kind, BufferName)
+        buffer_fields = _fields_of(kind, BufferName) | _fields_of(kind, BufferName | None)
         list_fields = _fields_of(kind, tuple[BufferName, ...])
         arguments: dict[str, Any] = {}
         for field in fields(value):

@@ -22,6 +22,8 @@ from .plan import (
     AttentionOp,
     BufferName,
     CastOp,
+    CrossAttentionOp,
+    CrossKeysOp,
     EmbeddingOp,
     ExpertsOp,
     GatedAddOp,
@@ -41,18 +43,29 @@ _GATED: Final = {
     Activation.GELU: LinearEpilogue.GELU_MUL,
     Activation.GELU_TANH: LinearEpilogue.GELU_TANH_MUL,
 }
-_ACTIVATED: Final = {Activation.GELU: LinearEpilogue.GELU, Activation.GELU_TANH: LinearEpilogue.GELU_TANH}
+_ACTIVATED: Final = {
+    Activation.GELU: LinearEpilogue.GELU,
+    Activation.GELU_TANH: LinearEpilogue.GELU_TANH,
+    Activation.RELU: LinearEpilogue.RELU,
+}
 
 
 @dataclass(frozen=True)
 class EmittedProgram:
     """Ops in the order of execution, buffers still being values of the network."""
 
+    encoder: tuple[EmittedOp, ...]
     body: tuple[EmittedOp, ...]
     head: tuple[EmittedOp, ...]
     logits: Value
+    encoder_output: Value | None
     sites: tuple[LoraSite, ...]
     weights: Weights
+
+    @property
+    def ops(self) -> tuple[EmittedOp, ...]:
+        """Those of all sections."""
+        return (*self.encoder, *self.body, *self.head)
 
 
 def emit(network: Network, *, lora: bool, compression: Compression | None = None) -> EmittedProgram:
@@ -62,6 +75,8 @@ def emit(network: Network, *, lora: bool, compression: Compression | None = None
     emitted = [emitter.emit(op) for op in network.ops]
     head = tuple(op for op in emitted if op.rows is RowKind.LOGITS)
     return EmittedProgram(
+        encoder=tuple(op for op in emitted if op.rows is RowKind.ENCODER_TOKENS),
+        encoder_output=network.encoder_output,
         body=with_logit_rows_alone([op for op in emitted if op.rows is RowKind.TOKENS], head),
         head=head,
         logits=network.logits,
@@ -94,6 +109,10 @@ class _Emitter:
             return self._experts(op)
         if isinstance(op, ops.GatedAdd):
             return self._gated_add(op)
+        if isinstance(op, ops.CrossKeys):
+            return self._cross_keys(op)
+        if isinstance(op, ops.CrossAttention):
+            return self._cross_attention(op)
         return self._linear(op)
 
     def _embedding(self, op: ops.Embedding) -> EmittedOp:
@@ -157,7 +176,8 @@ class _Emitter:
             epsilon=_float32(op.epsilon),
             gather_logit_rows=op.gather_logit_rows,
         )
-        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=self._activation)
+        dtype = DType.FLOAT32 if op.is_stream else self._activation
+        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=dtype)
 
     def _cast(self, op: ops.Cast) -> EmittedOp:
         made = CastOp(input=_buffer(op.input), output=_buffer(op.output))
@@ -167,7 +187,9 @@ class _Emitter:
         norms = [norm for norm in (op.query_norm, op.key_norm) if norm is not None]
         if len({norm.epsilon for norm in norms}) > 1:
             raise ValueError(f"the norms of q and k differ in epsilon: {norms[0].epsilon} and {norms[1].epsilon}")
+        bias = op.position_bias
         made = AttentionOp(
+            kind=op.kind,
             layer=op.layer,
             shape=op.shape,
             qkv=_buffer(op.qkv),
@@ -181,9 +203,24 @@ class _Emitter:
             sliding_window=op.window or 0,
             softcap=_float32(op.softcap or 0.0),
             interleaved=op.interleaved,
+            position_bias=None if bias is None else self.weights.by_distance(bias.table, bias.buckets),
         )
         reads = (op.qkv, op.rotary.cosine, op.rotary.sine)
         return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=self._activation)
+
+    def _cross_keys(self, op: ops.CrossKeys) -> EmittedOp:
+        made = CrossKeysOp(layer=op.layer, shape=op.shape, kv=_buffer(op.kv))
+        return EmittedOp(op=made, reads=(op.kv,), writes=(), dtype=DType.FLOAT32)
+
+    def _cross_attention(self, op: ops.CrossAttention) -> EmittedOp:
+        made = CrossAttentionOp(
+            layer=op.layer,
+            shape=op.shape,
+            q=_buffer(op.q),
+            output=_buffer(op.output),
+            scale=_float32(op.scale),
+        )
+        return EmittedOp(op=made, reads=(op.q,), writes=(op.output,), dtype=self._activation)
 
     def _head_norm(self, norm: ops.HeadNorm | None) -> Vector | None:
         return None if norm is None else self.weights.norm(norm.weight)
@@ -252,7 +289,7 @@ class _Emitter:
             first = 0
             for part in weight.parts:
                 last = first + part.outputs
-                bias = self.weights.vector(f"{weight.name}.bias", first, last, weight.outputs) if weight.bias else None
+                bias = self.weights.vector(weight.bias_name, first, last, weight.outputs) if weight.bias else None
                 parts.append(LinearPart(weight=self.weights.matrix(weight, first, last, rows), bias=bias))
                 first = last
         return tuple(parts)

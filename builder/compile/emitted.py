@@ -27,6 +27,15 @@ class WeightRows:
     """Of a vector: one is added to each of them."""
 
 
+@dataclass(frozen=True)
+class ChosenRows:
+    """Rows of a checkpoint's matrix [rows, columns], the source of a vector: columns one after another."""
+
+    tensor: str
+    num_rows: int
+    chosen: tuple[int, ...]
+
+
 Compression = Callable[[WeightRows, int], int | None]
 """Places for exceptions in the compressed panels of rows of k inputs; None: they are not worth compressing."""
 
@@ -59,7 +68,7 @@ class Weights:
     compression: Compression | None = None
     """Of the matrices of linear layers; None: they stay as they are."""
     matrices: dict[str, tuple[Matrix, WeightRows]] = field(default_factory=dict)
-    vectors: dict[str, tuple[Vector, WeightRows | Array]] = field(default_factory=dict)
+    vectors: dict[str, tuple[Vector, WeightRows | ChosenRows | Array]] = field(default_factory=dict)
 
     def table(self, tensor: Tensor) -> Matrix:
         """Panels of a weight that is read row by row. A matrix that is a table as well is stored as the table is."""
@@ -75,7 +84,7 @@ class Weights:
         how = self.quantization.of_weight(tensor)
         algo, group_size = how.quant_algo, how.group_size
         if algo is not QuantAlgo.W4A16:
-            w8a8 = self.quantization.quant_algo is QuantAlgo.W8A8 and rows is RowKind.TOKENS
+            w8a8 = self.quantization.quant_algo is QuantAlgo.W8A8 and rows is not RowKind.LOGITS
             algo = QuantAlgo.W8A8 if w8a8 else QuantAlgo.W8A16
         matrix = Matrix(
             tensor=_rows_name(source, weight.outputs),
@@ -98,6 +107,13 @@ class Weights:
         (size,) = tensor.shape
         vector = Vector(tensor=str(tensor.name), size=size)
         self.vectors[vector.tensor] = (vector, WeightRows(vector.tensor, range(size), tensor.plus_one))
+        return vector
+
+    def by_distance(self, table: Tensor, buckets: tuple[int, ...]) -> Vector:
+        """[heads, distances] of a table [buckets, heads] and the buckets of the distances."""
+        num_rows, heads = table.shape
+        vector = Vector(tensor=str(table.name), size=heads * len(buckets))
+        self.vectors[vector.tensor] = (vector, ChosenRows(vector.tensor, num_rows, buckets))
         return vector
 
     def constant(self, name: str, value: Array) -> Vector:

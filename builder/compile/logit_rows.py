@@ -8,12 +8,12 @@ from itertools import chain
 from ..._core import DType
 from ..network.ops import Value
 from .emitted import EmittedOp
-from .plan import AttentionOp, BufferName, KeepLogitRowsOp
+from .plan import AttentionOp, BufferName, CrossAttentionOp, KeepLogitRowsOp
 
 
 def with_logit_rows_alone(body: Sequence[EmittedOp], head: Sequence[EmittedOp]) -> tuple[EmittedOp, ...]:
     """The body, which keeps nothing but the logit rows of what is still read after its last attention."""
-    attentions = [at for at, op in enumerate(body) if isinstance(op.op, AttentionOp)]
+    attentions = [at for at, op in enumerate(body) if isinstance(op.op, (AttentionOp, CrossAttentionOp))]
     if not attentions:
         return tuple(body)
     end = attentions[-1] + 1

@@ -34,13 +34,12 @@ class CompiledNetwork:
     @property
     def linear_matrices(self) -> list[Matrix]:
         """Those of linear layers."""
-        ops = (*self.program.body, *self.program.head)
-        return [part.weight for op in ops if isinstance(op, LinearOp) for part in op.parts]
+        return [part.weight for op in self.program.ops if isinstance(op, LinearOp) for part in op.parts]
 
     @property
     def num_ops(self) -> int:
         """Ops of the program."""
-        return len(self.program.body) + len(self.program.head)
+        return len(self.program.ops)
 
     def write(self, path: Path, advance: Callable[[int], None]) -> str:
         """Packs the weights into an engine file; returns the checksum that config.json keeps."""
@@ -63,6 +62,7 @@ def compile_network(
         emitted,
         dtype=config.dtype,
         num_layers=config.num_hidden_layers,
+        num_encoder_layers=config.num_encoder_layers,
         int8_kv_cache=config.int8_kv_cache,
         limits=limits,
         lora=lora,

@@ -21,7 +21,7 @@ from ..._core import (
 )
 from ..checkpoint.casting import to_float32
 from ..checkpoint.rank_tensors import RankTensors
-from .emitted import WeightRows, Weights
+from .emitted import ChosenRows, WeightRows, Weights
 from .engine_file import EngineTensor
 from .plan import Matrix
 
@@ -61,7 +61,11 @@ def _quantized_tensor(tensors: RankTensors, matrix: Matrix, source: WeightRows) 
     return EngineTensor(matrix.tensor, np.dtype(np.uint8), size, pieces)
 
 
-def _vector_pieces(tensors: RankTensors, source: WeightRows | Array) -> Iterator[Array]:
+def _vector_pieces(tensors: RankTensors, source: WeightRows | ChosenRows | Array) -> Iterator[Array]:
+    if isinstance(source, ChosenRows):
+        whole = np.concatenate([to_float32(piece) for piece in tensors.rows(source.tensor, range(source.num_rows))])
+        yield np.ascontiguousarray(whole[list(source.chosen)].T).reshape(-1)
+        return
     if not isinstance(source, WeightRows):
         yield np.ascontiguousarray(to_float32(source))
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NewType
 
-from ..._core import DType, LinearEpilogue, QuantAlgo, RopeKind, RouterScores, RowKind
+from ..._core import AttentionKind, DType, LinearEpilogue, QuantAlgo, RopeKind, RouterScores, RowKind
 from ..network.ops import AttentionShape
 
 BufferName = NewType("BufferName", str)
@@ -105,6 +105,7 @@ class RopeTableOp:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOp:
+    kind: AttentionKind
     layer: int
     shape: AttentionShape
     qkv: BufferName
@@ -118,6 +119,23 @@ class AttentionOp:
     sliding_window: int
     softcap: float
     interleaved: bool
+    position_bias: Vector | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossKeysOp:
+    layer: int
+    shape: AttentionShape
+    kv: BufferName
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossAttentionOp:
+    layer: int
+    shape: AttentionShape
+    q: BufferName
+    output: BufferName
+    scale: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +202,8 @@ Op = (
     | ExpertsOp
     | GatedAddOp
     | KeepLogitRowsOp
+    | CrossKeysOp
+    | CrossAttentionOp
 )
 
 OP_NAMES: Final[dict[str, type[Op]]] = {
@@ -197,6 +217,8 @@ OP_NAMES: Final[dict[str, type[Op]]] = {
     "experts": ExpertsOp,
     "gated_add": GatedAddOp,
     "keep_logit_rows": KeepLogitRowsOp,
+    "cross_keys": CrossKeysOp,
+    "cross_attention": CrossAttentionOp,
 }
 """What an op is called in its field `op`."""
 
@@ -230,16 +252,25 @@ class Program:
     dtype: DType
     vocab_size: int
     num_layers: int
+    num_encoder_layers: int
     max_batch_size: int
     max_num_tokens: int
     max_input_len: int
     max_seq_len: int
     max_beam_width: int
+    max_encoder_input_len: int
     tokens_per_block: int
     int8_kv_cache: bool
     arena_bytes: int
     buffers: tuple[Buffer, ...]
+    encoder: tuple[Op, ...]
     body: tuple[Op, ...]
     head: tuple[Op, ...]
     logits: BufferName
+    encoder_output: BufferName | None
     lora: LoraLayout | None
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """Those of all sections."""
+        return (*self.encoder, *self.body, *self.head)

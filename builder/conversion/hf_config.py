@@ -63,6 +63,9 @@ def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMap
     family = _family_of(fields, str(path))
     if family.vision is not None:
         fields = _fields_of_text(fields, family.vision)
+    if family.fill_in is not None:
+        missing = {name: value for name, value in family.fill_in(fields).items() if name not in fields}
+        fields.inherit(JsonFields(missing))
     quantization = _published_quantization(fields)
     config = replace(_read(fields, family, dtype, mapping), quantization=quantization)
     if not fields.problems:

@@ -17,6 +17,7 @@ from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, Paralle
 from ..checkpoint.hf_weights import HfWeights
 from ..checkpoint.planned_tensor import PlannedTensor
 from ..checkpoint.quantization import QuantConfig
+from ..checkpoint.tensor_names import LM_HEAD
 from ..models.registry import FAMILIES, declare
 from ..network.checkpoint_tensors import hf_tensor_shapes, plan_rank, tied_lm_head
 from ..network.network import Network
@@ -72,8 +73,12 @@ class HfModel:
         if published is not None and (quantization is not None or config.mapping.world_size > 1):
             wanted = "be quantised again" if quantization is not None else "be cut over ranks"
             raise ConfigError(f"{directory}: its weights are {published.quant_algo.name} already and cannot {wanted}")
+        family = FAMILIES[config.architecture]
+        weights = HfWeights(directory).renamed(partial(name_now, older_names=family.older_names))
+        if family.lm_head_is_embedding is not None:
+            is_embedding = family.lm_head_is_embedding(config, LM_HEAD in weights)
+            config = replace(config, share_embedding_table=is_embedding)
         network = declare(replace(config, quantization=published or quantization))
-        weights = HfWeights(directory).renamed(partial(name_now, older_names=network.older_names))
         if published is not None:
             published = with_excluded_modules(published, network, weights, str(directory))
         config = replace(config, quantization=published or quantization)

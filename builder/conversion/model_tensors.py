@@ -36,7 +36,9 @@ class ModelTensors:
             subject = self._weights.where(part.source)
             for piece in self._stored_rows(part, taken, step):
                 columns = piece if part.columns is None else piece[:, part.columns.start : part.columns.stop]
-                yield cast(np.ascontiguousarray(columns), stored_dtype(tensor, self._dtype), subject)
+                # A vector may be stored as a matrix of one row.
+                values = np.ascontiguousarray(columns).reshape(-1, *tensor.shape[1:])
+                yield cast(values, stored_dtype(tensor, self._dtype), subject)
         if zeros := _overlap(range(tensor.zero_rows), first, rows):
             yield np.zeros((len(zeros), *tensor.shape[1:]), self._dtype)
 

@@ -104,6 +104,10 @@ class ModelFamily:
     position_embedding_type: str = ROPE
     partial_rotary_factor: float | None = None
     """Where it is left out; None: heads are always rotated whole."""
+    fill_in: Callable[[JsonFields], Mapping[str, Any]] | None = None
+    """What transformers takes for fields that are left out, by name, where that depends on others."""
+    lm_head_is_embedding: Callable[[Any, bool], bool] | None = None
+    """Of a config and whether the model has an lm_head of its own; None: tie_word_embeddings alone tells."""
     read_rope: Callable[[JsonFields, int], Features] | None = None
     """Reads the family's own fields of rotary positions; the second argument is max_position_embeddings."""
 

@@ -10,6 +10,7 @@ from ..._core import CheckpointError, DType
 from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
 from ..json_fields import describe, load_json_object
 from ..network.network import Network
+from .bart import BART
 from .cohere import COHERE, COHERE2
 from .exaone4 import EXAONE4
 from .family import ModelFamily
@@ -37,6 +38,7 @@ from .qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .smollm3 import SMOLLM3
 from .stablelm import STABLELM
 from .starcoder2 import STARCODER2
+from .t5 import T5
 
 FAMILIES: Final[dict[str, ModelFamily]] = {
     family.architecture: family
@@ -78,6 +80,8 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         QWEN3_MOE,
         OLMOE,
         GLM4_MOE,
+        T5,
+        BART,
     )
 }
 

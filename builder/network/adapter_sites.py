@@ -93,13 +93,13 @@ class AdaptedModules:
     """The linear layers of a model that adapters can change."""
 
     def __init__(self, network: Network) -> None:
-        self.num_layers: Final = network.config.num_hidden_layers
+        self.num_layers: Final = network.config.num_adapted_layers
+        self.has_encoder: Final = network.encoder_output is not None
+        """The model has an encoder before the decoder."""
         self._older_names = network.older_names
         self.by_path: Final[Mapping[str, AdaptedModule]] = dict(_adapted_modules(network))
         """By their paths in the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
-        self.by_any_path: Final[Mapping[str, AdaptedModule]] = {
-            name: module for path, module in self.by_path.items() for name in _paths_of(path, network)
-        }
+        self.by_any_path: Final[Mapping[str, AdaptedModule]] = _by_any_path(self.by_path, network)
         """By those of a bare decoder, such as layers.0.self_attn.q_proj, and of other layouts of the model as well."""
         self.expert_blocks: Final = _expert_blocks(self.by_any_path)
         """By the path of what holds a layer's experts, such as model.layers.0.mlp.experts."""
@@ -183,6 +183,15 @@ def _expert_blocks(modules: Mapping[str, AdaptedModule]) -> dict[str, ExpertBloc
             names.setdefault(block, {})[module.module] = name
             counts[block] = max(counts.get(block, 0), module.expert + 1)
     return {block: ExpertBlock(counts[block], found) for block, found in names.items()}
+
+
+def _by_any_path(modules: Mapping[str, AdaptedModule], network: Network) -> dict[str, AdaptedModule]:
+    """Without names that encoder and decoder would both have."""
+    found: dict[str, dict[str, AdaptedModule]] = {}
+    for path, module in modules.items():
+        for name in _paths_of(path, network):
+            found.setdefault(name, {})[path] = module
+    return {name: next(iter(those.values())) for name, those in found.items() if len(those) == 1}
 
 
 def _paths_of(path: str, network: Network) -> Iterator[str]:

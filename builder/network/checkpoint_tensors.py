@@ -33,14 +33,16 @@ def hf_tensor_shapes(network: Network) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for weight in _weights(network):
         if isinstance(weight, Tensor):
-            shapes[weight.source] = weight.shape
+            shapes[weight.source] = weight.source_shape
             continue
+        if weight.row_bias is not None:
+            shapes[weight.row_bias] = (1, weight.outputs)
         if weight.tied_to is not None:
             continue
         for part in weight.parts:
             matrix = (part.source_outputs, weight.inputs)
             shapes[f"{part.source}.weight"] = matrix[::-1] if part.transposed else matrix
-            if weight.bias:
+            if weight.bias and weight.row_bias is None:
                 shapes[f"{part.source}.bias"] = (part.source_outputs,)
     return shapes
 
@@ -59,7 +61,9 @@ def plan_rank(network: Network, rank: int) -> list[PlannedTensor]:
     for weight in _weights(network):
         layer = weight.name.layer
         before_layers = before_layers and layer is None
-        if layer is not None:
+        if mapping.pp_size == 1:
+            is_here = True
+        elif layer is not None:
             is_here = first_layer <= layer < first_layer + layers_per_rank
         else:
             is_here = pp_rank == (0 if before_layers else mapping.pp_size - 1)
@@ -85,6 +89,8 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
                 yield op.bias
         elif isinstance(op, Attention):
             yield from (norm.weight for norm in (op.query_norm, op.key_norm) if norm is not None)
+            if op.position_bias is not None:
+                yield op.position_bias.table
         elif isinstance(op, Linear):
             yield from op.weights
         elif isinstance(op, Experts):
@@ -96,15 +102,13 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
 
 def _plan(network: Network, weight: Tensor | LinearWeight, name: str, tp_rank: int) -> Iterator[PlannedTensor]:
     if isinstance(weight, Tensor):
-        yield PlannedTensor(name, weight.shape, (Slice(weight.source, range(weight.shape[0])),), float32=weight.float32)
-    elif f"{name}.weight" == EMBEDDING:
-        return  # lm_head where the embedding's tensor is its own
-    elif f"{name}.weight" == LM_HEAD:
-        yield _plan_lm_head(network, weight, tp_rank)
+        rows = range(weight.rows_before, weight.source_shape[0])
+        yield PlannedTensor(name, weight.shape, (Slice(weight.source, rows),), float32=weight.float32)
+    elif f"{name}.weight" in (EMBEDDING, LM_HEAD):
+        if f"{name}.weight" == LM_HEAD:  # else the embedding's tensor is its own
+            yield _plan_lm_head(network, weight, tp_rank)
         if weight.bias:
-            yield _plan_padded(
-                network, LM_HEAD.replace(".weight", ".bias"), f"{weight.parts[0].source}.bias", (), tp_rank
-            )
+            yield _plan_lm_head_bias(network, weight, tp_rank)
     else:
         yield from _plan_linear(weight, name, network.config.mapping.tp_size, tp_rank)
 
@@ -134,6 +138,13 @@ def _slices(pieces: list[tuple[Part, tuple[range, ...]]], kind: str, columns: ra
 def _plan_lm_head(network: Network, weight: LinearWeight, tp_rank: int) -> PlannedTensor:
     source = f"{weight.parts[0].source}.weight" if weight.tied_to is None else weight.tied_to.source
     return replace(_plan_padded(network, LM_HEAD, source, (weight.inputs,), tp_rank), quantized=weight.quantized)
+
+
+def _plan_lm_head_bias(network: Network, weight: LinearWeight, tp_rank: int) -> PlannedTensor:
+    if weight.row_bias is None:
+        return _plan_padded(network, weight.bias_name, f"{weight.parts[0].source}.bias", (), tp_rank)
+    planned = _plan_padded(network, weight.bias_name, weight.row_bias, (), tp_rank)
+    return replace(planned, slices=tuple(replace(piece, transposed=True) for piece in planned.slices))
 
 
 def _plan_padded(network: Network, name: str, source: str, inner_shape: tuple[int, ...], tp_rank: int) -> PlannedTensor:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import TensorProto
 
+from ..._core import RowKind
 from ...plugins.adapter_tables import NUM_MODULES
 from ..checkpoint.config import CheckpointConfig
 from .graph import GraphBuilder, Value
-from .network import Network
-from .ops import AttentionShape
+from .ops import Attention, AttentionShape
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,37 @@ class LoraInputs:
 
 
 @dataclass(frozen=True)
-class StepInputs:
-    """T tokens of S sequences back to back, and the R tokens whose logits are wanted."""
+class TokenInputs:
+    """T tokens of S sequences back to back."""
 
     input_ids: Value  # [T]
     positions: Value  # [T]
     sequence_offsets: Value  # [S + 1]
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """T tokens of S sequences back to back, and the R tokens whose logits are wanted.
+
+    With an encoder, sequences are whole, and there are no KV pools.
+    """
+
+    input_ids: Value  # [T]
+    positions: Value  # [T]
+    sequence_offsets: Value  # [S + 1]
+    encoder: TokenInputs | None  # of the sequences' encoder inputs, where the network has an encoder
     prompt_lengths: Value | None  # [S]; where the rotary embedding depends on it
-    block_tables: Value  # [S, max_blocks]
+    block_tables: Value | None  # [S, max_blocks]; where there are KV pools
     logit_rows: Value  # [R]
-    kv_pools: tuple[Value, ...]  # one a layer, [blocks, 2, kv_heads, tokens_per_block, head_dim]
+    kv_pools: Mapping[int, Value]  # by layer, [blocks, 2, kv_heads, tokens_per_block, head_dim]
     lora: LoraInputs | None
+
+    def tokens(self, rows: RowKind) -> TokenInputs:
+        """Those that have rows of this kind."""
+        if rows is not RowKind.ENCODER_TOKENS:
+            return TokenInputs(self.input_ids, self.positions, self.sequence_offsets)
+        assert self.encoder is not None
+        return self.encoder
 
 
 def kv_pool_name(layer: int) -> str:
@@ -52,9 +73,16 @@ def kv_pool_shape(shape: AttentionShape, tokens_per_block: int) -> tuple[int | s
 
 
 def declare_inputs(
-    graph: GraphBuilder, network: Network, *, tokens_per_block: int, prompt_lengths: bool, lora: bool
+    graph: GraphBuilder,
+    config: CheckpointConfig,
+    *,
+    paged: Sequence[Attention],
+    encoder: bool,
+    tokens_per_block: int,
+    prompt_lengths: bool,
+    lora: bool,
 ) -> StepInputs:
-    """Declares the inputs of a decoder."""
+    """Declares the inputs of a network with an `encoder` or without; the layers of `paged` have a KV pool each."""
 
     def integers(name: str, *shape: int | str) -> Value:
         return graph.input(name, TensorProto.INT32, shape)
@@ -63,19 +91,26 @@ def declare_inputs(
         input_ids=integers("input_ids", "num_tokens"),
         positions=integers("positions", "num_tokens"),
         sequence_offsets=integers("sequence_offsets", "num_sequences_plus_1"),
+        encoder=TokenInputs(
+            input_ids=integers("encoder_input_ids", "num_encoder_tokens"),
+            positions=integers("encoder_positions", "num_encoder_tokens"),
+            sequence_offsets=integers("encoder_sequence_offsets", "num_sequences_plus_1"),
+        )
+        if encoder
+        else None,
         prompt_lengths=integers("prompt_lengths", "num_sequences") if prompt_lengths else None,
-        block_tables=integers("block_tables", "num_sequences", "max_blocks"),
+        block_tables=integers("block_tables", "num_sequences", "max_blocks") if paged else None,
         logit_rows=integers("logit_rows", "num_logit_rows"),
-        kv_pools=tuple(
-            graph.input(kv_pool_name(op.layer), graph.engine_type, kv_pool_shape(op.shape, tokens_per_block))
-            for op in network.attentions
-        ),
-        lora=_declare_lora(graph, network.config) if lora else None,
+        kv_pools={
+            op.layer: graph.input(kv_pool_name(op.layer), graph.engine_type, kv_pool_shape(op.shape, tokens_per_block))
+            for op in paged
+        },
+        lora=_declare_lora(graph, config) if lora else None,
     )
 
 
 def _declare_lora(graph: GraphBuilder, config: CheckpointConfig) -> LoraInputs:
-    table = ("num_slots", config.num_hidden_layers, NUM_MODULES)
+    table = ("num_slots", config.num_adapted_layers, NUM_MODULES)
     return LoraInputs(
         adapter_slots=graph.input("adapter_slots", TensorProto.INT32, ("num_sequences",)),
         ranks=graph.input("lora_ranks", TensorProto.INT32, table),

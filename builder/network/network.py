@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from ..._core import RowKind
+from ..._core import AttentionKind, RowKind
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.rotary import RotaryScaling
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
@@ -15,6 +15,8 @@ from .ops import (
     Attention,
     AttentionShape,
     Cast,
+    CrossAttention,
+    CrossKeys,
     Embedding,
     Experts,
     GatedAdd,
@@ -22,6 +24,7 @@ from .ops import (
     LayerNorm,
     Linear,
     Op,
+    PositionBias,
     RmsNorm,
     Rotary,
     RotaryTable,
@@ -53,13 +56,17 @@ class Network:
         self.inner_names: Final[Mapping[str, str]] = inner_names or {}
         self.ops: Final[list[Op]] = []
         self.logits: Value | None = None
+        self.encoder_output: Value | None = None
+        """What the encoder makes of its input, where there is one: float32, or what linear layers read."""
         self._layer: int | None = None
+        self._rows = RowKind.TOKENS
+        self._section = "transformer"
         self._scopes: list[str] = []
         self._overwritten: set[str] = set()
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """The attention of each layer, in order."""
+        """The attention of each layer, in order; an encoder's before the decoder's."""
         return tuple(op for op in self.ops if isinstance(op, Attention))
 
     def layers(self) -> Iterator[int]:
@@ -71,20 +78,46 @@ class Network:
         self._layer = None
 
     @contextmanager
+    def encoder(self) -> Iterator[None]:
+        """What is declared within the with statement has the rows of encoder inputs, and is computed before the rest.
+
+        Only what cross_keys() keeps of it can be seen afterwards.
+        """
+        self._rows = RowKind.ENCODER_TOKENS
+        with self.scope("encoder"):
+            yield
+        self._rows = RowKind.TOKENS
+
+    def encoder_layers(self) -> Iterator[int]:
+        """The number of each layer of an encoder that has a decoder behind it.
+
+        Adapters know it as the one behind the decoder's layers and the encoder's before it.
+        """
+        self._section = "encoder"
+        for layer in range(self.config.num_encoder_layers):
+            self._layer = layer
+            with self.scope(f"layers.{layer}"):
+                yield layer
+        self._layer = None
+        self._section = "transformer"
+
+    @contextmanager
     def scope(self, name: str) -> Iterator[None]:
         """What is declared within the with statement gets names that begin with `name`."""
         self._scopes.append(name)
         yield
         self._scopes.pop()
 
-    def embedding(self, source: str, *, scale: float = 1.0, positions: str | None = None) -> Value:
+    def embedding(
+        self, source: str, *, scale: float = 1.0, positions: str | None = None, rows_before: int = 0
+    ) -> Value:
         """The tokens' rows of `source`.weight [vocab_size, hidden_size] in float32, times `scale`: the residual stream.
 
-        `positions`.weight [max_position_embeddings, hidden_size] is added, where positions are learned.
+        `positions`.weight [rows_before + max_position_embeddings, hidden_size] is added, where positions are learned.
         """
         config = self.config
         with self.scope("embedding"):
-            output = self._value("embedded", config.hidden_size)
+            output = self._value("embedded", config.hidden_size, self._rows)
             self.ops.append(
                 Embedding(
                     scope=self._scope,
@@ -94,9 +127,10 @@ class Network:
                     positions=None
                     if positions is None
                     else Tensor(
-                        TensorName("transformer.position_embedding.weight"),
+                        TensorName(f"{self._part}.position_embedding.weight"),
                         f"{positions}.weight",
                         (config.max_position_embeddings, config.hidden_size),
+                        rows_before=rows_before,
                     ),
                 )
             )
@@ -116,7 +150,7 @@ class Network:
             base, scaling = config.rotary_base, config.rotary_scaling
         size = config.rotary_size if size is None else size
         with self.scope(scope):
-            table = RotaryTable(self._value("cosine", size // 2), self._value("sine", size // 2))
+            table = RotaryTable(*(self._value(name, size // 2, self._rows) for name in ("cosine", "sine")))
             self.ops.append(
                 Rotary(
                     scope=self._scope,
@@ -162,8 +196,20 @@ class Network:
         )
         return output
 
-    def layer_norm(self, x: Value, source: str, name: str, *, bias: bool = True, logit_rows: bool = False) -> Value:
-        """`x` with its mean and deviation taken out, in the type that linear layers read."""
+    def layer_norm(
+        self,
+        x: Value,
+        source: str,
+        name: str,
+        *,
+        bias: bool = True,
+        logit_rows: bool = False,
+        is_stream: bool = False,
+    ) -> Value:
+        """`x` with its mean and deviation taken out, in the type that linear layers read.
+
+        With `is_stream` it is a residual stream, float32, which linear layers read by cast().
+        """
         output = self._value("normed", x.width, RowKind.LOGITS if logit_rows else x.rows)
         self.ops.append(
             LayerNorm(
@@ -174,6 +220,7 @@ class Network:
                 bias=self._vector(source, f"{name}.bias", x.width) if bias else None,
                 epsilon=self.config.norm_epsilon,
                 gather_logit_rows=logit_rows,
+                is_stream=is_stream,
             )
         )
         return output
@@ -247,19 +294,20 @@ class Network:
         key_norm: HeadNorm | None = None,
         softcap: float | None = None,
         interleaved: bool = False,
+        is_causal: bool = True,
+        position_bias: PositionBias | None = None,
     ) -> Value:
-        """What each head attends to; scores are multiplied by `scale`, 1 / sqrt(head_size) if it is not said."""
-        config = self.config
+        """What each head attends to; scores are multiplied by `scale`, 1 / sqrt(head_size) if it is not said.
+
+        If it is not causal, each row sees all of its sequence's rows, and sequences must be whole.
+        """
         assert self._layer is not None
-        shape = AttentionShape(
-            num_attention_heads=config.num_attention_heads,
-            num_key_value_heads=config.num_key_value_heads,
-            head_dim=config.head_size,
-        )
-        output = self._value("attended", shape.query_size)
+        shape = self._attention_shape
+        output = self._value("attended", shape.query_size, qkv.rows)
         self.ops.append(
             Attention(
                 scope=self._scope,
+                kind=AttentionKind.CAUSAL if is_causal else AttentionKind.BIDIRECTIONAL,
                 layer=self._layer,
                 qkv=self._read(qkv),
                 rotary=rotary,
@@ -271,6 +319,29 @@ class Network:
                 key_norm=key_norm,
                 softcap=softcap,
                 interleaved=interleaved,
+                position_bias=position_bias,
+            )
+        )
+        return output
+
+    def cross_keys(self, kv: Value) -> None:
+        """Keeps the keys and values [k | v] of an encoder input for cross_attention() of the decoder's layer."""
+        assert self._layer is not None
+        self.ops.append(CrossKeys(scope=self._scope, layer=self._layer, kv=self._read(kv), shape=self._attention_shape))
+
+    def cross_attention(self, q: Value, *, scale: float | None = None) -> Value:
+        """What each head of q finds in the sequence's encoder input; scores are multiplied as attention() does."""
+        assert self._layer is not None
+        shape = self._attention_shape
+        output = self._value("attended", shape.query_size)
+        self.ops.append(
+            CrossAttention(
+                scope=self._scope,
+                layer=self._layer,
+                q=self._read(q),
+                output=output,
+                shape=shape,
+                scale=shape.head_dim**-0.5 if scale is None else scale,
             )
         )
         return output
@@ -325,6 +396,12 @@ class Network:
         """A vector that checkpoints have in float32, whatever their dtype."""
         return Tensor(self._name(name), source, (size,), float32=True)
 
+    def position_bias(self, source: str, name: str, num_buckets: int, buckets: Sequence[int]) -> PositionBias:
+        """Of relative positions whose `buckets` are those of -r to r: `source`.weight [num_buckets, heads]."""
+        shape = (num_buckets, self.config.num_attention_heads)
+        tensor = TensorName(f"{self._part}.{name}.weight")
+        return PositionBias(table=Tensor(tensor, f"{source}.weight", shape), buckets=tuple(buckets))
+
     def lm_head(
         self,
         x: Value,
@@ -332,12 +409,13 @@ class Network:
         embedding: str,
         *,
         bias: bool = False,
+        row_bias: str | None = None,
         scale: float = 1.0,
         softcap: float | None = None,
     ) -> None:
         """The logits: `x` times `source`.weight [vocab_size, hidden_size], or the embedding's where they are tied.
 
-        They are multiplied by `scale`, then bounded by `softcap`.
+        They are multiplied by `scale`, then bounded by `softcap`. `row_bias`: a tensor [1, vocab_size] that is added.
         """
         config = self.config
         table = Tensor(TensorName(EMBEDDING), f"{embedding}.weight", (config.vocab_size, config.hidden_size))
@@ -354,7 +432,8 @@ class Network:
             parts=(part,),
             inputs=x.width,
             split=Split.COLUMN,
-            bias=bias,
+            bias=bias or row_bias is not None,
+            row_bias=row_bias,
             tied_to=table if config.share_embedding_table else None,
             quantized=not self._is_excluded(TensorName(LM_HEAD_MODULE)),
         )
@@ -368,8 +447,29 @@ class Network:
     def _scope(self) -> str:
         return "/".join(self._scopes)
 
+    @property
+    def _attention_shape(self) -> AttentionShape:
+        config = self.config
+        return AttentionShape(
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_size,
+        )
+
+    @property
+    def _part(self) -> str:
+        """What the names of tensors begin with here."""
+        return "encoder" if self._rows is RowKind.ENCODER_TOKENS else "transformer"
+
+    @property
+    def _adapted_layer(self) -> int | None:
+        """The layer's number for adapters: an encoder's are behind the decoder's."""
+        if self._layer is None or self._section == "transformer":
+            return self._layer
+        return self.config.num_hidden_layers + self._layer
+
     def _name(self, name: str) -> TensorName:
-        return TensorName(name, self._layer)
+        return TensorName(name, self._layer, self._section)
 
     def _value(self, name: str, width: int, rows: RowKind = RowKind.TOKENS) -> Value:
         return Value("/".join([*self._scopes, f"{name}_{len(self.ops)}"]), width, rows)
@@ -404,7 +504,7 @@ class Network:
                 input=self._read(x),
                 output=output,
                 weights=weights,
-                layer=self._layer,
+                layer=self._adapted_layer,
                 activation=activation,
                 add_to=None if add_to is None else self._overwrite(add_to),
                 scale=scale,

@@ -1,20 +1,24 @@
-"""Self-attention over the paged KV pool, in ONNX."""
+"""Self-attention in ONNX: over the paged KV pool, or among a sequence's rows."""
 
 from __future__ import annotations
 
 import numpy as np
 from onnx import TensorProto
 
+from ..._core import AttentionKind, RowKind
 from ...plugins import PAGED_ATTENTION
 from .graph import GraphBuilder, Value
 from .inputs import StepInputs, kv_pool_out_name
+from .onnx_dense_attention import cross_attention as dense_cross_attention
+from .onnx_dense_attention import dense_attention
 from .onnx_rows import normalized
+from .onnx_sequences import sequence_of_rows
 from .onnx_values import Values
-from .ops import Attention, HeadNorm
+from .ops import Attention, CrossAttention, CrossKeys, HeadNorm
 
 
 def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepInputs) -> None:
-    """The heads' outputs, and the layer's KV pool with this step's keys and values."""
+    """The heads' outputs, and the layer's KV pool, if it has one, with this step's keys and values."""
     query, key = op.shape.query_size, op.shape.key_value_size
     q, k, v = graph.split(values[op.qkv.name], (query, key, key), axis=1)
     if op.query_norm is not None:
@@ -26,6 +30,12 @@ def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepIn
             _separated(graph, op, q, op.shape.num_attention_heads),
             _separated(graph, op, k, op.shape.num_key_value_heads),
         )
+    if op.layer not in inputs.kv_pools or op.kind is AttentionKind.BIDIRECTIONAL:
+        dense_attention(graph, values, op, q, k, v, _sequences(graph, inputs, op.qkv.rows))
+        return
+    assert inputs.block_tables is not None
+    if op.position_bias is not None:
+        raise ValueError("PagedAttention adds nothing to scores")
     attended, kv_pool = graph.plugin(
         PAGED_ATTENTION,
         [
@@ -49,6 +59,26 @@ def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepIn
     )
     values[op.output.name] = attended
     values[kv_pool_out_name(op.layer)] = kv_pool
+
+
+def cross_keys(values: Values, op: CrossKeys) -> None:
+    """Keys and values of encoder inputs, under a name of their own."""
+    values[_cross_keys_name(op.layer)] = values[op.kv.name]
+
+
+def cross_attention(graph: GraphBuilder, values: Values, op: CrossAttention, inputs: StepInputs) -> None:
+    """The heads' outputs of attention to encoder inputs."""
+    sequences = [_sequences(graph, inputs, rows) for rows in (RowKind.TOKENS, RowKind.ENCODER_TOKENS)]
+    dense_cross_attention(graph, values, op, values[_cross_keys_name(op.layer)], *sequences)
+
+
+def _cross_keys_name(layer: int) -> str:
+    return f"cross_keys.{layer}"
+
+
+def _sequences(graph: GraphBuilder, inputs: StepInputs, rows: RowKind) -> Value:
+    tokens = inputs.tokens(rows)
+    return sequence_of_rows(graph, tokens.input_ids, tokens.sequence_offsets)
 
 
 def _head_norm(graph: GraphBuilder, op: Attention, x: Value, norm: HeadNorm, heads: int) -> Value:

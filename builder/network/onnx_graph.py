@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import onnx
 from onnx import TensorProto
 
-from ..._core import ConfigError
+from ..._core import AttentionKind, ConfigError
 from ..checkpoint.rotary import depends_on_length
 from .graph import GraphBuilder, StoredTensor
 from .inputs import StepInputs, declare_inputs, kv_pool_out_name, kv_pool_shape
 from .network import Network
-from .onnx_attention import attention
+from .onnx_attention import attention, cross_attention, cross_keys
 from .onnx_experts import experts, gated_add
 from .onnx_linear import Adaptation, linear
 from .onnx_rotary import rotary_table
 from .onnx_rows import embedding, layer_norm, rms_norm
 from .onnx_values import Values
-from .ops import Attention, Cast, Embedding, Experts, GatedAdd, LayerNorm, Op, RmsNorm, Rotary
+from .ops import (
+    Attention,
+    Cast,
+    CrossAttention,
+    CrossKeys,
+    Embedding,
+    Experts,
+    GatedAdd,
+    LayerNorm,
+    Op,
+    RmsNorm,
+    Rotary,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,31 +54,37 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
     """
     config = network.config
     graph = GraphBuilder(weights, config.dtype, config.quantization)
+    has_encoder = network.encoder_output is not None
+    # The decoder of an encoder-decoder is written for whole sequences, like its encoder.
+    paged = [] if has_encoder else [op for op in network.ops if _is_causal(op)]
     inputs = declare_inputs(
         graph,
-        network,
+        config,
+        paged=paged,
+        encoder=has_encoder,
         tokens_per_block=options.tokens_per_block,
         prompt_lengths=any(isinstance(op, Rotary) and depends_on_length(op.scaling) for op in network.ops),
         lora=options.max_lora_rank is not None,
     )
     adaptation = None
     if inputs.lora is not None and options.max_lora_rank is not None:
-        adaptation = Adaptation(inputs.lora, inputs.sequence_offsets, options.max_lora_rank, options.dora)
+        adaptation = Adaptation(inputs.lora, inputs, options.max_lora_rank, options.dora)
     values: Values = {}
     for op in network.ops:
         with graph.scope(op.scope):
             _emit(graph, values, op, inputs, adaptation)
-        if isinstance(op, Attention):
-            graph.output(
-                values[kv_pool_out_name(op.layer)],
-                kv_pool_out_name(op.layer),
-                kv_pool_shape(op.shape, options.tokens_per_block),
-            )
+    for op in paged:
+        name = kv_pool_out_name(op.layer)
+        graph.output(values[name], name, kv_pool_shape(op.shape, options.tokens_per_block))
     assert network.logits is not None
     with graph.scope(network.ops[-1].scope):
         logits = graph.cast(values[network.logits.name], TensorProto.FLOAT)
     graph.output(logits, "logits", ("num_logit_rows", config.vocab_size))
     return graph.model(config.architecture)
+
+
+def _is_causal(op: Op) -> TypeGuard[Attention]:
+    return isinstance(op, Attention) and op.kind is AttentionKind.CAUSAL
 
 
 def _emit(graph: GraphBuilder, values: Values, op: Op, inputs: StepInputs, adaptation: Adaptation | None) -> None:
@@ -81,6 +100,10 @@ def _emit(graph: GraphBuilder, values: Values, op: Op, inputs: StepInputs, adapt
         values[op.output.name] = graph.cast(values[op.input.name], graph.engine_type)
     elif isinstance(op, Attention):
         attention(graph, values, op, inputs)
+    elif isinstance(op, CrossKeys):
+        cross_keys(values, op)
+    elif isinstance(op, CrossAttention):
+        cross_attention(graph, values, op, inputs)
     elif isinstance(op, Experts):
         if adaptation is not None:
             raise ConfigError("adapters of experts have no form in ONNX; build with --lora_plugin disable")

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
+from ..._core import RowKind
 from ...plugins import DORA, LORA
 from .adapter_sites import module_id
 from .graph import GraphBuilder, Value
-from .inputs import LoraInputs
+from .inputs import LoraInputs, StepInputs
 from .onnx_rows import capped, scaled
 from .onnx_values import Values
 from .ops import Activation, Linear
@@ -22,19 +23,26 @@ class Adaptation:
     """How adapters act on the layers of a network."""
 
     inputs: LoraInputs
-    sequence_offsets: Value
+    step: StepInputs
     max_rank: int
     dora: bool
 
-    def apply(self, graph: GraphBuilder, layer: int, weight: LinearWeight, x: Value, base: Value) -> Value:
-        """`base` as the adapters change it."""
+    def apply(
+        self, graph: GraphBuilder, layer: int, weight: LinearWeight, rows: RowKind, x: Value, base: Value
+    ) -> Value:
+        """`base` as the adapters change it, of rows of this kind."""
         attributes = {
             "layer": layer,
             "module_ids": [module_id(part) for part in weight.parts],
             "out_sizes": [part.outputs for part in weight.parts],
             "max_rank": self.max_rank,
         }
-        tables = [self.sequence_offsets, self.inputs.adapter_slots, self.inputs.ranks, self.inputs.pointers]
+        tables = [
+            self.step.tokens(rows).sequence_offsets,
+            self.inputs.adapter_slots,
+            self.inputs.ranks,
+            self.inputs.pointers,
+        ]
         (y,) = graph.plugin(DORA if self.dora else LORA, [x, base, *tables], **attributes)
         return y
 
@@ -42,7 +50,7 @@ class Adaptation:
 def linear(graph: GraphBuilder, values: Values, op: Linear, adaptation: Adaptation | None) -> None:
     """x W^T, changed by the adapters, plus the bias; then what follows it."""
     x = values[op.input.name]
-    y, *others = [_product(graph, x, weight, op.layer, adaptation) for weight in op.weights]
+    y, *others = [_product(graph, x, weight, op, adaptation) for weight in op.weights]
     if op.scale != 1.0 or op.softcap is not None:
         y = capped(graph, scaled(graph, graph.cast(y, TensorProto.FLOAT), op.scale), op.softcap)
     if op.activation is not None:
@@ -57,13 +65,13 @@ def activated(graph: GraphBuilder, x: Value, activation: Activation) -> Value:
     """The activation of `x`."""
     if activation is Activation.SILU:
         return graph.node("Mul", [x, graph.node("Sigmoid", [x])])
+    if activation is Activation.RELU:
+        return graph.node("Relu", [x])
     return graph.node("Gelu", [x], approximate="tanh" if activation is Activation.GELU_TANH else "none")
 
 
-def _product(
-    graph: GraphBuilder, x: Value, weight: LinearWeight, layer: int | None, adaptation: Adaptation | None
-) -> Value:
+def _product(graph: GraphBuilder, x: Value, weight: LinearWeight, op: Linear, adaptation: Adaptation | None) -> Value:
     y = graph.node("Gemm", [x, weight_matrix(graph, str(weight.name))], transB=1)
-    if adaptation is not None and layer is not None:
-        y = adaptation.apply(graph, layer, weight, x, y)
-    return graph.node("Add", [y, graph.weight(f"{weight.name}.bias")]) if weight.bias else y
+    if adaptation is not None and op.layer is not None:
+        y = adaptation.apply(graph, op.layer, weight, op.input.rows, x, y)
+    return graph.node("Add", [y, graph.weight(weight.bias_name)]) if weight.bias else y

@@ -8,6 +8,7 @@ from onnx import TensorProto
 from ..checkpoint.rotary import DynamicScaling, LongRopeScaling
 from .graph import GraphBuilder, Value
 from .inputs import StepInputs
+from .onnx_sequences import sequence_of_rows
 from .onnx_values import Values
 from .ops import Rotary
 from .rotary_frequencies import exponents, inverse_frequencies, long_inverse_frequencies
@@ -15,7 +16,7 @@ from .rotary_frequencies import exponents, inverse_frequencies, long_inverse_fre
 
 def rotary_table(graph: GraphBuilder, values: Values, op: Rotary, inputs: StepInputs) -> None:
     """cos and sin of position * inverse frequency, times the scaling's factor: float32 [T, size / 2] each."""
-    positions = graph.cast(inputs.positions, TensorProto.FLOAT)
+    positions = graph.cast(inputs.tokens(op.output.cosine.rows).positions, TensorProto.FLOAT)
     column = graph.node("Unsqueeze", [positions, graph.constant("axis_1", np.asarray([1], np.int64))])
     frequencies, factor = inverse_frequencies(op.size, op.base, op.scaling)
     if isinstance(op.scaling, DynamicScaling):
@@ -81,26 +82,6 @@ def _next_position(graph: GraphBuilder, inputs: StepInputs) -> Value:
 
 
 def _prompt_length_of_tokens(graph: GraphBuilder, inputs: StepInputs) -> Value:
-    """int32 [T]: a token's sequence is the number of sequences that end at or before it."""
     assert inputs.prompt_lengths is not None
-
-    def integer(name: str, value: int | list[int]) -> Value:
-        return graph.constant(name, np.asarray(value, np.int64))
-
-    num_tokens = graph.node("Shape", [inputs.input_ids], element_type=TensorProto.INT64)
-    tokens = graph.node("Range", [integer("zero", 0), graph.node("Squeeze", [num_tokens]), integer("step", 1)])
-    past_the_end = int(np.iinfo(np.int64).max)
-    ends = graph.node(
-        "Slice", [inputs.sequence_offsets, integer("second", [1]), integer("past_the_end", [past_the_end])]
-    )
-    ended = graph.node(
-        "GreaterOrEqual",
-        [
-            graph.node("Unsqueeze", [graph.cast(tokens, TensorProto.INT32), integer("axis_1", [1])]),
-            graph.node("Unsqueeze", [ends, integer("axis_0", [0])]),
-        ],
-        element_type=TensorProto.BOOL,
-    )
-    counted = graph.cast(ended, TensorProto.INT32)
-    sequences = graph.node("ReduceSum", [counted, integer("axis_1", [1])], keepdims=0)
+    sequences = sequence_of_rows(graph, inputs.input_ids, inputs.sequence_offsets)
     return graph.node("Gather", [inputs.prompt_lengths, sequences], axis=0)

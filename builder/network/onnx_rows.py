@@ -14,10 +14,11 @@ from .weights import Tensor
 
 def embedding(graph: GraphBuilder, values: Values, op: Embedding, inputs: StepInputs) -> None:
     """The tokens' rows of the table, in float32."""
-    embedded = graph.node("Gather", [graph.weight(str(op.table.name)), inputs.input_ids], axis=0)
+    tokens = inputs.tokens(op.output.rows)
+    embedded = graph.node("Gather", [graph.weight(str(op.table.name)), tokens.input_ids], axis=0)
     embedded = scaled(graph, graph.cast(embedded, TensorProto.FLOAT), op.scale)
     if op.positions is not None:
-        rows = graph.node("Gather", [graph.weight(str(op.positions.name)), inputs.positions], axis=0)
+        rows = graph.node("Gather", [graph.weight(str(op.positions.name)), tokens.positions], axis=0)
         embedded = graph.node("Add", [embedded, graph.cast(rows, TensorProto.FLOAT)])
     values[op.output.name] = embedded
 
@@ -42,7 +43,7 @@ def layer_norm(graph: GraphBuilder, values: Values, op: LayerNorm, inputs: StepI
     weights = [graph.weight(str(weight.name)) for weight in (op.weight, op.bias) if weight is not None]
     wide = [graph.cast(value, TensorProto.FLOAT) for value in (x, *weights)]
     normed = graph.node("LayerNormalization", wide, axis=-1, epsilon=op.epsilon)
-    values[op.output.name] = graph.cast(normed, graph.engine_type)
+    values[op.output.name] = normed if op.is_stream else graph.cast(normed, graph.engine_type)
 
 
 def normalized(graph: GraphBuilder, x: Value, weight: Tensor, epsilon: float) -> Value:

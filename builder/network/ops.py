@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..._core import RouterScores, RowKind
+from ..._core import AttentionKind, RouterScores, RowKind
 from ..checkpoint.rotary import RotaryScaling
 from .weights import LinearWeight, Tensor
 
@@ -39,6 +39,7 @@ class Activation(Enum):
     """x Phi(x)."""
     GELU_TANH = "gelu_tanh"
     """Its approximation by tanh."""
+    RELU = "relu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,8 @@ class LayerNorm:
     bias: Tensor | None
     epsilon: float
     gather_logit_rows: bool
+    is_stream: bool
+    """The output is a residual stream, in float32 whatever linear layers read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +110,16 @@ class HeadNorm:
 
     weight: Tensor
     epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionBias:
+    """Learned numbers that are added to scores, by the position of the key relative to the query's."""
+
+    table: Tensor
+    """[buckets, heads]."""
+    buckets: tuple[int, ...]
+    """Of the relative positions -r to r, an odd number of them; those beyond have the buckets of the ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +143,10 @@ class AttentionShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Causal attention of one layer over [q | k | v], with the layer's KV pool."""
+    """Attention of one layer over [q | k | v], causal with the layer's KV pool or as its kind says."""
 
     scope: str
+    kind: AttentionKind
     layer: int
     qkv: Value
     rotary: RotaryTable
@@ -140,13 +154,15 @@ class Attention:
     shape: AttentionShape
     scale: float
     window: int | None
-    """A token sees itself and the window - 1 tokens before it; None: all of them."""
+    """A token sees itself and the window - 1 tokens before it, and as many behind it where it sees those; None: all of
+    them."""
     query_norm: HeadNorm | None
     key_norm: HeadNorm | None
     softcap: float | None
     """Scores s become softcap * tanh(s / softcap)."""
     interleaved: bool
     """Elements 2 i and 2 i + 1 of a head turn together, not those of its two halves."""
+    position_bias: PositionBias | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,4 +230,38 @@ class GatedAdd:
     add_to: Value
 
 
-Op = Embedding | Rotary | RmsNorm | LayerNorm | Cast | Attention | Linear | Experts | GatedAdd
+@dataclass(frozen=True, kw_only=True)
+class CrossKeys:
+    """Keeps [k | v] of whole encoder inputs for the cross attention of a decoder layer."""
+
+    scope: str
+    layer: int
+    kv: Value
+    shape: AttentionShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossAttention:
+    """Attention of the decoder's rows to all of their sequence's encoder input, of which CrossKeys kept [k | v]."""
+
+    scope: str
+    layer: int
+    q: Value
+    output: Value
+    shape: AttentionShape
+    scale: float
+
+
+Op = (
+    Embedding
+    | Rotary
+    | RmsNorm
+    | LayerNorm
+    | Cast
+    | Attention
+    | Linear
+    | Experts
+    | GatedAdd
+    | CrossKeys
+    | CrossAttention
+)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD_BIAS
+
 
 @dataclass(frozen=True)
 class TensorName:
@@ -13,10 +15,12 @@ class TensorName:
 
     name: str
     layer: int | None = None
+    section: str = "transformer"
+    """What names of layers begin with: `encoder` in those of an encoder that has a decoder behind it."""
 
     def in_layer(self, number: int) -> str:
         """The name where this layer has another number, as in a pipeline rank."""
-        return self.name if self.layer is None else f"transformer.layers.{number}.{self.name}"
+        return self.name if self.layer is None else f"{self.section}.layers.{number}.{self.name}"
 
     def __str__(self) -> str:
         return self.name if self.layer is None else self.in_layer(self.layer)
@@ -34,6 +38,13 @@ class Tensor:
     """It is stored as the difference from one."""
     float32: bool = False
     """A checkpoint has it in float32, whatever its dtype."""
+    rows_before: int = 0
+    """Of the Hugging Face tensor, which nothing reads."""
+
+    @property
+    def source_shape(self) -> tuple[int, ...]:
+        """Of the tensor in a Hugging Face model."""
+        return (self.rows_before + self.shape[0], *self.shape[1:])
 
 
 class Split(Enum):
@@ -84,10 +95,17 @@ class LinearWeight:
     inputs: int
     split: Split
     bias: bool
+    row_bias: str | None = None
+    """The Hugging Face tensor [1, outputs] that is the bias, where it is no part's own."""
     tied_to: Tensor | None = None
     """The embedding whose values the weight has in the Hugging Face model."""
     quantized: bool = True
     """It is in checkpoints that are quantised."""
+
+    @property
+    def bias_name(self) -> str:
+        """The bias in a checkpoint; that of an lm_head whose weight is the embedding is lm_head's."""
+        return LM_HEAD_BIAS if f"{self.name}.weight" == EMBEDDING else f"{self.name}.bias"
 
     @property
     def outputs(self) -> int:

@@ -71,7 +71,11 @@ void bind_engine_info(py::module_& module) {
       .def_readonly("kv_identity", &EngineInfo::kv_identity,
                     "Of all that KV depends on; empty: not known, or KV blocks cannot be read.")
       .def_readonly("attention_windows", &EngineInfo::attention_windows,
-                    "Sliding window of each layer, 0 without one; []: not known.");
+                    "Sliding window of each layer, 0 without one; []: not known.")
+      .def_readonly("max_encoder_input_len", &EngineInfo::max_encoder_input_len,
+                    "Tokens of an encoder input; 0: the engine has no encoder.")
+      .def_readonly("encoder_hidden_size", &EngineInfo::encoder_hidden_size)
+      .def_readonly("cross_kv_block_bytes", &EngineInfo::cross_kv_block_bytes);
 }
 
 void bind_engine_handle(py::module_& module) {

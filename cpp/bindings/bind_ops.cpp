@@ -98,19 +98,22 @@ void bind_ops(py::module_& module) {
       .def_readonly("num_key_value_heads", &AttentionShape::num_key_value_heads)
       .def_readonly("head_dim", &AttentionShape::head_dim);
   py::class_<AttentionOp>(module, "AttentionOp",
-                          "Head norms, RoPE, write to the KV pool, causal paged attention.")
-      .def(py::init([](std::int32_t layer, const AttentionShape& shape, BufferId qkv, BufferId cosine,
-                       BufferId sine, BufferId output, VectorView query_norm, VectorView key_norm,
-                       float norm_epsilon, float scale, std::int32_t sliding_window, float softcap,
-                       bool interleaved) {
-             return AttentionOp{layer,          shape,      qkv,        cosine,       sine,
-                                output,         query_norm, key_norm,   norm_epsilon, scale,
-                                sliding_window, softcap,    interleaved};
+                          "Head norms, RoPE, and attention over the keys that its kind says.")
+      .def(py::init([](AttentionKind kind, std::int32_t layer, const AttentionShape& shape, BufferId qkv,
+                       BufferId cosine, BufferId sine, BufferId output, VectorView query_norm,
+                       VectorView key_norm, float norm_epsilon, float scale, std::int32_t sliding_window,
+                       float softcap, bool interleaved, VectorView position_bias) {
+             return AttentionOp{kind,  layer,          shape,      qkv,         cosine,
+                                sine,  output,         query_norm, key_norm,    norm_epsilon,
+                                scale, sliding_window, softcap,    interleaved, position_bias};
            }),
-           py::kw_only(), py::arg("layer"), py::arg("shape"), py::arg("qkv"), py::arg("cosine"),
-           py::arg("sine"), py::arg("output"), py::arg("query_norm") = VectorView{},
-           py::arg("key_norm") = VectorView{}, py::arg("norm_epsilon") = 0.0F, py::arg("scale"),
-           py::arg("sliding_window") = 0, py::arg("softcap") = 0.0F, py::arg("interleaved") = false)
+           py::kw_only(), py::arg("kind") = AttentionKind::kCausal, py::arg("layer"), py::arg("shape"),
+           py::arg("qkv"), py::arg("cosine"), py::arg("sine"), py::arg("output"),
+           py::arg("query_norm") = VectorView{}, py::arg("key_norm") = VectorView{},
+           py::arg("norm_epsilon") = 0.0F, py::arg("scale"), py::arg("sliding_window") = 0,
+           py::arg("softcap") = 0.0F, py::arg("interleaved") = false, py::arg("position_bias") = VectorView{})
+      .def_readonly("kind", &AttentionOp::kind)
+      .def_readonly("position_bias", &AttentionOp::position_bias)
       .def_readonly("softcap", &AttentionOp::softcap)
       .def_readonly("interleaved", &AttentionOp::interleaved)
       .def_readonly("layer", &AttentionOp::layer)
@@ -184,6 +187,24 @@ void bind_ops(py::module_& module) {
       .def_readonly("down", &ExpertsOp::down)
       .def_readonly("gate_up_site", &ExpertsOp::gate_up_site)
       .def_readonly("down_site", &ExpertsOp::down_site);
+  py::class_<CrossKeysOp>(module, "CrossKeysOp", "Keeps [k | v] of encoder inputs for cross attention.")
+      .def(py::init([](std::int32_t layer, const AttentionShape& shape, BufferId kv) {
+             return CrossKeysOp{layer, shape, kv};
+           }),
+           py::kw_only(), py::arg("layer"), py::arg("shape"), py::arg("kv"))
+      .def_readonly("layer", &CrossKeysOp::layer)
+      .def_readonly("shape", &CrossKeysOp::shape)
+      .def_readonly("kv", &CrossKeysOp::kv);
+  py::class_<CrossAttentionOp>(module, "CrossAttentionOp", "Attention to a sequence's encoder input.")
+      .def(py::init([](std::int32_t layer, const AttentionShape& shape, BufferId q, BufferId output,
+                       float scale) { return CrossAttentionOp{layer, shape, q, output, scale}; }),
+           py::kw_only(), py::arg("layer"), py::arg("shape"), py::arg("q"), py::arg("output"),
+           py::arg("scale"))
+      .def_readonly("layer", &CrossAttentionOp::layer)
+      .def_readonly("shape", &CrossAttentionOp::shape)
+      .def_readonly("q", &CrossAttentionOp::q)
+      .def_readonly("output", &CrossAttentionOp::output)
+      .def_readonly("scale", &CrossAttentionOp::scale);
   py::class_<GatedAddOp>(module, "GatedAddOp", "output += sigmoid(gate) * input.")
       .def(py::init([](BufferId input, BufferId gate, BufferId output) {
              return GatedAddOp{input, gate, output};

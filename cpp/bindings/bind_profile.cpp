@@ -12,6 +12,7 @@ namespace adaptrt::bindings {
 
 void bind_profile(py::module_& module) {
   py::native_enum<StepSection>(module, "StepSection", "enum.Enum", "Which part of a step an op belongs to.")
+      .value("ENCODER", StepSection::kEncoder, "Program.encoder, in steps with encoder inputs.")
       .value("BODY", StepSection::kBody, "Program.body.")
       .value("HEAD", StepSection::kHead, "Program.head, once for each slice of logit rows.")
       .value("SINK", StepSection::kSink, "Whoever takes the logits: in an executor, sampling.")

@@ -177,6 +177,7 @@ void bind_enums(py::module_& module) {
   py::native_enum<RowKind>(module, "RowKind", "enum.Enum", "How many rows a buffer has in a step.")
       .value("TOKENS", RowKind::kTokens)
       .value("LOGITS", RowKind::kLogits)
+      .value("ENCODER_TOKENS", RowKind::kEncoderTokens)
       .finalize();
   py::native_enum<RopeKind>(module, "RopeKind", "enum.Enum",
                             "How the rotary angles of the positions are made.")
@@ -193,6 +194,12 @@ void bind_enums(py::module_& module) {
       .value("GELU_TANH_MUL", LinearEpilogue::kGeluTanhMul)
       .value("GELU", LinearEpilogue::kGelu)
       .value("GELU_TANH", LinearEpilogue::kGeluTanh)
+      .value("RELU", LinearEpilogue::kRelu)
+      .finalize();
+  py::native_enum<AttentionKind>(module, "AttentionKind", "enum.Enum",
+                                 "Which keys the queries of an attention op see.")
+      .value("CAUSAL", AttentionKind::kCausal)
+      .value("BIDIRECTIONAL", AttentionKind::kBidirectional)
       .finalize();
   py::native_enum<RouterScores>(module, "RouterScores", "enum.Enum",
                                 "What a router's logits become before experts are chosen.")
@@ -205,21 +212,44 @@ void bind_enums(py::module_& module) {
 void bind_program_struct(py::module_& module) {
   py::class_<Program>(module, "Program", "A compiled network: ops in order, buffers in one arena, limits.")
       .def(py::init([](DType dtype, std::int64_t vocab_size, std::int32_t num_layers,
-                       std::int32_t max_batch_size, std::int32_t max_num_tokens, std::int32_t max_input_len,
-                       std::int32_t max_seq_len, std::int32_t max_beam_width, std::int32_t tokens_per_block,
-                       bool int8_kv_cache, std::size_t arena_bytes, std::vector<Buffer> buffers,
-                       std::vector<Op> body, std::vector<Op> head, BufferId logits, LoraLayout lora) {
-             return Program{
-                 dtype,          vocab_size,         num_layers,      max_batch_size,   max_num_tokens,
-                 max_input_len,  max_seq_len,        max_beam_width,  tokens_per_block, int8_kv_cache,
-                 arena_bytes,    std::move(buffers), std::move(body), std::move(head),  logits,
-                 std::move(lora)};
+                       std::int32_t num_encoder_layers, std::int32_t max_batch_size,
+                       std::int32_t max_num_tokens, std::int32_t max_input_len, std::int32_t max_seq_len,
+                       std::int32_t max_beam_width, std::int32_t max_encoder_input_len,
+                       std::int32_t tokens_per_block, bool int8_kv_cache, std::size_t arena_bytes,
+                       std::vector<Buffer> buffers, std::vector<Op> encoder, std::vector<Op> body,
+                       std::vector<Op> head, BufferId logits, BufferId encoder_output, LoraLayout lora) {
+             return Program{.dtype = dtype,
+                            .vocab_size = vocab_size,
+                            .num_layers = num_layers,
+                            .num_encoder_layers = num_encoder_layers,
+                            .max_batch_size = max_batch_size,
+                            .max_num_tokens = max_num_tokens,
+                            .max_input_len = max_input_len,
+                            .max_seq_len = max_seq_len,
+                            .max_beam_width = max_beam_width,
+                            .max_encoder_input_len = max_encoder_input_len,
+                            .tokens_per_block = tokens_per_block,
+                            .int8_kv_cache = int8_kv_cache,
+                            .arena_bytes = arena_bytes,
+                            .buffers = std::move(buffers),
+                            .encoder = std::move(encoder),
+                            .body = std::move(body),
+                            .head = std::move(head),
+                            .logits = logits,
+                            .encoder_output = encoder_output,
+                            .lora = std::move(lora)};
            }),
            py::kw_only(), py::arg("dtype"), py::arg("vocab_size"), py::arg("num_layers"),
-           py::arg("max_batch_size"), py::arg("max_num_tokens"), py::arg("max_input_len"),
-           py::arg("max_seq_len"), py::arg("max_beam_width") = 1, py::arg("tokens_per_block"),
-           py::arg("int8_kv_cache") = false, py::arg("arena_bytes"), py::arg("buffers"), py::arg("body"),
-           py::arg("head"), py::arg("logits"), py::arg("lora") = LoraLayout{})
+           py::arg("num_encoder_layers") = 0, py::arg("max_batch_size"), py::arg("max_num_tokens"),
+           py::arg("max_input_len"), py::arg("max_seq_len"), py::arg("max_beam_width") = 1,
+           py::arg("max_encoder_input_len") = 0, py::arg("tokens_per_block"),
+           py::arg("int8_kv_cache") = false, py::arg("arena_bytes"), py::arg("buffers"),
+           py::arg("encoder") = std::vector<Op>{}, py::arg("body"), py::arg("head"), py::arg("logits"),
+           py::arg("encoder_output") = kNoBuffer, py::arg("lora") = LoraLayout{})
+      .def_readonly("num_encoder_layers", &Program::num_encoder_layers)
+      .def_readonly("max_encoder_input_len", &Program::max_encoder_input_len)
+      .def_readonly("encoder", &Program::encoder)
+      .def_readonly("encoder_output", &Program::encoder_output)
       .def_readonly("dtype", &Program::dtype)
       .def_readonly("vocab_size", &Program::vocab_size)
       .def_readonly("num_layers", &Program::num_layers)

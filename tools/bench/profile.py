@@ -66,7 +66,11 @@ def median_step(steps: Iterable[StepRecord]) -> StepRecord:
 def op_names(program: Program) -> dict[tuple[StepSection, int], str]:
     """What each op is called in tables: its kind, or the modules that it multiplies by."""
     names = {(StepSection.SINK, 0): SINK}
-    for section, ops in ((StepSection.BODY, program.body), (StepSection.HEAD, program.head)):
+    for section, ops in (
+        (StepSection.ENCODER, program.encoder),
+        (StepSection.BODY, program.body),
+        (StepSection.HEAD, program.head),
+    ):
         for index, op in enumerate(ops):
             names[section, index] = _name_of(op, program)
     if program.head:

@@ -33,23 +33,29 @@ struct RowMemory {
   }
 };
 
+/// Where the keys are that queries see.
+enum class KeySource : std::uint8_t { kSequenceBlocks, kOwnRows, kEncoderInput };
+
 /// One attention op in one step.
 class Attention {
  public:
-  Attention(const AttentionOp& op, const Step& step)
+  /// `op` has no rotation, and queries alone for qkv, where the keys are an encoder input's.
+  Attention(const AttentionOp& op, KeySource source, const Step& step)
       : op_(op),
+        source_(source),
         step_(step),
-        pool_(step.kv_pool),
-        layer_(pool_.layer(op.layer)),
+        pool_(pool_of(source, step)),
+        layer_(source == KeySource::kOwnRows ? pool_.layer_like(op.shape) : pool_.layer(op.layer)),
         tasks_(step.attention_plans.tasks_of(op.shape)),
         heads_(op.shape.num_attention_heads),
         kv_heads_(op.shape.num_key_value_heads),
         head_dim_(op.shape.head_dim),
         group_(heads_ / kv_heads_),
-        half_(step.buffer(op.cosine).width),
+        half_(op.cosine == kNoBuffer ? 0 : step.buffer(op.cosine).width),
         groups_per_block_(pool_.slots() / kKeyGroup) {}
 
-  void run() const {
+  /// Writes the keys and values of the step's tokens to where they will be seen.
+  void store() const {
     const auto store = [&](std::int64_t begin, std::int64_t end, int thread) {
       const KvWriter writer(pool_, layer_, step_.kernels, scratch(thread));
       float* spare = scratch(thread) + kv_heads_ * head_dim_;
@@ -57,6 +63,9 @@ class Attention {
     };
     // Neighbours in a block, whose keys share cache lines, are mostly written by one thread.
     step_.threads.parallel_for(step_.num_tokens(), kTokensPerChunk, store);
+  }
+
+  void attend() const {
     const auto attend = [&](std::int64_t begin, std::int64_t end, int thread) {
       for (std::int64_t i = begin; i < end; ++i) run_task(static_cast<std::size_t>(i), thread);
     };
@@ -67,21 +76,40 @@ class Attention {
   static constexpr std::int64_t kTokensPerChunk = 8;
   static constexpr std::int64_t kCacheLine = 64;
 
-  [[nodiscard]] std::int64_t position_of(std::int64_t token) const {
-    return step_.input.positions[static_cast<std::size_t>(token)];
+  static const KvPool& pool_of(KeySource source, const Step& step) {
+    if (source == KeySource::kSequenceBlocks) return step.kv_pool;
+    return source == KeySource::kOwnRows ? step.own_keys : step.cross_pool;
   }
-  [[nodiscard]] const std::int32_t* block_table(std::int64_t sequence) const {
-    return step_.input.block_tables.data() + sequence * step_.input.max_blocks_per_sequence;
+  /// Of those of the sequence's blocks, queries see the keys up to their own; else all.
+  [[nodiscard]] bool is_causal() const { return source_ == KeySource::kSequenceBlocks; }
+  /// Where a token is among the keys of its sequence.
+  [[nodiscard]] std::int64_t place_of(std::int64_t token) const {
+    const auto at = static_cast<std::size_t>(token);
+    if (is_causal()) return step_.input.positions[at];
+    const auto sequence = static_cast<std::size_t>(step_.sequence_of_token[at]);
+    return token - step_.input.sequence_offsets[sequence];
+  }
+  [[nodiscard]] std::int32_t block_of(std::int64_t sequence, std::int64_t index) const {
+    const StepInput& input = step_.input;
+    switch (source_) {
+      case KeySource::kOwnRows:
+        return step_.first_own_blocks[static_cast<std::size_t>(sequence)] + static_cast<std::int32_t>(index);
+      case KeySource::kEncoderInput:
+        return input.cross_block_tables[static_cast<std::size_t>(sequence * input.max_cross_blocks + index)];
+      case KeySource::kSequenceBlocks:
+        break;
+    }
+    return input.block_tables[static_cast<std::size_t>(sequence * input.max_blocks_per_sequence + index)];
   }
   [[nodiscard]] float* scratch(int thread) const {
     return step_.scratch[static_cast<std::size_t>(thread)].data();
   }
 
   [[nodiscard]] KvSlot slot_of(std::int64_t token) const {
-    const std::int64_t position = position_of(token);
+    const std::int64_t place = place_of(token);
     const auto sequence = step_.sequence_of_token[static_cast<std::size_t>(token)];
-    return {.block = block_table(sequence)[position / pool_.tokens_per_block()],
-            .slot = position % pool_.tokens_per_block()};
+    return {.block = block_of(sequence, place / pool_.tokens_per_block()),
+            .slot = place % pool_.tokens_per_block()};
   }
   [[nodiscard]] float* keys_of(std::int64_t token) const {
     return step_.float_row(op_.qkv, token) + heads_ * head_dim_;
@@ -144,8 +172,8 @@ class Attention {
       step_.kernels.rms_norm(x, norm.data, op_.norm_epsilon, head_dim_, reinterpret_cast<std::byte*>(x),
                              DType::kFloat32);
     }
-    return {.cosine = step_.float_row(op_.cosine, token),
-            .sine = step_.float_row(op_.sine, token),
+    return {.cosine = half_ == 0 ? nullptr : step_.float_row(op_.cosine, token),
+            .sine = half_ == 0 ? nullptr : step_.float_row(op_.sine, token),
             .half = half_,
             .x = heads,
             .heads = count,
@@ -211,23 +239,36 @@ class Attention {
 
   [[nodiscard]] DType query_type() const { return activation_dtype(pool_.dtype()); }
 
+  /// The keys that a task's sequence has: those that its queries may see are among them.
+  [[nodiscard]] std::int64_t keys_of_task(const AttentionTask& task) const {
+    if (is_causal()) return place_of(task.first_token + task.tokens - 1) + 1;
+    if (source_ == KeySource::kEncoderInput) {
+      return step_.input.encoder_lengths[static_cast<std::size_t>(task.sequence)];
+    }
+    const auto* offsets = step_.input.sequence_offsets.data() + task.sequence;
+    return offsets[1] - offsets[0];
+  }
+
   /// The group, counted over the blocks of a sequence, that a position is in.
   [[nodiscard]] std::int64_t group_of(std::int64_t position) const {
     return position / pool_.tokens_per_block() * groups_per_block_ +
            position % pool_.tokens_per_block() / kKeyGroup;
   }
 
-  [[nodiscard]] KeyGroup key_group(std::int64_t sequence, std::int64_t head, std::int64_t index) const {
+  /// A group of a sequence that has so many `keys`.
+  [[nodiscard]] KeyGroup key_group(std::int64_t sequence, std::int64_t head, std::int64_t index,
+                                   std::int64_t keys_there) const {
     const std::int64_t block_index = index / groups_per_block_;
     const std::int64_t slot = index % groups_per_block_ * kKeyGroup;
-    const std::int32_t block = block_table(sequence)[block_index];
+    const std::int64_t first = block_index * pool_.tokens_per_block() + slot;
+    const std::int32_t block = block_of(sequence, block_index);
     const KvPart keys = pool_.keys(block, layer_, head);
     const KvPart values = pool_.values(block, layer_, head);
     const auto slot_bytes = static_cast<std::size_t>(slot) * pool_.element_bytes();
     KeyGroup group{.keys = keys.elements + slot_bytes * static_cast<std::size_t>(pool_.interleave()),
                    .values = values.elements + slot_bytes * static_cast<std::size_t>(whole_groups(head_dim_)),
-                   .first_position = block_index * pool_.tokens_per_block() + slot,
-                   .count = std::min(kKeyGroup, pool_.tokens_per_block() - slot)};
+                   .first_position = first,
+                   .count = std::min({kKeyGroup, pool_.tokens_per_block() - slot, keys_there - first})};
     if (pool_.is_int8()) {
       group.key_scales = keys.scales + slot;
       group.value_scales = values.scales + slot;
@@ -238,17 +279,20 @@ class Attention {
   /// Takes the tiles that a task's queries see into their sums, a tile of all heads before the next. Fetches
   /// the queries of the `next` task, if there is one, meanwhile.
   void take_tiles(const AttentionTask& task, const AttentionTask* next, const RowMemory& memory) const {
-    const std::int64_t first = position_of(task.first_token);
-    const std::int64_t last = position_of(task.first_token + task.tokens - 1);
-    const std::int64_t first_visible =
-        op_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, first + 1 - op_.sliding_window);
-    const std::int64_t end = group_of(last) + 1;
+    const std::int64_t keys = keys_of_task(task);
+    const std::int64_t first = place_of(task.first_token);
+    const std::int64_t last = first + task.tokens - 1;
+    const std::int64_t reach = op_.sliding_window == 0 ? keys : op_.sliding_window - 1;
+    const std::int64_t look_ahead = is_causal() ? 0 : reach;
+    const std::int64_t end = group_of(std::min(last + look_ahead, keys - 1)) + 1;
     const std::int64_t rows = task.tokens * group_;
     AttentionTile tile{.rows = rows,
                        .rows_per_position = group_,
                        .first_position = first,
                        .sliding_window = op_.sliding_window,
+                       .look_ahead = look_ahead,
                        .softcap = op_.softcap * std::numbers::log2e_v<float>,
+                       .bias_stride = step_.position_biases.stride(),
                        .head_dim = head_dim_,
                        .slots = pool_.slots(),
                        .groups = {},
@@ -259,10 +303,11 @@ class Attention {
     const auto query_bytes = static_cast<std::size_t>(rows * head_dim_) * size_of(query_type());
     const auto fill = [&](std::int64_t head, std::int64_t from) {
       for (std::int64_t i = 0; i < std::min(kTileGroups, end - from); ++i) {
-        tile.next[static_cast<std::size_t>(i)] = key_group(task.sequence, task.first_head + head, from + i);
+        tile.next[static_cast<std::size_t>(i)] =
+            key_group(task.sequence, task.first_head + head, from + i, keys);
       }
     };
-    std::int64_t begin = group_of(first_visible) / kTileGroups * kTileGroups;
+    std::int64_t begin = group_of(std::max<std::int64_t>(0, first - reach)) / kTileGroups * kTileGroups;
     fill(0, begin);
     const std::int64_t tiles = (end - begin + kTileGroups - 1) / kTileGroups;
     const std::int64_t fetched_tokens = next == nullptr ? 0 : (next->tokens + tiles - 1) / tiles;
@@ -281,6 +326,7 @@ class Attention {
           fill(0, begin + kTileGroups);
         }
         tile.queries = queries + static_cast<std::size_t>(head) * query_bytes;
+        tile.bias = step_.position_biases.of(op_.position_bias, (task.first_head + head) * group_);
         tile.greatest = memory.greatest + head * rows;
         tile.totals = memory.totals + head * rows * kKeyGroup;
         tile.sums = memory.sums + head * rows * whole_groups(head_dim_);
@@ -290,6 +336,7 @@ class Attention {
   }
 
   const AttentionOp& op_;
+  KeySource source_;
   const Step& step_;
   const KvPool& pool_;
   const KvLayer& layer_;
@@ -306,18 +353,32 @@ class Attention {
 
 std::size_t attention_scratch_floats(const Program& program) {
   std::int64_t most = 0;
-  for (const Op& op : program.body) {
-    const auto* attention = std::get_if<AttentionOp>(&op);
-    if (attention == nullptr) continue;
-    const AttentionShape& shape = attention->shape;
-    const std::int64_t of_task = RowMemory::floats(rows_per_task(shape), shape.head_dim);
-    most = std::max({most, of_task, (shape.num_key_value_heads + 1) * shape.head_dim});
+  for (const auto* ops : program.sections()) {
+    for (const Op& op : *ops) {
+      const AttentionShape* shape = shape_of(op);
+      if (shape == nullptr) continue;
+      const std::int64_t of_task = RowMemory::floats(rows_per_task(*shape), shape->head_dim);
+      most = std::max({most, of_task, (shape->num_key_value_heads + 1) * shape->head_dim});
+    }
   }
   return static_cast<std::size_t>(most);
 }
 
 void run_op(const AttentionOp& op, const Step& step) {
-  Attention(op, step).run();
+  const bool is_causal = op.kind == AttentionKind::kCausal;
+  const Attention attention(op, is_causal ? KeySource::kSequenceBlocks : KeySource::kOwnRows, step);
+  attention.store();
+  attention.attend();
+}
+
+void run_op(const CrossAttentionOp& op, const Step& step) {
+  AttentionOp queries;
+  queries.layer = op.layer;
+  queries.shape = op.shape;
+  queries.qkv = op.q;
+  queries.output = op.output;
+  queries.scale = op.scale;
+  Attention(queries, KeySource::kEncoderInput, step).attend();
 }
 
 }  // namespace adaptrt

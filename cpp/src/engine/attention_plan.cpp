@@ -65,12 +65,19 @@ std::int64_t rows_per_task(const AttentionShape& shape) {
   return positions_per_task(shape) * (shape.num_attention_heads / shape.num_key_value_heads);
 }
 
-AttentionPlans::AttentionPlans(const Program& program) {
-  for (const Op& op : program.body) {
-    const auto* attention = std::get_if<AttentionOp>(&op);
-    if (attention == nullptr) continue;
-    const auto same = [&](const Plan& plan) { return have_equal_tasks(plan.shape, attention->shape); };
-    if (std::ranges::none_of(plans_, same)) plans_.push_back({.shape = attention->shape, .tasks = {}});
+const AttentionShape* shape_of(const Op& op) {
+  if (const auto* attention = std::get_if<AttentionOp>(&op)) return &attention->shape;
+  if (const auto* cross = std::get_if<CrossAttentionOp>(&op)) return &cross->shape;
+  const auto* keys = std::get_if<CrossKeysOp>(&op);
+  return keys == nullptr ? nullptr : &keys->shape;
+}
+
+AttentionPlans::AttentionPlans(const std::vector<Op>& ops) {
+  for (const Op& op : ops) {
+    const AttentionShape* shape = shape_of(op);
+    if (shape == nullptr) continue;
+    const auto same = [&](const Plan& plan) { return have_equal_tasks(plan.shape, *shape); };
+    if (std::ranges::none_of(plans_, same)) plans_.push_back({.shape = *shape, .tasks = {}});
   }
 }
 

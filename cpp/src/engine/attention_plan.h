@@ -18,13 +18,17 @@ struct AttentionTask {
   std::int32_t heads = 0;
 };
 
+/// The heads of an op's attention; nullptr: it has none.
+[[nodiscard]] const AttentionShape* shape_of(const Op& op);
+
 /// The most rows of a task: query positions times the query heads of its key-value heads.
 [[nodiscard]] std::int64_t rows_per_task(const AttentionShape& shape);
 
 /// Cuts the queries of steps into tasks, once for all ops with the same numbers of heads.
 class AttentionPlans {
  public:
-  explicit AttentionPlans(const Program& program);
+  /// Of one section.
+  explicit AttentionPlans(const std::vector<Op>& ops);
 
   /// Makes the tasks of a step for `num_threads` threads, the long ones first so that they do not end last.
   void make(const StepInput& input, int num_threads);

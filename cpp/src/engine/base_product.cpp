@@ -26,7 +26,7 @@ void for_each_weight(const Program& program, const Visit& visit) {
   const auto visit_all = [&](const std::vector<LinearPart>& parts) {
     for (const LinearPart& part : parts) visit(part.weight);
   };
-  for (const auto* ops : {&program.body, &program.head}) {
+  for (const auto* ops : program.sections()) {
     for (const auto& op : *ops) {
       if (const auto* linear = std::get_if<LinearOp>(&op)) visit_all(linear->parts);
       if (const auto* experts = std::get_if<ExpertsOp>(&op)) {

@@ -19,6 +19,69 @@
 namespace adaptrt {
 namespace {
 
+/// What a section's ops want to know of its rows, kept from step to step so that steps allocate nothing.
+struct SectionRows {
+  std::vector<std::int32_t> sequence_of_token;
+  std::vector<std::int32_t> first_own_blocks;
+  std::vector<AdapterGroup> groups;
+  AttentionPlans attention_plans;
+
+  explicit SectionRows(const std::vector<Op>& ops) : attention_plans(ops) {}
+
+  /// `keys_per_block`: of a step's own keys.
+  void describe(const StepInput& input, std::int64_t keys_per_block, int num_threads) {
+    name_sequences(input);
+    place_own_keys(input, keys_per_block);
+    group_tokens(input);
+    attention_plans.make(input, num_threads);
+  }
+
+ private:
+  void name_sequences(const StepInput& input) {
+    sequence_of_token.resize(input.token_ids.size());
+    for (std::size_t sequence = 0; sequence < input.prompt_lengths.size(); ++sequence) {
+      std::fill(sequence_of_token.begin() + input.sequence_offsets[sequence],
+                sequence_of_token.begin() + input.sequence_offsets[sequence + 1],
+                static_cast<std::int32_t>(sequence));
+    }
+  }
+
+  void place_own_keys(const StepInput& input, std::int64_t keys_per_block) {
+    first_own_blocks.clear();
+    std::int32_t next = 0;
+    for (std::size_t sequence = 0; sequence < input.prompt_lengths.size(); ++sequence) {
+      first_own_blocks.push_back(next);
+      const std::int64_t tokens = input.sequence_offsets[sequence + 1] - input.sequence_offsets[sequence];
+      next += static_cast<std::int32_t>((tokens + keys_per_block - 1) / keys_per_block);
+    }
+  }
+
+  /// The first row of a sequence on which its adapter acts; the end of its rows where there is none.
+  static std::int32_t first_adapted_row(const StepInput& input, std::size_t sequence) {
+    const std::int32_t begin = input.sequence_offsets[sequence];
+    const std::int32_t end = input.sequence_offsets[sequence + 1];
+    if (input.adapters_from.empty() || begin == end) return begin;
+    const std::int32_t before =
+        input.adapters_from[sequence] - input.positions[static_cast<std::size_t>(begin)];
+    return std::min(begin + std::max(0, before), end);
+  }
+
+  void group_tokens(const StepInput& input) {
+    groups.clear();
+    for (std::size_t sequence = 0; sequence < input.adapters.size(); ++sequence) {
+      const DeviceAdapter* adapter = input.adapters[sequence];
+      const std::int32_t end = input.sequence_offsets[sequence + 1];
+      const std::int32_t begin = first_adapted_row(input, sequence);
+      if (begin == end) continue;
+      if (!groups.empty() && groups.back().adapter == adapter && groups.back().end == begin) {
+        groups.back().end = end;
+      } else if (adapter != nullptr) {
+        groups.push_back({begin, end, adapter});
+      }
+    }
+  }
+};
+
 class CpuEngine final : public Engine {
  public:
   CpuEngine(Program program, std::shared_ptr<ThreadPool> pool, const KernelTable& kernels,
@@ -26,9 +89,19 @@ class CpuEngine final : public Engine {
       : program_(std::move(program)),
         kernels_(kernels),
         threads_(std::move(pool)),
-        kv_pool_(program_),
-        attention_plans_(program_),
+        kv_pool_(make_kv_pool(program_)),
+        cross_pool_(make_cross_pool(program_)),
+        own_keys_(make_own_keys(program_)),
+        position_biases_(program_),
+        rows_(program_.body),
+        encoder_rows_(program_.encoder),
         experts_(program_) {
+    if (own_keys_.block_bytes() > 0) {
+      // Every sequence may leave a block unfilled.
+      const std::int64_t most = std::min(program_.max_batch_size, program_.max_num_tokens) +
+                                program_.max_num_tokens / own_keys_.tokens_per_block();
+      own_keys_.allocate(static_cast<std::int32_t>(most));
+    }
     arena_ = HugeArray(program_.arena_bytes);
     const auto rows = static_cast<std::size_t>(most_linear_rows(program_));
     if (!program_.lora.sites.empty()) {
@@ -60,6 +133,10 @@ class CpuEngine final : public Engine {
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
 
   void allocate_kv_blocks(std::int32_t num_blocks) override { kv_pool_.allocate(num_blocks); }
+  void allocate_cross_kv_blocks(std::int32_t num_blocks) override {
+    if (!program_.has_encoder()) return Engine::allocate_cross_kv_blocks(num_blocks);
+    cross_pool_.allocate(num_blocks);
+  }
   void end_steps() override {
     recorder_.reset();
     threads_.reset();
@@ -80,37 +157,16 @@ class CpuEngine final : public Engine {
   void step(const StepInput& input, const LogitsSink& sink) override {
     if (!threads_) throw EngineError("the engine's steps have ended: its executor was shut down");
     checker_.check(input, info_, kv_pool_.num_blocks());
+    check_encoder_inputs(input, info_, cross_pool_.num_blocks());
     if (!input.copies_from.empty()) kv_pool_.copy_blocks(input.copies_from, input.copies_to, *threads_);
     if (recorder_) recorder_->begin_step(input);
-    name_sequences(input);
-    group_tokens(input);
+    if (!input.encoder.empty()) run_encoder(input);
+    rows_.describe(input, own_keys_.tokens_per_block(), threads_->num_threads());
     group_logit_rows(input.logit_rows);
-    attention_plans_.make(input, threads_->num_threads());
-    Step step{.program = program_,
-              .kernels = kernels_,
-              .threads = *threads_,
-              .arena = arena_.data(),
-              .kv_pool = kv_pool_,
-              .scratch = scratch_,
-              .shrink = shrink_.data(),
-              .shrink_stride = shrink_stride_,
-              .int8_rows = reinterpret_cast<std::uint8_t*>(int8_rows_.data()),
-              .int8_stride = int8_stride_,
-              .int8_scales = reinterpret_cast<float*>(int8_scales_.data()),
-              .packed = packed_.data(),
-              .packed_step_bytes = packed_step_bytes_,
-              .group_sums = reinterpret_cast<float*>(group_sums_.data()),
-              .experts = experts_,
-              .linear_scratch = linear_scratch_,
-              .input = input,
-              .sequence_of_token = sequence_of_token_,
-              .groups = groups_,
-              .groups_of_logit_rows = groups_of_logit_rows_,
-              .adapted_rows = adapted_rows_,
-              .attention_plans = attention_plans_,
-              .rows = static_cast<std::int64_t>(input.token_ids.size()),
-              .logit_rows = input.logit_rows,
-              .kept_logit_rows = kept_logit_rows_};
+    Step step = make_step(input, rows_);
+    step.groups_of_logit_rows = groups_of_logit_rows_;
+    step.logit_rows = input.logit_rows;
+    step.kept_logit_rows = kept_logit_rows_;
     run(StepSection::kBody, program_.body, step);
     const auto all_rows = step.logit_rows;
     const auto slice = static_cast<std::size_t>(program_.max_batch_size);
@@ -142,36 +198,69 @@ class CpuEngine final : public Engine {
     }
   }
 
-  void name_sequences(const StepInput& input) {
-    sequence_of_token_.resize(input.token_ids.size());
-    for (std::size_t sequence = 0; sequence < input.prompt_lengths.size(); ++sequence) {
-      std::fill(sequence_of_token_.begin() + input.sequence_offsets[sequence],
-                sequence_of_token_.begin() + input.sequence_offsets[sequence + 1],
-                static_cast<std::int32_t>(sequence));
+  Step make_step(const StepInput& input, const SectionRows& rows) {
+    return {.program = program_,
+            .kernels = kernels_,
+            .threads = *threads_,
+            .arena = arena_.data(),
+            .kv_pool = kv_pool_,
+            .cross_pool = cross_pool_,
+            .own_keys = own_keys_,
+            .position_biases = position_biases_,
+            .scratch = scratch_,
+            .shrink = shrink_.data(),
+            .shrink_stride = shrink_stride_,
+            .int8_rows = reinterpret_cast<std::uint8_t*>(int8_rows_.data()),
+            .int8_stride = int8_stride_,
+            .int8_scales = reinterpret_cast<float*>(int8_scales_.data()),
+            .packed = packed_.data(),
+            .packed_step_bytes = packed_step_bytes_,
+            .group_sums = reinterpret_cast<float*>(group_sums_.data()),
+            .experts = experts_,
+            .linear_scratch = linear_scratch_,
+            .input = input,
+            .sequence_of_token = rows.sequence_of_token,
+            .first_own_blocks = rows.first_own_blocks,
+            .groups = rows.groups,
+            .groups_of_logit_rows = {},
+            .adapted_rows = adapted_rows_,
+            .attention_plans = rows.attention_plans,
+            .rows = static_cast<std::int64_t>(input.token_ids.size()),
+            .logit_rows = {},
+            .kept_logit_rows = {}};
+  }
+
+  /// Runs the encoder over a step's encoder inputs, which are sequences to its ops.
+  void run_encoder(const StepInput& input) {
+    const EncoderInputs& inputs = input.encoder;
+    encoder_positions_.clear();
+    encoder_lengths_.clear();
+    for (std::size_t i = 0; i + 1 < inputs.offsets.size(); ++i) {
+      encoder_lengths_.push_back(inputs.offsets[i + 1] - inputs.offsets[i]);
+      for (std::int32_t place = 0; place < encoder_lengths_.back(); ++place) {
+        encoder_positions_.push_back(place);
+      }
     }
-  }
-
-  /// The first row of a sequence on which its adapter acts; the end of its rows where there is none.
-  static std::int32_t first_adapted_row(const StepInput& input, std::size_t sequence) {
-    const std::int32_t begin = input.sequence_offsets[sequence];
-    const std::int32_t end = input.sequence_offsets[sequence + 1];
-    if (input.adapters_from.empty() || begin == end) return begin;
-    const std::int32_t before =
-        input.adapters_from[sequence] - input.positions[static_cast<std::size_t>(begin)];
-    return std::min(begin + std::max(0, before), end);
-  }
-
-  void group_tokens(const StepInput& input) {
-    groups_.clear();
-    for (std::size_t sequence = 0; sequence < input.adapters.size(); ++sequence) {
-      const DeviceAdapter* adapter = input.adapters[sequence];
-      const std::int32_t end = input.sequence_offsets[sequence + 1];
-      const std::int32_t begin = first_adapted_row(input, sequence);
-      if (begin == end) continue;
-      if (!groups_.empty() && groups_.back().adapter == adapter && groups_.back().end == begin) {
-        groups_.back().end = end;
-      } else if (adapter != nullptr) {
-        groups_.push_back({begin, end, adapter});
+    const StepInput own{.token_ids = inputs.token_ids,
+                        .positions = encoder_positions_,
+                        .sequence_offsets = inputs.offsets,
+                        .prompt_lengths = encoder_lengths_,
+                        .block_tables = inputs.block_tables,
+                        .max_blocks_per_sequence = input.max_cross_blocks,
+                        .adapters = inputs.adapters,
+                        .logit_rows = {}};
+    encoder_rows_.describe(own, own_keys_.tokens_per_block(), threads_->num_threads());
+    Step step = make_step(own, encoder_rows_);
+    run(StepSection::kEncoder, program_.encoder, step);
+    const Rows made = step.rows_of(program_.encoder_output);
+    for (std::size_t i = 0; i < inputs.outputs.size(); ++i) {
+      if (inputs.outputs[i] == nullptr) continue;
+      for (std::int32_t row = 0; row < encoder_lengths_[i]; ++row) {
+        const std::byte* from = made.row(inputs.offsets[i] + row);
+        float* to = inputs.outputs[i] + row * made.width;
+        for (std::int64_t k = 0; k < made.width; ++k) {
+          to[k] = load_as_float(from, made.dtype, static_cast<std::size_t>(k));
+        }
       }
     }
   }
@@ -181,7 +270,7 @@ class CpuEngine final : public Engine {
     kept_logit_rows_.resize(rows.size());
     std::iota(kept_logit_rows_.begin(), kept_logit_rows_.end(), 0);
     groups_of_logit_rows_.clear();
-    for (const AdapterGroup& group : groups_) {
+    for (const AdapterGroup& group : rows_.groups) {
       const auto begin = std::ranges::lower_bound(rows, group.begin) - rows.begin();
       const auto end = std::ranges::lower_bound(rows, group.end) - rows.begin();
       if (begin < end) groups_of_logit_rows_.push_back({begin, end, group.adapter});
@@ -205,7 +294,14 @@ class CpuEngine final : public Engine {
              .kv_identity = program_.identity,
              .attention_windows =
                  std::vector<std::int32_t>(static_cast<std::size_t>(std::max(1, program_.num_layers))),
-             .has_adapters_from = true};
+             .has_adapters_from = !program_.has_encoder()};
+    if (program_.has_encoder()) {
+      info_.max_encoder_input_len = program_.max_encoder_input_len;
+      info_.encoder_hidden_size = program_.buffers[static_cast<std::size_t>(program_.encoder_output)].width;
+      info_.cross_kv_block_bytes = cross_pool_.block_bytes();
+      // What a token's keys and values are depends on the encoder input, which is no part of a prefix.
+      info_.max_reusable_prompt_len = 0;
+    }
     for (const auto& op : program_.body) {
       if (const auto* attention = std::get_if<AttentionOp>(&op)) {
         info_.attention_windows[static_cast<std::size_t>(attention->layer)] = attention->sliding_window;
@@ -232,7 +328,11 @@ class CpuEngine final : public Engine {
   std::int64_t packed_step_bytes_ = 0;
   std::int64_t int8_stride_ = 0;
   KvPool kv_pool_;
-  AttentionPlans attention_plans_;
+  KvPool cross_pool_;
+  KvPool own_keys_;
+  PositionBiases position_biases_;
+  SectionRows rows_;
+  SectionRows encoder_rows_;
   ExpertMemory experts_;
   LinearScratch linear_scratch_;
   std::vector<Scratch> scratch_;
@@ -240,8 +340,8 @@ class CpuEngine final : public Engine {
   std::unique_ptr<StepRecorder> recorder_;
   StepInputChecker checker_;
   // Of the step that runs.
-  std::vector<std::int32_t> sequence_of_token_;
-  std::vector<AdapterGroup> groups_;
+  std::vector<std::int32_t> encoder_positions_;
+  std::vector<std::int32_t> encoder_lengths_;
   std::vector<AdapterGroup> groups_of_logit_rows_;
   std::vector<AdaptedRows> adapted_rows_;
   std::vector<std::int32_t> kept_logit_rows_;

@@ -10,6 +10,10 @@ std::unique_ptr<AdapterPages> Engine::make_adapter_pages(std::size_t page_bytes,
   return std::make_unique<HostPages>(page_bytes, num_pages);
 }
 
+void Engine::allocate_cross_kv_blocks(std::int32_t /*num_blocks*/) {
+  throw EngineError("the engine has no encoder");
+}
+
 void Engine::read_kv_block(std::int32_t /*block*/, std::span<std::byte> /*bytes*/) const {
   throw EngineError("the engine's KV blocks cannot be read");
 }

@@ -10,21 +10,23 @@
 
 namespace adaptrt {
 
-KvPool::KvPool(const Program& program)
-    : dtype_(program.dtype),
-      is_int8_(program.int8_kv_cache),
-      tokens_per_block_(program.tokens_per_block),
-      slots_(whole_groups(tokens_per_block_)),
-      layers_(static_cast<std::size_t>(program.num_layers)) {
-  for (const Op& op : program.body) {
-    const auto* attention = std::get_if<AttentionOp>(&op);
-    if (attention != nullptr)
-      layers_[static_cast<std::size_t>(attention->layer)] = layer_of(attention->shape);
+KvPool::KvPool(DType dtype, bool is_int8, std::int64_t tokens_per_block,
+               const std::vector<AttentionShape>& layers)
+    : dtype_(dtype),
+      is_int8_(is_int8),
+      tokens_per_block_(tokens_per_block),
+      slots_(whole_groups(tokens_per_block_)) {
+  for (const AttentionShape& shape : layers) {
+    layers_.push_back(layer_of(shape));
+    layers_.back().offset = block_bytes_;
+    block_bytes_ += static_cast<std::size_t>(layers_.back().heads) * layers_.back().head_bytes;
   }
-  for (KvLayer& layer : layers_) {
-    layer.offset = block_bytes_;
-    block_bytes_ += static_cast<std::size_t>(layer.heads) * layer.head_bytes;
-  }
+}
+
+const KvLayer& KvPool::layer_like(const AttentionShape& shape) const {
+  return *std::ranges::find_if(layers_, [&](const KvLayer& layer) {
+    return layer.heads == shape.num_key_value_heads && layer.head_dim == shape.head_dim;
+  });
 }
 
 KvLayer KvPool::layer_of(const AttentionShape& shape) const {
@@ -61,6 +63,38 @@ std::span<std::byte> KvPool::block(std::int32_t block) const {
                       std::to_string(num_blocks_));
   }
   return {memory_.data() + static_cast<std::size_t>(block) * block_bytes_, block_bytes_};
+}
+
+KvPool make_kv_pool(const Program& program) {
+  std::vector<AttentionShape> layers(static_cast<std::size_t>(program.num_layers));
+  for (const Op& op : program.body) {
+    const auto* attention = std::get_if<AttentionOp>(&op);
+    if (attention == nullptr || attention->kind != AttentionKind::kCausal) continue;
+    layers[static_cast<std::size_t>(attention->layer)] = attention->shape;
+  }
+  return {program.dtype, program.int8_kv_cache, program.tokens_per_block, layers};
+}
+
+KvPool make_cross_pool(const Program& program) {
+  std::vector<AttentionShape> layers(static_cast<std::size_t>(program.num_layers));
+  for (const Op& op : program.encoder) {
+    const auto* keys = std::get_if<CrossKeysOp>(&op);
+    if (keys != nullptr) layers[static_cast<std::size_t>(keys->layer)] = keys->shape;
+  }
+  return {program.dtype, program.int8_kv_cache, program.tokens_per_block, layers};
+}
+
+KvPool make_own_keys(const Program& program) {
+  // Nothing but an op's own queries reads them, so that they are of the engine's type, in whole tiles.
+  std::vector<AttentionShape> shapes;
+  for (const auto* ops : program.sections()) {
+    for (const Op& op : *ops) {
+      const auto* attention = std::get_if<AttentionOp>(&op);
+      if (attention == nullptr || attention->kind != AttentionKind::kBidirectional) continue;
+      if (std::ranges::find(shapes, attention->shape) == shapes.end()) shapes.push_back(attention->shape);
+    }
+  }
+  return {program.dtype, false, kTileSlots, shapes};
 }
 
 void KvPool::copy_blocks(std::span<const std::int32_t> from, std::span<const std::int32_t> to,

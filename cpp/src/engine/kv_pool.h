@@ -42,7 +42,8 @@ struct KvPart {
 /// does not see by zero.
 class KvPool {
  public:
-  explicit KvPool(const Program& program);
+  /// `dtype` is of the elements, or of the engine where they are int8. A layer without heads takes nothing.
+  KvPool(DType dtype, bool is_int8, std::int64_t tokens_per_block, const std::vector<AttentionShape>& layers);
 
   /// Throws ConfigError when the memory is refused or this was called before.
   void allocate(std::int32_t num_blocks);
@@ -58,6 +59,8 @@ class KvPool {
   [[nodiscard]] const KvLayer& layer(std::int32_t layer) const {
     return layers_[static_cast<std::size_t>(layer)];
   }
+  /// One with these key-value heads; there is one.
+  [[nodiscard]] const KvLayer& layer_like(const AttentionShape& shape) const;
   /// Of the elements, or of the engine where they are int8.
   [[nodiscard]] DType dtype() const { return dtype_; }
   [[nodiscard]] bool is_int8() const { return is_int8_; }
@@ -96,5 +99,13 @@ class KvPool {
   std::int32_t num_blocks_ = 0;
   HugeArray memory_;
 };
+
+/// That of a program's KV blocks.
+[[nodiscard]] KvPool make_kv_pool(const Program& program);
+/// That of encoder inputs, whose layers are those of the decoder.
+[[nodiscard]] KvPool make_cross_pool(const Program& program);
+/// For attention that keeps no keys beyond the op: a layer for each kind of heads; none without such
+/// attention.
+[[nodiscard]] KvPool make_own_keys(const Program& program);
 
 }  // namespace adaptrt

@@ -351,6 +351,8 @@ class Linear {
       case LinearEpilogue::kGeluTanhMul:
       case LinearEpilogue::kGeluTanh:
         return step_.kernels.gelu_tanh(x, linear, width, out, work_.output.dtype);
+      case LinearEpilogue::kRelu:
+        return step_.kernels.relu(x, linear, width, out, work_.output.dtype);
       case LinearEpilogue::kStore:
       case LinearEpilogue::kAdd:
         return;

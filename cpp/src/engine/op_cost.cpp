@@ -55,6 +55,7 @@ OpCost cost_of(const RopeTableOp& op, const Step& step) {
 }
 
 OpCost cost_of(const AttentionOp& op, const Step& step) {
+  const bool is_causal = op.kind == AttentionKind::kCausal;
   const auto first_visible = [&](std::int64_t position) {
     return op.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, position + 1 - op.sliding_window);
   };
@@ -64,13 +65,21 @@ OpCost cost_of(const AttentionOp& op, const Step& step) {
     const auto* offsets = step.input.sequence_offsets.data() + sequence;
     const auto* positions = step.input.positions.data();
     if (offsets[0] == offsets[1]) continue;
+    if (!is_causal) {
+      const std::int64_t tokens = offsets[1] - offsets[0];
+      const std::int64_t most = op.sliding_window == 0 ? tokens : 2 * op.sliding_window - 1;
+      keys_to_read += tokens;
+      keys_to_score += tokens * std::min(tokens, most);
+      continue;
+    }
     keys_to_read += positions[offsets[1] - 1] + 1 - first_visible(positions[offsets[0]]);
     for (auto token = offsets[0]; token < offsets[1]; ++token) {
       keys_to_score += positions[token] + 1 - first_visible(positions[token]);
     }
   }
-  const std::int64_t key_and_value_bytes = as_count(step.kv_pool.layer(op.layer).token_bytes);
-  return {.weight_bytes = bytes_of(op.query_norm) + bytes_of(op.key_norm),
+  const KvLayer& layer = is_causal ? step.kv_pool.layer(op.layer) : step.own_keys.layer_like(op.shape);
+  const std::int64_t key_and_value_bytes = as_count(layer.token_bytes);
+  return {.weight_bytes = bytes_of(op.query_norm) + bytes_of(op.key_norm) + bytes_of(op.position_bias),
           .kv_bytes = (keys_to_read + step.num_tokens()) * key_and_value_bytes,
           .activation_bytes = bytes_of(op.qkv, step) + bytes_of(op.cosine, step) + bytes_of(op.sine, step) +
                               bytes_of(op.output, step),
@@ -153,6 +162,25 @@ OpCost cost_of(const ExpertsOp& op, const Step& step) {
     add(down_of(adapted.expert), op.down_site);
   }
   return cost;
+}
+
+OpCost cost_of(const CrossKeysOp& op, const Step& step) {
+  return {.kv_bytes = step.rows * as_count(step.cross_pool.layer(op.layer).token_bytes),
+          .activation_bytes = bytes_of(op.kv, step)};
+}
+
+OpCost cost_of(const CrossAttentionOp& op, const Step& step) {
+  std::int64_t keys_to_read = 0;
+  std::int64_t keys_to_score = 0;
+  for (std::int64_t sequence = 0; sequence < step.num_sequences(); ++sequence) {
+    const auto* offsets = step.input.sequence_offsets.data() + sequence;
+    const std::int64_t keys = step.input.encoder_lengths[static_cast<std::size_t>(sequence)];
+    keys_to_read += keys;
+    keys_to_score += (offsets[1] - offsets[0]) * keys;
+  }
+  return {.kv_bytes = keys_to_read * as_count(step.cross_pool.layer(op.layer).token_bytes),
+          .activation_bytes = bytes_of(op.q, step) + bytes_of(op.output, step),
+          .flops = keys_to_score * 4 * op.shape.query_size()};
 }
 
 OpCost cost_of(const GatedAddOp& op, const Step& step) {

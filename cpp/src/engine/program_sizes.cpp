@@ -35,6 +35,14 @@ void check_sizes(const Program& program, Problems* problems) {
   check_range("max_seq_len", program.max_seq_len, 1, 1 << 30);
   check_range("max_input_len", program.max_input_len, 1, std::max(1, program.max_seq_len));
   // Beams are sequences of the batch.
+  if (program.has_encoder()) {
+    check_range("num_encoder_layers", program.num_encoder_layers, 1, 1 << 16);
+    // An input is computed in one step.
+    check_range("max_encoder_input_len", program.max_encoder_input_len, 1,
+                std::max(1, program.max_num_tokens));
+  } else if (program.num_encoder_layers != 0 || program.max_encoder_input_len != 0) {
+    problems->add("num_encoder_layers or max_encoder_input_len is given, but there is no encoder");
+  }
   check_range("max_beam_width", program.max_beam_width, 1, std::max(1, program.max_batch_size));
   check_range("tokens_per_block", program.tokens_per_block, 1, 1 << 16);
 }
@@ -61,13 +69,14 @@ void check_layout(const Program& program, Problems* problems) {
   }
   const RangeCheck check_range{problems};
   if (lora.dtype != program.dtype) problems->add("lora: the dtype differs from the program's");
-  if (lora.num_layers != program.num_layers) problems->add("lora: num_layers differs from the program's");
+  const std::int32_t num_layers = program.num_layers + program.num_encoder_layers;
+  if (lora.num_layers != num_layers) problems->add("lora: num_layers differs from the program's");
   check_range("lora: max_rank", lora.max_rank, 1, 1 << 20);
   if (lora.target_modules.empty()) problems->add("lora: there are sites but no target_modules");
   for (std::size_t i = 0; i < lora.sites.size(); ++i) {
     const auto& site = lora.sites[i];
     const std::string where = "lora: site " + std::to_string(i);
-    check_range(where + " layer", site.layer, 0, std::max(1, program.num_layers) - 1);
+    check_range(where + " layer", site.layer, 0, std::max(1, num_layers) - 1);
     check_range(where + " in_size", site.in_size, 1, kSizeLimit - 1);
     check_range(where + " number of parts", static_cast<std::int64_t>(site.parts.size()), 1,
                 static_cast<std::int64_t>(kMaxPartsPerSite));

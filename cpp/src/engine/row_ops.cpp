@@ -135,13 +135,16 @@ void run_op(const RopeTableOp& op, const Step& step) {
 
 std::size_t row_op_scratch_floats(const Program& program) {
   std::int64_t floats = 0;
-  for (const Op& op : program.body) {
-    if (const auto* embedding = std::get_if<EmbeddingOp>(&op)) {
-      floats = std::max(floats, embedding->positions.k);
-    } else if (const auto* norm = std::get_if<RmsNormOp>(&op); norm != nullptr && norm->add) {
-      floats = std::max(floats, program.buffers[static_cast<std::size_t>(norm->input)].width);
-    } else if (const auto* gated = std::get_if<GatedAddOp>(&op)) {
-      floats = std::max(floats, program.buffers[static_cast<std::size_t>(gated->input)].width);
+  const auto width_of = [&](BufferId id) { return program.buffers[static_cast<std::size_t>(id)].width; };
+  for (const auto* ops : program.sections()) {
+    for (const Op& op : *ops) {
+      if (const auto* embedding = std::get_if<EmbeddingOp>(&op)) {
+        floats = std::max(floats, embedding->positions.k);
+      } else if (const auto* norm = std::get_if<RmsNormOp>(&op); norm != nullptr && norm->add) {
+        floats = std::max(floats, width_of(norm->input));
+      } else if (const auto* gated = std::get_if<GatedAddOp>(&op)) {
+        floats = std::max(floats, width_of(gated->input));
+      }
     }
   }
   return static_cast<std::size_t>(floats);

@@ -13,6 +13,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "attention_plan.h"
 #include "kv_pool.h"
+#include "position_bias.h"
 
 namespace adaptrt {
 
@@ -62,6 +63,11 @@ struct Step {
   ThreadPool& threads;
   std::byte* arena;
   const KvPool& kv_pool;
+  /// Of encoder inputs.
+  const KvPool& cross_pool;
+  /// Of one layer, for attention that keeps no keys beyond the op.
+  const KvPool& own_keys;
+  const PositionBiases& position_biases;
   /// By thread; see scratch_floats of the ops.
   const std::vector<Scratch>& scratch;
   /// activation type [rows, shrink_stride]: x A^T of the linear layer that runs.
@@ -82,8 +88,11 @@ struct Step {
   ExpertMemory& experts;
   LinearScratch& linear_scratch;
 
+  /// Of the section that runs: an encoder's sequences are the encoder inputs.
   const StepInput& input;
   std::span<const std::int32_t> sequence_of_token;  // [T]
+  /// [S] in own_keys; a sequence's blocks follow one another.
+  std::span<const std::int32_t> first_own_blocks;
   /// Groups of rows that have an adapter, in order; empty in a step without adapters.
   std::span<const AdapterGroup> groups;
   /// The same of the step's logit rows, which KeepLogitRowsOp makes the rows.
@@ -135,6 +144,8 @@ void run_op(const AttentionOp& op, const Step& step);
 void run_op(const LinearOp& op, const Step& step);
 void run_op(const ExpertsOp& op, const Step& step);
 void run_op(const GatedAddOp& op, const Step& step);
+void run_op(const CrossKeysOp& op, const Step& step);
+void run_op(const CrossAttentionOp& op, const Step& step);
 /// Changes which rows the step has.
 void run_op(const KeepLogitRowsOp& op, Step& step);
 

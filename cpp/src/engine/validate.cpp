@@ -23,7 +23,17 @@ Problems Validator::run() {
   check_layout(program_, &problems_);
   check_buffers();
   site_users_.assign(program_.lora.sites.size(), 0);
-  layer_users_.assign(static_cast<std::size_t>(std::clamp(program_.num_layers, 0, 1 << 16)), 0);
+  const auto layers = static_cast<std::size_t>(std::clamp(program_.num_layers, 0, 1 << 16));
+  layer_users_.assign(layers, 0);
+  encoder_layer_users_.assign(static_cast<std::size_t>(std::clamp(program_.num_encoder_layers, 0, 1 << 16)),
+                              0);
+  cross_keys_users_.assign(program_.has_encoder() ? layers : 0, 0);
+  cross_attention_users_ = cross_keys_users_;
+  cross_shapes_.resize(cross_keys_users_.size());
+  if (program_.has_encoder()) {
+    check_ops(program_.encoder, RowKind::kEncoderTokens, "encoder");
+    check_encoder_output();
+  }
   check_ops(program_.body, RowKind::kTokens, "body");
   live_.begin_head();
   check_ops(program_.head, RowKind::kLogits, "head");
@@ -56,7 +66,7 @@ void Validator::check_buffers() {
 
 std::optional<std::size_t> Validator::bytes_of(const Buffer& buffer) const {
   const std::int64_t rows =
-      buffer.rows == RowKind::kTokens ? program_.max_num_tokens : program_.max_batch_size;
+      buffer.rows == RowKind::kLogits ? program_.max_batch_size : program_.max_num_tokens;
   return product({rows, buffer.width, static_cast<std::int64_t>(size_of(buffer.dtype))});
 }
 
@@ -72,8 +82,10 @@ const Buffer* Validator::operand(std::string_view name, BufferId id, DType dtype
         std::string(name_of(buffer.dtype)) + ", not " + std::string(name_of(dtype)));
   }
   if (buffer.rows != rows) {
-    add(where_ + ": " + std::string(name) + " '" + buffer.name + "' has a row a " +
-        (rows == RowKind::kTokens ? "row of logits, not a token" : "token, not a row of logits"));
+    static constexpr std::string_view kRows[] = {"token", "row of logits", "token of encoder inputs"};
+    const auto of = [](RowKind kind) { return std::string(kRows[static_cast<std::size_t>(kind)]); };
+    add(where_ + ": " + std::string(name) + " '" + buffer.name + "' has a row a " + of(buffer.rows) +
+        ", not a " + of(rows));
   }
   return &buffer;
 }
@@ -101,9 +113,9 @@ void Validator::write(BufferId id) {
 }
 
 void Validator::check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section) {
-  static constexpr std::string_view kNames[] = {"embedding", "rope table",      "rms norm",   "attention",
-                                                "linear",    "keep logit rows", "layer norm", "cast",
-                                                "experts",   "gated add"};
+  static constexpr std::string_view kNames[] = {
+      "embedding",  "rope table", "rms norm", "attention", "linear",     "keep logit rows",
+      "layer norm", "cast",       "experts",  "gated add", "cross keys", "cross attention"};
   if (ops.empty()) add(std::string(section) + " has no ops");
   rows_ = rows;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -112,6 +124,17 @@ void Validator::check_ops(const std::vector<Op>& ops, RowKind rows, std::string_
     live_.next_op();
     std::visit([this](const auto& op) { check(op); }, ops[i]);
   }
+}
+
+void Validator::check_encoder_output() {
+  where_ = "encoder_output";
+  const bool is_stream =
+      live_.holds(program_.encoder_output) &&
+      program_.buffers[static_cast<std::size_t>(program_.encoder_output)].dtype == DType::kFloat32;
+  const DType dtype = is_stream ? DType::kFloat32 : activation_dtype(program_.dtype);
+  (void)operand("encoder_output", program_.encoder_output, dtype, RowKind::kEncoderTokens);
+  live_.next_op();
+  read(program_.encoder_output);
 }
 
 void Validator::check_logits() {
@@ -129,12 +152,16 @@ void Validator::check_users() {
           " ops, not one");
     }
   }
-  for (std::size_t i = 0; i < layer_users_.size(); ++i) {
-    if (layer_users_[i] != 1) {
-      add("layer " + std::to_string(i) + " has " + std::to_string(layer_users_[i]) +
-          " attention ops, not one");
+  const auto check_layers = [&](const std::vector<std::int32_t>& users, const char* layer, const char* ops) {
+    for (std::size_t i = 0; i < users.size(); ++i) {
+      if (users[i] == 1) continue;
+      add(layer + std::to_string(i) + " has " + std::to_string(users[i]) + ops);
     }
-  }
+  };
+  check_layers(layer_users_, "layer ", " attention ops, not one");
+  check_layers(encoder_layer_users_, "encoder layer ", " attention ops, not one");
+  check_layers(cross_keys_users_, "layer ", " cross keys ops, not one");
+  check_layers(cross_attention_users_, "layer ", " cross attention ops, not one");
 }
 
 void Validator::check_kv_block() {

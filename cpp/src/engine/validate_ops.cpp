@@ -48,13 +48,13 @@ void Validator::check_finite(std::string_view name, float value, float low) {
 }
 
 void Validator::all_tokens_only() {
-  if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");
+  if (rows_ == RowKind::kLogits) add(where_ + ": belongs in the body");
   if (has_logit_rows_) add(where_ + ": belongs before the op that keeps rows of logits alone");
 }
 
 void Validator::check(const EmbeddingOp& op) {
   all_tokens_only();
-  const Buffer* output = operand("output", op.output, DType::kFloat32, RowKind::kTokens);
+  const Buffer* output = operand("output", op.output, DType::kFloat32, rows_);
   const std::int64_t width = op.table.k;
   check_matrix("the table", op.table, program_.vocab_size, width);
   if (op.table.quantization.algo != QuantAlgo::kNone || op.table.is_compressed()) {
@@ -64,7 +64,9 @@ void Validator::check(const EmbeddingOp& op) {
   check_finite("scale", op.scale, 0.0F);
   if (op.positions.n != 0 || op.positions.data != nullptr) {
     check_matrix("the positions' table", op.positions, op.positions.n, width);
-    check_range_(where_ + ": learned positions", op.positions.n, program_.max_seq_len, kSizeLimit - 1);
+    const bool is_encoder = rows_ == RowKind::kEncoderTokens;
+    check_range_(where_ + ": learned positions", op.positions.n,
+                 is_encoder ? program_.max_encoder_input_len : program_.max_seq_len, kSizeLimit - 1);
     if (op.positions.quantization.algo != QuantAlgo::kNone || op.positions.is_compressed()) {
       add(where_ + ": the positions' table is quantised or compressed, which only linear layers can be");
     }
@@ -90,15 +92,15 @@ void Validator::check(const RopeTableOp& op) {
   } else if (op.kind != RopeKind::kStatic) {
     add(where_ + ": the kind is unknown");
   }
-  check_width("cosine", operand("cosine", op.cosine, DType::kFloat32, RowKind::kTokens), half);
-  check_width("sine", operand("sine", op.sine, DType::kFloat32, RowKind::kTokens), half);
+  check_width("cosine", operand("cosine", op.cosine, DType::kFloat32, rows_), half);
+  check_width("sine", operand("sine", op.sine, DType::kFloat32, rows_), half);
   if (op.cosine == op.sine) add(where_ + ": cosine and sine are one buffer");
   write(op.cosine);
   write(op.sine);
 }
 
 void Validator::check(const RmsNormOp& op) {
-  if (op.gather_logit_rows && rows_ == RowKind::kTokens)
+  if (op.gather_logit_rows && rows_ != RowKind::kLogits)
     add(where_ + ": gathers logit rows outside the head");
   const RowKind input_rows = op.gather_logit_rows ? RowKind::kTokens : rows_;
   const auto* input = operand("input", op.input, DType::kFloat32, input_rows);
@@ -108,7 +110,7 @@ void Validator::check(const RmsNormOp& op) {
     check_width("output", output, input->width);
     check_vector("the weight", op.weight, input->width);
   }
-  if (op.add && (op.gather_logit_rows || rows_ != RowKind::kTokens)) add(where_ + ": adds outside the body");
+  if (op.add && (op.gather_logit_rows || rows_ == RowKind::kLogits)) add(where_ + ": adds outside the body");
   if (op.add && op.input == op.output) add(where_ + ": input and output are one buffer");
   check_finite("epsilon", op.epsilon, 0.0F);
   read(op.input);
@@ -122,16 +124,20 @@ void Validator::check(const RmsNormOp& op) {
 void Validator::check(const AttentionOp& op) {
   all_tokens_only();
   const AttentionShape& shape = op.shape;
-  check_range_(where_ + ": layer", op.layer, 0, std::max(1, program_.num_layers) - 1);
-  if (op.layer >= 0 && static_cast<std::size_t>(op.layer) < layer_users_.size()) ++layer_users_[op.layer];
-  const auto* qkv = operand("qkv", op.qkv, DType::kFloat32, RowKind::kTokens);
-  const auto* cosine = operand("cosine", op.cosine, DType::kFloat32, RowKind::kTokens);
-  const auto* sine = operand("sine", op.sine, DType::kFloat32, RowKind::kTokens);
-  const auto* output = operand("output", op.output, activation_dtype(program_.dtype), RowKind::kTokens);
+  if (op.kind > AttentionKind::kBidirectional) add(where_ + ": the kind is unknown");
+  const bool is_encoder = rows_ == RowKind::kEncoderTokens;
+  if (is_encoder && op.kind != AttentionKind::kBidirectional) {
+    add(where_ + ": an encoder's attention is bidirectional");
+  }
+  use_layer(op.layer, is_encoder ? &encoder_layer_users_ : &layer_users_);
+  const auto* qkv = operand("qkv", op.qkv, DType::kFloat32, rows_);
+  const auto* cosine = operand("cosine", op.cosine, DType::kFloat32, rows_);
+  const auto* sine = operand("sine", op.sine, DType::kFloat32, rows_);
+  const auto* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
   const Problems of_shape = problems_of_shape(shape);
   problems_.add_all(where_ + ": ", of_shape);
   if (of_shape.empty()) {
-    add_kv_bytes(shape);
+    if (op.kind == AttentionKind::kCausal) add_kv_bytes(shape);
     check_width("qkv", qkv, shape.query_size() + 2 * shape.key_value_size());
     check_width("output", output, shape.query_size());
     const bool of_heads = op.query_norm.size == shape.head_dim || op.key_norm.size == shape.head_dim;
@@ -142,6 +148,12 @@ void Validator::check(const AttentionOp& op) {
     check_norm("query_norm", op.query_norm, shape.query_size());
     check_norm("key_norm", op.key_norm, shape.key_value_size());
     if (op.interleaved && of_heads) add(where_ + ": interleaved heads have a norm of their own");
+    const std::int64_t biases = op.position_bias.size / shape.num_attention_heads;
+    if (op.position_bias.size != 0 && (biases % 2 == 0 || op.position_bias.data == nullptr ||
+                                       biases * shape.num_attention_heads != op.position_bias.size)) {
+      add(where_ + ": position_bias has " + text(op.position_bias.size) +
+          " elements; it must have an odd number for each of " + text(shape.num_attention_heads) + " heads");
+    }
   }
   if (cosine != nullptr) {
     check_width("sine", sine, cosine->width);
@@ -170,7 +182,7 @@ void Validator::check(const LinearOp& op) {
   const auto* input = operand("input", op.input, activation_dtype(program_.dtype), rows_);
   const bool gated = is_gated(op.epilogue);
   const bool activated = is_activated(op.epilogue);
-  if (op.epilogue > LinearEpilogue::kGeluTanh) add(where_ + ": the epilogue is unknown");
+  if (op.epilogue > LinearEpilogue::kRelu) add(where_ + ": the epilogue is unknown");
   const auto* output =
       operand("output", op.output, activated ? activation_dtype(program_.dtype) : DType::kFloat32, rows_);
   check_finite("scale", op.scale, 0.0F);
@@ -199,13 +211,19 @@ void Validator::check(const LinearOp& op) {
   if (op.input == op.output) add(where_ + ": input and output are one buffer");
 }
 
+DType Validator::norm_type(BufferId output) const {
+  const bool is_stream =
+      live_.holds(output) && program_.buffers[static_cast<std::size_t>(output)].dtype == DType::kFloat32;
+  return is_stream ? DType::kFloat32 : activation_dtype(program_.dtype);
+}
+
 void Validator::check(const LayerNormOp& op) {
-  if (op.gather_logit_rows && rows_ == RowKind::kTokens) {
+  if (op.gather_logit_rows && rows_ != RowKind::kLogits) {
     add(where_ + ": gathers logit rows outside the head");
   }
   const RowKind input_rows = op.gather_logit_rows ? RowKind::kTokens : rows_;
   const auto* input = operand("input", op.input, DType::kFloat32, input_rows);
-  const auto* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+  const auto* output = operand("output", op.output, norm_type(op.output), rows_);
   if (input != nullptr) {
     check_width("output", output, input->width);
     check_vector("the weight", op.weight, input->width);
@@ -225,8 +243,50 @@ void Validator::check(const CastOp& op) {
   write(op.output);
 }
 
+void Validator::use_layer(std::int32_t layer, std::vector<std::int32_t>* users) {
+  const auto count = static_cast<std::int64_t>(users->size());
+  check_range_(where_ + ": layer", layer, 0, std::max<std::int64_t>(1, count) - 1);
+  if (layer >= 0 && layer < count) ++(*users)[static_cast<std::size_t>(layer)];
+}
+
+void Validator::check(const CrossKeysOp& op) {
+  if (rows_ != RowKind::kEncoderTokens) add(where_ + ": belongs in the encoder");
+  use_layer(op.layer, &cross_keys_users_);
+  const auto* kv = operand("kv", op.kv, DType::kFloat32, RowKind::kEncoderTokens);
+  const Problems of_shape = problems_of_shape(op.shape);
+  problems_.add_all(where_ + ": ", of_shape);
+  if (of_shape.empty()) {
+    add_kv_bytes(op.shape);
+    check_width("kv", kv, 2 * op.shape.key_value_size());
+  }
+  const auto layer = static_cast<std::size_t>(std::max(0, op.layer));
+  if (layer < cross_shapes_.size()) cross_shapes_[layer] = op.shape;
+  read(op.kv);
+}
+
+void Validator::check(const CrossAttentionOp& op) {
+  all_tokens_only();
+  if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");
+  if (!program_.has_encoder()) add(where_ + ": there is no encoder");
+  use_layer(op.layer, &cross_attention_users_);
+  const auto layer = static_cast<std::size_t>(std::max(0, op.layer));
+  if (layer < cross_shapes_.size() && !(cross_shapes_[layer] == op.shape)) {
+    add(where_ + ": has other heads than the keys that the encoder makes for it");
+  }
+  const auto* q = operand("q", op.q, DType::kFloat32, RowKind::kTokens);
+  const auto* output = operand("output", op.output, activation_dtype(program_.dtype), RowKind::kTokens);
+  if (problems_of_shape(op.shape).empty()) {
+    check_width("q", q, op.shape.query_size());
+    check_width("output", output, op.shape.query_size());
+  }
+  check_finite("scale", op.scale, 0.0F);
+  read(op.q);
+  write(op.output);
+}
+
 void Validator::check(const KeepLogitRowsOp& op) {
   all_tokens_only();
+  if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");
   has_logit_rows_ = true;
   lost_.assign(lost_.size(), true);
   for (const BufferId id : op.buffers) {
@@ -318,7 +378,7 @@ void Validator::check_site(std::int32_t index, std::span<const LinearPart> parts
     add(where_ + ": lora_site is " + text(index) + " of " + std::to_string(sites.size()));
     return;
   }
-  if (rows_ != RowKind::kTokens) add(where_ + ": adapters act in the body only");
+  if (rows_ == RowKind::kLogits) add(where_ + ": adapters act in the body only");
   ++site_users_[static_cast<std::size_t>(index)];
   const auto& site = sites[static_cast<std::size_t>(index)];
   if (site.parts.size() != parts.size()) {

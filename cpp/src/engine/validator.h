@@ -41,10 +41,18 @@ class Validator {
   void check(const AttentionOp& op);
   void check(const LinearOp& op);
   void check(const LayerNormOp& op);
+  /// What a layer norm's output must be: the activation type, or a residual stream's float32 where it is
+  /// that.
+  [[nodiscard]] DType norm_type(BufferId output) const;
   void check(const CastOp& op);
   void check(const KeepLogitRowsOp& op);
   /// The parts of the linear layer that adapters act on at a site; -1: they do not.
   void check_site(std::int32_t site, std::span<const LinearPart> parts);
+  void check(const CrossKeysOp& op);
+  void check(const CrossAttentionOp& op);
+  /// Counts a user of a layer of the decoder.
+  void use_layer(std::int32_t layer, std::vector<std::int32_t>* users);
+  void check_encoder_output();
   void check_logits();
   void check_users();
   void add_kv_bytes(const AttentionShape& shape);
@@ -68,6 +76,10 @@ class Validator {
   std::string where_;
   std::vector<std::int32_t> site_users_;
   std::vector<std::int32_t> layer_users_;
+  std::vector<std::int32_t> encoder_layer_users_;
+  std::vector<std::int32_t> cross_keys_users_;
+  std::vector<std::int32_t> cross_attention_users_;
+  std::vector<AttentionShape> cross_shapes_;  // by layer of the decoder
 };
 
 }  // namespace adaptrt

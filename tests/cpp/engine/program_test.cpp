@@ -235,7 +235,7 @@ BOOST_AUTO_TEST_CASE(unusable_weights_are_found) {
   finds("the weight has 0 elements", [](Program* p) { op_at<RmsNormOp>(p, 2).weight = {}; });
   finds("epsilon is", [](Program* p) { op_at<RmsNormOp>(p, 2).epsilon = std::nanf(""); });
   finds("epilogue is unknown",
-        [](Program* p) { op_at<LinearOp>(p, 3).epilogue = static_cast<LinearEpilogue>(7); });
+        [](Program* p) { op_at<LinearOp>(p, 3).epilogue = static_cast<LinearEpilogue>(8); });
 }
 
 BOOST_AUTO_TEST_CASE(unusable_attention_is_found) {

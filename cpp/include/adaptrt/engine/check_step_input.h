@@ -19,4 +19,8 @@ class StepInputChecker {
   std::vector<std::uint64_t> newest_writes_;
 };
 
+/// The same of what StepInput has for engines with an encoder, whose pool has `num_blocks`; allocates memory
+/// only in steps with encoder inputs.
+void check_encoder_inputs(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks);
+
 }  // namespace adaptrt

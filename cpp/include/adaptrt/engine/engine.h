@@ -44,6 +44,28 @@ struct EngineInfo {
   std::vector<std::int32_t> attention_windows = {};
   /// Whether it heeds StepInput::adapters_from.
   bool has_adapters_from = false;
+  /// Tokens of an encoder input; 0: the engine has no encoder.
+  std::int32_t max_encoder_input_len = 0;
+  /// Of StepInput's encoder outputs.
+  std::int64_t encoder_hidden_size = 0;
+  /// Bytes of one block of encoder inputs' keys and values, of tokens_per_block tokens, over all layers.
+  std::size_t cross_kv_block_bytes = 0;
+
+  [[nodiscard]] bool has_encoder() const { return max_encoder_input_len > 0; }
+};
+
+/// E tokens of N encoder inputs back to back, each whole. The keys and values that their sequences see are
+/// kept in blocks of their own.
+struct EncoderInputs {
+  std::span<const std::int32_t> token_ids = {};         // [E]
+  std::span<const std::int32_t> offsets = {};           // [N + 1], 0 .. E
+  std::span<const std::int32_t> block_tables = {};      // [N, max_blocks]; unused entries are -1
+  std::span<const DeviceAdapter* const> adapters = {};  // [N]; nullptr: the base model
+  /// [N] where the encoder's float32 [tokens, encoder_hidden_size] goes; nullptr: nowhere.
+  std::span<float* const> outputs = {};
+
+  [[nodiscard]] bool empty() const { return token_ids.empty(); }
+  [[nodiscard]] std::int64_t count() const { return static_cast<std::int64_t>(adapters.size()); }
 };
 
 /// T tokens of S sequences back to back, prefill chunks and decodes together. Spans are read during the call
@@ -63,6 +85,13 @@ struct StepInput {
   /// before the step writes anything.
   std::span<const std::int32_t> copies_from = {};
   std::span<const std::int32_t> copies_to = {};  // [C], none twice
+  // Of engines with an encoder:
+  /// Computed before the step's tokens see them.
+  EncoderInputs encoder = {};
+  std::span<const std::int32_t> encoder_lengths = {};     // [S] tokens of each sequence's encoder input
+  std::span<const std::int32_t> cross_block_tables = {};  // [S, max_cross_blocks]; unused entries are -1
+  /// Entries of a row of both tables of encoder inputs' blocks.
+  std::int32_t max_cross_blocks = 0;
 };
 
 /// Receives logits[rows, vocab_size] of logit_rows[first_row, first_row + rows); valid during the call only.
@@ -76,6 +105,8 @@ class Engine {
   [[nodiscard]] virtual const EngineInfo& info() const = 0;
   /// Allocates the KV pool. Called once, before the first step. Throws ConfigError when memory is refused.
   virtual void allocate_kv_blocks(std::int32_t num_blocks) = 0;
+  /// The same of the blocks of encoder inputs. Throws EngineError for an engine without an encoder.
+  virtual void allocate_cross_kv_blocks(std::int32_t num_blocks);
   /// Runs one step. Throws StepError for inputs that break StepInput's rules; the KV pool is unchanged then.
   virtual void step(const StepInput& input, const LogitsSink& sink) = 0;
   /// Copies a block, kv_block_bytes long, out of the KV pool or into it; not during a step. What is written

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -19,8 +20,9 @@ inline constexpr BufferId kNoBuffer = -1;
 
 /// How many rows a buffer has in a step.
 enum class RowKind : std::uint8_t {
-  kTokens,  ///< one a token of the step; at most max_num_tokens
-  kLogits,  ///< one a row of logits in a slice; at most max_batch_size (see Engine::step)
+  kTokens,         ///< one a token of the step; at most max_num_tokens
+  kLogits,         ///< one a row of logits in a slice; at most max_batch_size (see Engine::step)
+  kEncoderTokens,  ///< one a token of the step's encoder inputs; at most max_num_tokens
 };
 
 /// An activation. Buffers with overlapping lives have disjoint bytes [offset, offset + max rows * width *
@@ -65,7 +67,7 @@ struct RmsNormOp {
 /// output = (input - mean) / sqrt(variance + epsilon) * weight + bias, over the width in float32.
 struct LayerNormOp {
   BufferId input = kNoBuffer;   // float32, kTokens
-  BufferId output = kNoBuffer;  // the engine's activation type
+  BufferId output = kNoBuffer;  // the engine's activation type, or float32: a residual stream
   VectorView weight;
   VectorView bias;  // or empty
   float epsilon = 0.0F;
@@ -110,12 +112,19 @@ struct AttentionShape {
 
   [[nodiscard]] std::int64_t query_size() const { return num_attention_heads * head_dim; }
   [[nodiscard]] std::int64_t key_value_size() const { return num_key_value_heads * head_dim; }
+  bool operator==(const AttentionShape&) const = default;
+};
+
+/// Which keys the queries of an attention op see.
+enum class AttentionKind : std::uint8_t {
+  kCausal,         ///< those of the sequence's KV blocks, up to their own
+  kBidirectional,  ///< those of the sequence's rows in this step, before and behind; KV blocks have no part
 };
 
 /// RoPE on q and k, optional RMS norm of each q and k head before it, or of all of q's and k's heads
-/// together, write of k and v to the KV pool, then causal attention over the sequence's blocks, grouped
-/// queries.
+/// together, then attention, with grouped queries, after k and v were written to where its kind has them.
 struct AttentionOp {
+  AttentionKind kind = AttentionKind::kCausal;
   std::int32_t layer = 0;
   AttentionShape shape;
   BufferId qkv = kNoBuffer;  // float32, kTokens, query_size + 2 key_value_size: [q | k | v]
@@ -126,13 +135,34 @@ struct AttentionOp {
   VectorView key_norm;          // [head_dim], [key_value_size] or empty
   float norm_epsilon = 0.0F;
   float scale = 0.0F;  // of the scores, 1 / sqrt(head_dim) as a rule
-  /// A token sees itself and the sliding_window - 1 tokens before it; 0: all before it.
+  /// A token sees itself and the sliding_window - 1 tokens before it, and as many behind it where it sees
+  /// those at all; 0: all of them.
   std::int32_t sliding_window = 0;
   /// Scores s become softcap * tanh(s / softcap); 0: they stay as they are.
   float softcap = 0.0F;
   /// Elements 2 i and 2 i + 1 of a head turn together, not i and i + rotary_dim / 2. Heads have no norm of
   /// their own then.
   bool interleaved = false;
+  /// [heads, 2 r + 1] or empty: what is added to the scores, at r + (the key's position - the query's);
+  /// beyond r it is what it is at r.
+  VectorView position_bias = {};
+};
+
+/// Keeps the keys and values of whole encoder inputs, for the cross attention of a decoder layer.
+struct CrossKeysOp {
+  std::int32_t layer = 0;  // of the decoder
+  AttentionShape shape;
+  BufferId kv = kNoBuffer;  // float32, kEncoderTokens, 2 key_value_size: [k | v]
+};
+
+/// Attention to all of the sequence's encoder input, whose keys and values a CrossKeysOp of the layer has
+/// kept; grouped queries.
+struct CrossAttentionOp {
+  std::int32_t layer = 0;
+  AttentionShape shape;
+  BufferId q = kNoBuffer;       // float32, kTokens, query_size
+  BufferId output = kNoBuffer;  // activation type, kTokens, query_size
+  float scale = 0.0F;           // of the scores
 };
 
 /// One weight of a fused linear layer; its outputs follow the part before it.
@@ -149,6 +179,7 @@ enum class LinearEpilogue : std::uint8_t {
   kGeluTanhMul,
   kGelu,  ///< output = gelu(y)
   kGeluTanh,
+  kRelu,
 };
 
 /// Whether an op has two parts, of which one goes through an activation.
@@ -232,33 +263,42 @@ struct KeepLogitRowsOp {
 };
 
 using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp,
-                        LayerNormOp, CastOp, ExpertsOp, GatedAddOp>;
+                        LayerNormOp, CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp>;
 
-/// A compiled network: ops in order of execution. `body` runs once a step over its tokens, from a
-/// KeepLogitRowsOp on over its logit rows; `head` runs once for each slice of logit rows and ends in `logits`
-/// [rows, vocab_size].
+/// A compiled network: ops in order of execution. `encoder` runs once in a step that has encoder inputs, over
+/// their tokens; nothing but what its CrossKeysOps keep is seen by the rest. `body` runs once a step over its
+/// tokens, from a KeepLogitRowsOp on over its logit rows; `head` runs once for each slice of logit rows and
+/// ends in `logits` [rows, vocab_size].
 struct Program {
   DType dtype = DType::kFloat32;  // of the packed weights, and of the KV cache unless it is int8
   std::int64_t vocab_size = 0;
-  std::int32_t num_layers = 0;
+  std::int32_t num_layers = 0;  // of the body
+  /// Of the encoder; 0: there is none. Adapters number them behind the body's.
+  std::int32_t num_encoder_layers = 0;
   std::int32_t max_batch_size = 0;
   std::int32_t max_num_tokens = 0;
   std::int32_t max_input_len = 0;
   std::int32_t max_seq_len = 0;
   std::int32_t max_beam_width = 1;
+  std::int32_t max_encoder_input_len = 0;  // at most max_num_tokens, since inputs are computed whole
   std::int32_t tokens_per_block = 0;
   /// Keys and values are kept as int8 with one scale a token and key-value head, instead of `dtype`.
   bool int8_kv_cache = false;
   std::size_t arena_bytes = 0;
   std::vector<Buffer> buffers;
+  std::vector<Op> encoder;
   std::vector<Op> body;
   std::vector<Op> head;
-  BufferId logits = kNoBuffer;  // float32, kLogits, vocab_size
+  BufferId logits = kNoBuffer;          // float32, kLogits, vocab_size
+  BufferId encoder_output = kNoBuffer;  // float32 or the activation type, kEncoderTokens
   LoraLayout lora;
   /// Of all that its results depend on, weights, kernels and libraries included: two programs with the same
   /// one give the same bits. Empty: not known.
   std::string identity = {};
 
+  [[nodiscard]] bool has_encoder() const { return !encoder.empty(); }
+  /// Those of a section before those of the next.
+  [[nodiscard]] std::array<const std::vector<Op>*, 3> sections() const { return {&encoder, &body, &head}; }
   /// Everything that is inconsistent: buffer ids and widths, overlapping lives, sizes of weights, sites.
   [[nodiscard]] Problems validate() const;
 };

@@ -30,9 +30,10 @@ struct OpCost {
 
 /// Which part of a step an op belongs to.
 enum class StepSection : std::uint8_t {
-  kBody,  ///< Program::body
-  kHead,  ///< Program::head, once for each slice of logit rows
-  kSink,  ///< the caller's LogitsSink, after each slice: in an executor, sampling
+  kEncoder,  ///< Program::encoder, in steps with encoder inputs
+  kBody,     ///< Program::body
+  kHead,     ///< Program::head, once for each slice of logit rows
+  kSink,     ///< the caller's LogitsSink, after each slice: in an executor, sampling
 };
 
 /// One op of one step. Times are seconds since the profile was made.

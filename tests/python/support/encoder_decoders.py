@@ -1,0 +1,135 @@
+"""Small random encoder-decoder models, their adapters, and what transformers + PEFT compute with them in float32."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+VOCAB_SIZE = 61
+T5_FIELDS = {
+    "vocab_size": VOCAB_SIZE, "d_model": 36, "d_kv": 10, "d_ff": 38, "num_layers": 2, "num_decoder_layers": 3,
+    "num_heads": 3, "relative_attention_num_buckets": 12, "relative_attention_max_distance": 20,
+    "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+BART_FIELDS = {
+    "vocab_size": VOCAB_SIZE, "d_model": 36, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3, "encoder_ffn_dim": 38, "decoder_ffn_dim": 41, "max_position_embeddings": 96,
+    "decoder_start_token_id": 2, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderDecoder:
+    """How a random model is made, and the linear layers that PEFT can target in it."""
+
+    config_class: type[Any]
+    fields: dict[str, Any]
+    targets: list[str]
+    own_lm_head: bool = False
+    """As T5 v1.1's files have it: transformers 5 ties lm_head of what it makes itself."""
+
+
+MODELS = {
+    "t5": EncoderDecoder(transformers.T5Config, T5_FIELDS, ["q", "k", "v", "o", "wi", "wo"]),
+    "flan-t5": EncoderDecoder(
+        transformers.T5Config,
+        {**T5_FIELDS, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        ["q", "k", "v", "o", "wi_0", "wi_1", "wo"],
+        own_lm_head=True,
+    ),
+    "bart": EncoderDecoder(
+        transformers.BartConfig,
+        {**BART_FIELDS, "scale_embedding": True},
+        ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
+    ),
+}
+
+
+def save_encoder_decoder(kind: EncoderDecoder, directory: Path, seed: int = 0) -> Path:
+    """Writes a random model as a Hugging Face directory; norms, biases and tables of positions are random too."""
+    generator = torch.Generator().manual_seed(seed)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(kind.config_class(**kind.fields))
+    with torch.no_grad():
+        for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name and name.endswith("weight"):
+                parameter.copy_(1.0 + 0.2 * noise)
+            elif parameter.dim() == 1 or "final_logits_bias" in name:
+                parameter.copy_(0.3 * noise)
+            elif "relative_attention_bias" in name or "shared" in name or "embed" in name:
+                parameter.copy_(noise)
+            else:
+                parameter.copy_(noise / parameter.shape[1] ** 0.5)
+    model.save_pretrained(directory)
+    if kind.own_lm_head:
+        _give_an_lm_head(directory, generator)
+    return directory
+
+
+def _give_an_lm_head(directory: Path, generator: torch.Generator) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    shape = tensors["shared.weight"].shape
+    tensors["lm_head.weight"] = torch.randn(shape, generator=generator).numpy()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    config["tie_word_embeddings"] = False
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def save_adapter_of(kind: EncoderDecoder, model: Path, directory: Path, seed: int, **lora: Any) -> Path:
+    """Writes a PEFT adapter with random A, B and magnitudes; `lora` goes to peft.LoraConfig."""
+    generator = torch.Generator().manual_seed(seed)
+    base = transformers.AutoModelForSeq2SeqLM.from_pretrained(model)
+    lora = {"target_modules": kind.targets, "lora_alpha": 2 * lora.get("r", 8), **lora}
+    adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_2_SEQ_LM", **lora))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "lora_A" in name:
+                parameter.copy_(noise / parameter.shape[1] ** 0.5)
+            elif "lora_B" in name:
+                parameter.copy_(0.3 * noise / parameter.shape[1] ** 0.5)
+            elif "lora_magnitude_vector" in name:
+                parameter.mul_(1.0 + 0.2 * noise)
+    adapted.save_pretrained(directory)
+    return directory
+
+
+class Seq2SeqReference:
+    """transformers + PEFT in float32, the adapter unmerged."""
+
+    def __init__(self, model: Path, adapter: Path | None = None) -> None:
+        loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+            model, dtype=torch.float32, attn_implementation="eager"
+        )
+        if adapter is not None:
+            loaded = peft.PeftModel.from_pretrained(loaded, adapter, torch_dtype=torch.float32)
+        self.model = loaded.eval()
+
+    def logits(self, encoder_tokens: Sequence[int], decoder_tokens: Sequence[int]) -> np.ndarray:
+        """float32 [decoder tokens, vocab]."""
+        with torch.no_grad():
+            output = self.model(
+                input_ids=torch.tensor([list(encoder_tokens)]), decoder_input_ids=torch.tensor([list(decoder_tokens)])
+            )
+        return output.logits[0].numpy()
+
+    def encoder_output(self, encoder_tokens: Sequence[int]) -> np.ndarray:
+        """float32 [encoder tokens, hidden size]."""
+        with torch.no_grad():
+            encoder = self.model.get_encoder()
+            return encoder(input_ids=torch.tensor([list(encoder_tokens)])).last_hidden_state[0].numpy()
+
+
+def tokens_of(count: int, seed: int) -> list[int]:
+    """Random ones that end nothing."""
+    return np.random.default_rng((seed, count)).integers(3, VOCAB_SIZE, count).tolist()
