@@ -66,8 +66,9 @@ class Executor(_core.Executor):
         for a prefetch directory that cannot be used.
         """
         in_memory = "engine_buffer" in kwargs or isinstance(args[0] if args else None, (bytes, bytearray, memoryview))
-        load, config = (_engine_in_memory if in_memory else _engine_directory)(*args, **kwargs)
+        load, model_type, config = (_engine_in_memory if in_memory else _engine_directory)(*args, **kwargs)
         self._engine = load()
+        _check_model_type(model_type, self._engine)
         self._adapters = AdapterStore(self._engine)
         self._guided_decoding_config = copy.copy(config.guided_decoding_config)
         self._tokenizer_file = self._engine.directory / TOKENIZER_FILE if tokenizer is None else tokenizer
@@ -228,9 +229,9 @@ def _engine_directory(
     model_path: str | Path | LoadedEngine,
     model_type: ModelType = ModelType.DECODER_ONLY,
     executor_config: ExecutorConfig | None = None,
-) -> tuple[Callable[[], LoadedEngine], ExecutorConfig]:
+) -> tuple[Callable[[], LoadedEngine], ModelType, ExecutorConfig]:
     config = _checked(model_type, executor_config)
-    return lambda: model_path if isinstance(model_path, LoadedEngine) else load_engine(model_path), config
+    return lambda: model_path if isinstance(model_path, LoadedEngine) else load_engine(model_path), model_type, config
 
 
 def _engine_in_memory(
@@ -238,11 +239,11 @@ def _engine_in_memory(
     json_config_str: str,
     model_type: ModelType = ModelType.DECODER_ONLY,
     executor_config: ExecutorConfig | None = None,
-) -> tuple[Callable[[], LoadedEngine], ExecutorConfig]:
+) -> tuple[Callable[[], LoadedEngine], ModelType, ExecutorConfig]:
     config = _checked(model_type, executor_config)
     if not isinstance(json_config_str, str):
         raise TypeError(f"json_config_str is {type(json_config_str).__name__}; accepted: str, the text of config.json")
-    return lambda: load_engine_bytes(engine_buffer, json_config_str), config
+    return lambda: load_engine_bytes(engine_buffer, json_config_str), model_type, config
 
 
 def _load_draft_engine(config: ExecutorConfig) -> LoadedEngine | None:
@@ -263,13 +264,21 @@ def _checked(model_type: ModelType, executor_config: ExecutorConfig | None) -> E
     if not isinstance(config, ExecutorConfig):
         raise TypeError(f"executor_config is {config!r}; accepted: ExecutorConfig, None")
     if not isinstance(model_type, ModelType):
-        raise TypeError(f"model_type is {model_type!r}; accepted: ModelType.DECODER_ONLY")
+        raise TypeError(f"model_type is {model_type!r}; accepted: ModelType.DECODER_ONLY, ModelType.ENCODER_DECODER")
     problems = config.validate()
-    if model_type != ModelType.DECODER_ONLY:
-        problems.append(f"model_type is {model_type.name}; accepted: DECODER_ONLY")
+    if model_type == ModelType.ENCODER_ONLY:
+        problems.append(f"model_type is {model_type.name}; accepted: DECODER_ONLY, ENCODER_DECODER")
     if problems:
         raise ConfigError("ExecutorConfig: " + "; ".join(problems))
     return config
+
+
+def _check_model_type(model_type: ModelType, engine: LoadedEngine) -> None:
+    if model_type != engine.model_type:
+        raise ConfigError(
+            f"ExecutorConfig: model_type is {model_type.name}; {engine.directory} is an engine of "
+            f"{engine.model_type.name}"
+        )
 
 
 def _shut_down_at_exit(executor: Executor) -> None:

@@ -18,7 +18,6 @@ from .._core import (
     DraftTargetDecodingConfig,
     ExecutorConfig,
     GuidedDecodingParams,
-    ModelType,
     RequestError,
     SamplingConfig,
 )
@@ -26,6 +25,7 @@ from ..builder.model_cache import EngineOptions, engine_for
 from ..builder.progress import Progress, SilentProgress, progress_on
 from .answer import Answer, AnswerStream, AsyncAnswer, Completion
 from .chat_template import ChatTemplate
+from .engine import load_engine
 from .executor import Executor
 from .llm_config import with_kernels, with_speculation
 from .loaded_engine import TOKENIZER_FILE
@@ -71,7 +71,8 @@ class LLM:
         text_tokenizer = load_tokenizer(path)
         self._template_directory = path.parent
         config = with_speculation(with_kernels(executor_config, kernels), speculative_config)
-        self._executor = Executor(engine_dir, ModelType.DECODER_ONLY, config, tokenizer=path)
+        engine = load_engine(engine_dir)
+        self._executor = Executor(engine, engine.model_type, config, tokenizer=path)
         self._requests = TextRequests(self._executor, text_tokenizer)
         # Those that the executor runs at a time are the first that came, and each has a thread here that waits for it.
         self._workers = ThreadPoolExecutor(
@@ -148,7 +149,7 @@ class LLM:
         n: int | None = None,
         progress: bool | None = None,
     ) -> Completion | list[Completion] | list[list[Completion]]:
-        """Completes one prompt, or several in one batch.
+        """Completes one prompt, or several in one batch. With an encoder, that is given the prompt.
 
         lora: the name of one of the engine's adapters for all prompts, or one (or None) for each. "a:0.7+b:0.3" is the
             weighted sum of the adapters a and b.

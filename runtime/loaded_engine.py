@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from .. import _core
-from .._core import EngineError, ExecutorConfig
+from .._core import EngineError, ExecutorConfig, ModelType
 from ..builder.adapter.base_weights import BaseWeights
 from ..builder.engine_config import ADAPTERS_DIRECTORY, EngineConfig
 from ..builder.models.registry import declare
@@ -28,6 +28,12 @@ class LoadedEngine(ABC):
     config: EngineConfig
     adapters: Mapping[str, Path]
     """PEFT directories of the adapters that the engine carries, by the name they are served under."""
+
+    @property
+    def model_type(self) -> ModelType:
+        """What executors of it are told."""
+        has_encoder = self.config.pretrained_config.num_encoder_layers > 0
+        return ModelType.ENCODER_DECODER if has_encoder else ModelType.DECODER_ONLY
 
     @property
     @abstractmethod

@@ -9,8 +9,10 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from .._core import ConfigError, GuidedDecodingParams, OutputConfig, Request, RequestError, SamplingConfig
+from ..builder.models.encoder_decoder import EncoderDecoderConfig
 from .answer import Answer
 from .executor import Executor
+from .loaded_engine import LoadedEngine
 from .text_stream import TextStream
 
 
@@ -21,6 +23,7 @@ class TextRequests:
         self._executor = executor
         self._tokenizer = tokenizer
         self._end_ids = tuple(executor.engine.config.pretrained_config.eos_token_id)
+        self._decoder_start = decoder_start(executor.engine)
 
     def token_ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a prompt."""
@@ -59,9 +62,11 @@ class TextRequests:
             sampling.num_return_sequences = n
             streaming = False  # beams are final when all are
         first_text = TextStream(self._tokenizer, stop)  # refuses what is wrong before anything runs
+        start = self._decoder_start
         request = Request(
-            prompt,
+            prompt if start is None else start,
             max_tokens,
+            encoder_input_token_ids=None if start is None else prompt,
             streaming=streaming,
             sampling_config=sampling,
             output_config=OutputConfig(exclude_input_from_output=True),
@@ -75,6 +80,23 @@ class TextRequests:
         # How many there may be, the executor knows.
         texts = [first_text, *(TextStream(self._tokenizer, stop) for _ in range(n - 1))]
         return Answer(self._executor, request_id, texts, self._end_ids)
+
+
+def decoder_start(engine: LoadedEngine) -> list[int] | None:
+    """What the decoder of an engine with an encoder begins with; None: there is no encoder, it begins with the prompt.
+
+    A forced_bos_token_id follows the start token: as the first token that the decoder would make, it is known. Raises
+    ConfigError for a model that has no decoder_start_token_id.
+    """
+    config = engine.config.pretrained_config
+    if not isinstance(config, EncoderDecoderConfig):
+        return None
+    if not config.decoder_start_ids:
+        raise ConfigError(
+            f"{engine.directory}: its model has no decoder_start_token_id, so that text cannot be generated; set it in "
+            "the model's config.json, or give the decoder its tokens by the executor"
+        )
+    return list(config.decoder_start_ids)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

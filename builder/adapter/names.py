@@ -44,7 +44,10 @@ def _known_layers() -> _KnownLayers:
     modules: dict[str, tuple[str, ...]] = dict(_OTHER_LAYERS)
     roots, conv1d_names = set(), set()
     for family in FAMILIES.values():
-        for path, found in AdaptedModules(specimen(family)).by_any_path.items():
+        adapted = AdaptedModules(specimen(family))
+        if adapted.has_encoder:  # the model must be known: layers of the encoder come behind the decoder's
+            continue
+        for path, found in adapted.by_any_path.items():
             root, _, within = path.partition(".0.")
             roots.add(root)
             # A row has all experts of a layer, and how many there are only the model says.

@@ -22,7 +22,7 @@ def read_adapter(directory: Path, modules: AdaptedModules | None = None, *, max_
     Raises AdapterError: with one sentence for a kind that is not served, else with every field and tensor that cannot
     be used, and why.
     """
-    kind, fields = recognise(directory)
+    kind, fields = recognise(directory, has_encoder=modules is not None and modules.has_encoder)
     read = read_mlx_adapter if kind is AdapterFormat.MLX else read_peft_adapter
     adapter = read(directory, fields, modules, max_rank)
     problems = [problem for key, tensors in adapter.modules.items() for problem in _uneven_parts(key, tensors)]

@@ -38,13 +38,14 @@ _PEFT_TYPES: Final = {
     "XLORA": "it routes between several adapters",
 }
 _TASKS: Final = {
-    "SEQ_2_SEQ_LM": "an adapter of an encoder and a decoder, and engines are decoders",
+    "SEQ_2_SEQ_LM": "an adapter of an encoder and a decoder, and the model is a decoder or not known",
     "SEQ_CLS": "a classifier, and engines generate text",
     "TOKEN_CLS": "a classifier of tokens, and engines generate text",
     "QUESTION_ANS": "it marks answers in a text, and engines generate text",
     "FEATURE_EXTRACTION": "it computes embeddings, and engines generate text",
 }
 _CAUSAL_TASK: Final = "CAUSAL_LM"
+_ENCODER_DECODER_TASK: Final = "SEQ_2_SEQ_LM"
 _OTHER_HEADS: Final = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice)|RewardModel")
 
 
@@ -55,8 +56,10 @@ class AdapterFormat(Enum):
     MLX = "MLX-LM"
 
 
-def recognise(directory: Path) -> tuple[AdapterFormat, dict[str, Any]]:
+def recognise(directory: Path, *, has_encoder: bool = False) -> tuple[AdapterFormat, dict[str, Any]]:
     """The format of an adapter directory, and the fields of its adapter_config.json.
+
+    has_encoder: the model that it is for has an encoder before the decoder.
 
     Raises AdapterError with one sentence for a directory without an adapter and for an adapter of a kind or of a task
     that cannot be served.
@@ -70,7 +73,7 @@ def recognise(directory: Path) -> tuple[AdapterFormat, dict[str, Any]]:
     fields = load_json_object(path, AdapterError)
     if "peft_type" not in fields and ("fine_tune_type" in fields or "lora_parameters" in fields):
         return AdapterFormat.MLX, fields
-    reason = _why_not(fields)
+    reason = _why_not(fields, _ENCODER_DECODER_TASK if has_encoder else _CAUSAL_TASK)
     if reason is not None:
         raise AdapterError(f"{path}: {reason}")
     return AdapterFormat.PEFT, fields
@@ -93,7 +96,7 @@ def _what_it_is(directory: Path) -> str:
     return "; expected the directory of a PEFT or MLX-LM adapter"
 
 
-def _why_not(fields: Mapping[str, Any]) -> str | None:
+def _why_not(fields: Mapping[str, Any], accepted_task: str) -> str | None:
     peft_type, task = fields.get("peft_type"), fields.get("task_type")
     if peft_type is None:
         if "config" in fields and ("model_class" in fields or "hidden_size" in fields):
@@ -104,9 +107,11 @@ def _why_not(fields: Mapping[str, Any]) -> str | None:
             f", because {_PEFT_TYPES[peft_type]}" if isinstance(peft_type, str) and peft_type in _PEFT_TYPES else ""
         )
         return f"peft_type = {describe(peft_type)}: not served{because}; accepted: {', '.join(FIELDS)}"
-    if task not in (_CAUSAL_TASK, None):
+    if task not in (accepted_task, None):
         because = _TASKS.get(str(task), "not a task of PEFT")
-        return f"task_type = {describe(task)}: {because}; accepted: {_CAUSAL_TASK}"
+        if task == _CAUSAL_TASK:
+            because = "an adapter of a decoder alone, and the model has an encoder"
+        return f"task_type = {describe(task)}: {because}; accepted: {accepted_task}"
     trained = fields.get("auto_mapping")
     name = trained.get("base_model_class") if isinstance(trained, dict) else None
     if isinstance(name, str) and _OTHER_HEADS.search(name):

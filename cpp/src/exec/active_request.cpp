@@ -23,7 +23,8 @@ std::optional<TokenId> end_id_of(const Request& request) {
 ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
                              const std::shared_ptr<const HostAdapter>& host_adapter,
                              std::vector<std::shared_ptr<TokenGuide>> guides,
-                             PostProcessorOfRequest post_processor, std::int64_t vocab_size)
+                             PostProcessorOfRequest post_processor, std::int64_t vocab_size,
+                             std::int64_t encoder_hidden_size)
     : id_(request_id),
       output_(request.output_config),
       streaming_(request.streaming),
@@ -35,7 +36,8 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
       vocab_size_(vocab_size),
       num_most_likely_(
           static_cast<std::size_t>(std::min(std::int64_t{request.output_config.top_log_probs}, vocab_size))),
-      num_sequences_left_(request.has_beams() ? 1 : request.num_sequences()) {
+      num_sequences_left_(request.has_beams() ? 1 : request.num_sequences()),
+      encoder_hidden_size_(encoder_hidden_size) {
   if (request.allotted_time_ms) deadline_ = arrival + *request.allotted_time_ms;
   const auto prompt_length = static_cast<std::int32_t>(request.input_token_ids.size());
   if (output_.return_prompt_log_probs) {
@@ -60,6 +62,14 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
   if (request.kv_cache_retention_config) {
     const auto retention = std::make_shared<const KvCacheRetentionConfig>(*request.kv_cache_retention_config);
     for (const auto& sequence : sequences_) sequence->retention = retention;
+  }
+  if (request.encoder_length() > 0) {
+    const auto tokens = std::make_shared<const std::vector<std::int32_t>>(*request.encoder_input_token_ids);
+    for (const auto& sequence : sequences_) sequence->encoder_tokens = tokens;
+  }
+  if (output_.return_encoder_output) {
+    encoder_output_ = std::make_shared<std::vector<float>>(
+        static_cast<std::size_t>(request.encoder_length() * encoder_hidden_size));
   }
   first().compute_whole_prompt = end_of_prompt_rows_ > 0;
   // After one token all have ended.
@@ -89,6 +99,10 @@ void ActiveRequest::add_prompt_log_probs(std::int32_t position, const float* log
   softmax.find_most_likely(std::span(prompt_top_log_probs_).subspan(num_before));
 }
 
+float* ActiveRequest::encoder_output_to_fill() {
+  return encoder_output_ && !encoder_output_is_there_ ? encoder_output_->data() : nullptr;
+}
+
 Response ActiveRequest::make_response(ActiveSequence& sequence, FinishReason reason) {
   Response response;
   response.request_id = id_;
@@ -98,6 +112,9 @@ Response ActiveRequest::make_response(ActiveSequence& sequence, FinishReason rea
   Result& result = response.result;
   if (result.is_sequence_final) --num_sequences_left_;
   result.is_final = has_ended = num_sequences_left_ == 0;
+  if (encoder_output_ && encoder_output_is_there_) {
+    result.encoder_output = FloatTensor{encoder_output_, {first().encoder_length(), encoder_hidden_size_}};
+  }
   // A request that ends early may not have all rows of its prompt; then it has none.
   if (next_prompt_row_ == end_of_prompt_rows_) {
     if (context_logits_) {

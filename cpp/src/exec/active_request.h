@@ -36,7 +36,7 @@ class ActiveRequest {
   ActiveRequest(RequestId request_id, const Request& request,
                 const std::shared_ptr<const HostAdapter>& host_adapter,
                 std::vector<std::shared_ptr<TokenGuide>> guides, PostProcessorOfRequest post_processor,
-                std::int64_t vocab_size);
+                std::int64_t vocab_size, std::int64_t encoder_hidden_size);
   ActiveRequest(const ActiveRequest&) = delete;
   ActiveRequest& operator=(const ActiveRequest&) = delete;
 
@@ -75,6 +75,11 @@ class ActiveRequest {
   /// Logits of the prompt's position next_prompt_row(). Throws StepError when log probs are wanted and there
   /// are none, because logits are NaN or infinity.
   void add_prompt_row(const float* logits);
+
+  /// Where the encoder's output goes; nullptr when it is not wanted, or is there already.
+  [[nodiscard]] float* encoder_output_to_fill();
+  /// A step has filled it.
+  void has_encoder_output() { encoder_output_is_there_ = true; }
 
   /// What there is to send of a sequence; `reason` other than kNotFinished makes it the sequence's last
   /// response, and the request's last when its other sequences had theirs. With beams the first sequence
@@ -121,6 +126,10 @@ class ActiveRequest {
   std::shared_ptr<std::vector<float>> context_logits_;
   std::optional<std::vector<float>> prompt_log_probs_;  // until they are sent
   std::vector<TokenLogProb> prompt_top_log_probs_;
+  /// [encoder input length, encoder_hidden_size_]; nullptr when it is not wanted.
+  std::shared_ptr<std::vector<float>> encoder_output_;
+  std::int64_t encoder_hidden_size_;
+  bool encoder_output_is_there_ = false;
 };
 
 /// nullopt: none.

@@ -124,6 +124,23 @@ Problems ExecutorConfig::validate(const EngineInfo& engine) const {
   require_at_most(problems, "max_batch_size", max_batch_size, engine.max_batch_size);
   require_at_most(problems, "max_num_tokens", max_num_tokens, engine.max_num_tokens);
   check_attention_windows(problems, kv_cache_config, engine);
+  const std::optional<double>& cross = kv_cache_config.cross_kv_cache_fraction;
+  if (cross && engine.has_encoder() != (*cross > 0.0)) {
+    problems.add("kv_cache_config.cross_kv_cache_fraction is " + std::to_string(*cross) +
+                 (engine.has_encoder() ? "; accepted: None, and above 0, the engine has cross attention"
+                                       : "; accepted: None and 0, the engine has no cross attention"));
+  }
+  if (engine.has_encoder() && kv_cache_config.has_second_level()) {
+    problems.add(
+        "kv_cache_config.host_cache_size is given; accepted: None and 0, a decoder's KV depends on its "
+        "encoder "
+        "input and is not shared");
+  }
+  if (engine.has_encoder() && draft_target_decoding_config) {
+    problems.add(
+        "draft_target_decoding_config is given; accepted: None, a draft engine knows nothing of encoder "
+        "inputs");
+  }
   if (kv_cache_config.has_second_level() && engine.kv_identity.empty()) {
     problems.add(
         "kv_cache_config.host_cache_size is " + std::to_string(*kv_cache_config.host_cache_size) +

@@ -49,10 +49,30 @@ std::int32_t make_kv_pool(const ExecutorConfig& config, Engine& engine, std::siz
   demand.tokens_per_block = info.tokens_per_block;
   demand.block_bytes = info.kv_block_bytes;
   demand.free_memory_bytes = engine.free_device_memory().value_or(available_memory);
+  if (info.has_encoder()) {
+    demand.free_memory_bytes = static_cast<std::size_t>(static_cast<double>(demand.free_memory_bytes) *
+                                                        (1.0 - cross_fraction_of(config.kv_cache_config)));
+  }
   demand.max_batch_size = config.max_batch_size.value_or(info.max_batch_size);
   demand.max_seq_len = info.max_seq_len;
   const std::int32_t num_blocks = resolve_num_blocks(config.kv_cache_config, demand);
   engine.allocate_kv_blocks(num_blocks);
+  return num_blocks;
+}
+
+/// Blocks of encoder inputs; 0: the engine has no encoder.
+std::int32_t make_cross_kv_pool(const ExecutorConfig& config, Engine& engine, std::size_t available_memory) {
+  const EngineInfo& info = engine.info();
+  if (!info.has_encoder()) return 0;
+  KvPoolDemand demand;
+  demand.tokens_per_block = info.tokens_per_block;
+  demand.block_bytes = info.cross_kv_block_bytes;
+  demand.free_memory_bytes = static_cast<std::size_t>(static_cast<double>(available_memory) *
+                                                      cross_fraction_of(config.kv_cache_config));
+  demand.max_batch_size = config.max_batch_size.value_or(info.max_batch_size);
+  demand.max_seq_len = info.max_encoder_input_len;
+  const std::int32_t num_blocks = resolve_num_blocks(config.kv_cache_config, demand);
+  engine.allocate_cross_kv_blocks(num_blocks);
   return num_blocks;
 }
 
@@ -81,8 +101,9 @@ class Executor::Impl {
         guides_(engine_->info().vocab_size),
         draft_target_(make_draft_target(config, engine_->info(), std::move(draft_engine), available_memory)),
         lora_cache_(make_lora_cache(config, *engine_, queue_, available_memory)),
-        loop_(*engine_, config, make_kv_pool(config, *engine_, available_memory), lora_cache_.get(),
-              draft_target_.get(), queue_, board_, statistics_, std::move(observer)),
+        loop_(*engine_, config, make_kv_pool(config, *engine_, available_memory),
+              make_cross_kv_pool(config, *engine_, available_memory), lora_cache_.get(), draft_target_.get(),
+              queue_, board_, statistics_, std::move(observer)),
         thread_([this] { loop_.run(); }) {}
 
   ~Impl() { shutdown(); }
@@ -114,9 +135,9 @@ class Executor::Impl {
         if (adapter != nullptr && loop_.has_second_level()) static_cast<void>(adapter->content_digest());
         const auto draft_adapter = draft_target_ ? draft_target_->admit(request) : nullptr;
         ids.push_back(next_id_.fetch_add(1));
-        active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, adapter, std::move(guides),
-                                                         post_processor_of(request),
-                                                         engine_->info().vocab_size));
+        active.push_back(std::make_unique<ActiveRequest>(
+            ids.back(), request, adapter, std::move(guides), post_processor_of(request),
+            engine_->info().vocab_size, engine_->info().encoder_hidden_size));
         active.back()->draft_from(draft_sources_of(request), draft_adapter);
       }
       board_.open(ids);
@@ -200,7 +221,7 @@ class Executor::Impl {
     if (!problems.empty()) return problems;
     const auto reason =
         loop_.why_never_fits(static_cast<std::int64_t>(request.input_token_ids.size()), request.max_tokens,
-                             request.num_sequences(), request.has_beams());
+                             request.num_sequences(), request.has_beams(), request.encoder_length());
     if (reason) problems.add(*reason);
     return problems;
   }

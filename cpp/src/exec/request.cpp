@@ -75,6 +75,29 @@ bool has_bias_shape(const FloatTensor& bias, const EngineInfo& engine) {
   return bias.shape == std::vector<std::int64_t>{engine.vocab_size};
 }
 
+void check_encoder_input(Problems& problems, const Request& request, const EngineInfo& engine) {
+  if (!engine.has_encoder()) {
+    require_none(problems, "encoder_input_token_ids", request.encoder_input_token_ids.has_value(),
+                 "the engine is a decoder");
+    if (request.output_config.return_encoder_output) {
+      problems.add("output_config.return_encoder_output is True; accepted: False, the engine is a decoder");
+    }
+    return;
+  }
+  if (request.encoder_length() == 0) {
+    problems.add(std::string("encoder_input_token_ids is ") +
+                 (request.encoder_input_token_ids ? "empty" : "None") +
+                 "; accepted: one token or more, the engine has an encoder");
+    return;
+  }
+  if (request.encoder_length() > engine.max_encoder_input_len) {
+    problems.add("encoder_input_token_ids has " + std::to_string(request.encoder_length()) +
+                 " tokens; the engine's max_encoder_input_len is " +
+                 std::to_string(engine.max_encoder_input_len));
+  }
+  check_tokens(problems, "encoder_input_token_ids", *request.encoder_input_token_ids, engine);
+}
+
 void check_unsupported(Problems& problems, const Request& request) {
   require_none(problems, "position_ids", request.position_ids.has_value(), "positions count from 0");
   require_none(problems, "prompt_tuning_config", request.prompt_tuning_config.is_set(),
@@ -83,15 +106,10 @@ void check_unsupported(Problems& problems, const Request& request) {
     problems.add(
         "logits_post_processor and logits_post_processor_name are both given; accepted: one of them");
   }
-  require_none(problems, "encoder_input_token_ids", request.encoder_input_token_ids.has_value(),
-               "the engine is a decoder");
   require_none(problems, "eagle_config", request.eagle_config.is_set(), "engines have no such heads");
   require_none(problems, "output_config.additional_model_outputs",
                request.output_config.additional_model_outputs.is_set(),
                "the engine has no outputs but the logits");
-  if (request.output_config.return_encoder_output) {
-    problems.add("output_config.return_encoder_output is True; accepted: False, the engine is a decoder");
-  }
   if (request.output_config.return_perf_metrics) {
     problems.add(
         "output_config.return_perf_metrics is True; accepted: False, see get_latest_iteration_stats()");
@@ -159,6 +177,7 @@ Problems Request::validate(const EngineInfo& engine) const {
   Problems problems;
   check_lengths(problems, *this, engine);
   check_tokens(problems, "input_token_ids", input_token_ids, engine);
+  check_encoder_input(problems, *this, engine);
   check_optional_token(problems, "end_id", end_id, engine);
   check_optional_token(problems, "pad_id", pad_id, engine);
   check_stop_words(problems, *this, engine);

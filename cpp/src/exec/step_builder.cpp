@@ -63,7 +63,47 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   input.logit_rows = logit_row_indices_;
   input.copies_from = copies_from_;
   input.copies_to = copies_to_;
+  if (!plan.entries.empty() && plan.entries.front().sequence->cross) add_encoder_inputs(plan, input);
   return input;
+}
+
+void StepBuilder::add_encoder_inputs(const StepPlan& plan, StepInput& input) {
+  std::size_t max_blocks = 0;
+  for (const auto& entry : plan.entries) {
+    max_blocks = std::max(max_blocks, entry.sequence->cross->blocks().size());
+  }
+  const auto add_table = [&](const Sequence& sequence, std::vector<std::int32_t>& tables) {
+    const std::vector<BlockId>& blocks = sequence.cross->blocks();
+    tables.insert(tables.end(), blocks.begin(), blocks.end());
+    tables.insert(tables.end(), max_blocks - blocks.size(), kNoBlock);
+  };
+  encoder_lengths_.clear();
+  cross_block_tables_.clear();
+  for (const auto& entry : plan.entries) {
+    encoder_lengths_.push_back(entry.sequence->encoder_length());
+    add_table(*entry.sequence, cross_block_tables_);
+  }
+  encoder_token_ids_.clear();
+  encoder_offsets_.assign(1, 0);
+  encoder_block_tables_.clear();
+  encoder_adapters_.clear();
+  encoder_outputs_.clear();
+  for (Sequence* sequence : plan.started) {
+    encoder_token_ids_.insert(encoder_token_ids_.end(), sequence->encoder_tokens->begin(),
+                              sequence->encoder_tokens->end());
+    encoder_offsets_.push_back(static_cast<std::int32_t>(encoder_token_ids_.size()));
+    add_table(*sequence, encoder_block_tables_);
+    encoder_adapters_.push_back(sequence->device_adapter());
+    encoder_outputs_.push_back(static_cast<ActiveSequence*>(sequence)->request().encoder_output_to_fill());
+  }
+  input.encoder = {.token_ids = encoder_token_ids_,
+                   .offsets = encoder_offsets_,
+                   .block_tables = encoder_block_tables_,
+                   .adapters = encoder_adapters_,
+                   .outputs = encoder_outputs_};
+  input.encoder_lengths = encoder_lengths_;
+  input.cross_block_tables = cross_block_tables_;
+  input.max_cross_blocks = static_cast<std::int32_t>(max_blocks);
 }
 
 void StepBuilder::add_tokens(const PlannedSequence& entry) {

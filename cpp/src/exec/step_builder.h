@@ -39,6 +39,8 @@ class StepBuilder {
   void add_tokens(const PlannedSequence& entry);
   void add_logit_rows(const PlannedSequence& entry, std::int32_t first_row);
   void add_drafts(const PlannedSequence& entry, std::int32_t first_row);
+  /// What engines with an encoder want: the inputs of sequences that start, and blocks of all.
+  void add_encoder_inputs(const StepPlan& plan, StepInput& input);
 
   std::vector<std::int32_t> token_ids_;
   std::vector<std::int32_t> positions_;
@@ -50,6 +52,13 @@ class StepBuilder {
   std::vector<std::int32_t> logit_row_indices_;
   std::vector<std::int32_t> copies_from_;
   std::vector<std::int32_t> copies_to_;
+  std::vector<std::int32_t> encoder_token_ids_;
+  std::vector<std::int32_t> encoder_offsets_;
+  std::vector<std::int32_t> encoder_block_tables_;
+  std::vector<const DeviceAdapter*> encoder_adapters_;
+  std::vector<float*> encoder_outputs_;
+  std::vector<std::int32_t> encoder_lengths_;
+  std::vector<std::int32_t> cross_block_tables_;
   std::vector<LogitRow> logit_rows_;
 };
 

@@ -28,6 +28,11 @@ std::shared_ptr<KVCacheEventManager> make_events(const KvCacheConfig& config, co
   return std::make_shared<KVCacheEventManager>(config.event_buffer_max_size, engine.max_seq_len);
 }
 
+std::unique_ptr<CrossBlockPool> make_cross_pool(std::int32_t num_blocks, const EngineInfo& engine) {
+  if (num_blocks == 0) return nullptr;
+  return std::make_unique<CrossBlockPool>(num_blocks, engine.tokens_per_block);
+}
+
 PartialReuse partial_reuse_of(const KvCacheConfig& config) {
   if (!config.enable_partial_reuse) return PartialReuse::kNone;
   return config.copy_on_partial_reuse ? PartialReuse::kCopy : PartialReuse::kTakeOver;
@@ -36,8 +41,8 @@ PartialReuse partial_reuse_of(const KvCacheConfig& config) {
 }  // namespace
 
 StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t num_kv_blocks,
-                   LoraCache* lora_cache, DraftTarget* draft_target, RequestQueue& queue,
-                   ResponseBoard& board, Statistics& statistics, StepObserver observer)
+                   std::int32_t num_cross_kv_blocks, LoraCache* lora_cache, DraftTarget* draft_target,
+                   RequestQueue& queue, ResponseBoard& board, Statistics& statistics, StepObserver observer)
     : engine_(engine),
       has_device_memory_(engine.free_device_memory().has_value()),
       lora_cache_(lora_cache),
@@ -52,7 +57,9 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
                   events_.get(), partial_reuse_of(config.kv_cache_config),
                   {.level = second_level_.get(),
                    .min_priority = config.kv_cache_config.secondary_offload_min_priority.value_or(0)}),
-      scheduler_(config.scheduler_config, limits_of(config, engine.info()), block_pool_, lora_cache),
+      cross_pool_(make_cross_pool(num_cross_kv_blocks, engine.info())),
+      scheduler_(config.scheduler_config, limits_of(config, engine.info()), block_pool_, lora_cache,
+                 cross_pool_.get()),
       step_builder_(scheduler_.limits().max_rows_with_drafts),
       token_step_(engine.info().vocab_size) {}
 
@@ -164,6 +171,9 @@ bool StepLoop::run_engine() {
       sampling += Clock::now() - arrived;
     });
     engine_latency_ = Clock::now() - begin - sampling;
+    for (Sequence* sequence : plan_.started) {
+      static_cast<ActiveSequence*>(sequence)->request().has_encoder_output();
+    }
     token_step_.finish();
     return true;
   } catch (const EngineError&) {

@@ -29,11 +29,11 @@ namespace adaptrt {
 /// Everything here but why_never_fits() belongs to that thread.
 class StepLoop {
  public:
-  /// What is referred to outlives the loop; `lora_cache` is nullptr for an engine without LoRA,
-  /// `draft_target` without a draft engine.
-  StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t num_kv_blocks, LoraCache* lora_cache,
-           DraftTarget* draft_target, RequestQueue& queue, ResponseBoard& board, Statistics& statistics,
-           StepObserver observer);
+  /// What is referred to outlives the loop; `num_cross_kv_blocks` is 0 for an engine without an encoder,
+  /// `lora_cache` is nullptr for an engine without LoRA, `draft_target` without a draft engine.
+  StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t num_kv_blocks,
+           std::int32_t num_cross_kv_blocks, LoraCache* lora_cache, DraftTarget* draft_target,
+           RequestQueue& queue, ResponseBoard& board, Statistics& statistics, StepObserver observer);
 
   /// Until the queue says stop, or until something is wrong that no request is to blame for: then every
   /// request gets an error response, and queue and board are closed with the reason.
@@ -41,8 +41,9 @@ class StepLoop {
 
   /// See Scheduler::why_never_fits; for any thread, the answer depends on the configuration alone.
   [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
-                                                          std::int32_t num_sequences, bool are_beams) const {
-    return scheduler_.why_never_fits(prompt_length, max_tokens, num_sequences, are_beams);
+                                                          std::int32_t num_sequences, bool are_beams,
+                                                          std::int64_t encoder_length) const {
+    return scheduler_.why_never_fits(prompt_length, max_tokens, num_sequences, are_beams, encoder_length);
   }
   /// nullptr without KvCacheConfig::event_buffer_max_size.
   [[nodiscard]] const std::shared_ptr<KVCacheEventManager>& events() const { return events_; }
@@ -105,6 +106,7 @@ class StepLoop {
   std::shared_ptr<KVCacheEventManager> events_;
   std::unique_ptr<KvFileLevel> second_level_;  // nullptr: there is none
   BlockPool block_pool_;
+  std::unique_ptr<CrossBlockPool> cross_pool_;  // nullptr: the engine has no encoder
   Scheduler scheduler_;
   StepBuilder step_builder_;
   TokenStep token_step_;

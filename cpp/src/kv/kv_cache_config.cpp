@@ -62,11 +62,17 @@ Problems KvCacheConfig::validate() const {
                  "; it must be above 0 and at most 1");
   }
   check_second_level(*this, problems);
-  if (cross_kv_cache_fraction.value_or(0.0) != 0.0) {
+  // Negated, so that NaN is refused as well.
+  if (cross_kv_cache_fraction && !(*cross_kv_cache_fraction >= 0.0 && *cross_kv_cache_fraction < 1.0)) {
     problems.add("cross_kv_cache_fraction is " + std::to_string(*cross_kv_cache_fraction) +
-                 "; accepted: None and 0, engines are decoders, which have no cross attention");
+                 "; it must be at least 0 and below 1");
   }
   return problems;
+}
+
+double cross_fraction_of(const KvCacheConfig& config) {
+  constexpr double kDefaultCrossFraction = 0.5;
+  return config.cross_kv_cache_fraction.value_or(kDefaultCrossFraction);
 }
 
 std::int32_t resolve_num_blocks(const KvCacheConfig& config, const KvPoolDemand& demand) {

@@ -159,6 +159,32 @@ void check_blocks(const Scheduler& scheduler, const BlockPool& pool, Report& rep
   }
 }
 
+/// Of encoder inputs.
+void check_cross_blocks(const Scheduler& scheduler, const CrossBlockPool* pool, Report& report) {
+  std::set<const CrossBlocks*> held;
+  std::set<BlockId> used;
+  for (const Sequence* sequence : scheduler.running()) {
+    report.check((sequence->cross != nullptr) == (sequence->encoder_length() > 0), *sequence,
+                 "runs with an encoder input and no blocks for it, or the other way round");
+    report.check(pool != nullptr || sequence->cross == nullptr, *sequence,
+                 "has blocks for an encoder input, of which there are none");
+    if (pool == nullptr || !sequence->cross || !held.insert(sequence->cross.get()).second) continue;
+    const std::vector<BlockId>& blocks = sequence->cross->blocks();
+    report.check(std::cmp_equal(blocks.size(), pool->blocks_for(sequence->encoder_length())), *sequence,
+                 "has blocks for an encoder input of another length");
+    for (const BlockId block : blocks) {
+      report.check(block >= 0 && block < pool->num_blocks() && used.insert(block).second, *sequence,
+                   "has a block for its encoder input that is another's, or none");
+    }
+  }
+  for (const Sequence* sequence : scheduler.waiting().list()) {
+    report.check(!sequence->cross, *sequence, "waits and holds blocks for its encoder input");
+  }
+  if (pool == nullptr) return;
+  report.check(std::cmp_equal(static_cast<std::size_t>(pool->num_free()) + used.size(), pool->num_blocks()),
+               "free and used blocks of encoder inputs are not all of them");
+}
+
 void check_leases(const Scheduler& scheduler, const LoraCache& cache, Report& report) {
   report.append(cache.check_invariants());
   std::set<std::uint64_t> generations;
@@ -233,6 +259,7 @@ void check_shares(const StepPlan& plan, const Scheduler& scheduler, const BlockP
 std::vector<std::string> check_invariants(const Scheduler& scheduler, const BlockPool& block_pool,
                                           const LoraCache* lora_cache) {
   Report report;
+  check_cross_blocks(scheduler, scheduler.cross_pool(), report);
   check_running(scheduler, block_pool, report);
   check_waiting(scheduler, report);
   check_blocks(scheduler, block_pool, report);
@@ -300,6 +327,12 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
         plan.awaits_loads || !plan.paused.empty() || !plan.unservable.empty() || !plan.failed.empty(),
         "nothing runs, sequences wait, and nothing says what for");
   }
+  std::int32_t num_encoder_tokens = 0;
+  for (const Sequence* sequence : plan.started) num_encoder_tokens += sequence->encoder_length();
+  report.check(plan.num_encoder_tokens == num_encoder_tokens,
+               "num_encoder_tokens does not count the encoder inputs that start");
+  report.check(num_encoder_tokens <= scheduler.limits().max_num_tokens,
+               "more tokens of encoder inputs are planned than max_num_tokens");
   std::int32_t num_tokens = 0;
   for (const PlannedSequence& entry : plan.entries) num_tokens += entry.count + entry.num_drafts;
   report.check(plan.num_tokens == num_tokens, "num_tokens does not count the planned tokens");

@@ -44,6 +44,7 @@ void StepPlan::clear() {
   failed.clear();
   awaits_loads = false;
   num_tokens = 0;
+  num_encoder_tokens = 0;
   num_draft_tokens = 0;
   num_context_tokens = 0;
   num_context_sequences = 0;
@@ -57,11 +58,12 @@ bool Scheduler::Before::operator()(const Sequence* a, const Sequence* b) const {
 }
 
 Scheduler::Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, BlockPool& block_pool,
-                     LoraCache* lora_cache)
+                     LoraCache* lora_cache, CrossBlockPool* cross_pool)
     : config_(config),
       limits_(limits),
       block_pool_(block_pool),
       lora_cache_(lora_cache),
+      cross_pool_(cross_pool),
       waiting_(config.adapter_fairness),
       chunk_unit_(config.context_chunking_policy == ContextChunkingPolicy::kEqualProgress
                       ? block_pool.tokens_per_block()
@@ -73,7 +75,7 @@ Scheduler::Scheduler(const SchedulerConfig& config, const SchedulerLimits& limit
 void Scheduler::add(Sequence& sequence) {
   Problems problems;
   if (auto reason = why_never_fits(sequence.prompt_length, sequence.max_tokens, 1 + sequence.num_forks,
-                                   sequence.is_beam)) {
+                                   sequence.is_beam, sequence.encoder_length())) {
     problems.add(std::move(*reason));
   }
   if (sequence.state != SequenceState::kNew) problems.add("it was queued before");
@@ -84,6 +86,10 @@ void Scheduler::add(Sequence& sequence) {
   // Negated, so that NaN is refused as well.
   if (!(sequence.priority >= 0.0F && sequence.priority <= 1.0F)) {
     problems.add("priority is " + std::to_string(sequence.priority) + "; it must lie between 0 and 1");
+  }
+  if ((sequence.encoder_length() > 0) != (cross_pool_ != nullptr)) {
+    problems.add(cross_pool_ == nullptr ? "it has an encoder input, but there is no encoder"
+                                        : "it has no encoder input");
   }
   if (sequence.adapter && lora_cache_ == nullptr)
     problems.add("it has an adapter, but there is no LoRA cache");
@@ -206,6 +212,7 @@ void Scheduler::stop_running(Sequence& sequence) {
   running_.erase(std::ranges::find(running_, &sequence));
   std::erase_if(copies_, [&](const PlannedCopy& copy) { return copy.sequence == &sequence; });
   block_pool_.release(sequence.table);
+  sequence.cross.reset();
   sequence.num_computed = 0;
   sequence.lease.reset();
 }

@@ -27,6 +27,7 @@ void Scheduler::fork(Sequence& parent, Sequence& child) {
   }
   child.num_computed = parent.num_computed;
   child.lease = parent.lease;
+  child.cross = parent.cross;
   waiting_.add_running(child);
   run(child);
   if (copy.to != kNoBlock) copies_.push_back({.sequence = &child, .blocks = copy});

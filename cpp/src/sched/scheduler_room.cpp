@@ -10,7 +10,8 @@
 namespace adaptrt {
 
 std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
-                                                     std::int32_t num_sequences, bool are_beams) const {
+                                                     std::int32_t num_sequences, bool are_beams,
+                                                     std::int64_t encoder_length) const {
   constexpr std::int64_t kLongest = std::numeric_limits<std::int32_t>::max();
   if (prompt_length < 1 || max_tokens < 1 || prompt_length > kLongest ||
       max_tokens > kLongest - prompt_length) {
@@ -22,6 +23,17 @@ std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length,
     return "the prompt has " + std::to_string(prompt_length) +
            " tokens, a step takes max_num_tokens = " + std::to_string(limits_.max_num_tokens) +
            " and enable_chunked_context is off";
+  }
+  if (encoder_length > limits_.max_num_tokens) {
+    return "the encoder input has " + std::to_string(encoder_length) +
+           " tokens, a step takes max_num_tokens = " + std::to_string(limits_.max_num_tokens) +
+           " and an encoder input is computed whole";
+  }
+  if (cross_pool_ != nullptr && cross_pool_->blocks_for(encoder_length) > cross_pool_->num_blocks()) {
+    return "an encoder input of " + std::to_string(encoder_length) + " tokens needs " +
+           std::to_string(cross_pool_->blocks_for(encoder_length)) + " blocks of " +
+           std::to_string(cross_pool_->tokens_per_block()) + " tokens; there are " +
+           std::to_string(cross_pool_->num_blocks()) + " for encoder inputs (cross_kv_cache_fraction)";
   }
   if (num_sequences < 1 || num_sequences > limits_.max_batch_size) {
     return "a request of " + std::to_string(num_sequences) +
@@ -70,6 +82,13 @@ std::int32_t Scheduler::room_for(const Sequence& sequence) const {
                               block_pool_.num_available() - (sequence.is_beam ? 0 : num_kept_);
   const std::int64_t room = blocks * block_pool_.tokens_per_block() - sequence.num_computed;
   return static_cast<std::int32_t>(std::min<std::int64_t>(room, std::numeric_limits<std::int32_t>::max()));
+}
+
+bool Scheduler::has_encoder_room(const Sequence& sequence, const StepPlan& plan) const {
+  if (!sequence.encoder_tokens) return true;
+  const std::int32_t length = sequence.encoder_length();
+  return plan.num_encoder_tokens + length <= limits_.max_num_tokens &&
+         cross_pool_->blocks_for(length) <= cross_pool_->num_free();
 }
 
 std::int32_t Scheduler::num_promised_forks() const {

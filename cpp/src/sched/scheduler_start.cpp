@@ -116,6 +116,7 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
                        limits_.max_batch_size - num_promised_forks() - sequence.num_forks))
     return StartResult::kNoRoom;
 
+  if (!has_encoder_room(sequence, plan)) return StartResult::kNoRoom;
   std::int64_t needed = blocks_wanted(sequence) - match.num_blocks;
   // One more for each sequence, where pausing is allowed, so that none is paused at once for the first token
   // that it generates.
@@ -140,6 +141,7 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
   }
   start(sequence, std::move(lease));
   plan.started.push_back(&sequence);
+  plan.num_encoder_tokens += sequence.encoder_length();
   add_to_plan(sequence, std::min({tokens_left(plan), chunk_unit_, sequence.num_to_compute()}), true, plan);
   return StartResult::kStarted;
 }
@@ -152,6 +154,7 @@ void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
   sequence.times_passed_over = 0;
   if (lease) sequence.lease = std::make_shared<const DeviceLease>(std::move(*lease));
   run(sequence);
+  if (sequence.encoder_tokens) sequence.cross = cross_pool_->try_take(sequence.encoder_length());
   if (starts_from_shared_blocks(sequence)) reuse_blocks(sequence);
   if (may_pause()) num_kept_ += kept_for(sequence);
   sequence.num_charged = std::max(sequence.num_charged, sequence.num_computed);

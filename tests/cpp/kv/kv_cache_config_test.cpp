@@ -48,7 +48,7 @@ BOOST_AUTO_TEST_CASE(each_unsupported_or_senseless_field_is_refused_by_name) {
          c.enable_block_reuse = false;
        }},
       {"onboard_blocks", [](KvCacheConfig& c) { c.onboard_blocks = false; }},
-      {"cross_kv_cache_fraction", [](KvCacheConfig& c) { c.cross_kv_cache_fraction = 0.5; }},
+      {"cross_kv_cache_fraction", [](KvCacheConfig& c) { c.cross_kv_cache_fraction = 1.0; }},
       {"secondary_offload_min_priority", [](KvCacheConfig& c) { c.secondary_offload_min_priority = 0; }},
       {"secondary_offload_min_priority",
        [](KvCacheConfig& c) {

@@ -4,6 +4,8 @@
 #include <boost/test/unit_test.hpp>
 #include <memory>
 #include <random>
+#include <utility>
+#include <vector>
 
 #include "adaptrt/core/error.h"
 #include "world.h"
@@ -12,8 +14,8 @@ namespace adaptrt::testing {
 namespace {
 
 /// Random traffic over a random small world: tight blocks and pages, shared prefixes and beginnings, forks,
-/// beams, priorities, cancels, failing steps, loads beside the steps that may fail, pins, forgotten prefixes.
-/// World checks the invariants, what every token reads, and every finished answer.
+/// beams, encoder inputs, priorities, cancels, failing steps, loads beside the steps that may fail, pins,
+/// forgotten prefixes. World checks the invariants, what every token reads, and every finished answer.
 class Simulation {
  public:
   explicit Simulation(int seed)
@@ -37,6 +39,8 @@ class Simulation {
       BOOST_TEST_REQUIRE(steps < 20 * left);
     }
     BOOST_TEST(world_.pool.num_used() == 0);
+    const CrossBlockPool* cross = world_.cross_pool();
+    if (cross != nullptr) BOOST_TEST(cross->num_free() == cross->num_blocks());
     BOOST_TEST(world_.num_finished > 0);
   }
 
@@ -68,6 +72,10 @@ class Simulation {
         if (++*loads % 20 == 0) throw StepError("a load fails now and then");
       };
     }
+    if (below(4) == 0) {
+      config.num_cross_blocks = 1 + below(20);
+      config.limits.max_reusable_prompt_len = 0;
+    }
     return config;
   }
 
@@ -90,8 +98,15 @@ class Simulation {
     const std::int32_t max_tokens = 1 + below(20);
     if (below(3) == 0) options.num_sequences = 2 + below(4);
     if (options.num_sequences > 1) options.are_beams = below(2) == 0;
+    std::int64_t encoder_length = 0;
+    if (config_.num_cross_blocks > 0) {
+      encoder_length = 1 + below(30);
+      auto tokens = std::make_shared<std::vector<std::int32_t>>(static_cast<std::size_t>(encoder_length));
+      for (auto& token : *tokens) token = below(100);
+      options.encoder_tokens = std::move(tokens);
+    }
     if (world_.scheduler.why_never_fits(static_cast<std::int64_t>(prompt.size()), max_tokens,
-                                        options.num_sequences, options.are_beams)) {
+                                        options.num_sequences, options.are_beams, encoder_length)) {
       return;
     }
     world_.add(std::move(prompt), max_tokens, options);

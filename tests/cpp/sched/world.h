@@ -35,6 +35,8 @@ struct WorldConfig {
                          .max_num_tokens = 32,
                          .enable_chunked_context = true,
                          .max_reusable_prompt_len = 1 << 20};
+  /// 0: there is no encoder; else every request has an input for it.
+  std::int32_t num_cross_blocks = 0;
   /// Device pages of the LoRA cache; 0: none.
   std::int64_t device_pages = 0;
   /// Threads that load adapters; with them, what a test wants to happen in each load.
@@ -51,6 +53,7 @@ struct RequestOptions {
   std::int32_t num_sequences = 1;
   /// They are the beams of a search.
   bool are_beams = false;
+  std::shared_ptr<const std::vector<std::int32_t>> encoder_tokens = nullptr;
 };
 
 inline SchedulerLimits limits(std::int32_t max_batch_size, std::int32_t max_num_tokens, bool chunked = true) {
@@ -69,11 +72,15 @@ class World {
       : pool(config.num_blocks, config.tokens_per_block, config.enable_block_reuse, nullptr,
              config.partial_reuse),
         cache_(config.device_pages > 0 ? make_cache(config) : nullptr),
+        cross_pool_(config.num_cross_blocks > 0
+                        ? std::make_unique<CrossBlockPool>(config.num_cross_blocks, config.tokens_per_block)
+                        : nullptr),
         scheduler({.capacity_scheduler_policy = config.policy,
                    .context_chunking_policy = config.chunking,
                    .adapter_fairness = config.adapter_fairness},
-                  config.limits, pool, cache_.get()),
-        memory_(static_cast<std::size_t>(config.num_blocks) * config.tokens_per_block) {}
+                  config.limits, pool, cache_.get(), cross_pool_.get()),
+        memory_(static_cast<std::size_t>(config.num_blocks) * config.tokens_per_block),
+        cross_memory_(static_cast<std::size_t>(config.num_cross_blocks)) {}
 
   /// An adapter that takes `pages` device pages, one a layer; each task has its own weights.
   std::shared_ptr<const HostAdapter> adapter(std::uint64_t task_id, std::int32_t pages = 1) {
@@ -100,6 +107,7 @@ class World {
     sequence.cache_salt = options.cache_salt;
     sequence.compute_whole_prompt = options.compute_whole_prompt;
     sequence.retention = options.retention;
+    sequence.encoder_tokens = options.encoder_tokens;
     sequence.num_forks = max_tokens == 1 ? 0 : options.num_sequences - 1;
     sequence.is_beam = options.are_beams;
     if (sequence.is_beam) beams_[sequence.id] = {&sequence};
@@ -127,6 +135,7 @@ class World {
   }
   void run_planned() {
     for (const PlannedCopy& planned : plan.copies) copy(planned.blocks);
+    for (const Sequence* sequence : plan.started) encode(*sequence);
     for (const PlannedSequence& entry : plan.entries) compute(entry);
     for (const PlannedSequence& entry : plan.entries) {
       if (entry.num_drafts > 0) generate(entry);
@@ -274,9 +283,11 @@ class World {
     };
     if (first.num_forks > 0) {
       while (first.num_forks > 0) {
-        Sequence& child =
-            make(first.tokens, first.max_tokens,
-                 {.adapter = first.adapter, .priority = first.priority, .cache_salt = first.cache_salt});
+        Sequence& child = make(first.tokens, first.max_tokens,
+                               {.adapter = first.adapter,
+                                .priority = first.priority,
+                                .cache_salt = first.cache_salt,
+                                .encoder_tokens = first.encoder_tokens});
         child.id = first.id;
         child.index = static_cast<std::int32_t>(beams.size());
         child.is_beam = true;
@@ -302,9 +313,11 @@ class World {
   /// The sequences that were promised, each with a first token of its own.
   void fork_all(Sequence& parent) {
     for (std::int32_t index = 1; parent.num_forks > 0; ++index) {
-      Sequence& child =
-          make(parent.tokens, parent.max_tokens,
-               {.adapter = parent.adapter, .priority = parent.priority, .cache_salt = parent.cache_salt});
+      Sequence& child = make(parent.tokens, parent.max_tokens,
+                             {.adapter = parent.adapter,
+                              .priority = parent.priority,
+                              .cache_salt = parent.cache_salt,
+                              .encoder_tokens = parent.encoder_tokens});
       child.index = index;
       child.tokens.push_back(next_token(child, child.num_tokens()));
       scheduler.fork(parent, child);
@@ -350,8 +363,20 @@ class World {
     const std::int32_t size = pool.tokens_per_block();
     return memory_[static_cast<std::size_t>(sequence.table.blocks[position / size]) * size + position % size];
   }
+  /// What an encoder would write of a sequence's input.
+  void encode(const Sequence& sequence) {
+    if (!sequence.cross) return;
+    for (const BlockId block : sequence.cross->blocks()) {
+      cross_memory_[static_cast<std::size_t>(block)] = hash(sequence, *sequence.encoder_tokens);
+    }
+  }
   void compute(const PlannedSequence& entry) {
     const Sequence& sequence = *entry.sequence;
+    for (const BlockId block : sequence.cross ? sequence.cross->blocks() : std::vector<BlockId>{}) {
+      BOOST_TEST_REQUIRE(
+          cross_memory_[static_cast<std::size_t>(block)] == hash(sequence, *sequence.encoder_tokens),
+          "another's encoder input is read");
+    }
     for (std::int32_t i = 0; i < entry.first_token; ++i) {
       BOOST_TEST_REQUIRE(memory_at(sequence, i) == hash(sequence, i + 1), "KV of another content is read");
     }
@@ -374,8 +399,12 @@ class World {
   BlockPool pool;
   Counter load_ends;
 
+  /// nullptr without WorldConfig::num_cross_blocks.
+  [[nodiscard]] const CrossBlockPool* cross_pool() const { return cross_pool_.get(); }
+
  private:
   std::unique_ptr<LoraCache> cache_;
+  std::unique_ptr<CrossBlockPool> cross_pool_;
 
  public:
   Scheduler scheduler;
@@ -388,6 +417,7 @@ class World {
 
  private:
   std::vector<std::uint64_t> memory_;
+  std::vector<std::uint64_t> cross_memory_;  // by block
   std::map<std::uint64_t, std::unique_ptr<Sequence>> sequences_;
   std::map<std::uint64_t, std::vector<Sequence*>> beams_;  // by request
   std::uint64_t next_id_ = 0;

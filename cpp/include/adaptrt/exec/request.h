@@ -55,7 +55,8 @@ constexpr auto fields_of(const OutputConfig* /*type*/) {
       Field{"return_generation_logits", &C::return_generation_logits, "Result.generation_logits."},
       Field{"exclude_input_from_output", &C::exclude_input_from_output,
             "Leave the prompt out of Result.output_token_ids. Streamed responses never have it."},
-      Field{"return_encoder_output", &C::return_encoder_output, "Refused when True: engines are decoders."},
+      Field{"return_encoder_output", &C::return_encoder_output,
+            "Result.encoder_output. Refused when True where the engine has no encoder."},
       Field{"return_perf_metrics", &C::return_perf_metrics, "Refused when True."},
       Field{"additional_model_outputs", &C::additional_model_outputs, "Refused unless None."},
       Field{"top_log_probs", &C::top_log_probs,
@@ -104,6 +105,9 @@ struct Request {
     return has_beams() ? sampling_config.beam_width
                        : sampling_config.num_return_sequences.value_or(num_return_sequences);
   }
+  [[nodiscard]] std::int64_t encoder_length() const {
+    return encoder_input_token_ids ? static_cast<std::int64_t>(encoder_input_token_ids->size()) : 0;
+  }
   /// Of its beams, at most: what sampling_config says, or else this request unless that is 1; or else all.
   [[nodiscard]] std::int32_t num_returned_beams() const {
     return sampling_config.num_return_sequences.value_or(
@@ -120,7 +124,10 @@ struct Request {
 constexpr auto fields_of(const Request* /*type*/) {
   using C = Request;
   return std::tuple{
-      Field{"input_token_ids", &C::input_token_ids, "The prompt: one token or more."},
+      Field{"input_token_ids", &C::input_token_ids,
+            "The prompt: one token or more. With an encoder, what the decoder begins with: as a rule the "
+            "model's "
+            "decoder_start_token_id."},
       Field{"max_tokens", &C::max_tokens, "Tokens to generate at most."},
       Field{"streaming", &C::streaming, "One response a step instead of one at the end."},
       Field{"sampling_config", &C::sampling_config, "How the next token is chosen."},
@@ -149,7 +156,9 @@ constexpr auto fields_of(const Request* /*type*/) {
             "A name of LogitsPostProcessorConfig.processor_map, or BATCHED_POST_PROCESSOR_NAME."},
       Field{"logits_post_processor", &C::logits_post_processor,
             "A function of its own instead: function(request id, logits, token ids, stream, client id)."},
-      Field{"encoder_input_token_ids", &C::encoder_input_token_ids, "Refused unless None."},
+      Field{"encoder_input_token_ids", &C::encoder_input_token_ids,
+            "What the encoder is given: one token or more. Refused unless None where the engine has no "
+            "encoder."},
       Field{"client_id", &C::client_id, "Returned in the responses."},
       Field{
           "return_all_generated_tokens", &C::return_all_generated_tokens,

@@ -26,8 +26,10 @@ struct KvCacheConfig {
   std::optional<double> free_gpu_memory_fraction;
   /// Bytes of the second level, a file in host_cache_dir; nullopt, 0: there is none.
   std::optional<std::size_t> host_cache_size;
-  bool onboard_blocks = true;                     // refused when false: steps read blocks in the pool alone
-  std::optional<double> cross_kv_cache_fraction;  // refused unless 0: engines are decoders
+  bool onboard_blocks = true;  // refused when false: steps read blocks in the pool alone
+  /// Of engines with an encoder: the share of the KV memory that holds what decoders see of encoder inputs;
+  /// nullopt: 0.5. Refused unless 0 for others.
+  std::optional<double> cross_kv_cache_fraction;
   /// Blocks of a lower retention priority do not go to the second level; nullopt: all do.
   std::optional<std::int32_t> secondary_offload_min_priority;
   /// Events that are kept until KVCacheEventManager hands them out; 0: there are none.
@@ -55,6 +57,9 @@ struct KvPoolDemand {
   std::int32_t max_batch_size = 0;
   std::int32_t max_seq_len = 0;
 };
+
+/// KvCacheConfig::cross_kv_cache_fraction of engines with an encoder.
+[[nodiscard]] double cross_fraction_of(const KvCacheConfig& config);
 
 /// Blocks of the pool: max_tokens' worth if that is given, else what max_batch_size sequences of max_seq_len
 /// tokens can use; in both cases no more than the fraction of the free memory holds. Throws ConfigError when

@@ -91,6 +91,8 @@ struct StepPlan {
   /// Requests wait for loads that are under way: LoraCacheOptions::on_load_end tells when to plan again.
   bool awaits_loads = false;
   std::int32_t num_tokens = 0;  ///< drafts included
+  /// Of the encoder inputs of `started`, which the step computes.
+  std::int32_t num_encoder_tokens = 0;
   std::int32_t num_draft_tokens = 0;
   std::int32_t num_context_tokens = 0;
   std::int32_t num_context_sequences = 0;
@@ -117,21 +119,27 @@ struct StepPlan {
 /// nothing is paused, KV blocks for all that they may generate. Beams are such sequences too; blocks are kept
 /// for them whatever the policy.
 ///
+/// A sequence with an encoder input starts in a step that computes all of it, and holds blocks for what the
+/// decoder sees of it, from a pool of their own, until it is paused or ends. A step has max_num_tokens of
+/// encoder inputs beside those of its other tokens.
+///
 /// What a step has left over goes to drafts of its sequences, one of each in turn. They take no token and no
 /// block from anything else: blocks within what is promised to their sequence, or, with kMaxUtilization,
 /// while nobody waits and every running sequence could have one more.
 class Scheduler {
  public:
-  /// `lora_cache` may be nullptr when no sequence has an adapter. Both must outlive the scheduler.
-  /// Throws ConfigError for limits that are not positive and for config.validate()'s problems.
+  /// `lora_cache` may be nullptr when no sequence has an adapter, `cross_pool` when none has an encoder
+  /// input. All must outlive the scheduler and its sequences. Throws ConfigError for limits that are not
+  /// positive and for config.validate()'s problems.
   Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, BlockPool& block_pool,
-            LoraCache* lora_cache);
+            LoraCache* lora_cache, CrossBlockPool* cross_pool = nullptr);
 
   /// Why a request of this size and number of sequences, or beams, could not run even if it were alone, with
   /// the numbers; nullopt when it could. Adapters that never fit are refused by LoraCache::admit().
   [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
                                                           std::int32_t num_sequences = 1,
-                                                          bool are_beams = false) const;
+                                                          bool are_beams = false,
+                                                          std::int64_t encoder_length = 0) const;
 
   /// Queues a sequence. Throws RequestError when why_never_fits(), or when tokens is not the prompt, or when
   /// it has an adapter and there is no LoRA cache; it is not queued then.
@@ -180,6 +188,8 @@ class Scheduler {
   /// Sequences that will be forked from running ones.
   [[nodiscard]] std::int32_t num_promised_forks() const;
   [[nodiscard]] bool empty() const { return running_.empty() && waiting_.empty(); }
+  /// nullptr: there is no encoder.
+  [[nodiscard]] const CrossBlockPool* cross_pool() const { return cross_pool_; }
   [[nodiscard]] const SchedulerConfig& config() const { return config_; }
   [[nodiscard]] const SchedulerLimits& limits() const { return limits_; }
   /// Blocks, besides those that they have, that starting sequences must leave to the running ones: for all
@@ -200,6 +210,9 @@ class Scheduler {
   [[nodiscard]] bool next_are_loading(const StepPlan& plan);
   [[nodiscard]] AdapterReadiness readiness_of(const Sequence& sequence);
   StartResult try_start(Sequence& sequence, StepPlan& plan);
+  /// Whether the step has room for the sequence's encoder input, and the pool for what the decoder sees of
+  /// it.
+  [[nodiscard]] bool has_encoder_room(const Sequence& sequence, const StepPlan& plan) const;
   void pass_over(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan);
   void start(Sequence& sequence, std::optional<DeviceLease> lease);
   void run(Sequence& sequence);
@@ -245,6 +258,7 @@ class Scheduler {
   SchedulerLimits limits_;
   BlockPool& block_pool_;
   LoraCache* lora_cache_;
+  CrossBlockPool* cross_pool_;
   std::vector<Sequence*> running_;
   std::vector<PlannedCopy> copies_;
   WaitingQueue waiting_;

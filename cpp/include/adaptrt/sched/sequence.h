@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "adaptrt/kv/block_pool.h"
+#include "adaptrt/kv/cross_blocks.h"
 #include "adaptrt/kv/retention.h"
 #include "adaptrt/lora/host_adapter.h"
 #include "adaptrt/lora/lora_cache.h"
@@ -52,6 +53,10 @@ struct Sequence {
   /// computed a beam waits for Scheduler::move_beams() and its next token.
   bool is_beam = false;
 
+  /// What the encoder is given, of at least one token; nullptr: the engine has no encoder. Sequences of one
+  /// request share it.
+  std::shared_ptr<const std::vector<std::int32_t>> encoder_tokens;
+
   /// The prompt, then what was generated. The executor appends a token after each step that sampled one, and
   /// removes the sequence from the scheduler when that was the last.
   std::vector<std::int32_t> tokens;
@@ -72,11 +77,18 @@ struct Sequence {
   /// Tokens at the front whose KV is in `table`'s blocks.
   std::int32_t num_computed = 0;
   BlockTable table;
+  /// Of the keys and values that the encoder makes of encoder_tokens, in the step in which the sequence
+  /// starts. Shared by the sequences that were forked from one another.
+  std::shared_ptr<const CrossBlocks> cross;
   /// Shared by the sequences that were forked from one another.
   std::shared_ptr<const DeviceLease> lease;
   /// Sequences with adapters that started ahead of this one while its adapter got no pages.
   std::int32_t times_passed_over = 0;
 
+  /// 0: the engine has no encoder.
+  [[nodiscard]] std::int32_t encoder_length() const {
+    return encoder_tokens ? static_cast<std::int32_t>(encoder_tokens->size()) : 0;
+  }
   [[nodiscard]] std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens.size()); }
   [[nodiscard]] std::int32_t num_generated() const { return num_tokens() - prompt_length; }
   [[nodiscard]] std::int32_t num_to_compute() const { return num_tokens() - num_computed; }
