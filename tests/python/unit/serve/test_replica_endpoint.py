@@ -1,0 +1,159 @@
+"""The endpoint before replicas that refuse, die and answer, as Ray tells of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+pytest.importorskip("ray", reason="ray is not installed")
+
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from adaptrt.serve.options import ServerLimits
+from adaptrt.serve.ray import build_app, endpoint
+from adaptrt.serve.ray.affinity import group_of
+from adaptrt.serve.ray.endpoint import BelowPrefix, EndpointApp, EndpointOptions
+
+OPTIONS = EndpointOptions(("base",), ServerLimits(max_body_bytes=1000), adapter_affinity=True)
+START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+PIECE: Message = {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}
+END: Message = {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+class Handle:
+    """Of a deployment whose replicas answer with these batches, and then with an error."""
+
+    def __init__(self, *batches: list[Message], error: Exception | None = None, forever: bool = False) -> None:
+        self._batches, self._error, self._forever = batches, error, forever
+        self.groups: list[str] = []
+        self.paths: list[str] = []
+        self.num_cancelled = 0
+
+    def options(self, *, method_name: str, stream: bool, multiplexed_model_id: str) -> Handle:
+        assert (method_name, stream) == ("answer", True)
+        self.groups.append(multiplexed_model_id)
+        return self
+
+    def remote(self, request: Any) -> Handle:
+        self.paths.append(request.path)
+        self._answer = self._messages()
+        return self
+
+    async def _messages(self) -> AsyncIterator[list[Message]]:
+        for batch in self._batches:
+            yield batch
+        if self._forever:
+            await asyncio.Event().wait()
+        if self._error is not None:
+            raise self._error
+
+    async def __anext__(self) -> list[Message]:
+        return await self._answer.__anext__()
+
+    def cancel(self) -> None:
+        self.num_cancelled += 1
+
+
+def ask(handle: Handle, path: str = "/v1/completions", body: bytes = b'{"model": "x"}', leaves: bool = False) -> Any:
+    """(status, body)."""
+    sent: list[Message] = []
+    scope = {
+        "type": "http", "method": "POST", "path": f"/prefix{path}", "root_path": "/prefix", "headers": [],
+        "query_string": b"", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2), "scheme": "http",
+    }  # fmt: skip
+
+    async def main() -> None:
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if messages:
+                return messages.pop()
+            if not leaves:
+                await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await BelowPrefix(EndpointApp(handle, OPTIONS))(scope, receive, send)
+
+    asyncio.run(main())
+    if not sent:
+        return None, b""
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
+def died() -> Exception:
+    return ActorDiedError()
+
+
+def test_answers_pass_as_they_come() -> None:
+    handle = Handle([START], [PIECE, PIECE], [END])
+    assert ask(handle) == (200, PIECE["body"] * 2)
+    assert handle.groups == [group_of("x")]
+    assert handle.paths == ["/v1/completions"]
+    ask(handle, body=b'{"model": "base"}')
+    assert handle.groups[-1] == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (BackPressureError(num_queued_requests=3, max_queued_requests=2), 429, "RateLimitError"),
+        (ActorDiedError(), 503, "ServiceUnavailableError"),
+        (DeploymentUnavailableError("d"), 503, "ServiceUnavailableError"),
+        (RayTaskError("answer", "traceback", ValueError("a defect")), 500, "InternalServerError"),
+    ],
+)
+def test_what_becomes_of_a_replica_is_answered_in_openais_form(error: Exception, status: int, kind: str) -> None:
+    handle = Handle(error=error)
+    answered, body = ask(handle)
+    content = json.loads(body)["error"]
+    assert (answered, content["code"], content["type"]) == (status, status, kind)
+    assert handle.num_cancelled == 1
+
+
+def test_a_stream_that_is_lost_ends_with_an_error_event() -> None:
+    status, body = ask(Handle([START, PIECE], error=died()))
+    _, error, end, rest = body.split(b"\n\n")
+    assert (status, end, rest) == (200, b"data: [DONE]", b"")
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == 503
+    _, body = ask(Handle([START, PIECE], error=died()), path="/v2/models/x/generate_stream", body=b"{}")
+    assert json.loads(body.split(b"\n\n")[1].removeprefix(b"data: ")).keys() == {"error"}
+
+
+def test_half_of_a_plain_answer_is_not_ended() -> None:
+    with pytest.raises(RuntimeError, match="a part of the answer was lost"):
+        ask(Handle([{**START, "headers": []}, PIECE], error=died()))
+
+
+def test_a_client_that_leaves_cancels_its_request() -> None:
+    handle = Handle([START, PIECE], forever=True)
+    assert ask(handle, leaves=True)[0] in (200, None)
+    assert handle.num_cancelled == 1
+
+
+def test_health_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "HEALTH_SECONDS", 0.01)
+    assert ask(Handle(forever=True), path="/health", body=b"")[0] == 503
+
+
+def test_bodies_are_limited_before_a_replica_is_asked() -> None:
+    handle = Handle()
+    status, body = ask(handle, body=b" " * 1001)
+    assert (status, json.loads(body)["error"]["type"]) == (413, "RequestTooLargeError")
+    assert handle.paths == []
+    status, body = ask(handle, path="/v2/models/x/infer", body=b" " * 1001)
+    assert (status, json.loads(body).keys()) == (413, {"error"})
+
+
+def test_serve_takes_the_application() -> None:
+    fields: dict[str, Any] = {"model": "m", "num_threads": 2}
+    assert build_app(fields | {"num_replicas": 2}) is not None
+    assert build_app(fields | {"min_replicas": 0, "max_replicas": 3, "target_ongoing_requests": 4}) is not None

@@ -1,0 +1,158 @@
+"""One replica's adapters: it follows changes in their order, and has no adapter where it could not follow."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import adaptrt
+from adaptrt.serve.async_executor import AsyncExecutor
+from adaptrt.serve.errors import ApiError
+from adaptrt.serve.ray.adapter_changes import AdapterChange, Refusal
+from adaptrt.serve.ray.shared_adapters import SharedAdapters
+from support.models import ModelSpec, save_adapter
+from support.serving import build_random_engine
+
+NAMES = ("a", "b")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> tuple[adaptrt.LoadedEngine, Path]:
+    base = tmp_path_factory.mktemp("shared")
+    model, engine = build_random_engine(ModelSpec(), base)
+    for seed, name in enumerate(NAMES):
+        save_adapter(model, base / "root" / name, seed, strength=3.0, r=4)
+    return adaptrt.load_engine(engine), base / "root"
+
+
+@pytest.fixture
+def root(engine: tuple[adaptrt.LoadedEngine, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(engine[1], tmp_path / "root"))
+
+
+@pytest.fixture
+def executor(engine: tuple[adaptrt.LoadedEngine, Path]) -> Iterator[adaptrt.Executor]:
+    with adaptrt.Executor(engine[0], executor_config=adaptrt.ExecutorConfig(num_threads=1)) as made:
+        yield made
+
+
+class Others:
+    """What the replica asks of others."""
+
+    def __init__(self) -> None:
+        self.changes: list[AdapterChange] = []
+        self.marked: list[str] = []
+        self.refusal: Refusal | None = None
+
+    async def change_all(self, change: AdapterChange) -> Refusal | None:
+        self.changes.append(change)
+        return self.refusal
+
+    async def mark(self, adapter: str) -> None:
+        self.marked.append(adapter)
+
+
+def run(executor: adaptrt.Executor, root: Path, body: Callable[[SharedAdapters, Others], Awaitable[None]]) -> None:
+    async def main() -> None:
+        asynchronous = AsyncExecutor(executor)
+        asynchronous.start()
+        others = Others()
+        try:
+            await body(SharedAdapters(asynchronous, [root], "r1", others.change_all, others.mark), others)
+        finally:
+            await asynchronous.close()
+
+    asyncio.run(main())
+
+
+def load(number: int, name: str, path: Path, **fields: bool) -> AdapterChange:
+    return AdapterChange(name, str(path), replace=True, number=number, **fields)
+
+
+def test_what_clients_ask_for_becomes_a_change(executor: adaptrt.Executor, root: Path) -> None:
+    async def body(adapters: SharedAdapters, others: Others) -> None:
+        await adapters.add_trusted("first", root / "a")
+        adapters.finish_start()
+        await adapters.load("x", "b", replace=True, pinned=True)
+        await adapters.unload("first")
+        loaded, unloaded = others.changes
+        assert (loaded.name, loaded.path, loaded.replace, loaded.pinned) == ("x", str(root / "b"), True, True)
+        assert (unloaded.name, unloaded.path, unloaded.is_initial) == ("first", None, True)
+        # It is the coordinator who tells them to make it.
+        assert (adapters.knows("x"), adapters.knows("first")) == (False, True)
+        with pytest.raises(ApiError, match="not a directory below"):
+            await adapters.load("y", "/etc")
+        assert len(others.changes) == 2
+        others.refusal = Refusal("no room", 429, "RateLimitError", None)
+        with pytest.raises(ApiError, match="no room") as refused:
+            await adapters.unload("first")
+        assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "1"})
+
+    run(executor, root, body)
+
+
+def test_checks_change_nothing(executor: adaptrt.Executor, root: Path) -> None:
+    async def body(adapters: SharedAdapters, _: Others) -> None:
+        assert (await adapters.check(AdapterChange("x", str(root / "a")))).refusal is None
+        assert not adapters.knows("x")
+        await adapters.follow([load(1, "x", root / "a")])
+        taken = await adapters.check(AdapterChange("x", str(root / "b")))
+        assert taken.was_known
+        assert taken.refusal is not None
+        assert "already been loaded" in taken.refusal.message
+        (root / "b" / "adapter_model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0notjson!")
+        broken = await adapters.check(AdapterChange("x", str(root / "b"), replace=True))
+        assert broken.refusal is not None
+        assert broken.refusal.status == 400
+        assert (await adapters.check(AdapterChange("x", None))).refusal is None
+
+    run(executor, root, body)
+
+
+def test_changes_are_made_once_and_in_their_order(executor: adaptrt.Executor, root: Path) -> None:
+    async def body(adapters: SharedAdapters, _: Others) -> None:
+        changes = [load(1, "x", root / "a"), load(2, "y", root / "a"), AdapterChange("x", None, number=3)]
+        await adapters.follow(changes)
+        assert [one.name for one in adapters.list()] == ["y"]
+        await adapters.follow([load(1, "x", root / "a")])
+        assert not adapters.knows("x")
+        assert adapters.followed.number == 3
+        await adapters.follow([load(4, "y", root / "b")])
+        assert [str(one.path) for one in adapters.list()] == [str(root / "b")]
+
+    run(executor, root, body)
+
+
+def test_a_replica_that_cannot_follow_has_no_adapter_until_it_can(executor: adaptrt.Executor, root: Path) -> None:
+    async def body(adapters: SharedAdapters, _: Others) -> None:
+        await adapters.follow([load(1, "x", root / "a")])
+        (root / "b").rename(root / "elsewhere")
+        outcome = await adapters.follow([load(2, "x", root / "b"), load(3, "y", root / "a")])
+        assert outcome.refusal is not None
+        assert [one.name for one in adapters.list()] == ["y"]
+        with pytest.raises(ApiError, match="is not a directory"):
+            await adapters.find("x")
+        (root / "elsewhere").rename(root / "b")
+        assert await adapters.find("x")
+        assert [str(one.path) for one in adapters.list()] == [str(root / "a"), str(root / "b")]
+        await adapters.follow([AdapterChange("x", None, number=4)])
+        assert not await adapters.find("x")
+
+    run(executor, root, body)
+
+
+def test_requests_say_which_adapter_is_here(executor: adaptrt.Executor, root: Path) -> None:
+    async def body(adapters: SharedAdapters, others: Others) -> None:
+        await adapters.follow([load(1, "x", root / "a", pinned=True)])
+        (entry,) = executor.list_adapters()
+        assert entry.pinned
+        for name in ("x", None):
+            async with await adapters.submit(adaptrt.Request([3, 4], 1), name) as generation:
+                await generation.next_results()
+        assert others.marked == ["x"]
+
+    run(executor, root, body)
