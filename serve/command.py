@@ -9,10 +9,11 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, PeftCacheConfig
+from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, ModelType, PeftCacheConfig
 from ..builder.commands import engine_flags
 from ..builder.model_cache import engine_for
 from ..builder.progress import progress_on
+from ..runtime.engine import load_engine
 from ..runtime.executor import Executor
 from .options import DEFAULT_PORT, ServerLimits, ServerOptions
 from .tool_calls import PARSERS
@@ -208,7 +209,13 @@ def make_executor(args: argparse.Namespace) -> Executor:
     engine = engine_for(args.model, engine_flags.engine_options_of(args), progress_on())
     executor_config = executor_config_of(args)
     executor_config.draft_target_decoding_config = _draft_config_of(args)
-    return Executor(engine, executor_config=executor_config)
+    loaded = load_engine(engine)
+    if loaded.model_type == ModelType.ENCODER_DECODER:
+        raise ConfigError(
+            f"{engine}: {loaded.config.pretrained_config.architecture} has an encoder, which the server has no routes "
+            "for; accepted: decoders (LLM and Executor run encoder-decoders)"
+        )
+    return Executor(loaded, executor_config=executor_config)
 
 
 def run(args: argparse.Namespace) -> int:

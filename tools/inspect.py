@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .._core import ConfigError, EngineError, cpu_kernels, dtype_name, impossible_cpu_kernels
 from ..builder.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG
-from ..builder.checkpoint.config import LEARNED_POSITIONS, CheckpointConfig
+from ..builder.checkpoint.config import LEARNED_POSITIONS, RELATIVE_POSITIONS, CheckpointConfig
 from ..builder.checkpoint.rank_file import rank_file
 from ..builder.compile.engine_file import EngineFile
 from ..builder.compile.tensorrt.compile import plan_file
@@ -153,7 +153,8 @@ def _engine_rows(config: EngineConfig, compiled: Mapping[str, str]) -> dict[str,
         "built by": f"adaptrt {config.version}; every checksum holds",
         **_model_rows(config.pretrained_config),
         "limits": f"max_batch_size {build.max_batch_size}, max_num_tokens {build.max_num_tokens}, "
-        f"max_input_len {build.max_input_len}, max_seq_len {build.max_seq_len}",
+        f"max_input_len {build.max_input_len}, max_seq_len {build.max_seq_len}"
+        + ("" if build.max_encoder_input_len is None else f", max_encoder_input_len {build.max_encoder_input_len}"),
         "KV cache": f"{config.pretrained_config.describe_kv_cache()}, {build.tokens_per_block} tokens a block",
         **compiled,
         "LoRA": "none",
@@ -176,6 +177,16 @@ def _describe_quality(quality: EngineQuality) -> str:
     return f"{text}, over {quality.tokens} tokens of {quality.text}"
 
 
+def _positions(config: CheckpointConfig) -> str:
+    if config.position_embedding_type == RELATIVE_POSITIONS:
+        return "relative to each other, without limit"
+    if config.position_embedding_type == LEARNED_POSITIONS:
+        return f"{config.max_position_embeddings}, learned"
+    scaling = config.rotary_scaling
+    scaled = f"{scaling.rope_type} scaling by {scaling.factor:g}" if scaling else "not scaled"
+    return f"{config.max_position_embeddings}, rotary base {config.rotary_base:g}, {scaled}"
+
+
 def _model_rows(config: CheckpointConfig) -> dict[str, str]:
     attention = [
         f"{config.num_attention_heads} heads of {config.head_size}",
@@ -189,7 +200,6 @@ def _model_rows(config: CheckpointConfig) -> dict[str, str]:
     if config.int8_kv_cache:
         quantised.append("int8 KV cache")
     biases = {"qkv": config.attn_bias, "dense": config.attn_dense_bias, "mlp": config.mlp_bias}
-    scaling = config.rotary_scaling
     return {
         "architecture": config.architecture,
         "dtype": dtype_name(config.dtype),
@@ -197,13 +207,7 @@ def _model_rows(config: CheckpointConfig) -> dict[str, str]:
         "layers": config.describe_layers(),
         "attention": ", ".join(attention),
         "biases": ", ".join(name for name, present in biases.items() if present) or "none",
-        "positions": f"{config.max_position_embeddings}, "
-        + (
-            "learned"
-            if config.position_embedding_type == LEARNED_POSITIONS
-            else f"rotary base {config.rotary_base:g}, "
-            + (f"{scaling.rope_type} scaling by {scaling.factor:g}" if scaling else "not scaled")
-        ),
+        "positions": _positions(config),
         "vocabulary": f"{config.vocab_size}, "
         + ("tied" if config.share_embedding_table else "not tied")
         + " to lm_head",

@@ -108,6 +108,11 @@ class CheckpointConfig:
         is_quantized = self.quantization is not None and LM_HEAD_MODULE not in self.quantization.exclude_modules
         return self.share_embedding_table and self.mapping.world_size == 1 and not is_quantized
 
+    def describe_depth(self) -> str:
+        """What people read: 28 layers."""
+        before = f"{self.num_encoder_layers} encoder and " if self.num_encoder_layers else ""
+        return f"{before}{self.num_hidden_layers}{' decoder' if before else ''} layers"
+
     def describe_layers(self) -> str:
         """What people read: 28 of hidden size 1024, mlp 4096."""
         return f"{self.num_hidden_layers} of hidden size {self.hidden_size}, mlp {self.intermediate_size}"

@@ -269,7 +269,7 @@ def summary(report: BuildReport) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     rows = [
-        ("model", f"{checkpoint.architecture}, {checkpoint.num_hidden_layers} layers, {checkpoint.describe_weights()}"),
+        ("model", f"{checkpoint.architecture}, {checkpoint.describe_depth()}, {checkpoint.describe_weights()}"),
         ("engine", f"{format_bytes(report.engine_bytes)}, built in {report.seconds:.1f} s"),
         *(
             _plan_rows(report, report.compiled)
@@ -279,7 +279,8 @@ def summary(report: BuildReport) -> Table:
         ("KV cache", f"{checkpoint.describe_kv_cache()}, {config.tokens_per_block} tokens a block"),
         (
             "limits",
-            f"{config.max_batch_size} sequences, prompts of {config.max_input_len}, {config.max_seq_len} in all",
+            f"{config.max_batch_size} sequences, prompts of {config.max_input_len}, {config.max_seq_len} in all"
+            + ("" if config.max_encoder_input_len is None else f"; encoder inputs of {config.max_encoder_input_len}"),
         ),
     ]
     if config.lora_enabled:

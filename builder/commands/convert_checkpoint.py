@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     config = converted.config
     ranks = config.mapping.world_size
     print(
-        f"{args.output_dir}: {config.architecture}, {config.num_hidden_layers} layers, "
+        f"{args.output_dir}: {config.architecture}, {config.describe_depth()}, "
         f"{dtype_name(config.dtype)}, {converted.num_tensors} tensors of {format_bytes(converted.num_bytes)} "
         f"in {ranks} rank{'s' if ranks > 1 else ''}{', int8 KV cache' if config.int8_kv_cache else ''}"
     )

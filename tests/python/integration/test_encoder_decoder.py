@@ -16,6 +16,7 @@ import adaptrt
 from adaptrt._core import CheckpointError, ConfigError, DType, QuantAlgo, RequestError
 from adaptrt.builder.build import build
 from adaptrt.builder.checkpoint.quantization import QuantConfig
+from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
@@ -300,3 +301,17 @@ def test_text_goes_to_the_encoder(served: Served, tmp_path: Path) -> None:
     greedy = expected[len(start) - 1 :].argmax(axis=1).tolist()
     assert tokens == greedy[: len(tokens)]
     assert same.token_ids == completion.token_ids
+
+
+def test_the_server_says_that_it_has_no_routes_for_it(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["serve", str(served.engine)]) != 0
+    assert "has an encoder, which the server has no routes for" in capsys.readouterr().err
+
+
+def test_inspect_tells_of_the_encoder(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["inspect", str(served.engine)]) == 0
+    said = capsys.readouterr().out
+    assert "of the encoder and" in said
+    assert "max_encoder_input_len 48" in said
+    assert command_line(["inspect", str(served.adapters["lora"]), "--engine", str(served.engine)]) == 0
+    assert "cross_attn_dense  rank 5" in capsys.readouterr().out
