@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
@@ -100,7 +101,10 @@ class Simulation {
     if (options.num_sequences > 1) options.are_beams = below(2) == 0;
     std::int64_t encoder_length = 0;
     if (config_.num_cross_blocks > 0) {
-      encoder_length = 1 + below(30);
+      // Mostly no longer than a step and the blocks take.
+      const auto most =
+          std::min(config_.limits.max_num_tokens, config_.num_cross_blocks * config_.tokens_per_block);
+      encoder_length = 1 + below(std::min(30, most + 2));
       auto tokens = std::make_shared<std::vector<std::int32_t>>(static_cast<std::size_t>(encoder_length));
       for (auto& token : *tokens) token = below(100);
       options.encoder_tokens = std::move(tokens);
