@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._core import AdapterError, dtype_name, lora_modules
-from .adapter import ConvertedAdapter, convert_adapter
+from .adapter import MAGNITUDE, ConvertedAdapter, convert_adapter
 from .checkpoint.config import CheckpointConfig
 from .config import BuildConfig
 from .models.registry import declare
@@ -31,9 +31,10 @@ def adapter_for(
         # Raw ones are normalised when the adapter is served, by an engine that gives its weights back.
         magnitudes_normalized=config.gives_weights_back,
         max_rank=config.lora_config.max_lora_rank,
+        shifts_left_open=True,
     )
     problems = []
-    if adapter.config[0, :, 3].any() and not config.dora_enabled:
+    if (adapter.config[0, :, 3] & MAGNITUDE).any() and not config.dora_enabled:
         problems.append("it has factors (DoRA or IA3); build with dora_plugin enable")
     missing = [name for name in modules_of(adapter) if target_modules and name not in target_modules]
     if missing:

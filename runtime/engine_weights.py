@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core import ExpertsOp, LinearOp, LinearPart, PanelMatrix, Program, lora_modules
+from .._core import ExpertsOp, LinearOp, LinearPart, Program, lora_modules
 from ..builder.adapter import ModuleKey
 
 _ROWS_AT_ONCE = 1024
@@ -25,7 +25,7 @@ class EngineBase:
         """`storage` is kept alive, since it owns the bytes that `program` refers to."""
         self._storage = storage
         self._directory = directory
-        self._weights: dict[tuple[int, str, int], PanelMatrix] = {}
+        self._parts: dict[tuple[int, str, int], LinearPart] = {}
         names = {info.id: info.name for info in lora_modules()}
         for op in (*program.encoder, *program.body):
             for first_site, parts in _adapted_parts(op):
@@ -33,7 +33,7 @@ class EngineBase:
                 left = iter(parts)
                 for site in sites[: len(parts) // len(sites[0].parts)]:
                     for site_part, part in zip(site.parts, left, strict=False):
-                        self._weights[site.layer, names[site_part.module], site.expert] = part.weight
+                        self._parts[site.layer, names[site_part.module], site.expert] = part
 
     def describe(self) -> str:
         """The engine directory."""
@@ -41,12 +41,12 @@ class EngineBase:
 
     def shape(self, key: ModuleKey) -> tuple[int, int] | None:
         """(out, in) of this module; None when the engine does not have it."""
-        weights = self._weights_of(key)
-        return (sum(weight.n for weight in weights), weights[0].k) if weights else None
+        parts = self._parts_of(key)
+        return (sum(part.weight.n for part in parts), parts[0].weight.k) if parts else None
 
     def row_blocks(self, key: ModuleKey) -> Iterator[npt.NDArray[np.float32]]:
         """W's rows in the order of the Hugging Face model, as float32 [rows, in]."""
-        weights = self._weights_of(key)
+        weights = [part.weight for part in self._parts_of(key)]
         for rows in key.in_source_order(sum(weight.n for weight in weights)):
             first = 0
             for weight in weights:
@@ -55,9 +55,19 @@ class EngineBase:
                     yield weight.rows(row, min(row + _ROWS_AT_ONCE, end))
                 first += weight.n
 
-    def _weights_of(self, key: ModuleKey) -> list[PanelMatrix]:
+    def bias(self, key: ModuleKey) -> npt.NDArray[np.float32] | None:
+        """The bias in the order of the Hugging Face model, float32 [out]; None where there is none."""
+        parts = self._parts_of(key)
+        if not any(part.bias.size for part in parts):
+            return None
+        joined = np.concatenate(
+            [part.bias.values() if part.bias.size else np.zeros(part.weight.n, np.float32) for part in parts]
+        )
+        return np.concatenate([joined[rows.start : rows.stop] for rows in key.in_source_order(len(joined))])
+
+    def _parts_of(self, key: ModuleKey) -> list[LinearPart]:
         keys = [(key.layer, part, key.expert) for part in key.module.parts]
-        return [self._weights[key] for key in keys] if all(key in self._weights for key in keys) else []
+        return [self._parts[key] for key in keys] if all(key in self._parts for key in keys) else []
 
 
 def _adapted_parts(op: object) -> list[tuple[int, Sequence[LinearPart]]]:

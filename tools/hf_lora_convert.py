@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from .._core import AdapterError
-from ..builder.adapter import ConvertedAdapter, convert_adapter
+from ..builder.adapter import MAGNITUDE, SHIFT, ConvertedAdapter, convert_adapter
 from ..builder.adapter.adapter import MAGNITUDES_NORMALIZED
 
 
@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base_model",
         type=Path,
-        help="Hugging Face directory of the base: shapes are compared, DoRA magnitudes are normalised",
+        help="Hugging Face directory of the base: shapes are compared, DoRA magnitudes are normalised, trained "
+        "biases become what is added to the base's",
     )
     parser.add_argument(
         "--initial_adapter",
@@ -57,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_rows(adapter: ConvertedAdapter) -> None:
-    print("module  layer  rank  dora  from")
-    for (module_id, layer, rank, is_dora), path in zip(adapter.config[0].tolist(), adapter.paths, strict=True):
-        print(f"{module_id:>6}  {layer:>5}  {rank:>4}  {'yes' if is_dora else 'no':>4}  {path}")
+    print("module  layer  rank  dora  bias  from")
+    for (module_id, layer, rank, vectors), path in zip(adapter.config[0].tolist(), adapter.paths, strict=True):
+        dora, bias = ("yes" if vectors & flag else "no" for flag in (MAGNITUDE, SHIFT))
+        print(f"{module_id:>6}  {layer:>5}  {rank:>4}  {dora:>4}  {bias:>4}  {path}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from .._core import AdapterError, lora_modules
-from ..builder.adapter import Adapter, read_adapter
+from ..builder.adapter import MAGNITUDE, SHIFT, Adapter, read_adapter
 from ..builder.adapter_fit import adapter_for
 from ..builder.engine_config import EngineConfig
 from ..builder.models.registry import declare
@@ -33,6 +33,8 @@ class AdapterModule:
     rank: int
     dora: bool
     """Whether it has magnitudes."""
+    shift: bool
+    """Whether something is added to its outputs: biases that were trained, or multiplied by IA3."""
     path: str | None = None
     """In the Hugging Face model; None in converted adapters, which do not have it."""
     scale: float | None = None
@@ -106,6 +108,7 @@ def _modules(adapter: Adapter) -> Iterable[AdapterModule]:
             key.layer,
             max(of_expert.rank for _, of_expert in experts),
             tensors.magnitude is not None,
+            any(of_expert.has_shift for _, of_expert in experts),
             key.path.rpartition(f".{key.expert}.")[0] if of_experts else key.path,
             tensors.scale,
             int(tensors.a.shape[1]),
@@ -144,7 +147,10 @@ def describe_converted_adapter(path: Path) -> AdapterDescription:
         "converted adapter",
         None,
         f"{dtype} {list(weights.shape)}, {format_bytes(weights.nbytes)}",
-        [AdapterModule(names[row[0]], row[1], row[2], len(row) == 4 and row[3] != 0) for row in config.tolist()],
+        [
+            AdapterModule(names[module], layer, rank, bool(vectors & MAGNITUDE), bool(vectors & SHIFT))
+            for module, layer, rank, vectors in ((*row, 0)[:4] for row in config.tolist())
+        ],
     )
 
 
@@ -170,7 +176,8 @@ def print_adapter(adapter: AdapterDescription) -> None:
     layers_of: dict[tuple[str, str], list[int]] = {}
     for row in adapter.modules:
         how = f"rank {row.rank}" + (f", scale {row.scale:g}" if row.scale is not None else "")
-        how += " with magnitudes" if row.dora else ""
+        vectors = [name for name, has in (("magnitudes", row.dora), ("biases", row.shift)) if has]
+        how += f" with {' and '.join(vectors)}" if vectors else ""
         how += f", {row.experts} experts" if row.experts is not None else ""
         layers_of.setdefault((row.module, how), []).append(row.layer)
     width = max((len(name) for name, _ in layers_of), default=0)

@@ -2,7 +2,7 @@
 
 from .adapter import Adapter
 from .base_weights import BaseWeights, HuggingFaceBase
-from .convert import ConvertedAdapter, convert_adapter
+from .convert import MAGNITUDE, SHIFT, ConvertedAdapter, convert_adapter
 from .dora import normalize_adapter
 from .invocation import invocation_start, invocation_tokens
 from .names import ModuleKey
@@ -10,6 +10,8 @@ from .reader import read_adapter
 from .weighted_sum import Term, weighted_sum
 
 __all__ = [
+    "MAGNITUDE",
+    "SHIFT",
     "Adapter",
     "BaseWeights",
     "ConvertedAdapter",

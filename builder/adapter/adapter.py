@@ -39,6 +39,10 @@ class ModuleTensors:
     magnitude: Array | None  # [out], of DoRA and IA3
     scale: float  # what B @ A is multiplied by
     names: dict[Role, str]  # the tensors of the file that they are, or are made of
+    shift: Array | None = None  # [out], what is added behind the magnitude and before the base's bias
+    # What the shift becomes with the base's bias (biases.py).
+    bias: Array | None = None  # [out], a trained one that takes the place of the base's
+    scales_bias: bool = False  # the magnitude multiplies the base's bias as well
 
     @property
     def rank(self) -> int:
@@ -51,6 +55,13 @@ class ModuleTensors:
         yield Role.B, self.b
         if self.magnitude is not None:
             yield Role.MAGNITUDE, self.magnitude
+        if self.shift is not None:
+            yield Role.SHIFT, self.shift
+
+    @property
+    def has_shift(self) -> bool:
+        """Whether its row has one, which may only be known with the base's bias."""
+        return self.shift is not None or self.bias is not None or self.scales_bias
 
 
 @dataclass
@@ -67,7 +78,7 @@ class Adapter:
     """All tensors as stored, by name."""
     fan_in_fan_out: bool = False
     is_dora: bool = False
-    """Then all of its modules have magnitudes, and they are DoRA's."""
+    """Then its modules have magnitudes, all but those of which a bias alone was trained, and they are DoRA's."""
     magnitudes_normalized: bool = False
     base_changing_init: str = ""
     """The initialisation that took A and B out of the base's weights, such as "pissa"; "" where none did."""

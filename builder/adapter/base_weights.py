@@ -31,6 +31,9 @@ class BaseWeights(Protocol):
     def row_blocks(self, key: ModuleKey) -> Iterator[FloatArray]:
         """W's rows in order, as float32 [rows, in]."""
 
+    def bias(self, key: ModuleKey) -> FloatArray | None:
+        """The layer's bias in the order of W's rows, as float32 [out]; None where it has none."""
+
 
 class HuggingFaceBase:
     """A Hugging Face model directory: one or several safetensors files, or .bin files through torch."""
@@ -75,6 +78,17 @@ class HuggingFaceBase:
             yield np.ascontiguousarray(np.concatenate(list(pieces)).T)
         else:
             yield from pieces
+
+    def bias(self, key: ModuleKey) -> FloatArray | None:
+        """[out], as the file has it; None where the layer has none."""
+        weight = self._name_of(key)
+        name = "" if weight is None else f"{weight.removesuffix('weight')}bias"
+        if name not in self._weights:
+            return None
+        spec = self._weights.spec(name)
+        if spec.dtype not in CHECKPOINT_DTYPES or len(spec.shape) != 1:
+            raise CheckpointError(f"{self._weights.where(name)}: is {spec.dtype} {list(spec.shape)}, expected [out]")
+        return np.concatenate([to_float32(piece) for piece in self._weights.rows(name, range(spec.shape[0]))])
 
     def _is_transposed(self, key: ModuleKey) -> bool:
         return self._fan_in_fan_out and key.is_conv1d

@@ -22,6 +22,7 @@ from ..._core import (
 from ..network.adapter_sites import AdaptedModules
 from .adapter import DTYPES, Adapter, Array, ModuleTensors
 from .base_weights import BaseWeights, HuggingFaceBase, modules_of_base
+from .biases import leave_shifts_open, make_shifts
 from .dora import check_against_base, normalized_magnitude, write_files
 from .initial import initial_from_base, over_the_unchanged_base
 from .names import ModuleKey, Role
@@ -29,6 +30,10 @@ from .reader import read_adapter
 
 WEIGHTS_FILE = "model.lora_weights.npy"
 CONFIG_FILE = "model.lora_config.npy"
+
+MAGNITUDE: Final = 1
+SHIFT: Final = 2
+"""Flags of a row's vectors."""
 
 NUMPY_DTYPES = {dtype: stored for stored, dtype in DTYPES.items()}
 
@@ -38,9 +43,9 @@ class ConvertedAdapter:
     """An adapter in TensorRT-LLM's form, which LoraConfig(task_id, weights, config) takes as it is."""
 
     # [1, rows, width] in the storage type. A row is A[rank, in], scale * B[out, rank] and, with DoRA,
-    # magnitude[out], each flattened, then zeros up to the widest row.
+    # magnitude[out], then shift[out] where it has one, each flattened, then zeros up to the widest row.
     weights: npt.NDArray[Any]
-    # int32 [1, rows, 4]: module_id, layer, rank, is_dora. By layer, then by module id.
+    # int32 [1, rows, 4]: module_id, layer, rank, vectors (MAGNITUDE, SHIFT). By layer, then by module id.
     config: npt.NDArray[np.int32]
     # Of each row: the module's path in the Hugging Face model.
     paths: tuple[str, ...]
@@ -66,6 +71,7 @@ def convert_adapter(
     modules: AdaptedModules | None = None,
     magnitudes_normalized: bool = False,
     max_rank: int | None = None,
+    shifts_left_open: bool = False,
 ) -> ConvertedAdapter:
     """Converts the adapter of PEFT or MLX-LM in `directory`; nothing is written.
 
@@ -81,6 +87,8 @@ def convert_adapter(
         compared.
     magnitudes_normalized: the caller's word for it, for files that carry no mark of it.
     max_rank: what modules are refused above; None: no limit.
+    shifts_left_open: without a base, rows whose shifts depend on its biases have zeros there, for those who look at
+        rows alone.
 
     Raises AdapterError that names every tensor and field that cannot be used, CheckpointError for a base that
     cannot be read, ConfigError for an unknown storage_dtype.
@@ -106,7 +114,11 @@ def convert_adapter(
                 "run normalize_weights first, give the base model, or state that they are normalised"
             )
         for key, tensors in adapter.modules.items():
-            tensors.magnitude = normalized_magnitude(key, tensors, base)
+            if tensors.magnitude is not None:
+                tensors.magnitude = normalized_magnitude(key, tensors, base)
+    if base is None and shifts_left_open:
+        leave_shifts_open(adapter)
+    make_shifts(adapter, base)
     return _flatten(adapter, known, dtype)
 
 
@@ -137,12 +149,12 @@ def _flatten(adapter: Adapter, modules: AdaptedModules | None, dtype: DType) -> 
         row.write(place, dtype, problems)
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
-    config = np.array([(row.key.module_id, row.key.layer, row.rank, row.is_dora) for row in rows], np.int32)
+    config = np.array([(row.key.module_id, row.key.layer, row.rank, row.vectors) for row in rows], np.int32)
     return ConvertedAdapter(weights, config[np.newaxis], tuple(row.path for row in rows), adapter.invocation_tokens)
 
 
 class _Row:
-    """A module of a layer; of experts the A of all of them, then B, then the magnitudes.
+    """A module of a layer; of experts the A of all of them, then B, then the magnitudes, then the shifts.
 
     An expert that the adapter leaves out has zeros, and magnitudes of one; ranks below the largest are filled up with
     zeros.
@@ -154,21 +166,27 @@ class _Row:
         self._experts: int = 1 if modules is None else modules.num_experts(self.key.layer, self.key.module.name)
         self._sizes: tuple[int, int] = (first.a.shape[1], first.b.shape[0])
         self.rank: Final = max(tensors.rank for _, tensors in found)
-        self.is_dora: Final = first.magnitude is not None
+        self._has_magnitude = first.magnitude is not None
+        self._has_shift = any(tensors.shift is not None for _, tensors in found)
         self.path: Final = self.key.path.rpartition(f".{self.key.expert}.")[0] if self._experts > 1 else self.key.path
 
     @property
     def size(self) -> int:
         """Elements of the row."""
         in_size, out_size = self._sizes
-        return self._experts * (self.rank * (in_size + out_size) + (out_size if self.is_dora else 0))
+        return self._experts * (self.rank * (in_size + out_size) + out_size * (self._has_magnitude + self._has_shift))
+
+    @property
+    def vectors(self) -> int:
+        """Flags of those that the row has."""
+        return MAGNITUDE * self._has_magnitude + SHIFT * self._has_shift
 
     def write(self, row: npt.NDArray[Any], dtype: DType, problems: list[str]) -> None:
-        """Writes A, B times its scale, and the magnitudes, in the order in which the module has its outputs."""
+        """Writes A, B times its scale, and the vectors, in the order in which the module has its outputs."""
         in_size, out_size = self._sizes
-        a, b, magnitudes, _ = np.split(
+        a, b, magnitudes, shifts, _ = np.split(
             row, np.cumsum([self._experts * self.rank * in_size, self._experts * out_size * self.rank,
-                            self._experts * out_size * self.is_dora])
+                            self._experts * out_size * self._has_magnitude, self._experts * out_size * self._has_shift])
         )  # fmt: skip
         magnitudes[:] = 1
         for expert, (key, tensors) in self._of_expert.items():
@@ -176,8 +194,10 @@ class _Row:
                 Role.A: a.reshape(self._experts, self.rank, in_size)[expert, : tensors.rank],
                 Role.B: b.reshape(self._experts, out_size, self.rank)[expert, :, : tensors.rank],
             }
-            if self.is_dora:
+            if self._has_magnitude:
                 places[Role.MAGNITUDE] = magnitudes.reshape(self._experts, out_size)[expert]
+            if self._has_shift:
+                places[Role.SHIFT] = shifts.reshape(self._experts, out_size)[expert]
             for role, values in tensors.parts():
                 _write(places[role], key, role, values, tensors, dtype, problems)
 

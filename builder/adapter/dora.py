@@ -95,6 +95,8 @@ def normalize_adapter(directory: Path, output: Path, base_directory: Path, *, st
     else:
         metadata[MAGNITUDES_KEY] = MAGNITUDES_NORMALIZED
     for key, module in adapter.modules.items():
+        if module.magnitude is None:
+            continue
         name = module.names[Role.MAGNITUDE]
         if strip:
             del tensors[name]

@@ -2,7 +2,7 @@
 
 With x the input of a module, PEFT adds to its output
 
-    LORA      s B A x, and DoRA multiplies the sum by m / ||W + s B A||
+    LORA      s B A x, and with lora_bias s (B A x + b); DoRA multiplies the sum by m / ||W + s B A||
     ADALORA   s B (E * A) x, E a factor for each rank
     VERA      b * (B (d * (A x))), A and B random and shared by all modules
     LOHA      s ((w1_a w1_b) * (w2_a w2_b)) x, a product of elements
@@ -79,12 +79,14 @@ def _ia3(source: Source, found: Mapping[ModuleKey, ModuleParts]) -> dict[ModuleK
 
 
 def _lora(source: Source, key: ModuleKey, parts: ModuleParts) -> ModuleTensors:
+    scale = source.scale_of(key)
     return ModuleTensors(
         parts.arrays[Role.A],
         parts.arrays[Role.B],
         parts.arrays.get(Role.MAGNITUDE),
-        source.scale_of(key),
+        scale,
         {role: parts.names[role] for role in Role if role in parts.names},
+        shift=parts.wide(Role.SHIFT) * np.float32(scale) if Role.SHIFT in parts.arrays else None,
     )
 
 
@@ -149,7 +151,12 @@ def _product(
     return ModuleTensors(np.ascontiguousarray(a), np.ascontiguousarray(b), None, scale, names)
 
 
-_LORA_SHAPES: Final = {Role.A.value: ("rank", "in"), Role.B.value: ("out", "rank"), Role.MAGNITUDE.value: ("out",)}
+_LORA_SHAPES: Final = {
+    Role.A.value: ("rank", "in"),
+    Role.B.value: ("out", "rank"),
+    Role.MAGNITUDE.value: ("out",),
+    Role.SHIFT.value: ("out",),
+}
 _ADALORA_SHAPES: Final = {"lora_A": ("rank", "in"), "lora_B": ("out", "rank"), "lora_E": ("rank",)}
 _VERA_SHAPES: Final = {"vera_lambda_b": ("out",), "vera_lambda_d": ("rank",)}
 _LOHA_SHAPES: Final = {
@@ -172,7 +179,12 @@ def _layout(shapes: Mapping[str, tuple[str, ...]], *, may_be_empty: bool = False
     return PartsLayout(tensor_pattern(shapes), shapes, (frozenset(shapes),), may_be_empty)
 
 
-_LORA = PartsLayout(LORA_NAMES, _LORA_SHAPES, (frozenset((Role.A, Role.B)), frozenset(Role)))
+_LORA = PartsLayout(
+    LORA_NAMES,
+    _LORA_SHAPES,
+    # PEFT has no DoRA with lora_bias.
+    tuple(frozenset((Role.A, Role.B, *vector)) for vector in ((), (Role.MAGNITUDE,), (Role.SHIFT,))),
+)
 _LOKR = PartsLayout(
     tensor_pattern(_LOKR_SHAPES),
     _LOKR_SHAPES,

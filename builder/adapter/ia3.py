@@ -1,6 +1,6 @@
 """IA3 (arXiv:2205.05638): factors of a module's outputs, or of the inputs of a feedforward module.
 
-A factor of outputs is a DoRA row whose A and B are zero, for a module without a bias, which IA3 multiplies as well. A
+A factor of outputs is a DoRA row whose A and B are zero; it multiplies a bias as well, which biases.py sees to. A
 factor of the inputs of a gated MLP's last layer, W (l * activation(gate) * up), is one of the outputs of up.
 """
 
@@ -50,7 +50,10 @@ def ia3_modules(
     if problems:
         raise AdapterError("; ".join(problems))
     in_sizes = {key: modules.by_path[key.path].in_size for key in factors}
-    return {key: _row(factors[key], in_sizes[key], " * ".join(names[key])) for key in sorted(factors)}
+    return {
+        key: _row(factors[key], in_sizes[key], " * ".join(names[key]), scales_bias=modules.by_path[key.path].has_bias)
+        for key in sorted(factors)
+    }
 
 
 def _of_outputs(
@@ -67,8 +70,6 @@ def _of_outputs(
         outputs = list(range(layer.out_size))
     else:
         path, layer, outputs = _up_before(modules, key, layer)
-    if layer.has_bias:
-        raise AdapterError(f"IA3 multiplies the bias of '{path}' as well, for which rows have no place")
     target = module_at(path, modules)
     assert target is not None  # it is a path of the model
     return target, outputs, values.reshape(-1)
@@ -92,6 +93,6 @@ def _up_before(modules: AdaptedModules, key: ModuleKey, last: AdaptedModule) -> 
     )
 
 
-def _row(factors: FloatArray, inputs: int, name: str) -> ModuleTensors:
+def _row(factors: FloatArray, inputs: int, name: str, *, scales_bias: bool) -> ModuleTensors:
     nothing = np.zeros((1, inputs), np.float32), np.zeros((len(factors), 1), np.float32)
-    return ModuleTensors(*nothing, factors, 1.0, dict.fromkeys(Role, name))
+    return ModuleTensors(*nothing, factors, 1.0, dict.fromkeys(Role, name), scales_bias=scales_bias)

@@ -76,6 +76,7 @@ class Role(str, Enum):
     A = "lora_A"
     B = "lora_B"
     MAGNITUDE = "magnitude"
+    SHIFT = "lora_B.bias"
 
 
 @dataclass(frozen=True, order=True)
@@ -147,6 +148,7 @@ class TensorName:
 LORA_NAMES = re.compile(
     r"(?P<path>.+?)\.(?:"
     r"(?P<role>lora_[AB])(?:\.(?P<adapter>[^.]+))?\.weight"
+    r"|(?P<shift>lora_B)(?:\.(?P<shift_adapter>[^.]+))?\.bias"
     r"|lora_magnitude_vector(?:\.(?!weight$)(?P<magnitude_adapter>[^.]+))?(?:\.weight)?"
     r"|weight_m_wdecomp(?:\.(?P<decomposed_adapter>[^.]+))?\.weight"
     r")"
@@ -174,8 +176,9 @@ def parse_tensor_name(
     if key is None:
         return _reason(name)
     groups = match.groupdict()
-    adapter = groups["adapter"] or groups.get("magnitude_adapter") or groups.get("decomposed_adapter")
-    return TensorName(key, groups["role"] or Role.MAGNITUDE.value, adapter or "")
+    adapter = next((name for group, name in groups.items() if group.endswith("adapter") and name), "")
+    role = groups["role"] or (Role.SHIFT if groups.get("shift") else Role.MAGNITUDE).value
+    return TensorName(key, role, adapter)
 
 
 def module_at(path: str, modules: AdaptedModules | None = None) -> ModuleKey | None:
@@ -200,8 +203,6 @@ def _known_key(path: str) -> ModuleKey | None:
 
 
 _REASONS = (
-    (r"lora_B(\.[^.]+)?\.bias$", "a bias of lora_B (lora_bias) is not supported"),
-    (r"\.bias$", "trained biases are not supported"),
     (r"lora_embedding_|embed_tokens|lm_head|\bwte\b|\bwpe\b", "embeddings and lm_head cannot be adapted"),
     (
         r"experts\.",
@@ -212,6 +213,7 @@ _REASONS = (
         "belongs to the vision tower; the language model alone is served, for text",
     ),
     (r"encoder|cross_?attn|audio", "only the layers of a decoder can be adapted"),
+    (r"\.bias$", "a trained bias is served of the linear layers of decoder layers alone"),
     (r"norm", "normalisation weights cannot be adapted"),
     (r"lora_diag|lora_velora|monteclora", "this variant of LoRA is not supported"),
 )

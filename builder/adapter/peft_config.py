@@ -33,6 +33,10 @@ class PeftConfig:
     """AdaLoRA's rank_pattern: by lora_E's name, which of the initial ranks are left."""
     use_rslora: bool
     use_dora: bool
+    lora_bias: bool
+    """Whether B of every module has a bias."""
+    trains_biases: bool
+    """Whether the file may have biases of the base's layers."""
     base_changing_init: str
     """The initialisation that took A and B out of the base's weights; "" where none did."""
     projection_seed: int
@@ -137,6 +141,8 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
         kept_ranks=patterns if is_adalora else {},
         use_rslora=bool(fields.get("use_rslora")),
         use_dora=bool(fields.get("use_dora")),
+        lora_bias=bool(fields.get("lora_bias")),
+        trains_biases=fields.get("bias") not in ("none", None),
         base_changing_init=str(init) if base_changing_init(init) else "",
         projection_seed=fields.get("projection_prng_key", 0),
         feedforward_modules=_string_or_tuple(fields.get("feedforward_modules")),

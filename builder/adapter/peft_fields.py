@@ -178,6 +178,7 @@ _LORA: dict[str, Check] = _COMMON | {
     "alpha_pattern": _optional(_patterns_of(_number)),
     "use_rslora": _boolean,
     "use_dora": _boolean,
+    "lora_bias": _boolean,
     "fan_in_fan_out": _boolean,
     "init_lora_weights": _init,
     # Without effect on what a trained adapter computes.
@@ -196,7 +197,6 @@ _LORA: dict[str, Check] = _COMMON | {
     "arrow_config": _unused("Arrow routing is not supported"),
     "kasa_config": _unused("KaSA changes the base model's weights and is not supported"),
     "layer_replication": _unused("the base model has other layers than the engine"),
-    "lora_bias": _unused("a bias of lora_B is not supported"),
     "megatron_config": _unused("Megatron's layers are not supported"),
     "monteclora_config": _unused("MonteCLoRA is not supported"),
     "target_parameters": _names_of_parameters,
@@ -211,6 +211,7 @@ _ADALORA: dict[str, Check] = _LORA | {
     "rank_pattern": _optional(_flags_of_ranks),
     "use_dora": _unused("AdaLoRA has no DoRA"),
     "alora_invocation_tokens": _unused("AdaLoRA has no aLoRA"),
+    "lora_bias": _unused("AdaLoRA has no biases of B"),
     # Without effect: AdaLoRA's ranks come from init_r and rank_pattern, its scale from lora_alpha and init_r, and the
     # rest is the schedule of its training.
     **dict.fromkeys(

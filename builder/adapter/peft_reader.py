@@ -13,6 +13,7 @@ from ..checkpoint.pickled_file import PickledFile
 from ..network.adapter_sites import AdaptedModules
 from ..safetensors_stream import SafetensorsReader
 from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array
+from .biases import add_trained_biases, is_trained_bias, trained_biases
 from .expert_parameters import split_expert_parameters
 from .folding import FOLDINGS, Folding, Source
 from .module_parts import ModuleParts, parts_by_module, ranks_above
@@ -45,10 +46,21 @@ def read_peft_adapter(
     except AdapterError as error:
         raise AdapterError("; ".join([*problems, str(error)])) from error
     folding = FOLDINGS[fields["peft_type"]]
-    own = {name: tensor for name, tensor in tensors.items() if not is_projection(name)}
+    of_biases = {name: tensor for name, tensor in tensors.items() if is_trained_bias(name)}
+    own = {name: tensor for name, tensor in tensors.items() if not is_projection(name) and name not in of_biases}
     split = split_expert_parameters(own, modules)
-    found, tensor_problems = parts_by_module(split.tensors, folding.layout, modules)
-    tensor_problems += split.problems
+    found: dict[ModuleKey, ModuleParts] = {}
+    tensor_problems: list[str] = []
+    if own or not of_biases:
+        found, tensor_problems = parts_by_module(split.tensors, folding.layout, modules)
+    biases, bias_problems = trained_biases(of_biases, modules)
+    tensor_problems += [*split.problems, *bias_problems]
+    if config is not None and of_biases and config.invocation_tokens:
+        name = min(of_biases)
+        tensor_problems.append(f"tensor '{name}': acts on all of a sequence, and aLoRA on a part of it")
+    if config is not None and of_biases and not config.trains_biases:
+        name = min(of_biases)
+        tensor_problems.append(f"tensor '{name}': a trained bias, but adapter_config.json's bias is none")
     parameters = dict(split.parameters)
     if config is not None and not tensor_problems:
         parameters |= _routers(found, config)
@@ -64,6 +76,7 @@ def read_peft_adapter(
         raise AdapterError("; ".join(problems))
     try:
         served = folding.fold(_source(tensors, found, config, modules, parameters), found)
+        served = add_trained_biases(served, biases, modules)
     except AdapterError as error:
         raise AdapterError(f"{file}: {error}") from None
     return Adapter(
@@ -163,4 +176,7 @@ def _disagreements(
         if not config.use_dora and Role.MAGNITUDE in parts.names:
             name = parts.names[Role.MAGNITUDE]
             problems.append(f"tensor '{name}': a magnitude, but adapter_config.json's use_dora is not true")
+        if config.lora_bias != (Role.SHIFT in parts.names) and folding is FOLDINGS["LORA"]:
+            has, says = ("no bias of lora_B", "true") if config.lora_bias else ("a bias of lora_B", "not true")
+            problems.append(f"module '{key.path}' has {has}, but adapter_config.json's lora_bias is {says}")
     return problems

@@ -14,7 +14,7 @@ import numpy as np
 from ..._core import AdapterError, DType, all_finite, dtype_name, scale_elements
 from ..network.adapter_sites import AdaptedModules
 from .adapter import FloatArray
-from .convert import NUMPY_DTYPES, ConvertedAdapter
+from .convert import MAGNITUDE, NUMPY_DTYPES, SHIFT, ConvertedAdapter
 from .names import MODULE_OF_ID, MODULES
 
 _Key: TypeAlias = tuple[int, int]  # layer and module id, by which rows are ordered
@@ -50,15 +50,21 @@ def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, m
 
     modules: of the model, whose sizes the rows have.
 
-    Raises AdapterError for DoRA, whose factor multiplies the base's output as well, and for ranks that add up to more
-    than max_rank.
+    Raises AdapterError for DoRA, whose factor multiplies the base's output as well, for biases, and for ranks that add
+    up to more than max_rank.
     """
     for term in terms:
         if term.adapter.invocation_tokens:
             raise AdapterError(
                 f"'{term.name}' is an aLoRA adapter, which acts on a part of a prompt; a weighted sum takes LoRA alone"
             )
-        if term.adapter.config[0, :, 3].any():
+        vectors = term.adapter.config[0, :, 3]
+        if (vectors & SHIFT).any():
+            raise AdapterError(
+                f"'{term.name}' has biases (lora_bias, trained biases or IA3's), which PEFT's weighted sums leave out; "
+                "a weighted sum takes LoRA alone"
+            )
+        if (vectors & MAGNITUDE).any():
             raise AdapterError(
                 f"'{term.name}' has factors (DoRA or IA3), which multiply the base's output as well; "
                 "a weighted sum takes LoRA alone"

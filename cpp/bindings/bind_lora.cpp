@@ -76,7 +76,7 @@ void bind_lora_config(py::module_& module) {
       module, "LoraConfig",
       "A request's adapter: task_id, with the first request its tensors as hf_lora_convert writes "
       "them: weights [rows, width] of float32, float16 or bfloat16 and config int32 [rows, 3 | 4] "
-      "(module_id, layer, rank, is_dora), each with or without a leading 1. NumPy arrays and CPU "
+      "(module_id, layer, rank, vectors), each with or without a leading 1. NumPy arrays and CPU "
       "torch tensors are kept, not copied, unless they are not contiguous.")
       .def(py::init([](const FieldArgument<std::uint64_t>& task_id, const py::object& weights,
                        const py::object& config, bool replace, std::int32_t active_from) {
@@ -173,18 +173,19 @@ py::array_t<float> matrix(const std::vector<float>& values, std::size_t rows) {
   return result;
 }
 
-/// [(module_id, layer, expert, A, B, magnitude or None)] of what lies in the device's pages.
+py::object vector_or_none(const std::vector<float>& values) {
+  if (values.empty()) return py::none();
+  return py::array_t<float>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+/// [(module_id, layer, expert, A, B, magnitude or None, shift or None)] of what lies in the device's pages.
 py::list read_device(const DeviceLease& lease, const LoraLayout& layout) {
   py::list result;
   for (const UnpackedModule& entry : unpack_adapter(lease.adapter(), layout)) {
     const auto rank = static_cast<std::size_t>(entry.rank);
-    const py::object magnitude =
-        entry.magnitude.empty()
-            ? py::object(py::none())
-            : py::object(py::array_t<float>(static_cast<py::ssize_t>(entry.magnitude.size()),
-                                            entry.magnitude.data()));
     result.append(py::make_tuple(static_cast<int>(entry.module), entry.layer, entry.expert,
-                                 matrix(entry.a, rank), matrix(entry.b, entry.b.size() / rank), magnitude));
+                                 matrix(entry.a, rank), matrix(entry.b, entry.b.size() / rank),
+                                 vector_or_none(entry.magnitude), vector_or_none(entry.shift)));
   }
   return result;
 }
@@ -238,7 +239,7 @@ void bind_cache(py::module_& module) {
           py::arg("lease"),
           "The adapter as it lies in the device's pages: [(module_id, layer, expert, A[rank, in], B[out, "
           "rank], "
-          "magnitude[out] or None)], float32; fused modules as their parts.");
+          "magnitude[out] or None, shift[out] or None)], float32; fused modules as their parts.");
 }
 
 }  // namespace

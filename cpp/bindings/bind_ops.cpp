@@ -137,7 +137,8 @@ void bind_ops(py::module_& module) {
            py::kw_only(), py::arg("weight"), py::arg("bias") = VectorView{})
       .def_readonly("weight", &LinearPart::weight)
       .def_readonly("bias", &LinearPart::bias);
-  py::class_<LinearOp>(module, "LinearOp", "y = (input W^T + B A input) * magnitude + bias, part by part.")
+  py::class_<LinearOp>(module, "LinearOp",
+                       "y = (input W^T + B A input) * magnitude + shift + bias, part by part.")
       .def(py::init([](BufferId input, BufferId output, LinearEpilogue epilogue,
                        std::vector<LinearPart> parts, std::int32_t lora_site, float scale, float softcap) {
              return LinearOp{input, output, epilogue, std::move(parts), lora_site, scale, softcap};

@@ -118,7 +118,13 @@ void bind_views(py::module_& module) {
       .def(py::init<>())
       .def(py::init(&make_vector_view), py::kw_only(), py::arg("data"),
            "Raises ValueError unless `data` is contiguous, aligned and a whole number of float32.")
-      .def_readonly("size", &VectorView::size);
+      .def_readonly("size", &VectorView::size)
+      .def(
+          "values",
+          [](const VectorView& vector) {
+            return py::array_t<float>(static_cast<py::ssize_t>(vector.size), vector.data);
+          },
+          "A copy, float32[size].");
 }
 
 void bind_layout(py::module_& module) {

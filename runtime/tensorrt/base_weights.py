@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ..._core import AdapterError
 from ...builder.adapter import ModuleKey
 from ...builder.checkpoint.casting import to_float32
 from ...builder.network.adapter_sites import AdapterSite
@@ -51,6 +52,10 @@ class WeightsFileBase:
                     for piece in self._weights.rows(tensor, found.start, found.stop):
                         yield to_float32(piece)
                 first += len(rows)
+
+    def bias(self, key: ModuleKey) -> npt.NDArray[np.float32] | None:
+        """Raises AdapterError: what adapters do to biases is not served."""
+        raise AdapterError(f"'{key.path}': {self._directory} is a TensorRT engine, which adds no biases of adapters")
 
     def _parts_of(self, key: ModuleKey) -> list[tuple[str, range, int]]:
         keys = [(key.layer, part) for part in key.module.parts]

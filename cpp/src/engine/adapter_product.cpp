@@ -84,7 +84,7 @@ RowRange AdapterProduct::rows_changed(const AdaptedRows& adapted, std::size_t pa
 
 std::span<const MemorySpan> AdapterProduct::spans(std::size_t part, std::int64_t panel, RowRange rows,
                                                   Spans* spans) const {
-  constexpr std::size_t kOfAdapter = 2;
+  constexpr std::size_t kOfAdapter = 3;
   const std::int64_t width = panel_width(work_.parts[part].weight.n, panel);
   std::size_t count = 0;
   for (const AdaptedRows& adapted : from(rows)) {
@@ -93,9 +93,11 @@ std::span<const MemorySpan> AdapterProduct::spans(std::size_t part, std::int64_t
     const DevicePart& of_part = part_of(adapted, part);
     (*spans)[count++] = {of_part.b + panel_offset(dtype_, of_part.rank, panel),
                          static_cast<std::int64_t>(panel_bytes(dtype_, width, of_part.rank))};
-    if (of_part.magnitude == nullptr) continue;
-    (*spans)[count++] = {reinterpret_cast<const std::byte*>(of_part.magnitude + panel * kPanelColumns),
-                         width * static_cast<std::int64_t>(sizeof(float))};
+    for (const float* vector : {of_part.magnitude, of_part.shift}) {
+      if (vector == nullptr) continue;
+      (*spans)[count++] = {reinterpret_cast<const std::byte*>(vector + panel * kPanelColumns),
+                           width * static_cast<std::int64_t>(sizeof(float))};
+    }
   }
   return {spans->data(), count};
 }
@@ -123,9 +125,11 @@ void AdapterProduct::expand_rows(const AdaptedRows& adapted, std::size_t part, s
          .out_stride = kPanelColumns,
          .rows = shared.count(),
          .accumulate = true});
-  if (of_part.magnitude == nullptr) return;
+  if (of_part.magnitude == nullptr && of_part.shift == nullptr) return;
+  const std::int64_t first = panel * kPanelColumns;
   for (std::int64_t row = shared.begin; row < shared.end; ++row, out += kPanelColumns) {
-    step_.kernels.multiply(of_part.magnitude + panel * kPanelColumns, width, out);
+    if (of_part.magnitude != nullptr) step_.kernels.multiply(of_part.magnitude + first, width, out);
+    if (of_part.shift != nullptr) step_.kernels.add(of_part.shift + first, width, out);
   }
 }
 

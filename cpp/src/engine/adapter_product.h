@@ -23,11 +23,11 @@ class AdapterProduct {
   /// BaseProduct::prepare.
   void shrink() const;
 
-  /// Adds (x A^T) B^T to a tile of one part and panel and multiplies it by the magnitudes; rows of the tile
-  /// are kPanelColumns floats apart.
+  /// Adds (x A^T) B^T to a tile of one part and panel, multiplies it by the magnitudes and adds the shifts;
+  /// rows of the tile are kPanelColumns floats apart.
   void expand(std::size_t part, std::int64_t panel, RowRange rows, float* tile) const;
 
-  /// A panel of B and the magnitudes of its columns, of the adapters that have rows in a tile, as far as
+  /// A panel of B and the vectors of its columns, of the adapters that have rows in a tile, as far as
   /// there is room: what is not among them is fetched when it is needed.
   using Spans = std::array<MemorySpan, 96>;
   std::span<const MemorySpan> spans(std::size_t part, std::int64_t panel, RowRange rows, Spans* spans) const;

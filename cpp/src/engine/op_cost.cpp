@@ -101,7 +101,9 @@ void add_adapter_bytes(std::span<const LinearPart> parts, const DeviceSite& site
     if (part.rank == 0) continue;
     const std::int64_t out_size = parts[i].weight.n;
     cost->adapter_bytes += as_count(panel_bytes(dtype, out_size, part.rank));
-    if (part.magnitude != nullptr) cost->adapter_bytes += out_size * static_cast<std::int64_t>(sizeof(float));
+    for (const float* vector : {part.magnitude, part.shift}) {
+      if (vector != nullptr) cost->adapter_bytes += out_size * static_cast<std::int64_t>(sizeof(float));
+    }
   }
 }
 

@@ -22,14 +22,15 @@ std::int64_t outputs_of(const LoraSite& site, LoraModule module) {
 
 /// The maximal sets of modules that an adapter can have at a site: its enabled parts, or an enabled fused
 /// module.
-std::vector<Modules> choices_at(const LoraLayout& layout, const LoraSite& site, std::int32_t rank) {
+std::vector<Modules> choices_at(const LoraLayout& layout, const LoraSite& site, std::int32_t rank,
+                                bool shifts = false) {
   const auto has_part = [&](LoraModule part) {
     return std::ranges::find(site.parts, part, &LoraPart::module) != site.parts.end();
   };
   std::vector<Modules> choices(1);
   for (const LoraModule module : layout.target_modules) {
     if (!std::ranges::all_of(parts_of(module), has_part)) continue;
-    const ModuleRank entry{module, rank, layout.dora_enabled};
+    const ModuleRank entry{module, rank, {layout.dora_enabled, shifts && layout.shifts_enabled}};
     if (parts_of(module).size() == 1) {
       choices.front().push_back(entry);
     } else {
@@ -40,11 +41,11 @@ std::vector<Modules> choices_at(const LoraLayout& layout, const LoraSite& site, 
 }
 
 /// The largest image at each site that an adapter of this rank can change.
-std::vector<std::size_t> image_sizes(const LoraLayout& layout, std::int32_t rank) {
+std::vector<std::size_t> image_sizes(const LoraLayout& layout, std::int32_t rank, bool shifts = false) {
   std::vector<std::size_t> sizes;
   for (const LoraSite& site : layout.sites) {
     std::size_t largest = 0;
-    for (const Modules& modules : choices_at(layout, site, rank)) {
+    for (const Modules& modules : choices_at(layout, site, rank, shifts)) {
       largest = std::max(largest, image_bytes(layout, site, modules));
     }
     if (largest > 0) sizes.push_back(largest);
@@ -55,7 +56,7 @@ std::vector<std::size_t> image_sizes(const LoraLayout& layout, std::int32_t rank
 }  // namespace
 
 std::size_t largest_image_bytes(const LoraLayout& layout, std::int32_t rank) {
-  const auto sizes = image_sizes(layout, rank);
+  const auto sizes = image_sizes(layout, rank, /*shifts=*/true);
   return sizes.empty() ? 0 : std::ranges::max(sizes);
 }
 
@@ -76,7 +77,7 @@ std::size_t host_adapter_bytes(const LoraLayout& layout, std::int32_t rank) {
       std::size_t sum = 0;
       for (const ModuleRank& module : modules) {
         const std::int64_t out = outputs_of(site, module.module);
-        sum += static_cast<std::size_t>(rank * (site.in_size + out) + (module.is_dora ? out : 0));
+        sum += static_cast<std::size_t>(rank * (site.in_size + out) + module.vectors.count() * out);
       }
       largest = std::max(largest, sum);
     }

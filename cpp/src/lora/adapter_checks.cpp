@@ -41,8 +41,14 @@ struct ConfigRow {
   std::int32_t module_id = 0;
   std::int32_t layer = 0;
   std::int32_t rank = 0;
-  std::int32_t is_dora = 0;
+  std::int32_t vectors = 0;  ///< flags of RowVectors
 };
+
+/// "magnitude and shift" of those that a row has.
+std::string names_of(RowVectors vectors) {
+  if (vectors.magnitude && vectors.shift) return "magnitude and shift";
+  return vectors.magnitude ? "magnitude" : "shift";
+}
 
 std::vector<ConfigRow> read_config(const TensorView& config, MatrixShape shape) {
   std::vector<ConfigRow> rows(static_cast<std::size_t>(shape.rows));
@@ -83,7 +89,7 @@ const LoraModuleInfo* check_place(const ConfigRow& sent, const std::string& wher
   return info;
 }
 
-/// The second half: do rank, is_dora and the width go together?
+/// The second half: do rank, vectors and the width go together?
 bool check_size(const ConfigRow& sent, const std::string& where, ModuleSizes sizes,
                 std::optional<std::int64_t> width, const LoraLayout& layout, AdapterProblems& problems) {
   bool good = true;
@@ -91,25 +97,33 @@ bool check_size(const ConfigRow& sent, const std::string& where, ModuleSizes siz
     problems.add(where + what);
     good = false;
   };
-  if (sent.is_dora != 0 && sent.is_dora != 1) {
-    refuse("is_dora is " + std::to_string(sent.is_dora) + "; accepted: 0 or 1");
-  } else if (sent.is_dora == 1 && !layout.dora_enabled) {
-    refuse("is_dora is 1, but this engine was built without DoRA (build it with --dora_plugin enable)");
+  const bool is_known = sent.vectors >= 0 && sent.vectors <= RowVectors{true, true}.flags();
+  const RowVectors vectors = is_known ? RowVectors::of(sent.vectors) : RowVectors{};
+  if (!is_known) {
+    refuse("vectors is " + std::to_string(sent.vectors) +
+           "; accepted: 0, 1 (a magnitude), 2 (a shift) or 3 (both)");
+  }
+  if (vectors.magnitude && !layout.dora_enabled) {
+    refuse("it has a magnitude, but this engine was built without DoRA (build it with --dora_plugin enable)");
+  }
+  if (vectors.shift && !layout.shifts_enabled) {
+    refuse("it has a shift (of a bias), which TensorRT engines do not add");
   }
   if (sent.rank <= 0 || sent.rank > layout.max_rank) {
     refuse("rank " + std::to_string(sent.rank) +
            " is out of range; accepted: 1 to the engine's max_lora_rank " + std::to_string(layout.max_rank));
   }
   if (!good || !width) return good;
-  const std::int64_t magnitudes = sent.is_dora == 1 ? sizes.magnitudes() : 0;
+  const std::int64_t behind = vectors.count() * sizes.vector();
   const std::int64_t per_rank = sizes.a_per_rank() + sizes.b_per_rank();
-  if (*width < magnitudes || sent.rank > (*width - magnitudes) / per_rank) {
+  if (*width < behind || sent.rank > (*width - behind) / per_rank) {
     const std::string experts = sizes.experts == 1 ? "" : std::to_string(sizes.experts) + ", ";
     refuse("weights has " + std::to_string(*width) + " columns, but A[" + experts +
            std::to_string(sent.rank) + ", " + std::to_string(sizes.in) + "] and B[" + experts +
            std::to_string(sizes.out) + ", " + std::to_string(sent.rank) + "]" +
-           (magnitudes > 0 ? " and magnitude[" + experts + std::to_string(sizes.out) + "]" : std::string()) +
-           " need " + std::to_string(sent.rank * per_rank + magnitudes));
+           (vectors.magnitude ? " and magnitude[" + experts + std::to_string(sizes.out) + "]" : "") +
+           (vectors.shift ? " and shift[" + experts + std::to_string(sizes.out) + "]" : "") + " need " +
+           std::to_string(sent.rank * per_rank + behind));
   }
   return good;
 }
@@ -147,9 +161,11 @@ std::string position_in_row(const AdapterRow& row, std::size_t element) {
   };
   if (element < in_a) return text("A", element, rank, in);
   if (element < in_a + in_b) return text("B", element - in_a, out, rank);
-  const std::size_t i = element - in_a - in_b;
-  return "magnitude[" + (row.sizes.experts == 1 ? "" : std::to_string(i / out) + ", ") +
-         std::to_string(i % out) + "]";
+  const auto vector = static_cast<std::size_t>(row.sizes.vector());
+  const std::size_t i = (element - in_a - in_b) % vector;
+  const bool is_magnitude = row.vectors.magnitude && element - in_a - in_b < vector;
+  return (is_magnitude ? "magnitude[" : "shift[") +
+         (row.sizes.experts == 1 ? "" : std::to_string(i / out) + ", ") + std::to_string(i % out) + "]";
 }
 
 }  // namespace
@@ -170,7 +186,7 @@ std::string describe_row(const CheckedRow& checked) {
 
 std::size_t row_elements(const AdapterRow& row) {
   return static_cast<std::size_t>(row.rank * (row.sizes.a_per_rank() + row.sizes.b_per_rank()) +
-                                  (row.is_dora ? row.sizes.magnitudes() : 0));
+                                  row.vectors.count() * row.sizes.vector());
 }
 
 std::optional<DType> weights_dtype(const TensorView& weights, AdapterProblems& problems) {
@@ -213,7 +229,7 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
   }
   if (shape.columns != 3 && shape.columns != 4) {
     refuse("config has " + std::to_string(shape.columns) +
-           " columns; accepted: 3 (module_id, layer, rank) or 4 (module_id, layer, rank, is_dora)");
+           " columns; accepted: 3 (module_id, layer, rank) or 4 (module_id, layer, rank, vectors)");
   }
   const auto most_rows = static_cast<std::int64_t>(lora_modules().size()) * layout.num_layers;
   if (shape.rows == 0) {
@@ -238,7 +254,8 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
       continue;
     }
     const ModuleSizes sizes = place->sizes;
-    const CheckedRow checked{{info->module, sent[i].layer, sent[i].rank, sent[i].is_dora == 1, sizes, 0}, i};
+    const CheckedRow checked{
+        {info->module, sent[i].layer, sent[i].rank, RowVectors::of(sent[i].vectors), sizes, 0}, i};
     const bool alone = overlaps.check(checked, problems);
     if (check_size(sent[i], describe_row(checked) + ": ", sizes, width, layout, problems) && alone) {
       rows.push_back(checked);
@@ -253,9 +270,9 @@ void check_values(const CheckedRow& checked, const std::byte* data, DType dtype,
   const auto matrices =
       static_cast<std::size_t>(row.rank * (row.sizes.a_per_rank() + row.sizes.b_per_rank()));
   std::optional<std::size_t> bad = find_not_finite(data, dtype, matrices, target);
-  if (!bad && row.is_dora) {
-    bad = find_not_finite(data + matrices * size_of(dtype), dtype,
-                          static_cast<std::size_t>(row.sizes.magnitudes()), DType::kFloat32);
+  if (!bad) {
+    bad = find_not_finite(data + matrices * size_of(dtype), dtype, row_elements(row) - matrices,
+                          DType::kFloat32);
     if (bad) *bad += matrices;
   }
   if (!bad) return;
@@ -271,11 +288,11 @@ void check_padding(const CheckedRow& checked, const std::byte* padding, DType dt
   const auto bad = find_not_zero(padding, dtype, count);
   if (!bad) return;
   const std::size_t elements = row_elements(checked.row);
-  problems.add(describe_row(checked) + ": element " + std::to_string(elements + *bad) + " is " +
-               text_of(load_as_float(padding, dtype, *bad)) + ", but rank " +
-               std::to_string(checked.row.rank) + (checked.row.is_dora ? " with" : " without") +
-               " magnitudes describes " + std::to_string(elements) +
-               " elements and the padding behind them must be zero");
+  problems.add(
+      describe_row(checked) + ": element " + std::to_string(elements + *bad) + " is " +
+      text_of(load_as_float(padding, dtype, *bad)) + ", but rank " + std::to_string(checked.row.rank) +
+      " with" + (checked.row.vectors.count() == 0 ? "out vectors" : " " + names_of(checked.row.vectors)) +
+      " describes " + std::to_string(elements) + " elements and the padding behind them must be zero");
 }
 
 }  // namespace adaptrt

@@ -58,7 +58,7 @@ struct CheckedRow {
                                                  std::optional<std::int64_t> width, const LoraLayout& layout,
                                                  const SiteIndex& index, AdapterProblems& problems);
 
-/// Refuses a row's elements that are not finite in the engine's type; magnitudes stay float32.
+/// Refuses a row's elements that are not finite in the engine's type; vectors stay float32.
 void check_values(const CheckedRow& checked, const std::byte* data, DType dtype, DType target,
                   AdapterProblems& problems);
 

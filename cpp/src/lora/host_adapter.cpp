@@ -18,7 +18,7 @@ std::uint64_t next_generation() {
 }
 
 bool same_row(const AdapterRow& a, const AdapterRow& b) {
-  return a.module == b.module && a.layer == b.layer && a.rank == b.rank && a.is_dora == b.is_dora;
+  return a.module == b.module && a.layer == b.layer && a.rank == b.rank && a.vectors == b.vectors;
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ const Sha256Digest& HostAdapter::content_digest() const {
       hash.add_integer(static_cast<std::uint64_t>(row.module));
       hash.add_integer(static_cast<std::uint64_t>(row.layer));
       hash.add_integer(static_cast<std::uint64_t>(row.rank));
-      hash.add_integer(row.is_dora ? 1 : 0);
+      hash.add_integer(static_cast<std::uint64_t>(row.vectors.flags()));
     }
     hash.add(std::span(data_.data(), data_.bytes()));
     digest_ = hash.finish();

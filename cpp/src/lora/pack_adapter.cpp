@@ -62,7 +62,12 @@ class ImageWriter {
       rank_offset += adapter_.rows()[i].rank;
     }
     for (const std::size_t i : rows) {
-      if (adapter_.rows()[i].is_dora) write_magnitudes(adapter_.rows()[i], result);
+      const AdapterRow& row = adapter_.rows()[i];
+      if (row.vectors.magnitude) write_vector(row, 0, &DevicePart::magnitude, result);
+    }
+    for (const std::size_t i : rows) {
+      const AdapterRow& row = adapter_.rows()[i];
+      if (row.vectors.shift) write_vector(row, row.vectors.count() - 1, &DevicePart::shift, result);
     }
     return result;
   }
@@ -95,15 +100,16 @@ class ImageWriter {
   [[nodiscard]] const std::byte* source(const AdapterRow& row, std::int64_t element) const {
     return adapter_.data() + (row.offset + static_cast<std::size_t>(element)) * size_of(adapter_.dtype());
   }
-  // Elements of a row where A, B and the magnitudes of the site's expert begin.
+  // Elements of a row where A, B and a vector (counted from 0) of the site's expert begin.
   [[nodiscard]] std::int64_t first_of_a(const AdapterRow& row) const {
     return site_.expert * row.rank * row.sizes.in;
   }
   [[nodiscard]] std::int64_t first_of_b(const AdapterRow& row) const {
     return row.rank * (row.sizes.a_per_rank() + site_.expert * row.sizes.out);
   }
-  [[nodiscard]] std::int64_t first_magnitude(const AdapterRow& row) const {
-    return row.rank * (row.sizes.a_per_rank() + row.sizes.b_per_rank()) + site_.expert * row.sizes.out;
+  [[nodiscard]] std::int64_t first_of_vector(const AdapterRow& row, std::int64_t vector) const {
+    return row.rank * (row.sizes.a_per_rank() + row.sizes.b_per_rank()) + vector * row.sizes.vector() +
+           site_.expert * row.sizes.out;
   }
 
   void write_a(const std::vector<std::size_t>& rows, DeviceSite& result) {
@@ -124,20 +130,21 @@ class ImageWriter {
       const std::int64_t out_size = site_.parts[position].out_size;
       const Piece b = take(matrix_bytes(layout_, out_size, row.rank));
       write_rows(b.host, out_size, row.rank, 0, out_size, source(row, first));
-      result.parts[position] = {row.rank, rank_offset, b.device, nullptr};
+      result.parts[position] = {.rank = row.rank, .rank_offset = rank_offset, .b = b.device};
       first += out_size * row.rank;
     }
   }
 
-  void write_magnitudes(const AdapterRow& row, DeviceSite& result) {
-    std::int64_t first = first_magnitude(row);
+  void write_vector(const AdapterRow& row, std::int64_t vector, const float* DevicePart::* place,
+                    DeviceSite& result) {
+    std::int64_t first = first_of_vector(row, vector);
     for (const LoraModule module : parts_of(row.module)) {
       const std::size_t position = part_position(site_, module);
       const std::int64_t out_size = site_.parts[position].out_size;
-      const Piece magnitudes = take(vector_bytes(out_size));
-      convert_elements(magnitudes.host, DType::kFloat32, source(row, first), adapter_.dtype(),
+      const Piece values = take(vector_bytes(out_size));
+      convert_elements(values.host, DType::kFloat32, source(row, first), adapter_.dtype(),
                        static_cast<std::size_t>(out_size));
-      result.parts[position].magnitude = reinterpret_cast<const float*>(magnitudes.device);
+      result.parts[position].*place = reinterpret_cast<const float*>(values.device);
       first += out_size;
     }
   }
@@ -175,7 +182,7 @@ std::size_t image_bytes(const LoraLayout& layout, const LoraSite& site, std::spa
     for (const LoraModule part : parts_of(module.module)) {
       const std::int64_t out_size = site.parts[part_position(site, part)].out_size;
       bytes += aligned(matrix_bytes(layout, out_size, module.rank));
-      if (module.is_dora) bytes += aligned(vector_bytes(out_size));
+      bytes += static_cast<std::size_t>(module.vectors.count()) * aligned(vector_bytes(out_size));
     }
   }
   return bytes + aligned(matrix_bytes(layout, total_rank, site.in_size));
@@ -216,7 +223,7 @@ DevicePlan plan_device_images(const HostAdapter& adapter, const LoraLayout& layo
                       [&](std::size_t i) { return module_position(site, adapter.rows()[i].module); });
     std::vector<ModuleRank> modules;
     for (const std::size_t i : rows) {
-      modules.push_back({adapter.rows()[i].module, adapter.rows()[i].rank, adapter.rows()[i].is_dora});
+      modules.push_back({adapter.rows()[i].module, adapter.rows()[i].rank, adapter.rows()[i].vectors});
     }
     sizes.push_back(image_bytes(layout, site, modules));
     plan.sites.push_back({site_id, std::move(rows), {}});
@@ -252,10 +259,11 @@ std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter, const L
       const DevicePart& part = site.parts[p];
       if (part.rank == 0) continue;
       const std::int64_t out_size = place.parts[p].out_size;
-      UnpackedModule module{place.parts[p].module, place.layer, place.expert, part.rank, {}, {}, {}};
+      UnpackedModule module{place.parts[p].module, place.layer, place.expert, part.rank, {}, {}, {}, {}};
       module.a = read_rows(layout, site.a, site.total_rank, place.in_size, part.rank_offset, part.rank);
       module.b = read_rows(layout, part.b, out_size, part.rank, 0, out_size);
       if (part.magnitude != nullptr) module.magnitude.assign(part.magnitude, part.magnitude + out_size);
+      if (part.shift != nullptr) module.shift.assign(part.shift, part.shift + out_size);
       result.push_back(std::move(module));
     }
   }

@@ -160,6 +160,7 @@ class TensorRtEngine final : public Engine {
              .max_reusable_prompt_len = program_.max_reusable_prompt_len,
              .lora = program_.lora};
     info_.lora.matrix_layout = MatrixLayout::kRows;
+    info_.lora.shifts_enabled = false;
   }
 
   TensorRtProgram program_;

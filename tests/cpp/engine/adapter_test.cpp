@@ -24,8 +24,8 @@ std::unique_ptr<Engine> engine_of(const Program& program, const std::string& ker
   return engine;
 }
 
-/// The program with (W + B A) * magnitude in the place of W; no adapters. Biases stay: they come after the
-/// factor.
+/// The program with (W + B A) * magnitude in the place of W, and with biases that have the shifts; no
+/// adapters.
 Program merged(const Program& program, const DeviceAdapter& adapter, Storage* storage) {
   Program result = program;
   result.lora = {};
@@ -38,6 +38,12 @@ Program merged(const Program& program, const DeviceAdapter& adapter, Storage* st
       const DevicePart& part = site.parts[p];
       if (part.rank == 0) continue;
       PanelMatrix& weight = linear->parts[p].weight;
+      if (part.shift != nullptr) {
+        VectorView& bias = linear->parts[p].bias;
+        std::vector<float> shifted(part.shift, part.shift + weight.n);
+        for (std::int64_t n = 0; n < bias.size; ++n) shifted[static_cast<std::size_t>(n)] += bias.data[n];
+        bias = storage->vector(shifted);
+      }
       const auto a = unpack({site.a, weight.dtype, site.total_rank, weight.k});
       const auto b = unpack({part.b, weight.dtype, weight.n, part.rank});
       auto w = unpack(weight);
@@ -68,12 +74,13 @@ Piece prompt(std::int64_t vocab, const DeviceAdapter* adapter, std::int32_t firs
 
 BOOST_AUTO_TEST_SUITE(adapters)
 
-BOOST_DATA_TEST_CASE(an_adapter_acts_like_its_merged_weights, kernel_tables() * data::make({false, true}),
-                     kernels, dora) {
+BOOST_DATA_TEST_CASE(an_adapter_acts_like_its_merged_weights,
+                     kernel_tables() * data::make({false, true}) * data::make({false, true}), kernels, dora,
+                     shift) {
   // Float32 roundings of two layers of some units; the merged weights are rounded once more.
   constexpr float kTolerance = 2e-4F;
   RandomModel model({.dtype = DType::kFloat32, .biases = true, .max_rank = 17});
-  const auto adapter = model.adapter(21, dora);
+  const auto adapter = model.adapter(21, dora, 0, shift);
   const auto plain = engine_of(merged(model.program, adapter, &model.storage()), kernels);
   const auto engine = engine_of(model.program, kernels);
   const auto expected = logits_of(plain.get(), StepArrays({prompt(61, nullptr, 0)}).input());

@@ -164,7 +164,7 @@ class RandomModel {
 
   /// An adapter of rank 1 to max_rank on every site but some parts, or of `rank` on all parts when it is
   /// given.
-  DeviceAdapter adapter(std::uint64_t seed, bool dora, std::int32_t rank = 0) {
+  DeviceAdapter adapter(std::uint64_t seed, bool dora, std::int32_t rank = 0, bool shift = false) {
     Random random(seed);
     DeviceAdapter result{.task_id = seed, .sites = {}};
     for (const auto& site : program.lora.sites) {
@@ -176,6 +176,7 @@ class RandomModel {
         part.rank_offset = made.total_rank;
         made.total_rank += part.rank;
         part.b = storage_.matrix(options_.dtype, site.parts[i].out_size, part.rank, 0.3F, &random).data;
+        if (shift) part.shift = storage_.vector(site.parts[i].out_size, -0.5F, 0.5F, &random).data;
         if (dora) part.magnitude = storage_.vector(site.parts[i].out_size, 0.5F, 1.5F, &random).data;
       }
       if (made.total_rank > 0) {

@@ -122,6 +122,7 @@ BOOST_AUTO_TEST_CASE(an_adapter_is_read_once_and_multiplied_for_each_of_its_toke
   RandomModel model(kOptions);
   const DeviceAdapter plain = model.adapter(5, false, 3);
   const DeviceAdapter dora = model.adapter(6, true, 2);
+  const DeviceAdapter shifted = model.adapter(7, true, 2, /*shift=*/true);
   const auto cost = [&](const DeviceAdapter* first, const DeviceAdapter* second) {
     const auto steps = profile_of(model, prefill_and_decode(first, second))->take_steps();
     return costs_of<LinearOp>(steps.at(0), model.program.body, StepSection::kBody).at(3);
@@ -134,6 +135,7 @@ BOOST_AUTO_TEST_CASE(an_adapter_is_read_once_and_multiplied_for_each_of_its_toke
   BOOST_TEST(cost(&plain, &plain).adapter_bytes == plain_bytes);
   BOOST_TEST(cost(&plain, &plain).adapter_flops == 2 * 6 * 3 * (37 + 48));
   BOOST_TEST(cost(&plain, &dora).adapter_bytes == plain_bytes + dora_bytes);
+  BOOST_TEST(cost(&shifted, nullptr).adapter_bytes == dora_bytes + 48 * 4);
   BOOST_TEST(cost(&plain, &dora).adapter_flops == 2 * (5 * 3 + 2) * (37 + 48));
 }
 

@@ -48,6 +48,9 @@ struct SentRow {
   std::int32_t layer = 0;
   std::int32_t rank = 2;
   bool is_dora = false;
+  bool has_shift = false;
+
+  [[nodiscard]] RowVectors vectors() const { return {is_dora, has_shift}; }
 };
 
 /// An adapter's tensors, to be spoiled by tests before they are sent.
@@ -66,7 +69,7 @@ struct SentAdapter {
     return load_as_float(weights.data(), dtype, row * width + column);
   }
   std::int32_t& field(std::size_t row, std::size_t column) { return config[row * columns + column]; }
-  void drop_is_dora_column() {
+  void drop_column_of_vectors() {
     std::vector<std::int32_t> shorter;
     for (std::size_t i = 0; i < config.size(); ++i) {
       if (i % 4 != 3) shorter.push_back(config[i]);
@@ -112,7 +115,7 @@ inline std::shared_ptr<const HostAdapter> make_host_adapter(const LoraConfig& co
 inline std::size_t elements_of(const SentRow& row, const LoraLayout& layout) {
   const ModuleSizes sizes = sizes_of(row.module, layout);
   return static_cast<std::size_t>(row.rank * (sizes.a_per_rank() + sizes.b_per_rank()) +
-                                  (row.is_dora ? sizes.magnitudes() : 0));
+                                  row.vectors().count() * sizes.vector());
 }
 
 /// Random weights that are exact in every type, zeros behind each row.
@@ -131,7 +134,7 @@ inline SentAdapter make_adapter(const std::vector<SentRow>& rows, const LoraLayo
       adapter.set(i, j, static_cast<float>(sixteenths(random)) / 16.0F);
     }
     adapter.config.insert(adapter.config.end(), {static_cast<std::int32_t>(rows[i].module), rows[i].layer,
-                                                 rows[i].rank, rows[i].is_dora ? 1 : 0});
+                                                 rows[i].rank, rows[i].vectors().flags()});
   }
   return adapter;
 }

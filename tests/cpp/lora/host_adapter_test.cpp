@@ -134,14 +134,24 @@ std::vector<Rule> rules() {
        [](LoraConfig& r) { r.weights->shape = {2, 3}; },
        {"row 0 (attn_q, layer 0): weights has 3 columns",
         "row 1 (attn_dense, layer 1): weights has 3 columns"}},
-      {"is_dora",
+      {"vectors",
+       field(1, 3, 4),
+       kNoRequest,
+       {"row 1 (attn_dense, layer 1): vectors is 4; accepted: 0, 1 (a magnitude), 2 (a shift) or 3 (both)"}},
+      {"negative vectors", field(1, 3, -1), kNoRequest, {"row 1 (attn_dense, layer 1): vectors is -1"}},
+      {"too narrow for a shift",
+       field(1, 3, 3),
+       kNoRequest,
+       {"A[3, 6] and B[8, 3] and magnitude[8] and shift[8] need 58"}},
+      {"shifts not enabled",
        field(1, 3, 2),
        kNoRequest,
-       {"row 1 (attn_dense, layer 1): is_dora is 2; accepted: 0 or 1"}},
+       {"row 1 (attn_dense, layer 1): it has a shift (of a bias), which TensorRT engines do not add"},
+       [](LoraLayout& layout) { layout.shifts_enabled = false; }},
       {"DoRA not enabled",
        kNoTensors,
        kNoRequest,
-       {"row 1 (attn_dense, layer 1): is_dora is 1", "--dora_plugin enable"},
+       {"row 1 (attn_dense, layer 1): it has a magnitude", "--dora_plugin enable"},
        [](LoraLayout& layout) { layout.dora_enabled = false; }},
       {"repeated row",
        [](SentAdapter& adapter) {
@@ -167,6 +177,13 @@ std::vector<Rule> rules() {
        element(1, 7, -infinity),
        kNoRequest,
        {"row 1 (attn_dense, layer 1): element 7, A[1, 1], is -inf"}},
+      {"shift not finite",
+       [=](SentAdapter& adapter) {
+         adapter.field(1, 3) = 2;
+         adapter.set(1, 49, infinity);
+       },
+       kNoRequest,
+       {"row 1 (attn_dense, layer 1): element 49, shift[7], is inf"}},
       {"magnitude not finite",
        element(1, 49, infinity),
        kNoRequest,
@@ -179,7 +196,7 @@ std::vector<Rule> rules() {
       {"padding",
        element(0, 30, 0.5F),
        kNoRequest,
-       {"row 0 (attn_q, layer 0): element 30 is 0.5, but rank 2 without magnitudes describes 28 elements"}},
+       {"row 0 (attn_q, layer 0): element 30 is 0.5, but rank 2 without vectors describes 28 elements"}},
       {"padding of the last column",
        element(1, 52, -1.0F),
        kNoRequest,
@@ -248,20 +265,20 @@ BOOST_DATA_TEST_CASE(rows_are_kept_as_submitted_without_padding, boost::unit_tes
     BOOST_TEST((row.module == kRows[i].module));
     BOOST_TEST(row.layer == kRows[i].layer);
     BOOST_TEST(row.rank == kRows[i].rank);
-    BOOST_TEST(row.is_dora == kRows[i].is_dora);
+    BOOST_TEST(row.vectors.flags() == kRows[i].vectors().flags());
     for (std::size_t j = 0; j < elements_of(kRows[i], layout); ++j) {
       BOOST_TEST(load_as_float(adapter->data(), dtype, row.offset + j) == sent.get(i, j));
     }
   }
 }
 
-BOOST_AUTO_TEST_CASE(three_columns_mean_no_magnitudes) {
+BOOST_AUTO_TEST_CASE(three_columns_mean_no_vectors) {
   const LoraLayout layout = small_layout();
   SentAdapter sent = make_adapter({{kAttnQ, 0, 2, false}, {kMlpGateUp, 1, 8, false}}, layout);
-  sent.drop_is_dora_column();
+  sent.drop_column_of_vectors();
   const auto adapter = make_host_adapter(sent.send(1), layout);
-  BOOST_TEST(!adapter->rows()[0].is_dora);
-  BOOST_TEST(!adapter->rows()[1].is_dora);
+  BOOST_TEST(adapter->rows()[0].vectors.count() == 0);
+  BOOST_TEST(adapter->rows()[1].vectors.count() == 0);
 }
 
 BOOST_AUTO_TEST_CASE(negative_zero_is_padding_and_large_magnitudes_are_no_overflow) {

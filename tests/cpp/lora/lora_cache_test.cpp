@@ -356,7 +356,7 @@ BOOST_AUTO_TEST_CASE(adapters_of_other_caches_are_refused) {
 
 BOOST_AUTO_TEST_CASE(pages_too_small_for_an_image_are_refused) {
   expect_error<ConfigError>([] { (void)make_host_cache(small_layout(), {1 << 20, 4000, 2}); },
-                            {"page_bytes is 4000", "needs 5632", "multiples of 64"});
+                            {"page_bytes is 4000", "needs 6272", "multiples of 64"});
 }
 
 BOOST_AUTO_TEST_CASE(more_pages_than_memory_are_refused) {

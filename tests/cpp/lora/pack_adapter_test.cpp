@@ -75,8 +75,9 @@ BOOST_DATA_TEST_CASE(the_device_holds_what_was_sent,
                      engine_type, sent_type, matrix_layout) {
   LoraLayout layout = small_layout(kDTypes[engine_type]);
   layout.matrix_layout = matrix_layout;
-  const std::vector<SentRow> rows{{kAttnV, 0, 3, true},     {kAttnQ, 0, 8, false},   {kMlpGateUp, 0, 5, true},
-                                  {kAttnQkv, 1, 7, true},   {kMlpGate, 1, 1, false}, {kMlp4HToH, 1, 2, true},
+  const std::vector<SentRow> rows{{kAttnV, 0, 3, true},     {kAttnQ, 0, 8, false},
+                                  {kMlpGateUp, 0, 5, true}, {kAttnQkv, 1, 7, true, true},
+                                  {kMlpGate, 1, 1, false},  {kMlp4HToH, 1, 2, false, true},
                                   {kAttnDense, 0, 4, false}};
   SentAdapter sent = make_adapter(rows, layout, 3, kDTypes[sent_type]);
   // Something that is rounded where the types differ.
@@ -91,6 +92,7 @@ BOOST_DATA_TEST_CASE(the_device_holds_what_was_sent,
     const ModuleSizes sizes = sizes_of(rows[i].module, layout);
     std::int64_t b_first = rows[i].rank * sizes.in;
     std::int64_t magnitude_first = rows[i].rank * (sizes.in + sizes.out);
+    std::int64_t shift_first = magnitude_first + (rows[i].is_dora ? sizes.out : 0);
     for (const LoraModule part : parts_of(rows[i].module)) {
       const std::int64_t out = sizes_of(part, layout).out;
       const UnpackedModule& module = module_of(modules, rows[i].layer, part);
@@ -102,8 +104,14 @@ BOOST_DATA_TEST_CASE(the_device_holds_what_was_sent,
       } else {
         BOOST_TEST(module.magnitude.empty());
       }
+      if (rows[i].has_shift) {
+        BOOST_TEST(module.shift == sent_values(sent, i, shift_first, out, DType::kFloat32));
+      } else {
+        BOOST_TEST(module.shift.empty());
+      }
       b_first += out * rows[i].rank;
       magnitude_first += out;
+      shift_first += out;
     }
   }
 }
@@ -178,7 +186,9 @@ BOOST_AUTO_TEST_CASE(images_fill_pages_first_fit_and_never_straddle_them) {
 BOOST_AUTO_TEST_CASE(every_piece_is_aligned_and_inside_its_image) {
   const LoraLayout layout = small_layout(DType::kBFloat16);
   const auto adapter = make_host_adapter(
-      make_adapter({{kAttnQ, 0, 3, true}, {kAttnK, 0, 1, false}, {kMlp4HToH, 1, 5, true}}, layout).send(1),
+      make_adapter({{kAttnQ, 0, 3, true, true}, {kAttnK, 0, 1, false}, {kMlp4HToH, 1, 5, false, true}},
+                   layout)
+          .send(1),
       layout);
   const Packed packed(*adapter, layout, 2048);
   const std::byte* begin = packed.memory.data();
@@ -193,9 +203,9 @@ BOOST_AUTO_TEST_CASE(every_piece_is_aligned_and_inside_its_image) {
       if (part.rank == 0) continue;
       const std::int64_t out = layout.sites[i].parts[p].out_size;
       pieces.emplace_back(part.b, panel_bytes(layout.dtype, out, part.rank));
-      if (part.magnitude != nullptr) {
-        pieces.emplace_back(reinterpret_cast<const std::byte*>(part.magnitude),
-                            static_cast<std::size_t>(out) * 4);
+      for (const float* vector : {part.magnitude, part.shift}) {
+        if (vector == nullptr) continue;
+        pieces.emplace_back(reinterpret_cast<const std::byte*>(vector), static_cast<std::size_t>(out) * 4);
       }
     }
   }
@@ -227,8 +237,9 @@ LoraLayout layout_with_experts() {
 
 BOOST_AUTO_TEST_CASE(a_row_of_experts_is_cut_into_one_image_for_each) {
   const LoraLayout layout = layout_with_experts();
-  const std::vector<SentRow> rows{
-      {kMlpHTo4H, 0, 2, false}, {LoraModule::kMoeGate, 1, 3, true}, {LoraModule::kMoe4HToH, 1, 2, false}};
+  const std::vector<SentRow> rows{{kMlpHTo4H, 0, 2, false},
+                                  {LoraModule::kMoeGate, 1, 3, true, true},
+                                  {LoraModule::kMoe4HToH, 1, 2, false}};
   const SentAdapter sent = make_adapter(rows, layout, 3);
   const auto adapter = make_host_adapter(sent.send(42), layout);
   const Packed packed(*adapter, layout, 16384);
@@ -247,6 +258,8 @@ BOOST_AUTO_TEST_CASE(a_row_of_experts_is_cut_into_one_image_for_each) {
     BOOST_TEST(module.b == sent_values(sent, row, b, rank * sizes.out, layout.dtype));
     if (rows[row].is_dora) {
       BOOST_TEST(module.magnitude == sent_values(sent, row, magnitude, sizes.out, DType::kFloat32));
+      BOOST_TEST(module.shift ==
+                 sent_values(sent, row, magnitude + 3 * sizes.out, sizes.out, DType::kFloat32));
     }
   }
 }

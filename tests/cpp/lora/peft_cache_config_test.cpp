@@ -64,12 +64,12 @@ std::string refusal(const PeftCacheConfig& config, const LoraLayout& layout, std
 }
 
 /// An adapter of every module at this rank, with magnitudes.
-SentAdapter whole_adapter(const LoraLayout& layout, std::int32_t rank) {
+SentAdapter whole_adapter(const LoraLayout& layout, std::int32_t rank, bool shifts = false) {
   using enum LoraModule;
   std::vector<SentRow> rows;
   for (std::int32_t layer = 0; layer < layout.num_layers; ++layer) {
     for (const LoraModule module : {kAttnQ, kAttnK, kAttnV, kAttnDense, kMlpHTo4H, kMlpGate, kMlp4HToH}) {
-      rows.push_back({module, layer, rank, true});
+      rows.push_back({module, layer, rank, true, shifts});
     }
   }
   return make_adapter(rows, layout, 1, layout.dtype);
@@ -104,6 +104,9 @@ BOOST_AUTO_TEST_CASE(the_default_grows_when_two_percent_are_too_little) {
   LoraCache cache = make_host_cache(layout, sizes);
   const auto held = cache.admit(whole_adapter(layout, 64).send(1));
   BOOST_TEST(cache.pages_needed(*held) + 8 == sizes.device_pages);
+  // Every image fits a page with its shifts, too.
+  const auto shifted = cache.admit(whole_adapter(layout, 64, /*shifts=*/true).send(2));
+  BOOST_TEST(cache.acquire(shifted).has_value());
 }
 
 BOOST_AUTO_TEST_CASE(a_page_holds_an_adapter_of_the_optimal_size) {

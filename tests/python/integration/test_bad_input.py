@@ -275,7 +275,7 @@ BAD_ADAPTERS: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
     "NaN": (_changed(lambda w: _with(w, (0, 3), np.nan)), r"element 3, A\[0, 3\], is nan"),
     "infinity": (_changed(lambda w: _with(w, (0, 73), -np.inf)), r"element 73, B\[0, 1\], is -inf"),
     "DoRA": (_changed(config=lambda c: _with(c, (0, 3), 1), columns=4), "this engine was built without DoRA"),
-    "DoRA flag of two": (_changed(config=lambda c: _with(c, (0, 3), 2), columns=4), "is_dora is 2"),
+    "vectors of four": (_changed(config=lambda c: _with(c, (0, 3), 4), columns=4), "vectors is 4"),
     "a row twice": (_changed(lambda w: np.vstack([w, w]), lambda c: np.vstack([c, c])), "row 1 .* repeats row 0"),
     "rows without end": (
         lambda: (np.zeros((10**5, 1), np.float32), np.zeros((10**5, 4), np.int32)), "config has 100000 rows, more than",

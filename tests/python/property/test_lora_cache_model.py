@@ -40,7 +40,7 @@ ALIGNMENT = 64
 
 
 def make_rows(task: int, version: int) -> list[Row]:
-    """The adapter that a task has in a version: any modules, ranks, one type, some rows with magnitudes."""
+    """The adapter that a task has in a version: any modules, ranks, one type, some rows with vectors."""
     rng = np.random.default_rng((task, version))
     dtype = list(NUMPY_TYPES.values())[rng.integers(3)]
     rows = []
@@ -74,7 +74,7 @@ def pages_of(rows: list[Row], dtype: _core.DType) -> int:
                 for part in parts_of(row.module):
                     out_size = sizes_of(part)[1]
                     size += aligned(_core.panel_bytes(dtype, out_size, row.rank))
-                    size += 0 if row.magnitude is None else aligned(4 * out_size)
+                    size += sum(aligned(4 * out_size) for vector in (row.magnitude, row.shift) if vector is not None)
             fitting = [page for page, room in enumerate(free) if room >= size]
             if fitting:
                 free[fitting[0]] -= size

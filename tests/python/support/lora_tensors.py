@@ -58,30 +58,36 @@ def small_layout(dtype: _core.DType = _core.DType.FLOAT32, num_layers: int = 2, 
 
 @dataclass(frozen=True)
 class Row:
-    """One module of one layer: A[rank, in], B[out, rank], magnitude[out] or None."""
+    """One module of one layer: A[rank, in], B[out, rank], magnitude[out] or None, shift[out] or None."""
 
     module: str
     layer: int
     a: np.ndarray
     b: np.ndarray
     magnitude: np.ndarray | None
+    shift: np.ndarray | None = None
+
+    @property
+    def vectors(self) -> int:
+        """The flags of config's last column."""
+        return (self.magnitude is not None) + 2 * (self.shift is not None)
 
     @property
     def rank(self) -> int:
         return int(self.a.shape[0])
 
     def flat(self) -> np.ndarray:
-        pieces = [self.a.ravel(), self.b.ravel()]
-        return np.concatenate(pieces if self.magnitude is None else [*pieces, self.magnitude])
+        vectors = [vector for vector in (self.magnitude, self.shift) if vector is not None]
+        return np.concatenate([self.a.ravel(), self.b.ravel(), *vectors])
 
-    def parts(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-        """{(module id, layer): (A, B, magnitude)}, a fused module as its parts."""
+    def parts(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]]:
+        """{(module id, layer): (A, B, magnitude, shift)}, a fused module as its parts."""
         result = {}
         first = 0
         for part in parts_of(self.module):
             rows = slice(first, first + sizes_of(part)[1])
-            magnitude = None if self.magnitude is None else self.magnitude[rows]
-            result[MODULES[part].id, self.layer] = (self.a, self.b[rows], magnitude)
+            vectors = [None if vector is None else vector[rows] for vector in (self.magnitude, self.shift)]
+            result[MODULES[part].id, self.layer] = (self.a, self.b[rows], *vectors)
             first = rows.stop
         return result
 
@@ -93,7 +99,8 @@ def random_row(rng: np.random.Generator, module: str, layer: int, rank: int, is_
         return rng.standard_normal(shape).astype(np.float32).astype(dtype)
 
     magnitude = draw(out_size) if is_dora else None
-    return Row(module, layer, draw(rank, in_size), draw(out_size, rank), magnitude)
+    shift = draw(out_size) if rng.random() < 0.3 else None
+    return Row(module, layer, draw(rank, in_size), draw(out_size, rank), magnitude, shift)
 
 
 def to_tensors(rows: list[Row], padding: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -102,23 +109,23 @@ def to_tensors(rows: list[Row], padding: int = 0) -> tuple[np.ndarray, np.ndarra
     weights = np.zeros((len(rows), width), rows[0].a.dtype)
     for i, row in enumerate(rows):
         weights[i, : row.flat().size] = row.flat()
-    config = [[MODULES[row.module].id, row.layer, row.rank, int(row.magnitude is not None)] for row in rows]
+    config = [[MODULES[row.module].id, row.layer, row.rank, row.vectors] for row in rows]
     return weights, np.array(config, np.int32)
 
 
 def check_device(cache: _core.LoraCache, lease: _core.DeviceLease, rows: list[Row], engine: np.dtype) -> None:
-    """Every value in the device's pages is the one that was sent, in the engine's type; magnitudes in float32."""
+    """Every value in the device's pages is the one that was sent, in the engine's type; vectors in float32."""
     expected = {}
     for row in rows:
         expected.update(row.parts())
     found = {}
-    for module, layer, _, a, b, magnitude in cache.read_device(lease):
-        found[module, layer] = (a, b, magnitude)
+    for module, layer, _, *tensors in cache.read_device(lease):
+        found[module, layer] = tensors
     assert found.keys() == expected.keys()
-    for place, (a, b, magnitude) in expected.items():
+    for place, (a, b, *vectors) in expected.items():
         np.testing.assert_array_equal(found[place][0], a.astype(engine).astype(np.float32))
         np.testing.assert_array_equal(found[place][1], b.astype(engine).astype(np.float32))
-        if magnitude is None:
-            assert found[place][2] is None
-        else:
-            np.testing.assert_array_equal(found[place][2], magnitude.astype(np.float32))
+        for vector, of_device in zip(vectors, found[place][2:], strict=True):
+            assert (vector is None) == (of_device is None)
+            if vector is not None:
+                np.testing.assert_array_equal(of_device, vector.astype(np.float32))

@@ -117,7 +117,8 @@ def test_an_adapter_as_json(inspect: Inspect, rooms: Path) -> None:
     assert described["kind"] == "LoRA"
     assert described["engine_limits"] == {"max_lora_rank": 6, "dora": False}
     assert described["modules"][0] == {
-        "module": "attn_q", "layer": 0, "rank": 4, "dora": False, "path": "model.layers.0.self_attn.q_proj",
+        "module": "attn_q", "layer": 0, "rank": 4, "dora": False, "shift": False,
+        "path": "model.layers.0.self_attn.q_proj",
         "scale": 2.0, "in_size": 36, "out_size": 36, "experts": None,
     }  # fmt: skip
     assert json.loads(inspect("converted", "--json"))["modules"][1]["module"] == "mlp_4h_to_h"

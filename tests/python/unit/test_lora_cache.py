@@ -84,6 +84,7 @@ def test_torch_tensors(dtype: torch.dtype) -> None:
             row.a.astype(numpy_type),
             row.b.astype(numpy_type),
             None if row.magnitude is None else row.magnitude.astype(numpy_type),
+            None if row.shift is None else row.shift.astype(numpy_type),
         )
         for row in rows
     ]

@@ -168,7 +168,7 @@ struct CrossAttentionOp {
 /// One weight of a fused linear layer; its outputs follow the part before it.
 struct LinearPart {
   PanelMatrix weight;
-  VectorView bias;  // [n] or empty; added after the DoRA factor
+  VectorView bias;  // [n] or empty; added after the adapter's magnitude and shift
 };
 
 enum class LinearEpilogue : std::uint8_t {
@@ -193,7 +193,8 @@ enum class LinearEpilogue : std::uint8_t {
   return epilogue >= LinearEpilogue::kSiluMul;
 }
 
-/// y = ((input W^T + adapter's B A input) * adapter's magnitude + bias) * scale, part by part.
+/// y = ((input W^T + adapter's B A input) * adapter's magnitude + adapter's shift + bias) * scale, part by
+/// part.
 struct LinearOp {
   BufferId input = kNoBuffer;   // activation type
   BufferId output = kNoBuffer;  // float32, or the activation type behind an activation

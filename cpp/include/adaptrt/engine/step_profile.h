@@ -13,7 +13,7 @@ namespace adaptrt {
 struct OpCost {
   /// Base weights, norms, biases; of an embedding, the rows that are looked up.
   std::int64_t weight_bytes = 0;
-  /// A, B and magnitudes of the different adapters of the step.
+  /// A, B and vectors of the different adapters of the step.
   std::int64_t adapter_bytes = 0;
   /// Keys and values: those that the step's tokens see, and the new ones once more as they are written.
   std::int64_t kv_bytes = 0;

@@ -30,8 +30,8 @@ struct TensorView {
 };
 
 /// A request's adapter, in TensorRT-LLM's form: weights [rows, width] or [1, rows, width], config int32
-/// [rows, 3 | 4] or [1, rows, 3 | 4] = module_id, layer, rank(, is_dora). Both with the first request of a
-/// task, neither later.
+/// [rows, 3 | 4] or [1, rows, 3 | 4] = module_id, layer, rank(, vectors), the last the flags of RowVectors.
+/// Both with the first request of a task, neither later.
 struct LoraConfig {
   std::uint64_t task_id = 0;
   std::optional<TensorView> weights;
@@ -47,10 +47,10 @@ struct AdapterRow {
   LoraModule module = LoraModule::kAttnQ;
   std::int32_t layer = 0;
   std::int32_t rank = 0;
-  bool is_dora = false;
+  RowVectors vectors;
   ModuleSizes sizes;
-  /// A[rank, in], B[out, rank] (scaled), magnitude[out] if is_dora, one after the other, of experts each of
-  /// the three with the experts for its first dimension; offset in elements.
+  /// A[rank, in], B[out, rank] (scaled), then magnitude[out] and shift[out] as far as `vectors` has them, one
+  /// after the other, of experts each with the experts for its first dimension; offset in elements.
   std::size_t offset = 0;
 };
 

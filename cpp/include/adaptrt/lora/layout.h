@@ -35,6 +35,22 @@ struct LoraSite {
   std::int32_t expert = 0;
 };
 
+/// Which vectors an adapter's row has behind A and B, each with an element for each output:
+/// y = (W x + B A x) * magnitude + shift, and then the base's bias.
+struct RowVectors {
+  bool magnitude = false;
+  bool shift = false;
+
+  [[nodiscard]] constexpr std::int64_t count() const { return (magnitude ? 1 : 0) + (shift ? 1 : 0); }
+  /// The last column of an adapter's config: 1 for a magnitude, 2 for a shift.
+  [[nodiscard]] constexpr std::int32_t flags() const { return (magnitude ? 1 : 0) + (shift ? 2 : 0); }
+  /// Of flags from 0 to 3.
+  [[nodiscard]] static constexpr RowVectors of(std::int32_t flags) {
+    return {(flags & 1) != 0, (flags & 2) != 0};
+  }
+  friend bool operator==(const RowVectors&, const RowVectors&) = default;
+};
+
 /// What an engine accepts of adapters. Part of the engine; the LoRA cache is made from it.
 struct LoraLayout {
   /// Storage type on the device, equal to the engine's.
@@ -47,6 +63,8 @@ struct LoraLayout {
   /// In the order of execution. LinearOp::lora_site indexes it.
   std::vector<LoraSite> sites;
   MatrixLayout matrix_layout = MatrixLayout::kPanels;
+  /// Whether adapters may have shifts (RowVectors), which the CUDA kernels do not add.
+  bool shifts_enabled = true;
 };
 
 /// One part of one adapter at one site, in the kernels' layout (LoraLayout::matrix_layout). Pointers are into
@@ -61,6 +79,8 @@ struct DevicePart {
   const std::byte* b = nullptr;
   /// float32[out_size], the normalised DoRA magnitudes; nullptr for plain LoRA.
   const float* magnitude = nullptr;
+  /// float32[out_size], what is added behind the magnitudes; nullptr: nothing.
+  const float* shift = nullptr;
 };
 
 struct DeviceSite {

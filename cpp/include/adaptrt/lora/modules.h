@@ -58,8 +58,8 @@ struct ModuleSizes {
   /// Of the A and B of every expert; both grow by as much with each rank.
   [[nodiscard]] std::int64_t a_per_rank() const { return experts * in; }
   [[nodiscard]] std::int64_t b_per_rank() const { return experts * out; }
-  /// Magnitudes of DoRA.
-  [[nodiscard]] std::int64_t magnitudes() const { return experts * out; }
+  /// Of a magnitude or a shift, which have an element for each output.
+  [[nodiscard]] std::int64_t vector() const { return experts * out; }
 };
 
 /// Every module, in the order of its id.

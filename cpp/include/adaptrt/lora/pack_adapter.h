@@ -14,7 +14,7 @@ namespace adaptrt {
 // An adapter on the device is one image per site that it changes, of a row of experts one for each of them:
 //
 //   A of all its modules there: [total_rank, in] | per part: B[out, rank]
-//   | per part with DoRA: float32[out] magnitudes
+//   | per part with DoRA: float32[out] magnitudes | per part with a shift: float32[out]
 //
 // A and B in the engine's type and the layout's MatrixLayout, every piece on a multiple of kImageAlignment.
 // An image lies within one page.
@@ -24,7 +24,7 @@ inline constexpr std::size_t kImageAlignment = 64;
 struct ModuleRank {
   LoraModule module = LoraModule::kAttnQ;
   std::int32_t rank = 0;
-  bool is_dora = false;
+  RowVectors vectors = {};
 };
 
 /// Bytes of the image of these modules at a site of `layout`.
@@ -77,6 +77,7 @@ struct UnpackedModule {
   std::vector<float> a;          // [rank, in]
   std::vector<float> b;          // [out, rank]
   std::vector<float> magnitude;  // [out] or empty
+  std::vector<float> shift;      // [out] or empty
 };
 
 /// The inverse of pack_adapter where the device's memory is the host's, for inspection: attn_qkv and

@@ -260,13 +260,13 @@ def test_refused_input_leaves_the_output_alone(model: Path, tmp_path: Path, caps
     out = tmp_path / "out"
     assert command_line(["hf-lora-convert", "-i", str(directory), "-o", str(out)]) == 0
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    edit_config(directory, bias="some", lora_bias=True)
+    edit_config(directory, bias="some", use_qalora=True)
     capsys.readouterr()
     assert command_line(["hf-lora-convert", "-i", str(directory), "-o", str(out)]) == 2
     error = capsys.readouterr().err
     assert str(directory / CONFIG) in error
     assert 'bias = "some"' in error
-    assert "lora_bias = true" in error
+    assert "use_qalora = true" in error
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 

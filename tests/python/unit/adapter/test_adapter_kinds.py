@@ -152,10 +152,58 @@ def test_ia3_on_inputs_that_no_outputs_are(targets, feedforward, reason: str, mo
     assert "has the shape [1, 36], expected [36, 1]" in refusal(adapter, base=model)
 
 
-def test_ia3_where_there_is_a_bias(tmp_path: Path) -> None:
+def test_biases_are_shifts_from_those_of_the_base(tmp_path: Path) -> None:
     gpt2 = save_family(FAMILIES["gpt2"], tmp_path / "gpt2")
-    adapter = save_ia3(gpt2, tmp_path / "ia3", ["c_attn"], [])
-    assert "IA3 multiplies the bias of 'transformer.h.0.attn.c_attn' as well" in refusal(adapter, base=gpt2)
+    modules = modules_of_base(gpt2)
+    of_base = load_file(gpt2 / "model.safetensors")["transformer.h.0.attn.c_attn.bias"]
+    name = "base_model.model.transformer.h.0.attn.c_attn"
+
+    ia3 = save_ia3(gpt2, tmp_path / "ia3", ["c_attn"], [])
+    assert "what its biases add depends on those of the base model" in refusal(ia3, modules=modules)
+    converted = convert_adapter(ia3, storage_dtype="float32", base=gpt2)
+    assert converted.config[0].tolist() == [[0, layer, 1, 3] for layer in range(3)]
+    factors = load_file(ia3 / TENSORS)[f"{name}.ia3_l"][:, 0]
+    row = converted.weights[0, 0]
+    np.testing.assert_array_equal(row[36 + 108 :], np.concatenate([factors, (factors - 1) * of_base]))
+
+    config = peft.LoraConfig(r=2, bias="lora_only", target_modules=["c_attn"], fan_in_fan_out=True)
+    trained = save_kind(gpt2, tmp_path / "trained", config, 2)
+    assert "what its biases add depends on those of the base model" in refusal(trained)
+    converted = convert_adapter(trained, storage_dtype="float32", base=gpt2)
+    assert converted.config[0].tolist() == [[0, layer, 2, 2] for layer in range(3)]
+    bias = load_file(trained / TENSORS)[f"{name}.base_layer.bias"]
+    np.testing.assert_array_equal(converted.weights[0, 0, 2 * (36 + 108) :], bias - of_base)
+    # A name of PEFT's first releases, and a layer of which nothing else was trained.
+    edit_tensors(trained, lambda tensors: {f"{name}.bias": bias})
+    assert "a bias of a layer without A and B; give the base model" in refusal(trained)
+    converted = convert_adapter(trained, storage_dtype="float32", base=gpt2)
+    assert converted.config[0].tolist() == [[0, 0, 1, 2]]
+    np.testing.assert_array_equal(converted.weights[0, 0, 36 + 108 :], bias - of_base)
+
+    edit_tensors(trained, lambda tensors: {f"{name}.bias": bias[1:]})
+    assert "a bias of 107 outputs, but the model's layer has one of 108" in refusal(trained, base=gpt2)
+    edit_tensors(trained, lambda tensors: {f"{name}.bias": bias, f"{name}.base_layer.bias": bias})
+    assert "is the same as" in refusal(trained, base=gpt2)
+    edit_config(trained, bias="none")
+    assert "a trained bias, but adapter_config.json's bias is none" in refusal(trained, base=gpt2)
+
+
+def test_a_bias_of_a_layer_without_one(model: Path, tmp_path: Path) -> None:
+    config = peft.LoraConfig(r=2, bias="all", target_modules=["q_proj"])
+    adapter = save_kind(model, tmp_path / "adapter", config, 2)
+    bias = {"base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias": np.ones(36, np.float32)}
+    edit_tensors(adapter, lambda tensors: tensors | bias)
+    assert "a bias of 36 outputs, but the model's layer has none" in refusal(adapter, base=model)
+
+
+def test_sums_with_biases_are_refused(tmp_path: Path) -> None:
+    gpt2 = save_family(FAMILIES["gpt2"], tmp_path / "gpt2")
+    config = peft.LoraConfig(r=2, lora_bias=True, target_modules=["c_attn"], fan_in_fan_out=True)
+    converted = convert_adapter(save_kind(gpt2, tmp_path / "a", config, 2), storage_dtype="float32", base=gpt2)
+    modules = modules_of_base(gpt2)
+    assert modules is not None
+    with pytest.raises(_core.AdapterError, match=r"'a' has biases .*, which PEFT's weighted sums leave out"):
+        weighted_sum([Term("a", converted, 1.0)], modules, _core.DType.FLOAT32, 8)
 
 
 def test_an_initial_adapter_is_needed_where_the_base_was_changed(model: Path, tmp_path: Path, capsys) -> None:

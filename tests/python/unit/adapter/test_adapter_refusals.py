@@ -48,7 +48,7 @@ def refusal(directory: Path, **options) -> str:
         ("task_type", "SEQ_CLS", "CAUSAL_LM"),
         ("bias", "vera_only", "accepted: none, all, lora_only"),
         ("enable_lora", [True, False, True], "merged linear layers"),
-        ("lora_bias", True, "bias of lora_B"),
+        ("lora_bias", "yes", "expected true or false"),
         ("modules_to_save", ["lm_head"], "trained in full"),
         ("layer_replication", [[0, 1], [0, 2]], "other layers"),
         ("trainable_token_indices", [1, 2], "trained tokens"),
@@ -194,10 +194,10 @@ def test_every_field_of_the_installed_peft_is_accounted_for() -> None:
 
 
 def test_all_fields_are_reported_at_once(lora: Path) -> None:
-    edit_config(lora, bias="some", lora_bias=True, init_lora_weights="other", r=-1)
+    edit_config(lora, bias="some", lora_bias="some", init_lora_weights="other", r=-1)
     edit_tensors(lora, lambda tensors: {**tensors, "base_model.model.lm_head.weight": np.ones((3, 2), np.float32)})
     text = refusal(lora)
-    for expected in ('bias = "some"', "lora_bias = true", 'init_lora_weights = "other"', "r = -1", "lm_head.weight"):
+    for expected in ('bias = "some"', 'lora_bias = "some"', 'init_lora_weights = "other"', "r = -1", "lm_head.weight"):
         assert expected in text
 
 
@@ -221,8 +221,9 @@ def test_broken_config_files(content: bytes, reason: str, lora: Path) -> None:
         ("base_model.model.lm_head.lora_A.weight", "embeddings and lm_head"),
         ("base_model.model.model.embed_tokens.weight", "embeddings and lm_head"),
         ("base_model.model.model.embed_tokens.lora_embedding_A", "embeddings and lm_head"),
-        (PREFIX + "lora_B.bias", "lora_bias"),
-        (PREFIX + "bias", "biases"),
+        (PREFIX + "lora_B.bias", "expected [out]"),
+        (PREFIX + "bias", "a trained bias, but adapter_config.json's bias is none"),
+        ("base_model.model.model.layers.0.input_layernorm.bias", "of the linear layers of decoder layers alone"),
         ("base_model.model.model.layers.0.input_layernorm.weight", "normalisation"),
         ("base_model.model.model.layers.0.mlp.experts.3.gate_proj.lora_A.weight", "belongs to experts"),
         ("base_model.model.model.layers.0.block_sparse_moe.experts.0.w1.lora_A.weight", "belongs to experts"),
@@ -386,7 +387,15 @@ def test_directories_without_a_config(file: str, sentence: str, tmp_path: Path) 
     assert sentence in one_sentence(tmp_path)
 
 
+def test_biases_of_lora_b_are_all_or_none(lora: Path) -> None:
+    edit_config(lora, lora_bias=True)
+    assert "has no bias of lora_B, but adapter_config.json's lora_bias is true" in refusal(lora)
+    edit_config(lora, lora_bias=False)
+    edit_tensors(lora, lambda tensors: tensors | {f"{PREFIX}lora_B.bias": np.ones(36, np.float32)})
+    assert "has a bias of lora_B, but adapter_config.json's lora_bias is not true" in refusal(lora)
+
+
 def test_many_tensors_of_one_reason_are_counted(lora: Path) -> None:
-    biases = {f"base_model.model.model.layers.{layer}.mlp.up_proj.bias": np.ones(37, np.float32) for layer in range(9)}
-    edit_tensors(lora, lambda tensors: tensors | biases)
-    assert "9 tensors, such as 'base_model.model.model.layers.0.mlp.up_proj.bias', " in refusal(lora)
+    norms = {f"base_model.model.model.layers.{layer}.norm.weight": np.ones(36, np.float32) for layer in range(9)}
+    edit_tensors(lora, lambda tensors: tensors | norms)
+    assert "9 tensors, such as 'base_model.model.model.layers.0.norm.weight', " in refusal(lora)
