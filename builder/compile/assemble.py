@@ -42,6 +42,7 @@ def assemble(
     emitted: EmittedProgram,
     *,
     dtype: DType,
+    vocab_size: int,
     num_layers: int,
     num_encoder_layers: int = 0,
     int8_kv_cache: bool,
@@ -64,7 +65,7 @@ def assemble(
         )
     program = Program(
         dtype=dtype,
-        vocab_size=emitted.logits.width,
+        vocab_size=vocab_size,
         num_layers=num_layers,
         num_encoder_layers=num_encoder_layers,
         max_batch_size=limits.max_batch_size,
@@ -83,7 +84,8 @@ def assemble(
         encoder=tuple(_renamed(op, roots) for op in emitted.encoder),
         body=tuple(_renamed(op, roots) for op in emitted.body),
         head=tuple(_renamed(op, roots) for op in emitted.head),
-        logits=BufferName(roots[emitted.logits.name]),
+        logits=None if emitted.logits is None else BufferName(roots[emitted.logits.name]),
+        hidden=BufferName(roots[emitted.hidden.name]),
         encoder_output=None if emitted.encoder_output is None else BufferName(roots[emitted.encoder_output.name]),
         lora=layout,
     )
@@ -119,7 +121,8 @@ def _buffers(
                 first[name] = at
                 buffers[name] = (op, value.width)
             last[name] = max(last.get(name, at), at)
-    last[roots[emitted.logits.name]] = len(ops)
+    if emitted.logits is not None:
+        last[roots[emitted.logits.name]] = len(ops)
     if emitted.encoder_output is not None:  # which is read when the encoder has run
         last[roots[emitted.encoder_output.name]] = len(emitted.encoder)
     lifetimes = [

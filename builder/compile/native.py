@@ -61,6 +61,7 @@ def compile_network(
     program, arena = assemble(
         emitted,
         dtype=config.dtype,
+        vocab_size=config.vocab_size,
         num_layers=config.num_hidden_layers,
         num_encoder_layers=config.num_encoder_layers,
         int8_kv_cache=config.int8_kv_cache,

@@ -266,7 +266,8 @@ class Program:
     encoder: tuple[Op, ...]
     body: tuple[Op, ...]
     head: tuple[Op, ...]
-    logits: BufferName
+    logits: BufferName | None
+    hidden: BufferName | None
     encoder_output: BufferName | None
     lora: LoraLayout | None
 

@@ -75,7 +75,11 @@ void bind_engine_info(py::module_& module) {
       .def_readonly("max_encoder_input_len", &EngineInfo::max_encoder_input_len,
                     "Tokens of an encoder input; 0: the engine has no encoder.")
       .def_readonly("encoder_hidden_size", &EngineInfo::encoder_hidden_size)
-      .def_readonly("cross_kv_block_bytes", &EngineInfo::cross_kv_block_bytes);
+      .def_readonly("cross_kv_block_bytes", &EngineInfo::cross_kv_block_bytes)
+      .def_readonly("hidden_size", &EngineInfo::hidden_size,
+                    "Width of hidden states; 0: the engine does not tell them.")
+      .def_readonly("has_logits", &EngineInfo::has_logits,
+                    "False: the model has no lm_head, and generates nothing.");
 }
 
 void bind_engine_handle(py::module_& module) {

@@ -39,6 +39,30 @@ void bind_enums(py::module_& module) {
       .finalize();
 }
 
+void bind_pooling(py::module_& module) {
+  py::native_enum<PoolingType>(module, "PoolingType", "enum.Enum",
+                               "Which hidden states of a prompt are returned, or what is made of them.")
+      .value("LAST", PoolingType::kLast)
+      .value("CLS", PoolingType::kCls)
+      .value("MEAN", PoolingType::kMean)
+      .value("ALL", PoolingType::kAll)
+      .finalize();
+  py::native_enum<PoolingActivation>(module, "PoolingActivation", "enum.Enum",
+                                     "What is done to each output of a PoolingLayer.")
+      .value("NONE", PoolingActivation::kNone)
+      .value("TANH", PoolingActivation::kTanh)
+      .value("RELU", PoolingActivation::kRelu)
+      .value("SILU", PoolingActivation::kSilu)
+      .value("GELU", PoolingActivation::kGelu)
+      .value("GELU_TANH", PoolingActivation::kGeluTanh)
+      .finalize();
+  bind_struct<PoolingLayer, 1>(
+      module, "PoolingLayer",
+      "One layer of what is done to pooled hidden states: activation(x weight^T + bias), and a norm.");
+  bind_struct<PoolingParams>(module, "PoolingParams",
+                             "How a request is answered that ends in rows instead of tokens.");
+}
+
 Response make_failed_response(RequestId request_id, std::string error_msg,
                               std::optional<std::uint64_t> client_id) {
   if (error_msg.empty()) throw py::value_error("Response.error_msg is empty; accepted: a text, or a Result");
@@ -126,6 +150,7 @@ void bind_stats(py::module_& module, const char* name, const char* doc) {
 void bind_exec_types(py::module_& module) {
   bind_enums(module);
   bind_kv_cache_retention(module);
+  bind_pooling(module);
   bind_struct<OutputConfig>(module, "OutputConfig", "What a Result has besides the tokens.");
   auto request = bind_struct<Request, 2, 2>(module, "Request", "A prompt, and what is wanted of it.");
   accept_old_names(request, {{"max_new_tokens", "max_tokens"}});

@@ -223,7 +223,8 @@ void bind_program_struct(py::module_& module) {
                        std::int32_t max_beam_width, std::int32_t max_encoder_input_len,
                        std::int32_t tokens_per_block, bool int8_kv_cache, std::size_t arena_bytes,
                        std::vector<Buffer> buffers, std::vector<Op> encoder, std::vector<Op> body,
-                       std::vector<Op> head, BufferId logits, BufferId encoder_output, LoraLayout lora) {
+                       std::vector<Op> head, BufferId logits, BufferId hidden, BufferId encoder_output,
+                       LoraLayout lora) {
              return Program{.dtype = dtype,
                             .vocab_size = vocab_size,
                             .num_layers = num_layers,
@@ -242,6 +243,7 @@ void bind_program_struct(py::module_& module) {
                             .body = std::move(body),
                             .head = std::move(head),
                             .logits = logits,
+                            .hidden = hidden,
                             .encoder_output = encoder_output,
                             .lora = std::move(lora)};
            }),
@@ -250,7 +252,8 @@ void bind_program_struct(py::module_& module) {
            py::arg("max_input_len"), py::arg("max_seq_len"), py::arg("max_beam_width") = 1,
            py::arg("max_encoder_input_len") = 0, py::arg("tokens_per_block"),
            py::arg("int8_kv_cache") = false, py::arg("arena_bytes"), py::arg("buffers"),
-           py::arg("encoder") = std::vector<Op>{}, py::arg("body"), py::arg("head"), py::arg("logits"),
+           py::arg("encoder") = std::vector<Op>{}, py::arg("body"), py::arg("head"),
+           py::arg("logits") = kNoBuffer, py::arg("hidden") = kNoBuffer,
            py::arg("encoder_output") = kNoBuffer, py::arg("lora") = LoraLayout{})
       .def_readonly("num_encoder_layers", &Program::num_encoder_layers)
       .def_readonly("max_encoder_input_len", &Program::max_encoder_input_len)
@@ -271,6 +274,7 @@ void bind_program_struct(py::module_& module) {
       .def_readonly("body", &Program::body)
       .def_readonly("head", &Program::head)
       .def_readonly("logits", &Program::logits)
+      .def_readonly("hidden", &Program::hidden)
       .def_readonly("lora", &Program::lora)
       .def(
           "validate", [](const Program& program) { return program.validate().list(); },

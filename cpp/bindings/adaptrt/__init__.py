@@ -43,6 +43,10 @@ from ._core import (
     OutputConfig,
     PeftCacheConfig,
     PeftTaskNotCachedError,
+    PoolingActivation,
+    PoolingLayer,
+    PoolingParams,
+    PoolingType,
     QueueFullError,
     Request,
     RequestError,
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
     from .builder.adapter import invocation_start
     from .builder.model_cache import EngineOptions
     from .runtime.answer import AnswerStream, AsyncAnswer, Completion
+    from .runtime.classifier import Classification
     from .runtime.engine import LoadedEngine, load_engine
     from .runtime.executor import Executor
     from .runtime.llm import LLM
@@ -90,6 +95,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "AnswerStream": "runtime.answer",
     "AsyncAnswer": "runtime.answer",
+    "Classification": "runtime.classifier",
     "CommunicationMode": "runtime.options.parallel",
     "CommunicationType": "runtime.options.parallel",
     "Completion": "runtime.answer",
@@ -120,6 +126,7 @@ __all__ = [
     "BatchingType",
     "CapacitySchedulerPolicy",
     "CheckpointError",
+    "Classification",
     "CommunicationMode",
     "CommunicationType",
     "Completion",
@@ -162,6 +169,10 @@ __all__ = [
     "ParallelConfig",
     "PeftCacheConfig",
     "PeftTaskNotCachedError",
+    "PoolingActivation",
+    "PoolingLayer",
+    "PoolingParams",
+    "PoolingType",
     "PromptTuningConfig",
     "QueueFullError",
     "Request",

@@ -28,7 +28,13 @@ class StepChecker {
     check_offsets();
     finish();
     check_tokens();
-    check_logit_rows();
+    check_output_rows("logit_rows", input_.logit_rows);
+    check_output_rows("hidden_rows", input_.hidden_rows);
+    if (!info_.has_logits && !input_.logit_rows.empty())
+      add("logit_rows are given; the model has no lm_head");
+    if (info_.hidden_size == 0 && !input_.hidden_rows.empty()) {
+      add("hidden_rows are given; the engine does not tell hidden states");
+    }
     finish();
     for (std::int64_t sequence = 0; sequence < sequences_; ++sequence) check_sequence(sequence);
     finish();
@@ -91,10 +97,10 @@ class StepChecker {
     }
   }
 
-  void check_logit_rows() {
+  void check_output_rows(const char* name, std::span<const std::int32_t> rows) {
     std::int64_t before = -1;
-    for (const std::int64_t row : input_.logit_rows) {
-      if (row <= before || row >= tokens_) add("logit_rows do not ascend within the tokens");
+    for (const std::int64_t row : rows) {
+      if (row <= before || row >= tokens_) add(std::string(name) + " do not ascend within the tokens");
       before = row;
     }
   }

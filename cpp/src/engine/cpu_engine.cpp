@@ -13,6 +13,7 @@
 #include "attention_plan.h"
 #include "experts.h"
 #include "kv_pool.h"
+#include "output_rows.h"
 #include "step.h"
 #include "step_recorder.h"
 
@@ -126,6 +127,11 @@ class CpuEngine final : public Engine {
     linear_scratch_.blocks.reserve(rows);
     linear_scratch_.task_ends.reserve(rows);
     adapted_rows_.reserve(rows);
+    if (program_.hidden != kNoBuffer) {
+      num_hidden_ops_ = num_ops_to_hidden(program_);
+      hidden_rows_.resize(static_cast<std::size_t>(program_.max_batch_size) *
+                          static_cast<std::size_t>(hidden_size()));
+    }
     fill_info();
     if (profile) recorder_ = std::make_unique<StepRecorder>(std::move(profile), *threads_);
   }
@@ -154,7 +160,8 @@ class CpuEngine final : public Engine {
     std::ranges::copy(bytes, content.begin());
   }
 
-  void step(const StepInput& input, const LogitsSink& sink) override {
+  using Engine::step;
+  void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
     if (!threads_) throw EngineError("the engine's steps have ended: its executor was shut down");
     checker_.check(input, info_, kv_pool_.num_blocks());
     check_encoder_inputs(input, info_, cross_pool_.num_blocks());
@@ -162,21 +169,19 @@ class CpuEngine final : public Engine {
     if (recorder_) recorder_->begin_step(input);
     if (!input.encoder.empty()) run_encoder(input);
     rows_.describe(input, own_keys_.tokens_per_block(), threads_->num_threads());
-    group_logit_rows(input.logit_rows);
+    output_rows_.set(input.logit_rows, input.hidden_rows);
+    group_output_rows(output_rows_.all());
     Step step = make_step(input, rows_);
-    step.groups_of_logit_rows = groups_of_logit_rows_;
-    step.logit_rows = input.logit_rows;
-    step.kept_logit_rows = kept_logit_rows_;
+    step.groups_of_output_rows = groups_of_output_rows_;
+    step.output_rows = output_rows_.all();
+    step.kept_output_rows = kept_output_rows_;
     run(StepSection::kBody, program_.body, step);
-    const auto all_rows = step.logit_rows;
-    const auto slice = static_cast<std::size_t>(program_.max_batch_size);
-    for (std::size_t first = 0; first < all_rows.size(); first += slice) {
-      step.logit_rows = all_rows.subspan(first, std::min(slice, all_rows.size() - first));
-      step.rows = static_cast<std::int64_t>(step.logit_rows.size());
-      run(StepSection::kHead, program_.head, step);
-      if (recorder_) recorder_->begin_op();
-      sink(static_cast<std::int64_t>(first), step.rows, step.float_row(program_.logits, 0));
-      if (recorder_) recorder_->end_op(StepSection::kSink, 0, [] { return OpCost{}; });
+    const auto rows_of_body = step.output_rows;
+    run_head(step, output_rows_.logit_rows(rows_of_body), program_.head, sink,
+             [&] { return step.float_row(program_.logits, 0); });
+    if (!input.hidden_rows.empty()) {
+      run_head(step, output_rows_.hidden_rows(rows_of_body), std::span(program_.head).first(num_hidden_ops_),
+               hidden_sink, [&] { return widen_hidden(step); });
     }
     if (recorder_) recorder_->end_step();
     if (kernels_.leave_thread != nullptr) kernels_.leave_thread();
@@ -189,9 +194,40 @@ class CpuEngine final : public Engine {
                       std::to_string(bytes));
   }
 
-  void run(StepSection section, const std::vector<Op>& ops, Step& step) {
+  /// 0 where hidden states are not told.
+  [[nodiscard]] std::int64_t hidden_size() const {
+    return program_.hidden == kNoBuffer ? 0
+                                        : program_.buffers[static_cast<std::size_t>(program_.hidden)].width;
+  }
+
+  /// Runs ops of the head for slices of `rows`, and gives what `result` finds after each to the sink.
+  template <class Result>
+  void run_head(Step& step, std::span<const std::int32_t> rows, std::span<const Op> ops,
+                const std::function<void(std::int64_t, std::int64_t, const float*)>& sink,
+                const Result& result) {
+    const auto slice = static_cast<std::size_t>(program_.max_batch_size);
+    for (std::size_t first = 0; first < rows.size(); first += slice) {
+      step.output_rows = rows.subspan(first, std::min(slice, rows.size() - first));
+      step.rows = static_cast<std::int64_t>(step.output_rows.size());
+      run(StepSection::kHead, ops, step);
+      if (recorder_) recorder_->begin_op();
+      sink(static_cast<std::int64_t>(first), step.rows, result());
+      if (recorder_) recorder_->end_op(StepSection::kSink, 0, [] { return OpCost{}; });
+    }
+  }
+
+  /// The hidden states of a slice in float32.
+  const float* widen_hidden(const Step& step) {
+    if (step.buffer(program_.hidden).dtype == DType::kFloat32) return step.float_row(program_.hidden, 0);
+    const std::int64_t size = step.rows * hidden_size();
+    const auto* bits = reinterpret_cast<const std::uint16_t*>(step.row(program_.hidden, 0));
+    std::transform(bits, bits + size, hidden_rows_.begin(), bfloat16_to_float);
+    return hidden_rows_.data();
+  }
+
+  void run(StepSection section, std::span<const Op> ops, Step& step) {
     for (std::size_t i = 0; i < ops.size(); ++i) {
-      if (step.rows == 0) return;  // KeepLogitRowsOp in a step that no logits are wanted of
+      if (step.rows == 0) return;  // KeepLogitRowsOp in a step that nothing is wanted of
       if (recorder_) recorder_->begin_op();
       std::visit([&](const auto& found) { run_op(found, step); }, ops[i]);
       if (recorder_) recorder_->end_op(section, i, [&] { return cost_of(ops[i], step); });
@@ -222,12 +258,12 @@ class CpuEngine final : public Engine {
             .sequence_of_token = rows.sequence_of_token,
             .first_own_blocks = rows.first_own_blocks,
             .groups = rows.groups,
-            .groups_of_logit_rows = {},
+            .groups_of_output_rows = {},
             .adapted_rows = adapted_rows_,
             .attention_plans = rows.attention_plans,
             .rows = static_cast<std::int64_t>(input.token_ids.size()),
-            .logit_rows = {},
-            .kept_logit_rows = {}};
+            .output_rows = {},
+            .kept_output_rows = {}};
   }
 
   /// Runs the encoder over a step's encoder inputs, which are sequences to its ops.
@@ -266,14 +302,14 @@ class CpuEngine final : public Engine {
   }
 
   /// Ready for KeepLogitRowsOp, after group_tokens.
-  void group_logit_rows(std::span<const std::int32_t> rows) {
-    kept_logit_rows_.resize(rows.size());
-    std::iota(kept_logit_rows_.begin(), kept_logit_rows_.end(), 0);
-    groups_of_logit_rows_.clear();
+  void group_output_rows(std::span<const std::int32_t> rows) {
+    kept_output_rows_.resize(rows.size());
+    std::iota(kept_output_rows_.begin(), kept_output_rows_.end(), 0);
+    groups_of_output_rows_.clear();
     for (const AdapterGroup& group : rows_.groups) {
       const auto begin = std::ranges::lower_bound(rows, group.begin) - rows.begin();
       const auto end = std::ranges::lower_bound(rows, group.end) - rows.begin();
-      if (begin < end) groups_of_logit_rows_.push_back({begin, end, group.adapter});
+      if (begin < end) groups_of_output_rows_.push_back({begin, end, group.adapter});
     }
   }
 
@@ -294,7 +330,9 @@ class CpuEngine final : public Engine {
              .kv_identity = program_.identity,
              .attention_windows =
                  std::vector<std::int32_t>(static_cast<std::size_t>(std::max(1, program_.num_layers))),
-             .has_adapters_from = !program_.has_encoder()};
+             .has_adapters_from = !program_.has_encoder(),
+             .hidden_size = hidden_size(),
+             .has_logits = program_.logits != kNoBuffer};
     if (program_.has_encoder()) {
       info_.max_encoder_input_len = program_.max_encoder_input_len;
       info_.encoder_hidden_size = program_.buffers[static_cast<std::size_t>(program_.encoder_output)].width;
@@ -327,6 +365,9 @@ class CpuEngine final : public Engine {
   HugeArray packed_;
   std::int64_t packed_step_bytes_ = 0;
   std::int64_t int8_stride_ = 0;
+  /// Ops of the head up to the one that writes Program::hidden.
+  std::size_t num_hidden_ops_ = 0;
+  std::vector<float> hidden_rows_;  // of a slice, where hidden states are bfloat16
   KvPool kv_pool_;
   KvPool cross_pool_;
   KvPool own_keys_;
@@ -342,9 +383,10 @@ class CpuEngine final : public Engine {
   // Of the step that runs.
   std::vector<std::int32_t> encoder_positions_;
   std::vector<std::int32_t> encoder_lengths_;
-  std::vector<AdapterGroup> groups_of_logit_rows_;
+  std::vector<AdapterGroup> groups_of_output_rows_;
   std::vector<AdaptedRows> adapted_rows_;
-  std::vector<std::int32_t> kept_logit_rows_;
+  OutputRows output_rows_;
+  std::vector<std::int32_t> kept_output_rows_;
 };
 
 }  // namespace

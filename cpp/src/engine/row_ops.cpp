@@ -49,7 +49,7 @@ void run_op(const RmsNormOp& op, const Step& step) {
   const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
     float* normed = step.scratch[static_cast<std::size_t>(thread)].data();
     for (std::int64_t r = begin; r < end; ++r) {
-      const std::int64_t from = op.gather_logit_rows ? step.logit_rows[static_cast<std::size_t>(r)] : r;
+      const std::int64_t from = op.gather_logit_rows ? step.output_rows[static_cast<std::size_t>(r)] : r;
       std::byte* out = op.add ? reinterpret_cast<std::byte*>(normed) : step.row(op.output, r);
       step.kernels.rms_norm(step.float_row(op.input, from), op.weight.data, op.epsilon, width, out, out_type);
       if (op.add) step.kernels.add(normed, width, step.float_row(op.output, r));
@@ -63,7 +63,7 @@ void run_op(const LayerNormOp& op, const Step& step) {
   const DType out_type = step.buffer(op.output).dtype;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t r = begin; r < end; ++r) {
-      const std::int64_t from = op.gather_logit_rows ? step.logit_rows[static_cast<std::size_t>(r)] : r;
+      const std::int64_t from = op.gather_logit_rows ? step.output_rows[static_cast<std::size_t>(r)] : r;
       step.kernels.layer_norm(step.float_row(op.input, from), op.weight.data, op.bias.data, op.epsilon, width,
                               step.row(op.output, r), out_type);
     }
@@ -154,16 +154,16 @@ void run_op(const KeepLogitRowsOp& op, Step& step) {
   for (const BufferId id : op.buffers) {
     const Buffer& buffer = step.buffer(id);
     const std::size_t bytes = static_cast<std::size_t>(buffer.width) * size_of(buffer.dtype);
-    // Logit rows ascend, so a row moves to one that was read before, or stays.
-    for (std::size_t i = 0; i < step.logit_rows.size(); ++i) {
+    // Output rows ascend, so a row moves to one that was read before, or stays.
+    for (std::size_t i = 0; i < step.output_rows.size(); ++i) {
       const auto to = static_cast<std::int64_t>(i);
-      const std::int64_t from = step.logit_rows[i];
+      const std::int64_t from = step.output_rows[i];
       if (from != to) std::memcpy(step.row(id, to), step.row(id, from), bytes);
     }
   }
-  step.rows = static_cast<std::int64_t>(step.logit_rows.size());
-  step.logit_rows = step.kept_logit_rows;
-  step.groups = step.groups_of_logit_rows;
+  step.rows = static_cast<std::int64_t>(step.output_rows.size());
+  step.output_rows = step.kept_output_rows;
+  step.groups = step.groups_of_output_rows;
 }
 
 }  // namespace adaptrt

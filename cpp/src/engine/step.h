@@ -95,17 +95,18 @@ struct Step {
   std::span<const std::int32_t> first_own_blocks;
   /// Groups of rows that have an adapter, in order; empty in a step without adapters.
   std::span<const AdapterGroup> groups;
-  /// The same of the step's logit rows, which KeepLogitRowsOp makes the rows.
-  std::span<const AdapterGroup> groups_of_logit_rows;
+  /// The same of the step's output rows, which KeepLogitRowsOp makes the rows.
+  std::span<const AdapterGroup> groups_of_output_rows;
   /// Rows of the linear op that runs, in order; see LinearWork.
   std::vector<AdaptedRows>& adapted_rows;
   const AttentionPlans& attention_plans;
-  /// Rows of the section that runs: the step's tokens, or a slice of its logit rows.
+  /// Rows of the section that runs: the step's tokens, or a slice of its output rows.
   std::int64_t rows = 0;
-  /// Of the body: all of the step's; of the head: those of the slice. Rows of buffers of RowKind::kTokens.
-  std::span<const std::int32_t> logit_rows;
-  /// [R] 0, 1, ...: what logit_rows are after KeepLogitRowsOp.
-  std::span<const std::int32_t> kept_logit_rows;
+  /// Rows that logits or hidden states are wanted of. Of the body: all of the step's; of the head: those of
+  /// the slice. Rows of buffers of RowKind::kTokens.
+  std::span<const std::int32_t> output_rows;
+  /// 0, 1, ...: what output_rows are after KeepLogitRowsOp.
+  std::span<const std::int32_t> kept_output_rows;
 
   [[nodiscard]] std::int64_t num_tokens() const { return static_cast<std::int64_t>(input.token_ids.size()); }
   [[nodiscard]] std::int64_t num_sequences() const {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "output_rows.h"
 #include "validator.h"
 
 namespace adaptrt {
@@ -37,7 +38,7 @@ Problems Validator::run() {
   check_ops(program_.body, RowKind::kTokens, "body");
   live_.begin_head();
   check_ops(program_.head, RowKind::kLogits, "head");
-  check_logits();
+  check_results();
   check_users();
   check_kv_block();
   live_.finish();
@@ -137,12 +138,21 @@ void Validator::check_encoder_output() {
   read(program_.encoder_output);
 }
 
-void Validator::check_logits() {
-  where_ = "logits";
-  check_width("logits", operand("logits", program_.logits, DType::kFloat32, RowKind::kLogits),
-              program_.vocab_size);
+void Validator::check_results() {
   live_.next_op();
-  read(program_.logits);
+  if (program_.logits == kNoBuffer && program_.hidden == kNoBuffer) {
+    add("there are neither logits nor hidden states");
+  }
+  if (program_.logits != kNoBuffer) {
+    where_ = "logits";
+    check_width("logits", operand("logits", program_.logits, DType::kFloat32, RowKind::kLogits),
+                program_.vocab_size);
+    read(program_.logits);
+  }
+  if (program_.hidden == kNoBuffer) return;
+  where_ = "hidden";
+  operand("hidden", program_.hidden, activation_dtype(program_.dtype), RowKind::kLogits);
+  if (num_ops_to_hidden(program_) == 0) add("hidden: no norm of the head writes it");
 }
 
 void Validator::check_users() {

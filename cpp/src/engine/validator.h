@@ -53,7 +53,7 @@ class Validator {
   /// Counts a user of a layer of the decoder.
   void use_layer(std::int32_t layer, std::vector<std::int32_t>* users);
   void check_encoder_output();
-  void check_logits();
+  void check_results();
   void check_users();
   void add_kv_bytes(const AttentionShape& shape);
   void check_kv_block();

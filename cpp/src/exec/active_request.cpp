@@ -23,8 +23,7 @@ std::optional<TokenId> end_id_of(const Request& request) {
 ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
                              const std::shared_ptr<const HostAdapter>& host_adapter,
                              std::vector<std::shared_ptr<TokenGuide>> guides,
-                             PostProcessorOfRequest post_processor, std::int64_t vocab_size,
-                             std::int64_t encoder_hidden_size)
+                             PostProcessorOfRequest post_processor, const EngineInfo& engine)
     : id_(request_id),
       output_(request.output_config),
       streaming_(request.streaming),
@@ -33,11 +32,11 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
       client_id_(request.client_id),
       stop_(stop_criteria_of(request)),
       post_processor_(std::move(post_processor)),
-      vocab_size_(vocab_size),
+      vocab_size_(engine.vocab_size),
       num_most_likely_(
-          static_cast<std::size_t>(std::min(std::int64_t{request.output_config.top_log_probs}, vocab_size))),
+          static_cast<std::size_t>(std::min(std::int64_t{request.output_config.top_log_probs}, vocab_size_))),
       num_sequences_left_(request.has_beams() ? 1 : request.num_sequences()),
-      encoder_hidden_size_(encoder_hidden_size) {
+      encoder_hidden_size_(engine.encoder_hidden_size) {
   if (request.allotted_time_ms) deadline_ = arrival + *request.allotted_time_ms;
   const auto prompt_length = static_cast<std::int32_t>(request.input_token_ids.size());
   if (output_.return_prompt_log_probs) {
@@ -49,7 +48,7 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
   if (output_.return_context_logits) {
     end_of_prompt_rows_ = prompt_length;
     context_logits_ = std::make_shared<std::vector<float>>(request.input_token_ids.size() *
-                                                           static_cast<std::size_t>(vocab_size));
+                                                           static_cast<std::size_t>(vocab_size_));
   }
   const std::int32_t num_sequences = request.num_sequences();
   sequences_.reserve(static_cast<std::size_t>(num_sequences));
@@ -57,7 +56,7 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
     std::shared_ptr<TokenGuide> guide =
         guides.empty() ? nullptr : std::move(guides[static_cast<std::size_t>(i)]);
     sequences_.push_back(
-        std::make_unique<ActiveSequence>(*this, i, request, host_adapter, std::move(guide), vocab_size));
+        std::make_unique<ActiveSequence>(*this, i, request, host_adapter, std::move(guide), vocab_size_));
   }
   if (request.kv_cache_retention_config) {
     const auto retention = std::make_shared<const KvCacheRetentionConfig>(*request.kv_cache_retention_config);
@@ -69,11 +68,14 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
   }
   if (output_.return_encoder_output) {
     encoder_output_ = std::make_shared<std::vector<float>>(
-        static_cast<std::size_t>(request.encoder_length() * encoder_hidden_size));
+        static_cast<std::size_t>(request.encoder_length() * encoder_hidden_size_));
   }
-  first().compute_whole_prompt = end_of_prompt_rows_ > 0;
+  if (request.pooling_params) {
+    pooler_ = std::make_unique<Pooler>(*request.pooling_params, prompt_length, engine.hidden_size);
+  }
+  first().compute_whole_prompt = end_of_prompt_rows_ > 0 || (pooler_ && pooler_->needs_whole_prompt());
   // After one token all have ended.
-  first().num_forks = request.max_tokens == 1 ? 0 : num_sequences - 1;
+  first().num_forks = request.max_scheduled_tokens() == 1 ? 0 : num_sequences - 1;
   if (request.has_beams()) {
     beams_ = std::make_unique<ActiveBeams>(request, sequences_, stop_, num_most_likely_);
   }
@@ -81,7 +83,7 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
 
 void ActiveRequest::draft_from(const DraftSources& sources,
                                const std::shared_ptr<const HostAdapter>& draft_adapter) {
-  if (sources.empty() || post_processor_.processor || beams_) return;
+  if (sources.empty() || post_processor_.processor || beams_ || pooler_) return;
   for (const auto& sequence : sequences_) sequence->draft_from(sources, draft_adapter);
 }
 
@@ -115,6 +117,7 @@ Response ActiveRequest::make_response(ActiveSequence& sequence, FinishReason rea
   if (encoder_output_ && encoder_output_is_there_) {
     result.encoder_output = FloatTensor{encoder_output_, {first().encoder_length(), encoder_hidden_size_}};
   }
+  if (pooler_ && pooler_->is_complete()) result.pooled_output = pooler_->take_output();
   // A request that ends early may not have all rows of its prompt; then it has none.
   if (next_prompt_row_ == end_of_prompt_rows_) {
     if (context_logits_) {

@@ -17,6 +17,7 @@
 #include "adaptrt/guide/token_guide.h"
 #include "adaptrt/sample/log_softmax.h"
 #include "adaptrt/sample/stop.h"
+#include "pooler.h"
 
 namespace adaptrt {
 
@@ -36,7 +37,7 @@ class ActiveRequest {
   ActiveRequest(RequestId request_id, const Request& request,
                 const std::shared_ptr<const HostAdapter>& host_adapter,
                 std::vector<std::shared_ptr<TokenGuide>> guides, PostProcessorOfRequest post_processor,
-                std::int64_t vocab_size, std::int64_t encoder_hidden_size);
+                const EngineInfo& engine);
   ActiveRequest(const ActiveRequest&) = delete;
   ActiveRequest& operator=(const ActiveRequest&) = delete;
 
@@ -55,6 +56,8 @@ class ActiveRequest {
   [[nodiscard]] ActiveSequence& first() const { return *sequences_.front(); }
   /// The search whose beams the sequences are; nullptr without one.
   [[nodiscard]] ActiveBeams* beams() const { return beams_.get(); }
+  /// What takes the prompt's hidden states of a request with pooling_params; nullptr without them.
+  [[nodiscard]] Pooler* pooler() const { return pooler_.get(); }
 
   [[nodiscard]] bool is_streaming() const { return streaming_; }
   [[nodiscard]] bool wants_generation_logits() const { return output_.return_generation_logits; }
@@ -119,6 +122,7 @@ class ActiveRequest {
   std::size_t num_most_likely_;
   std::vector<std::unique_ptr<ActiveSequence>> sequences_;
   std::unique_ptr<ActiveBeams> beams_;
+  std::unique_ptr<Pooler> pooler_;
 
   std::int32_t num_sequences_left_;  // 1 with beams, whose results come together
   std::int32_t next_prompt_row_ = 0;

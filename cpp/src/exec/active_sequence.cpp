@@ -42,7 +42,7 @@ ActiveSequence::ActiveSequence(ActiveRequest& owner, std::int32_t sequence_index
   index = sequence_index;
   priority = request.priority;
   prompt_length = static_cast<std::int32_t>(request.input_token_ids.size());
-  max_tokens = request.max_tokens;
+  max_tokens = request.max_scheduled_tokens();
   is_beam = request.has_beams();
   adapter = std::move(host_adapter);
   if (request.lora_config) adapter_from = request.lora_config->active_from;

@@ -135,9 +135,8 @@ class Executor::Impl {
         if (adapter != nullptr && loop_.has_second_level()) static_cast<void>(adapter->content_digest());
         const auto draft_adapter = draft_target_ ? draft_target_->admit(request) : nullptr;
         ids.push_back(next_id_.fetch_add(1));
-        active.push_back(std::make_unique<ActiveRequest>(
-            ids.back(), request, adapter, std::move(guides), post_processor_of(request),
-            engine_->info().vocab_size, engine_->info().encoder_hidden_size));
+        active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, adapter, std::move(guides),
+                                                         post_processor_of(request), engine_->info()));
         active.back()->draft_from(draft_sources_of(request), draft_adapter);
       }
       board_.open(ids);
@@ -219,9 +218,9 @@ class Executor::Impl {
                    ", the engine's is " + std::to_string(engine_->info().max_beam_width));
     }
     if (!problems.empty()) return problems;
-    const auto reason =
-        loop_.why_never_fits(static_cast<std::int64_t>(request.input_token_ids.size()), request.max_tokens,
-                             request.num_sequences(), request.has_beams(), request.encoder_length());
+    const auto reason = loop_.why_never_fits(static_cast<std::int64_t>(request.input_token_ids.size()),
+                                             request.max_scheduled_tokens(), request.num_sequences(),
+                                             request.has_beams(), request.encoder_length());
     if (reason) problems.add(*reason);
     return problems;
   }

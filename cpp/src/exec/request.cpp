@@ -52,6 +52,13 @@ void check_lengths(Problems& problems, const Request& request, const EngineInfo&
     problems.add("input_token_ids has " + std::to_string(prompt) + " tokens; the engine's max_input_len is " +
                  std::to_string(engine.max_input_len));
   }
+  if (request.pooling_params) {
+    if (prompt > engine.max_seq_len) {
+      problems.add("input_token_ids has " + std::to_string(prompt) + " tokens; the engine's max_seq_len is " +
+                   std::to_string(engine.max_seq_len));
+    }
+    return;
+  }
   if (request.max_tokens < 1) {
     problems.add("max_tokens is " + std::to_string(request.max_tokens) + "; accepted: 1 or more");
   } else if (prompt + request.max_tokens > engine.max_seq_len) {
@@ -126,6 +133,46 @@ void check_active_from(Problems& problems, const Request& request, const EngineI
     problems.add(given + "; accepted: 0 to " + std::to_string(request.input_token_ids.size()) +
                  ", the length of the prompt");
   }
+}
+
+/// A request that ends in rows says nothing of how tokens are chosen; any other needs logits.
+void check_pooling(Problems& problems, const Request& request, const EngineInfo& engine) {
+  if (!request.pooling_params) {
+    if (!engine.has_logits) {
+      problems.add("pooling_params is None; accepted: PoolingParams, because the model has no lm_head");
+    }
+    return;
+  }
+  if (engine.hidden_size == 0) {
+    problems.add("pooling_params is given; accepted: None, because the engine does not tell hidden states");
+    return;
+  }
+  problems.add_all("pooling_params.", request.pooling_params->validate(engine.hidden_size));
+  const auto refuse = [&](bool is_given, const std::string& name, const char* accepted) {
+    if (!is_given) return;
+    problems.add(name + " is given with pooling_params, which end without a token; accepted: " + accepted);
+  };
+  refuse(request.max_tokens != 0, "max_tokens " + std::to_string(request.max_tokens), "0");
+  refuse(request.streaming, "streaming", "False");
+  refuse(request.sampling_config != SamplingConfig{}, "sampling_config", "SamplingConfig()");
+  refuse(request.end_id.has_value(), "end_id", "None");
+  refuse(request.bad_words.has_value(), "bad_words", "None");
+  refuse(request.stop_words.has_value(), "stop_words", "None");
+  refuse(request.embedding_bias.has_value(), "embedding_bias", "None");
+  refuse(request.external_draft_tokens_config.has_value(), "external_draft_tokens_config", "None");
+  refuse(request.lookahead_config.has_value(), "lookahead_config", "None");
+  refuse(request.logits_post_processor_name.has_value(), "logits_post_processor_name", "None");
+  refuse(request.logits_post_processor.has_value(), "logits_post_processor", "None");
+  refuse(request.return_all_generated_tokens, "return_all_generated_tokens", "False");
+  refuse(request.num_return_sequences != 1, "num_return_sequences", "1");
+  refuse(request.guided_decoding_params.has_value(), "guided_decoding_params", "None");
+  refuse(request.draft_lora_config.has_value(), "draft_lora_config", "None");
+  const OutputConfig& output = request.output_config;
+  refuse(output.return_log_probs, "output_config.return_log_probs", "False");
+  refuse(output.return_context_logits, "output_config.return_context_logits", "False");
+  refuse(output.return_generation_logits, "output_config.return_generation_logits", "False");
+  refuse(output.top_log_probs != 0, "output_config.top_log_probs", "0");
+  refuse(output.return_prompt_log_probs, "output_config.return_prompt_log_probs", "False");
 }
 
 void check_num_sequences(Problems& problems, const Request& request) {
@@ -213,6 +260,7 @@ Problems Request::validate(const EngineInfo& engine) const {
   check_active_from(problems, *this, engine);
   check_num_sequences(problems, *this);
   check_beams(problems, *this, engine);
+  check_pooling(problems, *this, engine);
   check_unsupported(problems, *this);
   return problems;
 }

@@ -21,6 +21,8 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   adapters_from_.clear();
   logit_row_indices_.clear();
   logit_rows_.clear();
+  hidden_row_indices_.clear();
+  hidden_rows_.clear();
   copies_from_.clear();
   copies_to_.clear();
   for (const auto& copy : plan.copies) {
@@ -41,7 +43,11 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   for (const auto& entry : plan.entries) {
     const std::int32_t first_row = sequence_offsets_.back();
     add_tokens(entry);
-    add_logit_rows(entry, first_row);
+    if (static_cast<ActiveSequence*>(entry.sequence)->request().pooler() != nullptr) {
+      add_hidden_rows(entry, first_row);
+    } else {
+      add_logit_rows(entry, first_row);
+    }
     add_drafts(entry, first_row + entry.count);
     sequence_offsets_.push_back(first_row + entry.count + entry.num_drafts);
     prompt_lengths_.push_back(entry.sequence->prompt_length);
@@ -61,6 +67,7 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   input.adapters = adapters_;
   input.adapters_from = adapters_from_;
   input.logit_rows = logit_row_indices_;
+  input.hidden_rows = hidden_row_indices_;
   input.copies_from = copies_from_;
   input.copies_to = copies_to_;
   if (!plan.entries.empty() && plan.entries.front().sequence->cross) add_encoder_inputs(plan, input);
@@ -129,6 +136,17 @@ void StepBuilder::add_logit_rows(const PlannedSequence& entry, std::int32_t firs
   }
   logit_row_indices_.push_back(first_row + sampled - entry.first_token);
   logit_rows_.push_back({.sequence = sequence, .is_sampled = true});
+}
+
+void StepBuilder::add_hidden_rows(const PlannedSequence& entry, std::int32_t first_row) {
+  auto* sequence = static_cast<ActiveSequence*>(entry.sequence);
+  const Pooler& pooler = *sequence->request().pooler();
+  // As of logits, those before next_row() are there already.
+  for (std::int32_t position = std::max(entry.first_token, pooler.next_row());
+       position < std::min(entry.end(), pooler.end_of_rows()); ++position) {
+    hidden_row_indices_.push_back(first_row + position - entry.first_token);
+    hidden_rows_.push_back({.sequence = sequence});
+  }
 }
 
 void StepBuilder::add_drafts(const PlannedSequence& entry, std::int32_t first_row) {

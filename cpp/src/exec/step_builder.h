@@ -24,6 +24,11 @@ struct LogitRow {
   std::optional<Draft> draft = std::nullopt;
 };
 
+/// What a hidden state is for: the next that the request's pooler takes.
+struct HiddenRow {
+  ActiveSequence* sequence = nullptr;
+};
+
 /// Writes a plan as the arrays of a StepInput. Their memory is kept from step to step.
 class StepBuilder {
  public:
@@ -34,10 +39,13 @@ class StepBuilder {
   [[nodiscard]] StepInput build(const StepPlan& plan);
   /// One for each entry of StepInput::logit_rows.
   [[nodiscard]] std::span<const LogitRow> logit_rows() const { return logit_rows_; }
+  /// One for each entry of StepInput::hidden_rows.
+  [[nodiscard]] std::span<const HiddenRow> hidden_rows() const { return hidden_rows_; }
 
  private:
   void add_tokens(const PlannedSequence& entry);
   void add_logit_rows(const PlannedSequence& entry, std::int32_t first_row);
+  void add_hidden_rows(const PlannedSequence& entry, std::int32_t first_row);
   void add_drafts(const PlannedSequence& entry, std::int32_t first_row);
   /// What engines with an encoder want: the inputs of sequences that start, and blocks of all.
   void add_encoder_inputs(const StepPlan& plan, StepInput& input);
@@ -60,6 +68,8 @@ class StepBuilder {
   std::vector<std::int32_t> encoder_lengths_;
   std::vector<std::int32_t> cross_block_tables_;
   std::vector<LogitRow> logit_rows_;
+  std::vector<std::int32_t> hidden_row_indices_;
+  std::vector<HiddenRow> hidden_rows_;
 };
 
 }  // namespace adaptrt

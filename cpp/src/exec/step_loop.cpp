@@ -61,7 +61,7 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
       scheduler_(config.scheduler_config, limits_of(config, engine.info()), block_pool_, lora_cache,
                  cross_pool_.get()),
       step_builder_(scheduler_.limits().max_rows_with_drafts),
-      token_step_(engine.info().vocab_size) {}
+      token_step_(engine.info().vocab_size, engine.info().hidden_size) {}
 
 void StepLoop::run() {
   flush_events();
@@ -161,15 +161,19 @@ void StepLoop::step() {
 
 bool StepLoop::run_engine() {
   const StepInput input = step_builder_.build(plan_);
-  token_step_.begin(step_builder_.logit_rows());
+  token_step_.begin(step_builder_.logit_rows(), step_builder_.hidden_rows());
   const auto begin = Clock::now();
   Clock::duration sampling{};
   try {
-    engine_.step(input, [&](std::int64_t first_row, std::int64_t num_rows, const float* logits) {
-      const auto arrived = Clock::now();
-      token_step_.take(first_row, num_rows, logits);
-      sampling += Clock::now() - arrived;
-    });
+    const auto timed = [&](auto take) {
+      return [&sampling, take](std::int64_t first_row, std::int64_t num_rows, const float* values) {
+        const auto arrived = Clock::now();
+        take(first_row, num_rows, values);
+        sampling += Clock::now() - arrived;
+      };
+    };
+    engine_.step(input, timed([this](auto... rows) { token_step_.take(rows...); }),
+                 timed([this](auto... rows) { token_step_.take_hidden(rows...); }));
     engine_latency_ = Clock::now() - begin - sampling;
     for (Sequence* sequence : plan_.started) {
       static_cast<ActiveSequence*>(sequence)->request().has_encoder_output();

@@ -4,8 +4,9 @@
 
 namespace adaptrt {
 
-void TokenStep::begin(std::span<const LogitRow> rows) {
+void TokenStep::begin(std::span<const LogitRow> rows, std::span<const HiddenRow> hidden_rows) {
   rows_ = rows;
+  hidden_rows_ = hidden_rows;
   outcomes_.clear();
   searches_.clear();
   post_processing_.begin();
@@ -16,6 +17,24 @@ void TokenStep::take(std::int64_t first_row, std::int64_t num_rows, const float*
        rows_.subspan(static_cast<std::size_t>(first_row), static_cast<std::size_t>(num_rows))) {
     take_row(row, logits);
     logits += vocab_size_;
+  }
+}
+
+void TokenStep::take_hidden(std::int64_t first_row, std::int64_t num_rows, const float* hidden) {
+  for (const auto& row :
+       hidden_rows_.subspan(static_cast<std::size_t>(first_row), static_cast<std::size_t>(num_rows))) {
+    const std::span state(hidden, static_cast<std::size_t>(hidden_size_));
+    hidden += hidden_size_;
+    ActiveSequence& sequence = *row.sequence;
+    // After a failure the rest of a sequence's rows are of no use.
+    if (!outcomes_.empty() && outcomes_.back().sequence == &sequence) continue;
+    Pooler& pooler = *sequence.request().pooler();
+    try {
+      pooler.add(state);
+      if (pooler.is_complete()) outcomes_.push_back({&sequence, FinishReason::kLength, {}});
+    } catch (const StepError& error) {
+      outcomes_.push_back({&sequence, FinishReason::kNotFinished, error.what()});
+    }
   }
 }
 

@@ -26,16 +26,22 @@ struct TokenOutcome {
 /// From a step's logits to its tokens: collects those that requests return, or their log probs, chooses the
 /// next tokens, and says which sequences have generated enough. From the last row of a prompt all sequences
 /// of the request get their first token. A row of a draft counts when the token before it was chosen as the
-/// draft says; else, or when the sequence has ended, it is as if it had not been computed.
+/// draft says; else, or when the sequence has ended, it is as if it had not been computed. Hidden states go
+/// to the poolers of their requests, which end with the last of them.
 class TokenStep {
  public:
-  explicit TokenStep(std::int64_t vocab_size)
-      : vocab_size_(vocab_size), sampler_(vocab_size), post_processing_(vocab_size) {}
+  TokenStep(std::int64_t vocab_size, std::int64_t hidden_size)
+      : vocab_size_(vocab_size),
+        hidden_size_(hidden_size),
+        sampler_(vocab_size),
+        post_processing_(vocab_size) {}
 
-  /// `rows` are those of the step to come and outlive it.
-  void begin(std::span<const LogitRow> rows);
+  /// The rows are those of the step to come and outlive it.
+  void begin(std::span<const LogitRow> rows, std::span<const HiddenRow> hidden_rows);
   /// See LogitsSink.
   void take(std::int64_t first_row, std::int64_t num_rows, const float* logits);
+  /// See HiddenSink.
+  void take_hidden(std::int64_t first_row, std::int64_t num_rows, const float* hidden);
   /// After the last of them: chooses the tokens of requests with post-processors.
   void finish();
   /// One for each sequence whose next token was due, and for each that failed before. Those of a prompt's
@@ -56,9 +62,11 @@ class TokenStep {
                                     const float* changed_logits);
 
   std::int64_t vocab_size_;
+  std::int64_t hidden_size_;
   Sampler sampler_;
   PostProcessing post_processing_;
   std::span<const LogitRow> rows_;
+  std::span<const HiddenRow> hidden_rows_;
   std::vector<TokenOutcome> outcomes_;
   std::vector<ActiveRequest*> searches_;
   std::array<TokenLogProb, kMaxTopLogProbs> most_likely_;

@@ -53,7 +53,9 @@ class TensorRtEngine final : public Engine {
     kv_pools_.bind(decode_);
   }
 
-  void step(const StepInput& input, const LogitsSink& sink) override {
+  using Engine::step;
+  /// The checker refuses hidden_rows, which plans have no output for.
+  void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& /*hidden_sink*/) override {
     checker_.check(input, info_, kv_pools_.num_blocks());
     try {
       run(input, sink);

@@ -1,14 +1,17 @@
-// A row of logits has the same bits whichever other rows are asked for, and whether or not the body goes on
-// with rows of logits alone after its last attention.
+// A row of logits, or a hidden state, has the same bits whichever other rows are asked for, and whether or
+// not the body goes on with those rows alone after its last attention.
 
 #include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
+#include <cmath>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "adaptrt/core/error.h"
 #include "engine/random_model.h"
 
 namespace adaptrt::testing {
@@ -111,6 +114,92 @@ BOOST_DATA_TEST_CASE(rows_have_the_bits_that_they_have_among_all, data::xrange(s
     const auto after = logits_of(kept.engine.get(), StepArrays(kept.next()).input());
     for (std::size_t row = 0; row < 4; ++row) BOOST_TEST(same(after, row, next, row));
   }
+}
+
+BOOST_DATA_TEST_CASE(hidden_states_have_the_bits_that_they_have_among_all,
+                     data::xrange(std::size(kQuantizations)), quantization) {
+  Served all(options_of(kQuantizations[quantization], false));
+  Served kept(options_of(kQuantizations[quantization], true));
+  const auto width = static_cast<std::size_t>(all.engine->info().hidden_size);
+  BOOST_TEST_REQUIRE(width == 48);
+  constexpr std::size_t kVocab = 61;
+  StepArrays arrays_of_all(all.prompts());
+  arrays_of_all.hidden_rows = arrays_of_all.logit_rows;
+  const StepResults expected = results_of(all.engine.get(), arrays_of_all.input());
+  Random random(std::uint64_t{10});
+  for (const std::int64_t one_in : {1, 2, 5, 30, 1000000}) {
+    for (const std::int64_t one_logit_in : {1, 3, 1000000}) {
+      StepArrays arrays(kept.prompts());
+      arrays.hidden_rows = some_rows(arrays.tokens.size(), one_in, &random);
+      arrays.logit_rows = some_rows(arrays.tokens.size(), one_logit_in, &random);
+      const StepResults found = results_of(kept.engine.get(), arrays.input());
+      const auto same = [](const std::vector<float>& some, const std::vector<float>& every,
+                           std::span<const std::int32_t> rows, std::size_t size) {
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+          const auto* from = every.data() + static_cast<std::size_t>(rows[i]) * size;
+          if (std::memcmp(some.data() + i * size, from, size * sizeof(float)) != 0) return false;
+        }
+        return some.size() == rows.size() * size;
+      };
+      BOOST_TEST(same(found.hidden, expected.hidden, arrays.hidden_rows, width));
+      BOOST_TEST(same(found.logits, expected.logits, arrays.logit_rows, kVocab));
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(logits_are_products_of_hidden_states) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const RandomModel model({.dtype = dtype, .max_batch_size = 3});
+    const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
+    engine->allocate_kv_blocks(kBlocks);
+    StepArrays arrays({{.tokens = {5, 8, 13, 21, 34}, .prompt_length = 5, .blocks = {0}}});
+    arrays.hidden_rows = arrays.logit_rows;
+    const StepResults results = results_of(engine.get(), arrays.input());
+    const auto table = unpack(std::get<EmbeddingOp>(model.program.body.front()).table);
+    for (std::size_t row = 0; row < 5; ++row) {
+      for (std::size_t token = 0; token < 61; ++token) {
+        double sum = 0.0;
+        for (std::size_t i = 0; i < 48; ++i) {
+          sum += double{results.hidden[row * 48 + i]} * table[token * 48 + i];
+        }
+        BOOST_TEST(std::abs(results.logits[row * 61 + token] - sum) < 1e-4);
+      }
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(models_without_lm_head_have_hidden_states_alone) {
+  RandomModel model({});
+  const auto whole = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
+  Program program = model.program;
+  program.head.pop_back();
+  program.logits = kNoBuffer;
+  const auto headless = make_cpu_engine(program, std::make_shared<ThreadPool>(1));
+  BOOST_TEST(whole->info().has_logits);
+  BOOST_TEST(!headless->info().has_logits);
+  StepArrays arrays({{.tokens = {5, 8, 13}, .prompt_length = 3, .blocks = {0}}});
+  for (Engine* engine : {whole.get(), headless.get()}) engine->allocate_kv_blocks(kBlocks);
+  BOOST_CHECK_THROW(logits_of(headless.get(), arrays.input()), StepError);
+  arrays.logit_rows.clear();
+  arrays.hidden_rows = {0, 2};
+  const auto expected = results_of(whole.get(), arrays.input()).hidden;
+  BOOST_TEST(results_of(headless.get(), arrays.input()).hidden == expected, boost::test_tools::per_element());
+
+  program.hidden = kNoBuffer;
+  BOOST_CHECK_THROW(make_cpu_engine(program, std::make_shared<ThreadPool>(1)), EngineError);
+  program.hidden = 0;  // of the body
+  BOOST_CHECK_THROW(make_cpu_engine(program, std::make_shared<ThreadPool>(1)), EngineError);
+}
+
+BOOST_AUTO_TEST_CASE(engines_that_do_not_tell_hidden_states_refuse_them) {
+  RandomModel model({});
+  model.program.hidden = kNoBuffer;
+  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
+  engine->allocate_kv_blocks(kBlocks);
+  BOOST_TEST(engine->info().hidden_size == 0);
+  StepArrays arrays({{.tokens = {5, 8, 13}, .prompt_length = 3, .blocks = {0}}});
+  arrays.hidden_rows = {1};
+  BOOST_CHECK_THROW(results_of(engine.get(), arrays.input()), StepError);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

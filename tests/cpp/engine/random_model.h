@@ -283,6 +283,7 @@ class RandomModel {
     const BufferId cosine = buffer("cosine", DType::kFloat32, RowKind::kTokens, half);
     const BufferId sine = buffer("sine", DType::kFloat32, RowKind::kTokens, half);
     const BufferId last = buffer("last", activation, RowKind::kLogits, shape.hidden_size);
+    program.hidden = last;
     program.logits = buffer("logits", DType::kFloat32, RowKind::kLogits, options_.vocab_size);
     BufferId router_logits = kNoBuffer;
     if (options_.num_experts > 0) {
@@ -408,7 +409,8 @@ class StepArrays {
             .adapters_from = adapters_from,
             .logit_rows = logit_rows,
             .copies_from = copies_from,
-            .copies_to = copies_to};
+            .copies_to = copies_to,
+            .hidden_rows = hidden_rows};
   }
 
   std::vector<std::int32_t> tokens;
@@ -423,17 +425,31 @@ class StepArrays {
   std::vector<std::int32_t> logit_rows;
   std::vector<std::int32_t> copies_from;
   std::vector<std::int32_t> copies_to;
+  std::vector<std::int32_t> hidden_rows;
 };
+
+/// The logits of a step, [R][vocab_size], and its hidden states, [H][hidden_size].
+struct StepResults {
+  std::vector<float> logits;
+  std::vector<float> hidden;
+};
+
+inline StepResults results_of(Engine* engine, const StepInput& input) {
+  const auto into = [](std::vector<float>& all, std::size_t rows, std::int64_t width) {
+    all.assign(rows * static_cast<std::size_t>(width), std::nanf(""));
+    return [&all, width](std::int64_t first, std::int64_t count, const float* values) {
+      std::copy_n(values, count * width, all.begin() + first * width);
+    };
+  };
+  StepResults results;
+  engine->step(input, into(results.logits, input.logit_rows.size(), engine->info().vocab_size),
+               into(results.hidden, input.hidden_rows.size(), engine->info().hidden_size));
+  return results;
+}
 
 /// The logits of a step, [R][vocab_size].
 inline std::vector<float> logits_of(Engine* engine, const StepInput& input) {
-  const auto vocab = static_cast<std::size_t>(engine->info().vocab_size);
-  std::vector<float> logits(input.logit_rows.size() * vocab, std::nanf(""));
-  engine->step(input, [&](std::int64_t first, std::int64_t rows, const float* values) {
-    std::copy_n(values, static_cast<std::size_t>(rows) * vocab,
-                logits.begin() + first * static_cast<std::int64_t>(vocab));
-  });
-  return logits;
+  return results_of(engine, input).logits;
 }
 
 }  // namespace adaptrt::testing

@@ -30,6 +30,20 @@ void write_logits(std::uint64_t hash, std::int64_t vocab_size, float* logits) {
   }
 }
 
+void write_hidden(std::uint64_t hash, std::int64_t hidden_size, float* hidden) {
+  for (std::int64_t i = 0; i < hidden_size; ++i) {
+    hidden[i] = static_cast<float>(mix(hash, static_cast<std::uint64_t>(i + 7)) % 2003) / 1001.0F - 1.0F;
+  }
+}
+
+std::uint64_t hash_of(const std::vector<TokenId>& history, std::uint64_t task_id) {
+  std::uint64_t hash = 0;
+  for (std::size_t i = 0; i < history.size(); ++i) {
+    hash = mix(hash, slot_value(history[i], static_cast<std::int32_t>(i), task_id));
+  }
+  return hash;
+}
+
 void require(bool holds, const char* rule) {
   if (!holds) throw EngineError(std::string("StepInput: ") + rule);
 }
@@ -75,7 +89,10 @@ FakeEngine::FakeEngine(Options options, Hook hook)
   info_.kv_identity = options.kv_identity;
   info_.max_reusable_prompt_len = options.max_seq_len;
   if (options.with_lora) info_.lora = fake_layout();
+  info_.hidden_size = options.hidden_size;
+  info_.has_logits = options.has_logits;
   logits_.resize(static_cast<std::size_t>(options.max_batch_size * options.vocab_size));
+  hidden_.resize(static_cast<std::size_t>(options.max_batch_size * options.hidden_size));
 }
 
 void FakeEngine::allocate_kv_blocks(std::int32_t num_blocks) {
@@ -111,7 +128,7 @@ FakeEngine::Slot& FakeEngine::slot(const StepInput& input, std::size_t sequence,
       static_cast<std::size_t>(block * info_.tokens_per_block + position % info_.tokens_per_block));
 }
 
-void FakeEngine::step(const StepInput& input, const LogitsSink& sink) {
+void FakeEngine::step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) {
   if (hook_) hook_(num_steps_++);
   const std::size_t num_sequences = input.prompt_lengths.size();
   require(input.sequence_offsets.size() == num_sequences + 1, "sequence_offsets has another size");
@@ -120,7 +137,7 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink) {
           "the offsets do not end at T");
   require(std::cmp_less_equal(input.token_ids.size(), info_.max_num_tokens), "there are too many tokens");
   require(std::cmp_less_equal(num_sequences, info_.max_batch_size), "there are too many sequences");
-  require(std::ranges::is_sorted(input.logit_rows), "logit_rows is not ascending");
+  require(info_.has_logits || input.logit_rows.empty(), "logits are wanted of a model without lm_head");
 
   require(input.copies_from.size() == input.copies_to.size(), "copies_to has another size");
   for (std::size_t i = 0; i < input.copies_from.size(); ++i) {
@@ -132,13 +149,6 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink) {
   }
 
   num_tokens_ += static_cast<std::int64_t>(input.token_ids.size());
-  std::int64_t first_row = 0;
-  std::int64_t num_rows = 0;
-  const auto flush = [&] {
-    if (num_rows > 0) sink(first_row, num_rows, logits_.data());
-    first_row += std::exchange(num_rows, 0);
-  };
-  auto next_row = input.logit_rows.begin();
   for (std::size_t sequence = 0; sequence < num_sequences; ++sequence) {
     const std::uint64_t task_id = input.adapters[sequence] != nullptr ? input.adapters[sequence]->task_id : 0;
     for (std::int32_t token = input.sequence_offsets[sequence]; token < input.sequence_offsets[sequence + 1];
@@ -146,31 +156,52 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink) {
       const std::int32_t position = input.positions[static_cast<std::size_t>(token)];
       slot(input, sequence, position) = {
           slot_value(input.token_ids[static_cast<std::size_t>(token)], position, task_id), 1};
-      if (next_row == input.logit_rows.end() || *next_row != token) continue;
-      ++next_row;
-      std::uint64_t hash = 0;
-      for (std::int32_t seen = 0; seen <= position; ++seen) {
-        const Slot& read = slot(input, sequence, seen);
-        require(read.is_written == 1, "KV is read before it was written");
-        hash = mix(hash, read.value);
-      }
-      write_logits(hash, info_.vocab_size, logits_.data() + num_rows * info_.vocab_size);
-      if (++num_rows == info_.max_batch_size) flush();
     }
   }
-  require(next_row == input.logit_rows.end(), "logit_rows points outside the step");
+  make_rows(input, input.logit_rows, info_.vocab_size, logits_, sink, write_logits);
+  make_rows(input, input.hidden_rows, info_.hidden_size, hidden_, hidden_sink, write_hidden);
+}
+
+template <class Write>
+void FakeEngine::make_rows(const StepInput& input, std::span<const std::int32_t> rows, std::int64_t width,
+                           std::vector<float>& memory,
+                           const std::function<void(std::int64_t, std::int64_t, const float*)>& sink,
+                           const Write& write) {
+  require(std::ranges::is_sorted(rows), "rows are not ascending");
+  require(rows.empty() || std::cmp_less(rows.back(), input.token_ids.size()), "rows point outside the step");
+  std::int64_t first_row = 0;
+  std::int64_t num_rows = 0;
+  const auto flush = [&] {
+    if (num_rows > 0) sink(first_row, num_rows, memory.data());
+    first_row += std::exchange(num_rows, 0);
+  };
+  for (const std::int32_t row : rows) {
+    const auto after = std::ranges::upper_bound(input.sequence_offsets, row);
+    const auto sequence = static_cast<std::size_t>(after - input.sequence_offsets.begin() - 1);
+    std::uint64_t hash = 0;
+    for (std::int32_t seen = 0; seen <= input.positions[static_cast<std::size_t>(row)]; ++seen) {
+      const Slot& read = slot(input, sequence, seen);
+      require(read.is_written == 1, "KV is read before it was written");
+      hash = mix(hash, read.value);
+    }
+    write(hash, width, memory.data() + num_rows * width);
+    if (++num_rows == info_.max_batch_size) flush();
+  }
   flush();
 }
 
 std::vector<float> FakeEngine::logits_after(const std::vector<TokenId>& history, std::uint64_t task_id,
                                             std::int64_t vocab_size) {
-  std::uint64_t hash = 0;
-  for (std::size_t i = 0; i < history.size(); ++i) {
-    hash = mix(hash, slot_value(history[i], static_cast<std::int32_t>(i), task_id));
-  }
   std::vector<float> logits(static_cast<std::size_t>(vocab_size));
-  write_logits(hash, vocab_size, logits.data());
+  write_logits(hash_of(history, task_id), vocab_size, logits.data());
   return logits;
+}
+
+std::vector<float> FakeEngine::hidden_after(const std::vector<TokenId>& history, std::uint64_t task_id,
+                                            std::int64_t hidden_size) {
+  std::vector<float> hidden(static_cast<std::size_t>(hidden_size));
+  write_hidden(hash_of(history, task_id), hidden_size, hidden.data());
+  return hidden;
 }
 
 std::vector<TokenId> expected_tokens(std::vector<TokenId> prompt, std::int32_t count, std::uint64_t task_id,

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,9 @@ class FakeEngine : public Engine {
     std::int32_t tokens_per_block = 4;
     std::int64_t vocab_size = 101;
     bool with_lora = true;
+    /// EngineInfo's.
+    std::int64_t hidden_size = 6;
+    bool has_logits = true;
     /// Called by whoever loads an adapter, before each load; may throw or wait.
     std::function<void()> in_load = [] {};
     /// EngineInfo's; empty: KV blocks cannot be read.
@@ -42,7 +46,8 @@ class FakeEngine : public Engine {
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
   void allocate_kv_blocks(std::int32_t num_blocks) override;
-  void step(const StepInput& input, const LogitsSink& sink) override;
+  using Engine::step;
+  void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override;
   void read_kv_block(std::int32_t block, std::span<std::byte> bytes) const override;
   void write_kv_block(std::int32_t block, std::span<const std::byte> bytes) override;
   [[nodiscard]] std::optional<std::size_t> free_device_memory() const override { return free_device_memory_; }
@@ -58,6 +63,9 @@ class FakeEngine : public Engine {
   /// The logits after `history`, from the tokens themselves.
   [[nodiscard]] static std::vector<float> logits_after(const std::vector<TokenId>& history,
                                                        std::uint64_t task_id, std::int64_t vocab_size);
+  /// The hidden state of the last token of `history`.
+  [[nodiscard]] static std::vector<float> hidden_after(const std::vector<TokenId>& history,
+                                                       std::uint64_t task_id, std::int64_t hidden_size);
 
  private:
   struct Slot {
@@ -65,6 +73,12 @@ class FakeEngine : public Engine {
     std::uint64_t is_written = 0;
   };
   [[nodiscard]] Slot& slot(const StepInput& input, std::size_t sequence, std::int32_t position);
+  /// Gives what `write` makes of the history up to each of `rows` to the sink, a few rows at a time.
+  template <class Write>
+  void make_rows(const StepInput& input, std::span<const std::int32_t> rows, std::int64_t width,
+                 std::vector<float>& memory,
+                 const std::function<void(std::int64_t, std::int64_t, const float*)>& sink,
+                 const Write& write);
 
   EngineInfo info_;
   Hook hook_;
@@ -72,6 +86,7 @@ class FakeEngine : public Engine {
   std::optional<std::size_t> free_device_memory_;
   std::vector<Slot> slots_;
   std::vector<float> logits_;  // a member, so that steps allocate nothing
+  std::vector<float> hidden_;
   std::int64_t num_steps_ = 0;
   std::atomic<std::int64_t> num_copies_ = 0;
   std::atomic<std::int64_t> num_tokens_ = 0;

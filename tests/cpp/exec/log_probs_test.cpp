@@ -264,8 +264,8 @@ BOOST_AUTO_TEST_CASE(a_request_that_ends_within_its_prompt_has_no_log_probs_of_i
 class PoisonedEngine final : public FakeEngine {
  public:
   static constexpr TokenId kPoison = 66;
-  void step(const StepInput& input, const LogitsSink& sink) override {
-    FakeEngine::step(input, [&](std::int64_t first_row, std::int64_t num_rows, const float* logits) {
+  void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
+    const auto poison = [&](std::int64_t first_row, std::int64_t num_rows, const float* logits) {
       std::vector<float> rows(logits, logits + num_rows * info().vocab_size);
       for (std::int64_t row = 0; row < num_rows; ++row) {
         const auto token =
@@ -274,7 +274,8 @@ class PoisonedEngine final : public FakeEngine {
         rows[static_cast<std::size_t>(row * info().vocab_size)] = std::numeric_limits<float>::quiet_NaN();
       }
       sink(first_row, num_rows, rows.data());
-    });
+    };
+    FakeEngine::step(input, poison, hidden_sink);
   }
 };
 

@@ -50,6 +50,10 @@ struct EngineInfo {
   std::int64_t encoder_hidden_size = 0;
   /// Bytes of one block of encoder inputs' keys and values, of tokens_per_block tokens, over all layers.
   std::size_t cross_kv_block_bytes = 0;
+  /// Width of the rows that HiddenSink gets; 0: the engine does not tell hidden states.
+  std::int64_t hidden_size = 0;
+  /// False: the model has no lm_head, so there are hidden states and no logits.
+  bool has_logits = true;
 
   [[nodiscard]] bool has_encoder() const { return max_encoder_input_len > 0; }
 };
@@ -85,6 +89,8 @@ struct StepInput {
   /// before the step writes anything.
   std::span<const std::int32_t> copies_from = {};
   std::span<const std::int32_t> copies_to = {};  // [C], none twice
+  /// [H], ascending indices into the T tokens; a row may be among logit_rows as well.
+  std::span<const std::int32_t> hidden_rows = {};
   // Of engines with an encoder:
   /// Computed before the step's tokens see them.
   EncoderInputs encoder = {};
@@ -98,6 +104,10 @@ struct StepInput {
 /// At most max_batch_size rows come at a time, so logits of whole prompts need no room for all of them.
 using LogitsSink = std::function<void(std::int64_t first_row, std::int64_t rows, const float* logits)>;
 
+/// Receives float32 [rows, hidden_size] of hidden_rows[first_row, first_row + rows), the hidden states behind
+/// the final norm, as LogitsSink does; after all logits of the step.
+using HiddenSink = std::function<void(std::int64_t first_row, std::int64_t rows, const float* hidden)>;
+
 /// A compiled network with its KV pool. One thread at a time.
 class Engine {
  public:
@@ -108,7 +118,9 @@ class Engine {
   /// The same of the blocks of encoder inputs. Throws EngineError for an engine without an encoder.
   virtual void allocate_cross_kv_blocks(std::int32_t num_blocks);
   /// Runs one step. Throws StepError for inputs that break StepInput's rules; the KV pool is unchanged then.
-  virtual void step(const StepInput& input, const LogitsSink& sink) = 0;
+  /// `hidden_sink` may be empty where no hidden_rows are asked for.
+  virtual void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) = 0;
+  void step(const StepInput& input, const LogitsSink& sink) { step(input, sink, {}); }
   /// Copies a block, kv_block_bytes long, out of the KV pool or into it; not during a step. What is written
   /// was read from the same or a larger pool of an engine with the same EngineInfo. Throws EngineError
   /// without a kv_identity.

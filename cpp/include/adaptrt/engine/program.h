@@ -269,7 +269,8 @@ using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, Linear
 /// A compiled network: ops in order of execution. `encoder` runs once in a step that has encoder inputs, over
 /// their tokens; nothing but what its CrossKeysOps keep is seen by the rest. `body` runs once a step over its
 /// tokens, from a KeepLogitRowsOp on over its logit rows; `head` runs once for each slice of logit rows and
-/// ends in `logits` [rows, vocab_size].
+/// ends in `logits` [rows, vocab_size]. Of rows whose hidden states are wanted it runs up to the op that
+/// writes `hidden`.
 struct Program {
   DType dtype = DType::kFloat32;  // of the packed weights, and of the KV cache unless it is int8
   std::int64_t vocab_size = 0;
@@ -290,7 +291,10 @@ struct Program {
   std::vector<Op> encoder;
   std::vector<Op> body;
   std::vector<Op> head;
-  BufferId logits = kNoBuffer;          // float32, kLogits, vocab_size
+  /// float32, kLogits, vocab_size; kNoBuffer: there is no lm_head, and `hidden` is all that is made.
+  BufferId logits = kNoBuffer;
+  /// Activation type, kLogits: what the final norm makes of a row. kNoBuffer: it is not told.
+  BufferId hidden = kNoBuffer;
   BufferId encoder_output = kNoBuffer;  // float32 or the activation type, kEncoderTokens
   LoraLayout lora;
   /// Of all that its results depend on, weights, kernels and libraries included: two programs with the same

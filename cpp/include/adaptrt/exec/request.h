@@ -15,6 +15,7 @@
 #include "adaptrt/exec/decoding_config.h"
 #include "adaptrt/exec/float_tensor.h"
 #include "adaptrt/exec/logits_post_processor.h"
+#include "adaptrt/exec/pooling_params.h"
 #include "adaptrt/exec/unsupported.h"
 #include "adaptrt/guide/guided_decoding.h"
 #include "adaptrt/kv/retention.h"
@@ -97,7 +98,11 @@ struct Request {
   std::optional<std::chrono::milliseconds> allotted_time_ms;
   std::optional<std::uint64_t> cache_salt_id;
   std::optional<LoraConfig> draft_lora_config;
+  std::optional<PoolingParams> pooling_params;
 
+  /// Tokens that the scheduler makes room for: what is pooled ends with its prompt, as a request for one
+  /// token does.
+  [[nodiscard]] std::int32_t max_scheduled_tokens() const { return pooling_params ? 1 : max_tokens; }
   /// The best sequences are searched.
   [[nodiscard]] bool has_beams() const { return sampling_config.beam_width > 1; }
   /// Sequences that are generated: the beams, or else what sampling_config says, or else this request.
@@ -128,7 +133,7 @@ constexpr auto fields_of(const Request* /*type*/) {
             "The prompt: one token or more. With an encoder, what the decoder begins with: as a rule the "
             "model's "
             "decoder_start_token_id."},
-      Field{"max_tokens", &C::max_tokens, "Tokens to generate at most."},
+      Field{"max_tokens", &C::max_tokens, "Tokens to generate at most; 0 with pooling_params."},
       Field{"streaming", &C::streaming, "One response a step instead of one at the end."},
       Field{"sampling_config", &C::sampling_config, "How the next token is chosen."},
       Field{"output_config", &C::output_config, "What is returned besides the tokens."},
@@ -180,7 +185,11 @@ constexpr auto fields_of(const Request* /*type*/) {
       Field{"cache_salt_id", &C::cache_salt_id, "Only requests with the same salt share KV."},
       Field{"draft_lora_config", &C::draft_lora_config,
             "The adapter that the draft engine guesses with, one of its own and not of the engine; None: its "
-            "base model. Not in TensorRT-LLM."}};
+            "base model. Not in TensorRT-LLM."},
+      Field{"pooling_params", &C::pooling_params,
+            "Ends the request with its prompt: Result.pooled_output has hidden states, or what is made of "
+            "them, and no token is generated. max_tokens is 0 then, and what says how tokens are chosen is "
+            "left as it is. Not in TensorRT-LLM."}};
 }
 
 }  // namespace adaptrt

@@ -32,6 +32,7 @@ struct Result {
   std::optional<std::vector<std::vector<std::vector<TokenLogProb>>>> top_log_probs;
   std::optional<std::vector<float>> prompt_log_probs;
   std::optional<std::vector<std::vector<TokenLogProb>>> prompt_top_log_probs;
+  std::optional<FloatTensor> pooled_output;
 };
 
 constexpr auto fields_of(const Result* /*type*/) {
@@ -78,7 +79,12 @@ constexpr auto fields_of(const Result* /*type*/) {
             "before its prompt was computed. With sequence_index 0 only."},
       Field{"prompt_top_log_probs", &C::prompt_top_log_probs,
             "[prompt length - 1][most likely tokens] as in top_log_probs: beside "
-            "prompt_log_probs, with OutputConfig.top_log_probs."}};
+            "prompt_log_probs, with OutputConfig.top_log_probs."},
+      Field{
+          "pooled_output", &C::pooled_output,
+          "float32 [width], or [prompt length, width] with PoolingType.ALL: what Request.pooling_params ask "
+          "for; the width is hidden_size, or the outputs of the last of PoolingParams.layers. None if the "
+          "request ended before its prompt was computed."}};
 }
 
 /// TensorRT-LLM's Response: a result, or why there is none.

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/core/fields.h"
+#include "adaptrt/exec/float_tensor.h"
+
+namespace adaptrt {
+
+/// Which hidden states of a prompt are returned, or what is made of them.
+enum class PoolingType : std::uint8_t {
+  kLast = 0,  ///< the last token's
+  kCls = 1,   ///< the first token's
+  kMean = 2,  ///< the mean over all tokens
+  kAll = 3,   ///< every token's
+};
+
+/// What an activation makes of each output of a layer.
+enum class PoolingActivation : std::uint8_t { kNone = 0, kTanh, kRelu, kSilu, kGelu, kGeluTanh };
+
+/// One layer of what is done to pooled hidden states: activation(x weight^T + bias), normalised where there
+/// is a norm_weight.
+struct PoolingLayer {
+  FloatTensor weight;                              // [outputs, inputs]
+  std::optional<FloatTensor> bias = std::nullopt;  // [outputs]
+  PoolingActivation activation = PoolingActivation::kNone;
+  std::optional<FloatTensor> norm_weight = std::nullopt;  // [outputs]; of a layer norm over the outputs
+  std::optional<FloatTensor> norm_bias = std::nullopt;    // [outputs]
+  float norm_epsilon = 1e-5F;
+
+  [[nodiscard]] std::int64_t num_outputs() const { return weight.shape.front(); }
+};
+
+constexpr auto fields_of(const PoolingLayer* /*type*/) {
+  using C = PoolingLayer;
+  return std::tuple{
+      Field{"weight", &C::weight, "float32 [outputs, inputs]."},
+      Field{"bias", &C::bias, "float32 [outputs], added to the product; None: nothing is."},
+      Field{"activation", &C::activation, "What is done to each output then."},
+      Field{"norm_weight", &C::norm_weight,
+            "float32 [outputs]: of a layer norm over the outputs, last of all; None: there is none."},
+      Field{"norm_bias", &C::norm_bias, "float32 [outputs], of the layer norm; None: it has no bias."},
+      Field{"norm_epsilon", &C::norm_epsilon, "Of the layer norm."}};
+}
+
+/// How a request is answered that ends in rows instead of tokens. Not in TensorRT-LLM's C++ API.
+struct PoolingParams {
+  PoolingType pooling_type = PoolingType::kLast;
+  std::vector<PoolingLayer> layers = {};
+  bool normalize = false;
+
+  /// Everything that is wrong, for hidden states of this width.
+  [[nodiscard]] Problems validate(std::int64_t hidden_size) const;
+  /// Of what is returned a row.
+  [[nodiscard]] std::int64_t num_outputs(std::int64_t hidden_size) const {
+    return layers.empty() ? hidden_size : layers.back().num_outputs();
+  }
+};
+
+constexpr auto fields_of(const PoolingParams* /*type*/) {
+  using C = PoolingParams;
+  return std::tuple{
+      Field{
+          "pooling_type", &C::pooling_type,
+          "Which hidden states behind the final norm: LAST, CLS, MEAN or ALL tokens'. Those of MEAN are "
+          "summed in the order of the tokens; with CLS, MEAN and ALL the whole prompt is computed, whatever "
+          "the KV cache holds."},
+      Field{"layers", &C::layers,
+            "What is done to each row that was pooled, in float32: a classifier's linear layer, and those "
+            "before it."},
+      Field{"normalize", &C::normalize, "Divide each row by its Euclidean length, last of all."}};
+}
+
+}  // namespace adaptrt
