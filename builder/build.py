@@ -160,6 +160,8 @@ def _checked_config(
     else:
         if any(isinstance(op, Experts) for op in checkpoint.network.ops):
             problems.append(f"{checkpoint.config.architecture} has experts, which need backend {NATIVE}")
+        if not checkpoint.config.has_lm_head:
+            problems.append(f"{checkpoint.config.architecture} is without lm_head, which needs backend {NATIVE}")
         needs = {"quantization": quantization is not None, "quality_text": quality is not None}
         problems += [f"{name} needs backend {NATIVE}" for name, given in needs.items() if given]
     if workers < 1:

@@ -18,7 +18,6 @@ from .._core import (
     DraftTargetDecodingConfig,
     ExecutorConfig,
     GuidedDecodingParams,
-    RequestError,
     SamplingConfig,
 )
 from ..builder.model_cache import EngineOptions, engine_for
@@ -30,13 +29,14 @@ from .executor import Executor
 from .llm_config import with_kernels, with_speculation
 from .loaded_engine import TOKENIZER_FILE
 from .options.speculative import LookaheadDecodingConfig
+from .pooled_texts import PooledTexts, texts_and_names
 from .text_requests import TextRequests, load_tokenizer
 
 _MANY_PROMPTS: Final = 100
 """From so many on, generate() shows on a terminal how far it is."""
 
 
-class LLM:
+class LLM(PooledTexts):
     """An executor with a tokenizer: LLM(model).generate("text", lora="name")."""
 
     def __init__(
@@ -161,10 +161,7 @@ class LLM:
 
         Raises RequestError or AdapterError for a prompt that is refused; the others are cancelled then.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        names = [lora] * len(texts) if lora is None or isinstance(lora, str) else list(lora)
-        if len(names) != len(texts):
-            raise RequestError(f"lora has {len(names)} names for {len(texts)} prompts")
+        texts, names = texts_and_names(prompts, lora)
         answers: list[Answer] = []
         try:
             for text, name in zip(texts, names, strict=True):

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from .._core import ConfigError, GuidedDecodingParams, OutputConfig, Request, RequestError, SamplingConfig
+from .._core import (
+    ConfigError,
+    ExecutorClosedError,
+    GuidedDecodingParams,
+    OutputConfig,
+    PoolingParams,
+    Request,
+    RequestError,
+    SamplingConfig,
+)
 from ..builder.models.encoder_decoder import EncoderDecoderConfig
 from .answer import Answer
 from .executor import Executor
 from .loaded_engine import LoadedEngine
+from .pooled import FloatArray, rows_of
 from .text_stream import TextStream
 
 
@@ -80,6 +91,38 @@ class TextRequests:
         # How many there may be, the executor knows.
         texts = [first_text, *(TextStream(self._tokenizer, stop) for _ in range(n - 1))]
         return Answer(self._executor, request_id, texts, self._end_ids)
+
+    def ask_for_rows(self, prompt: Sequence[int], lora: str | None, params: PoolingParams) -> PooledAnswer:
+        """Makes a request that ends in rows; raises RequestError or AdapterError for what is refused."""
+        request = Request(list(prompt), 0, pooling_params=params)
+        return PooledAnswer(self._executor, self._executor.enqueue_request(request, adapter=lora))
+
+
+class PooledAnswer:
+    """A request that ends in rows, and the rows."""
+
+    def __init__(self, executor: Executor, request_id: int) -> None:
+        self._executor = executor
+        self._request_id = request_id
+        self._is_running = True
+
+    def rows(self) -> FloatArray:
+        """Waits for them: float32 [width], or [tokens, width]. Raises RequestError if the request failed."""
+        (response,) = self._executor.await_responses(self._request_id)
+        self._is_running = False
+        if response.has_error():
+            raise RequestError(f"request {response.request_id}: {response.error_msg}")
+        return rows_of(response.result.pooled_output)
+
+    def close(self) -> None:
+        """Cancels the request and takes its response, so that nothing of it stays behind."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        # The executor may be closed: then there is nothing to do.
+        with contextlib.suppress(RequestError, ExecutorClosedError):
+            self._executor.cancel_request(self._request_id)
+            self._executor.await_responses(self._request_id)
 
 
 def decoder_start(engine: LoadedEngine) -> list[int] | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 from ..._core import AdapterError
 from ..json_fields import describe, load_json_object
+from .classifier_head import is_classifier
 from .peft_fields import FIELDS
 
 CONFIG_FILE: Final = "adapter_config.json"
@@ -39,13 +40,13 @@ _PEFT_TYPES: Final = {
 }
 _TASKS: Final = {
     "SEQ_2_SEQ_LM": "an adapter of an encoder and a decoder, and the model is a decoder or not known",
-    "SEQ_CLS": "a classifier, and engines generate text",
-    "TOKEN_CLS": "a classifier of tokens, and engines generate text",
+    "SEQ_CLS": "a classifier, whose head is no row of tensors; it is served from its directory alone (LLM.classify)",
+    "TOKEN_CLS": "a classifier of tokens, whose head is no row of tensors; it is served from its directory alone",
     "QUESTION_ANS": "it marks answers in a text, and engines generate text",
-    "FEATURE_EXTRACTION": "it computes embeddings, and engines generate text",
 }
 _CAUSAL_TASK: Final = "CAUSAL_LM"
 _ENCODER_DECODER_TASK: Final = "SEQ_2_SEQ_LM"
+_EMBEDDING_TASK: Final = "FEATURE_EXTRACTION"
 _OTHER_HEADS: Final = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice)|RewardModel")
 
 
@@ -56,10 +57,13 @@ class AdapterFormat(Enum):
     MLX = "MLX-LM"
 
 
-def recognise(directory: Path, *, has_encoder: bool = False) -> tuple[AdapterFormat, dict[str, Any]]:
+def recognise(
+    directory: Path, *, has_encoder: bool = False, classifiers: bool = False
+) -> tuple[AdapterFormat, dict[str, Any]]:
     """The format of an adapter directory, and the fields of its adapter_config.json.
 
     has_encoder: the model that it is for has an encoder before the decoder.
+    classifiers: whether those of classifiers are accepted too; their heads have to be served beside them.
 
     Raises AdapterError with one sentence for a directory without an adapter and for an adapter of a kind or of a task
     that cannot be served.
@@ -73,7 +77,8 @@ def recognise(directory: Path, *, has_encoder: bool = False) -> tuple[AdapterFor
     fields = load_json_object(path, AdapterError)
     if "peft_type" not in fields and ("fine_tune_type" in fields or "lora_parameters" in fields):
         return AdapterFormat.MLX, fields
-    reason = _why_not(fields, _ENCODER_DECODER_TASK if has_encoder else _CAUSAL_TASK)
+    accepted = (_ENCODER_DECODER_TASK,) if has_encoder else (_CAUSAL_TASK, _EMBEDDING_TASK)
+    reason = _why_not(fields, accepted, classifiers=classifiers and not has_encoder)
     if reason is not None:
         raise AdapterError(f"{path}: {reason}")
     return AdapterFormat.PEFT, fields
@@ -96,7 +101,7 @@ def _what_it_is(directory: Path) -> str:
     return "; expected the directory of a PEFT or MLX-LM adapter"
 
 
-def _why_not(fields: Mapping[str, Any], accepted_task: str) -> str | None:
+def _why_not(fields: Mapping[str, Any], accepted_tasks: Sequence[str], *, classifiers: bool) -> str | None:
     peft_type, task = fields.get("peft_type"), fields.get("task_type")
     if peft_type is None:
         if "config" in fields and ("model_class" in fields or "hidden_size" in fields):
@@ -107,11 +112,13 @@ def _why_not(fields: Mapping[str, Any], accepted_task: str) -> str | None:
             f", because {_PEFT_TYPES[peft_type]}" if isinstance(peft_type, str) and peft_type in _PEFT_TYPES else ""
         )
         return f"peft_type = {describe(peft_type)}: not served{because}; accepted: {', '.join(FIELDS)}"
-    if task not in (accepted_task, None):
+    if is_classifier(fields) and classifiers:
+        return None
+    if task not in (*accepted_tasks, None):
         because = _TASKS.get(str(task), "not a task of PEFT")
         if task == _CAUSAL_TASK:
             because = "an adapter of a decoder alone, and the model has an encoder"
-        return f"task_type = {describe(task)}: {because}; accepted: {accepted_task}"
+        return f"task_type = {describe(task)}: {because}; accepted: {', '.join(accepted_tasks)}"
     trained = fields.get("auto_mapping")
     name = trained.get("base_model_class") if isinstance(trained, dict) else None
     if isinstance(name, str) and _OTHER_HEADS.search(name):

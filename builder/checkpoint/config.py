@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name, dtype_name
 from ..._version import __version__
 from ..json_fields import JsonFields
+from .pooling import Classifier, EmbeddingPooling
 from .quantization import QuantConfig, quantization_to_dict, read_int8_kv_cache, read_quantization
 from .rotary import LongRopeScaling, RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
 from .tensor_names import LM_HEAD_MODULE
@@ -82,6 +83,12 @@ class CheckpointConfig:
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None
+    has_lm_head: bool = True
+    """False: the model gives hidden states, or classes, and no tokens."""
+    embedding_pooling: EmbeddingPooling | None = None
+    """None: the model does not say how embeddings are made of its hidden states."""
+    classifier: Classifier | None = None
+    """Of a model that has a head for classes."""
 
     def window_of(self, layer: int) -> int | None:
         """How many tokens a token of this layer sees, itself included; None: all before it."""
@@ -148,6 +155,8 @@ class CheckpointConfig:
                 "pp_size": self.mapping.pp_size,
             },
             quantization=quantization_to_dict(self.quantization, int8_kv_cache=self.int8_kv_cache),
+            embedding_pooling=None if self.embedding_pooling is None else self.embedding_pooling.to_dict(),
+            classifier=None if self.classifier is None else self.classifier.to_dict(),
         )
         return result
 
@@ -164,6 +173,8 @@ class CheckpointConfig:
         source.discard(("producer",))
         max_position_embeddings = source.integer("max_position_embeddings")
         quantization = source.object("quantization")
+        pooling = source.object("embedding_pooling", optional=True)
+        classifier = source.object("classifier", optional=True)
         config = cls(
             architecture=source.string("architecture"),
             dtype=_read_dtype(source, "dtype"),
@@ -194,6 +205,9 @@ class CheckpointConfig:
             bos_token_id=source.optional_integer("bos_token_id", minimum=0),
             eos_token_id=source.integers("eos_token_id"),
             pad_token_id=source.optional_integer("pad_token_id", minimum=0),
+            has_lm_head=source.boolean("has_lm_head"),
+            embedding_pooling=None if pooling is None else EmbeddingPooling.from_fields(pooling),
+            classifier=None if classifier is None else Classifier.from_fields(classifier),
             **_read_own(source, cls),
         )
         if not source.problems:
@@ -225,6 +239,10 @@ class CheckpointConfig:
             )
         if (self.sliding_window is None) != (not layers):
             problems.append("sliding_window and sliding_window_layers must be given together")
+        if self.classifier is not None and self.has_lm_head:
+            problems.append("classifier is given, but has_lm_head is true; accepted: one of them")
+        if self.classifier is not None and not self.classifier.labels:
+            problems.append("classifier.labels is empty; accepted: one label or more")
         return problems
 
     def mapping_inconsistencies(self) -> list[str]:

@@ -57,7 +57,8 @@ class EmittedProgram:
     encoder: tuple[EmittedOp, ...]
     body: tuple[EmittedOp, ...]
     head: tuple[EmittedOp, ...]
-    logits: Value
+    logits: Value | None
+    hidden: Value
     encoder_output: Value | None
     sites: tuple[LoraSite, ...]
     weights: Weights
@@ -70,9 +71,12 @@ class EmittedProgram:
 
 def emit(network: Network, *, lora: bool, compression: Compression | None = None) -> EmittedProgram:
     """The program of a network; with `lora` adapters act on the linear layers of its decoder layers."""
-    assert network.logits is not None
+    assert network.hidden is not None
     emitter = _Emitter(network, lora, compression)
     emitted = [emitter.emit(op) for op in network.ops]
+    for layer in network.pooling_layers:
+        for tensor in layer.tensors:
+            emitter.weights.values(tensor)
     head = tuple(op for op in emitted if op.rows is RowKind.LOGITS)
     return EmittedProgram(
         encoder=tuple(op for op in emitted if op.rows is RowKind.ENCODER_TOKENS),
@@ -80,6 +84,7 @@ def emit(network: Network, *, lora: bool, compression: Compression | None = None
         body=with_logit_rows_alone([op for op in emitted if op.rows is RowKind.TOKENS], head),
         head=head,
         logits=network.logits,
+        hidden=network.hidden,
         sites=tuple(site for op in emitted for site in op.sites),
         weights=emitter.weights,
     )

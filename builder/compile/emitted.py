@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,6 +116,11 @@ class Weights:
         vector = Vector(tensor=str(table.name), size=heads * len(buckets))
         self.vectors[vector.tensor] = (vector, ChosenRows(vector.tensor, num_rows, buckets))
         return vector
+
+    def values(self, tensor: Tensor) -> None:
+        """A tensor that the program does not refer to, row after row in float32."""
+        name, rows = str(tensor.name), range(tensor.shape[0])
+        self.vectors[name] = (Vector(tensor=name, size=math.prod(tensor.shape)), WeightRows(name, rows))
 
     def constant(self, name: str, value: Array) -> Vector:
         """A constant as a vector of the engine."""

@@ -11,13 +11,15 @@ from typing import Any, Final
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name
 from ..checkpoint.config import HIDDEN_ACTS, MAX_LAYERS, CheckpointConfig, ParallelMapping
+from ..checkpoint.pooling import PROBLEM_TYPES, Classifier, problem_type_of
 from ..checkpoint.quantization import QuantConfig
 from ..checkpoint.rotary import read_mrope_sections, read_rotary_scaling
 from ..json_fields import JsonFields, describe, load_json_object
 from ..models.family import Features, ModelFamily, VisionTower
 from ..models.missing_ops import MISSING_OPS
-from ..models.registry import FAMILIES
+from ..models.registry import FAMILIES, ModelHead, model_of
 from .published_quantization import read_published_quantization
+from .sentence_transformers import read_embedding_pooling
 
 HF_CONFIG_FILE: Final = "config.json"
 
@@ -60,14 +62,21 @@ def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMap
     """
     path = model_dir / HF_CONFIG_FILE
     fields = JsonFields(load_json_object(path, CheckpointError))
-    family = _family_of(fields, str(path))
+    family, head = _model_of(fields, str(path))
     if family.vision is not None:
         fields = _fields_of_text(fields, family.vision)
     if family.fill_in is not None:
         missing = {name: value for name, value in family.fill_in(fields).items() if name not in fields}
         fields.inherit(JsonFields(missing))
     quantization = _published_quantization(fields)
-    config = replace(_read(fields, family, dtype, mapping), quantization=quantization)
+    classifier = _read_classifier(fields, head)
+    config = replace(
+        _read(fields, family, dtype, mapping),
+        quantization=quantization,
+        has_lm_head=head is ModelHead.LM,
+        classifier=classifier,
+        embedding_pooling=read_embedding_pooling(model_dir),
+    )
     if not fields.problems:
         fields.problems.extend(config.inconsistencies())
     _refuse_unknown(fields, family)
@@ -87,15 +96,17 @@ def _published_quantization(fields: JsonFields) -> QuantConfig | None:
     return read_published_quantization(stated, fields.problems)
 
 
-def _family_of(fields: JsonFields, subject: str) -> ModelFamily:
+def _model_of(fields: JsonFields, subject: str) -> tuple[ModelFamily, ModelHead]:
     architectures = fields.raw("architectures")
     accepted = ", ".join(FAMILIES)
     if architectures in [[name] for name in MISSING_OPS]:
         needed = MISSING_OPS[architectures[0]]
         raise CheckpointError(f"{subject}: architectures is {describe(architectures)}, which would need {needed}")
-    if architectures not in [[name] for name in FAMILIES]:
+    named = architectures[0] if isinstance(architectures, list) and len(architectures) == 1 else None
+    found = model_of(named) if isinstance(named, str) else None
+    if found is None:
         raise CheckpointError(f"{subject}: architectures is {describe(architectures)}; accepted: one of {accepted}")
-    family = FAMILIES[architectures[0]]
+    family, head = found
     code = fields.raw("auto_map")
     entries = code.items() if isinstance(code, dict) else [("auto_map", code)]
     foreign = (
@@ -103,7 +114,35 @@ def _family_of(fields: JsonFields, subject: str) -> ModelFamily:
     )
     if foreign:
         raise CheckpointError(f"{subject}: auto_map names custom code, which may compute something else: {foreign}")
-    return family
+    return family, head
+
+
+def _read_classifier(fields: JsonFields, head: ModelHead) -> Classifier | None:
+    """The labels of a classifier; other models may have fields of them, without effect."""
+    if head not in (ModelHead.SEQUENCE_CLASSIFIER, ModelHead.TOKEN_CLASSIFIER):
+        return None
+    labels = read_labels(fields)
+    stated = None
+    if fields.raw("problem_type") is not None:
+        stated = fields.string("problem_type", choices=PROBLEM_TYPES)
+    return Classifier(
+        labels=labels,
+        problem_type=problem_type_of(stated, len(labels)),
+        per_token=head is ModelHead.TOKEN_CLASSIFIER,
+    )
+
+
+def read_labels(fields: JsonFields) -> tuple[str, ...]:
+    """id2label in the order of its numbers; transformers leaves it out where there are two labels without names."""
+    named = fields.raw("id2label")
+    if named is None:
+        return tuple(f"LABEL_{number}" for number in range(fields.integer("num_labels", default=2)))
+    if isinstance(named, dict):
+        labels = [named.get(str(number)) for number in range(len(named))]
+        if labels and all(isinstance(label, str) for label in labels):
+            return tuple(map(str, labels))
+    fields.problem("id2label", f"is {describe(named)}; expected an object of the labels' names by number, from 0 on")
+    return ("",)
 
 
 def _fields_of_text(fields: JsonFields, vision: VisionTower) -> JsonFields:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..checkpoint.planned_tensor import PlannedTensor
 from ..checkpoint.quantization import QuantConfig
 from ..checkpoint.tensor_names import LM_HEAD
 from ..models.registry import FAMILIES, declare
-from ..network.checkpoint_tensors import hf_tensor_shapes, plan_rank, tied_lm_head
+from ..network.checkpoint_tensors import hf_tensor_shapes, lm_head_tensors, plan_rank, tied_lm_head
 from ..network.network import Network
 from ..network.weights import name_now
 from ..output_directory import producer_of
@@ -79,10 +79,14 @@ class HfModel:
             is_embedding = family.lm_head_is_embedding(config, LM_HEAD in weights)
             config = replace(config, share_embedding_table=is_embedding)
         network = declare(replace(config, quantization=published or quantization))
+        weights = weights.renamed(_in_whole_model(hf_tensor_shapes(network)))
         if published is not None:
             published = with_excluded_modules(published, network, weights, str(directory))
         config = replace(config, quantization=published or quantization)
         network = declare(config)
+        if config.embedding_pooling is not None and _lacks_lm_head(weights, network):
+            config = replace(config, has_lm_head=False)
+            network = declare(config)
         _check_tensors(weights, network, directory, is_published=published is not None)
         plans = tuple(tuple(plan_rank(network, rank)) for rank in range(config.mapping.world_size))
         check_quantization(config, plans, str(directory))
@@ -107,6 +111,18 @@ class HfModel:
             )
         plain = ModelTensors(self._weights, self.plans[rank], self.numpy_dtype)
         return QuantizingTensors(plain, self.config.quantization)
+
+
+def _in_whole_model(expected: Collection[str]) -> Callable[[str], str]:
+    """Makes model.norm.weight of norm.weight: models of embeddings are saved without what is around their decoder."""
+    of_decoder = {name.partition(".")[2]: name for name in expected if name.count(".") > 1}
+    return lambda name: name if name in expected else of_decoder.get(name, name)
+
+
+def _lacks_lm_head(weights: HfWeights, network: Network) -> bool:
+    """Whether a model that has one by its config.json was saved without it, as models of embeddings are."""
+    names = lm_head_tensors(network)
+    return bool(names) and not any(name in weights for name in names)
 
 
 def check_quantization(config: CheckpointConfig, plans: Sequence[Sequence[PlannedTensor]], subject: str) -> None:

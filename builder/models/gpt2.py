@@ -64,7 +64,7 @@ def _declare(net: Network, c: Gpt2Config) -> None:
             x = net.linear(h, "mlp.proj", [down], split=Split.ROW, bias=True, add_to=x)
     with net.scope("head"):
         h = net.layer_norm(x, f"{_MODEL}.ln_f", "transformer.ln_f", logit_rows=True)
-        net.lm_head(h, "lm_head", f"{_MODEL}.wte")
+        net.lm_head(h, "lm_head", f"{_MODEL}.wte", token_classifier="classifier")
 
 
 GPT2 = ModelFamily(

@@ -68,7 +68,7 @@ def _declare(net: Network, c: GptNeoXConfig) -> None:
             x = net.linear(h, "mlp.proj", [down], split=Split.ROW, bias=True, add_to=x)
     with net.scope("head"):
         h = net.layer_norm(x, f"{_MODEL}.final_layer_norm", "transformer.ln_f", logit_rows=True)
-        net.lm_head(h, "embed_out", f"{_MODEL}.embed_in")
+        net.lm_head(h, "embed_out", f"{_MODEL}.embed_in", token_classifier="classifier")
 
 
 GPT_NEOX = ModelFamily(

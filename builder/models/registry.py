@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,6 +85,37 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         BART,
     )
 }
+
+
+class ModelHead(Enum):
+    """What a model makes of its hidden states."""
+
+    LM = auto()
+    """Logits of the next token."""
+    NONE = auto()
+    SEQUENCE_CLASSIFIER = auto()
+    TOKEN_CLASSIFIER = auto()
+
+
+_OTHER_HEADS: Final = {
+    "Model": ModelHead.NONE,
+    "ForSequenceClassification": ModelHead.SEQUENCE_CLASSIFIER,
+    "ForTokenClassification": ModelHead.TOKEN_CLASSIFIER,
+}
+"""By the ends of transformers' names of classes."""
+_LM_HEADS: Final = ("ForCausalLM", "LMHeadModel")
+
+
+def model_of(architecture: str) -> tuple[ModelFamily, ModelHead] | None:
+    """The family that a class of transformers is of, and its head; None for others."""
+    if architecture in FAMILIES:
+        return FAMILIES[architecture], ModelHead.LM
+    for end, head in _OTHER_HEADS.items():
+        if architecture.endswith(end):
+            name = architecture.removesuffix(end)
+            found = [FAMILIES[name + lm_head] for lm_head in _LM_HEADS if name + lm_head in FAMILIES]
+            return (found[0], head) if found and found[0].vision is None else None
+    return None
 
 
 def declare(config: CheckpointConfig) -> Network:

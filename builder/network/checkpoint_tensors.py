@@ -28,6 +28,15 @@ def tied_lm_head(network: Network) -> TiedLmHead | None:
     return None
 
 
+def lm_head_tensors(network: Network) -> list[str]:
+    """Names of the tensors that are an lm_head's alone; none where the embedding serves as it."""
+    for weight in _weights(network):
+        if isinstance(weight, LinearWeight) and f"{weight.name}.weight" == LM_HEAD and weight.tied_to is None:
+            source = weight.parts[0].source
+            return [f"{source}.weight", *([f"{source}.bias"] if weight.bias else [])]
+    return []
+
+
 def hf_tensor_shapes(network: Network) -> dict[str, tuple[int, ...]]:
     """Every tensor that the Hugging Face model must hold, with its shape."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -98,6 +107,8 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
                 yield op.routing.bias
             for expert in zip(op.gate, op.up, op.down, strict=True):
                 yield from expert
+    for layer in network.pooling_layers:
+        yield from layer.tensors
 
 
 def _plan(network: Network, weight: Tensor | LinearWeight, name: str, tp_rank: int) -> Iterator[PlannedTensor]:

@@ -24,6 +24,7 @@ from .ops import (
     LayerNorm,
     Linear,
     Op,
+    PoolingLayer,
     PositionBias,
     RmsNorm,
     Rotary,
@@ -55,7 +56,12 @@ class Network:
         self.older_names: Final[Mapping[str, str]] = older_names or {}
         self.inner_names: Final[Mapping[str, str]] = inner_names or {}
         self.ops: Final[list[Op]] = []
+        self.hidden: Value | None = None
+        """The hidden states behind the final norm, which lm_head reads."""
         self.logits: Value | None = None
+        """None where there is no lm_head."""
+        self.classes: PoolingLayer | None = None
+        """A classifier's last layer, over pooled hidden states: one output a class."""
         self.encoder_output: Value | None = None
         """What the encoder makes of its input, where there is one: float32, or what linear layers read."""
         self._layer: int | None = None
@@ -412,12 +418,22 @@ class Network:
         row_bias: str | None = None,
         scale: float = 1.0,
         softcap: float | None = None,
+        token_classifier: str = "score",
     ) -> None:
         """The logits: `x` times `source`.weight [vocab_size, hidden_size], or the embedding's where they are tied.
 
-        They are multiplied by `scale`, then bounded by `softcap`. `row_bias`: a tensor [1, vocab_size] that is added.
+        They are multiplied by `scale`, then bounded by `softcap`. `row_bias`: a tensor [1, vocab_size] that is added. A
+        classifier has score.weight [labels, hidden_size] instead, or, where it classifies tokens,
+        `token_classifier`.weight and .bias.
         """
         config = self.config
+        self.hidden = x
+        if config.classifier is not None:
+            per_token = config.classifier.per_token
+            name = token_classifier if per_token else "score"
+            self.classifier(name, x.width, bias=per_token)
+        if not config.has_lm_head:
+            return
         table = Tensor(TensorName(EMBEDDING), f"{embedding}.weight", (config.vocab_size, config.hidden_size))
         part = Part(
             source=source,
@@ -442,6 +458,20 @@ class Network:
     def _is_excluded(self, name: TensorName) -> bool:
         quantization = self.config.quantization
         return quantization is not None and str(name) in quantization.exclude_modules
+
+    def classifier(self, source: str, inputs: int, *, bias: bool) -> None:
+        """The linear layer that makes a classifier's outputs of hidden states that were pooled."""
+        assert self.config.classifier is not None
+        outputs = len(self.config.classifier.labels)
+        self.classes = PoolingLayer(
+            weight=Tensor(TensorName("classifier.weight"), f"{source}.weight", (outputs, inputs)),
+            bias=Tensor(TensorName("classifier.bias"), f"{source}.bias", (outputs,)) if bias else None,
+        )
+
+    @property
+    def pooling_layers(self) -> list[PoolingLayer]:
+        """All that is done to pooled hidden states, outside the program."""
+        return [layer for layer in (self.classes,) if layer is not None]
 
     @property
     def _scope(self) -> str:

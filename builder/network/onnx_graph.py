@@ -76,7 +76,7 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
     for op in paged:
         name = kv_pool_out_name(op.layer)
         graph.output(values[name], name, kv_pool_shape(op.shape, options.tokens_per_block))
-    assert network.logits is not None
+    assert network.logits is not None  # build() refuses other networks
     with graph.scope(network.ops[-1].scope):
         logits = graph.cast(values[network.logits.name], TensorProto.FLOAT)
     graph.output(logits, "logits", ("num_logit_rows", config.vocab_size))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..._core import AttentionKind, RouterScores, RowKind
+from ..._core import AttentionKind, PoolingActivation, RouterScores, RowKind
 from ..checkpoint.rotary import RotaryScaling
 from .weights import LinearWeight, Tensor
 
@@ -265,3 +265,22 @@ Op = (
     | CrossKeys
     | CrossAttention
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingLayer:
+    """What is done to pooled hidden states, in float32: activation(x weight^T + bias), then a layer norm."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    activation: PoolingActivation = PoolingActivation.NONE
+    norm: Tensor | None = None
+    """Of a layer norm, last of all."""
+    norm_bias: Tensor | None = None
+    epsilon: float = 0.0
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        found = (self.weight, self.bias, self.norm, self.norm_bias)
+        return tuple(tensor for tensor in found if tensor is not None)

@@ -59,6 +59,8 @@ def test_a_missing_or_wrong_field_is_named(name: str) -> None:
         "bos_token_id",
         "eos_token_id",
         "pad_token_id",
+        "embedding_pooling",
+        "classifier",
     }
     without = {key: value for key, value in CONFIG.to_dict().items() if key != name}
     wrong = {**CONFIG.to_dict(), name: {"what": "this"}}

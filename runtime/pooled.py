@@ -1,0 +1,45 @@
+"""Requests that end in rows instead of tokens: embeddings of texts."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .._core import PoolingParams, PoolingType, RequestError
+from ..builder.checkpoint.pooling import CLS, LAST, MEAN
+from .loaded_engine import LoadedEngine
+
+FloatArray = npt.NDArray[np.float32]
+
+POOLING_TYPES: Final = {LAST: PoolingType.LAST, CLS: PoolingType.CLS, MEAN: PoolingType.MEAN}
+"""By the names that checkpoints have."""
+
+
+def embedding_params(
+    engine: LoadedEngine, pooling_type: PoolingType | None = None, normalize: bool | None = None
+) -> PoolingParams:
+    """How a text's embedding is made: as it is said here, or else as the model's checkpoint states it.
+
+    Raises RequestError where neither says it, and for PoolingType.ALL, which is no embedding of a text.
+    """
+    stated = engine.config.pretrained_config.embedding_pooling
+    if stated is not None:
+        pooling_type = POOLING_TYPES[stated.pooling_type] if pooling_type is None else pooling_type
+        normalize = stated.normalize if normalize is None else normalize
+    if pooling_type is None or normalize is None:
+        raise RequestError(
+            f"{engine.directory}: the model does not say how embeddings are pooled (it had no modules.json of "
+            "sentence-transformers); state pooling_type and normalize"
+        )
+    if pooling_type is PoolingType.ALL:
+        raise RequestError("pooling_type is ALL; accepted: LAST, CLS, MEAN")
+    return PoolingParams(pooling_type, normalize=normalize)
+
+
+def rows_of(output: Any) -> FloatArray:
+    """Result.pooled_output. Raises RequestError where a request ended without it."""
+    if output is None:
+        raise RequestError("the request ended before its prompt was computed")
+    return np.asarray(output, np.float32)

@@ -1,0 +1,113 @@
+"""What LLM does with texts that end in rows instead of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+from .._core import PoolingParams, PoolingType, RequestError
+from .classifier import Classification, without_padding
+from .executor import Executor
+from .pooled import FloatArray, embedding_params
+from .text_requests import PooledAnswer, TextRequests
+
+
+class PooledTexts:
+    """The part of LLM that embeds and classifies."""
+
+    _executor: Executor
+    _requests: TextRequests
+
+    @overload
+    def embed(  # type: ignore[overload-overlap]
+        self,
+        texts: str,
+        *,
+        lora: str | None = None,
+        pooling_type: PoolingType | None = None,
+        normalize: bool | None = None,
+    ) -> FloatArray: ...
+    @overload
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        lora: str | Sequence[str | None] | None = None,
+        pooling_type: PoolingType | None = None,
+        normalize: bool | None = None,
+    ) -> list[FloatArray]: ...
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        lora: str | Sequence[str | None] | None = None,
+        pooling_type: PoolingType | None = None,
+        normalize: bool | None = None,
+    ) -> FloatArray | list[FloatArray]:
+        """The embedding of a text, float32 [hidden_size], or those of several in one batch.
+
+        lora: as generate()'s.
+        pooling_type, normalize: which hidden states make the embedding, and whether it is divided by its length; None:
+            as the model's files for sentence-transformers say.
+
+        Raises RequestError where neither says how embeddings are made, and RequestError or AdapterError for a text that
+        is refused; the others are cancelled then.
+        """
+        params = embedding_params(self._executor.engine, pooling_type, normalize)
+        prompts, names = texts_and_names(texts, lora)
+        rows = self._rows(
+            [(self._requests.token_ids(text), name, params) for text, name in zip(prompts, names, strict=True)]
+        )
+        return rows[0] if isinstance(texts, str) else rows
+
+    @overload
+    def classify(  # type: ignore[overload-overlap]
+        self, texts: str, *, lora: str | None = None
+    ) -> Classification | list[Classification]: ...
+    @overload
+    def classify(
+        self, texts: Sequence[str], *, lora: str | Sequence[str | None] | None = None
+    ) -> list[Classification] | list[list[Classification]]: ...
+    def classify(
+        self, texts: str | Sequence[str], *, lora: str | Sequence[str | None] | None = None
+    ) -> Classification | list[Classification] | list[list[Classification]]:
+        """The class of a text, or those of several in one batch; of a classifier of tokens, those of each token.
+
+        lora: as generate()'s. An adapter with a head of its own brings its classes; others take the model's.
+
+        Raises RequestError where neither the model nor the adapter is a classifier, and RequestError or AdapterError
+        for a text that is refused; the others are cancelled then.
+        """
+        prompts, names = texts_and_names(texts, lora)
+        classifiers = [self._executor.adapters.classifier_for(name) for name in names]
+        engine = self._executor.engine
+        asked = [
+            (without_padding(self._requests.token_ids(text), engine, classifier), name, classifier.params)
+            for text, name, classifier in zip(prompts, names, classifiers, strict=True)
+        ]
+        found = [
+            classifier.classifications(rows) for classifier, rows in zip(classifiers, self._rows(asked), strict=True)
+        ]
+        return found[0] if isinstance(texts, str) else found  # type: ignore[return-value]
+
+    def _rows(self, asked: Sequence[tuple[list[int], str | None, PoolingParams]]) -> list[FloatArray]:
+        """Of prompts in one batch, each with its adapter and how it is pooled."""
+        answers: list[PooledAnswer] = []
+        try:
+            for prompt, name, params in asked:
+                answers.append(self._requests.ask_for_rows(prompt, name, params))
+            return [answer.rows() for answer in answers]
+        finally:
+            for answer in answers:
+                answer.close()
+
+
+def texts_and_names(
+    texts: str | Sequence[str], lora: str | Sequence[str | None] | None
+) -> tuple[list[str], list[str | None]]:
+    """The texts, and the name of each one's adapter. Raises RequestError."""
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    names = [lora] * len(listed) if lora is None or isinstance(lora, str) else list(lora)
+    if len(names) != len(listed):
+        raise RequestError(f"lora has {len(names)} names for {len(listed)} prompts")
+    return listed, names

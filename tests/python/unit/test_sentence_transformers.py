@@ -1,0 +1,74 @@
+"""How embeddings are pooled, by the files of sentence-transformers: what is read, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptrt import CheckpointError
+from adaptrt.builder.checkpoint.pooling import EmbeddingPooling
+from adaptrt.builder.conversion.sentence_transformers import read_embedding_pooling
+from support.pooled import save_sentence_transformer
+
+
+@pytest.mark.parametrize(
+    ("mode", "pooling_type"), [("cls_token", "cls"), ("mean_tokens", "mean"), ("lasttoken", "last")]
+)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_ways_of_pooling(tmp_path: Path, mode: str, pooling_type: str, normalize: bool) -> None:
+    save_sentence_transformer(tmp_path, mode, normalize=normalize)
+    expected = EmbeddingPooling(pooling_type=pooling_type, normalize=normalize)
+    assert read_embedding_pooling(tmp_path) == expected
+    # As newer releases write it.
+    name = {"cls_token": "cls", "mean_tokens": "mean"}.get(mode, mode)
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": name}))
+    assert read_embedding_pooling(tmp_path) == expected
+
+
+def test_models_without_the_files_say_nothing(tmp_path: Path) -> None:
+    assert read_embedding_pooling(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling_mode_max_tokens is true; accepted: one"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+            "pooling_mode_cls_token is true, pooling_mode_mean_tokens is true; accepted: one of",
+        ),
+        ("1_Pooling/config.json", {}, "no pooling_mode is true"),
+        ("1_Pooling/config.json", {"pooling_mode_newer_one": True}, "pooling_mode_newer_one is true"),
+        ("1_Pooling/config.json", {"pooling_mode": "max"}, 'pooling_mode is "max"; accepted: cls, mean, lasttoken'),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls"]}, r'pooling_mode is \["cls"\]'),
+        ("1_Pooling/config.json", {"pooling_mode": "cls", "include_prompt": False}, "include_prompt is false"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case is true"),
+        ("modules.json", [{"type": "models.Transformer", "path": ""}], "has no module of type Pooling"),
+        ("modules.json", [{"type": "models.Transformer", "path": "0_Transformer"}], "0_Transformer.* is not served"),
+        ("modules.json", [{"type": "models.Normalize"}], "Normalize.* is not served"),
+        (
+            "modules.json",
+            [{"type": "models.Pooling", "path": "1_Pooling"}, {"type": "models.Dense", "path": "2_Dense"}],
+            "2_Dense.* is not served",
+        ),
+        ("modules.json", [{"type": "models.Pooling", "path": "../elsewhere"}], "leads out of the model's directory"),
+        ("modules.json", [{"type": "models.Pooling", "path": "nowhere"}], "cannot be read"),
+        ("modules.json", {"type": "models.Pooling"}, "expected a list of objects"),
+        ("modules.json", ["models.Pooling"], "expected a list of objects"),
+    ],
+)
+def test_what_is_not_served_is_named(tmp_path: Path, file: str, content: Any, message: str) -> None:
+    save_sentence_transformer(tmp_path, "lasttoken", normalize=True)
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=message):
+        read_embedding_pooling(tmp_path)
+
+
+def test_a_file_that_is_not_json(tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text("[" * 100000)
+    with pytest.raises(CheckpointError, match=r"modules\.json: cannot be read"):
+        read_embedding_pooling(tmp_path)
