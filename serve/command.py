@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, ModelType, PeftCacheConfig
+from ..builder.checkpoint.pooling import POOLING_TYPES
 from ..builder.commands import engine_flags
 from ..builder.model_cache import engine_for
 from ..builder.progress import progress_on
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help=engine_flags.MODEL_HELP)
     _add_server(parser.add_argument_group("server"))
     _add_adapters(parser.add_argument_group("adapters"))
+    _add_embeddings(parser.add_argument_group("embeddings"))
     _add_executor(parser.add_argument_group("executor"))
     _add_limits(parser.add_argument_group("limits"))
     engine_flags.add_arguments(parser)
@@ -65,6 +67,21 @@ def _add_adapters(group: Any) -> None:
     )  # fmt: skip
 
 
+def _add_embeddings(group: Any) -> None:
+    group.add_argument(
+        "--pooling_type", choices=POOLING_TYPES,
+        help="whose hidden state is a text's embedding (default: what the model's modules.json says)",
+    )  # fmt: skip
+    group.add_argument(
+        "--normalize_embeddings", choices=("true", "false"),
+        help="whether embeddings are divided by their length (default: what the model's modules.json says)",
+    )  # fmt: skip
+    group.add_argument(
+        "--cut_embeddings", action="store_true",
+        help="clients may ask for fewer dimensions; for models that were trained for it (Matryoshka)",
+    )  # fmt: skip
+
+
 def _add_executor(group: Any) -> None:
     group.add_argument("--num_threads", type=int, metavar="N", help="threads of the engine (default: all CPUs)")
     group.add_argument("--kernels", default="", metavar="NAME", help="kernels (default: those chosen for this CPU)")
@@ -99,7 +116,7 @@ def _add_limits(group: Any) -> None:
     for name, kind, text in (
         ("max_body_bytes", int, "of a request's body"),
         ("max_header_bytes", int, "of its headers"),
-        ("max_prompts", int, "prompts in a request for completions"),
+        ("max_prompts", int, "prompts or texts in one request"),
         ("max_request_seconds", float, "after which a request ends with what it has; 0: never"),
         ("shutdown_seconds", float, "that running requests get after SIGTERM"),
     ):
@@ -153,6 +170,9 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         lora_modules=tuple(modules),
         tool_call_parser=args.tool_call_parser,
         log_requests=args.log_requests,
+        pooling_type=args.pooling_type,
+        normalize_embeddings=None if args.normalize_embeddings is None else args.normalize_embeddings == "true",
+        cut_embeddings=args.cut_embeddings,
         limits=limits,
     )
 

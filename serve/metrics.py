@@ -93,7 +93,7 @@ class ServiceMetrics:
         if num_tokens > 0:
             self._count_tokens(record, result.sequence_index, num_tokens, now)
         if result.is_final:
-            record.end(result.finish_reasons[0])
+            record.end(result.finish_reasons[0], is_pooled=result.pooled_output is not None)
             self._count_end(response.request_id, record, now)
 
     def on_loss(self, request_id: int) -> None:

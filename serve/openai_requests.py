@@ -65,8 +65,8 @@ def text_request(
         guided_decoding_params=guide_of(fields),
         top_log_probs=top_log_probs,
         prompt_log_probs=prompt_log_probs,
-        priority=0.5 - fields.priority / (2 * MAX_PRIORITY),
-        cache_salt_id=None if fields.cache_salt is None else _salt_id(fields.cache_salt),
+        priority=executor_priority(fields.priority),
+        cache_salt_id=salt_id(fields.cache_salt),
         num_answers=_num_answers(fields.n, service.engine_info.max_batch_size),
     )
 
@@ -121,8 +121,15 @@ def _embedding_bias(logit_bias: dict[int, float], vocab_size: int) -> list[float
     return row
 
 
-def _salt_id(salt: str) -> int:
+def executor_priority(priority: int) -> float:
+    """vLLM's as the executor's."""
+    return 0.5 - priority / (2 * MAX_PRIORITY)
+
+
+def salt_id(salt: str | None) -> int | None:
     """A text's salt: two texts have the same once in 2^64."""
+    if salt is None:
+        return None
     return int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little")
 
 

@@ -19,7 +19,7 @@ class ServerLimits:
     """Of a request's line and headers together."""
     max_json_depth: int = 64
     max_prompts: int = 1024
-    """In one request for completions."""
+    """In one request."""
     max_request_seconds: float = 600.0
     """A request that takes longer ends with what it has; 0: no limit."""
     shutdown_seconds: float = 30.0
@@ -43,4 +43,10 @@ class ServerOptions:
     """Adapters that are added at the start, by name, wherever they lie."""
     tool_call_parser: str | None = None
     log_requests: bool = False
+    pooling_type: str | None = None
+    """Of embeddings; None: what the model says."""
+    normalize_embeddings: bool | None = None
+    """None: what the model says."""
+    cut_embeddings: bool = False
+    """Clients may ask for fewer dimensions: the model was trained so that the first ones are embeddings as well."""
     limits: ServerLimits = field(default_factory=ServerLimits)

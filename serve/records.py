@@ -16,9 +16,11 @@ _FINISH_REASONS = {
     FinishReason.TIMED_OUT: "timed_out",
     FinishReason.CANCELLED: "cancelled",
 }
+POOLED = "pooled"
+"""Of one that ended in rows: an embedding, or classes."""
 ERROR = "error"
 """Of a generation that failed."""
-FINISH_REASONS = tuple(dict.fromkeys([*_FINISH_REASONS.values(), ERROR]))
+FINISH_REASONS = tuple(dict.fromkeys([*_FINISH_REASONS.values(), POOLED, ERROR]))
 
 
 @dataclass(slots=True, eq=False)
@@ -36,9 +38,9 @@ class GenerationRecord:
     finish_reason: str | None = None
     """None: it runs; else one of FINISH_REASONS."""
 
-    def end(self, reason: FinishReason | None) -> None:
+    def end(self, reason: FinishReason | None, *, is_pooled: bool = False) -> None:
         """None: it failed."""
-        self.finish_reason = ERROR if reason is None else _FINISH_REASONS[reason]
+        self.finish_reason = ERROR if reason is None else POOLED if is_pooled else _FINISH_REASONS[reason]
 
 
 @dataclass(slots=True, eq=False)

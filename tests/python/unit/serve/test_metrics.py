@@ -63,6 +63,7 @@ class MadeUp:
             is_final=finish is not None,
             finish_reasons=[finish],
             sequence_index=sequence,
+            pooled_output=None,
         )
         response: Any = SimpleNamespace(request_id=request_id, has_error=lambda: False, result=result)
         self.metrics.on_response(response)

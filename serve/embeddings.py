@@ -1,0 +1,78 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Final
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from .._core import PoolingParams
+from ..runtime.pooled import POOLING_TYPES, FloatArray, embedding_params
+from .errors import ApiError
+from .http import read_json
+from .openai_fields import EmbeddingRequest
+from .openai_requests import adapter_of
+from .pooled import pool
+from .service import Service
+
+_BASE64: Final = "base64"
+
+
+async def embed(service: Service, request: Request) -> Response:
+    """Answers a request for embeddings: each text runs as a request of the executor's."""
+    fields = await read_json(request, EmbeddingRequest, service.options.limits)
+    params = _params(service)
+    _check_dimensions(service, fields.dimensions)
+    adapter = await adapter_of(service, fields)
+    pooled = await pool(service, request, fields, adapter, params)
+    data = [
+        {"object": "embedding", "index": i, "embedding": _encoded(_cut(row, fields.dimensions, params), fields)}
+        for i, row in enumerate(pooled.rows)
+    ]
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": data,
+            "model": service.model_names[0] if adapter is None else adapter,
+            "usage": {"prompt_tokens": pooled.num_tokens, "total_tokens": pooled.num_tokens},
+        }
+    )
+
+
+def _params(service: Service) -> PoolingParams:
+    options = service.options
+    pooling_type = None if options.pooling_type is None else POOLING_TYPES[options.pooling_type]
+    return embedding_params(service.executor.executor.engine, pooling_type, options.normalize_embeddings)
+
+
+def _check_dimensions(service: Service, dimensions: int | None) -> None:
+    size = service.engine_info.hidden_size
+    if dimensions is None or dimensions == size:
+        return
+    if not service.options.cut_embeddings:
+        raise ApiError(
+            f"dimensions is {dimensions}; the model's embeddings have {size}, and the server was not started with "
+            "--cut_embeddings",
+            param="dimensions",
+        )
+    if dimensions > size:
+        raise ApiError(f"dimensions is {dimensions}; the model's embeddings have {size}", param="dimensions")
+
+
+def _cut(row: FloatArray, dimensions: int | None, params: PoolingParams) -> FloatArray:
+    """The first dimensions, divided by their own length where embeddings are."""
+    if dimensions is None or dimensions == len(row):
+        return row
+    cut = row[:dimensions].astype(np.float64)
+    if params.normalize:
+        cut /= max(float(np.sqrt(np.square(cut).sum())), 1e-12)
+    return cut.astype(np.float32)
+
+
+def _encoded(row: FloatArray, fields: EmbeddingRequest) -> Any:
+    if fields.encoding_format == _BASE64:
+        return base64.b64encode(row.astype("<f4").tobytes()).decode("ascii")
+    return row.tolist()

@@ -1,0 +1,94 @@
+"""Requests that end in rows instead of tokens, as the routes of embeddings and of classes ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from starlette.requests import Request as HttpRequest
+
+from .._core import OutputConfig, PoolingParams, Request
+from ..runtime.pooled import FloatArray, rows_of
+from .async_executor import Generation
+from .errors import ApiError
+from .http import unless_disconnected
+from .openai_fields import PooledFields
+from .openai_requests import executor_priority, salt_id
+from .service import Service
+
+
+@dataclass(frozen=True)
+class PooledTexts:
+    """What became of a request's texts, in their order."""
+
+    prompts: list[list[int]]
+    rows: list[FloatArray]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all texts."""
+        return sum(map(len, self.prompts))
+
+
+async def pool(
+    service: Service,
+    request: HttpRequest,
+    fields: PooledFields,
+    adapter: str | None,
+    params: PoolingParams,
+    change: Callable[[list[int]], list[int]] = lambda prompt: prompt,
+) -> PooledTexts:
+    """Runs what `change` makes of each text's tokens as a request of the executor's, all at once.
+
+    Raises ApiError, and AdaptrtError as ServedAdapters.submit does.
+    """
+    prompts = [change(prompt) for prompt in await _prompts(service, fields)]
+    async with AsyncExitStack() as stack:
+        running = [
+            await stack.enter_async_context(
+                await service.adapters.submit(_executor_request(service, fields, prompt, params), adapter)
+            )
+            for prompt in prompts
+        ]
+        rows = await unless_disconnected(request, _all(running))
+    return PooledTexts(prompts, rows)
+
+
+async def _all(running: Sequence[Generation]) -> list[FloatArray]:
+    # They run at the same time, whichever is waited for first.
+    return [rows_of((await generation.next_results())[-1].pooled_output) for generation in running]
+
+
+async def _prompts(service: Service, fields: PooledFields) -> list[list[int]]:
+    limit = service.options.limits.max_prompts
+    if len(fields.input) > limit:
+        raise ApiError(f"input has {len(fields.input)} texts; at most {limit} are accepted", param="input")
+    prompts = []
+    for i, text in enumerate(fields.input):
+        prompt = text
+        if isinstance(prompt, str):
+            prompt = await service.prompts.tokenize(prompt, add_special_tokens=fields.add_special_tokens)
+        longest = min(service.engine_info.max_input_len, service.max_model_len)
+        where = f"input[{i}]" if len(fields.input) > 1 else "input"
+        if not prompt:
+            raise ApiError(f"{where} is empty; accepted: a text of one token or more", param="input")
+        if len(prompt) > longest:
+            raise ApiError(
+                f"This model's maximum context length is {longest} tokens; {where} has {len(prompt)}.", param="input"
+            )
+        prompts.append(prompt)
+    return prompts
+
+
+def _executor_request(service: Service, fields: PooledFields, prompt: list[int], params: PoolingParams) -> Request:
+    limit = service.options.limits.max_request_seconds
+    return Request(
+        prompt,
+        0,
+        output_config=OutputConfig(exclude_input_from_output=True),
+        allotted_time_ms=limit * 1000 if limit > 0 else None,
+        priority=executor_priority(fields.priority),
+        cache_salt_id=salt_id(fields.cache_salt),
+        pooling_params=params,
+    )
