@@ -8,6 +8,7 @@ from typing import Final
 
 import xxhash
 
+from .adapter.classifier_head import MODEL_CONFIG_FILE
 from .adapter.recognise import CONFIG_FILE, MLX_FILE, PICKLE_FILE, SAFETENSORS_FILE
 from .file_digest import add_file
 
@@ -16,8 +17,8 @@ TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 
 # What is copied of an adapter: its config, its weights, and those that exist of the files that say how its chats are
-# written.
-_CHAT_FILES: Final = (TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)
+# written and what its classes are called.
+_OTHER_FILES: Final = (TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, MODEL_CONFIG_FILE)
 
 
 def copy_adapter(source: Path, destination: Path) -> str:
@@ -41,4 +42,4 @@ def adapter_checksum(directory: Path) -> str:
 def _adapter_files(directory: Path) -> list[str]:
     own = [name for name in (SAFETENSORS_FILE, PICKLE_FILE) if (directory / name).is_file()][:1]
     weights = own + [name for name in (MLX_FILE,) if (directory / name).is_file()] or [SAFETENSORS_FILE]
-    return [CONFIG_FILE, *weights, *(name for name in _CHAT_FILES if (directory / name).is_file())]
+    return [CONFIG_FILE, *weights, *(name for name in _OTHER_FILES if (directory / name).is_file())]

@@ -32,6 +32,7 @@ def adapter_for(
         magnitudes_normalized=config.gives_weights_back,
         max_rank=config.lora_config.max_lora_rank,
         shifts_left_open=True,
+        classifiers=True,
     )
     problems = []
     if (adapter.config[0, :, 3] & MAGNITUDE).any() and not config.dora_enabled:

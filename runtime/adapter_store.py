@@ -6,19 +6,25 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from .._core import AdapterError, EngineError, LoraConfig
+from .._core import AdapterError, EngineError, LoraConfig, RequestError
+from ..builder.adapter.classifier_head import is_classifier
 from ..builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE
 from ..builder.adapter.invocation import invocation_tokens, start_of
+from ..builder.adapter.peft_reader import read_classifier_head
+from ..builder.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
 from ..builder.adapter_copy import adapter_checksum
+from ..builder.json_fields import load_json_object
 from .adapter_sum import parse_sum
+from .classifier import AdaptedClassifier, adapted_classifier, engine_classifier
 from .engine import LoadedEngine
-from .lora_config import sum_of_directories
+from .lora_config import config_of_directory, sum_of_directories
 
 FIRST_NAMED_TASK_ID: Final = 1 << 63
 """Named adapters have this task_id and those that follow; the ids below are the caller's."""
@@ -71,6 +77,8 @@ class AdapterStore:
         self._invocations: dict[NamedAdapter, tuple[int, ...]] = {}
         self._changed = threading.Condition()
         self._changing: set[str] = set()
+        self._is_classifier_of: dict[NamedAdapter, bool] = {}
+        self._classifiers: dict[NamedAdapter, AdaptedClassifier] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -138,7 +146,7 @@ class AdapterStore:
         found = self.find(name)
         if isinstance(found, NamedAdapter):
             self._check_unchanged(found)
-            return LoraConfig.from_peft(found.task_id, found.directory, self._engine, active_from=active_from)
+            return config_of_directory(found.task_id, found.directory, self._engine, active_from=active_from)
         for adapter, _ in found.terms:
             self._check_unchanged(adapter)
         terms = [(adapter.name, adapter.directory, weight) for adapter, weight in found.terms]
@@ -171,23 +179,85 @@ class AdapterStore:
             raise AdapterError(f"{directory}: is not a directory; adapter '{name}' needs a PEFT adapter's")
         checksum = _checksum_of(name, directory)
         task_id = self._new_task_id() if known is None else known.task_id
-        config = LoraConfig.from_peft(task_id, directory, self._engine, replace=known is not None, active_from=0)
-        return NamedAdapter(name, task_id, directory, checksum), config
+        config = config_of_directory(task_id, directory, self._engine, replace=known is not None)
+        adapter = NamedAdapter(name, task_id, directory, checksum)
+        self._read_classifier(adapter)
+        return adapter, config
 
     def keep(self, adapter: NamedAdapter) -> None:
         """From now on its name means this adapter."""
         with self._changed:
             before = self._adapters.get(adapter.name)
-            if before is not None:
-                self._invocations.pop(before, None)
+            if before is not None and before != adapter:
+                self._forget(before)
             self._adapters[adapter.name] = adapter
+
+    def classifier_for(self, name: str | None) -> AdaptedClassifier:
+        """What classifies a text with the adapter `name`, or without one: the adapter's own head, or else the model's.
+
+        Raises RequestError where neither has one, AdapterError for an unknown name, and for files that have changed.
+        """
+        found = None if name is None else self.find(name)
+        if isinstance(found, NamedAdapter):
+            own = self._read_classifier(found)
+            if own is not None:
+                return own
+        if self._engine_classifier is None:
+            adapter = "" if name is None else f", nor is adapter '{name}'"
+            raise RequestError(
+                f"{self._engine.directory}: the model is no classifier{adapter}; accepted: models for classification, "
+                "and adapters of task_type SEQ_CLS or TOKEN_CLS"
+            )
+        return self._engine_classifier
+
+    @cached_property
+    def _engine_classifier(self) -> AdaptedClassifier | None:
+        return engine_classifier(self._engine)
+
+    def refuse_classifier(self, name: str) -> None:
+        """For requests that generate: raises RequestError where the adapter `name` is a classifier's."""
+        found = self.find(name)
+        for adapter in [found] if isinstance(found, NamedAdapter) else [term for term, _ in found.terms]:
+            if self._is_classifier(adapter):
+                raise RequestError(
+                    f"adapter '{adapter.name}' is a classifier's and generates nothing; accepted: requests that "
+                    "classify (LLM.classify, POST /classify)"
+                )
+
+    def _is_classifier(self, adapter: NamedAdapter) -> bool:
+        with self._changed:
+            known = self._is_classifier_of.get(adapter)
+        if known is None:
+            known = is_classifier(load_json_object(adapter.directory / ADAPTER_CONFIG_FILE, AdapterError))
+            with self._changed:
+                self._is_classifier_of[adapter] = known
+        return known
+
+    def _read_classifier(self, adapter: NamedAdapter) -> AdaptedClassifier | None:
+        if not self._is_classifier(adapter):
+            return None
+        with self._changed:
+            known = self._classifiers.get(adapter)
+        if known is None:
+            self._check_unchanged(adapter)
+            fields = load_json_object(adapter.directory / ADAPTER_CONFIG_FILE, AdapterError)
+            head = read_classifier_head(adapter.directory, fields)
+            known = adapted_classifier(head, self._engine, adapter.directory)
+            with self._changed:
+                self._classifiers[adapter] = known
+        return known
+
+    def _forget(self, adapter: NamedAdapter) -> None:
+        self._invocations.pop(adapter, None)
+        self._is_classifier_of.pop(adapter, None)
+        self._classifiers.pop(adapter, None)
 
     def remove(self, name: str) -> NamedAdapter:
         """From now on there is no adapter of this name. Raises AdapterError for an unknown one."""
         with self._changed:
             adapter = self.get(name)
             del self._adapters[name]
-            self._invocations.pop(adapter, None)
+            self._forget(adapter)
         return adapter
 
     @contextlib.contextmanager

@@ -118,6 +118,8 @@ class Executor(_core.Executor):
             return super().enqueue_request(request)
         if request.lora_config is not None:
             raise RequestError(f"the request has a lora_config, and adapter='{adapter}' is given as well")
+        if request.pooling_params is None:
+            self._adapters.refuse_classifier(adapter)
         named = copy.copy(request)
         named.lora_config = self._adapters.for_request(adapter, request.input_token_ids)
         drafts = self._draft_adapters

@@ -9,12 +9,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from .. import _core
-from .._core import EngineError, ExecutorConfig, ModelType
+from .._core import EngineError, ExecutorConfig, ModelType, PoolingLayer
 from ..builder.adapter.base_weights import BaseWeights
 from ..builder.engine_config import ADAPTERS_DIRECTORY, EngineConfig
 from ..builder.models.registry import declare
+from ..builder.network import ops
 from ..builder.network.adapter_sites import AdaptedModules
+from ..builder.network.weights import Tensor
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 """In an engine directory, where its model has one."""
@@ -44,6 +49,28 @@ class LoadedEngine(ABC):
     def adapted_modules(self) -> AdaptedModules:
         """The linear layers that adapters can change, by their paths in the Hugging Face model."""
         return AdaptedModules(declare(self.config.pretrained_config))
+
+    @cached_property
+    def classes(self) -> PoolingLayer | None:
+        """The last layer of a classifier; None for other models."""
+        layer = declare(self.config.pretrained_config).classes
+        return None if layer is None else self._loaded(layer)
+
+    def _loaded(self, layer: ops.PoolingLayer) -> PoolingLayer:
+        def values(tensor: Tensor) -> npt.NDArray[np.float32]:
+            return self.tensor(str(tensor.name)).reshape(tensor.shape)
+
+        def optional(tensor: Tensor | None) -> npt.NDArray[np.float32] | None:
+            return None if tensor is None else values(tensor)
+
+        norm, norm_bias = optional(layer.norm), optional(layer.norm_bias)
+        return PoolingLayer(
+            values(layer.weight), optional(layer.bias), layer.activation, norm, norm_bias, layer.epsilon
+        )
+
+    @abstractmethod
+    def tensor(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor that the program does not refer to, flat. Raises EngineError where there is none."""
 
     @abstractmethod
     def base_weights(self) -> BaseWeights | None:

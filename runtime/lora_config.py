@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core import AdapterError, DType
+from .._core import AdapterError, DType, LoraConfig
 from ..builder.adapter import ConvertedAdapter, Term, convert_adapter, weighted_sum
 from .engine import LoadedEngine, load_engine
 
@@ -27,7 +27,7 @@ def tensors_from_peft(
         terms = [(str(path), Path(path), weight) for path, weight in directory.items()]
         converted = sum_of_directories(terms, loaded)
     else:
-        converted = _converted(Path(directory), loaded, loaded.lora.dtype, magnitudes_normalized)
+        converted = _converted(Path(directory), loaded, loaded.lora.dtype, magnitudes_normalized=magnitudes_normalized)
     if converted.invocation_tokens and active_from is None:
         raise AdapterError(
             f"{directory}: an aLoRA adapter, which acts from its invocation tokens "
@@ -35,6 +35,14 @@ def tensors_from_peft(
             "invocation_start() finds it"
         )
     return converted.weights, converted.config
+
+
+def config_of_directory(
+    task_id: int, directory: Path, engine: LoadedEngine, *, replace: bool = False, active_from: int = 0
+) -> LoraConfig:
+    """The adapter in a directory; of a classifier's, what is not its head. Raises AdapterError."""
+    converted = _converted(directory, engine, engine.lora.dtype, classifiers=True)
+    return LoraConfig(task_id, converted.weights, converted.config, replace=replace, active_from=active_from)
 
 
 def sum_of_directories(terms: Sequence[tuple[str, Path, float]], engine: LoadedEngine) -> ConvertedAdapter:
@@ -47,14 +55,18 @@ def sum_of_directories(terms: Sequence[tuple[str, Path, float]], engine: LoadedE
     for name, _, weight in terms:
         if not isinstance(weight, int | float) or not math.isfinite(weight):
             raise AdapterError(f"the weight of '{name}' is {weight!r}; expected a finite number")
-    converted = [
-        Term(name, _converted(directory, engine, DType.FLOAT32, magnitudes_normalized=False), weight)
-        for name, directory, weight in terms
-    ]
+    converted = [Term(name, _converted(directory, engine, DType.FLOAT32), weight) for name, directory, weight in terms]
     return weighted_sum(converted, engine.adapted_modules, engine.lora.dtype, engine.lora.max_rank)
 
 
-def _converted(directory: Path, engine: LoadedEngine, dtype: DType, magnitudes_normalized: bool) -> ConvertedAdapter:
+def _converted(
+    directory: Path,
+    engine: LoadedEngine,
+    dtype: DType,
+    *,
+    magnitudes_normalized: bool = False,
+    classifiers: bool = False,
+) -> ConvertedAdapter:
     if not engine.lora.sites:
         raise AdapterError(
             f"{directory}: the engine {engine.directory} was built without LoRA; build it with --lora_plugin"
@@ -66,4 +78,5 @@ def _converted(directory: Path, engine: LoadedEngine, dtype: DType, magnitudes_n
         modules=engine.adapted_modules,
         magnitudes_normalized=magnitudes_normalized,
         max_rank=engine.lora.max_rank,
+        classifiers=classifiers,
     )

@@ -10,6 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from .. import _core
 from .._core import CpuEngine, EngineError, ExecutorConfig, QuantAlgo
 from ..builder.checkpoint.config import CheckpointConfig
@@ -36,6 +39,13 @@ class NativeEngine(LoadedEngine):
     def lora(self) -> _core.LoraLayout:
         """That of the program."""
         return self.program.lora
+
+    def tensor(self, name: str) -> npt.NDArray[np.float32]:
+        """A view of the file's."""
+        found = self.storage.tensors.get(name)
+        if found is None or found.dtype != np.float32:
+            raise EngineError(f"{self.storage.path}: has no float32 tensor '{name}'")
+        return found
 
     def base_weights(self) -> EngineBase:
         """The packed weights."""

@@ -127,6 +127,8 @@ class ServedAdapters:
         """
         if name is None:
             return self._executor.submit(request)
+        if request.pooling_params is None:
+            self._store.refuse_classifier(name)
         for _ in range(TRIES):
             request.lora_config = self._store.for_request(name, request.input_token_ids)
             try:

@@ -258,6 +258,34 @@ class CompletionRequest(GenerationFields):
         return self
 
 
+class PooledFields(ModelFields):
+    """What requests that end in rows have in common."""
+
+    input: Prompts
+    """A text, its token ids, or a list of either."""
+    add_special_tokens: bool = True
+    """Whether a text gets those that the tokenizer puts around it."""
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """vLLM's: lower starts first."""
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    """Only requests with the same salt share KV."""
+    user: str | None = None
+    """Without effect."""
+
+
+class EmbeddingRequest(PooledFields):
+    """Body of POST /v1/embeddings."""
+
+    encoding_format: Literal["float", "base64"] = "float"
+    """base64: of little-endian float32."""
+    dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    """Of each embedding, the first so many; where the server was told that the model's can be cut."""
+
+
+class ClassificationRequest(PooledFields):
+    """Body of POST /classify."""
+
+
 class DetokenizeRequest(ModelFields):
     """Body of POST /detokenize."""
 

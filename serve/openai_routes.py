@@ -10,7 +10,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .chat import chat
+from .classification import classify
 from .completions import complete
+from .embeddings import embed
 from .errors import ApiError
 from .http import read_json
 from .openai_answers import new_id
@@ -46,6 +48,14 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await chat(service, request)
+
+    @router.post("/v1/embeddings")
+    async def embeddings(request: Request) -> Response:
+        return await embed(service, request)
+
+    @router.post("/classify")
+    async def classifications(request: Request) -> Response:
+        return await classify(service, request)
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:

@@ -72,6 +72,7 @@ def convert_adapter(
     magnitudes_normalized: bool = False,
     max_rank: int | None = None,
     shifts_left_open: bool = False,
+    classifiers: bool = False,
 ) -> ConvertedAdapter:
     """Converts the adapter of PEFT or MLX-LM in `directory`; nothing is written.
 
@@ -89,6 +90,7 @@ def convert_adapter(
     max_rank: what modules are refused above; None: no limit.
     shifts_left_open: without a base, rows whose shifts depend on its biases have zeros there, for those who look at
         rows alone.
+    classifiers: as read_adapter() takes it.
 
     Raises AdapterError that names every tensor and field that cannot be used, CheckpointError for a base that
     cannot be read, ConfigError for an unknown storage_dtype.
@@ -96,7 +98,7 @@ def convert_adapter(
     dtype = dtype_from_name(storage_dtype) if isinstance(storage_dtype, str) else storage_dtype
     base_modules = modules_of_base(Path(base)) if isinstance(base, str | Path) else None
     known = modules or base_modules
-    adapter = read_adapter(Path(directory), known, max_rank=max_rank)
+    adapter = read_adapter(Path(directory), known, max_rank=max_rank, classifiers=classifiers)
     initial = None if initial_adapter is None else read_adapter(Path(initial_adapter), known)
     if modules is not None:
         _check_sizes(adapter, modules)

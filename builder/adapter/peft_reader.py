@@ -14,6 +14,7 @@ from ..network.adapter_sites import AdaptedModules
 from ..safetensors_stream import SafetensorsReader
 from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array
 from .biases import add_trained_biases, is_trained_bias, trained_biases
+from .classifier_head import ClassifierHead, fields_without_head, head_of, is_classifier, tensors_without_head
 from .expert_parameters import split_expert_parameters
 from .folding import FOLDINGS, Folding, Source
 from .module_parts import ModuleParts, parts_by_module, ranks_above
@@ -37,12 +38,17 @@ def read_peft_adapter(
     """
     problems: list[str] = []
     config: PeftConfig | None = None
+    has_head = is_classifier(fields)
+    if has_head:
+        fields = fields_without_head(fields)
     try:
         config = parse_peft_config(fields, str(directory / CONFIG_FILE))
     except AdapterError as error:
         problems.append(str(error))
     try:
         file, tensors, metadata = _read_file(directory)
+        if has_head:
+            tensors = tensors_without_head(tensors)
     except AdapterError as error:
         raise AdapterError("; ".join([*problems, str(error)])) from error
     folding = FOLDINGS[fields["peft_type"]]
@@ -91,6 +97,12 @@ def read_peft_adapter(
         config.base_changing_init,
         config.invocation_tokens,
     )
+
+
+def read_classifier_head(directory: Path, fields: Mapping[str, Any]) -> ClassifierHead:
+    """The head of a classifier's adapter, whose adapter_config.json has `fields`. Raises AdapterError."""
+    file, tensors, _ = _read_file(directory)
+    return head_of(directory, fields, file, tensors)
 
 
 def _kind(config: PeftConfig) -> str:

@@ -13,16 +13,24 @@ from .peft_reader import read_peft_adapter
 from .recognise import AdapterFormat, recognise
 
 
-def read_adapter(directory: Path, modules: AdaptedModules | None = None, *, max_rank: int | None = None) -> Adapter:
+def read_adapter(
+    directory: Path,
+    modules: AdaptedModules | None = None,
+    *,
+    max_rank: int | None = None,
+    classifiers: bool = False,
+) -> Adapter:
     """Reads an adapter of PEFT or of MLX-LM.
 
     modules: those of the model that the adapter is for, where it is known: they say what paths mean.
     max_rank: what modules are refused above, before their matrices are made; None: no limit.
+    classifiers: whether those of classifiers are accepted; what is read is without their heads (classifier_head.py).
 
     Raises AdapterError: with one sentence for a kind that is not served, else with every field and tensor that cannot
     be used, and why.
     """
-    kind, fields = recognise(directory, has_encoder=modules is not None and modules.has_encoder)
+    has_encoder = modules is not None and modules.has_encoder
+    kind, fields = recognise(directory, has_encoder=has_encoder, classifiers=classifiers)
     read = read_mlx_adapter if kind is AdapterFormat.MLX else read_peft_adapter
     adapter = read(directory, fields, modules, max_rank)
     problems = [problem for key, tensors in adapter.modules.items() for problem in _uneven_parts(key, tensors)]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from ... import _core
 from ..._core import ConfigError, EngineError, ExecutorConfig
 from ...builder.compile.tensorrt.plan_config import TensorRtPlans
@@ -34,6 +37,10 @@ class TensorRtEngine(LoadedEngine):
     def lora(self) -> _core.LoraLayout:
         """That of the network."""
         return self.layout
+
+    def tensor(self, name: str) -> npt.NDArray[np.float32]:
+        """There are none: classifiers need native engines."""
+        raise EngineError(f"{self.directory}: has no tensor '{name}'")
 
     def base_weights(self) -> WeightsFileBase | None:
         """The weights beside the plans; None when they are in the plans, which give none back."""

@@ -1,0 +1,97 @@
+"""What classifiers make of texts: an engine's own head, or an adapter's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .._core import AdapterError, PoolingLayer, PoolingParams, PoolingType
+from ..builder.adapter.classifier_head import ClassifierHead
+from ..builder.checkpoint.pooling import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, problem_type_of
+from .loaded_engine import LoadedEngine
+from .pooled import FloatArray
+
+
+@dataclass(frozen=True)
+class Classification:
+    """What a classifier says of a text, or of a token."""
+
+    label: str
+    """Of the largest of probs."""
+    probs: FloatArray
+    """[classes]: their probabilities, which sum up to 1 where there is one label a text; values of a regression."""
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedClassifier:
+    """Classes, and how a text's hidden states become their probabilities."""
+
+    labels: tuple[str, ...]
+    problem_type: str
+    """As Classifier.problem_type."""
+    per_token: bool
+    params: PoolingParams
+
+    def classifications(self, logits: FloatArray) -> Classification | list[Classification]:
+        """Of what a request ends in: of its text, or of each of its tokens."""
+        return [self.classification(row) for row in logits] if self.per_token else self.classification(logits)
+
+    def classification(self, logits: FloatArray) -> Classification:
+        """Of one row of logits [classes]."""
+        wide = logits.astype(np.float64)
+        if self.problem_type == MULTI_LABEL:
+            wide = 1.0 / (1.0 + np.exp(-wide))
+        elif self.problem_type != REGRESSION:
+            wide = np.exp(wide - wide.max())
+            wide /= wide.sum()
+        return Classification(self.labels[int(logits.argmax())], wide.astype(np.float32))
+
+
+def engine_classifier(engine: LoadedEngine) -> AdaptedClassifier | None:
+    """That of the engine's model; None for another."""
+    stated, classes = engine.config.pretrained_config.classifier, engine.classes
+    if stated is None or classes is None:
+        return None
+    return AdaptedClassifier(
+        stated.labels, stated.problem_type, stated.per_token, _params([classes], per_token=stated.per_token)
+    )
+
+
+def adapted_classifier(head: ClassifierHead, engine: LoadedEngine, directory: Path) -> AdaptedClassifier:
+    """An adapter's head over an engine. Raises AdapterError for one that does not fit."""
+    config = engine.config.pretrained_config
+    num_labels, width = head.weight.shape
+    if width != config.hidden_size:
+        raise AdapterError(
+            f"{directory}: the classifier's head has weight [{num_labels}, {width}]; the model's hidden size is "
+            f"{config.hidden_size}"
+        )
+    if head.problem_type not in (None, *PROBLEM_TYPES):
+        raise AdapterError(f"{directory}: problem_type is {head.problem_type!r}; accepted: {', '.join(PROBLEM_TYPES)}")
+    stated = config.classifier
+    base = stated if stated is not None and len(stated.labels) == num_labels else None
+    labels = head.labels or (tuple(f"LABEL_{i}" for i in range(num_labels)) if base is None else base.labels)
+    problem_type = head.problem_type or (None if base is None else base.problem_type)
+    return AdaptedClassifier(
+        labels,
+        problem_type_of(problem_type, num_labels),
+        head.per_token,
+        _params([PoolingLayer(head.weight, head.bias)], per_token=head.per_token),
+    )
+
+
+def without_padding(prompt: list[int], engine: LoadedEngine, classifier: AdaptedClassifier) -> list[int]:
+    """The tokens that decide: transformers takes the last one that is no padding, and decoders look at none behind."""
+    pad = engine.config.pretrained_config.pad_token_id
+    if classifier.params.pooling_type is not PoolingType.LAST:
+        return prompt
+    end = len(prompt)
+    while end > 1 and prompt[end - 1] == pad:
+        end -= 1
+    return prompt[:end]
+
+
+def _params(layers: list[PoolingLayer], *, per_token: bool) -> PoolingParams:
+    return PoolingParams(PoolingType.ALL if per_token else PoolingType.LAST, layers)

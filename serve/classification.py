@@ -1,0 +1,66 @@
+"""POST /classify, as vLLM has it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..runtime.classifier import AdaptedClassifier, without_padding
+from ..runtime.pooled import FloatArray
+from .http import read_json
+from .openai_answers import new_id
+from .openai_fields import ClassificationRequest
+from .openai_requests import adapter_of
+from .pooled import pool
+from .service import Service
+
+
+async def classify(service: Service, request: Request) -> Response:
+    """Answers a request for classes: each text runs as a request of the executor's."""
+    fields = await read_json(request, ClassificationRequest, service.options.limits)
+    adapter = await adapter_of(service, fields)
+    executor = service.executor.executor
+    # An adapter's head is read from its directory when it is first asked for.
+    classifier = await service.executor.run(executor.adapters.classifier_for, adapter)
+    change = partial(without_padding, engine=executor.engine, classifier=classifier)
+    pooled = await pool(service, request, fields, adapter, classifier.params, change)
+    data = [
+        {"index": i, **_classes(service, classifier, prompt, rows)}
+        for i, (prompt, rows) in enumerate(zip(pooled.prompts, pooled.rows, strict=True))
+    ]
+    return JSONResponse(
+        {
+            "id": new_id("classify"),
+            "object": "list",
+            "created": int(time.time()),
+            "model": service.model_names[0] if adapter is None else adapter,
+            "data": data,
+            "usage": {
+                "prompt_tokens": pooled.num_tokens,
+                "total_tokens": pooled.num_tokens,
+                "completion_tokens": 0,
+                "prompt_tokens_details": None,
+            },
+        }
+    )
+
+
+def _classes(
+    service: Service, classifier: AdaptedClassifier, prompt: Sequence[int], rows: FloatArray
+) -> dict[str, Any]:
+    num_classes = len(classifier.labels)
+    if not classifier.per_token:
+        found = classifier.classification(rows)
+        return {"label": found.label, "probs": found.probs.tolist(), "num_classes": num_classes}
+    each = [classifier.classification(row) for row in rows]
+    return {
+        "tokens": [service.token_texts[token] for token in prompt],
+        "labels": [found.label for found in each],
+        "probs": [found.probs.tolist() for found in each],
+        "num_classes": num_classes,
+    }
