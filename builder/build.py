@@ -96,6 +96,10 @@ def build(
         checkpoint = checkpoint.quantized(quantization)
     if dump_onnx_to is not None:
         check_dump_path(dump_onnx_to)
+        if not checkpoint.config.has_lm_head:
+            raise ConfigError(
+                f"{checkpoint.directory}: dump_onnx: a graph ends in logits, and the model has no lm_head"
+            )
     options = CompilerOptions(package=package, workers=workers, timing_cache=timing_cache, dump_onnx_to=dump_onnx_to)
     with (
         replaced_directory(output_dir, is_ours=is_engine_directory, kind=ENGINE_KIND, error=EngineError) as directory,

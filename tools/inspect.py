@@ -208,10 +208,16 @@ def _model_rows(config: CheckpointConfig) -> dict[str, str]:
         "attention": ", ".join(attention),
         "biases": ", ".join(name for name, present in biases.items() if present) or "none",
         "positions": _positions(config),
-        "vocabulary": f"{config.vocab_size}, "
-        + ("tied" if config.share_embedding_table else "not tied")
-        + " to lm_head",
+        "vocabulary": f"{config.vocab_size}, {_head_of(config)}",
+        **({} if config.embedding_pooling is None else {"embeddings": config.embedding_pooling.describe()}),
+        **({} if config.classifier is None else {"classifier": config.classifier.describe()}),
     }
+
+
+def _head_of(config: CheckpointConfig) -> str:
+    if not config.has_lm_head:
+        return "no lm_head"
+    return "tied to lm_head" if config.share_embedding_table else "not tied to lm_head"
 
 
 def _print_tensors(file: str, specs: Iterable[TensorSpec]) -> None:

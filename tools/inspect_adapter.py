@@ -13,8 +13,11 @@ import numpy as np
 
 from .._core import AdapterError, lora_modules
 from ..builder.adapter import MAGNITUDE, SHIFT, Adapter, read_adapter
+from ..builder.adapter.classifier_head import is_classifier
+from ..builder.adapter.recognise import CONFIG_FILE
 from ..builder.adapter_fit import adapter_for
 from ..builder.engine_config import EngineConfig
+from ..builder.json_fields import load_json_object
 from ..builder.models.registry import declare
 from ..builder.network.adapter_sites import EXPERT_MODULES, AdaptedModules
 from ..builder.progress import format_bytes
@@ -83,12 +86,12 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
         adapter_for(path, build, config.pretrained_config, build.lora_config.lora_target_modules)
         modules = AdaptedModules(declare(config.pretrained_config))
         limits = {"max_lora_rank": build.lora_config.max_lora_rank, "dora": build.dora_enabled}
-    adapter = read_adapter(path, modules)
+    adapter = read_adapter(path, modules, classifiers=True)
     num_bytes = format_bytes(adapter.file.stat().st_size)
     return AdapterDescription(
         str(path),
         "adapter",
-        adapter.kind,
+        adapter.kind + (", and a classifier's head" if _is_classifier(path) else ""),
         f"{len(adapter.tensors)} tensors, {num_bytes}",
         list(_modules(adapter)),
         magnitudes=_magnitudes(adapter),
@@ -96,6 +99,10 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
         engine=None if engine is None else str(engine),
         engine_limits=limits,
     )
+
+
+def _is_classifier(path: Path) -> bool:
+    return is_classifier(load_json_object(path / CONFIG_FILE, AdapterError))
 
 
 def _modules(adapter: Adapter) -> Iterable[AdapterModule]:

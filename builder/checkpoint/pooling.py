@@ -32,6 +32,11 @@ class EmbeddingPooling:
         """As config.json has it."""
         return {"pooling_type": self.pooling_type, "normalize": self.normalize}
 
+    def describe(self) -> str:
+        """What people read."""
+        rows = {LAST: "the last token's hidden state", CLS: "the first token's hidden state", MEAN: "the mean of all"}
+        return rows[self.pooling_type] + (", normalised" if self.normalize else "")
+
     @classmethod
     def from_fields(cls, fields: JsonFields) -> EmbeddingPooling:
         """The inverse of to_dict; problems are noted in `fields`."""
@@ -54,6 +59,12 @@ class Classifier:
     def to_dict(self) -> dict[str, Any]:
         """As config.json has it."""
         return {"labels": list(self.labels), "problem_type": self.problem_type, "per_token": self.per_token}
+
+    def describe(self) -> str:
+        """What people read, with the first labels."""
+        shown = ", ".join(self.labels[:4]) + (", ..." if len(self.labels) > 4 else "")
+        of = "each token" if self.per_token else "the text"
+        return f"{len(self.labels)} classes of {of} ({shown}), {self.problem_type}"
 
     @classmethod
     def from_fields(cls, fields: JsonFields) -> Classifier:

@@ -20,7 +20,7 @@ from adaptrt import PoolingParams, PoolingType
 from support.http_server import http_server
 from support.models import ATTENTION_MODULES, ModelSpec, save_adapter, save_model
 from support.pooled import hidden_states, run_pooled, save_pooled_adapter, save_random, save_word_tokenizer
-from support.serving import build_engine
+from support.serving import build_engine, run_command
 
 SPEC = ModelSpec(num_key_value_heads=3)
 PROMPTS = [[7], [3, 44, 5, 60, 7, 3, 3, 12], [*range(2, 60), *range(2, 40)]]
@@ -304,3 +304,10 @@ def test_classify_over_http(llm: adaptrt.LLM, base: Path) -> None:
             assert refused.status_code == 400
             assert said in refused.json()["error"]["message"]
         assert post("/v1/completions", prompt="t3", max_tokens=2).status_code == 200
+
+
+def test_inspect_says_what_there_is(base: Path, llm: adaptrt.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    run_command("inspect", base / "moods")
+    assert "and a classifier's head" in capsys.readouterr().out
+    run_command("inspect", base / "plain", "--engine", base / "engine")
+    assert "classifier" not in capsys.readouterr().out
