@@ -136,8 +136,10 @@ def salt_id(salt: str | None) -> int | None:
 def answer_length(service: Service, num_prompt_tokens: int, asked: int | None, *, param: str) -> int:
     """How many tokens an answer may have: as many as were asked for, or what is left.
 
-    Raises ApiError when the engine or the KV cache cannot hold that.
+    Raises ApiError when the engine or the KV cache cannot hold that, and where the model generates nothing.
     """
+    if not service.engine_info.has_logits:
+        raise ApiError("The model generates nothing: it has no lm_head. POST /v1/embeddings or /classify may answer.")
     limit = service.max_model_len
     longest_prompt = min(service.engine_info.max_input_len, limit)
     beginning = f"This model's maximum context length is {limit} tokens"

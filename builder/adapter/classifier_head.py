@@ -22,6 +22,7 @@ from .adapter import Array
 
 PER_TOKEN: Final[Mapping[str, bool]] = {"SEQ_CLS": False, "TOKEN_CLS": True}
 """By PEFT's task_type: whether each token is classified, instead of the text."""
+_MODEL_CLASSES: Final = {"ForSequenceClassification": "SEQ_CLS", "ForTokenClassification": "TOKEN_CLS"}
 MODEL_CONFIG_FILE: Final = "config.json"
 """The trained model's, where somebody has put it beside the adapter: it alone has the names of the classes."""
 
@@ -46,7 +47,16 @@ class ClassifierHead:
 
 def is_classifier(fields: Mapping[str, Any]) -> bool:
     """Whether an adapter_config.json is a classifier's."""
-    return fields.get("task_type") in PER_TOKEN
+    return _task_of(fields) in PER_TOKEN
+
+
+def _task_of(fields: Mapping[str, Any]) -> Any:
+    """PEFT's task_type, or that of the model that was trained, whose class PEFT writes where it was not told."""
+    task, trained = fields.get("task_type"), fields.get("auto_mapping")
+    if task is not None or not isinstance(trained, dict):
+        return task
+    name = str(trained.get("base_model_class"))
+    return next((task for end, task in _MODEL_CLASSES.items() if name.endswith(end)), None)
 
 
 def fields_without_head(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,11 +79,11 @@ def head_of(directory: Path, fields: Mapping[str, Any], file: Path, tensors: Map
         match = _TENSOR.fullmatch(name)
         if match is not None:
             found.setdefault(match[1], {})[match[2]] = tensor
-    task = fields["task_type"]
+    task = _task_of(fields)
     if len(found) != 1 or "weight" not in next(iter(found.values())):
         said = " and ".join(f"'{name}'" for name in found) or "none"
         raise AdapterError(
-            f"{file}: task_type is {describe(task)}, and of a classifier's head it has {said}; accepted: "
+            f"{file}: is of task_type {task}, and of a classifier's head it has {said}; accepted: "
             "base_model.model.score.weight or base_model.model.classifier.weight"
         )
     ((name, parts),) = found.items()

@@ -57,6 +57,12 @@ def read_embedding_pooling(model_dir: Path) -> EmbeddingPooling | None:
     return EmbeddingPooling(pooling_type=pooling_type, normalize=normalize)
 
 
+def pooling_files(model_dir: Path) -> list[Path]:
+    """The files that read_embedding_pooling() may read, of those that are there."""
+    named = [model_dir / MODULES_FILE, model_dir / _TRANSFORMER_FILE, *sorted(model_dir.glob("*/config.json"))]
+    return [path for path in named if path.is_file()] if named[0].is_file() else []
+
+
 def _modules(path: Path) -> list[Mapping[str, Any]]:
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))

@@ -18,6 +18,7 @@ import xxhash
 from ..._core import ConfigError
 from ..checkpoint.config import CONFIG_FILE
 from ..conversion.convert import COPIED_FILES
+from ..conversion.sentence_transformers import pooling_files
 from ..file_digest import add_file
 from ..progress import Progress
 
@@ -29,7 +30,11 @@ class ModelFiles:
         """`weight_files` are the names of those with weights. Raises OSError for a file that cannot be looked at."""
         self._directory = directory
         named = [directory / name for name in (CONFIG_FILE, *COPIED_FILES)]
-        self._paths = [*(path for path in named if path.is_file()), *(directory / name for name in weight_files)]
+        self._paths = [
+            *(path for path in named if path.is_file()),
+            *pooling_files(directory),
+            *(directory / name for name in weight_files),
+        ]
         self._identity = _identity(self._paths)
 
     def digest(self, known: Path, progress: Progress) -> str:

@@ -243,6 +243,34 @@ def test_heads_that_cannot_be_used_are_refused_by_name(
     assert "broken" not in llm.executor.adapters.names
 
 
+def test_files_that_were_cut_off_are_refused(llm: adaptrt.LLM, base: Path, tmp_path: Path) -> None:
+    path = damaged(base, tmp_path / "broken", {})
+    whole = (path / "adapter_model.safetensors").read_bytes()
+    for length in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
+        (path / "adapter_model.safetensors").write_bytes(whole[:length])
+        with pytest.raises(adaptrt.AdapterError):
+            llm.executor.add_adapter("broken", path)
+    (path / "adapter_model.safetensors").write_bytes(whole)
+    llm.executor.add_adapter("broken", path)
+    llm.executor.remove_adapter("broken")
+
+
+def test_a_classifier_that_peft_was_not_told_of(llm: adaptrt.LLM, base: Path, tmp_path: Path) -> None:
+    """Without a task_type PEFT writes the class of the trained model."""
+    path = damaged(base, tmp_path / "untold", {})
+    fields = json.loads((path / "adapter_config.json").read_text())
+    trained = {"base_model_class": "LlamaForSequenceClassification", "parent_library": "transformers"}
+    (path / "adapter_config.json").write_text(json.dumps({**fields, "task_type": None, "auto_mapping": trained}))
+    llm.executor.add_adapter("untold", path)
+    expected = llm.classify(text_of(PROMPTS[1]), lora="moods").probs
+    assert llm.classify(text_of(PROMPTS[1]), lora="untold").probs.tobytes() == expected.tobytes()
+    with pytest.raises(adaptrt.RequestError, match="is a classifier's and generates nothing"):
+        llm.generate("t3", lora="untold")
+    with pytest.raises(adaptrt.AdapterError, match="a classifier or the like"):
+        adaptrt.LoraConfig.from_peft(1, path, llm.executor.engine)
+    llm.executor.remove_adapter("untold")
+
+
 def test_names_of_classes_that_do_not_fit_are_refused(llm: adaptrt.LLM, base: Path, tmp_path: Path) -> None:
     path = damaged(base, tmp_path / "broken", {})
     for labels in ({"0": "a", "1": "b"}, {"0": "a", "1": 2, "2": "c"}, ["a", "b", "c"]):

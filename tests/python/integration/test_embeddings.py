@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -222,3 +223,18 @@ def test_bfloat16_stays_close(model: Path, tmp_path: Path) -> None:
                     pooled(states, pooling_type),
                     BFLOAT16_TOLERANCE,
                 )
+
+
+def test_an_engine_of_first_use_is_made_anew_when_its_pooling_changes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    directory = Path(shutil.copytree(model, tmp_path / "model"))
+    with adaptrt.LLM(directory) as llm:
+        last = llm.embed("t3 t4")
+    save_sentence_transformer(directory, "cls_token", normalize=True)
+    with adaptrt.LLM(directory) as llm:
+        first = llm.embed("t3 t4")
+    reference = hidden_states(load_bare(model), [3, 4, 1])
+    check(last, pooled(reference, PoolingType.LAST, normalize=True))
+    check(first, pooled(reference, PoolingType.CLS, normalize=True))
