@@ -67,10 +67,10 @@ class PooledTexts:
     @overload
     def classify(
         self, texts: Sequence[str], *, lora: str | Sequence[str | None] | None = None
-    ) -> list[Classification] | list[list[Classification]]: ...
+    ) -> list[Classification | list[Classification]]: ...
     def classify(
         self, texts: str | Sequence[str], *, lora: str | Sequence[str | None] | None = None
-    ) -> Classification | list[Classification] | list[list[Classification]]:
+    ) -> Classification | list[Classification] | list[Classification | list[Classification]]:
         """The class of a text, or those of several in one batch; of a classifier of tokens, those of each token.
 
         lora: as generate()'s. An adapter with a head of its own brings its classes; others take the model's.
@@ -88,7 +88,7 @@ class PooledTexts:
         found = [
             classifier.classifications(rows) for classifier, rows in zip(classifiers, self._rows(asked), strict=True)
         ]
-        return found[0] if isinstance(texts, str) else found  # type: ignore[return-value]
+        return found[0] if isinstance(texts, str) else found
 
     def _rows(self, asked: Sequence[tuple[list[int], str | None, PoolingParams]]) -> list[FloatArray]:
         """Of prompts in one batch, each with its adapter and how it is pooled."""

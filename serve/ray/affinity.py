@@ -14,7 +14,9 @@ NUM_GROUPS: Final = 4096
 """Ray keeps state for each id that a request was ever routed by, and clients may send any names: of groups there are
 no more than these."""
 _ADAPTER_FIELDS: Final = ("adapter_id", "lora_path", "model")
-_OPENAI_PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"})
+_OPENAI_PATHS: Final = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/classify", "/tokenize", "/detokenize"}
+)
 _TRITON_PATH: Final = re.compile(r"/v2/models/(.+?)(?:/versions/[^/]+)?/(?:infer|generate|generate_stream)")
 
 

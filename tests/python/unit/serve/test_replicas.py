@@ -36,6 +36,8 @@ NAMES = ("base", "other")
         ("/v1/completions", {"model": "other", "lora_path": "fr"}, "fr"),
         ("/v1/completions", {"adapter_id": "fr"}, "fr"),
         ("/tokenize", {"model": "fr"}, "fr"),
+        ("/v1/embeddings", {"model": "fr"}, "fr"),
+        ("/classify", {"model": "fr"}, "fr"),
         ("/v1/completions", {"model": "team:fr"}, "team:fr"),
         ("/v1/completions", {"model": ["fr"]}, None),
         ("/v1/completions", {"model": "a\nb"}, None),
