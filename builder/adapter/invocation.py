@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..._core import AdapterError
+from .classifier_head import fields_without_head, is_classifier
 from .peft_config import parse_peft_config
 from .recognise import AdapterFormat, recognise
 
@@ -15,9 +16,11 @@ def invocation_tokens(directory: str | Path) -> tuple[int, ...]:
 
     Raises AdapterError for a directory without an adapter_config.json that can be served.
     """
-    kind, fields = recognise(Path(directory))
+    kind, fields = recognise(Path(directory), classifiers=True)
     if kind is AdapterFormat.MLX:
         return ()
+    if is_classifier(fields):
+        fields = fields_without_head(fields)
     return parse_peft_config(fields, str(directory)).invocation_tokens
 
 

@@ -338,4 +338,4 @@ def test_inspect_says_what_there_is(base: Path, llm: adaptrt.LLM, capsys: pytest
     run_command("inspect", base / "moods")
     assert "and a classifier's head" in capsys.readouterr().out
     run_command("inspect", base / "plain", "--engine", base / "engine")
-    assert "classifier" not in capsys.readouterr().out
+    assert "classifier's head" not in capsys.readouterr().out
