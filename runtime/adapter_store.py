@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .._core import AdapterError, EngineError, LoraConfig, RequestError
+from .._core import AdapterError, EngineError, LoraConfig, ModelType, RequestError
 from ..builder.adapter.classifier_head import is_classifier
 from ..builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE
 from ..builder.adapter.invocation import invocation_tokens, start_of
@@ -134,7 +134,9 @@ class AdapterStore:
     def _invocation_tokens(self, adapter: NamedAdapter) -> tuple[int, ...]:
         with self._changed:
             if adapter not in self._invocations:
-                self._invocations[adapter] = invocation_tokens(adapter.directory)
+                self._invocations[adapter] = invocation_tokens(
+                    adapter.directory, has_encoder=self._engine.model_type is ModelType.ENCODER_DECODER
+                )
             return self._invocations[adapter]
 
     def load(self, name: str, *, active_from: int = 0) -> LoraConfig:

@@ -11,12 +11,14 @@ from .peft_config import parse_peft_config
 from .recognise import AdapterFormat, recognise
 
 
-def invocation_tokens(directory: str | Path) -> tuple[int, ...]:
+def invocation_tokens(directory: str | Path, *, has_encoder: bool = False) -> tuple[int, ...]:
     """The token ids that the adapter in `directory` acts from on; () for one that acts from the start.
+
+    has_encoder: the model that it is for has an encoder before the decoder.
 
     Raises AdapterError for a directory without an adapter_config.json that can be served.
     """
-    kind, fields = recognise(Path(directory), classifiers=True)
+    kind, fields = recognise(Path(directory), has_encoder=has_encoder, classifiers=True)
     if kind is AdapterFormat.MLX:
         return ()
     if is_classifier(fields):

@@ -51,14 +51,14 @@ class HfWeights:
         self._stored = {name: name for name in self._file_of}
 
     def renamed(self, name_now: Callable[[str], str]) -> HfWeights:
-        """The same tensors, each by what `name_now` makes of its name in the files.
+        """The same tensors, each by what `name_now` makes of its name.
 
         Raises CheckpointError for two tensors that would have one name.
         """
         result = copy.copy(self)
         result._stored = {}
-        for stored in self._file_of:
-            name = name_now(stored)
+        for before, stored in self._stored.items():
+            name = name_now(before)
             if name in result._stored:
                 raise CheckpointError(
                     f"{self._directory}: tensors '{result._stored[name]}' and '{stored}' are both '{name}'"

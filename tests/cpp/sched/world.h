@@ -236,7 +236,8 @@ class World {
   }
   std::unique_ptr<LoraCache> make_cache(const WorldConfig& config) {
     const LoraLayout layout = one_module_layout();
-    const ModuleRank largest{.module = LoraModule::kAttnDense, .rank = layout.max_rank};
+    const ModuleRank largest{
+        .module = LoraModule::kAttnDense, .rank = layout.max_rank, .vectors = {false, layout.shifts_enabled}};
     const std::size_t page_bytes = image_bytes(layout, layout.sites[0], std::span(&largest, 1));
     return std::make_unique<LoraCache>(
         layout, std::make_unique<HookedPages>(page_bytes, config.device_pages, config.in_load),

@@ -156,6 +156,17 @@ def test_a_crowd_changes_no_bit(served: Served, policy: str) -> None:
         assert bits_of(result) == alone[id(case)]
 
 
+def test_adapters_are_asked_for_by_name(served: Served) -> None:
+    case = next(case for case in CASES if case.adapter == "lora")
+    (expected,) = served.answers([case])
+    directory = served.adapters["lora"]
+    assert directory is not None
+    with adaptrt.Executor(served.engine, adaptrt.ModelType.ENCODER_DECODER, adaptrt.ExecutorConfig()) as executor:
+        executor.add_adapter("named", directory)
+        request = served.request(case, lora_config=None)
+        assert bits_of(finish(executor, executor.enqueue_request(request, adapter="named"))) == bits_of(expected)
+
+
 def test_sampled_sequences_share_their_encoder_input(served: Served) -> None:
     sampling = adaptrt.SamplingConfig(temperature=1.5, seed=5)
     with adaptrt.Executor(served.engine, adaptrt.ModelType.ENCODER_DECODER) as executor:
