@@ -31,7 +31,7 @@ def adapter_for(
         # Raw ones are normalised when the adapter is served, by an engine that gives its weights back.
         magnitudes_normalized=config.gives_weights_back,
         max_rank=config.lora_config.max_lora_rank,
-        shifts_left_open=True,
+        values_left_open=True,
         classifiers=True,
     )
     problems = []

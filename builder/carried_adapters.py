@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from .._core import AdapterError, ConfigError, lora_modules
+from .adapter.names import MODULES
 from .adapter_copy import copy_adapter
 from .adapter_fit import adapter_for, modules_of
 from .checkpoint.config import CheckpointConfig
-from .config import BuildConfig
+from .config import NATIVE, BuildConfig
 from .engine_config import ADAPTERS_DIRECTORY
 from .models.registry import declare
 from .network.adapter_sites import AdaptedModules
@@ -31,7 +32,9 @@ def with_adapters(config: BuildConfig, checkpoint: CheckpointConfig) -> BuildCon
         info.name for info in lora_modules() if any(info.name in adapter for adapter in used)
     )
     of_model = AdaptedModules(declare(checkpoint))
-    modules = modules or of_model.names
+    modules = modules or tuple(
+        name for name in of_model.names if config.backend == NATIVE or not MODULES[name].is_of_vocabulary
+    )
     absent = [name for name in modules if not of_model.has(name)]
     if absent:
         accepted = [info.name for info in lora_modules() if of_model.has(info.name)]

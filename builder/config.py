@@ -84,7 +84,7 @@ class LoraBuildConfig:
     lora_ckpt_source: str = "hf"
     max_lora_rank: int = 64
     lora_target_modules: tuple[str, ...] = ()
-    """Modules that adapters may change. (): those of the adapters in lora_dir, or all seven without any."""
+    """Modules that adapters may change. (): those of the adapters in lora_dir, or without any all of the model's."""
 
     def target_module_ids(self) -> list[int]:
         """Ids of lora_target_modules, in ascending order."""
@@ -326,12 +326,14 @@ def _lora_problems(config: BuildConfig) -> list[str]:
     found = []
     lora = config.lora_config
     known = {info.name: info for info in lora_modules()}
-    accepted = [name for name, info in known.items() if info.in_decoder_layer]
+    accepted = [name for name, info in known.items() if info.is_served]
     for name in lora.lora_target_modules:
         if name not in known:
             found.append(f"lora_target_modules names '{name}'; accepted: {', '.join(accepted)}")
-        elif not known[name].in_decoder_layer:
-            found.append(f"lora_target_modules names {name}, which decoder layers do not have")
+        elif not known[name].is_served:
+            found.append(f"lora_target_modules names {name}, which networks do not have")
+        elif known[name].is_of_vocabulary and config.backend != NATIVE:
+            found.append(f"lora_target_modules names {name}, which the backend {config.backend} does not adapt")
     if len(set(lora.lora_target_modules)) != len(lora.lora_target_modules):
         found.append(f"lora_target_modules names a module twice: {', '.join(lora.lora_target_modules)}")
     if config.lora_enabled:

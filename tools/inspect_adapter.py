@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from .._core import AdapterError, lora_modules
-from ..builder.adapter import MAGNITUDE, SHIFT, Adapter, read_adapter
+from ..builder.adapter import MAGNITUDE, SHIFT, Adapter, add_token_rows, read_adapter
 from ..builder.adapter.classifier_head import is_classifier
 from ..builder.adapter.recognise import CONFIG_FILE
 from ..builder.adapter_fit import adapter_for
@@ -64,6 +64,8 @@ class AdapterDescription:
     """Of DoRA: whether they are normalised by the base."""
     initialisation: str | None = None
     """One that changed the base."""
+    trained_tokens: int | None = None
+    """Rows of the embedding and of lm_head that take the place of the base's; with an engine they are modules too."""
     engine: str | None = None
     """Which serves it."""
     engine_limits: dict[str, Any] = field(default_factory=dict)
@@ -87,6 +89,8 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
         modules = AdaptedModules(declare(config.pretrained_config))
         limits = {"max_lora_rank": build.lora_config.max_lora_rank, "dora": build.dora_enabled}
     adapter = read_adapter(path, modules, classifiers=True)
+    if modules is not None:
+        add_token_rows(adapter, None, modules, None, left_open=True)
     num_bytes = format_bytes(adapter.file.stat().st_size)
     return AdapterDescription(
         str(path),
@@ -96,6 +100,7 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
         list(_modules(adapter)),
         magnitudes=_magnitudes(adapter),
         initialisation=_initialisation(adapter),
+        trained_tokens=sum(len(rows.tokens) for rows in adapter.token_rows.values()) or None,
         engine=None if engine is None else str(engine),
         engine_limits=limits,
     )
@@ -177,6 +182,7 @@ def print_adapter(adapter: AdapterDescription) -> None:
         "rows": str(len(adapter.modules)),
         "magnitudes": adapter.magnitudes,
         "initialisation": adapter.initialisation,
+        "trained tokens": None if adapter.trained_tokens is None else str(adapter.trained_tokens),
         "served by": adapter.engine,
     }
     print_table(f"{adapter.path}: {adapter.form}", {name: value for name, value in rows.items() if value is not None})

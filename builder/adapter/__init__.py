@@ -5,11 +5,14 @@ from .base_weights import BaseWeights, HuggingFaceBase
 from .convert import MAGNITUDE, SHIFT, ConvertedAdapter, convert_adapter
 from .dora import normalize_adapter
 from .invocation import invocation_start, invocation_tokens
-from .names import ModuleKey
+from .names import EMBEDDING, LM_HEAD, ModuleKey
 from .reader import read_adapter
+from .token_rows import add_token_rows
 from .weighted_sum import Term, weighted_sum
 
 __all__ = [
+    "EMBEDDING",
+    "LM_HEAD",
     "MAGNITUDE",
     "SHIFT",
     "Adapter",
@@ -18,6 +21,7 @@ __all__ = [
     "HuggingFaceBase",
     "ModuleKey",
     "Term",
+    "add_token_rows",
     "convert_adapter",
     "invocation_start",
     "invocation_tokens",

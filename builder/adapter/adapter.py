@@ -64,6 +64,16 @@ class ModuleTensors:
         return self.shift is not None or self.bias is not None or self.scales_bias
 
 
+@dataclass(frozen=True)
+class TokenRows:
+    """Rows of the embedding or of lm_head that were trained."""
+
+    name: str
+    """Of the tensor."""
+    tokens: tuple[int, ...]
+    values: Array  # [tokens, hidden size], what takes the place of the base's
+
+
 @dataclass
 class Adapter:
     """An adapter whose every tensor and field is accounted for."""
@@ -80,6 +90,11 @@ class Adapter:
     is_dora: bool = False
     """Then its modules have magnitudes, all but those of which a bias alone was trained, and they are DoRA's."""
     magnitudes_normalized: bool = False
+    base_copies: dict[ModuleKey, tuple[str, Array]] = field(default_factory=dict, repr=False)
+    """What PEFT saved of the base beside the adapter: the weights of lm_head and of the embedding [tokens, in], and
+    their names."""
+    token_rows: dict[ModuleKey, TokenRows] = field(default_factory=dict, repr=False)
+    """Trained tokens, which become modules where the base is known (token_rows.py)."""
     base_changing_init: str = ""
     """The initialisation that took A and B out of the base's weights, such as "pissa"; "" where none did."""
     invocation_tokens: tuple[int, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from ..conversion.hf_config import HF_CONFIG_FILE, load_hf_config
 from ..models.registry import declare
 from ..network.adapter_sites import AdaptedModules
 from .adapter import FloatArray
-from .names import ModuleKey
+from .names import EMBEDDING, ModuleKey
 
 
 class BaseWeights(Protocol):
@@ -33,6 +33,9 @@ class BaseWeights(Protocol):
 
     def bias(self, key: ModuleKey) -> FloatArray | None:
         """The layer's bias in the order of W's rows, as float32 [out]; None where it has none."""
+
+    def rows_at(self, key: ModuleKey, tokens: Sequence[int]) -> FloatArray:
+        """Of lm_head or of the embedding, which the base has: the tokens' rows, as float32 [tokens, in]."""
 
 
 class HuggingFaceBase:
@@ -90,12 +93,21 @@ class HuggingFaceBase:
             raise CheckpointError(f"{self._weights.where(name)}: is {spec.dtype} {list(spec.shape)}, expected [out]")
         return np.concatenate([to_float32(piece) for piece in self._weights.rows(name, range(spec.shape[0]))])
 
+    def rows_at(self, key: ModuleKey, tokens: Sequence[int]) -> FloatArray:
+        """The tokens' rows, as float32 [tokens, in]."""
+        name = self._name_of(key)
+        if name is None:
+            raise CheckpointError(f"{self._directory}: has no weight of module '{key.path}'")
+        pieces = [to_float32(piece) for token in tokens for piece in self._weights.rows(name, range(token, token + 1))]
+        return np.concatenate(pieces)
+
     def _is_transposed(self, key: ModuleKey) -> bool:
-        return self._fan_in_fan_out and key.is_conv1d
+        return key.module.name == EMBEDDING or (self._fan_in_fan_out and key.is_conv1d)
 
     def _name_of(self, key: ModuleKey) -> str | None:
         if self._modules is not None and (found := self._modules.find(key.path)) is not None:
-            return f"{found.path}.weight" if f"{found.path}.weight" in self._weights else None
+            paths = [found.path] if found.tied_to is None else [found.tied_to, found.path]
+            return next((name for path in paths if (name := f"{path}.weight") in self._weights), None)
         decoder, _, rest = key.path.partition(".")
         candidates = [key.path, rest if decoder == "model" else f"model.{key.path}", f"transformer.{key.path}"]
         return next((name for path in candidates if (name := f"{path}.weight") in self._weights), None)

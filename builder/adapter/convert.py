@@ -27,6 +27,8 @@ from .dora import check_against_base, normalized_magnitude, write_files
 from .initial import initial_from_base, over_the_unchanged_base
 from .names import ModuleKey, Role
 from .reader import read_adapter
+from .token_rows import add_token_rows
+from .vocabulary import check_copies, in_slices
 
 WEIGHTS_FILE = "model.lora_weights.npy"
 CONFIG_FILE = "model.lora_config.npy"
@@ -51,6 +53,8 @@ class ConvertedAdapter:
     paths: tuple[str, ...]
     # Of an aLoRA adapter: the token ids from which on it acts. () for others.
     invocation_tokens: tuple[int, ...] = ()
+    # Whether rows are made of trained tokens, which take the base's place.
+    has_token_rows: bool = False
 
     def save(self, directory: Path) -> None:
         """Writes model.lora_weights.npy and model.lora_config.npy; numpy shows bfloat16 as 'V2'."""
@@ -71,7 +75,7 @@ def convert_adapter(
     modules: AdaptedModules | None = None,
     magnitudes_normalized: bool = False,
     max_rank: int | None = None,
-    shifts_left_open: bool = False,
+    values_left_open: bool = False,
     classifiers: bool = False,
 ) -> ConvertedAdapter:
     """Converts the adapter of PEFT or MLX-LM in `directory`; nothing is written.
@@ -88,8 +92,8 @@ def convert_adapter(
         compared.
     magnitudes_normalized: the caller's word for it, for files that carry no mark of it.
     max_rank: what modules are refused above; None: no limit.
-    shifts_left_open: without a base, rows whose shifts depend on its biases have zeros there, for those who look at
-        rows alone.
+    values_left_open: without a base, what depends on its values is neither made nor compared, for those who look at
+        rows alone: shifts that depend on its biases are zero.
     classifiers: as read_adapter() takes it.
 
     Raises AdapterError that names every tensor and field that cannot be used, CheckpointError for a base that
@@ -109,6 +113,9 @@ def convert_adapter(
     elif base is not None:
         check_against_base(adapter, base)
     over_the_unchanged_base(adapter, initial)
+    if base is not None or not values_left_open:
+        check_copies(adapter, base)
+    add_token_rows(adapter, base, known, max_rank, left_open=values_left_open)
     if adapter.is_dora and not (adapter.magnitudes_normalized or magnitudes_normalized):
         if base is None:
             raise AdapterError(
@@ -118,7 +125,7 @@ def convert_adapter(
         for key, tensors in adapter.modules.items():
             if tensors.magnitude is not None:
                 tensors.magnitude = normalized_magnitude(key, tensors, base)
-    if base is None and shifts_left_open:
+    if base is None and values_left_open:
         leave_shifts_open(adapter)
     make_shifts(adapter, base)
     return _flatten(adapter, known, dtype)
@@ -128,6 +135,8 @@ def _check_sizes(adapter: Adapter, modules: AdaptedModules) -> None:
     problems = []
     for key, tensors in adapter.modules.items():
         expected = modules.sizes_of(key.layer, key.module.name)
+        if (found := modules.find(key.path)) is not None and found.is_of_vocabulary:
+            expected = found.in_size, found.out_size
         sizes = (tensors.a.shape[1], tensors.b.shape[0])
         is_fusion = len(key.module.parts) > 1
         if key.layer >= modules.num_layers:
@@ -145,14 +154,21 @@ def _check_sizes(adapter: Adapter, modules: AdaptedModules) -> None:
 
 def _flatten(adapter: Adapter, modules: AdaptedModules | None, dtype: DType) -> ConvertedAdapter:
     problems: list[str] = []
-    rows = [_Row(list(found), modules) for _, found in groupby(adapter.modules.items(), key=lambda item: item[0].row)]
+    sliced = sorted((piece for item in adapter.modules.items() for piece in in_slices(*item)), key=lambda item: item[0])
+    rows = [_Row(list(found), modules) for _, found in groupby(sliced, key=lambda item: item[0].row)]
     weights = np.zeros((1, len(rows), max(row.size for row in rows)), NUMPY_DTYPES[dtype])
     for place, row in zip(weights[0], rows, strict=True):
         row.write(place, dtype, problems)
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
     config = np.array([(row.key.module_id, row.key.layer, row.rank, row.vectors) for row in rows], np.int32)
-    return ConvertedAdapter(weights, config[np.newaxis], tuple(row.path for row in rows), adapter.invocation_tokens)
+    return ConvertedAdapter(
+        weights,
+        config[np.newaxis],
+        tuple(row.path for row in rows),
+        adapter.invocation_tokens,
+        bool(adapter.token_rows),
+    )
 
 
 class _Row:

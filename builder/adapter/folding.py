@@ -130,7 +130,8 @@ def _two_factors(parts: ModuleParts, role: str) -> tuple[FloatArray, FloatArray]
 
 def _vera(source: Source, key: ModuleKey, parts: ModuleParts) -> ModuleTensors:
     assert source.modules is not None  # vera_projections() has refused it
-    in_size, _ = source.modules.sizes_of(key.layer, key.module.name) or (0, 0)
+    module = source.modules.find(key.path)
+    in_size = 0 if module is None else module.in_size
     a = parts.wide("vera_lambda_d")[:, np.newaxis] * source.shared[VERA_A][:, :in_size]
     b = parts.wide("vera_lambda_b")[:, np.newaxis] * source.shared[VERA_B][: parts.sizes["out"]]
     return _product(parts, a, b, 1.0, ("vera_lambda_d",), ("vera_lambda_b",))

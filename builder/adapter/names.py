@@ -17,6 +17,8 @@ MODULE_OF_ID = {info.id: info for info in lora_modules()}
 _FUSED = {frozenset(info.parts): info for info in lora_modules()}
 
 PEFT_PREFIX = "base_model.model."
+EMBEDDING = "embedding"
+LM_HEAD = "lm_head"
 
 # What TensorRT-LLM's converter maps of models that are no family of builder/models/, which the families could not tell:
 # layers, with the modules that their outputs are, in order.
@@ -33,6 +35,8 @@ class _KnownLayers:
     () where the order depends on the model."""
     roots: frozenset[str]
     """What may stand before a layer's number, such as model.layers, or layers for a bare decoder."""
+    vocabulary: Mapping[str, str]
+    """By the path of lm_head and of the embedding, in any family: which of the two."""
     conv1d_names: frozenset[str]
     """Last names of layers that transformers holds as a Conv1D, whose weight is [in, out].
 
@@ -43,18 +47,22 @@ class _KnownLayers:
 def _known_layers() -> _KnownLayers:
     modules: dict[str, tuple[str, ...]] = dict(_OTHER_LAYERS)
     roots, conv1d_names = set(), set()
+    vocabulary: dict[str, str] = {}
     for family in FAMILIES.values():
         adapted = AdaptedModules(specimen(family))
         if adapted.has_encoder:  # the model must be known: layers of the encoder come behind the decoder's
             continue
         for path, found in adapted.by_any_path.items():
+            if found.is_of_vocabulary:
+                vocabulary[path] = found.module
+                continue
             root, _, within = path.partition(".0.")
             roots.add(root)
             # A row has all experts of a layer, and how many there are only the model says.
             modules[within] = () if found.module in EXPERT_MODULES else _parts_in_order(found)
             if found.transposed:
                 conv1d_names.add(within.rpartition(".")[2])
-    return _KnownLayers(modules, frozenset(roots), frozenset(conv1d_names))
+    return _KnownLayers(modules, frozenset(roots), vocabulary, frozenset(conv1d_names))
 
 
 def _parts_in_order(found: AdaptedModule) -> tuple[str, ...]:
@@ -149,6 +157,7 @@ LORA_NAMES = re.compile(
     r"(?P<path>.+?)\.(?:"
     r"(?P<role>lora_[AB])(?:\.(?P<adapter>[^.]+))?\.weight"
     r"|(?P<shift>lora_B)(?:\.(?P<shift_adapter>[^.]+))?\.bias"
+    r"|lora_embedding_(?P<embedding>[AB])(?:\.(?P<embedding_adapter>[^.]+))?"
     r"|lora_magnitude_vector(?:\.(?!weight$)(?P<magnitude_adapter>[^.]+))?(?:\.weight)?"
     r"|weight_m_wdecomp(?:\.(?P<decomposed_adapter>[^.]+))?\.weight"
     r")"
@@ -177,8 +186,18 @@ def parse_tensor_name(
         return _reason(name)
     groups = match.groupdict()
     adapter = next((name for group, name in groups.items() if group.endswith("adapter") and name), "")
-    role = groups["role"] or (Role.SHIFT if groups.get("shift") else Role.MAGNITUDE).value
+    role = groups["role"] or _role_of(groups)
+    of_embedding = groups.get("embedding") is not None
+    if pattern is LORA_NAMES and role != Role.MAGNITUDE and of_embedding != (key.module.name == EMBEDDING):
+        return "embeddings have lora_embedding_A and lora_embedding_B, linear layers have lora_A and lora_B"
     return TensorName(key, role, adapter)
+
+
+def _role_of(groups: Mapping[str, str | None]) -> str:
+    """Of a tensor of LoRA whose name does not say it in one word."""
+    if groups["embedding"]:
+        return f"lora_{groups['embedding']}"
+    return str((Role.SHIFT if groups["shift"] else Role.MAGNITUDE).value)
 
 
 def module_at(path: str, modules: AdaptedModules | None = None) -> ModuleKey | None:
@@ -196,6 +215,8 @@ def _key_in(modules: AdaptedModules | None, path: str) -> ModuleKey | None:
 def _known_key(path: str) -> ModuleKey | None:
     layer = _LAYER.fullmatch(path)
     known = _known_layers()
+    if path in known.vocabulary:
+        return ModuleKey(0, MODULES[known.vocabulary[path]].id, path)
     if layer is None or layer["root"] not in known.roots or not known.modules.get(layer["module"]):
         return None
     parts = known.modules[layer["module"]]
@@ -203,7 +224,11 @@ def _known_key(path: str) -> ModuleKey | None:
 
 
 _REASONS = (
-    (r"lora_embedding_|embed_tokens|lm_head|\bwte\b|\bwpe\b", "embeddings and lm_head cannot be adapted"),
+    (
+        r"(embed_tokens|lm_head|\bwte|embed_in|embed_out)\.(weight|bias)$",
+        "embeddings and lm_head that were trained whole, or have other tokens than the base, are not served",
+    ),
+    (r"embed|\bwpe\b", "of embeddings, those of tokens alone can be adapted"),
     (
         r"experts\.",
         "belongs to experts, and how many there are only the model says; give the base model, or an engine of it",

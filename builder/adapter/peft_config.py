@@ -47,6 +47,8 @@ class PeftConfig:
     target_modules: str | tuple[str, ...]
     exclude_modules: str | tuple[str, ...]
     target_parameters: tuple[str, ...]
+    token_indices: Mapping[str, tuple[int, ...]]
+    """Trained tokens, by the ends of the paths of lm_head and the embedding; by "" those of the embedding."""
     layers_to_transform: tuple[int, ...]
     layers_pattern: tuple[str, ...]
     invocation_tokens: tuple[int, ...]
@@ -78,6 +80,13 @@ class PeftConfig:
         if not _names(self.target_modules, path):
             return False
         return not self.layers_to_transform or path in self.target_modules or self._in_layers(path)
+
+    def tokens_of(self, path: str, *, is_embedding: bool) -> tuple[int, ...]:
+        """The tokens whose rows PEFT trained in the module at `path`."""
+        for name, tokens in self.token_indices.items():
+            if (not name and is_embedding) or path == name or path.endswith(f".{name}"):
+                return tokens
+        return ()
 
     def targets_parameter(self, path: str) -> bool:
         """Whether PEFT would put an adapter on the parameter at `path`."""
@@ -150,6 +159,7 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
         target_modules=_string_or_tuple(fields["target_modules"]),
         exclude_modules=_string_or_tuple(fields.get("exclude_modules")),
         target_parameters=_tuple(fields.get("target_parameters")),
+        token_indices=_tokens(fields.get("trainable_token_indices")),
         layers_to_transform=(layers,) if isinstance(layers, int) else tuple(layers or ()),
         layers_pattern=_tuple(fields.get("layers_pattern")),
         invocation_tokens=tuple(fields.get("alora_invocation_tokens") or ()),
@@ -159,6 +169,11 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
 def _unknown(version: Any) -> str:
     written = f", and this is of PEFT {version}" if isinstance(version, str) else ""
     return f"this field is not known, and so is its effect; known are those of PEFT up to {KNOWN_PEFT}{written}"
+
+
+def _tokens(value: Any) -> dict[str, tuple[int, ...]]:
+    by_module = value if isinstance(value, dict) else {"": value or []}
+    return {name: tuple(tokens) for name, tokens in by_module.items() if tokens}
 
 
 def _string_or_tuple(value: Any) -> str | tuple[str, ...]:

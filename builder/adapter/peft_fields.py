@@ -82,6 +82,16 @@ def _layers(value: Any) -> str | None:
     return None if all(is_integer(item) and item >= 0 for item in values) else "expected layer indices of 0 and above"
 
 
+def _tokens(value: Any) -> str | None:
+    by_module = value if isinstance(value, dict) else {"": value or []}
+    for tokens in by_module.values():
+        if not isinstance(tokens, list) or not all(is_integer(token) and token >= 0 for token in tokens):
+            return "expected a list of tokens, or an object of module: list of tokens"
+        if len(set(tokens)) != len(tokens):
+            return "names a token twice"
+    return None
+
+
 def _layers_pattern(value: Any) -> str | None:
     values = [value] if isinstance(value, str) else value
     accepted = _is_strings(values) and all(re.fullmatch(r"[\w.]*", item) for item in values)
@@ -184,7 +194,7 @@ _LORA: dict[str, Check] = _COMMON | {
     # Without effect on what a trained adapter computes.
     "bias": _only("none", "all", "lora_only", None, reason="accepted: none, all, lora_only"),  # tensors tell
     "corda_config": _anything,  # parameters of initialisations; init_lora_weights decides
-    "ensure_weight_tying": _anything,  # concerns embeddings and lm_head, whose tensors are refused
+    "ensure_weight_tying": _anything,  # target_modules tell whether lm_head's tensors are used
     "eva_config": _anything,
     "loftq_config": _anything,
     "lora_dropout": _anything,  # only acts in training
@@ -200,7 +210,7 @@ _LORA: dict[str, Check] = _COMMON | {
     "megatron_config": _unused("Megatron's layers are not supported"),
     "monteclora_config": _unused("MonteCLoRA is not supported"),
     "target_parameters": _names_of_parameters,
-    "trainable_token_indices": _unused("trained tokens cannot be served beside the base model's embedding"),
+    "trainable_token_indices": _tokens,
     "use_bdlora": _unused("block-diagonal LoRA is not supported"),
     "use_qalora": _unused("QALoRA pools the input and is not supported"),
     "velora_config": _unused("VeLoRA is not supported"),

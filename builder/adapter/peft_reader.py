@@ -12,7 +12,7 @@ from ..._core import AdapterError, CheckpointError
 from ..checkpoint.pickled_file import PickledFile
 from ..network.adapter_sites import AdaptedModules
 from ..safetensors_stream import SafetensorsReader
-from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array
+from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array, TokenRows
 from .biases import add_trained_biases, is_trained_bias, trained_biases
 from .classifier_head import ClassifierHead, fields_without_head, head_of, is_classifier, tensors_without_head
 from .expert_parameters import split_expert_parameters
@@ -21,7 +21,9 @@ from .module_parts import ModuleParts, parts_by_module, ranks_above
 from .names import ModuleKey, Role
 from .peft_config import PeftConfig, parse_peft_config
 from .recognise import CONFIG_FILE, PICKLE_FILE, SAFETENSORS_FILE, refuse_lfs_pointer
+from .token_rows import is_token_rows, read_token_rows
 from .vera import is_projection, vera_projections
+from .vocabulary import base_copies
 
 _NAMES = {"LORA": "LoRA", "ADALORA": "AdaLoRA", "VERA": "VeRA", "LOHA": "LoHa", "LOKR": "LoKr", "IA3": "IA3"}
 
@@ -53,7 +55,10 @@ def read_peft_adapter(
         raise AdapterError("; ".join([*problems, str(error)])) from error
     folding = FOLDINGS[fields["peft_type"]]
     of_biases = {name: tensor for name, tensor in tensors.items() if is_trained_bias(name)}
-    own = {name: tensor for name, tensor in tensors.items() if not is_projection(name) and name not in of_biases}
+    copies = base_copies(tensors, modules)
+    of_tokens = {name: tensor for name, tensor in tensors.items() if is_token_rows(name)}
+    apart = {*of_biases, *of_tokens, *(name for name, _ in copies.values())}
+    own = {name: tensor for name, tensor in tensors.items() if not is_projection(name) and name not in apart}
     split = split_expert_parameters(own, modules)
     found: dict[ModuleKey, ModuleParts] = {}
     tensor_problems: list[str] = []
@@ -61,8 +66,12 @@ def read_peft_adapter(
         found, tensor_problems = parts_by_module(split.tensors, folding.layout, modules)
     biases, bias_problems = trained_biases(of_biases, modules)
     tensor_problems += [*split.problems, *bias_problems]
-    if config is not None and of_biases and config.invocation_tokens:
-        name = min(of_biases)
+    token_rows: dict[ModuleKey, TokenRows] = {}
+    if config is not None:
+        token_rows, token_problems = read_token_rows(of_tokens, config, modules)
+        tensor_problems += token_problems
+    if config is not None and config.invocation_tokens and (of_biases or of_tokens):
+        name = min(of_biases | of_tokens)
         tensor_problems.append(f"tensor '{name}': acts on all of a sequence, and aLoRA on a part of it")
     if config is not None and of_biases and not config.trains_biases:
         name = min(of_biases)
@@ -94,6 +103,8 @@ def read_peft_adapter(
         config.fan_in_fan_out,
         config.use_dora,
         state == MAGNITUDES_NORMALIZED,
+        copies,
+        token_rows,
         config.base_changing_init,
         config.invocation_tokens,
     )

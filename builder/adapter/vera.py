@@ -41,7 +41,8 @@ def vera_projections(
         raise AdapterError(
             "VeRA's modules take as much of two shared matrices as they have inputs and outputs; give the base model"
         )
-    sizes = [modules.sizes_of(key.layer, key.module.name) or (0, 0) for key in keys]
+    found_modules = [modules.find(key.path) for key in keys]
+    sizes = [(module.in_size, module.out_size) for module in found_modules if module is not None] or [(0, 0)]
     largest_in, largest_out = (max(size[side] for size in sizes) for side in (0, 1))
     shapes = {VERA_A: (config.rank, largest_in), VERA_B: (largest_out, config.rank)}
     stored = {name: tensor for name, tensor in tensors.items() if is_projection(name)}

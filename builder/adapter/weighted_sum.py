@@ -59,6 +59,10 @@ def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, m
                 f"'{term.name}' is an aLoRA adapter, which acts on a part of a prompt; a weighted sum takes LoRA alone"
             )
         vectors = term.adapter.config[0, :, 3]
+        if term.adapter.has_token_rows:
+            raise AdapterError(
+                f"'{term.name}' has trained tokens, which take the base's place; a weighted sum takes LoRA alone"
+            )
         if (vectors & SHIFT).any():
             raise AdapterError(
                 f"'{term.name}' has biases (lora_bias, trained biases or IA3's), which PEFT's weighted sums leave out; "

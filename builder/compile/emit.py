@@ -70,7 +70,7 @@ class EmittedProgram:
 
 
 def emit(network: Network, *, lora: bool, compression: Compression | None = None) -> EmittedProgram:
-    """The program of a network; with `lora` adapters act on the linear layers of its decoder layers."""
+    """The program of a network; with `lora` adapters act on its linear layers and its embedding."""
     assert network.hidden is not None
     emitter = _Emitter(network, lora, compression)
     emitted = [emitter.emit(op) for op in network.ops]
@@ -121,13 +121,15 @@ class _Emitter:
         return self._linear(op)
 
     def _embedding(self, op: ops.Embedding) -> EmittedOp:
+        first_site, sites = self._sites(op)
         made = EmbeddingOp(
             table=self.weights.table(op.table),
             output=_buffer(op.output),
             scale=_float32(op.scale),
             positions=None if op.positions is None else self.weights.table(op.positions),
+            lora_site=first_site,
         )
-        return EmittedOp(op=made, reads=(), writes=(op.output,), dtype=DType.FLOAT32)
+        return EmittedOp(op=made, reads=(), writes=(op.output,), dtype=DType.FLOAT32, sites=sites)
 
     def _rotary(self, op: ops.Rotary) -> EmittedOp:
         frequencies, attention_scaling = inverse_frequencies(op.size, op.base, op.scaling)
@@ -305,7 +307,7 @@ class _Emitter:
             LoraSite(
                 layer=site.layer,
                 in_size=site.in_size,
-                parts=tuple(LoraPart(module=module_id(part), out_size=part.outputs) for part in site.parts),
+                parts=tuple(LoraPart(module=module_id(part), out_size=site.outputs_of(part)) for part in site.parts),
                 expert=site.expert,
             )
             for site in (sites_of(op) if self._lora else ())

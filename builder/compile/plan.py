@@ -62,6 +62,7 @@ class EmbeddingOp:
     output: BufferName
     scale: float
     positions: Matrix | None
+    lora_site: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Where adapters act in a network: its linear layers, and what paths of a PEFT adapter mean."""
+"""Where adapters act in a network: its linear layers and its embedding, and what paths of a PEFT adapter mean."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ..._core import lora_modules
+from ..._core import VOCABULARY_SLICE, lora_modules
 from .network import Network
-from .ops import Experts, Linear, Op
+from .ops import Embedding, Experts, Linear, Op
 from .weights import LinearWeight, Part, name_now
 
 EXPERT_MODULES: Final = ("moe_h_to_4h", "moe_gate", "moe_4h_to_h")
@@ -27,7 +27,7 @@ class AdaptedModule:
     """In the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
     layer: int
     module: str
-    """In adaptrt._core.lora_modules()."""
+    """In adaptrt._core.lora_modules(). Of lm_head and embedding, the layer is 0."""
     in_size: int
     out_size: int
     rows: tuple[range, ...]
@@ -37,6 +37,13 @@ class AdaptedModule:
     has_bias: bool
     expert: int = 0
     """Whose it is, where the module is one of experts."""
+    tied_to: str | None = None
+    """The path of the embedding whose weight it has."""
+
+    @property
+    def is_of_vocabulary(self) -> bool:
+        """Whether it is lm_head or the embedding."""
+        return bool(_MODULES[self.module].is_of_vocabulary)
 
 
 @dataclass(frozen=True)
@@ -50,18 +57,35 @@ class ExpertBlock:
 
 @dataclass(frozen=True)
 class AdapterSite:
-    """Linear layers over one input, which adapters change together."""
+    """Linear layers over one input, which adapters change together.
+
+    lm_head and the embedding have a site for each slice of the vocabulary, of VOCABULARY_SLICE tokens.
+    """
 
     layer: int
+    """Or the slice."""
     in_size: int
     weights: tuple[LinearWeight, ...]
+    """Of the whole layer."""
     expert: int = 0
     """Whose they are, where they are an expert's; experts' sites follow one another."""
+    outputs: int | None = None
+    """Of a slice of lm_head; None: all that the weights have."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of the output, in order."""
+        """The parts of the output of the whole layer, in order."""
         return tuple(part for weight in self.weights for part in weight.parts)
+
+    @property
+    def is_of_vocabulary(self) -> bool:
+        """Whether it is a slice of lm_head or of the embedding."""
+        module = self.parts[0].module
+        return module is not None and bool(_MODULES[module].is_of_vocabulary)
+
+    def outputs_of(self, part: Part) -> int:
+        """Those of a part that are the site's."""
+        return part.outputs if self.outputs is None else self.outputs
 
 
 def adapter_sites(network: Network) -> list[AdapterSite]:
@@ -69,9 +93,25 @@ def adapter_sites(network: Network) -> list[AdapterSite]:
     return [site for op in network.ops for site in sites_of(op)]
 
 
+def vocabulary_slices(vocab_size: int) -> list[range]:
+    """The tokens of each slice."""
+    return [range(first, min(first + VOCABULARY_SLICE, vocab_size)) for first in range(0, vocab_size, VOCABULARY_SLICE)]
+
+
 def sites_of(op: Op) -> list[AdapterSite]:
     """Those of one op: of experts, the gate and up of each, then the down of each."""
-    if isinstance(op, Linear) and op.layer is not None:
+    if isinstance(op, Embedding):
+        if op.as_linear is None:
+            return []
+        slices = enumerate(vocabulary_slices(op.as_linear.inputs))
+        return [AdapterSite(number, len(tokens), (op.as_linear,)) for number, tokens in slices]
+    if isinstance(op, Linear) and op.layer is None:
+        if op.weights[0].parts[0].module is None:
+            return []
+        slices = enumerate(vocabulary_slices(op.output.width))
+        return [AdapterSite(number, op.input.width, op.weights, outputs=len(tokens)) for number, tokens in slices]
+    if isinstance(op, Linear):
+        assert op.layer is not None
         return [AdapterSite(op.layer, op.input.width, op.weights)]
     if not isinstance(op, Experts):
         return []
@@ -104,7 +144,7 @@ class AdaptedModules:
         self.expert_blocks: Final = _expert_blocks(self.by_any_path)
         """By the path of what holds a layer's experts, such as model.layers.0.mlp.experts."""
         self._parts: dict[tuple[int, str], tuple[int, int, int]] = {
-            (site.layer, part.module): (number, site.in_size, part.outputs)
+            (site.layer, part.module): (number, site.in_size, site.outputs_of(part))
             for number, site in enumerate(adapter_sites(network))
             for part in site.parts
             if part.module is not None and site.expert == 0
@@ -132,7 +172,7 @@ class AdaptedModules:
     def sizes_of(self, layer: int, module: str) -> tuple[int, int] | None:
         """(in, out) of a module of a layer, fused ones included; None for one that the layer does not have.
 
-        Of a module of experts, those of each.
+        Of a module of experts, those of each; of lm_head and embedding, those of the slice that `layer` is.
         """
         parts = [self._parts.get((layer, part)) for part in _MODULES[module].parts]
         found = [part for part in parts if part is not None]
@@ -151,6 +191,9 @@ class AdaptedModules:
 
 def _adapted_modules(network: Network) -> Iterator[tuple[str, AdaptedModule]]:
     for site in adapter_sites(network):
+        if site.is_of_vocabulary:
+            yield from _whole_vocabulary(site)
+            continue
         by_source: dict[str, list[Part]] = {}
         for part in site.parts:
             by_source.setdefault(part.source, []).append(part)
@@ -172,6 +215,29 @@ def _adapted_modules(network: Network) -> Iterator[tuple[str, AdaptedModule]]:
                     expert=site.expert,
                 ),
             )
+
+
+def _whole_vocabulary(site: AdapterSite) -> Iterator[tuple[str, AdaptedModule]]:
+    """The layer that a slice belongs to, once."""
+    (weight,) = site.weights
+    (part,) = weight.parts
+    if site.layer != 0 or part.module is None:
+        return
+    tied = weight.tied_to
+    yield (
+        part.source,
+        AdaptedModule(
+            path=part.source,
+            layer=0,
+            module=part.module,
+            in_size=weight.inputs,
+            out_size=part.outputs,
+            rows=part.rows,
+            transposed=part.transposed,
+            has_bias=weight.bias,
+            tied_to=None if tied is None else tied.source.removesuffix(".weight"),
+        ),
+    )
 
 
 def _expert_blocks(modules: Mapping[str, AdaptedModule]) -> dict[str, ExpertBlock]:
@@ -206,7 +272,7 @@ def _whole_paths_of(path: str, older_names: Mapping[str, str]) -> Iterator[str]:
     yield path
     yield from (older + path.removeprefix(now) for older, now in older_names.items() if path.startswith(now))
     inner = path.partition(".")[2]
-    while not inner.partition(".")[0].isdigit():  # the list of layers keeps its name
+    while inner and not inner.partition(".")[0].isdigit():  # the list of layers keeps its name
         yield inner
         inner = inner.partition(".")[2]
 

@@ -32,7 +32,7 @@ from .ops import (
     Routing,
     Value,
 )
-from .weights import LinearWeight, Part, Split, Tensor, TensorName
+from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
 
 
 class Network:
@@ -122,6 +122,13 @@ class Network:
         `positions`.weight [rows_before + max_position_embeddings, hidden_size] is added, where positions are learned.
         """
         config = self.config
+        as_linear = LinearWeight(
+            name=TensorName(EMBEDDING.removesuffix(".weight")),
+            parts=(whole(source, "embedding", config.hidden_size, transposed=True),),
+            inputs=config.vocab_size,
+            split=Split.NONE,
+            bias=False,
+        )
         with self.scope("embedding"):
             output = self._value("embedded", config.hidden_size, self._rows)
             self.ops.append(
@@ -138,6 +145,7 @@ class Network:
                         (config.max_position_embeddings, config.hidden_size),
                         rows_before=rows_before,
                     ),
+                    as_linear=None if config.num_encoder_layers else as_linear,
                 )
             )
         return output
@@ -437,7 +445,7 @@ class Network:
         table = Tensor(TensorName(EMBEDDING), f"{embedding}.weight", (config.vocab_size, config.hidden_size))
         part = Part(
             source=source,
-            module=None,
+            module=None if config.num_encoder_layers else "lm_head",
             outputs=config.vocab_size,
             units=config.vocab_size,
             rows=(range(config.vocab_size),),

@@ -52,6 +52,9 @@ class Embedding:
     scale: float
     positions: Tensor | None
     """Of learned positions."""
+    as_linear: LinearWeight | None
+    """The table as the weight [hidden_size, vocab_size] of a linear layer, of which a token is one input; None where
+    adapters do not act on it: where an encoder and a decoder have one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +181,7 @@ class Linear:
     output: Value
     weights: tuple[LinearWeight, ...]
     layer: int | None
-    """None: beyond the decoder layers, where adapters do not act."""
+    """None: lm_head's."""
     activation: Activation | None
     add_to: Value | None
     scale: float

@@ -38,7 +38,10 @@ void bind_modules(py::module_& module) {
       .def_property_readonly("id", [](const LoraModuleInfo& info) { return static_cast<int>(info.module); })
       .def_readonly("name", &LoraModuleInfo::name)
       .def_readonly("split", &LoraModuleInfo::split)
-      .def_readonly("in_decoder_layer", &LoraModuleInfo::in_decoder_layer)
+      .def_readonly("is_served", &LoraModuleInfo::is_served)
+      .def_property_readonly(
+          "is_of_vocabulary", [](const LoraModuleInfo& info) { return is_of_vocabulary(info.module); },
+          "Whether it is as wide as the vocabulary: lm_head and embedding, whose rows are slices of it.")
       .def_property_readonly(
           "parts",
           [](const LoraModuleInfo& info) {
@@ -52,6 +55,7 @@ void bind_modules(py::module_& module) {
         return "LoraModuleInfo(id=" + std::to_string(static_cast<int>(info.module)) + ", name='" +
                std::string(info.name) + "')";
       });
+  module.attr("VOCABULARY_SLICE") = kVocabularySlice;
   module.def(
       "lora_modules",
       [] {

@@ -26,11 +26,13 @@ void bind_ops(py::module_& module) {
       .def_readonly("offset", &Buffer::offset);
   py::class_<EmbeddingOp>(module, "EmbeddingOp",
                           "output[T, hidden] = table[token_ids] * scale + positions[positions].")
-      .def(py::init([](const PanelMatrix& table, BufferId output, float scale, const PanelMatrix& positions) {
-             return EmbeddingOp{table, output, scale, positions};
+      .def(py::init([](const PanelMatrix& table, BufferId output, float scale, const PanelMatrix& positions,
+                       std::int32_t lora_site) {
+             return EmbeddingOp{table, output, scale, positions, lora_site};
            }),
            py::kw_only(), py::arg("table"), py::arg("output"), py::arg("scale") = 1.0F,
-           py::arg("positions") = PanelMatrix{})
+           py::arg("positions") = PanelMatrix{}, py::arg("lora_site") = -1)
+      .def_readonly("lora_site", &EmbeddingOp::lora_site)
       .def_readonly("table", &EmbeddingOp::table)
       .def_readonly("scale", &EmbeddingOp::scale)
       .def_readonly("positions", &EmbeddingOp::positions)

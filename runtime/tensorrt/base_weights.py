@@ -57,6 +57,10 @@ class WeightsFileBase:
         """Raises AdapterError: what adapters do to biases is not served."""
         raise AdapterError(f"'{key.path}': {self._directory} is a TensorRT engine, which adds no biases of adapters")
 
+    def rows_at(self, key: ModuleKey, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Raises AdapterError: neither lm_head nor the embedding is adapted."""
+        raise AdapterError(f"'{key.path}': {self._directory} is a TensorRT engine, which adapts decoder layers alone")
+
     def _parts_of(self, key: ModuleKey) -> list[tuple[str, range, int]]:
         keys = [(key.layer, part) for part in key.module.parts]
         return [self._rows[key] for key in keys] if all(key in self._rows for key in keys) else []

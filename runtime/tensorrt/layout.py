@@ -11,8 +11,14 @@ from ...builder.network.adapter_sites import AdapterSite, adapter_sites, module_
 
 
 def engine_sites(config: EngineConfig) -> tuple[AdapterSite, ...]:
-    """The linear layers of an engine that adapters act on, in the order of execution; () without LoRA."""
-    return tuple(adapter_sites(declare(config.pretrained_config))) if config.build_config.lora_enabled else ()
+    """The linear layers of an engine that adapters act on, in the order of execution; () without LoRA.
+
+    Those of decoder layers: plugins act on neither lm_head nor the embedding.
+    """
+    if not config.build_config.lora_enabled:
+        return ()
+    sites = adapter_sites(declare(config.pretrained_config))
+    return tuple(site for site in sites if not site.is_of_vocabulary)
 
 
 def attention_shapes(config: EngineConfig) -> list[AttentionShape]:

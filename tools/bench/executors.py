@@ -17,6 +17,7 @@ from ..._core import (
     KvCacheConfig,
     LoraConfig,
     LoraLayout,
+    LoraSite,
     PeftCacheConfig,
     StepProfile,
     dtype_name,
@@ -187,11 +188,17 @@ class BenchExecutor:
         layout = self.engine.program.lora
         size = np.dtype(dtype_name(layout.dtype)).itemsize
         total = 0
-        for site in layout.sites:
+        for site in _sites_of_layers(layout):
             for part in site.parts:
                 total += (rank * (site.in_size + 1) + (rank + 1) * part.out_size) * size
                 total += 4 * part.out_size if layout.dora_enabled else 0
         return total
+
+
+def _sites_of_layers(layout: LoraLayout) -> list[LoraSite]:
+    """All but lm_head's and the embedding's, which the adapters of benches do not change."""
+    of_vocabulary = {info.id for info in lora_modules() if info.is_of_vocabulary}
+    return [site for site in layout.sites if site.parts[0].module not in of_vocabulary]
 
 
 def _bytes_on_host(layout: LoraLayout, rank: int) -> int:
@@ -199,7 +206,7 @@ def _bytes_on_host(layout: LoraLayout, rank: int) -> int:
 
     The host level must have room for one of the largest rank, beside those that are registered.
     """
-    parts = [(site.in_size, part.out_size) for site in layout.sites for part in site.parts]
+    parts = [(site.in_size, part.out_size) for site in _sites_of_layers(layout) for part in site.parts]
     width = max(rank * (inputs + outputs) + outputs for inputs, outputs in parts)
     return len(parts) * width * int(np.dtype(dtype_name(layout.dtype)).itemsize)
 
@@ -207,7 +214,7 @@ def _bytes_on_host(layout: LoraLayout, rank: int) -> int:
 def _widest_module_bytes(layout: LoraLayout) -> int:
     """Of a set of weights of rank 1, one layer, the widest module: what the device level is counted in."""
     widest = 0
-    for site in layout.sites:
+    for site in _sites_of_layers(layout):
         outputs = {part.module: part.out_size for part in site.parts}
         for module in lora_modules():
             parts = {info.id for info in lora_modules() if info.name in module.parts}

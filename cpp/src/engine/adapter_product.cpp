@@ -77,8 +77,18 @@ std::span<const AdaptedRows> AdapterProduct::from(RowRange rows) const {
   return {first, work_.adapted.end()};
 }
 
-RowRange AdapterProduct::rows_changed(const AdaptedRows& adapted, std::size_t part, RowRange rows) const {
-  if (part_of(adapted, part).rank == 0) return {};
+const DevicePart& AdapterProduct::part_of(const AdaptedRows& adapted, std::size_t part,
+                                          std::int64_t* panel) const {
+  if (!work_.is_sliced) return adapted.site->parts[part % work_.parts_per_group];
+  constexpr std::int64_t kSlicePanels = kVocabularySlice / kPanelColumns;
+  static_assert(kSlicePanels * kPanelColumns == kVocabularySlice);
+  const std::int64_t slice = *panel / kSlicePanels;
+  *panel %= kSlicePanels;
+  return adapted.site[slice].parts[0];
+}
+
+RowRange AdapterProduct::rows_changed(const AdaptedRows& adapted, const DevicePart& part, RowRange rows) {
+  if (part.rank == 0) return {};
   return {std::max(adapted.begin, rows.begin), std::min(adapted.end, rows.end)};
 }
 
@@ -89,13 +99,14 @@ std::span<const MemorySpan> AdapterProduct::spans(std::size_t part, std::int64_t
   std::size_t count = 0;
   for (const AdaptedRows& adapted : from(rows)) {
     if (adapted.begin >= rows.end || count + kOfAdapter > spans->size()) break;
-    if (rows_changed(adapted, part, rows).is_empty()) continue;
-    const DevicePart& of_part = part_of(adapted, part);
-    (*spans)[count++] = {of_part.b + panel_offset(dtype_, of_part.rank, panel),
+    std::int64_t of_b = panel;
+    const DevicePart& of_part = part_of(adapted, part, &of_b);
+    if (rows_changed(adapted, of_part, rows).is_empty()) continue;
+    (*spans)[count++] = {of_part.b + panel_offset(dtype_, of_part.rank, of_b),
                          static_cast<std::int64_t>(panel_bytes(dtype_, width, of_part.rank))};
     for (const float* vector : {of_part.magnitude, of_part.shift}) {
       if (vector == nullptr) continue;
-      (*spans)[count++] = {reinterpret_cast<const std::byte*>(vector + panel * kPanelColumns),
+      (*spans)[count++] = {reinterpret_cast<const std::byte*>(vector + of_b * kPanelColumns),
                            width * static_cast<std::int64_t>(sizeof(float))};
     }
   }
@@ -111,14 +122,15 @@ void AdapterProduct::expand(std::size_t part, std::int64_t panel, RowRange rows,
 
 void AdapterProduct::expand_rows(const AdaptedRows& adapted, std::size_t part, std::int64_t panel,
                                  RowRange rows, float* tile) const {
-  const RowRange shared = rows_changed(adapted, part, rows);
+  std::int64_t of_b = panel;
+  const DevicePart& of_part = part_of(adapted, part, &of_b);
+  const RowRange shared = rows_changed(adapted, of_part, rows);
   if (shared.is_empty()) return;
-  const DevicePart& of_part = part_of(adapted, part);
   const std::int64_t width = panel_width(work_.parts[part].weight.n, panel);
   float* out = tile + (shared.begin - rows.begin) * kPanelColumns;
   gemm_({.a = shrunk(shared.begin, of_part.rank_offset),
          .a_stride = step_.shrink_stride,
-         .panel = of_part.b + panel_offset(dtype_, of_part.rank, panel),
+         .panel = of_part.b + panel_offset(dtype_, of_part.rank, of_b),
          .k = of_part.rank,
          .width = width,
          .out = out,
@@ -126,7 +138,7 @@ void AdapterProduct::expand_rows(const AdaptedRows& adapted, std::size_t part, s
          .rows = shared.count(),
          .accumulate = true});
   if (of_part.magnitude == nullptr && of_part.shift == nullptr) return;
-  const std::int64_t first = panel * kPanelColumns;
+  const std::int64_t first = of_b * kPanelColumns;
   for (std::int64_t row = shared.begin; row < shared.end; ++row, out += kPanelColumns) {
     if (of_part.magnitude != nullptr) step_.kernels.multiply(of_part.magnitude + first, width, out);
     if (of_part.shift != nullptr) step_.kernels.add(of_part.shift + first, width, out);

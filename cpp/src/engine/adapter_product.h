@@ -33,14 +33,14 @@ class AdapterProduct {
   std::span<const MemorySpan> spans(std::size_t part, std::int64_t panel, RowRange rows, Spans* spans) const;
 
  private:
-  /// What an adapter does to one of LinearWork::parts.
-  [[nodiscard]] const DevicePart& part_of(const AdaptedRows& adapted, std::size_t part) const {
-    return adapted.site->parts[part % work_.parts_per_group];
-  }
+  /// What an adapter does to a panel of one of LinearWork::parts; `panel` becomes its number in B.
+  [[nodiscard]] const DevicePart& part_of(const AdaptedRows& adapted, std::size_t part,
+                                          std::int64_t* panel) const;
   /// Those adapted rows that are among `rows`, or behind the first of these.
   [[nodiscard]] std::span<const AdaptedRows> from(RowRange rows) const;
   /// Those of `rows` that the adapter changes in this part.
-  [[nodiscard]] RowRange rows_changed(const AdaptedRows& adapted, std::size_t part, RowRange rows) const;
+  [[nodiscard]] static RowRange rows_changed(const AdaptedRows& adapted, const DevicePart& part,
+                                             RowRange rows);
   [[nodiscard]] std::byte* shrunk(std::int64_t row, std::int64_t column) const;
   void shrink_tile(const AdaptedRows& adapted, std::int64_t panel, RowRange rows, int thread) const;
   void expand_rows(const AdaptedRows& adapted, std::size_t part, std::int64_t panel, RowRange rows,

@@ -177,11 +177,12 @@ class CpuEngine final : public Engine {
     step.kept_output_rows = kept_output_rows_;
     run(StepSection::kBody, program_.body, step);
     const auto rows_of_body = step.output_rows;
-    run_head(step, output_rows_.logit_rows(rows_of_body), program_.head, sink,
+    run_head(step, output_rows_.logit_rows(rows_of_body), input.logit_rows, program_.head, sink,
              [&] { return step.float_row(program_.logits, 0); });
     if (!input.hidden_rows.empty()) {
-      run_head(step, output_rows_.hidden_rows(rows_of_body), std::span(program_.head).first(num_hidden_ops_),
-               hidden_sink, [&] { return widen_hidden(step); });
+      run_head(step, output_rows_.hidden_rows(rows_of_body), input.hidden_rows,
+               std::span(program_.head).first(num_hidden_ops_), hidden_sink,
+               [&] { return widen_hidden(step); });
     }
     if (recorder_) recorder_->end_step();
     if (kernels_.leave_thread != nullptr) kernels_.leave_thread();
@@ -202,13 +203,16 @@ class CpuEngine final : public Engine {
 
   /// Runs ops of the head for slices of `rows`, and gives what `result` finds after each to the sink.
   template <class Result>
-  void run_head(Step& step, std::span<const std::int32_t> rows, std::span<const Op> ops,
+  void run_head(Step& step, std::span<const std::int32_t> rows, std::span<const std::int32_t> tokens,
+                std::span<const Op> ops,
                 const std::function<void(std::int64_t, std::int64_t, const float*)>& sink,
                 const Result& result) {
     const auto slice = static_cast<std::size_t>(program_.max_batch_size);
     for (std::size_t first = 0; first < rows.size(); first += slice) {
       step.output_rows = rows.subspan(first, std::min(slice, rows.size() - first));
       step.rows = static_cast<std::int64_t>(step.output_rows.size());
+      group_slice(tokens.subspan(first, step.output_rows.size()));
+      step.groups = groups_of_slice_;
       run(StepSection::kHead, ops, step);
       if (recorder_) recorder_->begin_op();
       sink(static_cast<std::int64_t>(first), step.rows, result());
@@ -313,6 +317,16 @@ class CpuEngine final : public Engine {
     }
   }
 
+  /// The groups of a slice of the head's rows, which are these of the step's tokens.
+  void group_slice(std::span<const std::int32_t> tokens) {
+    groups_of_slice_.clear();
+    for (const AdapterGroup& group : rows_.groups) {
+      const auto begin = std::ranges::lower_bound(tokens, group.begin) - tokens.begin();
+      const auto end = std::ranges::lower_bound(tokens, group.end) - tokens.begin();
+      if (begin < end) groups_of_slice_.push_back({begin, end, group.adapter});
+    }
+  }
+
   void fill_info() {
     info_ = {.dtype = program_.dtype,
              .vocab_size = program_.vocab_size,
@@ -384,6 +398,7 @@ class CpuEngine final : public Engine {
   std::vector<std::int32_t> encoder_positions_;
   std::vector<std::int32_t> encoder_lengths_;
   std::vector<AdapterGroup> groups_of_output_rows_;
+  std::vector<AdapterGroup> groups_of_slice_;
   std::vector<AdaptedRows> adapted_rows_;
   OutputRows output_rows_;
   std::vector<std::int32_t> kept_output_rows_;

@@ -395,7 +395,8 @@ void run_op(const LinearOp& op, const Step& step) {
               .scale = op.scale,
               .softcap = op.softcap,
               .groups = {&all, 1},
-              .adapted = adapted_rows(op.lora_site, step)},
+              .adapted = adapted_rows(op.lora_site, step),
+              .is_sliced = op.lora_site >= 0 && step.program.lora_site(op.lora_site).is_lm_head()},
              step);
 }
 

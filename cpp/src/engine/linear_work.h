@@ -38,6 +38,8 @@ struct LinearWork {
   std::span<const RowGroup> groups;
   /// In order; each within one group.
   std::span<const AdaptedRows> adapted;
+  /// Sites of adapters are slices of the vocabulary, of the one part that there is: lm_head's.
+  bool is_sliced = false;
 
   [[nodiscard]] std::int64_t num_rows() const { return groups.back().rows.end; }
   [[nodiscard]] const Quantization& quantization() const { return parts[0].weight.quantization; }

@@ -26,13 +26,6 @@ std::int64_t bytes_of(BufferId id, const Step& step) {
   return step.rows * buffer.width * as_count(size_of(buffer.dtype));
 }
 
-OpCost cost_of(const EmbeddingOp& op, const Step& step) {
-  const std::int64_t position_bytes =
-      op.positions.n == 0 ? 0 : as_count(op.positions.bytes()) / op.positions.n;
-  return {.weight_bytes = step.rows * (as_count(op.table.bytes()) / op.table.n + position_bytes),
-          .activation_bytes = bytes_of(op.output, step)};
-}
-
 OpCost cost_of(const RmsNormOp& op, const Step& step) {
   const Buffer& input = step.buffer(op.input);
   return {.weight_bytes = bytes_of(op.weight),
@@ -121,6 +114,30 @@ void add_weights(std::span<const LinearPart> parts, std::int64_t rows, OpCost* c
     cost->weight_bytes += as_count(part.weight.bytes()) + bytes_of(part.bias);
     cost->flops += 2 * rows * part.weight.n * part.weight.k;
   }
+}
+
+OpCost cost_of(const EmbeddingOp& op, const Step& step) {
+  const std::int64_t position_bytes =
+      op.positions.n == 0 ? 0 : as_count(op.positions.bytes()) / op.positions.n;
+  OpCost cost{.weight_bytes = step.rows * (as_count(op.table.bytes()) / op.table.n + position_bytes),
+              .activation_bytes = bytes_of(op.output, step)};
+  if (op.lora_site < 0) return cost;
+  const LinearPart whole{.weight = {.n = op.table.k, .k = 1}, .bias = {}};  // of A, a column a token
+  std::set<const DeviceSite*> read;
+  for (const auto& group : step.groups) {
+    for (std::int64_t row = group.begin; row < group.end; ++row) {
+      const std::int64_t slice = step.input.token_ids[static_cast<std::size_t>(row)] / kVocabularySlice;
+      const DeviceSite& site = group.adapter->sites[static_cast<std::size_t>(op.lora_site + slice)];
+      if (site.total_rank == 0) continue;
+      cost.adapter_flops += 2 * op.table.k * site.total_rank;
+      if (read.insert(&site).second) {
+        add_adapter_bytes({&whole, 1}, site, op.table.dtype, &cost);
+      } else {
+        cost.adapter_bytes += site.total_rank * as_count(size_of(op.table.dtype));
+      }
+    }
+  }
+  return cost;
 }
 
 OpCost cost_of(const LinearOp& op, const Step& step) {

@@ -76,7 +76,10 @@ void check_layout(const Program& program, Problems* problems) {
   for (std::size_t i = 0; i < lora.sites.size(); ++i) {
     const auto& site = lora.sites[i];
     const std::string where = "lora: site " + std::to_string(i);
-    check_range(where + " layer", site.layer, 0, std::max(1, num_layers) - 1);
+    // Those of the vocabulary have slices of it for layers, which the ops that they are of check.
+    if (!site.is_lm_head() && !site.is_embedding()) {
+      check_range(where + " layer", site.layer, 0, std::max(1, num_layers) - 1);
+    }
     check_range(where + " in_size", site.in_size, 1, kSizeLimit - 1);
     check_range(where + " number of parts", static_cast<std::int64_t>(site.parts.size()), 1,
                 static_cast<std::int64_t>(kMaxPartsPerSite));

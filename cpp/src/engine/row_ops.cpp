@@ -1,4 +1,4 @@
-// Ops that treat each row by itself: embedding, norm, gated sum, rotary angles, the choice of rows.
+// Ops that treat each row by itself: norm, gated sum, rotary angles, the choice of rows.
 
 #include <algorithm>
 #include <cmath>
@@ -23,25 +23,6 @@ void dynamic_inverse_frequencies(const RopeTableOp& op, std::int64_t length, flo
 }
 
 }  // namespace
-
-void run_op(const EmbeddingOp& op, const Step& step) {
-  const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-    float* position = step.scratch[static_cast<std::size_t>(thread)].data();
-    for (std::int64_t t = begin; t < end; ++t) {
-      const auto token = static_cast<std::size_t>(t);
-      float* out = step.float_row(op.output, t);
-      unpack_panel_row(op.table, step.input.token_ids[token], out);
-      if (op.scale != 1.0F) {
-        step.kernels.scale_and_store(out, op.scale, op.table.k, reinterpret_cast<std::byte*>(out),
-                                     DType::kFloat32);
-      }
-      if (op.positions.n == 0) continue;
-      unpack_panel_row(op.positions, step.input.positions[token], position);
-      step.kernels.add(position, op.table.k, out);
-    }
-  };
-  step.threads.parallel_for(step.rows, rows_per_chunk(op.table.k), body);
-}
 
 void run_op(const RmsNormOp& op, const Step& step) {
   const std::int64_t width = step.buffer(op.input).width;

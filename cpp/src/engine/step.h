@@ -50,6 +50,7 @@ struct AdapterGroup {
 struct AdaptedRows {
   std::int64_t begin = 0;
   std::int64_t end = 0;
+  /// Of lm_head the first of its slices, which all have the same A.
   const DeviceSite* site = nullptr;
 };
 
@@ -93,7 +94,7 @@ struct Step {
   std::span<const std::int32_t> sequence_of_token;  // [T]
   /// [S] in own_keys; a sequence's blocks follow one another.
   std::span<const std::int32_t> first_own_blocks;
-  /// Groups of rows that have an adapter, in order; empty in a step without adapters.
+  /// Groups of the section's rows that have an adapter, in order; empty in a step without adapters.
   std::span<const AdapterGroup> groups;
   /// The same of the step's output rows, which KeepLogitRowsOp makes the rows.
   std::span<const AdapterGroup> groups_of_output_rows;

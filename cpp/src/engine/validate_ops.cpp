@@ -71,6 +71,7 @@ void Validator::check(const EmbeddingOp& op) {
       add(where_ + ": the positions' table is quantised or compressed, which only linear layers can be");
     }
   }
+  if (op.lora_site != -1) check_slices(op.lora_site, LoraModule::kEmbedding, {op.table.n, op.table.k});
   write(op.output);
 }
 
@@ -201,7 +202,13 @@ void Validator::check(const LinearOp& op) {
     if (gated && part.weight.n != op.parts[0].weight.n) add(where_ + ": the two parts differ in width");
   }
   check_width("output", output, gated && !op.parts.empty() ? op.parts[0].weight.n : width);
-  check_site(op.lora_site, op.parts);
+  if (rows_ != RowKind::kLogits) {
+    check_site(op.lora_site, op.parts);
+  } else if (op.lora_site != -1 && !op.parts.empty()) {
+    const PanelMatrix& weight = op.parts.front().weight;
+    if (op.parts.size() != 1) add(where_ + ": adapters act on one part alone in the head");
+    check_slices(op.lora_site, LoraModule::kLmHead, {weight.k, weight.n});
+  }
   read(op.input);
   if (op.epilogue == LinearEpilogue::kAdd) {
     read(op.output);
@@ -371,6 +378,32 @@ void Validator::check(const GatedAddOp& op) {
   read(op.output);
 }
 
+void Validator::check_slices(std::int32_t index, LoraModule module, ModuleSizes sizes) {
+  const auto& sites = program_.lora.sites;
+  const bool is_lm_head = module == LoraModule::kLmHead;
+  const std::int64_t tokens = is_lm_head ? sizes.out : sizes.in;
+  const std::int64_t slices =
+      (std::clamp<std::int64_t>(tokens, 0, kSizeLimit) + kVocabularySlice - 1) / kVocabularySlice;
+  if (index < 0 || index + slices > std::ssize(sites)) {
+    add(where_ + ": lora_site is " + text(index) + " and " + text(slices) + " slices of " +
+        std::to_string(sites.size()) + " sites");
+    return;
+  }
+  for (std::int64_t slice = 0; slice < slices; ++slice) {
+    const auto at = static_cast<std::size_t>(index + slice);
+    const LoraSite& site = sites[at];
+    const std::int64_t count = std::min(kVocabularySlice, tokens - slice * kVocabularySlice);
+    ++site_users_[at];
+    const bool fits = site.parts.size() == 1 && site.parts[0].module == module && site.layer == slice &&
+                      site.in_size == (is_lm_head ? sizes.in : count) &&
+                      site.parts[0].out_size == (is_lm_head ? count : sizes.out);
+    if (!fits) {
+      add(where_ + ": lora site " + std::to_string(at) + " is not slice " + text(slice) + " of its " +
+          std::string(info_of(module).name));
+    }
+  }
+}
+
 void Validator::check_site(std::int32_t index, std::span<const LinearPart> parts) {
   if (index == -1) return;
   const auto& sites = program_.lora.sites;
@@ -378,7 +411,6 @@ void Validator::check_site(std::int32_t index, std::span<const LinearPart> parts
     add(where_ + ": lora_site is " + text(index) + " of " + std::to_string(sites.size()));
     return;
   }
-  if (rows_ == RowKind::kLogits) add(where_ + ": adapters act in the body only");
   ++site_users_[static_cast<std::size_t>(index)];
   const auto& site = sites[static_cast<std::size_t>(index)];
   if (site.parts.size() != parts.size()) {

@@ -54,6 +54,8 @@ class Validator {
   void use_layer(std::int32_t layer, std::vector<std::int32_t>* users);
   void check_encoder_output();
   void check_results();
+  /// The slices of a vocabulary, from site `index` on; `sizes` are those of the whole layer.
+  void check_slices(std::int32_t index, LoraModule module, ModuleSizes sizes);
   void check_users();
   void add_kv_bytes(const AttentionShape& shape);
   void check_kv_block();

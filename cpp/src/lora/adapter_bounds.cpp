@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <ranges>
 #include <vector>
 
 #include "adaptrt/lora/pack_adapter.h"
@@ -40,14 +41,26 @@ std::vector<Modules> choices_at(const LoraLayout& layout, const LoraSite& site, 
   return choices;
 }
 
-/// The largest image at each site that an adapter of this rank can change.
-std::vector<std::size_t> image_sizes(const LoraLayout& layout, std::int32_t rank, bool shifts = false) {
+/// The sites of decoder layers.
+auto sites_of_layers(const LoraLayout& layout) {
+  return layout.sites |
+         std::views::filter([](const LoraSite& site) { return !site.is_lm_head() && !site.is_embedding(); });
+}
+
+std::size_t largest_image_at(const LoraLayout& layout, const LoraSite& site, std::int32_t rank,
+                             bool shifts = false) {
+  std::size_t largest = 0;
+  for (const Modules& modules : choices_at(layout, site, rank, shifts)) {
+    largest = std::max(largest, image_bytes(layout, site, modules));
+  }
+  return largest;
+}
+
+/// The largest image at each site of decoder layers that an adapter of this rank can change.
+std::vector<std::size_t> image_sizes(const LoraLayout& layout, std::int32_t rank) {
   std::vector<std::size_t> sizes;
-  for (const LoraSite& site : layout.sites) {
-    std::size_t largest = 0;
-    for (const Modules& modules : choices_at(layout, site, rank, shifts)) {
-      largest = std::max(largest, image_bytes(layout, site, modules));
-    }
+  for (const LoraSite& site : sites_of_layers(layout)) {
+    const std::size_t largest = largest_image_at(layout, site, rank);
     if (largest > 0) sizes.push_back(largest);
   }
   return sizes;
@@ -56,8 +69,11 @@ std::vector<std::size_t> image_sizes(const LoraLayout& layout, std::int32_t rank
 }  // namespace
 
 std::size_t largest_image_bytes(const LoraLayout& layout, std::int32_t rank) {
-  const auto sizes = image_sizes(layout, rank, /*shifts=*/true);
-  return sizes.empty() ? 0 : std::ranges::max(sizes);
+  std::size_t largest = 0;
+  for (const LoraSite& site : layout.sites) {
+    largest = std::max(largest, largest_image_at(layout, site, rank, /*shifts=*/true));
+  }
+  return largest;
 }
 
 std::size_t device_adapter_bytes(const LoraLayout& layout, std::int32_t rank) {
@@ -71,7 +87,7 @@ std::int64_t device_adapter_pages(const LoraLayout& layout, std::int32_t rank, s
 
 std::size_t host_adapter_bytes(const LoraLayout& layout, std::int32_t rank) {
   std::size_t elements = 0;
-  for (const LoraSite& site : layout.sites) {
+  for (const LoraSite& site : sites_of_layers(layout)) {
     std::size_t largest = 0;
     for (const Modules& modules : choices_at(layout, site, rank)) {
       std::size_t sum = 0;
@@ -88,7 +104,7 @@ std::size_t host_adapter_bytes(const LoraLayout& layout, std::int32_t rank) {
 
 std::size_t widest_module_bytes(const LoraLayout& layout) {
   std::int64_t widest = 0;
-  for (const LoraSite& site : layout.sites) {
+  for (const LoraSite& site : sites_of_layers(layout)) {
     for (const Modules& modules : choices_at(layout, site, 1)) {
       for (const ModuleRank& module : modules) {
         widest = std::max(widest, site.in_size + outputs_of(site, module.module));

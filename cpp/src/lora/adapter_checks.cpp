@@ -75,13 +75,14 @@ const LoraModuleInfo* check_place(const ConfigRow& sent, const std::string& wher
   }
   const std::string name =
       "module_id " + std::to_string(sent.module_id) + " (" + std::string(info->name) + ")";
-  if (!info->in_decoder_layer) {
-    return refuse(name + " is not part of this engine's decoder layers");
+  if (!info->is_served) {
+    return refuse(name + " is not part of the networks that engines have");
   }
   if (std::ranges::find(layout.target_modules, info->module) == layout.target_modules.end()) {
     return refuse(name + " is not enabled in this engine; its lora_target_modules are " +
                   names_of(layout.target_modules));
   }
+  if (is_of_vocabulary(info->module)) return info;  // its slices are looked for
   if (sent.layer < 0 || sent.layer >= layout.num_layers) {
     return refuse("layer " + std::to_string(sent.layer) + " of " + std::string(info->name) +
                   " is out of range; accepted: 0 to " + std::to_string(layout.num_layers - 1));
@@ -231,7 +232,8 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
     refuse("config has " + std::to_string(shape.columns) +
            " columns; accepted: 3 (module_id, layer, rank) or 4 (module_id, layer, rank, vectors)");
   }
-  const auto most_rows = static_cast<std::int64_t>(lora_modules().size()) * layout.num_layers;
+  const auto most_rows =
+      static_cast<std::int64_t>(lora_modules().size()) * layout.num_layers + std::ssize(layout.sites);
   if (shape.rows == 0) {
     refuse("config has no rows; an adapter has at least one");
   } else if (shape.rows > most_rows) {
@@ -249,7 +251,11 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
     if (info == nullptr) continue;
     const ModulePlace* place = index.find(sent[i].layer, info->module);
     if (place == nullptr) {
-      problems.add(where + ": layer " + std::to_string(sent[i].layer) + " of this engine has no " +
+      const std::string number = std::to_string(sent[i].layer);
+      problems.add(where + ": " +
+                   (is_of_vocabulary(info->module)
+                        ? "this engine's vocabulary has no slice " + number + " for "
+                        : "layer " + number + " of this engine has no ") +
                    std::string(info->name));
       continue;
     }
@@ -281,6 +287,30 @@ void check_values(const CheckedRow& checked, const std::byte* data, DType dtype,
                         position_in_row(row, *bad) + ", is " + text_of(value);
   if (std::isfinite(value)) problem += ", too large for the engine's " + std::string(name_of(target));
   problems.add(std::move(problem));
+}
+
+void check_lm_head(std::span<const AdapterRow> rows, const std::byte* data, DType dtype,
+                   const LoraLayout& layout, AdapterProblems& problems) {
+  const AdapterRow* first = nullptr;
+  std::int64_t found = 0;
+  for (const AdapterRow& row : rows) {
+    if (row.module != LoraModule::kLmHead) continue;
+    ++found;
+    if (first == nullptr) first = &row;
+    const auto a_of = [&](const AdapterRow& of) { return data + of.offset * size_of(dtype); };
+    if (row.rank != first->rank ||
+        std::memcmp(a_of(row), a_of(*first),
+                    static_cast<std::size_t>(row.rank * row.sizes.in) * size_of(dtype)) != 0) {
+      problems.add("lm_head's slices " + std::to_string(first->layer) + " and " + std::to_string(row.layer) +
+                   " have different A; all have the same");
+      return;
+    }
+  }
+  const auto slices = std::ranges::count_if(layout.sites, &LoraSite::is_lm_head);
+  if (found != 0 && found != slices) {
+    problems.add("lm_head has rows for " + std::to_string(found) + " of the vocabulary's " +
+                 std::to_string(slices) + " slices; accepted: all or none");
+  }
 }
 
 void check_padding(const CheckedRow& checked, const std::byte* padding, DType dtype, std::size_t count,

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -61,6 +62,11 @@ struct CheckedRow {
 /// Refuses a row's elements that are not finite in the engine's type; vectors stay float32.
 void check_values(const CheckedRow& checked, const std::byte* data, DType dtype, DType target,
                   AdapterProblems& problems);
+
+/// Refuses rows of lm_head whose A differ, or that leave slices of the vocabulary out: the engine multiplies
+/// by one A. `data` are the elements that the rows' offsets count.
+void check_lm_head(std::span<const AdapterRow> rows, const std::byte* data, DType dtype,
+                   const LoraLayout& layout, AdapterProblems& problems);
 
 /// Refuses anything but zeros in the `count` elements behind a row.
 void check_padding(const CheckedRow& checked, const std::byte* padding, DType dtype, std::size_t count,

@@ -72,6 +72,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
     start += elements * size_of(*dtype);
     adapter->rows_.push_back(checked.row);
   }
+  check_lm_head(adapter->rows_, adapter->data_.data(), *dtype, layout, problems);
   problems.throw_if_any(subject);
   adapter->generation_ = next_generation();
   return adapter;

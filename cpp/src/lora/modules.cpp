@@ -10,7 +10,7 @@ namespace {
 using enum TensorParallelSplit;
 using enum LoraModule;
 
-constexpr std::array<LoraModuleInfo, 26> kModules{{
+constexpr std::array<LoraModuleInfo, 28> kModules{{
     {kAttnQkv, "attn_qkv", kColumn, true},
     {kAttnQ, "attn_q", kColumn, true},
     {kAttnK, "attn_k", kColumn, true},
@@ -37,6 +37,8 @@ constexpr std::array<LoraModuleInfo, 26> kModules{{
     {kMambaOutProj, "mamba_out_proj", kRow, false},
     {kMoeLatentFc1, "moe_latent_fc1", kNone, false},
     {kMoeLatentFc2, "moe_latent_fc2", kNone, false},
+    {kLmHead, "lm_head", kColumn, true},
+    {kEmbedding, "embedding", kNone, true},
 }};
 
 constexpr bool ids_are_positions() {

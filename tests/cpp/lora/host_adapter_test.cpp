@@ -59,7 +59,7 @@ std::vector<Rule> rules() {
          r.weights->shape = {std::int64_t{1} << 60, 53};
          r.config->shape = {std::int64_t{1} << 60, 4};
        },
-       {"config has 1152921504606846976 rows, more than the 52"}},
+       {"config has 1152921504606846976 rows, more than the 64"}},
       {"rows differ", kNoTensors, shape_of_weights({1, 53}), {"weights has 1 rows and config has 2"}},
       {"no rows",
        kNoTensors,
@@ -93,7 +93,7 @@ std::vector<Rule> rules() {
        kNoTensors,
        [](LoraConfig& r) { r.config->shape = {2, 5}; },
        {"config has 5 columns; accepted: 3", "or 4"}},
-      {"unknown module", field(1, 0, 26), kNoRequest, {"row 1: module_id 26 is unknown; accepted: 0 to 25"}},
+      {"unknown module", field(1, 0, 28), kNoRequest, {"row 1: module_id 28 is unknown; accepted: 0 to 27"}},
       {"negative module", field(1, 0, -1), kNoRequest, {"row 1: module_id -1 is unknown"}},
       {"not a decoder module",
        field(0, 0, 22),
@@ -270,6 +270,60 @@ BOOST_DATA_TEST_CASE(rows_are_kept_as_submitted_without_padding, boost::unit_tes
       BOOST_TEST(load_as_float(adapter->data(), dtype, row.offset + j) == sent.get(i, j));
     }
   }
+}
+
+/// small_layout with lm_head and the embedding of a vocabulary of two slices.
+LoraLayout layout_with_vocabulary() {
+  constexpr std::int64_t kRest = 100;
+  LoraLayout layout = small_layout();
+  for (std::int32_t slice = 0; slice < 2; ++slice) {
+    const std::int64_t tokens = slice == 0 ? kVocabularySlice : kRest;
+    layout.sites.push_back({slice, tokens, {{kEmbedding, 8}}});
+  }
+  for (std::int32_t slice = 0; slice < 2; ++slice) {
+    layout.sites.push_back({slice, 8, {{kLmHead, slice == 0 ? kVocabularySlice : kRest}}});
+  }
+  layout.target_modules.insert(layout.target_modules.end(), {kLmHead, kEmbedding});
+  return layout;
+}
+
+std::string refusal_of(const SentAdapter& sent, const LoraLayout& layout) {
+  try {
+    make_host_adapter(sent.send(1), layout);
+  } catch (const AdapterError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// The first elements of a row to another.
+void copy_a(SentAdapter* sent, std::size_t from, std::size_t to, std::size_t elements) {
+  for (std::size_t i = 0; i < elements; ++i) sent->set(to, i, sent->get(from, i));
+}
+
+BOOST_AUTO_TEST_CASE(rows_of_lm_head_are_all_slices_and_have_one_a) {
+  const LoraLayout layout = layout_with_vocabulary();
+  SentAdapter sent = make_adapter({{kLmHead, 0, 2}, {kLmHead, 0, 2}}, layout);
+  sent.field(1, 1) = 1;
+  for (std::size_t i = 2 * (8 + 100); i < sent.width; ++i) sent.set(1, i, 0.0F);
+  BOOST_TEST(
+      contains(refusal_of(sent, layout), "lm_head's slices 0 and 1 have different A; all have the same"));
+  copy_a(&sent, 0, 1, 2 * 8);
+  BOOST_TEST(refusal_of(sent, layout) == "");
+  sent.field(1, 0) = static_cast<std::int32_t>(kAttnQ);
+  for (std::size_t i = 28; i < sent.width; ++i) sent.set(1, i, 0.0F);
+  BOOST_TEST(contains(refusal_of(sent, layout), "lm_head has rows for 1 of the vocabulary's 2 slices"));
+  sent.field(1, 0) = static_cast<std::int32_t>(kLmHead);
+  sent.field(1, 1) = 2;
+  BOOST_TEST(contains(refusal_of(sent, layout), "this engine's vocabulary has no slice 2 for lm_head"));
+}
+
+BOOST_AUTO_TEST_CASE(slices_of_the_embedding_stand_by_themselves) {
+  const LoraLayout layout = layout_with_vocabulary();
+  SentAdapter sent = make_adapter({{kEmbedding, 0, 1}}, layout);
+  sent.field(0, 1) = 1;
+  for (std::size_t i = 100 + 8; i < sent.width; ++i) sent.set(0, i, 0.0F);
+  BOOST_TEST(refusal_of(sent, layout) == "");
 }
 
 BOOST_AUTO_TEST_CASE(three_columns_mean_no_vectors) {

@@ -59,7 +59,7 @@ def test_an_engine_is_made_once(cache: EngineCache, model: Path, monkeypatch: py
     config = EngineConfig.load(engine)
     assert config.build_config.max_seq_len == 96
     assert config.build_config.dora_enabled
-    assert len(config.build_config.lora_config.lora_target_modules) == 7
+    assert len(config.build_config.lora_config.lora_target_modules) == 9
     assert (engine / "tokenizer.json").is_file()
     (entry,) = cache.entries()
     assert (entry.directory, entry.model) == (engine, str(model))

@@ -43,13 +43,16 @@ struct VectorView {
 };
 
 /// output[T, hidden] = table[token_ids[T]] * scale + positions[positions[T]]. The table is a panel matrix
-/// [vocab, hidden], so that a tied lm_head shares its bytes.
+/// [vocab, hidden], so that a tied lm_head shares its bytes. With an adapter, in place of the table's row:
+/// (row + B A[:, token]) * magnitude + shift.
 struct EmbeddingOp {
   PanelMatrix table;
   BufferId output = kNoBuffer;  // float32, kTokens
   float scale = 1.0F;
   /// [positions, hidden] of learned positions; no rows where there are none.
   PanelMatrix positions = {};
+  /// Index into LoraLayout::sites of the first slice of the vocabulary, or -1 where adapters do not act.
+  std::int32_t lora_site = -1;
 };
 
 /// output = input / sqrt(mean(input^2) + epsilon) * weight, the mean over the width in float32.
@@ -200,7 +203,8 @@ struct LinearOp {
   BufferId output = kNoBuffer;  // float32, or the activation type behind an activation
   LinearEpilogue epilogue = LinearEpilogue::kStore;
   std::vector<LinearPart> parts;
-  /// Index into LoraLayout::sites, or -1 where adapters do not act. The site's parts are these parts.
+  /// Index into LoraLayout::sites, or -1 where adapters do not act. The site's parts are these parts; lm_head
+  /// has one, and its slices of the vocabulary follow one another.
   std::int32_t lora_site = -1;
   float scale = 1.0F;
   /// y becomes softcap * tanh(y / softcap); 0: it stays as it is.
@@ -304,6 +308,10 @@ struct Program {
   [[nodiscard]] bool has_encoder() const { return !encoder.empty(); }
   /// Those of a section before those of the next.
   [[nodiscard]] std::array<const std::vector<Op>*, 3> sections() const { return {&encoder, &body, &head}; }
+  [[nodiscard]] const LoraSite& lora_site(std::int32_t index) const {
+    return lora.sites[static_cast<std::size_t>(index)];
+  }
+
   /// Everything that is inconsistent: buffer ids and widths, overlapping lives, sizes of weights, sites.
   [[nodiscard]] Problems validate() const;
 };

@@ -26,13 +26,23 @@ struct LoraPart {
 };
 
 /// A place in the network where adapters act: one linear layer whose parts share an input. The fused modules
-/// attn_qkv and mlp_gate_up are not parts: their B is cut into the parts' when an adapter is packed.
+/// attn_qkv and mlp_gate_up are not parts: their B is cut into the parts' when an adapter is packed. lm_head
+/// and the embedding have a site for each kVocabularySlice tokens, one after another: of lm_head each is one
+/// of outputs, of the embedding one of inputs.
 struct LoraSite {
+  /// Or the slice of the vocabulary.
   std::int32_t layer = 0;
   std::int64_t in_size = 0;
   std::vector<LoraPart> parts;
   /// Of a linear layer of experts, which has a site for each: whose it is, from 0 on.
   std::int32_t expert = 0;
+
+  [[nodiscard]] bool is_lm_head() const {
+    return parts.size() == 1 && parts[0].module == LoraModule::kLmHead;
+  }
+  [[nodiscard]] bool is_embedding() const {
+    return parts.size() == 1 && parts[0].module == LoraModule::kEmbedding;
+  }
 };
 
 /// Which vectors an adapter's row has behind A and B, each with an element for each output:

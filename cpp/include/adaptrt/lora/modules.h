@@ -6,7 +6,7 @@
 
 namespace adaptrt {
 
-/// The linear layers that an adapter can change; the values are TensorRT-LLM's module ids.
+/// The layers that an adapter can change; the values are TensorRT-LLM's module ids, from kLmHead on our own.
 enum class LoraModule : std::int32_t {
   kAttnQkv = 0,
   kAttnQ = 1,
@@ -34,9 +34,11 @@ enum class LoraModule : std::int32_t {
   kMambaOutProj = 23,
   kMoeLatentFc1 = 24,
   kMoeLatentFc2 = 25,
+  kLmHead = 26,
+  kEmbedding = 27,
 };
 /// Ids are below it.
-inline constexpr std::int32_t kNumLoraModules = static_cast<std::int32_t>(LoraModule::kMoeLatentFc2) + 1;
+inline constexpr std::int32_t kNumLoraModules = static_cast<std::int32_t>(LoraModule::kEmbedding) + 1;
 
 /// How tensor parallelism cuts a module: column splits the outputs (B, magnitude), row splits the inputs (A).
 enum class TensorParallelSplit : std::uint8_t { kNone, kColumn, kRow };
@@ -45,8 +47,8 @@ struct LoraModuleInfo {
   LoraModule module;
   std::string_view name;
   TensorParallelSplit split;
-  /// Part of the decoder layers that engines have today; the others are known by name and refused.
-  bool in_decoder_layer;
+  /// Part of the networks that engines have today; the others are known by name and refused.
+  bool is_served;
 };
 
 /// Widths of A's input and B's output, of each of a layer's experts where a module is one of theirs.
@@ -64,6 +66,16 @@ struct ModuleSizes {
 
 /// Every module, in the order of its id.
 [[nodiscard]] std::span<const LoraModuleInfo> lora_modules();
+
+/// A module that is as wide as the vocabulary has rows of so many tokens each, or of those that are left:
+/// what else it is beside the layers' modules would set the width of every row and the size of every page.
+inline constexpr std::int64_t kVocabularySlice = 16384;
+
+/// Whether a module is as wide as the vocabulary: lm_head's outputs, or the inputs of the embedding, which is
+/// a linear layer of which a token is one input. Its slices stand where other modules have their layer.
+[[nodiscard]] constexpr bool is_of_vocabulary(LoraModule module) {
+  return module == LoraModule::kLmHead || module == LoraModule::kEmbedding;
+}
 
 /// nullptr when there is no module of that id or name.
 [[nodiscard]] const LoraModuleInfo* find_lora_module(std::int64_t id);

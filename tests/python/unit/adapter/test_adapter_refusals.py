@@ -51,8 +51,8 @@ def refusal(directory: Path, **options) -> str:
         ("lora_bias", "yes", "expected true or false"),
         ("modules_to_save", ["lm_head"], "trained in full"),
         ("layer_replication", [[0, 1], [0, 2]], "other layers"),
-        ("trainable_token_indices", [1, 2], "trained tokens"),
-        ("trainable_token_indices", {"embed_tokens": [1]}, "trained tokens"),
+        ("trainable_token_indices", [1, 2, 1], "names a token twice"),
+        ("trainable_token_indices", {"embed_tokens": [-1]}, "expected a list of tokens"),
         ("init_lora_weights", "pissa", "changed the base"),
         ("init_lora_weights", "pissa_niter_16", "changed the base"),
         ("init_lora_weights", "olora", "changed the base"),
@@ -218,9 +218,14 @@ def test_broken_config_files(content: bytes, reason: str, lora: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("base_model.model.lm_head.lora_A.weight", "embeddings and lm_head"),
-        ("base_model.model.model.embed_tokens.weight", "embeddings and lm_head"),
-        ("base_model.model.model.embed_tokens.lora_embedding_A", "embeddings and lm_head"),
+        ("base_model.model.model.embed_tokens.weight", "embeddings and lm_head that were trained whole"),
+        ("base_model.model.model.embed_tokens.lora_A.weight", "embeddings have lora_embedding_A"),
+        ("base_model.model.lm_head.lora_embedding_B", "linear layers have lora_A and lora_B"),
+        ("base_model.model.transformer.wpe.lora_embedding_B", "those of tokens alone can be adapted"),
+        (
+            "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
+            "a row for each of 0 trainable_token_indices",
+        ),
         (PREFIX + "lora_B.bias", "expected [out]"),
         (PREFIX + "bias", "a trained bias, but adapter_config.json's bias is none"),
         ("base_model.model.model.layers.0.input_layernorm.bias", "of the linear layers of decoder layers alone"),

@@ -95,8 +95,10 @@ def test_defaults_come_from_the_model(root: Path, tmp_path: Path) -> None:
 
 def test_all_modules_are_enabled_when_no_adapter_says_otherwise(root: Path, tmp_path: Path) -> None:
     report = build(root / "checkpoint", replace(SMALL, plugin_config=LORA), tmp_path / "engine")
-    assert len(report.config.lora_config.lora_target_modules) == 7
-    assert len(report.compiled.program.lora.sites) == 4
+    modules = report.config.lora_config.lora_target_modules
+    assert len(modules) == 9
+    assert modules[-2:] == ("lm_head", "embedding")
+    assert len(report.compiled.program.lora.sites) == 6
 
 
 def with_lora(**fields) -> BuildConfig:
@@ -141,7 +143,7 @@ def with_lora(**fields) -> BuildConfig:
         (with_lora(max_lora_rank=0), ["max_lora_rank is 0"]),
         (with_lora(lora_ckpt_source="nemo"), ["lora_ckpt_source nemo"]),
         (with_lora(lora_target_modules=("attn_q", "q_proj")), ["names 'q_proj'", "accepted: attn_qkv, attn_q"]),
-        (with_lora(lora_target_modules=("mamba_in_proj",)), ["mamba_in_proj, which decoder layers do not have"]),
+        (with_lora(lora_target_modules=("mamba_in_proj",)), ["mamba_in_proj, which networks do not have"]),
         (with_lora(lora_target_modules=("attn_q", "attn_q")), ["twice"]),
         (with_lora(lora_target_modules=("moe_gate",)), ["moe_gate, which LlamaForCausalLM does not have"]),
     ],

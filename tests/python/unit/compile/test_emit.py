@@ -67,10 +67,13 @@ def test_rows_of_logits_are_kept_of_what_the_last_layer_still_reads(checkpoint: 
 def test_sites_are_in_the_order_of_execution_with_the_modules_as_parts(checkpoint: Checkpoint) -> None:
     program = compile_model(checkpoint).program
     assert program.lora is not None
-    assert [[part.module for part in site.parts] for site in program.lora.sites] == [[1, 2, 3], [4], [5, 7], [6]] * 2
-    assert [site.layer for site in program.lora.sites] == [0] * 4 + [1] * 4
-    assert [op.lora_site for op in program.body if isinstance(op, LinearOp)] == list(range(8))
-    assert program.head[1].lora_site == -1
+    layers = [[1, 2, 3], [4], [5, 7], [6]] * 2
+    embedding, lm_head = [27], [26]
+    assert [[part.module for part in site.parts] for site in program.lora.sites] == [embedding, *layers, lm_head]
+    assert [site.layer for site in program.lora.sites] == [0, *[0] * 4, *[1] * 4, 0]
+    assert program.body[0].lora_site == 0
+    assert [op.lora_site for op in program.body if isinstance(op, LinearOp)] == list(range(1, 9))
+    assert program.head[1].lora_site == 9
 
 
 def test_an_engine_without_adapters_has_no_sites(checkpoint: Checkpoint) -> None:

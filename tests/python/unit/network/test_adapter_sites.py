@@ -19,12 +19,17 @@ def test_sites_are_those_of_the_engine_and_the_nodes_of_the_graph(tmp_path: Path
     spec = ModelSpec(family="qwen3", extra=(("attention_bias", True),))
     opened = Checkpoint.open(make_checkpoint(spec, tmp_path))
     sites = adapter_sites(opened.network)
-    expected = [(site.layer, site.in_size, module_id(part), part.outputs) for site in sites for part in site.parts]
+    expected = [
+        (site.layer, site.in_size, module_id(part), site.outputs_of(part)) for site in sites for part in site.parts
+    ]
     lora = compile_model(opened, type(LORA)(max_rank=8, dora_enabled=dora, target_modules=())).program.lora
     assert lora is not None
     assert expected == [
         (site.layer, site.in_size, part.module, part.out_size) for site in lora.sites for part in site.parts
     ]
+    # Plugins act on the layers alone.
+    assert [expected[0][2:], expected[-1][2:]] == [(27, 36), (26, 61)]
+    sites, expected = sites[1:-1], expected[1:-1]
     graph = make_graph(opened, NetworkOptions(tokens_per_block=4, max_lora_rank=8, dora=dora)).graph
     nodes = [node for node in graph.node if node.op_type == ("Dora" if dora else "Lora")]
     found = []
@@ -50,7 +55,13 @@ def test_paths_of_hugging_faces_modules(tmp_path: Path) -> None:
     assert modules.find("layers.1.self_attn.k_proj") == found
     assert modules.find("model.layers.2.self_attn.k_proj") is None
     assert modules.find("model.layers.1.self_attn.qkv_proj") is None
-    assert len(modules.by_path) == 2 * 7
+    assert len(modules.by_path) == 2 * 7 + 2
+    head, embedding = modules.find("lm_head"), modules.find("embed_tokens")
+    assert head is not None
+    assert (head.module, head.in_size, head.out_size, head.tied_to) == ("lm_head", 36, 61, None)
+    assert embedding == modules.find("model.embed_tokens")
+    assert embedding is not None
+    assert (embedding.module, embedding.in_size, embedding.out_size) == ("embedding", 61, 36)
     assert modules.sizes_of(1, "attn_qkv") == (36, 48 + 24 + 24)
     assert modules.sizes_of(0, "mlp_gate_up") == (36, 74)
     assert modules.sizes_of(2, "attn_q") is None

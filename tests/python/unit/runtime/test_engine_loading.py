@@ -50,7 +50,7 @@ def test_the_program_is_what_was_built(built: Path) -> None:
     assert (program.max_seq_len, program.max_input_len, program.tokens_per_block) == (96, 96, 4)
     assert program.lora.max_rank == 64
     assert program.lora.dora_enabled
-    assert program.lora.target_modules == [1, 2, 3, 4, 5, 6, 7]
+    assert program.lora.target_modules == [1, 2, 3, 4, 5, 6, 7, 26, 27]
     assert program.lora.dtype is program.dtype is DType.FLOAT32
     assert engine.config.pretrained_config.architecture == "LlamaForCausalLM"
     assert engine.adapters == {}

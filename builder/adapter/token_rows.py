@@ -1,0 +1,129 @@
+"""Trained tokens (PEFT's trainable_token_indices): rows of the embedding and lm_head that replace the base's.
+
+The change of n rows is LoRA of rank n: of the embedding A has a one for each token and B what its row differs by, of
+lm_head it is the other way round.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ..._core import AdapterError
+from ..network.adapter_sites import AdaptedModule, AdaptedModules
+from .adapter import Adapter, Array, FloatArray, ModuleTensors, TokenRows
+from .base_weights import BaseWeights
+from .names import EMBEDDING, LM_HEAD, PEFT_PREFIX, ModuleKey, Role, module_at
+from .peft_config import PeftConfig
+
+_NAME: Final = re.compile(r"(?P<path>.+)\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?")
+
+
+def is_token_rows(name: str) -> bool:
+    """Whether a tensor holds rows of trained tokens."""
+    return _NAME.fullmatch(name) is not None
+
+
+def read_token_rows(
+    tensors: Mapping[str, Array], config: PeftConfig, modules: AdaptedModules | None
+) -> tuple[dict[ModuleKey, TokenRows], list[str]]:
+    """The rows by module, or none and what is wrong. `tensors` are those for which is_token_rows() holds."""
+    problems = []
+    found: dict[ModuleKey, TokenRows] = {}
+    for name, tensor in tensors.items():
+        match = _NAME.fullmatch(name)
+        key = None if match is None else module_at(match["path"].removeprefix(PEFT_PREFIX), modules)
+        if key is None or not key.module.is_of_vocabulary:
+            problems.append(f"tensor '{name}': belongs to neither lm_head nor the embedding of tokens")
+            continue
+        tokens = config.tokens_of(key.path, is_embedding=key.module.name == EMBEDDING)
+        if tensor.ndim != 2 or len(tensor) != len(tokens) or not np.isfinite(tensor.astype(np.float32)).all():
+            problems.append(
+                f"tensor '{name}': has the shape {list(tensor.shape)}, or values that are not finite; expected a row "
+                f"for each of {len(tokens)} trainable_token_indices"
+            )
+        found[key] = TokenRows(name, tokens, tensor)
+    if config.token_indices and not tensors:
+        problems.append("has no trainable_tokens_delta, but adapter_config.json has trainable_token_indices")
+    return ({}, problems) if problems else (found, [])
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where rows go."""
+
+    key: ModuleKey
+    layer: AdaptedModule
+    rows: TokenRows
+
+
+def add_token_rows(
+    adapter: Adapter, base: BaseWeights | None, modules: AdaptedModules | None, max_rank: int | None, *, left_open: bool
+) -> None:
+    """Makes modules of the adapter's trained tokens.
+
+    As in PEFT, a tied lm_head has those of the embedding unless it has its own.
+
+    left_open: without a base the rows have the right sizes but not their values.
+
+    Raises AdapterError without a base, and for rows that cannot be served.
+    """
+    if not adapter.token_rows:
+        return
+    if modules is None or (base is None and not left_open):
+        raise AdapterError(f"{adapter.file}: trained tokens take the place of the base's; give the base model")
+    problems = []
+    for place in _places(adapter, modules):
+        name, tokens = place.rows.name, place.rows.tokens
+        of_embedding = place.layer.module == EMBEDDING
+        vocabulary = place.layer.in_size if of_embedding else place.layer.out_size
+        width = place.layer.out_size if of_embedding else place.layer.in_size
+        if place.key in adapter.modules:
+            problems.append(f"tensor '{name}': '{place.key.path}' has trained tokens and LoRA beside them")
+        elif place.rows.values.shape[1] != width:
+            problems.append(f"tensor '{name}': rows of {place.rows.values.shape[1]}, expected {width}")
+        elif max(tokens) >= vocabulary:
+            problems.append(
+                f"tensor '{name}': token {max(tokens)} is beyond the base's vocabulary of {vocabulary}; new tokens are "
+                "not served"
+            )
+        elif max_rank is not None and len(tokens) > max_rank:
+            problems.append(
+                f"tensor '{name}': {len(tokens)} trained tokens are LoRA of that rank, above max_lora_rank {max_rank}"
+            )
+        else:
+            values = place.rows.values.astype(np.float32)
+            delta = values if base is None else values - base.rows_at(place.key, tokens)
+            adapter.modules[place.key] = _as_lora(name, tokens, delta, vocabulary, of_embedding=of_embedding)
+    if problems:
+        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+
+
+def _places(adapter: Adapter, modules: AdaptedModules) -> list[_Place]:
+    places = []
+    for key, rows in adapter.token_rows.items():
+        layer = modules.find(key.path)
+        if layer is None:
+            raise AdapterError(f"{adapter.file}: module '{key.path}' does not exist in the model")
+        places.append(_Place(key, layer, rows))
+    heads = [layer for layer in modules.by_path.values() if layer.module == LM_HEAD and layer.tied_to is not None]
+    if len(places) == 1 and places[0].layer.module == EMBEDDING and heads:
+        head = module_at(heads[0].path, modules)
+        assert head is not None  # it is a path of the model
+        places.append(_Place(head, heads[0], places[0].rows))
+    return places
+
+
+def _as_lora(
+    name: str, tokens: tuple[int, ...], delta: FloatArray, vocabulary: int, *, of_embedding: bool
+) -> ModuleTensors:
+    chosen = np.zeros((len(tokens), vocabulary), np.float32)
+    chosen[np.arange(len(tokens)), tokens] = 1
+    a, b = (chosen, delta.T) if of_embedding else (delta, chosen.T)
+    return ModuleTensors(
+        np.ascontiguousarray(a), np.ascontiguousarray(b), None, 1.0, dict.fromkeys((Role.A, Role.B), name)
+    )
