@@ -260,9 +260,10 @@ struct GatedAddOp {
   BufferId output = kNoBuffer;  // float32
 };
 
-/// From here on the body has the step's logit rows for rows: row i of each of `buffers` becomes what row
-/// logit_rows[i] was. Other buffers must be written before they are read again. What comes after the last
-/// attention treats every row by itself, and of a prompt only the last one is wanted as a rule.
+/// From here on the body has those of the step's rows alone whose logits or hidden states are wanted, in
+/// their order: row i of each of `buffers` becomes what the i-th of them was. Other buffers must be written
+/// before they are read again. What comes after the last attention treats every row by itself, and of a
+/// prompt only the last one is wanted as a rule.
 struct KeepLogitRowsOp {
   std::vector<BufferId> buffers;  // kTokens, each once
 };
