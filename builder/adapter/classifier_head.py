@@ -47,7 +47,8 @@ class ClassifierHead:
 
 def is_classifier(fields: Mapping[str, Any]) -> bool:
     """Whether an adapter_config.json is a classifier's."""
-    return _task_of(fields) in PER_TOKEN
+    task = _task_of(fields)
+    return isinstance(task, str) and task in PER_TOKEN
 
 
 def _task_of(fields: Mapping[str, Any]) -> Any:

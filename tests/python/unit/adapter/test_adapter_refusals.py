@@ -45,6 +45,7 @@ def refusal(directory: Path, **options) -> str:
         ("task_type", "SEQ_2_SEQ_LM", "an encoder and a decoder"),
         ("task_type", "TOKEN_CLS", "a classifier of tokens"),
         ("task_type", 5, "not a task of PEFT; accepted: CAUSAL_LM"),
+        ("task_type", [], "not a task of PEFT; accepted: CAUSAL_LM"),
         ("task_type", "SEQ_CLS", "CAUSAL_LM"),
         ("bias", "vera_only", "accepted: none, all, lora_only"),
         ("enable_lora", [True, False, True], "merged linear layers"),
