@@ -5,9 +5,6 @@
 namespace adaptrt {
 namespace {
 
-/// Elements of the rows that are worth a chunk.
-constexpr std::int64_t kElementsPerChunk = 8192;
-
 /// One EmbeddingOp in one step.
 class Embedding {
  public:
@@ -21,7 +18,7 @@ class Embedding {
       float* position = step_.scratch[static_cast<std::size_t>(thread)].data();
       for (std::int64_t row = begin; row < end; ++row) finish(row, position);
     };
-    step_.threads.parallel_for(step_.rows, std::max<std::int64_t>(1, kElementsPerChunk / width_), body);
+    step_.threads.parallel_for(step_.rows, rows_per_chunk(width_), body);
   }
 
  private:
