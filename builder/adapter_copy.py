@@ -9,7 +9,7 @@ from typing import Final
 import xxhash
 
 from .adapter.classifier_head import MODEL_CONFIG_FILE
-from .adapter.recognise import CONFIG_FILE, MLX_FILE, PICKLE_FILE, SAFETENSORS_FILE
+from .adapter.recognise import CONFIG_FILE, INITIAL_DIRECTORY, MLX_FILE, PICKLE_FILE, SAFETENSORS_FILE
 from .file_digest import add_file
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -17,7 +17,7 @@ TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 
 # What is copied of an adapter: its config, its weights, and those that exist of the files that say how its chats are
-# written and what its classes are called.
+# written and what its classes are called; and config and weights of the adapter as it was when its training began.
 _OTHER_FILES: Final = (TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, MODEL_CONFIG_FILE)
 
 
@@ -25,6 +25,7 @@ def copy_adapter(source: Path, destination: Path) -> str:
     """Copies an adapter's files into a new directory; returns the checksum of the copy."""
     destination.mkdir(parents=True)
     for name in _adapter_files(source):
+        (destination / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source / name, destination / name)
     return adapter_checksum(destination)
 
@@ -40,6 +41,14 @@ def adapter_checksum(directory: Path) -> str:
 
 
 def _adapter_files(directory: Path) -> list[str]:
+    initial = directory / INITIAL_DIRECTORY
+    return [
+        *_weights_and_config(directory),
+        *(name for name in _OTHER_FILES if (directory / name).is_file()),
+        *(f"{INITIAL_DIRECTORY}/{name}" for name in (_weights_and_config(initial) if initial.is_dir() else ())),
+    ]
+
+
+def _weights_and_config(directory: Path) -> list[str]:
     own = [name for name in (SAFETENSORS_FILE, PICKLE_FILE) if (directory / name).is_file()][:1]
-    weights = own + [name for name in (MLX_FILE,) if (directory / name).is_file()] or [SAFETENSORS_FILE]
-    return [CONFIG_FILE, *weights, *(name for name in _OTHER_FILES if (directory / name).is_file())]
+    return [CONFIG_FILE, *(own + [name for name in (MLX_FILE,) if (directory / name).is_file()] or [SAFETENSORS_FILE])]

@@ -22,6 +22,7 @@ from .compile.tensorrt.process import describe_package
 from .compile.tensorrt.targets import resolve_targets, target_problems
 from .config import DISABLE, NATIVE, TENSORRT, BuildConfig, LoraBuildConfig
 from .conversion.checkpoint import Checkpoint
+from .conversion.published.dequantized import Dequantization
 from .engine_directory import CompilerOptions, is_engine_directory, write_engine
 from .engine_quality import EngineQuality, QualityMeasure
 from .network.onnx_file import check_dump_path
@@ -52,6 +53,8 @@ class BuildReport:
     """What was measured, where that was asked for."""
     num_vision_tensors: int = 0
     """Tensors of the model's vision tower, which are left aside."""
+    dequantization: Dequantization | None = None
+    """Of layers that were quantised before the model was published, and whose integers are not kept."""
 
 
 def build(
@@ -78,8 +81,8 @@ def build(
     cache in its own type, which lies beside `output_dir` for the time of the build.
 
     `dump_onnx_to` also writes the network as an ONNX file. That and plans of TensorRT are made of weights in a file:
-    where the source has none, one lies beside `output_dir` meanwhile. `workers` plans of a TensorRT engine are built at
-    a time; `timing_cache` is TensorRT's, read where it is there and written.
+    where the source has none, one lies beside `output_dir` meanwhile. `workers` plans of a TensorRT engine, or files of
+    ranks, are made at a time; `timing_cache` is TensorRT's, read where it is there and written.
 
     Raises CheckpointError, ConfigError, AdapterError (an adapter of lora_dir that the engine could not serve),
     EngineError, and what `quality` raises.
@@ -90,8 +93,14 @@ def build(
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(Path(source))
     plain = checkpoint.with_int8_kv_cache(False)
     if int8_kv_cache:
+        if checkpoint.config.is_encoder_only:
+            raise ConfigError(
+                f"{checkpoint.directory}: int8_kv_cache: {checkpoint.config.architecture} keeps no keys and values"
+            )
         checkpoint = checkpoint.with_int8_kv_cache(True)
-    config, package = _checked_config(config, checkpoint, quantization, quality, workers, timing_cache)
+    config, package = _checked_config(
+        config, checkpoint, quantization, quality, workers, timing_cache, dump_onnx_to is not None
+    )
     if quantization is not None:
         checkpoint = checkpoint.quantized(quantization)
     if dump_onnx_to is not None:
@@ -123,6 +132,7 @@ def build(
         quantization_errors=checkpoint.quantization_errors,
         quality=measured,
         num_vision_tensors=checkpoint.num_vision_tensors,
+        dequantization=checkpoint.dequantization,
     )
 
 
@@ -147,6 +157,7 @@ def _checked_config(
     quality: QualityMeasure | None,
     workers: int,
     timing_cache: Path | None,
+    dumps_onnx: bool,
 ) -> tuple[BuildConfig, Package | None]:
     """The config with everything filled in, and the package that compiles it; None: the native compiler.
 
@@ -155,10 +166,22 @@ def _checked_config(
     config = config.with_defaults(checkpoint.config)
     problems = config.problems(checkpoint.config)
     package = None
+    ranks = checkpoint.config.mapping.world_size
+    if ranks > 1:
+        needs_one = {
+            f"backend {config.backend}": config.backend != NATIVE,
+            "quality_text": quality is not None,
+            "dump_onnx": dumps_onnx,
+        }
+        problems += [
+            f"{name} needs a checkpoint of one rank, not of {ranks}" for name, given in needs_one.items() if given
+        ]
     if config.backend == NATIVE:
         problems += quality.problems(config) if quality is not None else []
         if quality is not None and checkpoint.config.num_encoder_layers > 0:
             problems.append(f"quality_text measures decoders alone; {checkpoint.config.architecture} has an encoder")
+        if quality is not None and not checkpoint.config.has_lm_head:
+            problems.append(f"quality_text measures logits; {checkpoint.config.architecture} has no lm_head here")
         if quantization is not None and config.compress_weights:
             problems.append("compress_weights and quantization: quantised weights cannot be compressed; choose one")
     else:

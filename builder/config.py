@@ -108,7 +108,7 @@ class BuildConfig:
     max_batch_size: int = 2048
     max_num_tokens: int = 8192
     max_input_len: int | None = None
-    """None: max_seq_len."""
+    """None: max_seq_len; of an encoder, whose inputs are computed whole, max_num_tokens if that is less."""
     max_seq_len: int | None = None
     """Prompt and answer together. None: the model's max_position_embeddings."""
     max_beam_width: int = 1
@@ -159,7 +159,11 @@ class BuildConfig:
             self,
             tensorrt_config=tensorrt,
             max_seq_len=max_seq_len,
-            max_input_len=self.max_input_len if self.max_input_len is not None else max_seq_len,
+            max_input_len=self.max_input_len
+            if self.max_input_len is not None
+            else min(max_seq_len, self.max_num_tokens)
+            if checkpoint.is_encoder_only
+            else max_seq_len,
             max_encoder_input_len=self._encoder_input_len(checkpoint),
             plugin_config=replace(self.plugin_config, **plugins),
         )
@@ -174,6 +178,7 @@ class BuildConfig:
         found = _sole_value_problems(self)
         found += _size_problems(self, checkpoint)
         found += _encoder_problems(self, checkpoint)
+        found += _encoder_only_problems(self) if checkpoint.is_encoder_only else []
         found += _plugin_problems(self.plugin_config, checkpoint.dtype)
         found += _lora_problems(self)
         found += _backend_problems(self, checkpoint)
@@ -298,6 +303,19 @@ def _encoder_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list
         found.append(f"max_encoder_input_len {length} is above the model's max_position_embeddings {limit}")
     if config.backend != NATIVE:
         found.append(f"{checkpoint.architecture} has an encoder and cross attention, which need backend {NATIVE}")
+    return found
+
+
+def _encoder_only_problems(config: BuildConfig) -> list[str]:
+    found = []
+    assert config.max_input_len is not None
+    if config.max_input_len > config.max_num_tokens:
+        found.append(
+            f"max_input_len {config.max_input_len} is above max_num_tokens {config.max_num_tokens}: an encoder "
+            "computes its inputs whole, each in one step"
+        )
+    if config.max_beam_width != 1:
+        found.append(f"max_beam_width is {config.max_beam_width}; accepted: 1, an encoder generates nothing")
     return found
 
 

@@ -1,6 +1,7 @@
 """config.json of an engine directory.
 
-Native engines have `engine_checksum`, the checksum of their one file; TensorRT engines have `tensorrt`, their plans.
+Native engines have `engine_checksum`, the checksum of their one file, or `engine_checksums`, those of a file a rank;
+TensorRT engines have `tensorrt`, their plans.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ from .models.registry import read_config
 
 FORMAT_VERSIONS: Final = {NATIVE: 1, TENSORRT: 2}
 """By backend: a release that knows native engines only refuses the others by their version."""
-ENGINE_FILE: Final = "rank0.engine"
 ADAPTERS_DIRECTORY: Final = "lora"
+
+
+def engine_file(rank: int | str) -> str:
+    """Where a native engine has the program and weights of a rank; "*": of any."""
+    return f"rank{rank}.engine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +41,8 @@ class EngineConfig:
     """Of the release that built it."""
     pretrained_config: CheckpointConfig
     build_config: BuildConfig
-    engine_checksum: str = ""
-    """Of a native engine, see builder/compile/engine_file.py."""
+    engine_checksums: tuple[str, ...] = ()
+    """Of a native engine's files, by rank, see builder/compile/engine_file.py."""
     tensorrt: TensorRtPlans | None = None
     """Of a TensorRT engine."""
     adapter_checksums: tuple[str, ...] = ()
@@ -50,16 +55,16 @@ class EngineConfig:
         cls,
         pretrained_config: CheckpointConfig,
         build_config: BuildConfig,
-        engine: str | TensorRtPlans,
+        engine: tuple[str, ...] | TensorRtPlans,
         adapter_checksums: tuple[str, ...] = (),
     ) -> EngineConfig:
-        """The config of an engine that was just built; `engine` is a native engine's checksum or the plans."""
+        """The config of an engine that was just built; `engine` is a native engine's checksums or the plans."""
         return cls(
             version=__version__,
             pretrained_config=pretrained_config,
             build_config=build_config,
-            engine_checksum=engine if isinstance(engine, str) else "",
-            tensorrt=None if isinstance(engine, str) else engine,
+            engine_checksums=engine if isinstance(engine, tuple) else (),
+            tensorrt=None if isinstance(engine, tuple) else engine,
             adapter_checksums=adapter_checksums,
         )
 
@@ -76,10 +81,12 @@ class EngineConfig:
             "pretrained_config": self.pretrained_config.to_dict(),
             "build_config": self.build_config.to_dict(),
         }
-        if self.tensorrt is None:
-            content["engine_checksum"] = self.engine_checksum
-        else:
+        if self.tensorrt is not None:
             content["tensorrt"] = plans_to_json(self.tensorrt)
+        elif len(self.engine_checksums) == 1:
+            (content["engine_checksum"],) = self.engine_checksums
+        else:
+            content["engine_checksums"] = list(self.engine_checksums)
         content["adapter_checksums"] = list(self.adapter_checksums)
         if self.quality is not None:
             content["quality"] = self.quality.to_dict()
@@ -109,22 +116,29 @@ class EngineConfig:
             pretrained = {}
         version, adapter_checksums = source.string("version"), source.strings("adapter_checksums")
         build_config = BuildConfig.from_fields(build) if build else BuildConfig()
-        checksum, plans = "", None
+        checksums: tuple[str, ...] = ()
+        plans = None
         if data["format_version"] == FORMAT_VERSIONS[TENSORRT]:
             section = source.object("tensorrt")
             plans = plans_from_fields(section) if section else None
+        elif "engine_checksums" in content:
+            checksums = tuple(source.strings("engine_checksums"))
         else:
-            checksum = source.string("engine_checksum")
+            checksums = (source.string("engine_checksum"),)
         if FORMAT_VERSIONS.get(build_config.backend) != data["format_version"]:
             source.problem("build_config.backend", f"is {build_config.backend}, which does not go with format_version")
         quality = source.object("quality", optional=True)
         measured = EngineQuality.from_fields(quality) if quality is not None else None
         source.finish(subject, EngineError)
+        pretrained_config = _pretrained(pretrained, subject)
+        ranks = pretrained_config.mapping.world_size
+        if plans is None and len(checksums) != ranks:
+            raise EngineError(f"{subject}: has {len(checksums)} engine_checksums for {ranks} ranks")
         return cls(
             version=version,
-            pretrained_config=_pretrained(pretrained, subject),
+            pretrained_config=pretrained_config,
             build_config=build_config,
-            engine_checksum=checksum,
+            engine_checksums=checksums,
             tensorrt=plans,
             adapter_checksums=adapter_checksums,
             quality=measured,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from .compile.tensorrt.profiles import make_profiles
 from .config import EXTERNAL, BuildConfig
 from .conversion.checkpoint import Checkpoint
 from .conversion.convert import COPIED_FILES
-from .engine_config import ADAPTERS_DIRECTORY, ENGINE_FILE, EngineConfig
+from .engine_config import ADAPTERS_DIRECTORY, EngineConfig, engine_file
 from .network.network import Network
 from .network.onnx_file import dump_onnx, external_bytes
 from .network.onnx_graph import onnx_graph
@@ -35,7 +37,7 @@ class CompilerOptions:
     package: Package | None
     """Of TensorRT; None: the native compiler."""
     workers: int = 1
-    """Plans of a TensorRT engine that are built at a time."""
+    """Plans of a TensorRT engine, or files of ranks, that are made at a time."""
     timing_cache: Path | None = None
     """TensorRT's, read where it is there and written."""
     dump_onnx_to: Path | None = None
@@ -50,7 +52,7 @@ class WrittenEngine:
     engine_bytes: int
     """Of the engine file, or of the plans and their weights."""
     compiled: CompiledNetwork | CompiledPlans
-    """What the backend made of the network."""
+    """What the backend made of the network: of a rank's, the first one's."""
 
 
 def write_engine(
@@ -61,14 +63,14 @@ def write_engine(
     if options.package is not None or options.dump_onnx_to is not None:
         plans = _compile_graph(checkpoint, config, options, directory, progress)
     compiled: CompiledNetwork | CompiledPlans
-    engine: str | TensorRtPlans
+    engine: tuple[str, ...] | TensorRtPlans
     if plans is not None:
         compiled, engine, engine_bytes = plans, plans.plans, plans.plans.num_bytes
     else:
-        compiled = _compile_native(checkpoint, config)
-        with progress.task("Packing", compiled.num_bytes) as advance:
-            engine = compiled.write(directory / ENGINE_FILE, advance)
-        engine_bytes = (directory / ENGINE_FILE).stat().st_size
+        networks = [_compile_native(checkpoint, config, rank) for rank in range(len(checkpoint.ranks))]
+        engine = _write_native(networks, options.workers, directory, progress)
+        compiled = networks[0]
+        engine_bytes = sum((directory / engine_file(rank)).stat().st_size for rank in range(len(networks)))
     for name in COPIED_FILES:
         if (checkpoint.directory / name).is_file():
             shutil.copyfile(checkpoint.directory / name, directory / name)
@@ -82,7 +84,7 @@ def is_engine_directory(directory: Path) -> bool:
     """Whether a directory holds what write_engine() writes and nothing else, so that it may be replaced."""
     if producer_of(directory / CONFIG_FILE) != PRODUCER:
         return False
-    engine_files = (ENGINE_FILE, plan_file("*"), WEIGHTS_FILE)
+    engine_files = (engine_file("*"), plan_file("*"), WEIGHTS_FILE)
     known = (CONFIG_FILE, ADAPTERS_DIRECTORY, *COPIED_FILES, *engine_files)
     names = [entry.name for entry in directory.iterdir() if not entry.is_symlink()]
     return (
@@ -111,7 +113,21 @@ def _compile_graph(
         return compile_plans(graph, reader, options.package, plan_options, directory, progress)
 
 
-def _compile_native(checkpoint: Checkpoint, config: BuildConfig) -> CompiledNetwork:
+def _write_native(
+    networks: Sequence[CompiledNetwork], workers: int, directory: Path, progress: Progress
+) -> tuple[str, ...]:
+    """Packs the weights into a file a rank, `workers` at a time; returns their checksums."""
+    with (
+        progress.task("Packing", sum(network.num_bytes for network in networks)) as advance,
+        ThreadPoolExecutor(min(workers, len(networks))) as pool,
+    ):
+        written = [
+            pool.submit(network.write, directory / engine_file(rank), advance) for rank, network in enumerate(networks)
+        ]
+        return tuple(file.result() for file in written)
+
+
+def _compile_native(checkpoint: Checkpoint, config: BuildConfig, rank: int) -> CompiledNetwork:
     assert config.max_input_len is not None
     assert config.max_seq_len is not None
     limits = ProgramLimits(
@@ -132,10 +148,11 @@ def _compile_native(checkpoint: Checkpoint, config: BuildConfig) -> CompiledNetw
         )
     return compile_network(
         checkpoint.network,
-        checkpoint.tensors,
+        checkpoint.ranks[rank],
         limits=limits,
         lora=lora,
         compress_weights=config.compress_weights,
+        rank=rank,
     )
 
 

@@ -44,6 +44,9 @@ class Progress(Protocol):
     def phases(self, titles: Sequence[str]) -> AbstractContextManager[Sequence[Report]]:
         """Tasks side by side, each of which goes through phases until the with statement ends."""
 
+    def note(self, line: str) -> None:
+        """Says something that whoever waits should know."""
+
 
 class SilentProgress:
     """Reports nothing."""
@@ -62,6 +65,9 @@ class SilentProgress:
     def phases(self, titles: Sequence[str]) -> Iterator[Sequence[Report]]:
         """Tasks that report nothing."""
         yield [lambda phase, fraction: None for _ in titles]
+
+    def note(self, line: str) -> None:
+        """Says nothing."""
 
 
 class TerminalProgress:
@@ -120,6 +126,10 @@ class TerminalProgress:
 
             yield [report_to(task) for task in tasks]
 
+    def note(self, line: str) -> None:
+        """A line on the terminal."""
+        self._console.print(line, markup=False, highlight=False)
+
 
 class LineProgress:
     """Writes a line when a task begins and ends, and now and then between."""
@@ -171,6 +181,10 @@ class LineProgress:
             return report
 
         yield [report_to(title) for title in titles]
+
+    def note(self, line: str) -> None:
+        """A line."""
+        self._write(line)
 
     def _write(self, line: str) -> None:
         print(line, file=self._stream, flush=True)

@@ -13,11 +13,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .._core import AdapterError, EngineError, LoraConfig, ModelType, RequestError
+from .._core import AdapterError, EngineError, LoraConfig, RequestError
 from ..builder.adapter.classifier_head import is_classifier
 from ..builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE
 from ..builder.adapter.invocation import invocation_tokens, start_of
-from ..builder.adapter.peft_reader import read_classifier_head
+from ..builder.adapter.peft_reader import read_classifier_head, read_pooler
+from ..builder.adapter.pooler import AdaptedPooler
 from ..builder.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
 from ..builder.adapter_copy import adapter_checksum
 from ..builder.json_fields import load_json_object
@@ -79,6 +80,7 @@ class AdapterStore:
         self._changing: set[str] = set()
         self._is_classifier_of: dict[NamedAdapter, bool] = {}
         self._classifiers: dict[NamedAdapter, AdaptedClassifier] = {}
+        self._poolers: dict[NamedAdapter, AdaptedPooler | None] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -134,9 +136,7 @@ class AdapterStore:
     def _invocation_tokens(self, adapter: NamedAdapter) -> tuple[int, ...]:
         with self._changed:
             if adapter not in self._invocations:
-                self._invocations[adapter] = invocation_tokens(
-                    adapter.directory, has_encoder=self._engine.model_type is ModelType.ENCODER_DECODER
-                )
+                self._invocations[adapter] = invocation_tokens(adapter.directory, self._engine.adapted_modules)
             return self._invocations[adapter]
 
     def load(self, name: str, *, active_from: int = 0) -> LoraConfig:
@@ -210,7 +210,18 @@ class AdapterStore:
                 f"{self._engine.directory}: the model is no classifier{adapter}; accepted: models for classification, "
                 "and adapters of task_type SEQ_CLS or TOKEN_CLS"
             )
+        if found is not None:
+            self._refuse_poolers([found] if isinstance(found, NamedAdapter) else [term for term, _ in found.terms])
         return self._engine_classifier
+
+    def _refuse_poolers(self, adapters: Sequence[NamedAdapter]) -> None:
+        """Raises RequestError for what would change the pooler under the model's own head."""
+        for adapter in adapters:
+            if self._read_pooler(adapter) is not None:
+                raise RequestError(
+                    f"adapter '{adapter.name}' changes the pooler, which classifiers read, and has no head of its own; "
+                    "accepted: adapters of task_type SEQ_CLS or TOKEN_CLS, and those of other layers alone"
+                )
 
     @cached_property
     def _engine_classifier(self) -> AdaptedClassifier | None:
@@ -244,15 +255,26 @@ class AdapterStore:
             self._check_unchanged(adapter)
             fields = load_json_object(adapter.directory / ADAPTER_CONFIG_FILE, AdapterError)
             head = read_classifier_head(adapter.directory, fields)
-            known = adapted_classifier(head, self._engine, adapter.directory)
+            known = adapted_classifier(head, self._read_pooler(adapter), self._engine, adapter.directory)
             with self._changed:
                 self._classifiers[adapter] = known
         return known
+
+    def _read_pooler(self, adapter: NamedAdapter) -> AdaptedPooler | None:
+        with self._changed:
+            if adapter in self._poolers:
+                return self._poolers[adapter]
+        fields = load_json_object(adapter.directory / ADAPTER_CONFIG_FILE, AdapterError)
+        found = read_pooler(adapter.directory, fields, self._engine.adapted_modules)
+        with self._changed:
+            self._poolers[adapter] = found
+        return found
 
     def _forget(self, adapter: NamedAdapter) -> None:
         self._invocations.pop(adapter, None)
         self._is_classifier_of.pop(adapter, None)
         self._classifiers.pop(adapter, None)
+        self._poolers.pop(adapter, None)
 
     def remove(self, name: str) -> NamedAdapter:
         """From now on there is no adapter of this name. Raises AdapterError for an unknown one."""

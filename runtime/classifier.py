@@ -9,9 +9,10 @@ import numpy as np
 
 from .._core import AdapterError, PoolingLayer, PoolingParams, PoolingType
 from ..builder.adapter.classifier_head import ClassifierHead
+from ..builder.adapter.pooler import AdaptedPooler
 from ..builder.checkpoint.pooling import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, problem_type_of
 from .loaded_engine import LoadedEngine
-from .pooled import FloatArray
+from .pooled import POOLING_TYPES, FloatArray
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,15 @@ def engine_classifier(engine: LoadedEngine) -> AdaptedClassifier | None:
     stated, classes = engine.config.pretrained_config.classifier, engine.classes
     if stated is None or classes is None:
         return None
-    return AdaptedClassifier(
-        stated.labels, stated.problem_type, stated.per_token, _params([classes], per_token=stated.per_token)
-    )
+    pooler = _pooler(engine, None, str(engine.directory), per_token=stated.per_token)
+    params = _params(engine, pooler, classes, per_token=stated.per_token)
+    return AdaptedClassifier(stated.labels, stated.problem_type, stated.per_token, params)
 
 
-def adapted_classifier(head: ClassifierHead, engine: LoadedEngine, directory: Path) -> AdaptedClassifier:
-    """An adapter's head over an engine. Raises AdapterError for one that does not fit."""
+def adapted_classifier(
+    head: ClassifierHead, pooler: AdaptedPooler | None, engine: LoadedEngine, directory: Path
+) -> AdaptedClassifier:
+    """An adapter's head over an engine, and what it makes of the pooler. Raises AdapterError for what does not fit."""
     config = engine.config.pretrained_config
     num_labels, width = head.weight.shape
     if width != config.hidden_size:
@@ -74,11 +77,12 @@ def adapted_classifier(head: ClassifierHead, engine: LoadedEngine, directory: Pa
     base = stated if stated is not None and len(stated.labels) == num_labels else None
     labels = head.labels or (tuple(f"LABEL_{i}" for i in range(num_labels)) if base is None else base.labels)
     problem_type = head.problem_type or (None if base is None else base.problem_type)
+    layer = _pooler(engine, pooler, str(directory), per_token=head.per_token)
     return AdaptedClassifier(
         labels,
         problem_type_of(problem_type, num_labels),
         head.per_token,
-        _params([PoolingLayer(head.weight, head.bias)], per_token=head.per_token),
+        _params(engine, layer, PoolingLayer(head.weight, head.bias), per_token=head.per_token),
     )
 
 
@@ -93,5 +97,26 @@ def without_padding(prompt: list[int], engine: LoadedEngine, classifier: Adapted
     return prompt[:end]
 
 
-def _params(layers: list[PoolingLayer], *, per_token: bool) -> PoolingParams:
-    return PoolingParams(PoolingType.ALL if per_token else PoolingType.LAST, layers)
+def _pooler(
+    engine: LoadedEngine, adapted: AdaptedPooler | None, subject: str, *, per_token: bool
+) -> PoolingLayer | None:
+    """The layer before a classifier's last one; None where it has none. Raises AdapterError where it is missing."""
+    config = engine.config.pretrained_config
+    if not config.classifiers_need_pooler(per_token=per_token):
+        return None
+    pooler = engine.pooler
+    if pooler is None:
+        raise AdapterError(
+            f"{subject}: a classifier of {config.architecture} reads what a pooler makes of hidden states, and "
+            f"{engine.directory} was built of a model without one"
+        )
+    if adapted is None:
+        return pooler
+    weight = adapted.weight_over(np.asarray(pooler.weight, np.float32))
+    norm = (pooler.norm_weight, pooler.norm_bias, pooler.norm_epsilon)
+    return PoolingLayer(weight, pooler.bias, pooler.activation, *norm)
+
+
+def _params(engine: LoadedEngine, pooler: PoolingLayer | None, last: PoolingLayer, *, per_token: bool) -> PoolingParams:
+    row = POOLING_TYPES[engine.config.pretrained_config.classified_row]
+    return PoolingParams(PoolingType.ALL if per_token else row, [last] if pooler is None else [pooler, last])

@@ -11,6 +11,7 @@ from ..builder.engine_config import EngineConfig
 from ..builder.json_fields import parse_json_object
 from .loaded_engine import LoadedEngine
 from .native_engine import load_native_engine, native_engine_in_memory
+from .ranks import rank_in
 
 __all__ = ["LoadedEngine", "load_engine", "load_engine_bytes"]
 
@@ -19,7 +20,7 @@ IN_MEMORY: Final = Path("<engine in memory>")
 
 
 def load_engine(directory: str | Path) -> LoadedEngine:
-    """Loads an engine that `adaptrt build` made.
+    """Loads an engine that `adaptrt build` made; of one of several ranks, this process's.
 
     Raises EngineError with the path and the reason for a directory of another version, and one that is
     incomplete, damaged or inconsistent.
@@ -31,7 +32,7 @@ def load_engine(directory: str | Path) -> LoadedEngine:
         raise EngineError(f"{directory}: is not a directory; accepted: the directory of an engine")
     config = EngineConfig.load(directory)
     if config.tensorrt is None:
-        return load_native_engine(directory, config)
+        return load_native_engine(directory, config, rank_in(config.pretrained_config.mapping.world_size))
     # Reads the network, and so brings onnx along, which native engines do without.
     from .tensorrt.engine import load_tensorrt_engine
 
@@ -49,5 +50,8 @@ def load_engine_bytes(engine: bytes | bytearray | memoryview, config: str) -> Lo
     parsed = EngineConfig.from_json(parse_json_object(config, str(IN_MEMORY), EngineError), str(IN_MEMORY))
     if parsed.tensorrt is not None:
         raise EngineError(f"{IN_MEMORY}: is a TensorRT engine; accepted: native engines, or the engine's directory")
+    ranks = parsed.pretrained_config.mapping.world_size
+    if ranks > 1:
+        raise EngineError(f"{IN_MEMORY}: is an engine of {ranks} ranks; accepted: of one, or the engine's directory")
     without_adapters = dataclasses.replace(parsed, adapter_checksums=())
     return native_engine_in_memory(IN_MEMORY, without_adapters, engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +16,44 @@ from ..builder.adapter import EMBEDDING, ModuleKey
 _ROWS_AT_ONCE = 1024
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """What a rank has of the weight of a module."""
+
+    part: LinearPart
+    first_output: int
+    first_input: int
+    outputs: int
+    """Of the whole module."""
+    inputs: int
+
+
 class EngineBase:
     """The weights of an engine that was built with LoRA, as builder.adapter.BaseWeights.
 
     They are the ones that the adapter is served over, rounded to the engine's type.
     """
 
-    def __init__(self, program: Program, storage: Any, directory: Path) -> None:
-        """`storage` is kept alive, since it owns the bytes that `program` refers to."""
-        self._storage = storage
+    def __init__(self, ranks: Sequence[tuple[Program, Any]], directory: Path) -> None:
+        """`ranks`: the program of each rank and its storage, which owns the bytes that the program refers to."""
+        self._storages = [storage for _, storage in ranks]
         self._directory = directory
-        self._parts: dict[tuple[int, str, int], LinearPart] = {}
+        self._pieces: dict[tuple[int, str, int], list[_Piece]] = {}
         self._table: PanelMatrix | None = None
         names = {info.id: info.name for info in lora_modules()}
-        for op in (*program.encoder, *program.body, *program.head):
-            if isinstance(op, EmbeddingOp) and op.lora_site >= 0:
-                self._table = op.table
-            for first_site, parts in _adapted_parts(op):
-                sites = program.lora.sites[first_site:]
-                left = iter(parts)
-                for site in sites[: len(parts) // len(sites[0].parts)]:  # of lm_head, its first slice
-                    for site_part, part in zip(site.parts, left, strict=False):
-                        self._parts[site.layer, names[site_part.module], site.expert] = part
+        for program, _ in ranks:
+            for op in (*program.encoder, *program.body, *program.head):
+                if isinstance(op, EmbeddingOp) and op.lora_site >= 0:
+                    self._table = op.table
+                for first_site, parts in _adapted_parts(op):
+                    sites = program.lora.sites[first_site:]
+                    left = iter(parts)
+                    for site in sites[: len(parts) // len(sites[0].parts)]:  # of lm_head, its first slice
+                        for site_part, part in zip(site.parts, left, strict=False):
+                            key = site.layer, names[site_part.module], site.expert
+                            outputs = part.weight.n + site_part.outputs_elsewhere
+                            piece = _Piece(part, site_part.first_output, site.first_input, outputs, site.whole_in_size)
+                            self._pieces.setdefault(key, []).append(piece)
 
     def describe(self) -> str:
         """The engine directory."""
@@ -47,7 +64,7 @@ class EngineBase:
         if key.module.name == EMBEDDING:
             return None if self._table is None else (self._table.k, self._table.n)
         parts = self._parts_of(key)
-        return (sum(part.weight.n for part in parts), parts[0].weight.k) if parts else None
+        return (sum(pieces[0].outputs for pieces in parts), parts[0][0].inputs) if parts else None
 
     def row_blocks(self, key: ModuleKey) -> Iterator[npt.NDArray[np.float32]]:
         """W's rows in the order of the Hugging Face model, as float32 [rows, in]."""
@@ -55,34 +72,56 @@ class EngineBase:
             if self._table is not None:
                 yield np.ascontiguousarray(self._table.rows(0, self._table.n).T)
             return
-        weights = [part.weight for part in self._parts_of(key)]
-        for rows in key.in_source_order(sum(weight.n for weight in weights)):
+        parts = self._parts_of(key)
+        for rows in key.in_source_order(sum(pieces[0].outputs for pieces in parts)):
             first = 0
-            for weight in weights:
-                begin, end = max(rows.start - first, 0), min(rows.stop - first, weight.n)
+            for pieces in parts:
+                outputs = pieces[0].outputs
+                begin, end = max(rows.start - first, 0), min(rows.stop - first, outputs)
                 for row in range(begin, end, _ROWS_AT_ONCE):
-                    yield weight.rows(row, min(row + _ROWS_AT_ONCE, end))
-                first += weight.n
+                    yield _rows(pieces, row, min(row + _ROWS_AT_ONCE, end))
+                first += outputs
 
     def bias(self, key: ModuleKey) -> npt.NDArray[np.float32] | None:
         """The bias in the order of the Hugging Face model, float32 [out]; None where there is none."""
         parts = self._parts_of(key)
-        if not any(part.bias.size for part in parts):
+        if not any(piece.part.bias.size for pieces in parts for piece in pieces):
             return None
-        joined = np.concatenate(
-            [part.bias.values() if part.bias.size else np.zeros(part.weight.n, np.float32) for part in parts]
-        )
+        joined = np.concatenate([_bias(pieces) for pieces in parts])
         return np.concatenate([joined[rows.start : rows.stop] for rows in key.in_source_order(len(joined))])
 
     def rows_at(self, key: ModuleKey, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Of lm_head or of the embedding, the tokens' rows, as float32 [tokens, in]."""
-        table = self._table if key.module.name == EMBEDDING else self._parts_of(key)[0].weight
+        table = self._table if key.module.name == EMBEDDING else self._parts_of(key)[0][0].part.weight
         assert table is not None  # the engine's modules have it
         return np.concatenate([table.rows(token, token + 1) for token in tokens])
 
-    def _parts_of(self, key: ModuleKey) -> list[LinearPart]:
+    def _parts_of(self, key: ModuleKey) -> list[list[_Piece]]:
         keys = [(key.layer, part, key.expert) for part in key.module.parts]
-        return [self._parts[key] for key in keys] if all(key in self._parts for key in keys) else []
+        return [self._pieces[key] for key in keys] if all(key in self._pieces for key in keys) else []
+
+
+def _rows(pieces: Sequence[_Piece], begin: int, end: int) -> npt.NDArray[np.float32]:
+    """Rows [begin, end) of the whole weight."""
+    whole = np.empty((end - begin, pieces[0].inputs), np.float32)
+    for piece in pieces:
+        weight = piece.part.weight
+        first = max(begin, piece.first_output)
+        last = min(end, piece.first_output + weight.n)
+        if first < last:
+            columns = slice(piece.first_input, piece.first_input + weight.k)
+            rows = weight.rows(first - piece.first_output, last - piece.first_output)
+            whole[first - begin : last - begin, columns] = rows
+    return whole
+
+
+def _bias(pieces: Sequence[_Piece]) -> npt.NDArray[np.float32]:
+    """Of the whole module. Where its inputs are cut, one rank has it."""
+    whole = np.zeros(pieces[0].outputs, np.float32)
+    for piece in pieces:
+        if piece.part.bias.size:
+            whole[piece.first_output : piece.first_output + piece.part.weight.n] = piece.part.bias.values()
+    return whole
 
 
 def _adapted_parts(op: object) -> list[tuple[int, Sequence[LinearPart]]]:

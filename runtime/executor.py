@@ -22,14 +22,29 @@ from .._core import (
     Request,
     RequestError,
 )
+from ..builder.checkpoint.config import CONFIG_FILE
+from ..builder.engine_config import EngineConfig
 from .adapter_store import AdapterStore, NamedAdapter, prefetched_adapters
 from .engine import LoadedEngine, load_engine, load_engine_bytes
 from .loaded_engine import TOKENIZER_FILE
-from .memory import available_memory
+from .native_engine import NativeEngine
+from .options.parallel import CommunicationMode, ParallelConfig
+from .rank_executor import RankExecutor
+from .ranks import rank_in
 
 
 class Executor(_core.Executor):
     """Runs requests in in-flight batches over an engine. Also a context manager that shuts it down."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Of an engine of several ranks, a RankExecutor on those that do not lead."""
+        model = args[0] if args else kwargs.get("model_path")
+        if isinstance(model, (str, Path)) and rank_in(_num_ranks(model)) > 0:
+            model = load_engine(model)
+        if isinstance(model, LoadedEngine) and model.rank > 0:
+            _, model_type, config = _engine_directory(model, *args[1:], **_without(kwargs, "model_path", "tokenizer"))
+            return _rank_executor(model, model_type, config)
+        return super().__new__(cls)
 
     @overload
     def __init__(
@@ -62,6 +77,9 @@ class Executor(_core.Executor):
 
         The engine of ExecutorConfig.draft_target_decoding_config is loaded as well, and runs on the same threads.
 
+        An engine of several ranks is run by as many processes of MPI, each of which makes the executor. Requests are
+        rank 0's, where can_enqueue_requests() is True; what the others make does as rank 0 says until that shuts down.
+
         Raises ConfigError with all that is wrong with the configuration, EngineError for a damaged engine, AdapterError
         for a prefetch directory that cannot be used.
         """
@@ -77,8 +95,9 @@ class Executor(_core.Executor):
         self._draft_engine = _load_draft_engine(config)
         self._draft_adapters = None if self._draft_engine is None else AdapterStore(self._draft_engine)
         engine = self._engine.start(config)
+        memory = self._engine.available_memory()
         draft_engine = None if self._draft_engine is None else self._draft_engine.start(config, beside=engine)
-        super().__init__(engine, config, available_memory(), draft_engine)
+        super().__init__(engine, config, memory, draft_engine)
         _shut_down_at_exit(self)
         try:
             if config.guided_decoding_config is not None:
@@ -248,6 +267,26 @@ def _engine_in_memory(
     return lambda: load_engine_bytes(engine_buffer, json_config_str), model_type, config
 
 
+def _num_ranks(directory: str | Path) -> int:
+    """Of an engine directory; 1 for what is none, which loading it refuses."""
+    if not (Path(directory) / CONFIG_FILE).is_file():
+        return 1
+    return EngineConfig.load(Path(directory)).pretrained_config.mapping.world_size
+
+
+def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name not in names}
+
+
+def _rank_executor(engine: LoadedEngine, model_type: ModelType, config: ExecutorConfig) -> RankExecutor:
+    """Takes part in what rank 0's executor does to begin."""
+    assert isinstance(engine, NativeEngine)
+    _check_model_type(model_type, engine)
+    started = engine.start(config)
+    engine.available_memory()
+    return RankExecutor(started, engine.ranks)
+
+
 def _load_draft_engine(config: ExecutorConfig) -> LoadedEngine | None:
     if config.draft_target_decoding_config is None:
         return None
@@ -266,13 +305,34 @@ def _checked(model_type: ModelType, executor_config: ExecutorConfig | None) -> E
     if not isinstance(config, ExecutorConfig):
         raise TypeError(f"executor_config is {config!r}; accepted: ExecutorConfig, None")
     if not isinstance(model_type, ModelType):
-        raise TypeError(f"model_type is {model_type!r}; accepted: ModelType.DECODER_ONLY, ModelType.ENCODER_DECODER")
-    problems = config.validate()
-    if model_type == ModelType.ENCODER_ONLY:
-        problems.append(f"model_type is {model_type.name}; accepted: DECODER_ONLY, ENCODER_DECODER")
+        accepted = ", ".join(f"ModelType.{kind.name}" for kind in ModelType)
+        raise TypeError(f"model_type is {model_type!r}; accepted: {accepted}")
+    config, problems = _without_parallel_config(config)
+    problems += config.validate()
     if problems:
         raise ConfigError("ExecutorConfig: " + "; ".join(problems))
     return config
+
+
+def _without_parallel_config(config: ExecutorConfig) -> tuple[ExecutorConfig, list[str]]:
+    """A configuration whose parallel_config says nothing but what is so anyway, and what else it says."""
+    parallel = config.parallel_config
+    if not isinstance(parallel, ParallelConfig):
+        return config, []
+    changed = copy.copy(config)
+    changed.parallel_config = None
+    problems = []
+    if parallel.communication_mode is not CommunicationMode.LEADER:
+        problems.append(
+            "parallel_config.communication_mode is ORCHESTRATOR; accepted: LEADER, with processes that mpirun starts"
+        )
+    unused = ("device_ids", "participant_ids", "orchestrator_config", "num_nodes")
+    problems += [
+        f"parallel_config.{name} is {getattr(parallel, name)!r}; accepted: None"
+        for name in unused
+        if getattr(parallel, name) is not None
+    ]
+    return changed, problems
 
 
 def _check_model_type(model_type: ModelType, engine: LoadedEngine) -> None:

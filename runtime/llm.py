@@ -60,6 +60,9 @@ class LLM(PooledTexts):
             engine, model or checkpoint directory as `model`, whose engine is made without engine_options; as
             ExecutorConfig.draft_target_decoding_config.
 
+        Of an engine of several ranks, as many processes of MPI make it. On those that do not lead, this never returns:
+        the process does as rank 0 says, and exits when that has shut down.
+
         Raises ConfigError when there is no tokenizer or it cannot be read, and what engine_for and Executor raise.
         """
         engine_dir = engine_for(model, engine_options, progress_on())
@@ -72,7 +75,11 @@ class LLM(PooledTexts):
         self._template_directory = path.parent
         config = with_speculation(with_kernels(executor_config, kernels), speculative_config)
         engine = load_engine(engine_dir)
-        self._executor = Executor(engine, engine.model_type, config, tokenizer=path)
+        executor = Executor(engine, engine.model_type, config, tokenizer=path)
+        if not executor.can_enqueue_requests():
+            executor.shutdown()
+            sys.exit()
+        self._executor = executor
         self._requests = TextRequests(self._executor, text_tokenizer)
         # Those that the executor runs at a time are the first that came, and each has a thread here that waits for it.
         self._workers = ThreadPoolExecutor(

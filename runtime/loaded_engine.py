@@ -20,6 +20,7 @@ from ..builder.models.registry import declare
 from ..builder.network import ops
 from ..builder.network.adapter_sites import AdaptedModules
 from ..builder.network.weights import Tensor
+from .memory import available_memory
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 """In an engine directory, where its model has one."""
@@ -35,10 +36,26 @@ class LoadedEngine(ABC):
     """PEFT directories of the adapters that the engine carries, by the name they are served under."""
 
     @property
+    def rank(self) -> int:
+        """Which of the ranks that run the engine together this process is."""
+        return 0
+
+    def available_memory(self) -> int:
+        """Bytes that this process may still take; of several ranks, what each of them may, told by all together."""
+        return available_memory()
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that run the engine together."""
+        return self.config.pretrained_config.mapping.world_size
+
+    @property
     def model_type(self) -> ModelType:
         """What executors of it are told."""
-        has_encoder = self.config.pretrained_config.num_encoder_layers > 0
-        return ModelType.ENCODER_DECODER if has_encoder else ModelType.DECODER_ONLY
+        config = self.config.pretrained_config
+        if config.is_encoder_only:
+            return ModelType.ENCODER_ONLY
+        return ModelType.ENCODER_DECODER if config.num_encoder_layers > 0 else ModelType.DECODER_ONLY
 
     @property
     @abstractmethod
@@ -49,6 +66,12 @@ class LoadedEngine(ABC):
     def adapted_modules(self) -> AdaptedModules:
         """The linear layers that adapters can change, by their paths in the Hugging Face model."""
         return AdaptedModules(declare(self.config.pretrained_config))
+
+    @cached_property
+    def pooler(self) -> PoolingLayer | None:
+        """What some classifiers do to pooled hidden states before their last layer; None: there is none."""
+        layer = declare(self.config.pretrained_config).pooler
+        return None if layer is None else self._loaded(layer)
 
     @cached_property
     def classes(self) -> PoolingLayer | None:

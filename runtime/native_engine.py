@@ -15,14 +15,16 @@ import numpy.typing as npt
 
 from .. import _core
 from .._core import CpuEngine, EngineError, ExecutorConfig, QuantAlgo
+from .._version import __version__
 from ..builder.checkpoint.config import CheckpointConfig
 from ..builder.compile.bind import bind_program
 from ..builder.compile.engine_file import EngineFile
 from ..builder.compile.plan import ExpertsOp, LinearOp, LinearPart, Program
-from ..builder.engine_config import ENGINE_FILE, EngineConfig
+from ..builder.engine_config import EngineConfig, engine_file
 from .engine_weights import EngineBase
 from .kv_identity import kv_identity
 from .loaded_engine import LoadedEngine, engine_adapters
+from .ranks import Ranks
 
 _LOG: Final = logging.getLogger("adaptrt")
 
@@ -34,6 +36,11 @@ class NativeEngine(LoadedEngine):
     program: _core.Program
     """Refers to bytes of `storage`."""
     storage: EngineFile
+
+    @property
+    def rank(self) -> int:
+        """That of the program."""
+        return self.program.rank
 
     @property
     def lora(self) -> _core.LoraLayout:
@@ -53,15 +60,59 @@ class NativeEngine(LoadedEngine):
 
     @cached_property
     def _base(self) -> EngineBase:
-        return EngineBase(self.program, self.storage, self.directory)
+        others = (rank for rank in range(self.num_ranks) if rank != self.rank)
+        loaded = [self, *(load_native_engine(self.directory, self.config, rank) for rank in others)]
+        return EngineBase([(engine.program, engine.storage) for engine in loaded], self.directory)
 
-    def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> CpuEngine:
-        """Threads over the mapped weights: those of `beside`, where that is a native engine too."""
+    @cached_property
+    def ranks(self) -> Ranks:
+        """The processes that run an engine of several ranks. Raises ConfigError where they were not started."""
+        return Ranks(self.num_ranks)
+
+    def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:
+        """Threads over the mapped weights: those of `beside`, where that is a native engine too.
+
+        Of several ranks, all start together; rank 0's engine is the one that runs on all of them.
+        """
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
-        identity = kv_identity(self.config.engine_checksum) if config.kv_cache_config.host_cache_size else ""
-        shared = beside if isinstance(beside, CpuEngine) else None
+        if self.num_ranks == 1:
+            identity = kv_identity(*self.config.engine_checksums) if config.kv_cache_config.host_cache_size else ""
+            return self._start(config, num_threads, identity, beside, None)
+        if not config.num_threads:
+            num_threads = max(1, num_threads // self.ranks.on_this_host)
+        communicator = self.ranks.communicator
+        engine = self.ranks.together(lambda: self._start(config, num_threads, "", None, communicator))
+        self.ranks.require_same(
+            {
+                "engine": self.config.engine_checksums,
+                "release": __version__,
+                "kernels": engine.info.kernels,
+            }
+        )
+        return engine if self.rank > 0 else _core.ShardedEngine(engine, communicator)
+
+    def available_memory(self) -> int:
+        """As LoadedEngine.available_memory."""
+        if self.num_ranks == 1:
+            return super().available_memory()
+        return self.ranks.least(super().available_memory() // self.ranks.on_this_host)
+
+    def _start(
+        self,
+        config: ExecutorConfig,
+        num_threads: int,
+        identity: str,
+        beside: _core.Engine | None,
+        communicator: _core.Communicator | None,
+    ) -> CpuEngine:
         engine = CpuEngine(
-            self.program, self.storage, num_threads, kernels=config.kernels, identity=identity, beside=shared
+            self.program,
+            self.storage,
+            num_threads,
+            kernels=config.kernels,
+            identity=identity,
+            beside=beside if isinstance(beside, CpuEngine) else None,
+            communicator=communicator,
         )
         said = "asked for" if config.kernels else _why_chosen()
         _LOG.info("%s: kernels %s (%s), threads %d", self.directory, engine.info.kernels, said, num_threads)
@@ -73,9 +124,9 @@ def _why_chosen() -> str:
     return "; ".join(["chosen", *(f"not {name}: {reason}" for name, reason in _core.impossible_cpu_kernels()[:1])])
 
 
-def load_native_engine(directory: Path, config: EngineConfig) -> NativeEngine:
+def load_native_engine(directory: Path, config: EngineConfig, rank: int = 0) -> NativeEngine:
     """Raises EngineError for an engine file that is damaged or disagrees with config.json."""
-    storage = EngineFile(directory / ENGINE_FILE, config.engine_checksum)
+    storage = EngineFile(directory / engine_file(rank), config.engine_checksums[rank])
     return _checked(directory, config, storage, engine_adapters(config, directory))
 
 
@@ -83,7 +134,7 @@ def native_engine_in_memory(
     subject: Path, config: EngineConfig, engine: bytes | bytearray | memoryview
 ) -> NativeEngine:
     """The same of an engine file's bytes, which are copied; it carries no adapters. `subject` is for messages."""
-    return _checked(subject, config, EngineFile(subject / ENGINE_FILE, config.engine_checksum, engine), {})
+    return _checked(subject, config, EngineFile(subject / engine_file(0), config.engine_checksums[0], engine), {})
 
 
 def _checked(directory: Path, config: EngineConfig, storage: EngineFile, adapters: Mapping[str, Path]) -> NativeEngine:
@@ -111,6 +162,7 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
         "max_beam_width": (build.max_beam_width, program.max_beam_width),
         "num_encoder_layers": (checkpoint.num_encoder_layers, program.num_encoder_layers),
         "max_encoder_input_len": (build.max_encoder_input_len or 0, program.max_encoder_input_len),
+        "mapping.world_size": (checkpoint.mapping.world_size, program.num_ranks),
         "tokens_per_block": (build.tokens_per_block, program.tokens_per_block),
         "int8_kv_cache": (checkpoint.int8_kv_cache, program.int8_kv_cache),
         "lora_plugin": (build.lora_enabled, lora is not None),
@@ -122,7 +174,9 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
         f"{name} is {ours} there and {theirs} here" for name, (ours, theirs) in pairs.items() if ours != theirs
     ]
     if differing:
-        raise EngineError(f"{directory / ENGINE_FILE}: disagrees with config.json: " + "; ".join(differing))
+        raise EngineError(
+            f"{directory / engine_file(program.rank)}: disagrees with config.json: " + "; ".join(differing)
+        )
 
 
 def _quant_algo(checkpoint: CheckpointConfig) -> str:

@@ -143,8 +143,14 @@ def decoder_start(engine: LoadedEngine) -> list[int] | None:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a tokenizer.json. Raises ConfigError when it cannot be read."""
+    """The tokenizer in a tokenizer.json, without its padding and truncation. Raises ConfigError when it cannot be read.
+
+    Published encoders' files ask for both; here padding would be tokens like any other, and long texts are refused.
+    """
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers has no class of its own for what it raises
         raise ConfigError(f"{path}: cannot be read as a tokenizer: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer

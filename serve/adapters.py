@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
-from ..builder.adapter.recognise import CONFIG_FILE
+from ..builder.adapter.recognise import CONFIG_FILE, INITIAL_DIRECTORY
 from ..runtime.adapter_sum import parse_sum
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
@@ -189,10 +189,13 @@ class ServedAdapters:
 
     def _is_confined(self, directory: Path) -> bool:
         """Whether a directory and all its files lie below one root when links are followed."""
+        entries = list(directory.iterdir())
+        if (directory / INITIAL_DIRECTORY).is_dir():
+            entries += (directory / INITIAL_DIRECTORY).iterdir()
         for root in self._roots:
             if not Path(os.path.realpath(directory)).is_relative_to(root):
                 continue
-            if all(Path(os.path.realpath(entry)).is_relative_to(root) for entry in directory.iterdir()):
+            if all(Path(os.path.realpath(entry)).is_relative_to(root) for entry in entries):
                 return True
         return False
 

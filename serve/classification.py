@@ -16,13 +16,14 @@ from .http import read_json
 from .openai_answers import new_id
 from .openai_fields import ClassificationRequest
 from .openai_requests import adapter_of
-from .pooled import pool
+from .pooled import check_can_pool, pool
 from .service import Service
 
 
 async def classify(service: Service, request: Request) -> Response:
     """Answers a request for classes: each text runs as a request of the executor's."""
     fields = await read_json(request, ClassificationRequest, service.options.limits)
+    check_can_pool(service)
     adapter = await adapter_of(service, fields)
     executor = service.executor.executor
     # An adapter's head is read from its directory when it is first asked for.

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, ModelType, PeftCacheConfig
+from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, PeftCacheConfig
 from ..builder.checkpoint.pooling import POOLING_TYPES
 from ..builder.commands import engine_flags
 from ..builder.model_cache import engine_for
@@ -230,12 +230,7 @@ def make_executor(args: argparse.Namespace) -> Executor:
     executor_config = executor_config_of(args)
     executor_config.draft_target_decoding_config = _draft_config_of(args)
     loaded = load_engine(engine)
-    if loaded.model_type == ModelType.ENCODER_DECODER:
-        raise ConfigError(
-            f"{engine}: {loaded.config.pretrained_config.architecture} has an encoder, which the server has no routes "
-            "for; accepted: decoders (LLM and Executor run encoder-decoders)"
-        )
-    return Executor(loaded, executor_config=executor_config)
+    return Executor(loaded, loaded.model_type, executor_config)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -247,6 +242,9 @@ def run(args: argparse.Namespace) -> int:
     options = options_of(args)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     executor = make_executor(args)
+    if not executor.can_enqueue_requests():  # one of several ranks, which rank 0 serves requests with
+        executor.shutdown()
+        return 0
     serve(executor, options, on_ready=lambda address: print(f"serving {args.model} at {address}", flush=True))
     return 0
 

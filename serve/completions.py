@@ -40,6 +40,11 @@ async def complete(service: Service, request: Request) -> Response:
     limit = service.options.limits.max_prompts
     if len(fields.prompt) > limit:
         raise ApiError(f"prompt has {len(fields.prompt)} prompts; at most {limit} are accepted", param="prompt")
+    if fields.echo and fields.logprobs is not None and service.decoder_start is not None:
+        raise ApiError(
+            "echo is given with logprobs; the model's encoder reads the prompt, whose tokens have no log probs",
+            param="echo",
+        )
     adapter = await adapter_of(service, fields)
     prompts = [await _prompt(service, fields, prompt) for prompt in fields.prompt]
     answer = _Answer(service, fields, adapter, prompts)

@@ -15,7 +15,7 @@ from .errors import ApiError
 from .http import read_json
 from .openai_fields import EmbeddingRequest
 from .openai_requests import adapter_of
-from .pooled import pool
+from .pooled import check_can_pool, pool
 from .service import Service
 
 _BASE64: Final = "base64"
@@ -24,6 +24,7 @@ _BASE64: Final = "base64"
 async def embed(service: Service, request: Request) -> Response:
     """Answers a request for embeddings: each text runs as a request of the executor's."""
     fields = await read_json(request, EmbeddingRequest, service.options.limits)
+    check_can_pool(service)
     params = _params(service)
     _check_dimensions(service, fields.dimensions)
     adapter = await adapter_of(service, fields)

@@ -181,16 +181,23 @@ class TextGenerator:
     """Starts text requests on the executor."""
 
     def __init__(
-        self, adapters: ServedAdapters, tokenizer: Tokenizer, end_ids: Sequence[int], limit_seconds: float
+        self,
+        adapters: ServedAdapters,
+        tokenizer: Tokenizer,
+        end_ids: Sequence[int],
+        limit_seconds: float,
+        decoder_start: Sequence[int] | None = None,
     ) -> None:
         """`end_ids` end an answer unless its request ignores them.
 
-        A request gets `limit_seconds` at most; 0: no limit.
+        A request gets `limit_seconds` at most; 0: no limit. decoder_start: what the decoder begins with, of a model
+        whose encoder is given the prompts; None: there is no encoder, it begins with the prompt.
         """
         self._adapters = adapters
         self._tokenizer = tokenizer
         self.end_ids: Final = tuple(end_ids)
         self._limit_ms = limit_seconds * 1000 if limit_seconds > 0 else None
+        self._decoder_start = decoder_start
 
     async def start(self, request: TextRequest) -> TextGeneration:
         """Queues the request. Raises ApiError, and AdaptrtError as Executor.enqueue_request does."""
@@ -205,9 +212,11 @@ class TextGenerator:
         end_ids = () if request.ignore_eos else self.end_ids
         # A request has one end_id; other tokens that end it are stop words, cut off again in the output.
         stop_ids = (*end_ids[1:], *request.stop_token_ids)
+        start = self._decoder_start
         return Request(
-            list(request.prompt),
+            list(request.prompt if start is None else start),
             request.max_tokens,
+            encoder_input_token_ids=None if start is None else list(request.prompt),
             streaming=True,
             sampling_config=request.sampling,
             output_config=OutputConfig(

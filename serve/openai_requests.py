@@ -141,14 +141,17 @@ def answer_length(service: Service, num_prompt_tokens: int, asked: int | None, *
     if not service.engine_info.has_logits:
         raise ApiError("The model generates nothing: it has no lm_head. POST /v1/embeddings or /classify may answer.")
     limit = service.max_model_len
-    longest_prompt = min(service.engine_info.max_input_len, limit)
+    longest_prompt = service.max_prompt_len
+    room = service.room_for_answer(num_prompt_tokens)
+    if service.decoder_start is not None:
+        return _decoder_length(longest_prompt, num_prompt_tokens, room, asked, param)
     beginning = f"This model's maximum context length is {limit} tokens"
     if num_prompt_tokens > longest_prompt:
         raise ApiError(
             f"{beginning}, of which a prompt may have {longest_prompt}; this one has {num_prompt_tokens}.",
             param=param,
         )
-    length = limit - num_prompt_tokens if asked is None else asked
+    length = room if asked is None else asked
     if length < 1:
         raise ApiError(
             f"{beginning}; the prompt has {num_prompt_tokens}, which leaves none for an answer.", param=param
@@ -159,4 +162,17 @@ def answer_length(service: Service, num_prompt_tokens: int, asked: int | None, *
             f"{num_prompt_tokens + length}. Shorten the prompt or ask for fewer tokens.",
             param=param,
         )
+    return length
+
+
+def _decoder_length(longest_prompt: int, num_prompt_tokens: int, room: int, asked: int | None, param: str) -> int:
+    """The same of a model whose encoder reads the prompt, so that the answer has its own length."""
+    if not 0 < num_prompt_tokens <= longest_prompt:
+        raise ApiError(
+            f"This model's encoder takes prompts of 1 to {longest_prompt} tokens; this one has {num_prompt_tokens}.",
+            param=param,
+        )
+    length = room if asked is None else asked
+    if not 0 < length <= room:
+        raise ApiError(f"This model's answers have 1 to {room} tokens; {length} are asked for.", param=param)
     return length

@@ -31,6 +31,15 @@ class PooledTexts:
         return sum(map(len, self.prompts))
 
 
+def check_can_pool(service: Service) -> None:
+    """Raises ApiError for a model whose requests end in tokens alone."""
+    if service.decoder_start is not None:
+        raise ApiError(
+            "The model has an encoder and a decoder: it generates text, and neither embeds nor classifies it. POST "
+            "/v1/completions may answer."
+        )
+
+
 async def pool(
     service: Service,
     request: HttpRequest,

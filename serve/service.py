@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from .._core import EngineInfo
 from ..runtime.executor import Executor
 from ..runtime.loaded_engine import TOKENIZER_FILE
-from ..runtime.text_requests import load_tokenizer
+from ..runtime.text_requests import decoder_start, load_tokenizer
 from .adapters import ServedAdapters
 from .async_executor import AsyncExecutor
 from .errors import ApiError
@@ -47,6 +47,8 @@ class Service:
     prompts: Prompts
     sampling_defaults: SamplingDefaults
     generator: TextGenerator
+    decoder_start: tuple[int, ...] | None
+    """What the decoder begins with of a model whose encoder is given the prompts; None: there is no encoder."""
 
     @classmethod
     async def open(
@@ -65,6 +67,7 @@ class Service:
         metrics.registry.register(ExecutorCollector(asynchronous, statistics, metrics, model_names[0]))
         adapters = make_adapters(asynchronous, options.adapter_roots)
         end_ids = executor.engine.config.pretrained_config.eos_token_id
+        start = decoder_start(executor.engine)
         service = cls(
             options=options,
             engine_dir=engine_dir,
@@ -78,7 +81,8 @@ class Service:
             token_texts=TokenTexts(tokenizer),
             prompts=Prompts(asynchronous, tokenizer),
             sampling_defaults=SamplingDefaults.load(engine_dir),
-            generator=TextGenerator(adapters, tokenizer, end_ids, options.limits.max_request_seconds),
+            generator=TextGenerator(adapters, tokenizer, end_ids, options.limits.max_request_seconds, start),
+            decoder_start=None if start is None else tuple(start),
         )
         asynchronous.start()
         try:
@@ -98,7 +102,19 @@ class Service:
     def max_model_len(self) -> int:
         """Tokens of a prompt and its answer: what the engine takes, or what the KV cache holds if that is less."""
         info = self.engine_info
+        if not info.has_kv_cache:
+            return min(info.max_input_len, info.max_num_tokens)
         return min(info.max_seq_len, self.executor.executor.num_kv_blocks * info.tokens_per_block)
+
+    @property
+    def max_prompt_len(self) -> int:
+        """Tokens of a prompt: of the encoder's input where there is an encoder."""
+        info = self.engine_info
+        return min(info.max_input_len, self.max_model_len) if self.decoder_start is None else info.max_encoder_input_len
+
+    def room_for_answer(self, num_prompt_tokens: int) -> int:
+        """Tokens that may follow a prompt; an encoder's input takes none of the decoder's room."""
+        return self.max_model_len - (num_prompt_tokens if self.decoder_start is None else len(self.decoder_start))
 
     async def adapter_of(self, model: str) -> str | None:
         """The adapter that a request's `model` means; None: the base.

@@ -19,6 +19,8 @@ from .triton_tensors import BYTES, OutputTensor, TensorSpec
 INPUTS: Final = (
     TensorSpec("input_ids", ("INT32",), (-1,)),
     TensorSpec("input_lengths", ("INT32",), (1,)),
+    TensorSpec("decoder_input_ids", ("INT32",), (-1,)),
+    TensorSpec("decoder_input_lengths", ("INT32",), (1,)),
     TensorSpec("text_input", (BYTES,), (1,)),
     TensorSpec("request_output_len", ("INT32",), (1,)),
     TensorSpec("end_id", ("INT32",), (1,)),
@@ -99,7 +101,7 @@ class TritonRequest:
     """None: it was not said."""
     exclude_input: bool
     prompt_text: str | None
-    """The text that was sent instead of token ids."""
+    """The text that was sent instead of token ids, and that outputs begin with: no encoder's."""
     stop: tuple[str, ...]
     """Texts that end the answer and are not part of it."""
     end_ids: tuple[int, ...]
@@ -155,7 +157,8 @@ class TritonAnswer:
         return outputs
 
     def _prompt_text(self, with_prompt: bool) -> str:
-        if not with_prompt:
+        # Of a decoder behind an encoder, output_ids begin with what it began with, which is no text.
+        if not with_prompt or self._asked.request.encoder_input_token_ids is not None:
             return ""
         if self._asked.prompt_text is not None:
             return self._asked.prompt_text
@@ -190,13 +193,17 @@ def make_request(
     tokenizer: Tokenizer,
     end_ids: Sequence[int],
     limit_ms: float | None,
+    decoder_start: Sequence[int] | None = None,
 ) -> TritonRequest:
     """The request that tensors describe, named as in ACCEPTED. `outputs`: those that it lists; None: it lists none.
 
-    `end_ids` end the answer to a text that comes without an end_id. Raises ApiError that names the tensor.
+    `end_ids` end the answer to a text that comes without an end_id. decoder_start: what the decoder begins with, unless
+    the request says it, of a model whose encoder is given the prompt; None: there is no encoder. Raises ApiError that
+    names the tensor.
     """
     inputs = _Inputs(arrays)
     prompt, prompt_text = _prompt(inputs, tokenizer)
+    decoder_input = _decoder_input(inputs, decoder_start)
     num_tokens = inputs.one("request_output_len")
     if num_tokens is None:
         raise ApiError("input 'request_output_len' is missing", param="request_output_len")
@@ -205,8 +212,9 @@ def make_request(
     stop_words = [*_word_list(inputs, "stop_words_list"), *([token] for token in implied[1:])]
     bias = inputs.array("embedding_bias")
     request = Request(
-        prompt,
+        prompt if decoder_input is None else decoder_input,
         num_tokens,
+        encoder_input_token_ids=None if decoder_input is None else prompt,
         streaming=True,
         sampling_config=_sampling(inputs),
         output_config=OutputConfig(
@@ -232,7 +240,7 @@ def make_request(
         outputs=wanted,
         streaming=inputs.one("streaming"),
         exclude_input=bool(inputs.one("exclude_input_in_output")),
-        prompt_text=prompt_text,
+        prompt_text=prompt_text if decoder_input is None else None,
         stop=tuple(text for text in inputs.texts("stop_words") if text),
         end_ids=implied,
     )
@@ -274,12 +282,34 @@ def _prompt(inputs: _Inputs, tokenizer: Tokenizer) -> tuple[list[int], str | Non
         if length is not None:
             raise ApiError("input 'input_lengths' belongs to input_ids, which is not there", param="input_lengths")
         return tokenizer.encode(text).ids, text
+    return _first(ids, "input_ids", length, "input_lengths"), None
+
+
+def _decoder_input(inputs: _Inputs, decoder_start: Sequence[int] | None) -> list[int] | None:
+    """What the decoder of a model with an encoder begins with; None: there is no encoder."""
+    ids, length = inputs.array("decoder_input_ids"), inputs.one("decoder_input_lengths")
+    if decoder_start is None and not (ids is None and length is None):
+        name = "decoder_input_lengths" if ids is None else "decoder_input_ids"
+        raise ApiError(f"input '{name}' is for models with an encoder, and this is a decoder", param=name)
+    if ids is not None:
+        return _first(ids, "decoder_input_ids", length, "decoder_input_lengths")
+    if length is not None:
+        raise ApiError(
+            "input 'decoder_input_lengths' belongs to decoder_input_ids, which is not there",
+            param="decoder_input_lengths",
+        )
+    return None if decoder_start is None else list(decoder_start)
+
+
+def _first(ids: npt.NDArray[Any], name: str, length: int | None, length_name: str) -> list[int]:
+    """So many of the ids, or all."""
     if length is not None and not 1 <= length <= ids.size:
         raise ApiError(
-            f"input 'input_lengths' is {length}; input_ids has {ids.size} tokens, so accepted: 1 to {ids.size}",
-            param="input_lengths",
+            f"input '{length_name}' is {length}; {name} has {ids.size} tokens, so accepted: 1 to {ids.size}",
+            param=length_name,
         )
-    return ids[:length].tolist(), None
+    found: list[int] = ids[:length].tolist()
+    return found
 
 
 def _wanted_outputs(inputs: _Inputs, outputs: Sequence[str] | None) -> tuple[str, ...]:

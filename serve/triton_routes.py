@@ -228,6 +228,7 @@ class _Surface:
             tokenizer=self._service.tokenizer,
             end_ids=self._service.generator.end_ids,
             limit_ms=min(limits_ms, default=None),
+            decoder_start=self._service.decoder_start,
         )
 
     async def _submit(self, asked: TritonRequest, adapter: str | None) -> Generation:

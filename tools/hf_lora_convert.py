@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--initial_adapter",
         type=Path,
-        help="the adapter as it was when its training began, where that changed the base (PiSSA, OLoRA, CorDA, LoftQ)",
+        help="the adapter as it was when its training began, where that changed the base (PiSSA, CorDA, LoRA-GA, ...)",
     )
     parser.add_argument(
         "--dora_magnitudes",

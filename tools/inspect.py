@@ -14,7 +14,7 @@ from ..builder.checkpoint.rank_file import rank_file
 from ..builder.compile.engine_file import EngineFile
 from ..builder.compile.tensorrt.compile import plan_file
 from ..builder.compile.tensorrt.plan_config import TensorRow
-from ..builder.engine_config import ENGINE_FILE, EngineConfig
+from ..builder.engine_config import EngineConfig, engine_file
 from ..builder.engine_quality import EngineQuality
 from ..builder.models.registry import load_config
 from ..builder.progress import format_bytes
@@ -64,7 +64,7 @@ def _adapter_at(path: Path, engine: Path | None) -> AdapterDescription | None:
 
 def _describer_of(path: Path) -> Callable[[Path, bool], None]:
     kinds = {
-        ENGINE_FILE: _describe_native_engine,
+        engine_file(0): _describe_native_engine,
         plan_file("*"): _describe_tensorrt_engine,
         rank_file(0): _describe_checkpoint,
     }
@@ -96,16 +96,17 @@ def _describe_checkpoint(path: Path, tensors: bool) -> None:
 
 def _describe_native_engine(path: Path, tensors: bool) -> None:
     config = EngineConfig.load(path)
-    file = EngineFile(path / ENGINE_FILE, config.engine_checksum)
+    files = [EngineFile(path / engine_file(rank), checksum) for rank, checksum in enumerate(config.engine_checksums)]
+    of_each = f" on each of {len(files)} ranks" if len(files) > 1 else ""
     rows = {
-        "weights": f"{len(file.tensors)} tensors, {format_bytes(file.num_bytes)}",
-        "activations": format_bytes(file.program.arena_bytes),
+        "weights": f"{len(files[0].tensors)} tensors, {format_bytes(files[0].num_bytes)}{of_each}",
+        "activations": f"{format_bytes(files[0].program.arena_bytes)}{of_each}",
         "kernels": _describe_kernels(),
     }
     print_table(f"{path}: engine", _engine_rows(config, rows))
-    if tensors:
+    for file in files if tensors else ():
         specs = (TensorSpec(name, array.dtype, array.shape) for name, array in file.tensors.items())
-        _print_tensors(ENGINE_FILE, specs)
+        _print_tensors(file.path.name, specs)
 
 
 def _describe_kernels() -> str:
@@ -155,7 +156,7 @@ def _engine_rows(config: EngineConfig, compiled: Mapping[str, str]) -> dict[str,
         "limits": f"max_batch_size {build.max_batch_size}, max_num_tokens {build.max_num_tokens}, "
         f"max_input_len {build.max_input_len}, max_seq_len {build.max_seq_len}"
         + ("" if build.max_encoder_input_len is None else f", max_encoder_input_len {build.max_encoder_input_len}"),
-        "KV cache": f"{config.pretrained_config.describe_kv_cache()}, {build.tokens_per_block} tokens a block",
+        "KV cache": config.pretrained_config.describe_kv_cache(build.tokens_per_block),
         **compiled,
         "LoRA": "none",
     }

@@ -11,9 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from .._core import AdapterError, lora_modules
-from ..builder.adapter import MAGNITUDE, SHIFT, Adapter, add_token_rows, read_adapter
+from .._core import AdapterError, DType, lora_modules
+from ..builder.adapter import MAGNITUDE, SHIFT, Adapter, add_token_rows, add_whole_weights, read_adapter
 from ..builder.adapter.classifier_head import is_classifier
+from ..builder.adapter.initial import over_the_unchanged_base
+from ..builder.adapter.reader import read_initial_adapter
 from ..builder.adapter.recognise import CONFIG_FILE
 from ..builder.adapter_fit import adapter_for
 from ..builder.engine_config import EngineConfig
@@ -66,6 +68,9 @@ class AdapterDescription:
     """One that changed the base."""
     trained_tokens: int | None = None
     """Rows of the embedding and of lm_head that take the place of the base's; with an engine they are modules too."""
+    whole_weights: list[str] | None = None
+    """lm_head and the embedding, by their paths, where they were trained whole; with an engine they are modules too, of
+    the rank that they have where more tokens than hidden_size differ from the base's."""
     engine: str | None = None
     """Which serves it."""
     engine_limits: dict[str, Any] = field(default_factory=dict)
@@ -81,15 +86,20 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
     Raises AdapterError with what is wrong with it, or with it for this engine, and what EngineConfig.load raises.
     """
     limits: dict[str, Any] = {}
-    modules = None
+    modules, dtype = None, DType.FLOAT32
     if engine is not None:
         config = EngineConfig.load(engine)
         build = config.build_config
         adapter_for(path, build, config.pretrained_config, build.lora_config.lora_target_modules)
         modules = AdaptedModules(declare(config.pretrained_config))
+        dtype = config.pretrained_config.dtype
         limits = {"max_lora_rank": build.lora_config.max_lora_rank, "dora": build.dora_enabled}
     adapter = read_adapter(path, modules, classifiers=True)
+    initial = read_initial_adapter(path, None, modules)
+    if initial is not None:
+        over_the_unchanged_base(adapter, initial)
     if modules is not None:
+        add_whole_weights(adapter, None, modules, dtype, None, left_open=True)
         add_token_rows(adapter, None, modules, None, left_open=True)
     num_bytes = format_bytes(adapter.file.stat().st_size)
     return AdapterDescription(
@@ -99,8 +109,9 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
         f"{len(adapter.tensors)} tensors, {num_bytes}",
         list(_modules(adapter)),
         magnitudes=_magnitudes(adapter),
-        initialisation=_initialisation(adapter),
+        initialisation=_initialisation(adapter, initial),
         trained_tokens=sum(len(rows.tokens) for rows in adapter.token_rows.values()) or None,
+        whole_weights=sorted({weight.key.path for weight in adapter.whole_weights if weight.is_own}) or None,
         engine=None if engine is None else str(engine),
         engine_limits=limits,
     )
@@ -135,9 +146,11 @@ def _magnitudes(adapter: Adapter) -> str | None:
     return "normalised" if adapter.magnitudes_normalized else "not normalised by a base"
 
 
-def _initialisation(adapter: Adapter) -> str | None:
+def _initialisation(adapter: Adapter, initial: Adapter | None) -> str | None:
     if not adapter.base_changing_init:
         return None
+    if initial is not None:
+        return f"{adapter.base_changing_init}, which changed the base: served with the initial adapter in its directory"
     return f"{adapter.base_changing_init}, which changed the base: served with the initial adapter alone"
 
 
@@ -183,6 +196,7 @@ def print_adapter(adapter: AdapterDescription) -> None:
         "magnitudes": adapter.magnitudes,
         "initialisation": adapter.initialisation,
         "trained tokens": None if adapter.trained_tokens is None else str(adapter.trained_tokens),
+        "trained whole": None if adapter.whole_weights is None else ", ".join(adapter.whole_weights),
         "served by": adapter.engine,
     }
     print_table(f"{adapter.path}: {adapter.form}", {name: value for name, value in rows.items() if value is not None})

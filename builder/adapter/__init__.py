@@ -9,6 +9,7 @@ from .names import EMBEDDING, LM_HEAD, ModuleKey
 from .reader import read_adapter
 from .token_rows import add_token_rows
 from .weighted_sum import Term, weighted_sum
+from .whole_weights import add_whole_weights
 
 __all__ = [
     "EMBEDDING",
@@ -22,6 +23,7 @@ __all__ = [
     "ModuleKey",
     "Term",
     "add_token_rows",
+    "add_whole_weights",
     "convert_adapter",
     "invocation_start",
     "invocation_tokens",

@@ -28,6 +28,7 @@ DTYPES = {
     np.dtype(ml_dtypes.bfloat16): DType.BFLOAT16,
 }
 """Types that tensors are kept in; float64 becomes float32."""
+NUMPY_DTYPES = {dtype: stored for stored, dtype in DTYPES.items()}
 
 
 @dataclass
@@ -74,6 +75,18 @@ class TokenRows:
     values: Array  # [tokens, hidden size], what takes the place of the base's
 
 
+@dataclass(frozen=True)
+class WholeWeight:
+    """The whole weight of lm_head or of the embedding."""
+
+    key: ModuleKey
+    name: str
+    """Of the tensor."""
+    values: Array  # [tokens, hidden size]
+    is_own: bool
+    """It was trained in the adapter (modules_to_save); else it is put into the base, or is a copy of the base's."""
+
+
 @dataclass
 class Adapter:
     """An adapter whose every tensor and field is accounted for."""
@@ -90,9 +103,10 @@ class Adapter:
     is_dora: bool = False
     """Then its modules have magnitudes, all but those of which a bias alone was trained, and they are DoRA's."""
     magnitudes_normalized: bool = False
-    base_copies: dict[ModuleKey, tuple[str, Array]] = field(default_factory=dict, repr=False)
-    """What PEFT saved of the base beside the adapter: the weights of lm_head and of the embedding [tokens, in], and
-    their names."""
+    whole_weights: list[WholeWeight] = field(default_factory=list, repr=False)
+    """Those of lm_head and the embedding, which become modules where the base is known (whole_weights.py)."""
+    ties_weights: bool = False
+    """A tied lm_head has the embedding's whole weight (ensure_weight_tying)."""
     token_rows: dict[ModuleKey, TokenRows] = field(default_factory=dict, repr=False)
     """Trained tokens, which become modules where the base is known (token_rows.py)."""
     base_changing_init: str = ""

@@ -12,7 +12,7 @@ from ..._core import CheckpointError, DType
 from ..checkpoint.casting import CHECKPOINT_DTYPES, to_float32
 from ..checkpoint.config import ParallelMapping
 from ..checkpoint.hf_weights import HfWeights
-from ..conversion.hf_config import HF_CONFIG_FILE, load_hf_config
+from ..conversion.hf_config import HF_CONFIG_FILE, load_hf_config, load_published_format
 from ..models.registry import declare
 from ..network.adapter_sites import AdaptedModules
 from .adapter import FloatArray
@@ -44,12 +44,13 @@ class HuggingFaceBase:
     def __init__(self, directory: Path, modules: AdaptedModules | None = None, *, fan_in_fan_out: bool = False) -> None:
         """Opens the weights. `modules` are modules_of_base(directory); fan_in_fan_out is the adapter's.
 
-        Raises CheckpointError when there are no weights.
+        Layers that were quantised before the model was published are the matrices that they stand for. Raises
+        CheckpointError when there are no weights, and for a quantisation that cannot be read.
         """
         self._directory = directory
         self._modules = modules
         self._fan_in_fan_out = fan_in_fan_out
-        self._weights = HfWeights(directory)
+        self._weights = _open_weights(directory)
         if modules is not None:
             self._weights = self._weights.renamed(modules.name_now)
 
@@ -111,6 +112,12 @@ class HuggingFaceBase:
         decoder, _, rest = key.path.partition(".")
         candidates = [key.path, rest if decoder == "model" else f"model.{key.path}", f"transformer.{key.path}"]
         return next((name for path in candidates if (name := f"{path}.weight") in self._weights), None)
+
+
+def _open_weights(directory: Path) -> HfWeights:
+    weights = HfWeights(directory)
+    published = load_published_format(directory) if (directory / HF_CONFIG_FILE).is_file() else None
+    return weights if published is None else weights.with_matrices(published.matrices(weights))
 
 
 def modules_of_base(directory: Path) -> AdaptedModules | None:

@@ -19,12 +19,12 @@ from ..network.adapter_sites import AdaptedModules
 from .adapter import Adapter, Array, FloatArray, ModuleTensors
 from .base_weights import BaseWeights
 from .module_parts import ModuleParts, PartsLayout, parts_by_module
-from .names import ModuleKey, Role
+from .names import PEFT_PREFIX, ModuleKey, Role
 
 _BIAS: Final = "bias"
 _LAYOUT: Final = PartsLayout(
     # PEFT keeps an adapted layer as the base_layer of its own; its releases before 0.7 did not.
-    re.compile(r"(?P<path>.+?)(?:\.base_layer)?\.(?P<role>bias)(?P<adapter>)"),
+    re.compile(r"(?P<path>.+?)(?:\.base_layer|\.modules_to_save)?\.(?P<role>bias)(?P<adapter>)"),
     {_BIAS: ("out",)},
     (frozenset((_BIAS,)),),
 )
@@ -33,6 +33,12 @@ _LAYOUT: Final = PartsLayout(
 def is_trained_bias(name: str) -> bool:
     """Whether a tensor of an adapter is the bias of one of the base's layers."""
     return name.endswith(".bias") and re.search(r"\.lora_B(\.[^.]+)?\.bias$", name) is None
+
+
+def path_of_bias(name: str) -> str:
+    """The path of the layer that a trained bias belongs to."""
+    match = _LAYOUT.pattern.fullmatch(name.removeprefix(PEFT_PREFIX))
+    return name if match is None else match["path"]
 
 
 def trained_biases(

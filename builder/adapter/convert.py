@@ -20,15 +20,16 @@ from ..._core import (
     scale_elements,
 )
 from ..network.adapter_sites import AdaptedModules
-from .adapter import DTYPES, Adapter, Array, ModuleTensors
+from .adapter import DTYPES, NUMPY_DTYPES, Adapter, Array, ModuleTensors
 from .base_weights import BaseWeights, HuggingFaceBase, modules_of_base
 from .biases import leave_shifts_open, make_shifts
 from .dora import check_against_base, normalized_magnitude, write_files
 from .initial import initial_from_base, over_the_unchanged_base
 from .names import ModuleKey, Role
-from .reader import read_adapter
+from .reader import read_adapter, read_initial_adapter
 from .token_rows import add_token_rows
-from .vocabulary import check_copies, in_slices
+from .vocabulary import in_slices
+from .whole_weights import add_whole_weights
 
 WEIGHTS_FILE = "model.lora_weights.npy"
 CONFIG_FILE = "model.lora_config.npy"
@@ -36,8 +37,6 @@ CONFIG_FILE = "model.lora_config.npy"
 MAGNITUDE: Final = 1
 SHIFT: Final = 2
 """Flags of a row's vectors."""
-
-NUMPY_DTYPES = {dtype: stored for stored, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,8 @@ class ConvertedAdapter:
     paths: tuple[str, ...]
     # Of an aLoRA adapter: the token ids from which on it acts. () for others.
     invocation_tokens: tuple[int, ...] = ()
-    # Whether rows are made of trained tokens, which take the base's place.
-    has_token_rows: bool = False
+    # Whether rows are made of trained tokens or whole weights, which take the base's place.
+    replaces_base: bool = False
 
     def save(self, directory: Path) -> None:
         """Writes model.lora_weights.npy and model.lora_config.npy; numpy shows bfloat16 as 'V2'."""
@@ -86,8 +85,9 @@ def convert_adapter(
     base: the model that the adapter was trained on, as a Hugging Face directory or a source of its weights.
         Shapes are compared with it, and DoRA magnitudes that are not normalised yet are normalised by it.
     initial_adapter: the directory of the adapter as it was when its training began, which adapters need whose
-        initialisation changed the base (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA). Those of PiSSA and OLoRA are computed
-        from a `base` that is a directory: a factorisation of each weight, which takes long for large models.
+        initialisation changed the base (PiSSA, OLoRA, CorDA, LoRA-GA). None: `initial_adapter` within the
+        adapter's directory, where that exists. Without either, those of PiSSA and OLoRA are computed from a `base`
+        that is a directory: a factorisation of each weight, which takes long for large models.
     modules: those of the model that will serve the adapter, when it is known: what paths mean, and sizes, which are
         compared.
     magnitudes_normalized: the caller's word for it, for files that carry no mark of it.
@@ -103,7 +103,8 @@ def convert_adapter(
     base_modules = modules_of_base(Path(base)) if isinstance(base, str | Path) else None
     known = modules or base_modules
     adapter = read_adapter(Path(directory), known, max_rank=max_rank, classifiers=classifiers)
-    initial = None if initial_adapter is None else read_adapter(Path(initial_adapter), known)
+    given = None if initial_adapter is None else Path(initial_adapter)
+    initial = read_initial_adapter(Path(directory), given, known)
     if modules is not None:
         _check_sizes(adapter, modules)
     if isinstance(base, str | Path):
@@ -113,9 +114,10 @@ def convert_adapter(
     elif base is not None:
         check_against_base(adapter, base)
     over_the_unchanged_base(adapter, initial)
-    if base is not None or not values_left_open:
-        check_copies(adapter, base)
+    add_whole_weights(adapter, base, known, dtype, max_rank, left_open=values_left_open)
     add_token_rows(adapter, base, known, max_rank, left_open=values_left_open)
+    if not adapter.modules:
+        raise AdapterError(f"{adapter.file}: changes no module: its weights are the base's")
     if adapter.is_dora and not (adapter.magnitudes_normalized or magnitudes_normalized):
         if base is None:
             raise AdapterError(
@@ -127,7 +129,8 @@ def convert_adapter(
                 tensors.magnitude = normalized_magnitude(key, tensors, base)
     if base is None and values_left_open:
         leave_shifts_open(adapter)
-    make_shifts(adapter, base)
+    else:
+        make_shifts(adapter, base)
     return _flatten(adapter, known, dtype)
 
 
@@ -167,7 +170,7 @@ def _flatten(adapter: Adapter, modules: AdaptedModules | None, dtype: DType) -> 
         config[np.newaxis],
         tuple(row.path for row in rows),
         adapter.invocation_tokens,
-        bool(adapter.token_rows),
+        bool(adapter.token_rows or adapter.whole_weights),
     )
 
 

@@ -8,6 +8,8 @@ With x the input of a module, PEFT adds to its output
     LOHA      s ((w1_a w1_b) * (w2_a w2_b)) x, a product of elements
     LOKR      s kron(w1, w2) x, each whole or a product of two
     IA3       nothing: it multiplies outputs or inputs (ia3.py)
+    TRAINABLE_TOKENS
+              nothing: it has rows of the embedding and lm_head (token_rows.py)
 
 The sum over i, j of (u_i v_i^T) * (p_j q_j^T) is that of (u_i * p_j)(v_i * q_j)^T, so LoHa is LoRA of the product of
 the two ranks; and kron(P Q, R S) = kron(P, R) kron(Q, S), so LoKr is as well.
@@ -15,6 +17,7 @@ the two ranks; and kron(P Q, R S) = kron(P, R) kron(Q, S), so LoKr is as well.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +30,7 @@ from .ia3 import FACTORS, ia3_modules
 from .module_parts import ModuleParts, PartsLayout
 from .names import LORA_NAMES, ModuleKey, Role, tensor_pattern
 from .peft_config import PeftConfig
+from .peft_fields import TRAINABLE_TOKENS
 from .vera import VERA_A, VERA_B
 
 _ADALORA_EPSILON: Final = 1e-5
@@ -176,6 +180,10 @@ _LOKR_SHAPES: Final = {
 }
 
 
+_NO_NAMES: Final = re.compile(r"(?!)")
+"""Of a kind that changes no layers."""
+
+
 def _layout(shapes: Mapping[str, tuple[str, ...]], *, may_be_empty: bool = False) -> PartsLayout:
     return PartsLayout(tensor_pattern(shapes), shapes, (frozenset(shapes),), may_be_empty)
 
@@ -203,5 +211,6 @@ FOLDINGS: Final[Mapping[str, Folding]] = {
     "LOHA": Folding(_layout(_LOHA_SHAPES), _each(_loha), lambda sizes: sizes["rank"] ** 2),
     "LOKR": Folding(_LOKR, _each(_lokr), _lokr_rank),
     "IA3": Folding(_layout({FACTORS: ("rows", "columns")}), _ia3, lambda sizes: 1),
+    TRAINABLE_TOKENS: Folding(PartsLayout(_NO_NAMES, {}, ()), lambda source, found: {}),
 }
 """By peft_type."""

@@ -1,4 +1,4 @@
-"""Adapters that begin with a share of the base's weights (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA).
+"""Adapters that begin with a share of the base's weights (PiSSA, OLoRA, CorDA, LoRA-GA).
 
 Their training took s B0 A0 out of each weight W, so that the module computes (W - s B0 A0) x + s B A x. Over W itself
 that is LoRA of twice the rank, with the columns of B and -B0 beside one another and the rows of A above those of A0.
@@ -13,7 +13,7 @@ import numpy as np
 from ..._core import AdapterError
 from .adapter import Adapter, Array, FloatArray, ModuleTensors
 from .base_weights import BaseWeights
-from .recognise import CONFIG_FILE
+from .recognise import CONFIG_FILE, INITIAL_DIRECTORY
 
 
 def over_the_unchanged_base(adapter: Adapter, initial: Adapter | None) -> None:
@@ -29,9 +29,9 @@ def over_the_unchanged_base(adapter: Adapter, initial: Adapter | None) -> None:
             raise AdapterError(f"{config}: its initialisation left the base as it was, but an initial adapter is given")
         return
     if initial is None:
-        remedy = "give the initial adapter"
+        remedy = f"give the initial adapter, or put it into the adapter's directory as {INITIAL_DIRECTORY}"
         if adapter.base_changing_init in _OF_THE_BASE_ALONE:
-            remedy += " or convert it with the base model's directory"
+            remedy += ", convert it with the base model's directory"
         raise AdapterError(
             f'{config}: init_lora_weights = "{adapter.base_changing_init}": this initialisation changed the base '
             f"model's weights, so the adapter is not all of the change; {remedy}, or save the adapter with PEFT's "

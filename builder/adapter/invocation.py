@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..._core import AdapterError
+from ..network.adapter_sites import AdaptedModules
 from .classifier_head import fields_without_head, is_classifier
 from .peft_config import parse_peft_config
 from .recognise import AdapterFormat, recognise
 
 
-def invocation_tokens(directory: str | Path, *, has_encoder: bool = False) -> tuple[int, ...]:
+def invocation_tokens(directory: str | Path, modules: AdaptedModules | None = None) -> tuple[int, ...]:
     """The token ids that the adapter in `directory` acts from on; () for one that acts from the start.
 
-    has_encoder: the model that it is for has an encoder before the decoder.
+    modules: those of the model that it is for; None: a decoder's.
 
     Raises AdapterError for a directory without an adapter_config.json that can be served.
     """
-    kind, fields = recognise(Path(directory), has_encoder=has_encoder, classifiers=True)
+    kind, fields = recognise(Path(directory), modules, classifiers=True)
     if kind is AdapterFormat.MLX:
         return ()
     if is_classifier(fields):

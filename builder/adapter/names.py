@@ -226,7 +226,7 @@ def _known_key(path: str) -> ModuleKey | None:
 _REASONS = (
     (
         r"(embed_tokens|lm_head|\bwte|embed_in|embed_out)\.(weight|bias)$",
-        "embeddings and lm_head that were trained whole, or have other tokens than the base, are not served",
+        "whole embeddings and lm_heads are served of PEFT's adapters, by the paths that the model has",
     ),
     (r"embed|\bwpe\b", "of embeddings, those of tokens alone can be adapted"),
     (

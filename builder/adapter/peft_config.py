@@ -11,7 +11,15 @@ from typing import Any
 from ..._core import AdapterError
 from ..json_fields import describe
 from .path_pattern import path_pattern
-from .peft_fields import FIELDS, KNOWN_PEFT, MODULE_PATTERN, REQUIRED, base_changing_init, is_switched_off
+from .peft_fields import (
+    FIELDS,
+    KNOWN_PEFT,
+    MODULE_PATTERN,
+    REQUIRED,
+    TRAINABLE_TOKENS,
+    base_changing_init,
+    is_switched_off,
+)
 
 # The regular expressions that PEFT makes of layers_pattern. They are matched by `re`: peft_fields.py accepts nothing
 # there that could make it backtrack.
@@ -47,8 +55,13 @@ class PeftConfig:
     target_modules: str | tuple[str, ...]
     exclude_modules: str | tuple[str, ...]
     target_parameters: tuple[str, ...]
+    saved_modules: tuple[str, ...]
+    """modules_to_save: ends of paths."""
+    ties_weights: bool
+    """Whether a tied lm_head has what was trained of the embedding (ensure_weight_tying)."""
     token_indices: Mapping[str, tuple[int, ...]]
-    """Trained tokens, by the ends of the paths of lm_head and the embedding; by "" those of the embedding."""
+    """Trained tokens, by the ends of the paths of lm_head and the embedding; by "" those of the embedding, or of all
+    targets of TRAINABLE_TOKENS."""
     layers_to_transform: tuple[int, ...]
     layers_pattern: tuple[str, ...]
     invocation_tokens: tuple[int, ...]
@@ -81,8 +94,14 @@ class PeftConfig:
             return False
         return not self.layers_to_transform or path in self.target_modules or self._in_layers(path)
 
+    def saves(self, path: str) -> bool:
+        """Whether the module at `path` was trained whole. PEFT compares ends of paths, dots or not."""
+        return any(path.endswith(name) for name in self.saved_modules)
+
     def tokens_of(self, path: str, *, is_embedding: bool) -> tuple[int, ...]:
         """The tokens whose rows PEFT trained in the module at `path`."""
+        if self.peft_type == TRAINABLE_TOKENS:
+            return self.token_indices.get("", ()) if self.targets(path) else ()
         for name, tokens in self.token_indices.items():
             if (not name and is_embedding) or path == name or path.endswith(f".{name}"):
                 return tokens
@@ -159,7 +178,9 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
         target_modules=_string_or_tuple(fields["target_modules"]),
         exclude_modules=_string_or_tuple(fields.get("exclude_modules")),
         target_parameters=_tuple(fields.get("target_parameters")),
-        token_indices=_tokens(fields.get("trainable_token_indices")),
+        saved_modules=_tuple(fields.get("modules_to_save")),
+        ties_weights=bool(fields.get("ensure_weight_tying")),
+        token_indices=_tokens(fields.get("token_indices", fields.get("trainable_token_indices"))),
         layers_to_transform=(layers,) if isinstance(layers, int) else tuple(layers or ()),
         layers_pattern=_tuple(fields.get("layers_pattern")),
         invocation_tokens=tuple(fields.get("alora_invocation_tokens") or ()),

@@ -18,7 +18,7 @@ MODULE_PATTERN: Final = r"(.*\.)?({})$"
 # Initialisations that leave the base model as it was. They only choose the starting point of A and B.
 _HARMLESS_INITS = ("eva", "gaussian", "mica", "orthogonal")
 # Initialisations that take A and B out of the base's weights: the adapter belongs to a changed base.
-_BASE_CHANGING_INITS = ("corda", "loftq", "lora_ga", "olora", "pissa")
+_BASE_CHANGING_INITS = ("corda", "lora_ga", "olora", "pissa")
 
 # What a field may hold. A check returns the reason why a value is refused, or None.
 Check = Callable[[Any], "str | None"]
@@ -73,6 +73,10 @@ def _modules(value: Any) -> str | None:
     return None if _is_strings(value) else "expected a list of module names or a pattern"
 
 
+def _names_of_modules(value: Any) -> str | None:
+    return None if _is_strings(value) and all(value) else "expected a list of names of modules"
+
+
 def _names_of_parameters(value: Any) -> str | None:
     return None if value is None or _is_strings(value) else "expected a list of names of parameters"
 
@@ -90,6 +94,10 @@ def _tokens(value: Any) -> str | None:
         if len(set(tokens)) != len(tokens):
             return "names a token twice"
     return None
+
+
+def _tokens_of_targets(value: Any) -> str | None:
+    return _tokens(value) if isinstance(value, list) else "expected a list of tokens"
 
 
 def _layers_pattern(value: Any) -> str | None:
@@ -130,6 +138,11 @@ def _unused(reason: str) -> Check:
 
 
 def _init(value: Any) -> str | None:
+    if value == "loftq":
+        return (
+            "LoftQ changed the base model's weights to quantised ones, of which an initial adapter is not all; build "
+            "the engine of those weights, and save the adapter with init_lora_weights = true"
+        )
     if value is None or isinstance(value, bool) or value in _HARMLESS_INITS or base_changing_init(value):
         return None
     return f"not a known initialisation; accepted: true, false, {', '.join((*_HARMLESS_INITS, *_BASE_CHANGING_INITS))}"
@@ -175,7 +188,7 @@ _TARGETS: dict[str, Check] = {
     "exclude_modules": _optional(_modules),
     "layers_to_transform": _optional(_layers),
     "layers_pattern": _optional(_layers_pattern),
-    "modules_to_save": _unused("modules that were trained in full cannot be served beside the base model"),
+    "modules_to_save": _optional(_names_of_modules),
 }
 
 _COMMON = _IS_FOR_PEFT | _IS_FOR_TRAINING | _TARGETS
@@ -194,7 +207,7 @@ _LORA: dict[str, Check] = _COMMON | {
     # Without effect on what a trained adapter computes.
     "bias": _only("none", "all", "lora_only", None, reason="accepted: none, all, lora_only"),  # tensors tell
     "corda_config": _anything,  # parameters of initialisations; init_lora_weights decides
-    "ensure_weight_tying": _anything,  # target_modules tell whether lm_head's tensors are used
+    "ensure_weight_tying": _boolean,
     "eva_config": _anything,
     "loftq_config": _anything,
     "lora_dropout": _anything,  # only acts in training
@@ -259,6 +272,13 @@ _IA3: dict[str, Check] = _COMMON | {
     "init_ia3_weights": _anything,  # where training began
 }
 
+TRAINABLE_TOKENS: Final = "TRAINABLE_TOKENS"
+_TRAINABLE_TOKENS: dict[str, Check] = _IS_FOR_PEFT | {
+    "target_modules": _modules,
+    "token_indices": _tokens_of_targets,
+    "init_weights": _anything,  # where training began
+}
+
 FIELDS: Final[Mapping[str, Mapping[str, Check]]] = {
     "LORA": _LORA,
     "ADALORA": _ADALORA,
@@ -266,6 +286,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Check]]] = {
     "LOHA": _LYCORIS,
     "LOKR": _LOKR,
     "IA3": _IA3,
+    TRAINABLE_TOKENS: _TRAINABLE_TOKENS,
 }
 """By peft_type: those that are served."""
 
@@ -276,4 +297,5 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "LOHA": ("r", "alpha", "target_modules"),
     "LOKR": ("r", "alpha", "target_modules"),
     "IA3": ("target_modules",),
+    TRAINABLE_TOKENS: ("target_modules", "token_indices"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,30 @@ from ..._core import AdapterError, CheckpointError
 from ..checkpoint.pickled_file import PickledFile
 from ..network.adapter_sites import AdaptedModules
 from ..safetensors_stream import SafetensorsReader
-from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array, TokenRows
-from .biases import add_trained_biases, is_trained_bias, trained_biases
+from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array, TokenRows, WholeWeight
+from .biases import add_trained_biases, is_trained_bias, path_of_bias, trained_biases
 from .classifier_head import ClassifierHead, fields_without_head, head_of, is_classifier, tensors_without_head
 from .expert_parameters import split_expert_parameters
 from .folding import FOLDINGS, Folding, Source
 from .module_parts import ModuleParts, parts_by_module, ranks_above
 from .names import ModuleKey, Role
 from .peft_config import PeftConfig, parse_peft_config
+from .peft_fields import TRAINABLE_TOKENS
+from .pooler import AdaptedPooler, adapted_pooler, pooler_tensors
 from .recognise import CONFIG_FILE, PICKLE_FILE, SAFETENSORS_FILE, refuse_lfs_pointer
 from .token_rows import is_token_rows, read_token_rows
 from .vera import is_projection, vera_projections
-from .vocabulary import base_copies
+from .whole_weights import read_whole_weights, whole_weights
 
-_NAMES = {"LORA": "LoRA", "ADALORA": "AdaLoRA", "VERA": "VeRA", "LOHA": "LoHa", "LOKR": "LoKr", "IA3": "IA3"}
+_NAMES = {
+    "LORA": "LoRA",
+    "ADALORA": "AdaLoRA",
+    "VERA": "VeRA",
+    "LOHA": "LoHa",
+    "LOKR": "LoKr",
+    "IA3": "IA3",
+    TRAINABLE_TOKENS: "trained tokens",
+}
 
 
 def read_peft_adapter(
@@ -55,27 +65,26 @@ def read_peft_adapter(
         raise AdapterError("; ".join([*problems, str(error)])) from error
     folding = FOLDINGS[fields["peft_type"]]
     of_biases = {name: tensor for name, tensor in tensors.items() if is_trained_bias(name)}
-    copies = base_copies(tensors, modules)
+    whole = whole_weights(tensors, modules)
     of_tokens = {name: tensor for name, tensor in tensors.items() if is_token_rows(name)}
-    apart = {*of_biases, *of_tokens, *(name for name, _ in copies.values())}
+    # A pooler is no part of the program: read_pooler() reads what an adapter makes of it.
+    of_pooler = pooler_tensors(tensors, modules)
+    apart = {*of_biases, *of_tokens, *of_pooler, *whole}
     own = {name: tensor for name, tensor in tensors.items() if not is_projection(name) and name not in apart}
     split = split_expert_parameters(own, modules)
     found: dict[ModuleKey, ModuleParts] = {}
     tensor_problems: list[str] = []
-    if own or not of_biases:
+    if own or not apart:
         found, tensor_problems = parts_by_module(split.tensors, folding.layout, modules)
     biases, bias_problems = trained_biases(of_biases, modules)
-    tensor_problems += [*split.problems, *bias_problems]
+    weights, weight_problems = read_whole_weights(tensors, whole, config)
+    tensor_problems += [*split.problems, *bias_problems, *weight_problems]
     token_rows: dict[ModuleKey, TokenRows] = {}
     if config is not None:
         token_rows, token_problems = read_token_rows(of_tokens, config, modules)
         tensor_problems += token_problems
-    if config is not None and config.invocation_tokens and (of_biases or of_tokens):
-        name = min(of_biases | of_tokens)
-        tensor_problems.append(f"tensor '{name}': acts on all of a sequence, and aLoRA on a part of it")
-    if config is not None and of_biases and not config.trains_biases:
-        name = min(of_biases)
-        tensor_problems.append(f"tensor '{name}': a trained bias, but adapter_config.json's bias is none")
+    if config is not None:
+        tensor_problems += _unexpected(config, of_biases, weights, token_rows)
     parameters = dict(split.parameters)
     if config is not None and not tensor_problems:
         parameters |= _routers(found, config)
@@ -103,7 +112,8 @@ def read_peft_adapter(
         config.fan_in_fan_out,
         config.use_dora,
         state == MAGNITUDES_NORMALIZED,
-        copies,
+        weights,
+        config.ties_weights,
         token_rows,
         config.base_changing_init,
         config.invocation_tokens,
@@ -114,6 +124,17 @@ def read_classifier_head(directory: Path, fields: Mapping[str, Any]) -> Classifi
     """The head of a classifier's adapter, whose adapter_config.json has `fields`. Raises AdapterError."""
     file, tensors, _ = _read_file(directory)
     return head_of(directory, fields, file, tensors)
+
+
+def read_pooler(directory: Path, fields: Mapping[str, Any], modules: AdaptedModules) -> AdaptedPooler | None:
+    """What an adapter that was read makes of the model's pooler; None: nothing. Raises AdapterError."""
+    if not modules.pooler_paths or fields.get("peft_type") not in FOLDINGS:
+        return None
+    config = parse_peft_config(
+        fields_without_head(fields) if is_classifier(fields) else fields, str(directory / CONFIG_FILE)
+    )
+    file, tensors, _ = _read_file(directory)
+    return adapted_pooler(pooler_tensors(tensors, modules), config, file)
 
 
 def _kind(config: PeftConfig) -> str:
@@ -160,6 +181,31 @@ def _read_pickle(path: Path) -> dict[str, Array]:
             tensors[name][first : first + len(piece)] = piece
             first += len(piece)
     return tensors
+
+
+def _unexpected(
+    config: PeftConfig,
+    biases: Iterable[str],
+    weights: Sequence[WholeWeight],
+    token_rows: Mapping[ModuleKey, TokenRows],
+) -> list[str]:
+    """Tensors beside those of the kind, where adapter_config.json has none; and modules_to_save without tensors."""
+    problems = []
+    own = {weight.key.path: weight.name for weight in weights if weight.is_own}
+    names = sorted([*biases, *own.values(), *(rows.name for rows in token_rows.values())])
+    if config.invocation_tokens and names:
+        problems.append(f"tensor '{names[0]}': acts on all of a sequence, and aLoRA on a part of it")
+    problems += [
+        f"tensor '{name}': a trained bias, but adapter_config.json's bias is none"
+        for name in biases
+        if not config.trains_biases and not config.saves(path_of_bias(name))
+    ]
+    return problems + [
+        f"modules_to_save names '{name}', of which the file has no weight; of modules that were trained in full, "
+        "lm_head and the embedding of tokens are served"
+        for name in config.saved_modules
+        if not any(path.endswith(name) for path in own)
+    ]
 
 
 def _routers(modules: Mapping[ModuleKey, ModuleParts], config: PeftConfig) -> dict[str, str]:

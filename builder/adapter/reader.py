@@ -10,7 +10,11 @@ from .adapter import Adapter, ModuleTensors
 from .mlx_reader import read_mlx_adapter
 from .names import ModuleKey, Role
 from .peft_reader import read_peft_adapter
-from .recognise import AdapterFormat, recognise
+from .recognise import (
+    INITIAL_DIRECTORY,
+    AdapterFormat,
+    recognise,
+)
 
 
 def read_adapter(
@@ -29,16 +33,28 @@ def read_adapter(
     Raises AdapterError: with one sentence for a kind that is not served, else with every field and tensor that cannot
     be used, and why.
     """
-    has_encoder = modules is not None and modules.has_encoder
-    kind, fields = recognise(directory, has_encoder=has_encoder, classifiers=classifiers)
+    kind, fields = recognise(directory, modules, classifiers=classifiers)
     read = read_mlx_adapter if kind is AdapterFormat.MLX else read_peft_adapter
     adapter = read(directory, fields, modules, max_rank)
     problems = [problem for key, tensors in adapter.modules.items() for problem in _uneven_parts(key, tensors)]
-    if not adapter.modules:
+    if not adapter.modules and not adapter.token_rows and not adapter.whole_weights:
         problems.append("changes no module")
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
     return adapter
+
+
+def read_initial_adapter(directory: Path, given: Path | None, modules: AdaptedModules | None) -> Adapter | None:
+    """The adapter in `directory` as it was when its training began.
+
+    given: its directory; None: the one within `directory` (INITIAL_DIRECTORY), if there is one.
+
+    Raises AdapterError as read_adapter().
+    """
+    beside = directory / INITIAL_DIRECTORY
+    if given is None and not beside.is_dir():
+        return None
+    return read_adapter(given or beside, modules)
 
 
 def _uneven_parts(key: ModuleKey, tensors: ModuleTensors) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ..._core import AdapterError
 from ..json_fields import describe, load_json_object
+from ..network.adapter_sites import AdaptedModules
 from .classifier_head import is_classifier
 from .peft_fields import FIELDS
 
@@ -17,6 +18,8 @@ CONFIG_FILE: Final = "adapter_config.json"
 SAFETENSORS_FILE: Final = "adapter_model.safetensors"
 PICKLE_FILE: Final = "adapter_model.bin"
 MLX_FILE: Final = "adapters.safetensors"
+INITIAL_DIRECTORY: Final = "initial_adapter"
+"""Within an adapter's directory: the adapter as it was when its training began (initial.py)."""
 
 _LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 
@@ -35,7 +38,6 @@ _PEFT_TYPES: Final = {
     "PREFIX_TUNING": "it brings keys and values",
     "PROMPT_TUNING": "it brings embeddings of a prompt",
     "P_TUNING": "it brings embeddings of a prompt",
-    "TRAINABLE_TOKENS": "it changes rows of the embedding",
     "XLORA": "it routes between several adapters",
 }
 _TASKS: Final = {
@@ -58,11 +60,11 @@ class AdapterFormat(Enum):
 
 
 def recognise(
-    directory: Path, *, has_encoder: bool = False, classifiers: bool = False
+    directory: Path, modules: AdaptedModules | None = None, *, classifiers: bool = False
 ) -> tuple[AdapterFormat, dict[str, Any]]:
     """The format of an adapter directory, and the fields of its adapter_config.json.
 
-    has_encoder: the model that it is for has an encoder before the decoder.
+    modules: those of the model that it is for, of which its task must be one; None: a decoder's.
     classifiers: whether those of classifiers are accepted too; their heads have to be served beside them.
 
     Raises AdapterError with one sentence for a directory without an adapter and for an adapter of a kind or of a task
@@ -77,11 +79,20 @@ def recognise(
     fields = load_json_object(path, AdapterError)
     if "peft_type" not in fields and ("fine_tune_type" in fields or "lora_parameters" in fields):
         return AdapterFormat.MLX, fields
-    accepted = (_ENCODER_DECODER_TASK,) if has_encoder else (_CAUSAL_TASK, _EMBEDDING_TASK)
-    reason = _why_not(fields, accepted, classifiers=classifiers and not has_encoder)
+    accepted = _accepted_tasks(modules)
+    reason = _why_not(fields, accepted, classifiers=classifiers and _EMBEDDING_TASK in accepted)
     if reason is not None:
         raise AdapterError(f"{path}: {reason}")
     return AdapterFormat.PEFT, fields
+
+
+def _accepted_tasks(modules: AdaptedModules | None) -> tuple[str, ...]:
+    """Beside those of classifiers, which hidden states of encoders and decoders can be given to."""
+    if modules is not None and modules.has_encoder:
+        return (_ENCODER_DECODER_TASK,)
+    if modules is not None and modules.is_encoder_only:
+        return (_EMBEDDING_TASK,)
+    return (_CAUSAL_TASK, _EMBEDDING_TASK)
 
 
 def refuse_lfs_pointer(path: Path) -> None:

@@ -1,17 +1,18 @@
-"""Trained tokens (PEFT's trainable_token_indices): rows of the embedding and lm_head that replace the base's.
+"""Trained tokens (PEFT's trainable_token_indices and TRAINABLE_TOKENS): rows of the embedding and lm_head.
 
-The change of n rows is LoRA of rank n: of the embedding A has a one for each token and B what its row differs by, of
-lm_head it is the other way round.
+They take the place of the base's. The change of n rows is LoRA of rank n: of the embedding A has a one for each token
+and B what its row differs by, of lm_head it is the other way round.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ..._core import AdapterError
 from ..network.adapter_sites import AdaptedModule, AdaptedModules
@@ -19,8 +20,9 @@ from .adapter import Adapter, Array, FloatArray, ModuleTensors, TokenRows
 from .base_weights import BaseWeights
 from .names import EMBEDDING, LM_HEAD, PEFT_PREFIX, ModuleKey, Role, module_at
 from .peft_config import PeftConfig
+from .peft_fields import TRAINABLE_TOKENS
 
-_NAME: Final = re.compile(r"(?P<path>.+)\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?")
+_NAME: Final = re.compile(r"(?P<path>.+?)(?:\.token_adapter)?\.trainable_tokens_delta(?:\.[^.]+)?")
 
 
 def is_token_rows(name: str) -> bool:
@@ -41,15 +43,22 @@ def read_token_rows(
             problems.append(f"tensor '{name}': belongs to neither lm_head nor the embedding of tokens")
             continue
         tokens = config.tokens_of(key.path, is_embedding=key.module.name == EMBEDDING)
+        if not tokens and config.peft_type == TRAINABLE_TOKENS and _is_saved_twice(name, tensors):
+            continue
         if tensor.ndim != 2 or len(tensor) != len(tokens) or not np.isfinite(tensor.astype(np.float32)).all():
             problems.append(
                 f"tensor '{name}': has the shape {list(tensor.shape)}, or values that are not finite; expected a row "
-                f"for each of {len(tokens)} trainable_token_indices"
+                f"for each of {len(tokens)} trained tokens"
             )
         found[key] = TokenRows(name, tokens, tensor)
     if config.token_indices and not tensors:
-        problems.append("has no trainable_tokens_delta, but adapter_config.json has trainable_token_indices")
+        problems.append("has no trainable_tokens_delta, but adapter_config.json names tokens")
     return ({}, problems) if problems else (found, [])
+
+
+def _is_saved_twice(name: str, tensors: Mapping[str, Array]) -> bool:
+    """Whether rows are those of another tensor: PEFT saves them of a tied lm_head as well."""
+    return any(other != name and np.array_equal(tensor, tensors[name]) for other, tensor in tensors.items())
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,9 @@ def add_token_rows(
         vocabulary = place.layer.in_size if of_embedding else place.layer.out_size
         width = place.layer.out_size if of_embedding else place.layer.in_size
         if place.key in adapter.modules:
-            problems.append(f"tensor '{name}': '{place.key.path}' has trained tokens and LoRA beside them")
+            problems.append(
+                f"tensor '{name}': '{place.key.path}' has trained tokens, and LoRA or a whole weight besides"
+            )
         elif place.rows.values.shape[1] != width:
             problems.append(f"tensor '{name}': rows of {place.rows.values.shape[1]}, expected {width}")
         elif max(tokens) >= vocabulary:
@@ -98,7 +109,7 @@ def add_token_rows(
         else:
             values = place.rows.values.astype(np.float32)
             delta = values if base is None else values - base.rows_at(place.key, tokens)
-            adapter.modules[place.key] = _as_lora(name, tokens, delta, vocabulary, of_embedding=of_embedding)
+            adapter.modules[place.key] = as_lora_of_tokens(name, tokens, delta, vocabulary, of_embedding=of_embedding)
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
 
@@ -118,9 +129,15 @@ def _places(adapter: Adapter, modules: AdaptedModules) -> list[_Place]:
     return places
 
 
-def _as_lora(
-    name: str, tokens: tuple[int, ...], delta: FloatArray, vocabulary: int, *, of_embedding: bool
+def as_lora_of_tokens(
+    name: str,
+    tokens: Sequence[int] | npt.NDArray[np.intp],
+    delta: FloatArray,
+    vocabulary: int,
+    *,
+    of_embedding: bool,
 ) -> ModuleTensors:
+    """The change of some tokens' rows by delta [tokens, hidden size], a tensor of this name."""
     chosen = np.zeros((len(tokens), vocabulary), np.float32)
     chosen[np.arange(len(tokens)), tokens] = 1
     a, b = (chosen, delta.T) if of_embedding else (delta, chosen.T)

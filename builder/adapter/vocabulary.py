@@ -1,72 +1,15 @@
-"""lm_head and the embedding in adapters: rows, which are slices of the vocabulary, and PEFT's copies of the base."""
+"""lm_head and the embedding as rows, which are slices of the vocabulary."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
-from ..._core import AdapterError
-from ..network.adapter_sites import AdaptedModules, vocabulary_slices
-from .adapter import DTYPES, Adapter, Array, ModuleTensors
-from .base_weights import BaseWeights
-from .names import EMBEDDING, PEFT_PREFIX, ModuleKey, module_at
-
-_COPY: Final = re.compile(r"(?P<path>.+)\.base_layer\.weight")
-_ROUNDING: Final = 2.0**-8
-"""Of the coarsest type that a copy may have been rounded to, bfloat16."""
-_SMALLEST: Final = 2.0**-24
-"""Of float16, below which it has no more bits."""
-
-
-def base_copies(tensors: Mapping[str, Array], modules: AdaptedModules | None) -> dict[ModuleKey, tuple[str, Array]]:
-    """The weights of the base's lm_head and embedding that a file has beside what the adapter trained of them."""
-    found = {}
-    for name, tensor in tensors.items():
-        match = _COPY.fullmatch(name)
-        key = None if match is None else module_at(match["path"].removeprefix(PEFT_PREFIX), modules)
-        if key is not None and key.module.is_of_vocabulary:
-            found[key] = name, tensor
-    return found
-
-
-def check_copies(adapter: Adapter, base: BaseWeights | None) -> None:
-    """Raises AdapterError for copies that are not the base's weights, which PEFT would put in their place."""
-    problems = []
-    for key, (name, copy) in adapter.base_copies.items():
-        if base is None:
-            raise AdapterError(
-                f"{adapter.file}: tensor '{name}': a copy of the base's, which PEFT takes for it; give the base model "
-                "to compare them"
-            )
-        shape = base.shape(key)
-        expected = shape[::-1] if shape is not None and key.module.name == EMBEDDING else shape
-        if copy.shape != expected or copy.dtype not in (*DTYPES, np.dtype(np.float64)):
-            problems.append(
-                f"tensor '{name}': is {copy.dtype} {list(copy.shape)}, but {base.describe()} has "
-                f"{list(expected or ())}; resized embeddings are not served"
-            )
-        elif not _is_equal(copy.T if key.module.name == EMBEDDING else copy, base, key):
-            problems.append(
-                f"tensor '{name}': is not the weight of '{key.path}' in {base.describe()}; embeddings and lm_head that "
-                "were trained whole are not served"
-            )
-    if problems:
-        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
-
-
-def _is_equal(copy: Array, base: BaseWeights, key: ModuleKey) -> bool:
-    """But for the rounding of either."""
-    first = 0
-    for block in base.row_blocks(key):
-        rows = copy[first : first + len(block)].astype(np.float32)
-        first += len(block)
-        if not (np.abs(rows - block) <= np.abs(block) * _ROUNDING + _SMALLEST).all():
-            return False
-    return True
+from ..network.adapter_sites import vocabulary_slices
+from .adapter import ModuleTensors
+from .names import EMBEDDING, ModuleKey
 
 
 def in_slices(key: ModuleKey, tensors: ModuleTensors) -> Iterator[tuple[ModuleKey, ModuleTensors]]:

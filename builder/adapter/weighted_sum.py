@@ -13,8 +13,8 @@ import numpy as np
 
 from ..._core import AdapterError, DType, all_finite, dtype_name, scale_elements
 from ..network.adapter_sites import AdaptedModules
-from .adapter import FloatArray
-from .convert import MAGNITUDE, NUMPY_DTYPES, SHIFT, ConvertedAdapter
+from .adapter import NUMPY_DTYPES, FloatArray
+from .convert import MAGNITUDE, SHIFT, ConvertedAdapter
 from .names import MODULE_OF_ID, MODULES
 
 _Key: TypeAlias = tuple[int, int]  # layer and module id, by which rows are ordered
@@ -59,9 +59,10 @@ def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, m
                 f"'{term.name}' is an aLoRA adapter, which acts on a part of a prompt; a weighted sum takes LoRA alone"
             )
         vectors = term.adapter.config[0, :, 3]
-        if term.adapter.has_token_rows:
+        if term.adapter.replaces_base:
             raise AdapterError(
-                f"'{term.name}' has trained tokens, which take the base's place; a weighted sum takes LoRA alone"
+                f"'{term.name}' has trained tokens or whole weights, which take the base's place; a weighted sum takes "
+                "LoRA alone"
             )
         if (vectors & SHIFT).any():
             raise AdapterError(

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name, dtype_name
 from ..._version import __version__
 from ..json_fields import JsonFields
-from .pooling import Classifier, EmbeddingPooling
+from .pooling import LAST, Classifier, EmbeddingPooling
 from .quantization import QuantConfig, quantization_to_dict, read_int8_kv_cache, read_quantization
 from .rotary import LongRopeScaling, RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
 from .tensor_names import LM_HEAD_MODULE
@@ -70,7 +70,8 @@ class CheckpointConfig:
     qk_layernorm: bool = False
     """RMS norms over each head of q and k before RoPE: attention.q_layernorm and attention.k_layernorm."""
     sliding_window: int | None = None
-    """In sliding_window_layers, a token sees itself and the sliding_window - 1 tokens before it."""
+    """In sliding_window_layers, a token sees itself and the sliding_window - 1 tokens before it, and as many behind it
+    where it sees those at all."""
     sliding_window_layers: tuple[int, ...] = ()
     share_embedding_table: bool = False
     """lm_head is transformer.vocab_embedding; lm_head.weight is stored only where it differs from that: as a
@@ -98,6 +99,20 @@ class CheckpointConfig:
     def num_encoder_layers(self) -> int:
         """Of an encoder before the decoder; 0: there is none."""
         return 0
+
+    @property
+    def is_encoder_only(self) -> bool:
+        """Whether tokens see those behind them as well, and the model generates none."""
+        return False
+
+    @property
+    def classified_row(self) -> str:
+        """One of POOLING_TYPES: which hidden state classifiers of texts read."""
+        return LAST
+
+    def classifiers_need_pooler(self, *, per_token: bool) -> bool:
+        """Whether classifiers of texts, or of tokens, have a layer before their last one."""
+        return False
 
     @property
     def num_adapted_layers(self) -> int:
@@ -129,9 +144,9 @@ class CheckpointConfig:
         quantized = f", linear layers {self.quantization.describe()}" if self.quantization is not None else ""
         return dtype_name(self.dtype) + quantized
 
-    def describe_kv_cache(self) -> str:
-        """What keys and values are kept as: int8."""
-        return "int8" if self.int8_kv_cache else dtype_name(self.dtype)
+    def describe_kv_cache(self, tokens_per_block: int) -> str:
+        """What keys and values are kept as, and in which blocks: int8, 32 tokens a block."""
+        return f"{'int8' if self.int8_kv_cache else dtype_name(self.dtype)}, {tokens_per_block} tokens a block"
 
     def describe_types(self) -> str:
         """Both: bfloat16, linear layers W4A16 in groups of 128, int8 KV cache."""
@@ -276,6 +291,7 @@ def _read_own(source: JsonFields, config_class: type[CheckpointConfig]) -> dict[
         int | None: source.optional_integer,
         float: source.number,
         float | None: source.optional_number,
+        str: source.string,
         tuple[int, ...]: source.integers,
     }
     own = [field.name for field in fields(config_class) if field.name not in common]

@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import numpy as np
+
 from ..._core import CheckpointError
 from ..json_fields import describe, load_json_object
 from ..safetensors_stream import SafetensorsReader, TensorSpec
+from ..safetensors_stream.reader import PIECE_BYTES
 from .casting import Array
 from .pickled_file import PickledFile
 
@@ -25,7 +28,26 @@ class WeightFile(Protocol):
         """The tensors by name."""
 
     def rows(self, name: str, first: int, last: int, *, step: int | None = None) -> Iterator[Array]:
-        """Rows first .. last of a tensor, `step` at a time or a few MiB of them."""
+        """Rows first .. last of a tensor, `step` at a time or a few MiB of them. A scalar is a row."""
+
+
+class MadeMatrix(Protocol):
+    """A matrix [out, in] that is made of other tensors of the model as it is read."""
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Those, the one with most of the values first."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values."""
+
+    def rows(self, rows: range, step: int) -> Iterator[Array]:
+        """Rows of it, `step` at a time."""
 
 
 _READERS: Final[tuple[tuple[str, type[Any]], ...]] = (
@@ -41,6 +63,7 @@ class HfWeights:
         """Opens every file. Raises CheckpointError with every disagreement between headers and index."""
         self._files: dict[str, WeightFile] = {}
         self._file_of: dict[str, str] = {}
+        self._made: dict[str, MadeMatrix] = {}
         self._directory = model_dir
         whole, reader = _weights_of(model_dir)
         if (model_dir / whole).exists():
@@ -66,8 +89,33 @@ class HfWeights:
             result._stored[name] = stored
         return result
 
+    def with_matrices(self, matrices: Mapping[str, MadeMatrix]) -> HfWeights:
+        """The same with these in place of the tensors that they are made of, by the names that they have from now.
+
+        Raises CheckpointError for such a name that another tensor has.
+        """
+        result = copy.copy(self)
+        used = {name for matrix in matrices.values() for name in matrix.tensors}
+        for name, matrix in matrices.items():
+            if name in self._stored and name not in used:
+                raise CheckpointError(f"{self.where(name)}: is there beside '{matrix.tensors[0]}'; remove one of them")
+        result._made = dict(matrices)
+        result._stored = {name: stored for name, stored in self._stored.items() if name not in used}
+        result._stored.update((name, name) for name in matrices)
+        return result
+
     def __contains__(self, name: str) -> bool:
         return name in self._stored
+
+    @property
+    def directory(self) -> Path:
+        """The model's."""
+        return self._directory
+
+    @property
+    def matrices(self) -> dict[str, MadeMatrix]:
+        """Those that are made of other tensors, by the names that they have now."""
+        return {name: self._made[stored] for name, stored in self._stored.items() if stored in self._made}
 
     @property
     def names(self) -> list[str]:
@@ -77,17 +125,38 @@ class HfWeights:
     def spec(self, name: str) -> TensorSpec:
         """A tensor's dtype and shape."""
         stored = self._stored[name]
+        if (made := self._made.get(stored)) is not None:
+            return TensorSpec(name, made.dtype, made.shape)
         spec = self._files[self._file_of[stored]].specs[stored]
         return replace(spec, name=name)
 
-    def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
-        """Rows of a tensor, `step` at a time or a few MiB of them."""
+    def stored_bytes(self, name: str) -> int:
+        """Of a tensor in its file, or of those that it is made of."""
         stored = self._stored[name]
+        names = self._made[stored].tensors if stored in self._made else (stored,)
+        return sum(self._files[self._file_of[own]].specs[own].num_bytes for own in names)
+
+    def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
+        """Rows of a tensor, `step` at a time or a few MiB of them. A scalar is a row."""
+        stored = self._stored[name]
+        if (made := self._made.get(stored)) is not None:
+            row_bytes = made.shape[1] * made.dtype.itemsize
+            return made.rows(rows, max(1, PIECE_BYTES // max(1, row_bytes)) if step is None else step)
         return self._files[self._file_of[stored]].rows(stored, rows.start, rows.stop, step=step)
+
+    def joined_rows(self, name: str, rows: range | None = None) -> Array:
+        """Rows of a tensor, or all of them, in one array."""
+        spec = self.spec(name)
+        if rows is None:
+            rows = range(spec.shape[0] if spec.shape else 1)
+        pieces = list(self.rows(name, rows))
+        return np.concatenate(pieces) if pieces else np.empty((0, *spec.shape[1:]), spec.dtype)
 
     def where(self, name: str) -> str:
         """The file and tensor, as error messages name them."""
         stored = self._stored[name]
+        if (made := self._made.get(stored)) is not None:
+            stored = made.tensors[0]
         return f"{self._directory / self._file_of[stored]}: tensor '{stored}'"
 
     def _open(self, file: str, reader: type[Any]) -> None:

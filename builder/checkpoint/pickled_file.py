@@ -23,9 +23,11 @@ class PickledFile:
         self.specs: Mapping[str, TensorSpec] = {name: self._spec(name, tensor) for name, tensor in self._load().items()}
 
     def rows(self, name: str, first: int, last: int, *, step: int | None = None) -> Iterator[Array]:
-        """Rows first .. last of a tensor, `step` at a time or about PIECE_BYTES of them."""
+        """Rows first .. last of a tensor, `step` at a time or about PIECE_BYTES of them. A scalar is a row."""
         # Mapped again for each tensor, because pages that were read stay resident for as long as the mapping.
         tensor = self._load()[name]
+        if tensor.dim() == 0:
+            tensor = tensor.reshape(1)
         if step is None:
             step = max(1, PIECE_BYTES // max(1, tensor[:1].nbytes))
         for begin in range(first, last, step):

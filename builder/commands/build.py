@@ -276,7 +276,7 @@ def summary(report: BuildReport) -> Table:
             if isinstance(report.compiled, CompiledPlans)
             else _native_rows(report, report.compiled)
         ),
-        ("KV cache", f"{checkpoint.describe_kv_cache()}, {config.tokens_per_block} tokens a block"),
+        ("KV cache", checkpoint.describe_kv_cache(config.tokens_per_block)),
         (
             "limits",
             f"{config.max_batch_size} sequences, prompts of {config.max_input_len}, {config.max_seq_len} in all"
@@ -296,6 +296,8 @@ def summary(report: BuildReport) -> Table:
     if report.num_vision_tensors:
         left = f"{report.num_vision_tensors} tensors of the vision tower; the engine is for text alone"
         rows.append(("left aside", left))
+    if report.dequantization is not None:
+        rows.append(("dequantised", report.dequantization.describe()))
     for row in rows:
         table.add_row(*row)
     return table

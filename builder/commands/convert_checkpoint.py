@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
-from ..._core import ConfigError, QuantAlgo, dtype_name
+from ..._core import ConfigError, DType, QuantAlgo, dtype_name
+from ..checkpoint.config import ParallelMapping
 from ..checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, QuantConfig
 from ..conversion.convert import convert_checkpoint
+from ..conversion.hf_config import load_hf_config, load_published_format
+from ..conversion.published.awq import Awq
+from ..conversion.published.gptq import Gptq
 from ..progress import format_bytes, progress_on
 from .dtype_flag import add_dtype, dtype_of
 from .quantization_report import INT8_KV_CACHE_HELP, error_table
 
 _INT8: Final = "int8"
 _INT4: Final = "int4"
-_UNSUPPORTED_PRECISIONS: Final = ("int8_gptq", "int4_gptq", "int4_awq")
+_PUBLISHED: Final = ("int8_gptq", "int4_gptq", "int4_awq")
+"""Of models that were quantised before they were published: the flags are compared with what these are."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +56,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--weight_only_precision",
-        choices=[_INT8, _INT4, *_UNSUPPORTED_PRECISIONS],
-        help="int8, or int4; gptq and awq need weights that were calibrated, and are refused (default: int8)",
+        choices=[_INT8, _INT4, *_PUBLISHED],
+        help="int8, or int4; those of gptq and awq say what the model was published as (default: int8)",
     )
-    group.add_argument("--per_group", action="store_true", help="int4 only: one scale for each group of inputs")
+    group.add_argument(
+        "--quant_ckpt_path",
+        type=Path,
+        metavar="DIR",
+        help="gptq and awq: directory of the published model, which is converted in place of model_dir",
+    )
+    group.add_argument("--per_group", action="store_true", help="one scale for each group of inputs, not of int8")
     group.add_argument(
         "--group_size",
         type=int,
@@ -68,11 +80,9 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
     """The quantisation that the flags ask for. Raises ConfigError for flags that do not go together."""
     problems = []
     precision = args.weight_only_precision or _INT8
-    if precision in _UNSUPPORTED_PRECISIONS:
-        problems.append(
-            f"weight_only_precision {precision}: weights of calibrated quantisers cannot be read yet; accepted: "
-            f"{_INT8}, {_INT4}"
-        )
+    is_published = precision in _PUBLISHED
+    if args.quant_ckpt_path is not None and not is_published:
+        problems.append(f"quant_ckpt_path needs weight_only_precision {' or '.join(_PUBLISHED)}")
     needs = {
         "weight_only_precision": (args.weight_only_precision is not None, args.use_weight_only, "use_weight_only"),
         "per_group": (args.per_group, args.use_weight_only, "use_weight_only"),
@@ -82,12 +92,13 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
     problems += [
         f"{name} needs {other}" for name, (given, fulfilled, other) in needs.items() if given and not fulfilled
     ]
-    for name in ("per_group", "has_zero_point"):
-        if getattr(args, name) and precision == _INT8:
-            problems.append(f"{name} needs weight_only_precision {_INT4}")
+    if args.per_group and precision == _INT8:
+        problems.append(f"per_group needs weight_only_precision {_INT4}")
+    if args.has_zero_point and precision != _INT4:
+        problems.append(f"has_zero_point needs weight_only_precision {_INT4}")
     if problems:
         raise ConfigError("; ".join(problems))
-    if not args.use_weight_only:
+    if not args.use_weight_only or is_published:
         return None
     group_size = args.group_size if args.group_size is not None else DEFAULT_GROUP_SIZE
     config = QuantConfig(
@@ -100,11 +111,45 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
     return config
 
 
+def model_dir_of(args: argparse.Namespace) -> Path:
+    """The directory of the model that the flags name; of one that was published quantised, compared with them.
+
+    Raises ConfigError where they say something else than its config.json.
+    """
+    directory: Path = args.quant_ckpt_path or args.model_dir
+    if args.weight_only_precision not in _PUBLISHED:
+        return directory
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: expected the directory of the published model, with its config.json")
+    found = load_published_format(directory)
+    if not isinstance(found, Gptq | Awq) or f"int{found.bits}_{found.method}" != args.weight_only_precision:
+        what = "not quantised" if found is None else found.describe()
+        raise ConfigError(f"{directory}: weight_only_precision {args.weight_only_precision}: the model is {what}")
+    given = DEFAULT_GROUP_SIZE if args.group_size is None else args.group_size
+    if args.per_group and given != found.group_size:
+        raise ConfigError(f"{directory}: group_size {given}: the model is {found.describe()}")
+    if args.quant_ckpt_path is not None:
+        _check_same_model(args.model_dir, directory)
+    return directory
+
+
+def _check_same_model(model_dir: Path, published: Path) -> None:
+    own, other = (
+        replace(load_hf_config(path, dtype=DType.FLOAT32, mapping=ParallelMapping()), quantization=None)
+        for path in (model_dir, published)
+    )
+    differing = [field.name for field in fields(own) if getattr(own, field.name) != getattr(other, field.name, None)]
+    if differing:
+        raise ConfigError(
+            f"{published}: quant_ckpt_path is another model than model_dir {model_dir}: {', '.join(differing)} differ"
+        )
+
+
 def run(args: argparse.Namespace) -> int:
     """Converts and says what was written."""
     quantization = quantization_of(args)
     converted = convert_checkpoint(
-        args.model_dir,
+        model_dir_of(args),
         args.output_dir,
         dtype=dtype_of(args),
         tp_size=args.tp_size,
@@ -123,6 +168,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if converted.num_vision_tensors:
         print(f"left aside: {converted.num_vision_tensors} tensors of the vision tower; the engine is for text alone")
+    if converted.dequantization is not None:
+        print(f"dequantised: {converted.dequantization.describe()}")
     if converted.quantization_errors:
         Console().print(error_table(converted.quantization_errors))
     return 0

@@ -46,6 +46,8 @@ def assemble(
     num_layers: int,
     num_encoder_layers: int = 0,
     int8_kv_cache: bool,
+    num_ranks: int = 1,
+    rank: int = 0,
     limits: ProgramLimits,
     lora: LoraOptions | None,
 ) -> tuple[Program, Arena]:
@@ -76,6 +78,8 @@ def assemble(
         max_encoder_input_len=limits.max_encoder_input_len,
         tokens_per_block=limits.tokens_per_block,
         int8_kv_cache=int8_kv_cache,
+        num_ranks=num_ranks,
+        rank=rank,
         arena_bytes=arena.num_bytes,
         buffers=tuple(
             Buffer(name=name, dtype=op.dtype, rows=op.rows, width=width, offset=arena.offsets[name])

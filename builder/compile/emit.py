@@ -19,6 +19,7 @@ from ..network.weights import LinearWeight
 from .emitted import Compression, EmittedOp, Weights
 from .logit_rows import with_logit_rows_alone
 from .plan import (
+    AllReduceOp,
     AttentionOp,
     BufferName,
     CastOp,
@@ -27,6 +28,7 @@ from .plan import (
     EmbeddingOp,
     ExpertsOp,
     GatedAddOp,
+    GatherOp,
     LayerNormOp,
     LinearOp,
     LinearPart,
@@ -118,6 +120,10 @@ class _Emitter:
             return self._cross_keys(op)
         if isinstance(op, ops.CrossAttention):
             return self._cross_attention(op)
+        if isinstance(op, ops.AllReduce):
+            return self._all_reduce(op)
+        if isinstance(op, ops.Gather):
+            return self._gather(op)
         return self._linear(op)
 
     def _embedding(self, op: ops.Embedding) -> EmittedOp:
@@ -229,6 +235,20 @@ class _Emitter:
         )
         return EmittedOp(op=made, reads=(op.q,), writes=(op.output,), dtype=self._activation)
 
+    def _all_reduce(self, op: ops.AllReduce) -> EmittedOp:
+        made = AllReduceOp(input=_buffer(op.input), output=_buffer(op.output), add=op.add_to is not None)
+        return EmittedOp(
+            op=made,
+            reads=(op.input,) if op.add_to is None else (op.input, op.add_to),
+            writes=(op.output,),
+            dtype=DType.FLOAT32,
+            in_place=op.add_to,
+        )
+
+    def _gather(self, op: ops.Gather) -> EmittedOp:
+        made = GatherOp(input=_buffer(op.input), output=_buffer(op.output))
+        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=DType.FLOAT32)
+
     def _head_norm(self, norm: ops.HeadNorm | None) -> Vector | None:
         return None if norm is None else self.weights.norm(norm.weight)
 
@@ -275,10 +295,12 @@ class _Emitter:
             down=self._parts(op.down, RowKind.TOKENS),
             gate_up_site=first_site,
             down_site=-1 if first_site < 0 else first_site + len(op.gate),
+            stores=op.add_to is None,
         )
+        inputs = (op.input, op.router_logits)
         return EmittedOp(
             op=made,
-            reads=(op.input, op.router_logits, op.add_to),
+            reads=inputs if op.add_to is None else (*inputs, op.add_to),
             writes=(op.output,),
             dtype=DType.FLOAT32,
             sites=sites,
@@ -307,8 +329,19 @@ class _Emitter:
             LoraSite(
                 layer=site.layer,
                 in_size=site.in_size,
-                parts=tuple(LoraPart(module=module_id(part), out_size=site.outputs_of(part)) for part in site.parts),
+                parts=tuple(
+                    LoraPart(
+                        module=module_id(part),
+                        out_size=site.outputs_of(part),
+                        first_output=part.first_output,
+                        outputs_elsewhere=part.outputs_elsewhere,
+                    )
+                    for part in site.parts
+                ),
                 expert=site.expert,
+                first_input=site.weights[0].first_input,
+                inputs_elsewhere=site.weights[0].inputs_elsewhere,
+                adds_shifts=site.weights[0].is_first_term,
             )
             for site in (sites_of(op) if self._lora else ())
         )

@@ -23,7 +23,7 @@ from .plan import Program
 from .plan_json import program_from_json, program_to_json
 
 FORMAT: Final = "adaptrt.engine"
-FORMAT_VERSION: Final = 7
+FORMAT_VERSION: Final = 8
 ALIGNMENT: Final = 64
 """Every tensor begins at a multiple of it."""
 CHECKSUMS: Final = "checksums"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..checkpoint.rank_tensors import RankTensors
 from ..network.network import Network
+from ..network.rank_network import network_of_rank
 from .arena import Arena
 from .assemble import LoraOptions, ProgramLimits, assemble
 from .compression import places_for_exceptions
@@ -53,11 +54,15 @@ def compile_network(
     limits: ProgramLimits,
     lora: LoraOptions | None,
     compress_weights: bool,
+    rank: int = 0,
 ) -> CompiledNetwork:
-    """Makes the program and plans its buffers. `tensors` are those of the network's checkpoint."""
+    """Makes the program of a rank and plans its buffers. `network` is the whole model's, `tensors` the rank's.
+
+    Raises ConfigError for a network that cannot be cut over the ranks of its mapping.
+    """
     config = network.config
     compression = partial(places_for_exceptions, tensors) if compress_weights else None
-    emitted = emit(network, lora=lora is not None, compression=compression)
+    emitted = emit(network_of_rank(network, rank), lora=lora is not None, compression=compression)
     program, arena = assemble(
         emitted,
         dtype=config.dtype,
@@ -65,6 +70,8 @@ def compile_network(
         num_layers=config.num_hidden_layers,
         num_encoder_layers=config.num_encoder_layers,
         int8_kv_cache=config.int8_kv_cache,
+        num_ranks=config.mapping.world_size,
+        rank=rank,
         limits=limits,
         lora=lora,
     )

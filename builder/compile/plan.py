@@ -178,12 +178,26 @@ class ExpertsOp:
     down: tuple[LinearPart, ...]
     gate_up_site: int
     down_site: int
+    stores: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedAddOp:
     input: BufferName
     gate: BufferName
+    output: BufferName
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduceOp:
+    input: BufferName
+    output: BufferName
+    add: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatherOp:
+    input: BufferName
     output: BufferName
 
 
@@ -205,6 +219,8 @@ Op = (
     | KeepLogitRowsOp
     | CrossKeysOp
     | CrossAttentionOp
+    | AllReduceOp
+    | GatherOp
 )
 
 OP_NAMES: Final[dict[str, type[Op]]] = {
@@ -220,6 +236,8 @@ OP_NAMES: Final[dict[str, type[Op]]] = {
     "keep_logit_rows": KeepLogitRowsOp,
     "cross_keys": CrossKeysOp,
     "cross_attention": CrossAttentionOp,
+    "all_reduce": AllReduceOp,
+    "gather": GatherOp,
 }
 """What an op is called in its field `op`."""
 
@@ -228,6 +246,8 @@ OP_NAMES: Final[dict[str, type[Op]]] = {
 class LoraPart:
     module: int
     out_size: int
+    first_output: int
+    outputs_elsewhere: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +256,9 @@ class LoraSite:
     in_size: int
     parts: tuple[LoraPart, ...]
     expert: int
+    first_input: int
+    inputs_elsewhere: int
+    adds_shifts: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +285,8 @@ class Program:
     max_encoder_input_len: int
     tokens_per_block: int
     int8_kv_cache: bool
+    num_ranks: int
+    rank: int
     arena_bytes: int
     buffers: tuple[Buffer, ...]
     encoder: tuple[Op, ...]

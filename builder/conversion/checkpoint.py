@@ -1,4 +1,4 @@
-"""What engines are built from: the config and the tensors of a checkpoint of one rank, written to disk or not."""
+"""What engines are built from: the config and the tensors of a checkpoint, written to disk or not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from ..network.network import Network
 from ..progress import Progress
 from ..safetensors_stream import SafetensorsReader
 from .hf_model import HfModel, check_quantization
-from .published_tensors import PublishedTensors
+from .published.dequantized import Dequantization
+from .published.kept_tensors import KeptTensors
 from .quantizing_tensors import QuantizingTensors
 
 # TensorRT-LLM's static scale of a layer's int8 KV cache.
@@ -40,15 +41,18 @@ class Checkpoint:
     directory: Path
     """Where it comes from: its own directory, or that of the Hugging Face model."""
     config: CheckpointConfig
-    tensors: CheckpointFile | QuantizingTensors | PublishedTensors
+    ranks: tuple[CheckpointFile | QuantizingTensors | KeptTensors, ...]
+    """The tensors of each rank."""
     num_vision_tensors: int = 0
     """Of a Hugging Face model: tensors of its vision tower, which are left aside."""
+    dequantization: Dequantization | None = None
+    """Of a Hugging Face model's layers that were quantised before it was published, and whose integers are not kept."""
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
         """One that was written by convert_checkpoint().
 
-        Raises CheckpointError with everything that is wrong, and for a checkpoint of several ranks.
+        Raises CheckpointError with everything that is wrong.
         """
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: is not a directory")
@@ -57,32 +61,9 @@ class Checkpoint:
                 f"{directory}: is a Hugging Face model; build it with --model_dir, or convert it to a checkpoint first"
             )
         config = load_config(directory)
-        if config.mapping.world_size > 1:
-            raise CheckpointError(
-                f"{directory}: was converted with tp_size {config.mapping.tp_size} and pp_size "
-                f"{config.mapping.pp_size}; engines of several ranks cannot be built yet: convert with 1 and 1"
-            )
-        path = directory / rank_file(0)
-        reader = SafetensorsReader(path)
-        dtype = np.dtype(dtype_name(config.dtype))
-        expected = {spec.name: spec for spec in rank_specs(plan_rank(declare(config), 0), dtype, config.quantization)}
-        problems = [f"tensor '{name}' is missing" for name in expected if name not in reader.specs]
-        for name, spec in reader.specs.items():
-            if name.endswith(_KV_CACHE_SCALE):
-                problems.append(
-                    f"tensor '{name}' is a calibrated scale, but those of an int8 KV cache are made at run time; "
-                    "remove the tensor"
-                )
-            elif name not in expected:
-                problems.append(f"unexpected tensor '{name}'")
-            elif spec != expected[name]:
-                problems.append(
-                    f"tensor '{name}' is {spec.dtype} {list(spec.shape)}, but config.json makes it "
-                    f"{expected[name].dtype} {list(expected[name].shape)}"
-                )
-        if problems:
-            raise CheckpointError(f"{path}: " + "; ".join(problems))
-        return cls(directory, config, CheckpointFile(reader, config.quantization))
+        network = declare(config)
+        files = tuple(_rank_of(directory, network, rank) for rank in range(config.mapping.world_size))
+        return cls(directory, config, files)
 
     @classmethod
     def of_model(cls, model_dir: Path, dtype: DType | None = None) -> Checkpoint:
@@ -92,7 +73,7 @@ class Checkpoint:
         wrong with the model.
         """
         model = HfModel.open(model_dir, dtype=dtype)
-        return cls(model_dir, model.config, model.tensors(0), model.num_vision_tensors)
+        return cls(model_dir, model.config, (model.tensors(0),), model.num_vision_tensors, model.dequantization)
 
     @cached_property
     def network(self) -> Network:
@@ -102,7 +83,8 @@ class Checkpoint:
     @property
     def quantization_errors(self) -> tuple[QuantizationError, ...]:
         """How far each weight that was quantised as it was read is from its own values."""
-        return () if isinstance(self.tensors, CheckpointFile) else self.tensors.errors
+        made = (tensors for tensors in self.ranks if not isinstance(tensors, CheckpointFile))
+        return tuple(error for tensors in made for error in tensors.errors)
 
     def with_int8_kv_cache(self, int8: bool) -> Checkpoint:
         """The same tensors for an engine whose keys and values are int8, or of its own type."""
@@ -119,21 +101,53 @@ class Checkpoint:
                 "quantization out to build them as they are"
             )
         config = replace(self.config, quantization=quantization)
-        check_quantization(config, [plan_rank(declare(config), 0)], str(self.directory))
+        network = declare(config)
+        plans = [plan_rank(network, rank) for rank in range(len(self.ranks))]
+        check_quantization(config, plans, str(self.directory))
         lm_head = EMBEDDING if self.config.lm_head_is_embedding else LM_HEAD
-        tensors = QuantizingTensors(self.tensors, quantization, lm_head_source=lm_head)
-        return replace(self, config=config, tensors=tensors)
+        ranks = tuple(QuantizingTensors(tensors, quantization, lm_head_source=lm_head) for tensors in self.ranks)
+        return replace(self, config=config, ranks=ranks)
 
     @contextmanager
     def as_file(self, place: Path, progress: Progress) -> Iterator[SafetensorsReader]:
-        """The tensors in a file: the checkpoint's own, or one in `place` for the time of a with statement."""
-        if isinstance(self.tensors, CheckpointFile):
-            yield self.tensors.reader
+        """The tensors in a file: the checkpoint's own, or one in `place` for the time of a with statement.
+
+        Of a checkpoint of one rank.
+        """
+        (tensors,) = self.ranks
+        if isinstance(tensors, CheckpointFile):
+            yield tensors.reader
             return
         plan, dtype = plan_rank(self.network, 0), np.dtype(dtype_name(self.config.dtype))
         num_bytes = sum(spec.num_bytes for spec in rank_specs(plan, dtype, self.config.quantization))
         with tempfile.TemporaryDirectory(dir=place, prefix=f".{self.directory.absolute().name}-weights-") as name:
             path = Path(name) / rank_file(0)
             with progress.task("Writing weights", num_bytes) as advance:
-                write_rank(path, plan, dtype, self.config.quantization, self.tensors, advance)
+                write_rank(path, plan, dtype, self.config.quantization, tensors, advance)
             yield SafetensorsReader(path)
+
+
+def _rank_of(directory: Path, network: Network, rank: int) -> CheckpointFile:
+    """The file of a rank. Raises CheckpointError with everything that is wrong."""
+    config = network.config
+    path = directory / rank_file(rank)
+    reader = SafetensorsReader(path)
+    dtype = np.dtype(dtype_name(config.dtype))
+    expected = {spec.name: spec for spec in rank_specs(plan_rank(network, rank), dtype, config.quantization)}
+    problems = [f"tensor '{name}' is missing" for name in expected if name not in reader.specs]
+    for name, spec in reader.specs.items():
+        if name.endswith(_KV_CACHE_SCALE):
+            problems.append(
+                f"tensor '{name}' is a calibrated scale, but those of an int8 KV cache are made at run time; "
+                "remove the tensor"
+            )
+        elif name not in expected:
+            problems.append(f"unexpected tensor '{name}'")
+        elif spec != expected[name]:
+            problems.append(
+                f"tensor '{name}' is {spec.dtype} {list(spec.shape)}, but config.json makes it "
+                f"{expected[name].dtype} {list(expected[name].shape)}"
+            )
+    if problems:
+        raise CheckpointError(f"{path}: " + "; ".join(problems))
+    return CheckpointFile(reader, config.quantization)

@@ -18,6 +18,7 @@ from ..checkpoint.rank_file import rank_file, rank_specs, write_rank
 from ..output_directory import holds_only, producer_of, replaced_directory
 from ..progress import Advance, Progress, SilentProgress
 from .hf_model import HfModel
+from .published.dequantized import Dequantization
 
 COPIED_FILES: Final = (
     "tokenizer.json",
@@ -42,6 +43,8 @@ class Converted:
     """Of each tensor that was quantised, rank by rank."""
     num_vision_tensors: int = 0
     """Tensors of the model's vision tower, which are left aside."""
+    dequantization: Dequantization | None = None
+    """Of layers that were quantised before the model was published, and whose integers are not kept."""
 
 
 def convert_checkpoint(
@@ -87,7 +90,7 @@ def convert_checkpoint(
             if (model_dir / name).is_file():
                 shutil.copyfile(model_dir / name, directory / name)
         (directory / CONFIG_FILE).write_text(model.config.to_json(), encoding="utf-8")
-    return Converted(model.config, len(specs), num_bytes, tuple(errors), model.num_vision_tensors)
+    return Converted(model.config, len(specs), num_bytes, tuple(errors), model.num_vision_tensors, model.dequantization)
 
 
 def _write_ranks(model: HfModel, directory: Path, workers: int, advance: Advance) -> list[QuantizationError]:

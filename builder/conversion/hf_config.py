@@ -12,13 +12,13 @@ from typing import Any, Final
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name
 from ..checkpoint.config import HIDDEN_ACTS, MAX_LAYERS, CheckpointConfig, ParallelMapping
 from ..checkpoint.pooling import PROBLEM_TYPES, Classifier, problem_type_of
-from ..checkpoint.quantization import QuantConfig
 from ..checkpoint.rotary import read_mrope_sections, read_rotary_scaling
 from ..json_fields import JsonFields, describe, load_json_object
 from ..models.family import Features, ModelFamily, VisionTower
 from ..models.missing_ops import MISSING_OPS
-from ..models.registry import FAMILIES, ModelHead, model_of
-from .published_quantization import read_published_quantization
+from ..models.registry import FAMILIES, ModelHead, architectures_of, model_of
+from .published.config import read_published_format
+from .published.formats import PublishedFormat
 from .sentence_transformers import read_embedding_pooling
 
 HF_CONFIG_FILE: Final = "config.json"
@@ -57,8 +57,9 @@ _NEUTRAL_FIELDS: Final[dict[str, Any]] = {
 def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMapping) -> CheckpointConfig:
     """The CheckpointConfig of a Hugging Face model directory.
 
-    `dtype` None takes the type that config.json states. Raises CheckpointError with everything in config.json
-    that is missing, unknown or not supported, and ConfigError when `mapping` cannot cut this model.
+    `dtype` None takes the type that config.json states. Layers that were quantised before the model was published are
+    so in the result where checkpoints may hold their scales. Raises CheckpointError with everything in config.json that
+    is missing, unknown or not supported, and ConfigError when `mapping` cannot cut this model.
     """
     path = model_dir / HF_CONFIG_FILE
     fields = JsonFields(load_json_object(path, CheckpointError))
@@ -68,11 +69,11 @@ def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMap
     if family.fill_in is not None:
         missing = {name: value for name, value in family.fill_in(fields).items() if name not in fields}
         fields.inherit(JsonFields(missing))
-    quantization = _published_quantization(fields)
+    published = _published_format(fields)
     classifier = _read_classifier(fields, head)
     config = replace(
         _read(fields, family, dtype, mapping),
-        quantization=quantization,
+        quantization=None if published is None else published.kept,
         has_lm_head=head is ModelHead.LM,
         classifier=classifier,
         embedding_pooling=read_embedding_pooling(model_dir),
@@ -86,19 +87,37 @@ def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMap
     return config
 
 
-def _published_quantization(fields: JsonFields) -> QuantConfig | None:
+def load_published_format(model_dir: Path) -> PublishedFormat | None:
+    """How the layers of a Hugging Face model were quantised before it was published; None: they were not.
+
+    Raises CheckpointError for a config.json that cannot be read, and with everything in its quantization_config that
+    cannot.
+    """
+    path = model_dir / HF_CONFIG_FILE
+    config = load_json_object(path, CheckpointError)
+    text = config.get("text_config")
+    fields = JsonFields(config)
+    if isinstance(text, dict) and config.get("quantization_config") is None:
+        fields = JsonFields(text, prefix="text_config.")
+    found = _published_format(fields)
+    if fields.problems:
+        raise CheckpointError(f"{path}: " + "; ".join(fields.problems))
+    return found
+
+
+def _published_format(fields: JsonFields) -> PublishedFormat | None:
     stated = fields.raw("quantization_config")
     if stated is None:
         return None
     if not isinstance(stated, dict):
         fields.problem("quantization_config", f"is {describe(stated)}; expected an object")
         return None
-    return read_published_quantization(stated, fields.problems)
+    return read_published_format(stated, fields.problems)
 
 
 def _model_of(fields: JsonFields, subject: str) -> tuple[ModelFamily, ModelHead]:
     architectures = fields.raw("architectures")
-    accepted = ", ".join(FAMILIES)
+    accepted = ", ".join(name for family in FAMILIES.values() for name in architectures_of(family))
     if architectures in [[name] for name in MISSING_OPS]:
         needed = MISSING_OPS[architectures[0]]
         raise CheckpointError(f"{subject}: architectures is {describe(architectures)}, which would need {needed}")
@@ -272,7 +291,7 @@ def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings:
 
 
 def _refuse_unknown(fields: JsonFields, family: ModelFamily) -> None:
-    fields.discard(_HARMLESS_FIELDS | family.harmless_fields)
+    fields.discard((_HARMLESS_FIELDS | family.harmless_fields) - family.neutral_fields.keys())
     neutral = {**_NEUTRAL_FIELDS, **family.neutral_fields}
     for name, value in fields.remaining().items():
         if value is None or (name in neutral and _same(value, neutral[name])):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,15 +24,11 @@ from ..network.network import Network
 from ..network.weights import name_now
 from ..output_directory import producer_of
 from ..safetensors_stream import TensorSpec
-from .hf_config import load_hf_config
+from .hf_config import load_hf_config, load_published_format
 from .model_tensors import ModelTensors
-from .published_tensors import (
-    PublishedTensors,
-    check_stored_shapes,
-    published_dtypes,
-    published_shapes,
-    with_excluded_modules,
-)
+from .published.dequantized import Dequantization, dequantization
+from .published.formats import PublishedFormat, QuantizedMatrix
+from .published.kept_tensors import KeptTensors, check_orientation, with_excluded_modules
 from .quantizing_tensors import QuantizingTensors
 
 
@@ -44,8 +40,10 @@ class HfModel:
     plans: tuple[tuple[PlannedTensor, ...], ...]
     """Of each rank."""
     _weights: HfWeights
-    _published: Network | None = None
-    """Where the layers were quantised before the model was published."""
+    dequantization: Dequantization | None = None
+    """Of layers that were quantised before the model was published, and whose integers are not kept."""
+    _kept: Mapping[str, QuantizedMatrix] | None = None
+    """Layers whose integers and scales are kept."""
 
     @classmethod
     def open(
@@ -69,29 +67,41 @@ class HfModel:
         config = replace(
             load_hf_config(directory, dtype=dtype, mapping=mapping or ParallelMapping()), int8_kv_cache=int8_kv_cache
         )
-        published = config.quantization
-        if published is not None and (quantization is not None or config.mapping.world_size > 1):
-            wanted = "be quantised again" if quantization is not None else "be cut over ranks"
-            raise ConfigError(f"{directory}: its weights are {published.quant_algo.name} already and cannot {wanted}")
         family = FAMILIES[config.architecture]
-        weights = HfWeights(directory).renamed(partial(name_now, older_names=family.older_names))
+        if config.is_encoder_only and int8_kv_cache:
+            raise ConfigError(f"{directory}: int8_kv_cache: {config.architecture} keeps no keys and values")
+        now = partial(name_now, older_names=family.older_names, older_endings=family.older_endings)
+        weights, published, kept = _open_weights(directory)
+        if kept is not None and (quantization is not None or config.mapping.world_size > 1):
+            wanted = "be quantised again" if quantization is not None else "be cut over ranks"
+            raise ConfigError(f"{directory}: its weights are {kept.quant_algo.name} already and cannot {wanted}")
+        weights = weights.renamed(now)
         if family.lm_head_is_embedding is not None:
             is_embedding = family.lm_head_is_embedding(config, LM_HEAD in weights)
             config = replace(config, share_embedding_table=is_embedding)
-        network = declare(replace(config, quantization=published or quantization))
+        network = declare(replace(config, quantization=kept or quantization))
         weights = weights.renamed(_in_whole_model(hf_tensor_shapes(network)))
-        if published is not None:
-            published = with_excluded_modules(published, network, weights, str(directory))
-        config = replace(config, quantization=published or quantization)
+        check_orientation(network, weights.matrices, str(directory))
+        own = None
+        if kept is not None:
+            own = cast(dict[str, QuantizedMatrix], weights.matrices)
+            kept = with_excluded_modules(kept, network, own, str(directory))
+        config = replace(config, quantization=kept or quantization)
         network = declare(config)
         if config.embedding_pooling is not None and _lacks_lm_head(weights, network):
             config = replace(config, has_lm_head=False)
             network = declare(config)
-        _check_tensors(weights, network, directory, is_published=published is not None)
+        if family.fitting is not None:
+            config = family.fitting(config, weights.names)
+            network = declare(config)
+        _check_tensors(weights, network, directory)
         plans = tuple(tuple(plan_rank(network, rank)) for rank in range(config.mapping.world_size))
         check_quantization(config, plans, str(directory))
         _check_tied_lm_head(weights, network)
-        return cls(config, plans, weights, network if published is not None else None)
+        dequantized = None
+        if published is not None and kept is None:
+            dequantized = dequantization(published, network, weights, config.dtype, str(directory))
+        return cls(config, plans, weights, dequantized, own)
 
     @property
     def num_vision_tensors(self) -> int:
@@ -103,14 +113,24 @@ class HfModel:
         """The type of the tensors that are not quantised."""
         return np.dtype(dtype_name(self.config.dtype))
 
-    def tensors(self, rank: int) -> QuantizingTensors | PublishedTensors:
+    def tensors(self, rank: int) -> QuantizingTensors | KeptTensors:
         """The tensors of a rank, which are made as they are read."""
-        if self._published is not None and self.config.quantization is not None:
-            return PublishedTensors(
-                self._weights, self.plans[rank], self.numpy_dtype, self._published, self.config.quantization
-            )
+        if self._kept is not None:
+            return KeptTensors(self._weights, self.plans[rank], self.numpy_dtype, self._kept)
         plain = ModelTensors(self._weights, self.plans[rank], self.numpy_dtype)
         return QuantizingTensors(plain, self.config.quantization)
+
+
+def _open_weights(directory: Path) -> tuple[HfWeights, PublishedFormat | None, QuantConfig | None]:
+    """The weights, how they were quantised before they were published, and as what they are kept."""
+    weights, published = HfWeights(directory), load_published_format(directory)
+    if published is None:
+        return weights, None, None
+    matrices = published.matrices(weights)
+    kept = published.kept
+    if kept is not None and not all(cast(QuantizedMatrix, matrix).can_be_kept() for matrix in matrices.values()):
+        kept = None
+    return weights.with_matrices(matrices), published, kept
 
 
 def _in_whole_model(expected: Collection[str]) -> Callable[[str], str]:
@@ -138,15 +158,15 @@ def check_quantization(config: CheckpointConfig, plans: Sequence[Sequence[Planne
         raise ConfigError(f"{subject}: quantization: " + "; ".join(dict.fromkeys(problems)))
 
 
-def _check_tensors(weights: HfWeights, network: Network, model_dir: Path, *, is_published: bool) -> None:
+def _check_tensors(weights: HfWeights, network: Network, model_dir: Path) -> None:
     """Raises CheckpointError with every tensor that is missing, unused, or of another shape or dtype."""
     expected = hf_tensor_shapes(network)
-    dtypes = {}
-    if is_published:
-        expected = published_shapes(network, weights, expected)
-        dtypes = published_dtypes(network, weights)
     missing = [name for name in expected if name not in weights]
-    unused = [name for name in weights.names if name not in expected and not _is_harmless(name, network)]
+    unused = [
+        name
+        for name in weights.names
+        if name not in expected and not _is_harmless(name, network) and not _is_zero_bias(name, weights)
+    ]
     differing = []
     for name, shape in expected.items():
         if name not in weights:
@@ -154,8 +174,8 @@ def _check_tensors(weights: HfWeights, network: Network, model_dir: Path, *, is_
         spec = weights.spec(name)
         if spec.shape != shape:
             differing.append(f"tensor '{name}' is {list(spec.shape)}, but config.json makes it {list(shape)}")
-        if spec.dtype not in dtypes.get(name, CHECKPOINT_DTYPES):
-            accepted = ", ".join(map(str, dtypes.get(name, CHECKPOINT_DTYPES)))
+        if spec.dtype not in CHECKPOINT_DTYPES:
+            accepted = ", ".join(map(str, CHECKPOINT_DTYPES))
             differing.append(f"tensor '{name}' is of {spec.dtype}; accepted: {accepted}")
     problems = []
     if missing:
@@ -165,8 +185,6 @@ def _check_tensors(weights: HfWeights, network: Network, model_dir: Path, *, is_
     problems.extend(differing)
     if problems:
         raise CheckpointError(f"{model_dir}: " + "; ".join(problems))
-    if is_published:
-        check_stored_shapes(network, weights)
 
 
 def _is_harmless(name: str, network: Network) -> bool:
@@ -175,6 +193,12 @@ def _is_harmless(name: str, network: Network) -> bool:
         return True
     ignored = FAMILIES[network.config.architecture].ignored_tensors
     return _is_of_vision_tower(name, network.config) or any(re.fullmatch(pattern, name) for pattern in ignored)
+
+
+def _is_zero_bias(name: str, weights: HfWeights) -> bool:
+    """Whether it adds nothing to a quantised layer: AutoGPTQ gave a bias to every one."""
+    layer = name.removesuffix(".bias")
+    return name != layer and f"{layer}.weight" in weights.matrices and not weights.joined_rows(name).any()
 
 
 def _is_of_vision_tower(name: str, config: CheckpointConfig) -> bool:

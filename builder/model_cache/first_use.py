@@ -7,7 +7,7 @@ import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import xxhash
@@ -39,6 +39,9 @@ from .store import (
     make_cache_directory,
     write_entry,
 )
+
+if TYPE_CHECKING:
+    from ..build import BuildReport
 
 _ACCEPTED: Final = (
     "expected an engine (adaptrt build), a checkpoint (adaptrt convert-checkpoint), or a Hugging Face model directory "
@@ -126,16 +129,16 @@ class _Source:
             raise ConfigError(f"{directory}: " + "; ".join(problems))
         return cls(directory, files, is_checkpoint, config, build_config, options)
 
-    @property
-    def description(self) -> str:
+    def description(self, report: BuildReport) -> str:
         """What tells the engines of one model apart, as people read it."""
         build = self.build_config
+        published = "" if report.dequantization is None else f" from {report.dequantization.format}"
         compressed = ", compressed" if build.compress_weights else ""
         sizes = (
             f"max_batch_size {build.max_batch_size}, max_num_tokens {build.max_num_tokens}, max_seq_len "
             f"{build.max_seq_len}, max_input_len {build.max_input_len}, max_lora_rank {build.lora_config.max_lora_rank}"
         )
-        return f"{self.config.describe_types()}{compressed}, {sizes}"
+        return f"{report.checkpoint.describe_types()}{published}{compressed}, {sizes}"
 
     def key(self, model_digest: str) -> str:
         """16 hexadecimal digits that change with everything the engine depends on."""
@@ -184,7 +187,7 @@ def _make(source: _Source, key: str, cache: EngineCache, progress: Progress) -> 
             checkpoint = Checkpoint.open(source.directory)
         else:
             checkpoint = Checkpoint.of_model(source.directory, options.dtype)
-        build(
+        report = build(
             checkpoint,
             source.build_config,
             directory / ENGINE_DIRECTORY,
@@ -193,7 +196,9 @@ def _make(source: _Source, key: str, cache: EngineCache, progress: Progress) -> 
             progress=progress,
         )
         source.files.check_unchanged()
-        write_entry(directory, source.directory.absolute(), source.description)
+        write_entry(directory, source.directory.absolute(), source.description(report))
+    if report.dequantization is not None:
+        progress.note(f"dequantised: {report.dequantization.describe()}")
 
 
 def _check_space(source: _Source, place: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 from ..._core import ConfigError
 from ..._version import __version__
 from ..checkpoint.config import CONFIG_FILE, PRODUCER
-from ..engine_config import ENGINE_FILE
+from ..engine_config import engine_file
 from ..file_lock import file_lock_if_free, not_in_use
 from ..json_fields import load_json_object
 from ..output_directory import producer_of
@@ -103,8 +103,8 @@ class EngineCache:
             place = self.place(key)
             if not is_entry(place):
                 return True
-            engine_file = place / ENGINE_DIRECTORY / ENGINE_FILE
-            if engine_file.is_file() and not stack.enter_context(not_in_use(engine_file)):
+            engine = place / ENGINE_DIRECTORY / engine_file(0)
+            if engine.is_file() and not stack.enter_context(not_in_use(engine)):
                 return False
             # Out of the way first, in one step, so that nobody finds half an entry.
             retired = self.directory / f".{key}.{os.getpid()}.old"

@@ -13,7 +13,7 @@ from ..network.ops import Activation, RotaryTable, Value
 from ..network.weights import Split, whole
 from .decoder import qkv_parts
 from .encoder_decoder import EncoderDecoderConfig, decoder_start_ids, keep_cross_keys
-from .family import GELUS, Features, ModelFamily
+from .family import GELUS, Features, ModelFamily, no_rope
 
 _MODEL: Final = "model"
 _SHARED: Final = f"{_MODEL}.shared"
@@ -52,10 +52,6 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
         "encoder_intermediate_size": fields.integer("encoder_ffn_dim"),
         "scale_embedding": fields.boolean("scale_embedding", default=False),
     }
-
-
-def _no_rope(fields: JsonFields, max_position_embeddings: int) -> Features:
-    return {"rotary_base": 10000.0}
 
 
 def _declare(net: Network, c: BartConfig) -> None:
@@ -128,7 +124,7 @@ BART = ModelFamily(
     architecture="BartForConditionalGeneration",
     config_class=BartConfig,
     read_features=_read_features,
-    read_rope=_no_rope,
+    read_rope=no_rope,
     fill_in=_fill_in,
     declare=_declare,
     # The model's names where it was saved without lm_head.

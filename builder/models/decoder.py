@@ -39,7 +39,10 @@ def gate_and_up(c: CheckpointConfig, source: str) -> tuple[Part, Part]:
 def fused_gated_mlp(net: Network, c: CheckpointConfig, x: Value, source: str, activation: Activation) -> Value:
     """activation(gate) * up of one linear layer `source` that makes both."""
     gate, up = gate_and_up(c, source)
-    return net.gated(x, net.weight(x, "mlp.fc", [gate]), net.weight(x, "mlp.gate", [up]), activation)
+    first, second = (
+        net.weight(x, name, [part], bias=c.mlp_bias) for name, part in (("mlp.fc", gate), ("mlp.gate", up))
+    )
+    return net.gated(x, first, second, activation)
 
 
 def gated_mlp(net: Network, c: CheckpointConfig, x: Value, prefix: str, activation: Activation) -> Value:

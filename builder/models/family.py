@@ -6,7 +6,7 @@ else (names of tensors, shards, adapters, the program, the ONNX graph) follows f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,7 @@ class ModelFamily:
     """One architecture of Hugging Face's config.json."""
 
     architecture: str
+    """The class that FAMILIES knows it by: of an encoder alone the model without a head."""
     read_features: Callable[[JsonFields, int], Features]
     """Takes the family's own fields; the second argument is num_hidden_layers."""
     declare: Callable[[Network, Any], None]
@@ -85,6 +86,12 @@ class ModelFamily:
     """Parts of paths, as files have them, with what transformers calls them in a model that is loaded."""
     older_names: Mapping[str, str] = field(default_factory=dict)
     """What names of tensors and of adapters' layers began with in older layouts, and begin with today."""
+    older_endings: Mapping[str, str] = field(default_factory=dict)
+    """What names of tensors ended with, and end with today."""
+    bare_architectures: frozenset[str] = frozenset()
+    """Classes whose heads are left aside, so that they are the model without one."""
+    fitting: Callable[[Any, Container[str]], Any] | None = None
+    """The config, of the config.json's and the names of a model's tensors, where it is they that tell."""
     vision: VisionTower | None = None
     """Of models that see as well; the language model alone is served."""
     field_names: Mapping[str, str] = field(default_factory=dict)
@@ -110,6 +117,11 @@ class ModelFamily:
     """Of a config and whether the model has an lm_head of its own; None: tie_word_embeddings alone tells."""
     read_rope: Callable[[JsonFields, int], Features] | None = None
     """Reads the family's own fields of rotary positions; the second argument is max_position_embeddings."""
+
+
+def no_rope(fields: JsonFields, max_position_embeddings: int) -> Features:
+    """Of families that tell positions in another way."""
+    return {"rotary_base": 10000.0}
 
 
 def sliding_window_of_all_layers(fields: JsonFields, num_hidden_layers: int) -> Features:
@@ -166,14 +178,20 @@ def sliding_window_of_kinds(fields: JsonFields, num_hidden_layers: int, has_wind
     return {"sliding_window": window if layers else None, "sliding_window_layers": layers}
 
 
-def read_rope_of_kinds(fields: JsonFields, max_position_embeddings: int, base: float, local_base: float) -> Features:
+def read_rope_of_kinds(
+    fields: JsonFields,
+    max_position_embeddings: int,
+    base: float,
+    local_base: float,
+    names: tuple[str, str] = ("rope_theta", "rope_local_base_freq"),
+) -> Features:
     """Rotary positions of families whose layers with a window have a base of their own, rotary_local_base.
 
-    transformers 5 has parameters for each kind of layer, versions before it a base for each and one scaling. `base` and
-    `local_base` are those of what is left out.
+    transformers 5 has parameters for each kind of layer, versions before it a base for each, `names`, and one scaling.
+    `base` and `local_base` are those of what is left out.
     """
-    theta = fields.optional_number("rope_theta", above=True) or base
-    local = fields.optional_number("rope_local_base_freq", above=True) or local_base
+    theta = fields.optional_number(names[0], above=True) or base
+    local = fields.optional_number(names[1], above=True) or local_base
     scaling = fields.object("rope_scaling", optional=True)
     parameters = fields.object("rope_parameters", optional=True)
     if parameters is not None:

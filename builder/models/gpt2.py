@@ -9,7 +9,7 @@ from ..json_fields import JsonFields
 from ..network.network import Network
 from ..network.ops import Activation
 from ..network.weights import Split, stacked, whole
-from .family import GELU_TANH_NAMES, Features, ModelFamily
+from .family import GELU_TANH_NAMES, Features, ModelFamily, no_rope
 
 _MODEL = "transformer"
 _HARMLESS_FIELDS = frozenset(
@@ -35,10 +35,6 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
         "mlp_bias": True,
         "scale_attn_by_inverse_layer_idx": fields.boolean("scale_attn_by_inverse_layer_idx", default=False),
     }
-
-
-def _no_rope(fields: JsonFields, max_position_embeddings: int) -> Features:
-    return {"rotary_base": 10000.0}
 
 
 def _declare(net: Network, c: Gpt2Config) -> None:
@@ -71,7 +67,7 @@ GPT2 = ModelFamily(
     architecture="GPT2LMHeadModel",
     config_class=Gpt2Config,
     read_features=_read_features,
-    read_rope=_no_rope,
+    read_rope=no_rope,
     declare=_declare,
     # The decoder's names where it was saved without the model around it.
     older_names={f"{name}.": f"{_MODEL}.{name}." for name in ("wte", "wpe", "h", "ln_f")},

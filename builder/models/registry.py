@@ -12,7 +12,9 @@ from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
 from ..json_fields import describe, load_json_object
 from ..network.network import Network
 from .bart import BART
+from .bert import BERT
 from .cohere import COHERE, COHERE2
+from .encoder import EncoderConfig
 from .exaone4 import EXAONE4
 from .family import ModelFamily
 from .gemma import GEMMA
@@ -27,6 +29,7 @@ from .llama import LLAMA
 from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
 from .mistral import MISTRAL, MISTRAL3
 from .mixtral import MIXTRAL
+from .modernbert import MODERNBERT
 from .olmo2 import OLMO2, OLMO3
 from .olmoe import OLMOE
 from .phi import PHI
@@ -83,6 +86,8 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         GLM4_MOE,
         T5,
         BART,
+        BERT,
+        MODERNBERT,
     )
 }
 
@@ -103,19 +108,29 @@ _OTHER_HEADS: Final = {
     "ForTokenClassification": ModelHead.TOKEN_CLASSIFIER,
 }
 """By the ends of transformers' names of classes."""
-_LM_HEADS: Final = ("ForCausalLM", "LMHeadModel")
+_CLASSES: Final = ("ForCausalLM", "LMHeadModel", "Model")
+"""Ends of the classes that families are known by."""
 
 
 def model_of(architecture: str) -> tuple[ModelFamily, ModelHead] | None:
     """The family that a class of transformers is of, and its head; None for others."""
     if architecture in FAMILIES:
-        return FAMILIES[architecture], ModelHead.LM
+        family = FAMILIES[architecture]
+        return family, ModelHead.NONE if issubclass(family.config_class, EncoderConfig) else ModelHead.LM
+    for family in FAMILIES.values():
+        if architecture in family.bare_architectures:
+            return family, ModelHead.NONE
     for end, head in _OTHER_HEADS.items():
         if architecture.endswith(end):
             name = architecture.removesuffix(end)
-            found = [FAMILIES[name + lm_head] for lm_head in _LM_HEADS if name + lm_head in FAMILIES]
+            found = [FAMILIES[name + known] for known in _CLASSES if name + known in FAMILIES]
             return (found[0], head) if found and found[0].vision is None else None
     return None
+
+
+def architectures_of(family: ModelFamily) -> list[str]:
+    """The classes of transformers that a family is known by."""
+    return [family.architecture, *sorted(family.bare_architectures)]
 
 
 def declare(config: CheckpointConfig) -> Network:

@@ -15,7 +15,7 @@ from ..network.network import Network
 from ..network.ops import Activation, PositionBias, RotaryTable, Value
 from ..network.weights import Split, whole
 from .encoder_decoder import EncoderDecoderConfig, decoder_start_ids, keep_cross_keys
-from .family import Features, ModelFamily
+from .family import Features, ModelFamily, no_rope
 
 # The values of feed_forward_proj; those with a gate have two layers before the activation.
 _ACTIVATIONS: Final = {"relu": "relu", "gated-gelu": "gelu_tanh", "gated-silu": "silu"}
@@ -79,10 +79,6 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
         "relative_attention_max_distance": fields.integer("relative_attention_max_distance", default=128),
         "scale_logits": fields.boolean("scale_decoder_outputs", default=not untied),
     }
-
-
-def _no_rope(fields: JsonFields, max_position_embeddings: int) -> Features:
-    return {"rotary_base": 10000.0}
 
 
 def position_buckets(c: T5Config, *, bidirectional: bool) -> list[int]:
@@ -178,7 +174,7 @@ T5 = ModelFamily(
     architecture="T5ForConditionalGeneration",
     config_class=T5Config,
     read_features=_read_features,
-    read_rope=_no_rope,
+    read_rope=no_rope,
     fill_in=_fill_in,
     declare=_declare,
     position_embedding_type=RELATIVE_POSITIONS,

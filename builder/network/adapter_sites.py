@@ -136,6 +136,9 @@ class AdaptedModules:
         self.num_layers: Final = network.config.num_adapted_layers
         self.has_encoder: Final = network.encoder_output is not None
         """The model has an encoder before the decoder."""
+        self.is_encoder_only: Final = network.config.is_encoder_only
+        self.pooler_paths: Final = _pooler_paths(network)
+        """Of the linear layer that classifiers have before their last one; none where there is none."""
         self._older_names = network.older_names
         self.by_path: Final[Mapping[str, AdaptedModule]] = dict(_adapted_modules(network))
         """By their paths in the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
@@ -164,6 +167,11 @@ class AdaptedModules:
     def find(self, path: str) -> AdaptedModule | None:
         """The linear layer at a path, which may be any of by_any_path."""
         return self.by_any_path.get(path)
+
+    def tied_with(self, layer: AdaptedModule) -> list[str]:
+        """The paths of the layers that have the weight of lm_head or of the embedding as well."""
+        owner = layer.tied_to or layer.path
+        return [path for path, other in self.by_path.items() if owner in (path, other.tied_to) and path != layer.path]
 
     def name_now(self, name: str) -> str:
         """Of a tensor of the Hugging Face model, which may be of an older layout, the name in today's."""
@@ -238,6 +246,14 @@ def _whole_vocabulary(site: AdapterSite) -> Iterator[tuple[str, AdaptedModule]]:
             tied_to=None if tied is None else tied.source.removesuffix(".weight"),
         ),
     )
+
+
+def _pooler_paths(network: Network) -> frozenset[str]:
+    if network.pooler is None:
+        return frozenset()
+    path = network.pooler.weight.source.removesuffix(".weight")
+    older = {old + path.removeprefix(now) for old, now in network.older_names.items() if path.startswith(now)}
+    return frozenset({path, *older})
 
 
 def _expert_blocks(modules: Mapping[str, AdaptedModule]) -> dict[str, ExpertBlock]:

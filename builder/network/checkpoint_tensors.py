@@ -43,6 +43,8 @@ def hf_tensor_shapes(network: Network) -> dict[str, tuple[int, ...]]:
     for weight in _weights(network):
         if isinstance(weight, Tensor):
             shapes[weight.source] = weight.source_shape
+            if weight.added is not None:
+                shapes[weight.added.source] = weight.added.shape
             continue
         if weight.row_bias is not None:
             shapes[weight.row_bias] = (1, weight.outputs)
@@ -114,7 +116,14 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
 def _plan(network: Network, weight: Tensor | LinearWeight, name: str, tp_rank: int) -> Iterator[PlannedTensor]:
     if isinstance(weight, Tensor):
         rows = range(weight.rows_before, weight.source_shape[0])
-        yield PlannedTensor(name, weight.shape, (Slice(weight.source, rows),), float32=weight.float32)
+        added = weight.added
+        yield PlannedTensor(
+            name,
+            weight.shape,
+            (Slice(weight.source, rows),),
+            float32=weight.float32,
+            added=None if added is None else Slice(added.source, range(added.row, added.row + 1)),
+        )
     elif f"{name}.weight" in (EMBEDDING, LM_HEAD):
         if f"{name}.weight" == LM_HEAD:  # else the embedding's tensor is its own
             yield _plan_lm_head(network, weight, tp_rank)
@@ -132,7 +141,7 @@ def _plan_linear(weight: LinearWeight, name: str, tp_size: int, tp_rank: int) ->
         width //= tp_size
         inputs = range(width * tp_rank, width * (tp_rank + 1))
     elif weight.split is Split.COLUMN:
-        pieces = [(part, part.cut(tp_size, tp_rank)) for part in weight.parts]
+        pieces = [(part, part.cut(tp_size, tp_rank).rows) for part in weight.parts]
     outputs = sum(len(rows) for _, pieces_of_part in pieces for rows in pieces_of_part)
     slices = tuple(_slices(pieces, "weight", inputs))
     yield PlannedTensor(f"{name}.weight", (outputs, width), slices, quantized=weight.quantized)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from ..._core import AttentionKind, RowKind
+from ..._core import AttentionKind, PoolingActivation, RowKind
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.rotary import RotaryScaling
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
@@ -32,7 +32,7 @@ from .ops import (
     Routing,
     Value,
 )
-from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
+from .weights import LinearWeight, Part, SourceRow, Split, Tensor, TensorName, whole
 
 
 class Network:
@@ -60,8 +60,10 @@ class Network:
         """The hidden states behind the final norm, which lm_head reads."""
         self.logits: Value | None = None
         """None where there is no lm_head."""
+        self.pooler: PoolingLayer | None = None
+        """What some classifiers do to pooled hidden states before their last layer."""
         self.classes: PoolingLayer | None = None
-        """A classifier's last layer, over pooled hidden states: one output a class."""
+        """A classifier's last layer: one output a class."""
         self.encoder_output: Value | None = None
         """What the encoder makes of its input, where there is one: float32, or what linear layers read."""
         self._layer: int | None = None
@@ -115,11 +117,18 @@ class Network:
         self._scopes.pop()
 
     def embedding(
-        self, source: str, *, scale: float = 1.0, positions: str | None = None, rows_before: int = 0
+        self,
+        source: str,
+        *,
+        scale: float = 1.0,
+        positions: str | None = None,
+        rows_before: int = 0,
+        added: SourceRow | None = None,
     ) -> Value:
         """The tokens' rows of `source`.weight [vocab_size, hidden_size] in float32, times `scale`: the residual stream.
 
-        `positions`.weight [rows_before + max_position_embeddings, hidden_size] is added, where positions are learned.
+        `positions`.weight [rows_before + max_position_embeddings, hidden_size] is added, where positions are learned,
+        and with each of its rows the row `added`.
         """
         config = self.config
         as_linear = LinearWeight(
@@ -144,6 +153,7 @@ class Network:
                         f"{positions}.weight",
                         (config.max_position_embeddings, config.hidden_size),
                         rows_before=rows_before,
+                        added=added,
                     ),
                     as_linear=None if config.num_encoder_layers else as_linear,
                 )
@@ -433,6 +443,8 @@ class Network:
         They are multiplied by `scale`, then bounded by `softcap`. `row_bias`: a tensor [1, vocab_size] that is added. A
         classifier has score.weight [labels, hidden_size] instead, or, where it classifies tokens,
         `token_classifier`.weight and .bias.
+
+        Adapters do not act on what several ranks have a share of, whose slices would not be theirs.
         """
         config = self.config
         self.hidden = x
@@ -445,7 +457,7 @@ class Network:
         table = Tensor(TensorName(EMBEDDING), f"{embedding}.weight", (config.vocab_size, config.hidden_size))
         part = Part(
             source=source,
-            module=None if config.num_encoder_layers else "lm_head",
+            module=None if config.num_encoder_layers or config.mapping.tp_size > 1 else "lm_head",
             outputs=config.vocab_size,
             units=config.vocab_size,
             rows=(range(config.vocab_size),),
@@ -476,10 +488,37 @@ class Network:
             bias=Tensor(TensorName("classifier.bias"), f"{source}.bias", (outputs,)) if bias else None,
         )
 
+    def pool(
+        self,
+        source: str,
+        *,
+        activation: PoolingActivation,
+        bias: bool = True,
+        norm: str | None = None,
+        norm_bias: bool = True,
+    ) -> None:
+        """The linear layer `source` [hidden_size, hidden_size] that classifiers have before their last one.
+
+        norm: a layer norm behind its activation, which has a bias if `norm_bias`; None: there is none.
+        """
+        size = self.config.hidden_size
+
+        def vector(name: str, source: str) -> Tensor:
+            return Tensor(TensorName(f"pooler.{name}"), source, (size,))
+
+        self.pooler = PoolingLayer(
+            weight=Tensor(TensorName("pooler.weight"), f"{source}.weight", (size, size)),
+            bias=vector("bias", f"{source}.bias") if bias else None,
+            activation=activation,
+            norm=None if norm is None else vector("norm.weight", f"{norm}.weight"),
+            norm_bias=None if norm is None or not norm_bias else vector("norm.bias", f"{norm}.bias"),
+            epsilon=self.config.norm_epsilon,
+        )
+
     @property
     def pooling_layers(self) -> list[PoolingLayer]:
         """All that is done to pooled hidden states, outside the program."""
-        return [layer for layer in (self.classes,) if layer is not None]
+        return [layer for layer in (self.pooler, self.classes) if layer is not None]
 
     @property
     def _scope(self) -> str:

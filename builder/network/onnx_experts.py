@@ -23,6 +23,7 @@ def experts(graph: GraphBuilder, values: Values, op: Experts) -> None:
     weights = graph.split(
         _weights(graph, values[op.router_logits.name], op.routing, len(op.down)), [1] * len(op.down), axis=1
     )
+    assert op.add_to is not None  # graphs are of whole models
     total = values[op.add_to.name]
     for expert, weight in enumerate(weights):
         gate, up = (

@@ -29,6 +29,7 @@ from .ops import (
     Experts,
     GatedAdd,
     LayerNorm,
+    Linear,
     Op,
     RmsNorm,
     Rotary,
@@ -111,4 +112,5 @@ def _emit(graph: GraphBuilder, values: Values, op: Op, inputs: StepInputs, adapt
     elif isinstance(op, GatedAdd):
         gated_add(graph, values, op)
     else:
+        assert isinstance(op, Linear)  # graphs are of whole models, whose ranks exchange nothing
         linear(graph, values, op, adaptation)

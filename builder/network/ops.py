@@ -214,7 +214,8 @@ class Experts:
     input: Value
     router_logits: Value
     output: Value
-    add_to: Value
+    add_to: Value | None
+    """None: the output is the sum alone, a rank's term of one."""
     routing: Routing
     activation: Activation
     gate: tuple[LinearWeight, ...]
@@ -255,6 +256,25 @@ class CrossAttention:
     scale: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class AllReduce:
+    """output = add_to + the sum of the inputs that the ranks of a model have, in the order of the ranks."""
+
+    scope: str
+    input: Value
+    output: Value
+    add_to: Value | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gather:
+    """output = the inputs that the ranks of a model have, side by side, on rank 0; what is beyond its width is left."""
+
+    scope: str
+    input: Value
+    output: Value
+
+
 Op = (
     Embedding
     | Rotary
@@ -267,6 +287,8 @@ Op = (
     | GatedAdd
     | CrossKeys
     | CrossAttention
+    | AllReduce
+    | Gather
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD_BIAS
@@ -27,6 +27,15 @@ class TensorName:
 
 
 @dataclass(frozen=True)
+class SourceRow:
+    """A row of a matrix of a Hugging Face model."""
+
+    source: str
+    shape: tuple[int, int]
+    row: int
+
+
+@dataclass(frozen=True)
 class Tensor:
     """A tensor that every rank has whole: of an embedding or a norm."""
 
@@ -40,6 +49,8 @@ class Tensor:
     """A checkpoint has it in float32, whatever its dtype."""
     rows_before: int = 0
     """Of the Hugging Face tensor, which nothing reads."""
+    added: SourceRow | None = None
+    """Added to each row when the model is converted."""
 
     @property
     def source_shape(self) -> tuple[int, ...]:
@@ -76,13 +87,23 @@ class Part:
     source_outputs: int
     transposed: bool = False
     """The source is a Conv1D of transformers, whose weight is [in, out]."""
+    first_output: int = 0
+    """Of a rank's share: where it begins in the whole model's part."""
+    outputs_elsewhere: int = 0
+    """Of a rank's share: outputs of the whole model's part that are not in it."""
 
-    def cut(self, tp_size: int, tp_rank: int) -> tuple[range, ...]:
-        """The rows of the source that a rank has. With fewer units than ranks, ranks share one."""
+    def cut(self, tp_size: int, tp_rank: int) -> Part:
+        """A rank's share. With fewer units than ranks, ranks share one."""
         ranks_per_unit = max(1, tp_size // self.units)
         share = self.outputs // (tp_size // ranks_per_unit)
         first = share * (tp_rank // ranks_per_unit)
-        return rows_between(self.rows, first, first + share)
+        return replace(
+            self,
+            outputs=share,
+            rows=rows_between(self.rows, first, first + share),
+            first_output=first,
+            outputs_elsewhere=self.outputs - share,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +122,12 @@ class LinearWeight:
     """The embedding whose values the weight has in the Hugging Face model."""
     quantized: bool = True
     """It is in checkpoints that are quantised."""
+    first_input: int = 0
+    """Of a rank's share: where it begins in the whole model's inputs."""
+    inputs_elsewhere: int = 0
+    """Of a rank's share: inputs of the whole model's weight that other ranks have."""
+    is_first_term: bool = True
+    """Of a rank's share of a sum: whether it is the term to which what is added once goes."""
 
     @property
     def bias_name(self) -> str:
@@ -113,8 +140,14 @@ class LinearWeight:
         return sum(part.outputs for part in self.parts)
 
 
-def name_now(name: str, older_names: Mapping[str, str]) -> str:
-    """The name that a tensor or layer of a Hugging Face model has today; `older_names` maps beginnings of names."""
+def name_now(name: str, older_names: Mapping[str, str], older_endings: Mapping[str, str] | None = None) -> str:
+    """The name that a tensor or layer of a Hugging Face model has today.
+
+    `older_names` maps beginnings of names, `older_endings` what others end with.
+    """
+    for older, now in (older_endings or {}).items():
+        if name.endswith(older):
+            name = name.removesuffix(older) + now
     for older, now in older_names.items():
         if name.startswith(older):
             return now + name.removeprefix(older)

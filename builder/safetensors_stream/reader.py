@@ -86,10 +86,12 @@ class SafetensorsReader:
     ) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
         """Rows first .. last of a tensor, `step` at a time or about PIECE_BYTES of them, each a view of the mapping.
 
+        A scalar is a row.
+
         The pages of a piece are given back to the system when the next one is taken, so that reading a file
         of any size takes no more memory than a piece.
         """
-        array = self.array(name)
+        array = np.atleast_1d(self.array(name))
         last = array.shape[0] if last is None else last
         row_bytes = max(1, array[:1].nbytes)
         step = max(1, PIECE_BYTES // row_bytes) if step is None else step

@@ -78,6 +78,8 @@ void bind_engine_info(py::module_& module) {
       .def_readonly("cross_kv_block_bytes", &EngineInfo::cross_kv_block_bytes)
       .def_readonly("hidden_size", &EngineInfo::hidden_size,
                     "Width of hidden states; 0: the engine does not tell them.")
+      .def_readonly("has_kv_cache", &EngineInfo::has_kv_cache,
+                    "False: an encoder alone, which computes every sequence whole and has no KV blocks.")
       .def_readonly("has_logits", &EngineInfo::has_logits,
                     "False: the model has no lm_head, and generates nothing.");
 }
@@ -104,7 +106,8 @@ void bind_engine_handle(py::module_& module) {
 
 CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const std::string& kernels,
                      std::shared_ptr<StepProfile> profile, const std::string& identity,
-                     std::optional<const CpuEngine*> beside) {
+                     std::optional<const CpuEngine*> beside,
+                     std::optional<std::shared_ptr<Communicator>> communicator) {
   if (num_threads < 1)
     throw ConfigError("num_threads is " + std::to_string(num_threads) + "; it must be at least 1");
   program.identity = identity;
@@ -118,8 +121,9 @@ CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const
     std::shared_ptr<KeptObject> storage;
     std::unique_ptr<Engine> engine;
   };
-  auto parts = std::make_shared<Parts>(Parts{
-      std::move(kept), make_cpu_engine(std::move(program), std::move(pool), kernels, std::move(profile))});
+  auto parts = std::make_shared<Parts>(
+      Parts{std::move(kept), make_cpu_engine(std::move(program), std::move(pool), kernels, std::move(profile),
+                                             std::move(communicator).value_or(nullptr))});
   Engine* engine = parts->engine.get();
   hold(std::shared_ptr<Engine>(std::move(parts), engine));
 }
@@ -129,22 +133,26 @@ void bind_engine(py::module_& module) {
   bind_profile(module);
   bind_engine_info(module);
   bind_engine_handle(module);
+  bind_ranks(module);
   bind_tensorrt(module);
   py::class_<CpuEngine, EngineHandle>(module, "CpuEngine",
                                       "A native engine: a program, its weights and its KV pool.")
       .def(
           py::init<Program, py::object, int, const std::string&, std::shared_ptr<StepProfile>,
-                   const std::string&, std::optional<const CpuEngine*>>(),
+                   const std::string&, std::optional<const CpuEngine*>,
+                   std::optional<std::shared_ptr<Communicator>>>(),
           py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),
           py::arg("kernels") = "", py::arg("profile") = py::none(), py::arg("identity") = "",
-          py::arg("beside") = py::none(),
+          py::arg("beside") = py::none(), py::arg("communicator") = py::none(),
           "`storage` is kept alive while the engine is: it owns the buffers that `program` refers to. "
           "`kernels` is "
           "one of cpu_kernels(), or empty for the first; `profile` records every step. `identity` stands for "
           "all that "
           "results depend on; empty: it is not known, and the KV cache cannot have a second level. It "
           "shares the "
-          "threads of `beside`, an engine whose steps the same thread runs. Raises "
+          "threads of `beside`, an engine whose steps the same thread runs. `communicator` is that of a "
+          "program "
+          "of several ranks. Raises "
           "EngineError with all that Program.validate() finds.");
   module.def(
       "cpu_kernels",

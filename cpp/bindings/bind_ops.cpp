@@ -173,14 +173,22 @@ void bind_ops(py::module_& module) {
                         "output += the weighted sum of what a token's experts make of the input.")
       .def(py::init([](BufferId input, BufferId router_logits, BufferId output, const Routing& routing,
                        LinearEpilogue activation, std::vector<LinearPart> gate_up,
-                       std::vector<LinearPart> down, std::int32_t gate_up_site, std::int32_t down_site) {
-             return ExpertsOp{input,           router_logits, output,
-                              routing,         activation,    std::move(gate_up),
-                              std::move(down), gate_up_site,  down_site};
+                       std::vector<LinearPart> down, std::int32_t gate_up_site, std::int32_t down_site,
+                       bool stores) {
+             return ExpertsOp{.input = input,
+                              .router_logits = router_logits,
+                              .output = output,
+                              .routing = routing,
+                              .stores = stores,
+                              .activation = activation,
+                              .gate_up = std::move(gate_up),
+                              .down = std::move(down),
+                              .gate_up_site = gate_up_site,
+                              .down_site = down_site};
            }),
            py::kw_only(), py::arg("input"), py::arg("router_logits"), py::arg("output"), py::arg("routing"),
            py::arg("activation"), py::arg("gate_up"), py::arg("down"), py::arg("gate_up_site") = -1,
-           py::arg("down_site") = -1)
+           py::arg("down_site") = -1, py::arg("stores") = false)
       .def_readonly("input", &ExpertsOp::input)
       .def_readonly("router_logits", &ExpertsOp::router_logits)
       .def_readonly("output", &ExpertsOp::output)
@@ -189,7 +197,8 @@ void bind_ops(py::module_& module) {
       .def_readonly("gate_up", &ExpertsOp::gate_up)
       .def_readonly("down", &ExpertsOp::down)
       .def_readonly("gate_up_site", &ExpertsOp::gate_up_site)
-      .def_readonly("down_site", &ExpertsOp::down_site);
+      .def_readonly("down_site", &ExpertsOp::down_site)
+      .def_readonly("stores", &ExpertsOp::stores);
   py::class_<CrossKeysOp>(module, "CrossKeysOp", "Keeps [k | v] of encoder inputs for cross attention.")
       .def(py::init([](std::int32_t layer, const AttentionShape& shape, BufferId kv) {
              return CrossKeysOp{layer, shape, kv};
@@ -208,6 +217,18 @@ void bind_ops(py::module_& module) {
       .def_readonly("q", &CrossAttentionOp::q)
       .def_readonly("output", &CrossAttentionOp::output)
       .def_readonly("scale", &CrossAttentionOp::scale);
+  py::class_<AllReduceOp>(module, "AllReduceOp", "output = the sum of all ranks' inputs, or is added to.")
+      .def(
+          py::init([](BufferId input, BufferId output, bool add) { return AllReduceOp{input, output, add}; }),
+          py::kw_only(), py::arg("input"), py::arg("output"), py::arg("add"))
+      .def_readonly("input", &AllReduceOp::input)
+      .def_readonly("output", &AllReduceOp::output)
+      .def_readonly("add", &AllReduceOp::add);
+  py::class_<GatherOp>(module, "GatherOp", "output = the columns of all ranks' inputs, on rank 0.")
+      .def(py::init([](BufferId input, BufferId output) { return GatherOp{input, output}; }), py::kw_only(),
+           py::arg("input"), py::arg("output"))
+      .def_readonly("input", &GatherOp::input)
+      .def_readonly("output", &GatherOp::output);
   py::class_<GatedAddOp>(module, "GatedAddOp", "output += sigmoid(gate) * input.")
       .def(py::init([](BufferId input, BufferId gate, BufferId output) {
              return GatedAddOp{input, gate, output};

@@ -134,16 +134,32 @@ void bind_layout(py::module_& module) {
       .def_readonly("out_size", &ModuleSizes::out)
       .def_readonly("experts", &ModuleSizes::experts);
   py::class_<LoraPart>(module, "LoraPart", "A module's share of a linear layer's output.")
-      .def(py::init([](std::int64_t id, std::int64_t out_size) { return LoraPart{module_of(id), out_size}; }),
-           py::kw_only(), py::arg("module"), py::arg("out_size"))
+      .def(py::init([](std::int64_t id, std::int64_t out_size, std::int64_t first_output,
+                       std::int64_t outputs_elsewhere) {
+             return LoraPart{module_of(id), out_size, first_output, outputs_elsewhere};
+           }),
+           py::kw_only(), py::arg("module"), py::arg("out_size"), py::arg("first_output") = 0,
+           py::arg("outputs_elsewhere") = 0)
       .def_property_readonly("module", [](const LoraPart& part) { return static_cast<int>(part.module); })
-      .def_readonly("out_size", &LoraPart::out_size);
+      .def_readonly("out_size", &LoraPart::out_size, "Of one rank.")
+      .def_readonly("first_output", &LoraPart::first_output)
+      .def_readonly("outputs_elsewhere", &LoraPart::outputs_elsewhere)
+      .def_property_readonly("whole_out_size", &LoraPart::whole_out_size, "Rows of adapters' B.");
   py::class_<LoraSite>(module, "LoraSite", "A linear layer whose parts share an input, where adapters act.")
       .def(py::init([](std::int32_t layer, std::int64_t in_size, std::vector<LoraPart> parts,
-                       std::int32_t expert) { return LoraSite{layer, in_size, std::move(parts), expert}; }),
-           py::kw_only(), py::arg("layer"), py::arg("in_size"), py::arg("parts"), py::arg("expert") = 0)
+                       std::int32_t expert, std::int64_t first_input, std::int64_t inputs_elsewhere,
+                       bool adds_shifts) {
+             return LoraSite{layer,       in_size,          std::move(parts), expert,
+                             first_input, inputs_elsewhere, adds_shifts};
+           }),
+           py::kw_only(), py::arg("layer"), py::arg("in_size"), py::arg("parts"), py::arg("expert") = 0,
+           py::arg("first_input") = 0, py::arg("inputs_elsewhere") = 0, py::arg("adds_shifts") = true)
       .def_readonly("layer", &LoraSite::layer)
-      .def_readonly("in_size", &LoraSite::in_size)
+      .def_readonly("in_size", &LoraSite::in_size, "Of one rank.")
+      .def_readonly("first_input", &LoraSite::first_input)
+      .def_readonly("inputs_elsewhere", &LoraSite::inputs_elsewhere)
+      .def_readonly("adds_shifts", &LoraSite::adds_shifts)
+      .def_property_readonly("whole_in_size", &LoraSite::whole_in_size, "Columns of adapters' A.")
       .def_readonly("parts", &LoraSite::parts)
       .def_readonly("expert", &LoraSite::expert);
   py::class_<LoraLayout>(module, "LoraLayout", "What an engine accepts of adapters.")
@@ -224,7 +240,7 @@ void bind_program_struct(py::module_& module) {
                        std::int32_t tokens_per_block, bool int8_kv_cache, std::size_t arena_bytes,
                        std::vector<Buffer> buffers, std::vector<Op> encoder, std::vector<Op> body,
                        std::vector<Op> head, BufferId logits, BufferId hidden, BufferId encoder_output,
-                       LoraLayout lora) {
+                       LoraLayout lora, std::int32_t num_ranks, std::int32_t rank) {
              return Program{.dtype = dtype,
                             .vocab_size = vocab_size,
                             .num_layers = num_layers,
@@ -237,6 +253,8 @@ void bind_program_struct(py::module_& module) {
                             .max_encoder_input_len = max_encoder_input_len,
                             .tokens_per_block = tokens_per_block,
                             .int8_kv_cache = int8_kv_cache,
+                            .num_ranks = num_ranks,
+                            .rank = rank,
                             .arena_bytes = arena_bytes,
                             .buffers = std::move(buffers),
                             .encoder = std::move(encoder),
@@ -254,7 +272,10 @@ void bind_program_struct(py::module_& module) {
            py::arg("int8_kv_cache") = false, py::arg("arena_bytes"), py::arg("buffers"),
            py::arg("encoder") = std::vector<Op>{}, py::arg("body"), py::arg("head"),
            py::arg("logits") = kNoBuffer, py::arg("hidden") = kNoBuffer,
-           py::arg("encoder_output") = kNoBuffer, py::arg("lora") = LoraLayout{})
+           py::arg("encoder_output") = kNoBuffer, py::arg("lora") = LoraLayout{}, py::arg("num_ranks") = 1,
+           py::arg("rank") = 0)
+      .def_readonly("num_ranks", &Program::num_ranks)
+      .def_readonly("rank", &Program::rank)
       .def_readonly("num_encoder_layers", &Program::num_encoder_layers)
       .def_readonly("max_encoder_input_len", &Program::max_encoder_input_len)
       .def_readonly("encoder", &Program::encoder)

@@ -13,6 +13,7 @@ void bind_ops(pybind11::module_& module);
 void bind_program(pybind11::module_& module);
 void bind_profile(pybind11::module_& module);
 void bind_tensorrt(pybind11::module_& module);
+void bind_ranks(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_exec(pybind11::module_& module);
 

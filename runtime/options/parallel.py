@@ -1,4 +1,4 @@
-"""How TensorRT-LLM's executors share a model among processes. Here one process runs the whole model."""
+"""How TensorRT-LLM's executors share a model among processes. Here MPI starts them, and rank 0 leads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OrchestratorConfig(CheckedFields):
 
 @dataclass(eq=False)
 class ParallelConfig(CheckedFields):
-    """ExecutorConfig.parallel_config, which executors refuse."""
+    """ExecutorConfig.parallel_config. Executors take MPI and LEADER, and None for the rest."""
 
     communication_type: Annotated[CommunicationType, instance_of(CommunicationType)] = CommunicationType.MPI
     communication_mode: Annotated[CommunicationMode, instance_of(CommunicationMode)] = CommunicationMode.LEADER

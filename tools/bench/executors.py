@@ -54,10 +54,15 @@ class ExecutorKey:
 
 
 def load_native_engine(directory: Path) -> NativeEngine:
-    """An engine that the bench can measure. Raises EngineError for a damaged one, ConfigError for a TensorRT plan."""
+    """An engine that the bench can measure.
+
+    Raises EngineError for a damaged one, ConfigError for a TensorRT plan and for one of several ranks.
+    """
     engine = load_engine(directory)
     if not isinstance(engine, NativeEngine):
         raise ConfigError(f"{directory}: the bench measures engines of the native backend; this one has another")
+    if engine.num_ranks > 1:
+        raise ConfigError(f"{directory}: the bench measures engines of one rank; this one has {engine.num_ranks}")
     return engine
 
 

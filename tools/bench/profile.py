@@ -12,11 +12,15 @@ from typing import Any, Final
 
 from ..._core import StepRecord, StepSection, lora_modules
 from ...builder.compile.plan import (
+    AllReduceOp,
     AttentionOp,
     CastOp,
+    CrossAttentionOp,
+    CrossKeysOp,
     EmbeddingOp,
     ExpertsOp,
     GatedAddOp,
+    GatherOp,
     KeepLogitRowsOp,
     LayerNormOp,
     LinearOp,
@@ -73,8 +77,8 @@ def op_names(program: Program) -> dict[tuple[StepSection, int], str]:
     ):
         for index, op in enumerate(ops):
             names[section, index] = _name_of(op, program)
-    if program.head:
-        names[StepSection.HEAD, len(program.head) - 1] = "lm_head"
+            if section is StepSection.HEAD and isinstance(op, LinearOp):
+                names[section, index] = "lm_head"
     return names
 
 
@@ -88,6 +92,10 @@ _KIND_NAMES: Final[dict[type, str]] = {
     RopeTableOp: "rope_table",
     AttentionOp: "attention",
     KeepLogitRowsOp: "keep_logit_rows",
+    CrossKeysOp: "cross_keys",
+    CrossAttentionOp: "cross_attention",
+    AllReduceOp: "all_reduce",
+    GatherOp: "gather",
 }
 
 

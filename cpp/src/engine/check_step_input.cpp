@@ -41,7 +41,7 @@ class StepChecker {
     newest_writes.resize(static_cast<std::size_t>(num_blocks_));
     check_copies();
     finish();
-    check_shared_blocks(step, newest_writes);
+    if (info_.has_kv_cache) check_shared_blocks(step, newest_writes);
     finish();
   }
 
@@ -62,14 +62,16 @@ class StepChecker {
   void check_sizes() {
     tokens_ = static_cast<std::int64_t>(input_.token_ids.size());
     sequences_ = static_cast<std::int64_t>(input_.prompt_lengths.size());
-    if (num_blocks_ == 0) add("the KV pool is not allocated");
+    if (info_.has_kv_cache && num_blocks_ == 0) add("the KV pool is not allocated");
     if (tokens_ < 1 || tokens_ > info_.max_num_tokens) {
       add(text(tokens_) + " tokens; a step takes 1 to max_num_tokens " + text(info_.max_num_tokens));
     }
     if (sequences_ < 1 || sequences_ > info_.max_batch_size) {
       add(text(sequences_) + " sequences; a step takes 1 to max_batch_size " + text(info_.max_batch_size));
     }
-    if (input_.max_blocks_per_sequence < 1) add("max_blocks_per_sequence is less than 1");
+    if (info_.has_kv_cache && input_.max_blocks_per_sequence < 1) {
+      add("max_blocks_per_sequence is less than 1");
+    }
     check_size("positions", input_.positions, tokens_);
     check_size("sequence_offsets", input_.sequence_offsets, sequences_ + 1);
     check_size("block_tables", input_.block_tables, sequences_ * input_.max_blocks_per_sequence);
@@ -136,7 +138,18 @@ class StepChecker {
       add_of(sequence,
              "prompt length " + text(prompt) + " is not in [1, max_seq_len " + text(info_.max_seq_len) + "]");
     }
-    const std::int64_t blocks = (first + tokens - 1) / info_.tokens_per_block + 1;
+    if (info_.has_kv_cache) {
+      check_blocks(sequence, (first + tokens - 1) / info_.tokens_per_block + 1);
+    } else if (first != 0 || tokens != prompt) {
+      add_of(sequence, "has " + text(tokens) + " of " + text(prompt) + " tokens from position " +
+                           text(first) +
+                           " on; the engine keeps no keys and values and computes sequences whole");
+    }
+    check_adapter(sequence, input_.adapters[static_cast<std::size_t>(sequence)]);
+    check_adapter_from(sequence);
+  }
+
+  void check_blocks(std::int64_t sequence, std::int64_t blocks) {
     if (blocks > input_.max_blocks_per_sequence) {
       add_of(sequence,
              "needs " + text(blocks) + " blocks; its table has " + text(input_.max_blocks_per_sequence));
@@ -149,8 +162,6 @@ class StepChecker {
                              text(num_blocks_) + " blocks");
       }
     }
-    check_adapter(sequence, input_.adapters[static_cast<std::size_t>(sequence)]);
-    check_adapter_from(sequence);
   }
 
   void check_adapter_from(std::int64_t sequence) {

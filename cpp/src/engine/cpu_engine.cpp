@@ -86,10 +86,11 @@ struct SectionRows {
 class CpuEngine final : public Engine {
  public:
   CpuEngine(Program program, std::shared_ptr<ThreadPool> pool, const KernelTable& kernels,
-            std::shared_ptr<StepProfile> profile)
+            std::shared_ptr<StepProfile> profile, std::shared_ptr<Communicator> communicator)
       : program_(std::move(program)),
         kernels_(kernels),
         threads_(std::move(pool)),
+        communicator_(std::move(communicator)),
         kv_pool_(make_kv_pool(program_)),
         cross_pool_(make_cross_pool(program_)),
         own_keys_(make_own_keys(program_)),
@@ -117,6 +118,7 @@ class CpuEngine final : public Engine {
     const PackedRowsSize packed = packed_rows_size(program_, kernels_);
     packed_ = HugeArray(static_cast<std::size_t>(packed.steps * packed.step_bytes));
     packed_step_bytes_ = packed.step_bytes;
+    rank_room_ = HugeArray(rank_room_floats(program_) * sizeof(float));
     const auto groups = static_cast<std::size_t>(most_zero_point_groups(program_));
     if (groups > 0) group_sums_ = HugeArray(rows * groups * sizeof(float));
     const std::size_t floats =
@@ -138,7 +140,10 @@ class CpuEngine final : public Engine {
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
 
-  void allocate_kv_blocks(std::int32_t num_blocks) override { kv_pool_.allocate(num_blocks); }
+  void allocate_kv_blocks(std::int32_t num_blocks) override {
+    if (!info_.has_kv_cache) throw EngineError("the engine keeps no keys and values, so it has no KV blocks");
+    kv_pool_.allocate(num_blocks);
+  }
   void allocate_cross_kv_blocks(std::int32_t num_blocks) override {
     if (!program_.has_encoder()) return Engine::allocate_cross_kv_blocks(num_blocks);
     cross_pool_.allocate(num_blocks);
@@ -258,6 +263,8 @@ class CpuEngine final : public Engine {
             .group_sums = reinterpret_cast<float*>(group_sums_.data()),
             .experts = experts_,
             .linear_scratch = linear_scratch_,
+            .communicator = communicator_.get(),
+            .rank_room = reinterpret_cast<float*>(rank_room_.data()),
             .input = input,
             .sequence_of_token = rows.sequence_of_token,
             .first_own_blocks = rows.first_own_blocks,
@@ -346,7 +353,13 @@ class CpuEngine final : public Engine {
                  std::vector<std::int32_t>(static_cast<std::size_t>(std::max(1, program_.num_layers))),
              .has_adapters_from = !program_.has_encoder(),
              .hidden_size = hidden_size(),
-             .has_logits = program_.logits != kNoBuffer};
+             .has_logits = program_.logits != kNoBuffer,
+             .has_kv_cache = kv_pool_.block_bytes() > 0};
+    if (!info_.has_kv_cache) {
+      info_.max_reusable_prompt_len = 0;
+      info_.kv_identity.clear();
+      info_.has_adapters_from = false;  // rows before that position see those behind it
+    }
     if (program_.has_encoder()) {
       info_.max_encoder_input_len = program_.max_encoder_input_len;
       info_.encoder_hidden_size = program_.buffers[static_cast<std::size_t>(program_.encoder_output)].width;
@@ -369,6 +382,7 @@ class CpuEngine final : public Engine {
   Program program_;
   const KernelTable& kernels_;
   std::shared_ptr<ThreadPool> threads_;
+  std::shared_ptr<Communicator> communicator_;
   EngineInfo info_;
   HugeArray arena_;
   HugeArray shrink_;
@@ -376,6 +390,7 @@ class CpuEngine final : public Engine {
   HugeArray int8_rows_;
   HugeArray int8_scales_;
   HugeArray group_sums_;
+  HugeArray rank_room_;
   HugeArray packed_;
   std::int64_t packed_step_bytes_ = 0;
   std::int64_t int8_stride_ = 0;
@@ -404,18 +419,33 @@ class CpuEngine final : public Engine {
   std::vector<std::int32_t> kept_output_rows_;
 };
 
+/// Throws EngineError where a program's ranks are not a communicator's.
+void require_ranks(const Program& program, const Communicator* communicator) {
+  const std::int32_t size = communicator == nullptr ? 1 : communicator->size();
+  const std::int32_t rank = communicator == nullptr ? 0 : communicator->rank();
+  if (size == program.num_ranks && rank == program.rank) return;
+  throw EngineError("the engine is rank " + std::to_string(program.rank) + " of " +
+                    std::to_string(program.num_ranks) + ", the communicator's is rank " +
+                    std::to_string(rank) + " of " + std::to_string(size));
+}
+
 }  // namespace
 
 std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
-                                        std::string_view kernels, std::shared_ptr<StepProfile> profile) {
-  return make_cpu_engine(std::move(program), std::move(pool), find_kernels(kernels), std::move(profile));
+                                        std::string_view kernels, std::shared_ptr<StepProfile> profile,
+                                        std::shared_ptr<Communicator> communicator) {
+  return make_cpu_engine(std::move(program), std::move(pool), find_kernels(kernels), std::move(profile),
+                         std::move(communicator));
 }
 
 std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
-                                        const KernelTable& kernels, std::shared_ptr<StepProfile> profile) {
+                                        const KernelTable& kernels, std::shared_ptr<StepProfile> profile,
+                                        std::shared_ptr<Communicator> communicator) {
   program.validate().throw_if_any<EngineError>("the engine's program is inconsistent");
+  require_ranks(program, communicator.get());
   try {
-    return std::make_unique<CpuEngine>(std::move(program), std::move(pool), kernels, std::move(profile));
+    return std::make_unique<CpuEngine>(std::move(program), std::move(pool), kernels, std::move(profile),
+                                       std::move(communicator));
   } catch (const std::bad_alloc&) {
     throw EngineError("no memory for the engine's activations");
   }

@@ -158,7 +158,12 @@ class Experts {
                                         reinterpret_cast<std::byte*>(to), DType::kFloat32);
           if (i > 0) step_.kernels.add(weighted, width, sum);
         }
-        step_.kernels.add(sum, width, output_.float_row(first + token));
+        float* to = output_.float_row(first + token);
+        if (op_.stores) {
+          std::copy_n(sum, width, to);
+        } else {
+          step_.kernels.add(sum, width, to);
+        }
       }
     };
     step_.threads.parallel_for(count, rows_per_chunk(width * top_k_), body);

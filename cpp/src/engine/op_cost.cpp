@@ -79,6 +79,15 @@ OpCost cost_of(const AttentionOp& op, const Step& step) {
           .flops = keys_to_score * 4 * op.shape.query_size()};
 }
 
+OpCost cost_of(const AllReduceOp& op, const Step& step) {
+  const std::int64_t times_output = op.add ? 2 : 1;
+  return {.activation_bytes = bytes_of(op.input, step) + times_output * bytes_of(op.output, step)};
+}
+
+OpCost cost_of(const GatherOp& op, const Step& step) {
+  return {.activation_bytes = bytes_of(op.input, step) + bytes_of(op.output, step)};
+}
+
 /// After the op: the step has the rows that it kept.
 OpCost cost_of(const KeepLogitRowsOp& op, const Step& step) {
   OpCost cost;

@@ -45,6 +45,8 @@ void check_sizes(const Program& program, Problems* problems) {
   }
   check_range("max_beam_width", program.max_beam_width, 1, std::max(1, program.max_batch_size));
   check_range("tokens_per_block", program.tokens_per_block, 1, 1 << 16);
+  check_range("num_ranks", program.num_ranks, 1, 1 << 16);
+  check_range("rank", program.rank, 0, std::max(0, program.num_ranks - 1));
 }
 
 Problems problems_of_shape(const AttentionShape& shape) {
@@ -81,9 +83,15 @@ void check_layout(const Program& program, Problems* problems) {
       check_range(where + " layer", site.layer, 0, std::max(1, num_layers) - 1);
     }
     check_range(where + " in_size", site.in_size, 1, kSizeLimit - 1);
+    check_range(where + " inputs_elsewhere", site.inputs_elsewhere, 0, kSizeLimit - 1);
+    check_range(where + " first_input", site.first_input, 0, site.inputs_elsewhere);
     check_range(where + " number of parts", static_cast<std::int64_t>(site.parts.size()), 1,
                 static_cast<std::int64_t>(kMaxPartsPerSite));
-    for (const auto& part : site.parts) check_range(where + " out_size", part.out_size, 1, kSizeLimit - 1);
+    for (const auto& part : site.parts) {
+      check_range(where + " out_size", part.out_size, 1, kSizeLimit - 1);
+      check_range(where + " outputs_elsewhere", part.outputs_elsewhere, 0, kSizeLimit - 1);
+      check_range(where + " first_output", part.first_output, 0, part.outputs_elsewhere);
+    }
   }
 }
 

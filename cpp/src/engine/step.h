@@ -8,6 +8,7 @@
 
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/core/thread_pool.h"
+#include "adaptrt/engine/communicator.h"
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/engine/program.h"
 #include "adaptrt/kernels/kernel_table.h"
@@ -88,6 +89,10 @@ struct Step {
   float* group_sums;
   ExpertMemory& experts;
   LinearScratch& linear_scratch;
+  /// nullptr where the program has one rank.
+  Communicator* communicator;
+  /// See rank_room_floats.
+  float* rank_room;
 
   /// Of the section that runs: an encoder's sequences are the encoder inputs.
   const StepInput& input;
@@ -148,6 +153,8 @@ void run_op(const ExpertsOp& op, const Step& step);
 void run_op(const GatedAddOp& op, const Step& step);
 void run_op(const CrossKeysOp& op, const Step& step);
 void run_op(const CrossAttentionOp& op, const Step& step);
+void run_op(const AllReduceOp& op, const Step& step);
+void run_op(const GatherOp& op, const Step& step);
 /// Changes which rows the step has.
 void run_op(const KeepLogitRowsOp& op, Step& step);
 
@@ -156,6 +163,9 @@ void run_op(const KeepLogitRowsOp& op, Step& step);
 [[nodiscard]] std::size_t attention_scratch_floats(const Program& program);
 [[nodiscard]] std::size_t row_op_scratch_floats(const Program& program);
 [[nodiscard]] std::size_t expert_scratch_floats(const Program& program);
+
+/// Floats of what comes of other ranks in an op.
+[[nodiscard]] std::size_t rank_room_floats(const Program& program);
 
 /// Rows that linear layers have at most: a token's, a row of logits', or those of a slice of experts' rows.
 [[nodiscard]] std::int64_t most_linear_rows(const Program& program);

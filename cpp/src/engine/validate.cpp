@@ -36,6 +36,7 @@ Problems Validator::run() {
     check_encoder_output();
   }
   check_ops(program_.body, RowKind::kTokens, "body");
+  check_kinds_of_attention();
   live_.begin_head();
   check_ops(program_.head, RowKind::kLogits, "head");
   check_results();
@@ -115,8 +116,9 @@ void Validator::write(BufferId id) {
 
 void Validator::check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section) {
   static constexpr std::string_view kNames[] = {
-      "embedding",  "rope table", "rms norm", "attention", "linear",     "keep logit rows",
-      "layer norm", "cast",       "experts",  "gated add", "cross keys", "cross attention"};
+      "embedding",       "rope table",      "rms norm",   "attention", "linear",
+      "keep logit rows", "layer norm",      "cast",       "experts",   "gated add",
+      "cross keys",      "cross attention", "all reduce", "gather"};
   if (ops.empty()) add(std::string(section) + " has no ops");
   rows_ = rows;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -125,6 +127,13 @@ void Validator::check_ops(const std::vector<Op>& ops, RowKind rows, std::string_
     live_.next_op();
     std::visit([this](const auto& op) { check(op); }, ops[i]);
   }
+}
+
+void Validator::check_kinds_of_attention() {
+  if (!sees_behind_) return;
+  if (sees_before_) add("body has causal and bidirectional attention; it must have one of them");
+  if (program_.has_encoder()) add("body has bidirectional attention, and there is an encoder before it");
+  if (program_.int8_kv_cache) add("int8_kv_cache is given, but no keys and values are kept");
 }
 
 void Validator::check_encoder_output() {

@@ -130,6 +130,7 @@ void Validator::check(const AttentionOp& op) {
   if (is_encoder && op.kind != AttentionKind::kBidirectional) {
     add(where_ + ": an encoder's attention is bidirectional");
   }
+  if (!is_encoder) (op.kind == AttentionKind::kBidirectional ? sees_behind_ : sees_before_) = true;
   use_layer(op.layer, is_encoder ? &encoder_layer_users_ : &layer_users_);
   const auto* qkv = operand("qkv", op.qkv, DType::kFloat32, rows_);
   const auto* cosine = operand("cosine", op.cosine, DType::kFloat32, rows_);
@@ -339,7 +340,11 @@ void Validator::check(const ExpertsOp& op) {
   }
   read(op.input);
   read(op.router_logits);
-  read(op.output);
+  if (op.stores) {
+    write(op.output);
+  } else {
+    read(op.output);
+  }
 }
 
 void Validator::check_routing(const Routing& routing, std::int64_t num_experts) {
@@ -376,6 +381,38 @@ void Validator::check(const GatedAddOp& op) {
   read(op.input);
   read(op.gate);
   read(op.output);
+}
+
+void Validator::check_ranks() {
+  if (program_.num_ranks < 2) add(where_ + ": the program has one rank");
+}
+
+void Validator::check(const AllReduceOp& op) {
+  check_ranks();
+  const auto* input = operand("input", op.input, DType::kFloat32, rows_);
+  const auto* output = operand("output", op.output, DType::kFloat32, rows_);
+  if (input != nullptr) check_width("output", output, input->width);
+  if (op.input == op.output) add(where_ + ": input and output are one buffer");
+  read(op.input);
+  if (op.add) {
+    read(op.output);
+  } else {
+    write(op.output);
+  }
+}
+
+void Validator::check(const GatherOp& op) {
+  check_ranks();
+  const auto* input = operand("input", op.input, DType::kFloat32, rows_);
+  const auto* output = operand("output", op.output, DType::kFloat32, rows_);
+  if (input != nullptr && output != nullptr &&
+      (output->width > input->width * program_.num_ranks ||
+       output->width <= input->width * (program_.num_ranks - 1))) {
+    add(where_ + ": output is " + text(output->width) + " wide, " + text(program_.num_ranks) + " inputs of " +
+        text(input->width) + " are not");
+  }
+  read(op.input);
+  write(op.output);
 }
 
 void Validator::check_slices(std::int32_t index, LoraModule module, ModuleSizes sizes) {

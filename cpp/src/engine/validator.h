@@ -52,6 +52,7 @@ class Validator {
   void check(const CrossAttentionOp& op);
   /// Counts a user of a layer of the decoder.
   void use_layer(std::int32_t layer, std::vector<std::int32_t>* users);
+  void check_kinds_of_attention();
   void check_encoder_output();
   void check_results();
   /// The slices of a vocabulary, from site `index` on; `sizes` are those of the whole layer.
@@ -62,6 +63,9 @@ class Validator {
   void check_overlaps();
   void check(const ExpertsOp& op);
   void check(const GatedAddOp& op);
+  void check(const AllReduceOp& op);
+  void check(const GatherOp& op);
+  void check_ranks();
   void check_routing(const Routing& routing, std::int64_t num_experts);
   void check_expert_parts(std::string_view name, const std::vector<LinearPart>& parts, ModuleSizes sizes);
 
@@ -70,6 +74,9 @@ class Validator {
   /// By buffer: whether what it holds is of tokens that are not rows any more.
   std::vector<bool> lost_;
   bool has_logit_rows_ = false;
+  // What attention of the body does.
+  bool sees_before_ = false;
+  bool sees_behind_ = false;
   Problems problems_;
   const RangeCheck check_range_{&problems_};
   /// At most, over all layers; nullopt: more than 64 bits can say.

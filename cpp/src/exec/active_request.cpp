@@ -66,12 +66,16 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
     const auto tokens = std::make_shared<const std::vector<std::int32_t>>(*request.encoder_input_token_ids);
     for (const auto& sequence : sequences_) sequence->encoder_tokens = tokens;
   }
-  if (output_.return_encoder_output) {
+  if (output_.return_encoder_output && engine.has_encoder()) {
     encoder_output_ = std::make_shared<std::vector<float>>(
         static_cast<std::size_t>(request.encoder_length() * encoder_hidden_size_));
   }
   if (request.pooling_params) {
     pooler_ = std::make_unique<Pooler>(*request.pooling_params, prompt_length, engine.hidden_size);
+  } else if (!engine.has_kv_cache) {
+    pooler_ = std::make_unique<Pooler>(PoolingParams{.pooling_type = PoolingType::kAll}, prompt_length,
+                                       engine.hidden_size);
+    pools_encoder_output_ = true;
   }
   first().compute_whole_prompt = end_of_prompt_rows_ > 0 || (pooler_ && pooler_->needs_whole_prompt());
   // After one token all have ended.
@@ -117,7 +121,9 @@ Response ActiveRequest::make_response(ActiveSequence& sequence, FinishReason rea
   if (encoder_output_ && encoder_output_is_there_) {
     result.encoder_output = FloatTensor{encoder_output_, {first().encoder_length(), encoder_hidden_size_}};
   }
-  if (pooler_ && pooler_->is_complete()) result.pooled_output = pooler_->take_output();
+  if (pooler_ && pooler_->is_complete()) {
+    (pools_encoder_output_ ? result.encoder_output : result.pooled_output) = pooler_->take_output();
+  }
   // A request that ends early may not have all rows of its prompt; then it has none.
   if (next_prompt_row_ == end_of_prompt_rows_) {
     if (context_logits_) {

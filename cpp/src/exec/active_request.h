@@ -56,7 +56,7 @@ class ActiveRequest {
   [[nodiscard]] ActiveSequence& first() const { return *sequences_.front(); }
   /// The search whose beams the sequences are; nullptr without one.
   [[nodiscard]] ActiveBeams* beams() const { return beams_.get(); }
-  /// What takes the prompt's hidden states of a request with pooling_params; nullptr without them.
+  /// What takes the prompt's hidden states of a request that ends in rows; nullptr for others.
   [[nodiscard]] Pooler* pooler() const { return pooler_.get(); }
 
   [[nodiscard]] bool is_streaming() const { return streaming_; }
@@ -123,6 +123,8 @@ class ActiveRequest {
   std::vector<std::unique_ptr<ActiveSequence>> sequences_;
   std::unique_ptr<ActiveBeams> beams_;
   std::unique_ptr<Pooler> pooler_;
+  /// The engine is an encoder, and its output is what the request ends in.
+  bool pools_encoder_output_ = false;
 
   std::int32_t num_sequences_left_;  // 1 with beams, whose results come together
   std::int32_t next_prompt_row_ = 0;

@@ -56,6 +56,22 @@ void check_attention_windows(Problems& problems, const KvCacheConfig& config, co
   }
 }
 
+/// What is about keys and values that are kept.
+void check_without_kv_cache(Problems& problems, const ExecutorConfig& config) {
+  const KvCacheConfig& kv = config.kv_cache_config;
+  const auto refuse = [&](bool is_given, const char* name, const char* accepted) {
+    if (!is_given) return;
+    problems.add(std::string(name) + " is given; accepted: " + accepted +
+                 ", because the engine keeps no keys and values");
+  };
+  refuse(kv.max_tokens.has_value(), "kv_cache_config.max_tokens", "None");
+  refuse(kv.max_attention_window.has_value(), "kv_cache_config.max_attention_window", "None");
+  refuse(kv.free_gpu_memory_fraction.has_value(), "kv_cache_config.free_gpu_memory_fraction", "None");
+  refuse(kv.has_second_level(), "kv_cache_config.host_cache_size", "None and 0");
+  refuse(kv.event_buffer_max_size > 0, "kv_cache_config.event_buffer_max_size", "0");
+  refuse(config.draft_target_decoding_config.has_value(), "draft_target_decoding_config", "None");
+}
+
 }  // namespace
 
 Problems LogitsPostProcessorConfig::validate() const {
@@ -103,7 +119,8 @@ Problems ExecutorConfig::validate() const {
                  std::to_string(kMostThreads));
   }
   if (auto problem = kernels_problem(kernels); !problem.empty()) problems.add(std::move(problem));
-  require_none(problems, "parallel_config", parallel_config, "one process runs the whole model");
+  require_none(problems, "parallel_config", parallel_config,
+               "only Executor takes one, of MPI in leader mode");
   require_none(problems, "spec_dec_config", spec_dec_config, "logits of drafts are not used");
   require_none(problems, "debug_config", debug_config, "tensors inside the engine are not kept");
   require_none(problems, "additional_model_outputs", additional_model_outputs,
@@ -123,7 +140,11 @@ Problems ExecutorConfig::validate(const EngineInfo& engine) const {
   require_at_most(problems, "max_beam_width", max_beam_width, engine.max_beam_width);
   require_at_most(problems, "max_batch_size", max_batch_size, engine.max_batch_size);
   require_at_most(problems, "max_num_tokens", max_num_tokens, engine.max_num_tokens);
-  check_attention_windows(problems, kv_cache_config, engine);
+  if (engine.has_kv_cache) {
+    check_attention_windows(problems, kv_cache_config, engine);
+  } else {
+    check_without_kv_cache(problems, *this);
+  }
   const std::optional<double>& cross = kv_cache_config.cross_kv_cache_fraction;
   if (cross && engine.has_encoder() != (*cross > 0.0)) {
     problems.add("kv_cache_config.cross_kv_cache_fraction is " + std::to_string(*cross) +
@@ -141,7 +162,7 @@ Problems ExecutorConfig::validate(const EngineInfo& engine) const {
         "draft_target_decoding_config is given; accepted: None, a draft engine knows nothing of encoder "
         "inputs");
   }
-  if (kv_cache_config.has_second_level() && engine.kv_identity.empty()) {
+  if (engine.has_kv_cache && kv_cache_config.has_second_level() && engine.kv_identity.empty()) {
     problems.add(
         "kv_cache_config.host_cache_size is " + std::to_string(*kv_cache_config.host_cache_size) +
         "; accepted: None and 0, the engine's KV blocks are on a device or not known by their weights");

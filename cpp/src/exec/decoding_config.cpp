@@ -56,7 +56,10 @@ Problems DraftTargetDecodingConfig::validate(const EngineInfo& target, const Eng
     problems.add("the draft engine's vocab_size is " + std::to_string(draft.vocab_size) +
                  "; accepted: the engine's, " + std::to_string(target.vocab_size));
   }
-  if (!draft.has_logits) problems.add("the draft engine's model has no lm_head, and guesses nothing");
+  if (!draft.has_logits || !draft.has_kv_cache) {
+    problems.add("the draft engine's model has no lm_head or no KV cache, and guesses nothing");
+    return problems;
+  }
   if (kv_cache_size && *kv_cache_size < draft.kv_block_bytes) {
     problems.add("kv_cache_size is " + std::to_string(*kv_cache_size) +
                  ", less than one KV block of the draft engine, which takes " +

@@ -43,8 +43,10 @@ std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine&
                        .on_load_end = [&queue] { queue.wake(); }});
 }
 
+/// 0: the engine has no KV cache.
 std::int32_t make_kv_pool(const ExecutorConfig& config, Engine& engine, std::size_t available_memory) {
   const EngineInfo& info = engine.info();
+  if (!info.has_kv_cache) return 0;
   KvPoolDemand demand;
   demand.tokens_per_block = info.tokens_per_block;
   demand.block_bytes = info.kv_block_bytes;

@@ -52,7 +52,7 @@ void check_lengths(Problems& problems, const Request& request, const EngineInfo&
     problems.add("input_token_ids has " + std::to_string(prompt) + " tokens; the engine's max_input_len is " +
                  std::to_string(engine.max_input_len));
   }
-  if (request.pooling_params) {
+  if (request.pooling_params || !engine.has_kv_cache) {
     if (prompt > engine.max_seq_len) {
       problems.add("input_token_ids has " + std::to_string(prompt) + " tokens; the engine's max_seq_len is " +
                    std::to_string(engine.max_seq_len));
@@ -84,9 +84,10 @@ bool has_bias_shape(const FloatTensor& bias, const EngineInfo& engine) {
 
 void check_encoder_input(Problems& problems, const Request& request, const EngineInfo& engine) {
   if (!engine.has_encoder()) {
-    require_none(problems, "encoder_input_token_ids", request.encoder_input_token_ids.has_value(),
-                 "the engine is a decoder");
-    if (request.output_config.return_encoder_output) {
+    require_none(
+        problems, "encoder_input_token_ids", request.encoder_input_token_ids.has_value(),
+        engine.has_kv_cache ? "the engine is a decoder" : "an encoder alone is given input_token_ids");
+    if (request.output_config.return_encoder_output && engine.has_kv_cache) {
       problems.add("output_config.return_encoder_output is True; accepted: False, the engine is a decoder");
     }
     return;
@@ -135,10 +136,16 @@ void check_active_from(Problems& problems, const Request& request, const EngineI
   }
 }
 
-/// A request that ends in rows says nothing of how tokens are chosen; any other needs logits.
+/// A request that ends in rows says nothing of how tokens are chosen; any other needs logits, and keys and
+/// values of the tokens before.
 void check_pooling(Problems& problems, const Request& request, const EngineInfo& engine) {
-  if (!request.pooling_params) {
-    if (!engine.has_logits) {
+  const bool wants_encoder_output = !engine.has_kv_cache && request.output_config.return_encoder_output;
+  if (!request.pooling_params && !wants_encoder_output) {
+    if (!engine.has_kv_cache) {
+      problems.add(
+          "pooling_params is None; accepted: PoolingParams, or output_config.return_encoder_output, because "
+          "the engine is an encoder and generates nothing");
+    } else if (!engine.has_logits) {
       problems.add("pooling_params is None; accepted: PoolingParams, because the model has no lm_head");
     }
     return;
@@ -147,12 +154,23 @@ void check_pooling(Problems& problems, const Request& request, const EngineInfo&
     problems.add("pooling_params is given; accepted: None, because the engine does not tell hidden states");
     return;
   }
-  problems.add_all("pooling_params.", request.pooling_params->validate(engine.hidden_size));
+  if (request.pooling_params) {
+    problems.add_all("pooling_params.", request.pooling_params->validate(engine.hidden_size));
+    if (wants_encoder_output) {
+      problems.add(
+          "output_config.return_encoder_output is True with pooling_params; accepted: one of them, "
+          "PoolingType.ALL gives the same rows");
+    }
+  }
+  const std::string with = request.pooling_params ? "pooling_params" : "output_config.return_encoder_output";
   const auto refuse = [&](bool is_given, const std::string& name, const char* accepted) {
     if (!is_given) return;
-    problems.add(name + " is given with pooling_params, which end without a token; accepted: " + accepted);
+    problems.add(name + " is given with " + with + ", which end without a token; accepted: " + accepted);
   };
-  refuse(request.max_tokens != 0, "max_tokens " + std::to_string(request.max_tokens), "0");
+  // TensorRT-LLM's requests ask for one token at least.
+  const std::int32_t most_tokens = request.pooling_params ? 0 : 1;
+  refuse(request.max_tokens < 0 || request.max_tokens > most_tokens,
+         "max_tokens " + std::to_string(request.max_tokens), most_tokens == 0 ? "0" : "0 and 1");
   refuse(request.streaming, "streaming", "False");
   refuse(request.sampling_config != SamplingConfig{}, "sampling_config", "SamplingConfig()");
   refuse(request.end_id.has_value(), "end_id", "None");

@@ -30,8 +30,8 @@ BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, boo
       partial_reuse_(enable_block_reuse ? partial_reuse : PartialReuse::kNone),
       second_level_(enable_block_reuse ? second_level : SecondLevelOptions{}) {
   Problems problems;
-  if (num_blocks < 1)
-    problems.add("the number of KV blocks is " + std::to_string(num_blocks) + "; it must be positive");
+  if (num_blocks < 0)
+    problems.add("the number of KV blocks is " + std::to_string(num_blocks) + "; it must be 0 or more");
   if (tokens_per_block < 1) {
     problems.add("tokens_per_block is " + std::to_string(tokens_per_block) + "; it must be positive");
   }

@@ -16,7 +16,7 @@ using Modules = std::vector<ModuleRank>;
 std::int64_t outputs_of(const LoraSite& site, LoraModule module) {
   std::int64_t outputs = 0;
   for (const LoraModule part : parts_of(module)) {
-    outputs += std::ranges::find(site.parts, part, &LoraPart::module)->out_size;
+    outputs += std::ranges::find(site.parts, part, &LoraPart::module)->whole_out_size();
   }
   return outputs;
 }
@@ -93,7 +93,7 @@ std::size_t host_adapter_bytes(const LoraLayout& layout, std::int32_t rank) {
       std::size_t sum = 0;
       for (const ModuleRank& module : modules) {
         const std::int64_t out = outputs_of(site, module.module);
-        sum += static_cast<std::size_t>(rank * (site.in_size + out) + module.vectors.count() * out);
+        sum += static_cast<std::size_t>(rank * (site.whole_in_size() + out) + module.vectors.count() * out);
       }
       largest = std::max(largest, sum);
     }
@@ -107,7 +107,7 @@ std::size_t widest_module_bytes(const LoraLayout& layout) {
   for (const LoraSite& site : sites_of_layers(layout)) {
     for (const Modules& modules : choices_at(layout, site, 1)) {
       for (const ModuleRank& module : modules) {
-        widest = std::max(widest, site.in_size + outputs_of(site, module.module));
+        widest = std::max(widest, site.whole_in_size() + outputs_of(site, module.module));
       }
     }
   }

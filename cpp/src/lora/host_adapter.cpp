@@ -78,6 +78,17 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
   return adapter;
 }
 
+std::shared_ptr<const HostAdapter> HostAdapter::received(std::uint64_t task_id, DType dtype,
+                                                         std::vector<AdapterRow> rows, HugeArray data) {
+  std::shared_ptr<HostAdapter> adapter(new HostAdapter());
+  adapter->task_id_ = task_id;
+  adapter->generation_ = next_generation();
+  adapter->dtype_ = dtype;
+  adapter->rows_ = std::move(rows);
+  adapter->data_ = std::move(data);
+  return adapter;
+}
+
 bool HostAdapter::same_weights(const HostAdapter& other) const {
   return dtype_ == other.dtype_ && std::ranges::equal(rows_, other.rows_, same_row) &&
          bytes() == other.bytes() && std::memcmp(data(), other.data(), bytes()) == 0;

@@ -38,6 +38,7 @@ std::exception_ptr LoraCache::Impl::load(CacheEntry& entry, std::unique_lock<std
     pages_->load(entry.pages, [&](std::span<std::byte* const> host_pages) {
       packed = pack_adapter(*entry.adapter, layout_, entry.plan, host_pages, addresses);
     });
+    pages_->share(entry.adapter, entry.pages, packed.load_id);
   } catch (...) {
     error = std::current_exception();
   }

@@ -67,7 +67,8 @@ class ImageWriter {
     }
     for (const std::size_t i : rows) {
       const AdapterRow& row = adapter_.rows()[i];
-      if (row.vectors.shift) write_vector(row, row.vectors.count() - 1, &DevicePart::shift, result);
+      if (row.vectors.shift && site_.adds_shifts)
+        write_vector(row, row.vectors.count() - 1, &DevicePart::shift, result);
     }
     return result;
   }
@@ -85,16 +86,21 @@ class ImageWriter {
     return piece;
   }
 
-  /// Writes rows [first_row, first_row + rows) of a matrix [total_rows, columns]; `values` are those rows.
+  /// Writes rows [first_row, first_row + rows) of a matrix [total_rows, columns]; `values` are those rows,
+  /// `stride` elements apart.
   void write_rows(std::byte* matrix, std::int64_t total_rows, std::int64_t columns, std::int64_t first_row,
-                  std::int64_t rows, const std::byte* values) const {
+                  std::int64_t rows, const std::byte* values, std::int64_t stride) const {
     if (layout_.matrix_layout == MatrixLayout::kPanels) {
       pack_panels(matrix, layout_.dtype, total_rows, columns, first_row, rows, values, adapter_.dtype(),
-                  columns);
+                  stride);
       return;
     }
-    convert_elements(matrix + static_cast<std::size_t>(first_row * columns) * size_of(layout_.dtype),
-                     layout_.dtype, values, adapter_.dtype(), static_cast<std::size_t>(rows * columns));
+    for (std::int64_t row = 0; row < rows; ++row) {
+      convert_elements(
+          matrix + static_cast<std::size_t>((first_row + row) * columns) * size_of(layout_.dtype),
+          layout_.dtype, values + static_cast<std::size_t>(row * stride) * size_of(adapter_.dtype()),
+          adapter_.dtype(), static_cast<std::size_t>(columns));
+    }
   }
 
   [[nodiscard]] const std::byte* source(const AdapterRow& row, std::int64_t element) const {
@@ -102,7 +108,7 @@ class ImageWriter {
   }
   // Elements of a row where A, B and a vector (counted from 0) of the site's expert begin.
   [[nodiscard]] std::int64_t first_of_a(const AdapterRow& row) const {
-    return site_.expert * row.rank * row.sizes.in;
+    return site_.expert * row.rank * row.sizes.in + site_.first_input;
   }
   [[nodiscard]] std::int64_t first_of_b(const AdapterRow& row) const {
     return row.rank * (row.sizes.a_per_rank() + site_.expert * row.sizes.out);
@@ -118,7 +124,8 @@ class ImageWriter {
     std::int64_t first = 0;
     for (const std::size_t i : rows) {
       const AdapterRow& row = adapter_.rows()[i];
-      write_rows(a.host, result.total_rank, site_.in_size, first, row.rank, source(row, first_of_a(row)));
+      write_rows(a.host, result.total_rank, site_.in_size, first, row.rank, source(row, first_of_a(row)),
+                 row.sizes.in);
       first += row.rank;
     }
   }
@@ -127,11 +134,12 @@ class ImageWriter {
     std::int64_t first = first_of_b(row);
     for (const LoraModule module : parts_of(row.module)) {
       const std::size_t position = part_position(site_, module);
-      const std::int64_t out_size = site_.parts[position].out_size;
-      const Piece b = take(matrix_bytes(layout_, out_size, row.rank));
-      write_rows(b.host, out_size, row.rank, 0, out_size, source(row, first));
+      const LoraPart& part = site_.parts[position];
+      const Piece b = take(matrix_bytes(layout_, part.out_size, row.rank));
+      write_rows(b.host, part.out_size, row.rank, 0, part.out_size,
+                 source(row, first + part.first_output * row.rank), row.rank);
       result.parts[position] = {.rank = row.rank, .rank_offset = rank_offset, .b = b.device};
-      first += out_size * row.rank;
+      first += part.whole_out_size() * row.rank;
     }
   }
 
@@ -140,12 +148,12 @@ class ImageWriter {
     std::int64_t first = first_of_vector(row, vector);
     for (const LoraModule module : parts_of(row.module)) {
       const std::size_t position = part_position(site_, module);
-      const std::int64_t out_size = site_.parts[position].out_size;
-      const Piece values = take(vector_bytes(out_size));
-      convert_elements(values.host, DType::kFloat32, source(row, first), adapter_.dtype(),
-                       static_cast<std::size_t>(out_size));
+      const LoraPart& part = site_.parts[position];
+      const Piece values = take(vector_bytes(part.out_size));
+      convert_elements(values.host, DType::kFloat32, source(row, first + part.first_output), adapter_.dtype(),
+                       static_cast<std::size_t>(part.out_size));
       result.parts[position].*place = reinterpret_cast<const float*>(values.device);
-      first += out_size;
+      first += part.whole_out_size();
     }
   }
 

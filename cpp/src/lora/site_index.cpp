@@ -22,8 +22,8 @@ void add_parts(const LoraSite& site, std::int32_t index, Places* places, Problem
       problems->add("LoRA site " + std::to_string(index) + " has the fused module " + name + " for a part");
       continue;
     }
-    const auto [found, is_new] =
-        places->try_emplace({site.layer, part.module}, ModulePlace{index, {site.in_size, part.out_size, 1}});
+    const ModuleSizes sizes{site.whole_in_size(), part.whole_out_size(), 1};
+    const auto [found, is_new] = places->try_emplace({site.layer, part.module}, ModulePlace{index, sizes});
     if (is_new) {
       if (site.expert != 0) problems->add("the first LoRA site of " + name + " is not expert 0's");
       continue;
@@ -33,7 +33,7 @@ void add_parts(const LoraSite& site, std::int32_t index, Places* places, Problem
       problems->add("two LoRA sites have " + name);
     } else if (site.expert != place.sizes.experts || index != place.first_site + site.expert) {
       problems->add("the LoRA sites of the experts' " + name + " are not in order");
-    } else if (site.in_size != place.sizes.in || part.out_size != place.sizes.out) {
+    } else if (sizes.in != place.sizes.in || sizes.out != place.sizes.out) {
       problems->add("experts' " + name + " have different sizes");
     } else {
       ++place.sizes.experts;

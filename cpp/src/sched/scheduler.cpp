@@ -65,7 +65,8 @@ Scheduler::Scheduler(const SchedulerConfig& config, const SchedulerLimits& limit
       lora_cache_(lora_cache),
       cross_pool_(cross_pool),
       waiting_(config.adapter_fairness),
-      chunk_unit_(config.context_chunking_policy == ContextChunkingPolicy::kEqualProgress
+      chunk_unit_(config.context_chunking_policy == ContextChunkingPolicy::kEqualProgress &&
+                          !computes_sequences_whole()
                       ? block_pool.tokens_per_block()
                       : limits.max_num_tokens) {
   config.validate(limits.enable_chunked_context).throw_if_any<ConfigError>("SchedulerConfig");
@@ -261,7 +262,7 @@ bool Scheduler::any_lease() const {
 }
 
 bool Scheduler::shares_blocks(const Sequence& sequence) const {
-  return sequence.prompt_length <= limits_.max_reusable_prompt_len;
+  return !computes_sequences_whole() && sequence.prompt_length <= limits_.max_reusable_prompt_len;
 }
 
 bool Scheduler::starts_from_shared_blocks(const Sequence& sequence) const {

@@ -19,10 +19,12 @@ std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length,
            " tokens with max_tokens = " + std::to_string(max_tokens) +
            "; each must be at least 1 and their sum at most " + std::to_string(kLongest);
   }
-  if (!limits_.enable_chunked_context && prompt_length > limits_.max_num_tokens) {
+  if (prompt_length > limits_.max_num_tokens &&
+      (computes_sequences_whole() || !limits_.enable_chunked_context)) {
     return "the prompt has " + std::to_string(prompt_length) +
            " tokens, a step takes max_num_tokens = " + std::to_string(limits_.max_num_tokens) +
-           " and enable_chunked_context is off";
+           (computes_sequences_whole() ? " and the engine computes prompts whole"
+                                       : " and enable_chunked_context is off");
   }
   if (encoder_length > limits_.max_num_tokens) {
     return "the encoder input has " + std::to_string(encoder_length) +

@@ -110,7 +110,8 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
     match = block_pool_.match_prefix(sequence.reuse_key(), sequence.tokens);
   const std::int32_t to_compute =
       sequence.num_tokens() - match.num_blocks * block_pool_.tokens_per_block() - match.num_partial_tokens;
-  const bool may_split = limits_.enable_chunked_context || sequence.num_tokens() > limits_.max_num_tokens;
+  const bool may_split = !computes_sequences_whole() &&
+                         (limits_.enable_chunked_context || sequence.num_tokens() > limits_.max_num_tokens);
   if (to_compute > tokens_left(plan) && !may_split) return StartResult::kNoRoom;
   if (std::cmp_greater(running_.size() + 1,
                        limits_.max_batch_size - num_promised_forks() - sequence.num_forks))
@@ -120,7 +121,9 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
   std::int64_t needed = blocks_wanted(sequence) - match.num_blocks;
   // One more for each sequence, where pausing is allowed, so that none is paused at once for the first token
   // that it generates.
-  if (may_pause() && !sequence.is_beam && !running_.empty()) needed += 1 + sequence.num_forks;
+  if (may_pause() && !sequence.is_beam && !running_.empty() && !computes_sequences_whole()) {
+    needed += 1 + sequence.num_forks;
+  }
   const std::int64_t available = std::int64_t{block_pool_.num_available()} - match.num_unused_blocks;
   if (needed > available - num_promised_blocks()) return StartResult::kNoRoom;
 

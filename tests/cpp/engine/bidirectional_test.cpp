@@ -91,15 +91,12 @@ class AttentionAlone {
 
   Program program;
 
-  [[nodiscard]] Piece piece(std::size_t tokens, std::int32_t block) {
+  [[nodiscard]] Piece piece(std::size_t tokens) {
     Piece made;
     for (std::size_t i = 0; i < tokens; ++i) {
       made.tokens.push_back(static_cast<std::int32_t>(random_.below(kQuery)));
     }
     made.prompt_length = static_cast<std::int32_t>(tokens);
-    // Its kind reads and writes none of them, but a step has tables.
-    made.blocks.assign((tokens + 15) / 16, block);
-    for (std::size_t i = 0; i < made.blocks.size(); ++i) made.blocks[i] += static_cast<std::int32_t>(i);
     return made;
   }
 
@@ -180,9 +177,7 @@ class AttentionAlone {
 };
 
 std::unique_ptr<Engine> engine_of(const AttentionAlone& model, int threads, const KernelTable& kernels) {
-  auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(threads), kernels);
-  engine->allocate_kv_blocks(64);
-  return engine;
+  return make_cpu_engine(model.program, std::make_shared<ThreadPool>(threads), kernels);
 }
 
 BOOST_AUTO_TEST_SUITE(bidirectional)
@@ -190,7 +185,7 @@ BOOST_AUTO_TEST_SUITE(bidirectional)
 BOOST_DATA_TEST_CASE(rows_see_their_sequence_before_and_behind, data::make({0, 1, 2, 3}), options) {
   AttentionAlone model(kOptions[options]);
   const auto engine = engine_of(model, 2, find_kernels(""));
-  const std::vector<Piece> pieces = {model.piece(1, 0), model.piece(150, 4), model.piece(17, 24)};
+  const std::vector<Piece> pieces = {model.piece(1), model.piece(150), model.piece(17)};
   const auto logits = logits_of(engine.get(), StepArrays(pieces).input());
   std::size_t at = 0;
   for (const Piece& piece : pieces) {
@@ -210,7 +205,7 @@ BOOST_DATA_TEST_CASE(bits_do_not_depend_on_the_crowd,
   Options options = kOptions[number];
   options.dtype = static_cast<DType>(dtype_index);
   AttentionAlone model(options);
-  const std::vector<Piece> pieces = {model.piece(3, 0), model.piece(129, 4), model.piece(64, 24)};
+  const std::vector<Piece> pieces = {model.piece(3), model.piece(129), model.piece(64)};
   const auto together = logits_of(engine_of(model, 3, kernel_table(name)).get(), StepArrays(pieces).input());
   const auto engine = engine_of(model, 1, kernel_table(name));
   std::size_t at = 0;
@@ -221,14 +216,69 @@ BOOST_DATA_TEST_CASE(bits_do_not_depend_on_the_crowd,
   }
 }
 
+bool says(const std::exception& error, const std::string& words) {
+  return std::string(error.what()).find(words) != std::string::npos;
+}
+
+void check_is_unusable(const Program& program, const std::string& words) {
+  const auto problems = program.validate();
+  BOOST_TEST_REQUIRE(!problems.empty());
+  BOOST_CHECK_EXCEPTION(problems.throw_if_any<EngineError>("program"), EngineError,
+                        [&](const auto& error) { return says(error, words); });
+}
+
 BOOST_AUTO_TEST_CASE(unusable_biases_are_found) {
   AttentionAlone model({.biased = true});
   std::get<AttentionOp>(model.program.body[2]).position_bias.size = 40;
-  const auto problems = model.program.validate();
-  BOOST_TEST_REQUIRE(!problems.empty());
-  BOOST_CHECK_EXCEPTION(problems.throw_if_any<EngineError>("program"), EngineError, [](const auto& error) {
-    return std::string(error.what()).find("position_bias has 40 elements") != std::string::npos;
-  });
+  check_is_unusable(model.program, "position_bias has 40 elements");
+}
+
+BOOST_AUTO_TEST_CASE(one_body_has_one_kind_of_attention) {
+  AttentionAlone model({});
+  AttentionOp causal = std::get<AttentionOp>(model.program.body[2]);
+  causal.kind = AttentionKind::kCausal;
+  causal.layer = 1;
+  model.program.num_layers = 2;
+  model.program.body.insert(model.program.body.begin() + 3, causal);
+  check_is_unusable(model.program, "causal and bidirectional attention");
+}
+
+BOOST_AUTO_TEST_CASE(what_is_not_kept_has_no_type) {
+  AttentionAlone model({});
+  model.program.int8_kv_cache = true;
+  check_is_unusable(model.program, "int8_kv_cache is given, but no keys and values are kept");
+}
+
+BOOST_AUTO_TEST_CASE(there_are_no_blocks) {
+  AttentionAlone model({});
+  const auto engine = engine_of(model, 1, find_kernels(""));
+  BOOST_TEST(!engine->info().has_kv_cache);
+  BOOST_TEST(engine->info().max_reusable_prompt_len == 0);
+  BOOST_TEST(!engine->info().has_adapters_from);
+  BOOST_CHECK_THROW(engine->allocate_kv_blocks(4), EngineError);
+}
+
+BOOST_AUTO_TEST_CASE(sequences_that_are_not_whole_are_refused) {
+  AttentionAlone model({});
+  const auto engine = engine_of(model, 1, find_kernels(""));
+  const auto check = [&](const Piece& piece, const std::string& words) {
+    StepArrays step({piece});
+    BOOST_CHECK_EXCEPTION(logits_of(engine.get(), step.input()), StepError,
+                          [&](const auto& error) { return says(error, words); });
+  };
+  Piece piece = model.piece(9);
+  piece.prompt_length = 12;
+  check(piece, "sequence 0: has 9 of 12 tokens from position 0 on; the engine keeps no keys and values");
+  piece.prompt_length = 9;
+  piece.first_position = 3;
+  check(piece, "sequence 0: has 9 of 9 tokens from position 3 on");
+  piece.first_position = 0;
+  StepArrays copying({piece});
+  copying.copies_from = {0};
+  copying.copies_to = {1};
+  BOOST_CHECK_EXCEPTION(logits_of(engine.get(), copying.input()), StepError,
+                        [](const auto& error) { return says(error, "the pool has 0 blocks"); });
+  BOOST_TEST(logits_of(engine.get(), StepArrays({piece}).input()).size() == 9U * kQuery);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -33,10 +33,21 @@ std::int32_t reusable_tokens(const BlockPool& pool, const ReuseKey& key,
 
 BOOST_AUTO_TEST_SUITE(block_pool)
 
-BOOST_AUTO_TEST_CASE(sizes_that_are_not_positive_are_refused) {
-  BOOST_CHECK_THROW(BlockPool(0, 4, true), ConfigError);
+BOOST_AUTO_TEST_CASE(impossible_sizes_are_refused) {
+  BOOST_CHECK_THROW(BlockPool(-1, 4, true), ConfigError);
   BOOST_CHECK_THROW(BlockPool(4, 0, true), ConfigError);
   BOOST_CHECK_THROW(BlockPool(-1, -1, false), ConfigError);
+}
+
+BOOST_AUTO_TEST_CASE(without_blocks_nothing_needs_one) {
+  BlockPool pool(0, 4, true);
+  BlockTable table;
+  BOOST_TEST(pool.blocks_for(1000) == 0);
+  BOOST_TEST(pool.try_grow(table, 1000));
+  BOOST_TEST(table.blocks.empty());
+  pool.release(table);
+  BOOST_TEST(pool.num_available() == 0);
+  require_sound(pool);
 }
 
 BOOST_AUTO_TEST_CASE(growing_takes_whole_blocks_or_nothing) {

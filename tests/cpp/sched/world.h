@@ -378,6 +378,11 @@ class World {
           cross_memory_[static_cast<std::size_t>(block)] == hash(sequence, *sequence.encoder_tokens),
           "another's encoder input is read");
     }
+    if (pool.num_blocks() == 0) {
+      BOOST_TEST_REQUIRE(entry.first_token == 0);
+      BOOST_TEST_REQUIRE(entry.end() == sequence.num_tokens());
+      return;
+    }
     for (std::int32_t i = 0; i < entry.first_token; ++i) {
       BOOST_TEST_REQUIRE(memory_at(sequence, i) == hash(sequence, i + 1), "KV of another content is read");
     }

@@ -11,16 +11,13 @@ import peft
 import pytest
 
 import adaptrt
-from adaptrt.builder.build import build
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
-from adaptrt.builder.conversion.convert import convert_checkpoint
 from support.families import FAMILIES, save_family
 from support.kinds import save_kind
 from support.models import ModelSpec, Reference, save_model
-from support.serving import Answer, collect, make_request
+from support.served_kinds import FLOAT32_TOLERANCE, ServedKinds, engine_of
+from support.serving import collect, make_request
 
-# As in test_parity.py.
-FLOAT32_TOLERANCE = 1e-4
 CONFIG = BuildConfig(
     max_batch_size=16,
     max_num_tokens=256,
@@ -61,93 +58,40 @@ def kinds(name: str) -> dict[str, Any]:
     return made
 
 
-class Served:
-    """A random model, its engine, and an adapter of each kind."""
-
-    def __init__(self, name: str, directory: Path) -> None:
-        if name == "qwen2":
-            self.model = save_model(ModelSpec(family=name), directory / "model")
-        else:
-            self.model = save_family(FAMILIES[name], directory / "model")
-        convert_checkpoint(self.model, directory / "checkpoint")
-        build(directory / "checkpoint", CONFIG, directory / "engine")
-        self.engine = directory / "engine"
-        self.adapters = {
-            kind: save_kind(self.model, directory / kind, config, seed)
-            for seed, (kind, config) in enumerate(kinds(name).items())
-        }
-
-    def answers(self, cases: list[tuple[str | None, list[int]]], **fields: object) -> list[Answer]:
-        """What each (kind, prompt) gives, all of them at once; None: the base."""
-        config = adaptrt.ExecutorConfig(**fields)
-        with adaptrt.Executor(self.engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
-            loras = {
-                kind: adaptrt.LoraConfig.from_peft(task_id, directory, executor.engine)
-                for task_id, (kind, directory) in enumerate(self.adapters.items())
-            }
-            requests = [make_request(prompt, 8, None if kind is None else loras[kind]) for kind, prompt in cases]
-            return [collect(executor, request_id) for request_id in executor.enqueue_requests(requests)]
-
-    def cases(self) -> list[tuple[str | None, list[int]]]:
-        return [
-            (kind, np.random.default_rng(seed).integers(2, 61, 5 + 3 * seed).tolist())
-            for seed, kind in enumerate([*self.adapters, None])
-        ]
-
-
 @pytest.fixture(scope="module", params=list(TARGETS))
-def served(request, tmp_path_factory) -> Served:
-    return Served(request.param, tmp_path_factory.mktemp(request.param))
+def served(request, tmp_path_factory) -> ServedKinds:
+    name, directory = request.param, tmp_path_factory.mktemp(request.param)
+    if name == "qwen2":
+        model = save_model(ModelSpec(family=name), directory / "model")
+    else:
+        model = save_family(FAMILIES[name], directory / "model")
+    adapters = {
+        kind: save_kind(model, directory / kind, config, seed)
+        for seed, (kind, config) in enumerate(kinds(name).items())
+    }
+    return ServedKinds(model, engine_of(model, directory, CONFIG), adapters, new_tokens=8)
 
 
-def test_all_of_them_in_one_batch_are_what_peft_computes(served: Served) -> None:
-    base = Reference(served.model)
-    for (kind, prompt), answer in zip(served.cases(), served.answers(served.cases()), strict=True):
-        reference = base if kind is None else Reference(served.model, served.adapters[kind])
-        expected = reference.logits(prompt, answer.tokens).numpy()
-        actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
-        scale = expected.max() - expected.min()
-        assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * scale, kind
-        assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist()
-        if kind is not None:
-            assert np.abs(base.logits(prompt).numpy() - answer.context_logits).max() > 0.01 * scale, kind
+def test_all_of_them_in_one_batch_are_what_peft_computes(served: ServedKinds) -> None:
+    served.check_against_peft()
 
 
-def test_a_crowd_changes_no_bit(served: Served) -> None:
-    together = served.answers(served.cases(), enable_chunked_context=True, max_num_tokens=32, num_threads=2)
-    for case, answer in zip(served.cases(), together, strict=True):
-        (alone,) = served.answers([case], num_threads=1)
-        assert answer.same_bits(alone), case[0]
+def test_a_crowd_changes_no_bit(served: ServedKinds) -> None:
+    served.check_crowd()
 
 
-def test_they_come_back_after_eviction(served: Served) -> None:
+def test_they_come_back_after_eviction(served: ServedKinds) -> None:
     loras = [adaptrt.LoraConfig.from_peft(1, directory, served.engine) for directory in served.adapters.values()]
-    sizes = [np.asarray(lora.weights).nbytes for lora in loras]
-    cache = adaptrt.PeftCacheConfig(max_adapter_size=1, optimal_adapter_size=1, host_cache_size=sum(sizes) // 3)
-    config = adaptrt.ExecutorConfig(peft_cache_config=cache)
-    prompt = list(range(5, 20))
-    with adaptrt.Executor(served.engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
-        for name, directory in served.adapters.items():
-            executor.add_adapter(name, directory)
-
-        def ask(name: str) -> Answer:
-            return collect(executor, executor.enqueue_request(make_request(prompt, 4), adapter=name))
-
-        first = {name: ask(name) for name in served.adapters}
-        assert executor.lora_cache_stats().host_evictions > 0
-        for name in reversed(served.adapters):
-            assert ask(name).same_bits(first[name]), name
+    served.check_eviction(sum(np.asarray(lora.weights).nbytes for lora in loras) // 3)
 
 
 def test_an_engine_without_dora_adds_biases(tmp_path: Path) -> None:
     model = save_model(ModelSpec(family="qwen2"), tmp_path / "model")
-    convert_checkpoint(model, tmp_path / "checkpoint")
-    plain = dataclasses.replace(CONFIG, plugin_config=PluginConfig(lora_plugin="auto"))
-    build(tmp_path / "checkpoint", plain, tmp_path / "engine")
+    engine = engine_of(model, tmp_path, dataclasses.replace(CONFIG, plugin_config=PluginConfig(lora_plugin="auto")))
     made = kinds("qwen2")
     trained = save_kind(model, tmp_path / "trained", made["trained"], 1)
     prompt = list(range(2, 30))
-    with adaptrt.Executor(tmp_path / "engine", adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+    with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
         executor.add_adapter("trained", trained)
         answer = collect(executor, executor.enqueue_request(make_request(prompt, 1), adapter="trained"))
         with pytest.raises(adaptrt.AdapterError, match="it has a magnitude, but this engine was built without DoRA"):

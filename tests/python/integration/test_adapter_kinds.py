@@ -12,16 +12,13 @@ import torch
 
 import adaptrt
 from adaptrt.builder.adapter import convert_adapter
-from adaptrt.builder.build import build
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
-from adaptrt.builder.conversion.convert import convert_checkpoint
 from support.families import FAMILIES, LLAMA, save_family
 from support.kinds import as_mlx, configs, save_kind, save_with_initial
 from support.models import ModelSpec, Reference, load_model, save_model
+from support.served_kinds import FLOAT32_TOLERANCE, ServedKinds, engine_of
 from support.serving import Answer, collect, make_request
 
-# As in test_parity.py; factors that are multiplied beforehand add a rounding to each product.
-FLOAT32_TOLERANCE = 1e-4
 CONFIG = BuildConfig(
     max_batch_size=16,
     max_num_tokens=256,
@@ -35,21 +32,19 @@ ATTENTION_ALONE = dataclasses.replace(
     CONFIG,
     lora_config=LoraBuildConfig(max_lora_rank=64, lora_target_modules=("attn_q", "attn_k", "attn_v", "attn_dense")),
 )
-VOCABULARY = 61
 
 
-class Served:
-    """A random model, its engine, and an adapter of each kind."""
+class Served(ServedKinds):
+    """Adapters of each kind, some of which are served with an initial adapter or in MLX-LM's format."""
 
     def __init__(self, name: str, directory: Path) -> None:
         if name == "llama":
             spec = ModelSpec(hidden_size=36, intermediate_size=40)
-            self.model, targets = save_model(spec, directory / "model"), LLAMA
+            model, targets = save_model(spec, directory / "model"), LLAMA
         else:
-            self.model, targets = save_family(FAMILIES[name], directory / "model"), FAMILIES[name].targets
-        convert_checkpoint(self.model, directory / "checkpoint")
-        build(directory / "checkpoint", ATTENTION_ALONE if name == "olmoe" else CONFIG, directory / "engine")
-        self.engine = directory / "engine"
+            model, targets = save_family(FAMILIES[name], directory / "model"), FAMILIES[name].targets
+        engine = engine_of(model, directory, ATTENTION_ALONE if name == "olmoe" else CONFIG)
+        super().__init__(model, engine, {}, new_tokens=8)
         self.name, self.targets, self.is_transposed = name, targets, name == "gpt2"
         kinds = configs(targets, self.is_transposed)
         # What PEFT reads, which is what each is compared with, and what is served.
@@ -81,19 +76,6 @@ class Served:
         )
         return adaptrt.LoraConfig(task_id, converted.weights, converted.config)
 
-    def answers(self, cases: list[tuple[str, list[int]]], **fields: object) -> list[Answer]:
-        """What each (kind, prompt) gives, all of them at once."""
-        config = adaptrt.ExecutorConfig(**fields)
-        with adaptrt.Executor(self.engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
-            requests = [make_request(prompt, 8, self.lora(kind)) for kind, prompt in cases]
-            return [collect(executor, request_id) for request_id in executor.enqueue_requests(requests)]
-
-    def cases(self) -> list[tuple[str, list[int]]]:
-        return [
-            (kind, np.random.default_rng(seed).integers(2, VOCABULARY, 5 + 3 * seed).tolist())
-            for seed, kind in enumerate(self.adapters)
-        ]
-
 
 @pytest.fixture(scope="module", params=["llama", "gemma2", "gpt2", "olmoe"])
 def served(request, tmp_path_factory) -> Served:
@@ -101,22 +83,11 @@ def served(request, tmp_path_factory) -> Served:
 
 
 def test_every_kind_in_one_batch_is_what_peft_computes(served: Served) -> None:
-    base = Reference(served.model)
-    for (kind, prompt), answer in zip(served.cases(), served.answers(served.cases()), strict=True):
-        expected = Reference(served.model, served.by_peft[kind]).logits(prompt, answer.tokens).numpy()
-        actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
-        scale = expected.max() - expected.min()
-        assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * scale, kind
-        assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist()
-        # The adapter changes something, far beyond the tolerance.
-        assert np.abs(base.logits(prompt).numpy() - answer.context_logits).max() > 0.01 * scale, kind
+    served.check_against_peft()
 
 
 def test_a_crowd_of_kinds_changes_no_bit(served: Served) -> None:
-    together = served.answers(served.cases(), enable_chunked_context=True, max_num_tokens=32, num_threads=2)
-    for case, answer in zip(served.cases(), together, strict=True):
-        (alone,) = served.answers([case], num_threads=1)
-        assert answer.same_bits(alone), case[0]
+    served.check_crowd()
 
 
 def test_kinds_come_back_after_eviction(served: Served) -> None:
@@ -146,11 +117,10 @@ def test_kinds_come_back_after_eviction(served: Served) -> None:
 def test_factors_of_fused_layers(tmp_path: Path) -> None:
     """IA3 over Phi-3: those of down_proj's inputs are some of gate_up_proj's outputs, which have their own as well."""
     model = save_family(FAMILIES["phi3"], tmp_path / "model")
-    convert_checkpoint(model, tmp_path / "checkpoint")
-    build(tmp_path / "checkpoint", CONFIG, tmp_path / "engine")
+    engine = engine_of(model, tmp_path, CONFIG)
     adapter = save_kind(model, tmp_path / "ia3", configs(FAMILIES["phi3"].targets, is_transposed=False)["ia3"], 3)
     prompt = list(range(2, 50))
-    with adaptrt.Executor(tmp_path / "engine", adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+    with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
         lora = adaptrt.LoraConfig.from_peft(1, adapter, executor.engine)
         answer = collect(executor, executor.enqueue_request(make_request(prompt, 1, lora)))
     expected = Reference(model, adapter).logits(prompt).numpy()

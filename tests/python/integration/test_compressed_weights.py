@@ -118,9 +118,10 @@ def test_what_is_worth_it_is_stored_in_twelve_bits(engines: tuple[Path, Path]) -
 
 def test_dora_magnitudes_are_normalised_by_the_same_weights(engines: tuple[Path, Path], model: Path) -> None:
     plain, compressed = (load_engine(engine).base_weights() for engine in engines)
-    assert plain._parts
-    for key, part in plain._parts.items():
-        left, right = part.weight, compressed._parts[key].weight
+    assert plain._pieces
+    for key, (piece,) in plain._pieces.items():
+        (other,) = compressed._pieces[key]
+        left, right = piece.part.weight, other.part.weight
         np.testing.assert_array_equal(left.rows(0, left.n), right.rows(0, right.n))
 
 

@@ -314,11 +314,6 @@ def test_text_goes_to_the_encoder(served: Served, tmp_path: Path) -> None:
     assert same.token_ids == completion.token_ids
 
 
-def test_the_server_says_that_it_has_no_routes_for_it(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line(["serve", str(served.engine)]) != 0
-    assert "has an encoder, which the server has no routes for" in capsys.readouterr().err
-
-
 def test_inspect_tells_of_the_encoder(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line(["inspect", str(served.engine)]) == 0
     said = capsys.readouterr().out

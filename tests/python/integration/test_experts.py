@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
@@ -19,7 +20,7 @@ from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.tools.inspect_adapter import describe_adapter
 from support.families import SIZES, Family, save_family
-from support.models import Reference, save_adapter
+from support.models import Reference, load_model, save_adapter
 from support.serving import collect, make_request
 
 EXPERTS, HIDDEN, INNER, RANK = 6, 36, 22, 4
@@ -59,8 +60,10 @@ def layer_of(layer: int, expert: int, name: str) -> str:
     return f"model.layers.{layer}.mlp.experts.{expert}.{name}"
 
 
-def save_old_adapter(directory: Path, *, use_dora: bool = False, experts: range = range(EXPERTS)) -> Path:
-    """An adapter with a linear layer for each expert, and one of each router."""
+def save_old_adapter(
+    directory: Path, *, use_dora: bool = False, lora_bias: bool = False, experts: range = range(EXPERTS)
+) -> Path:
+    """An adapter with a linear layer for each expert, and of plain LoRA one of each router."""
     random = np.random.default_rng(7)
 
     def draw(*shape: int) -> np.ndarray:
@@ -69,19 +72,21 @@ def save_old_adapter(directory: Path, *, use_dora: bool = False, experts: range 
     tensors = {}
     for layer in range(3):
         paths = {layer_of(layer, e, name): sizes for e in experts for name, sizes in WIDTHS.items()}
-        if not use_dora:
+        if not use_dora and not lora_bias:
             paths[f"model.layers.{layer}.mlp.gate"] = (HIDDEN, EXPERTS)
         for path, (inputs, outputs) in paths.items():
             prefix = f"base_model.model.{path}"
             tensors[f"{prefix}.lora_A.weight"] = draw(RANK, inputs) * inputs**-0.5
             tensors[f"{prefix}.lora_B.weight"] = draw(outputs, RANK) * 0.3
+            if lora_bias:
+                tensors[f"{prefix}.lora_B.bias"] = draw(outputs) * 0.3
             if use_dora:
                 tensors[f"{prefix}.lora_magnitude_vector"] = 1 + 0.2 * np.abs(draw(outputs))
     directory.mkdir()
     save_file(tensors, directory / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 2 * RANK, "use_dora": use_dora,
-        "target_modules": [*WIDTHS, *(() if use_dora else ("gate",))],
+        "lora_bias": lora_bias, "target_modules": [*WIDTHS, *(() if use_dora or lora_bias else ("gate",))],
     }  # fmt: skip
     (directory / "adapter_config.json").write_text(json.dumps(config))
     return directory
@@ -121,6 +126,45 @@ def test_dora_of_each_expert(model: Path, engine: Path, tmp_path: Path) -> None:
     (merged / "config.json").write_bytes((model / "config.json").read_bytes())
     save_file(weights, merged / "model.safetensors", {"format": "pt"})
     check(logits_of(engine, adapter), Reference(merged).logits(PROMPT).numpy())
+
+
+class ShiftedExperts(torch.nn.Module):
+    """The experts of a layer, each linear layer with the adapter's change merged and its bias added."""
+
+    def __init__(self, layer: int, weights: dict[str, np.ndarray], adapter: dict[str, np.ndarray]) -> None:
+        super().__init__()
+        self._linears = []
+        for expert in range(EXPERTS):
+            linears = []
+            for name in ("gate_proj", "up_proj", "down_proj"):
+                path = layer_of(layer, expert, name)
+                a, b = (adapter[f"base_model.model.{path}.lora_{role}.weight"] for role in "AB")
+                shift = 2 * adapter[f"base_model.model.{path}.lora_B.bias"]
+                linears.append((torch.tensor(weights[f"{path}.weight"] + 2 * b @ a), torch.tensor(shift)))
+            self._linears.append(linears)
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        linear = torch.nn.functional.linear
+        result = torch.zeros_like(x)
+        for expert, (gate, up, down) in enumerate(self._linears):
+            inner = torch.nn.functional.silu(linear(x, *gate)) * linear(x, *up)
+            result += (weights * (chosen == expert)).sum(-1, keepdim=True) * linear(inner, *down)
+        return result
+
+
+def test_biases_of_each_expert(model: Path, engine: Path, tmp_path: Path) -> None:
+    """lora_bias, which PEFT does not put on parameters: in the model of transformers, expert by expert."""
+    adapter = save_old_adapter(tmp_path / "adapter", lora_bias=True)
+    tensors, weights = load_file(adapter / "adapter_model.safetensors"), load_file(model / "model.safetensors")
+    shifted, plain = load_model(model), load_model(model)
+    without = {name: tensor * (0 if name.endswith("bias") else 1) for name, tensor in tensors.items()}
+    for layer in range(3):
+        shifted.model.layers[layer].mlp.experts = ShiftedExperts(layer, weights, tensors)
+        plain.model.layers[layer].mlp.experts = ShiftedExperts(layer, weights, without)
+    with torch.no_grad():
+        expected, unshifted = (made(torch.tensor([PROMPT])).logits[0].numpy() for made in (shifted, plain))
+    assert np.abs(expected - unshifted).max() > 0.05 * (expected.max() - expected.min())
+    check(logits_of(engine, adapter), expected)
 
 
 def test_experts_that_an_adapter_leaves_out(engine: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from support.models import ModelSpec, Reference, save_adapter, save_model
+from support.published import compressed_tensors_config
 from support.serving import collect, make_request
 
 # As in test_parity.py: the values are the same ones.
@@ -92,22 +93,7 @@ def publish(model: Path, directory: Path, scheme: str, exclude: tuple[str, ...] 
             tensors[f"{source}.weight_zero_point"] = np.ascontiguousarray(packed(by_group, bits).T)
     config = json.loads((model / "config.json").read_text())
     write(directory / "values", config, values)
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": file_format,
-        "quantization_status": "compressed",
-        "global_compression_ratio": None,
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": weights,
-                "input_activations": activations,
-                "output_activations": None,
-            }
-        },
-    }
+    config["quantization_config"] = compressed_tensors_config(file_format, weights, activations)
     return write(directory / "published", config, tensors)
 
 
@@ -138,10 +124,10 @@ def test_the_checkpoint_has_the_published_values(scheme: str, model: Path, tmp_p
     values = load_file(tmp_path / "values" / "model.safetensors")
     name = "transformer.layers.0.attention.qkv.weight"
     expected = np.concatenate([values[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"])
-    pieces = list(opened.tensors.quantized_rows(name, range(len(expected))))
+    pieces = list(opened.ranks[0].quantized_rows(name, range(len(expected))))
     rows = [dequantize_rows(QuantizedRows(piece.weights, piece.scales, piece.zeros), how) for piece in pieces]
     assert np.array_equal(np.concatenate(rows), expected)
-    plain = np.concatenate(list(opened.tensors.rows("transformer.layers.1.mlp.proj.weight", range(64))))
+    plain = np.concatenate(list(opened.ranks[0].rows("transformer.layers.1.mlp.proj.weight", range(64))))
     assert np.array_equal(plain, values["model.layers.1.mlp.down_proj.weight"])
 
 
@@ -182,8 +168,9 @@ def of_weights(**fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("scheme", "change", "reason"),
     [
-        ("w8a16", lambda c: c.update(quant_method="gptq"), 'quant_method is "gptq"; accepted: compressed-tensors'),
-        ("w8a16", lambda c: c.update(format="float-quantized"), 'format is "float-quantized"'),
+        ("w8a16", lambda c: c.update(quant_method="hqq"), 'quant_method is "hqq"; accepted: compressed-tensors, bits'),
+        ("w8a16", lambda c: c.update(format="float-quantized"), 'weights.type is "int"; accepted: float'),
+        ("w8a16", lambda c: c.update(format="dense"), 'format is "dense"; accepted: int-quantized, pack-quantized'),
         ("w8a16", lambda c: c.update(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme is set"),
         ("w8a16", lambda c: c.update(new_feature=1), "quantization_config.new_feature"),
         ("w8a16", lambda c: c["config_groups"].update(other={}), "config_groups has 2 groups"),
@@ -193,7 +180,7 @@ def of_weights(**fields: Any) -> Any:
         ("w8a16", of_weights(type="float"), 'type is "float"'),
         ("w8a16", of_weights(symmetric=False), "of 8 bits must be channel, and symmetric"),
         ("w8a16", of_weights(dynamic=True), "dynamic is true; accepted: false"),
-        ("packed-4", of_weights(group_size=48), "group_size is 48; accepted: 32, 64, 128"),
+        ("packed-4", of_weights(group_size=48), "weight_scale': 64 inputs are no whole groups"),
         ("packed-4", of_weights(actorder="group"), "actorder reorders inputs"),
         (
             "packed-4",
@@ -228,17 +215,20 @@ LAYER = "model.layers.0.self_attn.q_proj"
     ("scheme", "change", "reason"),
     [
         ("w8a16", lambda t: t.pop(f"{LAYER}.weight_scale"), r"must be quantised alike: .*q_proj is not, .*k_proj is"),
-        ("w8a16", lambda t: t.update({f"{LAYER}.weight": t[f"{LAYER}.weight"][:-1]}), r"q_proj.weight' is \[63, 64\]"),
+        ("w8a16", lambda t: t.update({f"{LAYER}.weight": t[f"{LAYER}.weight"][:-1]}), r"expected \[63, 1\]"),
         ("w8a16", lambda t: t.update({f"{LAYER}.weight": t[f"{LAYER}.weight"].astype(np.float32)}), "is of float32"),
         ("w8a16", lambda t: t.update({f"{LAYER}.input_scale": np.ones(1, np.float32)}), "unexpected tensors"),
-        ("w8a16", lambda t: t.update({"lm_head.weight_scale": np.ones((61, 1), np.float32)}), "lm_head.weight_scale'"),
-        ("packed-4", lambda t: t.pop(f"{LAYER}.weight_shape"), "missing tensors: .*q_proj.weight_shape"),
-        ("packed-4", lambda t: t.update({f"{LAYER}.weight_shape": np.array([64, 65])}), r"is \[64, 65\], but"),
+        ("w8a16", lambda t: t.update({"lm_head.weight_scale": np.ones((61, 1), np.float32)}), "accepted: int8"),
         (
-            "packed-4",
-            lambda t: t.update({f"{LAYER}.weight_scale": np.full((64, 2), 1.001, np.float16)}),
-            "scales of float16 that bfloat16 cannot hold",
+            "w8a16",
+            lambda t: t.update(
+                {"lm_head.weight_scale": np.ones((61, 1), np.float32), "lm_head.weight": np.ones((61, 64), np.int8)}
+            ),
+            "layer 'lm_head' cannot be quantised",
         ),
+        ("packed-4", lambda t: t.pop(f"{LAYER}.weight_shape"), "q_proj.weight_shape' is missing"),
+        ("packed-4", lambda t: t.update({f"{LAYER}.weight_shape": np.array([64, 96])}), r"expected \[64, 12\]"),
+        ("w8a16", lambda t: t[f"{LAYER}.weight_scale"].fill(np.inf), "must be finite"),
         ("packed-4", lambda t: t.update({f"{LAYER}.weight_g_idx": np.zeros(64, np.int32)}), "unexpected tensors"),
     ],
 )  # fmt: skip
@@ -258,5 +248,8 @@ def test_what_is_quantised_is_not_quantised_again_or_cut(model: Path, tmp_path: 
     with pytest.raises(adaptrt.ConfigError, match="W8A16 already"):
         build(checkpoint, CONFIG, tmp_path / "engine", quantization=how)
     adapter = save_adapter(tmp_path / "values", tmp_path / "dora", 2, r=3, use_dora=True)
-    with pytest.raises(adaptrt.CheckpointError, match="is int8; accepted"):
-        convert_adapter(adapter, storage_dtype="float32", base=published)
+    found, expected = (
+        convert_adapter(adapter, storage_dtype="bfloat16", base=base) for base in (published, tmp_path / "values")
+    )
+    # The library rounds the weights to the type of the scales, bfloat16.
+    assert np.allclose(found.weights.astype(np.float32), expected.weights.astype(np.float32), rtol=0.02)

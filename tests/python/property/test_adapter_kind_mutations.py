@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from support.kinds import as_mlx, configs, save_kind
 from support.models import ALL_MODULES, ModelSpec, save_model
 
 SPEC = ModelSpec(hidden_size=12, head_dim=4, num_attention_heads=3, num_key_value_heads=1, intermediate_size=16)
-KINDS = ("adalora", "vera", "loha", "lokr", "lokr-in-factors", "ia3", "mlx-lora", "mlx-dora")
+KINDS = ("adalora", "vera", "loha", "lokr", "lokr-in-factors", "ia3", "whole", "tokens", "mlx-lora", "mlx-dora")
 
 SCALARS = [st.none(), st.booleans(), st.integers(-2, 9), st.floats(), st.text(max_size=4)]
 values = st.one_of(*SCALARS, st.lists(st.integers(0, 3), max_size=2))
@@ -31,7 +32,11 @@ edits = st.lists(st.tuples(st.integers(0, 99), st.sampled_from(CHANGES)), max_si
 def files(tmp_path_factory) -> tuple[Path, Path, dict[str, Path]]:
     root = tmp_path_factory.mktemp("kinds")
     model = save_model(SPEC, root / "model")
-    of_peft = configs(ALL_MODULES, is_transposed=False)
+    of_peft = {
+        **configs(ALL_MODULES, is_transposed=False),
+        "whole": peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["lm_head"]),
+        "tokens": peft.TrainableTokensConfig(token_indices=[3, 9], target_modules=["embed_tokens"]),
+    }
     made = {}
     for kind in KINDS:
         name = kind.removeprefix("mlx-")

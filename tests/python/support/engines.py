@@ -41,13 +41,13 @@ def make_network(checkpoint: Path, options: NetworkOptions = ADAPTABLE) -> tuple
 
 def make_graph(checkpoint: Checkpoint, options: NetworkOptions) -> onnx.ModelProto:
     """The graph of a checkpoint that is in a directory."""
-    stored = stored_tensors(checkpoint.tensors.reader, checkpoint.config.quantization)
+    stored = stored_tensors(checkpoint.ranks[0].reader, checkpoint.config.quantization)
     return onnx_graph(checkpoint.network, stored, options)
 
 
 def compile_model(checkpoint: Checkpoint, lora: LoraOptions | None = LORA) -> CompiledNetwork:
     """What the native compiler makes of a checkpoint."""
-    return compile_network(checkpoint.network, checkpoint.tensors, limits=LIMITS, lora=lora, compress_weights=False)
+    return compile_network(checkpoint.network, checkpoint.ranks[0], limits=LIMITS, lora=lora, compress_weights=False)
 
 
 def make_engine(

@@ -88,7 +88,8 @@ def save_adapter(model_directory: Path, directory: Path, seed: int, strength: fl
             if "lora_A" in name:
                 parameter.copy_(noise / parameter.shape[1] ** 0.5)
             elif "lora_B" in name:
-                parameter.copy_(0.2 * strength * noise / parameter.shape[1] ** 0.5)
+                width = parameter.shape[1] if parameter.dim() > 1 else 1  # a bias of B has one dimension
+                parameter.copy_(0.2 * strength * noise / width**0.5)
             elif "lora_magnitude_vector" in name:
                 parameter.mul_(1.0 + 0.2 * noise)
     model.save_pretrained(directory)

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "adaptrt/core/thread_pool.h"
+#include "adaptrt/engine/communicator.h"
 #include "adaptrt/engine/program.h"
 #include "adaptrt/engine/step_profile.h"
 #include "adaptrt/lora/adapter_pages.h"
@@ -54,6 +55,9 @@ struct EngineInfo {
   std::int64_t hidden_size = 0;
   /// False: the model has no lm_head, so there are hidden states and no logits.
   bool has_logits = true;
+  /// False: attention sees the rows of its own step alone, before and behind. Every sequence is whole in its
+  /// step then, and there are no KV blocks.
+  bool has_kv_cache = true;
 
   [[nodiscard]] bool has_encoder() const { return max_encoder_input_len > 0; }
 };
@@ -79,7 +83,8 @@ struct StepInput {
   std::span<const std::int32_t> positions;         // [T], consecutive within a sequence
   std::span<const std::int32_t> sequence_offsets;  // [S + 1], 0 .. T
   std::span<const std::int32_t> prompt_lengths;    // [S], of the request as it was submitted
-  std::span<const std::int32_t> block_tables;      // [S, max_blocks_per_sequence]; unused entries are -1
+  /// [S, max_blocks_per_sequence]; unused entries are -1. Not read where there is no KV cache.
+  std::span<const std::int32_t> block_tables;
   std::int32_t max_blocks_per_sequence = 0;
   std::span<const DeviceAdapter* const> adapters;  // [S]; nullptr: the base model
   /// [S] the positions from which on adapters act; empty: 0, all of them from the start.
@@ -113,7 +118,8 @@ class Engine {
  public:
   virtual ~Engine() = default;
   [[nodiscard]] virtual const EngineInfo& info() const = 0;
-  /// Allocates the KV pool. Called once, before the first step. Throws ConfigError when memory is refused.
+  /// Allocates the KV pool. Called once, before the first step. Throws ConfigError when memory is refused,
+  /// EngineError for an engine that has none.
   virtual void allocate_kv_blocks(std::int32_t num_blocks) = 0;
   /// The same of the blocks of encoder inputs. Throws EngineError for an engine without an encoder.
   virtual void allocate_cross_kv_blocks(std::int32_t num_blocks);
@@ -139,15 +145,18 @@ class Engine {
 };
 
 /// The CPU engine. Weights in `program` must outlive it; `pool` is used during step(). `kernels` names a
-/// table of kernels/kernel_table.h; empty for the one that is chosen for this CPU. Throws EngineError with
-/// all of program.validate()'s problems, ConfigError for kernels that this CPU cannot run. With a `profile`,
-/// every op of every step is timed and recorded there, and the pool measures its busy time.
+/// table of kernels/kernel_table.h; empty for the one that is chosen for this CPU. With a `profile`, every op
+/// of every step is timed and recorded there, and the pool measures its busy time. `communicator` is that of
+/// a program of several ranks. Throws EngineError with all of program.validate()'s problems and for a
+/// communicator of other ranks, ConfigError for kernels that this CPU cannot run.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                                       std::string_view kernels = {},
-                                                      std::shared_ptr<StepProfile> profile = nullptr);
+                                                      std::shared_ptr<StepProfile> profile = nullptr,
+                                                      std::shared_ptr<Communicator> communicator = nullptr);
 /// The same with a table of kernels that outlives the engine.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                                       const KernelTable& kernels,
-                                                      std::shared_ptr<StepProfile> profile = nullptr);
+                                                      std::shared_ptr<StepProfile> profile = nullptr,
+                                                      std::shared_ptr<Communicator> communicator = nullptr);
 
 }  // namespace adaptrt

@@ -234,13 +234,16 @@ struct Routing {
   VectorView bias = {};  ///< [experts] or empty
 };
 
-/// output += the sum over a token's experts, in the order of their numbers, of their weights times
-/// down(activation(gate(x)) * up(x)). Adapters act on an expert's layers as they do on a LinearOp's.
+/// output += (or, with `stores`, =) the sum over a token's experts, in the order of their numbers, of their
+/// weights times down(activation(gate(x)) * up(x)). Adapters act on an expert's layers as they do on a
+/// LinearOp's.
 struct ExpertsOp {
   BufferId input = kNoBuffer;          // activation type, kTokens
   BufferId router_logits = kNoBuffer;  // float32, kTokens, experts
   BufferId output = kNoBuffer;         // float32, kTokens
   Routing routing;
+  /// The output takes the sum's place, and is not added to.
+  bool stores = false;
   /// A gated one.
   LinearEpilogue activation = LinearEpilogue::kSiluMul;
   /// Gate and up of expert 0, those of expert 1, and so on.
@@ -260,6 +263,22 @@ struct GatedAddOp {
   BufferId output = kNoBuffer;  // float32
 };
 
+/// output = input_0 + input_1 + ..., in the order of the ranks: what each of the engine's ranks has of a sum.
+/// Every rank gets the same bits, whatever else is in the step.
+struct AllReduceOp {
+  BufferId input = kNoBuffer;   // float32
+  BufferId output = kNoBuffer;  // float32
+  /// The sum is added to the output: a residual stream.
+  bool add = false;
+};
+
+/// output = [input_0 | input_1 | ...] up to its width, the columns of each of the engine's ranks. On rank 0
+/// alone; what the others' outputs hold is not said.
+struct GatherOp {
+  BufferId input = kNoBuffer;   // float32, as wide on every rank
+  BufferId output = kNoBuffer;  // float32
+};
+
 /// From here on the body has those of the step's rows alone whose logits or hidden states are wanted, in
 /// their order: row i of each of `buffers` becomes what the i-th of them was. Other buffers must be written
 /// before they are read again. What comes after the last attention treats every row by itself, and of a
@@ -268,14 +287,16 @@ struct KeepLogitRowsOp {
   std::vector<BufferId> buffers;  // kTokens, each once
 };
 
-using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp,
-                        LayerNormOp, CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp>;
+using Op =
+    std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp, LayerNormOp,
+                 CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp, AllReduceOp, GatherOp>;
 
 /// A compiled network: ops in order of execution. `encoder` runs once in a step that has encoder inputs, over
 /// their tokens; nothing but what its CrossKeysOps keep is seen by the rest. `body` runs once a step over its
 /// tokens, from a KeepLogitRowsOp on over its logit rows; `head` runs once for each slice of logit rows and
 /// ends in `logits` [rows, vocab_size]. Of rows whose hidden states are wanted it runs up to the op that
-/// writes `hidden`.
+/// writes `hidden`. Attention of the body is causal; or all of it is bidirectional, and nothing is kept from
+/// step to step.
 struct Program {
   DType dtype = DType::kFloat32;  // of the packed weights, and of the KV cache unless it is int8
   std::int64_t vocab_size = 0;
@@ -291,6 +312,10 @@ struct Program {
   std::int32_t tokens_per_block = 0;
   /// Keys and values are kept as int8 with one scale a token and key-value head, instead of `dtype`.
   bool int8_kv_cache = false;
+  /// Ranks that run one network together, each a program of its own; see ShardedEngine.
+  std::int32_t num_ranks = 1;
+  /// Which of them this is.
+  std::int32_t rank = 0;
   std::size_t arena_bytes = 0;
   std::vector<Buffer> buffers;
   std::vector<Op> encoder;

@@ -18,7 +18,7 @@
 
 namespace adaptrt {
 
-/// TensorRT-LLM's ModelType; engines here are decoders.
+/// TensorRT-LLM's ModelType.
 enum class ModelType : std::uint8_t { kDecoderOnly = 0, kEncoderOnly = 1, kEncoderDecoder = 2 };
 
 /// TensorRT-LLM's BatchingType; kStatic is refused (SchedulerConfig has a policy for it).
@@ -102,7 +102,8 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
       Field{"max_batch_size", &C::max_batch_size, "At most the engine's; None: the engine's."},
       Field{"max_num_tokens", &C::max_num_tokens,
             "Tokens of one step; at most the engine's; None: the engine's."},
-      Field{"parallel_config", &C::parallel_config, "Refused unless None: one process runs the whole model."},
+      Field{"parallel_config", &C::parallel_config,
+            "ParallelConfig of MPI in leader mode, or None: what MPI has started is so anyway."},
       Field{"peft_cache_config", &C::peft_cache_config,
             "Sizes of the LoRA cache; None is PeftCacheConfig() as well."},
       Field{"logits_post_processor_config", &C::logits_post_processor_config,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -57,7 +58,8 @@ constexpr auto fields_of(const OutputConfig* /*type*/) {
       Field{"exclude_input_from_output", &C::exclude_input_from_output,
             "Leave the prompt out of Result.output_token_ids. Streamed responses never have it."},
       Field{"return_encoder_output", &C::return_encoder_output,
-            "Result.encoder_output. Refused when True where the engine has no encoder."},
+            "Result.encoder_output. Refused when True where the engine has no encoder. Of an engine that is "
+            "an encoder alone, what a request ends in that has no pooling_params."},
       Field{"return_perf_metrics", &C::return_perf_metrics, "Refused when True."},
       Field{"additional_model_outputs", &C::additional_model_outputs, "Refused unless None."},
       Field{"top_log_probs", &C::top_log_probs,
@@ -101,8 +103,10 @@ struct Request {
   std::optional<PoolingParams> pooling_params;
 
   /// Tokens that the scheduler makes room for: what is pooled ends with its prompt, as a request for one
-  /// token does.
-  [[nodiscard]] std::int32_t max_scheduled_tokens() const { return pooling_params ? 1 : max_tokens; }
+  /// token does, and so does what asks an engine without a KV cache for its rows.
+  [[nodiscard]] std::int32_t max_scheduled_tokens() const {
+    return pooling_params ? 1 : std::max(1, max_tokens);
+  }
   /// The best sequences are searched.
   [[nodiscard]] bool has_beams() const { return sampling_config.beam_width > 1; }
   /// Sequences that are generated: the beams, or else what sampling_config says, or else this request.
@@ -133,7 +137,10 @@ constexpr auto fields_of(const Request* /*type*/) {
             "The prompt: one token or more. With an encoder, what the decoder begins with: as a rule the "
             "model's "
             "decoder_start_token_id."},
-      Field{"max_tokens", &C::max_tokens, "Tokens to generate at most; 0 with pooling_params."},
+      Field{"max_tokens", &C::max_tokens,
+            "Tokens to generate at most; 0 with pooling_params, 0 or 1 where an encoder's output is all that "
+            "is "
+            "asked for."},
       Field{"streaming", &C::streaming, "One response a step instead of one at the end."},
       Field{"sampling_config", &C::sampling_config, "How the next token is chosen."},
       Field{"output_config", &C::output_config, "What is returned besides the tokens."},

@@ -58,9 +58,10 @@ constexpr auto fields_of(const Result* /*type*/) {
             "float32 [1, tokens, vocab_size], with streaming [tokens, 1, vocab_size]: the rows "
             "that this response's "
             "generated tokens were chosen from, before bias, penalties and temperature."},
-      Field{"encoder_output", &C::encoder_output,
-            "float32 [encoder input length, hidden size]: what the encoder made of the request's input. None "
-            "if the request ended before."},
+      Field{
+          "encoder_output", &C::encoder_output,
+          "float32 [encoder input length, hidden size]: what the encoder made of the request's input, or of "
+          "its prompt where the engine is an encoder alone. None if the request ended before."},
       Field{"finish_reasons", &C::finish_reasons, "[beams]."},
       Field{"sequence_index", &C::sequence_index,
             "Which of the request's sequences this is of: 0 to num_return_sequences - 1."},

@@ -90,8 +90,9 @@ class BlockPool {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// `events`, which outlives the pool, is told what can be reused; nullptr: nobody is. Throws ConfigError
-  /// unless both numbers are positive.
+  /// `events`, which outlives the pool, is told what can be reused; nullptr: nobody is. A pool of 0 blocks is
+  /// that of an engine that keeps no KV. Throws ConfigError for a negative number of blocks, and for blocks
+  /// of no tokens.
   BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
             KVCacheEventManager* events = nullptr, PartialReuse partial_reuse = PartialReuse::kNone,
             const SecondLevelOptions& second_level = {});
@@ -166,8 +167,9 @@ class BlockPool {
   [[nodiscard]] std::int32_t num_free() const { return num_free_; }
   [[nodiscard]] std::int32_t num_cached() const { return num_cached_; }
   [[nodiscard]] std::int32_t num_used() const { return num_blocks_ - num_available(); }
-  /// Blocks that hold `num_tokens` tokens.
+  /// Blocks that hold `num_tokens` tokens; none of an engine that keeps no KV.
   [[nodiscard]] std::int32_t blocks_for(std::int64_t num_tokens) const {
+    if (num_blocks_ == 0) return 0;
     return static_cast<std::int32_t>((num_tokens + tokens_per_block_ - 1) / tokens_per_block_);
   }
   /// Tables that hold the block.

@@ -62,6 +62,10 @@ class HostAdapter {
   static std::shared_ptr<const HostAdapter> make(const LoraConfig& config, const LoraLayout& layout,
                                                  const SiteIndex& index);
 
+  /// One that another process has made and checked against a layout of the same modules.
+  static std::shared_ptr<const HostAdapter> received(std::uint64_t task_id, DType dtype,
+                                                     std::vector<AdapterRow> rows, HugeArray data);
+
   [[nodiscard]] std::uint64_t task_id() const { return task_id_; }
   /// Unique among all adapters ever made in this process: what the prefix cache is keyed by.
   [[nodiscard]] std::uint64_t generation() const { return generation_; }

@@ -19,10 +19,16 @@ enum class MatrixLayout : std::uint8_t {
 /// At most this many modules share one input (q, k and v).
 inline constexpr std::size_t kMaxPartsPerSite = 3;
 
-/// A module's share of a linear layer's output.
+/// A module's share of a linear layer's output: of one rank's, where several run an engine together.
 struct LoraPart {
   LoraModule module = LoraModule::kAttnQ;
   std::int64_t out_size = 0;
+  /// Where out_size begins in the module's outputs, and how many of them others have alone.
+  std::int64_t first_output = 0;
+  std::int64_t outputs_elsewhere = 0;
+
+  /// Of the module, whose B has as many rows.
+  [[nodiscard]] std::int64_t whole_out_size() const { return out_size + outputs_elsewhere; }
 };
 
 /// A place in the network where adapters act: one linear layer whose parts share an input. The fused modules
@@ -36,6 +42,14 @@ struct LoraSite {
   std::vector<LoraPart> parts;
   /// Of a linear layer of experts, which has a site for each: whose it is, from 0 on.
   std::int32_t expert = 0;
+  /// Where in_size begins in the layer's inputs, and how many of them other ranks have.
+  std::int64_t first_input = 0;
+  std::int64_t inputs_elsewhere = 0;
+  /// Whether an adapter's shift is added here: of layers whose inputs are cut, by the first rank alone.
+  bool adds_shifts = true;
+
+  /// Of the layer: of adapters' A.
+  [[nodiscard]] std::int64_t whole_in_size() const { return in_size + inputs_elsewhere; }
 
   [[nodiscard]] bool is_lm_head() const {
     return parts.size() == 1 && parts[0].module == LoraModule::kLmHead;

@@ -123,6 +123,9 @@ struct StepPlan {
 /// decoder sees of it, from a pool of their own, until it is paused or ends. A step has max_num_tokens of
 /// encoder inputs beside those of its other tokens.
 ///
+/// Where the pool has no blocks, the engine keeps no KV: a sequence holds none, and starts in a step that has
+/// room for all of its tokens, whatever the limits say of chunks.
+///
 /// What a step has left over goes to drafts of its sequences, one of each in turn. They take no token and no
 /// block from anything else: blocks within what is promised to their sequence, or, with kMaxUtilization,
 /// while nobody waits and every running sequence could have one more.
@@ -248,6 +251,8 @@ class Scheduler {
   [[nodiscard]] bool may_pause() const {
     return config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kMaxUtilization;
   }
+  /// In one step, and without blocks.
+  [[nodiscard]] bool computes_sequences_whole() const { return block_pool_.num_blocks() == 0; }
   [[nodiscard]] bool looks_ahead() const { return lora_cache_ != nullptr && lora_cache_->has_load_workers(); }
   [[nodiscard]] bool any_lease() const;
   [[nodiscard]] bool shares_blocks(const Sequence& sequence) const;

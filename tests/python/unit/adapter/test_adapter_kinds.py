@@ -224,7 +224,7 @@ def test_an_initial_adapter_is_needed_where_the_base_was_changed(model: Path, tm
         product, expected = (y.reshape(36, 6) @ x.reshape(6, 36) for x, y in ((a, b), (other_a, other_b)))
         np.testing.assert_allclose(product, expected, rtol=0, atol=1e-5)
     edit_config(adapter, init_lora_weights="pissa_niter_4")
-    assert "so the adapter is not all of the change; give the initial adapter, or save" in refusal(adapter, base=model)
+    assert "so the adapter is not all of the change; give the initial adapter, or put" in refusal(adapter, base=model)
     edit_config(adapter, init_lora_weights="pissa")
     assert "an initial adapter is plain LoRA" in refusal(adapter, initial_adapter=adapter)
     assert "left the base as it was" in refusal(initial, initial_adapter=initial)

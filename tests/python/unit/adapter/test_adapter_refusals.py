@@ -50,7 +50,7 @@ def refusal(directory: Path, **options) -> str:
         ("bias", "vera_only", "accepted: none, all, lora_only"),
         ("enable_lora", [True, False, True], "merged linear layers"),
         ("lora_bias", "yes", "expected true or false"),
-        ("modules_to_save", ["lm_head"], "trained in full"),
+        ("modules_to_save", [3], "expected a list of names of modules"),
         ("layer_replication", [[0, 1], [0, 2]], "other layers"),
         ("trainable_token_indices", [1, 2, 1], "names a token twice"),
         ("trainable_token_indices", {"embed_tokens": [-1]}, "expected a list of tokens"),
@@ -109,6 +109,11 @@ def test_fields(field: str, value, reason: str, lora: Path) -> None:
     text = refusal(lora)
     assert text.startswith(f"{lora / CONFIG}: {field} = ")
     assert reason in text
+
+
+def test_a_module_that_was_saved_and_has_no_tensors(lora: Path) -> None:
+    edit_config(lora, modules_to_save=["lm_head"])
+    assert "modules_to_save names 'lm_head', of which the file has no weight" in refusal(lora)
 
 
 def test_a_parameter_that_has_no_tensors(lora: Path) -> None:
@@ -187,6 +192,7 @@ def test_every_field_of_the_installed_peft_is_accounted_for() -> None:
         "LOHA": peft.LoHaConfig,
         "LOKR": peft.LoKrConfig,
         "IA3": peft.IA3Config,
+        "TRAINABLE_TOKENS": peft.TrainableTokensConfig,
     }
     assert configs.keys() == FIELDS.keys()
     for peft_type, config in configs.items():
@@ -196,7 +202,9 @@ def test_every_field_of_the_installed_peft_is_accounted_for() -> None:
 
 def test_all_fields_are_reported_at_once(lora: Path) -> None:
     edit_config(lora, bias="some", lora_bias="some", init_lora_weights="other", r=-1)
-    edit_tensors(lora, lambda tensors: {**tensors, "base_model.model.lm_head.weight": np.ones((3, 2), np.float32)})
+    edit_tensors(
+        lora, lambda tensors: {**tensors, "base_model.model.other.lm_head.weight": np.ones((3, 2), np.float32)}
+    )
     text = refusal(lora)
     for expected in ('bias = "some"', 'lora_bias = "some"', 'init_lora_weights = "other"', "r = -1", "lm_head.weight"):
         assert expected in text
@@ -219,13 +227,17 @@ def test_broken_config_files(content: bytes, reason: str, lora: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("base_model.model.model.embed_tokens.weight", "embeddings and lm_head that were trained whole"),
+        ("base_model.model.model.embed_tokens.weight", "takes the place of the base's weight, or is a copy of it"),
+        (
+            "base_model.model.decoder.embed_tokens.weight",
+            "are served of PEFT's adapters, by the paths that the model has",
+        ),
         ("base_model.model.model.embed_tokens.lora_A.weight", "embeddings have lora_embedding_A"),
         ("base_model.model.lm_head.lora_embedding_B", "linear layers have lora_A and lora_B"),
         ("base_model.model.transformer.wpe.lora_embedding_B", "those of tokens alone can be adapted"),
         (
             "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
-            "a row for each of 0 trainable_token_indices",
+            "a row for each of 0 trained tokens",
         ),
         (PREFIX + "lora_B.bias", "expected [out]"),
         (PREFIX + "bias", "a trained bias, but adapter_config.json's bias is none"),

@@ -14,8 +14,10 @@ from adaptrt._core import AdapterError, CheckpointError, ConfigError, DType, Eng
 from adaptrt.builder import cli
 from adaptrt.builder.build import build
 from adaptrt.builder.checkpoint.quantization import QuantConfig
+from adaptrt.builder.compile.engine_file import EngineFile
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.builder.engine_config import EngineConfig
 from adaptrt.builder.engine_quality import EngineQuality
 from adaptrt.runtime.engine import load_engine
 from support.engines import SMALL, make_checkpoint, make_engine
@@ -220,12 +222,27 @@ def test_an_engine_is_replaced_and_anything_else_left_alone(root: Path, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["engine"]
 
 
-@pytest.mark.parametrize("sizes", [{"tp_size": 3}, {"pp_size": 2}])
-def test_checkpoints_of_several_ranks_are_refused(tmp_path: Path, sizes: dict[str, int]) -> None:
+def test_a_checkpoint_of_several_ranks_becomes_a_file_a_rank(tmp_path: Path) -> None:
     save_model(ModelSpec(num_key_value_heads=3, intermediate_size=39), tmp_path / "model")
-    convert_checkpoint(tmp_path / "model", tmp_path / "checkpoint", **sizes)
-    with pytest.raises(CheckpointError, match="engines of several ranks cannot be built yet"):
+    convert_checkpoint(tmp_path / "model", tmp_path / "checkpoint", tp_size=3)
+    engine = build(tmp_path / "checkpoint", SMALL, tmp_path / "engine", workers=2).directory
+    config = EngineConfig.load(engine)
+    files = [EngineFile(engine / f"rank{rank}.engine", config.engine_checksums[rank]) for rank in range(3)]
+    assert [(file.program.rank, file.program.num_ranks) for file in files] == [(0, 3), (1, 3), (2, 3)]
+    # Every rank has as many bytes of each tensor but for what is whole, and the same places for its pages.
+    assert len({file.num_bytes for file in files}) == 1
+    again = build(tmp_path / "checkpoint", SMALL, tmp_path / "again").directory
+    for rank in range(3):
+        name = f"rank{rank}.engine"
+        assert (engine / name).read_bytes() == (again / name).read_bytes()
+
+
+def test_pipelines_are_refused(tmp_path: Path) -> None:
+    save_model(ModelSpec(), tmp_path / "model")
+    convert_checkpoint(tmp_path / "model", tmp_path / "checkpoint", pp_size=2)
+    with pytest.raises(ConfigError, match="LlamaForCausalLM cannot be cut over ranks: pp_size is 2; accepted: 1"):
         build(tmp_path / "checkpoint", SMALL, tmp_path / "engine")
+    assert not (tmp_path / "engine").exists()
 
 
 def test_a_checkpoint_of_an_unknown_architecture_is_refused(root: Path, tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_every_field_of_every_op_reaches_the_program_and_the_graph(checkpoint: C
         }
         return emitted.body, emitted.head, emitted.sites, constants
 
-    stored = stored_tensors(checkpoint.tensors.reader, checkpoint.config.quantization)
+    stored = stored_tensors(checkpoint.ranks[0].reader, checkpoint.config.quantization)
 
     def graph(network: Network) -> bytes:
         return bytes(onnx_graph(network, stored, ADAPTABLE).SerializeToString())

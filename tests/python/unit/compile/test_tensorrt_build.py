@@ -100,7 +100,7 @@ def check_tensors(plans: TensorRtPlans, checkpoint: Checkpoint, report: BuildRep
         "logits": ("output", "float32", (-1, model.vocab_size)),
     }
     if plans.weights is not None:
-        specs = checkpoint.tensors.reader.specs
+        specs = checkpoint.ranks[0].reader.specs
         expected |= {name: ("input", engine_type, spec.shape) for name, spec in specs.items()}
     assert {tensor.name: (tensor.mode, tensor.dtype, tensor.shape) for tensor in plans.tensors} == expected
     aliases = {tensor.name: tensor.alias for tensor in plans.tensors if tensor.alias is not None}

@@ -39,10 +39,10 @@ def test_sites_are_those_of_the_engine_and_the_nodes_of_the_graph(tmp_path: Path
         found += [(attributes["layer"], weight.inputs, module, size) for module, size in parts]
         gemm = next(made for made in graph.node if made.output[0] == node.input[1])
         assert gemm.input[1] == f"{weight.name}.weight"
-        assert opened.tensors.reader.specs[gemm.input[1]].shape == (weight.outputs, weight.inputs)
+        assert opened.ranks[0].reader.specs[gemm.input[1]].shape == (weight.outputs, weight.inputs)
     assert found == expected
     assert {f"{weight.name}.weight" for site in sites for weight in site.weights} == {
-        name for name, spec in opened.tensors.reader.specs.items() if ".layers." in name and len(spec.shape) == 2
+        name for name, spec in opened.ranks[0].reader.specs.items() if ".layers." in name and len(spec.shape) == 2
     }
 
 

@@ -29,7 +29,7 @@ def dumped(spec: ModelSpec, directory: Path, dtype: DType | None = None) -> tupl
     written: list[int] = []
     model = make_graph(checkpoint, OPTIONS)
     dump_onnx(model, checkpoint.directory, directory / "network.onnx", written.append)
-    assert sum(written) == external_bytes(model) == sum(s.num_bytes for s in checkpoint.tensors.reader.specs.values())
+    assert sum(written) == external_bytes(model) == sum(s.num_bytes for s in checkpoint.ranks[0].reader.specs.values())
     return checkpoint, directory / "network.onnx"
 
 
@@ -40,8 +40,8 @@ def test_the_checker_accepts_it_and_the_weights_are_the_checkpoints(family: str,
     assert path.stat().st_size < 100_000
     model = onnx.load(path)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    for name in checkpoint.tensors.reader.specs:
-        assert numpy_helper.to_array(stored[name]).tobytes() == checkpoint.tensors.reader.array(name).tobytes()
+    for name in checkpoint.ranks[0].reader.specs:
+        assert numpy_helper.to_array(stored[name]).tobytes() == checkpoint.ranks[0].reader.array(name).tobytes()
 
 
 def test_plugin_nodes_look_as_tensorrts_parser_wants_them(tmp_path: Path) -> None:

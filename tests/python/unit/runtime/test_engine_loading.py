@@ -71,7 +71,7 @@ def test_a_native_engine_runs_without_what_only_builders_and_gpus_need(built: Pa
 def test_packed_weights_are_the_checkpoints(dtype: DType, tmp_path: Path) -> None:
     """Rows of every linear layer, unpacked by C++, against the checkpoint's tensors; all dtypes, odd sizes."""
     make_engine(ModelSpec(num_hidden_layers=1, hidden_size=69, intermediate_size=131), tmp_path, dtype=dtype)
-    reader = Checkpoint.open(tmp_path / "checkpoint").tensors.reader
+    reader = Checkpoint.open(tmp_path / "checkpoint").ranks[0].reader
     engine = load_engine(tmp_path / "engine")  # keeps the mapping alive
     linears = [op for op in engine.program.body if isinstance(op, LinearOp)]
     names = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")

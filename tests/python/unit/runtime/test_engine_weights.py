@@ -66,7 +66,7 @@ def engine(model: Path) -> EngineBase:
         max_num_tokens=1, max_input_len=1, max_seq_len=1, tokens_per_block=1, arena_bytes=0, buffers=[], body=ops,
         head=[], logits=0, lora=layout,
     )  # fmt: skip
-    return EngineBase(program, storage, Path("engine"))
+    return EngineBase([(program, storage)], Path("engine"))
 
 
 def modules_of(model: Path) -> AdaptedModules:

@@ -42,6 +42,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     shutil.copytree(root / "poet", root / "half-link")
     (root / "half-link" / "adapter_model.safetensors").unlink()
     (root / "half-link" / "adapter_model.safetensors").symlink_to(base / "outside" / "adapter_model.safetensors")
+    shutil.copytree(root / "poet", root / "initial-link")
+    shutil.copytree(root / "half-link", root / "initial-link" / "initial_adapter", symlinks=True)
     shutil.copytree(root / "poet", root / "broken")
     (root / "broken" / "adapter_model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0notjson!")
     return Place(adaptrt.load_engine(engine), root, base / "outside")
@@ -113,7 +115,21 @@ def test_a_weighted_sum_adds_its_terms(place: Place, executor: adaptrt.Executor)
 
 
 @pytest.mark.parametrize(
-    "name", ["../outside", "org/../poet", "./poet", "poet/", "/etc", "", "link", "half-link", "a\0b", "a\\b", "x" * 300]
+    "name",
+    [
+        "../outside",
+        "org/../poet",
+        "./poet",
+        "poet/",
+        "/etc",
+        "",
+        "link",
+        "half-link",
+        "initial-link",
+        "a\0b",
+        "a\\b",
+        "x" * 300,
+    ],
 )
 def test_names_lead_nowhere_else(place: Place, executor: adaptrt.Executor, name: str) -> None:
     async def body(adapters: ServedAdapters) -> None:
@@ -123,7 +139,9 @@ def test_names_lead_nowhere_else(place: Place, executor: adaptrt.Executor, name:
     run(place, executor, body)
 
 
-@pytest.mark.parametrize("path", ["../outside", "link", "half-link", "nowhere", "poet/adapter_config.json", "a\0b", ""])
+@pytest.mark.parametrize(
+    "path", ["../outside", "link", "half-link", "initial-link", "nowhere", "poet/adapter_config.json", "a\0b", ""]
+)
 def test_paths_outside_the_roots_are_refused_alike(place: Place, executor: adaptrt.Executor, path: str) -> None:
     async def body(adapters: ServedAdapters) -> None:
         for asked in (path, str(place.root / path) if "\0" not in path and path else "/etc", str(place.outside)):

@@ -1,0 +1,88 @@
+"""What an adapter does to the pooler of a model: the linear layer that some classifiers have before their last one.
+
+It is computed on the host, of one row a text, so that it is no row of an adapter's tensors: a classifier with the
+adapter has a pooler of its own. Embeddings do not read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..._core import AdapterError
+from ..checkpoint.casting import to_float32
+from ..network.adapter_sites import AdaptedModules
+from .adapter import Array, FloatArray
+from .names import LORA_NAMES, PEFT_PREFIX, Role
+from .peft_config import PeftConfig
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedPooler:
+    """W + `scale` B A in place of the pooler's weight W; with a magnitude m, m / ||W + `scale` B A|| times that."""
+
+    a: FloatArray
+    """[rank, in]"""
+    b: FloatArray
+    """[out, rank]"""
+    scale: float
+    magnitude: FloatArray | None
+    """[out], of DoRA; norms are those of rows."""
+    file: Path
+
+    def weight_over(self, base: FloatArray) -> FloatArray:
+        """[out, in], over the model's own. Raises AdapterError for sizes that do not fit, and norms of zero."""
+        if (len(self.b), self.a.shape[1]) != base.shape:
+            raise AdapterError(
+                f"{self.file}: of the pooler lora_A is {list(self.a.shape)} and lora_B {list(self.b.shape)}; its "
+                f"weight is {list(base.shape)}"
+            )
+        made = base + np.float32(self.scale) * (self.b @ self.a)
+        if self.magnitude is not None:
+            norms = np.sqrt(np.einsum("ij,ij->i", made, made, dtype=np.float64))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                made = ((self.magnitude / norms)[:, np.newaxis] * made).astype(np.float32)
+        if not np.isfinite(made).all():
+            raise AdapterError(f"{self.file}: what it makes of the pooler's weight is not finite")
+        return np.ascontiguousarray(made, np.float32)
+
+
+def pooler_tensors(tensors: Mapping[str, Array], modules: AdaptedModules | None) -> dict[str, Array]:
+    """Those that change the pooler of the model."""
+    paths = () if modules is None else modules.pooler_paths
+    starts = tuple(start + path + "." for path in paths for start in (PEFT_PREFIX, ""))
+    return {name: tensor for name, tensor in tensors.items() if starts and name.startswith(starts)}
+
+
+def adapted_pooler(tensors: Mapping[str, Array], config: PeftConfig, file: Path) -> AdaptedPooler | None:
+    """What pooler_tensors() are; None: there are none. Raises AdapterError for what is not LoRA's or DoRA's."""
+    if not tensors:
+        return None
+    found: dict[str, FloatArray] = {}
+    path = ""
+    for name, tensor in tensors.items():
+        match = LORA_NAMES.fullmatch(name)
+        if match is None or config.peft_type != "LORA" or match["shift"] or match["embedding"]:
+            raise AdapterError(f"{file}: tensor '{name}' changes the pooler; accepted: LoRA and DoRA of it")
+        path = match["path"].removeprefix(PEFT_PREFIX)
+        found[match["role"] or Role.MAGNITUDE.value] = _float32(file, name, tensor)
+    a, b, magnitude = (found.get(role.value) for role in (Role.A, Role.B, Role.MAGNITUDE))
+    rank = config.rank_of(path)
+    if a is None or b is None or a.ndim != 2 or b.ndim != 2 or (len(a), b.shape[1]) != (rank, rank):
+        raise AdapterError(f"{file}: of the pooler it needs lora_A [{rank}, in] and lora_B [out, {rank}]")
+    if (magnitude is None) == config.use_dora or (magnitude is not None and magnitude.size != len(b)):
+        raise AdapterError(f"{file}: of the pooler it needs a magnitude [{len(b)}] with use_dora, and none without")
+    return AdaptedPooler(a, b, config.scale_of(path), None if magnitude is None else magnitude.reshape(-1), file)
+
+
+def _float32(file: Path, name: str, tensor: Array) -> FloatArray:
+    if tensor.dtype.kind not in "fV" and tensor.dtype.name != "bfloat16":
+        raise AdapterError(f"{file}: tensor '{name}' is {tensor.dtype.name}; expected floating-point numbers")
+    with np.errstate(over="ignore"):
+        wide = np.ascontiguousarray(to_float32(tensor))
+    if not np.isfinite(wide).all():
+        raise AdapterError(f"{file}: tensor '{name}' has NaN, or values beyond float32")
+    return wide

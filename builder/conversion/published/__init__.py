@@ -1,0 +1,1 @@
+"""Models whose layers were quantised before they were published: what their formats' tensors stand for."""

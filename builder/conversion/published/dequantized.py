@@ -1,0 +1,75 @@
+"""Models whose quantised layers become matrices of the checkpoint's type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...._core import CheckpointError, DType, dtype_name
+from ...checkpoint.casting import CHECKPOINT_DTYPES, FLOAT32
+from ...checkpoint.hf_weights import HfWeights, MadeMatrix
+from ...network.network import Network
+from ...progress import format_bytes
+from .formats import WEIGHT, PublishedFormat
+from .kept_tensors import linear_weights
+
+
+@dataclass(frozen=True)
+class Dequantization:
+    """What became of the layers that were quantised before the model was published."""
+
+    format: str
+    """As PublishedFormat.describe."""
+    num_matrices: int
+    published_bytes: int
+    """Of the tensors that the matrices are made of."""
+    num_bytes: int
+    """Of the matrices in the checkpoint's type."""
+    dtype: DType
+    rounds_activations: bool
+    """Where the format's library runs the model; AdaptRT does not."""
+
+    def describe(self) -> str:
+        """What people read."""
+        activations = "; activations are not rounded" if self.rounds_activations else ""
+        return (
+            f"{self.num_matrices} matrices of {self.format}, {format_bytes(self.published_bytes)}, become "
+            f"{format_bytes(self.num_bytes)} of {dtype_name(self.dtype)}{activations}"
+        )
+
+
+def dequantization(
+    found: PublishedFormat, network: Network, weights: HfWeights, dtype: DType, subject: str
+) -> Dequantization:
+    """What becomes of the matrices of a network's linear layers.
+
+    Raises CheckpointError where `dtype` cannot hold what the format's library makes of them.
+    """
+    used, own = dict(_matrices_of(network, weights)), np.dtype(dtype_name(dtype))
+    if not found.has_model_dtype:
+        needed = {matrix.dtype for matrix in used.values()}
+        accepted = [each for each in CHECKPOINT_DTYPES if each == FLOAT32 or needed <= {each}]
+        if own not in accepted:
+            name, matrix = next((name, matrix) for name, matrix in used.items() if matrix.dtype != own)
+            raise CheckpointError(
+                f"{subject}: dtype {own} would round the weights of {found.describe()}, such as '{name}', which are "
+                f"{matrix.dtype}; accepted: --dtype {' or '.join(map(str, accepted))}"
+            )
+    return Dequantization(
+        format=found.describe(),
+        num_matrices=len(used),
+        published_bytes=sum(weights.stored_bytes(name) for name in used),
+        num_bytes=sum(matrix.shape[0] * matrix.shape[1] for matrix in used.values()) * own.itemsize,
+        dtype=dtype,
+        rounds_activations=found.rounds_activations,
+    )
+
+
+def _matrices_of(network: Network, weights: HfWeights) -> Iterator[tuple[str, MadeMatrix]]:
+    made = weights.matrices
+    for weight in linear_weights(network):
+        for part in weight.parts:
+            if (name := part.source + WEIGHT) in made:
+                yield name, made[name]

@@ -1,0 +1,127 @@
+"""What every format of quantised layers says of itself, and the checks that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from ...._core import CheckpointError
+from ...checkpoint.casting import BFLOAT16, Array, to_float32
+from ...checkpoint.hf_weights import HfWeights, MadeMatrix
+from ...checkpoint.quantization import QuantConfig
+from ...checkpoint.quantizer import QuantizedRows
+
+INT32: Final = np.dtype(np.int32)
+WEIGHT: Final = ".weight"
+
+
+class QuantizedMatrix(MadeMatrix, Protocol):
+    """One of a format whose integers and scales checkpoints can have."""
+
+    def can_be_kept(self) -> bool:
+        """Whether all scales and zero points have values that a checkpoint can hold."""
+
+    def quantized_rows(self, rows: range, step: int) -> Iterator[QuantizedRows]:
+        """Rows of it as PublishedFormat.kept says, `step` at a time."""
+
+
+class PublishedFormat(Protocol):
+    """How a model's layers were quantised before it was published. Which layers these are, the tensors tell."""
+
+    @property
+    def kept(self) -> QuantConfig | None:
+        """What the integers and scales become in a checkpoint, of matrices that are QuantizedMatrix then.
+
+        None: checkpoints cannot have them.
+        """
+
+    @property
+    def has_model_dtype(self) -> bool:
+        """The format's library rounds the weights to the type that the model is loaded in, whatever it is.
+
+        False: it gives them in a type that the tensors tell.
+        """
+
+    @property
+    def rounds_activations(self) -> bool:
+        """The format's library rounds what comes into a layer too, as the model runs."""
+
+    def describe(self) -> str:
+        """What people read: GPTQ of 4 bits in groups of 128."""
+
+    def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
+        """The weights of the quantised layers by their names, dequantised as they are read.
+
+        Raises CheckpointError with every tensor that is missing, or of another type or shape than the format gives it.
+        """
+
+
+Expected = Mapping[str, tuple[Sequence[np.dtype[Any]], tuple[int, ...]]]
+"""The types and the shape of tensors, by name."""
+
+
+def tensor_problems(weights: HfWeights, expected: Expected) -> list[str]:
+    """What is wrong with tensors that a quantised layer consists of."""
+    problems = []
+    for name, (dtypes, shape) in expected.items():
+        if name not in weights:
+            problems.append(f"tensor '{name}' is missing")
+            continue
+        spec = weights.spec(name)
+        if spec.shape != shape:
+            problems.append(f"{weights.where(name)}: is {list(spec.shape)}; expected {list(shape)}")
+        if spec.dtype not in dtypes:
+            problems.append(f"{weights.where(name)}: is of {spec.dtype}; accepted: {', '.join(map(str, dtypes))}")
+    return problems
+
+
+def layers_with(weights: HfWeights, suffix: str, format_name: str) -> list[str]:
+    """What stands before `suffix` in the names of tensors. Raises CheckpointError where there are none."""
+    found = [name.removesuffix(suffix) for name in weights.names if name.endswith(suffix)]
+    if not found:
+        raise CheckpointError(
+            f"{weights.directory}: quantization_config says {format_name}, but no tensor is named *{suffix}"
+        )
+    return found
+
+
+def raise_problems(weights: HfWeights, problems: Sequence[str]) -> None:
+    """Raises CheckpointError if there are any."""
+    if problems:
+        raise CheckpointError(f"{weights.directory}: " + "; ".join(problems))
+
+
+def in_steps(rows: range, step: int) -> Iterator[range]:
+    """The same, `step` at a time."""
+    for first in range(rows.start, rows.stop, step):
+        yield range(first, min(first + step, rows.stop))
+
+
+def scaled(numbers: Array, scales: Array, dtype: np.dtype[Any]) -> Array:
+    """numbers * scales, float32, in `dtype`, rounded to nearest even.
+
+    What overflows it becomes infinite, and products of scales that are not finite stay so; cast() refuses them.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        product: Array = (numbers * scales).astype(dtype, copy=False)
+    return product
+
+
+def scales_can_be_kept(scales: Array, bits: int) -> bool:
+    """Whether they are finite, and of four bits numbers of bfloat16, in which checkpoints have those."""
+    wide = to_float32(scales)
+    if not np.isfinite(wide).all():
+        return False
+    return bits != 4 or np.array_equal(to_float32(scales.astype(BFLOAT16)), wide)
+
+
+def of_four_bits(numbers: Array, scales: Array, zeros: Array | None) -> QuantizedRows:
+    """Rows of W4A16: `numbers` uint8 [rows, in] from 0 to 15, `scales` [rows, groups], `zeros` uint8 [rows, groups].
+
+    Without zeros the numbers stand for 8 less.
+    """
+    if zeros is None:
+        numbers = numbers ^ 8  # from u = q + 8 to q in two's complement
+    return QuantizedRows(numbers[:, 0::2] | (numbers[:, 1::2] << 4), scales.astype(BFLOAT16), zeros)

@@ -1,0 +1,118 @@
+"""FP8 with a scale for each block of a matrix, as DeepSeek and Qwen publish it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from ...checkpoint.casting import BFLOAT16, CHECKPOINT_DTYPES, FLOAT32, Array, to_float32
+from ...checkpoint.hf_weights import HfWeights, MadeMatrix
+from ...json_fields import JsonFields, describe, is_integer
+from .formats import WEIGHT, in_steps, layers_with, raise_problems, scaled, tensor_problems
+
+METHOD: Final = "fp8"
+FLOAT8: Final = np.dtype(ml_dtypes.float8_e4m3fn)
+_SCALE: Final = ".weight_scale_inv"
+_ACTIVATION_SCALE: Final = ".activation_scale"
+# What activations are rounded to where products are of FP8, which they are not here, and layers that the tensors tell.
+_HARMLESS: Final = (
+    *("activation_scheme", "dequantize", "ignored_layers", "modules_to_convert", "modules_to_not_convert"),
+    "scale_fmt",
+)
+
+
+def read_fp8(fields: JsonFields) -> BlockFp8 | None:
+    """What a quantization_config of FP8 says. Notes what cannot be read; the result may be None then."""
+    fields.string("fmt", choices=("e4m3",), default="e4m3")
+    fields.string("expert_dtype", choices=("fp8",), default="fp8")
+    block = read_block(fields, "weight_block_size")
+    fields.discard(_HARMLESS)
+    return BlockFp8(block)
+
+
+def read_block(fields: JsonFields, name: str) -> tuple[int, int] | None:
+    """Takes the field with the outputs and inputs of a block; None: the whole matrix, for null or a missing field."""
+    block = fields.raw(name)
+    if block is None:
+        return None
+    if isinstance(block, list) and len(block) == 2 and all(is_integer(size) and size > 0 for size in block):
+        return block[0], block[1]
+    fields.problem(name, f"is {describe(block)}; expected the outputs and inputs of a block")
+    return None
+
+
+def number_of_blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
+    """Down and across, the last ones smaller where they have to."""
+    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
+
+
+@dataclass(frozen=True)
+class BlockFp8:
+    """w = scale q, with a scale for each block."""
+
+    block: tuple[int, int] | None
+    """Outputs and inputs; None: a matrix is one block."""
+    kept: None = None
+    has_model_dtype: bool = True
+    rounds_activations: bool = True
+
+    def describe(self) -> str:
+        """As PublishedFormat.describe."""
+        return "FP8" if self.block is None else f"FP8 in blocks of {self.block[0]} x {self.block[1]}"
+
+    def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
+        """As PublishedFormat.matrices."""
+        found: dict[str, MadeMatrix] = {}
+        problems: list[str] = []
+        for source in layers_with(weights, _SCALE, self.describe()):
+            name = source + WEIGHT
+            if name not in weights or len(weights.spec(name).shape) != 2:
+                problems.append(f"{weights.where(source + _SCALE)}: expected a weight [out, in] beside it")
+                continue
+            outputs, inputs = weights.spec(name).shape
+            stored = weights.spec(source + _SCALE).shape
+            grid = stored if self.block is None else number_of_blocks((outputs, inputs), self.block)
+            if self.block is None and stored not in ((), (1,), (1, 1)):
+                problems.append(f"{weights.where(source + _SCALE)}: is {list(stored)}; expected one scale")
+            expected: dict[str, Any] = {
+                name: ((FLOAT8,), (outputs, inputs)),
+                source + _SCALE: ((FLOAT32, BFLOAT16), grid),
+            }
+            if source + _ACTIVATION_SCALE in weights:
+                expected[source + _ACTIVATION_SCALE] = (
+                    CHECKPOINT_DTYPES,
+                    weights.spec(source + _ACTIVATION_SCALE).shape,
+                )
+            problems += tensor_problems(weights, expected)
+            block = self.block or (outputs, inputs)
+            found[name] = ScaledMatrix(weights, tuple(expected), (outputs, inputs), block, FLOAT32)
+        raise_problems(weights, problems)
+        return found
+
+
+@dataclass(frozen=True)
+class ScaledMatrix:
+    """Numbers of FP8 times the scale of their block: in float32, and rounded once."""
+
+    weights: HfWeights
+    tensors: tuple[str, ...]
+    """The numbers, their scales, and others that are not used."""
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    """Outputs and inputs that share a scale."""
+    dtype: np.dtype[Any]
+
+    def rows(self, rows: range, step: int) -> Iterator[Array]:
+        """As MadeMatrix.rows."""
+        number, scale, *_ = self.tensors
+        grid = number_of_blocks(self.shape, self.block)
+        scales = to_float32(self.weights.joined_rows(scale)).reshape(grid)
+        of_column = np.arange(self.shape[1]) // self.block[1]
+        for taken in in_steps(rows, step):
+            values = self.weights.joined_rows(number, taken).astype(np.float32)
+            of_row = np.arange(taken.start, taken.stop) // self.block[0]
+            yield scaled(values, scales[of_row][:, of_column], self.dtype)

@@ -1,0 +1,133 @@
+"""BertModel: learned positions and token types, biases, and layer norms behind each sublayer."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..._core import PoolingActivation
+from ..checkpoint.config import LEARNED_POSITIONS
+from ..checkpoint.pooling import CLS
+from ..json_fields import JsonFields
+from ..network.network import Network
+from ..network.ops import Activation, RotaryTable, Value
+from ..network.weights import SourceRow, Split, whole
+from .encoder import EncoderConfig
+from .family import GELUS, Features, ModelFamily, no_rope
+
+_MODEL: Final = "bert"
+_POOLER: Final = f"{_MODEL}.pooler.dense"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig(EncoderConfig):
+    """The fields of BERT beyond those of other encoders."""
+
+    type_vocab_size: int = 2
+    """Kinds of tokens. All tokens are of kind 0, whose embedding is added to the positions' when a model is converted:
+    pairs of texts are not told apart."""
+    has_pooler: bool = True
+    """There is a linear layer over the first hidden state, which classifiers of texts read."""
+
+    @property
+    def classified_row(self) -> str:
+        """The first."""
+        return CLS
+
+    def classifiers_need_pooler(self, *, per_token: bool) -> bool:
+        """Those of texts do."""
+        return not per_token
+
+
+def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
+    return {
+        "attn_bias": True,
+        "attn_dense_bias": True,
+        "mlp_bias": True,
+        "type_vocab_size": fields.integer("type_vocab_size", default=2),
+    }
+
+
+def _fitting(c: BertConfig, tensors: Container[str]) -> BertConfig:
+    """Models of embeddings and classifiers of tokens may be without the pooler."""
+    needed = c.classifier is not None and c.classifiers_need_pooler(per_token=c.classifier.per_token)
+    return replace(c, has_pooler=needed or f"{_POOLER}.weight" in tensors)
+
+
+def _declare(net: Network, c: BertConfig) -> None:
+    x, rotary = _embedded(net, c), net.no_rotation()
+    for layer in net.layers():
+        p = f"{_MODEL}.encoder.layer.{layer}"
+        x = _attention(net, c, x, p, rotary)
+        x = _mlp(net, c, x, p)
+        if layer < c.num_hidden_layers - 1:
+            x = net.layer_norm(x, f"{p}.output.LayerNorm", "post_layernorm", is_stream=True)
+    with net.scope("head"):
+        last = f"{_MODEL}.encoder.layer.{c.num_hidden_layers - 1}.output.LayerNorm"
+        net.hidden = net.layer_norm(x, last, "transformer.ln_f", logit_rows=True)
+    if c.has_pooler:
+        net.pool(_POOLER, activation=PoolingActivation.TANH)
+    if c.classifier is not None:
+        net.classifier("classifier", c.hidden_size, bias=True)
+
+
+def _embedded(net: Network, c: BertConfig) -> Value:
+    p = f"{_MODEL}.embeddings"
+    kind = SourceRow(f"{p}.token_type_embeddings.weight", (c.type_vocab_size, c.hidden_size), row=0)
+    x = net.embedding(f"{p}.word_embeddings", positions=f"{p}.position_embeddings", added=kind)
+    with net.scope("embedding"):
+        return net.layer_norm(x, f"{p}.LayerNorm", "transformer.ln_embed", is_stream=True)
+
+
+def _attention(net: Network, c: BertConfig, x: Value, p: str, rotary: RotaryTable) -> Value:
+    heads, width = c.num_attention_heads, c.num_attention_heads * c.head_size
+    with net.scope("attention"):
+        names = (("query", "attn_q"), ("key", "attn_k"), ("value", "attn_v"))
+        parts = [whole(f"{p}.attention.self.{name}", module, width, heads) for name, module in names]
+        qkv = net.linear(net.cast(x), "attention.qkv", parts, split=Split.COLUMN, bias=True)
+        attended = net.attention(qkv, rotary, is_causal=False)
+        dense = whole(f"{p}.attention.output.dense", "attn_dense", c.hidden_size)
+        x = net.linear(attended, "attention.dense", [dense], split=Split.ROW, bias=True, add_to=x)
+        return net.layer_norm(x, f"{p}.attention.output.LayerNorm", "input_layernorm", is_stream=True)
+
+
+def _mlp(net: Network, c: BertConfig, x: Value, p: str) -> Value:
+    with net.scope("mlp"):
+        up = whole(f"{p}.intermediate.dense", "mlp_h_to_4h", c.intermediate_size)
+        activation = Activation(c.hidden_act)
+        h = net.linear(net.cast(x), "mlp.fc", [up], split=Split.COLUMN, bias=True, activation=activation)
+        down = whole(f"{p}.output.dense", "mlp_4h_to_h", c.hidden_size)
+        return net.linear(h, "mlp.proj", [down], split=Split.ROW, bias=True, add_to=x)
+
+
+BERT = ModelFamily(
+    architecture="BertModel",
+    bare_architectures=frozenset({"BertForMaskedLM", "BertForPreTraining"}),
+    config_class=BertConfig,
+    read_features=_read_features,
+    read_rope=no_rope,
+    declare=_declare,
+    fitting=_fitting,
+    # The model's names where it was saved without a head.
+    older_names={f"{name}.": f"{_MODEL}.{name}." for name in ("embeddings", "encoder", "pooler")},
+    # Weights and biases of norms as TensorFlow called them.
+    older_endings={".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"},
+    position_embedding_type=LEARNED_POSITIONS,
+    activations={**GELUS, "relu": "relu"},
+    field_names={"rms_norm_eps": "layer_norm_eps"},
+    optional_fields=frozenset({"num_key_value_heads", "head_dim"}),
+    tied_by_default=True,
+    neutral_fields={"is_decoder": False, "position_embedding_type": "absolute"},
+    harmless_fields=frozenset(
+        {
+            "attention_probs_dropout_prob",
+            "classifier_dropout",
+            "directionality",
+            "gradient_checkpointing",
+            "hidden_dropout_prob",
+        }
+    ),
+    # The heads of bare_architectures, and positions that were saved as a buffer.
+    ignored_tensors=(r"cls\..*", r"bert\.embeddings\.position_ids"),
+)

@@ -1,0 +1,62 @@
+#include <pybind11/pybind11.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "adaptrt/mpi/mpi_communicator.h"
+#include "adaptrt/sharded/sharded_engine.h"
+#include "bindings.h"
+#include "engine_handle.h"
+
+namespace py = pybind11;
+
+namespace adaptrt::bindings {
+namespace {
+
+/// Rank 0 of an engine of several ranks.
+class ShardedEngine : public EngineHandle {
+ public:
+  ShardedEngine(const EngineHandle& local, std::shared_ptr<Communicator> communicator) {
+    hold(make_sharded_engine(local.engine(), std::move(communicator)));
+  }
+};
+
+}  // namespace
+
+void bind_ranks(py::module_& module) {
+  py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator",
+                                                          "How the ranks of one engine talk to each other.")
+      .def_property_readonly("rank", &Communicator::rank)
+      .def_property_readonly("size", &Communicator::size)
+      .def_property_readonly(
+          "is_lost", &Communicator::is_lost,
+          "Whether a rank has not done its part, so that nothing can be exchanged any more.");
+  module.def(
+      "mpi_communicator",
+      [](const std::string& library, std::int32_t handle_bytes, std::uint64_t communicator,
+         std::uint64_t byte_type, double time_limit) {
+        const auto limit =
+            std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(time_limit));
+        return make_mpi_communicator({library, handle_bytes, communicator, byte_type}, limit);
+      },
+      py::kw_only(), py::arg("library"), py::arg("handle_bytes"), py::arg("communicator"),
+      py::arg("byte_type"), py::arg("time_limit"),
+      "Ranks that talk over MPI. `library` is a shared library that is linked to MPI; `communicator` and "
+      "`byte_type` are its handles as numbers, each of `handle_bytes`; a rank that has not answered for "
+      "`time_limit` seconds is lost. Raises ConfigError where MPI's functions are not found.");
+  py::class_<ShardedEngine, EngineHandle>(
+      module, "ShardedEngine", "Rank 0 of an engine of several ranks; the others are in serve_rank().")
+      .def(py::init<const EngineHandle&, std::shared_ptr<Communicator>>(), py::arg("local"),
+           py::arg("communicator"));
+  module.def(
+      "serve_rank",
+      [](const EngineHandle& local, Communicator& communicator) {
+        serve_rank(*local.engine(), communicator);
+      },
+      py::arg("local"), py::arg("communicator"), py::call_guard<py::gil_scoped_release>(),
+      "Runs the engine of a rank other than 0 as rank 0 says; returns when the executor there was shut down. "
+      "Raises EngineError when a rank is lost.");
+}
+
+}  // namespace adaptrt::bindings

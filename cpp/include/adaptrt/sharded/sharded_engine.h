@@ -1,0 +1,23 @@
+#pragma once
+
+#include <memory>
+
+#include "adaptrt/engine/communicator.h"
+#include "adaptrt/engine/engine.h"
+
+namespace adaptrt {
+
+// An engine of several ranks: each process runs the program of its rank, with its share of the weights, of
+// the KV pool and of the adapters. Rank 0 has the executor; the others do what it tells them.
+
+/// Rank 0's. `local` runs its own program and talks to the others over `communicator`, where each of them is
+/// in serve_rank(). What a rank has no memory for ends in ConfigError that names it; a rank that is lost, in
+/// EngineError. KV blocks are in pieces on every rank, and cannot be read.
+[[nodiscard]] std::unique_ptr<Engine> make_sharded_engine(std::shared_ptr<Engine> local,
+                                                          std::shared_ptr<Communicator> communicator);
+
+/// Any other rank's: runs `local` as rank 0 says, and returns when the engine there has ended its steps.
+/// Throws EngineError when a rank is lost.
+void serve_rank(Engine& local, Communicator& communicator);
+
+}  // namespace adaptrt

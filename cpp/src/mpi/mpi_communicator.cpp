@@ -1,0 +1,200 @@
+#include "adaptrt/mpi/mpi_communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "mpi_library.h"
+
+namespace adaptrt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
+/// MPI counts bytes by int.
+constexpr std::size_t kMostBytesAtOnce = std::size_t{1} << 30;
+/// What a message of an exchange may take before the wait for it gives the CPU to others now and then: longer
+/// than any that comes in time.
+constexpr microseconds kBusyExchange{2000};
+/// The same of a command, behind which the next one comes at once while there are requests.
+constexpr microseconds kBusyWait{300};
+constexpr microseconds kShortestSleep{50};
+constexpr microseconds kLongestSleep{1000};
+
+/// Waits busily at first, for what comes in no time, and then in longer and longer sleeps.
+class Patience {
+ public:
+  explicit Patience(microseconds busy) : busy_until_(Clock::now() + busy) {}
+
+  void pause() {
+    if (Clock::now() < busy_until_) {
+      std::this_thread::yield();
+      return;
+    }
+    std::this_thread::sleep_for(sleep_);
+    sleep_ = std::min(kLongestSleep, sleep_ + sleep_ / 4);
+  }
+
+ private:
+  Clock::time_point busy_until_;
+  microseconds sleep_ = kShortestSleep;
+};
+
+template <class Handle>
+Handle handle_of(std::uint64_t value) {
+  Handle handle;
+  static_assert(sizeof(handle) <= sizeof(value));
+  std::memcpy(&handle, &value, sizeof(handle));  // numbers of fewer bytes are the lowest ones, little-endian
+  return handle;
+}
+
+template <class Handle>
+class MpiCommunicator final : public Communicator {
+ public:
+  MpiCommunicator(const MpiHandles& handles, std::chrono::milliseconds time_limit)
+      : library_(handles.library),
+        mpi_(library_),
+        communicator_(handle_of<Handle>(handles.communicator)),
+        byte_(handle_of<Handle>(handles.byte_type)),
+        time_limit_(time_limit) {
+    if (mpi_.comm_rank(communicator_, &rank_) != kMpiSuccess ||
+        mpi_.comm_size(communicator_, &size_) != kMpiSuccess) {
+      throw ConfigError("MPI: the communicator has no rank or size");
+    }
+  }
+
+  [[nodiscard]] std::int32_t rank() const override { return rank_; }
+  [[nodiscard]] std::int32_t size() const override { return size_; }
+
+  [[nodiscard]] bool is_lost() const override { return is_lost_.load(); }
+
+  void exchange(std::span<const OutgoingMessage> sent, std::span<const IncomingMessage> received) override {
+    require_all_ranks();
+    for (const IncomingMessage& message : received) begin_to_receive(message);
+    for (const OutgoingMessage& message : sent) begin_to_send(message);
+    finish(Patience(kBusyExchange), time_limit_);
+  }
+
+  void wait_for(const IncomingMessage& message) override {
+    require_all_ranks();
+    begin_to_receive(message);
+    finish(Patience(kBusyWait), std::nullopt);
+  }
+
+ private:
+  struct Pending {
+    Handle request;
+    std::int32_t peer;
+  };
+
+  void require_all_ranks() const {
+    if (failure_) throw EngineError(*failure_);
+  }
+
+  void begin_to_receive(const IncomingMessage& message) {
+    for (std::size_t first = 0; first < message.bytes.size(); first += kMostBytesAtOnce) {
+      const auto size = static_cast<int>(std::min(kMostBytesAtOnce, message.bytes.size() - first));
+      Handle request;
+      require_success(
+          mpi_.irecv(message.bytes.data() + first, size, byte_, message.from, kTag, communicator_, &request),
+          "MPI_Irecv", message.from);
+      pending_.push_back({request, message.from});
+    }
+  }
+
+  void begin_to_send(const OutgoingMessage& message) {
+    for (std::size_t first = 0; first < message.bytes.size(); first += kMostBytesAtOnce) {
+      const auto size = static_cast<int>(std::min(kMostBytesAtOnce, message.bytes.size() - first));
+      Handle request;
+      require_success(
+          mpi_.isend(message.bytes.data() + first, size, byte_, message.to, kTag, communicator_, &request),
+          "MPI_Isend", message.to);
+      pending_.push_back({request, message.to});
+    }
+  }
+
+  void finish(Patience patience, std::optional<std::chrono::milliseconds> limit) {
+    const auto start = Clock::now();
+    while (!test_all()) {
+      if (limit && Clock::now() - start > *limit) give_up();
+      patience.pause();
+    }
+  }
+
+  /// Takes out what has happened; true when all has.
+  bool test_all() {
+    std::erase_if(pending_, [&](Pending& pending) {
+      int done = 0;
+      alignas(std::max_align_t) std::array<std::byte, kStatusBytes> status;
+      require_success(mpi_.test(&pending.request, &done, status.data()), "MPI_Test", pending.peer);
+      return done != 0;
+    });
+    return pending_.empty();
+  }
+
+  [[noreturn]] void give_up() {
+    std::set<std::int32_t> silent;
+    for (Pending& pending : pending_) {
+      silent.insert(pending.peer);
+      (void)mpi_.cancel(&pending.request);  // nothing is done where it fails
+    }
+    pending_.clear();
+    std::string names;
+    for (const std::int32_t rank : silent) names += (names.empty() ? "" : ", ") + std::to_string(rank);
+    failure_ = (silent.size() == 1 ? "rank " : "ranks ") + names + " of " + std::to_string(size_) +
+               (silent.size() == 1 ? " has" : " have") + " not answered for " +
+               std::to_string(time_limit_.count()) + " ms";
+    lose();
+  }
+
+  [[noreturn]] void lose() {
+    is_lost_ = true;
+    throw EngineError(*failure_);
+  }
+
+  void require_success(int code, const char* function, std::int32_t peer) {
+    if (code == kMpiSuccess) return;
+    failure_ = std::string(function) + " with rank " + std::to_string(peer) + " of " + std::to_string(size_) +
+               " failed with MPI error " + std::to_string(code);
+    lose();
+  }
+
+  static constexpr int kTag = 0;
+
+  SharedLibrary library_;
+  MpiFunctions<Handle> mpi_;
+  Handle communicator_;
+  Handle byte_;
+  std::chrono::milliseconds time_limit_;
+  int rank_ = 0;
+  int size_ = 0;
+  std::vector<Pending> pending_;
+  /// Why ranks cannot be talked to any more.
+  std::optional<std::string> failure_;
+  /// The same for other threads.
+  std::atomic<bool> is_lost_ = false;
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_mpi_communicator(const MpiHandles& handles,
+                                                    std::chrono::milliseconds time_limit) {
+  if (handles.handle_bytes == sizeof(int)) {
+    return std::make_shared<MpiCommunicator<int>>(handles, time_limit);
+  }
+  if (handles.handle_bytes == sizeof(void*)) {
+    return std::make_shared<MpiCommunicator<void*>>(handles, time_limit);
+  }
+  throw ConfigError("MPI: handles of " + std::to_string(handles.handle_bytes) + " bytes are not known");
+}
+
+}  // namespace adaptrt

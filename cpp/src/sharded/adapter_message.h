@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "adaptrt/lora/host_adapter.h"
+#include "message.h"
+
+namespace adaptrt {
+
+/// An adapter as it was submitted, and the pages that hold each rank's share of it.
+struct AdapterLoad {
+  std::shared_ptr<const HostAdapter> adapter;
+  std::vector<std::int64_t> pages;
+  std::uint64_t load_id = 0;
+};
+
+/// Adds everything but the weights, HostAdapter::bytes() of them, which are sent by themselves.
+void add_load(const AdapterLoad& load, MessageWriter* message);
+
+/// What add_load() has written.
+struct ReceivedLoad {
+  std::uint64_t task_id = 0;
+  std::uint64_t load_id = 0;
+  DType dtype = DType::kFloat32;
+  std::vector<AdapterRow> rows;
+  std::vector<std::int64_t> pages;
+  std::uint64_t weight_bytes = 0;
+};
+[[nodiscard]] ReceivedLoad read_load(MessageReader* message);
+
+}  // namespace adaptrt

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+
+namespace adaptrt {
+
+/// What rank 0 asks of the others.
+enum class CommandKind : std::uint32_t {
+  kAllocateKv = 1,
+  kMakePages,
+  kLoadAdapter,
+  kStep,
+  kEnd,
+};
+
+/// Goes before the body of each command.
+struct CommandHeader {
+  CommandKind kind = CommandKind::kEnd;
+  std::uint32_t reserved = 0;
+  std::uint64_t body_bytes = 0;
+};
+
+/// The body of a command: numbers, and lists of them behind their length, as they are in memory.
+class MessageWriter {
+ public:
+  template <class Number>
+  void add(Number value) {
+    static_assert(std::is_trivially_copyable_v<Number>);
+    append(&value, sizeof(value));
+  }
+  template <class Number>
+  void add_list(std::span<const Number> values) {
+    static_assert(std::is_trivially_copyable_v<Number>);
+    add(static_cast<std::uint64_t>(values.size()));
+    append(values.data(), values.size_bytes());
+  }
+  void clear() { bytes_.clear(); }
+  [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  void append(const void* data, std::size_t size) {
+    if (size == 0) return;
+    const std::size_t end = bytes_.size();
+    bytes_.resize(end + size);
+    std::memcpy(bytes_.data() + end, data, size);
+  }
+  std::vector<std::byte> bytes_;
+};
+
+/// Reads what MessageWriter has written. Throws EngineError at the end of the bytes.
+class MessageReader {
+ public:
+  explicit MessageReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  template <class Number>
+  [[nodiscard]] Number number() {
+    Number value;
+    std::memcpy(&value, take(sizeof(value)).data(), sizeof(value));
+    return value;
+  }
+  template <class Number>
+  [[nodiscard]] std::vector<Number> list() {
+    const auto count = number<std::uint64_t>();
+    if (count > bytes_.size() / sizeof(Number)) throw EngineError("a command of rank 0 is cut off");
+    std::vector<Number> values(count);
+    const auto from = take(count * sizeof(Number));
+    if (count > 0) std::memcpy(values.data(), from.data(), from.size());
+    return values;
+  }
+
+ private:
+  std::span<const std::byte> take(std::size_t size) {
+    if (size > bytes_.size()) throw EngineError("a command of rank 0 is cut off");
+    const auto taken = bytes_.first(size);
+    bytes_ = bytes_.subspan(size);
+    return taken;
+  }
+  std::span<const std::byte> bytes_;
+};
+
+/// How a rank did what a command asked for, where rank 0 waits for that.
+struct CommandReply {
+  std::uint32_t failed = 0;
+  std::uint32_t message_bytes = 0;  ///< of what comes behind it
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,152 @@
+"""The processes that run an engine of several ranks together, over MPI."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import cache, cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from .. import _core
+from .._core import AdaptrtError, ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_Result = TypeVar("_Result")
+
+TIME_LIMIT: Final = 8.0
+"""Seconds after which a rank that has not done its part of an exchange is lost, well above what any takes."""
+
+_FORWARDING_TIME: Final = 0.3
+"""Seconds that mpirun gets to pass on what a process has written, before the processes are ended."""
+
+
+def rank_in(num_ranks: int) -> int:
+    """This process's rank in an engine of so many; 0 where it is not one of as many processes of MPI."""
+    if num_ranks == 1 or importlib.util.find_spec("mpi4py") is None:
+        return 0
+    world = _world()
+    if world.size != num_ranks:
+        return 0
+    _abort_when_uncaught()
+    return int(world.rank)
+
+
+class Ranks:
+    """This process and the others of MPI's world, whose number is an engine's."""
+
+    def __init__(self, num_ranks: int) -> None:
+        """Raises ConfigError where MPI is missing or has started another number of processes."""
+        if importlib.util.find_spec("mpi4py") is None:
+            raise ConfigError(
+                f"the engine has {num_ranks} ranks, which talk over MPI: pip install 'adaptrt[mpi]', then start it "
+                f"with mpirun -n {num_ranks}"
+            )
+        self._world: Final = _world()
+        if self._world.size != num_ranks:
+            raise ConfigError(
+                f"the engine has {num_ranks} ranks, and MPI has started {self._world.size}: start it with mpirun -n "
+                f"{num_ranks}"
+            )
+        self.rank: Final = int(self._world.rank)
+        self.size: Final = num_ranks
+
+    @cached_property
+    def communicator(self) -> _core.Communicator:
+        """What engines talk over. The process is ended with the others', once it has lost one of them."""
+        from mpi4py import MPI
+
+        own = self._world.Dup()
+        made = _core.mpi_communicator(
+            library=MPI.__file__,
+            handle_bytes=MPI._sizeof(own),
+            communicator=_handle(own),
+            byte_type=_handle(MPI.BYTE),
+            time_limit=TIME_LIMIT,
+        )
+        atexit.register(_abort_if_lost, made, self._world)
+        return made
+
+    @cached_property
+    def on_this_host(self) -> int:
+        """How many of the ranks run on this machine."""
+        hosts = self._world.allgather(socket.gethostname())
+        return int(hosts.count(hosts[self.rank]))
+
+    def together(self, action: Callable[[], _Result]) -> _Result:
+        """What `action` returns, which every rank does at this point.
+
+        Raises what it raised here, and EngineError that names the rank where it failed elsewhere.
+        """
+        failure: AdaptrtError | None = None
+        result: _Result | None = None
+        try:
+            result = action()
+        except AdaptrtError as error:
+            failure = error
+        failures = self._world.allgather(None if failure is None else str(failure))
+        if failure is not None:
+            raise failure
+        for rank, text in enumerate(failures):
+            if text is not None:
+                raise EngineError(f"rank {rank} of {self.size}: {text}")
+        assert result is not None
+        return result
+
+    def require_same(self, facts: dict[str, Any]) -> None:
+        """Raises EngineError, on every rank, where one has other facts than rank 0."""
+        of_ranks = self._world.allgather(facts)
+        differing = [
+            f"{name} is {theirs[name]!r} on rank {rank} and {ours!r} on rank 0"
+            for rank, theirs in enumerate(of_ranks)
+            for name, ours in of_ranks[0].items()
+            if theirs[name] != ours
+        ]
+        if differing:
+            raise EngineError("the ranks differ: " + "; ".join(differing))
+
+    def least(self, value: int) -> int:
+        """The least of the ranks' values."""
+        return int(min(self._world.allgather(value)))
+
+
+@cache
+def _world() -> MPI.Intracomm:
+    try:
+        # Initialises MPI, and has it finalised at exit.
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(f"mpi4py finds no MPI: {error}; pip install 'adaptrt[mpi]' brings one") from error
+    return MPI.COMM_WORLD
+
+
+@cache
+def _abort_when_uncaught() -> None:
+    """An exception that ends one process ends the others as well, which would wait for it."""
+    report = sys.excepthook
+
+    def report_and_abort(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        report(kind, error, traceback)
+        sys.stderr.flush()
+        time.sleep(_FORWARDING_TIME)
+        _world().Abort(1)
+
+    sys.excepthook = report_and_abort
+
+
+def _handle(handle: Any) -> int:
+    from mpi4py import MPI
+
+    return int(MPI._handleof(handle)) % (1 << 64)
+
+
+def _abort_if_lost(communicator: _core.Communicator, world: MPI.Intracomm) -> None:
+    # MPI cannot be finalised without the rank that is lost; this ends the processes of those that are left.
+    if communicator.is_lost:
+        world.Abort(1)

@@ -1,0 +1,247 @@
+"""Classifiers over BERT and ModernBERT against transformers + PEFT: heads of models and adapters, and poolers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+import adaptrt
+from adaptrt.builder.cli import main as command_line
+from support.encoders import MODELS, VOCAB_SIZE, engine_of, save_encoder
+from support.http_server import http_server
+from support.pooled import hidden_states, load_bare, save_pooled_adapter, save_sentence_transformer, save_word_tokenizer
+
+PROMPTS = [[7], [2, 44, 5, 60, 7, 3, 3, 12], [*range(2, 60), *range(2, 60)]]
+LABELS = {0: "cold", 1: "warm", 2: "hot"}
+# Of probabilities: float32 sums in another order.
+TOLERANCE = 2e-5
+TASKS = {
+    "SEQ_CLS": transformers.AutoModelForSequenceClassification,
+    "TOKEN_CLS": transformers.AutoModelForTokenClassification,
+}
+HEADS = {
+    "bert": ("bert", {}),
+    "modernbert, the first token": ("modernbert", {"classifier_bias": True, "classifier_activation": "tanh"}),
+    "modernbert, the mean": ("modernbert with biases", {"classifier_pooling": "mean"}),
+}
+
+
+def text_of(prompt: list[int]) -> str:
+    return " ".join(f"t{token}" for token in prompt)
+
+
+def probabilities(model: Any, prompt: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt])).logits[0].double()
+    if model.config.problem_type == "regression":
+        return logits.numpy()
+    return torch.softmax(logits, -1).numpy()
+
+
+def check(found: Any, expected: np.ndarray, names: Any = LABELS) -> None:
+    for one, probs in zip(found, expected, strict=True) if expected.ndim == 2 else [(found, expected)]:
+        np.testing.assert_allclose(one.probs, probs, atol=TOLERANCE)
+        assert one.label == names[int(probs.argmax())]
+
+
+def load(model: Path, task: str, adapter: Path | None = None, **fields: Any) -> Any:
+    settings = {"dtype": torch.float32, "attn_implementation": "eager", **fields}
+    loaded = TASKS[task].from_pretrained(model, **settings)
+    return (loaded if adapter is None else peft.PeftModel.from_pretrained(loaded, adapter)).eval()
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("head", HEADS)
+def test_models_for_classification(head: str, task: str, tmp_path: Path) -> None:
+    name, fields = HEADS[head]
+    model = save_encoder(MODELS[name], tmp_path / "model", TASKS[task], id2label=LABELS, **fields)
+    save_word_tokenizer(model, VOCAB_SIZE, end=False)
+    with adaptrt.LLM(model_engine(model, tmp_path), tokenizer=model) as llm:
+        found = llm.classify([text_of(prompt) for prompt in PROMPTS])
+        for prompt, classes in zip(PROMPTS, found, strict=True):
+            check(classes, probabilities(load(model, task), prompt))
+        with pytest.raises(adaptrt.RequestError, match="the engine is an encoder and generates nothing"):
+            llm.generate("t3")
+
+
+def model_engine(model: Path, root: Path) -> Path:
+    return engine_of(model, root / "engine")
+
+
+def test_a_regression_has_values(tmp_path: Path) -> None:
+    model = save_encoder(MODELS["bert"], tmp_path / "model", TASKS["SEQ_CLS"], num_labels=1, problem_type="regression")
+    save_word_tokenizer(model, VOCAB_SIZE, end=False)
+    with adaptrt.LLM(model_engine(model, tmp_path), tokenizer=model) as llm:
+        check(llm.classify(text_of(PROMPTS[1])), probabilities(load(model, "SEQ_CLS"), PROMPTS[1]), {0: "LABEL_0"})
+
+
+# BERT's own adapters change the pooler as well: "dense" is the name of both.
+ADAPTERS = {
+    "moods": {"task": "SEQ_CLS", "labels": 3, "r": 4, "target_modules": ["query", "value", "dense"]},
+    "topics": {"task": "SEQ_CLS", "labels": 5, "r": 3, "use_dora": True, "target_modules": ["key", "dense"]},
+    "names": {"task": "TOKEN_CLS", "labels": 4, "r": 3, "target_modules": ["query", "output.dense"]},
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BertModel with a pooler, whose adapters bring their heads; and two adapters without one."""
+    root = tmp_path_factory.mktemp("classifiers")
+    model = save_encoder(MODELS["bert"], root / "model")
+    save_word_tokenizer(model, VOCAB_SIZE, end=False)
+    save_sentence_transformer(model, "cls_token", normalize=False)
+    for seed, (name, fields) in enumerate(ADAPTERS.items()):
+        lora = {key: value for key, value in fields.items() if key not in ("task", "labels")}
+        trained = load(model, fields["task"], num_labels=fields["labels"])
+        save_pooled_adapter(trained, root / name, seed, fields["task"], **lora)
+    for name, targets in (("whole", "all-linear"), ("plain", ["query"])):
+        save_pooled_adapter(load_bare(model), root / name, 7, "FEATURE_EXTRACTION", r=4, target_modules=targets)
+    engine_of(model, root / "engine")
+    return root
+
+
+@pytest.fixture(scope="module")
+def llm(base: Path) -> Iterator[adaptrt.LLM]:
+    with adaptrt.LLM(base / "engine", tokenizer=base / "model") as made:
+        for name in [*ADAPTERS, "whole", "plain"]:
+            made.executor.add_adapter(name, base / name)
+        yield made
+
+
+def reference(base: Path, name: str) -> Any:
+    fields = ADAPTERS[name]
+    return load(base / "model", fields["task"], base / name, num_labels=fields["labels"])
+
+
+def test_adapters_bring_heads_and_change_the_pooler(llm: adaptrt.LLM, base: Path) -> None:
+    assert any("pooler" in name for name in load_file(base / "moods" / "adapter_model.safetensors"))
+    models = {name: reference(base, name) for name in ADAPTERS}
+    cases = [(prompt, name) for prompt in PROMPTS for name in ADAPTERS]
+    found = llm.classify([text_of(prompt) for prompt, _ in cases], lora=[name for _, name in cases])
+    for (prompt, name), classes in zip(cases, found, strict=True):
+        labels = {i: f"LABEL_{i}" for i in range(ADAPTERS[name]["labels"])}
+        check(classes, probabilities(models[name], prompt), labels)
+
+
+def test_embeddings_do_not_read_the_pooler(llm: adaptrt.LLM, base: Path) -> None:
+    assert any("pooler" in name for name in load_file(base / "whole" / "adapter_model.safetensors"))
+    states = hidden_states(load_bare(base / "model", base / "whole"), PROMPTS[1])
+    row = llm.embed(text_of(PROMPTS[1]), lora="whole")
+    assert np.abs(row - states[0]).max() <= 1e-4 * float(np.ptp(states))
+
+
+def test_classes_beside_embeddings_are_the_same_bits(llm: adaptrt.LLM) -> None:
+    alone = {name: llm.classify(text_of(PROMPTS[2]), lora=name) for name in ("moods", "topics")}
+    embedded = llm.embed(text_of(PROMPTS[1]), lora="whole")
+    texts = [text_of(PROMPTS[2]), text_of(PROMPTS[2]), text_of(PROMPTS[0])]
+    together = llm.classify(texts, lora=["moods", "topics", "moods"])
+    for name, found in zip(alone, together, strict=False):
+        assert found.probs.tobytes() == alone[name].probs.tobytes()
+    assert llm.embed([text_of(PROMPTS[1])] * 3, lora=["whole", "plain", None])[0].tobytes() == embedded.tobytes()
+
+
+def test_what_cannot_classify_is_refused_by_name(llm: adaptrt.LLM, base: Path, tmp_path: Path) -> None:
+    with pytest.raises(adaptrt.RequestError, match="the model is no classifier, nor is adapter 'plain'"):
+        llm.classify("t3", lora="plain")
+    # Heads over a model that was saved without its pooler.
+    model = save_encoder(MODELS["bert"], tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    save_file({k: v for k, v in tensors.items() if "pooler" not in k}, model / "model.safetensors", {"format": "pt"})
+    with adaptrt.Executor(model_engine(model, tmp_path), adaptrt.ModelType.ENCODER_ONLY) as executor:
+        with pytest.raises(adaptrt.AdapterError, match=r"tensor .*pooler\.dense\.lora_A\.weight"):
+            executor.add_adapter("moods", base / "moods")
+        executor.add_adapter("names", base / "names")
+        path = tmp_path / "headed"
+        save_pooled_adapter(load(model, "SEQ_CLS", num_labels=3), path, 1, "SEQ_CLS", target_modules=["query"])
+        with pytest.raises(adaptrt.AdapterError, match="reads what a pooler makes of hidden states"):
+            executor.add_adapter("headed", path)
+
+
+def test_an_adapter_of_the_pooler_without_a_head_does_not_classify(tmp_path: Path) -> None:
+    model = save_encoder(MODELS["bert"], tmp_path / "model", TASKS["SEQ_CLS"], id2label=LABELS)
+    save_word_tokenizer(model, VOCAB_SIZE, end=False)
+    for name, targets in (("whole", "all-linear"), ("plain", ["query"])):
+        bare = load(model, "SEQ_CLS").bert
+        save_pooled_adapter(bare, tmp_path / name, 3, "FEATURE_EXTRACTION", r=2, target_modules=targets)
+    with adaptrt.LLM(model_engine(model, tmp_path), tokenizer=model) as llm:
+        for name in ("whole", "plain"):
+            llm.executor.add_adapter(name, tmp_path / name)
+        llm.classify("t3 t4", lora="plain")
+        for name in ("whole", "plain:0.5+whole:0.5"):
+            with pytest.raises(adaptrt.RequestError, match="adapter 'whole' changes the pooler"):
+                llm.classify("t3 t4", lora=name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lora_A.weight": None}, r"of the pooler it needs lora_A \[4, in\]"),
+        ({"lora_A.weight": np.zeros((3, 36), np.float32)}, r"of the pooler it needs lora_A \[4, in\]"),
+        ({"lora_A.weight": np.zeros((4, 35), np.float32)}, r"its weight is \[36, 36\]"),
+        ({"lora_B.weight": np.full((36, 4), np.nan, np.float32)}, "has NaN"),
+        ({"lora_B.weight": np.zeros((36, 4), np.int32)}, "is int32"),
+        ({"lora_magnitude_vector": np.ones(36, np.float32)}, "needs a magnitude"),
+        ({"hada_w1_a": np.zeros((36, 4), np.float32)}, "changes the pooler; accepted: LoRA and DoRA"),
+    ],
+)
+def test_poolers_that_cannot_be_used_are_refused_by_name(
+    llm: adaptrt.LLM, base: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    tensors = load_file(base / "moods" / "adapter_model.safetensors")
+    for name, value in change.items():
+        full = f"base_model.model.bert.pooler.dense.{name}"
+        tensors.pop(full, None)
+        if value is not None:
+            tensors[full] = value
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_bytes((base / "moods" / "adapter_config.json").read_bytes())
+    with pytest.raises(adaptrt.AdapterError, match=message):
+        llm.executor.add_adapter("broken", tmp_path)
+    assert "broken" not in llm.executor.adapters.names
+
+
+def test_over_http(llm: adaptrt.LLM, base: Path) -> None:
+    modules = [f"{name}={base / name}" for name in ("moods", "whole")]
+    (base / "engine" / "tokenizer.json").write_bytes((base / "model" / "tokenizer.json").read_bytes())
+    with http_server(base / "engine", "--served_model_name", "base", "--lora_modules", *modules) as address:
+
+        def post(path: str, **body: Any) -> httpx.Response:
+            return httpx.post(address + path, json=body, timeout=60)
+
+        texts = [text_of(prompt) for prompt in PROMPTS]
+        answer = post("/v1/embeddings", model="whole", input=texts).json()
+        for entry, row in zip(answer["data"], llm.embed(texts, lora="whole"), strict=True):
+            assert np.asarray(entry["embedding"], np.float32).tobytes() == row.tobytes()
+        answer = post("/classify", model="moods", input=texts).json()
+        for entry, found in zip(answer["data"], llm.classify(texts, lora="moods"), strict=True):
+            assert np.asarray(entry["probs"], np.float32).tobytes() == found.probs.tobytes()
+        for path, fields, said in (
+            ("/v1/embeddings", {"input": [3] * 201}, "maximum context length is 200 tokens"),
+            ("/v1/completions", {"prompt": "t3"}, "The model generates nothing"),
+            ("/classify", {"model": "whole", "input": "t3"}, "nor is adapter 'whole'"),
+        ):
+            refused = post(path, **fields)
+            assert refused.status_code == 400
+            assert said in refused.json()["error"]["message"]
+        assert httpx.get(f"{address}/metrics", timeout=60).status_code == 200
+        (card,) = [
+            card for card in httpx.get(f"{address}/v1/models", timeout=60).json()["data"] if card["id"] == "base"
+        ]
+        assert card["max_model_len"] == 200
+
+
+def test_inspect_tells_of_classifiers(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["inspect", str(base / "moods"), "--engine", str(base / "engine")]) == 0
+    said = capsys.readouterr().out
+    assert "and a classifier's head" in said
+    assert json.loads((base / "moods" / "adapter_config.json").read_text())["task_type"] == "SEQ_CLS"

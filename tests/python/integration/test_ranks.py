@@ -1,0 +1,270 @@
+"""Engines of several ranks over MPI: the results of one process, whatever the family, the adapter and the crowd."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adaptrt
+from adaptrt._core import ConfigError, DType, EngineError
+from adaptrt.builder.build import build
+from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.builder.conversion.convert import convert_checkpoint
+from support.encoders import MODELS, save_encoder
+from support.families import FAMILIES, Family, save_family
+from support.models import Reference, save_adapter
+from support.ranks import RankAnswer, answers_of_ranks, mpirun, start_ranks
+
+# As in test_families.py, where the reason is; sums over ranks are in another order once more.
+FLOAT32_TOLERANCE = 1e-4
+CONFIG = BuildConfig(
+    max_batch_size=8,
+    max_num_tokens=128,
+    max_seq_len=256,
+    tokens_per_block=8,
+    lora_config=LoraBuildConfig(max_lora_rank=16),
+    plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
+)
+ADAPTERS = {"lora": {"r": 5}, "dora": {"r": 4, "use_dora": True}, "biased": {"r": 3, "lora_bias": True}}
+# Sizes that four ranks can divide, and that are odd for panels; two key-value heads, which four ranks share.
+SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 40, "intermediate_size": 76}
+GPT2_SIZES = {"n_embd": 40, "n_head": 4, "n_inner": 76}
+EXPERT_SIZES = {**SIZES, "moe_intermediate_size": 20}
+NEOX_SIZES = {"num_attention_heads": 4, "hidden_size": 48, "intermediate_size": 76}
+CUT = {
+    "granite": SIZES,
+    "phi3": SIZES,
+    "gemma2": SIZES,
+    "gpt2": GPT2_SIZES,
+    "gpt-neox": NEOX_SIZES,
+    "cohere": SIZES,
+    "starcoder2": SIZES,
+    "mixtral": SIZES,
+    "qwen2-moe": {**EXPERT_SIZES, "shared_expert_intermediate_size": 28},
+}
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return np.random.default_rng((seed, length)).integers(2, 61, length).tolist()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there some seconds after it was to end."""
+    for _ in range(50):
+        if not Path(f"/proc/{pid}").exists():
+            return False
+        time.sleep(0.1)
+    return True
+
+
+class Cut:
+    """A family's model, adapters on every linear layer, and engines of it by their number of ranks."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        family: Family = FAMILIES[name]
+        sized = dataclasses.replace(family, fields={**family.fields, **CUT[name]})
+        self.directory = directory
+        self.model = save_family(sized, directory / "model")
+        self.adapters: dict[str, Path | None] = {"base": None}
+        for seed, (kind, settings) in enumerate(ADAPTERS.items()):
+            fields: dict[str, Any] = {"target_modules": family.targets, **settings}
+            if family.parameters and kind == "lora":
+                fields["target_parameters"] = list(family.parameters)
+            self.adapters[kind] = save_adapter(self.model, directory / kind, seed, **fields)
+
+    def engine(self, ranks: int, dtype: DType = DType.FLOAT32) -> Path:
+        made = self.directory / f"engine{ranks}-{dtype.name}"
+        if not made.is_dir():
+            checkpoint = self.directory / f"checkpoint{ranks}-{dtype.name}"
+            convert_checkpoint(self.model, checkpoint, tp_size=ranks, dtype=dtype)
+            build(checkpoint, CONFIG, made, workers=2)
+        return made
+
+    def cases(self) -> list[dict[str, Any]]:
+        """A request of each adapter."""
+        return [
+            {
+                "adapter": None if adapter is None else str(adapter),
+                "task": number,
+                "prompt": prompt_of(length, number),
+                "tokens": 8,
+            }
+            for number, (adapter, length) in enumerate(zip(self.adapters.values(), (3, 40, 90, 17), strict=True))
+        ]
+
+    def check(self, answers: list[RankAnswer]) -> None:
+        """Against transformers + PEFT."""
+        for (name, adapter), case, answer in zip(self.adapters.items(), self.cases(), answers, strict=True):
+            prompt = case["prompt"]
+            expected = Reference(self.model, adapter).logits(prompt, answer.tokens).numpy()
+            actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
+            scale = expected.max() - expected.min()
+            assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * scale, name
+            assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist()
+
+
+@pytest.fixture(scope="module", params=CUT)
+def cut(request, tmp_path_factory) -> Cut:
+    return Cut(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def granite(tmp_path_factory) -> Cut:
+    return Cut("granite", tmp_path_factory.mktemp("granite"))
+
+
+def test_two_ranks_compute_what_one_does(cut: Cut, tmp_path: Path) -> None:
+    """Every kind of adapter in one batch, and each request alone, in other chunks and with other threads."""
+    cases = cut.cases()
+    (crowd,) = answers_of_ranks(2, cut.engine(2), [cases], tmp_path, num_threads=1)
+    cut.check(crowd)
+    chunks = {"enable_chunked_context": True, "max_num_tokens": 16, "num_threads": 2}
+    alone = answers_of_ranks(2, cut.engine(2), [[case] for case in reversed(cases)], tmp_path, **chunks)
+    for answer, (by_itself,) in zip(crowd, reversed(alone), strict=True):
+        assert answer.same_bits(by_itself)
+
+
+def test_four_ranks_share_key_value_heads(granite: Cut, tmp_path: Path) -> None:
+    (answers,) = answers_of_ranks(4, granite.engine(4), [granite.cases()], tmp_path)
+    granite.check(answers)
+    (again,) = answers_of_ranks(4, granite.engine(4), [granite.cases()], tmp_path)
+    assert all(first.same_bits(second) for first, second in zip(answers, again, strict=True))
+
+
+def test_sixteen_bit_ranks(granite: Cut, tmp_path: Path) -> None:
+    """bfloat16 of two ranks is as far from float32 as that of one: test_parity.py has the reason of the tolerance."""
+    (answers,) = answers_of_ranks(2, granite.engine(2, DType.BFLOAT16), [granite.cases()], tmp_path)
+    for adapter, case, answer in zip(granite.adapters.values(), granite.cases(), answers, strict=True):
+        expected = Reference(granite.model, adapter).logits(case["prompt"]).numpy()
+        scale = expected.max() - expected.min()
+        assert np.abs(answer.context_logits - expected).max() <= 0.08 * scale
+
+
+def test_a_bad_request_hurts_nobody(granite: Cut, tmp_path: Path) -> None:
+    script = tmp_path / "bad.py"
+    script.write_text(
+        """
+import numpy as np
+import adaptrt
+from support.ranks import say
+with adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+    if not executor.can_enqueue_requests():
+        try:
+            executor.enqueue_request(adaptrt.Request([1], max_tokens=1))
+        except adaptrt.RequestError as error:
+            say("FOLLOWER", error)
+    else:
+        wrong = adaptrt.LoraConfig(1, np.zeros((1, 4), np.float32), np.array([[1, 0, 1]], np.int32))
+        for request in (adaptrt.Request([99], max_tokens=1), adaptrt.Request([1], max_tokens=1, lora_config=wrong)):
+            try:
+                executor.enqueue_request(request)
+            except adaptrt.AdaptrtError as error:
+                say("REFUSED", error)
+        good = executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=3))
+        say("TOKENS", len(executor.await_responses(good)[-1].result.output_token_ids[0]))
+"""
+    )
+    said = mpirun(2, script, granite.engine(2)).stdout
+    assert said.count("REFUSED") == 2
+    assert "TOKENS" in said
+    assert "FOLLOWER enqueue_request is called on rank 1 of 2; accepted: on rank 0" in said
+
+
+def test_a_rank_that_hangs_ends_the_requests(granite: Cut, tmp_path: Path) -> None:
+    script = tmp_path / "hang.py"
+    script.write_text(
+        """
+import os, signal, sys, time
+import adaptrt
+from support.ranks import say
+executor = adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig())
+if executor.can_enqueue_requests():
+    executor.await_responses(executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=2)))
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.05)
+    began = time.monotonic()
+    try:
+        request = executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=200))
+        while not executor.await_responses(request)[-1].result.is_final:
+            pass
+    except adaptrt.AdaptrtError as error:
+        say("ENDED", time.monotonic() - began < 10, error)
+else:
+    with open(sys.argv[2] + ".pid", "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(1.0)
+    os.rename(sys.argv[2] + ".pid", sys.argv[2])
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    )
+    ready = tmp_path / "ready"
+    done = mpirun(2, script, granite.engine(2), ready, check=False)
+    assert "ENDED True" in done.stdout, done.stdout + done.stderr
+    assert "rank 1 of 2 has not answered" in done.stdout
+    assert done.returncode != 0
+    assert not is_running(int(ready.read_text()))
+
+
+def test_ctrl_c_ends_all_ranks(granite: Cut, tmp_path: Path) -> None:
+    script = tmp_path / "wait.py"
+    script.write_text(
+        """
+import os, sys, time
+import adaptrt
+from support.ranks import say
+with adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+    say("PID", os.getpid())
+    if executor.can_enqueue_requests():
+        time.sleep(600)
+"""
+    )
+    with start_ranks(2, script, granite.engine(2)) as running:
+        assert running.stdout is not None
+        pids = [int(running.stdout.readline().split()[1]) for _ in range(2)]
+        running.send_signal(signal.SIGINT)
+        running.wait(timeout=30)
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_it_must_be_started_by_as_many_processes(granite: Cut) -> None:
+    with pytest.raises(ConfigError, match="the engine has 2 ranks, and MPI has started 1: start it with mpirun -n 2"):
+        adaptrt.Executor(granite.engine(2))
+
+
+def test_what_cannot_be_cut_is_refused_by_name(tmp_path: Path) -> None:
+    family = FAMILIES["olmo2"]
+    fields = {**family.fields, **SIZES}
+    model = save_family(dataclasses.replace(family, fields=fields), tmp_path / "model")
+    convert_checkpoint(model, tmp_path / "checkpoint", tp_size=2)
+    with pytest.raises(ConfigError, match="Olmo2ForCausalLM cannot be cut over ranks: its attention normalises all"):
+        build(tmp_path / "checkpoint", CONFIG, tmp_path / "engine")
+    encoder = save_encoder(MODELS["bert"], tmp_path / "bert", num_attention_heads=2)
+    convert_checkpoint(encoder, tmp_path / "encoder", tp_size=2)
+    with pytest.raises(ConfigError, match="its attention looks both ways"):
+        build(tmp_path / "encoder", dataclasses.replace(CONFIG, max_seq_len=200), tmp_path / "engine")
+    convert_checkpoint(model, tmp_path / "pipeline", pp_size=3)
+    with pytest.raises(ConfigError, match="pp_size is 3; accepted: 1"):
+        build(tmp_path / "pipeline", CONFIG, tmp_path / "engine")
+
+
+def test_a_lost_file_is_named(granite: Cut, tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    convert_checkpoint(granite.model, tmp_path / "checkpoint", tp_size=2)
+    build(tmp_path / "checkpoint", CONFIG, engine)
+    config = json.loads((engine / "config.json").read_text())
+    assert len(config["engine_checksums"]) == 2
+    (engine / "rank1.engine").rename(engine / "rank2.engine")
+    script = tmp_path / "load.py"
+    script.write_text("import sys, adaptrt\nadaptrt.Executor(sys.argv[1])\n")
+    done = mpirun(2, script, engine, check=False)
+    assert done.returncode != 0
+    assert "rank1.engine" in done.stderr
+    with pytest.raises(EngineError, match=r"rank1\.engine"):
+        adaptrt.LoraConfig.from_peft(1, granite.adapters["dora"], engine)

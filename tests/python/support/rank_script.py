@@ -1,0 +1,52 @@
+"""Answers batches of requests over an engine, on every process that mpirun starts: SPEC OUTPUT.
+
+SPEC is JSON: {engine, config: fields of ExecutorConfig, batches: [[{adapter, task, prompt, tokens}]]}. Rank 0 writes
+the tokens and logits of each request.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import adaptrt
+
+OUTPUT = adaptrt.OutputConfig(return_context_logits=True, return_generation_logits=True, exclude_input_from_output=True)
+
+
+def result_of(executor: adaptrt.Executor, request_id: int) -> adaptrt.Result:
+    """The last of a request that does not stream."""
+    while True:
+        response = executor.await_responses(request_id)[-1]
+        assert not response.has_error(), response.error_msg
+        if response.result.is_final:
+            return response.result
+
+
+def answer(spec: dict, output: Path) -> None:
+    """Runs the batches one after the other over one executor."""
+    arrays = {}
+    config = adaptrt.ExecutorConfig(**spec["config"])
+    with adaptrt.Executor(spec["engine"], adaptrt.ModelType.DECODER_ONLY, config) as executor:
+        if not executor.can_enqueue_requests():
+            return
+        for number, batch in enumerate(spec["batches"]):
+            requests = []
+            for case in batch:
+                lora = None
+                if case["adapter"] is not None:
+                    lora = adaptrt.LoraConfig.from_peft(case["task"], case["adapter"], spec["engine"])
+                requests.append(adaptrt.Request(case["prompt"], case["tokens"], output_config=OUTPUT, lora_config=lora))
+            for at, request in enumerate(executor.enqueue_requests(requests)):
+                found = result_of(executor, request)
+                arrays[f"{number}.{at}.tokens"] = np.array(found.output_token_ids[0])
+                arrays[f"{number}.{at}.context"] = found.context_logits
+                arrays[f"{number}.{at}.generation"] = found.generation_logits[0]
+    np.savez(output, **arrays)
+
+
+if __name__ == "__main__":
+    answer(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

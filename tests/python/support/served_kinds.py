@@ -1,0 +1,115 @@
+"""An engine with adapters of several kinds: against PEFT in float32, and each request in a crowd against it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+import adaptrt
+from adaptrt.builder.build import build
+from adaptrt.builder.config import BuildConfig
+from adaptrt.builder.conversion.convert import convert_checkpoint
+from support.models import Reference
+from support.serving import Answer, collect, make_request
+
+# As in test_parity.py; factors that are multiplied beforehand add a rounding to each product.
+FLOAT32_TOLERANCE = 1e-4
+
+
+def engine_of(model: Path, directory: Path, config: BuildConfig) -> Path:
+    """The engine of a Hugging Face directory, as `directory`/engine."""
+    convert_checkpoint(model, directory / "checkpoint")
+    build(directory / "checkpoint", config, directory / "engine")
+    return directory / "engine"
+
+
+class ServedKinds:
+    """A model, its engine, and an adapter of each kind."""
+
+    def __init__(
+        self,
+        model: Path,
+        engine: Path,
+        adapters: Mapping[str, Path],
+        *,
+        by_peft: Mapping[str, Path] | None = None,
+        vocabulary: int = 61,
+        first_tokens: tuple[int, ...] = (),
+        new_tokens: int = 6,
+    ) -> None:
+        """by_peft: what PEFT reads of each kind, where that is another directory than what is served.
+
+        first_tokens: those that every prompt begins with.
+        """
+        self.model, self.engine = model, engine
+        self.adapters = dict(adapters)
+        self.by_peft = {**adapters, **(by_peft or {})}
+        self.vocabulary = vocabulary
+        self._first_tokens = first_tokens
+        self._new_tokens = new_tokens
+
+    def lora(self, kind: str) -> adaptrt.LoraConfig:
+        """The adapter as a request has it."""
+        return adaptrt.LoraConfig.from_peft(list(self.adapters).index(kind), self.adapters[kind], self.engine)
+
+    def cases(self) -> list[tuple[str | None, list[int]]]:
+        """Every kind and the base, which is None, with a prompt of its own length."""
+        return [
+            (
+                kind,
+                [*self._first_tokens, *np.random.default_rng(seed).integers(2, self.vocabulary, 5 + 3 * seed).tolist()],
+            )
+            for seed, kind in enumerate([*self.adapters, None])
+        ]
+
+    def answers(self, cases: list[tuple[str | None, list[int]]], **fields: object) -> list[Answer]:
+        """What each (kind, prompt) gives, all of them at once."""
+        config = adaptrt.ExecutorConfig(**fields)
+        with adaptrt.Executor(self.engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
+            loras = {kind: self.lora(kind) for kind in {kind for kind, _ in cases} if kind is not None}
+            requests = [
+                make_request(prompt, self._new_tokens, None if kind is None else loras[kind]) for kind, prompt in cases
+            ]
+            return [collect(executor, request_id) for request_id in executor.enqueue_requests(requests)]
+
+    def check_against_peft(self) -> None:
+        """All kinds and the base in one batch: PEFT's logits and tokens, and a change far beyond the tolerance."""
+        base = Reference(self.model)
+        for (kind, prompt), answer in zip(self.cases(), self.answers(self.cases()), strict=True):
+            reference = base if kind is None else Reference(self.model, self.by_peft[kind])
+            expected = reference.logits(prompt, answer.tokens).numpy()
+            actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
+            scale = expected.max() - expected.min()
+            assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * scale, kind
+            assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist(), kind
+            if kind is not None:
+                assert np.abs(base.logits(prompt).numpy() - answer.context_logits).max() > 0.01 * scale, kind
+
+    def check_crowd(self) -> None:
+        """The bits of each are those of the request alone, whatever the chunks and threads."""
+        together = self.answers(self.cases(), enable_chunked_context=True, max_num_tokens=32, num_threads=2)
+        for case, answer in zip(self.cases(), together, strict=True):
+            (alone,) = self.answers([case], num_threads=1)
+            assert answer.same_bits(alone), case[0]
+
+    def check_eviction(self, host_cache_size: int, rank: int = 1) -> dict[str, Answer]:
+        """By name, from a host level that holds some of them: the same bits when they come back."""
+        cache = adaptrt.PeftCacheConfig(
+            max_adapter_size=rank, optimal_adapter_size=rank, host_cache_size=host_cache_size
+        )
+        config = adaptrt.ExecutorConfig(peft_cache_config=cache)
+        prompt = list(range(5, 20))
+        with adaptrt.Executor(self.engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
+            for name, directory in self.adapters.items():
+                executor.add_adapter(name, directory)
+
+            def ask(name: str) -> Answer:
+                return collect(executor, executor.enqueue_request(make_request(prompt, 4), adapter=name))
+
+            first = {name: ask(name) for name in self.adapters}
+            assert executor.lora_cache_stats().host_evictions > 0
+            for name in reversed(self.adapters):
+                assert ask(name).same_bits(first[name]), name
+        return first
