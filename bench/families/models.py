@@ -20,7 +20,7 @@ SEED: Final = 20
 
 _SIZES: Final[dict[str, Any]] = {
     "vocab_size": 32000, "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
-    "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 4096, "max_position_embeddings": 4096,
+    "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 4096, "max_position_embeddings": 16384,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
 _LAYER_NORM: Final = {"rms_norm_eps": None, "layer_norm_eps": 1e-5}

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
-from own import BenchModel, write_model, write_peft_adapter
+from own import BenchModel, Mixture, write_base, write_peft_adapter
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from worker import CONTEXT, STEP_TOKENS
 
 from adaptrt.tools.bench.workload import random_prompt
 
-MODELS = {
+MODELS: dict[str, BenchModel | Mixture] = {
     "0.5b": BenchModel(),
     "40m": BenchModel(
         hidden_size=512,
@@ -27,6 +27,8 @@ MODELS = {
         intermediate_size=1408,
         tie_word_embeddings=True,
     ),
+    "mixtral-1b": Mixture("mixtral"),
+    "qwen3-moe-1b": Mixture("qwen3-moe"),
 }
 RANKS = (8, 16, 32, 64)
 LORAS, DORAS = 16, 8
@@ -47,13 +49,18 @@ SPLIT = (
 )
 
 
+def title_of_model(name: str) -> str:
+    """As tables and plots have it."""
+    return f"{name} Llama" if isinstance(MODELS[name], BenchModel) else name
+
+
 def make_model(name: str, home: Path) -> Path:
     """Base, adapters and prompts below `home`; what exists already stays."""
     model, root = MODELS[name], home / "models" / name
     base = root / "base"
     if not (base / "tokenizer.json").exists():
         if not (base / "config.json").exists():
-            write_model(model, base)
+            write_base(model, base)
         write_tokenizer(model, base)
     prompts = root / "prompts.json"
     if not prompts.exists():
@@ -63,6 +70,8 @@ def make_model(name: str, home: Path) -> Path:
             kind: [random_prompt(length, model.vocab_size, generator) for length in wanted]
             for kind, wanted in lengths.items()
         }))  # fmt: skip
+    if isinstance(model, Mixture):
+        return root
     for kind, count in (("lora", LORAS), ("dora", DORAS)):
         for number in range(count):
             directory = root / "adapters" / f"{kind}{number:02d}"
@@ -72,7 +81,7 @@ def make_model(name: str, home: Path) -> Path:
     return root
 
 
-def write_tokenizer(model: BenchModel, base: Path) -> None:
+def write_tokenizer(model: BenchModel | Mixture, base: Path) -> None:
     """A byte-level BPE of the model's vocabulary size, trained on Python's own library: converters want one."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -113,16 +122,16 @@ def export_for(peer: str, root: Path, home: Path, weights: Collection[str]) -> N
 
 
 def _build_engines(root: Path, home: Path, weights: Collection[str]) -> None:
-    """Ours: activations in bfloat16, LoRA and DoRA to rank 64."""
+    """Ours: activations in bfloat16, LoRA and DoRA to rank 64 where the model has adapters."""
+    adapters = ["--lora_plugin", "auto", "--dora_plugin", "enable", "--max_lora_rank", max(RANKS)]
     command = [sys.executable, "-m", "adaptrt.builder.cli"]
     for kind in weights:
         name, flags = ENGINES[kind]
         engine = root / f"adaptrt-{name}"
         if not (engine / "config.json").exists():
             _run([*command, "build", "--model_dir", root / "base", "--dtype", "bfloat16", "--output_dir", engine,
-                  "--lora_plugin", "auto", "--dora_plugin", "enable", "--max_lora_rank", max(RANKS),
-                  "--max_batch_size", LORAS, "--max_num_tokens", STEP_TOKENS, "--max_seq_len", CONTEXT,
-                  *flags])  # fmt: skip
+                  *(adapters if (root / "adapters").is_dir() else []), "--max_batch_size", LORAS,
+                  "--max_num_tokens", STEP_TOKENS, "--max_seq_len", CONTEXT, *flags])  # fmt: skip
 
 
 def _export_openvino(root: Path, home: Path, weights: Collection[str]) -> None:
@@ -142,7 +151,8 @@ def _export_openvino(root: Path, home: Path, weights: Collection[str]) -> None:
 def _convert_gguf(root: Path, home: Path, weights: Collection[str]) -> None:
     """By llama.cpp's converters and llama-quantize."""
     folder = root / "gguf"
-    if not (folder / f"lora{LORAS - 1:02d}.gguf").exists():
+    adapters = sorted((root / "adapters").glob("lora*"))
+    if not all((folder / f"{name}.gguf").exists() for name in ("base", *(path.name for path in adapters))):
         sources = next(home.glob("llama_cpp_python-*/vendor/llama.cpp"))
         python = home / "venv-llama_cpp" / "bin" / "python"
         _run([python, Path(__file__).with_name("convert_gguf.py"), sources, root])

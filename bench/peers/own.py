@@ -1,13 +1,38 @@
-"""The model and the adapters of AdaptRT's own scenarios, which all peers run."""
+"""The models and the adapters of AdaptRT's own scenarios, which all peers run."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 
+from families.models import config_of
+from families.models import write_model as write_family
+
 from scenarios.model import BenchModel, write_model
 from scenarios.peft_adapter import write_peft_adapter
 
-__all__ = ["BenchModel", "write_model", "write_peft_adapter"]
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of experts of bench/families; it is run without adapters."""
+
+    family: str
+
+    @property
+    def vocab_size(self) -> int:
+        """Its tokens."""
+        return int(config_of(self.family)["vocab_size"])
+
+
+def write_base(model: BenchModel | Mixture, directory: Path) -> None:
+    """Writes a Hugging Face directory with random bfloat16 weights."""
+    if isinstance(model, Mixture):
+        write_family(model.family, directory)
+    else:
+        write_model(model, directory)
+
+
+__all__ = ["BenchModel", "Mixture", "write_base", "write_peft_adapter"]

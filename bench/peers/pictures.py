@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from models import title_of_model
 from process import OURS
 from rich import box
 from rich.table import Table
@@ -19,7 +20,7 @@ COLOURS = dict(zip(PEERS, ("#1f6f8b", "#d1495b", "#edae49", "#66a182", "#4a4e69"
 def table_of(report: Report) -> Table:
     """Rows by peers, ours in ratio to the best of them."""
     peers = [name for name in PEERS if any(row.engine == name for row in report.rows)]
-    table = Table(title=f"{report.run['model']} Llama, {report.machine['threads']} threads",
+    table = Table(title=f"{title_of_model(report.run['model'])}, {report.machine['threads']} threads",
                   box=box.SIMPLE_HEAD, title_justify="left")  # fmt: skip
     table.add_column("row", no_wrap=True)
     for name in peers:
@@ -86,7 +87,7 @@ def draw(report: Report, path: Path) -> None:
     axes.set_xlabel("tokens/s (median, lowest to highest)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3, axis="x")
-    title = f"{report.run['model']} Llama; {report.machine['processor']}, {report.machine['threads']} threads"
+    title = f"{title_of_model(report.run['model'])}; {report.machine['processor']}, {report.machine['threads']} threads"
     axes.set_title(f"{title}; {report.created[:10]}", loc="left", fontsize=11)
     figure.legend(frameon=False, ncols=len(peers), loc="outside lower left")
     figure.savefig(path, dpi=140)

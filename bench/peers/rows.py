@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from own import BenchModel
+from own import BenchModel, Mixture
 
 from adaptrt.tools.bench.limits import greatest
 from adaptrt.tools.bench.profile import Work
@@ -156,19 +156,28 @@ def groups() -> tuple[list[str], ...]:
     return bases, adapters, [name for name, kind in ROWS.items() if kind.weights not in _UNQUANTISED]
 
 
+def rows_of(model: BenchModel | Mixture) -> list[str]:
+    """The rows that a model has: a mixture those of its own weights."""
+    if isinstance(model, BenchModel):
+        return list(ROWS)
+    return [name for name, kind in ROWS.items() if kind.weights == "bf16" and not kind.adapters]
+
+
 def source_of_peers(name: str) -> str:
     """The row that peers are asked for, whose samples the row is held against: most often itself."""
     return ROWS[name].peers_of or name
 
 
-def work_of_row(name: str, model: BenchModel) -> Work | None:
+def work_of_row(name: str, model: BenchModel | Mixture) -> Work | None:
     """The base's weights, and the adapter's, read once and multiplied once a step; None for rows without a roofline.
+
+    A mixture has none here, since what a step reads of it depends on the experts that its tokens take.
 
     Of a prompt, attention's products as well. Its last token alone needs lm_head, and of the last layer everything but
     keys and values.
     """
     kind = ROWS[name]
-    if kind.tokens == 0:
+    if kind.tokens == 0 or isinstance(model, Mixture):
         return None
     logit_rows = 1 if kind.prompt else kind.tokens
     last_layer = f".layers.{model.num_hidden_layers - 1}."
@@ -209,7 +218,9 @@ def peak_of_row(name: str, limits: Mapping[str, float]) -> str:
     return greatest(["float32_flops", "bfloat16_flops", *in_8_bits], limits)
 
 
-def target_of_row(name: str, *, amx: bool) -> Target | None:
+def target_of_row(name: str, model: BenchModel | Mixture, *, amx: bool) -> Target | None:
     """On a CPU with AMX or without."""
+    if isinstance(model, Mixture):
+        return Target(1.25)
     kind = ROWS[name]
     return kind.target_with_amx or kind.target if amx else kind.target

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from models import MODELS, export_for, make_model
-from own import BenchModel
+from own import BenchModel, Mixture
 from pictures import PEERS, draw, table_of
 from process import OURS, PeerError, PeerProcess
 from rich.console import Console
-from rows import ROWS, Target, groups, peak_of_row, source_of_peers, target_of_row, work_of_row
+from rows import ROWS, Target, groups, peak_of_row, rows_of, source_of_peers, target_of_row, work_of_row
 
 from adaptrt import __version__
 from adaptrt.tools.bench.display import reasons_not_run
@@ -48,7 +48,7 @@ class Run:
     """Everything that is measured, by row and peer."""
 
     args: argparse.Namespace
-    model: BenchModel
+    model: BenchModel | Mixture
     console: Console
     limits: LimitMeter
     workers: dict[str, PeerProcess] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class Run:
             source = source_of_peers(row)
             details = {"versions": about["versions"], "note": about["notes"].get(row, ""), "peers_of": source}
             theirs = {peer: other for (of, peer), other in figures.items() if of == source and peer != OURS == name}
-            target = target_of_row(row, amx=machine["amx"])
+            target = target_of_row(row, self.model, amx=machine["amx"])
             comparisons = compared(row, figure, theirs, work_of_row(row, self.model), limits, target)
             rows.append(Row(f"{row}/{name}", ROWS[row].title, row, name, details, figure, comparisons=comparisons))
         return Report(
@@ -235,7 +235,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--home", type=Path, required=True, help="what install.sh was given")
     parser.add_argument("--model", choices=list(MODELS), default="0.5b")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), help="default: all that the model has")
     parser.add_argument("--repeats", type=int, default=5, help="rounds")
     parser.add_argument("--new_tokens", type=int, default=48, help="of a request in the rows that decode")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -255,6 +255,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args(argv)
     args.home = args.home.resolve()
+    has = rows_of(MODELS[args.model])
+    if missing := [row for row in args.rows or [] if row not in has]:
+        parser.error(f"{args.model} has no row {missing[0]}; accepted: {', '.join(has)}")
+    args.rows = args.rows or has
     return args
 
 

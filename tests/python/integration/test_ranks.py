@@ -151,6 +151,7 @@ def test_a_bad_request_hurts_nobody(granite: Cut, tmp_path: Path) -> None:
     script = tmp_path / "bad.py"
     script.write_text(
         """
+import sys
 import numpy as np
 import adaptrt
 from support.ranks import say
