@@ -89,7 +89,18 @@ class NativeEngine(LoadedEngine):
                 "kernels": engine.info.kernels,
             }
         )
-        return engine if self.rank > 0 else _core.ShardedEngine(engine, communicator)
+        pipeline = self._pipeline_facts(engine.info) if self.program.num_stages > 1 else None
+        return engine if self.rank > 0 else _core.ShardedEngine(engine, communicator, pipeline)
+
+    def _pipeline_facts(self, info: _core.EngineInfo) -> _core.PipelineFacts:
+        """Of all stages; every rank calls it."""
+        of_ranks = self.ranks.gather((info.hidden_size, info.has_logits, info.max_reusable_prompt_len))
+        hidden_size, has_logits, _ = of_ranks[-1]
+        return _core.PipelineFacts(
+            hidden_size=hidden_size,
+            has_logits=has_logits,
+            max_reusable_prompt_len=min(longest for *_, longest in of_ranks),
+        )
 
     def available_memory(self) -> int:
         """As LoadedEngine.available_memory."""
@@ -154,7 +165,7 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
         "dtype": (checkpoint.dtype, program.dtype),
         "quant_algo": (_quant_algo(checkpoint), _quant_algo_of_layers(program)),
         "vocab_size": (checkpoint.vocab_size, program.vocab_size),
-        "num_hidden_layers": (checkpoint.num_hidden_layers, program.num_layers),
+        "num_hidden_layers": (checkpoint.num_hidden_layers, program.num_layers * program.num_stages),
         "max_batch_size": (build.max_batch_size, program.max_batch_size),
         "max_num_tokens": (build.max_num_tokens, program.max_num_tokens),
         "max_input_len": (build.max_input_len, program.max_input_len),
@@ -163,6 +174,7 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
         "num_encoder_layers": (checkpoint.num_encoder_layers, program.num_encoder_layers),
         "max_encoder_input_len": (build.max_encoder_input_len or 0, program.max_encoder_input_len),
         "mapping.world_size": (checkpoint.mapping.world_size, program.num_ranks),
+        "mapping.pp_size": (checkpoint.mapping.pp_size, program.num_stages),
         "tokens_per_block": (build.tokens_per_block, program.tokens_per_block),
         "int8_kv_cache": (checkpoint.int8_kv_cache, program.int8_kv_cache),
         "lora_plugin": (build.lora_enabled, lora is not None),

@@ -111,9 +111,13 @@ class Ranks:
         if differing:
             raise EngineError("the ranks differ: " + "; ".join(differing))
 
+    def gather(self, value: _Result) -> list[_Result]:
+        """The ranks' values, on all of them."""
+        return list(self._world.allgather(value))
+
     def least(self, value: int) -> int:
         """The least of the ranks' values."""
-        return int(min(self._world.allgather(value)))
+        return min(self.gather(value))
 
 
 @cache

@@ -1,7 +1,8 @@
-"""Ranks beside one process: `python bench/ranks/run.py MODEL WORK_DIR [--ranks 2] [--threads 2] [--repeats 5]`.
+"""Ranks beside one process: `python bench/ranks/run.py MODEL WORK_DIR [--ranks 2] [--stages 1] [--threads 2]`.
 
 MODEL is a Hugging Face directory. Its engines of one rank and of so many are built below WORK_DIR, once; then rounds of
-one process with all threads, and of as many ranks that share them, in turn.
+one process with all threads, and of as many ranks that share them, in turn. The ranks are those of tensor parallelism,
+or of a pipeline of `--stages`, which divides their number.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("work_dir", type=Path)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    whole, cut = (_engine(options.model, options.work_dir, ranks) for ranks in (1, options.ranks))
+    whole = _engine(options.model, options.work_dir, 1, 1)
+    cut = _engine(options.model, options.work_dir, options.ranks, options.stages)
     rounds: dict[str, list[tuple[float, float]]] = {}
     for _ in range(options.repeats):
         one = _sample(1, whole, whole, options.threads)
@@ -42,13 +45,13 @@ def main() -> None:
         print(f"{row:34} {one_median:7.1f} tok/s in one process, {several_median:7.1f} in {options.ranks}: {ratio:.0%}")
 
 
-def _engine(model: Path, work_dir: Path, ranks: int) -> Path:
-    engine = work_dir / f"engine{ranks}"
+def _engine(model: Path, work_dir: Path, ranks: int, stages: int) -> Path:
+    engine = work_dir / f"engine{ranks}-{stages}"
     if not engine.is_dir():
         work_dir.mkdir(parents=True, exist_ok=True)
-        checkpoint = work_dir / f"checkpoint{ranks}"
+        checkpoint = work_dir / f"checkpoint{ranks}-{stages}"
         if not checkpoint.is_dir():
-            convert_checkpoint(model, checkpoint, tp_size=ranks)
+            convert_checkpoint(model, checkpoint, tp_size=ranks // stages, pp_size=stages)
         plugins = PluginConfig(lora_plugin="auto", dora_plugin="enable")
         build(
             checkpoint,

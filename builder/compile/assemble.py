@@ -47,11 +47,12 @@ def assemble(
     num_encoder_layers: int = 0,
     int8_kv_cache: bool,
     num_ranks: int = 1,
+    num_stages: int = 1,
     rank: int = 0,
     limits: ProgramLimits,
     lora: LoraOptions | None,
 ) -> tuple[Program, Arena]:
-    """The program, and how its arena was planned."""
+    """The program, and how its arena was planned. `num_layers` are the whole network's, of all stages."""
     roots = _buffer_roots(emitted)
     lifetimes, buffers = _buffers(emitted, roots, limits)
     arena = plan_arena(lifetimes)
@@ -63,12 +64,14 @@ def assemble(
             max_rank=lora.max_rank,
             dora_enabled=lora.dora_enabled,
             target_modules=lora.target_modules,
+            num_stages=num_stages,
+            stage=rank * num_stages // num_ranks,
             sites=emitted.sites,
         )
     program = Program(
         dtype=dtype,
         vocab_size=vocab_size,
-        num_layers=num_layers,
+        num_layers=num_layers // num_stages,
         num_encoder_layers=num_encoder_layers,
         max_batch_size=limits.max_batch_size,
         max_num_tokens=limits.max_num_tokens,
@@ -79,6 +82,7 @@ def assemble(
         tokens_per_block=limits.tokens_per_block,
         int8_kv_cache=int8_kv_cache,
         num_ranks=num_ranks,
+        num_stages=num_stages,
         rank=rank,
         arena_bytes=arena.num_bytes,
         buffers=tuple(
@@ -89,7 +93,7 @@ def assemble(
         body=tuple(_renamed(op, roots) for op in emitted.body),
         head=tuple(_renamed(op, roots) for op in emitted.head),
         logits=None if emitted.logits is None else BufferName(roots[emitted.logits.name]),
-        hidden=BufferName(roots[emitted.hidden.name]),
+        hidden=None if emitted.hidden is None else BufferName(roots[emitted.hidden.name]),
         encoder_output=None if emitted.encoder_output is None else BufferName(roots[emitted.encoder_output.name]),
         lora=layout,
     )

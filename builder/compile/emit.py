@@ -34,9 +34,11 @@ from .plan import (
     LinearPart,
     LoraPart,
     LoraSite,
+    ReceiveOp,
     RmsNormOp,
     RopeTableOp,
     Routing,
+    SendOp,
     Vector,
 )
 
@@ -60,7 +62,8 @@ class EmittedProgram:
     body: tuple[EmittedOp, ...]
     head: tuple[EmittedOp, ...]
     logits: Value | None
-    hidden: Value
+    hidden: Value | None
+    """None in a stage of a pipeline with others behind it."""
     encoder_output: Value | None
     sites: tuple[LoraSite, ...]
     weights: Weights
@@ -71,19 +74,24 @@ class EmittedProgram:
         return (*self.encoder, *self.body, *self.head)
 
 
-def emit(network: Network, *, lora: bool, compression: Compression | None = None) -> EmittedProgram:
-    """The program of a network; with `lora` adapters act on its linear layers and its embedding."""
-    assert network.hidden is not None
-    emitter = _Emitter(network, lora, compression)
+def emit(
+    network: Network, *, lora: bool, first_site: int = 0, compression: Compression | None = None
+) -> EmittedProgram:
+    """The program of a network; with `lora` adapters act on its linear layers and its embedding.
+
+    `first_site`: the number of the first place where they do.
+    """
+    emitter = _Emitter(network, lora, first_site, compression)
     emitted = [emitter.emit(op) for op in network.ops]
     for layer in network.pooling_layers:
         for tensor in layer.tensors:
             emitter.weights.values(tensor)
     head = tuple(op for op in emitted if op.rows is RowKind.LOGITS)
+    body = tuple(op for op in emitted if op.rows is RowKind.TOKENS)
     return EmittedProgram(
         encoder=tuple(op for op in emitted if op.rows is RowKind.ENCODER_TOKENS),
         encoder_output=network.encoder_output,
-        body=with_logit_rows_alone([op for op in emitted if op.rows is RowKind.TOKENS], head),
+        body=with_logit_rows_alone(body, head) if head else body,
         head=head,
         logits=network.logits,
         hidden=network.hidden,
@@ -93,11 +101,11 @@ def emit(network: Network, *, lora: bool, compression: Compression | None = None
 
 
 class _Emitter:
-    def __init__(self, network: Network, lora: bool, compression: Compression | None) -> None:
+    def __init__(self, network: Network, lora: bool, first_site: int, compression: Compression | None) -> None:
         self.weights: Final = Weights(network.config.quantization, compression)
         self._activation = activation_dtype(network.config.dtype)
         self._lora = lora
-        self._num_sites = 0
+        self._num_sites = first_site
 
     def emit(self, op: ops.Op) -> EmittedOp:
         if isinstance(op, ops.Embedding):
@@ -124,6 +132,11 @@ class _Emitter:
             return self._all_reduce(op)
         if isinstance(op, ops.Gather):
             return self._gather(op)
+        if isinstance(op, ops.Receive):
+            made = ReceiveOp(output=_buffer(op.output))
+            return EmittedOp(op=made, reads=(), writes=(op.output,), dtype=DType.FLOAT32)
+        if isinstance(op, ops.Send):
+            return EmittedOp(op=SendOp(input=_buffer(op.input)), reads=(op.input,), writes=(), dtype=DType.FLOAT32)
         return self._linear(op)
 
     def _embedding(self, op: ops.Embedding) -> EmittedOp:
@@ -325,29 +338,34 @@ class _Emitter:
 
     def _sites(self, op: ops.Op) -> tuple[int, tuple[LoraSite, ...]]:
         """The sites of an op and the number of the first; -1 and none where adapters do not act."""
-        sites = tuple(
-            LoraSite(
-                layer=site.layer,
-                in_size=site.in_size,
-                parts=tuple(
-                    LoraPart(
-                        module=module_id(part),
-                        out_size=site.outputs_of(part),
-                        first_output=part.first_output,
-                        outputs_elsewhere=part.outputs_elsewhere,
-                    )
-                    for part in site.parts
-                ),
-                expert=site.expert,
-                first_input=site.weights[0].first_input,
-                inputs_elsewhere=site.weights[0].inputs_elsewhere,
-                adds_shifts=site.weights[0].is_first_term,
-            )
-            for site in (sites_of(op) if self._lora else ())
-        )
+        sites = lora_sites(op) if self._lora else ()
         first = self._num_sites
         self._num_sites += len(sites)
         return (first, sites) if sites else (-1, ())
+
+
+def lora_sites(op: ops.Op) -> tuple[LoraSite, ...]:
+    """Where adapters act on an op."""
+    return tuple(
+        LoraSite(
+            layer=site.layer,
+            in_size=site.in_size,
+            parts=tuple(
+                LoraPart(
+                    module=module_id(part),
+                    out_size=site.outputs_of(part),
+                    first_output=part.first_output,
+                    outputs_elsewhere=part.outputs_elsewhere,
+                )
+                for part in site.parts
+            ),
+            expert=site.expert,
+            first_input=site.weights[0].first_input,
+            inputs_elsewhere=site.weights[0].inputs_elsewhere,
+            adds_shifts=site.weights[0].is_first_term,
+        )
+        for site in sites_of(op)
+    )
 
 
 def _epilogue(op: ops.Linear) -> LinearEpilogue:

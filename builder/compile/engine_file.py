@@ -23,7 +23,7 @@ from .plan import Program
 from .plan_json import program_from_json, program_to_json
 
 FORMAT: Final = "adaptrt.engine"
-FORMAT_VERSION: Final = 8
+FORMAT_VERSION: Final = 9
 ALIGNMENT: Final = 64
 """Every tensor begins at a multiple of it."""
 CHECKSUMS: Final = "checksums"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from ..checkpoint.rank_tensors import RankTensors
@@ -13,10 +14,10 @@ from ..network.rank_network import network_of_rank
 from .arena import Arena
 from .assemble import LoraOptions, ProgramLimits, assemble
 from .compression import places_for_exceptions
-from .emit import emit
+from .emit import emit, lora_sites
 from .engine_file import EngineTensor, write_engine_file
 from .pack import engine_tensors
-from .plan import LinearOp, Matrix, Program
+from .plan import LinearOp, LoraSite, Matrix, Program
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,29 @@ def compile_network(
     """
     config = network.config
     compression = partial(places_for_exceptions, tensors) if compress_weights else None
-    emitted = emit(network_of_rank(network, rank), lora=lora is not None, compression=compression)
+    sites = _sites_of_stages(network, rank) if lora is not None else []
+    stage = rank // config.mapping.tp_size
+    own = network_of_rank(network, rank)
+    emitted = emit(own, lora=lora is not None, first_site=sum(map(len, sites[:stage])), compression=compression)
     program, arena = assemble(
-        emitted,
+        replace(emitted, sites=tuple(chain.from_iterable(sites))),
         dtype=config.dtype,
         vocab_size=config.vocab_size,
         num_layers=config.num_hidden_layers,
         num_encoder_layers=config.num_encoder_layers,
         int8_kv_cache=config.int8_kv_cache,
         num_ranks=config.mapping.world_size,
+        num_stages=config.mapping.pp_size,
         rank=rank,
         limits=limits,
         lora=lora,
     )
     return CompiledNetwork(program, arena, engine_tensors(emitted.weights, tensors, config.dtype))
+
+
+def _sites_of_stages(network: Network, rank: int) -> list[list[LoraSite]]:
+    """Those of a rank, and of the ranks that have the same share of other stages' layers: every rank knows them all, so
+    that they agree on how many pages an adapter takes."""
+    mapping = network.config.mapping
+    ranks = range(rank % mapping.tp_size, mapping.world_size, mapping.tp_size)
+    return [[site for op in network_of_rank(network, each).ops for site in lora_sites(op)] for each in ranks]

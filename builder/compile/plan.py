@@ -202,6 +202,16 @@ class GatherOp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReceiveOp:
+    output: BufferName
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendOp:
+    input: BufferName
+
+
+@dataclass(frozen=True, kw_only=True)
 class KeepLogitRowsOp:
     buffers: tuple[BufferName, ...]
 
@@ -221,6 +231,8 @@ Op = (
     | CrossAttentionOp
     | AllReduceOp
     | GatherOp
+    | ReceiveOp
+    | SendOp
 )
 
 OP_NAMES: Final[dict[str, type[Op]]] = {
@@ -238,6 +250,8 @@ OP_NAMES: Final[dict[str, type[Op]]] = {
     "cross_attention": CrossAttentionOp,
     "all_reduce": AllReduceOp,
     "gather": GatherOp,
+    "receive": ReceiveOp,
+    "send": SendOp,
 }
 """What an op is called in its field `op`."""
 
@@ -268,6 +282,8 @@ class LoraLayout:
     max_rank: int
     dora_enabled: bool
     target_modules: tuple[int, ...]
+    num_stages: int
+    stage: int
     sites: tuple[LoraSite, ...]
 
 
@@ -286,6 +302,7 @@ class Program:
     tokens_per_block: int
     int8_kv_cache: bool
     num_ranks: int
+    num_stages: int
     rank: int
     arena_bytes: int
     buffers: tuple[Buffer, ...]

@@ -66,6 +66,8 @@ class Network:
         """A classifier's last layer: one output a class."""
         self.encoder_output: Value | None = None
         """What the encoder makes of its input, where there is one: float32, or what linear layers read."""
+        self.layer_ends: list[int] = []
+        """Of each decoder layer, how many ops there are up to its last one."""
         self._layer: int | None = None
         self._rows = RowKind.TOKENS
         self._section = "transformer"
@@ -83,6 +85,7 @@ class Network:
             self._layer = layer
             with self.scope(f"layers.{layer}"):
                 yield layer
+            self.layer_ends.append(len(self.ops))
         self._layer = None
 
     @contextmanager

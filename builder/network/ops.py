@@ -275,6 +275,22 @@ class Gather:
     output: Value
 
 
+@dataclass(frozen=True, kw_only=True)
+class Receive:
+    """output = what the stage of a pipeline before this one has sent."""
+
+    scope: str
+    output: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Send:
+    """The next stage of a pipeline receives the input."""
+
+    scope: str
+    input: Value
+
+
 Op = (
     Embedding
     | Rotary
@@ -289,6 +305,8 @@ Op = (
     | CrossAttention
     | AllReduce
     | Gather
+    | Receive
+    | Send
 )
 
 

@@ -1,7 +1,8 @@
-"""The network of one rank of several that run a model together: its share of every layer that tensor parallelism cuts.
+"""The network of one rank of several that run a model together: its share of every layer that tensor parallelism cuts,
+of the layers of its stage of a pipeline.
 
 A layer that is cut by its inputs gives each rank a term of a sum, which AllReduce makes whole on all of them; lm_head's
-columns come together on rank 0.
+columns come together on the first rank of those that have a share.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .ops import (
     Op,
     Value,
 )
+from .stage_network import network_of_stage
 from .weights import LinearWeight, Split
 
 
@@ -37,24 +39,28 @@ def network_of_rank(network: Network, rank: int) -> Network:
     problems = _problems(network)
     if problems:
         raise ConfigError(f"{network.config.architecture} cannot be cut over ranks: " + "; ".join(problems))
+    stage, tp_rank = divmod(rank, mapping.tp_size)
+    staged = network_of_stage(network, stage)
+    if mapping.tp_size == 1:
+        return staged
     cut = Network(network.config, network.older_names, network.inner_names)
-    cut.hidden, cut.classes = network.hidden, network.classes
-    cutter = _Cutter(mapping.tp_size, rank)
-    for op in network.ops:
+    cut.hidden, cut.pooler, cut.classes = staged.hidden, staged.pooler, staged.classes
+    cutter = _Cutter(mapping.tp_size, tp_rank)
+    for op in staged.ops:
         cut.ops.extend(cutter.cut(op))
-    cut.logits = network.logits
+    cut.logits = staged.logits
     return cut
 
 
 def _problems(network: Network) -> list[str]:
     problems = []
-    if network.config.mapping.pp_size > 1:
-        problems.append(f"pp_size is {network.config.mapping.pp_size}; accepted: 1")
+    if network.config.mapping.pp_size > 1 and network.classes is not None:
+        problems.append("it is a classifier, whose last layer would be on another rank than its requests")
     if network.encoder_output is not None:
         problems.append("it has an encoder")
     elif any(op.kind is not AttentionKind.CAUSAL for op in network.attentions):
         problems.append("its attention looks both ways")
-    if any(_norms_all_heads(op) for op in network.attentions):
+    if network.config.mapping.tp_size > 1 and any(_norms_all_heads(op) for op in network.attentions):
         problems.append("its attention normalises all heads together")
     return problems
 

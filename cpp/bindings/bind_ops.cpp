@@ -224,11 +224,18 @@ void bind_ops(py::module_& module) {
       .def_readonly("input", &AllReduceOp::input)
       .def_readonly("output", &AllReduceOp::output)
       .def_readonly("add", &AllReduceOp::add);
-  py::class_<GatherOp>(module, "GatherOp", "output = the columns of all ranks' inputs, on rank 0.")
+  py::class_<GatherOp>(module, "GatherOp", "output = the columns of all ranks' inputs, on the first.")
       .def(py::init([](BufferId input, BufferId output) { return GatherOp{input, output}; }), py::kw_only(),
            py::arg("input"), py::arg("output"))
       .def_readonly("input", &GatherOp::input)
       .def_readonly("output", &GatherOp::output);
+  py::class_<ReceiveOp>(module, "ReceiveOp",
+                        "output = what the stage of a pipeline before this one has sent.")
+      .def(py::init([](BufferId output) { return ReceiveOp{output}; }), py::kw_only(), py::arg("output"))
+      .def_readonly("output", &ReceiveOp::output);
+  py::class_<SendOp>(module, "SendOp", "Sends the input to the next stage of a pipeline.")
+      .def(py::init([](BufferId input) { return SendOp{input}; }), py::kw_only(), py::arg("input"))
+      .def_readonly("input", &SendOp::input);
   py::class_<GatedAddOp>(module, "GatedAddOp", "output += sigmoid(gate) * input.")
       .def(py::init([](BufferId input, BufferId gate, BufferId output) {
              return GatedAddOp{input, gate, output};

@@ -165,13 +165,17 @@ void bind_layout(py::module_& module) {
   py::class_<LoraLayout>(module, "LoraLayout", "What an engine accepts of adapters.")
       .def(py::init<>(), "Of an engine that was built without LoRA.")
       .def(py::init([](DType dtype, std::int32_t num_layers, std::int32_t max_rank, bool dora_enabled,
-                       const std::vector<std::int64_t>& target_modules, std::vector<LoraSite> sites) {
+                       const std::vector<std::int64_t>& target_modules, std::vector<LoraSite> sites,
+                       std::int32_t num_stages, std::int32_t stage) {
              LoraLayout layout{dtype, num_layers, max_rank, dora_enabled, {}, std::move(sites)};
+             layout.num_stages = num_stages;
+             layout.stage = stage;
              for (const auto id : target_modules) layout.target_modules.push_back(module_of(id));
              return layout;
            }),
            py::kw_only(), py::arg("dtype"), py::arg("num_layers"), py::arg("max_rank"),
-           py::arg("dora_enabled"), py::arg("target_modules"), py::arg("sites"))
+           py::arg("dora_enabled"), py::arg("target_modules"), py::arg("sites"), py::arg("num_stages") = 1,
+           py::arg("stage") = 0)
       .def_readonly("dtype", &LoraLayout::dtype)
       .def_readonly("num_layers", &LoraLayout::num_layers)
       .def_readonly("max_rank", &LoraLayout::max_rank)
@@ -240,7 +244,7 @@ void bind_program_struct(py::module_& module) {
                        std::int32_t tokens_per_block, bool int8_kv_cache, std::size_t arena_bytes,
                        std::vector<Buffer> buffers, std::vector<Op> encoder, std::vector<Op> body,
                        std::vector<Op> head, BufferId logits, BufferId hidden, BufferId encoder_output,
-                       LoraLayout lora, std::int32_t num_ranks, std::int32_t rank) {
+                       LoraLayout lora, std::int32_t num_ranks, std::int32_t num_stages, std::int32_t rank) {
              return Program{.dtype = dtype,
                             .vocab_size = vocab_size,
                             .num_layers = num_layers,
@@ -254,6 +258,7 @@ void bind_program_struct(py::module_& module) {
                             .tokens_per_block = tokens_per_block,
                             .int8_kv_cache = int8_kv_cache,
                             .num_ranks = num_ranks,
+                            .num_stages = num_stages,
                             .rank = rank,
                             .arena_bytes = arena_bytes,
                             .buffers = std::move(buffers),
@@ -273,8 +278,9 @@ void bind_program_struct(py::module_& module) {
            py::arg("encoder") = std::vector<Op>{}, py::arg("body"), py::arg("head"),
            py::arg("logits") = kNoBuffer, py::arg("hidden") = kNoBuffer,
            py::arg("encoder_output") = kNoBuffer, py::arg("lora") = LoraLayout{}, py::arg("num_ranks") = 1,
-           py::arg("rank") = 0)
+           py::arg("num_stages") = 1, py::arg("rank") = 0)
       .def_readonly("num_ranks", &Program::num_ranks)
+      .def_readonly("num_stages", &Program::num_stages)
       .def_readonly("rank", &Program::rank)
       .def_readonly("num_encoder_layers", &Program::num_encoder_layers)
       .def_readonly("max_encoder_input_len", &Program::max_encoder_input_len)

@@ -1,7 +1,9 @@
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "adaptrt/mpi/mpi_communicator.h"
@@ -17,8 +19,9 @@ namespace {
 /// Rank 0 of an engine of several ranks.
 class ShardedEngine : public EngineHandle {
  public:
-  ShardedEngine(const EngineHandle& local, std::shared_ptr<Communicator> communicator) {
-    hold(make_sharded_engine(local.engine(), std::move(communicator)));
+  ShardedEngine(const EngineHandle& local, std::shared_ptr<Communicator> communicator,
+                const std::optional<PipelineFacts>& pipeline) {
+    hold(make_sharded_engine(local.engine(), std::move(communicator), pipeline));
   }
 };
 
@@ -45,10 +48,18 @@ void bind_ranks(py::module_& module) {
       "Ranks that talk over MPI. `library` is a shared library that is linked to MPI; `communicator` and "
       "`byte_type` are its handles as numbers, each of `handle_bytes`; a rank that has not answered for "
       "`time_limit` seconds is lost. Raises ConfigError where MPI's functions are not found.");
+  py::class_<PipelineFacts>(module, "PipelineFacts",
+                            "Of an engine of several stages: EngineInfo's of the last one, "
+                            "max_reusable_prompt_len the least of all.")
+      .def(py::init([](std::int64_t hidden_size, bool has_logits, std::int32_t max_reusable_prompt_len) {
+             return PipelineFacts{hidden_size, has_logits, max_reusable_prompt_len};
+           }),
+           py::kw_only(), py::arg("hidden_size"), py::arg("has_logits"), py::arg("max_reusable_prompt_len"));
   py::class_<ShardedEngine, EngineHandle>(
       module, "ShardedEngine", "Rank 0 of an engine of several ranks; the others are in serve_rank().")
-      .def(py::init<const EngineHandle&, std::shared_ptr<Communicator>>(), py::arg("local"),
-           py::arg("communicator"));
+      .def(
+          py::init<const EngineHandle&, std::shared_ptr<Communicator>, const std::optional<PipelineFacts>&>(),
+          py::arg("local"), py::arg("communicator"), py::arg("pipeline") = py::none());
   module.def(
       "serve_rank",
       [](const EngineHandle& local, Communicator& communicator) {

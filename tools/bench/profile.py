@@ -26,8 +26,10 @@ from ...builder.compile.plan import (
     LinearOp,
     Op,
     Program,
+    ReceiveOp,
     RmsNormOp,
     RopeTableOp,
+    SendOp,
 )
 
 SINK: Final = "sampling"
@@ -96,6 +98,8 @@ _KIND_NAMES: Final[dict[type, str]] = {
     CrossAttentionOp: "cross_attention",
     AllReduceOp: "all_reduce",
     GatherOp: "gather",
+    ReceiveOp: "receive",
+    SendOp: "send",
 }
 
 

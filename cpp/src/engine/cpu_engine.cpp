@@ -14,6 +14,7 @@
 #include "experts.h"
 #include "kv_pool.h"
 #include "output_rows.h"
+#include "stage_communicator.h"
 #include "step.h"
 #include "step_recorder.h"
 
@@ -91,6 +92,7 @@ class CpuEngine final : public Engine {
         kernels_(kernels),
         threads_(std::move(pool)),
         communicator_(std::move(communicator)),
+        stage_communicator_(communicator_of_stage(program_, communicator_)),
         kv_pool_(make_kv_pool(program_)),
         cross_pool_(make_cross_pool(program_)),
         own_keys_(make_own_keys(program_)),
@@ -264,6 +266,7 @@ class CpuEngine final : public Engine {
             .experts = experts_,
             .linear_scratch = linear_scratch_,
             .communicator = communicator_.get(),
+            .stage_communicator = stage_communicator_.get(),
             .rank_room = reinterpret_cast<float*>(rank_room_.data()),
             .input = input,
             .sequence_of_token = rows.sequence_of_token,
@@ -347,13 +350,14 @@ class CpuEngine final : public Engine {
              .kv_block_bytes = kv_pool_.block_bytes(),
              .max_reusable_prompt_len = program_.max_seq_len,
              .lora = program_.lora,
+             .num_stages = program_.num_stages,
              .kernels = std::string(kernels_.name),
              .kv_identity = program_.identity,
              .attention_windows =
                  std::vector<std::int32_t>(static_cast<std::size_t>(std::max(1, program_.num_layers))),
              .has_adapters_from = !program_.has_encoder(),
              .hidden_size = hidden_size(),
-             .has_logits = program_.logits != kNoBuffer,
+             .has_logits = program_.logits != kNoBuffer || !program_.is_last_stage(),
              .has_kv_cache = kv_pool_.block_bytes() > 0};
     if (!info_.has_kv_cache) {
       info_.max_reusable_prompt_len = 0;
@@ -383,6 +387,7 @@ class CpuEngine final : public Engine {
   const KernelTable& kernels_;
   std::shared_ptr<ThreadPool> threads_;
   std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<Communicator> stage_communicator_;
   EngineInfo info_;
   HugeArray arena_;
   HugeArray shrink_;

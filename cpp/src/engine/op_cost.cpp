@@ -88,6 +88,14 @@ OpCost cost_of(const GatherOp& op, const Step& step) {
   return {.activation_bytes = bytes_of(op.input, step) + bytes_of(op.output, step)};
 }
 
+OpCost cost_of(const ReceiveOp& op, const Step& step) {
+  return {.activation_bytes = bytes_of(op.output, step)};
+}
+
+OpCost cost_of(const SendOp& op, const Step& step) {
+  return {.activation_bytes = bytes_of(op.input, step)};
+}
+
 /// After the op: the step has the rows that it kept.
 OpCost cost_of(const KeepLogitRowsOp& op, const Step& step) {
   OpCost cost;

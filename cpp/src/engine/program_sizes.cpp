@@ -47,6 +47,11 @@ void check_sizes(const Program& program, Problems* problems) {
   check_range("tokens_per_block", program.tokens_per_block, 1, 1 << 16);
   check_range("num_ranks", program.num_ranks, 1, 1 << 16);
   check_range("rank", program.rank, 0, std::max(0, program.num_ranks - 1));
+  check_range("num_stages", program.num_stages, 1, std::max(1, program.num_ranks));
+  if (program.num_stages > 0 && program.num_ranks % program.num_stages != 0) {
+    problems->add("num_ranks " + text(program.num_ranks) + " is not a multiple of num_stages " +
+                  text(program.num_stages));
+  }
 }
 
 Problems problems_of_shape(const AttentionShape& shape) {
@@ -71,7 +76,10 @@ void check_layout(const Program& program, Problems* problems) {
   }
   const RangeCheck check_range{problems};
   if (lora.dtype != program.dtype) problems->add("lora: the dtype differs from the program's");
-  const std::int32_t num_layers = program.num_layers + program.num_encoder_layers;
+  const std::int32_t num_layers = program.num_layers * program.num_stages + program.num_encoder_layers;
+  if (lora.num_stages != program.num_stages || lora.stage != program.stage()) {
+    problems->add("lora: the stage differs from the program's");
+  }
   if (lora.num_layers != num_layers) problems->add("lora: num_layers differs from the program's");
   check_range("lora: max_rank", lora.max_rank, 1, 1 << 20);
   if (lora.target_modules.empty()) problems->add("lora: there are sites but no target_modules");

@@ -32,8 +32,8 @@ class AllReduce {
   AllReduce(const AllReduceOp& op, const Step& step)
       : op_(op),
         step_(step),
-        ranks_(step.communicator->size()),
-        rank_(step.communicator->rank()),
+        ranks_(step.stage_communicator->size()),
+        rank_(step.stage_communicator->rank()),
         count_(step.rows * step.buffer(op.input).width),
         input_(step.float_row(op.input, 0)),
         output_(step.float_row(op.output, 0)),
@@ -70,7 +70,7 @@ class AllReduce {
       sent_.push_back({rank, bytes_of(static_cast<const float*>(input_), count_)});
       received_.push_back({rank, bytes_of(room, count_)});
     }
-    step_.communicator->exchange(sent_, received_);
+    step_.stage_communicator->exchange(sent_, received_);
     sum_terms(count_, output_, op_.add);
   }
 
@@ -89,7 +89,7 @@ class AllReduce {
           {rank, bytes_of(static_cast<const float*>(input_) + rank * share, size_of_share(rank, share))});
       received_.push_back({rank, bytes_of(room, own_size)});
     }
-    step_.communicator->exchange(sent_, received_);
+    step_.stage_communicator->exchange(sent_, received_);
     float* sums = step_.rank_room + ranks_ * share;  // all of them, share after share
     sum_terms(own_size, sums + rank_ * share, false);
     sent_.clear();
@@ -99,7 +99,7 @@ class AllReduce {
       sent_.push_back({rank, bytes_of(static_cast<const float*>(sums) + rank_ * share, own_size)});
       received_.push_back({rank, bytes_of(sums + rank * share, size_of_share(rank, share))});
     }
-    step_.communicator->exchange(sent_, received_);
+    step_.stage_communicator->exchange(sent_, received_);
     terms_.assign(1, sums);
     sum_terms(count_, output_, op_.add);
   }
@@ -162,7 +162,7 @@ void run_op(const GatherOp& op, const Step& step) {
   const Rows input = step.rows_of(op.input);
   const Rows output = step.rows_of(op.output);
   const std::int64_t count = step.rows * input.width;
-  Communicator& communicator = *step.communicator;
+  Communicator& communicator = *step.stage_communicator;
   if (communicator.rank() != 0) {
     const OutgoingMessage message{0, bytes_of(static_cast<const float*>(input.float_row(0)), count)};
     communicator.exchange({&message, 1}, {});
@@ -179,6 +179,21 @@ void run_op(const GatherOp& op, const Step& step) {
   }
 }
 
+void run_op(const ReceiveOp& op, const Step& step) {
+  const Rows output = step.rows_of(op.output);
+  const IncomingMessage message{step.program.rank - step.program.ranks_per_stage(),
+                                bytes_of(output.float_row(0), step.rows * output.width)};
+  step.communicator->exchange({}, {&message, 1});
+}
+
+void run_op(const SendOp& op, const Step& step) {
+  const Rows input = step.rows_of(op.input);
+  const float* first = input.float_row(0);
+  const OutgoingMessage message{step.program.rank + step.program.ranks_per_stage(),
+                                bytes_of(first, step.rows * input.width)};
+  step.communicator->exchange({&message, 1}, {});
+}
+
 std::size_t rank_room_floats(const Program& program) {
   std::int64_t floats = 0;
   const auto floats_of = [&](BufferId id) {
@@ -188,9 +203,9 @@ std::size_t rank_room_floats(const Program& program) {
   for (const auto* ops : program.sections()) {
     for (const Op& op : *ops) {
       if (const auto* reduce = std::get_if<AllReduceOp>(&op)) {
-        floats = std::max(floats, AllReduce::room_for(floats_of(reduce->input), program.num_ranks));
+        floats = std::max(floats, AllReduce::room_for(floats_of(reduce->input), program.ranks_per_stage()));
       } else if (const auto* gather = std::get_if<GatherOp>(&op)) {
-        floats = std::max(floats, floats_of(gather->input) * (program.num_ranks - 1));
+        floats = std::max(floats, floats_of(gather->input) * (program.ranks_per_stage() - 1));
       }
     }
   }

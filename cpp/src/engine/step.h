@@ -89,8 +89,10 @@ struct Step {
   float* group_sums;
   ExpertMemory& experts;
   LinearScratch& linear_scratch;
-  /// nullptr where the program has one rank.
+  /// Of all ranks; nullptr where the program has one.
   Communicator* communicator;
+  /// Of those of this stage.
+  Communicator* stage_communicator;
   /// See rank_room_floats.
   float* rank_room;
 
@@ -155,6 +157,8 @@ void run_op(const CrossKeysOp& op, const Step& step);
 void run_op(const CrossAttentionOp& op, const Step& step);
 void run_op(const AllReduceOp& op, const Step& step);
 void run_op(const GatherOp& op, const Step& step);
+void run_op(const ReceiveOp& op, const Step& step);
+void run_op(const SendOp& op, const Step& step);
 /// Changes which rows the step has.
 void run_op(const KeepLogitRowsOp& op, Step& step);
 

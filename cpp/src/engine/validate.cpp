@@ -38,8 +38,12 @@ Problems Validator::run() {
   check_ops(program_.body, RowKind::kTokens, "body");
   check_kinds_of_attention();
   live_.begin_head();
-  check_ops(program_.head, RowKind::kLogits, "head");
-  check_results();
+  if (program_.is_last_stage()) {
+    check_ops(program_.head, RowKind::kLogits, "head");
+    check_results();
+  } else if (!program_.head.empty() || program_.logits != kNoBuffer || program_.hidden != kNoBuffer) {
+    add("a stage with others behind it has a head");
+  }
   check_users();
   check_kv_block();
   live_.finish();
@@ -116,9 +120,9 @@ void Validator::write(BufferId id) {
 
 void Validator::check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section) {
   static constexpr std::string_view kNames[] = {
-      "embedding",       "rope table",      "rms norm",   "attention", "linear",
-      "keep logit rows", "layer norm",      "cast",       "experts",   "gated add",
-      "cross keys",      "cross attention", "all reduce", "gather"};
+      "embedding",  "rope table", "rms norm", "attention", "linear",     "keep logit rows",
+      "layer norm", "cast",       "experts",  "gated add", "cross keys", "cross attention",
+      "all reduce", "gather",     "receive",  "send"};
   if (ops.empty()) add(std::string(section) + " has no ops");
   rows_ = rows;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -166,9 +170,12 @@ void Validator::check_results() {
 
 void Validator::check_users() {
   for (std::size_t i = 0; i < site_users_.size(); ++i) {
-    if (site_users_[i] != 1) {
-      add("lora: site " + std::to_string(i) + " is used by " + std::to_string(site_users_[i]) +
-          " ops, not one");
+    const bool is_here =
+        program_.num_stages == 1 || program_.lora.stage_of(program_.lora.sites[i]) == program_.stage();
+    const std::int32_t expected = is_here ? 1 : 0;
+    if (site_users_[i] != expected) {
+      add("lora: site " + std::to_string(i) + " is used by " + std::to_string(site_users_[i]) + " ops, not " +
+          (expected == 1 ? "one" : "none"));
     }
   }
   const auto check_layers = [&](const std::vector<std::int32_t>& users, const char* layer, const char* ops) {

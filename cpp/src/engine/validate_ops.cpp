@@ -384,7 +384,7 @@ void Validator::check(const GatedAddOp& op) {
 }
 
 void Validator::check_ranks() {
-  if (program_.num_ranks < 2) add(where_ + ": the program has one rank");
+  if (program_.ranks_per_stage() < 2) add(where_ + ": the program has one rank");
 }
 
 void Validator::check(const AllReduceOp& op) {
@@ -403,16 +403,28 @@ void Validator::check(const AllReduceOp& op) {
 
 void Validator::check(const GatherOp& op) {
   check_ranks();
+  const std::int64_t ranks = program_.ranks_per_stage();
   const auto* input = operand("input", op.input, DType::kFloat32, rows_);
   const auto* output = operand("output", op.output, DType::kFloat32, rows_);
   if (input != nullptr && output != nullptr &&
-      (output->width > input->width * program_.num_ranks ||
-       output->width <= input->width * (program_.num_ranks - 1))) {
-    add(where_ + ": output is " + text(output->width) + " wide, " + text(program_.num_ranks) + " inputs of " +
+      (output->width > input->width * ranks || output->width <= input->width * (ranks - 1))) {
+    add(where_ + ": output is " + text(output->width) + " wide, " + text(ranks) + " inputs of " +
         text(input->width) + " are not");
   }
   read(op.input);
   write(op.output);
+}
+
+void Validator::check(const ReceiveOp& op) {
+  if (program_.stage() == 0) add(where_ + ": there is no stage before the first");
+  operand("output", op.output, DType::kFloat32, RowKind::kTokens);
+  write(op.output);
+}
+
+void Validator::check(const SendOp& op) {
+  if (program_.is_last_stage()) add(where_ + ": there is no stage behind the last");
+  operand("input", op.input, DType::kFloat32, RowKind::kTokens);
+  read(op.input);
 }
 
 void Validator::check_slices(std::int32_t index, LoraModule module, ModuleSizes sizes) {

@@ -65,6 +65,8 @@ class Validator {
   void check(const GatedAddOp& op);
   void check(const AllReduceOp& op);
   void check(const GatherOp& op);
+  void check(const ReceiveOp& op);
+  void check(const SendOp& op);
   void check_ranks();
   void check_routing(const Routing& routing, std::int64_t num_experts);
   void check_expert_parts(std::string_view name, const std::vector<LinearPart>& parts, ModuleSizes sizes);

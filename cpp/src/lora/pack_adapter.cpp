@@ -224,7 +224,7 @@ DevicePlan plan_device_images(const HostAdapter& adapter, const LoraLayout& layo
     for (std::int32_t expert = 0; expert < row.sizes.experts; ++expert) rows_at[first + expert].push_back(i);
   }
   DevicePlan plan;
-  std::vector<std::size_t> sizes;
+  std::vector<std::vector<std::size_t>> sizes(static_cast<std::size_t>(layout.num_stages));
   for (auto& [site_id, rows] : rows_at) {
     const LoraSite& site = layout.sites[static_cast<std::size_t>(site_id)];
     std::ranges::sort(rows, {},
@@ -233,12 +233,15 @@ DevicePlan plan_device_images(const HostAdapter& adapter, const LoraLayout& layo
     for (const std::size_t i : rows) {
       modules.push_back({adapter.rows()[i].module, adapter.rows()[i].rank, adapter.rows()[i].vectors});
     }
-    sizes.push_back(image_bytes(layout, site, modules));
-    plan.sites.push_back({site_id, std::move(rows), {}});
+    const std::int32_t stage = layout.stage_of(site);
+    sizes[static_cast<std::size_t>(stage)].push_back(image_bytes(layout, site, modules));
+    if (stage == layout.stage) plan.sites.push_back({site_id, std::move(rows), {}});
   }
-  const ImagePlaces places = place_images(sizes, page_bytes);
-  for (std::size_t i = 0; i < plan.sites.size(); ++i) plan.sites[i].place = places.places[i];
-  plan.pages = places.pages;
+  for (const auto& of_stage : sizes) {
+    plan.pages = std::max(plan.pages, place_images(of_stage, page_bytes).pages);
+  }
+  const ImagePlaces own = place_images(sizes[static_cast<std::size_t>(layout.stage)], page_bytes);
+  for (std::size_t i = 0; i < plan.sites.size(); ++i) plan.sites[i].place = own.places[i];
   return plan;
 }
 

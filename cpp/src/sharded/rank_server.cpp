@@ -8,7 +8,9 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/lora/pack_adapter.h"
 #include "adaptrt/sharded/sharded_engine.h"
+#include "adaptrt/sharded/step_pieces.h"
 #include "message.h"
+#include "stages.h"
 #include "step_message.h"
 
 namespace adaptrt {
@@ -58,7 +60,12 @@ class RankAdapters {
 
 class RankServer {
  public:
-  RankServer(Engine& local, Communicator& communicator) : local_(local), communicator_(communicator) {}
+  RankServer(Engine& local, Communicator& communicator)
+      : local_(local),
+        communicator_(communicator),
+        num_stages_(local.info().num_stages),
+        has_results_(num_stages_ > 1 &&
+                     communicator.rank() == first_rank_of_last_stage(communicator, num_stages_)) {}
 
   void run() {
     for (;;) {
@@ -108,12 +115,48 @@ class RankServer {
 
   void step(MessageReader* message) {
     step_.read(message, [&](std::uint64_t load_id) { return adapters_.value().find(load_id); });
+    if (num_stages_ > 1) {
+      step_in_pieces(step_.input());
+      return;
+    }
     const auto nowhere = [](std::int64_t, std::int64_t, const float*) {};
     try {
       local_.step(step_.input(), nowhere, nowhere);
     } catch (const StepError&) {
       // Rank 0 has refused the step for the same reason, and tells those who asked for it.
     }
+  }
+
+  /// Rank 0 takes results when it has done all of its pieces, so those of all but the last wait for that.
+  void step_in_pieces(const StepInput& input) {
+    const std::vector<StepPiece> pieces = pieces_of(input, local_.info());
+    logits_.clear();
+    hidden_.clear();
+    const auto sink_to = [&](std::vector<float>* kept, std::int64_t width) {
+      return [this, &pieces, kept, width](std::int64_t, std::int64_t rows, const float* values) {
+        if (!has_results_) return;
+        const std::span<const float> made(values, static_cast<std::size_t>(rows * width));
+        if (pieces.size() == 1) {
+          send(std::as_bytes(made));
+        } else {
+          kept->insert(kept->end(), made.begin(), made.end());
+        }
+      };
+    };
+    const auto logits_sink = sink_to(&logits_, local_.info().vocab_size);
+    const auto hidden_sink = sink_to(&hidden_, local_.info().hidden_size);
+    const bool is_last = is_last_stage(communicator_, num_stages_);
+    for (const StepPiece& piece : pieces) {
+      local_.step(is_last ? piece.input() : without_results(piece.input()), logits_sink, hidden_sink);
+    }
+    if (!logits_.empty()) send(std::as_bytes(std::span(logits_)));
+    if (!hidden_.empty()) send(std::as_bytes(std::span(hidden_)));
+  }
+
+  /// To rank 0.
+  void send(std::span<const std::byte> bytes) {
+    const OutgoingMessage message{0, bytes};
+    communicator_.exchange({&message, 1}, {});
   }
 
   /// Does what rank 0 waits for, and tells it how that went.
@@ -134,6 +177,11 @@ class RankServer {
 
   Engine& local_;
   Communicator& communicator_;
+  std::int32_t num_stages_;
+  /// Whether it tells rank 0 what steps result in.
+  bool has_results_;
+  std::vector<float> logits_;  // of a step in several pieces
+  std::vector<float> hidden_;
   std::optional<RankAdapters> adapters_;
   ReceivedStep step_;
   std::vector<std::byte> body_;

@@ -1,15 +1,20 @@
 #include "adaptrt/sharded/sharded_engine.h"
 
+#include <algorithm>
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "adapter_message.h"
 #include "adaptrt/core/error.h"
+#include "adaptrt/engine/check_step_input.h"
+#include "adaptrt/sharded/step_pieces.h"
 #include "message.h"
+#include "stages.h"
 #include "step_message.h"
 
 namespace adaptrt {
@@ -58,9 +63,14 @@ class ShardedPages final : public AdapterPages {
 
 class ShardedEngine final : public Engine {
  public:
-  ShardedEngine(std::shared_ptr<Engine> local, std::shared_ptr<Communicator> communicator)
+  ShardedEngine(std::shared_ptr<Engine> local, std::shared_ptr<Communicator> communicator,
+                const std::optional<PipelineFacts>& pipeline)
       : local_(std::move(local)), communicator_(std::move(communicator)), info_(local_->info()) {
     info_.kv_identity.clear();
+    if ((info_.num_stages > 1) != pipeline.has_value()) {
+      throw EngineError("PipelineFacts are those of an engine of several stages, which needs them");
+    }
+    if (pipeline) describe(*pipeline);
   }
   ~ShardedEngine() override { dismiss_others(); }
   ShardedEngine(const ShardedEngine&) = delete;
@@ -75,11 +85,14 @@ class ShardedEngine final : public Engine {
     message_.add(num_blocks);
     send_command(CommandKind::kAllocateKv);
     local_->allocate_kv_blocks(num_blocks);
+    num_blocks_ = num_blocks;
     await_replies();
   }
 
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
+    // Only the last stage would find rows of results that break the rules, in the middle of the step.
+    if (info_.num_stages > 1) checker_.check(input, info_, num_blocks_);
     for (const AdapterLoad& load : pending_->take()) send_load(load);
     message_.clear();
     add_step(input, &message_);
@@ -87,7 +100,15 @@ class ShardedEngine final : public Engine {
     // A step that breaks the rules is refused by every rank before they exchange anything. One whose results
     // are refused by a sink goes on, since the others do.
     std::exception_ptr refusal;
-    local_->step(input, guarded(sink, &refusal), guarded(hidden_sink, &refusal));
+    if (info_.num_stages == 1) {
+      local_->step(input, guarded(sink, &refusal), guarded(hidden_sink, &refusal));
+    } else {
+      for (const StepPiece& piece : pieces_of(input, info_)) {
+        local_->step(without_results(piece.input()), {}, {});
+      }
+      receive_rows(input.logit_rows.size(), info_.vocab_size, guarded(sink, &refusal));
+      receive_rows(input.hidden_rows.size(), info_.hidden_size, guarded(hidden_sink, &refusal));
+    }
     if (refusal) std::rethrow_exception(refusal);
   }
 
@@ -121,6 +142,27 @@ class ShardedEngine final : public Engine {
         *refusal = std::current_exception();
       }
     };
+  }
+
+  /// Puts what the whole pipeline is in the place of what its first stage is.
+  void describe(const PipelineFacts& facts) {
+    info_.hidden_size = facts.hidden_size;
+    info_.has_logits = facts.has_logits;
+    info_.max_reusable_prompt_len = facts.max_reusable_prompt_len;
+    info_.num_layers *= info_.num_stages;
+    info_.attention_windows.clear();  // those of the other stages are not known
+  }
+
+  /// Rows of results from the last stage to a sink, as many at a time as an engine makes.
+  void receive_rows(std::size_t count, std::int64_t width, const Sink& sink) {
+    const auto slice = static_cast<std::size_t>(info_.max_batch_size);
+    for (std::size_t first = 0; first < count; first += slice) {
+      const std::size_t rows = std::min(slice, count - first);
+      received_.resize(rows * static_cast<std::size_t>(width));
+      receive(first_rank_of_last_stage(*communicator_, info_.num_stages),
+              std::as_writable_bytes(std::span(received_)));
+      sink(static_cast<std::int64_t>(first), static_cast<std::int64_t>(rows), received_.data());
+    }
   }
 
   /// Tells the other ranks, once, that no command follows.
@@ -179,6 +221,10 @@ class ShardedEngine final : public Engine {
   std::shared_ptr<PendingLoads> pending_ = std::make_shared<PendingLoads>();
   MessageWriter message_;
   std::vector<OutgoingMessage> sent_;
+  // Of several stages:
+  StepInputChecker checker_;
+  std::int32_t num_blocks_ = 0;
+  std::vector<float> received_;
   /// They have not been dismissed.
   bool has_others_ = true;
 };
@@ -186,8 +232,9 @@ class ShardedEngine final : public Engine {
 }  // namespace
 
 std::unique_ptr<Engine> make_sharded_engine(std::shared_ptr<Engine> local,
-                                            std::shared_ptr<Communicator> communicator) {
-  return std::make_unique<ShardedEngine>(std::move(local), std::move(communicator));
+                                            std::shared_ptr<Communicator> communicator,
+                                            const std::optional<PipelineFacts>& pipeline) {
+  return std::make_unique<ShardedEngine>(std::move(local), std::move(communicator), pipeline);
 }
 
 }  // namespace adaptrt

@@ -7,7 +7,6 @@ import json
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,44 +14,14 @@ import pytest
 import adaptrt
 from adaptrt._core import ConfigError, DType, EngineError
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from support.cut_models import CONFIG, CUT, SIZES, Cut
 from support.encoders import MODELS, save_encoder
-from support.families import FAMILIES, Family, save_family
-from support.models import Reference, save_adapter
-from support.ranks import RankAnswer, answers_of_ranks, mpirun, start_ranks
+from support.families import FAMILIES, save_family
+from support.models import Reference
+from support.ranks import answers_of_ranks, mpirun, start_ranks
 
 # As in test_families.py, where the reason is; sums over ranks are in another order once more.
-FLOAT32_TOLERANCE = 1e-4
-CONFIG = BuildConfig(
-    max_batch_size=8,
-    max_num_tokens=128,
-    max_seq_len=256,
-    tokens_per_block=8,
-    lora_config=LoraBuildConfig(max_lora_rank=16),
-    plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
-)
-ADAPTERS = {"lora": {"r": 5}, "dora": {"r": 4, "use_dora": True}, "biased": {"r": 3, "lora_bias": True}}
-# Sizes that four ranks can divide, and that are odd for panels; two key-value heads, which four ranks share.
-SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 40, "intermediate_size": 76}
-GPT2_SIZES = {"n_embd": 40, "n_head": 4, "n_inner": 76}
-EXPERT_SIZES = {**SIZES, "moe_intermediate_size": 20}
-NEOX_SIZES = {"num_attention_heads": 4, "hidden_size": 48, "intermediate_size": 76}
-CUT = {
-    "granite": SIZES,
-    "phi3": SIZES,
-    "gemma2": SIZES,
-    "gpt2": GPT2_SIZES,
-    "gpt-neox": NEOX_SIZES,
-    "cohere": SIZES,
-    "starcoder2": SIZES,
-    "mixtral": SIZES,
-    "qwen2-moe": {**EXPERT_SIZES, "shared_expert_intermediate_size": 28},
-}
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    return np.random.default_rng((seed, length)).integers(2, 61, length).tolist()
 
 
 def is_running(pid: int) -> bool:
@@ -62,52 +31,6 @@ def is_running(pid: int) -> bool:
             return False
         time.sleep(0.1)
     return True
-
-
-class Cut:
-    """A family's model, adapters on every linear layer, and engines of it by their number of ranks."""
-
-    def __init__(self, name: str, directory: Path) -> None:
-        family: Family = FAMILIES[name]
-        sized = dataclasses.replace(family, fields={**family.fields, **CUT[name]})
-        self.directory = directory
-        self.model = save_family(sized, directory / "model")
-        self.adapters: dict[str, Path | None] = {"base": None}
-        for seed, (kind, settings) in enumerate(ADAPTERS.items()):
-            fields: dict[str, Any] = {"target_modules": family.targets, **settings}
-            if family.parameters and kind == "lora":
-                fields["target_parameters"] = list(family.parameters)
-            self.adapters[kind] = save_adapter(self.model, directory / kind, seed, **fields)
-
-    def engine(self, ranks: int, dtype: DType = DType.FLOAT32) -> Path:
-        made = self.directory / f"engine{ranks}-{dtype.name}"
-        if not made.is_dir():
-            checkpoint = self.directory / f"checkpoint{ranks}-{dtype.name}"
-            convert_checkpoint(self.model, checkpoint, tp_size=ranks, dtype=dtype)
-            build(checkpoint, CONFIG, made, workers=2)
-        return made
-
-    def cases(self) -> list[dict[str, Any]]:
-        """A request of each adapter."""
-        return [
-            {
-                "adapter": None if adapter is None else str(adapter),
-                "task": number,
-                "prompt": prompt_of(length, number),
-                "tokens": 8,
-            }
-            for number, (adapter, length) in enumerate(zip(self.adapters.values(), (3, 40, 90, 17), strict=True))
-        ]
-
-    def check(self, answers: list[RankAnswer]) -> None:
-        """Against transformers + PEFT."""
-        for (name, adapter), case, answer in zip(self.adapters.items(), self.cases(), answers, strict=True):
-            prompt = case["prompt"]
-            expected = Reference(self.model, adapter).logits(prompt, answer.tokens).numpy()
-            actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
-            scale = expected.max() - expected.min()
-            assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * scale, name
-            assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist()
 
 
 @pytest.fixture(scope="module", params=CUT)
@@ -250,9 +173,7 @@ def test_what_cannot_be_cut_is_refused_by_name(tmp_path: Path) -> None:
     convert_checkpoint(encoder, tmp_path / "encoder", tp_size=2)
     with pytest.raises(ConfigError, match="its attention looks both ways"):
         build(tmp_path / "encoder", dataclasses.replace(CONFIG, max_seq_len=200), tmp_path / "engine")
-    convert_checkpoint(model, tmp_path / "pipeline", pp_size=3)
-    with pytest.raises(ConfigError, match="pp_size is 3; accepted: 1"):
-        build(tmp_path / "pipeline", CONFIG, tmp_path / "engine")
+
 
 
 def test_a_lost_file_is_named(granite: Cut, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Answers batches of requests over an engine, on every process that mpirun starts: SPEC OUTPUT.
 
 SPEC is JSON: {engine, config: fields of ExecutorConfig, batches: [[{adapter, task, prompt, tokens}]]}. Rank 0 writes
-the tokens and logits of each request.
+the tokens and logits of each request; of those with `tokens_alone`, no logits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import adaptrt
 
 OUTPUT = adaptrt.OutputConfig(return_context_logits=True, return_generation_logits=True, exclude_input_from_output=True)
+TOKENS_ALONE = adaptrt.OutputConfig(exclude_input_from_output=True)
 
 
 def result_of(executor: adaptrt.Executor, request_id: int) -> adaptrt.Result:
@@ -39,12 +40,14 @@ def answer(spec: dict, output: Path) -> None:
                 lora = None
                 if case["adapter"] is not None:
                     lora = adaptrt.LoraConfig.from_peft(case["task"], case["adapter"], spec["engine"])
-                requests.append(adaptrt.Request(case["prompt"], case["tokens"], output_config=OUTPUT, lora_config=lora))
+                wanted = TOKENS_ALONE if case.get("tokens_alone") else OUTPUT
+                requests.append(adaptrt.Request(case["prompt"], case["tokens"], output_config=wanted, lora_config=lora))
             for at, request in enumerate(executor.enqueue_requests(requests)):
                 found = result_of(executor, request)
                 arrays[f"{number}.{at}.tokens"] = np.array(found.output_token_ids[0])
-                arrays[f"{number}.{at}.context"] = found.context_logits
-                arrays[f"{number}.{at}.generation"] = found.generation_logits[0]
+                if not case.get("tokens_alone"):
+                    arrays[f"{number}.{at}.context"] = found.context_logits
+                    arrays[f"{number}.{at}.generation"] = found.generation_logits[0]
     np.savez(output, **arrays)
 
 

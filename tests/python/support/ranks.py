@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 _TESTS = Path(__file__).parents[1]
+_NOTHING = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True)
 class RankAnswer:
-    """What one request gave."""
+    """What one request gave; no logits where it did not ask for them."""
 
     tokens: list[int]
     context_logits: np.ndarray
@@ -77,8 +78,8 @@ def answers_of_ranks(
         [
             RankAnswer(
                 found[f"{number}.{at}.tokens"].tolist(),
-                found[f"{number}.{at}.context"],
-                found[f"{number}.{at}.generation"],
+                found.get(f"{number}.{at}.context", _NOTHING),
+                found.get(f"{number}.{at}.generation", _NOTHING),
             )
             for at in range(len(batch))
         ]

@@ -37,6 +37,8 @@ struct EngineInfo {
   /// The longest prompt whose KV may be shared with another request (see RopeKind::kDynamic).
   std::int32_t max_reusable_prompt_len = 0;
   LoraLayout lora;
+  /// Of a pipeline; see Program.
+  std::int32_t num_stages = 1;
   /// Name of the CPU kernels that it runs; empty: it runs on a device.
   std::string kernels = {};
   /// Program::identity, where blocks of the KV pool can be read and written; else empty.

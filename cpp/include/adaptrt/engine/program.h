@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -263,7 +264,7 @@ struct GatedAddOp {
   BufferId output = kNoBuffer;  // float32
 };
 
-/// output = input_0 + input_1 + ..., in the order of the ranks: what each of the engine's ranks has of a sum.
+/// output = input_0 + input_1 + ..., in the order of the ranks: what each rank of the stage has of a sum.
 /// Every rank gets the same bits, whatever else is in the step.
 struct AllReduceOp {
   BufferId input = kNoBuffer;   // float32
@@ -272,11 +273,21 @@ struct AllReduceOp {
   bool add = false;
 };
 
-/// output = [input_0 | input_1 | ...] up to its width, the columns of each of the engine's ranks. On rank 0
-/// alone; what the others' outputs hold is not said.
+/// output = [input_0 | input_1 | ...] up to its width, the columns of each rank of the stage. On the first of
+/// them alone; what the others' outputs hold is not said.
 struct GatherOp {
   BufferId input = kNoBuffer;   // float32, as wide on every rank
   BufferId output = kNoBuffer;  // float32
+};
+
+/// output = what the rank with the same share of the stage before this one has sent.
+struct ReceiveOp {
+  BufferId output = kNoBuffer;  // float32, kTokens
+};
+
+/// Sends the input to the rank with the same share of the next stage.
+struct SendOp {
+  BufferId input = kNoBuffer;  // float32, kTokens
 };
 
 /// From here on the body has those of the step's rows alone whose logits or hidden states are wanted, in
@@ -287,16 +298,17 @@ struct KeepLogitRowsOp {
   std::vector<BufferId> buffers;  // kTokens, each once
 };
 
-using Op =
-    std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp, LayerNormOp,
-                 CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp, AllReduceOp, GatherOp>;
+using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp,
+                        LayerNormOp, CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp,
+                        AllReduceOp, GatherOp, ReceiveOp, SendOp>;
 
 /// A compiled network: ops in order of execution. `encoder` runs once in a step that has encoder inputs, over
 /// their tokens; nothing but what its CrossKeysOps keep is seen by the rest. `body` runs once a step over its
 /// tokens, from a KeepLogitRowsOp on over its logit rows; `head` runs once for each slice of logit rows and
 /// ends in `logits` [rows, vocab_size]. Of rows whose hidden states are wanted it runs up to the op that
 /// writes `hidden`. Attention of the body is causal; or all of it is bidirectional, and nothing is kept from
-/// step to step.
+/// step to step. Of a pipeline each stage has a program, the first with what is before the layers and the
+/// last with the head; layers are counted within the stage, but for those of adapters' sites.
 struct Program {
   DType dtype = DType::kFloat32;  // of the packed weights, and of the KV cache unless it is int8
   std::int64_t vocab_size = 0;
@@ -314,14 +326,17 @@ struct Program {
   bool int8_kv_cache = false;
   /// Ranks that run one network together, each a program of its own; see ShardedEngine.
   std::int32_t num_ranks = 1;
-  /// Which of them this is.
+  /// Of a pipeline; each has num_ranks / num_stages ranks, which follow one another.
+  std::int32_t num_stages = 1;
+  /// Which of the ranks this is.
   std::int32_t rank = 0;
   std::size_t arena_bytes = 0;
   std::vector<Buffer> buffers;
   std::vector<Op> encoder;
   std::vector<Op> body;
   std::vector<Op> head;
-  /// float32, kLogits, vocab_size; kNoBuffer: there is no lm_head, and `hidden` is all that is made.
+  /// float32, kLogits, vocab_size; kNoBuffer: there is no lm_head, and `hidden` is all that is made. Both are
+  /// the last stage's.
   BufferId logits = kNoBuffer;
   /// Activation type, kLogits: what the final norm makes of a row. kNoBuffer: it is not told.
   BufferId hidden = kNoBuffer;
@@ -332,6 +347,12 @@ struct Program {
   std::string identity = {};
 
   [[nodiscard]] bool has_encoder() const { return !encoder.empty(); }
+  /// At least 1, whatever the sizes are before they are validated.
+  [[nodiscard]] std::int32_t ranks_per_stage() const {
+    return std::max(1, num_ranks / std::max(1, num_stages));
+  }
+  [[nodiscard]] std::int32_t stage() const { return rank / ranks_per_stage(); }
+  [[nodiscard]] bool is_last_stage() const { return stage() == num_stages - 1; }
   /// Those of a section before those of the next.
   [[nodiscard]] std::array<const std::vector<Op>*, 3> sections() const { return {&encoder, &body, &head}; }
   [[nodiscard]] const LoraSite& lora_site(std::int32_t index) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -89,6 +90,17 @@ struct LoraLayout {
   MatrixLayout matrix_layout = MatrixLayout::kPanels;
   /// Whether adapters may have shifts (RowVectors), which the CUDA kernels do not add.
   bool shifts_enabled = true;
+  /// Of a pipeline, whose stages have num_layers / num_stages layers each. The sites are those of all.
+  std::int32_t num_stages = 1;
+  /// Whose sites are packed here.
+  std::int32_t stage = 0;
+
+  /// Of a site of its num_layers layers.
+  [[nodiscard]] std::int32_t stage_of(const LoraSite& site) const {
+    if (site.is_embedding()) return 0;
+    if (site.is_lm_head()) return num_stages - 1;
+    return std::min(site.layer / std::max(1, num_layers / num_stages), num_stages - 1);
+  }
 };
 
 /// One part of one adapter at one site, in the kernels' layout (LoraLayout::matrix_layout). Pointers are into

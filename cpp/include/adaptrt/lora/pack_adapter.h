@@ -45,7 +45,7 @@ struct ImagePlaces {
 /// First fit in order. No size may be larger than page_bytes.
 [[nodiscard]] ImagePlaces place_images(std::span<const std::size_t> sizes, std::size_t page_bytes);
 
-/// What goes where when an adapter is packed.
+/// What goes where when an adapter is packed: of a pipeline, on a rank of LoraLayout::stage.
 struct DevicePlan {
   struct Site {
     std::int32_t site = 0;
@@ -54,6 +54,7 @@ struct DevicePlan {
     ImagePlace place;
   };
   std::vector<Site> sites;
+  /// Of the stage that needs most, so that they are the same everywhere.
   std::int64_t pages = 0;
 };
 

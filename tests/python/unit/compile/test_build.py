@@ -237,12 +237,18 @@ def test_a_checkpoint_of_several_ranks_becomes_a_file_a_rank(tmp_path: Path) -> 
         assert (engine / name).read_bytes() == (again / name).read_bytes()
 
 
-def test_pipelines_are_refused(tmp_path: Path) -> None:
+def test_a_stage_of_a_pipeline_has_its_layers(tmp_path: Path) -> None:
     save_model(ModelSpec(), tmp_path / "model")
     convert_checkpoint(tmp_path / "model", tmp_path / "checkpoint", pp_size=2)
-    with pytest.raises(ConfigError, match="LlamaForCausalLM cannot be cut over ranks: pp_size is 2; accepted: 1"):
-        build(tmp_path / "checkpoint", SMALL, tmp_path / "engine")
-    assert not (tmp_path / "engine").exists()
+    build(tmp_path / "checkpoint", SMALL, tmp_path / "engine")
+    checksums = json.loads((tmp_path / "engine" / "config.json").read_text())["engine_checksums"]
+    first, last = (EngineFile(tmp_path / "engine" / f"rank{rank}.engine", checksums[rank]) for rank in range(2))
+    assert first.program.num_layers == last.program.num_layers == ModelSpec().num_hidden_layers // 2
+    assert "transformer.vocab_embedding.weight" in first.tensors
+    assert "transformer.vocab_embedding.weight" not in last.tensors
+    assert first.program.logits is None
+    assert not first.program.head
+    assert last.program.logits is not None
 
 
 def test_a_checkpoint_of_an_unknown_architecture_is_refused(root: Path, tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+#include "adaptrt/sharded/step_pieces.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
+namespace adaptrt {
+namespace {
+
+/// Those of ascending `rows` that lie in [begin, end), counted from `begin`.
+std::vector<std::int32_t> rows_within(std::span<const std::int32_t> rows, std::int32_t begin,
+                                      std::int32_t end) {
+  std::vector<std::int32_t> found(std::ranges::lower_bound(rows, begin), std::ranges::lower_bound(rows, end));
+  for (std::int32_t& row : found) row -= begin;
+  return found;
+}
+
+}  // namespace
+
+StepPiece::StepPiece(const StepInput& step, std::int32_t begin, std::int32_t end) : views_(step) {
+  const auto first_token = static_cast<std::size_t>(begin);
+  const auto tokens = static_cast<std::size_t>(end - begin);
+  views_.token_ids = step.token_ids.subspan(first_token, tokens);
+  views_.positions = step.positions.subspan(first_token, tokens);
+  const auto& offsets = step.sequence_offsets;
+  const auto first = static_cast<std::size_t>(std::ranges::upper_bound(offsets, begin) - offsets.begin()) - 1;
+  const auto last = static_cast<std::size_t>(std::ranges::lower_bound(offsets, end) - offsets.begin());
+  for (std::size_t i = first; i <= last; ++i) {
+    sequence_offsets_.push_back(std::clamp(offsets[i], begin, end) - begin);
+  }
+  const std::size_t count = last - first;
+  const auto blocks = static_cast<std::size_t>(step.max_blocks_per_sequence);
+  views_.prompt_lengths = step.prompt_lengths.subspan(first, count);
+  views_.block_tables = step.block_tables.subspan(first * blocks, count * blocks);
+  views_.adapters = step.adapters.subspan(first, count);
+  if (!step.adapters_from.empty()) views_.adapters_from = step.adapters_from.subspan(first, count);
+  if (begin > 0) views_.copies_from = views_.copies_to = {};
+  logit_rows_ = rows_within(step.logit_rows, begin, end);
+  hidden_rows_ = rows_within(step.hidden_rows, begin, end);
+}
+
+StepInput StepPiece::input() const {
+  StepInput input = views_;
+  input.sequence_offsets = sequence_offsets_;
+  input.logit_rows = logit_rows_;
+  input.hidden_rows = hidden_rows_;
+  return input;
+}
+
+std::vector<StepPiece> pieces_of(const StepInput& step, const EngineInfo& info) {
+  const auto tokens = static_cast<std::int32_t>(step.token_ids.size());
+  const std::size_t results = step.logit_rows.size() + step.hidden_rows.size();
+  const bool can_be_cut = results <= static_cast<std::size_t>(info.max_batch_size);
+  const std::int32_t count = can_be_cut ? std::max(1, tokens / kTokensOfPiece) : 1;
+  std::vector<StepPiece> pieces;
+  for (std::int32_t piece = 0; piece < count; ++piece) {
+    pieces.emplace_back(step, static_cast<std::int32_t>(std::int64_t{tokens} * piece / count),
+                        static_cast<std::int32_t>(std::int64_t{tokens} * (piece + 1) / count));
+  }
+  return pieces;
+}
+
+}  // namespace adaptrt

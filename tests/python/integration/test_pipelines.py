@@ -1,0 +1,137 @@
+"""Layers that are cut over the stages of a pipeline, alone and beside tensor parallelism, by real processes of MPI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from adaptrt._core import ConfigError, DType
+from adaptrt.builder.build import build
+from adaptrt.builder.conversion.convert import convert_checkpoint
+from support.cut_models import CONFIG, Cut, prompt_of
+from support.models import save_adapter
+from support.pooled import save_random
+from support.ranks import answers_of_ranks, mpirun
+
+LAYERS = 4
+CROWD = 6
+FIELDS = {
+    "gpt2": {"n_layer": LAYERS},
+    "gemma2": {"num_hidden_layers": LAYERS, "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)},
+}
+
+
+@pytest.fixture(scope="module", params=["granite", "gemma2", "gpt2", "phi3", "qwen2-moe"])
+def cut(request, tmp_path_factory) -> Cut:
+    return _of(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def granite(tmp_path_factory) -> Cut:
+    return _of("granite", tmp_path_factory.mktemp("granite"))
+
+
+def _of(name: str, directory: Path) -> Cut:
+    return Cut(name, directory, **FIELDS.get(name, {"num_hidden_layers": LAYERS}))
+
+
+def test_two_stages_compute_what_one_process_does(cut: Cut, tmp_path: Path) -> None:
+    """To the same bits, since no sum is made in another order: in a crowd, and each alone."""
+    cases = cut.cases()
+    (expected,) = answers_of_ranks(1, cut.engine(1), [cases], tmp_path)
+    cut.check(expected)
+    crowd, *alone = answers_of_ranks(2, cut.engine(1, pp_size=2), [cases, *([case] for case in cases)], tmp_path)
+    for answer, by_itself, (same,) in zip(expected, crowd, alone, strict=True):
+        assert by_itself.same_bits(answer)
+        assert same.same_bits(answer)
+
+
+def test_steps_in_pieces_give_the_same(granite: Cut, tmp_path: Path) -> None:
+    """A step of 128 tokens of which few logits are wanted passes in two pieces, which cut sequences in two."""
+    cases: list[dict[str, Any]] = [
+        {**granite.cases()[at % 4], "prompt": prompt_of(30 + 17 * at, at), "tokens_alone": True} for at in range(CROWD)
+    ]
+    config = {"enable_chunked_context": True}
+    (expected,) = answers_of_ranks(1, granite.engine(1), [cases], tmp_path, **config)
+    for tp_size, pp_size in ((1, 2), (1, 4), (2, 2)):
+        engine = granite.engine(tp_size, pp_size=pp_size)
+        (answers,) = answers_of_ranks(tp_size * pp_size, engine, [cases], tmp_path, **config)
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
+
+
+def test_stages_of_several_ranks(granite: Cut, tmp_path: Path) -> None:
+    """Two stages of two ranks give the bits of two ranks without stages."""
+    cases = granite.cases()
+    (expected,) = answers_of_ranks(2, granite.engine(2), [cases], tmp_path)
+    (answers,) = answers_of_ranks(4, granite.engine(2, pp_size=2), [cases], tmp_path)
+    granite.check(answers)
+    assert all(answer.same_bits(other) for answer, other in zip(answers, expected, strict=True))
+
+
+def test_four_stages_in_bfloat16(granite: Cut, tmp_path: Path) -> None:
+    cases = granite.cases()
+    (expected,) = answers_of_ranks(1, granite.engine(1, DType.BFLOAT16), [cases], tmp_path)
+    (answers,) = answers_of_ranks(4, granite.engine(1, DType.BFLOAT16, pp_size=4), [cases], tmp_path)
+    assert all(answer.same_bits(other) for answer, other in zip(answers, expected, strict=True))
+
+
+def test_adapters_of_some_layers_alone(granite: Cut, tmp_path: Path) -> None:
+    """One that only the last stage has, one of lm_head and the embedding, and so many that they push each other out."""
+    only = {"target_modules": ["q_proj"], "layers_to_transform": [LAYERS - 1]}
+    last = save_adapter(granite.model, tmp_path / "last", 7, **only)
+    words = save_adapter(granite.model, tmp_path / "words", 8, target_modules=["lm_head", "embed_tokens", "o_proj"])
+    cases = [
+        {"adapter": str(adapter), "task": task, "prompt": prompt_of(20, task), "tokens": 4}
+        for task, adapter in enumerate((last, words, *granite.adapters.values()), start=1)
+        if adapter is not None
+    ]
+    (expected,) = answers_of_ranks(1, granite.engine(1), [cases], tmp_path)
+    crowd, *alone = answers_of_ranks(
+        2, granite.engine(1, pp_size=2), [cases, *([case] for case in cases), cases], tmp_path
+    )
+    again = alone.pop()
+    for answer, by_itself, (same,), late in zip(expected, crowd, alone, again, strict=True):
+        assert by_itself.same_bits(answer)
+        assert same.same_bits(answer)
+        assert late.same_bits(answer)
+
+
+def test_hidden_states_come_from_the_last_stage(granite: Cut, tmp_path: Path) -> None:
+    script = tmp_path / "embed.py"
+    script.write_text(
+        """
+import sys
+import numpy as np
+import adaptrt
+with adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+    if executor.can_enqueue_requests():
+        pooling = adaptrt.PoolingParams()
+        requests = [adaptrt.Request(list(range(2, 2 + n)), 0, pooling_params=pooling) for n in (3, 40, 59)]
+        ids = executor.enqueue_requests(requests)
+        np.savez(sys.argv[2], *[executor.await_responses(one)[-1].result.pooled_output for one in ids])
+"""
+    )
+    made = []
+    for ranks, engine in ((1, granite.engine(1)), (2, granite.engine(1, pp_size=2))):
+        output = tmp_path / f"{ranks}.npz"
+        mpirun(ranks, script, engine, output)
+        made.append(np.load(output))
+    assert made[0].files
+    for name in made[0].files:
+        assert made[0][name].size > 0
+        assert made[0][name].tobytes() == made[1][name].tobytes()
+
+
+def test_what_cannot_be_a_pipeline_is_refused_by_name(granite: Cut, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="pp_size 3 does not divide num_hidden_layers 4"):
+        convert_checkpoint(granite.model, tmp_path / "thirds", pp_size=3)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=64, num_labels=3, pad_token_id=0, **sizes)
+    classifier = save_random(transformers.LlamaForSequenceClassification(config), tmp_path / "model")
+    convert_checkpoint(classifier, tmp_path / "checkpoint", pp_size=2)
+    with pytest.raises(ConfigError, match="it is a classifier, whose last layer would be on another rank"):
+        build(tmp_path / "checkpoint", CONFIG, tmp_path / "engine")

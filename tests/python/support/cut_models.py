@@ -1,0 +1,101 @@
+"""Models of families that can be cut over ranks, their adapters, and engines of several ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adaptrt._core import DType
+from adaptrt.builder.build import build
+from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.builder.conversion.convert import convert_checkpoint
+
+from .families import FAMILIES, Family, save_family
+from .models import Reference, save_adapter
+from .ranks import RankAnswer
+
+FLOAT32_TOLERANCE = 1e-4
+CONFIG = BuildConfig(
+    max_batch_size=8,
+    max_num_tokens=128,
+    max_seq_len=256,
+    tokens_per_block=8,
+    lora_config=LoraBuildConfig(max_lora_rank=16),
+    plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
+)
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "lora": {"r": 5},
+    "dora": {"r": 4, "use_dora": True},
+    "biased": {"r": 3, "lora_bias": True},
+}
+# Sizes that four ranks can divide, and that are odd for panels; two key-value heads, which four ranks share.
+SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 40, "intermediate_size": 76}
+GPT2_SIZES = {"n_embd": 40, "n_head": 4, "n_inner": 76}
+EXPERT_SIZES = {**SIZES, "moe_intermediate_size": 20}
+NEOX_SIZES = {"num_attention_heads": 4, "hidden_size": 48, "intermediate_size": 76}
+CUT = {
+    "granite": SIZES,
+    "phi3": SIZES,
+    "gemma2": SIZES,
+    "gpt2": GPT2_SIZES,
+    "gpt-neox": NEOX_SIZES,
+    "cohere": SIZES,
+    "starcoder2": SIZES,
+    "mixtral": SIZES,
+    "qwen2-moe": {**EXPERT_SIZES, "shared_expert_intermediate_size": 28},
+}
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return np.random.default_rng((seed, length)).integers(2, 61, length).tolist()
+
+
+class Cut:
+    """A family's model, adapters on every linear layer, and engines of it by their number of ranks."""
+
+    def __init__(self, name: str, directory: Path, **fields: Any) -> None:
+        """`fields` of the config, beyond those of CUT."""
+        family: Family = FAMILIES[name]
+        sized = dataclasses.replace(family, fields={**family.fields, **CUT[name], **fields})
+        self.directory = directory
+        self.model = save_family(sized, directory / "model")
+        self.adapters: dict[str, Path | None] = {"base": None}
+        for seed, (kind, settings) in enumerate(ADAPTERS.items()):
+            settings = {"target_modules": family.targets, **settings}
+            if family.parameters and kind == "lora":
+                settings["target_parameters"] = list(family.parameters)
+            self.adapters[kind] = save_adapter(self.model, directory / kind, seed, **settings)
+
+    def engine(self, tp_size: int, dtype: DType = DType.FLOAT32, *, pp_size: int = 1) -> Path:
+        name = f"{tp_size}x{pp_size}-{dtype.name}"
+        made = self.directory / f"engine{name}"
+        if not made.is_dir():
+            checkpoint = self.directory / f"checkpoint{name}"
+            convert_checkpoint(self.model, checkpoint, tp_size=tp_size, pp_size=pp_size, dtype=dtype)
+            build(checkpoint, CONFIG, made, workers=2)
+        return made
+
+    def cases(self) -> list[dict[str, Any]]:
+        """A request of each adapter."""
+        return [
+            {
+                "adapter": None if adapter is None else str(adapter),
+                "task": number,
+                "prompt": prompt_of(length, number),
+                "tokens": 8,
+            }
+            for number, (adapter, length) in enumerate(zip(self.adapters.values(), (3, 40, 90, 17), strict=True))
+        ]
+
+    def check(self, answers: list[RankAnswer]) -> None:
+        """Against transformers + PEFT."""
+        for (name, adapter), case, answer in zip(self.adapters.items(), self.cases(), answers, strict=True):
+            prompt = case["prompt"]
+            expected = Reference(self.model, adapter).logits(prompt, answer.tokens).numpy()
+            actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
+            scale = expected.max() - expected.min()
+            assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * scale, name
+            assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist()
