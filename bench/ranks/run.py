@@ -31,8 +31,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    whole = _engine(options.model, options.work_dir, 1, 1)
-    cut = _engine(options.model, options.work_dir, options.ranks, options.stages)
+    whole = build_engine(options.model, options.work_dir, 1, 1)
+    cut = build_engine(options.model, options.work_dir, options.ranks, options.stages)
     rounds: dict[str, list[tuple[float, float]]] = {}
     for _ in range(options.repeats):
         one = _sample(1, whole, whole, options.threads)
@@ -45,7 +45,8 @@ def main() -> None:
         print(f"{row:34} {one_median:7.1f} tok/s in one process, {several_median:7.1f} in {options.ranks}: {ratio:.0%}")
 
 
-def _engine(model: Path, work_dir: Path, ranks: int, stages: int) -> Path:
+def build_engine(model: Path, work_dir: Path, ranks: int, stages: int) -> Path:
+    """The model's engine of so many ranks in so many stages, below `work_dir`, built if it is not there."""
     engine = work_dir / f"engine{ranks}-{stages}"
     if not engine.is_dir():
         work_dir.mkdir(parents=True, exist_ok=True)

@@ -10,9 +10,9 @@
 namespace adaptrt {
 namespace {
 
-/// What every rank sends to every other as a whole, rather than as shares of which each sums one: one round
-/// of messages, not two.
-constexpr std::int64_t kFloatsSentWhole = 8192;
+/// What a rank sends to all others together at most where it sends each of them everything, rather than the
+/// share which that one sums: one round of messages, not two.
+constexpr std::int64_t kFloatsSentWhole = 1 << 15;
 /// Floats that a thread sums at a time.
 constexpr std::int64_t kFloatsSummed = 1024;
 /// Floats that a thread takes at once at least.
@@ -40,7 +40,7 @@ class AllReduce {
         terms_(static_cast<std::size_t>(ranks_)) {}
 
   void run() {
-    if (ranks_ == 2 || count_ <= kFloatsSentWhole) {
+    if (ranks_ == 2 || count_ * (ranks_ - 1) <= kFloatsSentWhole) {
       exchange_whole();
     } else {
       exchange_shares();
@@ -49,9 +49,8 @@ class AllReduce {
 
   /// Floats that the others' messages need at most, where the op has `count` of them.
   static std::int64_t room_for(std::int64_t count, std::int64_t ranks) {
-    const std::int64_t whole = ranks == 2 ? count : std::min(count, kFloatsSentWhole);
-    const std::int64_t shares = ranks == 2 ? 0 : (2 * ranks) * share_of(count, ranks);
-    return std::max(whole * (ranks - 1), shares);
+    if (ranks == 2) return count;
+    return std::max(std::min(count * (ranks - 1), kFloatsSentWhole), (2 * ranks) * share_of(count, ranks));
   }
 
  private:

@@ -92,7 +92,8 @@ StepArrays arrays(std::int64_t tokens) {
 
 BOOST_AUTO_TEST_SUITE(sharded_engine)
 
-// Rows of 48 floats: up to 170 tokens go to every rank whole, more in shares, of which the last is smaller.
+// Rows of 48 floats: of five ranks, up to 170 tokens go to every rank whole, more in shares, of which the
+// last is smaller.
 BOOST_DATA_TEST_CASE(a_sum_over_ranks_is_in_their_order, data::make({2, 3, 5}) * data::make({1, 7, 170, 250}),
                      num_ranks, tokens) {
   const RandomModel model({.max_rank = 4});

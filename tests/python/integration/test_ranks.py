@@ -175,7 +175,6 @@ def test_what_cannot_be_cut_is_refused_by_name(tmp_path: Path) -> None:
         build(tmp_path / "encoder", dataclasses.replace(CONFIG, max_seq_len=200), tmp_path / "engine")
 
 
-
 def test_a_lost_file_is_named(granite: Cut, tmp_path: Path) -> None:
     engine = tmp_path / "engine"
     convert_checkpoint(granite.model, tmp_path / "checkpoint", tp_size=2)

@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer, models
 
 import adaptrt
+from support.encoders import MODELS as ENCODERS
+from support.encoders import engine_of, save_encoder
 from support.models import ModelSpec, save_adapter, save_model
+from support.pooled import run_pooled, save_sentence_transformer, save_word_tokenizer
 from support.ray_application import kill_one, ray_serve, run_application, wait_for
 from support.serving import build_engine
 
@@ -324,3 +328,19 @@ def test_a_replica_that_is_killed_costs_its_requests_an_error_and_comes_back(
     new = ask_each(body("after"))
     assert len(new.keys() - before) == 1
     assert [(status, tokens_of(content)) for status, content in new.values()] == [(200, expected["a4"])] * 2
+
+
+def test_an_encoder_embeds(place: Place, tmp_path: Path) -> None:
+    encoder = ENCODERS["bert"]
+    model = save_encoder(encoder, tmp_path / "model")
+    save_word_tokenizer(model, encoder.fields["vocab_size"])
+    save_sentence_transformer(model, "mean_tokens", normalize=True)
+    engine = engine_of(model, tmp_path / "engine")
+    inputs = [[3, 4, 5], [6, 7], list(range(8, 50))]
+    run_application("embeddings", place.arguments(model=str(engine), adapter_root=[], enable_lora_loading=False))
+    asked = {"model": BASE, "input": inputs}
+    answer = httpx.post(f"{place.address}/embeddings/v1/embeddings", json=asked, timeout=SECONDS).json()
+    stated = adaptrt.PoolingParams(adaptrt.PoolingType.MEAN, normalize=True)
+    with adaptrt.Executor(engine, adaptrt.ModelType.ENCODER_ONLY) as executor:
+        for given, entry in zip(inputs, answer["data"], strict=True):
+            assert np.asarray(entry["embedding"], np.float32).tobytes() == run_pooled(executor, given, stated).tobytes()

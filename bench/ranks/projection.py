@@ -1,0 +1,92 @@
+"""What ranks on more machines would give, as arithmetic: `python bench/ranks/projection.py [--bandwidth 200e9] ...`.
+
+A step reads every weight once and multiplies it with every row, on all machines together, and then waits for messages,
+as network.py's model has it. Nothing here is measured but the model of messages, between two ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+FLOAT_BYTES, WEIGHT_BYTES = 4, 2
+SENT_WHOLE = 1 << 15
+"""Floats that a rank sends to all others at most where it sends everything to each; else each sums a share."""
+PIECE = 64
+"""Tokens of a step's piece that passes through a pipeline by itself."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama."""
+
+    name: str
+    parameters: float
+    hidden: int
+    layers: int
+    heads: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One of many of a kind, and the network between any two of them."""
+
+    bandwidth: float
+    flops: float
+    delay: float
+    rate: float
+
+    def seconds_of(self, parameters: float, rows: int) -> float:
+        """A step's work on one of them alone."""
+        return max(WEIGHT_BYTES * parameters / self.bandwidth, 2 * parameters * rows / self.flops)
+
+
+SHAPES = (Shape("8B", 8.0e9, 4096, 32, 32), Shape("70B", 70.6e9, 8192, 80, 64))
+CUTS = ((1, 1), (8, 1), (1, 8), (16, 1), (8, 2), (1, 16), (64, 1), (16, 4), (8, 8))
+"""tp_size and pp_size."""
+
+
+def of_tensor_parallelism(shape: Shape, tp_size: int, pp_size: int, machine: Machine, rows: int) -> float:
+    """Seconds of one stage for so many tokens."""
+    seconds = machine.seconds_of(shape.parameters / pp_size, rows) / tp_size
+    if tp_size == 1:
+        return seconds
+    floats, others = rows * shape.hidden, tp_size - 1
+    if floats * others <= SENT_WHOLE:
+        of_sum = machine.delay + FLOAT_BYTES * floats * others / machine.rate
+    else:
+        of_sum = 2 * (machine.delay + FLOAT_BYTES * floats * others / tp_size / machine.rate)
+    return seconds + 2 * shape.layers / pp_size * of_sum
+
+
+def step_seconds(shape: Shape, tp_size: int, pp_size: int, machine: Machine, rows: int) -> float:
+    """Of a step that passes through all stages, in pieces where it is long enough."""
+    pieces = max(1, rows // PIECE) if pp_size > 1 else 1
+    of_piece = of_tensor_parallelism(shape, tp_size, pp_size, machine, rows // pieces)
+    passed = machine.delay + FLOAT_BYTES * shape.hidden * (rows // pieces) / machine.rate
+    return (pieces + pp_size - 1) * of_piece + (pp_size - 1) * passed
+
+
+def main() -> None:
+    """Prints a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bandwidth", type=float, default=200e9, help="bytes a second that a machine reads")
+    parser.add_argument("--flops", type=float, default=2e12, help="of bfloat16, a machine's")
+    parser.add_argument("--delay", type=float, default=3e-5, help="seconds of a message, one way")
+    parser.add_argument("--rate", type=float, default=3.1e9, help="bytes a second of a link")
+    options = parser.parse_args()
+    machine = Machine(options.bandwidth, options.flops, options.delay, options.rate)
+    print("| model | machines | tp_size | pp_size | 1 request | 16 requests | prompt of 512 tokens |")
+    print("|---|---|---|---|---|---|---|")
+    for shape in SHAPES:
+        for tp_size, pp_size in CUTS:
+            if shape.heads % tp_size or shape.layers % pp_size:
+                continue
+            steps = " | ".join(
+                f"{1e3 * step_seconds(shape, tp_size, pp_size, machine, rows):.0f} ms" for rows in (1, 16, 512)
+            )
+            print(f"| {shape.name} | {tp_size * pp_size} | {tp_size} | {pp_size} | {steps} |")
+
+
+if __name__ == "__main__":
+    main()
