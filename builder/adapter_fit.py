@@ -7,10 +7,11 @@ from pathlib import Path
 
 from .._core import AdapterError, dtype_name, lora_modules
 from .adapter import MAGNITUDE, ConvertedAdapter, convert_adapter
+from .adapter.names import MODULES
 from .checkpoint.config import CheckpointConfig
 from .config import BuildConfig
 from .models.registry import declare
-from .network.adapter_sites import AdaptedModules
+from .network.adapter_sites import NEW_TOKENS, AdaptedModules
 
 
 def adapter_for(
@@ -31,6 +32,7 @@ def adapter_for(
         # Raw ones are normalised when the adapter is served, by an engine that gives its weights back.
         magnitudes_normalized=config.gives_weights_back,
         max_rank=config.lora_config.max_lora_rank,
+        max_extra_tokens=config.lora_config.max_extra_tokens,
         values_left_open=True,
         classifiers=True,
     )
@@ -46,5 +48,6 @@ def adapter_for(
 
 
 def modules_of(adapter: ConvertedAdapter) -> list[str]:
-    """Names of the modules that an adapter changes, in the order of their ids."""
-    return [info.name for info in lora_modules() if info.id in adapter.config[0, :, 0]]
+    """Names of the modules of the model that an adapter changes, in the order of their ids."""
+    ids = set(adapter.config[0, :, 0].tolist()) - {MODULES[NEW_TOKENS].id}
+    return [info.name for info in lora_modules() if info.id in ids]

@@ -12,6 +12,7 @@ from .checkpoint.config import RELATIVE_POSITIONS, CheckpointConfig
 from .checkpoint.rotary import DynamicScaling
 from .compile.tensorrt.capability import CURRENT, parse_capability
 from .json_fields import JsonFields
+from .network.adapter_sites import NEW_TOKENS
 
 AUTO: Final = "auto"
 ENABLE: Final = "enable"
@@ -39,6 +40,7 @@ DEFAULT_TARGET_MODULES: Final = (
 
 # Sizes are 32-bit in the engine.
 _LARGEST_SIZE: Final = (1 << 31) - 1
+_MOST_EXTRA_TOKENS: Final = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class LoraBuildConfig:
     max_lora_rank: int = 64
     lora_target_modules: tuple[str, ...] = ()
     """Modules that adapters may change. (): those of the adapters in lora_dir, or without any all of the model's."""
+    max_extra_tokens: int = 0
+    """How many tokens beyond the model's vocabulary an adapter may bring."""
 
     def target_module_ids(self) -> list[int]:
         """Ids of lora_target_modules, in ascending order."""
@@ -181,6 +185,7 @@ class BuildConfig:
         found += _encoder_only_problems(self) if checkpoint.is_encoder_only else []
         found += _plugin_problems(self.plugin_config, checkpoint.dtype)
         found += _lora_problems(self)
+        found += _extra_token_problems(self, checkpoint)
         found += _backend_problems(self, checkpoint)
         found += _compression_problems(self, checkpoint)
         return found
@@ -193,6 +198,8 @@ class BuildConfig:
             **_plain(self.lora_config),
             "lora_dir": [path.as_posix() for path in self.lora_config.lora_dir],
         }
+        if self.lora_config.max_extra_tokens == 0:  # engines without room for them stay what they were
+            del result["lora_config"]["max_extra_tokens"]
         if self.tensorrt_config is None:
             del result["tensorrt_config"]
         else:
@@ -240,6 +247,7 @@ def _lora_from_fields(source: JsonFields) -> LoraBuildConfig:
         lora_ckpt_source=source.string("lora_ckpt_source"),
         max_lora_rank=source.integer("max_lora_rank"),
         lora_target_modules=source.strings("lora_target_modules"),
+        max_extra_tokens=source.integer("max_extra_tokens", minimum=0, default=0),
     )
 
 
@@ -344,6 +352,7 @@ def _lora_problems(config: BuildConfig) -> list[str]:
     found = []
     lora = config.lora_config
     known = {info.name: info for info in lora_modules()}
+    del known[NEW_TOKENS]  # for which there is max_extra_tokens
     accepted = [name for name, info in known.items() if info.is_served]
     for name in lora.lora_target_modules:
         if name not in known:
@@ -360,9 +369,26 @@ def _lora_problems(config: BuildConfig) -> list[str]:
         ("lora_dir", bool(lora.lora_dir)),
         ("lora_target_modules", bool(lora.lora_target_modules)),
         ("dora_plugin enable", config.dora_enabled),
+        ("max_extra_tokens", lora.max_extra_tokens != 0),
     ):
         if is_set:
             found.append(f"{name} needs lora_plugin {AUTO}: without it the engine takes no adapters")
+    return found
+
+
+def _extra_token_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+    count = config.lora_config.max_extra_tokens
+    if not 0 <= count <= _MOST_EXTRA_TOKENS:
+        return [f"max_extra_tokens is {count}; it must be 0 to {_MOST_EXTRA_TOKENS}"]
+    if count == 0:
+        return []
+    found = []
+    if checkpoint.is_encoder_only or checkpoint.num_encoder_layers or not checkpoint.has_lm_head:
+        found.append(f"max_extra_tokens is for decoders with an lm_head, which {checkpoint.architecture} is not")
+    if checkpoint.mapping.world_size > 1:
+        found.append("max_extra_tokens cannot be served by several ranks; convert the checkpoint without --tp_size and --pp_size")
+    if config.backend != NATIVE:
+        found.append(f"max_extra_tokens needs backend {NATIVE}")
     return found
 
 

@@ -145,6 +145,7 @@ def _compile_native(checkpoint: Checkpoint, config: BuildConfig, rank: int) -> C
             max_rank=config.lora_config.max_lora_rank,
             dora_enabled=config.dora_enabled,
             target_modules=tuple(config.lora_config.target_module_ids()),
+            max_extra_tokens=config.lora_config.max_extra_tokens,
         )
     return compile_network(
         checkpoint.network,

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from .._core import lora_modules
+from .._core import NUM_TABLE_MODULES
 from .definition import Array, Attribute, Tensor
 
-NUM_MODULES: Final = len(lora_modules())
+NUM_MODULES: Final = NUM_TABLE_MODULES
 
 SEQUENCE_OFFSETS: Final = Tensor(
     "sequence_offsets", "tensor(int32)", ("offsets",), "First token of each sequence, and their number last."

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .._core import AdapterError, EngineError, LoraConfig, RequestError
 from ..builder.adapter.classifier_head import is_classifier
-from ..builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE
+from ..builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE, ConvertedAdapter
 from ..builder.adapter.invocation import invocation_tokens, start_of
 from ..builder.adapter.peft_reader import read_classifier_head, read_pooler
 from ..builder.adapter.pooler import AdaptedPooler
@@ -25,7 +25,7 @@ from ..builder.json_fields import load_json_object
 from .adapter_sum import parse_sum
 from .classifier import AdaptedClassifier, adapted_classifier, engine_classifier
 from .engine import LoadedEngine
-from .lora_config import config_of_directory, sum_of_directories
+from .lora_config import adapter_of_directory, sum_of_directories
 
 FIRST_NAMED_TASK_ID: Final = 1 << 63
 """Named adapters have this task_id and those that follow; the ids below are the caller's."""
@@ -76,6 +76,7 @@ class AdapterStore:
         self._next_task_id = FIRST_NAMED_TASK_ID + len(self._adapters)
         self._sums: dict[tuple[tuple[NamedAdapter, float], ...], int] = {}
         self._invocations: dict[NamedAdapter, tuple[int, ...]] = {}
+        self._new_tokens: dict[NamedAdapter, int] = {}
         self._changed = threading.Condition()
         self._changing: set[str] = set()
         self._is_classifier_of: dict[NamedAdapter, bool] = {}
@@ -139,6 +140,25 @@ class AdapterStore:
                 self._invocations[adapter] = invocation_tokens(adapter.directory, self._engine.adapted_modules)
             return self._invocations[adapter]
 
+    def num_new_tokens(self, name: str) -> int:
+        """How many tokens beyond the model's vocabulary the adapter brings. Raises as load().
+
+        The adapter is read and converted for it where that has not been done yet.
+        """
+        found = self.find(name)
+        if self._engine.lora.max_extra_tokens == 0 or not isinstance(found, NamedAdapter):
+            return 0  # no weighted sum has any
+        with self._changed:
+            known = self._new_tokens.get(found)
+        return self._convert(found).num_new_tokens if known is None else known
+
+    def _convert(self, adapter: NamedAdapter) -> ConvertedAdapter:
+        converted = adapter_of_directory(adapter.directory, self._engine)
+        with self._changed:
+            self._invocations[adapter] = converted.invocation_tokens
+            self._new_tokens[adapter] = converted.num_new_tokens
+        return converted
+
     def load(self, name: str, *, active_from: int = 0) -> LoraConfig:
         """The adapter with its weights, read and converted now, for a request where it is active from a position on.
 
@@ -148,7 +168,8 @@ class AdapterStore:
         found = self.find(name)
         if isinstance(found, NamedAdapter):
             self._check_unchanged(found)
-            return config_of_directory(found.task_id, found.directory, self._engine, active_from=active_from)
+            converted = self._convert(found)
+            return LoraConfig(found.task_id, converted.weights, converted.config, active_from=active_from)
         for adapter, _ in found.terms:
             self._check_unchanged(adapter)
         terms = [(adapter.name, adapter.directory, weight) for adapter, weight in found.terms]
@@ -181,8 +202,9 @@ class AdapterStore:
             raise AdapterError(f"{directory}: is not a directory; adapter '{name}' needs a PEFT adapter's")
         checksum = _checksum_of(name, directory)
         task_id = self._new_task_id() if known is None else known.task_id
-        config = config_of_directory(task_id, directory, self._engine, replace=known is not None)
         adapter = NamedAdapter(name, task_id, directory, checksum)
+        converted = self._convert(adapter)
+        config = LoraConfig(task_id, converted.weights, converted.config, replace=known is not None)
         self._read_classifier(adapter)
         return adapter, config
 
@@ -272,6 +294,7 @@ class AdapterStore:
 
     def _forget(self, adapter: NamedAdapter) -> None:
         self._invocations.pop(adapter, None)
+        self._new_tokens.pop(adapter, None)
         self._is_classifier_of.pop(adapter, None)
         self._classifiers.pop(adapter, None)
         self._poolers.pop(adapter, None)

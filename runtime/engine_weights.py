@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core import EmbeddingOp, ExpertsOp, LinearOp, LinearPart, PanelMatrix, Program, lora_modules
+from .._core import EmbeddingOp, ExpertsOp, LinearOp, LinearPart, PanelMatrix, Program, QuantAlgo, lora_modules
 from ..builder.adapter import EMBEDDING, ModuleKey
 
 _ROWS_AT_ONCE = 1024
@@ -95,6 +95,12 @@ class EngineBase:
         table = self._table if key.module.name == EMBEDDING else self._parts_of(key)[0][0].part.weight
         assert table is not None  # the engine's modules have it
         return np.concatenate([table.rows(token, token + 1) for token in tokens])
+
+    def rounding(self, key: ModuleKey) -> float:
+        """Of int8 weights half a step, of which the largest element of a row has 127."""
+        parts = [] if key.module.name == EMBEDDING else self._parts_of(key)
+        algos = {piece.part.weight.quantization.algo for pieces in parts for piece in pieces}
+        return 0.5 / 127 if algos & {QuantAlgo.W8A16, QuantAlgo.W8A8} else 0.0
 
     def _parts_of(self, key: ModuleKey) -> list[list[_Piece]]:
         keys = [(key.layer, part, key.expert) for part in key.module.parts]

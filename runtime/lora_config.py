@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core import AdapterError, DType, LoraConfig
+from .._core import AdapterError, DType
 from ..builder.adapter import ConvertedAdapter, Term, convert_adapter, weighted_sum
 from .engine import LoadedEngine, load_engine
 
@@ -37,12 +37,9 @@ def tensors_from_peft(
     return converted.weights, converted.config
 
 
-def config_of_directory(
-    task_id: int, directory: Path, engine: LoadedEngine, *, replace: bool = False, active_from: int = 0
-) -> LoraConfig:
+def adapter_of_directory(directory: Path, engine: LoadedEngine) -> ConvertedAdapter:
     """The adapter in a directory; of a classifier's, what is not its head. Raises AdapterError."""
-    converted = _converted(directory, engine, engine.lora.dtype, classifiers=True)
-    return LoraConfig(task_id, converted.weights, converted.config, replace=replace, active_from=active_from)
+    return _converted(directory, engine, engine.lora.dtype, classifiers=True)
 
 
 def sum_of_directories(terms: Sequence[tuple[str, Path, float]], engine: LoadedEngine) -> ConvertedAdapter:
@@ -78,5 +75,6 @@ def _converted(
         modules=engine.adapted_modules,
         magnitudes_normalized=magnitudes_normalized,
         max_rank=engine.lora.max_rank,
+        max_extra_tokens=engine.lora.max_extra_tokens,
         classifiers=classifiers,
     )

@@ -182,6 +182,7 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
     }
     if lora is not None:
         pairs["max_lora_rank"] = (build.lora_config.max_lora_rank, lora.max_rank)
+        pairs["max_extra_tokens"] = (build.lora_config.max_extra_tokens, lora.max_extra_tokens)
     differing = [
         f"{name} is {ours} there and {theirs} here" for name, (ours, theirs) in pairs.items() if ours != theirs
     ]

@@ -15,6 +15,7 @@ from .._core import AdapterError, DType, lora_modules
 from ..builder.adapter import MAGNITUDE, SHIFT, Adapter, add_token_rows, add_whole_weights, read_adapter
 from ..builder.adapter.classifier_head import is_classifier
 from ..builder.adapter.initial import over_the_unchanged_base
+from ..builder.adapter.new_tokens import take_new_tokens
 from ..builder.adapter.reader import read_initial_adapter
 from ..builder.adapter.recognise import CONFIG_FILE
 from ..builder.adapter_fit import adapter_for
@@ -71,6 +72,8 @@ class AdapterDescription:
     whole_weights: list[str] | None = None
     """lm_head and the embedding, by their paths, where they were trained whole; with an engine they are modules too, of
     the rank that they have where more tokens than hidden_size differ from the base's."""
+    new_tokens: int | None = None
+    """How many it brings beyond the base's vocabulary; known with an engine."""
     engine: str | None = None
     """Which serves it."""
     engine_limits: dict[str, Any] = field(default_factory=dict)
@@ -94,10 +97,13 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
         modules = AdaptedModules(declare(config.pretrained_config))
         dtype = config.pretrained_config.dtype
         limits = {"max_lora_rank": build.lora_config.max_lora_rank, "dora": build.dora_enabled}
+        if build.lora_config.max_extra_tokens:
+            limits["max_extra_tokens"] = build.lora_config.max_extra_tokens
     adapter = read_adapter(path, modules, classifiers=True)
     initial = read_initial_adapter(path, None, modules)
     if initial is not None:
         over_the_unchanged_base(adapter, initial)
+    new_tokens = take_new_tokens(adapter, modules, None)
     if modules is not None:
         add_whole_weights(adapter, None, modules, dtype, None, left_open=True)
         add_token_rows(adapter, None, modules, None, left_open=True)
@@ -112,6 +118,7 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
         initialisation=_initialisation(adapter, initial),
         trained_tokens=sum(len(rows.tokens) for rows in adapter.token_rows.values()) or None,
         whole_weights=sorted({weight.key.path for weight in adapter.whole_weights if weight.is_own}) or None,
+        new_tokens=None if new_tokens is None else new_tokens.rank,
         engine=None if engine is None else str(engine),
         engine_limits=limits,
     )
@@ -196,6 +203,7 @@ def print_adapter(adapter: AdapterDescription) -> None:
         "magnitudes": adapter.magnitudes,
         "initialisation": adapter.initialisation,
         "trained tokens": None if adapter.trained_tokens is None else str(adapter.trained_tokens),
+        "new tokens": None if adapter.new_tokens is None else str(adapter.new_tokens),
         "trained whole": None if adapter.whole_weights is None else ", ".join(adapter.whole_weights),
         "served by": adapter.engine,
     }

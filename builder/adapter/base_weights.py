@@ -37,6 +37,9 @@ class BaseWeights(Protocol):
     def rows_at(self, key: ModuleKey, tokens: Sequence[int]) -> FloatArray:
         """Of lm_head or of the embedding, which the base has: the tokens' rows, as float32 [tokens, in]."""
 
+    def rounding(self, key: ModuleKey) -> float:
+        """How far an element may be from the model's beyond the rounding of types, as a share of its row's largest."""
+
 
 class HuggingFaceBase:
     """A Hugging Face model directory: one or several safetensors files, or .bin files through torch."""
@@ -101,6 +104,10 @@ class HuggingFaceBase:
             raise CheckpointError(f"{self._directory}: has no weight of module '{key.path}'")
         pieces = [to_float32(piece) for token in tokens for piece in self._weights.rows(name, range(token, token + 1))]
         return np.concatenate(pieces)
+
+    def rounding(self, key: ModuleKey) -> float:
+        """The model's own are what there is."""
+        return 0.0
 
     def _is_transposed(self, key: ModuleKey) -> bool:
         return key.module.name == EMBEDDING or (self._fan_in_fan_out and key.is_conv1d)

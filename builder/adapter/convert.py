@@ -26,6 +26,7 @@ from .biases import leave_shifts_open, make_shifts
 from .dora import check_against_base, normalized_magnitude, write_files
 from .initial import initial_from_base, over_the_unchanged_base
 from .names import ModuleKey, Role
+from .new_tokens import KEY, take_new_tokens
 from .reader import read_adapter, read_initial_adapter
 from .token_rows import add_token_rows
 from .vocabulary import in_slices
@@ -52,8 +53,14 @@ class ConvertedAdapter:
     paths: tuple[str, ...]
     # Of an aLoRA adapter: the token ids from which on it acts. () for others.
     invocation_tokens: tuple[int, ...] = ()
-    # Whether rows are made of trained tokens or whole weights, which take the base's place.
+    # Whether rows are made of trained or new tokens, or of whole weights, which take the base's place.
     replaces_base: bool = False
+
+    @property
+    def num_new_tokens(self) -> int:
+        """How many tokens beyond the base's vocabulary it brings."""
+        rows = self.config[0][self.config[0, :, 0] == KEY.module_id]
+        return int(rows[0, 2]) if len(rows) else 0
 
     def save(self, directory: Path) -> None:
         """Writes model.lora_weights.npy and model.lora_config.npy; numpy shows bfloat16 as 'V2'."""
@@ -74,6 +81,7 @@ def convert_adapter(
     modules: AdaptedModules | None = None,
     magnitudes_normalized: bool = False,
     max_rank: int | None = None,
+    max_extra_tokens: int | None = None,
     values_left_open: bool = False,
     classifiers: bool = False,
 ) -> ConvertedAdapter:
@@ -92,6 +100,7 @@ def convert_adapter(
         compared.
     magnitudes_normalized: the caller's word for it, for files that carry no mark of it.
     max_rank: what modules are refused above; None: no limit.
+    max_extra_tokens: how many tokens beyond the base's vocabulary it may bring; None: no limit.
     values_left_open: without a base, what depends on its values is neither made nor compared, for those who look at
         rows alone: shifts that depend on its biases are zero.
     classifiers: as read_adapter() takes it.
@@ -105,6 +114,7 @@ def convert_adapter(
     adapter = read_adapter(Path(directory), known, max_rank=max_rank, classifiers=classifiers)
     given = None if initial_adapter is None else Path(initial_adapter)
     initial = read_initial_adapter(Path(directory), given, known)
+    new_tokens = take_new_tokens(adapter, known, max_extra_tokens)
     if modules is not None:
         _check_sizes(adapter, modules)
     if isinstance(base, str | Path):
@@ -116,7 +126,7 @@ def convert_adapter(
     over_the_unchanged_base(adapter, initial)
     add_whole_weights(adapter, base, known, dtype, max_rank, left_open=values_left_open)
     add_token_rows(adapter, base, known, max_rank, left_open=values_left_open)
-    if not adapter.modules:
+    if not adapter.modules and new_tokens is None:
         raise AdapterError(f"{adapter.file}: changes no module: its weights are the base's")
     if adapter.is_dora and not (adapter.magnitudes_normalized or magnitudes_normalized):
         if base is None:
@@ -131,6 +141,8 @@ def convert_adapter(
         leave_shifts_open(adapter)
     else:
         make_shifts(adapter, base)
+    if new_tokens is not None:
+        adapter.modules[KEY] = new_tokens
     return _flatten(adapter, known, dtype)
 
 
@@ -170,7 +182,7 @@ def _flatten(adapter: Adapter, modules: AdaptedModules | None, dtype: DType) -> 
         config[np.newaxis],
         tuple(row.path for row in rows),
         adapter.invocation_tokens,
-        bool(adapter.token_rows or adapter.whole_weights),
+        bool(adapter.token_rows or adapter.whole_weights or KEY in adapter.modules),
     )
 
 

@@ -20,7 +20,6 @@ from .adapter import Adapter, Array, FloatArray, ModuleTensors, TokenRows
 from .base_weights import BaseWeights
 from .names import EMBEDDING, LM_HEAD, PEFT_PREFIX, ModuleKey, Role, module_at
 from .peft_config import PeftConfig
-from .peft_fields import TRAINABLE_TOKENS
 
 _NAME: Final = re.compile(r"(?P<path>.+?)(?:\.token_adapter)?\.trainable_tokens_delta(?:\.[^.]+)?")
 
@@ -43,7 +42,7 @@ def read_token_rows(
             problems.append(f"tensor '{name}': belongs to neither lm_head nor the embedding of tokens")
             continue
         tokens = config.tokens_of(key.path, is_embedding=key.module.name == EMBEDDING)
-        if not tokens and config.peft_type == TRAINABLE_TOKENS and _is_saved_twice(name, tensors):
+        if not tokens and _is_saved_twice(name, tensors):
             continue
         if tensor.ndim != 2 or len(tensor) != len(tokens) or not np.isfinite(tensor.astype(np.float32)).all():
             problems.append(
@@ -97,11 +96,6 @@ def add_token_rows(
             )
         elif place.rows.values.shape[1] != width:
             problems.append(f"tensor '{name}': rows of {place.rows.values.shape[1]}, expected {width}")
-        elif max(tokens) >= vocabulary:
-            problems.append(
-                f"tensor '{name}': token {max(tokens)} is beyond the base's vocabulary of {vocabulary}; new tokens are "
-                "not served"
-            )
         elif max_rank is not None and len(tokens) > max_rank:
             problems.append(
                 f"tensor '{name}': {len(tokens)} trained tokens are LoRA of that rank, above max_lora_rank {max_rank}"

@@ -27,7 +27,7 @@ from .peft_config import PeftConfig
 from .token_rows import as_lora_of_tokens
 
 _NAME: Final = re.compile(
-    r"(?P<path>.+?)(?:\.(?P<kept>base_layer|original_module)|\.modules_to_save(?:\.[^.]+)?)?\.weight"
+    r"(?P<path>.+?)(?:(?:\.token_adapter)?\.(?P<kept>base_layer|original_module)|\.modules_to_save(?:\.[^.]+)?)?\.weight"
 )
 _ROUNDING: Final = 2.0**-8
 """Of the coarsest type that a copy of the base's may have been rounded to, bfloat16."""
@@ -113,7 +113,7 @@ def add_whole_weights(
         if weight.values.shape != (tokens, width):
             problems.append(
                 f"tensor '{weight.name}': is {list(weight.values.shape)}, and the model's '{key.path}' is "
-                f"{[tokens, width]}; resized embeddings are not served"
+                f"{[tokens, width]}; embeddings with fewer tokens, or of another hidden size, are not served"
             )
             continue
         if adapter.magnitudes_normalized and beside is not None and beside.magnitude is not None:
@@ -178,10 +178,13 @@ def _is_copy(adapter: Adapter, weight: WholeWeight, base: BaseWeights) -> bool:
     if weight.values.shape != (shape[::-1] if weight.key.module.name == EMBEDDING else shape):
         return False
     first = 0
+    rounding = base.rounding(weight.key)
     for block in _rows(base, weight.key):
         rows = weight.values[first : first + len(block)].astype(np.float32)
         first += len(block)
-        if not (np.abs(rows - block) <= np.abs(block) * _ROUNDING + _SMALLEST).all():
+        sizes = np.abs(block)
+        steps = sizes * _ROUNDING + sizes.max(axis=1, keepdims=True) * rounding + _SMALLEST
+        if not (np.abs(rows - block) <= steps).all():
             return False
     return True
 

@@ -130,6 +130,10 @@ def _add_lora(group: Any) -> None:
     )
     group.add_argument("--max_lora_rank", type=int, default=64, metavar="N", help="(default: %(default)s)")
     group.add_argument(
+        "--max_extra_tokens", type=int, default=0, metavar="N",
+        help="tokens beyond the model's vocabulary that an adapter may bring (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
         "--lora_target_modules", nargs="+", default=[], metavar="MODULE",
         help="modules that adapters may change (default: those of --lora_dir, or all without it)",
     )  # fmt: skip
@@ -216,6 +220,7 @@ def config_of(args: argparse.Namespace) -> BuildConfig:
             lora_ckpt_source=args.lora_ckpt_source,
             max_lora_rank=args.max_lora_rank,
             lora_target_modules=tuple(args.lora_target_modules),
+            max_extra_tokens=args.max_extra_tokens,
         ),
         plugin_config=PluginConfig(
             gpt_attention_plugin=args.gpt_attention_plugin,
@@ -289,6 +294,8 @@ def summary(report: BuildReport) -> Table:
         everywhere = set(lora.lora_target_modules) >= set(DEFAULT_TARGET_MODULES)
         modules = "every linear layer" if everywhere else ", ".join(lora.lora_target_modules)
         rows.append(("adapters", f"{kinds} to rank {lora.max_lora_rank} on {modules}"))
+        if lora.max_extra_tokens:
+            rows.append(("", f"with up to {lora.max_extra_tokens} tokens of their own"))
         if lora.adapter_names:
             rows.append(("", f"carries {', '.join(lora.adapter_names)}"))
     else:

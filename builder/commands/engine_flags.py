@@ -26,6 +26,7 @@ _SIZES: Final = {
     "max_input_len": "tokens of a prompt (default: max_seq_len)",
     "max_beam_width": "beams of a request (default: 1)",
     "max_lora_rank": f"of adapters (default: {DEFAULT_MAX_LORA_RANK})",
+    "max_extra_tokens": "beyond the model's vocabulary, that an adapter may bring (default: 0)",
 }
 
 

@@ -36,6 +36,7 @@ class LoraOptions:
     max_rank: int
     dora_enabled: bool
     target_modules: tuple[int, ...]
+    max_extra_tokens: int = 0
 
 
 def assemble(
@@ -67,6 +68,7 @@ def assemble(
             num_stages=num_stages,
             stage=rank * num_stages // num_ranks,
             sites=emitted.sites,
+            max_extra_tokens=lora.max_extra_tokens,
         )
     program = Program(
         dtype=dtype,

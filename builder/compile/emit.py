@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from ..._core import DType, LinearEpilogue, RopeKind, RowKind, activation_dtype
+from ..._core import DType, LinearEpilogue, RopeKind, RowKind, activation_dtype, lora_modules
 from ..checkpoint.rotary import DynamicScaling, LongRopeScaling
 from ..network import ops
-from ..network.adapter_sites import module_id, sites_of
+from ..network.adapter_sites import NEW_TOKENS, module_id, sites_of
 from ..network.network import Network
 from ..network.ops import Activation, Value
 from ..network.rotary_frequencies import inverse_frequencies, long_inverse_frequencies
@@ -41,6 +41,8 @@ from .plan import (
     SendOp,
     Vector,
 )
+
+_NEW_TOKENS: Final = next(info.id for info in lora_modules() if info.name == NEW_TOKENS)
 
 _GATED: Final = {
     Activation.SILU: LinearEpilogue.SILU_MUL,
@@ -75,13 +77,23 @@ class EmittedProgram:
 
 
 def emit(
-    network: Network, *, lora: bool, first_site: int = 0, compression: Compression | None = None
+    network: Network,
+    *,
+    lora: bool,
+    first_site: int = 0,
+    compression: Compression | None = None,
+    max_extra_tokens: int = 0,
 ) -> EmittedProgram:
     """The program of a network; with `lora` adapters act on its linear layers and its embedding.
 
-    `first_site`: the number of the first place where they do.
+    first_site: the number of the first place where they do.
+    max_extra_tokens: room for those beyond the vocabulary that adapters bring: logits are wider by it.
     """
-    emitter = _Emitter(network, lora, first_site, compression)
+    logits = network.logits
+    if max_extra_tokens:
+        assert logits is not None  # BuildConfig.problems() says so
+        logits = replace(logits, width=logits.width + max_extra_tokens)
+    emitter = _Emitter(network, lora, first_site, compression, logits)
     emitted = [emitter.emit(op) for op in network.ops]
     for layer in network.pooling_layers:
         for tensor in layer.tensors:
@@ -93,7 +105,7 @@ def emit(
         encoder_output=network.encoder_output,
         body=with_logit_rows_alone(body, head) if head else body,
         head=head,
-        logits=network.logits,
+        logits=logits,
         hidden=network.hidden,
         sites=tuple(site for op in emitted for site in op.sites),
         weights=emitter.weights,
@@ -101,11 +113,14 @@ def emit(
 
 
 class _Emitter:
-    def __init__(self, network: Network, lora: bool, first_site: int, compression: Compression | None) -> None:
+    def __init__(
+        self, network: Network, lora: bool, first_site: int, compression: Compression | None, logits: Value | None
+    ) -> None:
         self.weights: Final = Weights(network.config.quantization, compression)
         self._activation = activation_dtype(network.config.dtype)
         self._lora = lora
         self._num_sites = first_site
+        self._logits = logits
 
     def emit(self, op: ops.Op) -> EmittedOp:
         if isinstance(op, ops.Embedding):
@@ -276,10 +291,13 @@ class _Emitter:
             scale=_float32(op.scale),
             softcap=_float32(op.softcap or 0.0),
         )
+        output = op.output
+        if self._logits is not None and output.name == self._logits.name:
+            output = self._logits
         return EmittedOp(
             op=made,
             reads=(op.input,) if op.add_to is None else (op.input, op.add_to),
-            writes=(op.output,),
+            writes=(output,),
             dtype=DType.FLOAT32 if op.activation is None else self._activation,
             sites=sites,
             in_place=op.add_to,
@@ -366,6 +384,16 @@ def lora_sites(op: ops.Op) -> tuple[LoraSite, ...]:
         )
         for site in sites_of(op)
     )
+
+
+def new_token_sites(network: Network, max_extra_tokens: int) -> tuple[LoraSite, ...]:
+    """The site of what adapters have of tokens beyond the vocabulary: of lm_head, and of the embedding."""
+    if max_extra_tokens == 0:
+        return ()
+    size = network.config.hidden_size
+    part = LoraPart(module=_NEW_TOKENS, out_size=size, first_output=0, outputs_elsewhere=0)
+    site = LoraSite(layer=0, in_size=size, parts=(part,), expert=0, first_input=0, inputs_elsewhere=0, adds_shifts=True)
+    return (site,)
 
 
 def _epilogue(op: ops.Linear) -> LinearEpilogue:

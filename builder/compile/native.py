@@ -14,7 +14,7 @@ from ..network.rank_network import network_of_rank
 from .arena import Arena
 from .assemble import LoraOptions, ProgramLimits, assemble
 from .compression import places_for_exceptions
-from .emit import emit, lora_sites
+from .emit import emit, lora_sites, new_token_sites
 from .engine_file import EngineTensor, write_engine_file
 from .pack import engine_tensors
 from .plan import LinearOp, LoraSite, Matrix, Program
@@ -64,11 +64,17 @@ def compile_network(
     config = network.config
     compression = partial(places_for_exceptions, tensors) if compress_weights else None
     sites = _sites_of_stages(network, rank) if lora is not None else []
+    max_extra_tokens = 0 if lora is None else lora.max_extra_tokens
     stage = rank // config.mapping.tp_size
-    own = network_of_rank(network, rank)
-    emitted = emit(own, lora=lora is not None, first_site=sum(map(len, sites[:stage])), compression=compression)
+    emitted = emit(
+        network_of_rank(network, rank),
+        lora=lora is not None,
+        first_site=sum(map(len, sites[:stage])),
+        compression=compression,
+        max_extra_tokens=max_extra_tokens,
+    )
     program, arena = assemble(
-        replace(emitted, sites=tuple(chain.from_iterable(sites))),
+        replace(emitted, sites=(*chain.from_iterable(sites), *new_token_sites(network, max_extra_tokens))),
         dtype=config.dtype,
         vocab_size=config.vocab_size,
         num_layers=config.num_hidden_layers,

@@ -285,6 +285,7 @@ class LoraLayout:
     num_stages: int
     stage: int
     sites: tuple[LoraSite, ...]
+    max_extra_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""Programs as JSON, strictly: what is written is read back equal, and anything else is refused."""
+"""Programs as JSON, strictly: what is written is read back equal, and anything else is refused.
+
+A field with a default is written where it is something else, so that engines which do without it stay what they were.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Final
 
 from ..._core import EngineError
@@ -37,7 +40,11 @@ def program_from_json(data: Mapping[str, Any], subject: str) -> Program:
 
 def _encode(value: Any) -> Any:
     if is_dataclass(value):
-        encoded = {field.name: _encode(getattr(value, field.name)) for field in fields(value)}
+        encoded = {
+            field.name: _encode(getattr(value, field.name))
+            for field in fields(value)
+            if _is_required(field) or getattr(value, field.name) != field.default
+        }
         for name, kind in OP_NAMES.items():
             if isinstance(value, kind):
                 return {_OP_FIELD: name, **encoded}
@@ -89,12 +96,17 @@ def _decode_object(kind: Any, value: Any, where: str, problems: list[str]) -> An
         return _complain("an object", value, where, problems)
     hints = typing.get_type_hints(kind)
     noted = len(problems)
-    problems.extend(f"{where}.{name} is missing" for name in hints if name not in value)
+    required = {field.name for field in fields(kind) if _is_required(field)}
+    problems.extend(f"{where}.{name} is missing" for name in hints if name in required and name not in value)
     problems.extend(f"{where}.{name} is unknown" for name in value if name not in hints)
     decoded = {
         name: _decode(hint, value[name], f"{where}.{name}", problems) for name, hint in hints.items() if name in value
     }
     return kind(**decoded) if len(problems) == noted else None
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING
 
 
 def _is_scalar(kind: Any, value: Any) -> bool:

@@ -41,6 +41,8 @@ class EngineOptions:
     """Beams of a request: 1."""
     max_lora_rank: int | None = None
     """Of adapters: 64."""
+    max_extra_tokens: int | None = None
+    """Beyond the model's vocabulary, that an adapter may bring: 0."""
     quantization: QuantConfig | None = None
     """None: the weights are stored as they are."""
     int8_kv_cache: bool = False
@@ -61,7 +63,10 @@ class EngineOptions:
             max_input_len=self.max_input_len,
             max_beam_width=_or(self.max_beam_width, 1),
             compress_weights=self.compress_weights,
-            lora_config=LoraBuildConfig(max_lora_rank=_or(self.max_lora_rank, DEFAULT_MAX_LORA_RANK)),
+            lora_config=LoraBuildConfig(
+                max_lora_rank=_or(self.max_lora_rank, DEFAULT_MAX_LORA_RANK),
+                max_extra_tokens=_or(self.max_extra_tokens, 0),
+            ),
             plugin_config=PluginConfig(lora_plugin=AUTO, dora_plugin=ENABLE),
         )
         return config.with_defaults(checkpoint)

@@ -14,6 +14,9 @@ from .weights import LinearWeight, Part, name_now
 EXPERT_MODULES: Final = ("moe_h_to_4h", "moe_gate", "moe_4h_to_h")
 """Gate, up and down of each expert."""
 
+NEW_TOKENS: Final = "new_tokens"
+"""The module of what adapters have of tokens beyond the vocabulary, which is no layer."""
+
 _MODULES = {info.name: info for info in lora_modules()}
 # Modules that consist of others, by those.
 _FUSED = {tuple(sorted(info.parts)): info.name for info in lora_modules() if len(info.parts) > 1}

@@ -44,11 +44,14 @@ py::array_t<float> step(EngineHandle& self, const Integers& token_ids, const Int
                         .adapters = adapters,
                         .logit_rows = values_of(logit_rows)};
   const std::int64_t vocab = self.engine()->info().vocab_size;
+  const std::int64_t width = self.engine()->info().logits_width();
   py::array_t<float> logits({static_cast<py::ssize_t>(logit_rows.size()), static_cast<py::ssize_t>(vocab)});
   float* out = logits.mutable_data();
   const py::gil_scoped_release release;
   self.engine()->step(input, [&](std::int64_t first_row, std::int64_t rows, const float* values) {
-    std::copy_n(values, rows * vocab, out + first_row * vocab);
+    for (std::int64_t row = first_row; row < first_row + rows; ++row, values += width) {
+      std::copy_n(values, vocab, out + row * vocab);
+    }
   });
   return logits;
 }

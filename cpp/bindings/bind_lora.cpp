@@ -56,6 +56,7 @@ void bind_modules(py::module_& module) {
                std::string(info.name) + "')";
       });
   module.attr("VOCABULARY_SLICE") = kVocabularySlice;
+  module.attr("NUM_TABLE_MODULES") = kNumLoraModules;
   module.def(
       "lora_modules",
       [] {

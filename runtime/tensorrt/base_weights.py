@@ -61,6 +61,10 @@ class WeightsFileBase:
         """Raises AdapterError: neither lm_head nor the embedding is adapted."""
         raise AdapterError(f"'{key.path}': {self._directory} is a TensorRT engine, which adapts decoder layers alone")
 
+    def rounding(self, key: ModuleKey) -> float:
+        """Its weights are not quantised."""
+        return 0.0
+
     def _parts_of(self, key: ModuleKey) -> list[tuple[str, range, int]]:
         keys = [(key.layer, part) for part in key.module.parts]
         return [self._rows[key] for key in keys] if all(key in self._rows for key in keys) else []

@@ -201,4 +201,17 @@ void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out) {
   }
 }
 
+float panel_element(const PanelMatrix& matrix, std::int64_t n, std::int64_t k) {
+  const std::int64_t ki = k_interleave(matrix.dtype);
+  const std::int64_t panel = n / kPanelColumns;
+  const std::int64_t width = panel_width(matrix.n, panel);
+  const std::int64_t element = ((k / ki) * width + n % kPanelColumns) * ki + k % ki;
+  return load_as_float(matrix.data + panel_offset(matrix.dtype, matrix.k, panel), matrix.dtype,
+                       static_cast<std::size_t>(element));
+}
+
+void unpack_panel_column(const PanelMatrix& matrix, std::int64_t k, float* out) {
+  for (std::int64_t n = 0; n < matrix.n; ++n) out[n] = panel_element(matrix, n, k);
+}
+
 }  // namespace adaptrt

@@ -87,11 +87,11 @@ void DraftEngine::run_step() {
                         .max_blocks_per_sequence = block_pool_.blocks_for(engine_.info().max_seq_len),
                         .adapters = step_.adapters,
                         .logit_rows = step_.logit_rows};
-  const auto vocab_size = static_cast<std::ptrdiff_t>(engine_.info().vocab_size);
-  engine_.step(input, [&](std::int64_t first_row, std::int64_t num_rows, const float* logits) {
-    for (std::int64_t row = first_row; row < first_row + num_rows; ++row, logits += vocab_size) {
+  engine_.step(input, [this](std::int64_t first_row, std::int64_t num_rows, const float* logits) {
+    const EngineInfo& info = engine_.info();
+    for (std::int64_t row = first_row; row < first_row + num_rows; ++row, logits += info.logits_width()) {
       step_.drafts[static_cast<std::size_t>(row)]->push_back(
-          static_cast<std::int32_t>(std::max_element(logits, logits + vocab_size) - logits));
+          static_cast<std::int32_t>(std::max_element(logits, logits + info.vocab_size) - logits));
     }
   });
   ++stats_.num_steps;

@@ -5,13 +5,13 @@
 namespace adaptrt {
 namespace {
 
-/// Tiles of the shrink: blocks of rows, and panels of their A.
-struct ShrinkTiles {
+/// Tiles of a product with A: blocks of rows, and panels of their A.
+struct TilesOfA {
   std::int64_t blocks;
   std::int64_t panels;
 };
 
-ShrinkTiles tiles_of(const AdaptedRows& adapted) {
+TilesOfA tiles_of(const AdaptedRows& adapted) {
   return {(adapted.end - adapted.begin + kBlockRows - 1) / kBlockRows, panel_count(adapted.site->total_rank)};
 }
 
@@ -24,20 +24,46 @@ AdapterProduct::AdapterProduct(const LinearWork& work, const Step& step)
       gemm_(step.kernels.gemm[static_cast<std::size_t>(dtype_)]) {}
 
 void AdapterProduct::shrink() const {
+  multiply_by_a(work_.adapted, [&](const AdaptedRows& adapted, std::int64_t panel, RowRange rows,
+                                   const float* tile) {
+    const std::int64_t width = panel_width(adapted.site->total_rank, panel);
+    for (std::int64_t row = rows.begin; row < rows.end; ++row, tile += kPanelColumns) {
+      step_.kernels.scale_and_store(tile, 1.0F, width, shrunk(row, panel * kPanelColumns), work_.input.dtype);
+    }
+  });
+}
+
+void AdapterProduct::multiply_new_tokens() const {
+  multiply_by_a(work_.new_tokens,
+                [&](const AdaptedRows& adapted, std::int64_t panel, RowRange rows, const float* tile) {
+                  const std::int64_t width = panel_width(adapted.site->total_rank, panel);
+                  const std::int64_t column = work_.parts[0].weight.n + panel * kPanelColumns;
+                  for (std::int64_t row = rows.begin; row < rows.end; ++row, tile += kPanelColumns) {
+                    float* out = work_.output.float_row(row) + column;
+                    step_.kernels.scale_and_store(tile, work_.scale, width, reinterpret_cast<std::byte*>(out),
+                                                  DType::kFloat32);
+                    if (work_.softcap != 0.0F) step_.kernels.softcap(work_.softcap, width, out);
+                  }
+                });
+}
+
+template <class Store>
+void AdapterProduct::multiply_by_a(std::span<const AdaptedRows> all, const Store& store) const {
   std::int64_t tasks = 0;
-  for (const AdaptedRows& adapted : work_.adapted) {
-    const ShrinkTiles tiles = tiles_of(adapted);
+  for (const AdaptedRows& adapted : all) {
+    const TilesOfA tiles = tiles_of(adapted);
     tasks += tiles.blocks * tiles.panels;
   }
   const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
     std::int64_t first = 0;  // task of the adapted rows
-    for (const AdaptedRows& adapted : work_.adapted) {
-      const ShrinkTiles tiles = tiles_of(adapted);
+    for (const AdaptedRows& adapted : all) {
+      const TilesOfA tiles = tiles_of(adapted);
       const std::int64_t last = first + tiles.blocks * tiles.panels;
       for (std::int64_t task = std::max(begin, first); task < std::min(end, last); ++task) {
         const std::int64_t row = adapted.begin + (task - first) % tiles.blocks * kBlockRows;
-        shrink_tile(adapted, (task - first) / tiles.blocks, {row, std::min(row + kBlockRows, adapted.end)},
-                    thread);
+        const RowRange rows{row, std::min(row + kBlockRows, adapted.end)};
+        const std::int64_t panel = (task - first) / tiles.blocks;
+        store(adapted, panel, rows, multiply_tile(*adapted.site, panel, rows, thread));
       }
       first = last;
       if (first >= end) return;
@@ -46,10 +72,8 @@ void AdapterProduct::shrink() const {
   step_.threads.parallel_for(tasks, 1, body);
 }
 
-void AdapterProduct::shrink_tile(const AdaptedRows& adapted, std::int64_t panel, RowRange rows,
-                                 int thread) const {
-  const DeviceSite& site = *adapted.site;
-  const std::int64_t width = panel_width(site.total_rank, panel);
+float* AdapterProduct::multiply_tile(const DeviceSite& site, std::int64_t panel, RowRange rows,
+                                     int thread) const {
   float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
   gemm_({.a = work_.input.row(rows.begin),
          .a_stride = work_.input.width,
@@ -57,13 +81,11 @@ void AdapterProduct::shrink_tile(const AdaptedRows& adapted, std::int64_t panel,
          .a_step_bytes = step_.packed_step_bytes,
          .panel = site.a + panel_offset(dtype_, work_.input.width, panel),
          .k = work_.input.width,
-         .width = width,
+         .width = panel_width(site.total_rank, panel),
          .out = tile,
          .out_stride = kPanelColumns,
          .rows = rows.count()});
-  for (std::int64_t row = rows.begin; row < rows.end; ++row, tile += kPanelColumns) {
-    step_.kernels.scale_and_store(tile, 1.0F, width, shrunk(row, panel * kPanelColumns), work_.input.dtype);
-  }
+  return tile;
 }
 
 std::byte* AdapterProduct::shrunk(std::int64_t row, std::int64_t column) const {

@@ -11,17 +11,23 @@
 namespace adaptrt {
 
 /// What the adapters of a step's rows add to one linear layer: x A^T for all of them first, then B a tile at
-/// a time.
+/// a time; and the logits of tokens that they bring.
 class AdapterProduct {
  public:
   AdapterProduct(const LinearWork& work, const Step& step);
 
   /// Whether no row's adapter changes this layer.
   [[nodiscard]] bool is_empty() const { return work_.adapted.empty(); }
+  /// Whether one reads the layer's input.
+  [[nodiscard]] bool reads_input() const { return !is_empty() || !work_.new_tokens.empty(); }
 
   /// step.shrink[adapted rows, total_rank] = input A^T, rounded to the activation type. After
   /// BaseProduct::prepare.
   void shrink() const;
+
+  /// output[rows, behind the part's columns] = input A^T of LinearWork::new_tokens, scaled and bounded as the
+  /// others are. After BaseProduct::prepare.
+  void multiply_new_tokens() const;
 
   /// Adds (x A^T) B^T to a tile of one part and panel, multiplies it by the magnitudes and adds the shifts;
   /// rows of the tile are kPanelColumns floats apart.
@@ -42,7 +48,12 @@ class AdapterProduct {
   [[nodiscard]] static RowRange rows_changed(const AdaptedRows& adapted, const DevicePart& part,
                                              RowRange rows);
   [[nodiscard]] std::byte* shrunk(std::int64_t row, std::int64_t column) const;
-  void shrink_tile(const AdaptedRows& adapted, std::int64_t panel, RowRange rows, int thread) const;
+  /// Calls store(adapted, panel, rows, tile) with the tiles of input A^T, whose rows are kPanelColumns floats
+  /// apart, from several threads.
+  template <class Store>
+  void multiply_by_a(std::span<const AdaptedRows> all, const Store& store) const;
+  [[nodiscard]] float* multiply_tile(const DeviceSite& site, std::int64_t panel, RowRange rows,
+                                     int thread) const;
   void expand_rows(const AdaptedRows& adapted, std::size_t part, std::int64_t panel, RowRange rows,
                    float* tile) const;
 

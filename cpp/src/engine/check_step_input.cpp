@@ -92,7 +92,8 @@ class StepChecker {
   void check_tokens() {
     for (std::size_t t = 0; t < input_.token_ids.size(); ++t) {
       const std::int64_t id = input_.token_ids[t];
-      if (id < 0 || id >= info_.vocab_size) {
+      // Beyond the vocabulary it depends on the adapter.
+      if (id < 0 || id >= info_.logits_width()) {
         add("token " + std::to_string(t) + " is " + text(id) + "; the vocabulary has " +
             text(info_.vocab_size));
       }
@@ -147,6 +148,24 @@ class StepChecker {
     }
     check_adapter(sequence, input_.adapters[static_cast<std::size_t>(sequence)]);
     check_adapter_from(sequence);
+    check_new_tokens(sequence, input_.adapters[static_cast<std::size_t>(sequence)]);
+  }
+
+  /// Tokens beyond the vocabulary are those of the sequence's adapter, which acts from its beginning on.
+  void check_new_tokens(std::int64_t sequence, const DeviceAdapter* adapter) {
+    const std::int32_t site = new_tokens_site(info_.lora);
+    if (site < 0 || !problems_.empty()) return;
+    const std::int64_t brought =
+        adapter == nullptr ? 0 : adapter->sites[static_cast<std::size_t>(site)].total_rank;
+    const bool is_whole =
+        input_.adapters_from.empty() || input_.adapters_from[static_cast<std::size_t>(sequence)] == 0;
+    for (std::int64_t t = begin_of(sequence); t < begin_of(sequence + 1); ++t) {
+      const std::int64_t id = input_.token_ids[static_cast<std::size_t>(t)];
+      if (id < info_.vocab_size || (is_whole && id < info_.vocab_size + brought)) continue;
+      add_of(sequence, "token " + text(t) + " is " + text(id) + "; the vocabulary has " +
+                           text(info_.vocab_size) + ", and its adapter brings " + text(brought) + " more");
+      return;
+    }
   }
 
   void check_blocks(std::int64_t sequence, std::int64_t blocks) {
@@ -184,7 +203,7 @@ class StepChecker {
       return;
     }
     for (std::size_t i = 0; i < sites.size(); ++i) {
-      if (!is_sound(adapter->sites[i], sites[i].parts.size())) {
+      if (!is_sound(adapter->sites[i], sites[i])) {
         add_of_adapter(": site " + std::to_string(i) + " is inconsistent");
         return;
       }
@@ -192,8 +211,9 @@ class StepChecker {
     last_sound_adapter_ = adapter;
   }
 
-  [[nodiscard]] bool is_sound(const DeviceSite& site, std::size_t parts) const {
-    const std::int64_t max_rank = info_.lora.max_rank;
+  [[nodiscard]] bool is_sound(const DeviceSite& site, const LoraSite& place) const {
+    const std::size_t parts = place.parts.size();
+    const std::int64_t max_rank = info_.lora.max_rank_of(place.parts.front().module);
     if (site.total_rank < 0 || site.total_rank > max_rank * static_cast<std::int64_t>(parts)) return false;
     if (site.total_rank > 0 && site.a == nullptr) return false;
     for (std::size_t i = 0; i < site.parts.size(); ++i) {

@@ -131,6 +131,7 @@ class CpuEngine final : public Engine {
     linear_scratch_.blocks.reserve(rows);
     linear_scratch_.task_ends.reserve(rows);
     adapted_rows_.reserve(rows);
+    if (program_.lora.max_extra_tokens > 0) new_token_rows_.reserve(rows);
     if (program_.hidden != kNoBuffer) {
       num_hidden_ops_ = num_ops_to_hidden(program_);
       hidden_rows_.resize(static_cast<std::size_t>(program_.max_batch_size) *
@@ -274,6 +275,7 @@ class CpuEngine final : public Engine {
             .groups = rows.groups,
             .groups_of_output_rows = {},
             .adapted_rows = adapted_rows_,
+            .new_token_rows = new_token_rows_,
             .attention_plans = rows.attention_plans,
             .rows = static_cast<std::int64_t>(input.token_ids.size()),
             .output_rows = {},
@@ -420,6 +422,7 @@ class CpuEngine final : public Engine {
   std::vector<AdapterGroup> groups_of_output_rows_;
   std::vector<AdapterGroup> groups_of_slice_;
   std::vector<AdaptedRows> adapted_rows_;
+  std::vector<AdaptedRows> new_token_rows_;
   OutputRows output_rows_;
   std::vector<std::int32_t> kept_output_rows_;
 };

@@ -9,11 +9,17 @@ namespace {
 class Embedding {
  public:
   Embedding(const EmbeddingOp& op, const Step& step)
-      : op_(op), step_(step), width_(op.table.k), dtype_(op.table.dtype) {}
+      : op_(op),
+        step_(step),
+        width_(op.table.k),
+        dtype_(op.table.dtype),
+        new_tokens_(new_tokens_site(step.program.lora)) {}
 
   void run() const {
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-      for (std::int64_t row = begin; row < end; ++row) unpack_panel_row(op_.table, token_of(row), out(row));
+      for (std::int64_t row = begin; row < end; ++row) {
+        if (!is_new(token_of(row))) unpack_panel_row(op_.table, token_of(row), out(row));
+      }
       adapt(begin, end);
       float* position = step_.scratch[static_cast<std::size_t>(thread)].data();
       for (std::int64_t row = begin; row < end; ++row) finish(row, position);
@@ -25,6 +31,8 @@ class Embedding {
   [[nodiscard]] std::int64_t token_of(std::int64_t row) const {
     return step_.input.token_ids[static_cast<std::size_t>(row)];
   }
+  /// Whether it is beyond the vocabulary: the row is its adapter's, which StepInputChecker has made sure of.
+  [[nodiscard]] bool is_new(std::int64_t token) const { return token >= op_.table.n; }
   [[nodiscard]] float* out(std::int64_t row) const { return step_.float_row(op_.output, row); }
 
   /// What the adapters of rows [begin, end) make of them.
@@ -34,10 +42,19 @@ class Embedding {
       if (group.begin >= end) return;
       const DeviceSite* slices = &group.adapter->sites[static_cast<std::size_t>(op_.lora_site)];
       for (std::int64_t row = std::max(group.begin, begin); row < std::min(group.end, end); ++row) {
+        if (is_new(token_of(row))) {
+          read_new_token(group.adapter->sites[static_cast<std::size_t>(new_tokens_)], row);
+          continue;
+        }
         const DeviceSite& site = slices[token_of(row) / kVocabularySlice];
         if (site.total_rank > 0) adapt_row(site, row);
       }
     }
+  }
+
+  void read_new_token(const DeviceSite& site, std::int64_t row) const {
+    const DevicePart& part = site.parts[0];
+    unpack_panel_column({part.b, dtype_, width_, part.rank}, token_of(row) - op_.table.n, out(row));
   }
 
   void adapt_row(const DeviceSite& site, std::int64_t row) const {
@@ -68,15 +85,9 @@ class Embedding {
     const std::int64_t token = token_of(row);
     const std::int64_t first_token = token / kVocabularySlice * kVocabularySlice;
     const std::int64_t tokens = std::min(kVocabularySlice, op_.table.n - first_token);
-    const std::int64_t ki = k_interleave(dtype_);
-    const std::int64_t k = token - first_token;
+    const PanelMatrix a{site.a, dtype_, site.total_rank, tokens};
     for (std::int64_t r = 0; r < site.total_rank; ++r) {
-      const std::int64_t panel = r / kPanelColumns;
-      const std::int64_t width = panel_width(site.total_rank, panel);
-      const std::int64_t element = ((k / ki) * width + r % kPanelColumns) * ki + k % ki;
-      const float value = load_as_float(site.a + panel_offset(dtype_, tokens, panel), dtype_,
-                                        static_cast<std::size_t>(element));
-      store_from_float(column, type, static_cast<std::size_t>(r), value);
+      store_from_float(column, type, static_cast<std::size_t>(r), panel_element(a, r, token - first_token));
     }
     return column;
   }
@@ -95,6 +106,7 @@ class Embedding {
   const Step& step_;
   std::int64_t width_;
   DType dtype_;
+  std::int32_t new_tokens_;
 };
 
 }  // namespace

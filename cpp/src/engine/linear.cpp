@@ -35,8 +35,9 @@ class Linear {
                  work.num_rows() * work.output.row_bytes() >= kStreamedBytes) {}
 
   void run() const {
-    base_.prepare(!adapters_.is_empty());
+    base_.prepare(adapters_.reads_input());
     if (!adapters_.is_empty()) adapters_.shrink();
+    if (!work_.new_tokens.empty()) adapters_.multiply_new_tokens();
     if (!tiling_.takes_parts) {
       multiply(work_.groups);
       return;
@@ -368,15 +369,16 @@ class Linear {
   bool streams_;        ///< the output
 };
 
-/// Those of the step's rows whose adapter changes site `site`.
-std::span<const AdaptedRows> adapted_rows(std::int32_t site, const Step& step) {
-  step.adapted_rows.clear();
+/// Those of the step's rows whose adapter changes site `site`, which are kept in `rows`.
+std::span<const AdaptedRows> adapted_rows(std::int32_t site, const Step& step,
+                                          std::vector<AdaptedRows>& rows) {
+  rows.clear();
   if (site < 0) return {};
   for (const AdapterGroup& group : step.groups) {
     const DeviceSite& found = group.adapter->sites[static_cast<std::size_t>(site)];
-    if (found.total_rank > 0) step.adapted_rows.push_back({group.begin, group.end, &found});
+    if (found.total_rank > 0) rows.push_back({group.begin, group.end, &found});
   }
-  return step.adapted_rows;
+  return rows;
 }
 
 }  // namespace
@@ -387,6 +389,7 @@ void run_linear(const LinearWork& work, const Step& step) {
 
 void run_op(const LinearOp& op, const Step& step) {
   const RowGroup all{{0, step.rows}, 0};
+  const std::int32_t new_tokens = op.output == step.program.logits ? new_tokens_site(step.program.lora) : -1;
   run_linear({.input = step.rows_of(op.input),
               .output = step.rows_of(op.output),
               .epilogue = op.epilogue,
@@ -395,8 +398,9 @@ void run_op(const LinearOp& op, const Step& step) {
               .scale = op.scale,
               .softcap = op.softcap,
               .groups = {&all, 1},
-              .adapted = adapted_rows(op.lora_site, step),
-              .is_sliced = op.lora_site >= 0 && step.program.lora_site(op.lora_site).is_lm_head()},
+              .adapted = adapted_rows(op.lora_site, step, step.adapted_rows),
+              .is_sliced = op.lora_site >= 0 && step.program.lora_site(op.lora_site).is_lm_head(),
+              .new_tokens = adapted_rows(new_tokens, step, step.new_token_rows)},
              step);
 }
 

@@ -40,6 +40,9 @@ struct LinearWork {
   std::span<const AdaptedRows> adapted;
   /// Sites of adapters are slices of the vocabulary, of the one part that there is: lm_head's.
   bool is_sliced = false;
+  /// Of lm_head: the rows whose adapters bring tokens beyond the vocabulary, which are columns behind the
+  /// part's.
+  std::span<const AdaptedRows> new_tokens = {};
 
   [[nodiscard]] std::int64_t num_rows() const { return groups.back().rows.end; }
   [[nodiscard]] const Quantization& quantization() const { return parts[0].weight.quantization; }

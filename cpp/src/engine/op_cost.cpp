@@ -125,6 +125,21 @@ void add_adapter_flops(std::span<const LinearPart> parts, const DeviceSite& site
   cost->adapter_flops += 2 * rows * multiply_adds;
 }
 
+/// Adds what lm_head's product with the rows of tokens costs that adapters bring.
+void add_new_tokens(const Step& step, OpCost* cost) {
+  const std::int32_t number = new_tokens_site(step.program.lora);
+  if (number < 0) return;
+  const std::int64_t inputs = step.program.lora_site(number).in_size;
+  std::set<const DeviceAdapter*> read;
+  for (const auto& group : step.groups) {
+    const DeviceSite& site = group.adapter->sites[static_cast<std::size_t>(number)];
+    if (read.insert(group.adapter).second) {
+      cost->adapter_bytes += as_count(panel_bytes(step.program.lora.dtype, site.total_rank, inputs));
+    }
+    cost->adapter_flops += 2 * (group.end - group.begin) * site.total_rank * inputs;
+  }
+}
+
 /// Adds what the weights of a linear layer cost, over `rows` rows.
 void add_weights(std::span<const LinearPart> parts, std::int64_t rows, OpCost* cost) {
   for (const LinearPart& part : parts) {
@@ -140,10 +155,17 @@ OpCost cost_of(const EmbeddingOp& op, const Step& step) {
               .activation_bytes = bytes_of(op.output, step)};
   if (op.lora_site < 0) return cost;
   const LinearPart whole{.weight = {.n = op.table.k, .k = 1}, .bias = {}};  // of A, a column a token
+  const std::int64_t row_bytes = as_count(op.table.bytes()) / op.table.n;
   std::set<const DeviceSite*> read;
   for (const auto& group : step.groups) {
     for (std::int64_t row = group.begin; row < group.end; ++row) {
-      const std::int64_t slice = step.input.token_ids[static_cast<std::size_t>(row)] / kVocabularySlice;
+      const std::int64_t token = step.input.token_ids[static_cast<std::size_t>(row)];
+      if (token >= op.table.n) {  // the adapter brings it
+        cost.weight_bytes -= row_bytes;
+        cost.adapter_bytes += row_bytes;
+        continue;
+      }
+      const std::int64_t slice = token / kVocabularySlice;
       const DeviceSite& site = group.adapter->sites[static_cast<std::size_t>(op.lora_site + slice)];
       if (site.total_rank == 0) continue;
       cost.adapter_flops += 2 * op.table.k * site.total_rank;
@@ -162,6 +184,7 @@ OpCost cost_of(const LinearOp& op, const Step& step) {
   add_weights(op.parts, step.rows, &cost);
   const std::int64_t times_output = op.epilogue == LinearEpilogue::kAdd ? 2 : 1;
   cost.activation_bytes = bytes_of(op.input, step) + times_output * bytes_of(op.output, step);
+  if (op.output == step.program.logits) add_new_tokens(step, &cost);
   if (op.lora_site < 0) return cost;
   std::set<const DeviceAdapter*> read;
   for (const auto& group : step.groups) {

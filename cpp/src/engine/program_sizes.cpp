@@ -68,9 +68,32 @@ Problems problems_of_shape(const AttentionShape& shape) {
   return problems;
 }
 
+/// The site of tokens beyond the vocabulary, which the embedding and lm_head read, is there with the room for
+/// them.
+void check_new_tokens(const Program& program, Problems* problems) {
+  const auto& lora = program.lora;
+  RangeCheck{problems}("lora: max_extra_tokens", lora.max_extra_tokens, 0, 1 << 16);
+  const auto sites = std::ranges::count_if(lora.sites, &LoraSite::is_new_tokens);
+  const std::int32_t last = new_tokens_site(lora);
+  if (sites != (lora.max_extra_tokens > 0 ? 1 : 0) || (sites == 1 && last < 0)) {
+    problems->add("lora: " + text(sites) + " sites of new tokens, of max_extra_tokens " +
+                  text(lora.max_extra_tokens) + "; it must be the last one, or none");
+    return;
+  }
+  if (sites == 0) return;
+  const LoraSite& site = lora.sites.back();
+  if (site.layer != 0 || site.in_size != site.parts[0].out_size) {
+    problems->add("lora: the site of new tokens is not of layer 0, or its sizes are not the hidden size");
+  }
+  if (program.num_ranks != 1 || program.has_encoder() || program.logits == kNoBuffer) {
+    problems->add("lora: max_extra_tokens is for decoders with an lm_head, on one rank");
+  }
+}
+
 void check_layout(const Program& program, Problems* problems) {
   const auto& lora = program.lora;
   if (lora.sites.empty()) {
+    if (lora.max_extra_tokens != 0) problems->add("lora: max_extra_tokens is given but there are no sites");
     if (!lora.target_modules.empty()) problems->add("lora: target_modules are given but there are no sites");
     return;
   }
@@ -83,11 +106,12 @@ void check_layout(const Program& program, Problems* problems) {
   if (lora.num_layers != num_layers) problems->add("lora: num_layers differs from the program's");
   check_range("lora: max_rank", lora.max_rank, 1, 1 << 20);
   if (lora.target_modules.empty()) problems->add("lora: there are sites but no target_modules");
+  check_new_tokens(program, problems);
   for (std::size_t i = 0; i < lora.sites.size(); ++i) {
     const auto& site = lora.sites[i];
     const std::string where = "lora: site " + std::to_string(i);
     // Those of the vocabulary have slices of it for layers, which the ops that they are of check.
-    if (!site.is_lm_head() && !site.is_embedding()) {
+    if (!site.is_of_tokens()) {
       check_range(where + " layer", site.layer, 0, std::max(1, num_layers) - 1);
     }
     check_range(where + " in_size", site.in_size, 1, kSizeLimit - 1);

@@ -107,6 +107,8 @@ struct Step {
   std::span<const AdapterGroup> groups_of_output_rows;
   /// Rows of the linear op that runs, in order; see LinearWork.
   std::vector<AdaptedRows>& adapted_rows;
+  /// The same of LinearWork::new_tokens.
+  std::vector<AdaptedRows>& new_token_rows;
   const AttentionPlans& attention_plans;
   /// Rows of the section that runs: the step's tokens, or a slice of its output rows.
   std::int64_t rows = 0;

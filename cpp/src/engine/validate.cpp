@@ -159,7 +159,7 @@ void Validator::check_results() {
   if (program_.logits != kNoBuffer) {
     where_ = "logits";
     check_width("logits", operand("logits", program_.logits, DType::kFloat32, RowKind::kLogits),
-                program_.vocab_size);
+                program_.logits_width());
     read(program_.logits);
   }
   if (program_.hidden == kNoBuffer) return;

@@ -72,6 +72,7 @@ void Validator::check(const EmbeddingOp& op) {
     }
   }
   if (op.lora_site != -1) check_slices(op.lora_site, LoraModule::kEmbedding, {op.table.n, op.table.k});
+  check_new_tokens(width);
   write(op.output);
 }
 
@@ -201,6 +202,11 @@ void Validator::check(const LinearOp& op) {
     check_optional_vector("a bias", part.bias, part.weight.n);
     width += std::clamp<std::int64_t>(part.weight.n, 0, kSizeLimit);
     if (gated && part.weight.n != op.parts[0].weight.n) add(where_ + ": the two parts differ in width");
+  }
+  if (op.output == program_.logits && new_tokens_site(program_.lora) >= 0 && input != nullptr) {
+    width += program_.lora.max_extra_tokens;
+    ++site_users_[static_cast<std::size_t>(new_tokens_site(program_.lora))];
+    check_new_tokens(input->width);
   }
   check_width("output", output, gated && !op.parts.empty() ? op.parts[0].weight.n : width);
   if (rows_ != RowKind::kLogits) {
@@ -451,6 +457,13 @@ void Validator::check_slices(std::int32_t index, LoraModule module, ModuleSizes 
           std::string(info_of(module).name));
     }
   }
+}
+
+void Validator::check_new_tokens(std::int64_t hidden_size) {
+  const std::int32_t site = new_tokens_site(program_.lora);
+  if (site < 0 || program_.lora_site(site).in_size == hidden_size) return;
+  add(where_ + ": the lora site of new tokens is of a hidden size " + text(program_.lora_site(site).in_size) +
+      ", the layer of " + text(hidden_size));
 }
 
 void Validator::check_site(std::int32_t index, std::span<const LinearPart> parts) {

@@ -57,6 +57,8 @@ class Validator {
   void check_results();
   /// The slices of a vocabulary, from site `index` on; `sizes` are those of the whole layer.
   void check_slices(std::int32_t index, LoraModule module, ModuleSizes sizes);
+  /// That the site of new tokens, where there is one, has rows as long as those of a layer.
+  void check_new_tokens(std::int64_t hidden_size);
   void check_users();
   void add_kv_bytes(const AttentionShape& shape);
   void check_kv_block();

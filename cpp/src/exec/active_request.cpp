@@ -32,7 +32,7 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
       client_id_(request.client_id),
       stop_(stop_criteria_of(request)),
       post_processor_(std::move(post_processor)),
-      vocab_size_(engine.vocab_size),
+      vocab_size_(engine.vocab_size + (host_adapter ? host_adapter->num_new_tokens() : 0)),
       num_most_likely_(
           static_cast<std::size_t>(std::min(std::int64_t{request.output_config.top_log_probs}, vocab_size_))),
       num_sequences_left_(request.has_beams() ? 1 : request.num_sequences()),

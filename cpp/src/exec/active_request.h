@@ -51,6 +51,8 @@ class ActiveRequest {
   [[nodiscard]] const std::optional<Clock::time_point>& deadline() const { return deadline_; }
   /// nullptr: the base model.
   [[nodiscard]] const HostAdapter* adapter() const { return first().adapter.get(); }
+  /// Of the engine, and the new tokens of the adapter.
+  [[nodiscard]] std::int64_t vocab_size() const { return vocab_size_; }
   /// In the order of their indices. The first computes the prompt, the others are forked from it.
   [[nodiscard]] std::span<const std::unique_ptr<ActiveSequence>> sequences() const { return sequences_; }
   [[nodiscard]] ActiveSequence& first() const { return *sequences_.front(); }

@@ -16,7 +16,7 @@ SamplingParams params_of(const Request& request, std::int32_t sequence_index) {
   return params;
 }
 
-SamplerState sampler_of(const Request& request, std::int32_t sequence_index) {
+SamplerState sampler_of(const Request& request, std::int32_t sequence_index, const HostAdapter* adapter) {
   TokenConstraints constraints;
   constraints.end_id = end_id_of(request);
   for (const auto& word : request.stop_words.value_or(std::vector<std::vector<TokenId>>{})) {
@@ -26,7 +26,7 @@ SamplerState sampler_of(const Request& request, std::int32_t sequence_index) {
   if (request.embedding_bias) constraints.embedding_bias = request.embedding_bias->values;
   const auto prompt_length = static_cast<std::int32_t>(request.input_token_ids.size());
   return SamplerState(params_of(request, sequence_index), std::move(constraints), prompt_length,
-                      prompt_length + request.max_tokens);
+                      prompt_length + request.max_tokens, adapter == nullptr ? 0 : adapter->num_new_tokens());
 }
 
 }  // namespace
@@ -35,7 +35,7 @@ ActiveSequence::ActiveSequence(ActiveRequest& owner, std::int32_t sequence_index
                                std::shared_ptr<const HostAdapter> host_adapter,
                                std::shared_ptr<TokenGuide> guide, std::int64_t vocab_size)
     : request_(owner),
-      sampler_(sampler_of(request, sequence_index)),
+      sampler_(sampler_of(request, sequence_index, host_adapter.get())),
       guide_(std::move(guide)),
       vocab_size_(vocab_size) {
   id = owner.id();

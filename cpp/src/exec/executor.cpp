@@ -115,9 +115,11 @@ class Executor::Impl {
   std::vector<RequestId> enqueue(const std::vector<Request>& requests) {
     queue_.throw_if_closed();
     Problems problems;
+    std::vector<std::int64_t> vocab_sizes;
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const std::string prefix = requests.size() == 1 ? "" : "requests[" + std::to_string(i) + "].";
-      problems.add_all(prefix, validate(requests[i]));
+      vocab_sizes.push_back(vocab_size_of(requests[i]));
+      problems.add_all(prefix, validate(requests[i], vocab_sizes.back()));
     }
     problems.throw_if_any<RequestError>("request refused");
 
@@ -126,20 +128,22 @@ class Executor::Impl {
     try {
       std::vector<std::unique_ptr<ActiveRequest>> active;
       std::vector<Response> errors;
-      for (const auto& request : requests) {
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        const Request& request = requests[i];
         std::vector<std::shared_ptr<TokenGuide>> guides;
-        if (auto error = error_to_answer(request, guides); !error.empty()) {
+        if (auto error = error_to_answer(request, vocab_sizes[i], guides); !error.empty()) {
           ids.push_back(next_id_.fetch_add(1));
           errors.push_back({ids.back(), request.client_id, std::move(error), {}});
           continue;
         }
         const auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
+        require_vocabulary(adapter.get(), vocab_sizes[i]);
         if (adapter != nullptr && loop_.has_second_level()) static_cast<void>(adapter->content_digest());
         const auto draft_adapter = draft_target_ ? draft_target_->admit(request) : nullptr;
         ids.push_back(next_id_.fetch_add(1));
         active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, adapter, std::move(guides),
                                                          post_processor_of(request), engine_->info()));
-        active.back()->draft_from(draft_sources_of(request), draft_adapter);
+        active.back()->draft_from(draft_sources_of(request, vocab_sizes[i]), draft_adapter);
       }
       board_.open(ids);
       expect_adapters(active);
@@ -199,8 +203,26 @@ class Executor::Impl {
   [[nodiscard]] bool is_in_a_fork() const { return getpid() != process_; }
 
  private:
-  [[nodiscard]] Problems validate(const Request& request) const {
-    Problems problems = request.validate(engine_->info());
+  /// The engine's, and the new tokens of the request's adapter.
+  [[nodiscard]] std::int64_t vocab_size_of(const Request& request) {
+    const EngineInfo& info = engine_->info();
+    if (info.lora.max_extra_tokens == 0 || !request.lora_config) return info.vocab_size;
+    if (const auto known = lora_cache().num_new_tokens(*request.lora_config)) return info.vocab_size + *known;
+    return info.vocab_size +
+           lora_cache().admit(*request.lora_config)->num_new_tokens();  // which says why not
+  }
+
+  /// Throws RequestError where the adapter was replaced after its request was validated.
+  void require_vocabulary(const HostAdapter* adapter, std::int64_t vocab_size) const {
+    const std::int64_t found =
+        engine_->info().vocab_size + (adapter == nullptr ? 0 : adapter->num_new_tokens());
+    if (found == vocab_size) return;
+    throw RequestError(
+        "the adapter was replaced by one with other new tokens while the request was made; send it again");
+  }
+
+  [[nodiscard]] Problems validate(const Request& request, std::int64_t vocab_size) const {
+    Problems problems = request.validate(engine_->info(), vocab_size);
     const auto& name = request.logits_post_processor_name;
     if (name && !post_processor_of(request).processor) {
       problems.add("logits_post_processor_name is '" + *name +
@@ -229,9 +251,9 @@ class Executor::Impl {
 
   /// Why a valid request is answered with an error instead of being run; empty when it is run, with the
   /// guides of its sequences.
-  [[nodiscard]] std::string error_to_answer(const Request& request,
+  [[nodiscard]] std::string error_to_answer(const Request& request, std::int64_t vocab_size,
                                             std::vector<std::shared_ptr<TokenGuide>>& guides) {
-    std::string error = request.error_to_answer(engine_->info());
+    std::string error = request.error_to_answer(vocab_size);
     if (!error.empty() || !request.guided_decoding_params) return error;
     try {
       for (std::int32_t i = 0; i < request.num_sequences(); ++i) {
@@ -256,12 +278,14 @@ class Executor::Impl {
     return {.processor = is_known ? found->second->processor : nullptr};
   }
 
-  [[nodiscard]] DraftSources draft_sources_of(const Request& request) const {
+  [[nodiscard]] DraftSources draft_sources_of(const Request& request, std::int64_t vocab_size) const {
     DraftSources sources;
     if (request.external_draft_tokens_config) sources.external = request.external_draft_tokens_config->tokens;
     const auto& lookahead = request.lookahead_config ? request.lookahead_config : lookahead_;
     if (lookahead && lookahead->drafts()) sources.lookahead = lookahead;
-    if (draft_target_) sources.max_draft_len = draft_target_->max_draft_len();
+    // A draft engine does not have the tokens that the target's adapter brings.
+    const bool has_new_tokens = vocab_size > engine_->info().vocab_size;
+    if (draft_target_ && !has_new_tokens) sources.max_draft_len = draft_target_->max_draft_len();
     return sources;
   }
 

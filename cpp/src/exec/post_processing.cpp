@@ -15,7 +15,7 @@ void PostProcessing::begin() {
 
 void PostProcessing::add(ActiveSequence& sequence, const float* logits) {
   kept_.push_back({&sequence, logits_.size()});
-  logits_.insert(logits_.end(), logits, logits + vocab_size_);
+  logits_.insert(logits_.end(), logits, logits + sequence.request().vocab_size());
 }
 
 void PostProcessing::run() {
@@ -31,7 +31,8 @@ void PostProcessing::run() {
     rows_.push_back({.request_id = sequence.id,
                      .client_id = sequence.request().client_id(),
                      .tokens = sequence.tokens,
-                     .logits = std::make_shared<std::vector<float>>(logits(i), logits(i) + vocab_size_),
+                     .logits = std::make_shared<std::vector<float>>(
+                         logits(i), logits(i) + sequence.request().vocab_size()),
                      .error = {}});
   }
   const auto processor_of = [&](std::size_t i) -> LogitsPostProcessor& {

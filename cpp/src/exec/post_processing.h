@@ -14,8 +14,6 @@ namespace adaptrt {
 /// until all of the step's rows are there, so that what the processors need is taken once.
 class PostProcessing {
  public:
-  explicit PostProcessing(std::int64_t vocab_size) : vocab_size_(static_cast<std::size_t>(vocab_size)) {}
-
   void begin();
   /// Keeps the row that a sequence of a request with a post-processor chooses its next token from.
   void add(ActiveSequence& sequence, const float* logits);
@@ -34,7 +32,6 @@ class PostProcessing {
     std::size_t offset = 0;  // in logits_
   };
 
-  std::size_t vocab_size_;
   std::vector<Kept> kept_;
   std::vector<float> logits_;
   std::vector<PostProcessedRow> rows_;  // one for each of kept_

@@ -15,33 +15,40 @@ void require_none(Problems& problems, std::string_view name, bool is_set, std::s
   if (is_set) problems.add(std::string(name) + " is given; accepted: None, because " + std::string(reason));
 }
 
-bool in_vocabulary(TokenId token, const EngineInfo& engine) {
-  return token >= 0 && token < engine.vocab_size;
-}
+/// The tokens that a request may have.
+struct Vocabulary {
+  std::int64_t of_engine = 0;
+  std::int64_t size = 0;  ///< with those that its adapter brings
+  bool has_room = false;  ///< adapters may bring some
 
-std::string vocabulary_of(const EngineInfo& engine) {
-  return "the vocabulary is 0 to " + std::to_string(engine.vocab_size - 1);
-}
+  [[nodiscard]] bool has(TokenId token) const { return token >= 0 && token < size; }
+  [[nodiscard]] std::string text() const {
+    const std::int64_t more = size - of_engine;
+    const std::string none = has_room ? ", and the request's adapter brings no more" : "";
+    return "the vocabulary is 0 to " + std::to_string(size - 1) +
+           (more == 0 ? none : ", the last " + std::to_string(more) + " of which the adapter brings");
+  }
+};
 
 /// Names the first token outside the vocabulary and says how many there are.
 void check_tokens(Problems& problems, const std::string& name, std::span<const TokenId> tokens,
-                  const EngineInfo& engine) {
+                  const Vocabulary& vocabulary) {
   std::size_t first = tokens.size();
   std::size_t count = 0;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    if (in_vocabulary(tokens[i], engine)) continue;
+    if (vocabulary.has(tokens[i])) continue;
     if (count++ == 0) first = i;
   }
   if (count == 0) return;
   std::string problem = name + "[" + std::to_string(first) + "] is " + std::to_string(tokens[first]);
   if (count > 1) problem += " (and " + std::to_string(count - 1) + " more)";
-  problems.add(problem + "; " + vocabulary_of(engine));
+  problems.add(problem + "; " + vocabulary.text());
 }
 
 void check_optional_token(Problems& problems, const char* name, std::optional<TokenId> token,
-                          const EngineInfo& engine) {
-  if (!token || *token == -1 || in_vocabulary(*token, engine)) return;
-  problems.add(std::string(name) + " is " + std::to_string(*token) + "; " + vocabulary_of(engine) +
+                          const Vocabulary& vocabulary) {
+  if (!token || *token == -1 || vocabulary.has(*token)) return;
+  problems.add(std::string(name) + " is " + std::to_string(*token) + "; " + vocabulary.text() +
                ", -1 is none");
 }
 
@@ -68,18 +75,18 @@ void check_lengths(Problems& problems, const Request& request, const EngineInfo&
   }
 }
 
-void check_stop_words(Problems& problems, const Request& request, const EngineInfo& engine) {
+void check_stop_words(Problems& problems, const Request& request, const Vocabulary& vocabulary) {
   if (!request.stop_words) return;
   for (std::size_t i = 0; i < request.stop_words->size(); ++i) {
     const auto& word = (*request.stop_words)[i];
     const std::string name = "stop_words[" + std::to_string(i) + "]";
     if (word.empty()) problems.add(name + " is empty");
-    check_tokens(problems, name, word, engine);
+    check_tokens(problems, name, word, vocabulary);
   }
 }
 
-bool has_bias_shape(const FloatTensor& bias, const EngineInfo& engine) {
-  return bias.shape == std::vector<std::int64_t>{engine.vocab_size};
+bool has_bias_shape(const FloatTensor& bias, std::int64_t vocab_size) {
+  return bias.shape == std::vector<std::int64_t>{vocab_size};
 }
 
 void check_encoder_input(Problems& problems, const Request& request, const EngineInfo& engine) {
@@ -103,7 +110,8 @@ void check_encoder_input(Problems& problems, const Request& request, const Engin
                  " tokens; the engine's max_encoder_input_len is " +
                  std::to_string(engine.max_encoder_input_len));
   }
-  check_tokens(problems, "encoder_input_token_ids", *request.encoder_input_token_ids, engine);
+  check_tokens(problems, "encoder_input_token_ids", *request.encoder_input_token_ids,
+               {engine.vocab_size, engine.vocab_size, false});
 }
 
 void check_unsupported(Problems& problems, const Request& request) {
@@ -238,21 +246,22 @@ void check_beams(Problems& problems, const Request& request, const EngineInfo& e
 
 }  // namespace
 
-Problems Request::validate(const EngineInfo& engine) const {
+Problems Request::validate(const EngineInfo& engine, std::int64_t vocab_size) const {
   Problems problems;
+  const Vocabulary vocabulary{engine.vocab_size, vocab_size, engine.lora.max_extra_tokens > 0};
   check_lengths(problems, *this, engine);
-  check_tokens(problems, "input_token_ids", input_token_ids, engine);
+  check_tokens(problems, "input_token_ids", input_token_ids, vocabulary);
   check_encoder_input(problems, *this, engine);
-  check_optional_token(problems, "end_id", end_id, engine);
-  check_optional_token(problems, "pad_id", pad_id, engine);
-  check_stop_words(problems, *this, engine);
+  check_optional_token(problems, "end_id", end_id, vocabulary);
+  check_optional_token(problems, "pad_id", pad_id, vocabulary);
+  check_stop_words(problems, *this, vocabulary);
   problems.add_all("sampling_config.", sampling_config.validate());
   TokenConstraints constraints;
   if (bad_words) constraints.bad_words = *bad_words;
-  if (embedding_bias && has_bias_shape(*embedding_bias, engine)) {
+  if (embedding_bias && has_bias_shape(*embedding_bias, vocab_size)) {
     constraints.embedding_bias = embedding_bias->values;
   }
-  problems.add_all("", constraints.validate(engine.vocab_size));
+  problems.add_all("", constraints.validate(vocab_size));
   if (guided_decoding_params) {
     problems.add_all("guided_decoding_params.", guided_decoding_params->validate());
   }
@@ -271,11 +280,14 @@ Problems Request::validate(const EngineInfo& engine) const {
     problems.add_all("kv_cache_retention_config.", kv_cache_retention_config->validate());
   }
   if (external_draft_tokens_config) {
-    problems.add_all("external_draft_tokens_config.",
-                     external_draft_tokens_config->validate(engine.vocab_size));
+    problems.add_all("external_draft_tokens_config.", external_draft_tokens_config->validate(vocab_size));
   }
   if (lookahead_config) problems.add_all("lookahead_config.", lookahead_config->validate());
   check_active_from(problems, *this, engine);
+  if (vocab_size > engine.vocab_size && lora_config && lora_config->active_from != 0) {
+    problems.add("lora_config.active_from is " + std::to_string(lora_config->active_from) +
+                 "; accepted: 0, the adapter brings tokens, which the base model does not have");
+  }
   check_num_sequences(problems, *this);
   check_beams(problems, *this, engine);
   check_pooling(problems, *this, engine);
@@ -283,15 +295,15 @@ Problems Request::validate(const EngineInfo& engine) const {
   return problems;
 }
 
-std::string Request::error_to_answer(const EngineInfo& engine) const {
-  if (!embedding_bias || has_bias_shape(*embedding_bias, engine)) return {};
+std::string Request::error_to_answer(std::int64_t vocab_size) const {
+  if (!embedding_bias || has_bias_shape(*embedding_bias, vocab_size)) return {};
   std::string shape;
   for (const std::int64_t size : embedding_bias->shape) {
     shape += (shape.empty() ? "" : ", ") + std::to_string(size);
   }
   // The words before the colon are TensorRT-LLM's; its clients look for them.
   return "embedding bias shape is not as expected: embedding_bias is [" + shape + "]; accepted: [" +
-         std::to_string(engine.vocab_size) + "], one value for each token of the vocabulary";
+         std::to_string(vocab_size) + "], one value for each token of the vocabulary";
 }
 
 }  // namespace adaptrt

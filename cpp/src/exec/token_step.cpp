@@ -16,7 +16,7 @@ void TokenStep::take(std::int64_t first_row, std::int64_t num_rows, const float*
   for (const auto& row :
        rows_.subspan(static_cast<std::size_t>(first_row), static_cast<std::size_t>(num_rows))) {
     take_row(row, logits);
-    logits += vocab_size_;
+    logits += logits_width_;
   }
 }
 

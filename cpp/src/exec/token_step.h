@@ -30,11 +30,10 @@ struct TokenOutcome {
 /// to the poolers of their requests, which end with the last of them.
 class TokenStep {
  public:
-  TokenStep(std::int64_t vocab_size, std::int64_t hidden_size)
-      : vocab_size_(vocab_size),
-        hidden_size_(hidden_size),
-        sampler_(vocab_size),
-        post_processing_(vocab_size) {}
+  explicit TokenStep(const EngineInfo& engine)
+      : logits_width_(engine.logits_width()),
+        hidden_size_(engine.hidden_size),
+        sampler_(engine.vocab_size, engine.lora.max_extra_tokens) {}
 
   /// The rows are those of the step to come and outlive it.
   void begin(std::span<const LogitRow> rows, std::span<const HiddenRow> hidden_rows);
@@ -61,7 +60,7 @@ class TokenStep {
   [[nodiscard]] FinishReason sample(ActiveSequence& sequence, const float* logits,
                                     const float* changed_logits);
 
-  std::int64_t vocab_size_;
+  std::int64_t logits_width_;
   std::int64_t hidden_size_;
   Sampler sampler_;
   PostProcessing post_processing_;

@@ -43,13 +43,16 @@ std::vector<Modules> choices_at(const LoraLayout& layout, const LoraSite& site, 
 
 /// The sites of decoder layers.
 auto sites_of_layers(const LoraLayout& layout) {
-  return layout.sites |
-         std::views::filter([](const LoraSite& site) { return !site.is_lm_head() && !site.is_embedding(); });
+  return layout.sites | std::views::filter([](const LoraSite& site) { return !site.is_of_tokens(); });
 }
 
 std::size_t largest_image_at(const LoraLayout& layout, const LoraSite& site, std::int32_t rank,
                              bool shifts = false) {
   std::size_t largest = 0;
+  if (site.is_new_tokens()) {
+    const ModuleRank all{LoraModule::kNewTokens, layout.max_extra_tokens, {}};
+    return image_bytes(layout, site, {&all, 1});
+  }
   for (const Modules& modules : choices_at(layout, site, rank, shifts)) {
     largest = std::max(largest, image_bytes(layout, site, modules));
   }

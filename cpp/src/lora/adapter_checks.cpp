@@ -78,6 +78,7 @@ const LoraModuleInfo* check_place(const ConfigRow& sent, const std::string& wher
   if (!info->is_served) {
     return refuse(name + " is not part of the networks that engines have");
   }
+  if (info->module == LoraModule::kNewTokens) return info;  // whether there is room, its rank tells
   if (std::ranges::find(layout.target_modules, info->module) == layout.target_modules.end()) {
     return refuse(name + " is not enabled in this engine; its lora_target_modules are " +
                   names_of(layout.target_modules));
@@ -90,8 +91,17 @@ const LoraModuleInfo* check_place(const ConfigRow& sent, const std::string& wher
   return info;
 }
 
+/// Of tokens beyond the vocabulary that the engine has no site for.
+std::string no_room_for_new_tokens(const ConfigRow& sent, const LoraLayout& layout) {
+  if (layout.max_extra_tokens > 0)
+    return "layer " + std::to_string(sent.layer) + " of new_tokens; accepted: 0";
+  const std::string count = std::to_string(sent.rank);
+  return "the engine was built without room for new tokens, of which the adapter brings " + count +
+         " (adaptrt build --max_extra_tokens " + count + " makes it)";
+}
+
 /// The second half: do rank, vectors and the width go together?
-bool check_size(const ConfigRow& sent, const std::string& where, ModuleSizes sizes,
+bool check_size(const ConfigRow& sent, LoraModule module, const std::string& where, ModuleSizes sizes,
                 std::optional<std::int64_t> width, const LoraLayout& layout, AdapterProblems& problems) {
   bool good = true;
   const auto refuse = [&](const std::string& what) {
@@ -110,7 +120,15 @@ bool check_size(const ConfigRow& sent, const std::string& where, ModuleSizes siz
   if (vectors.shift && !layout.shifts_enabled) {
     refuse("it has a shift (of a bias), which TensorRT engines do not add");
   }
-  if (sent.rank <= 0 || sent.rank > layout.max_rank) {
+  if (module == LoraModule::kNewTokens) {
+    if (sent.vectors != 0) refuse("vectors is " + std::to_string(sent.vectors) + "; accepted: 0");
+    if (sent.rank <= 0 || sent.rank > layout.max_extra_tokens) {
+      const std::string count = std::to_string(sent.rank);
+      refuse("of new tokens it brings " + count + "; accepted: 1 to the engine's max_extra_tokens " +
+             std::to_string(layout.max_extra_tokens) +
+             (sent.rank > 0 ? " (adaptrt build --max_extra_tokens " + count + " makes room)" : ""));
+    }
+  } else if (sent.rank <= 0 || sent.rank > layout.max_rank) {
     refuse("rank " + std::to_string(sent.rank) +
            " is out of range; accepted: 1 to the engine's max_lora_rank " + std::to_string(layout.max_rank));
   }
@@ -217,6 +235,18 @@ std::optional<MatrixShape> matrix_shape(const TensorView& tensor, std::string_vi
   return MatrixShape{shape[shape.size() - 2], shape[shape.size() - 1]};
 }
 
+std::optional<std::int32_t> new_tokens_of(const TensorView& config) {
+  AdapterProblems problems;
+  const auto shape = matrix_shape(config, "config", problems);
+  if (!shape || config.type != TensorType::kInt32 || (shape->columns != 3 && shape->columns != 4)) {
+    return std::nullopt;
+  }
+  const std::vector<ConfigRow> rows = read_config(config, *shape);
+  const auto row =
+      std::ranges::find(rows, static_cast<std::int32_t>(LoraModule::kNewTokens), &ConfigRow::module_id);
+  return row == rows.end() ? 0 : row->rank;
+}
+
 std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
                                    std::optional<std::int64_t> width, const LoraLayout& layout,
                                    const SiteIndex& index, AdapterProblems& problems) {
@@ -232,8 +262,7 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
     refuse("config has " + std::to_string(shape.columns) +
            " columns; accepted: 3 (module_id, layer, rank) or 4 (module_id, layer, rank, vectors)");
   }
-  const auto most_rows =
-      static_cast<std::int64_t>(lora_modules().size()) * layout.num_layers + std::ssize(layout.sites);
+  const auto most_rows = std::int64_t{kNumLoraModules} * layout.num_layers + std::ssize(layout.sites);
   if (shape.rows == 0) {
     refuse("config has no rows; an adapter has at least one");
   } else if (shape.rows > most_rows) {
@@ -250,6 +279,10 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
     const LoraModuleInfo* info = check_place(sent[i], where + ": ", layout, problems);
     if (info == nullptr) continue;
     const ModulePlace* place = index.find(sent[i].layer, info->module);
+    if (place == nullptr && info->module == LoraModule::kNewTokens) {
+      problems.add(where + ": " + no_room_for_new_tokens(sent[i], layout));
+      continue;
+    }
     if (place == nullptr) {
       const std::string number = std::to_string(sent[i].layer);
       problems.add(where + ": " +
@@ -263,7 +296,8 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
     const CheckedRow checked{
         {info->module, sent[i].layer, sent[i].rank, RowVectors::of(sent[i].vectors), sizes, 0}, i};
     const bool alone = overlaps.check(checked, problems);
-    if (check_size(sent[i], describe_row(checked) + ": ", sizes, width, layout, problems) && alone) {
+    if (check_size(sent[i], info->module, describe_row(checked) + ": ", sizes, width, layout, problems) &&
+        alone) {
       rows.push_back(checked);
     }
   }

@@ -63,6 +63,9 @@ struct CheckedRow {
 void check_values(const CheckedRow& checked, const std::byte* data, DType dtype, DType target,
                   AdapterProblems& problems);
 
+/// How many tokens beyond the vocabulary a config tells of, as it was sent; nullopt when it cannot be read.
+std::optional<std::int32_t> new_tokens_of(const TensorView& config);
+
 /// Refuses rows of lm_head whose A differ, or that leave slices of the vocabulary out: the engine multiplies
 /// by one A. `data` are the elements that the rows' offsets count.
 void check_lm_head(std::span<const AdapterRow> rows, const std::byte* data, DType dtype,

@@ -89,6 +89,11 @@ std::shared_ptr<const HostAdapter> HostAdapter::received(std::uint64_t task_id, 
   return adapter;
 }
 
+std::int32_t HostAdapter::num_new_tokens() const {
+  const auto row = std::ranges::find(rows_, LoraModule::kNewTokens, &AdapterRow::module);
+  return row == rows_.end() ? 0 : row->rank;
+}
+
 bool HostAdapter::same_weights(const HostAdapter& other) const {
   return dtype_ == other.dtype_ && std::ranges::equal(rows_, other.rows_, same_row) &&
          bytes() == other.bytes() && std::memcmp(data(), other.data(), bytes()) == 0;

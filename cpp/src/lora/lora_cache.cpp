@@ -146,6 +146,10 @@ void LoraCache::unpin(std::uint64_t task_id) {
 void LoraCache::unload(std::uint64_t task_id) {
   impl_->unload(task_id);
 }
+std::optional<std::int32_t> LoraCache::num_new_tokens(const LoraConfig& config) const {
+  return impl_->num_new_tokens(config);
+}
+
 bool LoraCache::contains(std::uint64_t task_id) const {
   return impl_->contains(task_id);
 }

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "adapter_checks.h"
 #include "adaptrt/core/error.h"
 #include "lora_cache_impl.h"
 
@@ -15,6 +16,15 @@ std::shared_ptr<const HostAdapter> LoraCache::Impl::admit(const LoraConfig& conf
   entry->plan = plan_device_images(*entry->adapter, layout_, sites_, pages_->page_bytes());
   check_ever_fits(config.task_id, entry->adapter->bytes(), entry->plan.pages);
   return store(entry, config.replace);
+}
+
+std::optional<std::int32_t> LoraCache::Impl::num_new_tokens(const LoraConfig& config) const {
+  if (layout_.max_extra_tokens == 0) return 0;
+  if (config.config) return new_tokens_of(*config.config);
+  const std::lock_guard lock(mutex_);
+  const CacheEntry* entry = find_listed(config.task_id);
+  if (entry == nullptr) return std::nullopt;
+  return entry->adapter->num_new_tokens();
 }
 
 std::shared_ptr<const HostAdapter> LoraCache::Impl::find(std::uint64_t task_id) {

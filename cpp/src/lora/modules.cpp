@@ -10,7 +10,7 @@ namespace {
 using enum TensorParallelSplit;
 using enum LoraModule;
 
-constexpr std::array<LoraModuleInfo, 28> kModules{{
+constexpr std::array<LoraModuleInfo, 29> kModules{{
     {kAttnQkv, "attn_qkv", kColumn, true},
     {kAttnQ, "attn_q", kColumn, true},
     {kAttnK, "attn_k", kColumn, true},
@@ -39,6 +39,7 @@ constexpr std::array<LoraModuleInfo, 28> kModules{{
     {kMoeLatentFc2, "moe_latent_fc2", kNone, false},
     {kLmHead, "lm_head", kColumn, true},
     {kEmbedding, "embedding", kNone, true},
+    {kNewTokens, "new_tokens", kNone, true},
 }};
 
 constexpr bool ids_are_positions() {

@@ -83,9 +83,9 @@ std::size_t Sampler::Buckets::of(float value) const {
   return static_cast<std::size_t>(std::min(distance * scale, static_cast<float>(kNumBuckets - 1)));
 }
 
-Sampler::Sampler(std::int64_t vocab_size) : vocab_size_(vocab_size) {
+Sampler::Sampler(std::int64_t vocab_size, std::int64_t max_new_tokens) : vocab_size_(vocab_size) {
   if (vocab_size < 1) throw ConfigError("the vocabulary has " + std::to_string(vocab_size) + " tokens");
-  const auto size = static_cast<std::size_t>(vocab_size);
+  const auto size = static_cast<std::size_t>(vocab_size + max_new_tokens);
   processed_.resize(size);
   values_.resize(size);
   weights_.resize(size);
@@ -98,7 +98,7 @@ Sampler::Sampler(std::int64_t vocab_size) : vocab_size_(vocab_size) {
 SampledToken Sampler::sample(SamplerState& state, const float* logits, std::span<const std::int32_t> tokens,
                              bool want_log_prob, std::span<TokenLogProb> most_likely,
                              const RowChanges& changes) {
-  const std::span raw(logits, static_cast<std::size_t>(vocab_size_));
+  const std::span raw(logits, row_size(state));
   const LogitRange raw_range = usable_range_of(raw);
   const ProcessedRow row = changes.logits == nullptr
                                ? process(state, raw_range, logits, tokens, changes.allowed)
@@ -123,7 +123,7 @@ SampledToken Sampler::sample(SamplerState& state, const float* logits, std::span
 
 std::vector<TokenProbability> Sampler::distribution(SamplerState& state, const float* logits,
                                                     std::span<const std::int32_t> tokens) {
-  const LogitRange range = usable_range_of(std::span(logits, static_cast<std::size_t>(vocab_size_)));
+  const LogitRange range = usable_range_of(std::span(logits, row_size(state)));
   const ProcessedRow row = process(state, range, logits, tokens, {});
   if (state.params().greedy) return {{static_cast<std::int32_t>(first_index_of(row.logits, row.max)), 1.0}};
   const Candidates candidates = filter(state.params(), state.current_top_p(tokens), row);
@@ -139,8 +139,7 @@ std::vector<TokenProbability> Sampler::distribution(SamplerState& state, const f
 Sampler::ProcessedRow Sampler::process(SamplerState& state, const LogitRange& range, const float* logits,
                                        std::span<const std::int32_t> tokens,
                                        std::span<const std::uint32_t> allowed) {
-  const std::span processed(apply_constraints(state, logits, tokens, allowed),
-                            static_cast<std::size_t>(vocab_size_));
+  const std::span processed(apply_constraints(state, logits, tokens, allowed), row_size(state));
   const LogitRange new_range = processed.data() == logits ? range : range_of(processed);
   if (new_range.has_nan_or_infinity) {
     throw StepError("bias, penalties or a post-processor have made logits NaN or infinity");
@@ -161,10 +160,11 @@ const float* Sampler::apply_constraints(SamplerState& state, const float* logits
       params.no_repeat_ngram_size == 0 && !forbid_end && allowed.empty()) {
     return logits;
   }
-  std::copy_n(logits, vocab_size_, processed_.begin());
+  const std::span row = std::span(processed_).first(row_size(state));
+  std::copy_n(logits, row.size(), row.begin());
   if (constraints.embedding_bias) {
     const std::vector<float>& bias = *constraints.embedding_bias;
-    for (std::size_t i = 0; i < processed_.size(); ++i) processed_[i] += bias[i];
+    for (std::size_t i = 0; i < row.size(); ++i) row[i] += bias[i];
   }
   if (state.has_penalties()) {
     state.count_new_tokens(tokens);
@@ -176,7 +176,7 @@ const float* Sampler::apply_constraints(SamplerState& state, const float* logits
     if (constraints.end_id) processed_[*constraints.end_id] = kForbidden;
     for (const std::int32_t stop_id : constraints.stop_ids) processed_[stop_id] = kForbidden;
   }
-  forbid_all_but(allowed);
+  forbid_all_but(allowed, row);
   return processed_.data();
 }
 
@@ -211,11 +211,14 @@ void Sampler::forbid_repeated_ngrams(std::int32_t size, std::span<const std::int
   }
 }
 
-void Sampler::forbid_all_but(std::span<const std::uint32_t> allowed) {
+void Sampler::forbid_all_but(std::span<const std::uint32_t> allowed, std::span<float> row) {
+  if (allowed.empty()) return;
+  std::ranges::fill(row.subspan(static_cast<std::size_t>(vocab_size_)), kForbidden);
+  row = row.first(static_cast<std::size_t>(vocab_size_));
   constexpr std::size_t kBits = 32;
   for (std::size_t i = 0; i < allowed.size(); ++i) {
     if (allowed[i] == ~std::uint32_t{0}) continue;
-    const std::span rest = std::span(processed_).subspan(i * kBits);
+    const std::span rest = row.subspan(i * kBits);
     const std::span logits = rest.first(std::min(kBits, rest.size()));
     if (allowed[i] == 0) {
       std::ranges::fill(logits, kForbidden);
@@ -228,7 +231,7 @@ void Sampler::forbid_all_but(std::span<const std::uint32_t> allowed) {
 Sampler::Candidates Sampler::filter(const SamplingParams& params, double top_p, const ProcessedRow& row) {
   const Buckets buckets(row.max, row.min);
   std::span<const float> values = row.logits;
-  std::span<float> weights = weights_;
+  std::span<float> weights = std::span(weights_).first(values.size());
   bool all_left = true;
   // Keeps the order of ids, so that an index among what is left orders equal values as ids do.
   const auto keep_if = [&](const auto& keep) {

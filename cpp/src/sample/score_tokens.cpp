@@ -11,19 +11,20 @@ namespace adaptrt {
 std::size_t Sampler::score_tokens(SamplerState& state, const float* logits,
                                   std::span<const std::int32_t> tokens, std::span<ScoredToken> best,
                                   std::span<TokenLogProb> most_likely) {
-  const std::span raw(logits, static_cast<std::size_t>(vocab_size_));
+  const std::span raw(logits, row_size(state));
+  const std::span values = std::span(values_).first(raw.size());
   const float max = usable_range_of(raw).max;
   const LogSoftmax softmax(raw, max);
   if (const double temperature = state.params().temperature; temperature == 1.0) {
-    softmax.log_probs(values_);
+    softmax.log_probs(values);
   } else {
     // None is above 0, so that no temperature makes them infinite.
     for (std::size_t i = 0; i < raw.size(); ++i) {
       weights_[i] = static_cast<float>((double{raw[i]} - double{max}) / temperature);
     }
-    LogSoftmax(weights_, 0.0F).log_probs(values_);
+    LogSoftmax(std::span(weights_).first(raw.size()), 0.0F).log_probs(values);
   }
-  const std::span scores(apply_constraints(state, values_.data(), tokens, {}), raw.size());
+  const std::span scores(apply_constraints(state, values.data(), tokens, {}), raw.size());
   if (range_of(scores).has_nan_or_infinity) {
     throw StepError("bias or penalties have made log probs NaN or infinity");
   }

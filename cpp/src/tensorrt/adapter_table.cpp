@@ -20,8 +20,8 @@ std::int64_t address_of(const void* pointer) {
 
 AdapterTable::AdapterTable(const TensorRtProgram& program, Device& device, Stream& stream)
     : layout_(program.lora),
-      num_modules_(static_cast<std::int64_t>(lora_modules().size())),
-      entries_(static_cast<std::size_t>(layout_.num_layers) * lora_modules().size()),
+      num_modules_(kNumLoraModules),
+      entries_(static_cast<std::size_t>(layout_.num_layers) * kNumLoraModules),
       slots_(static_cast<std::size_t>(program.num_adapter_slots)) {
   const std::size_t ranks_bytes = slots_.size() * entries_ * sizeof(std::int32_t);
   const std::size_t pointers_bytes = slots_.size() * entries_ * kPointers * sizeof(std::int64_t);

@@ -93,7 +93,7 @@ std::vector<Rule> rules() {
        kNoTensors,
        [](LoraConfig& r) { r.config->shape = {2, 5}; },
        {"config has 5 columns; accepted: 3", "or 4"}},
-      {"unknown module", field(1, 0, 28), kNoRequest, {"row 1: module_id 28 is unknown; accepted: 0 to 27"}},
+      {"unknown module", field(1, 0, 29), kNoRequest, {"row 1: module_id 29 is unknown; accepted: 0 to 28"}},
       {"negative module", field(1, 0, -1), kNoRequest, {"row 1: module_id -1 is unknown"}},
       {"not a decoder module",
        field(0, 0, 22),
@@ -324,6 +324,27 @@ BOOST_AUTO_TEST_CASE(slices_of_the_embedding_stand_by_themselves) {
   sent.field(0, 1) = 1;
   for (std::size_t i = 100 + 8; i < sent.width; ++i) sent.set(0, i, 0.0F);
   BOOST_TEST(refusal_of(sent, layout) == "");
+}
+
+BOOST_AUTO_TEST_CASE(new_tokens_have_room_of_their_own) {
+  LoraLayout layout = small_layout();
+  const std::int32_t too_many = layout.max_rank + 3;
+  layout.max_extra_tokens = layout.max_rank + 2;
+  layout.sites.push_back({0, 8, {{kNewTokens, 8}}});
+  SentAdapter sent = make_adapter({{kNewTokens, 0, layout.max_extra_tokens}}, layout);
+  BOOST_TEST(refusal_of(sent, layout) == "");
+  BOOST_TEST(make_host_adapter(sent.send(1), layout)->num_new_tokens() == layout.max_extra_tokens);
+  BOOST_TEST(make_host_adapter(make_adapter(kRows, layout).send(1), layout)->num_new_tokens() == 0);
+  sent.field(0, 2) = too_many;
+  BOOST_TEST(contains(refusal_of(sent, layout), "accepted: 1 to the engine's max_extra_tokens"));
+  BOOST_TEST(contains(refusal_of(sent, layout),
+                      "(adaptrt build --max_extra_tokens " + std::to_string(too_many) + " makes room)"));
+  sent.field(0, 2) = 1;
+  sent.field(0, 3) = 1;
+  BOOST_TEST(contains(refusal_of(sent, layout), "vectors is 1; accepted: 0"));
+  sent.field(0, 1) = 1;
+  BOOST_TEST(contains(refusal_of(sent, layout), "layer 1 of new_tokens; accepted: 0"));
+  BOOST_TEST(contains(refusal_of(sent, small_layout()), "the engine was built without room for new tokens"));
 }
 
 BOOST_AUTO_TEST_CASE(three_columns_mean_no_vectors) {

@@ -4,7 +4,10 @@
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <random>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -46,6 +49,34 @@ BOOST_AUTO_TEST_CASE(of_equal_logits_the_lowest_token_wins) {
       BOOST_TEST(greedy(row) == static_cast<std::int32_t>(at));
     }
   }
+}
+
+BOOST_AUTO_TEST_CASE(rows_end_with_the_requests_new_tokens) {
+  Sampler sampler(40, 5);
+  Row row(45, 0.0F);
+  row[39] = 1.0F;
+  row[42] = 3.0F;
+  row[44] = 4.0F;
+  const Tokens tokens{0};
+  const auto sample = [&](std::int32_t num_new_tokens, TokenConstraints constraints = {},
+                          std::span<const std::uint32_t> allowed = {}) {
+    SamplerState state({}, std::move(constraints), 1, 10, num_new_tokens);
+    return sampler.sample(state, row.data(), tokens, false, {}, {.allowed = allowed}).token;
+  };
+  BOOST_TEST(sample(0) == 39);
+  BOOST_TEST(sample(3) == 42);
+  BOOST_TEST(sample(5) == 44);
+  BOOST_TEST(sample(5, {.bad_words = {{44}}}) == 42);
+  // A guide knows the vocabulary alone, whatever its words have behind it.
+  const std::vector<std::uint32_t> all(2, ~std::uint32_t{0});
+  BOOST_TEST(sample(5, {}, all) == 39);
+  const auto bias = std::make_shared<std::vector<float>>(43, 0.0F);
+  bias->back() = -9.0F;
+  BOOST_TEST(sample(3, {.embedding_bias = bias}) == 39);
+  // The other rows' new tokens are not read.
+  row[43] = std::numeric_limits<float>::quiet_NaN();
+  BOOST_TEST(sample(3) == 42);
+  BOOST_CHECK_THROW(static_cast<void>(sample(4)), StepError);
 }
 
 BOOST_AUTO_TEST_CASE(top_k_keeps_the_lowest_tokens_of_equal_logits) {

@@ -86,7 +86,7 @@ class FakeRun {
     block_tables_ = input<std::int32_t>("block_tables", {sequences_, max_blocks_});
     logit_row_indices_ = input<std::int32_t>("logit_rows", {logit_rows_});
     slots_ = input<std::int32_t>("adapter_slots", {sequences_});
-    const std::int64_t modules = static_cast<std::int64_t>(lora_modules().size());
+    const std::int64_t modules = std::int64_t{kNumLoraModules};
     num_slots_ = program.num_adapter_slots;
     ranks_ = input<std::int32_t>("lora_ranks", {num_slots_, program.num_layers, modules});
     pointers_ = input<std::int64_t>("lora_pointers", {num_slots_, program.num_layers, modules, 3});
@@ -160,9 +160,9 @@ class FakeRun {
   }
 
   void write_adapter(std::int64_t slot, float* out) {
-    const std::int64_t entry = (slot * plan_.program.num_layers + FakePlan::kLayer) *
-                                   static_cast<std::int64_t>(lora_modules().size()) +
-                               static_cast<std::int64_t>(FakePlan::kModule);
+    const std::int64_t entry =
+        (slot * plan_.program.num_layers + FakePlan::kLayer) * std::int64_t{kNumLoraModules} +
+        static_cast<std::int64_t>(FakePlan::kModule);
     out[kRank] = static_cast<float>(ranks_[entry]);
     if (ranks_[entry] == 0) return;
     const auto at = [&](std::int64_t which, std::size_t bytes) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ import adaptrt
 from adaptrt._core import VOCABULARY_SLICE, lora_modules
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
-from support.families import FAMILIES, save_family
 from support.kinds import save_kind
-from support.models import ModelSpec, save_model
-from support.served_kinds import ServedKinds, engine_of
+from support.served_kinds import ServedKinds
 from support.serving import collect, make_request
+from support.vocabularies import NAMES, TIED, WITHOUT_BIAS, lora_of, serve_kinds, vocabulary_of
 
 BUILD = BuildConfig(
     max_batch_size=4,  # below the logit rows of a step, which the head takes in slices
@@ -29,22 +29,12 @@ BUILD = BuildConfig(
     lora_config=LoraBuildConfig(max_lora_rank=80),
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 )
-# More tokens than a slice of the vocabulary has.
-WIDE = ModelSpec(vocab_size=VOCABULARY_SLICE + 4099, hidden_size=24, num_attention_heads=2, intermediate_size=20)
-VOCABULARIES = {"llama": WIDE.vocab_size}
-# Of the embedding, and of a layer in the decoder.
-NAMES = {"llama": ("embed_tokens", "q_proj"), "gemma2": ("embed_tokens", "q_proj"), "gpt2": ("wte", "c_attn"),
-         "qwen2-moe": ("embed_tokens", "q_proj")}  # fmt: skip
-TIED = ("gemma2", "gpt2")
 
 
 def kinds(name: str) -> dict[str, Any]:
     embedding, layer = NAMES[name]
 
-    def lora(*targets: str, **fields: Any) -> peft.LoraConfig:
-        conv1d = {"fan_in_fan_out": True} if layer == "c_attn" and layer in targets else {}
-        return peft.LoraConfig(task_type="CAUSAL_LM", target_modules=list(targets), **conv1d, **fields)
-
+    lora = partial(lora_of, name)
     made = {
         "plain": lora(layer, r=3),
         "lm_head": lora("lm_head", layer, r=5, lora_alpha=7),
@@ -53,34 +43,21 @@ def kinds(name: str) -> dict[str, Any]:
         "dora-lm_head": lora("lm_head", r=2, use_dora=True),
         "dora-both": lora("lm_head", embedding, r=3, use_dora=True),
     }
-    tokens = [2, 60, *(token for token in (16383, 16384, 20000) if token < VOCABULARIES.get(name, 61))]
+    tokens = [2, 60, *(token for token in (16383, 16384, 20000) if token < vocabulary_of(name))]
     made["tokens"] = lora(layer, r=2, trainable_token_indices=tokens)
     if name in TIED:
         made["tokens-of-each"] = lora(layer, r=2, trainable_token_indices={embedding: [7, 8], "lm_head": [8, 9, 10]})
     return made
 
 
-@pytest.fixture(scope="module", params=list(NAMES))
+@pytest.fixture(scope="module", params=WITHOUT_BIAS)
 def name(request) -> str:
     return request.param
 
 
 @pytest.fixture(scope="module")
 def served(name: str, tmp_path_factory) -> ServedKinds:
-    directory = tmp_path_factory.mktemp(name)
-    is_wide = name == "llama"
-    model = save_model(WIDE, directory / "model") if is_wide else save_family(FAMILIES[name], directory / "model")
-    adapters = {
-        kind: save_kind(model, directory / kind, config, seed)
-        for seed, (kind, config) in enumerate(kinds(name).items())
-    }
-    return ServedKinds(
-        model,
-        engine_of(model, directory, BUILD),
-        adapters,
-        vocabulary=VOCABULARIES.get(name, 61),
-        first_tokens=(2, 7, 60),
-    )
+    return serve_kinds(name, tmp_path_factory.mktemp(name), kinds(name), BUILD, first_tokens=(2, 7, 60))
 
 
 def test_all_of_them_in_one_batch_are_what_peft_computes(served: ServedKinds) -> None:
@@ -133,12 +110,15 @@ def test_copies_of_the_base_are_compared(name: str, served: ServedKinds, tmp_pat
     adaptrt.LoraConfig.from_peft(1, adapter, served.engine)
     edit_tensors(adapter, change)
     edit_tensors(adapter, lambda tensors: tensors | {copy: np.vstack([tensors[copy], tensors[copy][:1]])})
-    with pytest.raises(adaptrt.AdapterError, match="resized embeddings are not served"):
+    with pytest.raises(
+        adaptrt.AdapterError, match=f"has 0 tokens beyond the base's vocabulary of {served.vocabulary}, where "
+    ):
         adaptrt.LoraConfig.from_peft(1, adapter, served.engine)
 
 
 def test_trained_tokens_that_are_refused(name: str, served: ServedKinds, tmp_path: Path) -> None:
     adapter = save_kind(served.model, tmp_path / "adapter", kinds(name)["tokens"], 1)
+    is_tied = name in TIED
     (name,) = (name for name in load_file(adapter / TENSORS) if name.endswith("trainable_tokens_delta"))
 
     def refusal() -> str:
@@ -148,7 +128,11 @@ def test_trained_tokens_that_are_refused(name: str, served: ServedKinds, tmp_pat
 
     tokens = json.loads((adapter / CONFIG).read_text())["trainable_token_indices"]
     edit_config(adapter, trainable_token_indices=[*tokens[:-1], served.vocabulary])
-    assert f"token {served.vocabulary} is beyond the base's vocabulary of {served.vocabulary}; new tokens" in refusal()
+    reason = refusal()
+    if is_tied:
+        assert f"beyond the base's vocabulary of {served.vocabulary} it brings 1, above max_extra_tokens 0" in reason
+    else:
+        assert f"its file has no row of 'lm_head' for token {served.vocabulary};" in reason
     edit_config(adapter, trainable_token_indices=tokens[:-1])
     assert f"expected a row for each of {len(tokens) - 1} trained tokens" in refusal()
     edit_config(adapter, trainable_token_indices=[2, 2])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +14,15 @@ import pytest
 from safetensors.numpy import load_file
 
 import adaptrt
-from adaptrt._core import VOCABULARY_SLICE, lora_modules
+from adaptrt._core import lora_modules
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.tools.inspect_adapter import describe_adapter
 from support.adapters import TENSORS, base_weights, edit_config, edit_tensors
-from support.families import FAMILIES, save_family
 from support.kinds import save_kind
-from support.models import ModelSpec, save_model
 from support.served_kinds import ServedKinds, engine_of
 from support.serving import collect, make_request
+from support.vocabularies import NAMES, hidden_size_of, lora_of, serve_kinds
 
-# More tokens than a slice of the vocabulary has.
-WIDE = ModelSpec(vocab_size=VOCABULARY_SLICE + 4099, hidden_size=24, num_attention_heads=2, intermediate_size=20)
-HIDDEN_SIZES = {"llama": WIDE.hidden_size, "gemma2": 36, "gpt2": 36, "qwen2-moe": 36, "phi2": 36}
-# Of the embedding, and of a layer in the decoder.
-NAMES = {"llama": ("embed_tokens", "q_proj"), "gemma2": ("embed_tokens", "q_proj"), "gpt2": ("wte", "c_attn"),
-         "qwen2-moe": ("embed_tokens", "q_proj"), "phi2": ("embed_tokens", "q_proj")}  # fmt: skip
 PATHS = {"gpt2": "transformer.wte"}
 FEW = (2, 7, 60)
 
@@ -46,10 +41,7 @@ def build_config(max_lora_rank: int) -> BuildConfig:
 def kinds(name: str) -> dict[str, Any]:
     embedding, layer = NAMES[name]
 
-    def lora(*targets: str, **fields: Any) -> peft.LoraConfig:
-        conv1d = {"fan_in_fan_out": True} if layer == "c_attn" and layer in targets else {}
-        return peft.LoraConfig(task_type="CAUSAL_LM", target_modules=list(targets), **conv1d, **fields)
-
+    lora = partial(lora_of, name)
     made = {
         "plain": lora(layer, r=3),
         "lm_head": lora(layer, r=5, modules_to_save=["lm_head"]),
@@ -110,21 +102,17 @@ def name(request) -> str:
 
 @pytest.fixture(scope="module")
 def served(name: str, tmp_path_factory) -> ServedKinds:
-    directory = tmp_path_factory.mktemp(name)
-    is_wide = name == "llama"
-    model = save_model(WIDE, directory / "model") if is_wide else save_family(FAMILIES[name], directory / "model")
-    adapters = {
-        kind: save_kind(model, directory / kind, config, seed)
-        for seed, (kind, config) in enumerate(kinds(name).items())
-    }
-    change_few(name, model, adapters["few"])
-    if "put-into-the-base" in adapters:
-        put_into_the_base(adapters["put-into-the-base"])
-    return ServedKinds(
-        model,
-        engine_of(model, directory, build_config(HIDDEN_SIZES[name])),
-        adapters,
-        vocabulary=WIDE.vocab_size if is_wide else 61,
+    def change(model: Path, adapters: Mapping[str, Path]) -> None:
+        change_few(name, model, adapters["few"])
+        if "put-into-the-base" in adapters:
+            put_into_the_base(adapters["put-into-the-base"])
+
+    return serve_kinds(
+        name,
+        tmp_path_factory.mktemp(name),
+        kinds(name),
+        build_config(hidden_size_of(name)),
+        change=change,
         first_tokens=(*FEW, 3, 4),
     )
 
@@ -170,7 +158,7 @@ def test_rows_have_the_ranks_that_are_needed(name: str, served: ServedKinds) -> 
         rows = np.asarray(served.lora(kind).config)[0]
         return {ids[module]: rank for module, _, rank, _ in rows.tolist() if "attn" not in ids[module]}
 
-    hidden_size = HIDDEN_SIZES[name]
+    hidden_size = hidden_size_of(name)
     assert ranks("lm_head") == {"lm_head": hidden_size}
     assert ranks("both") == {"lm_head": hidden_size, "embedding": hidden_size}
     assert ranks("few") == {"lm_head": 3, "embedding": 3}
@@ -182,8 +170,8 @@ def test_rows_have_the_ranks_that_are_needed(name: str, served: ServedKinds) -> 
 def test_an_engine_without_room_takes_few_tokens_alone(name: str, served: ServedKinds, tmp_path: Path) -> None:
     engine = engine_of(served.model, tmp_path, build_config(8))
     adaptrt.LoraConfig.from_peft(1, served.adapters["few"], engine)
-    tokens = served.vocabulary if name == "llama" else 61
-    rank = min(tokens, HIDDEN_SIZES[name])
+    tokens = served.vocabulary
+    rank = min(tokens, hidden_size_of(name))
     reason = (
         rf"a whole '\S*lm_head', of which {tokens} of {tokens} tokens differ from the base's: LoRA of rank {rank}, "
         rf"above max_lora_rank 8; it takes [\d.]+ MiB of the LoRA cache, for which adaptrt build --max_lora_rank"
@@ -207,9 +195,9 @@ def test_whole_weights_that_are_refused(name: str, served: ServedKinds, tmp_path
         return str(error.value)
 
     for changed, reason in (
-        (np.vstack([whole, whole[:1]]), "resized embeddings are not served"),
-        (whole[:-1], "resized embeddings are not served"),
-        (whole[:, :-1].copy(), "resized embeddings are not served"),
+        (np.vstack([whole, whole[:1]]), f"its file has no row of '{PATHS.get(name, 'model.embed_tokens')}' for token"),
+        (whole[:-1], "embeddings with fewer tokens, or of another hidden size, are not served"),
+        (whole[:, :-1].copy(), "embeddings with fewer tokens, or of another hidden size, are not served"),
         (whole.reshape(-1), "expected [tokens, hidden size]"),
         (np.where(np.arange(len(whole))[:, np.newaxis] == 5, np.float32(np.nan), whole), "has NaN"),
         (whole.astype(np.int32), "is int32"),

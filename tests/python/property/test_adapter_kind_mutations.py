@@ -20,7 +20,12 @@ from support.kinds import as_mlx, configs, save_kind
 from support.models import ALL_MODULES, ModelSpec, save_model
 
 SPEC = ModelSpec(hidden_size=12, head_dim=4, num_attention_heads=3, num_key_value_heads=1, intermediate_size=16)
-KINDS = ("adalora", "vera", "loha", "lokr", "lokr-in-factors", "ia3", "whole", "tokens", "mlx-lora", "mlx-dora")
+EXTRA = {"resized": 2, "resized-lora": 3, "resized-tokens": 2}
+"""Tokens beyond the base's vocabulary."""
+KINDS = (
+    *("adalora", "vera", "loha", "lokr", "lokr-in-factors", "ia3", "whole", "tokens", "mlx-lora", "mlx-dora"),
+    *EXTRA,
+)
 
 SCALARS = [st.none(), st.booleans(), st.integers(-2, 9), st.floats(), st.text(max_size=4)]
 values = st.one_of(*SCALARS, st.lists(st.integers(0, 3), max_size=2))
@@ -36,13 +41,20 @@ def files(tmp_path_factory) -> tuple[Path, Path, dict[str, Path]]:
         **configs(ALL_MODULES, is_transposed=False),
         "whole": peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["lm_head"]),
         "tokens": peft.TrainableTokensConfig(token_indices=[3, 9], target_modules=["embed_tokens"]),
+        "resized": peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]),
+        "resized-lora": peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["lm_head", "embed_tokens"]),
+        "resized-tokens": peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            target_modules=["q_proj"],
+            trainable_token_indices=[3, SPEC.vocab_size, SPEC.vocab_size + 1],
+        ),
     }
     made = {}
     for kind in KINDS:
         name = kind.removeprefix("mlx-")
         directory = root / name
         if not directory.exists():
-            save_kind(model, directory, of_peft[name], 1)
+            save_kind(model, directory, of_peft[name], 1, EXTRA.get(name, 0))
         made[kind] = as_mlx(directory, root / kind, num_layers=-1) if kind.startswith("mlx-") else directory
     return root, model, made
 

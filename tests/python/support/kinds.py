@@ -46,10 +46,19 @@ def configs(targets: list[str], is_transposed: bool) -> dict[str, Any]:
     return {kind: config for kind, config in kinds.items() if not is_transposed or kind not in NOT_FOR_GPT2}
 
 
-def save_kind(model_directory: Path, directory: Path, config: Any, seed: int) -> Path:
-    """Write an adapter with random tensors; AdaLoRA's first module is pruned whole, its second in part."""
+def save_kind(model_directory: Path, directory: Path, config: Any, seed: int, extra_tokens: int = 0) -> Path:
+    """Write an adapter with random tensors; AdaLoRA's first module is pruned whole, its second in part.
+
+    extra_tokens: by which the embeddings are resized before.
+    """
     generator = torch.Generator().manual_seed(seed)
     base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
+    if extra_tokens:
+        base.resize_token_embeddings(base.config.vocab_size + extra_tokens, mean_resizing=False)
+        with torch.no_grad():
+            for layer in (base.get_input_embeddings(), base.get_output_embeddings()):
+                rows = layer.weight[-extra_tokens:]
+                rows.copy_(torch.randn(rows.shape, generator=generator))
     model = peft.get_peft_model(base, config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -109,8 +109,11 @@ class Beam:
 class Reference:
     """transformers + PEFT in float32, the adapter unmerged."""
 
-    def __init__(self, model_directory: Path, adapter_directory: Path | None = None) -> None:
+    def __init__(self, model_directory: Path, adapter_directory: Path | None = None, extra_tokens: int = 0) -> None:
+        """extra_tokens: by which the embeddings were resized before the adapter was trained."""
         model = load_model(model_directory, attn_implementation="eager", experts_implementation="eager")
+        if extra_tokens:
+            model.resize_token_embeddings(model.config.vocab_size + extra_tokens, mean_resizing=False)
         if adapter_directory is not None:
             model = peft.PeftModel.from_pretrained(model, adapter_directory, torch_dtype=torch.float32)
         self._model = model.eval()

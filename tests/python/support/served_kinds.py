@@ -38,11 +38,14 @@ class ServedKinds:
         vocabulary: int = 61,
         first_tokens: tuple[int, ...] = (),
         new_tokens: int = 6,
+        extra_tokens: Mapping[str, int] | None = None,
     ) -> None:
         """by_peft: what PEFT reads of each kind, where that is another directory than what is served.
 
-        first_tokens: those that every prompt begins with.
+        first_tokens: those that every prompt begins with. extra_tokens: those beyond the base's vocabulary that kinds
+        bring; the prompts of such end with all of them.
         """
+        self.extra_tokens = dict(extra_tokens or {})
         self.model, self.engine = model, engine
         self.adapters = dict(adapters)
         self.by_peft = {**adapters, **(by_peft or {})}
@@ -59,10 +62,17 @@ class ServedKinds:
         return [
             (
                 kind,
-                [*self._first_tokens, *np.random.default_rng(seed).integers(2, self.vocabulary, 5 + 3 * seed).tolist()],
+                [
+                    *self._first_tokens,
+                    *np.random.default_rng(seed).integers(2, self.vocabulary, 5 + 3 * seed).tolist(),
+                    *range(self.vocabulary, self.vocabulary + self._extra_tokens_of(kind)),
+                ],
             )
             for seed, kind in enumerate([*self.adapters, None])
         ]
+
+    def _extra_tokens_of(self, kind: str | None) -> int:
+        return 0 if kind is None else self.extra_tokens.get(kind, 0)
 
     def answers(self, cases: list[tuple[str | None, list[int]]], **fields: object) -> list[Answer]:
         """What each (kind, prompt) gives, all of them at once."""
@@ -78,13 +88,16 @@ class ServedKinds:
         """All kinds and the base in one batch: PEFT's logits and tokens, and a change far beyond the tolerance."""
         base = Reference(self.model)
         for (kind, prompt), answer in zip(self.cases(), self.answers(self.cases()), strict=True):
-            reference = base if kind is None else Reference(self.model, self.by_peft[kind])
+            extra = self._extra_tokens_of(kind)
+            reference = base if kind is None else Reference(self.model, self.by_peft[kind], extra)
             expected = reference.logits(prompt, answer.tokens).numpy()
             actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
             scale = expected.max() - expected.min()
             assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * scale, kind
             assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist(), kind
-            if kind is not None:
+            if extra:
+                assert expected.shape[1] == self.vocabulary + extra
+            elif kind is not None:
                 assert np.abs(base.logits(prompt).numpy() - answer.context_logits).max() > 0.01 * scale, kind
 
     def check_crowd(self) -> None:

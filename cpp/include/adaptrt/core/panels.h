@@ -112,4 +112,9 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
 /// its products are made of, of a compressed one its elements.
 void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out);
 
+/// W[n, k] of one that is neither quantised nor compressed.
+[[nodiscard]] float panel_element(const PanelMatrix& matrix, std::int64_t n, std::int64_t k);
+/// Writes W[0..n, k] of such a one to `out`.
+void unpack_panel_column(const PanelMatrix& matrix, std::int64_t k, float* out);
+
 }  // namespace adaptrt

@@ -61,6 +61,10 @@ struct EngineInfo {
   /// step then, and there are no KV blocks.
   bool has_kv_cache = true;
 
+  /// Of a row of logits: vocab_size, then as many of its adapter's new tokens as it brings, then what is not
+  /// said.
+  [[nodiscard]] std::int64_t logits_width() const { return vocab_size + lora.max_extra_tokens; }
+
   [[nodiscard]] bool has_encoder() const { return max_encoder_input_len > 0; }
 };
 
@@ -107,8 +111,8 @@ struct StepInput {
   std::int32_t max_cross_blocks = 0;
 };
 
-/// Receives logits[rows, vocab_size] of logit_rows[first_row, first_row + rows); valid during the call only.
-/// At most max_batch_size rows come at a time, so logits of whole prompts need no room for all of them.
+/// Receives logits[rows, logits_width()] of logit_rows[first_row, first_row + rows); valid during the call
+/// only. At most max_batch_size rows come at a time, so logits of whole prompts need no room for all of them.
 using LogitsSink = std::function<void(std::int64_t first_row, std::int64_t rows, const float* logits)>;
 
 /// Receives float32 [rows, hidden_size] of hidden_rows[first_row, first_row + rows), the hidden states behind

@@ -45,7 +45,8 @@ struct VectorView {
 
 /// output[T, hidden] = table[token_ids[T]] * scale + positions[positions[T]]. The table is a panel matrix
 /// [vocab, hidden], so that a tied lm_head shares its bytes. With an adapter, in place of the table's row:
-/// (row + B A[:, token]) * magnitude + shift.
+/// (row + B A[:, token]) * magnitude + shift. Of a token beyond the vocabulary the row is the one that the
+/// adapter brings.
 struct EmbeddingOp {
   PanelMatrix table;
   BufferId output = kNoBuffer;  // float32, kTokens
@@ -198,7 +199,8 @@ enum class LinearEpilogue : std::uint8_t {
 }
 
 /// y = ((input W^T + adapter's B A input) * adapter's magnitude + adapter's shift + bias) * scale, part by
-/// part.
+/// part. lm_head's, which the logits are, has behind it LoraLayout::max_extra_tokens columns for tokens
+/// beyond the vocabulary: those that a row's adapter brings are made, the others are not written.
 struct LinearOp {
   BufferId input = kNoBuffer;   // activation type
   BufferId output = kNoBuffer;  // float32, or the activation type behind an activation
@@ -305,7 +307,7 @@ using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, Linear
 /// A compiled network: ops in order of execution. `encoder` runs once in a step that has encoder inputs, over
 /// their tokens; nothing but what its CrossKeysOps keep is seen by the rest. `body` runs once a step over its
 /// tokens, from a KeepLogitRowsOp on over its logit rows; `head` runs once for each slice of logit rows and
-/// ends in `logits` [rows, vocab_size]. Of rows whose hidden states are wanted it runs up to the op that
+/// ends in `logits` [rows, logits_width()]. Of rows whose hidden states are wanted it runs up to the op that
 /// writes `hidden`. Attention of the body is causal; or all of it is bidirectional, and nothing is kept from
 /// step to step. Of a pipeline each stage has a program, the first with what is before the layers and the
 /// last with the head; layers are counted within the stage, but for those of adapters' sites.
@@ -335,8 +337,8 @@ struct Program {
   std::vector<Op> encoder;
   std::vector<Op> body;
   std::vector<Op> head;
-  /// float32, kLogits, vocab_size; kNoBuffer: there is no lm_head, and `hidden` is all that is made. Both are
-  /// the last stage's.
+  /// float32, kLogits, logits_width(); kNoBuffer: there is no lm_head, and `hidden` is all that is made. Both
+  /// are the last stage's.
   BufferId logits = kNoBuffer;
   /// Activation type, kLogits: what the final norm makes of a row. kNoBuffer: it is not told.
   BufferId hidden = kNoBuffer;
@@ -353,6 +355,7 @@ struct Program {
   }
   [[nodiscard]] std::int32_t stage() const { return rank / ranks_per_stage(); }
   [[nodiscard]] bool is_last_stage() const { return stage() == num_stages - 1; }
+  [[nodiscard]] std::int64_t logits_width() const { return vocab_size + lora.max_extra_tokens; }
   /// Those of a section before those of the next.
   [[nodiscard]] std::array<const std::vector<Op>*, 3> sections() const { return {&encoder, &body, &head}; }
   [[nodiscard]] const LoraSite& lora_site(std::int32_t index) const {

@@ -24,7 +24,8 @@ struct PostProcessedRow {
   std::optional<std::uint64_t> client_id;
   /// The prompt's, and those generated so far.
   std::span<const std::int32_t> tokens;
-  /// [vocab_size], to be changed where they are. Bias, penalties and everything else come afterwards.
+  /// As many as the request's vocabulary has, to be changed where they are. Bias, penalties and everything
+  /// else come afterwards.
   std::shared_ptr<std::vector<float>> logits;
   /// What went wrong: the request fails with it.
   std::string error;

@@ -124,10 +124,11 @@ struct Request {
   }
   /// Everything that keeps the request from running on an engine, but for the adapter (LoraCache::admit) and
   /// the sizes of the batch and the KV cache (Scheduler::why_never_fits).
-  [[nodiscard]] Problems validate(const EngineInfo& engine) const;
+  /// `vocab_size`: the engine's, and the new tokens of the request's adapter.
+  [[nodiscard]] Problems validate(const EngineInfo& engine, std::int64_t vocab_size) const;
   /// What TensorRT-LLM answers with an error response instead of refusing the request; empty when there is
   /// nothing.
-  [[nodiscard]] std::string error_to_answer(const EngineInfo& engine) const;
+  [[nodiscard]] std::string error_to_answer(std::int64_t vocab_size) const;
 };
 
 constexpr auto fields_of(const Request* /*type*/) {
@@ -151,7 +152,8 @@ constexpr auto fields_of(const Request* /*type*/) {
       Field{"bad_words", &C::bad_words, "Token sequences that must not be generated."},
       Field{"stop_words", &C::stop_words, "Token sequences that end the generation; part of the output."},
       Field{"embedding_bias", &C::embedding_bias,
-            "float32 [vocab_size], added to the logits. One of another shape is the response's error."},
+            "float32 [vocab_size], new tokens of the adapter included, added to the logits. One of another "
+            "shape is the response's error."},
       Field{
           "external_draft_tokens_config", &C::external_draft_tokens_config,
           "Tokens that are expected right after the prompt, computed together as long as they are right; no "

@@ -73,6 +73,8 @@ class HostAdapter {
   [[nodiscard]] const std::vector<AdapterRow>& rows() const { return rows_; }
   [[nodiscard]] const std::byte* data() const { return data_.data(); }
   [[nodiscard]] std::size_t bytes() const { return data_.bytes(); }
+  /// How many tokens beyond the vocabulary it brings.
+  [[nodiscard]] std::int32_t num_new_tokens() const;
   /// Same rows, types and bytes.
   [[nodiscard]] bool same_weights(const HostAdapter& other) const;
   /// Of rows, types and bytes: the same in every process, and for same_weights() alone. Computed by the first

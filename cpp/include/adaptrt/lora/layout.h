@@ -35,7 +35,8 @@ struct LoraPart {
 /// A place in the network where adapters act: one linear layer whose parts share an input. The fused modules
 /// attn_qkv and mlp_gate_up are not parts: their B is cut into the parts' when an adapter is packed. lm_head
 /// and the embedding have a site for each kVocabularySlice tokens, one after another: of lm_head each is one
-/// of outputs, of the embedding one of inputs.
+/// of outputs, of the embedding one of inputs. What adapters have of tokens beyond the vocabulary is the last
+/// site's, where there is room for them.
 struct LoraSite {
   /// Or the slice of the vocabulary.
   std::int32_t layer = 0;
@@ -57,6 +58,13 @@ struct LoraSite {
   }
   [[nodiscard]] bool is_embedding() const {
     return parts.size() == 1 && parts[0].module == LoraModule::kEmbedding;
+  }
+  [[nodiscard]] bool is_new_tokens() const {
+    return parts.size() == 1 && parts[0].module == LoraModule::kNewTokens;
+  }
+  /// Of the tokens, and of no decoder layer.
+  [[nodiscard]] bool is_of_tokens() const {
+    return parts.size() == 1 && adaptrt::is_of_tokens(parts[0].module);
   }
 };
 
@@ -94,6 +102,8 @@ struct LoraLayout {
   std::int32_t num_stages = 1;
   /// Whose sites are packed here.
   std::int32_t stage = 0;
+  /// Tokens beyond the engine's vocabulary that an adapter may bring; above 0 there is a site for them.
+  std::int32_t max_extra_tokens = 0;
 
   /// Of a site of its num_layers layers.
   [[nodiscard]] std::int32_t stage_of(const LoraSite& site) const {
@@ -101,7 +111,18 @@ struct LoraLayout {
     if (site.is_lm_head()) return num_stages - 1;
     return std::min(site.layer / std::max(1, num_layers / num_stages), num_stages - 1);
   }
+
+  /// The largest rank of a module's row.
+  [[nodiscard]] std::int32_t max_rank_of(LoraModule module) const {
+    return module == LoraModule::kNewTokens ? max_extra_tokens : max_rank;
+  }
 };
+
+/// Index of the site of new tokens, or -1.
+[[nodiscard]] inline std::int32_t new_tokens_site(const LoraLayout& layout) {
+  const bool is_there = !layout.sites.empty() && layout.sites.back().is_new_tokens();
+  return is_there ? static_cast<std::int32_t>(layout.sites.size()) - 1 : -1;
+}
 
 /// One part of one adapter at one site, in the kernels' layout (LoraLayout::matrix_layout). Pointers are into
 /// the cache's pages: addresses of the device, which the host reads only where the device is the host.

@@ -119,6 +119,10 @@ class LoraCache {
   /// throws.
   [[nodiscard]] std::shared_ptr<const HostAdapter> admit(const LoraConfig& config);
 
+  /// How many tokens beyond the vocabulary the adapter brings that admit() would give; nullopt when that is
+  /// not known, and admit() will throw. Changes nothing.
+  [[nodiscard]] std::optional<std::int32_t> num_new_tokens(const LoraConfig& config) const;
+
   /// Keeps the adapter on the device level while the lease lives; nullopt when it is not there. With load
   /// workers it returns at once. Without, it loads the adapter; nullopt when the pages that would have to go
   /// are all leased or pinned, and it throws what loading threw. Throws AdapterError for an adapter that this

@@ -36,8 +36,10 @@ enum class LoraModule : std::int32_t {
   kMoeLatentFc2 = 25,
   kLmHead = 26,
   kEmbedding = 27,
+  kNewTokens = 28,
 };
-/// Ids are below it.
+/// The plugins' tables of adapters have the ids below it: all but kNewTokens, which TensorRT's engines
+/// refuse.
 inline constexpr std::int32_t kNumLoraModules = static_cast<std::int32_t>(LoraModule::kEmbedding) + 1;
 
 /// How tensor parallelism cuts a module: column splits the outputs (B, magnitude), row splits the inputs (A).
@@ -75,6 +77,13 @@ inline constexpr std::int64_t kVocabularySlice = 16384;
 /// a linear layer of which a token is one input. Its slices stand where other modules have their layer.
 [[nodiscard]] constexpr bool is_of_vocabulary(LoraModule module) {
   return module == LoraModule::kLmHead || module == LoraModule::kEmbedding;
+}
+
+/// Whether a module is of lm_head and the embedding: they, and kNewTokens, the rows that an adapter brings
+/// for tokens beyond the vocabulary. Of those the rank is their number, A[tokens, hidden] what lm_head has of
+/// them and B[hidden, tokens] what the embedding has.
+[[nodiscard]] constexpr bool is_of_tokens(LoraModule module) {
+  return is_of_vocabulary(module) || module == LoraModule::kNewTokens;
 }
 
 /// nullptr when there is no module of that id or name.

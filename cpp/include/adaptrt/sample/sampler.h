@@ -23,10 +23,11 @@ struct TokenConstraints {
   std::vector<std::int32_t> stop_ids = {};
   /// Token sequences that never appear whole; their beginning may be in the prompt.
   std::vector<std::vector<std::int32_t>> bad_words = {};
-  /// [vocab_size], added to the logits first; nullptr: none. -infinity forbids a token.
+  /// As long as a row, added to the logits first; nullptr: none. -infinity forbids a token.
   std::shared_ptr<const std::vector<float>> embedding_bias = nullptr;
 
   /// Empty words, tokens outside the vocabulary, a bias of another size or with NaN or +infinity.
+  /// `vocab_size`: of the request.
   [[nodiscard]] Problems validate(std::int64_t vocab_size) const;
 };
 
@@ -35,8 +36,9 @@ class SamplerState {
  public:
   /// `max_length`: prompt and generated tokens together, at most. Room for them is made here, not while
   /// sampling.
+  /// `num_new_tokens`: those beyond the vocabulary that the request has.
   SamplerState(const SamplingParams& params, TokenConstraints constraints, std::int32_t prompt_length,
-               std::int32_t max_length);
+               std::int32_t max_length, std::int32_t num_new_tokens = 0);
 
   [[nodiscard]] const SamplingParams& params() const { return params_; }
   [[nodiscard]] const TokenConstraints& constraints() const { return constraints_; }
@@ -59,6 +61,7 @@ class SamplerState {
   SamplingParams params_;
   TokenConstraints constraints_;
   std::int32_t prompt_length_;
+  std::int32_t num_new_tokens_;
   std::int32_t num_counted_ = 0;
   double top_p_;
   std::size_t num_decayed_;  // tokens, those of the prompt included, that top_p_ is the value after
@@ -78,10 +81,11 @@ struct TokenProbability {
 
 /// What others have said of a row, beside the request's own configuration.
 struct RowChanges {
-  /// Unless it is empty, a bit for each token: bit i % 32 of word i / 32 is not set where token i is
-  /// forbidden.
+  /// Unless it is empty, a bit for each token of the vocabulary: bit i % 32 of word i / 32 is not set where
+  /// token i is forbidden. Tokens beyond it are.
   std::span<const std::uint32_t> allowed = {};
-  /// [vocab_size], in the place of the engine's logits, of which log probs are all the same; nullptr: none.
+  /// As long as the row, in the place of the engine's logits, of which log probs are all the same; nullptr:
+  /// none.
   const float* logits = nullptr;
 };
 
@@ -96,14 +100,17 @@ struct RowChanges {
 /// what top_k left whose share reaches top_p, which may decay from token to token), min_p (probability at
 /// least min_p times the highest), and one draw.
 ///
+/// Rows have as many logits as the request's vocabulary: the engine's, and its new tokens.
+///
 /// Of equal logits the lowest token id counts as the higher. The draw is a function of (seed, number of
 /// tokens generated so far) and the row alone, so neither the rest of a batch nor a pause changes it.
 class Sampler {
  public:
-  explicit Sampler(std::int64_t vocab_size);
+  /// `max_new_tokens`: the most that a request has beyond the vocabulary.
+  explicit Sampler(std::int64_t vocab_size, std::int64_t max_new_tokens = 0);
 
-  /// Samples the token after `tokens` (the request's prompt and what it generated) from logits[vocab_size],
-  /// and fills `most_likely` as LogSoftmax does. Throws StepError when a logit is NaN or +infinity, or when
+  /// Samples the token after `tokens` (the request's prompt and what it generated) from a row of logits, and
+  /// fills `most_likely` as LogSoftmax does. Throws StepError when a logit is NaN or +infinity, or when
   /// every token is forbidden; the state still serves.
   [[nodiscard]] SampledToken sample(SamplerState& state, const float* logits,
                                     std::span<const std::int32_t> tokens, bool want_log_prob,
@@ -165,16 +172,20 @@ class Sampler {
   void apply_penalties(const SamplerState& state);
   void forbid_bad_words(const TokenConstraints& constraints, std::span<const std::int32_t> tokens);
   void forbid_repeated_ngrams(std::int32_t size, std::span<const std::int32_t> tokens);
-  void forbid_all_but(std::span<const std::uint32_t> allowed);
+  /// Of a row of processed_.
+  void forbid_all_but(std::span<const std::uint32_t> allowed, std::span<float> row);
   [[nodiscard]] Candidates filter(const SamplingParams& params, double top_p, const ProcessedRow& row);
   [[nodiscard]] Place place_of_rank(std::span<const float> values, const Buckets& buckets, std::int64_t rank);
   [[nodiscard]] Place place_of_share(std::span<const float> values, std::span<const float> weights,
                                      const Buckets& buckets, double share);
   void collect_bucket(std::span<const float> values, const Buckets& buckets, std::size_t bucket);
+  [[nodiscard]] std::size_t row_size(const SamplerState& state) const {
+    return static_cast<std::size_t>(vocab_size_ + state.num_new_tokens_);
+  }
 
   std::int64_t vocab_size_;
   std::vector<TokenLogProb> highest_;  // of score_tokens()
-  // Scratch, as large as the vocabulary.
+  // Scratch, as large as the largest row.
   std::vector<float> processed_;  // logits after the constraints
   std::vector<float> values_;     // logits of the tokens that are left, in the order of their ids
   std::vector<float> weights_;    // their unnormalised probabilities

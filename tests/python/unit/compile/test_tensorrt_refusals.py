@@ -14,18 +14,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from adaptrt._core import DType, EngineError, lora_modules
+from adaptrt._core import DType, EngineError
 from adaptrt.builder.build import build
 from adaptrt.builder.compile.tensorrt import process
 from adaptrt.builder.compile.tensorrt.messages import Built, PlanRequest
 from adaptrt.builder.compile.tensorrt.package import Package
 from adaptrt.builder.compile.tensorrt.process import Children, describe_package, run_build
 from adaptrt.plugins import LORA
+from adaptrt.plugins.adapter_tables import NUM_MODULES
 from support.engines import SMALL, make_checkpoint, make_engine
 from support.models import ModelSpec
 from support.tensorrt_plans import needs_tensorrt_rtx, tensorrt_config
-
-NUM_MODULES = len(lora_modules())
 
 pytestmark = needs_tensorrt_rtx
 

@@ -9,10 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from adaptrt._core import lora_modules
 from adaptrt.plugins import DOMAIN, DORA, LORA, PAGED_ATTENTION, PLUGINS, reference_ops, register_schemas
+from adaptrt.plugins.adapter_tables import NUM_MODULES
 
-NUM_MODULES = len(lora_modules())
 RNG = np.random.default_rng(0)
 
 

@@ -1,0 +1,190 @@
+"""Tokens beyond the base's vocabulary, of adapters that were trained after the embeddings were resized.
+
+PEFT saves resized weights of lm_head and the embedding whole: those that it trained (modules_to_save), and those that
+it puts back into the base. LoRA on them, and trained tokens, have parts for the new tokens too. What all of it makes of
+a new token's two rows becomes a row of the module new_tokens; the rest is an adapter over the base's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from ..._core import AdapterError
+from ..network.adapter_sites import NEW_TOKENS, AdaptedModule, AdaptedModules
+from .adapter import Adapter, Array, FloatArray, ModuleTensors, TokenRows, WholeWeight
+from .names import EMBEDDING, LM_HEAD, MODULES, ModuleKey, Role
+
+KEY: Final = ModuleKey(0, MODULES[NEW_TOKENS].id, NEW_TOKENS)
+"""Of the row."""
+
+
+def take_new_tokens(
+    adapter: Adapter, modules: AdaptedModules | None, max_extra_tokens: int | None
+) -> ModuleTensors | None:
+    """What the adapter has of tokens beyond the base's vocabulary, which it loses; None: nothing, or nothing is known.
+
+    A is [new tokens, hidden size], lm_head's rows, and B [hidden size, new tokens], the embedding's.
+
+    modules: of the model that will serve the adapter, or of its base.
+    max_extra_tokens: how many tokens there is room for; None: no limit.
+
+    Raises AdapterError for new tokens that cannot be served.
+    """
+    layers = {} if modules is None else {layer.module: layer for layer in modules.by_path.values()}
+    if modules is None or EMBEDDING not in layers:
+        return None
+    taken = _Taken(adapter, modules, layers[EMBEDDING])
+    if taken.count == 0:
+        return None
+    problems = [*taken.problems, *_unserved(adapter, layers)]
+    rows: dict[str, FloatArray] = {}
+    if not problems:
+        for module in (EMBEDDING, LM_HEAD):
+            rows[module], known = taken.rows_of(layers[module])
+            problems += _missing(layers[module], known, taken.vocabulary)
+    if not problems and max_extra_tokens is not None and taken.count > max_extra_tokens:
+        problems.append(
+            f"of tokens beyond the base's vocabulary of {taken.vocabulary} it brings {taken.count}, above "
+            f"max_extra_tokens {max_extra_tokens}; adaptrt build --max_extra_tokens {taken.count} makes room"
+        )
+    if problems:
+        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+    names = {Role.A: f"{layers[LM_HEAD].path} of new tokens", Role.B: f"{layers[EMBEDDING].path} of new tokens"}
+    return ModuleTensors(rows[LM_HEAD], np.ascontiguousarray(rows[EMBEDDING].T), None, 1.0, names)
+
+
+def _unserved(adapter: Adapter, layers: dict[str, AdaptedModule]) -> Iterator[str]:
+    if LM_HEAD not in layers:
+        yield "it brings new tokens, and the model has no lm_head"
+    if adapter.invocation_tokens:
+        yield "it brings new tokens, and is an aLoRA, before which the base model computes"
+    if adapter.base_changing_init:
+        yield f'it brings new tokens, and its initialisation "{adapter.base_changing_init}" has changed the base'
+
+
+def _missing(layer: AdaptedModule, known: Array, vocabulary: int) -> Iterator[str]:
+    absent = np.flatnonzero(~known)
+    if len(absent):
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        yield (
+            f"it brings tokens beyond the base's vocabulary of {vocabulary}, and its file has no row of '{layer.path}' "
+            f"for token {vocabulary + absent[0]}{more}; save the adapter with save_embedding_layers=True"
+        )
+
+
+class _Taken:
+    """What an adapter has of new tokens, by the modules EMBEDDING and LM_HEAD; the adapter has no more of it then."""
+
+    def __init__(self, adapter: Adapter, modules: AdaptedModules, embedding: AdaptedModule) -> None:
+        self.vocabulary: Final = embedding.in_size
+        self.problems: Final[list[str]] = []
+        self._width = embedding.out_size
+        self._ties_weights = adapter.ties_weights
+        self._is_tied = any(layer.tied_to is not None for layer in modules.by_path.values())
+        self._whole: dict[tuple[str, bool], WholeWeight] = {}
+        self._changes: dict[str, FloatArray] = {}  # what LoRA adds to the rows, [new tokens, hidden size]
+        self._tokens: dict[str, TokenRows] = {}
+        self._sizes: dict[str, int] = {}  # by tensor of lm_head and the embedding: the new tokens that it has
+        self._take_whole_weights(adapter)
+        self._take_changes(adapter)
+        self._take_token_rows(adapter)
+        beyond = [max(rows.tokens) + 1 - self.vocabulary for rows in self._tokens.values()]
+        self.count: Final = max([*self._sizes.values(), *beyond], default=0)
+        """How many new tokens there are."""
+        for name, size in self._sizes.items():
+            if size != self.count:
+                self.problems.append(
+                    f"tensor '{name}': has {size} tokens beyond the base's vocabulary of {self.vocabulary}, where "
+                    f"others have {self.count}"
+                )
+
+    def rows_of(self, layer: AdaptedModule) -> tuple[FloatArray, Array]:
+        """The new tokens' rows, [new tokens, hidden size], and which of them are known."""
+        rows = np.zeros((self.count, self._width), np.float32)
+        known = np.zeros(self.count, np.bool_)
+        weight = self._weight_of(layer)
+        if weight is not None:
+            rows, known = weight.values.astype(np.float32), np.ones_like(known)
+        if layer.module in self._changes:
+            rows = rows + self._changes[layer.module]
+        trained = self._tokens.get(layer.module)
+        if trained is None and layer.tied_to is not None:
+            trained = self._tokens.get(EMBEDDING)  # as in PEFT, unless lm_head has its own
+        if trained is not None:
+            places = np.asarray(trained.tokens) - self.vocabulary
+            rows[places], known[places] = trained.values.astype(np.float32), True
+        return rows, known
+
+    def _weight_of(self, layer: AdaptedModule) -> WholeWeight | None:
+        """Its own, or what was put into the base for it or for the one that it is tied to."""
+        other = EMBEDDING if layer.module == LM_HEAD else LM_HEAD
+        places = [(layer.module, True)]
+        if self._is_tied and self._ties_weights:
+            places.append((other, True))
+        places.append((layer.module, False))
+        if self._is_tied:
+            places.append((other, False))
+        return next((self._whole[place] for place in places if place in self._whole), None)
+
+    def _take_whole_weights(self, adapter: Adapter) -> None:
+        kept = []
+        for weight in adapter.whole_weights:
+            if weight.values.shape[1] == self._width and self._goes_beyond(weight.name, len(weight.values)):
+                own, beyond = np.split(weight.values, [self.vocabulary])
+                self._whole[weight.key.module.name, weight.is_own] = replace(weight, values=beyond)
+                weight = replace(weight, values=own)
+            kept.append(weight)
+        adapter.whole_weights = kept
+
+    def _take_changes(self, adapter: Adapter) -> None:
+        for key, tensors in adapter.modules.items():
+            name = tensors.names.get(Role.B, key.path)
+            of_embedding = key.module.name == EMBEDDING
+            tokens = tensors.a.shape[1] if of_embedding else len(tensors.b)
+            if not key.module.is_of_vocabulary or not self._goes_beyond(name, tokens):
+                continue
+            if tensors.magnitude is not None:
+                self.problems.append(f"module '{key.path}' has factors (DoRA or IA3) besides new tokens")
+            scaled_b, a = tensors.b.astype(np.float32) * np.float32(tensors.scale), tensors.a.astype(np.float32)
+            if of_embedding:
+                change = (scaled_b @ a[:, self.vocabulary :]).T
+                own = replace(tensors, a=np.ascontiguousarray(tensors.a[:, : self.vocabulary]))
+            else:
+                change = scaled_b[self.vocabulary :] @ a
+                own = replace(tensors, b=tensors.b[: self.vocabulary])
+                own.shift, own.bias = (self._of_vocabulary(key, vector) for vector in (tensors.shift, tensors.bias))
+            self._changes[key.module.name] = change
+            adapter.modules[key] = own
+
+    def _of_vocabulary(self, key: ModuleKey, vector: Array | None) -> Array | None:
+        if vector is None:
+            return None
+        if vector[self.vocabulary :].any():
+            self.problems.append(f"module '{key.path}' has a bias for new tokens, which have none here")
+        return vector[: self.vocabulary]
+
+    def _take_token_rows(self, adapter: Adapter) -> None:
+        for key, rows in list(adapter.token_rows.items()):
+            beyond = [place for place, token in enumerate(rows.tokens) if token >= self.vocabulary]
+            if not beyond or rows.values.shape[1] != self._width:
+                continue
+            self._tokens[key.module.name] = _some_of(rows, beyond)
+            within = [place for place, token in enumerate(rows.tokens) if token < self.vocabulary]
+            if within:
+                adapter.token_rows[key] = _some_of(rows, within)
+            else:
+                del adapter.token_rows[key]
+
+    def _goes_beyond(self, name: str, tokens: int) -> bool:
+        """Whether a tensor of so many tokens has new ones."""
+        if tokens >= self.vocabulary:
+            self._sizes[name] = tokens - self.vocabulary
+        return tokens > self.vocabulary
+
+
+def _some_of(rows: TokenRows, places: list[int]) -> TokenRows:
+    return TokenRows(rows.name, tuple(rows.tokens[place] for place in places), rows.values[places])
