@@ -15,10 +15,18 @@ from .file_digest import add_file
 TEMPLATE_FILE: Final = "chat_template.jinja"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
+TOKENIZER_FILE: Final = "tokenizer.json"
 
-# What is copied of an adapter: its config, its weights, and those that exist of the files that say how its chats are
-# written and what its classes are called; and config and weights of the adapter as it was when its training began.
-_OTHER_FILES: Final = (TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, MODEL_CONFIG_FILE)
+# What is copied of an adapter: its config, its weights, and those that exist of the files that say how its texts are
+# cut into tokens, how its chats are written and what its classes are called; and config and weights of the adapter as
+# it was when its training began.
+_OTHER_FILES: Final = (
+    TEMPLATE_FILE,
+    TOKENIZER_CONFIG_FILE,
+    SPECIAL_TOKENS_FILE,
+    TOKENIZER_FILE,
+    MODEL_CONFIG_FILE,
+)
 
 
 def copy_adapter(source: Path, destination: Path) -> str:

@@ -58,7 +58,7 @@ class ChatTemplate:
         if not templates:
             return None
         tokens = {} if base is None else base.special_tokens
-        tokens = tokens | _special_tokens(_read_json(directory / SPECIAL_TOKENS_FILE), directory / SPECIAL_TOKENS_FILE)
+        tokens = tokens | special_tokens_of(directory / SPECIAL_TOKENS_FILE)
         tokens = tokens | _special_tokens(tokenizer_config, directory / TOKENIZER_CONFIG_FILE)
         return cls(templates, tokens, str(source))
 
@@ -163,6 +163,14 @@ def _special_tokens(fields: Mapping[str, Any], source: Path) -> dict[str, str]:
         elif value is not None:
             raise ConfigError(f"{source}: {name} is {describe(value)}; expected a token's text")
     return tokens
+
+
+def special_tokens_of(path: Path) -> dict[str, str]:
+    """The special tokens that a tokenizer_config.json or special_tokens_map.json names; {} without the file.
+
+    Raises ConfigError that names the file which cannot be used.
+    """
+    return _special_tokens(_read_json(path), path)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

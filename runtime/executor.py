@@ -22,11 +22,11 @@ from .._core import (
     Request,
     RequestError,
 )
+from ..builder.adapter_copy import TOKENIZER_FILE
 from ..builder.checkpoint.config import CONFIG_FILE
 from ..builder.engine_config import EngineConfig
 from .adapter_store import AdapterStore, NamedAdapter, prefetched_adapters
 from .engine import LoadedEngine, load_engine, load_engine_bytes
-from .loaded_engine import TOKENIZER_FILE
 from .native_engine import NativeEngine
 from .options.parallel import CommunicationMode, ParallelConfig
 from .rank_executor import RankExecutor

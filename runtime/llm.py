@@ -20,17 +20,18 @@ from .._core import (
     GuidedDecodingParams,
     SamplingConfig,
 )
+from ..builder.adapter_copy import TOKENIZER_FILE
 from ..builder.model_cache import EngineOptions, engine_for
 from ..builder.progress import Progress, SilentProgress, progress_on
+from .adapter_tokenizers import Tokenizers, read_tokenizer
 from .answer import Answer, AnswerStream, AsyncAnswer, Completion
 from .chat_template import ChatTemplate
 from .engine import load_engine
 from .executor import Executor
 from .llm_config import with_kernels, with_speculation
-from .loaded_engine import TOKENIZER_FILE
 from .options.speculative import LookaheadDecodingConfig
 from .pooled_texts import PooledTexts, texts_and_names
-from .text_requests import TextRequests, load_tokenizer
+from .text_requests import TextRequests
 
 _MANY_PROMPTS: Final = 100
 """From so many on, generate() shows on a terminal how far it is."""
@@ -71,16 +72,16 @@ class LLM(PooledTexts):
             path = path / TOKENIZER_FILE
         if not path.is_file():
             raise ConfigError(f"{path}: there is no tokenizer; name one with tokenizer=")
-        text_tokenizer = load_tokenizer(path)
         self._template_directory = path.parent
         config = with_speculation(with_kernels(executor_config, kernels), speculative_config)
         engine = load_engine(engine_dir)
+        tokenizer_of_model = read_tokenizer(path, engine.config.pretrained_config.eos_token_id)
         executor = Executor(engine, engine.model_type, config, tokenizer=path)
         if not executor.can_enqueue_requests():
             executor.shutdown()
             sys.exit()
         self._executor = executor
-        self._requests = TextRequests(self._executor, text_tokenizer)
+        self._requests = TextRequests(executor, Tokenizers(tokenizer_of_model, executor.adapters))
         # Those that the executor runs at a time are the first that came, and each has a thread here that waits for it.
         self._workers = ThreadPoolExecutor(
             self._executor.engine_info.max_batch_size, thread_name_prefix="adaptrt-answers"
@@ -172,7 +173,7 @@ class LLM(PooledTexts):
         answers: list[Answer] = []
         try:
             for text, name in zip(texts, names, strict=True):
-                prompt = self._requests.token_ids(text)
+                prompt = self._requests.token_ids(text, name)
                 # Without stop strings, one response with all tokens is less work than one with each.
                 streaming = bool(stop)
                 answers.append(
@@ -220,7 +221,7 @@ class LLM(PooledTexts):
 
         The request is made, or refused, when the first piece is asked for.
         """
-        ids = self._requests.token_ids(prompt)
+        ids = self._requests.token_ids(prompt, lora)
         return AnswerStream(
             lambda: self._requests.ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params)
         )
@@ -244,7 +245,7 @@ class LLM(PooledTexts):
         The request is made at once; an adapter that is not cached is read from disk first. Raises what generate()
         raises, and RuntimeError without a running loop.
         """
-        ids = self._requests.token_ids(prompt)
+        ids = self._requests.token_ids(prompt, lora)
         is_streaming = streaming or bool(stop)
         answer = self._requests.ask(
             ids, lora, max_tokens, sampling_config, stop, guided_decoding_params, streaming=is_streaming
@@ -379,7 +380,7 @@ class LLM(PooledTexts):
         variables: Mapping[str, Any] | None,
     ) -> list[int]:
         text = self.chat_template(lora).render(messages, tools=tools, variables=variables)
-        return self._requests.token_ids(text, add_special_tokens=False)  # templates write them
+        return self._requests.token_ids(text, lora, add_special_tokens=False)  # templates write them
 
 
 def _progress(asked: bool | None, num_prompts: int) -> Progress:

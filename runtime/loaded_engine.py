@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +20,6 @@ from ..builder.network import ops
 from ..builder.network.adapter_sites import AdaptedModules
 from ..builder.network.weights import Tensor
 from .memory import available_memory
-
-TOKENIZER_FILE: Final = "tokenizer.json"
-"""In an engine directory, where its model has one."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class PooledTexts:
         params = embedding_params(self._executor.engine, pooling_type, normalize)
         prompts, names = texts_and_names(texts, lora)
         rows = self._rows(
-            [(self._requests.token_ids(text), name, params) for text, name in zip(prompts, names, strict=True)]
+            [(self._requests.token_ids(text, name), name, params) for text, name in zip(prompts, names, strict=True)]
         )
         return rows[0] if isinstance(texts, str) else rows
 
@@ -82,7 +82,7 @@ class PooledTexts:
         classifiers = [self._executor.adapters.classifier_for(name) for name in names]
         engine = self._executor.engine
         asked = [
-            (without_padding(self._requests.token_ids(text), engine, classifier), name, classifier.params)
+            (without_padding(self._requests.token_ids(text, name), engine, classifier), name, classifier.params)
             for text, name, classifier in zip(prompts, names, classifiers, strict=True)
         ]
         found = [

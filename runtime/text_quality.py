@@ -25,13 +25,13 @@ from .._core import (
     Request,
     RequestError,
 )
+from ..builder.adapter_copy import TOKENIZER_FILE
 from ..builder.config import BuildConfig
 from ..builder.engine_config import EngineConfig
 from ..builder.engine_quality import Comparison, EngineQuality
+from .adapter_tokenizers import load_tokenizer
 from .engine import LoadedEngine, load_engine
 from .executor import Executor
-from .loaded_engine import TOKENIZER_FILE
-from .text_requests import load_tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

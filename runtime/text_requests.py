@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Sequence
-from pathlib import Path
-
-from tokenizers import Tokenizer
 
 from .._core import (
     ConfigError,
@@ -20,6 +17,7 @@ from .._core import (
     SamplingConfig,
 )
 from ..builder.models.encoder_decoder import EncoderDecoderConfig
+from .adapter_tokenizers import Tokenizers
 from .answer import Answer
 from .executor import Executor
 from .loaded_engine import LoadedEngine
@@ -30,15 +28,15 @@ from .text_stream import TextStream
 class TextRequests:
     """Makes requests that end with the model's end tokens, or with stop texts."""
 
-    def __init__(self, executor: Executor, tokenizer: Tokenizer) -> None:
+    def __init__(self, executor: Executor, tokenizers: Tokenizers) -> None:
         self._executor = executor
-        self._tokenizer = tokenizer
-        self._end_ids = tuple(executor.engine.config.pretrained_config.eos_token_id)
+        self._tokenizers = tokenizers
         self._decoder_start = decoder_start(executor.engine)
 
-    def token_ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a prompt."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    def token_ids(self, text: str, lora: str | None, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a prompt, as the adapter has them."""
+        tokenizer = self._tokenizers.of(lora).tokenizer
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def ask(
@@ -72,7 +70,8 @@ class TextRequests:
             sampling = copy.copy(sampling)
             sampling.num_return_sequences = n
             streaming = False  # beams are final when all are
-        first_text = TextStream(self._tokenizer, stop)  # refuses what is wrong before anything runs
+        own = self._tokenizers.of(lora)
+        first_text = TextStream(own.tokenizer, stop)  # refuses what is wrong before anything runs
         start = self._decoder_start
         request = Request(
             prompt if start is None else start,
@@ -81,16 +80,16 @@ class TextRequests:
             streaming=streaming,
             sampling_config=sampling,
             output_config=OutputConfig(exclude_input_from_output=True),
-            end_id=self._end_ids[0] if self._end_ids else None,
+            end_id=own.end_ids[0] if own.end_ids else None,
             # A request has one end_id; the other tokens that end a text are stop words, cut off again in the output.
-            stop_words=[[token] for token in self._end_ids[1:]] or None,
+            stop_words=[[token] for token in own.end_ids[1:]] or None,
             num_return_sequences=n,
             guided_decoding_params=guided_decoding_params,
         )
         request_id = self._executor.enqueue_request(request, adapter=lora)
         # How many there may be, the executor knows.
-        texts = [first_text, *(TextStream(self._tokenizer, stop) for _ in range(n - 1))]
-        return Answer(self._executor, request_id, texts, self._end_ids)
+        texts = [first_text, *(TextStream(own.tokenizer, stop) for _ in range(n - 1))]
+        return Answer(self._executor, request_id, texts, own.end_ids)
 
     def ask_for_rows(self, prompt: Sequence[int], lora: str | None, params: PoolingParams) -> PooledAnswer:
         """Makes a request that ends in rows; raises RequestError or AdapterError for what is refused."""
@@ -140,17 +139,3 @@ def decoder_start(engine: LoadedEngine) -> list[int] | None:
             "the model's config.json, or give the decoder its tokens by the executor"
         )
     return list(config.decoder_start_ids)
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a tokenizer.json, without its padding and truncation. Raises ConfigError when it cannot be read.
-
-    Published encoders' files ask for both; here padding would be tokens like any other, and long texts are refused.
-    """
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers has no class of its own for what it raises
-        raise ConfigError(f"{path}: cannot be read as a tokenizer: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer

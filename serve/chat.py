@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..runtime.adapter_tokenizers import TextTokenizer
 from .errors import ApiError
 from .generation import TextPiece
 from .http import EventStream, read_json, unless_disconnected
@@ -32,12 +33,14 @@ async def chat(service: Service, request: Request) -> Response:
         fields,
         prompt=prompt,
         adapter=adapter,
+        vocab_size=await service.vocab_size_of(adapter),
         max_tokens=answer_length(service, len(prompt), fields.answer_tokens, param="messages"),
         top_log_probs=fields.top_logprobs if fields.logprobs else None,
         # What marks calls are special tokens in some vocabularies.
         skip_special_tokens=make_parser is None,
     )
-    answer = _Answer(service, fields, adapter, prompt, make_parser)
+    own = await service.tokenizers.of(adapter)
+    answer = _Answer(service, fields, adapter, own, prompt, make_parser)
     async with AsyncExitStack() as stack:
         generations = await start_all(service, [asked], stack)
         if fields.stream:
@@ -70,13 +73,14 @@ class _Answer:
         service: Service,
         fields: ChatRequest,
         adapter: str | None,
+        own: TextTokenizer,
         prompt: Sequence[int],
         make_parser: Callable[[], ToolCallParser] | None,
     ) -> None:
         self._fields = fields
         self._prompt = prompt
         self._choices = [
-            _Choice(service, fields, index, None if make_parser is None else make_parser()) for index in range(fields.n)
+            _Choice(own, fields, index, None if make_parser is None else make_parser()) for index in range(fields.n)
         ]
         self._head = {
             "id": new_id("chatcmpl"),
@@ -123,8 +127,8 @@ class _Answer:
 class _Choice:
     """One of an answer's choices."""
 
-    def __init__(self, service: Service, fields: ChatRequest, index: int, parser: ToolCallParser | None) -> None:
-        self._service = service
+    def __init__(self, own: TextTokenizer, fields: ChatRequest, index: int, parser: ToolCallParser | None) -> None:
+        self._own = own
         self._fields = fields
         self._index = index
         self._parser = parser
@@ -167,7 +171,7 @@ class _Choice:
     def _end(self, piece: TextPiece) -> dict[str, Any]:
         has_calls = self._num_calls > 0 and piece.finish_reason == "stop"
         end: dict[str, Any] = {
-            "logprobs": chat_log_probs(piece.log_probs, self._service.token_texts) if self._fields.logprobs else None,
+            "logprobs": chat_log_probs(piece.log_probs, self._own.texts) if self._fields.logprobs else None,
             "finish_reason": "tool_calls" if has_calls else piece.finish_reason,
             "stop_reason": piece.stop_reason,
         }

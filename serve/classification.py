@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..runtime.adapter_tokenizers import TokenTexts
 from ..runtime.classifier import AdaptedClassifier, without_padding
 from ..runtime.pooled import FloatArray
 from .http import read_json
@@ -30,8 +31,9 @@ async def classify(service: Service, request: Request) -> Response:
     classifier = await service.executor.run(executor.adapters.classifier_for, adapter)
     change = partial(without_padding, engine=executor.engine, classifier=classifier)
     pooled = await pool(service, request, fields, adapter, classifier.params, change)
+    texts = (await service.tokenizers.of(adapter)).texts
     data = [
-        {"index": i, **_classes(service, classifier, prompt, rows)}
+        {"index": i, **_classes(texts, classifier, prompt, rows)}
         for i, (prompt, rows) in enumerate(zip(pooled.prompts, pooled.rows, strict=True))
     ]
     return JSONResponse(
@@ -52,7 +54,7 @@ async def classify(service: Service, request: Request) -> Response:
 
 
 def _classes(
-    service: Service, classifier: AdaptedClassifier, prompt: Sequence[int], rows: FloatArray
+    texts: TokenTexts, classifier: AdaptedClassifier, prompt: Sequence[int], rows: FloatArray
 ) -> dict[str, Any]:
     num_classes = len(classifier.labels)
     if not classifier.per_token:
@@ -60,7 +62,7 @@ def _classes(
         return {"label": found.label, "probs": found.probs.tolist(), "num_classes": num_classes}
     each = [classifier.classification(row) for row in rows]
     return {
-        "tokens": [service.token_texts[token] for token in prompt],
+        "tokens": [texts[token] for token in prompt],
         "labels": [found.label for found in each],
         "probs": [found.probs.tolist() for found in each],
         "num_classes": num_classes,

@@ -11,6 +11,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..runtime.adapter_tokenizers import TextTokenizer
 from ..runtime.text_stream import TextStream
 from .errors import ApiError
 from .generation import TextGeneration, TextPiece, TextRequest
@@ -46,10 +47,12 @@ async def complete(service: Service, request: Request) -> Response:
             param="echo",
         )
     adapter = await adapter_of(service, fields)
-    prompts = [await _prompt(service, fields, prompt) for prompt in fields.prompt]
-    answer = _Answer(service, fields, adapter, prompts)
+    own = await service.tokenizers.of(adapter)
+    prompts = [await _prompt(service, fields, adapter, own, prompt) for prompt in fields.prompt]
+    answer = _Answer(service, fields, adapter, own, prompts)
+    requests = answer.requests(await service.vocab_size_of(adapter))
     async with AsyncExitStack() as stack:
-        generations = await start_all(service, answer.requests(), stack)
+        generations = await start_all(service, requests, stack)
         if fields.stream:
             kept = stack.pop_all()
             return EventStream(events(answer.chunks(merged(generations, kept))), kept)
@@ -62,9 +65,11 @@ async def _all(generations: Sequence[TextGeneration]) -> list[TextPiece]:
     return [piece for generation in generations for piece in await generation.whole()]
 
 
-async def _prompt(service: Service, fields: CompletionRequest, prompt: str | list[int]) -> _Prompt:
+async def _prompt(
+    service: Service, fields: CompletionRequest, adapter: str | None, own: TextTokenizer, prompt: str | list[int]
+) -> _Prompt:
     if isinstance(prompt, str):
-        token_ids = await service.prompts.tokenize(prompt, add_special_tokens=fields.add_special_tokens)
+        token_ids = await service.prompts.tokenize(prompt, adapter, add_special_tokens=fields.add_special_tokens)
     else:
         token_ids = prompt
     # One token is generated in any case; without an answer it is thrown away.
@@ -72,14 +77,14 @@ async def _prompt(service: Service, fields: CompletionRequest, prompt: str | lis
     if not fields.echo:
         return _Prompt(token_ids)
     if len(token_ids) <= LONG_PROMPT:
-        decoded, offsets = _decoded(service, token_ids, fields.skip_special_tokens)
+        decoded, offsets = _decoded(own, token_ids, fields.skip_special_tokens)
     else:
-        decoded, offsets = await service.executor.run(_decoded, service, token_ids, fields.skip_special_tokens)
+        decoded, offsets = await service.executor.run(_decoded, own, token_ids, fields.skip_special_tokens)
     return _Prompt(token_ids, prompt if isinstance(prompt, str) else decoded, offsets)
 
 
-def _decoded(service: Service, token_ids: Sequence[int], skip_special_tokens: bool) -> tuple[str, Sequence[int]]:
-    stream = TextStream(service.tokenizer, skip_special_tokens=skip_special_tokens)
+def _decoded(own: TextTokenizer, token_ids: Sequence[int], skip_special_tokens: bool) -> tuple[str, Sequence[int]]:
+    stream = TextStream(own.tokenizer, skip_special_tokens=skip_special_tokens)
     text = stream.add(token_ids) + stream.finish()
     return text, stream.offsets
 
@@ -88,11 +93,17 @@ class _Answer:
     """One request's answer, whole or in chunks."""
 
     def __init__(
-        self, service: Service, fields: CompletionRequest, adapter: str | None, prompts: Sequence[_Prompt]
+        self,
+        service: Service,
+        fields: CompletionRequest,
+        adapter: str | None,
+        own: TextTokenizer,
+        prompts: Sequence[_Prompt],
     ) -> None:
         self._service = service
         self._fields = fields
         self._adapter = adapter
+        self._own = own
         self._prompts = prompts
         self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self._head = {
@@ -102,7 +113,7 @@ class _Answer:
             "model": service.model_names[0] if adapter is None else adapter,
         }
 
-    def requests(self) -> list[TextRequest]:
+    def requests(self, vocab_size: int) -> list[TextRequest]:
         """One a prompt."""
         fields = self._fields
         return [
@@ -111,6 +122,7 @@ class _Answer:
                 fields,
                 prompt=prompt.token_ids,
                 adapter=self._adapter,
+                vocab_size=vocab_size,
                 max_tokens=max(fields.max_tokens, 1),
                 top_log_probs=fields.logprobs,
                 prompt_log_probs=fields.echo and fields.logprobs is not None,
@@ -163,7 +175,7 @@ class _Answer:
     def _log_probs(self, prompt: _Prompt, piece: TextPiece, *, is_first: bool) -> dict[str, Any] | None:
         if self._fields.logprobs is None:
             return None
-        listed = CompletionLogProbs(self._service.token_texts)
+        listed = CompletionLogProbs(self._own.texts)
         if is_first and self._fields.echo:
             scored = piece.prompt_log_probs or ()
             num_unscored = len(prompt.token_ids) - len(scored)

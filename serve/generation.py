@@ -8,12 +8,11 @@ from itertools import repeat
 from types import TracebackType
 from typing import Final
 
-from tokenizers import Tokenizer
-
 from .._core import FinishReason, GuidedDecodingParams, OutputConfig, Request, Result, SamplingConfig
 from ..runtime.text_stream import TextStream
 from .adapters import ServedAdapters
 from .async_executor import Generation
+from .tokenizers_of_adapters import ServedTokenizers
 
 _FINISH_REASONS: Final = {
     FinishReason.END_ID: "stop",
@@ -41,7 +40,7 @@ class TextRequest:
     skip_special_tokens: bool = True
     """Whether the answer's text leaves special tokens out."""
     embedding_bias: Sequence[float] | None = None
-    """[vocab_size], added to the logits."""
+    """[vocab_size], new tokens of the adapter included, added to the logits."""
     guided_decoding_params: GuidedDecodingParams | None = None
     """What the answer has to be like."""
     top_log_probs: int | None = None
@@ -183,33 +182,32 @@ class TextGenerator:
     def __init__(
         self,
         adapters: ServedAdapters,
-        tokenizer: Tokenizer,
-        end_ids: Sequence[int],
+        tokenizers: ServedTokenizers,
         limit_seconds: float,
         decoder_start: Sequence[int] | None = None,
     ) -> None:
-        """`end_ids` end an answer unless its request ignores them.
+        """`tokenizers` say what ends an answer as well, unless its request ignores that.
 
         A request gets `limit_seconds` at most; 0: no limit. decoder_start: what the decoder begins with, of a model
         whose encoder is given the prompts; None: there is no encoder, it begins with the prompt.
         """
         self._adapters = adapters
-        self._tokenizer = tokenizer
-        self.end_ids: Final = tuple(end_ids)
+        self._tokenizers = tokenizers
         self._limit_ms = limit_seconds * 1000 if limit_seconds > 0 else None
         self._decoder_start = decoder_start
 
     async def start(self, request: TextRequest) -> TextGeneration:
         """Queues the request. Raises ApiError, and AdaptrtError as Executor.enqueue_request does."""
+        own = await self._tokenizers.of(request.adapter)
         texts = [
-            TextStream(self._tokenizer, request.stop, skip_special_tokens=request.skip_special_tokens)
+            TextStream(own.tokenizer, request.stop, skip_special_tokens=request.skip_special_tokens)
             for _ in range(request.num_answers)
         ]
-        generation = await self._adapters.submit(self._executor_request(request), request.adapter)
+        generation = await self._adapters.submit(self._executor_request(request, own.end_ids), request.adapter)
         return TextGeneration(request, generation, texts)
 
-    def _executor_request(self, request: TextRequest) -> Request:
-        end_ids = () if request.ignore_eos else self.end_ids
+    def _executor_request(self, request: TextRequest, end_ids: tuple[int, ...]) -> Request:
+        end_ids = () if request.ignore_eos else end_ids
         # A request has one end_id; other tokens that end it are stop words, cut off again in the output.
         stop_ids = (*end_ids[1:], *request.stop_token_ids)
         start = self._decoder_start

@@ -9,10 +9,8 @@ from contextlib import AsyncExitStack
 from itertools import accumulate
 from typing import Any, Final
 
-from tokenizers import Tokenizer
-
 from .._core import AdaptrtError
-from ..runtime.text_stream import token_text
+from ..runtime.adapter_tokenizers import TokenTexts
 from .errors import ApiError
 from .generation import TextGeneration, TextPiece, TokenLogProbs
 from .http import data_frame
@@ -35,21 +33,6 @@ def usage(num_prompt_tokens: int, num_answer_tokens: int) -> dict[str, int]:
         "completion_tokens": num_answer_tokens,
         "total_tokens": num_prompt_tokens + num_answer_tokens,
     }
-
-
-class TokenTexts:
-    """Tokens' texts in log probs, each worked out once."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Of a vocabulary, which bounds what is kept."""
-        self._tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
-
-    def __getitem__(self, token_id: int) -> str:
-        text = self._texts.get(token_id)
-        if text is None:
-            text = self._texts[token_id] = token_text(self._tokenizer, token_id)
-        return text
 
 
 class CompletionLogProbs:

@@ -46,12 +46,16 @@ def text_request(
     *,
     prompt: Sequence[int],
     adapter: str | None,
+    vocab_size: int,
     max_tokens: int,
     top_log_probs: int | None,
     prompt_log_probs: bool = False,
     skip_special_tokens: bool = True,
 ) -> TextRequest:
-    """What all surfaces ask of the executor. Raises ApiError for a logit_bias outside the vocabulary."""
+    """What all surfaces ask of the executor. Raises ApiError for a logit_bias outside the vocabulary.
+
+    vocab_size: Service.vocab_size_of() the adapter.
+    """
     return TextRequest(
         prompt=prompt,
         adapter=adapter,
@@ -61,7 +65,7 @@ def text_request(
         stop_token_ids=tuple(fields.stop_token_ids),
         ignore_eos=fields.ignore_eos,
         skip_special_tokens=fields.skip_special_tokens and skip_special_tokens,
-        embedding_bias=_embedding_bias(fields.logit_bias, service.engine_info.vocab_size),
+        embedding_bias=_embedding_bias(fields.logit_bias, vocab_size),
         guided_decoding_params=guide_of(fields),
         top_log_probs=top_log_probs,
         prompt_log_probs=prompt_log_probs,

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..runtime.adapter_tokenizers import TextTokenizer
 from .chat import chat
 from .classification import classify
 from .completions import complete
@@ -63,20 +64,22 @@ def routes(service: Service) -> APIRouter:
         adapter = await adapter_of(service, fields)
         if fields.prompt is not None:
             tokens = await service.prompts.tokenize(
-                fields.prompt, add_special_tokens=fields.adds_special_tokens_to_text
+                fields.prompt, adapter, add_special_tokens=fields.adds_special_tokens_to_text
             )
         else:
             tools = [tool.model_dump(exclude_unset=True) for tool in fields.tools or ()]
             tokens = await service.prompts.tokenize_chat(fields, adapter, tools)
-        return _tokens_answer(service, tokens, with_texts=fields.return_token_strs)
+        own = await service.tokenizers.of(adapter)
+        return _tokens_answer(service, own, tokens, with_texts=fields.return_token_strs)
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         fields = await read_json(request, DetokenizeRequest, limits)
-        await adapter_of(service, fields)
-        _check_vocabulary(service, fields.tokens)
+        adapter = await adapter_of(service, fields)
+        _check_vocabulary(await service.vocab_size_of(adapter), fields.tokens)
+        tokenizer = (await service.tokenizers.of(adapter)).tokenizer
         # Unlike decode(), this lets other threads of Python run meanwhile.
-        (text,) = await service.executor.run(service.tokenizer.decode_batch, [fields.tokens], skip_special_tokens=False)
+        (text,) = await service.executor.run(tokenizer.decode_batch, [fields.tokens], skip_special_tokens=False)
         return JSONResponse({"prompt": text})
 
     return router
@@ -126,9 +129,9 @@ def _card(name: str, created: int, *, root: Path, parent: str | None, max_model_
     }
 
 
-def _tokens_answer(service: Service, tokens: list[int], *, with_texts: bool) -> Response:
+def _tokens_answer(service: Service, own: TextTokenizer, tokens: list[int], *, with_texts: bool) -> Response:
     """vLLM's form."""
-    texts = [service.tokenizer.id_to_token(token) for token in tokens] if with_texts else None
+    texts = [own.tokenizer.id_to_token(token) for token in tokens] if with_texts else None
     return JSONResponse(
         {
             "count": len(tokens),
@@ -139,8 +142,7 @@ def _tokens_answer(service: Service, tokens: list[int], *, with_texts: bool) -> 
     )
 
 
-def _check_vocabulary(service: Service, tokens: list[int]) -> None:
-    vocab_size = service.engine_info.vocab_size
+def _check_vocabulary(vocab_size: int, tokens: list[int]) -> None:
     for i, token in enumerate(tokens):
         if token >= vocab_size:
             raise ApiError(f"tokens[{i}] is {token}; the vocabulary is 0 to {vocab_size - 1}", param="tokens")

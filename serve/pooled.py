@@ -52,7 +52,7 @@ async def pool(
 
     Raises ApiError, and AdaptrtError as ServedAdapters.submit does.
     """
-    prompts = [change(prompt) for prompt in await _prompts(service, fields)]
+    prompts = [change(prompt) for prompt in await _prompts(service, fields, adapter)]
     async with AsyncExitStack() as stack:
         running = [
             await stack.enter_async_context(
@@ -69,7 +69,7 @@ async def _all(running: Sequence[Generation]) -> list[FloatArray]:
     return [rows_of((await generation.next_results())[-1].pooled_output) for generation in running]
 
 
-async def _prompts(service: Service, fields: PooledFields) -> list[list[int]]:
+async def _prompts(service: Service, fields: PooledFields, adapter: str | None) -> list[list[int]]:
     limit = service.options.limits.max_prompts
     if len(fields.input) > limit:
         raise ApiError(f"input has {len(fields.input)} texts; at most {limit} are accepted", param="input")
@@ -77,7 +77,7 @@ async def _prompts(service: Service, fields: PooledFields) -> list[list[int]]:
     for i, text in enumerate(fields.input):
         prompt = text
         if isinstance(prompt, str):
-            prompt = await service.prompts.tokenize(prompt, add_special_tokens=fields.add_special_tokens)
+            prompt = await service.prompts.tokenize(prompt, adapter, add_special_tokens=fields.add_special_tokens)
         longest = min(service.engine_info.max_input_len, service.max_model_len)
         where = f"input[{i}]" if len(fields.input) > 1 else "input"
         if not prompt:

@@ -13,6 +13,7 @@ from ..runtime.chat_template import ChatTemplate
 from .async_executor import AsyncExecutor
 from .errors import ApiError
 from .openai_chat_fields import Message, TemplateFields
+from .tokenizers_of_adapters import ServedTokenizers
 
 LONG_TEXT: Final = 1 << 14
 """Characters; a text that is longer is tokenised beside the loop, which others wait for."""
@@ -21,13 +22,13 @@ MAX_TEMPLATES: Final = 256
 
 
 class Prompts:
-    """Makes prompts with the model's tokenizer and chat template, or an adapter's own template."""
+    """Makes prompts with the model's tokenizer and chat template, or an adapter's own ones."""
 
-    def __init__(self, executor: AsyncExecutor, tokenizer: Tokenizer) -> None:
+    def __init__(self, executor: AsyncExecutor, tokenizers: ServedTokenizers) -> None:
         """Reads the model's template. Raises ConfigError for one that cannot be used."""
         self._executor = executor
         self._store: AdapterStore = executor.executor.adapters
-        self._tokenizer = tokenizer
+        self._tokenizers = tokenizers
         self._base = ChatTemplate.load(executor.executor.engine.directory)
         self._own: OrderedDict[str, tuple[NamedAdapter | AdapterSum, ChatTemplate | None]] = OrderedDict()
 
@@ -36,11 +37,12 @@ class Prompts:
         """Whether the model has one; adapters may have others."""
         return self._base is not None
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """A text's tokens."""
+    async def tokenize(self, text: str, adapter: str | None, *, add_special_tokens: bool) -> list[int]:
+        """A text's tokens, as the adapter has them. Raises ConfigError for a tokenizer of its that cannot be used."""
+        tokenizer = (await self._tokenizers.of(adapter)).tokenizer
         if len(text) <= LONG_TEXT:
-            return self._encode(text, add_special_tokens)
-        return await self._executor.run(self._encode_long, text, add_special_tokens)
+            return _encode(tokenizer, text, add_special_tokens)
+        return await self._executor.run(_encode_long, tokenizer, text, add_special_tokens)
 
     async def tokenize_chat(
         self, fields: TemplateFields, adapter: str | None, tools: Sequence[dict[str, Any]] | None
@@ -59,18 +61,11 @@ class Prompts:
             )
         length = sum(_length(message) for message in fields.messages)
         if template is self._base and length <= LONG_TEXT:
-            return self._encode(_rendered(template, fields, tools), fields.add_special_tokens)
+            text = _rendered(template, fields, tools)
+            return await self.tokenize(text, adapter, add_special_tokens=fields.add_special_tokens)
         # An adapter's template may come from a client, and take its time.
         text = await self._executor.run(_rendered, template, fields, tools)
-        return await self.tokenize(text, add_special_tokens=fields.add_special_tokens)
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-
-    def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
-        # Unlike encode(), this lets other threads of Python run meanwhile.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return list(encoding.ids)
+        return await self.tokenize(text, adapter, add_special_tokens=fields.add_special_tokens)
 
     async def _template_of(self, name: str) -> ChatTemplate | None:
         """An adapter's own, or the model's; read once, and again when the adapter was replaced."""
@@ -82,6 +77,16 @@ class Prompts:
             if len(self._own) > MAX_TEMPLATES:
                 self._own.popitem(last=False)
         return self._base if template is None else template
+
+
+def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+
+def _encode_long(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    # Unlike encode(), this lets other threads of Python run meanwhile.
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return list(encoding.ids)
 
 
 def _length(message: Message) -> int:

@@ -8,22 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from tokenizers import Tokenizer
-
 from .._core import EngineInfo
+from ..builder.adapter_copy import TOKENIZER_FILE
+from ..runtime.adapter_tokenizers import Tokenizers, read_tokenizer
 from ..runtime.executor import Executor
-from ..runtime.loaded_engine import TOKENIZER_FILE
-from ..runtime.text_requests import decoder_start, load_tokenizer
+from ..runtime.text_requests import decoder_start
 from .adapters import ServedAdapters
 from .async_executor import AsyncExecutor
 from .errors import ApiError
 from .generation import TextGenerator
 from .metrics import ExecutorCollector, ServiceMetrics
-from .openai_answers import TokenTexts
 from .options import ServerOptions
 from .prompts import Prompts
 from .sampling_defaults import SamplingDefaults
 from .statistics import ExecutorStatistics
+from .tokenizers_of_adapters import ServedTokenizers
 
 AdaptersMaker: TypeAlias = Callable[[AsyncExecutor, Sequence[Path]], ServedAdapters]
 
@@ -42,8 +41,7 @@ class Service:
     statistics: ExecutorStatistics
     metrics: ServiceMetrics
     adapters: ServedAdapters
-    tokenizer: Tokenizer
-    token_texts: TokenTexts
+    tokenizers: ServedTokenizers
     prompts: Prompts
     sampling_defaults: SamplingDefaults
     generator: TextGenerator
@@ -59,14 +57,15 @@ class Service:
         `make_adapters` is ServedAdapters, or makes a relative of it that shares adapters with other servers.
         """
         engine_dir = executor.engine.directory.absolute()
-        tokenizer = load_tokenizer(engine_dir / TOKENIZER_FILE)
+        end_ids = executor.engine.config.pretrained_config.eos_token_id
+        of_model = read_tokenizer(engine_dir / TOKENIZER_FILE, end_ids)
         metrics = ServiceMetrics()
         asynchronous = AsyncExecutor(executor, metrics)
         statistics = ExecutorStatistics(asynchronous)
         model_names = options.served_model_name or (engine_dir.name,)
         metrics.registry.register(ExecutorCollector(asynchronous, statistics, metrics, model_names[0]))
         adapters = make_adapters(asynchronous, options.adapter_roots)
-        end_ids = executor.engine.config.pretrained_config.eos_token_id
+        tokenizers = ServedTokenizers(asynchronous, Tokenizers(of_model, executor.adapters))
         start = decoder_start(executor.engine)
         service = cls(
             options=options,
@@ -77,11 +76,10 @@ class Service:
             statistics=statistics,
             metrics=metrics,
             adapters=adapters,
-            tokenizer=tokenizer,
-            token_texts=TokenTexts(tokenizer),
-            prompts=Prompts(asynchronous, tokenizer),
+            tokenizers=tokenizers,
+            prompts=Prompts(asynchronous, tokenizers),
             sampling_defaults=SamplingDefaults.load(engine_dir),
-            generator=TextGenerator(adapters, tokenizer, end_ids, options.limits.max_request_seconds, start),
+            generator=TextGenerator(adapters, tokenizers, options.limits.max_request_seconds, start),
             decoder_start=None if start is None else tuple(start),
         )
         asynchronous.start()
@@ -97,6 +95,14 @@ class Service:
     def engine_info(self) -> EngineInfo:
         """Of the engine that runs."""
         return self.executor.executor.engine_info
+
+    async def vocab_size_of(self, adapter: str | None) -> int:
+        """Of requests with an adapter: the engine's, and the new tokens of the adapter. Raises AdaptrtError."""
+        info = self.engine_info
+        if adapter is None or info.lora.max_extra_tokens == 0:
+            return info.vocab_size
+        store = self.executor.executor.adapters
+        return info.vocab_size + await self.executor.run(store.num_new_tokens, adapter)
 
     @property
     def max_model_len(self) -> int:

@@ -104,6 +104,7 @@ class TritonRequest:
     """The text that was sent instead of token ids, and that outputs begin with: no encoder's."""
     stop: tuple[str, ...]
     """Texts that end the answer and are not part of it."""
+    tokenizer: Tokenizer
     end_ids: tuple[int, ...]
     """Tokens that end the answer without the client's naming them; they are not part of it."""
 
@@ -111,12 +112,11 @@ class TritonRequest:
 class TritonAnswer:
     """The outputs of one request, made of results as they come."""
 
-    def __init__(self, asked: TritonRequest, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, asked: TritonRequest, vocab_size: int) -> None:
         """Nothing has come yet."""
         self._asked = asked
-        self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._text = TextStream(tokenizer, asked.stop)
+        self._text = TextStream(asked.tokenizer, asked.stop)
         self._results: list[Result] = []
         self._tokens: list[int] = []
         self._shown = ""
@@ -162,7 +162,7 @@ class TritonAnswer:
             return ""
         if self._asked.prompt_text is not None:
             return self._asked.prompt_text
-        return str(self._tokenizer.decode(self._asked.request.input_token_ids))
+        return str(self._asked.tokenizer.decode(self._asked.request.input_token_ids))
 
     def _cum_log_probs(self) -> npt.NDArray[Any]:
         return np.array([self._results[-1].cum_log_probs or [0.0]], np.float32)
@@ -182,7 +182,7 @@ class TritonAnswer:
     def _generation_logits(self) -> npt.NDArray[Any]:
         """[1, 1, tokens, vocabulary]."""
         rows = [result.generation_logits for result in self._results if result.generation_logits is not None]
-        joined = np.concatenate([np.zeros((0, 1, self._vocab_size), np.float32), *rows])
+        joined = np.concatenate(rows or [np.zeros((0, 1, self._vocab_size), np.float32)])
         return np.ascontiguousarray(joined.swapaxes(0, 1))[np.newaxis]
 
 
@@ -242,6 +242,7 @@ def make_request(
         exclude_input=bool(inputs.one("exclude_input_in_output")),
         prompt_text=prompt_text if decoder_input is None else None,
         stop=tuple(text for text in inputs.texts("stop_words") if text),
+        tokenizer=tokenizer,
         end_ids=implied,
     )
 

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from .._core import AdaptrtError
 from .._version import __version__
+from ..runtime.adapter_tokenizers import TextTokenizer
 from .async_executor import Generation
 from .errors import ApiError
 from .http import EventStream, data_frame, health_response, parse_json, read_body, unless_disconnected
@@ -149,10 +150,11 @@ class _Surface:
         adapter = await self._adapter(request)
         body = await self._body(request)
         header_length = request.headers.get(HEADER_LENGTH)
+        own = await self._service.tokenizers.of(adapter)
         if len(body) > _LARGE_BODY:
-            sent, asked = await self._service.executor.run(self._read_infer, body, header_length)
+            sent, asked = await self._service.executor.run(self._read_infer, body, header_length, own)
         else:
-            sent, asked = self._read_infer(body, header_length)
+            sent, asked = self._read_infer(body, header_length, own)
         if asked.streaming:
             raise ApiError("input 'streaming' is true; infer answers once: use generate_stream", param="streaming")
         outputs = await unless_disconnected(request, self._whole(asked, adapter))
@@ -164,7 +166,7 @@ class _Surface:
     async def generate(self, request: Request) -> Response:
         """POST generate: JSON in, JSON out."""
         adapter = await self._adapter(request)
-        sent, asked = await self._generate_request(request)
+        sent, asked = await self._generate_request(request, adapter)
         if asked.streaming:
             raise ApiError("streaming is true; generate answers once: use generate_stream", param="streaming")
         outputs = await unless_disconnected(request, self._whole(asked, adapter))
@@ -173,7 +175,7 @@ class _Surface:
     async def generate_stream(self, request: Request) -> Response:
         """POST generate_stream: JSON in, an event for each piece of the answer unless streaming is false."""
         adapter = await self._adapter(request)
-        sent, asked = await self._generate_request(request)
+        sent, asked = await self._generate_request(request, adapter)
         generation = await self._submit(asked, adapter)
         return EventStream(self._frames(request, sent.id, asked, generation), generation)
 
@@ -193,20 +195,23 @@ class _Surface:
             )
         return await read_body(request, self._limits)
 
-    async def _generate_request(self, request: Request) -> tuple[_GenerateBody, TritonRequest]:
+    async def _generate_request(self, request: Request, adapter: str | None) -> tuple[_GenerateBody, TritonRequest]:
         body = await self._body(request)
+        own = await self._service.tokenizers.of(adapter)
         if len(body) > _LARGE_BODY:
-            return await self._service.executor.run(self._read_generate, body)
-        return self._read_generate(body)
+            return await self._service.executor.run(self._read_generate, body, own)
+        return self._read_generate(body, own)
 
-    def _read_infer(self, body: bytes, header_length: str | None) -> tuple[InferBody, TritonRequest]:
+    def _read_infer(
+        self, body: bytes, header_length: str | None, own: TextTokenizer
+    ) -> tuple[InferBody, TritonRequest]:
         sent, binary = read_infer(body, header_length, self._limits)
         _check_parameters(sent)
         arrays = read_tensors(sent.inputs, binary, ACCEPTED)
         names = None if not sent.outputs else [output.name for output in sent.outputs]
-        return sent, self._request(arrays, names, sent.parameters.get("timeout"))
+        return sent, self._request(arrays, names, sent.parameters.get("timeout"), own)
 
-    def _read_generate(self, body: bytes) -> tuple[_GenerateBody, TritonRequest]:
+    def _read_generate(self, body: bytes, own: TextTokenizer) -> tuple[_GenerateBody, TritonRequest]:
         sent = parse_json(body, _GenerateBody, self._limits)
         values = dict(sent.model_extra or {})
         for name, value in sent.parameters.items():
@@ -214,10 +219,10 @@ class _Surface:
                 raise ApiError(f"'{name}' is given twice, in parameters and beside it", param=name)
             values[name] = value
         arrays = {name: tensor_of_value(name, value, ACCEPTED) for name, value in values.items()}
-        return sent, self._request(arrays, None, None)
+        return sent, self._request(arrays, None, None, own)
 
     def _request(
-        self, arrays: Mapping[str, Any], outputs: Sequence[str] | None, timeout_us: int | None
+        self, arrays: Mapping[str, Any], outputs: Sequence[str] | None, timeout_us: int | None, own: TextTokenizer
     ) -> TritonRequest:
         limits_ms = [self._limits.max_request_seconds * 1000] if self._limits.max_request_seconds > 0 else []
         if timeout_us is not None:
@@ -225,8 +230,8 @@ class _Surface:
         return make_request(
             arrays,
             outputs,
-            tokenizer=self._service.tokenizer,
-            end_ids=self._service.generator.end_ids,
+            tokenizer=own.tokenizer,
+            end_ids=own.end_ids,
             limit_ms=min(limits_ms, default=None),
             decoder_start=self._service.decoder_start,
         )
@@ -242,7 +247,7 @@ class _Surface:
         return await self._service.adapters.submit_task(asked.request, asked.lora)
 
     def _answer(self, asked: TritonRequest) -> TritonAnswer:
-        return TritonAnswer(asked, self._service.tokenizer, self._service.engine_info.vocab_size)
+        return TritonAnswer(asked, self._service.engine_info.vocab_size)
 
     async def _whole(self, asked: TritonRequest, adapter: str | None) -> list[OutputTensor]:
         async with await self._submit(asked, adapter) as generation:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._core import ConfigError
-from ..runtime.loaded_engine import TOKENIZER_FILE
+from ..builder.adapter_copy import TOKENIZER_FILE
 from ..runtime.text_quality import DEFAULT_WINDOW, MIN_TOKENS, measure, read_tokens
 
 

@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 
 from adaptrt import RequestError
+from adaptrt.runtime.adapter_tokenizers import TokenTexts
 from adaptrt.serve.generation import TextGeneration, TextPiece, TokenLogProbs
 from adaptrt.serve.openai_answers import (
     DONE,
     CompletionLogProbs,
-    TokenTexts,
     chat_log_probs,
     events,
     merged,

@@ -20,15 +20,20 @@ from adaptrt.serve.sampling_defaults import GENERATION_CONFIG_FILE, SamplingDefa
 from adaptrt.serve.service import Service
 
 
-def asked(recommended: SamplingDefaults | None = None, end_ids: tuple[int, ...] = (1,), **fields: Any) -> TextRequest:
+def asked(recommended: SamplingDefaults | None = None, **fields: Any) -> TextRequest:
     service = SimpleNamespace(
         sampling_defaults=recommended or SamplingDefaults(),
-        generator=SimpleNamespace(end_ids=end_ids),
-        engine_info=SimpleNamespace(vocab_size=4, max_batch_size=3),
+        engine_info=SimpleNamespace(max_batch_size=3),
     )
     parsed = parse_json(json.dumps({"prompt": "a", **fields}).encode(), CompletionRequest, ServerLimits())
     return text_request(
-        cast(Service, service), parsed, prompt=[2], adapter=None, max_tokens=parsed.max_tokens, top_log_probs=None
+        cast(Service, service),
+        parsed,
+        prompt=[2],
+        adapter=None,
+        vocab_size=4,
+        max_tokens=parsed.max_tokens,
+        top_log_probs=None,
     )
 
 
@@ -72,5 +77,5 @@ def test_what_a_model_decides_is_refused_by_name() -> None:
 
 
 def test_min_tokens_holds_for_every_token_that_ends_an_answer() -> None:
-    request = asked(end_ids=(1, 2), min_tokens=2, stop_token_ids=[3])
+    request = asked(min_tokens=2, stop_token_ids=[3])
     assert (request.sampling.min_tokens, request.stop_token_ids) == (2, (3,))

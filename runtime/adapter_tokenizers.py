@@ -1,0 +1,145 @@
+"""Tokenizers: the model's, and those that adapters bring.
+
+An adapter that was trained with tokens of its own has the tokenizer.json that makes them in its directory. The texts of
+its requests are cut by that one, and its answers become text by it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import xxhash
+from tokenizers import Tokenizer
+
+from .._core import ConfigError
+from ..builder.adapter_copy import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from .adapter_store import AdapterStore, NamedAdapter
+from .chat_template import special_tokens_of
+from .text_stream import token_text
+
+MAX_TOKENIZERS: Final = 16
+"""Of adapters, kept in memory: each takes as much as the model's."""
+
+
+_MAX_FILE_BYTES: Final = 256 << 20
+"""Ten times as much as the largest vocabularies' files: adapters' may come from clients."""
+
+
+class TokenTexts:
+    """Tokens' texts in log probs, each worked out once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Of a vocabulary, which bounds what is kept."""
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    def __getitem__(self, token_id: int) -> str:
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = token_text(self._tokenizer, token_id)
+        return text
+
+
+@dataclass(frozen=True, eq=False)
+class TextTokenizer:
+    """What makes tokens of texts and texts of tokens, and which tokens end a text."""
+
+    tokenizer: Tokenizer
+    end_ids: tuple[int, ...]
+    content: bytes = b""
+    """A digest of its file."""
+
+    @cached_property
+    def texts(self) -> TokenTexts:
+        """Of single tokens."""
+        return TokenTexts(self.tokenizer)
+
+
+class Tokenizers:
+    """The model's tokenizer, and those in the directories of adapters. Thread-safe."""
+
+    def __init__(self, of_model: TextTokenizer, adapters: AdapterStore) -> None:
+        self.of_model: Final = of_model
+        self._adapters = adapters
+        self._own: OrderedDict[NamedAdapter, TextTokenizer] = OrderedDict()
+        self._changed = threading.Lock()
+
+    def known(self, adapter: str | None) -> TextTokenizer | None:
+        """That of an adapter's requests, or of the base's; None where of() would have to read a file.
+
+        Raises AdapterError for an unknown adapter.
+        """
+        found = None if adapter is None else self._adapters.find(adapter)
+        # A weighted sum has the model's: its terms have no tokens of their own.
+        if not isinstance(found, NamedAdapter):
+            return self.of_model
+        with self._changed:
+            if found in self._own:
+                self._own.move_to_end(found)
+                return self._own[found]
+        return None if (found.directory / TOKENIZER_FILE).is_file() else self.of_model
+
+    def of(self, adapter: str | None) -> TextTokenizer:
+        """That of an adapter's requests, or of the base's: read once, and again when the adapter was replaced.
+
+        Raises AdapterError for an unknown adapter, ConfigError for files of its that cannot be used.
+        """
+        known = self.known(adapter)
+        if known is not None or adapter is None:
+            return known or self.of_model
+        found = self._adapters.get(adapter)
+        own = self._read(found.directory)
+        with self._changed:
+            self._own[found] = own
+            if len(self._own) > MAX_TOKENIZERS:
+                self._own.popitem(last=False)
+        return own
+
+    def _read(self, directory: Path) -> TextTokenizer:
+        path = directory / TOKENIZER_FILE
+        content = _digest(path)
+        with self._changed:
+            same = [other.tokenizer for other in (self.of_model, *self._own.values()) if other.content == content]
+        tokenizer = same[0] if same else load_tokenizer(path)
+        end_ids = self.of_model.end_ids
+        # As in transformers, tokenizer_config.json goes before special_tokens_map.json.
+        for file in (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE):
+            end = special_tokens_of(directory / file).get("eos_token")
+            end_id = None if end is None else tokenizer.token_to_id(end)
+            if end_id is not None:
+                return TextTokenizer(tokenizer, tuple(dict.fromkeys((*end_ids, end_id))), content)
+        return TextTokenizer(tokenizer, end_ids, content)
+
+
+def read_tokenizer(path: Path, end_ids: Sequence[int]) -> TextTokenizer:
+    """That of a tokenizer.json, whose texts end with one of `end_ids`. Raises ConfigError when it cannot be read."""
+    return TextTokenizer(load_tokenizer(path), tuple(end_ids), _digest(path))
+
+
+def _digest(path: Path) -> bytes:
+    try:
+        if (size := path.stat().st_size) > _MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: has {size} bytes; at most {_MAX_FILE_BYTES} are read")
+        return xxhash.xxh3_128(path.read_bytes()).digest()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a tokenizer.json, without its padding and truncation. Raises ConfigError when it cannot be read.
+
+    Published encoders' files ask for both; here padding would be tokens like any other, and long texts are refused.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers has no class of its own for what it raises
+        raise ConfigError(f"{path}: cannot be read as a tokenizer: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
