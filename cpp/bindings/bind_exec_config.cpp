@@ -49,7 +49,8 @@ void bind_kv_cache_config(py::module_& module) {
   def_validate(bind_struct<C>(
       module, "KvCacheConfig", "Size of the KV cache, and reuse of what is in it.",
       Field{"enable_block_reuse", &C::enable_block_reuse,
-            "Share full blocks among requests that start with the same tokens and have the same adapter."},
+            "Share full blocks among requests that start with the same tokens and have the same adapter, and "
+            "what decoders see of encoder inputs among those with the same input."},
       Field{"max_tokens", &C::max_tokens, "Tokens that the cache holds; None: as memory allows."},
       Field{"max_attention_window", &C::max_attention_window,
             "Without effect where each window is the model's own, or the engine's max_seq_len or more; "

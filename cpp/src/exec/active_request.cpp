@@ -69,6 +69,7 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
   if (output_.return_encoder_output && engine.has_encoder()) {
     encoder_output_ = std::make_shared<std::vector<float>>(
         static_cast<std::size_t>(request.encoder_length() * encoder_hidden_size_));
+    first().compute_encoder_input = true;
   }
   if (request.pooling_params) {
     pooler_ = std::make_unique<Pooler>(*request.pooling_params, prompt_length, engine.hidden_size);

@@ -95,7 +95,7 @@ void StepBuilder::add_encoder_inputs(const StepPlan& plan, StepInput& input) {
   encoder_block_tables_.clear();
   encoder_adapters_.clear();
   encoder_outputs_.clear();
-  for (Sequence* sequence : plan.started) {
+  for (Sequence* sequence : plan.encoded) {
     encoder_token_ids_.insert(encoder_token_ids_.end(), sequence->encoder_tokens->begin(),
                               sequence->encoder_tokens->end());
     encoder_offsets_.push_back(static_cast<std::int32_t>(encoder_token_ids_.size()));

@@ -47,7 +47,7 @@ class StepBuilder {
   void add_logit_rows(const PlannedSequence& entry, std::int32_t first_row);
   void add_hidden_rows(const PlannedSequence& entry, std::int32_t first_row);
   void add_drafts(const PlannedSequence& entry, std::int32_t first_row);
-  /// What engines with an encoder want: the inputs of sequences that start, and blocks of all.
+  /// What engines with an encoder want: the inputs that the step computes, and blocks of all sequences.
   void add_encoder_inputs(const StepPlan& plan, StepInput& input);
 
   std::vector<std::int32_t> token_ids_;

@@ -28,9 +28,10 @@ std::shared_ptr<KVCacheEventManager> make_events(const KvCacheConfig& config, co
   return std::make_shared<KVCacheEventManager>(config.event_buffer_max_size, engine.max_seq_len);
 }
 
-std::unique_ptr<CrossBlockPool> make_cross_pool(std::int32_t num_blocks, const EngineInfo& engine) {
+std::unique_ptr<CrossBlockPool> make_cross_pool(std::int32_t num_blocks, const EngineInfo& engine,
+                                                const KvCacheConfig& config) {
   if (num_blocks == 0) return nullptr;
-  return std::make_unique<CrossBlockPool>(num_blocks, engine.tokens_per_block);
+  return std::make_unique<CrossBlockPool>(num_blocks, engine.tokens_per_block, config.enable_block_reuse);
 }
 
 PartialReuse partial_reuse_of(const KvCacheConfig& config) {
@@ -57,7 +58,7 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
                   events_.get(), partial_reuse_of(config.kv_cache_config),
                   {.level = second_level_.get(),
                    .min_priority = config.kv_cache_config.secondary_offload_min_priority.value_or(0)}),
-      cross_pool_(make_cross_pool(num_cross_kv_blocks, engine.info())),
+      cross_pool_(make_cross_pool(num_cross_kv_blocks, engine.info(), config.kv_cache_config)),
       scheduler_(config.scheduler_config, limits_of(config, engine.info()), block_pool_, lora_cache,
                  cross_pool_.get()),
       step_builder_(scheduler_.limits().max_rows_with_drafts),
@@ -175,7 +176,7 @@ bool StepLoop::run_engine() {
     engine_.step(input, timed([this](auto... rows) { token_step_.take(rows...); }),
                  timed([this](auto... rows) { token_step_.take_hidden(rows...); }));
     engine_latency_ = Clock::now() - begin - sampling;
-    for (Sequence* sequence : plan_.started) {
+    for (Sequence* sequence : plan_.encoded) {
       static_cast<ActiveSequence*>(sequence)->request().has_encoder_output();
     }
     token_step_.finish();

@@ -39,6 +39,7 @@ IterationStats StepLoop::take_iteration_stats(Clock::time_point begin) {
   stats.num_queued_requests = static_cast<std::int32_t>(queue_.num_queued());
   stats.max_num_active_requests = scheduler_.limits().max_batch_size;
   stats.kv_cache_stats = block_pool_.stats();
+  if (cross_pool_) stats.cross_kv_cache_stats = cross_pool_->stats();
   if (stats.spec_decoding_stats) {
     stats.spec_decoding_stats->iter_latency_ms =
         std::chrono::duration<double, std::milli>(draft_latency_ + draft_engine_latency_).count();

@@ -6,19 +6,9 @@
 #include <utility>
 
 #include "adaptrt/core/error.h"
+#include "mix.h"
 
 namespace adaptrt {
-
-namespace {
-
-/// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
-std::uint64_t mix(std::uint64_t value) {
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebULL;
-  return value ^ (value >> 31);
-}
-
-}  // namespace
 
 BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
                      KVCacheEventManager* events, PartialReuse partial_reuse,

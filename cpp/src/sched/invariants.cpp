@@ -162,27 +162,51 @@ void check_blocks(const Scheduler& scheduler, const BlockPool& pool, Report& rep
 /// Of encoder inputs.
 void check_cross_blocks(const Scheduler& scheduler, const CrossBlockPool* pool, Report& report) {
   std::set<const CrossBlocks*> held;
-  std::set<BlockId> used;
+  std::size_t num_used = 0;
   for (const Sequence* sequence : scheduler.running()) {
     report.check((sequence->cross != nullptr) == (sequence->encoder_length() > 0), *sequence,
                  "runs with an encoder input and no blocks for it, or the other way round");
     report.check(pool != nullptr || sequence->cross == nullptr, *sequence,
                  "has blocks for an encoder input, of which there are none");
-    if (pool == nullptr || !sequence->cross || !held.insert(sequence->cross.get()).second) continue;
-    const std::vector<BlockId>& blocks = sequence->cross->blocks();
-    report.check(std::cmp_equal(blocks.size(), pool->blocks_for(sequence->encoder_length())), *sequence,
-                 "has blocks for an encoder input of another length");
-    for (const BlockId block : blocks) {
-      report.check(block >= 0 && block < pool->num_blocks() && used.insert(block).second, *sequence,
-                   "has a block for its encoder input that is another's, or none");
-    }
+    if (!sequence->cross) continue;
+    const CrossContent& content = sequence->cross->content();
+    report.check(*content.tokens == *sequence->encoder_tokens && content.key == sequence->reuse_key(),
+                 *sequence, "has blocks for another encoder input, or for another's");
+    report.check(content.is_written || sequence->num_computed == 0, *sequence,
+                 "goes on with an encoder input that was not computed");
+    if (held.insert(sequence->cross.get()).second) num_used += content.blocks.size();
   }
   for (const Sequence* sequence : scheduler.waiting().list()) {
     report.check(!sequence->cross, *sequence, "waits and holds blocks for its encoder input");
   }
   if (pool == nullptr) return;
-  report.check(std::cmp_equal(static_cast<std::size_t>(pool->num_free()) + used.size(), pool->num_blocks()),
-               "free and used blocks of encoder inputs are not all of them");
+  report.append(pool->check_invariants());
+  report.check(std::cmp_equal(num_used, pool->num_blocks() - pool->num_available()),
+               "blocks of encoder inputs are used by none that runs");
+}
+
+/// Each encoder input is computed once, before anything reads what comes of it.
+void check_encoded(const StepPlan& plan, const Scheduler& scheduler, Report& report) {
+  std::set<const CrossBlocks*> encoded;
+  std::int32_t num_tokens = 0;
+  for (const Sequence* sequence : plan.encoded) {
+    num_tokens += sequence->encoder_length();
+    report.check(std::ranges::find(plan.started, sequence) != plan.started.end(), *sequence,
+                 "has an encoder input that is computed and does not start");
+    report.check(sequence->cross && !sequence->cross->content().is_written, *sequence,
+                 "has an encoder input that is computed although that is there");
+    report.check(encoded.insert(sequence->cross.get()).second, *sequence,
+                 "has an encoder input that is computed together with another, to the same blocks");
+  }
+  report.check(plan.num_encoder_tokens == num_tokens,
+               "num_encoder_tokens does not count the encoder inputs that are computed");
+  report.check(num_tokens <= scheduler.limits().max_num_tokens,
+               "more tokens of encoder inputs are planned than max_num_tokens");
+  for (const PlannedSequence& entry : plan.entries) {
+    const CrossBlocks* const cross = entry.sequence->cross.get();
+    report.check(cross == nullptr || cross->content().is_written || encoded.contains(cross), *entry.sequence,
+                 "reads an encoder input that nobody computes");
+  }
 }
 
 void check_leases(const Scheduler& scheduler, const LoraCache& cache, Report& report) {
@@ -276,6 +300,7 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
   check_beginnings(plan, block_pool, report);
   check_drafts(plan, scheduler, block_pool, report);
   check_beams_of_requests(scheduler, report);
+  check_encoded(plan, scheduler, report);
   const std::int32_t tokens_per_block = block_pool.tokens_per_block();
   std::set<const Sequence*> planned;
   std::int32_t num_context_tokens = 0;
@@ -327,12 +352,6 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
         plan.awaits_loads || !plan.paused.empty() || !plan.unservable.empty() || !plan.failed.empty(),
         "nothing runs, sequences wait, and nothing says what for");
   }
-  std::int32_t num_encoder_tokens = 0;
-  for (const Sequence* sequence : plan.started) num_encoder_tokens += sequence->encoder_length();
-  report.check(plan.num_encoder_tokens == num_encoder_tokens,
-               "num_encoder_tokens does not count the encoder inputs that start");
-  report.check(num_encoder_tokens <= scheduler.limits().max_num_tokens,
-               "more tokens of encoder inputs are planned than max_num_tokens");
   std::int32_t num_tokens = 0;
   for (const PlannedSequence& entry : plan.entries) num_tokens += entry.count + entry.num_drafts;
   report.check(plan.num_tokens == num_tokens, "num_tokens does not count the planned tokens");

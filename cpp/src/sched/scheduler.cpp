@@ -39,6 +39,7 @@ void StepPlan::clear() {
   entries.clear();
   copies.clear();
   started.clear();
+  encoded.clear();
   paused.clear();
   unservable.clear();
   failed.clear();
@@ -220,6 +221,7 @@ void Scheduler::stop_running(Sequence& sequence) {
 
 void Scheduler::commit(const StepPlan& plan) {
   copies_.clear();
+  for (Sequence* sequence : plan.encoded) cross_pool_->commit(sequence->cross);
   for (const PlannedSequence& entry : plan.entries) {
     Sequence& sequence = *entry.sequence;
     sequence.num_computed = entry.end() + entry.num_right_drafts();

@@ -88,9 +88,13 @@ std::int32_t Scheduler::room_for(const Sequence& sequence) const {
 
 bool Scheduler::has_encoder_room(const Sequence& sequence, const StepPlan& plan) const {
   if (!sequence.encoder_tokens) return true;
+  if (may_reuse_encoder_input(sequence) &&
+      cross_pool_->contains(sequence.reuse_key(), sequence.encoder_tokens)) {
+    return true;
+  }
   const std::int32_t length = sequence.encoder_length();
   return plan.num_encoder_tokens + length <= limits_.max_num_tokens &&
-         cross_pool_->blocks_for(length) <= cross_pool_->num_free();
+         cross_pool_->blocks_for(length) <= cross_pool_->num_available();
 }
 
 std::int32_t Scheduler::num_promised_forks() const {

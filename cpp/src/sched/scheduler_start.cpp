@@ -142,14 +142,12 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
     pass_over(sequence, readiness, plan);
     return StartResult::kPassedOver;
   }
-  start(sequence, std::move(lease));
-  plan.started.push_back(&sequence);
-  plan.num_encoder_tokens += sequence.encoder_length();
+  start(sequence, std::move(lease), plan);
   add_to_plan(sequence, std::min({tokens_left(plan), chunk_unit_, sequence.num_to_compute()}), true, plan);
   return StartResult::kStarted;
 }
 
-void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
+void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease, StepPlan& plan) {
   waiting_.start(sequence);
   if (waiting_.is_fair() && !sequence.paused) sequence.place = next_place_++;
   if (sequence.paused) --num_paused_;
@@ -157,11 +155,28 @@ void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease) {
   sequence.times_passed_over = 0;
   if (lease) sequence.lease = std::make_shared<const DeviceLease>(std::move(*lease));
   run(sequence);
-  if (sequence.encoder_tokens) sequence.cross = cross_pool_->try_take(sequence.encoder_length());
+  plan.started.push_back(&sequence);
+  if (sequence.encoder_tokens) take_cross_blocks(sequence, plan);
   if (starts_from_shared_blocks(sequence)) reuse_blocks(sequence);
   if (may_pause()) num_kept_ += kept_for(sequence);
   sequence.num_charged = std::max(sequence.num_charged, sequence.num_computed);
   charge(sequence, sequence.num_tokens());
+}
+
+bool Scheduler::may_reuse_encoder_input(const Sequence& sequence) {
+  // Once it ran, the output was there.
+  return !sequence.compute_encoder_input || sequence.times_paused > 0;
+}
+
+void Scheduler::take_cross_blocks(Sequence& sequence, StepPlan& plan) {
+  const ReuseKey key = sequence.reuse_key();
+  if (may_reuse_encoder_input(sequence)) {
+    sequence.cross = cross_pool_->reuse(key, sequence.encoder_tokens, sequence.cross_counts);
+    if (sequence.cross) return;
+  }
+  sequence.cross = cross_pool_->try_take(key, sequence.encoder_tokens, sequence.cross_counts);
+  plan.encoded.push_back(&sequence);
+  plan.num_encoder_tokens += sequence.encoder_length();
 }
 
 void Scheduler::reuse_blocks(Sequence& sequence) {

@@ -15,8 +15,8 @@ namespace adaptrt::testing {
 namespace {
 
 /// Random traffic over a random small world: tight blocks and pages, shared prefixes and beginnings, forks,
-/// beams, encoder inputs, priorities, cancels, failing steps, loads beside the steps that may fail, pins,
-/// forgotten prefixes. World checks the invariants, what every token reads, and every finished answer.
+/// beams, encoder inputs that meet, priorities, cancels, failing steps, loads beside the steps that may fail,
+/// pins, forgotten prefixes. World checks the invariants, what every token reads, and every finished answer.
 class Simulation {
  public:
   explicit Simulation(int seed)
@@ -41,7 +41,10 @@ class Simulation {
     }
     BOOST_TEST(world_.pool.num_used() == 0);
     const CrossBlockPool* cross = world_.cross_pool();
-    if (cross != nullptr) BOOST_TEST(cross->num_free() == cross->num_blocks());
+    if (cross != nullptr) {
+      BOOST_TEST(cross->num_available() == cross->num_blocks());
+      if (!config_.enable_block_reuse) BOOST_TEST(cross->num_cached() == 0);
+    }
     BOOST_TEST(world_.num_finished > 0);
   }
 
@@ -104,10 +107,11 @@ class Simulation {
       // Mostly no longer than a step and the blocks take.
       const auto most =
           std::min(config_.limits.max_num_tokens, config_.num_cross_blocks * config_.tokens_per_block);
-      encoder_length = 1 + below(std::min(30, most + 2));
+      encoder_length = std::min(1 + 5 * below(6), most + 2);
       auto tokens = std::make_shared<std::vector<std::int32_t>>(static_cast<std::size_t>(encoder_length));
-      for (auto& token : *tokens) token = below(100);
+      std::ranges::fill(*tokens, below(3));  // inputs meet often
       options.encoder_tokens = std::move(tokens);
+      options.compute_encoder_input = below(4) == 0;
     }
     if (world_.scheduler.why_never_fits(static_cast<std::int64_t>(prompt.size()), max_tokens,
                                         options.num_sequences, options.are_beams, encoder_length)) {

@@ -53,7 +53,8 @@ struct RequestOptions {
   std::int32_t num_sequences = 1;
   /// They are the beams of a search.
   bool are_beams = false;
-  std::shared_ptr<const std::vector<std::int32_t>> encoder_tokens = nullptr;
+  EncoderTokens encoder_tokens = nullptr;
+  bool compute_encoder_input = false;
 };
 
 inline SchedulerLimits limits(std::int32_t max_batch_size, std::int32_t max_num_tokens, bool chunked = true) {
@@ -73,7 +74,8 @@ class World {
              config.partial_reuse),
         cache_(config.device_pages > 0 ? make_cache(config) : nullptr),
         cross_pool_(config.num_cross_blocks > 0
-                        ? std::make_unique<CrossBlockPool>(config.num_cross_blocks, config.tokens_per_block)
+                        ? std::make_unique<CrossBlockPool>(config.num_cross_blocks, config.tokens_per_block,
+                                                           config.enable_block_reuse)
                         : nullptr),
         scheduler({.capacity_scheduler_policy = config.policy,
                    .context_chunking_policy = config.chunking,
@@ -108,6 +110,7 @@ class World {
     sequence.compute_whole_prompt = options.compute_whole_prompt;
     sequence.retention = options.retention;
     sequence.encoder_tokens = options.encoder_tokens;
+    sequence.compute_encoder_input = options.compute_encoder_input;
     sequence.num_forks = max_tokens == 1 ? 0 : options.num_sequences - 1;
     sequence.is_beam = options.are_beams;
     if (sequence.is_beam) beams_[sequence.id] = {&sequence};
@@ -135,7 +138,7 @@ class World {
   }
   void run_planned() {
     for (const PlannedCopy& planned : plan.copies) copy(planned.blocks);
-    for (const Sequence* sequence : plan.started) encode(*sequence);
+    for (const Sequence* sequence : plan.encoded) encode(*sequence);
     for (const PlannedSequence& entry : plan.entries) compute(entry);
     for (const PlannedSequence& entry : plan.entries) {
       if (entry.num_drafts > 0) generate(entry);
@@ -366,7 +369,6 @@ class World {
   }
   /// What an encoder would write of a sequence's input.
   void encode(const Sequence& sequence) {
-    if (!sequence.cross) return;
     for (const BlockId block : sequence.cross->blocks()) {
       cross_memory_[static_cast<std::size_t>(block)] = hash(sequence, *sequence.encoder_tokens);
     }

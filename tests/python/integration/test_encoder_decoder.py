@@ -156,6 +156,77 @@ def test_a_crowd_changes_no_bit(served: Served, policy: str) -> None:
         assert bits_of(result) == alone[id(case)]
 
 
+SHORT = adaptrt.OutputConfig(return_context_logits=True, return_generation_logits=True, exclude_input_from_output=True)
+
+
+def without_output(served: Served, case: Case, **fields: object) -> adaptrt.Request:
+    """A request that does not ask for the encoder's output, so that the encoder need not run for it."""
+    return served.request(case, output_config=SHORT, **fields)
+
+
+def cross_stats(executor: adaptrt.Executor) -> adaptrt.KvCacheStats:
+    stats = executor.get_latest_iteration_stats()[-1].cross_kv_cache_stats
+    assert stats is not None
+    return stats
+
+
+def answer_bits(result: adaptrt.Result) -> tuple[list[int], bytes]:
+    return result.output_token_ids[0], logits_of(result).tobytes()
+
+
+def test_encoder_inputs_are_computed_once(served: Served) -> None:
+    """Told apart by tokens, adapter and salt; the same bits as computed, and as transformers has them."""
+    computed = {id(case): bits_of(served.answers([case])[0])[:2] for case in CASES}
+    config = adaptrt.ExecutorConfig(request_stats_max_iterations=1)
+    with adaptrt.Executor(served.engine, adaptrt.ModelType.ENCODER_DECODER, config) as executor:
+        for case in CASES:
+            finish(executor, executor.enqueue_request(without_output(served, case)))
+        before = cross_stats(executor)
+        num_blocks = sum(-(-len(case.encoder) // CONFIG.tokens_per_block) for case in CASES)
+        assert (before.reused_blocks, before.missed_blocks) == (0, num_blocks)
+        assert (before.alloc_new_blocks, before.used_num_blocks) == (num_blocks, 0)
+        for case in CASES:
+            result = finish(executor, executor.enqueue_request(without_output(served, case)))
+            assert answer_bits(result) == computed[id(case)]
+            (of_request,) = executor.get_latest_request_stats()[-1].request_stats
+            assert of_request.reused_blocks_per_request == -(-len(case.encoder) // CONFIG.tokens_per_block)
+        stats = cross_stats(executor)
+        assert (stats.reused_blocks, stats.missed_blocks) == (num_blocks, num_blocks)
+        assert stats.reused_tokens == sum(len(case.encoder) for case in CASES)
+        assert stats.alloc_new_blocks == num_blocks
+        for fields in ({"cache_salt_id": 3}, {"lora_config": served.lora("rslora", served.engine)}):
+            finish(executor, executor.enqueue_request(without_output(served, CASES[1], **fields)))
+        assert cross_stats(executor).reused_blocks == num_blocks
+
+
+def test_the_encoders_output_is_computed_whatever_is_kept(served: Served) -> None:
+    case = CASES[2]
+    (expected,) = served.answers([case])
+    with adaptrt.Executor(served.engine, adaptrt.ModelType.ENCODER_DECODER) as executor:
+        finish(executor, executor.enqueue_request(without_output(served, case)))
+        assert bits_of(finish(executor, executor.enqueue_request(served.request(case)))) == bits_of(expected)
+        assert cross_stats(executor).reused_blocks == 0
+        result = finish(executor, executor.enqueue_request(without_output(served, case)))
+        assert answer_bits(result) == bits_of(expected)[:2]
+        assert cross_stats(executor).reused_blocks == 6
+
+
+def test_encoder_inputs_of_a_replaced_adapter_are_computed_again(served: Served) -> None:
+    case = Case("lora", tokens_of(20, 5), tokens_of(2, 6))
+    config = adaptrt.ExecutorConfig(request_stats_max_iterations=1)
+    with adaptrt.Executor(served.engine, adaptrt.ModelType.ENCODER_DECODER, config) as executor:
+        for adapter in ("lora", "rslora"):
+            directory = served.adapters[adapter]
+            assert directory is not None
+            (expected,) = served.answers([dataclasses.replace(case, adapter=adapter)])
+            weights = adaptrt.LoraConfig.from_peft(9, directory, served.engine, replace=True)
+            for lora, reused in ((weights, 0), (adaptrt.LoraConfig(9), 3)):
+                result = finish(executor, executor.enqueue_request(without_output(served, case, lora_config=lora)))
+                assert answer_bits(result) == bits_of(expected)[:2]
+                (newest,) = executor.get_latest_request_stats()[-1].request_stats
+                assert newest.reused_blocks_per_request == reused
+
+
 def test_adapters_are_asked_for_by_name(served: Served) -> None:
     case = next(case for case in CASES if case.adapter == "lora")
     (expected,) = served.answers([case])

@@ -202,6 +202,7 @@ struct IterationStats {
   std::size_t cpu_mem_usage = 0;
   std::size_t pinned_mem_usage = 0;
   std::optional<KvCacheStats> kv_cache_stats;
+  std::optional<KvCacheStats> cross_kv_cache_stats;
   std::optional<StaticBatchingStats> static_batching_stats;
   std::optional<InflightBatchingStats> inflight_batching_stats;
   std::optional<SpecDecodingStats> spec_decoding_stats;
@@ -234,6 +235,8 @@ constexpr auto fields_of(const IterationStats* /*type*/) {
           "on a CPU of the KV pool, the device level and the draft engine's caches."},
       Field{"pinned_mem_usage", &C::pinned_mem_usage, "Bytes; 0 on a CPU."},
       Field{"kv_cache_stats", &C::kv_cache_stats, "The KV cache after the step."},
+      Field{"cross_kv_cache_stats", &C::cross_kv_cache_stats,
+            "What decoders see of encoder inputs, after the step; None without an encoder."},
       Field{"static_batching_stats", &C::static_batching_stats, "Always None: batches are in flight."},
       Field{"inflight_batching_stats", &C::inflight_batching_stats, "The step's batch."},
       Field{"spec_decoding_stats", &C::spec_decoding_stats,
@@ -285,7 +288,8 @@ constexpr auto fields_of(const RequestStats* /*type*/) {
             "sequences or where drafts were right."},
       Field{"scheduled", &C::scheduled, "Part of this step."},
       Field{"paused", &C::paused, "A sequence waits although it ran before."},
-      Field{"alloc_total_blocks_per_request", &C::alloc_total_blocks_per_request, "New and reused."},
+      Field{"alloc_total_blocks_per_request", &C::alloc_total_blocks_per_request,
+            "New and reused, those of its encoder input included."},
       Field{"alloc_new_blocks_per_request", &C::alloc_new_blocks_per_request, "So far."},
       Field{"reused_blocks_per_request", &C::reused_blocks_per_request, "So far."},
       Field{"missed_blocks_per_request", &C::missed_blocks_per_request, "So far."},

@@ -13,7 +13,7 @@ namespace adaptrt {
 /// TensorRT-LLM's KvCacheConfig. "Device" memory is the machine's on a CPU.
 struct KvCacheConfig {
   /// Keep full blocks of finished and running requests, and give them to requests that start with the same
-  /// tokens.
+  /// tokens; of engines with an encoder, what decoders see of encoder inputs to requests with the same one.
   bool enable_block_reuse = true;
   /// Tokens that the pool holds at most, rounded down to whole blocks; nullopt: what the memory fraction
   /// allows.

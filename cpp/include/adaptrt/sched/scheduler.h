@@ -81,6 +81,7 @@ struct StepPlan {
   /// To be made in this order before the step writes anything; of sequences that run, planned or not.
   std::vector<PlannedCopy> copies;
   std::vector<Sequence*> started;  ///< began or resumed to run
+  std::vector<Sequence*> encoded;  ///< of `started`, those whose encoder inputs the step computes
   /// Lost their blocks and lease, and wait again. A plan that pauses starts nothing.
   std::vector<Sequence*> paused;
   /// Waiting, with an adapter that gets no pages although no running request holds any (others are pinned):
@@ -90,9 +91,8 @@ struct StepPlan {
   std::vector<FailedStart> failed;
   /// Requests wait for loads that are under way: LoraCacheOptions::on_load_end tells when to plan again.
   bool awaits_loads = false;
-  std::int32_t num_tokens = 0;  ///< drafts included
-  /// Of the encoder inputs of `started`, which the step computes.
-  std::int32_t num_encoder_tokens = 0;
+  std::int32_t num_tokens = 0;          ///< drafts included
+  std::int32_t num_encoder_tokens = 0;  ///< of the inputs of `encoded`
   std::int32_t num_draft_tokens = 0;
   std::int32_t num_context_tokens = 0;
   std::int32_t num_context_sequences = 0;
@@ -119,9 +119,10 @@ struct StepPlan {
 /// nothing is paused, KV blocks for all that they may generate. Beams are such sequences too; blocks are kept
 /// for them whatever the policy.
 ///
-/// A sequence with an encoder input starts in a step that computes all of it, and holds blocks for what the
-/// decoder sees of it, from a pool of their own, until it is paused or ends. A step has max_num_tokens of
-/// encoder inputs beside those of its other tokens.
+/// A sequence with an encoder input starts in a step that computes all of it, unless what the decoder sees of
+/// it is there, or is computed for another one that starts with the step. It holds blocks for that, from a
+/// pool of their own, until it is paused or ends. A step has max_num_tokens of encoder inputs beside those of
+/// its other tokens.
 ///
 /// Where the pool has no blocks, the engine keeps no KV: a sequence holds none, and starts in a step that has
 /// room for all of its tokens, whatever the limits say of chunks.
@@ -214,10 +215,14 @@ class Scheduler {
   [[nodiscard]] AdapterReadiness readiness_of(const Sequence& sequence);
   StartResult try_start(Sequence& sequence, StepPlan& plan);
   /// Whether the step has room for the sequence's encoder input, and the pool for what the decoder sees of
-  /// it.
+  /// it, or neither is needed.
   [[nodiscard]] bool has_encoder_room(const Sequence& sequence, const StepPlan& plan) const;
+  /// Whether it may do without its encoder input's computation.
+  [[nodiscard]] static bool may_reuse_encoder_input(const Sequence& sequence);
+  /// Gives a sequence that starts the blocks of its encoder input.
+  void take_cross_blocks(Sequence& sequence, StepPlan& plan);
   void pass_over(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan);
-  void start(Sequence& sequence, std::optional<DeviceLease> lease);
+  void start(Sequence& sequence, std::optional<DeviceLease> lease, StepPlan& plan);
   void run(Sequence& sequence);
   void pause(Sequence& sequence);
   /// Gives a sequence that starts what is known of its tokens.

@@ -53,9 +53,11 @@ struct Sequence {
   /// computed a beam waits for Scheduler::move_beams() and its next token.
   bool is_beam = false;
 
-  /// What the encoder is given, of at least one token; nullptr: the engine has no encoder. Sequences of one
-  /// request share it.
-  std::shared_ptr<const std::vector<std::int32_t>> encoder_tokens;
+  /// nullptr: the engine has no encoder. Sequences of one request share it.
+  EncoderTokens encoder_tokens;
+  /// Run the encoder at the first start, even where its keys and values could be reused: the request wants
+  /// its output.
+  bool compute_encoder_input = false;
 
   /// The prompt, then what was generated. The executor appends a token after each step that sampled one, and
   /// removes the sequence from the scheduler when that was the last.
@@ -78,8 +80,9 @@ struct Sequence {
   std::int32_t num_computed = 0;
   BlockTable table;
   /// Of the keys and values that the encoder makes of encoder_tokens, in the step in which the sequence
-  /// starts. Shared by the sequences that were forked from one another.
-  std::shared_ptr<const CrossBlocks> cross;
+  /// starts or before. Shared by all that have the same.
+  CrossBlockPool::Share cross;
+  CrossCounts cross_counts;
   /// Shared by the sequences that were forked from one another.
   std::shared_ptr<const DeviceLease> lease;
   /// Sequences with adapters that started ahead of this one while its adapter got no pages.
