@@ -152,6 +152,9 @@ class ExecutorCollector(Collector):
         if kv_cache is not None:
             yield from _kv_cache_metrics(kv_cache)
             yield self._cache_config(kv_cache)
+        cross = self._statistics.cross_kv_cache()
+        if cross is not None:
+            yield from _cross_kv_cache_metrics(cross)
         if self._executor.executor.engine_info.lora.target_modules:
             running, waiting = self._adapters()
             adapters = GaugeMetricFamily(
@@ -237,6 +240,16 @@ def _kv_cache_metrics(stats: KvCacheStats) -> Iterator[Metric]:
     yield _count("kv_cache_hit_tokens", "Tokens whose KV was found, in full blocks and in parts.", stats.reused_tokens)
     if stats.second_level is not None:
         yield from _kv_file_metrics(stats.second_level)
+
+
+def _cross_kv_cache_metrics(stats: KvCacheStats) -> Iterator[Metric]:
+    yield _gauge("cross_kv_cache_blocks", "KV blocks for encoder inputs.", stats.max_num_blocks)
+    yield _count(
+        "cross_kv_cache_allocated_blocks", "KV blocks of encoder inputs that were computed.", stats.alloc_new_blocks
+    )
+    yield _count("cross_kv_cache_hit_blocks", "KV blocks of encoder inputs that were found.", stats.reused_blocks)
+    yield _count("cross_kv_cache_missed_blocks", "Those that were not found.", stats.missed_blocks)
+    yield _count("cross_kv_cache_hit_tokens", "Tokens of encoder inputs that were found.", stats.reused_tokens)
 
 
 def _kv_file_metrics(stats: SecondLevelStats) -> Iterator[Metric]:

@@ -34,6 +34,11 @@ class ExecutorStatistics:
         newest = self.newest()
         return None if newest is None else newest.kv_cache_stats
 
+    def cross_kv_cache(self) -> KvCacheStats | None:
+        """Of encoder inputs, after the newest step; None before the first, and without an encoder."""
+        newest = self.newest()
+        return None if newest is None else newest.cross_kv_cache_stats
+
     def speculation(self) -> SpeculationStats:
         """All drafts so far."""
         newest = self.newest()

@@ -195,6 +195,20 @@ def test_the_file_behind_the_kv_cache() -> None:
     assert made.samples()["adaptrt_kv_file_given_up"] == 1
 
 
+def test_blocks_of_encoder_inputs() -> None:
+    made = MadeUp()
+    made.steps = [step(0, 0, 0)]
+    assert not [name for name in made.samples() if "cross_kv" in name]
+    cross = KvCacheStats(max_num_blocks=9, alloc_new_blocks=4, reused_blocks=3, missed_blocks=2, reused_tokens=40)
+    made.steps = [IterationStats(cross_kv_cache_stats=cross)]
+    samples = made.samples()
+    assert samples["adaptrt_cross_kv_cache_blocks"] == 9
+    assert samples["adaptrt_cross_kv_cache_allocated_blocks_total"] == 4
+    assert samples["adaptrt_cross_kv_cache_hit_blocks_total"] == 3
+    assert samples["adaptrt_cross_kv_cache_missed_blocks_total"] == 2
+    assert samples["adaptrt_cross_kv_cache_hit_tokens_total"] == 40
+
+
 def gateway(made: MadeUp) -> tuple[list[str], list[str]]:
     """(running, waiting) as the inference gateway reads them."""
     (name,) = (name for name in made.samples() if name.startswith("vllm:lora_requests_info"))
