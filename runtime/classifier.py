@@ -77,7 +77,9 @@ def adapted_classifier(
     base = stated if stated is not None and len(stated.labels) == num_labels else None
     labels = head.labels or (tuple(f"LABEL_{i}" for i in range(num_labels)) if base is None else base.labels)
     problem_type = head.problem_type or (None if base is None else base.problem_type)
-    layer = _pooler(engine, pooler, str(directory), per_token=head.per_token)
+    layer = _own_layer(engine, head, pooler, str(directory))
+    if layer is None:
+        layer = _pooler(engine, pooler, str(directory), per_token=head.per_token)
     return AdaptedClassifier(
         labels,
         problem_type_of(problem_type, num_labels),
@@ -95,6 +97,35 @@ def without_padding(prompt: list[int], engine: LoadedEngine, classifier: Adapted
     while end > 1 and prompt[end - 1] == pad:
         end -= 1
     return prompt[:end]
+
+
+def _own_layer(
+    engine: LoadedEngine, head: ClassifierHead, adapted: AdaptedPooler | None, subject: str
+) -> PoolingLayer | None:
+    """The layer before an adapter's last one, where the adapter brings it; None: it takes the model's or needs none."""
+    config, before = engine.config.pretrained_config, head.before
+    expected = None if head.per_token else config.head_layer
+    if before is None:
+        if expected is None:
+            return None
+        raise AdapterError(
+            f"{subject}: the classifier's head has one layer; that of {config.architecture} has {expected.path} before "
+            "the last one"
+        )
+    if expected is None or before.path != expected.path:
+        accepted = "none" if expected is None else expected.path
+        raise AdapterError(
+            f"{subject}: the classifier's head has {before.path}; accepted before the last layer of "
+            f"{config.architecture}: {accepted}"
+        )
+    if before.weight.shape != (config.hidden_size, config.hidden_size):
+        raise AdapterError(
+            f"{subject}: {before.path}.weight is {list(before.weight.shape)}; the model's hidden size is "
+            f"{config.hidden_size}"
+        )
+    if adapted is not None:
+        raise AdapterError(f"{subject}: has {before.path} of its own and changes the model's; accepted: one of them")
+    return PoolingLayer(before.weight, before.bias, expected.activation)
 
 
 def _pooler(

@@ -1,4 +1,4 @@
-"""The head of a classifier's adapter: a linear layer of its own, which is no row of a request's tensors.
+"""The head of a classifier's adapter: linear layers of its own, which are no rows of a request's tensors.
 
 PEFT trains it whole and keeps it beside the matrices of LoRA. It stays on the host and is applied to pooled hidden
 states; everything else of such an adapter is an adapter like any other.
@@ -26,8 +26,25 @@ _MODEL_CLASSES: Final = {"ForSequenceClassification": "SEQ_CLS", "ForTokenClassi
 MODEL_CONFIG_FILE: Final = "config.json"
 """The trained model's, where somebody has put it beside the adapter: it alone has the names of the classes."""
 
-_NAMES: Final = ("score", "classifier")
-_TENSOR: Final = re.compile(r"base_model\.model\.(score|classifier)\.(?:modules_to_save\.)?(weight|bias)")
+_NAMES: Final = ("score", "classifier", "pre_classifier")
+_TENSOR: Final = re.compile(
+    r"base_model\.model\.(?P<module>score|classifier|pre_classifier)\.(?:modules_to_save\.)?"
+    r"(?P<inner>dense\.|out_proj\.)?(?P<part>weight|bias)"
+)
+_LAST: Final = ("score", "classifier", "classifier.out_proj")
+_BEFORE: Final = ("classifier.dense", "pre_classifier")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerBefore:
+    """The layer before a head's last one, where the adapter has it."""
+
+    path: str
+    """Its name in the model."""
+    weight: npt.NDArray[np.float32]
+    """[out, in]"""
+    bias: npt.NDArray[np.float32]
+    """[out]"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +60,8 @@ class ClassifierHead:
     """None: nothing says what they are called."""
     problem_type: str | None
     """As Classifier.problem_type; None: not stated."""
+    before: LayerBefore | None = None
+    """None: the adapter has its last layer alone."""
 
 
 def is_classifier(fields: Mapping[str, Any]) -> bool:
@@ -76,24 +95,42 @@ def tensors_without_head(tensors: Mapping[str, Array]) -> dict[str, Array]:
 def head_of(directory: Path, fields: Mapping[str, Any], file: Path, tensors: Mapping[str, Array]) -> ClassifierHead:
     """The head of a classifier's adapter, of which `file` has the tensors. Raises AdapterError."""
     found: dict[str, dict[str, Array]] = {}
-    for name, tensor in tensors.items():
-        match = _TENSOR.fullmatch(name)
+    for tensor_name, tensor in tensors.items():
+        match = _TENSOR.fullmatch(tensor_name)
         if match is not None:
-            found.setdefault(match[1], {})[match[2]] = tensor
+            path = f"{match['module']}.{match['inner'] or ''}".removesuffix(".")
+            found.setdefault(path, {})[match["part"]] = tensor
     task = _task_of(fields)
-    if len(found) != 1 or "weight" not in next(iter(found.values())):
+    last = [name for name in _LAST if "weight" in found.get(name, {})]
+    if len(last) != 1 or not set(found) <= {*last, *_BEFORE}:
         said = " and ".join(f"'{name}'" for name in found) or "none"
         raise AdapterError(
             f"{file}: is of task_type {task}, and of a classifier's head it has {said}; accepted: "
-            "base_model.model.score.weight or base_model.model.classifier.weight"
+            "base_model.model.score.weight or base_model.model.classifier.weight, or classifier.dense and "
+            "classifier.out_proj"
         )
-    ((name, parts),) = found.items()
+    name, parts = last[0], found[last[0]]
     weight = _float32(file, f"{name}.weight", parts["weight"], 2)
     bias = _float32(file, f"{name}.bias", parts["bias"], 1) if "bias" in parts else None
     if bias is not None and bias.shape != weight.shape[:1]:
         raise AdapterError(f"{file}: {name}.bias is {list(bias.shape)}, and {name}.weight {list(weight.shape)}")
     labels, problem_type = _names_of_classes(directory, len(weight))
-    return ClassifierHead(weight, bias, PER_TOKEN[task], labels, problem_type)
+    return ClassifierHead(weight, bias, PER_TOKEN[task], labels, problem_type, _layer_before(file, found))
+
+
+def _layer_before(file: Path, found: Mapping[str, Mapping[str, Array]]) -> LayerBefore | None:
+    names = [name for name in _BEFORE if name in found]
+    if not names:
+        return None
+    if len(names) > 1 or found[names[0]].keys() != {"weight", "bias"}:
+        said = " and ".join(f"'{name}.{part}'" for name in names for part in found[name])
+        raise AdapterError(f"{file}: before a head's last layer it has {said}; accepted: weight and bias of one layer")
+    (path,) = names
+    weight = _float32(file, f"{path}.weight", found[path]["weight"], 2)
+    bias = _float32(file, f"{path}.bias", found[path]["bias"], 1)
+    if bias.shape != weight.shape[:1]:
+        raise AdapterError(f"{file}: {path}.bias is {list(bias.shape)}, and {path}.weight {list(weight.shape)}")
+    return LayerBefore(path, weight, bias)
 
 
 def _float32(file: Path, name: str, tensor: Array, dimensions: int) -> npt.NDArray[np.float32]:

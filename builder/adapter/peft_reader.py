@@ -21,7 +21,7 @@ from .module_parts import ModuleParts, parts_by_module, ranks_above
 from .names import ModuleKey, Role
 from .peft_config import PeftConfig, parse_peft_config
 from .peft_fields import TRAINABLE_TOKENS
-from .pooler import AdaptedPooler, adapted_pooler, pooler_tensors
+from .pooler import AdaptedPooler, adapted_pooler, tensors_of
 from .recognise import CONFIG_FILE, PICKLE_FILE, SAFETENSORS_FILE, refuse_lfs_pointer
 from .token_rows import is_token_rows, read_token_rows
 from .vera import is_projection, vera_projections
@@ -68,8 +68,8 @@ def read_peft_adapter(
     whole = whole_weights(tensors, modules)
     of_tokens = {name: tensor for name, tensor in tensors.items() if is_token_rows(name)}
     # A pooler is no part of the program: read_pooler() reads what an adapter makes of it.
-    of_pooler = pooler_tensors(tensors, modules)
-    apart = {*of_biases, *of_tokens, *of_pooler, *whole}
+    outside = set() if modules is None else modules.pooler_paths | modules.left_aside
+    apart = {*of_biases, *of_tokens, *tensors_of(outside, tensors), *whole}
     own = {name: tensor for name, tensor in tensors.items() if not is_projection(name) and name not in apart}
     split = split_expert_parameters(own, modules)
     found: dict[ModuleKey, ModuleParts] = {}
@@ -130,11 +130,12 @@ def read_pooler(directory: Path, fields: Mapping[str, Any], modules: AdaptedModu
     """What an adapter that was read makes of the model's pooler; None: nothing. Raises AdapterError."""
     if not modules.pooler_paths or fields.get("peft_type") not in FOLDINGS:
         return None
-    config = parse_peft_config(
-        fields_without_head(fields) if is_classifier(fields) else fields, str(directory / CONFIG_FILE)
-    )
+    has_head = is_classifier(fields)
+    config = parse_peft_config(fields_without_head(fields) if has_head else fields, str(directory / CONFIG_FILE))
     file, tensors, _ = _read_file(directory)
-    return adapted_pooler(pooler_tensors(tensors, modules), config, file)
+    if has_head:
+        tensors = tensors_without_head(tensors)
+    return adapted_pooler(tensors_of(modules.pooler_paths, tensors), config, file)
 
 
 def _kind(config: PeftConfig) -> str:

@@ -6,7 +6,7 @@ adapter has a pooler of its own. Embeddings do not read it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from ..._core import AdapterError
 from ..checkpoint.casting import to_float32
-from ..network.adapter_sites import AdaptedModules
 from .adapter import Array, FloatArray
 from .names import LORA_NAMES, PEFT_PREFIX, Role
 from .peft_config import PeftConfig
@@ -50,15 +49,14 @@ class AdaptedPooler:
         return np.ascontiguousarray(made, np.float32)
 
 
-def pooler_tensors(tensors: Mapping[str, Array], modules: AdaptedModules | None) -> dict[str, Array]:
-    """Those that change the pooler of the model."""
-    paths = () if modules is None else modules.pooler_paths
+def tensors_of(paths: Iterable[str], tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Those that change one of the linear layers `paths`."""
     starts = tuple(start + path + "." for path in paths for start in (PEFT_PREFIX, ""))
     return {name: tensor for name, tensor in tensors.items() if starts and name.startswith(starts)}
 
 
 def adapted_pooler(tensors: Mapping[str, Array], config: PeftConfig, file: Path) -> AdaptedPooler | None:
-    """What pooler_tensors() are; None: there are none. Raises AdapterError for what is not LoRA's or DoRA's."""
+    """What tensors_of() a pooler are; None: there are none. Raises AdapterError for what is not LoRA's or DoRA's."""
     if not tensors:
         return None
     found: dict[str, FloatArray] = {}

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name, dtype_name
 from ..._version import __version__
 from ..json_fields import JsonFields
-from .pooling import LAST, Classifier, EmbeddingPooling
+from .pooling import LAST, Classifier, EmbeddingPooling, HeadLayer
 from .quantization import QuantConfig, quantization_to_dict, read_int8_kv_cache, read_quantization
 from .rotary import LongRopeScaling, RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
 from .tensor_names import LM_HEAD_MODULE
@@ -113,6 +113,11 @@ class CheckpointConfig:
     def classifiers_need_pooler(self, *, per_token: bool) -> bool:
         """Whether classifiers of texts, or of tokens, have a layer before their last one."""
         return False
+
+    @property
+    def head_layer(self) -> HeadLayer | None:
+        """What classifiers of texts have before their last layer, where adapters bring both; else None."""
+        return None
 
     @property
     def num_adapted_layers(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..._core import PoolingActivation
 from ..json_fields import JsonFields
 
 LAST: Final = "last"
@@ -43,6 +44,16 @@ class EmbeddingPooling:
         return cls(
             pooling_type=fields.string("pooling_type", choices=POOLING_TYPES), normalize=fields.boolean("normalize")
         )
+
+
+@dataclass(frozen=True)
+class HeadLayer:
+    """A linear layer that a classifier of texts has before its last one, where adapters have their own of both."""
+
+    path: str
+    """In a Hugging Face model."""
+    activation: PoolingActivation
+    """What follows it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,7 +189,8 @@ def _read(fields: JsonFields, family: ModelFamily, dtype: DType | None, mapping:
     num_hidden_layers = fields.integer(name("num_hidden_layers"), maximum=MAX_LAYERS)
     num_attention_heads = fields.integer(name("num_attention_heads"))
     head_size = _optional_size(fields, family, "head_dim") or _head_size(fields, hidden_size, num_attention_heads)
-    max_position_embeddings = fields.integer(name("max_position_embeddings"))
+    unused = 0 if family.unused_positions is None else family.unused_positions(fields)
+    max_position_embeddings = fields.integer(name("max_position_embeddings"), minimum=unused + 1) - unused
     if family.read_rope is not None:
         rope = family.read_rope(fields, max_position_embeddings)
     else:

@@ -11,8 +11,7 @@ from ..checkpoint.config import LEARNED_POSITIONS
 from ..checkpoint.pooling import CLS
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation, RotaryTable, Value
-from ..network.weights import SourceRow, Split, whole
+from .bert_layers import declare_bert
 from .encoder import EncoderConfig
 from .family import GELUS, Features, ModelFamily, no_rope
 
@@ -56,49 +55,11 @@ def _fitting(c: BertConfig, tensors: Container[str]) -> BertConfig:
 
 
 def _declare(net: Network, c: BertConfig) -> None:
-    x, rotary = _embedded(net, c), net.no_rotation()
-    for layer in net.layers():
-        p = f"{_MODEL}.encoder.layer.{layer}"
-        x = _attention(net, c, x, p, rotary)
-        x = _mlp(net, c, x, p)
-        if layer < c.num_hidden_layers - 1:
-            x = net.layer_norm(x, f"{p}.output.LayerNorm", "post_layernorm", is_stream=True)
-    with net.scope("head"):
-        last = f"{_MODEL}.encoder.layer.{c.num_hidden_layers - 1}.output.LayerNorm"
-        net.hidden = net.layer_norm(x, last, "transformer.ln_f", logit_rows=True)
+    declare_bert(net, c, _MODEL, c.type_vocab_size)
     if c.has_pooler:
         net.pool(_POOLER, activation=PoolingActivation.TANH)
     if c.classifier is not None:
         net.classifier("classifier", c.hidden_size, bias=True)
-
-
-def _embedded(net: Network, c: BertConfig) -> Value:
-    p = f"{_MODEL}.embeddings"
-    kind = SourceRow(f"{p}.token_type_embeddings.weight", (c.type_vocab_size, c.hidden_size), row=0)
-    x = net.embedding(f"{p}.word_embeddings", positions=f"{p}.position_embeddings", added=kind)
-    with net.scope("embedding"):
-        return net.layer_norm(x, f"{p}.LayerNorm", "transformer.ln_embed", is_stream=True)
-
-
-def _attention(net: Network, c: BertConfig, x: Value, p: str, rotary: RotaryTable) -> Value:
-    heads, width = c.num_attention_heads, c.num_attention_heads * c.head_size
-    with net.scope("attention"):
-        names = (("query", "attn_q"), ("key", "attn_k"), ("value", "attn_v"))
-        parts = [whole(f"{p}.attention.self.{name}", module, width, heads) for name, module in names]
-        qkv = net.linear(net.cast(x), "attention.qkv", parts, split=Split.COLUMN, bias=True)
-        attended = net.attention(qkv, rotary, is_causal=False)
-        dense = whole(f"{p}.attention.output.dense", "attn_dense", c.hidden_size)
-        x = net.linear(attended, "attention.dense", [dense], split=Split.ROW, bias=True, add_to=x)
-        return net.layer_norm(x, f"{p}.attention.output.LayerNorm", "input_layernorm", is_stream=True)
-
-
-def _mlp(net: Network, c: BertConfig, x: Value, p: str) -> Value:
-    with net.scope("mlp"):
-        up = whole(f"{p}.intermediate.dense", "mlp_h_to_4h", c.intermediate_size)
-        activation = Activation(c.hidden_act)
-        h = net.linear(net.cast(x), "mlp.fc", [up], split=Split.COLUMN, bias=True, activation=activation)
-        down = whole(f"{p}.output.dense", "mlp_4h_to_h", c.hidden_size)
-        return net.linear(h, "mlp.proj", [down], split=Split.ROW, bias=True, add_to=x)
 
 
 BERT = ModelFamily(

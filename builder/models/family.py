@@ -109,6 +109,8 @@ class ModelFamily:
     activations: Mapping[str, str] = field(default_factory=lambda: {"silu": "silu"})
     """Values of hidden_act with those of CheckpointConfig.hidden_act; the first where it is left out."""
     position_embedding_type: str = ROPE
+    unused_positions: Callable[[JsonFields], int] | None = None
+    """Of max_position_embeddings, those that no token has; None: every one can be a token's."""
     partial_rotary_factor: float | None = None
     """Where it is left out; None: heads are always rotated whole."""
     fill_in: Callable[[JsonFields], Mapping[str, Any]] | None = None

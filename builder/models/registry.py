@@ -14,6 +14,7 @@ from ..network.network import Network
 from .bart import BART
 from .bert import BERT
 from .cohere import COHERE, COHERE2
+from .distilbert import DISTILBERT
 from .encoder import EncoderConfig
 from .exaone4 import EXAONE4
 from .family import ModelFamily
@@ -39,6 +40,7 @@ from .qwen2_moe import QWEN2_MOE
 from .qwen3 import QWEN3
 from .qwen3_moe import QWEN3_MOE
 from .qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+from .roberta import ROBERTA, XLM_ROBERTA
 from .smollm3 import SMOLLM3
 from .stablelm import STABLELM
 from .starcoder2 import STARCODER2
@@ -88,6 +90,9 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         BART,
         BERT,
         MODERNBERT,
+        ROBERTA,
+        XLM_ROBERTA,
+        DISTILBERT,
     )
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -140,8 +141,11 @@ class AdaptedModules:
         self.has_encoder: Final = network.encoder_output is not None
         """The model has an encoder before the decoder."""
         self.is_encoder_only: Final = network.config.is_encoder_only
-        self.pooler_paths: Final = _pooler_paths(network)
+        pooler = set() if network.pooler is None else {network.pooler.weight.source.removesuffix(".weight")}
+        self.pooler_paths: Final = _with_older(pooler, network)
         """Of the linear layer that classifiers have before their last one; none where there is none."""
+        self.left_aside: Final = _with_older(network.left_aside, network)
+        """Of linear layers that nothing served reads."""
         self._older_names = network.older_names
         self.by_path: Final[Mapping[str, AdaptedModule]] = dict(_adapted_modules(network))
         """By their paths in the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
@@ -251,12 +255,15 @@ def _whole_vocabulary(site: AdapterSite) -> Iterator[tuple[str, AdaptedModule]]:
     )
 
 
-def _pooler_paths(network: Network) -> frozenset[str]:
-    if network.pooler is None:
-        return frozenset()
-    path = network.pooler.weight.source.removesuffix(".weight")
-    older = {old + path.removeprefix(now) for old, now in network.older_names.items() if path.startswith(now)}
-    return frozenset({path, *older})
+def _with_older(paths: AbstractSet[str], network: Network) -> frozenset[str]:
+    """And what they were called in older layouts of the model."""
+    older = {
+        old + path.removeprefix(now)
+        for path in paths
+        for old, now in network.older_names.items()
+        if path.startswith(now)
+    }
+    return frozenset({*paths, *older})
 
 
 def _expert_blocks(modules: Mapping[str, AdaptedModule]) -> dict[str, ExpertBlock]:

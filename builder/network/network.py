@@ -64,6 +64,8 @@ class Network:
         """What some classifiers do to pooled hidden states before their last layer."""
         self.classes: PoolingLayer | None = None
         """A classifier's last layer: one output a class."""
+        self.left_aside: Final[set[str]] = set()
+        """Linear layers that the Hugging Face model may have and that nothing served reads."""
         self.encoder_output: Value | None = None
         """What the encoder makes of its input, where there is one: float32, or what linear layers read."""
         self.layer_ends: list[int] = []
@@ -517,6 +519,10 @@ class Network:
             norm_bias=None if norm is None or not norm_bias else vector("norm.bias", f"{norm}.bias"),
             epsilon=self.config.norm_epsilon,
         )
+
+    def leave_aside(self, source: str) -> None:
+        """The linear layer `source` is read by nothing that is served: what adapters make of it does not count."""
+        self.left_aside.add(source)
 
     @property
     def pooling_layers(self) -> list[PoolingLayer]:

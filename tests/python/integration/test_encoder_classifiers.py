@@ -1,4 +1,4 @@
-"""Classifiers over BERT and ModernBERT against transformers + PEFT: heads of models and adapters, and poolers."""
+"""Classifiers over encoders against transformers + PEFT: heads of models and adapters, and poolers."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ TASKS = {
 }
 HEADS = {
     "bert": ("bert", {}),
+    "roberta": ("roberta", {}),
+    "distilbert": ("distilbert", {}),
     "modernbert, the first token": ("modernbert", {"classifier_bias": True, "classifier_activation": "tanh"}),
     "modernbert, the mean": ("modernbert with biases", {"classifier_pooling": "mean"}),
 }
@@ -131,6 +133,70 @@ def test_adapters_bring_heads_and_change_the_pooler(llm: adaptrt.LLM, base: Path
     for (prompt, name), classes in zip(cases, found, strict=True):
         labels = {i: f"LABEL_{i}" for i in range(ADAPTERS[name]["labels"])}
         check(classes, probabilities(models[name], prompt), labels)
+
+
+# Heads of two layers: RoBERTa's is one module, DistilBERT's two whose names end alike, so that PEFT saves both.
+HEADS_OF_TWO = {
+    "roberta": {"target_modules": ["query", "value", "output.dense"]},
+    "distilbert": {"target_modules": ["q_lin", "lin2"]},
+}
+
+
+@pytest.mark.parametrize("name", HEADS_OF_TWO)
+@pytest.mark.parametrize("over", ["a bare model", "a classifier"])
+def test_adapters_bring_heads_of_two_layers(name: str, over: str, tmp_path: Path) -> None:
+    kind = TASKS["SEQ_CLS"] if over == "a classifier" else transformers.AutoModel
+    labels = {"id2label": LABELS} if over == "a classifier" else {"num_labels": 3}
+    model = save_encoder(MODELS[name], tmp_path / "model", kind, **labels)
+    save_word_tokenizer(model, VOCAB_SIZE, end=False)
+    expected = {}
+    for seed, (task, num_labels) in enumerate((("SEQ_CLS", 3), ("SEQ_CLS", 5), ("TOKEN_CLS", 4))):
+        lora = dict(HEADS_OF_TWO[name], r=3 + seed, use_dora=num_labels == 5)
+        fields = {"num_labels": num_labels, "ignore_mismatched_sizes": True}
+        adapter = tmp_path / f"{task}-{num_labels}"
+        save_pooled_adapter(load(model, task, **fields), adapter, seed, task, **lora)
+        expected[adapter.name] = load(model, task, adapter, **fields)
+    with adaptrt.LLM(model_engine(model, tmp_path), tokenizer=model) as llm:
+        for adapter_name in expected:
+            llm.executor.add_adapter(adapter_name, tmp_path / adapter_name)
+        cases = [(prompt, adapter_name) for prompt in PROMPTS for adapter_name in expected]
+        found = llm.classify([text_of(prompt) for prompt, _ in cases], lora=[case[1] for case in cases])
+        for (prompt, adapter_name), classes in zip(cases, found, strict=True):
+            names = [f"LABEL_{number}" for number in range(5)]
+            if over == "a classifier" and adapter_name == "SEQ_CLS-3":
+                names = list(LABELS.values())
+            check(classes, probabilities(expected[adapter_name], prompt), names)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("roberta", {"classifier.dense.weight": None, "classifier.dense.bias": None}, "has one layer; that of Roberta"),
+        ("roberta", {"classifier.dense.bias": None}, "it has 'classifier.dense.weight'; accepted: weight and bias"),
+        ("roberta", {"classifier.dense.weight": np.zeros((36, 35), np.float32)}, r"classifier\.dense\.weight is \[36"),
+        ("roberta", {"classifier.out_proj.weight": None}, "of a classifier's head it has"),
+        ("distilbert", {"pre_classifier.weight": None, "pre_classifier.bias": None}, "has one layer; that of Distil"),
+        ("distilbert", {"pre_classifier.bias": np.zeros(35, np.float32)}, r"pre_classifier\.bias is \[35\]"),
+        ("distilbert", {"pre_classifier.weight": np.full((36, 36), np.nan, np.float32)}, "has NaN"),
+    ],
+)
+def test_heads_of_two_layers_that_cannot_be_used_are_refused(
+    name: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model = save_encoder(MODELS[name], tmp_path / "model")
+    adapter = tmp_path / "adapter"
+    save_pooled_adapter(load(model, "SEQ_CLS", num_labels=3), adapter, 1, "SEQ_CLS", **HEADS_OF_TWO[name])
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    for tensor, value in change.items():
+        del tensors[f"base_model.model.{tensor}"]
+        if value is not None:
+            tensors[f"base_model.model.{tensor}"] = value
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    with (
+        adaptrt.Executor(model_engine(model, tmp_path), adaptrt.ModelType.ENCODER_ONLY) as executor,
+        pytest.raises(adaptrt.AdapterError, match=message),
+    ):
+        executor.add_adapter("broken", adapter)
 
 
 def test_embeddings_do_not_read_the_pooler(llm: adaptrt.LLM, base: Path) -> None:

@@ -1,4 +1,4 @@
-"""BERT and ModernBERT: hidden states against transformers + PEFT in float32, in crowds, and what is refused."""
+"""Encoders: hidden states against transformers + PEFT in float32, in crowds, and what is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from adaptrt.builder.build import build
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from support.encoders import BUILD, MODELS, VOCAB_SIZE, Encoder, engine_of, save_encoder
+from support.encoders import BUILD, MODELS, ROBERTA_FIELDS, VOCAB_SIZE, Encoder, engine_of, save_encoder
 from support.pooled import (
     hidden_states,
     load_bare,
@@ -253,6 +253,15 @@ REFUSED = {
         ({"num_attention_heads": 5}, "hidden_size 36 is not a multiple of num_attention_heads 5"),
         ({"architectures": ["BertForQuestionAnswering"]}, "architectures is .*accepted: one of"),
     ],
+    "roberta": [
+        ({"is_decoder": True}, "is_decoder is true; only false is supported"),
+        ({"embedding_size": 12}, "embedding_size is 12: an unknown field"),
+        ({"architectures": ["RobertaForMultipleChoice"]}, "architectures is .*accepted: one of"),
+    ],
+    "distilbert": [
+        ({"activation": "tanh"}, "activation is 'tanh'"),
+        ({"n_heads": 5}, "hidden_size 36 is not a multiple of num_attention_heads 5"),
+    ],
     "modernbert": [
         ({"layer_types": ["full_attention"]}, "layer_types is .*expected 5 times"),
         ({"layer_types": None, "global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0"),
@@ -285,7 +294,7 @@ def test_older_modernbert_configs_say_the_same(tmp_path: Path) -> None:
     check(rows, hidden_states(load_bare(model), PROMPTS[2]))
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "roberta", "distilbert"])
 def test_models_of_masked_tokens_are_encoders_too(name: str, tmp_path: Path) -> None:
     """As they are published: with a head that is left aside, and BERT's norms as TensorFlow calls them."""
     model = save_encoder(MODELS[name], tmp_path / "model", transformers.AutoModelForMaskedLM)
@@ -301,6 +310,28 @@ def test_models_of_masked_tokens_are_encoders_too(name: str, tmp_path: Path) -> 
     with adaptrt.Executor(engine, ENCODER) as executor:
         rows = run_pooled(executor, PROMPTS[2], PoolingParams(PoolingType.ALL))
     check(rows, hidden_states(load_bare(model), PROMPTS[2]))
+
+
+def test_positions_begin_behind_the_padding_token(tmp_path: Path) -> None:
+    """Of XLM-RoBERTa as it is published: the padding token is 1, so that two of 514 positions are no token's."""
+    fields = {**ROBERTA_FIELDS, "pad_token_id": 1, "max_position_embeddings": 66}
+    model = save_encoder(dataclasses.replace(MODELS["roberta"], config_class=transformers.XLMRobertaConfig,
+                                             fields=fields), tmp_path / "model")  # fmt: skip
+    adapter = save_pooled_adapter(
+        load_bare(model), tmp_path / "dense", 3, "FEATURE_EXTRACTION", target_modules=["query", "dense"]
+    )
+    assert any(".pooler.dense" in name for name in load_file(adapter / "adapter_model.safetensors"))
+    prompt = [*range(2, 60), *range(2, 8)]
+    with adaptrt.Executor(engine_of(model, tmp_path / "engine"), ENCODER) as executor:
+        assert executor.engine_info.max_input_len == 64
+        executor.add_adapter("dense", adapter)
+        for name, directory in ((None, None), ("dense", adapter)):
+            rows = run_pooled(executor, prompt, PoolingParams(PoolingType.ALL), name)
+            check(rows, hidden_states(load_bare(model, directory), prompt))
+    for field, message in (({"pad_token_id": None}, "pad_token_id"), ({"max_position_embeddings": 2}, "is 2")):
+        broken = changed(model, tmp_path / message.replace(" ", ""), **field)
+        with pytest.raises(CheckpointError, match=message):
+            engine_of(broken, tmp_path / "none")
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Small random encoders: BERT and ModernBERT, the linear layers that PEFT can target in them, and their engines."""
+"""Small random encoders of each family, the linear layers that PEFT can target in them, and their engines."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ BERT_FIELDS = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 3,
     "intermediate_size": 38, "max_position_embeddings": 200, "type_vocab_size": 3, "layer_norm_eps": 1e-3,
     "pad_token_id": 0,
+}  # fmt: skip
+# Position 0 is no token's: the padding token is 0.
+ROBERTA_FIELDS = {**BERT_FIELDS, "type_vocab_size": 1, "max_position_embeddings": 201}
+DISTILBERT_FIELDS = {
+    "vocab_size": VOCAB_SIZE, "dim": 36, "n_layers": 3, "n_heads": 3, "hidden_dim": 38,
+    "max_position_embeddings": 200, "pad_token_id": 0,
 }  # fmt: skip
 MODERNBERT_FIELDS = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 36, "num_hidden_layers": 5, "num_attention_heads": 3,
@@ -45,9 +51,12 @@ class Encoder:
 
 
 _BERT_TARGETS = ["query", "key", "value", "intermediate.dense", "output.dense"]
+_DISTILBERT_TARGETS = ["q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"]
 _MODERNBERT_TARGETS = ["Wqkv", "Wi", "Wo"]
 MODELS = {
     "bert": Encoder(transformers.BertConfig, BERT_FIELDS, _BERT_TARGETS, "word_embeddings"),
+    "roberta": Encoder(transformers.RobertaConfig, ROBERTA_FIELDS, _BERT_TARGETS, "word_embeddings"),
+    "distilbert": Encoder(transformers.DistilBertConfig, DISTILBERT_FIELDS, _DISTILBERT_TARGETS, "word_embeddings"),
     "modernbert": Encoder(transformers.ModernBertConfig, MODERNBERT_FIELDS, _MODERNBERT_TARGETS, "tok_embeddings"),
     "modernbert with biases": Encoder(
         transformers.ModernBertConfig,
