@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .._core import AdapterError, PoolingLayer, PoolingParams, PoolingType
+from .._core import AdapterError, PoolingLayer, PoolingParams, PoolingType, RequestError
 from ..builder.adapter.classifier_head import ClassifierHead
 from ..builder.adapter.pooler import AdaptedPooler
 from ..builder.checkpoint.pooling import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, problem_type_of
@@ -86,6 +86,16 @@ def adapted_classifier(
         head.per_token,
         _params(engine, layer, PoolingLayer(head.weight, head.bias), per_token=head.per_token),
     )
+
+
+def check_pairs(engine: LoadedEngine) -> None:
+    """Raises RequestError for a model to which two texts are more than their tokens."""
+    config = engine.config.pretrained_config
+    if config.tells_segments_apart:
+        raise RequestError(
+            f"a pair of texts is given; accepted: single texts, because {config.architecture} tells the two apart by "
+            "token types, which requests do not have"
+        )
 
 
 def without_padding(prompt: list[int], engine: LoadedEngine, classifier: AdaptedClassifier) -> list[int]:

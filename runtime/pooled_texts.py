@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import overload
 
 from .._core import PoolingParams, PoolingType, RequestError
-from .classifier import Classification, without_padding
+from .classifier import Classification, check_pairs, without_padding
 from .executor import Executor
 from .pooled import FloatArray, embedding_params
 from .text_requests import PooledAnswer, TextRequests
@@ -66,29 +66,37 @@ class PooledTexts:
     ) -> Classification | list[Classification]: ...
     @overload
     def classify(
-        self, texts: Sequence[str], *, lora: str | Sequence[str | None] | None = None
+        self, texts: Sequence[str | tuple[str, str]], *, lora: str | Sequence[str | None] | None = None
     ) -> list[Classification | list[Classification]]: ...
     def classify(
-        self, texts: str | Sequence[str], *, lora: str | Sequence[str | None] | None = None
+        self, texts: str | Sequence[str | tuple[str, str]], *, lora: str | Sequence[str | None] | None = None
     ) -> Classification | list[Classification] | list[Classification | list[Classification]]:
         """The class of a text, or those of several in one batch; of a classifier of tokens, those of each token.
 
+        texts: of several, each is a text or a pair, such as a query and a passage, which the tokenizer joins.
         lora: as generate()'s. An adapter with a head of its own brings its classes; others take the model's.
 
         Raises RequestError where neither the model nor the adapter is a classifier, and RequestError or AdapterError
         for a text that is refused; the others are cancelled then.
         """
-        prompts, names = texts_and_names(texts, lora)
+        listed: list[str | tuple[str, str]] = [texts] if isinstance(texts, str) else list(texts)
+        names = names_of(len(listed), lora)
         classifiers = [self._executor.adapters.classifier_for(name) for name in names]
         engine = self._executor.engine
+        if not all(isinstance(text, str) for text in listed):
+            check_pairs(engine)
         asked = [
-            (without_padding(self._requests.token_ids(text, name), engine, classifier), name, classifier.params)
-            for text, name, classifier in zip(prompts, names, classifiers, strict=True)
+            (without_padding(self._token_ids(text, name), engine, classifier), name, classifier.params)
+            for text, name, classifier in zip(listed, names, classifiers, strict=True)
         ]
         found = [
             classifier.classifications(rows) for classifier, rows in zip(classifiers, self._rows(asked), strict=True)
         ]
         return found[0] if isinstance(texts, str) else found
+
+    def _token_ids(self, text: str | tuple[str, str], name: str | None) -> list[int]:
+        first, pair = (text, None) if isinstance(text, str) else text
+        return self._requests.token_ids(first, name, pair=pair)
 
     def _rows(self, asked: Sequence[tuple[list[int], str | None, PoolingParams]]) -> list[FloatArray]:
         """Of prompts in one batch, each with its adapter and how it is pooled."""
@@ -107,7 +115,12 @@ def texts_and_names(
 ) -> tuple[list[str], list[str | None]]:
     """The texts, and the name of each one's adapter. Raises RequestError."""
     listed = [texts] if isinstance(texts, str) else list(texts)
-    names = [lora] * len(listed) if lora is None or isinstance(lora, str) else list(lora)
-    if len(names) != len(listed):
-        raise RequestError(f"lora has {len(names)} names for {len(listed)} prompts")
-    return listed, names
+    return listed, names_of(len(listed), lora)
+
+
+def names_of(num_texts: int, lora: str | Sequence[str | None] | None) -> list[str | None]:
+    """The name of each text's adapter. Raises RequestError."""
+    names = [lora] * num_texts if lora is None or isinstance(lora, str) else list(lora)
+    if len(names) != num_texts:
+        raise RequestError(f"lora has {len(names)} names for {num_texts} prompts")
+    return names

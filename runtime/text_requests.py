@@ -33,10 +33,12 @@ class TextRequests:
         self._tokenizers = tokenizers
         self._decoder_start = decoder_start(executor.engine)
 
-    def token_ids(self, text: str, lora: str | None, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a prompt, as the adapter has them."""
+    def token_ids(
+        self, text: str, lora: str | None, *, pair: str | None = None, add_special_tokens: bool = True
+    ) -> list[int]:
+        """The tokens of a prompt, or of two texts with what the tokenizer puts between them, as the adapter has them."""
         tokenizer = self._tokenizers.of(lora).tokenizer
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = tokenizer.encode(text, pair, add_special_tokens=add_special_tokens).ids
         return ids
 
     def ask(

@@ -28,7 +28,7 @@ async def embed(service: Service, request: Request) -> Response:
     params = _params(service)
     _check_dimensions(service, fields.dimensions)
     adapter = await adapter_of(service, fields)
-    pooled = await pool(service, request, fields, adapter, params)
+    pooled = await pool(service, request, fields, fields.input, adapter, params)
     data = [
         {"object": "embedding", "index": i, "embedding": _encoded(_cut(row, fields.dimensions, params), fields)}
         for i, row in enumerate(pooled.rows)

@@ -261,8 +261,6 @@ class CompletionRequest(GenerationFields):
 class PooledFields(ModelFields):
     """What requests that end in rows have in common."""
 
-    input: Prompts
-    """A text, its token ids, or a list of either."""
     add_special_tokens: bool = True
     """Whether a text gets those that the tokenizer puts around it."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
@@ -273,7 +271,14 @@ class PooledFields(ModelFields):
     """Without effect."""
 
 
-class EmbeddingRequest(PooledFields):
+class PooledTextFields(PooledFields):
+    """What requests about single texts have in common."""
+
+    input: Prompts
+    """A text, its token ids, or a list of either."""
+
+
+class EmbeddingRequest(PooledTextFields):
     """Body of POST /v1/embeddings."""
 
     encoding_format: Literal["float", "base64"] = "float"
@@ -282,8 +287,30 @@ class EmbeddingRequest(PooledFields):
     """Of each embedding, the first so many; where the server was told that the model's can be cut."""
 
 
-class ClassificationRequest(PooledFields):
+class ClassificationRequest(PooledTextFields):
     """Body of POST /classify."""
+
+
+class ScoreRequest(PooledFields):
+    """Body of POST /score."""
+
+    text_1: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
+    """One text, or as many as text_2 has."""
+    text_2: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _pairs(self) -> ScoreRequest:
+        if len(self.text_1) not in (1, len(self.text_2)):
+            raise ValueError(
+                f"text_1 has {len(self.text_1)} texts and text_2 {len(self.text_2)}; accepted: 1, or as many"
+            )
+        return self
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Each text of text_2 with its own of text_1."""
+        firsts = self.text_1 * len(self.text_2) if len(self.text_1) == 1 else self.text_1
+        return list(zip(firsts, self.text_2, strict=True))
 
 
 class DetokenizeRequest(ModelFields):

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..runtime.adapter_tokenizers import TextTokenizer
 from .chat import chat
-from .classification import classify
+from .classification import classify, score
 from .completions import complete
 from .embeddings import embed
 from .errors import ApiError
@@ -57,6 +57,10 @@ def routes(service: Service) -> APIRouter:
     @router.post("/classify")
     async def classifications(request: Request) -> Response:
         return await classify(service, request)
+
+    @router.post("/score")
+    async def scores(request: Request) -> Response:
+        return await score(service, request)
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:

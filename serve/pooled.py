@@ -44,15 +44,19 @@ async def pool(
     service: Service,
     request: HttpRequest,
     fields: PooledFields,
+    texts: Sequence[str | list[int] | tuple[str, str]],
     adapter: str | None,
     params: PoolingParams,
     change: Callable[[list[int]], list[int]] = lambda prompt: prompt,
+    *,
+    param: str = "input",
 ) -> PooledTexts:
-    """Runs what `change` makes of each text's tokens as a request of the executor's, all at once.
+    """Runs what `change` makes of the tokens of each text, or pair, as a request of the executor's, all at once.
 
-    Raises ApiError, and AdaptrtError as ServedAdapters.submit does.
+    `param`: the field that has them. Raises ApiError, and AdaptrtError as ServedAdapters.submit does.
     """
-    prompts = [change(prompt) for prompt in await _prompts(service, fields, adapter)]
+    made = await _prompts(service, texts, adapter, param, fields.add_special_tokens)
+    prompts = [change(prompt) for prompt in made]
     async with AsyncExitStack() as stack:
         running = [
             await stack.enter_async_context(
@@ -69,22 +73,29 @@ async def _all(running: Sequence[Generation]) -> list[FloatArray]:
     return [rows_of((await generation.next_results())[-1].pooled_output) for generation in running]
 
 
-async def _prompts(service: Service, fields: PooledFields, adapter: str | None) -> list[list[int]]:
+async def _prompts(
+    service: Service,
+    texts: Sequence[str | list[int] | tuple[str, str]],
+    adapter: str | None,
+    param: str,
+    add_special_tokens: bool,
+) -> list[list[int]]:
     limit = service.options.limits.max_prompts
-    if len(fields.input) > limit:
-        raise ApiError(f"input has {len(fields.input)} texts; at most {limit} are accepted", param="input")
+    if len(texts) > limit:
+        raise ApiError(f"{param} has {len(texts)} texts; at most {limit} are accepted", param=param)
     prompts = []
-    for i, text in enumerate(fields.input):
-        prompt = text
-        if isinstance(prompt, str):
-            prompt = await service.prompts.tokenize(prompt, adapter, add_special_tokens=fields.add_special_tokens)
+    for i, text in enumerate(texts):
+        if isinstance(text, list):
+            prompt = text
+        else:
+            prompt = await service.prompts.tokenize(text, adapter, add_special_tokens=add_special_tokens)
         longest = min(service.engine_info.max_input_len, service.max_model_len)
-        where = f"input[{i}]" if len(fields.input) > 1 else "input"
+        where = f"{param}[{i}]" if len(texts) > 1 else param
         if not prompt:
-            raise ApiError(f"{where} is empty; accepted: a text of one token or more", param="input")
+            raise ApiError(f"{where} is empty; accepted: a text of one token or more", param=param)
         if len(prompt) > longest:
             raise ApiError(
-                f"This model's maximum context length is {longest} tokens; {where} has {len(prompt)}.", param="input"
+                f"This model's maximum context length is {longest} tokens; {where} has {len(prompt)}.", param=param
             )
         prompts.append(prompt)
     return prompts

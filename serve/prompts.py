@@ -37,10 +37,15 @@ class Prompts:
         """Whether the model has one; adapters may have others."""
         return self._base is not None
 
-    async def tokenize(self, text: str, adapter: str | None, *, add_special_tokens: bool) -> list[int]:
-        """A text's tokens, as the adapter has them. Raises ConfigError for a tokenizer of its that cannot be used."""
+    async def tokenize(
+        self, text: str | tuple[str, str], adapter: str | None, *, add_special_tokens: bool
+    ) -> list[int]:
+        """The tokens of a text, or of two with what the tokenizer puts between them, as the adapter has them.
+
+        Raises ConfigError for a tokenizer of its that cannot be used.
+        """
         tokenizer = (await self._tokenizers.of(adapter)).tokenizer
-        if len(text) <= LONG_TEXT:
+        if (len(text) if isinstance(text, str) else sum(map(len, text))) <= LONG_TEXT:
             return _encode(tokenizer, text, add_special_tokens)
         return await self._executor.run(_encode_long, tokenizer, text, add_special_tokens)
 
@@ -79,11 +84,12 @@ class Prompts:
         return self._base if template is None else template
 
 
-def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+def _encode(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool) -> list[int]:
+    first, second = (text, None) if isinstance(text, str) else text
+    return list(tokenizer.encode(first, second, add_special_tokens=add_special_tokens).ids)
 
 
-def _encode_long(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+def _encode_long(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool) -> list[int]:
     # Unlike encode(), this lets other threads of Python run meanwhile.
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return list(encoding.ids)

@@ -34,6 +34,11 @@ class BertConfig(EncoderConfig):
         """The first."""
         return CLS
 
+    @property
+    def tells_segments_apart(self) -> bool:
+        """By kinds of tokens."""
+        return self.type_vocab_size > 1
+
     def classifiers_need_pooler(self, *, per_token: bool) -> bool:
         """Those of texts do."""
         return not per_token

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, processors
 
 import adaptrt
 from adaptrt.builder.cli import main as command_line
@@ -304,6 +305,100 @@ def test_over_http(llm: adaptrt.LLM, base: Path) -> None:
             card for card in httpx.get(f"{address}/v1/models", timeout=60).json()["data"] if card["id"] == "base"
         ]
         assert card["max_model_len"] == 200
+
+
+def save_pair_tokenizer(directory: Path) -> Tokenizer:
+    """A word tokenizer that joins two texts as RoBERTa's does."""
+    save_word_tokenizer(directory, VOCAB_SIZE, end=False)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return tokenizer
+
+
+PAIRS = [("t5 t9 t33", "t7"), ("t5 t9 t33", text_of(PROMPTS[2][:90])), ("t8", "t5 t9 t33")]
+
+
+@pytest.mark.parametrize("name", ["roberta", "distilbert", "modernbert"])
+def test_pairs_of_texts(name: str, tmp_path: Path) -> None:
+    """As cross-encoders take them: one class, whose probability is a score."""
+    model = save_encoder(MODELS[name], tmp_path / "model", TASKS["SEQ_CLS"], num_labels=1)
+    tokenizer = save_pair_tokenizer(model)
+    target = "Wqkv" if name == "modernbert" else "lin1" if name == "distilbert" else "query"
+    save_pooled_adapter(load(model, "SEQ_CLS"), tmp_path / "law", 1, "SEQ_CLS", target_modules=[target])
+    engine = model_engine(model, tmp_path)
+    (engine / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+    scores = {}
+    with adaptrt.LLM(engine) as llm:
+        llm.executor.add_adapter("law", tmp_path / "law")
+        for lora, adapter in ((None, None), ("law", tmp_path / "law")):
+            reference_model = load(model, "SEQ_CLS", adapter)
+            scores[lora] = [found.probs[0] for found in llm.classify(PAIRS, lora=lora)]
+            for (first, second), score in zip(PAIRS, scores[lora], strict=True):
+                tokens = tokenizer.encode(first, second).ids
+                assert tokens.count(1) == 3
+                with torch.no_grad():
+                    expected = torch.sigmoid(reference_model(torch.tensor([tokens])).logits[0, 0].double())
+                assert abs(float(score) - float(expected)) <= TOLERANCE
+        # A pair beside a text, and what was a sequence of two texts before.
+        pair, text = llm.classify([PAIRS[0], "t7"])
+        assert (pair.probs[0], len(llm.classify(("t7", "t8")))) == (scores[None][0], 2)
+        assert text.probs.tobytes() == llm.classify("t7").probs.tobytes()
+    if name == "roberta":
+        check_scores_over_http(engine, tmp_path / "law", scores)
+
+
+def check_scores_over_http(engine: Path, adapter: Path, scores: dict[str | None, list[float]]) -> None:
+    with http_server(engine, "--served_model_name", "base", "--lora_modules", f"law={adapter}") as address:
+
+        def post(**body: Any) -> httpx.Response:
+            return httpx.post(f"{address}/score", json=body, timeout=60)
+
+        firsts, seconds = ([pair[side] for pair in PAIRS] for side in (0, 1))
+        for lora in (None, "law"):
+            answer = post(model=lora or "base", text_1=firsts, text_2=seconds).json()
+            assert answer["model"] == (lora or "base")
+            assert [np.float32(entry["score"]) for entry in answer["data"]] == scores[lora]
+            assert [(entry["index"], entry["object"]) for entry in answer["data"]] == [(i, "score") for i in range(3)]
+            assert answer["usage"]["prompt_tokens"] > 90
+        answer = post(text_1=firsts[0], text_2=seconds[:2]).json()
+        assert [np.float32(entry["score"]) for entry in answer["data"]] == scores[None][:2]
+        for fields, said in (
+            ({"text_1": firsts[:2], "text_2": seconds}, "text_1 has 2 texts and text_2 3"),
+            ({"text_1": "t3", "text_2": []}, "text_2"),
+            ({"text_1": "t3", "text_2": [[3, 4]]}, "text_2"),
+            ({"text_1": "t3", "text_2": "t4 " * 201}, "maximum context length is 200 tokens; text_2 has 205"),
+        ):
+            refused = post(**fields)
+            assert refused.status_code == 400
+            assert said in refused.text
+
+
+def test_pairs_that_cannot_be_told_apart_are_refused(llm: adaptrt.LLM, base: Path) -> None:
+    with pytest.raises(adaptrt.RequestError, match=r"a pair of texts is given; .*BertModel tells the two apart"):
+        llm.classify([("t3", "t4")], lora="moods")
+    with http_server(base / "engine", "--lora_modules", f"moods={base / 'moods'}") as address:
+        for body, said in (
+            ({"text_1": "t3", "text_2": "t4"}, "the model is no classifier"),
+            ({"model": "moods", "text_1": "t3", "text_2": "t4"}, "a pair of texts is given"),
+        ):
+            refused = httpx.post(f"{address}/score", json=body, timeout=60)
+            assert (refused.status_code, said in refused.json()["error"]["message"]) == (400, True), refused.text
+
+
+def test_scores_need_one_class(tmp_path: Path) -> None:
+    for task, message in (("SEQ_CLS", "of texts, with 3"), ("TOKEN_CLS", "of tokens, with 3")):
+        directory = tmp_path / task
+        model = save_encoder(MODELS["distilbert"], directory / "model", TASKS[task], id2label=LABELS)
+        save_pair_tokenizer(model)
+        engine = model_engine(model, directory)
+        (engine / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+        with http_server(engine) as address:
+            refused = httpx.post(f"{address}/score", json={"text_1": "t3", "text_2": "t4"}, timeout=60)
+            assert refused.status_code == 400
+            assert message in refused.json()["error"]["message"]
 
 
 def test_inspect_tells_of_classifiers(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
