@@ -386,7 +386,9 @@ def _extra_token_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> 
     if checkpoint.is_encoder_only or checkpoint.num_encoder_layers or not checkpoint.has_lm_head:
         found.append(f"max_extra_tokens is for decoders with an lm_head, which {checkpoint.architecture} is not")
     if checkpoint.mapping.world_size > 1:
-        found.append("max_extra_tokens cannot be served by several ranks; convert the checkpoint without --tp_size and --pp_size")
+        found.append(
+            "max_extra_tokens cannot be served by several ranks; convert the checkpoint without --tp_size and --pp_size"
+        )
     if config.backend != NATIVE:
         found.append(f"max_extra_tokens needs backend {NATIVE}")
     return found

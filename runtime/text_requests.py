@@ -36,7 +36,7 @@ class TextRequests:
     def token_ids(
         self, text: str, lora: str | None, *, pair: str | None = None, add_special_tokens: bool = True
     ) -> list[int]:
-        """The tokens of a prompt, or of two texts with what the tokenizer puts between them, as the adapter has them."""
+        """The tokens of a prompt, or of two texts with what is put between them, as the adapter has them."""
         tokenizer = self._tokenizers.of(lora).tokenizer
         ids: list[int] = tokenizer.encode(text, pair, add_special_tokens=add_special_tokens).ids
         return ids
