@@ -337,7 +337,9 @@ def test_an_encoder_embeds(place: Place, tmp_path: Path) -> None:
     save_sentence_transformer(model, "mean_tokens", normalize=True)
     engine = engine_of(model, tmp_path / "engine")
     inputs = [[3, 4, 5], [6, 7], list(range(8, 50))]
-    run_application("embeddings", place.arguments(model=str(engine), adapter_root=[], enable_lora_loading=False))
+    run_application(
+        "embeddings", {"model": str(engine), "served_model_name": BASE, "num_threads": 1, "num_replicas": 2}
+    )
     asked = {"model": BASE, "input": inputs}
     answer = httpx.post(f"{place.address}/embeddings/v1/embeddings", json=asked, timeout=SECONDS).json()
     stated = adaptrt.PoolingParams(adaptrt.PoolingType.MEAN, normalize=True)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from adaptrt._core import lora_modules
+from adaptrt._core import NUM_TABLE_MODULES, lora_modules
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.network.adapter_sites import AdaptedModules
 from adaptrt.builder.network.inputs import kv_pool_shape
@@ -55,7 +55,7 @@ class AdapterTables:
     def __init__(self, adapters: list[tuple[np.ndarray, np.ndarray]], network: Network) -> None:
         modules = lora_modules()
         adapted = AdaptedModules(network)
-        self.ranks = np.zeros((max(1, len(adapters)), adapted.num_layers, len(modules)), np.int32)
+        self.ranks = np.zeros((max(1, len(adapters)), adapted.num_layers, NUM_TABLE_MODULES), np.int32)
         self.pointers = np.zeros((*self.ranks.shape, 3), np.int64)
         self._alive = []
         for slot, (weights, config) in enumerate(adapters):

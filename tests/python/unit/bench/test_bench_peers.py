@@ -113,11 +113,20 @@ def test_rows_without_a_limit_have_only_ratios(orchestrator: ModuleType) -> None
 
 
 def test_a_cpu_with_amx_has_targets_of_its_own(orchestrator: ModuleType) -> None:
-    target_of_row = sys.modules["rows"].target_of_row
-    assert target_of_row("decode-1", amx=False) == orchestrator.Target(1.25, "llama_cpp")
-    assert target_of_row("decode-1", amx=True) == orchestrator.Target(1.15)
-    assert target_of_row("prefill-8192", amx=False) is None
-    assert target_of_row("mixed-16", amx=True) == target_of_row("mixed-16", amx=False)
+    target_of_row, llama = sys.modules["rows"].target_of_row, sys.modules["models"].MODELS["0.5b"]
+    assert target_of_row("decode-1", llama, amx=False) == orchestrator.Target(1.25, "llama_cpp")
+    assert target_of_row("decode-1", llama, amx=True) == orchestrator.Target(1.15)
+    assert target_of_row("prefill-8192", llama, amx=False) is None
+    assert target_of_row("mixed-16", llama, amx=True) == target_of_row("mixed-16", llama, amx=False)
+
+
+def test_mixtures_have_their_own_rows_and_target(orchestrator: ModuleType) -> None:
+    rows, mixture = sys.modules["rows"], sys.modules["models"].MODELS["qwen3-moe-1b"]
+    assert rows.rows_of(mixture) == ["prefill-512", "prefill-8192", "decode-1", "decode-16"]
+    assert rows.target_of_row("decode-1", mixture, amx=False) == orchestrator.Target(1.25)
+    assert rows.work_of_row("decode-1", mixture) is None
+    with pytest.raises(SystemExit):
+        orchestrator.parse(["--home", "x", "--model", "qwen3-moe-1b", "--rows", "mixed-16"])
 
 
 def test_eight_bits_are_held_against_the_limit_of_eight_bits(orchestrator: ModuleType) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptrt._core import DType, dtype_from_name, lora_modules
+from adaptrt._core import NUM_TABLE_MODULES, DType, dtype_from_name
 from adaptrt.builder.build import BuildReport, build
 from adaptrt.builder.compile.tensorrt.plan_config import TensorRtPlans
 from adaptrt.builder.conversion.checkpoint import Checkpoint
@@ -82,7 +82,7 @@ def check_tensors(plans: TensorRtPlans, checkpoint: Checkpoint, report: BuildRep
     model, build_config = checkpoint.config, report.config
     engine_type = "bfloat16" if model.dtype == DType.BFLOAT16 else "float16"
     pool = (-1, 2, model.num_key_value_heads, 32, model.head_size)
-    table = (-1, model.num_hidden_layers, len(lora_modules()))
+    table = (-1, model.num_hidden_layers, NUM_TABLE_MODULES)
     lora = {
         "adapter_slots": ("input", "int32", (-1,)),
         "lora_ranks": ("input", "int32", table),
