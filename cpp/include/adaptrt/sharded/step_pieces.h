@@ -16,7 +16,6 @@ class StepPiece {
   StepPiece(const StepInput& step, std::int32_t begin, std::int32_t end);
 
   [[nodiscard]] StepInput input() const;
-  [[nodiscard]] std::int32_t num_tokens() const { return sequence_offsets_.back(); }
 
  private:
   StepInput views_;  // but for the lists below
