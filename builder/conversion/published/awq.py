@@ -16,11 +16,9 @@ from ...checkpoint.quantizer import QuantizedRows
 from ...json_fields import JsonFields, describe
 from .formats import (
     INT32,
-    WEIGHT,
     in_steps,
-    layers_with,
+    matrices_of,
     of_four_bits,
-    raise_problems,
     scaled,
     scales_can_be_kept,
     tensor_problems,
@@ -89,21 +87,15 @@ class Awq:
     def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
         """As PublishedFormat.matrices."""
         kind = _ByOutput if self.by_output else _ByInput
-        found: dict[str, MadeMatrix] = {}
-        problems: list[str] = []
-        for source in layers_with(weights, ".qweight", self.describe()):
+
+        def matrix_of(source: str) -> tuple[MadeMatrix, list[str]]:
             matrix = kind(weights, source, self.group_size)
             stored = weights.spec(f"{source}.qweight").shape
-            noted = (
-                tensor_problems(weights, matrix.expected())
-                if len(stored) == 2
-                else [f"{weights.where(f'{source}.qweight')}: is {list(stored)}; expected a matrix"]
-            )
-            if not noted:
-                found[source + WEIGHT] = matrix
-            problems += noted
-        raise_problems(weights, problems)
-        return found
+            if len(stored) != 2:
+                return matrix, [f"{weights.where(f'{source}.qweight')}: is {list(stored)}; expected a matrix"]
+            return matrix, tensor_problems(weights, matrix.expected())
+
+        return matrices_of(weights, ".qweight", self.describe(), matrix_of)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -91,6 +91,23 @@ def raise_problems(weights: HfWeights, problems: Sequence[str]) -> None:
     """Raises CheckpointError if there are any."""
     if problems:
         raise CheckpointError(f"{weights.directory}: " + "; ".join(problems))
+
+
+def matrices_of(
+    weights: HfWeights, suffix: str, format_name: str, matrix_of: Callable[[str], tuple[MadeMatrix, list[str]]]
+) -> dict[str, MadeMatrix]:
+    """The matrix of each layer that has a tensor named *suffix, by the name of its weight.
+
+    `matrix_of` gives a layer's matrix and what is wrong with its tensors. Raises CheckpointError with all of that, and
+    where there are no layers.
+    """
+    found: dict[str, MadeMatrix] = {}
+    problems: list[str] = []
+    for source in layers_with(weights, suffix, format_name):
+        found[source + WEIGHT], noted = matrix_of(source)
+        problems += noted
+    raise_problems(weights, problems)
+    return found
 
 
 def in_steps(rows: range, step: int) -> Iterator[range]:

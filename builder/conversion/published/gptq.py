@@ -17,11 +17,9 @@ from ...checkpoint.quantizer import QuantizedRows
 from ...json_fields import JsonFields, describe
 from .formats import (
     INT32,
-    WEIGHT,
     in_steps,
-    layers_with,
+    matrices_of,
     of_four_bits,
-    raise_problems,
     scaled,
     scales_can_be_kept,
     tensor_problems,
@@ -123,16 +121,12 @@ class Gptq:
 
     def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
         """As PublishedFormat.matrices."""
-        found: dict[str, MadeMatrix] = {}
-        problems: list[str] = []
-        for source in layers_with(weights, ".qweight", self.describe()):
+
+        def matrix_of(source: str) -> tuple[MadeMatrix, list[str]]:
             matrix = _Matrix(weights, source, self)
-            noted = matrix.problems()
-            if not noted:
-                found[source + WEIGHT] = matrix
-            problems += noted
-        raise_problems(weights, problems)
-        return found
+            return matrix, matrix.problems()
+
+        return matrices_of(weights, ".qweight", self.describe(), matrix_of)
 
 
 @dataclass(frozen=True)
