@@ -266,15 +266,21 @@ class Linear {
                    tile.expanded);
   }
 
+  /// Whether biases are added on the way to the activation, to the sums that nothing else changes.
+  [[nodiscard]] bool activates_biased() const {
+    return is_activated(work_.epilogue) && work_.scale == 1.0F && work_.softcap == 0.0F;
+  }
+
   /// What adapters, the bias and the layer's scale and bound make of a tile.
   void finish_part(Place place, std::int64_t index, const Tile& tile) const {
     const LinearPart& part = work_.parts[place.part];
     float* rows = sums(tile, index);
     if (!adapters_.is_empty()) adapters_.expand(place.part, place.panel, tile.rows, rows);
-    if (part.bias.size == 0 && work_.scale == 1.0F && work_.softcap == 0.0F) return;
+    const bool adds_bias = part.bias.size != 0 && !activates_biased();
+    if (!adds_bias && work_.scale == 1.0F && work_.softcap == 0.0F) return;
     const std::int64_t width = panel_width(part.weight.n, place.panel);
     for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, rows += kPanelColumns) {
-      if (part.bias.size != 0) step_.kernels.add(part.bias.data + place.panel * kPanelColumns, width, rows);
+      if (adds_bias) step_.kernels.add(part.bias.data + place.panel * kPanelColumns, width, rows);
       if (work_.scale != 1.0F) {
         step_.kernels.scale_and_store(rows, work_.scale, width, reinterpret_cast<std::byte*>(rows),
                                       DType::kFloat32);
@@ -334,26 +340,39 @@ class Linear {
     const std::int64_t width = panel_width(work_.parts[place.part].weight.n, place.panel);
     const auto element = static_cast<std::int64_t>(size_of(work_.output.dtype));
     std::byte* out = work_.output.row(tile.rows.begin) + column_of(place, tile.first_part) * element;
-    for (std::int64_t i = 0; i < tile.rows.count(); ++i) {
-      float* row = activated + i * kPanelColumns;
-      std::byte* to = streams_ ? reinterpret_cast<std::byte*>(row) : out + i * work_.output.row_bytes();
-      activate(row, linear == nullptr ? nullptr : linear + i * kPanelColumns, width, to);
-    }
+    constexpr std::int64_t kTileRowBytes = kPanelColumns * sizeof(float);
+    activate({.x = activated,
+              .linear = linear,
+              .stride = kPanelColumns,
+              .bias = bias_of(place),
+              .linear_bias = linear == nullptr ? nullptr : bias_of({place.part + 1, place.panel}),
+              .rows = tile.rows.count(),
+              .width = width,
+              .out = streams_ ? reinterpret_cast<std::byte*>(activated) : out,
+              .out_stride = streams_ ? kTileRowBytes : work_.output.row_bytes(),
+              .out_type = work_.output.dtype});
     if (streams_) stream(activated, tile.rows, width * element, out);
   }
 
-  void activate(const float* x, const float* linear, std::int64_t width, std::byte* out) const {
+  /// Of a panel, where it is for the activation to add.
+  [[nodiscard]] const float* bias_of(Place place) const {
+    const LinearPart& part = work_.parts[place.part];
+    if (part.bias.size == 0 || !activates_biased()) return nullptr;
+    return part.bias.data + place.panel * kPanelColumns;
+  }
+
+  void activate(const ActivatedTile& tile) const {
     switch (work_.epilogue) {
       case LinearEpilogue::kSiluMul:
-        return step_.kernels.silu_mul(x, linear, width, out, work_.output.dtype);
+        return step_.kernels.silu(tile);
       case LinearEpilogue::kGeluMul:
       case LinearEpilogue::kGelu:
-        return step_.kernels.gelu(x, linear, width, out, work_.output.dtype);
+        return step_.kernels.gelu(tile);
       case LinearEpilogue::kGeluTanhMul:
       case LinearEpilogue::kGeluTanh:
-        return step_.kernels.gelu_tanh(x, linear, width, out, work_.output.dtype);
+        return step_.kernels.gelu_tanh(tile);
       case LinearEpilogue::kRelu:
-        return step_.kernels.relu(x, linear, width, out, work_.output.dtype);
+        return step_.kernels.relu(tile);
       case LinearEpilogue::kStore:
       case LinearEpilogue::kAdd:
         return;

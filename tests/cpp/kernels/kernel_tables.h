@@ -1,5 +1,7 @@
 #pragma once
 
+#include <boost/test/unit_test.hpp>
+#include <cmath>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -13,6 +15,11 @@ inline constexpr float kPoison = -12345678.0F;
 
 using testing::kernel_table;
 using testing::kernel_tables;
+
+inline void check_near(float found, double expected, double bound) {
+  BOOST_TEST_REQUIRE(std::abs(found - expected) <= bound,
+                     found << " is not " << expected << " within " << bound);
+}
 
 /// Fresh random numbers in every run; the seed is printed so that a failure can be repeated.
 class FreshRandom {

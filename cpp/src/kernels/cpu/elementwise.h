@@ -76,35 +76,6 @@ inline void rms_norm(const float* x, const float* weight, float epsilon, std::in
   });
 }
 
-/// silu(x) * linear where it is rounded to bfloat16: within 1.8e-4 of it.
-inline Simd::Vec silu_mul_to_bfloat16(Simd::Vec x, Simd::Vec linear) {
-  constexpr float kMinusLog2e = -1.44269504F;
-  constexpr float kLargest = 126.0F;  // the reciprocal of 2^127 is not a normal number
-  const Simd::Vec power = exp2_of<true>(Simd::min(Simd::set(kLargest), Simd::mul(x, Simd::set(kMinusLog2e))));
-  const Simd::Vec sigmoid = Simd::about_reciprocal(Simd::add(Simd::set(1.0F), power));
-  return Simd::mul(Simd::mul(x, sigmoid), linear);
-}
-
-inline void silu_mul(const float* gated, const float* linear, std::int64_t n, std::byte* out,
-                     DType out_type) {
-  if (out_type == DType::kBFloat16) {
-    for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
-      const Simd::Vec result =
-          silu_mul_to_bfloat16(Simd::load(gated + i, lanes), Simd::load(linear + i, lanes));
-      Simd::store_bfloat16(out + i * 2, result, lanes);
-    });
-    return;
-  }
-  const Simd::Vec one = Simd::set(1.0F);
-  with_store(out, out_type, [&](auto store) {
-    for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
-      const Simd::Vec x = Simd::load(gated + i, lanes);
-      const Simd::Vec silu = Simd::div(x, Simd::add(one, exp_of(Simd::sub(Simd::zero(), x))));
-      store(i, Simd::mul(silu, Simd::load(linear + i, lanes)), lanes);
-    });
-  });
-}
-
 inline void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, std::int64_t n,
                        std::byte* out, DType out_type) {
   // The mean first, then the squares of what is left: nothing is lost where the mean is large.
@@ -137,51 +108,6 @@ inline void layer_norm(const float* x, const float* weight, const float* bias, f
       store(i, bias == nullptr ? scaled : Simd::add(scaled, Simd::load(bias + i, lanes)), lanes);
     });
   });
-}
-
-/// out[n] = function(x) * linear, or function(x) without `linear`.
-template <class Function>
-inline void activate(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type,
-                     const Function& function) {
-  with_store(out, out_type, [&](auto store) {
-    for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
-      const Simd::Vec value = function(Simd::load(x + i, lanes));
-      store(i, linear == nullptr ? value : Simd::mul(value, Simd::load(linear + i, lanes)), lanes);
-    });
-  });
-}
-
-inline void gelu(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
-  // x Phi(x) = max(x, 0) - |x| Q(|x|), and 2 Q(y) = erfc(y / sqrt(2)) by the rational approximation 7.1.26 of
-  // Abramowitz and Stegun's Handbook of Mathematical Functions, which is off by less than 1.5e-7.
-  activate(x, linear, n, out, out_type, [](Simd::Vec value) {
-    const Simd::Vec one = Simd::set(1.0F);
-    const Simd::Vec size = Simd::max(value, Simd::sub(Simd::zero(), value));
-    const Simd::Vec z = Simd::mul(size, Simd::set(0.707106781F));
-    const Simd::Vec t = Simd::div(one, Simd::fma(z, Simd::set(0.3275911F), one));
-    Simd::Vec p = Simd::set(1.061405429F);
-    p = Simd::fma(p, t, Simd::set(-1.453152027F));
-    p = Simd::fma(p, t, Simd::set(1.421413741F));
-    p = Simd::fma(p, t, Simd::set(-0.284496736F));
-    p = Simd::fma(p, t, Simd::set(0.254829592F));
-    p = Simd::mul(Simd::mul(p, t), exp_of(Simd::sub(Simd::zero(), Simd::mul(z, z))));
-    return Simd::sub(Simd::max(value, Simd::zero()), Simd::mul(Simd::mul(size, Simd::set(0.5F)), p));
-  });
-}
-
-inline void gelu_tanh(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
-  // x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
-  activate(x, linear, n, out, out_type, [](Simd::Vec value) {
-    const Simd::Vec cube = Simd::mul(Simd::mul(value, value), value);
-    const Simd::Vec u = Simd::fma(cube, Simd::set(0.044715F), value);
-    const Simd::Vec power = exp_of(Simd::mul(u, Simd::set(-1.59576912F)));
-    return Simd::div(value, Simd::add(Simd::set(1.0F), power));
-  });
-}
-
-inline void relu(const float* x, const float* linear, std::int64_t n, std::byte* out, DType out_type) {
-  // Of two numbers of which one is NaN, max takes the second.
-  activate(x, linear, n, out, out_type, [](Simd::Vec value) { return Simd::max(Simd::zero(), value); });
 }
 
 inline void softcap(float cap, std::int64_t n, float* x) {

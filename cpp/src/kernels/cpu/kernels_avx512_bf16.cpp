@@ -1,5 +1,6 @@
 #include "simd_avx512.h"
 // The order matters: what follows is written in terms of the instruction set above.
+#include "activations.h"
 #include "attention.h"
 #include "compressed_gemm.h"
 #include "elementwise.h"
@@ -21,10 +22,10 @@ KernelTable make_bfloat16_table() {
   table.expand_panel[kBFloat16] = &expand_panel<BFloat16Weights>;
   table.rms_norm = &rms_norm;
   table.layer_norm = &layer_norm;
-  table.silu_mul = &silu_mul;
-  table.gelu = &gelu;
-  table.gelu_tanh = &gelu_tanh;
-  table.relu = &relu;
+  table.silu = &activate<Silu>;
+  table.gelu = &activate<Gelu>;
+  table.gelu_tanh = &activate<GeluTanh>;
+  table.relu = &activate<Relu>;
   table.scale_and_store = &scale_and_store;
   table.rotate_heads = &rotate_heads;
   table.store_bfloat16_pairs = &store_bfloat16_pairs;

@@ -2,6 +2,7 @@
 
 // Included by the source of each instruction set, behind its simd_*.h.
 
+#include "activations.h"
 #include "adaptrt/kernels/kernel_table.h"
 #include "attention.h"
 #include "compressed_gemm.h"
@@ -33,7 +34,7 @@ constexpr KernelTable make_table(const char* name) {
           &int8_gemm,
           &quantize_row,
           &rms_norm,
-          &silu_mul,
+          &activate<Silu>,
           &add,
           &multiply,
           &scale_and_store,
@@ -44,10 +45,10 @@ constexpr KernelTable make_table(const char* name) {
           &finish_attention,
           &exp_array,
           &layer_norm,
-          &gelu,
-          &gelu_tanh,
+          &activate<Gelu>,
+          &activate<GeluTanh>,
           &softcap,
-          &relu};
+          &activate<Relu>};
 }
 
 }  // namespace

@@ -1,0 +1,182 @@
+#include <algorithm>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "adaptrt/core/dtype.h"
+#include "adaptrt/kernels/kernel_table.h"
+#include "kernel_tables.h"
+
+namespace adaptrt {
+namespace {
+
+using Kernel = void (*)(const ActivatedTile&);
+
+constexpr std::int64_t kWidths[] = {1, 5, 15, 16, 17, 31, 48, 64};
+constexpr std::int64_t kRows = 3, kStride = 64;
+
+/// A function and how far from it the kernel may be where its results are float32 and bfloat16: a share of
+/// the result, and one of the factors (x, linear) that the result is the product of and Phi.
+struct Bounds {
+  double relative;
+  double of_factors;
+};
+
+struct Activation {
+  Kernel kernel;
+  std::function<double(double)> exact;
+  Bounds float32;
+};
+
+double phi(double x) {
+  return 0.5 * std::erfc(-x / std::sqrt(2.0));
+}
+
+std::vector<Activation> activations(const KernelTable& table) {
+  const double few_roundings = kExpRelativeError + 4e-7;
+  return {
+      {table.silu, [](double x) { return x / (1.0 + std::exp(-x)); }, {few_roundings, 0.0}},
+      // Phi is off by less than 1.5e-7, so the product by that share of x.
+      {table.gelu, [](double x) { return x * phi(x); }, {0.0, 5e-7}},
+      {table.gelu_tanh,
+       [](double x) {
+         const double u = std::sqrt(2.0 / 3.14159265358979) * (x + 0.044715 * x * x * x);
+         return 0.5 * x * (1.0 + std::tanh(u));
+       },
+       {0.0, 5e-7}},
+      {table.relu, [](double x) { return std::max(x, 0.0); }, {2e-7, 0.0}},
+  };
+}
+
+/// A tile of random numbers with one far below and one far above zero.
+struct RandomTile {
+  explicit RandomTile(FreshRandom* random)
+      : x(random->vector(kRows * kStride, -12.0F, 12.0F)),
+        linear(random->vector(kRows * kStride)),
+        bias(random->vector(kStride)),
+        linear_bias(random->vector(kStride)) {
+    x[0] = -200.0F;
+    x[kStride] = 200.0F;
+  }
+
+  std::vector<float> x, linear, bias, linear_bias;
+};
+
+struct Operands {
+  bool has_linear;
+  bool has_bias;
+  bool has_linear_bias;
+};
+
+constexpr Operands kOperands[] = {{false, false, false}, {false, true, false}, {true, false, false},
+                                  {true, true, false},   {true, false, true},  {true, true, true}};
+
+ActivatedTile tile_of(const RandomTile& from, Operands operands, std::int64_t width, DType type) {
+  return {.x = from.x.data(),
+          .linear = operands.has_linear ? from.linear.data() : nullptr,
+          .stride = kStride,
+          .bias = operands.has_bias ? from.bias.data() : nullptr,
+          .linear_bias = operands.has_linear_bias ? from.linear_bias.data() : nullptr,
+          .rows = kRows,
+          .width = width,
+          .out_type = type};
+}
+
+/// Calls check(index of out, x, factor) for each element, with biases added in float32 as kernels do.
+template <class Check>
+void for_each_element(const ActivatedTile& tile, const Check& check) {
+  for (std::int64_t r = 0; r < tile.rows; ++r) {
+    for (std::int64_t i = 0; i < tile.width; ++i) {
+      const std::int64_t index = r * tile.stride + i;
+      const float x = tile.bias == nullptr ? tile.x[index] : tile.x[index] + tile.bias[i];
+      float factor = 1.0F;
+      if (tile.linear != nullptr) {
+        factor = tile.linear_bias == nullptr ? tile.linear[index] : tile.linear[index] + tile.linear_bias[i];
+      }
+      check(index, x, factor);
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(activations_match_float64, kernel_tables(), name) {
+  FreshRandom random;
+  const RandomTile from(&random);
+  for (const Activation& activation : activations(kernel_table(name))) {
+    for (const std::int64_t width : kWidths) {
+      for (const Operands operands : kOperands) {
+        auto tile = tile_of(from, operands, width, DType::kFloat32);
+        std::vector<float> out(kRows * kStride, kPoison);
+        tile.out = reinterpret_cast<std::byte*>(out.data());
+        tile.out_stride = kStride * sizeof(float);
+        activation.kernel(tile);
+        for_each_element(tile, [&](std::int64_t i, float x, float factor) {
+          const double expected = activation.exact(x) * factor;
+          check_near(out[i], expected,
+                     activation.float32.relative * std::abs(expected) +
+                         activation.float32.of_factors * std::abs(x * factor) + 1e-35);
+        });
+        for (std::int64_t i = width; i < kStride; ++i) BOOST_TEST(out[i] == kPoison);
+
+        // Shorter polynomials: within 3e-4 of the function, and Phi(-5) of its factors behind Phi's tail.
+        std::vector<std::uint16_t> narrow(kRows * kStride, 0x7fc0);
+        tile.out = reinterpret_cast<std::byte*>(narrow.data());
+        tile.out_stride = kStride * sizeof(std::uint16_t);
+        tile.out_type = DType::kBFloat16;
+        activation.kernel(tile);
+        for_each_element(tile, [&](std::int64_t i, float x, float factor) {
+          const double expected = activation.exact(x) * factor;
+          check_near(bfloat16_to_float(narrow[i]), expected,
+                     (0x1p-8 + 3e-4) * std::abs(expected) + 3e-7 * std::abs(x * factor) + 1e-35);
+        });
+        for (std::int64_t i = width; i < kStride; ++i) BOOST_TEST(narrow[i] == 0x7fc0);
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(an_activation_may_take_the_place_of_its_input, kernel_tables(), name) {
+  FreshRandom random;
+  const RandomTile from(&random);
+  for (const Activation& activation : activations(kernel_table(name))) {
+    for (const DType type : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      const auto row_bytes = kStride * static_cast<std::int64_t>(size_of(type));
+      auto tile = tile_of(from, {true, true, true}, kStride, type);
+      std::vector<std::byte> apart(kRows * row_bytes);
+      tile.out = apart.data();
+      tile.out_stride = row_bytes;
+      activation.kernel(tile);
+      auto in_place = from.x;
+      tile.x = in_place.data();
+      tile.out = reinterpret_cast<std::byte*>(in_place.data());
+      tile.out_stride = kStride * sizeof(float);
+      activation.kernel(tile);
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        BOOST_TEST(std::memcmp(tile.out + r * tile.out_stride, apart.data() + r * row_bytes, row_bytes) == 0);
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(activations_keep_nan, kernel_tables(), name) {
+  const std::vector<float> x(kStride, std::nanf(""));
+  for (const Activation& activation : activations(kernel_table(name))) {
+    std::vector<float> out(kStride);
+    ActivatedTile tile{.x = x.data(), .stride = kStride, .rows = 1, .width = kStride};
+    tile.out = reinterpret_cast<std::byte*>(out.data());
+    tile.out_stride = kStride * sizeof(float);
+    activation.kernel(tile);
+    BOOST_TEST(std::ranges::all_of(out, [](float value) { return std::isnan(value); }));
+    tile.out_type = DType::kBFloat16;
+    activation.kernel(tile);
+    const auto* narrow = reinterpret_cast<const std::uint16_t*>(out.data());
+    BOOST_TEST(std::all_of(narrow, narrow + kStride,
+                           [](std::uint16_t value) { return std::isnan(bfloat16_to_float(value)); }));
+  }
+}
+
+}  // namespace
+}  // namespace adaptrt
