@@ -78,12 +78,13 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "helium": {"architectures": ["HeliumForCausalLM"]},
     "glm4": {"architectures": ["Glm4ForCausalLM"], "attention_bias": True},
     "mixtral": {
-        "architectures": ["MixtralForCausalLM"], "num_hidden_layers": 12, "intermediate_size": 3584,
-        "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_hidden_layers": 12,
+        "intermediate_size": 3584, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
     },
     "qwen3-moe": {
-        "architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 24, "moe_intermediate_size": 224,
-        "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1,
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": 24,
+        "moe_intermediate_size": 224, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
     },
 }  # fmt: skip
 """Fields of config.json beyond _SIZES; None: the family has no such field."""

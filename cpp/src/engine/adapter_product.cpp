@@ -1,6 +1,7 @@
 #include "adapter_product.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace adaptrt {
 namespace {
@@ -49,31 +50,42 @@ void AdapterProduct::multiply_new_tokens() const {
 
 template <class Store>
 void AdapterProduct::multiply_by_a(std::span<const AdaptedRows> all, const Store& store) const {
+  std::vector<std::int64_t>& ends = step_.linear_scratch.task_ends;
+  ends.clear();
   std::int64_t tasks = 0;
   for (const AdaptedRows& adapted : all) {
     const TilesOfA tiles = tiles_of(adapted);
-    tasks += tiles.blocks * tiles.panels;
+    ends.push_back(tasks += tiles.blocks * tiles.panels);
   }
   const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-    std::int64_t first = 0;  // task of the adapted rows
-    for (const AdaptedRows& adapted : all) {
-      const TilesOfA tiles = tiles_of(adapted);
-      const std::int64_t last = first + tiles.blocks * tiles.panels;
-      for (std::int64_t task = std::max(begin, first); task < std::min(end, last); ++task) {
-        const std::int64_t row = adapted.begin + (task - first) % tiles.blocks * kBlockRows;
-        const RowRange rows{row, std::min(row + kBlockRows, adapted.end)};
-        const std::int64_t panel = (task - first) / tiles.blocks;
-        store(adapted, panel, rows, multiply_tile(*adapted.site, panel, rows, thread));
-      }
-      first = last;
-      if (first >= end) return;
+    auto of = static_cast<std::size_t>(std::ranges::upper_bound(ends, begin) - ends.begin());
+    for (std::int64_t task = begin; task < end; ++task) {
+      if (task == ends[of]) ++of;
+      const AdaptedRows& adapted = all[of];
+      const std::int64_t blocks = tiles_of(adapted).blocks;
+      const std::int64_t of_adapted = task - (of == 0 ? 0 : ends[of - 1]);
+      const std::int64_t row = adapted.begin + of_adapted % blocks * kBlockRows;
+      const RowRange rows{row, std::min(row + kBlockRows, adapted.end)};
+      const std::int64_t panel = of_adapted / blocks;
+      const bool is_last = task + 1 == ends[of];
+      const MemorySpan next =
+          is_last && task + 1 < end ? head_of_a(*all[of + 1].site, work_.input.width) : MemorySpan{};
+      store(adapted, panel, rows, multiply_tile(*adapted.site, panel, rows, next, thread));
     }
   };
-  step_.threads.parallel_for(tasks, 1, body);
+  constexpr std::int64_t kChunksPerThread = 8;
+  const std::int64_t grain = tasks / (step_.threads.num_threads() * kChunksPerThread);
+  step_.threads.parallel_for(tasks, std::max<std::int64_t>(1, grain), body);
+}
+
+MemorySpan AdapterProduct::head_of_a(const DeviceSite& site, std::int64_t inputs) const {
+  constexpr std::int64_t kHeadBytes = 4096;
+  const auto bytes = static_cast<std::int64_t>(panel_bytes(dtype_, panel_width(site.total_rank, 0), inputs));
+  return {site.a, std::min(bytes, kHeadBytes)};
 }
 
 float* AdapterProduct::multiply_tile(const DeviceSite& site, std::int64_t panel, RowRange rows,
-                                     int thread) const {
+                                     const MemorySpan& next, int thread) const {
   float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
   gemm_({.a = work_.input.row(rows.begin),
          .a_stride = work_.input.width,
@@ -84,7 +96,8 @@ float* AdapterProduct::multiply_tile(const DeviceSite& site, std::int64_t panel,
          .width = panel_width(site.total_rank, panel),
          .out = tile,
          .out_stride = kPanelColumns,
-         .rows = rows.count()});
+         .rows = rows.count(),
+         .fetch = {&next, next.bytes > 0 ? 1U : 0U}});
   return tile;
 }
 

@@ -52,8 +52,11 @@ class AdapterProduct {
   /// apart, from several threads.
   template <class Store>
   void multiply_by_a(std::span<const AdaptedRows> all, const Store& store) const;
+  /// `next` is fetched meanwhile.
   [[nodiscard]] float* multiply_tile(const DeviceSite& site, std::int64_t panel, RowRange rows,
-                                     int thread) const;
+                                     const MemorySpan& next, int thread) const;
+  /// Of a site's A, as much as is fetched from memory before its product has begun to fetch ahead.
+  [[nodiscard]] MemorySpan head_of_a(const DeviceSite& site, std::int64_t inputs) const;
   void expand_rows(const AdaptedRows& adapted, std::size_t part, std::int64_t panel, RowRange rows,
                    float* tile) const;
 

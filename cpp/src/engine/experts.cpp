@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "adaptrt/engine/routing.h"
 #include "step.h"
@@ -46,10 +47,25 @@ class Experts {
     const std::int64_t inner = op_.down.front().weight.k;
     const Rows inputs{memory_.inputs(), input_.dtype, input_.width};
     const Rows activated{memory_.activated(), input_.dtype, inner};
-    const Rows outputs{memory_.outputs(), DType::kFloat32, output_.width};
-    multiply(inputs, activated, op_.activation, op_.gate_up, op_.gate_up_site);
-    multiply(activated, outputs, LinearEpilogue::kStore, op_.down, op_.down_site);
-    add_up(first, count, outputs);
+    run_linear(layer(inputs, activated, op_.activation, op_.gate_up, op_.gate_up_site), step_);
+    const std::int64_t panels = panels_at_once(count);
+    const Rows outputs{memory_.outputs(), DType::kFloat32, std::min(panels * kPanelColumns, output_.width)};
+    const auto finish = [&](PanelRange chunk) { add_up(first, count, outputs, chunk); };
+    // By reference: a std::function allocates for a callable of this size.
+    run_linear_in_chunks(layer(activated, outputs, LinearEpilogue::kStore, op_.down, op_.down_site), panels,
+                         step_, std::ref(finish));
+  }
+
+  /// Panels of the outputs that are made, and added up, at once: as many as stay in a second-level cache, but
+  /// enough for all threads.
+  [[nodiscard]] std::int64_t panels_at_once(std::int64_t count) const {
+    constexpr std::int64_t kBytes = 2 << 20;
+    constexpr std::int64_t kTilesPerThread = 8;
+    const std::int64_t panel_bytes =
+        count * top_k_ * kPanelColumns * static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t tiles = step_.threads.num_threads() * kTilesPerThread;
+    const std::int64_t experts = std::ssize(memory_.experts_taken);
+    return std::max({std::int64_t{1}, kBytes / panel_bytes, (tiles + experts - 1) / experts});
   }
 
   void route(std::int64_t first, std::int64_t count) const {
@@ -122,8 +138,8 @@ class Experts {
   }
 
   /// The experts' rows through a linear layer of each.
-  void multiply(const Rows& input, const Rows& output, LinearEpilogue epilogue,
-                std::span<const LinearPart> parts, std::int32_t first_site) const {
+  [[nodiscard]] LinearWork layer(const Rows& input, const Rows& output, LinearEpilogue epilogue,
+                                 std::span<const LinearPart> parts, std::int32_t first_site) const {
     const std::size_t parts_per_expert = parts.size() / static_cast<std::size_t>(op_.num_experts());
     memory_.groups = memory_.experts_taken;
     for (RowGroup& group : memory_.groups) group.first_part *= parts_per_expert;
@@ -134,36 +150,30 @@ class Experts {
       const DeviceSite& found = group.adapter->sites[site];
       if (found.total_rank > 0) step_.adapted_rows.push_back({group.begin, group.end, &found});
     }
-    run_linear({.input = input,
-                .output = output,
-                .epilogue = epilogue,
-                .parts = parts,
-                .parts_per_group = parts_per_expert,
-                .groups = memory_.groups,
-                .adapted = step_.adapted_rows},
-               step_);
+    return {.input = input,
+            .output = output,
+            .epilogue = epilogue,
+            .parts = parts,
+            .parts_per_group = parts_per_expert,
+            .groups = memory_.groups,
+            .adapted = step_.adapted_rows};
   }
 
-  /// Adds the weighted sum of each token's rows to the output.
-  void add_up(std::int64_t first, std::int64_t count, const Rows& rows) const {
-    const std::int64_t width = output_.width;
-    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-      float* sum = step_.scratch[static_cast<std::size_t>(thread)].data();
-      float* weighted = sum + width;
+  /// Adds the weighted sum of each token's rows to the output's columns of `chunk`.
+  void add_up(std::int64_t first, std::int64_t count, const Rows& rows, PanelRange chunk) const {
+    const std::int64_t column = chunk.begin * kPanelColumns;
+    const std::int64_t width = std::min(chunk.end * kPanelColumns, output_.width) - column;
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t token = begin; token < end; ++token) {
-        for (std::int64_t i = 0; i < top_k_; ++i) {
-          const auto at = static_cast<std::size_t>(token * top_k_ + i);
-          float* to = i == 0 ? sum : weighted;
-          step_.kernels.scale_and_store(rows.float_row(memory_.row_of[at]), memory_.weights[at], width,
-                                        reinterpret_cast<std::byte*>(to), DType::kFloat32);
-          if (i > 0) step_.kernels.add(weighted, width, sum);
-        }
-        float* to = output_.float_row(first + token);
-        if (op_.stores) {
-          std::copy_n(sum, width, to);
-        } else {
-          step_.kernels.add(sum, width, to);
-        }
+        const auto at = static_cast<std::size_t>(token * top_k_);
+        step_.kernels.add_up_rows({.rows = rows.float_row(0),
+                                   .stride = rows.width,
+                                   .row_of = memory_.row_of.data() + at,
+                                   .weights = memory_.weights.data() + at,
+                                   .count = top_k_,
+                                   .width = width,
+                                   .out = output_.float_row(first + token) + column,
+                                   .accumulate = !op_.stores});
       }
     };
     step_.threads.parallel_for(count, rows_per_chunk(width * top_k_), body);
@@ -233,9 +243,8 @@ std::int64_t most_linear_rows(const Program& program) {
 
 std::size_t expert_scratch_floats(const Program& program) {
   std::int64_t floats = 0;
-  for_each_experts_op(program, [&](const ExpertsOp& op) {
-    floats = std::max({floats, routing_scratch_floats(op), 2 * op.down.front().weight.n});
-  });
+  for_each_experts_op(program,
+                      [&](const ExpertsOp& op) { floats = std::max(floats, routing_scratch_floats(op)); });
   return static_cast<std::size_t>(floats);
 }
 

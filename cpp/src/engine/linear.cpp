@@ -24,20 +24,23 @@ constexpr std::int64_t kStreamedBytes = 1 << 20;
 /// over one block of rows after the other; the others take all blocks of a unit in turn.
 class Linear {
  public:
+  /// All panels.
   Linear(const LinearWork& work, const Step& step)
-      : work_(work),
-        step_(step),
-        base_(work, step),
-        adapters_(work, step),
-        tiling_(base_.tiling()),
-        units_(num_units()),
-        streams_(step.kernels.stream_rows != nullptr && work.epilogue != LinearEpilogue::kAdd &&
-                 work.num_rows() * work.output.row_bytes() >= kStreamedBytes) {}
+      : Linear(work, step, {0, num_panels(work)},
+               step.kernels.stream_rows != nullptr && work.epilogue != LinearEpilogue::kAdd &&
+                   work.num_rows() * work.output.row_bytes() >= kStreamedBytes) {}
 
-  void run() const {
+  /// Some of them, of a layer of one part a group, where the output's columns begin with theirs.
+  Linear(const LinearWork& work, const Step& step, PanelRange panels) : Linear(work, step, panels, false) {}
+
+  /// What all panels need; before multiply().
+  void prepare() const {
     base_.prepare(adapters_.reads_input());
     if (!adapters_.is_empty()) adapters_.shrink();
     if (!work_.new_tokens.empty()) adapters_.multiply_new_tokens();
+  }
+
+  void multiply() const {
     if (!tiling_.takes_parts) {
       multiply(work_.groups);
       return;
@@ -57,20 +60,31 @@ class Linear {
     std::int64_t panel;
   };
 
+  Linear(const LinearWork& work, const Step& step, PanelRange panels, bool streams)
+      : work_(work),
+        step_(step),
+        base_(work, step),
+        adapters_(work, step),
+        tiling_(base_.tiling()),
+        first_panel_(panels.begin),
+        units_(panels.end - panels.begin),
+        streams_(streams) {}
+
   [[nodiscard]] bool is_gated() const { return adaptrt::is_gated(work_.epilogue); }
 
-  [[nodiscard]] std::int64_t num_units() const {
-    if (is_gated()) return panel_count(work_.parts[0].weight.n);
-    std::int64_t units = 0;
-    for (std::size_t part = 0; part < work_.parts_per_group; ++part) {
-      units += panel_count(work_.parts[part].weight.n);
+  /// Of a group's parts, of one of them where they are gated.
+  static std::int64_t num_panels(const LinearWork& work) {
+    if (adaptrt::is_gated(work.epilogue)) return panel_count(work.parts[0].weight.n);
+    std::int64_t panels = 0;
+    for (std::size_t part = 0; part < work.parts_per_group; ++part) {
+      panels += panel_count(work.parts[part].weight.n);
     }
-    return units;
+    return panels;
   }
 
-  /// Panel `unit` of all panels of a group's parts, one part after another.
+  /// Panel `unit` of the panels of a group's parts, one part after another.
   [[nodiscard]] Place place_of(std::int64_t unit, std::size_t first_part) const {
-    Place place{first_part, unit};
+    Place place{first_part, first_panel_ + unit};
     for (; place.panel >= panel_count(work_.parts[place.part].weight.n); ++place.part) {
       place.panel -= panel_count(work_.parts[place.part].weight.n);
     }
@@ -311,7 +325,7 @@ class Linear {
 
   /// Of the output, where a panel's begin.
   [[nodiscard]] std::int64_t column_of(Place place, std::size_t first_part) const {
-    std::int64_t column = place.panel * kPanelColumns;
+    std::int64_t column = (place.panel - first_panel_) * kPanelColumns;
     for (std::size_t before = first_part; before < place.part; ++before)
       column += work_.parts[before].weight.n;
     return column;
@@ -384,8 +398,9 @@ class Linear {
   BaseProduct base_;
   AdapterProduct adapters_;
   Tiling tiling_;
-  std::int64_t units_;  ///< of each group
-  bool streams_;        ///< the output
+  std::int64_t first_panel_;  ///< of each group
+  std::int64_t units_;        ///< of each group
+  bool streams_;              ///< the output
 };
 
 /// Those of the step's rows whose adapter changes site `site`, which are kept in `rows`.
@@ -403,7 +418,21 @@ std::span<const AdaptedRows> adapted_rows(std::int32_t site, const Step& step,
 }  // namespace
 
 void run_linear(const LinearWork& work, const Step& step) {
-  Linear(work, step).run();
+  const Linear linear(work, step);
+  linear.prepare();
+  linear.multiply();
+}
+
+void run_linear_in_chunks(const LinearWork& work, std::int64_t panels_at_once, const Step& step,
+                          const std::function<void(PanelRange)>& finish) {
+  const std::int64_t panels = panel_count(work.parts[0].weight.n);
+  for (std::int64_t begin = 0; begin < panels; begin += panels_at_once) {
+    const PanelRange chunk{begin, std::min(begin + panels_at_once, panels)};
+    const Linear linear(work, step, chunk);
+    if (begin == 0) linear.prepare();
+    linear.multiply();
+    finish(chunk);
+  }
 }
 
 void run_op(const LinearOp& op, const Step& step) {

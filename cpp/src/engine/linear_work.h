@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -55,5 +56,17 @@ struct LinearScratch {
 };
 
 void run_linear(const LinearWork& work, const Step& step);
+
+/// Panels [begin, end) of a layer's outputs.
+struct PanelRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+/// Makes a layer of one part a group `panels_at_once` panels at a time, and calls finish(panels) after each
+/// of these chunks: work.output has the columns of one chunk, in rows as wide as they are, and is read before
+/// the next is made, so that it stays in the caches.
+void run_linear_in_chunks(const LinearWork& work, std::int64_t panels_at_once, const Step& step,
+                          const std::function<void(PanelRange)>& finish);
 
 }  // namespace adaptrt

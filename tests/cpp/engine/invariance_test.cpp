@@ -251,11 +251,11 @@ BOOST_DATA_TEST_CASE(with_experts_of_other_types, data::make({0, 1}), dtype_inde
 }
 
 // A step's tokens go through experts in slices of 8192 rows; the second prompt begins in one and ends in the
-// next.
+// next. Outputs of so many rows are made and added up some panels at a time.
 BOOST_AUTO_TEST_CASE(with_more_rows_of_experts_than_a_slice_has) {
   const Served served({.dtype = DType::kFloat32,
                        .num_layers = 1,
-                       .shape = {16, 1, 1, 8},
+                       .shape = {144, 1, 1, 8},
                        .intermediate_size = 16,
                        .num_experts = 8,
                        .routing = {.top_k = 4},

@@ -194,6 +194,41 @@ BOOST_DATA_TEST_CASE(softcap_matches_float64, kernel_tables(), name) {
   }
 }
 
+BOOST_DATA_TEST_CASE(weighted_rows_are_added_in_order, kernel_tables(), name) {
+  const auto& table = kernel_table(name);
+  constexpr std::int64_t kRows = 5, kStride = 70;
+  constexpr std::int32_t kRowOf[] = {3, 0, 4};
+  FreshRandom random;
+  const auto rows = random.vector(kRows * kStride);
+  const auto weights = random.vector(3);
+  for (const std::int64_t count : {1, 2, 3}) {
+    for (const std::int64_t width : {1, 15, 16, 33, 64}) {
+      for (const bool accumulate : {false, true}) {
+        const auto before = random.vector(width);
+        auto out = before;
+        out.push_back(kPoison);
+        table.add_up_rows({.rows = rows.data(),
+                           .stride = kStride,
+                           .row_of = kRowOf,
+                           .weights = weights.data(),
+                           .count = count,
+                           .width = width,
+                           .out = out.data(),
+                           .accumulate = accumulate});
+        for (std::int64_t i = 0; i < width; ++i) {
+          const auto product = [&](std::int64_t number) {
+            return weights[number] * rows[kRowOf[number] * kStride + i];
+          };
+          float expected = product(0);
+          for (std::int64_t number = 1; number < count; ++number) expected += product(number);
+          BOOST_TEST(out[i] == (accumulate ? before[i] + expected : expected));
+        }
+        BOOST_TEST(out.back() == kPoison);
+      }
+    }
+  }
+}
+
 // Rows of whole cache lines at their multiples, and others.
 BOOST_DATA_TEST_CASE(streamed_rows_are_copies, kernel_tables(), name) {
   const auto& table = kernel_table(name);

@@ -135,6 +135,19 @@ struct ActivatedTile {
   DType out_type = DType::kFloat32;
 };
 
+/// out [width] = weights[0] * rows[row_of[0]] + weights[1] * rows[row_of[1]] + ..., each product and each sum
+/// rounded.
+struct WeightedRows {
+  const float* rows = nullptr;
+  std::int64_t stride = 0;  ///< floats from row to row
+  const std::int32_t* row_of = nullptr;
+  const float* weights = nullptr;
+  std::int64_t count = 0;  ///< at least 1
+  std::int64_t width = 0;
+  float* out = nullptr;
+  bool accumulate = false;  ///< the sum is added to `out`
+};
+
 /// KernelTable::block_rows of kernels that read rows as they are, and of other activations than bfloat16: the
 /// sums of a tile, of two parts at once, stay in the first-level cache.
 inline constexpr std::int64_t kVectorBlockRows = 48;
@@ -204,6 +217,7 @@ struct KernelTable {
   void (*add)(const float* x, std::int64_t n, float* out);
   /// out[n] *= x.
   void (*multiply)(const float* x, std::int64_t n, float* out);
+  void (*add_up_rows)(const WeightedRows& rows);
   /// out[n] = x * factor, stored as `out_type`.
   void (*scale_and_store)(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type);
   void (*rotate_heads)(const HeadRotation& rotation);

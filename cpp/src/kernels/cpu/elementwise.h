@@ -130,6 +130,19 @@ inline void multiply(const float* x, std::int64_t n, float* out) {
   });
 }
 
+inline void add_up_rows(const WeightedRows& weighted) {
+  for_each_vector(weighted.width, [&](std::int64_t i, std::int64_t lanes) {
+    const auto product = [&](std::int64_t number) {
+      const float* row = weighted.rows + weighted.row_of[number] * weighted.stride;
+      return Simd::mul(Simd::load(row + i, lanes), Simd::set(weighted.weights[number]));
+    };
+    Simd::Vec sum = product(0);
+    for (std::int64_t number = 1; number < weighted.count; ++number) sum = Simd::add(sum, product(number));
+    if (weighted.accumulate) sum = Simd::add(Simd::load(weighted.out + i, lanes), sum);
+    Simd::store(weighted.out + i, sum, lanes);
+  });
+}
+
 inline void scale_and_store(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type) {
   const Simd::Vec factors = Simd::set(factor);
   with_store(out, out_type, [&](auto store) {

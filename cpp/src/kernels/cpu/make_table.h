@@ -37,6 +37,7 @@ constexpr KernelTable make_table(const char* name) {
           &activate<Silu>,
           &add,
           &multiply,
+          &add_up_rows,
           &scale_and_store,
           &rotate_heads,
           &store_bfloat16_pairs,
