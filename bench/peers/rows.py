@@ -157,10 +157,10 @@ def groups() -> tuple[list[str], ...]:
 
 
 def rows_of(model: BenchModel | Mixture) -> list[str]:
-    """The rows that a model has: a mixture those of its own weights."""
+    """The rows that a model has: a mixture those of its own weights, compressed or not."""
     if isinstance(model, BenchModel):
         return list(ROWS)
-    return [name for name, kind in ROWS.items() if kind.weights == "bf16" and not kind.adapters]
+    return [name for name, kind in ROWS.items() if kind.weights in _UNQUANTISED and not kind.adapters]
 
 
 def source_of_peers(name: str) -> str:
