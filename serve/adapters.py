@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from .._core import AdapterError, AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
+from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
 from ..builder.adapter.recognise import CONFIG_FILE, INITIAL_DIRECTORY
 from ..runtime.adapter_sum import parse_sum
 from ..runtime.prompt_tuning import behind_virtual_tokens, num_virtual_tokens
@@ -117,9 +117,8 @@ class ServedAdapters:
         executor = self._executor.executor
         try:
             await self._executor.run(executor.load_adapter, name)
-            if await self._executor.run(self._store.prompt_of, name) is not None:
-                raise AdapterError(f"adapter '{name}' is virtual tokens, which the LoRA cache does not have to be kept in")
-            await self._executor.run(executor.pin_adapter, self._store.task_id(name))
+            if await self._executor.run(self._store.num_virtual_tokens, name) == 0:  # others are not in the cache
+                await self._executor.run(executor.pin_adapter, self._store.task_id(name))
         except AdaptrtError as error:
             raise ApiError.of(error) from error
 

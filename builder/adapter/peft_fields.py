@@ -312,7 +312,7 @@ PROMPT_FIELDS: Final[Mapping[str, Mapping[str, Check]]] = {
 }
 """By peft_type: virtual tokens before a prompt."""
 
-PROMPT_REQUIRED: Final = ("num_virtual_tokens", "token_dim", "task_type")
+PROMPT_REQUIRED: Final = ("num_virtual_tokens", "token_dim")
 
 REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "LORA": ("r", "lora_alpha", "target_modules"),
