@@ -143,9 +143,7 @@ class Executor(_core.Executor):
             self._adapters.refuse_classifier(adapter)
         prompt = self._adapters.prompt_of(adapter)
         if prompt is not None:
-            return super().enqueue_request(
-                behind_virtual_tokens(request, prompt, self.engine_info.vocab_size, adapter)
-            )
+            return super().enqueue_request(behind_virtual_tokens(request, prompt, self.engine_info.vocab_size, adapter))
         named = copy.copy(request)
         named.lora_config = self._adapters.for_request(adapter, request.input_token_ids)
         drafts = self._draft_adapters

@@ -35,8 +35,8 @@ _PEFT_TYPES: Final = {
     "MULTITASK_PROMPT_TUNING": "its embeddings of a prompt are another task's each",
     "OFT": "it multiplies the base's weights",
     "POLY": "it routes between several adapters",
-    "PREFIX_TUNING": "it brings keys and values of no tokens, and engines keep those that they have computed, in layouts "
-    "of their own",
+    "PREFIX_TUNING": "it brings keys and values of no tokens, and engines keep those that they have computed, in "
+    "layouts of their own",
     "XLORA": "it routes between several adapters",
 }
 _TASKS: Final = {
@@ -140,7 +140,8 @@ def _why_not(fields: Mapping[str, Any], accepted_tasks: Sequence[str], *, classi
         because = (
             f", because {_PEFT_TYPES[peft_type]}" if isinstance(peft_type, str) and peft_type in _PEFT_TYPES else ""
         )
-        return f"peft_type = {describe(peft_type)}: not served{because}; accepted: {', '.join((*FIELDS, *PromptKind.__members__))}"
+        accepted = ", ".join((*FIELDS, *PromptKind.__members__))
+        return f"peft_type = {describe(peft_type)}: not served{because}; accepted: {accepted}"
     if is_classifier(fields) and classifiers:
         return None
     if task not in (*accepted_tasks, None):

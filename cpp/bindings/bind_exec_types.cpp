@@ -165,7 +165,8 @@ void bind_exec_types(py::module_& module) {
                                       .input_token_extra_ids = std::nullopt};
           },
           py::arg("directory"), py::arg("engine"),
-          "The virtual tokens of an adapter of PEFT (PROMPT_TUNING, P_TUNING) for an engine, a LoadedEngine or "
+          "The virtual tokens of an adapter of PEFT (PROMPT_TUNING, P_TUNING) for an engine, a LoadedEngine "
+          "or "
           "a directory. A prompt has them in front as the ids vocab_size, vocab_size + 1, ... Raises "
           "AdapterError.");
   auto request = bind_struct<Request, 2, 2>(module, "Request", "A prompt, and what is wanted of it.");

@@ -18,8 +18,8 @@ void require_none(Problems& problems, std::string_view name, bool is_set, std::s
 /// The tokens that a request may have.
 struct Vocabulary {
   std::int64_t of_engine = 0;
-  std::int64_t size = 0;  ///< with those that its adapter brings
-  bool has_room = false;  ///< adapters may bring some
+  std::int64_t size = 0;         ///< with those that its adapter brings
+  bool has_room = false;         ///< adapters may bring some
   std::int64_t num_virtual = 0;  ///< rows of an embedding table, whose ids follow
 
   [[nodiscard]] bool has(TokenId token) const { return token >= 0 && token < size + num_virtual; }

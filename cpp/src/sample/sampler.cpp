@@ -210,7 +210,8 @@ void Sampler::forbid_repeated_ngrams(std::int32_t size, std::span<const std::int
   for (std::size_t i = 0; i + length <= tokens.size(); ++i) {
     const auto next = static_cast<std::size_t>(tokens[i + length - 1]);
     // What is virtual is never chosen.
-    if (next < row.size() && std::ranges::equal(tokens.subspan(i, length - 1), newest)) row[next] = kForbidden;
+    if (next < row.size() && std::ranges::equal(tokens.subspan(i, length - 1), newest))
+      row[next] = kForbidden;
   }
 }
 

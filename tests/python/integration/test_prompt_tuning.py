@@ -228,9 +228,7 @@ def test_blocks_are_shared_between_requests_of_the_same_rows_alone(llama: Served
     ) as executor:
 
         def reused(values: np.ndarray, extra_ids: list[int] | None = None, tokens: list[int] | None = None) -> int:
-            return reused_by(
-                executor, input_token_ids=tokens or prompt, prompt_tuning_config=tuned(values, extra_ids)
-            )
+            return reused_by(executor, input_token_ids=tokens or prompt, prompt_tuning_config=tuned(values, extra_ids))
 
         assert reused(rows) == 0
         assert reused(rows.copy()) == whole  # other memory, the same rows
@@ -336,7 +334,7 @@ def test_beams_and_several_sequences_are_those_of_the_prompt(llama: Served, exec
 
 
 def test_tables_of_other_types_are_the_values_that_they_have(llama: Served, executor: adaptrt.Executor) -> None:
-    rows, prompt = torch.from_numpy(table(llama)), VIRTUAL + [3, 4]
+    rows, prompt = torch.from_numpy(table(llama)), [*VIRTUAL, 3, 4]
     assert ask(executor, prompt, rows).same_bits(ask(executor, prompt, rows.numpy()))
     assert ask(executor, prompt, rows.numpy()[:, ::-1][:, ::-1]).same_bits(ask(executor, prompt, rows.numpy()))
     for dtype in (torch.bfloat16, torch.float16):
@@ -394,9 +392,8 @@ def test_bad_input_is_refused_by_name(llama: Served, executor: adaptrt.Executor,
         assert "the vocabulary" in refusal([61], rows, **fields)
     drafts = adaptrt.ExternalDraftTokensConfig([61])
     assert "external_draft_tokens_config" in refusal([61], rows, external_draft_tokens_config=drafts)
-    assert "input_token_ids[0] is 61; the vocabulary is 0 to 60" in str(
-        pytest.raises(adaptrt.RequestError, ask, executor, [61]).value
-    )
+    with pytest.raises(adaptrt.RequestError, match=r"input_token_ids\[0\] is 61; the vocabulary is 0 to 60"):
+        ask(executor, [61])
 
     def named(kind: str, request: adaptrt.Request) -> str:
         with pytest.raises((adaptrt.RequestError, adaptrt.AdapterError)) as error:
@@ -413,7 +410,9 @@ def test_bad_input_is_refused_by_name(llama: Served, executor: adaptrt.Executor,
     assert "input_token_ids has 61; the vocabulary is 0 to 60" in named("tuned", make_request([3, 61], 1))
     assert "a prompt of 105 tokens and max_tokens 60 make 165 tokens" in named("tuned", make_request([3] * 100, 60))
     assert "virtual tokens are no rows of a LoraConfig" in named("tuned:0.5+lora:0.5", make_request([3], 1))
-    with pytest.raises(adaptrt.AdapterError, match=r"virtual tokens are no rows of a LoraConfig; accepted: by its name"):
+    with pytest.raises(
+        adaptrt.AdapterError, match=r"virtual tokens are no rows of a LoraConfig; accepted: by its name"
+    ):
         adaptrt.LoraConfig.from_peft(1, llama.adapters["tuned"], llama.engine)
     with pytest.raises(adaptrt.AdapterError, match="is of no virtual tokens; accepted: PROMPT_TUNING and P_TUNING"):
         adaptrt.PromptTuningConfig.from_peft(llama.adapters["lora"], llama.engine)

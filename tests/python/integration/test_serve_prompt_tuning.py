@@ -32,7 +32,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = save_model(SPEC, root / "model")
     save_tokenizer(TOKENIZER, model)
     (model / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "</s>", "chat_template": "{% for message in messages %}{{ message.content }}{% endfor %}"})
+        json.dumps(
+            {"eos_token": "</s>", "chat_template": "{% for message in messages %}{{ message.content }}{% endfor %}"}
+        )
     )
     save_virtual_tokens(model, root / "tuned", COUNT, 1)
     save_virtual_tokens(model, root / "other", COUNT, 2)
@@ -147,7 +149,9 @@ def test_triton_has_the_users_tokens_too(server: str, llm: adaptrt.LLM) -> None:
 
 def test_they_are_loaded_replaced_and_unloaded(server: str, root: Path) -> None:
     def text(name: str) -> Any:
-        return post(server, "/v1/completions", model=name, prompt=TEXT, max_tokens=4, temperature=0)["choices"][0]["text"]
+        return post(server, "/v1/completions", model=name, prompt=TEXT, max_tokens=4, temperature=0)["choices"][0][
+            "text"
+        ]
 
     def load(path: str, **fields: Any) -> httpx.Response:
         body = {"lora_name": "new", "lora_path": str(root / path), **fields}

@@ -136,7 +136,8 @@ constexpr auto fields_of(const Request* /*type*/) {
   using C = Request;
   return std::tuple{
       Field{"input_token_ids", &C::input_token_ids,
-            "The prompt: one token or more, with prompt_tuning_config virtual ones too. With an encoder, what the decoder begins with: as a rule the "
+            "The prompt: one token or more, with prompt_tuning_config virtual ones too. With an encoder, "
+            "what the decoder begins with: as a rule the "
             "model's "
             "decoder_start_token_id."},
       Field{"max_tokens", &C::max_tokens,

@@ -20,7 +20,10 @@ from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.adapter_sites import AdaptedModules
+from support import encoder_decoders, encoders
 from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
+from support.encoder_decoders import save_encoder_decoder
+from support.encoders import save_encoder
 from support.families import FAMILIES, save_family
 from support.models import ModelSpec, save_adapter, save_model
 from support.prompts import save_virtual_tokens, virtual_tokens_of
@@ -94,7 +97,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"num_virtual_tokens": "5"}, 'num_virtual_tokens = "5": expected a whole number from 1'),
     ({"token_dim": 35}, "token_dim = 35: the model's hidden states have 36"),
     ({"num_transformer_submodules": 2}, "num_transformer_submodules = 2: prompts of an encoder and a decoder"),
-    ({"modules_to_save": ["lm_head"]}, "modules_to_save = [\"lm_head\"]: layers that were trained beside"),
+    ({"modules_to_save": ["lm_head"]}, 'modules_to_save = ["lm_head"]: layers that were trained beside'),
     ({"prompt_rotation": 3}, "prompt_rotation = 3: this field is not known"),
     ({"num_virtual_tokens": 6}, "tensor 'prompt_embeddings' is [5, 36]; adapter_config.json has num_virtual_tokens 6"),
 ]
@@ -164,8 +167,20 @@ def test_engines_that_take_none_are_told_of_when_they_are_built(root: Path, tmp_
         build(tmp_path / "checkpoint", config, tmp_path / "engine")
     even = ModelSpec(num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, vocab_size=64)
     convert_checkpoint(save_model(even, tmp_path / "even"), tmp_path / "ranks", tp_size=2)
-    with pytest.raises(adaptrt.AdapterError, match="is virtual tokens, which engines of backend native and of one rank"):
+    with pytest.raises(
+        adaptrt.AdapterError, match="is virtual tokens, which engines of backend native and of one rank"
+    ):
         build(tmp_path / "ranks", config, tmp_path / "engine")
+
+
+def test_models_with_an_encoder_take_none(root: Path, tmp_path: Path) -> None:
+    for name, save in (
+        ("t5", lambda to: save_encoder_decoder(encoder_decoders.MODELS["t5"], to)),
+        ("bert", lambda to: save_encoder(encoders.MODELS["bert"], to)),
+    ):
+        convert_checkpoint(save(tmp_path / name), tmp_path / f"{name}-checkpoint")
+        of_model = AdaptedModules(Checkpoint.open(tmp_path / f"{name}-checkpoint").network)
+        assert "put before a decoder's prompts, and the model has an encoder" in refusal(root / "tuned", of_model)
 
 
 def test_inspect_says_how_they_are_served(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
