@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import adaptrt
 from adaptrt.builder.build import build
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.runtime import adapter_store
+from support.adapters import TENSORS
 from support.families import FAMILIES, LLAMA, save_family
 from support.models import ModelSpec, load_model, save_adapter, save_model
 from support.prompts import save_virtual_tokens, virtual_tokens_of
@@ -71,11 +74,14 @@ class Served:
             made.add_adapter(kind, directory)
         return made
 
-    def answers(self, cases: list[tuple[str | None, list[int]]], **fields: Any) -> list[Answer]:
+    def answers(self, cases: list[tuple[str | None, list[int]]], num_tokens: int = 8, **fields: Any) -> list[Answer]:
         """What each (kind, prompt) gives, all of them at once."""
         with self.executor(**fields) as executor:
-            ids = [executor.enqueue_request(make_request(prompt, 8), adapter=kind) for kind, prompt in cases]
-            return [without_nan(collect(executor, request_id)) for request_id in ids]
+            ids = [executor.enqueue_request(make_request(prompt, num_tokens), adapter=kind) for kind, prompt in cases]
+            answers = [without_nan(collect(executor, request_id)) for request_id in ids]
+            stats = executor.get_latest_iteration_stats()
+            self.num_paused = max(step.inflight_batching_stats.num_paused_requests for step in stats)
+            return answers
 
     def expected(self, kind: str | None, tokens: list[int]) -> np.ndarray:
         """PEFT's logits, those of virtual tokens among them."""
@@ -127,10 +133,11 @@ def test_a_crowd_in_chunks_changes_no_bit(served: Served) -> None:
         # Some are paused, and computed again.
         crowd_fields("MAX_UTILIZATION", 96, True, max_num_tokens=32),
     ]
-    alone = [served.answers([case], num_threads=1)[0] for case in CASES]
+    alone = [served.answers([case], 30, num_threads=1)[0] for case in CASES]
     for fields in crowds:
-        for case, ours, together in zip(CASES, alone, served.answers(CASES, **fields), strict=True):
+        for case, ours, together in zip(CASES, alone, served.answers(CASES, 30, **fields), strict=True):
             assert together.same_bits(ours), case[0]
+        assert (served.num_paused > 0) == ("scheduler_config" in fields)
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +187,21 @@ def test_any_token_may_be_virtual_and_a_row_may_be_a_tokens_own(llama: Served, e
     assert np.array_equal(answer.context_logits, plain.context_logits)
     assert np.array_equal(answer.generation_logits, plain.generation_logits)
     assert [at for at, value in enumerate(answer.log_probs.prompt or []) if value is None] == [2, 8, 19]
+
+
+def test_rows_of_prompts_may_be_asked_for(llama: Served, executor: adaptrt.Executor) -> None:
+    embedding = load_model(llama.model).get_input_embeddings().weight.detach().numpy()
+    tokens = tokens_of(16, 12)
+    params = adaptrt.PoolingParams(adaptrt.PoolingType.MEAN)
+    rows = []
+    for prompt, config in (
+        (tokens, None),
+        ([VOCABULARY + 1, *tokens[1:]], adaptrt.PromptTuningConfig(embedding[[3, tokens[0]]])),
+    ):
+        request = adaptrt.Request(prompt, 0, pooling_params=params, prompt_tuning_config=config)
+        (response,) = executor.await_responses(executor.enqueue_request(request))
+        rows.append(np.asarray(response.result.pooled_output))
+    assert np.array_equal(*rows)
 
 
 def test_a_lora_acts_on_virtual_tokens_too(llama: Served, executor: adaptrt.Executor) -> None:
@@ -435,6 +457,29 @@ def test_adapters_are_replaced_and_removed(llama: Served, executor: adaptrt.Exec
         named("changing")
     executor.remove_adapter("tuned")
     executor.add_adapter("tuned", llama.adapters["tuned"])
+
+
+def test_files_are_read_again_when_others_came_between(
+    llama: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_store, "_MAX_PROMPTS", 1)
+    changing = Path(shutil.copytree(llama.adapters["tuned"], tmp_path / "changing"))
+    with llama.executor() as executor:
+        executor.add_adapter("changing", changing)
+
+        def named(name: str) -> Answer:
+            return without_nan(collect(executor, executor.enqueue_request(make_request([3, 4], 4), adapter=name)))
+
+        first = {name: named(name) for name in ("changing", "other", "tuned")}
+        assert first["changing"].same_bits(first["tuned"])
+        assert not first["other"].same_bits(first["tuned"])
+        for name in ("other", "changing"):
+            assert named(name).same_bits(first[name])
+        shutil.copyfile(llama.adapters["other"] / TENSORS, changing / TENSORS)
+        assert named("changing").same_bits(first["changing"])
+        named("other")
+        with pytest.raises(adaptrt.EngineError, match="adapter 'changing' was changed after it was added"):
+            named("changing")
 
 
 def test_engines_without_lora_take_them_and_carry_none(llama: Served, tmp_path: Path) -> None:

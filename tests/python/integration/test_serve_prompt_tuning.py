@@ -147,6 +147,16 @@ def test_triton_has_the_users_tokens_too(server: str, llm: adaptrt.LLM) -> None:
     assert last.index(max(last)) == outputs["output_ids"]["data"][len(ids)]
 
 
+def test_a_server_without_lora_serves_them(root: Path, llm: adaptrt.LLM, tmp_path: Path) -> None:
+    sizes = {"max_seq_len": MAX_SEQ_LEN, "max_input_len": 48, "max_num_tokens": 128}
+    engine = build_engine(root / "model", tmp_path, lora_plugin="disable", dora_plugin="disable", **sizes)
+    with http_server(engine, "--lora_modules", f"tuned={root / 'tuned'}") as address:
+        told = post(address, "/v1/completions", model="tuned", prompt=TEXT, max_tokens=4, temperature=0)
+        assert told["choices"][0]["text"] == llm.generate(TEXT, lora="tuned", max_tokens=4).text
+        (listed,) = httpx.get(f"{address}/api/state").json()["adapters"]["list"]
+        assert (listed["name"], listed["level"]) == ("tuned", "disk")
+
+
 def test_they_are_loaded_replaced_and_unloaded(server: str, root: Path) -> None:
     def text(name: str) -> Any:
         return post(server, "/v1/completions", model=name, prompt=TEXT, max_tokens=4, temperature=0)["choices"][0][
