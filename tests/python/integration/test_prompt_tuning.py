@@ -292,7 +292,7 @@ def test_reused_blocks_change_no_bit(llama: Served) -> None:
 
 def test_drafts_change_nothing(llama: Served, executor: adaptrt.Executor) -> None:
     """Texts whose n-grams end in virtual tokens, and a draft engine, which has none."""
-    rows, prompt = table(llama), [3, 3, VOCABULARY, VOCABULARY + 1, 4, 3, 3, VOCABULARY, 5, 3]
+    rows, prompt = table(llama), [6, 3, VOCABULARY, VOCABULARY + 1, 4, 6, 3, VOCABULARY, 5, 6]
     biased = {"embedding_bias": [1e4 if token == 3 else 0.0 for token in range(VOCABULARY)], "num_tokens": 9}
     for fields in ({"num_tokens": 9}, biased):
         plain = ask(executor, prompt, rows, **dict(fields))
