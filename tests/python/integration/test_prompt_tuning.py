@@ -274,20 +274,29 @@ def test_blocks_are_shared_between_requests_of_the_same_rows_alone(llama: Served
 
 def test_reused_blocks_change_no_bit(llama: Served) -> None:
     prompts = [VIRTUAL + tokens_of(11, 30), VIRTUAL + tokens_of(11, 24) + tokens_of(12, 9)]
-    other = table(llama, "other")
-    cases = [(prompt, rows) for prompt in prompts for rows in (table(llama), other)]
+    tables = [table(llama), table(llama, "other")]
+    lora = adaptrt.LoraConfig.from_peft(1, llama.adapters["lora"], llama.engine)
+    cases = [(prompt, rows, adapter) for prompt in prompts for rows in tables for adapter in (None, lora)]
     config = adaptrt.KvCacheConfig(enable_block_reuse=False)
     with llama.executor(kv_cache_config=config) as executor:
-        alone = [ask(executor, prompt, rows) for prompt, rows in cases]
+        alone = [ask(executor, prompt, rows, lora=adapter) for prompt, rows, adapter in cases]
     with llama.executor() as executor:
         for _ in range(2):
-            for (prompt, rows), ours in zip(cases, alone, strict=True):
+            for (prompt, rows, adapter), ours in zip(cases, alone, strict=True):
                 output = adaptrt.OutputConfig(return_generation_logits=True, exclude_input_from_output=True)
                 tuning = adaptrt.PromptTuningConfig(rows)
-                request = adaptrt.Request(prompt, 4, output_config=output, prompt_tuning_config=tuning)
+                request = adaptrt.Request(
+                    prompt, 4, output_config=output, prompt_tuning_config=tuning, lora_config=adapter
+                )
                 result = executor.await_responses(executor.enqueue_request(request))[-1].result
                 assert np.array_equal(result.generation_logits[0], ours.generation_logits)
         assert executor.get_latest_iteration_stats()[-1].kv_cache_stats.reused_blocks > 0
+
+
+def draft_engine_stats(executor: adaptrt.Executor) -> adaptrt.DraftEngineStats:
+    stats = executor.get_latest_iteration_stats()[-1].speculation_stats.draft_engine
+    assert stats is not None
+    return stats
 
 
 def test_drafts_change_nothing(llama: Served, executor: adaptrt.Executor) -> None:
@@ -303,6 +312,11 @@ def test_drafts_change_nothing(llama: Served, executor: adaptrt.Executor) -> Non
     config = adaptrt.DraftTargetDecodingConfig(3, str(llama.engine))
     with llama.executor(draft_target_decoding_config=config) as drafting:
         assert ask(drafting, prompt, rows, num_tokens=9).same_bits(ask(executor, prompt, rows, num_tokens=9))
+        assert draft_engine_stats(drafting).num_steps == 0
+        ask(drafting, tokens_of(17, 9), num_tokens=9)
+        stats = draft_engine_stats(drafting)
+        assert stats.num_steps > 0
+        assert not stats.error
 
 
 def test_virtual_tokens_are_never_chosen_nor_penalised(llama: Served, executor: adaptrt.Executor) -> None:
