@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._core import AdapterError, dtype_name, lora_modules
-from .adapter import MAGNITUDE, ConvertedAdapter, convert_adapter
+from .adapter import MAGNITUDE, ConvertedAdapter, convert_adapter, is_prompt_tuned, read_prompt_embeddings
 from .adapter.names import MODULES
 from .checkpoint.config import CheckpointConfig
-from .config import BuildConfig
+from .config import NATIVE, BuildConfig
 from .models.registry import declare
 from .network.adapter_sites import NEW_TOKENS, AdaptedModules
 
@@ -45,6 +45,21 @@ def adapter_for(
     if problems:
         raise AdapterError(f"{directory}: " + "; ".join(problems))
     return adapter
+
+
+def modules_changed_by(directory: Path, config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+    """Names of the modules that an adapter changes; none of one that is virtual tokens. Raises as adapter_for()."""
+    if not is_prompt_tuned(directory):
+        return modules_of(adapter_for(directory, config, checkpoint, target_modules=()))
+    require_virtual_tokens(directory, config, checkpoint)
+    return []
+
+
+def require_virtual_tokens(directory: Path, config: BuildConfig, checkpoint: CheckpointConfig) -> None:
+    """Raises AdapterError with what is wrong with virtual tokens, or for an engine that takes none."""
+    read_prompt_embeddings(directory, AdaptedModules(declare(checkpoint)))
+    if config.backend != NATIVE or checkpoint.mapping.world_size > 1:
+        raise AdapterError(f"{directory}: is virtual tokens, which engines of backend {NATIVE} and of one rank take")
 
 
 def modules_of(adapter: ConvertedAdapter) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from .._core import AdapterError, ConfigError, lora_modules
 from .adapter.names import MODULES
 from .adapter_copy import copy_adapter
-from .adapter_fit import adapter_for, modules_of
+from .adapter_fit import modules_changed_by
 from .checkpoint.config import CheckpointConfig
 from .config import NATIVE, BuildConfig
 from .engine_config import ADAPTERS_DIRECTORY
@@ -71,7 +71,7 @@ def _modules_of_adapters(
     used, problems = [], []
     for directory in directories:
         try:
-            used.append(modules_of(adapter_for(directory, config, checkpoint, target_modules=())))
+            used.append(modules_changed_by(directory, config, checkpoint))
         except AdapterError as error:
             problems.append(str(error))
     if problems:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .._core import AdapterError, EngineError, LoraConfig, RequestError
+from .._core import AdapterError, EngineError, LoraConfig, PromptTuningConfig, RequestError
 from ..builder.adapter.classifier_head import is_classifier
 from ..builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE, ConvertedAdapter
 from ..builder.adapter.invocation import invocation_tokens, start_of
@@ -26,6 +27,7 @@ from .adapter_sum import parse_sum
 from .classifier import AdaptedClassifier, adapted_classifier, engine_classifier
 from .engine import LoadedEngine
 from .lora_config import adapter_of_directory, sum_of_directories
+from .prompt_tuning import num_virtual_tokens, prompt_of_directory
 
 FIRST_NAMED_TASK_ID: Final = 1 << 63
 """Named adapters have this task_id and those that follow; the ids below are the caller's."""
@@ -33,6 +35,8 @@ _NAMES_SHOWN: Final = 20
 """In the error for an unknown one."""
 _MAX_SUMS: Final = 1024
 """Whose task_ids are remembered; one that is asked for again later has another, and is loaded anew."""
+_MAX_PROMPTS: Final = 64
+"""Virtual tokens that are kept in memory; those of other adapters are read again when they are asked for."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class AdapterStore:
         self._is_classifier_of: dict[NamedAdapter, bool] = {}
         self._classifiers: dict[NamedAdapter, AdaptedClassifier] = {}
         self._poolers: dict[NamedAdapter, AdaptedPooler | None] = {}
+        self._num_virtual_tokens: dict[NamedAdapter, int] = {}
+        self._prompts: OrderedDict[NamedAdapter, PromptTuningConfig] = OrderedDict()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -148,6 +154,8 @@ class AdapterStore:
         found = self.find(name)
         if self._engine.lora.max_extra_tokens == 0 or not isinstance(found, NamedAdapter):
             return 0  # no weighted sum has any
+        if self.prompt_of(name) is not None:
+            return 0
         with self._changed:
             known = self._new_tokens.get(found)
         return self._convert(found).num_new_tokens if known is None else known
@@ -158,6 +166,43 @@ class AdapterStore:
             self._invocations[adapter] = converted.invocation_tokens
             self._new_tokens[adapter] = converted.num_new_tokens
         return converted
+
+    def num_virtual_tokens(self, name: str) -> int:
+        """How many tokens the adapter puts before a prompt; 0 of a LoRA. Raises as load()."""
+        found = self.find(name)
+        if not isinstance(found, NamedAdapter):
+            return 0  # no weighted sum has any
+        with self._changed:
+            known = self._num_virtual_tokens.get(found)
+        if known is not None:
+            return known
+        self._read_prompt(found)
+        return self.num_virtual_tokens(name)
+
+    def prompt_of(self, name: str) -> PromptTuningConfig | None:
+        """The virtual tokens that the adapter puts before a prompt; None: it is a LoRA. Raises as load()."""
+        found = self.find(name)
+        if not isinstance(found, NamedAdapter):
+            return None
+        with self._changed:
+            if self._num_virtual_tokens.get(found) == 0:
+                return None
+            if found in self._prompts:
+                self._prompts.move_to_end(found)
+                return self._prompts[found]
+        return self._read_prompt(found)
+
+    def _read_prompt(self, adapter: NamedAdapter) -> PromptTuningConfig | None:
+        prompt = prompt_of_directory(adapter.directory, self._engine)
+        if prompt is not None:
+            self._check_unchanged(adapter)
+        with self._changed:
+            self._num_virtual_tokens[adapter] = 0 if prompt is None else num_virtual_tokens(prompt)
+            if prompt is not None:
+                self._prompts[adapter] = prompt
+                if len(self._prompts) > _MAX_PROMPTS:
+                    self._prompts.popitem(last=False)
+        return prompt
 
     def load(self, name: str, *, active_from: int = 0) -> LoraConfig:
         """The adapter with its weights, read and converted now, for a request where it is active from a position on.
@@ -185,8 +230,10 @@ class AdapterStore:
             since = "after it was added. Add it again with replace"
         raise EngineError(f"{adapter.directory}: adapter '{adapter.name}' was changed {since}")
 
-    def read(self, name: str, directory: str | Path, *, replace: bool) -> tuple[NamedAdapter, LoraConfig]:
+    def read(self, name: str, directory: str | Path, *, replace: bool) -> tuple[NamedAdapter, LoraConfig | None]:
         """A PEFT directory as the adapter `name`, with its weights; keep() makes it known under that name.
+
+        Virtual tokens have no weights.
 
         Raises AdapterError for a name that is empty or taken, unless `replace` allows that, and with what is wrong with
         the adapter; EngineError when its files cannot be read.
@@ -203,6 +250,8 @@ class AdapterStore:
         checksum = _checksum_of(name, directory)
         task_id = self._new_task_id() if known is None else known.task_id
         adapter = NamedAdapter(name, task_id, directory, checksum)
+        if self._read_prompt(adapter) is not None:
+            return adapter, None
         converted = self._convert(adapter)
         config = LoraConfig(task_id, converted.weights, converted.config, replace=known is not None)
         self._read_classifier(adapter)
@@ -298,6 +347,8 @@ class AdapterStore:
         self._is_classifier_of.pop(adapter, None)
         self._classifiers.pop(adapter, None)
         self._poolers.pop(adapter, None)
+        self._num_virtual_tokens.pop(adapter, None)
+        self._prompts.pop(adapter, None)
 
     def remove(self, name: str) -> NamedAdapter:
         """From now on there is no adapter of this name. Raises AdapterError for an unknown one."""

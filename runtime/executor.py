@@ -29,6 +29,7 @@ from .adapter_store import AdapterStore, NamedAdapter, prefetched_adapters
 from .engine import LoadedEngine, load_engine, load_engine_bytes
 from .native_engine import NativeEngine
 from .options.parallel import CommunicationMode, ParallelConfig
+from .prompt_tuning import behind_virtual_tokens
 from .rank_executor import RankExecutor
 from .ranks import rank_in
 
@@ -127,7 +128,8 @@ class Executor(_core.Executor):
 
         adapter: the name of one of the adapters, instead of request.lora_config, or a weighted sum of some, such as
             "a:0.7+b:0.3"; it is read from disk when it is not cached. Where the draft engine's directory carries an
-            adapter of this name, drafts are made with it, unless the request has a draft_lora_config.
+            adapter of this name, drafts are made with it, unless the request has a draft_lora_config. Virtual tokens
+            (PROMPT_TUNING, P_TUNING) are put before input_token_ids, and are part of the prompt in every way.
 
         Raises RequestError with all that is wrong with the request, QueueFullError, AdapterError; nothing is queued
         then.
@@ -139,6 +141,9 @@ class Executor(_core.Executor):
             raise RequestError(f"the request has a lora_config, and adapter='{adapter}' is given as well")
         if request.pooling_params is None:
             self._adapters.refuse_classifier(adapter)
+        prompt = self._adapters.prompt_of(adapter)
+        if prompt is not None:
+            return super().enqueue_request(behind_virtual_tokens(request, prompt, self.engine_info.vocab_size, adapter))
         named = copy.copy(request)
         named.lora_config = self._adapters.for_request(adapter, request.input_token_ids)
         drafts = self._draft_adapters
@@ -182,23 +187,32 @@ class Executor(_core.Executor):
         """
         with self._adapters.changing(name):
             adapter, config = self._adapters.read(name, directory, replace=replace)
-            self.put_adapter(config)
+            if config is None:
+                self._unload(adapter)  # what the name meant before
+            else:
+                self.put_adapter(config)
             self._adapters.keep(adapter)
         return adapter
 
     def remove_adapter(self, name: str) -> None:
         """Forgets an adapter on every level; requests that run with it go on. AdapterError for an unknown name."""
         with self._adapters.changing(name):
-            adapter = self._adapters.remove(name)
-            with contextlib.suppress(PeftTaskNotCachedError):  # it may have been evicted, or never asked for
-                self.unload_adapter(adapter.task_id)
+            self._unload(self._adapters.remove(name))
+
+    def _unload(self, adapter: NamedAdapter) -> None:
+        if not self._engine.lora.sites:
+            return
+        with contextlib.suppress(PeftTaskNotCachedError):  # it may have been evicted, or never asked for
+            self.unload_adapter(adapter.task_id)
 
     def load_adapter(self, name: str) -> None:
-        """Caches an adapter, which is read from disk unless it is cached by now.
+        """Caches an adapter, which is read from disk unless it is cached by now; virtual tokens are read alone.
 
         Raises as AdapterStore.load, and LoraCacheFullError.
         """
         with self._adapters.changing(name):
+            if self._adapters.prompt_of(name) is not None:
+                return
             try:
                 self.put_adapter(self._adapters.reference(name))
             except PeftTaskNotCachedError:

@@ -13,6 +13,7 @@ from typing import Final
 from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
 from ..builder.adapter.recognise import CONFIG_FILE, INITIAL_DIRECTORY
 from ..runtime.adapter_sum import parse_sum
+from ..runtime.prompt_tuning import behind_virtual_tokens, num_virtual_tokens
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
 
@@ -116,12 +117,15 @@ class ServedAdapters:
         executor = self._executor.executor
         try:
             await self._executor.run(executor.load_adapter, name)
-            await self._executor.run(executor.pin_adapter, self._store.task_id(name))
+            if await self._executor.run(self._store.num_virtual_tokens, name) == 0:  # others are not in the cache
+                await self._executor.run(executor.pin_adapter, self._store.task_id(name))
         except AdaptrtError as error:
             raise ApiError.of(error) from error
 
     async def submit(self, request: Request, name: str | None) -> Generation:
         """Queues a request with the adapter `name`, which is loaded when it is not cached.
+
+        Virtual tokens stand before its prompt in all results; Generation.num_virtual_tokens says how many.
 
         Raises ApiError; AdaptrtError as Executor.enqueue_request does.
         """
@@ -129,6 +133,12 @@ class ServedAdapters:
             return self._executor.submit(request)
         if request.pooling_params is None:
             self._store.refuse_classifier(name)
+        prompt = await self._executor.run(self._store.prompt_of, name)
+        if prompt is not None:
+            vocab_size = self._executor.executor.engine_info.vocab_size
+            generation = self._executor.submit(behind_virtual_tokens(request, prompt, vocab_size, name), name)
+            generation.num_virtual_tokens = num_virtual_tokens(prompt)
+            return generation
         for _ in range(TRIES):
             request.lora_config = self._store.for_request(name, request.input_token_ids)
             try:

@@ -27,6 +27,8 @@ class Generation:
     def __init__(self, owner: AsyncExecutor, request_id: int) -> None:
         """For AsyncExecutor.submit."""
         self.request_id: Final = request_id
+        self.num_virtual_tokens = 0
+        """Tokens that an adapter has put before the prompt."""
         self._owner = owner
         self._results: deque[Result] = deque()
         self._failure: AdaptrtError | None = None

@@ -34,7 +34,13 @@ async def chat(service: Service, request: Request) -> Response:
         prompt=prompt,
         adapter=adapter,
         vocab_size=await service.vocab_size_of(adapter),
-        max_tokens=answer_length(service, len(prompt), fields.answer_tokens, param="messages"),
+        max_tokens=answer_length(
+            service,
+            len(prompt),
+            fields.answer_tokens,
+            num_virtual_tokens=await service.num_virtual_tokens_of(adapter),
+            param="messages",
+        ),
         top_log_probs=fields.top_logprobs if fields.logprobs else None,
         # What marks calls are special tokens in some vocabularies.
         skip_special_tokens=make_parser is None,

@@ -118,7 +118,9 @@ class TextGeneration:
                     continue
                 if self._request.prompt_log_probs and answer.index == 0 and not answer.has_begun:
                     # They come with the first sequence's first result, which is before those of the others.
-                    self._prompt_log_probs = _prompt_log_probs(new[0], self._request.prompt)
+                    self._prompt_log_probs = _prompt_log_probs(
+                        new[0], self._request.prompt, self._generation.num_virtual_tokens
+                    )
                 yield answer.piece(new, self._prompt_log_probs)
             if all(answer.has_ended for answer in self._answers):
                 return
@@ -247,12 +249,18 @@ def _log_probs(
     )
 
 
-def _prompt_log_probs(result: Result, prompt: Sequence[int]) -> tuple[TokenLogProbs, ...] | None:
-    """Of the prompt's tokens from the second on; None when the request ended before they were computed."""
+def _prompt_log_probs(
+    result: Result, prompt: Sequence[int], num_virtual_tokens: int
+) -> tuple[TokenLogProbs, ...] | None:
+    """Of the prompt's tokens from the second on; None when the request ended before they were computed.
+
+    Virtual tokens before it have some in the result, and none here.
+    """
     if result.prompt_log_probs is None:
         return None
-    tops = result.prompt_top_log_probs or repeat(())
+    log_probs = result.prompt_log_probs[num_virtual_tokens:]
+    tops = result.prompt_top_log_probs[num_virtual_tokens:] if result.prompt_top_log_probs else repeat(())
     return tuple(
         TokenLogProbs(token, log_prob, tuple(top))
-        for token, log_prob, top in zip(prompt[1:], result.prompt_log_probs, tops, strict=False)
+        for token, log_prob, top in zip(prompt[1:], log_probs, tops, strict=False)
     )

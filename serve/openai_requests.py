@@ -137,19 +137,24 @@ def salt_id(salt: str | None) -> int | None:
     return int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little")
 
 
-def answer_length(service: Service, num_prompt_tokens: int, asked: int | None, *, param: str) -> int:
+def answer_length(
+    service: Service, num_prompt_tokens: int, asked: int | None, *, num_virtual_tokens: int, param: str
+) -> int:
     """How many tokens an answer may have: as many as were asked for, or what is left.
+
+    num_virtual_tokens: those that the adapter puts before the prompt.
 
     Raises ApiError when the engine or the KV cache cannot hold that, and where the model generates nothing.
     """
     if not service.engine_info.has_logits:
         raise ApiError("The model generates nothing: it has no lm_head. POST /v1/embeddings or /classify may answer.")
-    limit = service.max_model_len
-    longest_prompt = service.max_prompt_len
-    room = service.room_for_answer(num_prompt_tokens)
+    limit = service.max_model_len - num_virtual_tokens
+    longest_prompt = service.max_prompt_len - num_virtual_tokens
+    room = service.room_for_answer(num_prompt_tokens) - num_virtual_tokens
     if service.decoder_start is not None:
         return _decoder_length(longest_prompt, num_prompt_tokens, room, asked, param)
-    beginning = f"This model's maximum context length is {limit} tokens"
+    beside = f" beside its {num_virtual_tokens} virtual ones" if num_virtual_tokens else ""
+    beginning = f"This model's maximum context length is {limit} tokens{beside}"
     if num_prompt_tokens > longest_prompt:
         raise ApiError(
             f"{beginning}, of which a prompt may have {longest_prompt}; this one has {num_prompt_tokens}.",

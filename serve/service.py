@@ -104,6 +104,13 @@ class Service:
         store = self.executor.executor.adapters
         return info.vocab_size + await self.executor.run(store.num_new_tokens, adapter)
 
+    async def num_virtual_tokens_of(self, adapter: str | None) -> int:
+        """How many tokens an adapter puts before a prompt. Raises AdaptrtError."""
+        if adapter is None:
+            return 0
+        executor = self.executor
+        return await executor.run(executor.executor.adapters.num_virtual_tokens, adapter)
+
     @property
     def max_model_len(self) -> int:
         """Tokens of a prompt and its answer: what the engine takes, or what the KV cache holds if that is less."""

@@ -146,7 +146,7 @@ def _lora_cache(service: Service) -> dict[str, Any] | None:
 
 
 def _adapters(service: Service, query: StateQuery) -> dict[str, Any]:
-    states = list(_adapter_states(service)) if _has_lora(service) else []
+    states = list(_adapter_states(service))
     searched = query.search.casefold()
     matching = [
         state for state in states if searched in state.shown_name.casefold() and query.level in (None, state.level)
@@ -162,8 +162,9 @@ def _adapters(service: Service, query: StateQuery) -> dict[str, Any]:
 
 
 def _adapter_states(service: Service) -> Iterator[AdapterState]:
-    """Those with names in the order in which they came, then the others."""
-    cached = {entry.task_id: entry for entry in service.executor.executor.list_adapters()}
+    """Those with names in the order in which they came, then the others. Virtual tokens are in no cache."""
+    entries = service.executor.executor.list_adapters() if _has_lora(service) else []
+    cached = {entry.task_id: entry for entry in entries}
     for adapter in service.adapters.list():
         entry = cached.pop(adapter.task_id, None)
         if entry is None:

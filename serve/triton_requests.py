@@ -112,10 +112,11 @@ class TritonRequest:
 class TritonAnswer:
     """The outputs of one request, made of results as they come."""
 
-    def __init__(self, asked: TritonRequest, vocab_size: int) -> None:
-        """Nothing has come yet."""
+    def __init__(self, asked: TritonRequest, vocab_size: int, num_virtual_tokens: int) -> None:
+        """Nothing has come yet. `num_virtual_tokens` stand before the prompt in results."""
         self._asked = asked
         self._vocab_size = vocab_size
+        self._num_virtual_tokens = num_virtual_tokens
         self._text = TextStream(asked.tokenizer, asked.stop)
         self._results: list[Result] = []
         self._tokens: list[int] = []
@@ -177,7 +178,7 @@ class TritonAnswer:
         logits = self._results[0].context_logits if self._num_flushed == 0 else None
         if logits is None:
             return np.zeros((1, 0, self._vocab_size), np.float32)
-        return logits[np.newaxis]
+        return logits[np.newaxis, self._num_virtual_tokens :]
 
     def _generation_logits(self) -> npt.NDArray[Any]:
         """[1, 1, tokens, vocabulary]."""

@@ -246,12 +246,12 @@ class _Surface:
             )
         return await self._service.adapters.submit_task(asked.request, asked.lora)
 
-    def _answer(self, asked: TritonRequest) -> TritonAnswer:
-        return TritonAnswer(asked, self._service.engine_info.vocab_size)
+    def _answer(self, asked: TritonRequest, generation: Generation) -> TritonAnswer:
+        return TritonAnswer(asked, self._service.engine_info.vocab_size, generation.num_virtual_tokens)
 
     async def _whole(self, asked: TritonRequest, adapter: str | None) -> list[OutputTensor]:
         async with await self._submit(asked, adapter) as generation:
-            answer = self._answer(asked)
+            answer = self._answer(asked, generation)
             while not answer.is_over:
                 answer.add(await generation.next_results())
             return answer.flush(with_prompt=not asked.exclude_input)
@@ -259,7 +259,7 @@ class _Surface:
     async def _frames(
         self, request: Request, request_id: str, asked: TritonRequest, generation: Generation
     ) -> AsyncIterator[bytes]:
-        answer = self._answer(asked)
+        answer = self._answer(asked, generation)
         is_streamed = asked.streaming is not False
         try:
             while not answer.is_over:

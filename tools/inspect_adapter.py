@@ -12,13 +12,22 @@ from typing import Any, Final
 import numpy as np
 
 from .._core import AdapterError, DType, lora_modules
-from ..builder.adapter import MAGNITUDE, SHIFT, Adapter, add_token_rows, add_whole_weights, read_adapter
+from ..builder.adapter import (
+    MAGNITUDE,
+    SHIFT,
+    Adapter,
+    add_token_rows,
+    add_whole_weights,
+    is_prompt_tuned,
+    read_adapter,
+    read_prompt_embeddings,
+)
 from ..builder.adapter.classifier_head import is_classifier
 from ..builder.adapter.initial import over_the_unchanged_base
 from ..builder.adapter.new_tokens import take_new_tokens
 from ..builder.adapter.reader import read_initial_adapter
-from ..builder.adapter.recognise import CONFIG_FILE
-from ..builder.adapter_fit import adapter_for
+from ..builder.adapter.recognise import CONFIG_FILE, SAFETENSORS_FILE
+from ..builder.adapter_fit import adapter_for, require_virtual_tokens
 from ..builder.engine_config import EngineConfig
 from ..builder.json_fields import load_json_object
 from ..builder.models.registry import declare
@@ -72,6 +81,8 @@ class AdapterDescription:
     whole_weights: list[str] | None = None
     """lm_head and the embedding, by their paths, where they were trained whole; with an engine they are modules too, of
     the rank that they have where more tokens than hidden_size differ from the base's."""
+    virtual_tokens: int | None = None
+    """How many it puts before a prompt, and changes nothing else."""
     new_tokens: int | None = None
     """How many it brings beyond the base's vocabulary; known with an engine."""
     engine: str | None = None
@@ -88,6 +99,8 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
 
     Raises AdapterError with what is wrong with it, or with it for this engine, and what EngineConfig.load raises.
     """
+    if is_prompt_tuned(path):
+        return _describe_virtual_tokens(path, engine)
     limits: dict[str, Any] = {}
     modules, dtype = None, DType.FLOAT32
     if engine is not None:
@@ -121,6 +134,23 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
         new_tokens=None if new_tokens is None else new_tokens.rank,
         engine=None if engine is None else str(engine),
         engine_limits=limits,
+    )
+
+
+def _describe_virtual_tokens(path: Path, engine: Path | None) -> AdapterDescription:
+    if engine is not None:
+        config = EngineConfig.load(engine)
+        require_virtual_tokens(path, config.build_config, config.pretrained_config)
+    kind, table = read_prompt_embeddings(path, None)
+    num_bytes = format_bytes((path / SAFETENSORS_FILE).stat().st_size)
+    return AdapterDescription(
+        str(path),
+        "adapter",
+        kind.value,
+        f"1 tensor, {num_bytes}",
+        [],
+        virtual_tokens=len(table),
+        engine=None if engine is None else str(engine),
     )
 
 
@@ -199,7 +229,8 @@ def print_adapter(adapter: AdapterDescription) -> None:
     rows = {
         "kind": adapter.kind,
         "weights": adapter.weights,
-        "rows": str(len(adapter.modules)),
+        "rows": None if adapter.virtual_tokens else str(len(adapter.modules)),
+        "virtual tokens": _before_prompts(adapter.virtual_tokens),
         "magnitudes": adapter.magnitudes,
         "initialisation": adapter.initialisation,
         "trained tokens": None if adapter.trained_tokens is None else str(adapter.trained_tokens),
@@ -218,6 +249,10 @@ def print_adapter(adapter: AdapterDescription) -> None:
     width = max((len(name) for name, _ in layers_of), default=0)
     for (name, how), layers in layers_of.items():
         print(f"  {name:<{width}}  {how} in layers {_ranges(sorted(layers))}")
+
+
+def _before_prompts(virtual_tokens: int | None) -> str | None:
+    return None if virtual_tokens is None else f"{virtual_tokens}, put before every prompt"
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -6,6 +6,7 @@ from .convert import MAGNITUDE, SHIFT, ConvertedAdapter, convert_adapter
 from .dora import normalize_adapter
 from .invocation import invocation_start, invocation_tokens
 from .names import EMBEDDING, LM_HEAD, ModuleKey
+from .prompt_embeddings import is_prompt_tuned, read_prompt_embeddings
 from .reader import read_adapter
 from .token_rows import add_token_rows
 from .weighted_sum import Term, weighted_sum
@@ -27,7 +28,9 @@ __all__ = [
     "convert_adapter",
     "invocation_start",
     "invocation_tokens",
+    "is_prompt_tuned",
     "normalize_adapter",
     "read_adapter",
+    "read_prompt_embeddings",
     "weighted_sum",
 ]

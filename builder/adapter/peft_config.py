@@ -13,12 +13,11 @@ from ..json_fields import describe
 from .path_pattern import path_pattern
 from .peft_fields import (
     FIELDS,
-    KNOWN_PEFT,
     MODULE_PATTERN,
     REQUIRED,
     TRAINABLE_TOKENS,
     base_changing_init,
-    is_switched_off,
+    field_problems,
 )
 
 # The regular expressions that PEFT makes of layers_pattern. They are matched by `re`: peft_fields.py accepts nothing
@@ -140,18 +139,7 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
     value and the reason.
     """
     peft_type = fields["peft_type"]
-    checks = FIELDS[peft_type]
-    problems = [f"{name} is missing" for name in REQUIRED[peft_type] if name not in fields]
-    for name, value in fields.items():
-        check = checks.get(name)
-        if check is not None:
-            reason = check(value)
-        elif is_switched_off(value):
-            reason = None  # a newer PEFT's feature
-        else:
-            reason = _unknown(fields.get("peft_version"))
-        if reason is not None:
-            problems.append(f"{name} = {describe(value)}: {reason}")
+    problems = field_problems(fields, FIELDS[peft_type], REQUIRED[peft_type])
     if not problems:
         problems = _inconsistencies(fields)
     if problems:
@@ -185,11 +173,6 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
         layers_pattern=_tuple(fields.get("layers_pattern")),
         invocation_tokens=tuple(fields.get("alora_invocation_tokens") or ()),
     )
-
-
-def _unknown(version: Any) -> str:
-    written = f", and this is of PEFT {version}" if isinstance(version, str) else ""
-    return f"this field is not known, and so is its effect; known are those of PEFT up to {KNOWN_PEFT}{written}"
 
 
 def _tokens(value: Any) -> dict[str, tuple[int, ...]]:

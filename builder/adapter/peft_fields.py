@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from ..json_fields import MAX_INTEGER, is_finite_number, is_integer
+from ..json_fields import MAX_INTEGER, describe, is_finite_number, is_integer
 from .path_pattern import path_pattern
 
 KNOWN_PEFT: Final = "0.21"
@@ -290,6 +290,30 @@ FIELDS: Final[Mapping[str, Mapping[str, Check]]] = {
 }
 """By peft_type: those that are served."""
 
+_PROMPT: dict[str, Check] = _IS_FOR_PEFT | {
+    # Used.
+    "num_virtual_tokens": _rank,
+    "token_dim": _rank,
+    "num_transformer_submodules": _only(None, 1, reason="prompts of an encoder and a decoder are not supported"),
+    "modules_to_save": _unused("layers that were trained beside virtual tokens are not served"),
+    # Without effect on what trained tokens are.
+    **dict.fromkeys(("num_attention_heads", "num_layers"), _anything),
+}
+
+PROMPT_FIELDS: Final[Mapping[str, Mapping[str, Check]]] = {
+    "PROMPT_TUNING": _PROMPT
+    | dict.fromkeys(  # where training began
+        ("prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs"), _anything
+    ),
+    "P_TUNING": _PROMPT
+    | dict.fromkeys(  # of what made the tokens, which PEFT saves as it made them
+        ("encoder_reparameterization_type", "encoder_hidden_size", "encoder_num_layers", "encoder_dropout"), _anything
+    ),
+}
+"""By peft_type: virtual tokens before a prompt."""
+
+PROMPT_REQUIRED: Final = ("num_virtual_tokens", "token_dim")
+
 REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "LORA": ("r", "lora_alpha", "target_modules"),
     "ADALORA": ("init_r", "lora_alpha", "target_modules"),
@@ -299,3 +323,24 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "IA3": ("target_modules",),
     TRAINABLE_TOKENS: ("target_modules", "token_indices"),
 }
+
+
+def field_problems(fields: Mapping[str, Any], checks: Mapping[str, Check], required: Sequence[str]) -> list[str]:
+    """Every field of an adapter_config.json that cannot be honoured, with its value and the reason."""
+    problems = [f"{name} is missing" for name in required if name not in fields]
+    for name, value in fields.items():
+        check = checks.get(name)
+        if check is not None:
+            reason = check(value)
+        elif is_switched_off(value):
+            reason = None  # a newer PEFT's feature
+        else:
+            reason = _unknown(fields.get("peft_version"))
+        if reason is not None:
+            problems.append(f"{name} = {describe(value)}: {reason}")
+    return problems
+
+
+def _unknown(version: Any) -> str:
+    written = f", and this is of PEFT {version}" if isinstance(version, str) else ""
+    return f"this field is not known, and so is its effect; known are those of PEFT up to {KNOWN_PEFT}{written}"

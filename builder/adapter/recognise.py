@@ -32,12 +32,11 @@ _PEFT_TYPES: Final = {
     "FOURIERFT": "its change of a weight is dense",
     "HRA": "it multiplies the base's weights",
     "LN_TUNING": "it changes the norms",
-    "MULTITASK_PROMPT_TUNING": "it brings embeddings of a prompt",
+    "MULTITASK_PROMPT_TUNING": "its embeddings of a prompt are another task's each",
     "OFT": "it multiplies the base's weights",
     "POLY": "it routes between several adapters",
-    "PREFIX_TUNING": "it brings keys and values",
-    "PROMPT_TUNING": "it brings embeddings of a prompt",
-    "P_TUNING": "it brings embeddings of a prompt",
+    "PREFIX_TUNING": "it brings keys and values of no tokens, and engines keep those that they have computed, in "
+    "layouts of their own",
     "XLORA": "it routes between several adapters",
 }
 _TASKS: Final = {
@@ -50,6 +49,13 @@ _CAUSAL_TASK: Final = "CAUSAL_LM"
 _ENCODER_DECODER_TASK: Final = "SEQ_2_SEQ_LM"
 _EMBEDDING_TASK: Final = "FEATURE_EXTRACTION"
 _OTHER_HEADS: Final = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice)|RewardModel")
+
+
+class PromptKind(Enum):
+    """Kinds of adapters that are virtual tokens before a prompt, by their peft_type."""
+
+    PROMPT_TUNING = "prompt tuning"
+    P_TUNING = "P-tuning"
 
 
 class AdapterFormat(Enum):
@@ -86,6 +92,12 @@ def recognise(
     return AdapterFormat.PEFT, fields
 
 
+def prompt_kind(fields: Mapping[str, Any]) -> PromptKind | None:
+    """That of an adapter_config.json; None: it is of another kind."""
+    peft_type = fields.get("peft_type")
+    return PromptKind[peft_type] if isinstance(peft_type, str) and peft_type in PromptKind.__members__ else None
+
+
 def _accepted_tasks(modules: AdaptedModules | None) -> tuple[str, ...]:
     """Beside those of classifiers, which hidden states of encoders and decoders can be given to."""
     if modules is not None and modules.has_encoder:
@@ -118,11 +130,18 @@ def _why_not(fields: Mapping[str, Any], accepted_tasks: Sequence[str], *, classi
         if "config" in fields and ("model_class" in fields or "hidden_size" in fields):
             return "is of an AdapterHub adapter (the library adapters), which is not served; accepted: PEFT and MLX-LM"
         return "peft_type is missing, so this is not an adapter of PEFT, nor one of MLX-LM"
+    kind = prompt_kind(fields)
+    if kind is not None:
+        return (
+            f"peft_type = {describe(peft_type)}: {kind.value}, whose virtual tokens are no rows of a LoraConfig; "
+            "accepted: by its name (LLM, Executor.add_adapter, servers), and as PromptTuningConfig.from_peft"
+        )
     if not isinstance(peft_type, str) or peft_type not in FIELDS:
         because = (
             f", because {_PEFT_TYPES[peft_type]}" if isinstance(peft_type, str) and peft_type in _PEFT_TYPES else ""
         )
-        return f"peft_type = {describe(peft_type)}: not served{because}; accepted: {', '.join(FIELDS)}"
+        accepted = ", ".join((*FIELDS, *PromptKind.__members__))
+        return f"peft_type = {describe(peft_type)}: not served{because}; accepted: {accepted}"
     if is_classifier(fields) and classifiers:
         return None
     if task not in (*accepted_tasks, None):

@@ -59,6 +59,8 @@ class Multipliers:
     """Factors by which a family multiplies what Llama does not."""
 
     embedding: float = 1.0
+    inputs_embeds: float = 1.0
+    """Of embeddings that the model is given in place of tokens."""
     residual: float = 1.0
     scores: float | None = None
     """None: 1 / sqrt(head_size)."""
@@ -96,7 +98,7 @@ def declare_llama_like(
     """
     factors = factors or Multipliers()
     query, key, _ = (part.outputs for part in qkv_parts(c, ""))
-    x = net.embedding(f"{decoder}.embed_tokens", scale=factors.embedding)
+    x = net.embedding(f"{decoder}.embed_tokens", scale=factors.embedding, inputs_embeds_scale=factors.inputs_embeds)
     tables = {False: net.rotary()} | ({True: net.no_rotation()} if unrotated else {})
     for layer in net.layers():
         p = f"{decoder}.layers.{layer}"

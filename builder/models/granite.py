@@ -39,6 +39,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
 def _declare(net: Network, c: GraniteConfig) -> None:
     factors = Multipliers(
         embedding=c.embedding_multiplier,
+        inputs_embeds=c.embedding_multiplier,
         residual=c.residual_multiplier,
         scores=c.attention_multiplier,
         logits=1.0 / c.logits_scaling,

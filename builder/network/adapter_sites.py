@@ -138,6 +138,11 @@ class AdaptedModules:
 
     def __init__(self, network: Network) -> None:
         self.num_layers: Final = network.config.num_adapted_layers
+        self.hidden_size: Final = network.config.hidden_size
+        self.inputs_embeds_scale: Final = next(
+            (op.inputs_embeds_scale for op in network.ops if isinstance(op, Embedding)), 1.0
+        )
+        """By which the Hugging Face model multiplies embeddings that it is given in place of tokens."""
         self.has_encoder: Final = network.encoder_output is not None
         """The model has an encoder before the decoder."""
         self.is_encoder_only: Final = network.config.is_encoder_only

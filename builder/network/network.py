@@ -126,12 +126,15 @@ class Network:
         source: str,
         *,
         scale: float = 1.0,
+        inputs_embeds_scale: float = 1.0,
         positions: str | None = None,
         rows_before: int = 0,
         added: SourceRow | None = None,
     ) -> Value:
         """The tokens' rows of `source`.weight [vocab_size, hidden_size] in float32, times `scale`: the residual stream.
 
+        inputs_embeds_scale: of embeddings that the Hugging Face model is given in place of tokens: that of its own
+        embedding may be `scale`, while these are taken as they are.
         `positions`.weight [rows_before + max_position_embeddings, hidden_size] is added, where positions are learned,
         and with each of its rows the row `added`.
         """
@@ -151,6 +154,7 @@ class Network:
                     output=output,
                     table=Tensor(TensorName(EMBEDDING), f"{source}.weight", (config.vocab_size, config.hidden_size)),
                     scale=scale,
+                    inputs_embeds_scale=inputs_embeds_scale,
                     positions=None
                     if positions is None
                     else Tensor(

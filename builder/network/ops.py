@@ -50,6 +50,8 @@ class Embedding:
     output: Value
     table: Tensor
     scale: float
+    inputs_embeds_scale: float
+    """By which the Hugging Face model multiplies embeddings that it is given in place of tokens."""
     positions: Tensor | None
     """Of learned positions."""
     as_linear: LinearWeight | None

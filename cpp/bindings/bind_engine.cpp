@@ -81,6 +81,8 @@ void bind_engine_info(py::module_& module) {
       .def_readonly("cross_kv_block_bytes", &EngineInfo::cross_kv_block_bytes)
       .def_readonly("hidden_size", &EngineInfo::hidden_size,
                     "Width of hidden states; 0: the engine does not tell them.")
+      .def_readonly("given_embedding_size", &EngineInfo::given_embedding_size,
+                    "Width of PromptTuningConfig.embedding_table; 0: the engine takes none.")
       .def_readonly("has_kv_cache", &EngineInfo::has_kv_cache,
                     "False: an encoder alone, which computes every sequence whole and has no KV blocks.")
       .def_readonly("has_logits", &EngineInfo::has_logits,

@@ -152,6 +152,23 @@ void bind_exec_types(py::module_& module) {
   bind_kv_cache_retention(module);
   bind_pooling(module);
   bind_struct<OutputConfig>(module, "OutputConfig", "What a Result has besides the tokens.");
+  bind_struct<PromptTuningConfig, 1>(
+      module, "PromptTuningConfig",
+      "Virtual tokens of a prompt: ids of Request.input_token_ids that follow the vocabulary are rows of the "
+      "table. One object for many requests spares them the work of telling its rows apart.")
+      .def_static(
+          "from_peft",
+          [](const py::object& directory, const py::object& engine) {
+            const py::object read =
+                py::module_::import("adaptrt.runtime.prompt_tuning").attr("table_from_peft");
+            return PromptTuningConfig{.embedding_table = read(directory, engine).cast<EmbeddingTable>(),
+                                      .input_token_extra_ids = std::nullopt};
+          },
+          py::arg("directory"), py::arg("engine"),
+          "The virtual tokens of an adapter of PEFT (PROMPT_TUNING, P_TUNING) for an engine, a LoadedEngine "
+          "or "
+          "a directory. A prompt has them in front as the ids vocab_size, vocab_size + 1, ... Raises "
+          "AdapterError.");
   auto request = bind_struct<Request, 2, 2>(module, "Request", "A prompt, and what is wanted of it.");
   accept_old_names(request, {{"max_new_tokens", "max_tokens"}});
   request.attr("BATCHED_POST_PROCESSOR_NAME") = kBatchedPostProcessorName;

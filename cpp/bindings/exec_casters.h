@@ -19,7 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include "adaptrt/core/dtype.h"
 #include "adaptrt/core/error.h"
+#include "adaptrt/exec/prompt_tuning.h"
 #include "adaptrt/exec/response.h"
 #include "adaptrt/exec/unsupported.h"
 #include "adaptrt/lora/peft_cache_config.h"
@@ -27,6 +29,7 @@
 #include "bind_struct.h"
 #include "kept_object.h"
 #include "post_processor.h"
+#include "tensor_view.h"
 #include "time_value.h"
 
 namespace adaptrt::bindings {
@@ -76,6 +79,10 @@ inline constexpr bool kNoneIsDefault<PeftCacheConfig> = true;
 template <>
 struct Accepted<FloatTensor> {
   static std::string text() { return "array or list of floats"; }
+};
+template <>
+struct Accepted<EmbeddingTable> {
+  static std::string text() { return "array or tensor of float32, float16 or bfloat16"; }
 };
 
 }  // namespace detail
@@ -227,6 +234,40 @@ struct type_caster<adaptrt::FloatTensor> {
                           tensor.values->data(), owner);
     array_proxy(result.ptr())->flags &= ~npy_api::NPY_ARRAY_WRITEABLE_;
     return result.release();
+  }
+};
+
+/// A copy in float32 of an array or tensor of one of the engines' types; back, a read-only float32 array.
+template <>
+struct type_caster<adaptrt::EmbeddingTable> {
+  PYBIND11_TYPE_CASTER(adaptrt::EmbeddingTable,
+                       io_name("numpy.typing.ArrayLike", "numpy.typing.NDArray[numpy.float32]"));
+
+  bool load(handle source, bool /*convert*/) {
+    const auto given = adaptrt::bindings::tensor_view(reinterpret_borrow<object>(source), "embedding_table");
+    if (!given) return false;
+    const auto dtype = dtype_of(given->type);
+    if (!dtype) return false;
+    std::int64_t size = 1;
+    for (const std::int64_t length : given->shape) size *= length;
+    std::vector<float> values(static_cast<std::size_t>(size));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = adaptrt::load_as_float(given->data, *dtype, i);
+    }
+    value = {{std::make_shared<const std::vector<float>>(std::move(values)), given->shape}, *dtype};
+    return true;
+  }
+
+  static handle cast(const adaptrt::EmbeddingTable& table, return_value_policy policy, handle parent) {
+    return make_caster<adaptrt::FloatTensor>::cast(table.tensor(), policy, parent);
+  }
+
+ private:
+  static std::optional<adaptrt::DType> dtype_of(adaptrt::TensorType type) {
+    if (type == adaptrt::TensorType::kFloat32) return adaptrt::DType::kFloat32;
+    if (type == adaptrt::TensorType::kFloat16) return adaptrt::DType::kFloat16;
+    if (type == adaptrt::TensorType::kBFloat16) return adaptrt::DType::kBFloat16;
+    return std::nullopt;
   }
 };
 

@@ -47,6 +47,7 @@ from ._core import (
     PoolingLayer,
     PoolingParams,
     PoolingType,
+    PromptTuningConfig,
     QueueFullError,
     Request,
     RequestError,
@@ -81,7 +82,6 @@ if TYPE_CHECKING:
         OrchestratorConfig,
         ParallelConfig,
     )
-    from .runtime.options.prompt_tuning import PromptTuningConfig
     from .runtime.options.speculative import (
         DecodingConfig,
         DecodingMode,
@@ -111,7 +111,6 @@ _LAZY = {
     "LookaheadDecodingConfig": "runtime.options.speculative",
     "OrchestratorConfig": "runtime.options.parallel",
     "ParallelConfig": "runtime.options.parallel",
-    "PromptTuningConfig": "runtime.options.prompt_tuning",
     "SpeculativeDecodingConfig": "runtime.options.speculative",
     "invocation_start": "builder.adapter",
     "load_engine": "runtime.engine",

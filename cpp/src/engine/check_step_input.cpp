@@ -28,12 +28,16 @@ class StepChecker {
     check_offsets();
     finish();
     check_tokens();
-    check_output_rows("logit_rows", input_.logit_rows);
-    check_output_rows("hidden_rows", input_.hidden_rows);
+    check_rows("logit_rows", input_.logit_rows);
+    check_rows("hidden_rows", input_.hidden_rows);
+    check_rows("given_rows", input_.given_rows);
     if (!info_.has_logits && !input_.logit_rows.empty())
       add("logit_rows are given; the model has no lm_head");
     if (info_.hidden_size == 0 && !input_.hidden_rows.empty()) {
       add("hidden_rows are given; the engine does not tell hidden states");
+    }
+    if (info_.given_embedding_size == 0 && !input_.given_rows.empty()) {
+      add("given_rows are given; the engine takes no embeddings");
     }
     finish();
     for (std::int64_t sequence = 0; sequence < sequences_; ++sequence) check_sequence(sequence);
@@ -78,6 +82,8 @@ class StepChecker {
     check_size("adapters", input_.adapters, sequences_);
     if (!input_.adapters_from.empty()) check_size("adapters_from", input_.adapters_from, sequences_);
     check_size("copies_to", input_.copies_to, static_cast<std::int64_t>(input_.copies_from.size()));
+    check_size("given_embeddings", input_.given_embeddings,
+               static_cast<std::int64_t>(input_.given_rows.size()));
   }
 
   void check_offsets() {
@@ -100,7 +106,7 @@ class StepChecker {
     }
   }
 
-  void check_output_rows(const char* name, std::span<const std::int32_t> rows) {
+  void check_rows(const char* name, std::span<const std::int32_t> rows) {
     std::int64_t before = -1;
     for (const std::int64_t row : rows) {
       if (row <= before || row >= tokens_) add(std::string(name) + " do not ascend within the tokens");

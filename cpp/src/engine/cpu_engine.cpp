@@ -374,6 +374,10 @@ class CpuEngine final : public Engine {
       info_.max_reusable_prompt_len = 0;
     }
     for (const auto& op : program_.body) {
+      const auto* embedding = std::get_if<EmbeddingOp>(&op);
+      if (embedding != nullptr && program_.num_ranks == 1 && info_.has_kv_cache && !program_.has_encoder()) {
+        info_.given_embedding_size = embedding->table.k;
+      }
       if (const auto* attention = std::get_if<AttentionOp>(&op)) {
         info_.attention_windows[static_cast<std::size_t>(attention->layer)] = attention->sliding_window;
       }

@@ -21,8 +21,10 @@ class Embedding {
         if (!is_new(token_of(row))) unpack_panel_row(op_.table, token_of(row), out(row));
       }
       adapt(begin, end);
+      for (std::int64_t row = begin; row < end; ++row) scale(row);
+      take_given(begin, end);
       float* position = step_.scratch[static_cast<std::size_t>(thread)].data();
-      for (std::int64_t row = begin; row < end; ++row) finish(row, position);
+      for (std::int64_t row = begin; row < end; ++row) add_position(row, position);
     };
     step_.threads.parallel_for(step_.rows, rows_per_chunk(width_), body);
   }
@@ -92,11 +94,22 @@ class Embedding {
     return column;
   }
 
-  void finish(std::int64_t row, float* position) const {
-    if (op_.scale != 1.0F) {
-      step_.kernels.scale_and_store(out(row), op_.scale, width_, reinterpret_cast<std::byte*>(out(row)),
-                                    DType::kFloat32);
+  void scale(std::int64_t row) const {
+    if (op_.scale == 1.0F) return;
+    step_.kernels.scale_and_store(out(row), op_.scale, width_, reinterpret_cast<std::byte*>(out(row)),
+                                  DType::kFloat32);
+  }
+
+  /// Of rows [begin, end), those that the step brings.
+  void take_given(std::int64_t begin, std::int64_t end) const {
+    const auto rows = step_.input.given_rows;
+    for (auto given = std::ranges::lower_bound(rows, begin); given != rows.end() && *given < end; ++given) {
+      std::copy_n(step_.input.given_embeddings[static_cast<std::size_t>(given - rows.begin())], width_,
+                  out(*given));
     }
+  }
+
+  void add_position(std::int64_t row, float* position) const {
     if (op_.positions.n == 0) return;
     unpack_panel_row(op_.positions, step_.input.positions[static_cast<std::size_t>(row)], position);
     step_.kernels.add(position, width_, out(row));

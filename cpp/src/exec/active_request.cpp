@@ -1,6 +1,7 @@
 #include "active_request.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace adaptrt {
@@ -62,6 +63,11 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
     const auto retention = std::make_shared<const KvCacheRetentionConfig>(*request.kv_cache_retention_config);
     for (const auto& sequence : sequences_) sequence->retention = retention;
   }
+  if (request.prompt_tuning_config) {
+    const auto given = std::make_shared<const PrefixDigests>(
+        request.prompt_tuning_config->digests_of(request.input_token_ids, vocab_size_));
+    for (const auto& sequence : sequences_) sequence->given = given;
+  }
   if (request.encoder_length() > 0) {
     const auto tokens = std::make_shared<const std::vector<std::int32_t>>(*request.encoder_input_token_ids);
     for (const auto& sequence : sequences_) sequence->encoder_tokens = tokens;
@@ -100,7 +106,10 @@ void ActiveRequest::add_prompt_row(const float* logits) {
 
 void ActiveRequest::add_prompt_log_probs(std::int32_t position, const float* logits) {
   const LogSoftmax softmax(std::span(logits, static_cast<std::size_t>(vocab_size_)));
-  prompt_log_probs_->push_back(softmax.log_prob(first().tokens[static_cast<std::size_t>(position) + 1]));
+  const TokenId next = first().tokens[static_cast<std::size_t>(position) + 1];
+  // What is virtual has no logit.
+  prompt_log_probs_->push_back(next < vocab_size_ ? softmax.log_prob(next)
+                                                  : std::numeric_limits<float>::quiet_NaN());
   const std::size_t num_before = prompt_top_log_probs_.size();
   prompt_top_log_probs_.resize(num_before + num_most_likely_);
   softmax.find_most_likely(std::span(prompt_top_log_probs_).subspan(num_before));

@@ -47,6 +47,7 @@ ActiveSequence::ActiveSequence(ActiveRequest& owner, std::int32_t sequence_index
   adapter = std::move(host_adapter);
   if (request.lora_config) adapter_from = request.lora_config->active_from;
   cache_salt = request.cache_salt_id;
+  if (request.prompt_tuning_config) embedding_table_ = request.prompt_tuning_config->embedding_table;
   tokens.reserve(request.input_token_ids.size() + static_cast<std::size_t>(max_tokens));
   tokens = request.input_token_ids;
 
@@ -73,6 +74,10 @@ void ActiveSequence::make_drafts(std::int32_t num_verified, std::int32_t num_rig
   num_gained_ += num_gained;
   drafter_->record(num_verified, num_right);
   drafter_->draft(tokens, std::max(max_tokens - num_generated() - 1, 0), drafts);
+  // Of the prompt's text, virtual tokens may follow, which are never generated.
+  const auto first_virtual =
+      std::ranges::find_if(drafts, [this](TokenId token) { return token >= vocab_size_; });
+  drafts.erase(first_virtual, drafts.end());
 }
 
 FinishReason ActiveSequence::append(const StopCriteria& stop, const SampledToken& sampled,

@@ -32,6 +32,10 @@ class ActiveSequence final : public Sequence {
                  std::int64_t vocab_size);
 
   [[nodiscard]] ActiveRequest& request() const { return request_; }
+  /// float32 [EngineInfo::given_embedding_size] of a virtual token of the prompt; nullptr for other tokens.
+  [[nodiscard]] const float* embedding_of(TokenId token) const {
+    return token < vocab_size_ ? nullptr : embedding_table_.row(token - vocab_size_);
+  }
   [[nodiscard]] SamplerState& sampler() { return sampler_; }
   /// The tokens that the next one is chosen from, as Sampler::sample takes them. Throws StepError.
   [[nodiscard]] std::span<const std::uint32_t> allowed_tokens() {
@@ -87,6 +91,7 @@ class ActiveSequence final : public Sequence {
   std::unique_ptr<Drafter> drafter_;
   DraftSequence draft_sequence_;
   std::int64_t vocab_size_;
+  EmbeddingTable embedding_table_;
 
   bool is_complete_ = false;
   bool has_ended_ = false;

@@ -283,9 +283,9 @@ class Executor::Impl {
     if (request.external_draft_tokens_config) sources.external = request.external_draft_tokens_config->tokens;
     const auto& lookahead = request.lookahead_config ? request.lookahead_config : lookahead_;
     if (lookahead && lookahead->drafts()) sources.lookahead = lookahead;
-    // A draft engine does not have the tokens that the target's adapter brings.
-    const bool has_new_tokens = vocab_size > engine_->info().vocab_size;
-    if (draft_target_ && !has_new_tokens) sources.max_draft_len = draft_target_->max_draft_len();
+    // A draft engine has neither the tokens that the target's adapter brings nor virtual ones.
+    const bool has_others = vocab_size > engine_->info().vocab_size || request.prompt_tuning_config;
+    if (draft_target_ && !has_others) sources.max_draft_len = draft_target_->max_draft_len();
     return sources;
   }
 

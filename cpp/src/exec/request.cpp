@@ -18,15 +18,20 @@ void require_none(Problems& problems, std::string_view name, bool is_set, std::s
 /// The tokens that a request may have.
 struct Vocabulary {
   std::int64_t of_engine = 0;
-  std::int64_t size = 0;  ///< with those that its adapter brings
-  bool has_room = false;  ///< adapters may bring some
+  std::int64_t size = 0;         ///< with those that its adapter brings
+  bool has_room = false;         ///< adapters may bring some
+  std::int64_t num_virtual = 0;  ///< rows of an embedding table, whose ids follow
 
-  [[nodiscard]] bool has(TokenId token) const { return token >= 0 && token < size; }
+  [[nodiscard]] bool has(TokenId token) const { return token >= 0 && token < size + num_virtual; }
   [[nodiscard]] std::string text() const {
     const std::int64_t more = size - of_engine;
     const std::string none = has_room ? ", and the request's adapter brings no more" : "";
+    const std::string rows = num_virtual == 0
+                                 ? ""
+                                 : ", and the rows of prompt_tuning_config.embedding_table are " +
+                                       std::to_string(size) + " to " + std::to_string(size + num_virtual - 1);
     return "the vocabulary is 0 to " + std::to_string(size - 1) +
-           (more == 0 ? none : ", the last " + std::to_string(more) + " of which the adapter brings");
+           (more == 0 ? none : ", the last " + std::to_string(more) + " of which the adapter brings") + rows;
   }
 };
 
@@ -116,8 +121,6 @@ void check_encoder_input(Problems& problems, const Request& request, const Engin
 
 void check_unsupported(Problems& problems, const Request& request) {
   require_none(problems, "position_ids", request.position_ids.has_value(), "positions count from 0");
-  require_none(problems, "prompt_tuning_config", request.prompt_tuning_config.is_set(),
-               "prompt tuning is not supported");
   if (request.logits_post_processor_name && request.logits_post_processor) {
     problems.add(
         "logits_post_processor and logits_post_processor_name are both given; accepted: one of them");
@@ -130,6 +133,22 @@ void check_unsupported(Problems& problems, const Request& request) {
     problems.add(
         "output_config.return_perf_metrics is True; accepted: False, see get_latest_iteration_stats()");
   }
+}
+
+/// Returns the vocabulary that the prompt may have.
+Vocabulary check_prompt_tuning(Problems& problems, const Request& request, const EngineInfo& engine,
+                               Vocabulary vocabulary) {
+  if (!request.prompt_tuning_config) return vocabulary;
+  if (engine.given_embedding_size == 0) {
+    require_none(problems, "prompt_tuning_config", true,
+                 "engines with an encoder, of several ranks and of TensorRT take no embeddings");
+    return vocabulary;
+  }
+  const PromptTuningConfig& config = *request.prompt_tuning_config;
+  problems.add_all("prompt_tuning_config.",
+                   config.validate(engine, static_cast<std::int64_t>(request.input_token_ids.size())));
+  vocabulary.num_virtual = config.embedding_table.num_rows();
+  return vocabulary;
 }
 
 void check_active_from(Problems& problems, const Request& request, const EngineInfo& engine) {
@@ -250,7 +269,8 @@ Problems Request::validate(const EngineInfo& engine, std::int64_t vocab_size) co
   Problems problems;
   const Vocabulary vocabulary{engine.vocab_size, vocab_size, engine.lora.max_extra_tokens > 0};
   check_lengths(problems, *this, engine);
-  check_tokens(problems, "input_token_ids", input_token_ids, vocabulary);
+  check_tokens(problems, "input_token_ids", input_token_ids,
+               check_prompt_tuning(problems, *this, engine, vocabulary));
   check_encoder_input(problems, *this, engine);
   check_optional_token(problems, "end_id", end_id, vocabulary);
   check_optional_token(problems, "pad_id", pad_id, vocabulary);

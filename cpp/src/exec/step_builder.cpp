@@ -23,6 +23,8 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   logit_rows_.clear();
   hidden_row_indices_.clear();
   hidden_rows_.clear();
+  given_rows_.clear();
+  given_embeddings_.clear();
   copies_from_.clear();
   copies_to_.clear();
   for (const auto& copy : plan.copies) {
@@ -68,6 +70,8 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   input.adapters_from = adapters_from_;
   input.logit_rows = logit_row_indices_;
   input.hidden_rows = hidden_row_indices_;
+  input.given_rows = given_rows_;
+  input.given_embeddings = given_embeddings_;
   input.copies_from = copies_from_;
   input.copies_to = copies_to_;
   if (!plan.entries.empty() && plan.entries.front().sequence->cross) add_encoder_inputs(plan, input);
@@ -117,6 +121,19 @@ void StepBuilder::add_tokens(const PlannedSequence& entry) {
   const auto tokens = entry.sequence->tokens.begin() + entry.first_token;
   token_ids_.insert(token_ids_.end(), tokens, tokens + entry.count);
   for (std::int32_t i = 0; i < entry.count; ++i) positions_.push_back(entry.first_token + i);
+  if (entry.sequence->given) add_given(entry);
+}
+
+void StepBuilder::add_given(const PlannedSequence& entry) {
+  const auto* sequence = static_cast<const ActiveSequence*>(entry.sequence);
+  for (std::size_t row = token_ids_.size() - static_cast<std::size_t>(entry.count); row < token_ids_.size();
+       ++row) {
+    const float* embedding = sequence->embedding_of(token_ids_[row]);
+    if (embedding == nullptr) continue;
+    token_ids_[row] = 0;
+    given_rows_.push_back(static_cast<std::int32_t>(row));
+    given_embeddings_.push_back(embedding);
+  }
 }
 
 void StepBuilder::add_logit_rows(const PlannedSequence& entry, std::int32_t first_row) {

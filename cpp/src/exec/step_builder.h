@@ -44,6 +44,8 @@ class StepBuilder {
 
  private:
   void add_tokens(const PlannedSequence& entry);
+  /// Puts embeddings in the place of those virtual tokens that were added last.
+  void add_given(const PlannedSequence& entry);
   void add_logit_rows(const PlannedSequence& entry, std::int32_t first_row);
   void add_hidden_rows(const PlannedSequence& entry, std::int32_t first_row);
   void add_drafts(const PlannedSequence& entry, std::int32_t first_row);
@@ -70,6 +72,8 @@ class StepBuilder {
   std::vector<LogitRow> logit_rows_;
   std::vector<std::int32_t> hidden_row_indices_;
   std::vector<HiddenRow> hidden_rows_;
+  std::vector<std::int32_t> given_rows_;
+  std::vector<const float*> given_embeddings_;
 };
 
 }  // namespace adaptrt

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -9,6 +10,17 @@
 #include "mix.h"
 
 namespace adaptrt {
+
+namespace {
+
+/// Eight bytes, which are 0 where nothing was digested.
+std::uint64_t beginning_of(const Sha256Digest& digest) {
+  std::uint64_t value = 0;
+  std::memcpy(&value, digest.data(), sizeof(value));
+  return value;
+}
+
+}  // namespace
 
 BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
                      KVCacheEventManager* events, PartialReuse partial_reuse,
@@ -197,7 +209,7 @@ std::span<const std::int32_t> BlockPool::tokens_of(BlockId block) const {
 std::size_t BlockPool::bucket_of(const ReuseKey& key, ContentId parent,
                                  std::span<const std::int32_t> tokens) const {
   std::uint64_t hash = mix(key.adapter_generation + 0x9e3779b97f4a7c15ULL * parent);
-  hash = mix(hash ^ (key.cache_salt ? *key.cache_salt + 1 : 0));
+  hash = mix(hash ^ (key.cache_salt ? *key.cache_salt + 1 : 0)) ^ beginning_of(key.given_digest);
   for (const std::int32_t token : tokens) hash = mix(hash ^ static_cast<std::uint32_t>(token));
   return static_cast<std::size_t>(hash) & (buckets_.size() - 1);
 }
@@ -263,15 +275,16 @@ void BlockPool::remove_from_index(BlockId block, bool is_offloaded) {
 
 std::uint64_t BlockPool::hash_of(BlockId block) const {
   const Block& entry = blocks_[block];
-  const auto of_adapter = [&] {
-    return mix(entry.key.adapter_generation + 1 + (std::uint64_t{1} << 40) * entry.key.adapter_from);
+  const auto of_key = [&] {
+    return mix(entry.key.adapter_generation + 1 + (std::uint64_t{1} << 40) * entry.key.adapter_from) ^
+           beginning_of(entry.key.given_digest);
   };
   std::uint64_t hash = 0;
   if (entry.parent_block == kNoBlock) {
-    hash = of_adapter();
+    hash = of_key();
   } else {
     const Block& parent = blocks_[entry.parent_block];
-    hash = parent.key == entry.key ? parent.hash : mix(parent.hash ^ of_adapter());
+    hash = parent.key == entry.key ? parent.hash : mix(parent.hash ^ of_key());
   }
   hash = mix(hash ^ (entry.key.cache_salt ? mix(*entry.key.cache_salt + 0x9e3779b97f4a7c15ULL) : 0));
   for (const std::int32_t token : tokens_of(block)) {

@@ -11,6 +11,7 @@ BlockKey root_key(const Sha256Digest& fingerprint, const ReuseKey& key) {
       .add_integer(key.cache_salt ? 1 : 0)
       .add_integer(key.cache_salt.value_or(0))
       .add_integer(key.adapter_from)
+      .add(key.given_digest)
       .finish();
 }
 

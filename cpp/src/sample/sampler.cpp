@@ -171,7 +171,7 @@ const float* Sampler::apply_constraints(SamplerState& state, const float* logits
     apply_penalties(state);
   }
   forbid_bad_words(constraints, tokens);
-  if (params.no_repeat_ngram_size > 0) forbid_repeated_ngrams(params.no_repeat_ngram_size, tokens);
+  if (params.no_repeat_ngram_size > 0) forbid_repeated_ngrams(params.no_repeat_ngram_size, tokens, row);
   if (forbid_end) {
     if (constraints.end_id) processed_[*constraints.end_id] = kForbidden;
     for (const std::int32_t stop_id : constraints.stop_ids) processed_[stop_id] = kForbidden;
@@ -185,6 +185,7 @@ void Sampler::apply_penalties(const SamplerState& state) {
   const auto presence = static_cast<float>(state.params().presence_penalty);
   const auto frequency = static_cast<float>(state.params().frequency_penalty);
   for (const auto& occurrence : state.occurrences_) {
+    if (std::cmp_greater_equal(occurrence.token, row_size(state))) break;  // virtual tokens of the prompt
     float& logit = processed_[occurrence.token];
     logit = logit > 0.0F ? logit / repetition : logit * repetition;
     if (occurrence.times_generated == 0) continue;
@@ -201,13 +202,16 @@ void Sampler::forbid_bad_words(const TokenConstraints& constraints, std::span<co
   }
 }
 
-void Sampler::forbid_repeated_ngrams(std::int32_t size, std::span<const std::int32_t> tokens) {
+void Sampler::forbid_repeated_ngrams(std::int32_t size, std::span<const std::int32_t> tokens,
+                                     std::span<float> row) {
   const auto length = static_cast<std::size_t>(size);
   if (tokens.size() < length) return;
   const auto newest = tokens.last(length - 1);
   for (std::size_t i = 0; i + length <= tokens.size(); ++i) {
-    if (std::ranges::equal(tokens.subspan(i, length - 1), newest))
-      processed_[tokens[i + length - 1]] = kForbidden;
+    const auto next = static_cast<std::size_t>(tokens[i + length - 1]);
+    // What is virtual is never chosen.
+    if (next < row.size() && std::ranges::equal(tokens.subspan(i, length - 1), newest))
+      row[next] = kForbidden;
   }
 }
 

@@ -410,7 +410,9 @@ class StepArrays {
             .logit_rows = logit_rows,
             .copies_from = copies_from,
             .copies_to = copies_to,
-            .hidden_rows = hidden_rows};
+            .hidden_rows = hidden_rows,
+            .given_rows = given_rows,
+            .given_embeddings = given_embeddings};
   }
 
   std::vector<std::int32_t> tokens;
@@ -421,6 +423,8 @@ class StepArrays {
   std::int32_t max_blocks = 0;
   std::vector<const DeviceAdapter*> adapters;
   std::vector<std::int32_t> adapters_from;
+  std::vector<std::int32_t> given_rows;
+  std::vector<const float*> given_embeddings;
   /// All of them, unless changed.
   std::vector<std::int32_t> logit_rows;
   std::vector<std::int32_t> copies_from;

@@ -63,6 +63,42 @@ BOOST_AUTO_TEST_CASE(bad_sizes_are_refused) {
   refuses("adapters has", [](StepArrays* a) { a->adapters.pop_back(); });
 }
 
+BOOST_AUTO_TEST_CASE(bad_embeddings_are_refused) {
+  const std::vector<float> embedding(static_cast<std::size_t>(engine->info().given_embedding_size));
+  const auto give = [&](std::vector<std::int32_t> rows, std::size_t count) {
+    return [&embedding, rows, count](StepArrays* a) {
+      a->given_rows = rows;
+      a->given_embeddings.assign(count, embedding.data());
+    };
+  };
+  refuses("given_embeddings has 1 elements, not 2", give({0, 1}, 1));
+  refuses("given_rows do not ascend", give({1, 1}, 2));
+  refuses("given_rows do not ascend", give({-1}, 1));
+  refuses("given_rows do not ascend", give({6}, 1));
+}
+
+BOOST_AUTO_TEST_CASE(given_embeddings_take_the_place_of_tokens) {
+  const auto width = static_cast<std::size_t>(engine->info().given_embedding_size);
+  BOOST_TEST_REQUIRE(width > 0U);
+  std::vector<std::vector<float>> rows(2, std::vector<float>(width));
+  const StepArrays plain(sound());
+  const auto* op = std::get_if<EmbeddingOp>(&model.program.body.front());
+  BOOST_TEST_REQUIRE(op != nullptr);
+  unpack_panel_row(op->table, plain.tokens[1], rows[0].data());
+  unpack_panel_row(op->table, plain.tokens[4], rows[1].data());
+  StepArrays given(sound());
+  given.tokens[1] = 0;
+  given.tokens[4] = 0;
+  given.given_rows = {1, 4};
+  given.given_embeddings = {rows[0].data(), rows[1].data()};
+  const auto expected_logits = logits_of(engine.get(), plain.input());
+  const auto logits = logits_of(engine.get(), given.input());
+  BOOST_TEST(std::memcmp(logits.data(), expected_logits.data(), logits.size() * sizeof(float)) == 0);
+  rows[0][0] += 1.0F;
+  const auto changed = logits_of(engine.get(), given.input());
+  BOOST_TEST(std::memcmp(changed.data(), expected_logits.data(), logits.size() * sizeof(float)) != 0);
+}
+
 BOOST_AUTO_TEST_CASE(bad_offsets_are_refused) {
   refuses("sequence_offsets do not run", [](StepArrays* a) { a->offsets.front() = 1; });
   refuses("sequence_offsets do not run", [](StepArrays* a) { a->offsets.back() = 5; });

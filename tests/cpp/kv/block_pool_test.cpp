@@ -88,6 +88,27 @@ BOOST_AUTO_TEST_CASE(what_comes_before_an_adapter_acts_is_the_base_models) {
   require_sound(pool);
 }
 
+BOOST_AUTO_TEST_CASE(what_comes_before_an_embedding_that_is_given_is_everybodys) {
+  BlockPool pool(20, kTokensPerBlock, true);
+  const auto tokens = counting(16);
+  const auto digest = [](std::uint64_t value) { return Sha256().add_integer(value).finish(); };
+  const PrefixDigests first = {{.position = 5, .digest = digest(1)}, {.position = 8, .digest = digest(2)}};
+  const PrefixDigests second = {{.position = 5, .digest = digest(1)}, {.position = 9, .digest = digest(3)}};
+  const PrefixDigests late = {{.position = 12, .digest = digest(1)}};
+  auto table = compute(pool, {.given = &first}, tokens);
+  BOOST_TEST(reusable_tokens(pool, {.given = &first}, tokens) == 12);
+  BOOST_TEST(reusable_tokens(pool, {.given = &second}, tokens) == 8);
+  BOOST_TEST(reusable_tokens(pool, {.given = &late}, tokens) == 4);
+  BOOST_TEST(reusable_tokens(pool, {}, tokens) == 4);
+  BOOST_TEST(reusable_tokens(pool, {.cache_salt = 1, .given = &first}, tokens) == 0);
+  BOOST_TEST(reusable_tokens(pool, {.adapter_generation = 1, .given = &first}, tokens) == 0);
+  // The base computes what is before an adapter acts, with the same embeddings.
+  BOOST_TEST(reusable_tokens(pool, {.adapter_generation = 1, .adapter_from = 8, .given = &first}, tokens) ==
+             8);
+  pool.release(table);
+  require_sound(pool);
+}
+
 BOOST_AUTO_TEST_CASE(the_last_token_is_always_left_to_compute) {
   BlockPool pool(8, kTokensPerBlock, true);
   auto table = compute(pool, {}, counting(8));

@@ -182,7 +182,11 @@ BOOST_AUTO_TEST_CASE(what_goes_on_from_a_block_names_it) {
   BOOST_TEST(!second.blocks[0].lora_id.has_value());
 }
 
-BOOST_AUTO_TEST_CASE(a_hash_is_of_adapter_salt_and_all_tokens) {
+BOOST_AUTO_TEST_CASE(a_hash_is_of_adapter_salt_embeddings_and_all_tokens) {
+  const auto digest = [](std::uint64_t value) { return Sha256().add_integer(value).finish(); };
+  const PrefixDigests first = {{.position = 0, .digest = digest(1)}};
+  const PrefixDigests second = {{.position = 0, .digest = digest(2)}};
+  const PrefixDigests late = {{.position = 2, .digest = digest(1)}};
   const std::vector<std::pair<Tokens, ReuseKey>> contents = {
       {{1, 2, 3, 4}, {}},
       {{2, 1, 3, 4}, {}},
@@ -193,6 +197,9 @@ BOOST_AUTO_TEST_CASE(a_hash_is_of_adapter_salt_and_all_tokens) {
       {{1, 2, 3, 4}, {.cache_salt = 0}},
       {{1, 2, 3, 4}, {.cache_salt = 1}},
       {{1, 2, 3, 4}, {.adapter_generation = 1, .cache_salt = 1, .task_id = 1}},
+      {{1, 2, 3, 4}, {.given = &first}},
+      {{1, 2, 3, 4}, {.given = &second}},
+      {{1, 2, 3, 4}, {.given = &late}},
   };
   std::set<std::uint64_t> hashes;
   std::vector<std::uint64_t> of_first;
@@ -209,7 +216,7 @@ BOOST_AUTO_TEST_CASE(a_hash_is_of_adapter_salt_and_all_tokens) {
       }
     }
   }
-  BOOST_TEST(of_first.size() == 17U);  // the first block of the third is the first one's
+  BOOST_TEST(of_first.size() == 22U);  // the first blocks of the third and the last are the first one's
   BOOST_TEST(hashes.size() == of_first.size());
 }
 

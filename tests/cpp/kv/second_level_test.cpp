@@ -142,6 +142,26 @@ BOOST_AUTO_TEST_CASE(what_comes_before_an_adapter_acts_is_onboarded_for_all) {
   BOOST_TEST(f.num_onboarded == 8);
 }
 
+BOOST_AUTO_TEST_CASE(what_comes_before_an_embedding_that_is_given_is_onboarded_for_all) {
+  Pool f(5);
+  const auto digest = [](std::uint64_t value) { return Sha256().add_integer(value).finish(); };
+  const PrefixDigests first = {{.position = 9, .digest = digest(1)}};
+  const PrefixDigests second = {{.position = 9, .digest = digest(2)}};
+  const auto onboarded = [&](const PrefixDigests* given) {
+    f.key = {};
+    f.compute_and_release(counting(20, 50), 200);  // evicts all of it
+    f.key = {.given = given};
+    f.compute_and_release(counting(17), 100);
+    return f.num_onboarded;
+  };
+  f.key = {.given = &first};
+  f.compute_and_release(counting(17), 100);
+  BOOST_TEST(onboarded(&first) == 16);
+  BOOST_TEST(onboarded(&second) == 8);
+  BOOST_TEST(onboarded(&second) == 16);
+  BOOST_TEST(onboarded(nullptr) == 8);
+}
+
 BOOST_AUTO_TEST_CASE(blocks_in_the_pool_come_first) {
   Pool f(6);
   f.compute_and_release(counting(17), 100);

@@ -51,6 +51,18 @@ BOOST_AUTO_TEST_CASE(of_equal_logits_the_lowest_token_wins) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(virtual_tokens_of_a_prompt_have_no_logits) {
+  constexpr std::int32_t kVirtual = 1 << 28;
+  const Row row = {1.0F, 4.0F, 3.0F};
+  const Tokens tokens = {1, kVirtual, 1};
+  SamplingParams params = resolve({.repetition_penalty = 2.0});
+  BOOST_TEST(greedy(row, {}, params, tokens, 3) == 2);
+  params = resolve({});
+  params.no_repeat_ngram_size = 2;
+  BOOST_TEST(greedy(row, {}, params, tokens, 3) == 1);
+  BOOST_TEST(greedy(row, {}, params, {1, kVirtual, 1, 1, 1}, 3) == 2);
+}
+
 BOOST_AUTO_TEST_CASE(rows_end_with_the_requests_new_tokens) {
   Sampler sampler(40, 5);
   Row row(45, 0.0F);

@@ -114,7 +114,7 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"unsupported {name}": ({name: value}, f"{name} is given; accepted: None")
         for name, value in {
-            "position_ids": [0, 1, 2], "prompt_tuning_config": object(), "encoder_input_token_ids": [1],
+            "position_ids": [0, 1, 2], "encoder_input_token_ids": [1],
         }.items()
     },
     "no drafts": (

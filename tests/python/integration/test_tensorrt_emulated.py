@@ -20,6 +20,7 @@ from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.runtime.engine import LoadedEngine, load_engine
 from support.emulated_engine import EmulatedEngine, check_answer, emulated_engine
 from support.models import ATTENTION_MODULES, ModelSpec, save_adapter, save_model
+from support.prompts import save_virtual_tokens
 from support.serving import Answer, collect, make_request
 from support.tensorrt_plans import needs_tensorrt_rtx
 
@@ -190,6 +191,17 @@ def test_a_failed_step_ends_its_requests_and_no_others(
         failed = ask(executor, [9, 8, 7, 6, 5, 4, 3])
         assert failed.error_msg == reason
         assert ask(executor, [5, 6, 7, 8]).result.output_token_ids == expected
+
+
+def test_virtual_tokens_are_refused_by_name(float16: Served) -> None:
+    virtual = save_virtual_tokens(float16.directory / "model", float16.directory / "virtual", 3, 1)
+    engine = float16.emulated()
+    with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, executor_config()) as executor:
+        with pytest.raises(adaptrt.AdapterError, match="does not take: it is of TensorRT; accepted: native engines"):
+            executor.add_adapter("virtual", virtual)
+        tuning = adaptrt.PromptTuningConfig(np.zeros((1, SPEC.hidden_size), np.float32))
+        with pytest.raises(adaptrt.RequestError, match="prompt_tuning_config is given; accepted: None"):
+            executor.enqueue_request(adaptrt.Request([3], 1, prompt_tuning_config=tuning))
 
 
 def test_a_lost_device_ends_the_executor_with_its_reason(float16: Served) -> None:

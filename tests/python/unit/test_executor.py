@@ -268,7 +268,10 @@ def test_a_failed_response_has_no_result(engine: adaptrt.LoadedEngine) -> None:
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"max_tokens": 704}, "max_seq_len is 704"),
         ({"position_ids": [0]}, "position_ids is given"),
-        ({"prompt_tuning_config": object()}, "prompt_tuning_config is given"),
+        (
+            {"prompt_tuning_config": adaptrt.PromptTuningConfig(np.zeros((1, 3), np.float32))},
+            r"prompt_tuning_config.embedding_table is \[1, 3\]",
+        ),
         ({"num_return_sequences": 0}, "num_return_sequences is 0"),
         ({"sampling_config": adaptrt.SamplingConfig(beam_width=2)}, "sampling_config.beam_width"),
         ({"embedding_bias": [float("nan")] * 61}, r"embedding_bias\[0\] is NaN"),

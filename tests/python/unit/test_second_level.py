@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import adaptrt
@@ -105,6 +106,19 @@ def test_adapters_find_their_own_blocks(engine: Path, tmp_path: Path) -> None:
     for weights, read in ((0, 0), (1, 0), (0, 3), (1, 3)):
         with start(engine, cache) as executor:
             answers.append(ask(executor, PROMPT, adaptrt.LoraConfig.from_peft(3, directories[weights], engine)))
+            assert stats_of(executor).read_blocks == read
+    assert answers[:2] == answers[2:]
+
+
+def test_virtual_tokens_find_their_own_blocks(engine: Path, tmp_path: Path) -> None:
+    tables = np.random.default_rng(1).normal(size=(2, 20, 36)).astype(np.float32)
+    prompt = [*range(61, 81), *PROMPT]
+    answers = []
+    for table, read in ((0, 0), (1, 0), (0, 4), (1, 4)):
+        with start(engine, tmp_path) as executor:
+            tuning = adaptrt.PromptTuningConfig(tables[table])
+            request = adaptrt.Request(prompt, 2, prompt_tuning_config=tuning)
+            answers.append(executor.await_responses(executor.enqueue_request(request))[-1].result.output_token_ids[0])
             assert stats_of(executor).read_blocks == read
     assert answers[:2] == answers[2:]
 

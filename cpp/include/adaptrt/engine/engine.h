@@ -55,6 +55,8 @@ struct EngineInfo {
   std::size_t cross_kv_block_bytes = 0;
   /// Width of the rows that HiddenSink gets; 0: the engine does not tell hidden states.
   std::int64_t hidden_size = 0;
+  /// Width of StepInput::given_embeddings; 0: the engine takes none.
+  std::int64_t given_embedding_size = 0;
   /// False: the model has no lm_head, so there are hidden states and no logits.
   bool has_logits = true;
   /// False: attention sees the rows of its own step alone, before and behind. Every sequence is whole in its
@@ -102,6 +104,11 @@ struct StepInput {
   std::span<const std::int32_t> copies_to = {};  // [C], none twice
   /// [H], ascending indices into the T tokens; a row may be among logit_rows as well.
   std::span<const std::int32_t> hidden_rows = {};
+  /// [G], ascending indices into the T tokens: their embeddings are given. What their token_ids are, any of
+  /// the vocabulary, changes nothing.
+  std::span<const std::int32_t> given_rows = {};
+  /// [G] float32 [given_embedding_size] each, in place of rows of the model's table.
+  std::span<const float* const> given_embeddings = {};
   // Of engines with an encoder:
   /// Computed before the step's tokens see them.
   EncoderInputs encoder = {};

@@ -46,7 +46,7 @@ struct VectorView {
 /// output[T, hidden] = table[token_ids[T]] * scale + positions[positions[T]]. The table is a panel matrix
 /// [vocab, hidden], so that a tied lm_head shares its bytes. With an adapter, in place of the table's row:
 /// (row + B A[:, token]) * magnitude + shift. Of a token beyond the vocabulary the row is the one that the
-/// adapter brings.
+/// adapter brings. What StepInput::given_embeddings brings takes the place of the row and its scale.
 struct EmbeddingOp {
   PanelMatrix table;
   BufferId output = kNoBuffer;  // float32, kTokens

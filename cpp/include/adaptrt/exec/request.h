@@ -17,6 +17,7 @@
 #include "adaptrt/exec/float_tensor.h"
 #include "adaptrt/exec/logits_post_processor.h"
 #include "adaptrt/exec/pooling_params.h"
+#include "adaptrt/exec/prompt_tuning.h"
 #include "adaptrt/exec/unsupported.h"
 #include "adaptrt/guide/guided_decoding.h"
 #include "adaptrt/kv/retention.h"
@@ -67,7 +68,7 @@ constexpr auto fields_of(const OutputConfig* /*type*/) {
             "return_prompt_log_probs also Result.prompt_top_log_probs. Not in TensorRT-LLM."},
       Field{"return_prompt_log_probs", &C::return_prompt_log_probs,
             "Result.prompt_log_probs. The whole prompt is computed then, whatever the KV cache holds; its "
-            "logits are not kept. Not in TensorRT-LLM."}};
+            "logits are not kept. NaN for virtual tokens. Not in TensorRT-LLM."}};
 }
 
 /// TensorRT-LLM's Request.
@@ -84,7 +85,7 @@ struct Request {
   std::optional<std::vector<std::vector<TokenId>>> stop_words;
   std::optional<FloatTensor> embedding_bias;
   std::optional<ExternalDraftTokensConfig> external_draft_tokens_config;
-  Unsupported prompt_tuning_config;
+  std::optional<PromptTuningConfig> prompt_tuning_config;
   std::optional<LoraConfig> lora_config;
   std::optional<LookaheadDecodingConfig> lookahead_config;
   std::optional<KvCacheRetentionConfig> kv_cache_retention_config;
@@ -135,7 +136,8 @@ constexpr auto fields_of(const Request* /*type*/) {
   using C = Request;
   return std::tuple{
       Field{"input_token_ids", &C::input_token_ids,
-            "The prompt: one token or more. With an encoder, what the decoder begins with: as a rule the "
+            "The prompt: one token or more, with prompt_tuning_config virtual ones too. With an encoder, "
+            "what the decoder begins with: as a rule the "
             "model's "
             "decoder_start_token_id."},
       Field{"max_tokens", &C::max_tokens,
@@ -158,7 +160,9 @@ constexpr auto fields_of(const Request* /*type*/) {
           "external_draft_tokens_config", &C::external_draft_tokens_config,
           "Tokens that are expected right after the prompt, computed together as long as they are right; no "
           "result depends on them."},
-      Field{"prompt_tuning_config", &C::prompt_tuning_config, "Refused unless None."},
+      Field{"prompt_tuning_config", &C::prompt_tuning_config,
+            "Virtual tokens of the prompt: an id of input_token_ids that follows the vocabulary, new tokens "
+            "of the adapter included, is a row of its table. No other field may have such ids."},
       Field{"lora_config", &C::lora_config, "The adapter; with weights when the task may not be cached yet."},
       Field{"lookahead_config", &C::lookahead_config,
             "Drafts from the sequence's own text. None: as ExecutorConfig.decoding_config says; "

@@ -96,7 +96,8 @@ constexpr auto fields_of(const KVCacheCreatedData* /*type*/) {
 
 constexpr auto fields_of(const UniqueToken* /*type*/) {
   return std::tuple{Field{"token_id", &UniqueToken::token_id, "The token."},
-                    Field{"token_extra_id", &UniqueToken::token_extra_id, "Always 0: inputs are tokens."}};
+                    Field{"token_extra_id", &UniqueToken::token_extra_id,
+                          "Always 0: block_hash tells embeddings that requests give apart."}};
 }
 
 constexpr auto fields_of(const KVCacheStoredBlockData* /*type*/) {

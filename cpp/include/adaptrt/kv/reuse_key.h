@@ -1,12 +1,23 @@
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <cstdint>
+#include <iterator>
 #include <optional>
+#include <vector>
 
 #include "adaptrt/core/sha256.h"
 
 namespace adaptrt {
+
+/// Of all that a prompt has besides token ids, up to a position and with it.
+struct PrefixDigest {
+  std::int32_t position = 0;
+  Sha256Digest digest = {};
+};
+/// In the order of their positions.
+using PrefixDigests = std::vector<PrefixDigest>;
 
 /// What, besides the tokens, KV must have in common to be shared.
 struct ReuseKey {
@@ -20,10 +31,20 @@ struct ReuseKey {
   Sha256Digest adapter_digest = {};
   /// The position from which on the adapter acts. The base model computes what is before it.
   std::int32_t adapter_from = 0;
+  /// Of embeddings that a request gives and ids that it tells them apart by, up to the block's end; zeros:
+  /// there are none.
+  Sha256Digest given_digest = {};
+  /// Of a whole prompt, whose blocks take their given_digest from it; nullptr: it has nothing of the kind.
+  const PrefixDigests* given = nullptr;
 
   /// That of the tokens before position `end`, which a block of KV ends with.
   [[nodiscard]] ReuseKey of_tokens_before(std::int32_t end) const {
-    return end <= adapter_from ? ReuseKey{.cache_salt = cache_salt} : *this;
+    ReuseKey of_block = end <= adapter_from ? ReuseKey{.cache_salt = cache_salt} : *this;
+    of_block.given = nullptr;
+    if (given == nullptr) return of_block;
+    const auto behind = std::ranges::lower_bound(*given, end, {}, &PrefixDigest::position);
+    if (behind != given->begin()) of_block.given_digest = std::prev(behind)->digest;
+    return of_block;
   }
 
   bool operator==(const ReuseKey&) const = default;

@@ -171,7 +171,7 @@ class Sampler {
                                                std::span<const std::uint32_t> allowed);
   void apply_penalties(const SamplerState& state);
   void forbid_bad_words(const TokenConstraints& constraints, std::span<const std::int32_t> tokens);
-  void forbid_repeated_ngrams(std::int32_t size, std::span<const std::int32_t> tokens);
+  void forbid_repeated_ngrams(std::int32_t size, std::span<const std::int32_t> tokens, std::span<float> row);
   /// Of a row of processed_.
   void forbid_all_but(std::span<const std::uint32_t> allowed, std::span<float> row);
   [[nodiscard]] Candidates filter(const SamplingParams& params, double top_p, const ProcessedRow& row);

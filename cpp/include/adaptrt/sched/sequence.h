@@ -41,6 +41,8 @@ struct Sequence {
   /// The position from which on the adapter acts.
   std::int32_t adapter_from = 0;
   std::optional<std::uint64_t> cache_salt;
+  /// Of what the prompt has besides token ids; nullptr: nothing. Sequences of one request share it.
+  std::shared_ptr<const PrefixDigests> given;
   /// nullptr: the default for all of its blocks.
   std::shared_ptr<const KvCacheRetentionConfig> retention;
   /// Compute every prompt token, even where its KV could be reused: the request wants their logits.
@@ -100,12 +102,13 @@ struct Sequence {
   /// Tokens whose KV it can come to need: the last one generated is never fed back.
   [[nodiscard]] std::int64_t max_kv_tokens() const { return std::int64_t{prompt_length} + max_tokens - 1; }
   [[nodiscard]] ReuseKey reuse_key() const {
-    if (!adapter) return {.cache_salt = cache_salt};
+    if (!adapter) return {.cache_salt = cache_salt, .given = given.get()};
     return {.adapter_generation = adapter->generation(),
             .cache_salt = cache_salt,
             .task_id = adapter->task_id(),
             .adapter_digest = adapter->known_content_digest(),
-            .adapter_from = adapter_from};
+            .adapter_from = adapter_from,
+            .given = given.get()};
   }
   /// For StepInput::adapters; nullptr: the base model.
   [[nodiscard]] const DeviceAdapter* device_adapter() const { return lease ? &lease->adapter() : nullptr; }

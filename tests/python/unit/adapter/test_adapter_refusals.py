@@ -368,7 +368,10 @@ def one_sentence(directory: Path, **options) -> str:
     [
         ({"r": 2, "target_modules": ["q_proj"]}, "peft_type is missing"),
         ({"config": {"r": 8}, "hidden_size": 36, "model_class": "LlamaForCausalLM"}, "is of an AdapterHub adapter"),
-        ({"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM"}, "because it brings keys and values; accepted"),
+        (
+            {"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM"},
+            "because it brings keys and values of no tokens, and",
+        ),
         ({"fine_tune_type": "full", "num_layers": 2}, "a whole model was trained"),
         (
             {"peft_type": "LORA", "auto_mapping": {"base_model_class": "LlamaForSequenceClassification"}},

@@ -135,8 +135,8 @@ def other_values(value: Any) -> list[Any]:
 # What an op says for one of the two alone: scopes name the graph's nodes, and the program's attention reads head counts
 # from the shape of the model.
 ONE_ALONE = {"scope", "num_heads", "num_kv_heads", "head_size", "layer"}
-# Read for dynamic scaling alone: test_dynamic_rotary_scaling.
-NEITHER = {"max_position_embeddings"}
+# Read for dynamic scaling alone: test_dynamic_rotary_scaling; and of adapters alone: test_prompt_embeddings.py.
+NEITHER = {"max_position_embeddings", "inputs_embeds_scale"}
 
 
 def mutants(network: Network) -> Iterator[tuple[str, Network]]:

@@ -24,11 +24,6 @@ CONSTRUCTORS: list[tuple[type, dict[str, Any], dict[str, Any]]] = [
         {"logits": None, "acceptance_threshold": None, "fast_logits": None},
     ),
     (
-        adaptrt.PromptTuningConfig,
-        {"embedding_table": np.ones((3, 4)), "input_token_extra_ids": [1]},
-        {"input_token_extra_ids": None},
-    ),
-    (
         adaptrt.LookaheadDecodingConfig,
         {"max_window_size": 3, "max_ngram_size": 5, "max_verification_set_size": 7},
         {},
@@ -142,7 +137,6 @@ WRONG: list[tuple[Any, str, Any]] = [
     (adaptrt.ExternalDraftTokensConfig([1]), "tokens", "12"),
     (adaptrt.ExternalDraftTokensConfig([1]), "tokens", [2**31]),
     (adaptrt.ExternalDraftTokensConfig([1]), "logits", "logits"),
-    (adaptrt.PromptTuningConfig(np.ones(1)), "embedding_table", None),
     (LOOKAHEAD, "max_window_size", 0),
     (LOOKAHEAD, "max_window_size", True),
     (adaptrt.EagleConfig(), "eagle_choices", [[-1]]),
@@ -313,10 +307,7 @@ def test_post_processors_are_equal_as_their_functions_are() -> None:
 
 
 def test_requests_keep_their_objects() -> None:
-    values: dict[str, Any] = {
-        "prompt_tuning_config": adaptrt.PromptTuningConfig(np.ones((2, 3))),
-        "eagle_config": adaptrt.EagleConfig(), "logits_post_processor": len,
-    }  # fmt: skip
+    values: dict[str, Any] = {"eagle_config": adaptrt.EagleConfig(), "logits_post_processor": len}
     request = adaptrt.Request([1], 1, **values)
     again = pickle.loads(pickle.dumps(request))
     for name, value in values.items():
@@ -330,6 +321,7 @@ def test_requests_copy_what_executors_do() -> None:
         "kv_cache_retention_config": adaptrt.KvCacheRetentionConfig([RANGE(0, None, 80)]),
         "external_draft_tokens_config": adaptrt.ExternalDraftTokensConfig([1, 2, 3], np.ones((3, 2)), 0.5, True),
         "lookahead_config": LOOKAHEAD,
+        "prompt_tuning_config": adaptrt.PromptTuningConfig(np.ones((3, 4), np.float32), [1]),
     }
     request = adaptrt.Request([1], 1, lora_config=adaptrt.LoraConfig(7), **values)
     again = pickle.loads(pickle.dumps(request))

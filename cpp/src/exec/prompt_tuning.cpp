@@ -1,0 +1,116 @@
+#include "adaptrt/exec/prompt_tuning.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <mutex>
+#include <utility>
+
+namespace adaptrt {
+namespace {
+
+std::string text_of(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (const std::int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
+}
+
+}  // namespace
+
+struct EmbeddingTable::Content {
+  FloatTensor tensor;
+  DType dtype = DType::kFloat32;
+  mutable std::once_flag digested;
+  mutable std::vector<Sha256Digest> digests;
+};
+
+EmbeddingTable::EmbeddingTable(FloatTensor tensor, DType dtype) {
+  auto content = std::make_shared<Content>();
+  content->tensor = std::move(tensor);
+  content->dtype = dtype;
+  content_ = std::move(content);
+}
+
+const FloatTensor& EmbeddingTable::tensor() const {
+  static const FloatTensor kNone{.values = std::make_shared<const std::vector<float>>(), .shape = {0, 0}};
+  return content_ ? content_->tensor : kNone;
+}
+
+DType EmbeddingTable::dtype() const {
+  return content_ ? content_->dtype : DType::kFloat32;
+}
+
+Problems EmbeddingTable::validate(const EngineInfo& engine) const {
+  Problems problems;
+  const auto& [values, shape] = tensor();
+  if (shape.size() != 2 || shape[0] < 1 || shape[1] != engine.given_embedding_size) {
+    problems.add("embedding_table is " + text_of(shape) + "; accepted: [virtual tokens, " +
+                 std::to_string(engine.given_embedding_size) + "], as wide as the model's hidden states");
+    return problems;
+  }
+  if (dtype() != DType::kFloat32 && dtype() != engine.dtype) {
+    const std::string of_engine =
+        engine.dtype == DType::kFloat32 ? "" : " and " + std::string(name_of(engine.dtype));
+    problems.add("embedding_table is of " + std::string(name_of(dtype())) + "; accepted: float32" +
+                 of_engine + ", the engine's type");
+  }
+  const auto unusable = std::ranges::find_if_not(*values, [](float value) { return std::isfinite(value); });
+  if (unusable != values->end()) {
+    const std::int64_t index = unusable - values->begin();
+    problems.add("embedding_table[" + std::to_string(index / shape[1]) + ", " +
+                 std::to_string(index % shape[1]) + "] is " + std::to_string(*unusable) +
+                 "; accepted: finite values");
+  }
+  return problems;
+}
+
+const float* EmbeddingTable::row(std::int64_t index) const {
+  return tensor().values->data() + index * tensor().shape[1];
+}
+
+std::span<const Sha256Digest> EmbeddingTable::digests() const {
+  if (!content_) return {};
+  std::call_once(content_->digested, [this] {
+    const auto width = static_cast<std::size_t>(tensor().shape[1]);
+    content_->digests.reserve(static_cast<std::size_t>(num_rows()));
+    for (std::int64_t i = 0; i < num_rows(); ++i) {
+      content_->digests.push_back(Sha256().add(std::as_bytes(std::span(row(i), width))).finish());
+    }
+  });
+  return content_->digests;
+}
+
+bool EmbeddingTable::operator==(const EmbeddingTable& other) const {
+  return content_ == other.content_ ||
+         (tensor().shape == other.tensor().shape && *tensor().values == *other.tensor().values);
+}
+
+Problems PromptTuningConfig::validate(const EngineInfo& engine, std::int64_t prompt_length) const {
+  Problems problems = embedding_table.validate(engine);
+  if (input_token_extra_ids && std::cmp_not_equal(input_token_extra_ids->size(), prompt_length)) {
+    problems.add("input_token_extra_ids has " + std::to_string(input_token_extra_ids->size()) +
+                 " ids; accepted: one for each of the " + std::to_string(prompt_length) +
+                 " tokens of input_token_ids, or None");
+  }
+  return problems;
+}
+
+PrefixDigests PromptTuningConfig::digests_of(std::span<const std::int32_t> prompt,
+                                             std::int64_t first_id) const {
+  const auto rows = embedding_table.digests();
+  PrefixDigests digests;
+  Sha256Digest before = {};
+  for (std::size_t i = 0; i < prompt.size(); ++i) {
+    const std::uint64_t extra_id = input_token_extra_ids ? (*input_token_extra_ids)[i] : 0;
+    const bool is_virtual = prompt[i] >= first_id;
+    if (!is_virtual && extra_id == 0) continue;
+    Sha256 digest;
+    digest.add(before).add_integer(i).add_integer(extra_id);
+    if (is_virtual) digest.add(rows[static_cast<std::size_t>(prompt[i] - first_id)]);
+    before = digest.finish();
+    digests.push_back({.position = static_cast<std::int32_t>(i), .digest = before});
+  }
+  return digests;
+}
+
+}  // namespace adaptrt

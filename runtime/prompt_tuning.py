@@ -1,0 +1,70 @@
+"""Adapters that are virtual tokens before a prompt, as a request has them."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from .._core import AdapterError, PromptTuningConfig, Request, RequestError
+from ..builder.adapter import is_prompt_tuned, read_prompt_embeddings
+from ..builder.adapter.recognise import CONFIG_FILE
+from .engine import LoadedEngine, load_engine
+
+
+def table_from_peft(directory: str | Path, engine: LoadedEngine | str | Path) -> npt.NDArray[np.float32]:
+    """What PromptTuningConfig.from_peft is made of: float32 [virtual tokens, hidden_size]. Raises AdapterError."""
+    directory = Path(directory)
+    loaded = engine if isinstance(engine, LoadedEngine) else load_engine(engine)
+    if not is_prompt_tuned(directory):
+        raise AdapterError(f"{directory / CONFIG_FILE}: is of no virtual tokens; accepted: PROMPT_TUNING and P_TUNING")
+    return _table_of(directory, loaded)
+
+
+def prompt_of_directory(directory: Path, engine: LoadedEngine) -> PromptTuningConfig | None:
+    """The virtual tokens in a directory; None: its adapter is of another kind.
+
+    Raises AdapterError with what is wrong with them, or for an engine that takes none.
+    """
+    return PromptTuningConfig(_table_of(directory, engine)) if is_prompt_tuned(directory) else None
+
+
+def _table_of(directory: Path, engine: LoadedEngine) -> npt.NDArray[np.float32]:
+    _, table = read_prompt_embeddings(directory, engine.adapted_modules)
+    if engine.num_ranks > 1 or engine.config.tensorrt is not None:
+        kind = "of TensorRT" if engine.config.tensorrt is not None else f"of {engine.num_ranks} ranks"
+        raise AdapterError(
+            f"{directory}: is virtual tokens, which {engine.directory} does not take: it is {kind}; accepted: native "
+            "engines of one rank"
+        )
+    return table
+
+
+def num_virtual_tokens(config: PromptTuningConfig) -> int:
+    """Tokens that it puts before a prompt."""
+    return len(config.embedding_table)
+
+
+def behind_virtual_tokens(request: Request, config: PromptTuningConfig, vocab_size: int, name: str) -> Request:
+    """A copy of the request, whose prompt follows all virtual tokens of the adapter `name`.
+
+    Raises RequestError for a request that has virtual tokens of its own, and for one that is pooled.
+    """
+    foreign = next((token for token in request.input_token_ids if token >= vocab_size), None)
+    if foreign is not None:
+        raise RequestError(f"input_token_ids has {foreign}; the vocabulary is 0 to {vocab_size - 1}")
+    if request.prompt_tuning_config is not None:
+        raise RequestError(f"prompt_tuning_config is given; accepted: None, adapter '{name}' is virtual tokens itself")
+    if request.pooling_params is not None:
+        raise RequestError(
+            f"adapter '{name}' is virtual tokens of a model that generates; accepted: requests without pooling_params"
+        )
+    tuned = copy.copy(request)
+    tuned.input_token_ids = [
+        *range(vocab_size, vocab_size + num_virtual_tokens(config)),
+        *request.input_token_ids,
+    ]
+    tuned.prompt_tuning_config = config
+    return tuned

@@ -1,0 +1,113 @@
+"""PEFT adapters that are virtual tokens before a prompt, and a model that is served with some beside others."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import torch
+from safetensors.numpy import load_file
+
+import adaptrt
+from adaptrt.builder.build import build
+from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.builder.conversion.convert import convert_checkpoint
+from support.families import FAMILIES, LLAMA, save_family
+from support.models import ModelSpec, load_model, save_adapter, save_model
+from support.serving import Answer, collect, make_request
+
+VOCABULARY = 61
+BLOCK = 8
+CONFIG = BuildConfig(
+    max_batch_size=16,
+    max_num_tokens=256,
+    max_seq_len=160,
+    max_beam_width=3,
+    tokens_per_block=BLOCK,
+    lora_config=LoraBuildConfig(max_lora_rank=16),
+    plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
+)
+LENGTHS = {"tuned": 5, "other": 5, "long": 19, "encoded": 7}
+"""Virtual tokens of the adapters; `encoded` is P-tuning."""
+
+
+def save_virtual_tokens(model: Path, directory: Path, count: int, seed: int, *, encoded: bool = False) -> Path:
+    """Random ones of prompt tuning, or what P-tuning's encoder makes of random ones."""
+    torch.manual_seed(seed)
+    common = {"task_type": "CAUSAL_LM", "num_virtual_tokens": count}
+    config = (
+        peft.PromptEncoderConfig(**common, encoder_hidden_size=20)
+        if encoded
+        else peft.PromptTuningConfig(**common, prompt_tuning_init="RANDOM")
+    )
+    made = peft.get_peft_model(load_model(model), config)
+    with torch.no_grad():
+        for parameter in made.prompt_encoder.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+    made.save_pretrained(directory)
+    return directory
+
+
+def virtual_tokens_of(directory: Path) -> np.ndarray:
+    """float32 [virtual tokens, hidden_size] of the file."""
+    return load_file(directory / "adapter_model.safetensors")["prompt_embeddings"]
+
+
+def tokens_of(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(2, VOCABULARY, count).tolist()
+
+
+class Served:
+    """A random model, its engine, a LoRA, a DoRA, and adapters of virtual tokens."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        if name == "llama":
+            self.model, targets = save_model(ModelSpec(), directory / "model"), LLAMA
+        else:
+            self.model, targets = save_family(FAMILIES[name], directory / "model"), FAMILIES[name].targets
+        convert_checkpoint(self.model, directory / "checkpoint")
+        build(directory / "checkpoint", CONFIG, directory / "engine")
+        self.engine = directory / "engine"
+        settings = {"r": 8, "target_modules": targets, "fan_in_fan_out": name == "gpt2"}
+        self.adapters = {
+            "lora": save_adapter(self.model, directory / "lora", 1, 3.0, **settings),
+            "dora": save_adapter(self.model, directory / "dora", 2, 3.0, use_dora=True, **settings),
+        }
+        for seed, (kind, length) in enumerate(LENGTHS.items()):
+            self.adapters[kind] = save_virtual_tokens(
+                self.model, directory / kind, length, seed, encoded=kind == "encoded"
+            )
+
+    def executor(self, **fields: Any) -> adaptrt.Executor:
+        made = adaptrt.Executor(self.engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig(**fields))
+        for kind, directory in self.adapters.items():
+            made.add_adapter(kind, directory)
+        return made
+
+    def answers(self, cases: list[tuple[str | None, list[int]]], num_tokens: int = 8, **fields: Any) -> list[Answer]:
+        """What each (kind, prompt) gives, all of them at once."""
+        with self.executor(**fields) as executor:
+            ids = [executor.enqueue_request(make_request(prompt, num_tokens), adapter=kind) for kind, prompt in cases]
+            answers = [without_nan(collect(executor, request_id)) for request_id in ids]
+            stats = executor.get_latest_iteration_stats()
+            self.num_paused = max(step.inflight_batching_stats.num_paused_requests for step in stats)
+            return answers
+
+    def expected(self, kind: str | None, tokens: list[int]) -> np.ndarray:
+        """PEFT's logits, those of virtual tokens among them."""
+        model = load_model(self.model, attn_implementation="eager", experts_implementation="eager")
+        if kind is not None:
+            model = peft.PeftModel.from_pretrained(model, self.adapters[kind], torch_dtype=torch.float32)
+        with torch.no_grad():
+            return model.eval()(torch.tensor([tokens])).logits[0].float().numpy()
+
+
+def without_nan(answer: Answer) -> Answer:
+    """Log probs of virtual tokens as None, which equals itself."""
+    prompt = answer.log_probs.prompt
+    if prompt is not None:
+        answer.log_probs.prompt = [None if math.isnan(value) else value for value in prompt]  # type: ignore[misc]
+    return answer
