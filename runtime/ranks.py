@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import os
 import socket
 import sys
 import time
@@ -27,9 +28,18 @@ _FORWARDING_TIME: Final = 0.3
 """Seconds that mpirun gets to pass on what a process has written, before the processes are ended."""
 
 
+_STARTED_BY_MPI: Final = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+"""Variables that processes of mpirun or srun have: of MPICH and its relatives, of PMIx, of Open MPI."""
+
+
+def is_started_by_mpi() -> bool:
+    """Whether this process is one of MPI's, told without initialising MPI where it is not."""
+    return "mpi4py.MPI" in sys.modules or any(name in os.environ for name in _STARTED_BY_MPI)
+
+
 def rank_in(num_ranks: int) -> int:
     """This process's rank in an engine of so many; 0 where it is not one of as many processes of MPI."""
-    if num_ranks == 1 or importlib.util.find_spec("mpi4py") is None:
+    if num_ranks == 1 or not is_started_by_mpi() or importlib.util.find_spec("mpi4py") is None:
         return 0
     world = _world()
     if world.size != num_ranks:
@@ -52,7 +62,8 @@ class Ranks:
         if self._world.size != num_ranks:
             raise ConfigError(
                 f"the engine has {num_ranks} ranks, and MPI has started {self._world.size}: start it with mpirun -n "
-                f"{num_ranks}"
+                f"{num_ranks}, or have it start its workers, with CommunicationMode.ORCHESTRATOR in "
+                "ExecutorConfig.parallel_config"
             )
         self.rank: Final = int(self._world.rank)
         self.size: Final = num_ranks
