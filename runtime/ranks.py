@@ -28,8 +28,8 @@ _FORWARDING_TIME: Final = 0.3
 """Seconds that mpirun gets to pass on what a process has written, before the processes are ended."""
 
 
-_STARTED_BY_MPI: Final = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-"""Variables that processes of mpirun or srun have: of MPICH and its relatives, of PMIx, of Open MPI."""
+_STARTED_BY_MPI: Final = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
+"""Variables that processes of mpirun or srun have: of MPICH and its relatives, PMIx, Open MPI, MVAPICH, Cray."""
 
 
 def is_started_by_mpi() -> bool:

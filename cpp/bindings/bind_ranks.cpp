@@ -45,14 +45,17 @@ void bind_remote_engine(py::module_& module) {
   py::class_<SocketCommunicator, Communicator, std::shared_ptr<SocketCommunicator>>(
       module, "SocketCommunicator", "Two processes that talk over a connected stream socket.")
       .def(
-          py::init(
-              [](int socket, std::int32_t rank, const std::string& peer, std::optional<double> time_limit) {
-                return std::make_shared<SocketCommunicator>(socket, rank, peer, milliseconds(time_limit));
-              }),
+          py::init([](int socket, std::int32_t rank, const std::string& peer,
+                      std::optional<double> time_limit, double time_to_explain) {
+            return std::make_shared<SocketCommunicator>(socket, rank, peer, milliseconds(time_limit),
+                                                        *milliseconds(time_to_explain));
+          }),
           py::kw_only(), py::arg("socket"), py::arg("rank"), py::arg("peer"), py::arg("time_limit"),
+          py::arg("time_to_explain"),
           "`socket` is a file descriptor, which belongs to this object from now on; `rank` is 0 or 1; `peer` "
           "is what errors call the other process, which is lost when it has not answered for `time_limit` "
-          "seconds (None: any time). Raises ConfigError for what is no socket.")
+          "seconds (None: any time); when it has ended, another thread has `time_to_explain` seconds for its "
+          "lose(). Raises ConfigError for what is no socket.")
       .def("lose", &SocketCommunicator::lose, py::arg("reason"), py::call_guard<py::gil_scoped_release>(),
            "Says why the other process is lost, and ends the wait for it; without effect when it is lost "
            "already.");

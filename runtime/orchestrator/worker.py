@@ -58,7 +58,7 @@ def _serve(engine: _core.Engine, place: Path) -> None:
     send(commands, commands=True)
     # A wait for an orchestrator that was stopped is no failure; one that has ended is noticed.
     communicator = _core.SocketCommunicator(
-        socket=os.dup(commands.fileno()), rank=1, peer="the orchestrator", time_limit=None
+        socket=os.dup(commands.fileno()), rank=1, peer="the orchestrator", time_limit=None, time_to_explain=0.0
     )
     commands.close()
     _core.serve_engine(engine, communicator)

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,12 +29,16 @@ from .mode import require_workers
 from .worker_process import WorkerProcess
 
 _MODULE: Final = "adaptrt.runtime.orchestrator.worker"
+_SECONDS_TO_LOOK: Final = 0.2
+"""How often it is looked, while workers begin, whether mpirun has ended."""
 _SECONDS_TO_END: Final = 10.0
 """What workers get that were told to end, and then mpirun when they were killed."""
 _SECONDS_FOR_OTHERS: Final = 0.5
 """What others get when a worker has failed to begin: it may have been their fault."""
 _SECONDS_FOR_MPIRUN: Final = 1.0
-"""To say which of several processes ended first; steps that fail wait for it."""
+"""To say which process ended first, and how."""
+_SECONDS_TO_EXPLAIN: Final = 5.0
+"""What a step that fails waits at most for the name of the rank that has ended: more than mpirun gets to end."""
 _LOG: Final = logging.getLogger("adaptrt")
 
 
@@ -99,15 +103,16 @@ class Workers:
         give_up_at = None
         while self._commands is None or len(self._workers) < self._num_ranks or not self._have_begun():
             waiting = {worker.connection: worker for worker in self._workers if not worker.has_begun}
-            readable, _, _ = select.select([self._listening, *waiting], [], [], 0.2)
+            readable = wait([self._listening, *waiting], timeout=_SECONDS_TO_LOOK)
             for source in readable:
-                if source is self._listening:
+                worker = waiting.get(source)  # type: ignore[call-overload]
+                if worker is None:
                     self._accept(task)
                     continue
-                message = receive(source)
+                message = receive(worker.connection)
                 if message is None:
-                    raise self._ended([waiting[source]])
-                waiting[source].begin(message)
+                    raise self._ended([worker])
+                worker.begin(message)
             assert self._launched is not None
             if not readable and self._launched.has_ended:
                 raise self._ended([])
@@ -135,14 +140,14 @@ class Workers:
             send(connection, **task)
 
     def _raise_failure(self) -> None:
-        failed = [worker for worker in self._workers if worker.error is not None]
+        failed = [(worker.rank, worker.error) for worker in self._workers if worker.error is not None]
         if not failed:
             return
-        # The others of its ranks say that one has failed; it says so itself in the error's own type.
-        own = [worker for worker in failed if not str(worker.error).startswith("rank ")]
-        worker = (own or failed)[0]
-        subject = "" if not own else f"rank {worker.rank} of {self._num_ranks}: "
-        raise type(worker.error)(f"{subject}{worker.error}") from worker.error
+        # The others say that a rank has failed, which says so itself in the error's own type.
+        own = [(rank, error) for rank, error in failed if not str(error).startswith("rank ")]
+        rank, error = (own or failed)[0]
+        subject = f"rank {rank} of {self._num_ranks}: " if own else ""
+        raise type(error)(f"{subject}{error}")
 
     def _communicate(self) -> _core.SocketCommunicator:
         assert self._commands is not None
@@ -151,6 +156,7 @@ class Workers:
             rank=0,
             peer=f"rank 0 of {self._num_ranks}",
             time_limit=TIME_LIMIT,
+            time_to_explain=_SECONDS_TO_EXPLAIN,
         )
 
     def _watch(self) -> None:

@@ -11,16 +11,15 @@
 #include "adaptrt/core/error.h"
 
 namespace adaptrt {
-namespace {
-
-/// What another thread, which watches the processes, gets to say why one of them has ended.
-constexpr std::chrono::seconds kTimeToExplain{2};
-
-}  // namespace
 
 SocketCommunicator::SocketCommunicator(int socket, std::int32_t rank, std::string peer,
-                                       std::optional<std::chrono::milliseconds> time_limit)
-    : socket_(socket), rank_(rank), peer_(std::move(peer)), time_limit_(time_limit) {
+                                       std::optional<std::chrono::milliseconds> time_limit,
+                                       std::chrono::milliseconds time_to_explain)
+    : socket_(socket),
+      rank_(rank),
+      peer_(std::move(peer)),
+      time_limit_(time_limit),
+      time_to_explain_(time_to_explain) {
   int type = 0;
   socklen_t size = sizeof(type);
   if (getsockopt(socket_, SOL_SOCKET, SO_TYPE, &type, &size) != 0 || type != SOCK_STREAM) {
@@ -98,7 +97,7 @@ void SocketCommunicator::poll_for(short events, bool has_limit) {
 void SocketCommunicator::throw_closed() {
   {
     std::unique_lock lock(mutex_);
-    is_known_.wait_for(lock, kTimeToExplain, [&] { return failure_.has_value(); });
+    is_known_.wait_for(lock, time_to_explain_, [&] { return failure_.has_value(); });
   }
   throw_lost(peer_ + " has ended");
 }

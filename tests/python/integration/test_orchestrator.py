@@ -103,7 +103,7 @@ def executor(engine: Path) -> Iterator[adaptrt.Executor]:
 
 
 def test_it_computes_what_leader_mode_does(cut: Cut, engine: Path, executor: adaptrt.Executor, tmp_path: Path) -> None:
-    """To the same bits: every kind of adapter in a crowd, then by task ids alone, each alone and as logits of prompts."""
+    """To the same bits, prompts' logits among them: every kind of adapter in a crowd, then each by task id alone."""
     cases = cut.cases()
     (expected,) = answers_of_ranks(2, engine, [cases], tmp_path)
     cut.check(expected)
@@ -130,6 +130,15 @@ def test_hidden_states_and_processors_of_python(executor: adaptrt.Executor, cut:
 
     request = adaptrt.Request([5, 6], max_tokens=3, logits_post_processor=only_seven)
     assert result_of(executor, executor.enqueue_request(request)).output_token_ids == [[5, 6, 7, 7, 7]]
+
+
+def test_drafts_of_a_model_in_the_orchestrator(executor: adaptrt.Executor, cut: Cut, engine: Path) -> None:
+    request = adaptrt.Request(prompt_of(9, 2), max_tokens=12)
+    expected = result_of(executor, executor.enqueue_request(request)).output_token_ids
+    draft = adaptrt.DraftTargetDecodingConfig(speculative_model_dir=str(cut.engine(1)))
+    with executor_over(engine, draft_target_decoding_config=draft, iter_stats_max_iterations=100) as drafted:
+        assert result_of(drafted, drafted.enqueue_request(request)).output_token_ids == expected
+        assert len(drafted.get_latest_iteration_stats()) < 12
 
 
 def test_streams_cancels_and_statistics(executor: adaptrt.Executor) -> None:
@@ -255,8 +264,9 @@ def test_the_end_of_an_executor_that_nobody_shuts_down(cut: Cut) -> None:
     assert have_ended(workers)
 
 
-def test_ranks_that_cannot_begin_are_named(cut: Cut, tmp_path: Path) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("adaptrt-*"))
+def test_ranks_that_cannot_begin_are_named(cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets = tempfile.mkdtemp()  # whose path is short, as those of sockets have to be
+    monkeypatch.setattr(tempfile, "tempdir", sockets)
     engine = tmp_path / "engine"
     shutil.copytree(cut.engine(2), engine)
     content = bytearray((engine / "rank1.engine").read_bytes())
@@ -264,18 +274,16 @@ def test_ranks_that_cannot_begin_are_named(cut: Cut, tmp_path: Path) -> None:
     (engine / "rank1.engine").write_bytes(content)
     with pytest.raises(EngineError, match=r"^rank 1 of 2: .*rank1\.engine: its header is not the one"):
         executor_over(engine)
-    with pytest.raises(ConfigError, match="^rank [01] of 2: .*kernels"):
-        executor_over(cut.engine(2), kernels="abacus")
     broken = tmp_path / "broken.sh"
     broken.write_text("#!/bin/sh\necho 'no library of that name' >&2\nexit 3\n")
     broken.chmod(0o755)
     config = orchestrated()
     config.parallel_config.orchestrator_config = OrchestratorConfig(worker_executable_path=str(broken))
-    with pytest.raises(EngineError, match="2 ranks have ended before they began.*no library of that name") as raised:
+    with pytest.raises(EngineError, match=r"(?s)2 ranks have ended before they began.*no library") as raised:
         adaptrt.Executor(cut.engine(2), ModelType.DECODER_ONLY, config)
     assert "BAD TERMINATION" not in str(raised.value)
     assert not processes_of(engine)
-    assert set(Path(tempfile.gettempdir()).glob("adaptrt-*")) <= before
+    Path(sockets).rmdir()  # which is empty again
 
 
 def test_a_configuration_that_the_executor_refuses_leaves_no_worker(cut: Cut) -> None:
@@ -291,7 +299,12 @@ def test_what_an_orchestrator_cannot_do_is_refused_by_name(cut: Cut, tmp_path: P
     config.parallel_config.orchestrator_config = OrchestratorConfig(False, None, object(), False)
     with pytest.raises(ConfigError) as raised:
         adaptrt.Executor(cut.engine(2), ModelType.DECODER_ONLY, config)
-    for name in ("num_nodes is 2", "is_orchestrator is False", "orch_leader_comm is <object", "spawn_processes is False"):
+    for name in (
+        "num_nodes is 2",
+        "is_orchestrator is False",
+        "orch_leader_comm is <object",
+        "spawn_processes is False",
+    ):
         assert name in str(raised.value)
     config.parallel_config = ParallelConfig(orchestrator_config=OrchestratorConfig())
     with pytest.raises(ConfigError, match="orchestrator_config is given; accepted: None with LEADER"):
