@@ -23,12 +23,10 @@ from .._core import (
     RequestError,
 )
 from ..builder.adapter_copy import TOKENIZER_FILE
-from ..builder.checkpoint.config import CONFIG_FILE
-from ..builder.engine_config import EngineConfig
 from .adapter_store import AdapterStore, NamedAdapter, prefetched_adapters
 from .engine import LoadedEngine, load_engine, load_engine_bytes
 from .native_engine import NativeEngine
-from .orchestrator.mode import orchestrator_of, without_parallel_config
+from .orchestrator.mode import num_ranks_at, orchestrator_of, without_parallel_config
 from .orchestrator.workers import Workers
 from .rank_executor import RankExecutor
 from .ranks import rank_in
@@ -42,7 +40,7 @@ class Executor(_core.Executor):
         if orchestrator_of(_config_in(args, kwargs)) is not None:
             return super().__new__(cls)
         model = args[0] if args else kwargs.get("model_path")
-        if isinstance(model, (str, Path)) and rank_in(_num_ranks(model)) > 0:
+        if isinstance(model, (str, Path)) and rank_in(num_ranks_at(Path(model))) > 0:
             model = load_engine(model)
         if isinstance(model, LoadedEngine) and model.rank > 0:
             _, model_type, config = _engine_directory(model, *args[1:], **_without(kwargs, "model_path", "tokenizer"))
@@ -304,13 +302,6 @@ def _config_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The executor_config of a constructor's arguments, which may be in memory or of a directory."""
     given = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, ExecutorConfig)]
     return given[0] if given else None
-
-
-def _num_ranks(directory: str | Path) -> int:
-    """Of an engine directory; 1 for what is none, which loading it refuses."""
-    if not (Path(directory) / CONFIG_FILE).is_file():
-        return 1
-    return EngineConfig.load(Path(directory)).pretrained_config.mapping.world_size
 
 
 def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -33,8 +33,14 @@ _STARTED_BY_MPI: Final = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_
 
 
 def is_started_by_mpi() -> bool:
-    """Whether this process is one of MPI's, told without initialising MPI where it is not."""
-    return "mpi4py.MPI" in sys.modules or any(name in os.environ for name in _STARTED_BY_MPI)
+    """Whether this process is one of several of MPI's, told without initialising MPI.
+
+    Where it is initialised already, by an import of mpi4py.MPI, that tells; else what the launcher has set.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        return bool(mpi.COMM_WORLD.size > 1)
+    return any(name in os.environ for name in _STARTED_BY_MPI)
 
 
 def rank_in(num_ranks: int) -> int:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 from ..._core import ConfigError, ExecutorConfig
+from ...builder.checkpoint.config import CONFIG_FILE, PRODUCER
+from ...builder.engine_config import EngineConfig
+from ...builder.output_directory import producer_of
 from ..loaded_engine import LoadedEngine
 from ..options.parallel import CommunicationMode, OrchestratorConfig, ParallelConfig
 from ..ranks import is_started_by_mpi
@@ -55,6 +59,13 @@ def require_workers(engine: LoadedEngine) -> None:
         )
     if engine.rank > 0:
         raise ConfigError(f"{mode}, and this is rank {engine.rank} of those that MPI has started; accepted: LEADER")
+
+
+def num_ranks_at(directory: Path) -> int:
+    """Of the engine in a directory; 1 where there is none, such as a model's or one of another machine."""
+    if producer_of(directory / CONFIG_FILE) != PRODUCER:
+        return 1
+    return EngineConfig.load(directory).pretrained_config.mapping.world_size
 
 
 def with_workers(config: ExecutorConfig | None, engine: LoadedEngine) -> ExecutorConfig | None:

@@ -28,7 +28,8 @@ class WorkerProcess:
         self.connection: Final = connection
         self.process: Final = process
         self._handle: int | None = None  # not the number, which another process may have one day
-        with contextlib.suppress(ProcessLookupError):  # its connection tells that it has ended
+        # Where it has ended, its connection tells; where the kernel has none of these, mpirun ends what it has started.
+        with contextlib.suppress(OSError):
             self._handle = os.pidfd_open(process)
         self.rank: int | None = None
         self.memory = 0

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from adaptrt._core import ConfigError, DType, EngineError
 from adaptrt.builder.cli import main as command_line
 from support.cut_models import Cut, prompt_of
 from support.http_server import http_server
+from support.processes import has_mapped, have_ended, processes_with
 from support.rank_script import answer_batches, result_of
 from support.ranks import answers_of, answers_of_ranks, mpirun
 
@@ -44,36 +44,8 @@ def executor_over(engine: Path, **fields: Any) -> adaptrt.Executor:
     return adaptrt.Executor(engine, ModelType.DECODER_ONLY, orchestrated(**fields))
 
 
-def processes_of(engine: Path) -> list[int]:
-    """The workers of this test: their orchestrator, or whoever it was, is the parent of their mpirun."""
-    return [
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and is_worker(entry) and str(engine) in open_files(entry)
-    ]
-
-
-def is_worker(entry: Path) -> bool:
-    try:
-        return b"adaptrt.runtime.orchestrator.worker" in (entry / "cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def open_files(entry: Path) -> str:
-    try:
-        return (entry / "maps").read_text()
-    except OSError:
-        return ""
-
-
-def have_ended(processes: list[int]) -> bool:
-    """Within some seconds."""
-    for _ in range(100):
-        if not any(Path(f"/proc/{process}").exists() for process in processes):
-            return True
-        time.sleep(0.05)
-    return False
+def workers_of(engine: Path) -> set[int]:
+    return processes_with("adaptrt.runtime.orchestrator.worker", engine)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +67,7 @@ def engine(cut: Cut, shape: str) -> Path:
 def executor(engine: Path) -> Iterator[adaptrt.Executor]:
     kv_cache = adaptrt.KvCacheConfig(event_buffer_max_size=1000)
     with executor_over(engine, kv_cache_config=kv_cache, iter_stats_max_iterations=1000) as made:
-        workers = processes_of(engine)
+        workers = workers_of(engine)
         assert len(workers) == 2
         yield made
     assert not any(Path(f"/proc/{process}").exists() for process in workers)
@@ -112,7 +84,6 @@ def test_it_computes_what_leader_mode_does(cut: Cut, engine: Path, executor: ada
     for answer, in_crowd, (by_itself,) in zip(expected, crowd, alone, strict=True):
         assert in_crowd.same_bits(answer)
         assert by_itself.same_bits(answer)
-    assert "mpi4py" not in sys.modules
     stats = executor.lora_cache_stats()
     assert (stats.host_adapters, stats.host_misses) == (3, 3)
     assert {entry.task_id for entry in executor.list_adapters()} == {1, 2, 3}
@@ -186,7 +157,7 @@ def test_a_killed_worker_ends_the_requests(cut: Cut, rank: int) -> None:
         requests = [adaptrt.Request([5, 6], max_tokens=240, streaming=True) for _ in range(3)]
         ids = executor.enqueue_requests(requests)
         executor.await_responses(ids[0])
-        workers = processes_of(engine)
+        workers = workers_of(engine)
         os.kill(worker_of_rank(workers, rank), signal.SIGKILL)
         for one in ids:
             while not (response := executor.await_responses(one, SECONDS_TO_NOTICE)[-1]).has_error():
@@ -203,7 +174,7 @@ def test_a_worker_that_hangs_ends_the_requests(cut: Cut) -> None:
         requests = []
         for rank, executor in enumerate((first, second)):
             result_of(executor, executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=2)))
-            workers = processes_of(executor.engine.directory)
+            workers = workers_of(executor.engine.directory)
             os.kill(worker_of_rank(workers, rank), signal.SIGSTOP)
             request = executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=2))
             requests.append((rank, executor, workers, request))
@@ -213,16 +184,14 @@ def test_a_worker_that_hangs_ends_the_requests(cut: Cut) -> None:
             assert have_ended(workers)
 
 
-def worker_of_rank(workers: list[int], rank: int) -> int:
-    for process in workers:
-        if f"rank{rank}.engine" in open_files(Path(f"/proc/{process}")):
-            return process
-    raise AssertionError(f"no process has rank {rank}")
+def worker_of_rank(workers: set[int], rank: int) -> int:
+    (found,) = [process for process in workers if has_mapped(process, f"rank{rank}.engine")]
+    return found
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_workers_end_with_their_orchestrator(cut: Cut, tmp_path: Path, how: signal.Signals) -> None:
-    """In the middle of steps; also where a process that it has forked goes on."""
+    """In the middle of steps; also where a process that it has forked goes on. It is no process of MPI itself."""
     engine = cut.engine(2)
     script = tmp_path / "wait.py"
     script.write_text(
@@ -236,7 +205,7 @@ with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parall
     if child == 0:
         time.sleep(60)
         os._exit(0)
-    print(child, flush=True)
+    print(child, "mpi4py" in sys.modules, flush=True)
     while True:
         for request in executor.enqueue_requests([adaptrt.Request([5, 6], max_tokens=100)] * 8):
             executor.await_responses(request)
@@ -244,9 +213,11 @@ with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parall
     )
     with subprocess.Popen([sys.executable, script, engine], stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
-        child = int(running.stdout.readline())
+        number, has_mpi = running.stdout.readline().split()
+        child = int(number)
         try:
-            workers = processes_of(engine)
+            assert has_mpi == "False"
+            workers = workers_of(engine)
             assert len(workers) == 2
             running.send_signal(how)
             assert have_ended(workers)
@@ -259,7 +230,7 @@ with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parall
 def test_the_end_of_an_executor_that_nobody_shuts_down(cut: Cut) -> None:
     engine = cut.engine(2)
     executor = executor_over(engine)
-    workers = processes_of(engine)
+    workers = workers_of(engine)
     del executor
     assert have_ended(workers)
 
@@ -282,7 +253,7 @@ def test_ranks_that_cannot_begin_are_named(cut: Cut, tmp_path: Path, monkeypatch
     with pytest.raises(EngineError, match=r"(?s)2 ranks have ended before they began.*no library") as raised:
         adaptrt.Executor(cut.engine(2), ModelType.DECODER_ONLY, config)
     assert "BAD TERMINATION" not in str(raised.value)
-    assert not processes_of(engine)
+    assert not workers_of(engine)
     Path(sockets).rmdir()  # which is empty again
 
 
@@ -290,7 +261,7 @@ def test_a_configuration_that_the_executor_refuses_leaves_no_worker(cut: Cut) ->
     engine = cut.engine(2)
     with pytest.raises(ConfigError, match="host_cache"):
         executor_over(engine, kv_cache_config=adaptrt.KvCacheConfig(host_cache_size=1 << 20, host_cache_dir="/tmp"))
-    assert have_ended(processes_of(engine))
+    assert have_ended(workers_of(engine))
 
 
 def test_what_an_orchestrator_cannot_do_is_refused_by_name(cut: Cut, tmp_path: Path) -> None:
@@ -341,10 +312,10 @@ def test_a_server_and_an_llm_start_their_workers(demo_engine: Path) -> None:
     with adaptrt.LLM(demo_engine) as llm:
         (name,) = llm.executor.adapters.names
         texts = [llm.generate("The sea", lora=lora, max_tokens=8).text for lora in (None, name)]
-        assert len(processes_of(demo_engine)) == 2
+        assert len(workers_of(demo_engine)) == 2
     assert texts[0] != texts[1]
     with http_server(demo_engine, "--num_threads", 1) as address:
-        workers = processes_of(demo_engine)
+        workers = workers_of(demo_engine)
         assert len(workers) == 2
         models = [model["id"] for model in httpx.get(f"{address}/v1/models").json()["data"]]
         assert name in models
