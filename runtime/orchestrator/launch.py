@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -21,8 +20,6 @@ _BANNER: Final = "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"
 """Of MPICH's mpirun, with a line before it; behind it are the process and the signal."""
 _SECONDS_TO_READ: Final = 1.0
 """What was printed before mpirun ended."""
-_LAUNCHERS: Final = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL")
-"""What the variables of an mpirun begin with, which are not those of another one."""
 
 
 def find_mpirun(num_ranks: int) -> str:
@@ -44,11 +41,9 @@ class Launched:
         Signals of a terminal do not reach them. Raises ConfigError where they cannot be started.
         """
         command = [find_mpirun(num_ranks), "-n", str(num_ranks), interpreter, "-m", module, *arguments]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
         try:
             self._process = subprocess.Popen(
                 command,
-                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -137,7 +138,8 @@ class Workers:
             connection.close()
         else:
             self._workers.append(WorkerProcess(connection, message["process"]))
-            send(connection, **task)
+            with contextlib.suppress(OSError):  # it has ended, as its connection will tell
+                send(connection, **task)
 
     def _raise_failure(self) -> None:
         failed = [(worker.rank, worker.error) for worker in self._workers if worker.error is not None]
@@ -197,11 +199,11 @@ class Workers:
         self._end()
 
     def _ended(self, workers: Sequence[WorkerProcess]) -> EngineError:
-        """What is said of workers that have ended on their own, of which one was the first."""
+        """What is said of workers that have ended on their own, where mpirun does not say that another was the first."""
         assert self._launched is not None
         self._launched.wait(_SECONDS_FOR_MPIRUN)
         printed, banner = self._launched.output()
-        named = [worker for worker in workers if re.search(rf"\bPID {worker.process}\b", banner)]
+        named = [worker for worker in self._workers if re.search(rf"\bPID {worker.process}\b", banner)]
         subjects = [
             f"{'a rank' if worker.rank is None else f'rank {worker.rank}'} of {self._num_ranks} "
             f"(process {worker.process}) has ended"

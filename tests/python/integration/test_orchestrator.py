@@ -227,6 +227,23 @@ with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parall
         running.wait(timeout=30)
 
 
+def test_an_orchestrator_may_be_a_process_of_mpi(cut: Cut, tmp_path: Path) -> None:
+    """TensorRT-LLM's are started with mpirun -n 1."""
+    script = tmp_path / "one.py"
+    script.write_text(
+        """
+import sys
+import adaptrt
+from adaptrt import CommunicationMode, ExecutorConfig, ModelType, ParallelConfig
+parallel = ParallelConfig(communication_mode=CommunicationMode.ORCHESTRATOR)
+with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parallel_config=parallel)) as executor:
+    request = executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=3))
+    print("TOKENS", len(executor.await_responses(request)[-1].result.output_token_ids[0]))
+"""
+    )
+    assert "TOKENS 5" in mpirun(1, script, cut.engine(2)).stdout
+
+
 def test_the_end_of_an_executor_that_nobody_shuts_down(cut: Cut) -> None:
     engine = cut.engine(2)
     executor = executor_over(engine)
