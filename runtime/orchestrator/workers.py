@@ -199,7 +199,7 @@ class Workers:
         self._end()
 
     def _ended(self, workers: Sequence[WorkerProcess]) -> EngineError:
-        """What is said of workers that have ended on their own, where mpirun does not say that another was the first."""
+        """What is said of workers that have ended on their own, unless mpirun says that another was the first."""
         assert self._launched is not None
         self._launched.wait(_SECONDS_FOR_MPIRUN)
         printed, banner = self._launched.output()
