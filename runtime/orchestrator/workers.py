@@ -72,6 +72,7 @@ class Workers:
                     "kernels": config.kernels,
                 }
             )
+            self._stop_listening()  # so that nothing is left of it, however this process ends
             self._communicator: Final = self._communicate()
             self.engine: Final = _core.RemoteEngine(self._communicator)
         except BaseException:
@@ -227,18 +228,22 @@ class Workers:
                     self._launched.kill()
         for worker in self._workers:
             worker.close()
-        self._listening.close()
+        self._stop_listening()
         if self._commands is not None:
             self._commands.close()
+
+    def _stop_listening(self) -> None:
+        self._listening.close()
         shutil.rmtree(self._place, ignore_errors=True)
 
     def let_go(self) -> None:
         """In a forked process: what the orchestrator has open, which else would seem to live as long as this one."""
         nothing, _ = socket.socketpair()
-        sockets = [self._commands, self._listening, *(worker.connection for worker in self._workers)]
-        for each in sockets:
-            if each is not None and each.fileno() >= 0:
-                os.dup2(nothing.fileno(), each.fileno())
+        descriptors = [worker.connection.fileno() for worker in self._workers if not worker.connection.closed]
+        if self._commands is not None and self._commands.fileno() >= 0:
+            descriptors.append(self._commands.fileno())
+        for descriptor in descriptors:
+            os.dup2(nothing.fileno(), descriptor)
         nothing.close()
 
 

@@ -211,7 +211,10 @@ with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parall
             executor.await_responses(request)
 """
     )
-    with subprocess.Popen([sys.executable, script, engine], stdout=subprocess.PIPE, text=True) as running:
+    sockets = tempfile.mkdtemp()
+    environment = {**os.environ, "TMPDIR": sockets}
+    command = [sys.executable, script, engine]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         number, has_mpi = running.stdout.readline().split()
         child = int(number)
@@ -225,6 +228,7 @@ with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parall
         finally:
             os.kill(child, signal.SIGKILL)
         running.wait(timeout=30)
+    Path(sockets).rmdir()  # where nothing is left
 
 
 def test_an_orchestrator_may_be_a_process_of_mpi(cut: Cut, tmp_path: Path) -> None:
