@@ -23,12 +23,11 @@ from .._core import (
     RequestError,
 )
 from ..builder.adapter_copy import TOKENIZER_FILE
-from ..builder.checkpoint.config import CONFIG_FILE
-from ..builder.engine_config import EngineConfig
 from .adapter_store import AdapterStore, NamedAdapter, prefetched_adapters
 from .engine import LoadedEngine, load_engine, load_engine_bytes
 from .native_engine import NativeEngine
-from .options.parallel import CommunicationMode, ParallelConfig
+from .orchestrator.mode import num_ranks_at, orchestrator_of, without_parallel_config
+from .orchestrator.workers import Workers
 from .prompt_tuning import behind_virtual_tokens
 from .rank_executor import RankExecutor
 from .ranks import rank_in
@@ -38,9 +37,11 @@ class Executor(_core.Executor):
     """Runs requests in in-flight batches over an engine. Also a context manager that shuts it down."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Of an engine of several ranks, a RankExecutor on those that do not lead."""
+        """Of an engine of several ranks that MPI has started, a RankExecutor on those that do not lead."""
+        if orchestrator_of(_config_in(args, kwargs)) is not None:
+            return super().__new__(cls)
         model = args[0] if args else kwargs.get("model_path")
-        if isinstance(model, (str, Path)) and rank_in(_num_ranks(model)) > 0:
+        if isinstance(model, (str, Path)) and rank_in(num_ranks_at(Path(model))) > 0:
             model = load_engine(model)
         if isinstance(model, LoadedEngine) and model.rank > 0:
             _, model_type, config = _engine_directory(model, *args[1:], **_without(kwargs, "model_path", "tokenizer"))
@@ -80,12 +81,15 @@ class Executor(_core.Executor):
 
         An engine of several ranks is run by as many processes of MPI, each of which makes the executor. Requests are
         rank 0's, where can_enqueue_requests() is True; what the others make does as rank 0 says until that shuts down.
+        With CommunicationMode.ORCHESTRATOR in ExecutorConfig.parallel_config, this process starts them, as workers that
+        end with the executor.
 
         Raises ConfigError with all that is wrong with the configuration, EngineError for a damaged engine, AdapterError
         for a prefetch directory that cannot be used.
         """
         in_memory = "engine_buffer" in kwargs or isinstance(args[0] if args else None, (bytes, bytearray, memoryview))
         load, model_type, config = (_engine_in_memory if in_memory else _engine_directory)(*args, **kwargs)
+        orchestrator = orchestrator_of(_config_in(args, kwargs))
         self._engine = load()
         _check_model_type(model_type, self._engine)
         self._adapters = AdapterStore(self._engine)
@@ -95,10 +99,12 @@ class Executor(_core.Executor):
         self._has_guided_decoding = False
         self._draft_engine = _load_draft_engine(config)
         self._draft_adapters = None if self._draft_engine is None else AdapterStore(self._draft_engine)
-        engine = self._engine.start(config)
-        memory = self._engine.available_memory()
-        draft_engine = None if self._draft_engine is None else self._draft_engine.start(config, beside=engine)
-        super().__init__(engine, config, memory, draft_engine)
+        self._workers = None if orchestrator is None else Workers(self._engine, config, orchestrator)
+        try:
+            self._start(config)
+        except BaseException:
+            self._stop_workers()
+            raise
         _shut_down_at_exit(self)
         try:
             if config.guided_decoding_config is not None:
@@ -107,6 +113,17 @@ class Executor(_core.Executor):
         except BaseException:
             self.shutdown()
             raise
+
+    def shutdown(self) -> None:
+        """Wait for the running step; requests that have not ended get an error response. May be called again.
+
+        Workers that this process has started have ended then.
+        """
+        super().shutdown()
+        self._stop_workers()
+
+    def __exit__(self, *exception: Any) -> None:
+        self.shutdown()
 
     @property
     def engine(self) -> LoadedEngine:
@@ -218,6 +235,20 @@ class Executor(_core.Executor):
             except PeftTaskNotCachedError:
                 self.put_adapter(self._adapters.load(name))
 
+    def _start(self, config: ExecutorConfig) -> None:
+        """Over this process's engine, or the workers'."""
+        if self._workers is None:
+            engine = self._engine.start(config)
+            memory = self._engine.available_memory()
+        else:
+            engine, memory = self._workers.engine, self._workers.available_memory
+        draft_engine = None if self._draft_engine is None else self._draft_engine.start(config, beside=engine)
+        super().__init__(engine, config, memory, draft_engine)
+
+    def _stop_workers(self) -> None:
+        if self._workers is not None:
+            self._workers.stop()
+
     def _begin_guided_decoding_of(self, requests: Sequence[Request]) -> None:
         """Where one of them has a guide. Raises RequestError."""
         if any(isinstance(request, Request) and request.guided_decoding_params is not None for request in requests):
@@ -281,11 +312,10 @@ def _engine_in_memory(
     return lambda: load_engine_bytes(engine_buffer, json_config_str), model_type, config
 
 
-def _num_ranks(directory: str | Path) -> int:
-    """Of an engine directory; 1 for what is none, which loading it refuses."""
-    if not (Path(directory) / CONFIG_FILE).is_file():
-        return 1
-    return EngineConfig.load(Path(directory)).pretrained_config.mapping.world_size
+def _config_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The executor_config of a constructor's arguments, which may be in memory or of a directory."""
+    given = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, ExecutorConfig)]
+    return given[0] if given else None
 
 
 def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -321,32 +351,11 @@ def _checked(model_type: ModelType, executor_config: ExecutorConfig | None) -> E
     if not isinstance(model_type, ModelType):
         accepted = ", ".join(f"ModelType.{kind.name}" for kind in ModelType)
         raise TypeError(f"model_type is {model_type!r}; accepted: {accepted}")
-    config, problems = _without_parallel_config(config)
+    config, problems = without_parallel_config(config)
     problems += config.validate()
     if problems:
         raise ConfigError("ExecutorConfig: " + "; ".join(problems))
     return config
-
-
-def _without_parallel_config(config: ExecutorConfig) -> tuple[ExecutorConfig, list[str]]:
-    """A configuration whose parallel_config says nothing but what is so anyway, and what else it says."""
-    parallel = config.parallel_config
-    if not isinstance(parallel, ParallelConfig):
-        return config, []
-    changed = copy.copy(config)
-    changed.parallel_config = None
-    problems = []
-    if parallel.communication_mode is not CommunicationMode.LEADER:
-        problems.append(
-            "parallel_config.communication_mode is ORCHESTRATOR; accepted: LEADER, with processes that mpirun starts"
-        )
-    unused = ("device_ids", "participant_ids", "orchestrator_config", "num_nodes")
-    problems += [
-        f"parallel_config.{name} is {getattr(parallel, name)!r}; accepted: None"
-        for name in unused
-        if getattr(parallel, name) is not None
-    ]
-    return changed, problems
 
 
 def _check_model_type(model_type: ModelType, engine: LoadedEngine) -> None:

@@ -30,6 +30,7 @@ from .engine import load_engine
 from .executor import Executor
 from .llm_config import with_kernels, with_speculation
 from .options.speculative import LookaheadDecodingConfig
+from .orchestrator.mode import with_workers
 from .pooled_texts import PooledTexts, texts_and_names
 from .text_requests import TextRequests
 
@@ -61,8 +62,9 @@ class LLM(PooledTexts):
             engine, model or checkpoint directory as `model`, whose engine is made without engine_options; as
             ExecutorConfig.draft_target_decoding_config.
 
-        Of an engine of several ranks, as many processes of MPI make it. On those that do not lead, this never returns:
-        the process does as rank 0 says, and exits when that has shut down.
+        An engine of several ranks is run by workers that this process starts, unless MPI has started it: then as many
+        processes make the LLM, and on those that do not lead, this never returns: the process does as rank 0 says, and
+        exits when that has shut down.
 
         Raises ConfigError when there is no tokenizer or it cannot be read, and what engine_for and Executor raise.
         """
@@ -76,7 +78,7 @@ class LLM(PooledTexts):
         config = with_speculation(with_kernels(executor_config, kernels), speculative_config)
         engine = load_engine(engine_dir)
         tokenizer_of_model = read_tokenizer(path, engine.config.pretrained_config.eos_token_id)
-        executor = Executor(engine, engine.model_type, config, tokenizer=path)
+        executor = Executor(engine, engine.model_type, with_workers(config, engine), tokenizer=path)
         if not executor.can_enqueue_requests():
             executor.shutdown()
             sys.exit()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import os
 import socket
 import sys
 import time
@@ -27,9 +28,24 @@ _FORWARDING_TIME: Final = 0.3
 """Seconds that mpirun gets to pass on what a process has written, before the processes are ended."""
 
 
+_STARTED_BY_MPI: Final = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
+"""Variables that processes of mpirun or srun have: of MPICH and its relatives, PMIx, Open MPI, MVAPICH, Cray."""
+
+
+def is_started_by_mpi() -> bool:
+    """Whether this process is one of several of MPI's, told without initialising MPI.
+
+    Where it is initialised already, by an import of mpi4py.MPI, that tells; else what the launcher has set.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        return bool(mpi.COMM_WORLD.size > 1)
+    return any(name in os.environ for name in _STARTED_BY_MPI)
+
+
 def rank_in(num_ranks: int) -> int:
     """This process's rank in an engine of so many; 0 where it is not one of as many processes of MPI."""
-    if num_ranks == 1 or importlib.util.find_spec("mpi4py") is None:
+    if num_ranks == 1 or not is_started_by_mpi() or importlib.util.find_spec("mpi4py") is None:
         return 0
     world = _world()
     if world.size != num_ranks:
@@ -52,7 +68,8 @@ class Ranks:
         if self._world.size != num_ranks:
             raise ConfigError(
                 f"the engine has {num_ranks} ranks, and MPI has started {self._world.size}: start it with mpirun -n "
-                f"{num_ranks}"
+                f"{num_ranks}, or have it start its workers, with CommunicationMode.ORCHESTRATOR in "
+                "ExecutorConfig.parallel_config"
             )
         self.rank: Final = int(self._world.rank)
         self.size: Final = num_ranks

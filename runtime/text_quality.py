@@ -32,6 +32,7 @@ from ..builder.engine_quality import Comparison, EngineQuality
 from .adapter_tokenizers import load_tokenizer
 from .engine import LoadedEngine, load_engine
 from .executor import Executor
+from .orchestrator.mode import with_workers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -184,7 +185,7 @@ def _executor(engine: LoadedEngine, window: int) -> Executor:
     block = engine.config.build_config.tokens_per_block
     tokens = -(-(window + 1) // block) * block
     config = ExecutorConfig(enable_chunked_context=True, kv_cache_config=KvCacheConfig(max_tokens=tokens))
-    return Executor(engine, ModelType.DECODER_ONLY, config)
+    return Executor(engine, ModelType.DECODER_ONLY, with_workers(config, engine))
 
 
 def _longest_window(config: BuildConfig) -> int:

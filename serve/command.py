@@ -16,6 +16,7 @@ from ..builder.model_cache import engine_for
 from ..builder.progress import progress_on
 from ..runtime.engine import load_engine
 from ..runtime.executor import Executor
+from ..runtime.orchestrator.mode import with_workers
 from .options import DEFAULT_PORT, ServerLimits, ServerOptions
 from .tool_calls import PARSERS
 
@@ -225,12 +226,12 @@ def _draft_config_of(args: argparse.Namespace) -> DraftTargetDecodingConfig | No
 
 
 def make_executor(args: argparse.Namespace) -> Executor:
-    """Over the model's engine, which is made on first use. Raises AdaptrtError."""
+    """Over the model's engine, which is made on first use; one of several ranks has workers. Raises AdaptrtError."""
     engine = engine_for(args.model, engine_flags.engine_options_of(args), progress_on())
     executor_config = executor_config_of(args)
     executor_config.draft_target_decoding_config = _draft_config_of(args)
     loaded = load_engine(engine)
-    return Executor(loaded, loaded.model_type, executor_config)
+    return Executor(loaded, loaded.model_type, with_workers(executor_config, loaded))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,9 @@
 #include <string>
 
 #include "adaptrt/mpi/mpi_communicator.h"
+#include "adaptrt/sharded/remote_engine.h"
 #include "adaptrt/sharded/sharded_engine.h"
+#include "adaptrt/socket/socket_communicator.h"
 #include "bindings.h"
 #include "engine_handle.h"
 
@@ -25,6 +27,53 @@ class ShardedEngine : public EngineHandle {
   }
 };
 
+/// An engine whose steps other processes run.
+class RemoteEngine : public EngineHandle {
+ public:
+  explicit RemoteEngine(std::shared_ptr<Communicator> communicator) {
+    const py::gil_scoped_release release;
+    hold(make_remote_engine(std::move(communicator)));
+  }
+};
+
+std::optional<std::chrono::milliseconds> milliseconds(std::optional<double> seconds) {
+  if (!seconds) return std::nullopt;
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(*seconds));
+}
+
+void bind_remote_engine(py::module_& module) {
+  py::class_<SocketCommunicator, Communicator, std::shared_ptr<SocketCommunicator>>(
+      module, "SocketCommunicator", "Two processes that talk over a connected stream socket.")
+      .def(
+          py::init([](int socket, std::int32_t rank, const std::string& peer,
+                      std::optional<double> time_limit, double time_to_explain) {
+            return std::make_shared<SocketCommunicator>(socket, rank, peer, milliseconds(time_limit),
+                                                        *milliseconds(time_to_explain));
+          }),
+          py::kw_only(), py::arg("socket"), py::arg("rank"), py::arg("peer"), py::arg("time_limit"),
+          py::arg("time_to_explain"),
+          "`socket` is a file descriptor, which belongs to this object from now on; `rank` is 0 or 1; `peer` "
+          "is what errors call the other process, which is lost when it has not answered for `time_limit` "
+          "seconds (None: any time); when it has ended, another thread has `time_to_explain` seconds for its "
+          "lose(). Raises ConfigError for what is no socket.")
+      .def("lose", &SocketCommunicator::lose, py::arg("reason"), py::call_guard<py::gil_scoped_release>(),
+           "Says why the other process is lost, and ends the wait for it; without effect when it is lost "
+           "already.");
+  py::class_<RemoteEngine, EngineHandle>(
+      module, "RemoteEngine", "An engine whose steps other processes run; their leader is in serve_engine().")
+      .def(py::init<std::shared_ptr<Communicator>>(), py::arg("communicator"),
+           "On rank 0 of a communicator of two. Raises EngineError when the leader is lost.");
+  module.def(
+      "serve_engine",
+      [](const EngineHandle& engine, Communicator& communicator) {
+        serve_engine(*engine.engine(), communicator);
+      },
+      py::arg("engine"), py::arg("communicator"), py::call_guard<py::gil_scoped_release>(),
+      "Runs an engine as the process on rank 0 of a communicator of two says; returns when the executor "
+      "there "
+      "was shut down. Raises EngineError when a process is lost.");
+}
+
 }  // namespace
 
 void bind_ranks(py::module_& module) {
@@ -39,9 +88,8 @@ void bind_ranks(py::module_& module) {
       "mpi_communicator",
       [](const std::string& library, std::int32_t handle_bytes, std::uint64_t communicator,
          std::uint64_t byte_type, double time_limit) {
-        const auto limit =
-            std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(time_limit));
-        return make_mpi_communicator({library, handle_bytes, communicator, byte_type}, limit);
+        return make_mpi_communicator({library, handle_bytes, communicator, byte_type},
+                                     *milliseconds(time_limit));
       },
       py::kw_only(), py::arg("library"), py::arg("handle_bytes"), py::arg("communicator"),
       py::arg("byte_type"), py::arg("time_limit"),
@@ -68,6 +116,7 @@ void bind_ranks(py::module_& module) {
       py::arg("local"), py::arg("communicator"), py::call_guard<py::gil_scoped_release>(),
       "Runs the engine of a rank other than 0 as rank 0 says; returns when the executor there was shut down. "
       "Raises EngineError when a rank is lost.");
+  bind_remote_engine(module);
 }
 
 }  // namespace adaptrt::bindings

@@ -8,6 +8,7 @@ from typing import Any, Final
 from ray import serve
 from ray.serve import Application
 
+from ...runtime.orchestrator.mode import num_ranks_at
 from .coordinator import AdapterCoordinator
 from .endpoint import Endpoint
 from .options import application_options
@@ -40,7 +41,7 @@ def application(args: Mapping[str, Any]) -> Application:
         name=REPLICA,
         max_queued_requests=parsed.max_queue_size,
         graceful_shutdown_timeout_s=parsed.shutdown_seconds,
-        ray_actor_options={"num_cpus": parsed.num_threads},
+        ray_actor_options={"num_cpus": parsed.num_threads * num_ranks_at(parsed.model)},
         logging_config=_QUIET,
         **options.scaling.serve_options(),
     ).bind(options.flags, coordinator, options.scaling.max_adapters_per_replica)

@@ -86,10 +86,19 @@ class MessageReader {
   std::span<const std::byte> bytes_;
 };
 
+/// How a command ended: what was thrown, of which the text comes behind the reply.
+enum class Outcome : std::uint32_t { kDone = 0, kConfigError, kStepError, kEngineError };
+
 /// How a rank did what a command asked for, where rank 0 waits for that.
 struct CommandReply {
-  std::uint32_t failed = 0;
+  Outcome outcome = Outcome::kDone;
   std::uint32_t message_bytes = 0;  ///< of what comes behind it
+};
+
+/// A reply that is not kDone.
+struct Failure {
+  Outcome outcome = Outcome::kEngineError;
+  std::string message;
 };
 
 }  // namespace adaptrt

@@ -21,12 +21,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer, models
 
 import adaptrt
+from adaptrt.runtime.orchestrator.mode import num_ranks_at
 from support.encoders import MODELS as ENCODERS
 from support.encoders import engine_of, save_encoder
 from support.models import ModelSpec, save_adapter, save_model
 from support.pooled import run_pooled, save_sentence_transformer, save_word_tokenizer
+from support.processes import processes_with
 from support.ray_application import kill_one, ray_serve, run_application, wait_for
-from support.serving import build_engine
+from support.serving import build_engine, run_command
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 
@@ -328,6 +330,35 @@ def test_a_replica_that_is_killed_costs_its_requests_an_error_and_comes_back(
     new = ask_each(body("after"))
     assert len(new.keys() - before) == 1
     assert [(status, tokens_of(content)) for status, content in new.values()] == [(200, expected["a4"])] * 2
+
+
+def test_a_replica_starts_the_ranks_of_its_engine(place: Place, expected: dict[str, list[int]], tmp_path: Path) -> None:
+    """Two stages, which give the bits of one process, on the CPUs of both; they end with their replica."""
+    from ray import serve
+
+    checkpoint, engine = tmp_path / "checkpoint", tmp_path / "engine"
+    run_command(
+        "convert-checkpoint", "--model_dir", place.engine.parent / "model", "--pp_size", 2, "--output_dir", checkpoint,
+        "--dtype", "float32",
+    )  # fmt: skip
+    run_command(
+        "build", "--checkpoint_dir", checkpoint, "--output_dir", engine, "--max_batch_size", 4, "--lora_plugin", "auto",
+        "--max_lora_rank", 8, "--max_seq_len", 256,
+    )  # fmt: skip
+    assert num_ranks_at(engine) == 2
+    assert num_ranks_at(place.engine) == num_ranks_at(place.engine.parent / "model") == 1
+    run_application("stages", place.arguments(model=str(engine), num_replicas=1))
+    try:
+        for name in ("a0", BASE):
+            answer = httpx.post(f"{place.address}/stages/v1/completions", json=body(name), timeout=SECONDS)
+            assert tokens_of(answer.json()) == expected[name][:8]
+        workers = processes_with("adaptrt.runtime.orchestrator.worker", engine)
+        assert len(workers) == 2
+        kill_one("stages", "Replica")
+        wait_for(lambda: not workers & processes_with("adaptrt.runtime.orchestrator.worker", engine))
+    finally:
+        serve.delete("stages")
+    wait_for(lambda: not processes_with("adaptrt.runtime.orchestrator.worker", engine))
 
 
 def test_an_encoder_embeds(place: Place, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,28 +28,37 @@ def result_of(executor: adaptrt.Executor, request_id: int) -> adaptrt.Result:
             return response.result
 
 
-def answer(spec: dict, output: Path) -> None:
-    """Runs the batches one after the other over one executor."""
+def answer_batches(executor: adaptrt.Executor, batches: list[list[dict[str, Any]]]) -> dict[str, np.ndarray]:
+    """Runs the batches one after the other: tokens and logits by batch and request, as answers_of() reads them.
+
+    A case with `task_alone` names an adapter that was sent before.
+    """
     arrays = {}
+    for number, batch in enumerate(batches):
+        requests = []
+        for case in batch:
+            lora = None
+            if case["adapter"] is not None and case.get("task_alone"):
+                lora = adaptrt.LoraConfig(case["task"])
+            elif case["adapter"] is not None:
+                lora = adaptrt.LoraConfig.from_peft(case["task"], case["adapter"], executor.engine)
+            wanted = TOKENS_ALONE if case.get("tokens_alone") else OUTPUT
+            requests.append(adaptrt.Request(case["prompt"], case["tokens"], output_config=wanted, lora_config=lora))
+        for at, request in enumerate(executor.enqueue_requests(requests)):
+            found = result_of(executor, request)
+            arrays[f"{number}.{at}.tokens"] = np.array(found.output_token_ids[0])
+            if not case.get("tokens_alone"):
+                arrays[f"{number}.{at}.context"] = found.context_logits
+                arrays[f"{number}.{at}.generation"] = found.generation_logits[0]
+    return arrays
+
+
+def answer(spec: dict[str, Any], output: Path) -> None:
+    """Runs the batches over one executor."""
     config = adaptrt.ExecutorConfig(**spec["config"])
     with adaptrt.Executor(spec["engine"], adaptrt.ModelType.DECODER_ONLY, config) as executor:
-        if not executor.can_enqueue_requests():
-            return
-        for number, batch in enumerate(spec["batches"]):
-            requests = []
-            for case in batch:
-                lora = None
-                if case["adapter"] is not None:
-                    lora = adaptrt.LoraConfig.from_peft(case["task"], case["adapter"], spec["engine"])
-                wanted = TOKENS_ALONE if case.get("tokens_alone") else OUTPUT
-                requests.append(adaptrt.Request(case["prompt"], case["tokens"], output_config=wanted, lora_config=lora))
-            for at, request in enumerate(executor.enqueue_requests(requests)):
-                found = result_of(executor, request)
-                arrays[f"{number}.{at}.tokens"] = np.array(found.output_token_ids[0])
-                if not case.get("tokens_alone"):
-                    arrays[f"{number}.{at}.context"] = found.context_logits
-                    arrays[f"{number}.{at}.generation"] = found.generation_logits[0]
-    np.savez(output, **arrays)
+        if executor.can_enqueue_requests():
+            np.savez(output, **answer_batches(executor, spec["batches"]))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,11 @@ def answers_of_ranks(
     spec, output = place / "spec.json", place / "answers.npz"
     spec.write_text(json.dumps({"engine": str(engine), "config": config, "batches": batches}))
     mpirun(ranks, "-m", "support.rank_script", spec, output)
-    found = np.load(output)
+    return answers_of(np.load(output), batches)
+
+
+def answers_of(found: Mapping[str, np.ndarray], batches: list[list[dict[str, Any]]]) -> list[list[RankAnswer]]:
+    """What rank_script.py's arrays are of."""
     return [
         [
             RankAnswer(

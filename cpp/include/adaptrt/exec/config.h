@@ -102,8 +102,9 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
       Field{"max_batch_size", &C::max_batch_size, "At most the engine's; None: the engine's."},
       Field{"max_num_tokens", &C::max_num_tokens,
             "Tokens of one step; at most the engine's; None: the engine's."},
-      Field{"parallel_config", &C::parallel_config,
-            "ParallelConfig of MPI in leader mode, or None: what MPI has started is so anyway."},
+      Field{
+          "parallel_config", &C::parallel_config,
+          "ParallelConfig of MPI in leader or orchestrator mode; None: leader, as what MPI has started is."},
       Field{"peft_cache_config", &C::peft_cache_config,
             "Sizes of the LoRA cache; None is PeftCacheConfig() as well."},
       Field{"logits_post_processor_config", &C::logits_post_processor_config,

@@ -1,0 +1,64 @@
+#include <cstdint>
+#include <exception>
+#include <span>
+#include <utility>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/sharded/remote_engine.h"
+#include "command_server.h"
+#include "engine_info_message.h"
+
+namespace adaptrt {
+namespace {
+
+/// Tells the executor's process what steps result in, behind a reply that they have any.
+class EngineServer final : public CommandServer {
+ public:
+  using CommandServer::CommandServer;
+
+  /// What the other end waits for before it commands anything.
+  void describe() {
+    MessageWriter message;
+    add_info(local().info(), &message);
+    const std::uint64_t size = message.bytes().size();
+    send(std::as_bytes(std::span(&size, 1)));
+    send(message.bytes());
+  }
+
+ private:
+  void step(const StepInput& input) override {
+    send_reply(Outcome::kDone, {});
+    has_replied_ = false;
+    try {
+      local().step(input, sink(local().info().logits_width()), sink(local().info().hidden_size));
+    } catch (const StepError& error) {
+      // Where rows were sent, others are waited for, and it cannot be told any more.
+      if (has_replied_) throw;
+      send_reply(Outcome::kStepError, error.what());
+      return;
+    } catch (const std::exception& error) {
+      if (!has_replied_) send_reply(Outcome::kEngineError, error.what());
+      throw;
+    }
+    if (!has_replied_) send_reply(Outcome::kDone, {});
+  }
+
+  LogitsSink sink(std::int64_t width) {
+    return [this, width](std::int64_t, std::int64_t rows, const float* values) {
+      if (!std::exchange(has_replied_, true)) send_reply(Outcome::kDone, {});
+      send(std::as_bytes(std::span(values, static_cast<std::size_t>(rows * width))));
+    };
+  }
+
+  bool has_replied_ = false;
+};
+
+}  // namespace
+
+void serve_engine(Engine& engine, Communicator& communicator) {
+  EngineServer server(engine, communicator);
+  server.describe();
+  server.run();
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,138 @@
+#include "adaptrt/sharded/remote_engine.h"
+
+#include <cstdint>
+#include <exception>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/core/huge_array.h"
+#include "adaptrt/engine/check_step_input.h"
+#include "adaptrt/lora/host_pages.h"
+#include "engine_info_message.h"
+#include "rank_commands.h"
+#include "step_message.h"
+
+namespace adaptrt {
+namespace {
+
+constexpr std::int32_t kLeader = 1;
+
+[[noreturn]] void throw_failure(const Failure& failure) {
+  switch (failure.outcome) {
+    case Outcome::kConfigError:
+      throw ConfigError(failure.message);
+    case Outcome::kStepError:
+      throw StepError(failure.message);
+    case Outcome::kEngineError:
+    case Outcome::kDone:
+      break;
+  }
+  throw EngineError(failure.message);
+}
+
+/// Pages that are the leader's. Here they have addresses and no memory: an adapter is packed to no avail, so
+/// that the cache knows of it, and reaches the leader before the next step.
+class RemotePages final : public AdapterPages {
+ public:
+  RemotePages(std::size_t page_bytes, std::int64_t num_pages, std::shared_ptr<PendingLoads> pending)
+      : untouched_(page_bytes, num_pages), pending_(std::move(pending)) {}
+
+  [[nodiscard]] std::size_t page_bytes() const override { return untouched_.page_bytes(); }
+  [[nodiscard]] std::int64_t num_pages() const override { return untouched_.num_pages(); }
+  [[nodiscard]] std::byte* address(std::int64_t page) const override { return untouched_.address(page); }
+
+  void load(std::span<const std::int64_t> pages, const Write& write) override {
+    const HugeArray scratch(pages.size() * page_bytes());
+    std::vector<std::byte*> places;
+    for (std::size_t i = 0; i < pages.size(); ++i) places.push_back(scratch.data() + i * page_bytes());
+    write(places);
+  }
+
+  void share(const std::shared_ptr<const HostAdapter>& adapter, std::span<const std::int64_t> pages,
+             std::uint64_t load_id) override {
+    pending_->add({adapter, {pages.begin(), pages.end()}, load_id});
+  }
+
+ private:
+  HostPages untouched_;
+  std::shared_ptr<PendingLoads> pending_;
+};
+
+class RemoteEngine final : public Engine {
+ public:
+  explicit RemoteEngine(std::shared_ptr<Communicator> communicator) : commands_(std::move(communicator)) {
+    std::uint64_t size = 0;
+    commands_.receive(kLeader, std::as_writable_bytes(std::span(&size, 1)));
+    std::vector<std::byte> told(size);
+    commands_.receive(kLeader, told);
+    MessageReader message(told);
+    info_ = read_info(&message);
+  }
+  ~RemoteEngine() override { commands_.dismiss(); }
+  RemoteEngine(const RemoteEngine&) = delete;
+  RemoteEngine& operator=(const RemoteEngine&) = delete;
+  RemoteEngine(RemoteEngine&&) = delete;
+  RemoteEngine& operator=(RemoteEngine&&) = delete;
+
+  [[nodiscard]] const EngineInfo& info() const override { return info_; }
+
+  void allocate_kv_blocks(std::int32_t num_blocks) override {
+    commands_.new_body().add(num_blocks);
+    commands_.send(CommandKind::kAllocateKv);
+    if (const auto failure = commands_.receive_reply(kLeader)) throw_failure(*failure);
+    num_blocks_ = num_blocks;
+  }
+
+  using Engine::step;
+  void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
+    checker_.check(input, info_, num_blocks_);
+    for (const AdapterLoad& load : pending_->take()) commands_.send_load(load);
+    add_step(input, &commands_.new_body());
+    commands_.send(CommandKind::kStep);
+    // It says at once that it begins, so that a leader that hangs is known before a step takes long.
+    if (const auto failure = commands_.receive_reply(kLeader)) throw_failure(*failure);
+    if (const auto failure = commands_.wait_for_reply(kLeader)) throw_failure(*failure);
+    receive_results(input, sink, hidden_sink);
+  }
+
+  void end_steps() override { commands_.dismiss(); }
+
+  [[nodiscard]] std::unique_ptr<AdapterPages> make_adapter_pages(std::size_t page_bytes,
+                                                                 std::int64_t num_pages,
+                                                                 std::int32_t /*num_copy_streams*/) override {
+    MessageWriter& body = commands_.new_body();
+    body.add(static_cast<std::uint64_t>(page_bytes));
+    body.add(num_pages);
+    commands_.send(CommandKind::kMakePages);
+    if (const auto failure = commands_.receive_reply(kLeader)) throw_failure(*failure);
+    return std::make_unique<RemotePages>(page_bytes, num_pages, pending_);
+  }
+
+ private:
+  /// A sink may refuse rows; those that follow are on their way all the same.
+  void receive_results(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) {
+    std::exception_ptr refusal;
+    const auto slice = static_cast<std::size_t>(info_.max_batch_size);
+    commands_.receive_rows(kLeader, input.logit_rows.size(), info_.logits_width(), slice,
+                           guarded(sink, &refusal));
+    commands_.receive_rows(kLeader, input.hidden_rows.size(), info_.hidden_size, slice,
+                           guarded(hidden_sink, &refusal));
+    if (refusal) std::rethrow_exception(refusal);
+  }
+
+  RankCommands commands_;
+  EngineInfo info_;
+  std::shared_ptr<PendingLoads> pending_ = std::make_shared<PendingLoads>();
+  StepInputChecker checker_;
+  std::int32_t num_blocks_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_remote_engine(std::shared_ptr<Communicator> communicator) {
+  return std::make_unique<RemoteEngine>(std::move(communicator));
+}
+
+}  // namespace adaptrt

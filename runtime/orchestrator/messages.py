@@ -1,0 +1,32 @@
+"""What an orchestrator and its workers say to each other beside the steps: JSON over a local socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+_MOST_BYTES: Final = 1 << 20
+
+
+def connect(place: Path) -> Connection:
+    """To the orchestrator that listens there. Raises OSError."""
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(str(place))
+    return Connection(made.detach())
+
+
+def send(connection: Connection, **fields: Any) -> None:
+    """One message. Raises OSError when the other end has gone."""
+    connection.send_bytes(json.dumps(fields).encode())
+
+
+def receive(connection: Connection) -> dict[str, Any] | None:
+    """The next message; None: the other end has gone."""
+    try:
+        fields: dict[str, Any] = json.loads(connection.recv_bytes(_MOST_BYTES))
+    except (EOFError, OSError):
+        return None
+    return fields

@@ -1,0 +1,205 @@
+// An engine that another thread serves: that it is the same engine, and what is told of its failures.
+
+#include "adaptrt/sharded/remote_engine.h"
+
+#include <boost/test/unit_test.hpp>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "engine/random_model.h"
+#include "sharded/thread_ranks.h"
+
+namespace adaptrt::testing {
+namespace {
+
+/// What serve_engine() throws is kept.
+class Served {
+ public:
+  explicit Served(Engine& engine) : room_(std::make_shared<MailRoom>(2)) {
+    thread_ = std::jthread([this, &engine] {
+      ThreadCommunicator leader(room_, 1);
+      try {
+        serve_engine(engine, leader);
+      } catch (const std::exception& error) {
+        failure_ = error.what();
+      }
+    });
+    remote = make_remote_engine(std::make_shared<ThreadCommunicator>(room_, 0));
+  }
+
+  /// Ends the steps, if they have not ended.
+  std::optional<std::string> failure() {
+    remote->end_steps();
+    thread_.join();
+    return failure_;
+  }
+
+ private:
+  std::shared_ptr<MailRoom> room_;
+  std::optional<std::string> failure_;
+  std::jthread thread_;
+
+ public:
+  std::unique_ptr<Engine> remote;
+};
+
+StepArrays arrays(std::int64_t tokens) {
+  Piece piece{.prompt_length = static_cast<std::int32_t>(tokens)};
+  Random random(9);
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    piece.tokens.push_back(static_cast<std::int32_t>(random.below(61)));
+  }
+  for (std::int32_t block = 0; block < 16; ++block) piece.blocks.push_back(block);
+  return StepArrays({piece});
+}
+
+/// Fails as an engine does whose ranks are lost, or whose memory is refused.
+class Failing final : public Engine {
+ public:
+  explicit Failing(Engine& sound) : sound_(sound) {}
+  [[nodiscard]] const EngineInfo& info() const override { return sound_.info(); }
+  void allocate_kv_blocks(std::int32_t num_blocks) override {
+    if (num_blocks > 1000) throw ConfigError("rank 1: no memory for so many");
+    sound_.allocate_kv_blocks(num_blocks);
+  }
+  using Engine::step;
+  void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
+    if (failures > 0) {
+      --failures;
+      if (is_refusal) throw StepError("refused there");
+      throw EngineError("rank 1 of 2 has not answered");
+    }
+    sound_.step(input, sink, hidden_sink);
+  }
+
+  int failures = 0;
+  bool is_refusal = false;
+
+ private:
+  Engine& sound_;
+};
+
+BOOST_AUTO_TEST_SUITE(remote_engine)
+
+BOOST_AUTO_TEST_CASE(it_is_what_is_served) {
+  RandomModel model({.max_rank = 4});
+  const auto alone = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
+  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
+  Served served(*engine);
+  const EngineInfo& found = served.remote->info();
+  const EngineInfo& expected = engine->info();
+  const auto numbers = [](const EngineInfo& info) {
+    return std::vector<std::int64_t>{static_cast<std::int64_t>(info.dtype),
+                                     info.vocab_size,
+                                     info.num_layers,
+                                     info.max_batch_size,
+                                     info.max_num_tokens,
+                                     info.max_input_len,
+                                     info.max_seq_len,
+                                     info.max_beam_width,
+                                     info.tokens_per_block,
+                                     static_cast<std::int64_t>(info.kv_block_bytes),
+                                     info.max_reusable_prompt_len,
+                                     info.num_stages,
+                                     static_cast<std::int64_t>(info.has_adapters_from),
+                                     info.hidden_size,
+                                     static_cast<std::int64_t>(info.has_logits),
+                                     static_cast<std::int64_t>(info.has_kv_cache),
+                                     static_cast<std::int64_t>(info.lora.dtype),
+                                     info.lora.num_layers,
+                                     info.lora.max_rank,
+                                     static_cast<std::int64_t>(info.lora.dora_enabled),
+                                     static_cast<std::int64_t>(info.lora.matrix_layout),
+                                     static_cast<std::int64_t>(info.lora.shifts_enabled),
+                                     info.lora.num_stages,
+                                     info.lora.stage,
+                                     info.lora.max_extra_tokens,
+                                     std::ssize(info.lora.sites)};
+  };
+  BOOST_TEST(numbers(found) == numbers(expected), boost::test_tools::per_element());
+  BOOST_TEST(found.kernels == expected.kernels);
+  BOOST_TEST(found.attention_windows == expected.attention_windows, boost::test_tools::per_element());
+  BOOST_TEST((found.lora.target_modules == expected.lora.target_modules));
+  BOOST_TEST_REQUIRE(!expected.lora.sites.empty());
+  for (std::size_t i = 0; i < expected.lora.sites.size(); ++i) {
+    const auto sizes = [](const LoraSite& site) {
+      std::vector<std::int64_t> all{site.layer,       site.in_size,          site.expert,
+                                    site.first_input, site.inputs_elsewhere, site.adds_shifts ? 1 : 0};
+      for (const LoraPart& part : site.parts) {
+        all.insert(all.end(), {static_cast<std::int64_t>(part.module), part.out_size, part.first_output,
+                               part.outputs_elsewhere});
+      }
+      return all;
+    };
+    BOOST_TEST(sizes(found.lora.sites[i]) == sizes(expected.lora.sites[i]), boost::test_tools::per_element());
+  }
+  // More rows of logits than come at a time.
+  const StepArrays step = arrays(30);
+  alone->allocate_kv_blocks(16);
+  served.remote->allocate_kv_blocks(16);
+  BOOST_TEST((logits_of(served.remote.get(), step.input()) == logits_of(alone.get(), step.input())));
+  BOOST_TEST(!served.failure().has_value());
+}
+
+BOOST_AUTO_TEST_CASE(refusals_leave_it_usable) {
+  RandomModel model({});
+  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
+  Failing failing(*engine);
+  Served served(failing);
+  BOOST_CHECK_EXCEPTION(served.remote->allocate_kv_blocks(2000), ConfigError, [](const ConfigError& error) {
+    return std::string(error.what()) == "rank 1: no memory for so many";
+  });
+  served.remote->allocate_kv_blocks(16);
+  const StepArrays good = arrays(30);
+  const auto before = logits_of(served.remote.get(), good.input());
+  StepArrays bad = arrays(5);
+  bad.tokens[2] = 61;
+  BOOST_CHECK_THROW(logits_of(served.remote.get(), bad.input()), StepError);
+  failing.failures = 1;
+  failing.is_refusal = true;
+  BOOST_CHECK_EXCEPTION(logits_of(served.remote.get(), good.input()), StepError,
+                        [](const StepError& error) { return std::string(error.what()) == "refused there"; });
+  int calls = 0;
+  BOOST_CHECK_THROW(served.remote->step(good.input(),
+                                        [&](std::int64_t, std::int64_t, const float*) {
+                                          ++calls;
+                                          throw StepError("refused here");
+                                        }),
+                    StepError);
+  BOOST_TEST(calls == 1);
+  BOOST_TEST((logits_of(served.remote.get(), good.input()) == before));
+  BOOST_TEST(!served.failure().has_value());
+}
+
+BOOST_AUTO_TEST_CASE(a_lost_rank_is_told_and_ends_the_server) {
+  RandomModel model({});
+  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
+  Failing failing(*engine);
+  Served served(failing);
+  served.remote->allocate_kv_blocks(16);
+  failing.failures = 1;
+  const StepArrays step = arrays(3);
+  BOOST_CHECK_EXCEPTION(
+      logits_of(served.remote.get(), step.input()), EngineError,
+      [](const EngineError& error) { return std::string(error.what()) == "rank 1 of 2 has not answered"; });
+  BOOST_TEST(served.failure().value() == "rank 1 of 2 has not answered");
+}
+
+BOOST_AUTO_TEST_CASE(kv_blocks_cannot_be_read) {
+  RandomModel model({});
+  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
+  Served served(*engine);
+  BOOST_TEST(served.remote->info().kv_identity.empty());
+  BOOST_CHECK_THROW(served.remote->read_kv_block(0, {}), EngineError);
+  BOOST_TEST(!served.failure().has_value());
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt::testing

@@ -1,0 +1,347 @@
+"""Orchestrator mode: an ordinary process has the executor of an engine of several ranks, and starts its workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import adaptrt
+from adaptrt import CommunicationMode, ExecutorConfig, ModelType, OrchestratorConfig, ParallelConfig
+from adaptrt._core import ConfigError, DType, EngineError
+from adaptrt.builder.cli import main as command_line
+from support.cut_models import Cut, prompt_of
+from support.http_server import http_server
+from support.processes import has_mapped, have_ended, processes_with
+from support.rank_script import answer_batches, result_of
+from support.ranks import answers_of, answers_of_ranks, mpirun
+
+SHAPES = {"tensor": {"tp_size": 2}, "pipeline": {"tp_size": 1, "pp_size": 2}}
+DEMO = Path(__file__).resolve().parents[3] / "examples" / "demo"
+# Rank 0's time limit for the others is 8 seconds.
+SECONDS_TO_NOTICE = 10
+
+
+def orchestrated(**fields: Any) -> ExecutorConfig:
+    parallel = ParallelConfig(
+        communication_mode=CommunicationMode.ORCHESTRATOR, orchestrator_config=OrchestratorConfig()
+    )
+    return ExecutorConfig(parallel_config=parallel, num_threads=1, **fields)
+
+
+def executor_over(engine: Path, **fields: Any) -> adaptrt.Executor:
+    return adaptrt.Executor(engine, ModelType.DECODER_ONLY, orchestrated(**fields))
+
+
+def workers_of(engine: Path) -> set[int]:
+    return processes_with("adaptrt.runtime.orchestrator.worker", engine)
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory) -> Cut:
+    return Cut("granite", tmp_path_factory.mktemp("granite"), num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module", params=list(SHAPES))
+def shape(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def engine(cut: Cut, shape: str) -> Path:
+    return cut.engine(**SHAPES[shape])
+
+
+@pytest.fixture(scope="module")
+def executor(engine: Path) -> Iterator[adaptrt.Executor]:
+    kv_cache = adaptrt.KvCacheConfig(event_buffer_max_size=1000)
+    with executor_over(engine, kv_cache_config=kv_cache, iter_stats_max_iterations=1000) as made:
+        workers = workers_of(engine)
+        assert len(workers) == 2
+        yield made
+    assert not any(Path(f"/proc/{process}").exists() for process in workers)
+    assert not made.is_alive
+
+
+def test_it_computes_what_leader_mode_does(cut: Cut, engine: Path, executor: adaptrt.Executor, tmp_path: Path) -> None:
+    """To the same bits, prompts' logits among them: every kind of adapter in a crowd, then each by task id alone."""
+    cases = cut.cases()
+    (expected,) = answers_of_ranks(2, engine, [cases], tmp_path)
+    cut.check(expected)
+    batches = [cases, *([{**case, "task_alone": True}] for case in cases)]
+    crowd, *alone = answers_of(answer_batches(executor, batches), batches)
+    for answer, in_crowd, (by_itself,) in zip(expected, crowd, alone, strict=True):
+        assert in_crowd.same_bits(answer)
+        assert by_itself.same_bits(answer)
+    stats = executor.lora_cache_stats()
+    assert (stats.host_adapters, stats.host_misses) == (3, 3)
+    assert {entry.task_id for entry in executor.list_adapters()} == {1, 2, 3}
+
+
+def test_hidden_states_and_processors_of_python(executor: adaptrt.Executor, cut: Cut) -> None:
+    pooled = adaptrt.Request(prompt_of(40, 1), 0, pooling_params=adaptrt.PoolingParams())
+    rows = result_of(executor, executor.enqueue_request(pooled)).pooled_output
+    with adaptrt.Executor(cut.engine(1), ModelType.DECODER_ONLY, ExecutorConfig(num_threads=1)) as alone:
+        expected = result_of(alone, alone.enqueue_request(pooled)).pooled_output
+    np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-5)
+
+    def only_seven(request_id: int, logits: Any, token_ids: Any, stream: int, client: int | None) -> None:
+        logits[..., np.arange(logits.shape[-1]) != 7] = -np.inf
+
+    request = adaptrt.Request([5, 6], max_tokens=3, logits_post_processor=only_seven)
+    assert result_of(executor, executor.enqueue_request(request)).output_token_ids == [[5, 6, 7, 7, 7]]
+
+
+def test_drafts_of_a_model_in_the_orchestrator(executor: adaptrt.Executor, cut: Cut, engine: Path) -> None:
+    request = adaptrt.Request(prompt_of(9, 2), max_tokens=12)
+    expected = result_of(executor, executor.enqueue_request(request)).output_token_ids
+    draft = adaptrt.DraftTargetDecodingConfig(speculative_model_dir=str(cut.engine(1)))
+    with executor_over(engine, draft_target_decoding_config=draft, iter_stats_max_iterations=100) as drafted:
+        assert result_of(drafted, drafted.enqueue_request(request)).output_token_ids == expected
+        assert len(drafted.get_latest_iteration_stats()) < 12
+
+
+def test_streams_cancels_and_statistics(executor: adaptrt.Executor) -> None:
+    prompt = prompt_of(11, 3)
+    whole = result_of(executor, executor.enqueue_request(adaptrt.Request(prompt, max_tokens=6)))
+    stream = executor.enqueue_request(adaptrt.Request(prompt, max_tokens=6, streaming=True))
+    pieces: list[int] = []
+    is_final = False
+    while not is_final:
+        for response in executor.await_responses(stream):
+            pieces += response.result.output_token_ids[0]
+            is_final = response.result.is_final
+    assert prompt + pieces == whole.output_token_ids[0]
+    executor.get_latest_iteration_stats()
+    long = executor.enqueue_request(adaptrt.Request(prompt, max_tokens=200, streaming=True))
+    executor.await_responses(long)
+    executor.cancel_request(long)
+    while not (last := executor.await_responses(long)[-1].result).is_final:
+        pass
+    assert last.finish_reasons == [adaptrt.FinishReason.CANCELLED]
+    stats = executor.get_latest_iteration_stats()
+    assert stats[0].num_active_requests == 1
+    assert stats[0].inflight_batching_stats.num_ctx_tokens > 0
+    events = executor.get_kv_cache_event_manager()
+    assert events is not None
+    assert events.get_latest_events(0)
+
+
+def test_bad_requests_hurt_nobody(executor: adaptrt.Executor) -> None:
+    wrong = adaptrt.LoraConfig(77, np.zeros((1, 4), np.float32), np.array([[1, 0, 1]], np.int32))
+    running = executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=30))
+    with pytest.raises(adaptrt.RequestError, match="99"):
+        executor.enqueue_request(adaptrt.Request([99], max_tokens=1))
+    with pytest.raises(adaptrt.AdapterError, match="row 0 \\(attn_q, layer 0\\)"):
+        executor.enqueue_request(adaptrt.Request([1], max_tokens=1, lora_config=wrong))
+    with pytest.raises(adaptrt.PeftTaskNotCachedError):
+        executor.enqueue_request(adaptrt.Request([1], max_tokens=1, lora_config=adaptrt.LoraConfig(78)))
+    assert len(result_of(executor, running).output_token_ids[0]) == 32
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_ends_the_requests(cut: Cut, rank: int) -> None:
+    engine = cut.engine(2)
+    with executor_over(engine) as executor:
+        requests = [adaptrt.Request([5, 6], max_tokens=240, streaming=True) for _ in range(3)]
+        ids = executor.enqueue_requests(requests)
+        executor.await_responses(ids[0])
+        workers = workers_of(engine)
+        os.kill(worker_of_rank(workers, rank), signal.SIGKILL)
+        for one in ids:
+            while not (response := executor.await_responses(one, SECONDS_TO_NOTICE)[-1]).has_error():
+                assert not response.result.is_final
+            assert f"rank {rank} of 2" in response.error_msg
+        with pytest.raises(adaptrt.ExecutorClosedError, match=f"rank {rank} of 2"):
+            executor.enqueue_request(requests[0])
+        assert have_ended(workers)
+
+
+def test_a_worker_that_hangs_ends_the_requests(cut: Cut) -> None:
+    """Between two requests, when nobody waits for it; either rank, each of an engine of its own."""
+    with executor_over(cut.engine(2)) as first, executor_over(cut.engine(2, DType.BFLOAT16)) as second:
+        requests = []
+        for rank, executor in enumerate((first, second)):
+            result_of(executor, executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=2)))
+            workers = workers_of(executor.engine.directory)
+            os.kill(worker_of_rank(workers, rank), signal.SIGSTOP)
+            request = executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=2))
+            requests.append((rank, executor, workers, request))
+        for rank, executor, workers, request in requests:
+            (response,) = executor.await_responses(request, SECONDS_TO_NOTICE)
+            assert f"rank {rank} of 2 has not answered for 8000 ms" in response.error_msg
+            assert have_ended(workers)
+
+
+def worker_of_rank(workers: set[int], rank: int) -> int:
+    (found,) = [process for process in workers if has_mapped(process, f"rank{rank}.engine")]
+    return found
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_their_orchestrator(cut: Cut, tmp_path: Path, how: signal.Signals) -> None:
+    """In the middle of steps; also where a process that it has forked goes on. It is no process of MPI itself."""
+    engine = cut.engine(2)
+    script = tmp_path / "wait.py"
+    script.write_text(
+        """
+import os, sys, time
+import adaptrt
+from adaptrt import CommunicationMode, ExecutorConfig, ModelType, ParallelConfig
+parallel = ParallelConfig(communication_mode=CommunicationMode.ORCHESTRATOR)
+with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parallel_config=parallel)) as executor:
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(child, "mpi4py" in sys.modules, flush=True)
+    while True:
+        for request in executor.enqueue_requests([adaptrt.Request([5, 6], max_tokens=100)] * 8):
+            executor.await_responses(request)
+"""
+    )
+    sockets = tempfile.mkdtemp()
+    environment = {**os.environ, "TMPDIR": sockets}
+    command = [sys.executable, script, engine]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        number, has_mpi = running.stdout.readline().split()
+        child = int(number)
+        try:
+            assert has_mpi == "False"
+            workers = workers_of(engine)
+            assert len(workers) == 2
+            running.send_signal(how)
+            assert have_ended(workers)
+            assert Path(f"/proc/{child}").exists()
+        finally:
+            os.kill(child, signal.SIGKILL)
+        running.wait(timeout=30)
+    Path(sockets).rmdir()  # where nothing is left
+
+
+def test_an_orchestrator_may_be_a_process_of_mpi(cut: Cut, tmp_path: Path) -> None:
+    """TensorRT-LLM's are started with mpirun -n 1."""
+    script = tmp_path / "one.py"
+    script.write_text(
+        """
+import sys
+import adaptrt
+from adaptrt import CommunicationMode, ExecutorConfig, ModelType, ParallelConfig
+parallel = ParallelConfig(communication_mode=CommunicationMode.ORCHESTRATOR)
+with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parallel_config=parallel)) as executor:
+    request = executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=3))
+    print("TOKENS", len(executor.await_responses(request)[-1].result.output_token_ids[0]))
+"""
+    )
+    assert "TOKENS 5" in mpirun(1, script, cut.engine(2)).stdout
+
+
+def test_the_end_of_an_executor_that_nobody_shuts_down(cut: Cut) -> None:
+    engine = cut.engine(2)
+    executor = executor_over(engine)
+    workers = workers_of(engine)
+    del executor
+    assert have_ended(workers)
+
+
+def test_ranks_that_cannot_begin_are_named(cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets = tempfile.mkdtemp()  # whose path is short, as those of sockets have to be
+    monkeypatch.setattr(tempfile, "tempdir", sockets)
+    engine = tmp_path / "engine"
+    shutil.copytree(cut.engine(2), engine)
+    content = bytearray((engine / "rank1.engine").read_bytes())
+    content[-1] ^= 1
+    (engine / "rank1.engine").write_bytes(content)
+    with pytest.raises(EngineError, match=r"^rank 1 of 2: .*rank1\.engine: its header is not the one"):
+        executor_over(engine)
+    broken = tmp_path / "broken.sh"
+    broken.write_text("#!/bin/sh\necho 'no library of that name' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    config = orchestrated()
+    config.parallel_config.orchestrator_config = OrchestratorConfig(worker_executable_path=str(broken))
+    with pytest.raises(EngineError, match=r"(?s)2 ranks have ended before they began.*no library") as raised:
+        adaptrt.Executor(cut.engine(2), ModelType.DECODER_ONLY, config)
+    assert "BAD TERMINATION" not in str(raised.value)
+    assert not workers_of(engine)
+    Path(sockets).rmdir()  # which is empty again
+
+
+def test_a_configuration_that_the_executor_refuses_leaves_no_worker(cut: Cut) -> None:
+    engine = cut.engine(2)
+    with pytest.raises(ConfigError, match="host_cache"):
+        executor_over(engine, kv_cache_config=adaptrt.KvCacheConfig(host_cache_size=1 << 20, host_cache_dir="/tmp"))
+    assert have_ended(workers_of(engine))
+
+
+def test_what_an_orchestrator_cannot_do_is_refused_by_name(cut: Cut, tmp_path: Path) -> None:
+    config = orchestrated()
+    config.parallel_config.num_nodes = 2
+    config.parallel_config.orchestrator_config = OrchestratorConfig(False, None, object(), False)
+    with pytest.raises(ConfigError) as raised:
+        adaptrt.Executor(cut.engine(2), ModelType.DECODER_ONLY, config)
+    for name in (
+        "num_nodes is 2",
+        "is_orchestrator is False",
+        "orch_leader_comm is <object",
+        "spawn_processes is False",
+    ):
+        assert name in str(raised.value)
+    config.parallel_config = ParallelConfig(orchestrator_config=OrchestratorConfig())
+    with pytest.raises(ConfigError, match="orchestrator_config is given; accepted: None with LEADER"):
+        adaptrt.Executor(cut.engine(2), ModelType.DECODER_ONLY, config)
+    with pytest.raises(ConfigError, match="an engine of one rank, which runs in this process; accepted: LEADER"):
+        executor_over(cut.engine(1))
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import sys, adaptrt\n"
+        "parallel = adaptrt.ParallelConfig(communication_mode=adaptrt.CommunicationMode.ORCHESTRATOR)\n"
+        "config = adaptrt.ExecutorConfig(parallel_config=parallel)\n"
+        "adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, config)\n"
+    )
+    done = mpirun(2, script, cut.engine(2), check=False)
+    assert "ORCHESTRATOR, and this is rank 1 of those that MPI has started; accepted: LEADER" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def demo_engine(tmp_path_factory) -> Path:
+    """Of two ranks, with a tokenizer and an adapter of its own."""
+    root = tmp_path_factory.mktemp("demo")
+    checkpoint, engine = root / "checkpoint", root / "engine"
+    convert = ["convert-checkpoint", "--model_dir", DEMO / "model", "--tp_size", 2, "--output_dir", checkpoint]
+    assert command_line([str(part) for part in (*convert, "--dtype", "float32")]) == 0
+    build = ["build", "--checkpoint_dir", checkpoint, "--output_dir", engine, "--lora_plugin", "auto"]
+    limits = ["--max_batch_size", 4, "--max_num_tokens", 128, "--max_seq_len", 128, "--max_lora_rank", 16]
+    adapters = sorted(path for path in (DEMO / "adapters").iterdir() if path.is_dir())
+    flags = ["--dora_plugin", "enable", "--lora_dir", adapters[0]]
+    assert command_line([str(part) for part in (*build, *limits, *flags)]) == 0
+    return engine
+
+
+def test_a_server_and_an_llm_start_their_workers(demo_engine: Path) -> None:
+    with adaptrt.LLM(demo_engine) as llm:
+        (name,) = llm.executor.adapters.names
+        texts = [llm.generate("The sea", lora=lora, max_tokens=8).text for lora in (None, name)]
+        assert len(workers_of(demo_engine)) == 2
+    assert texts[0] != texts[1]
+    with http_server(demo_engine, "--num_threads", 1) as address:
+        workers = workers_of(demo_engine)
+        assert len(workers) == 2
+        models = [model["id"] for model in httpx.get(f"{address}/v1/models").json()["data"]]
+        assert name in models
+        for model, text in zip(models, texts, strict=True):
+            body = {"model": model, "prompt": "The sea", "max_tokens": 8, "temperature": 0}
+            answer = httpx.post(f"{address}/v1/completions", content=json.dumps(body), timeout=60)
+            assert answer.json()["choices"][0]["text"] == text
+    assert have_ended(workers)
