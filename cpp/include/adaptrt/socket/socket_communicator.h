@@ -15,9 +15,9 @@ namespace adaptrt {
 class SocketCommunicator final : public Communicator {
  public:
   /// Rank 0 or 1 of the two. `socket` is owned and closed here; `peer` is what errors call the other process.
-  /// `time_limit` is what exchange() waits at most while nothing moves; nullopt: for ever. `time_to_explain` is
-  /// what another thread gets for its lose() when the other process has ended. Throws ConfigError for what is
-  /// no socket.
+  /// `time_limit` is what exchange() waits at most while nothing moves; nullopt: for ever. `time_to_explain`
+  /// is what another thread gets for its lose() when the other process has ended. Throws ConfigError for what
+  /// is no socket.
   SocketCommunicator(int socket, std::int32_t rank, std::string peer,
                      std::optional<std::chrono::milliseconds> time_limit,
                      std::chrono::milliseconds time_to_explain);
