@@ -19,7 +19,7 @@ def table_from_peft(directory: str | Path, engine: LoadedEngine | str | Path) ->
     directory = Path(directory)
     loaded = engine if isinstance(engine, LoadedEngine) else load_engine(engine)
     if not is_prompt_tuned(directory):
-        raise AdapterError(f"{directory / CONFIG_FILE}: is of no virtual tokens; accepted: PROMPT_TUNING and P_TUNING")
+        raise AdapterError(f"{directory / CONFIG_FILE}: has no virtual tokens; accepted: PROMPT_TUNING and P_TUNING")
     return _table_of(directory, loaded)
 
 

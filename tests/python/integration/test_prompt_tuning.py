@@ -328,5 +328,5 @@ def test_bad_input_is_refused_by_name(llama: Served, executor: adaptrt.Executor,
         adaptrt.AdapterError, match=r"virtual tokens are no rows of a LoraConfig; accepted: by its name"
     ):
         adaptrt.LoraConfig.from_peft(1, llama.adapters["tuned"], llama.engine)
-    with pytest.raises(adaptrt.AdapterError, match="is of no virtual tokens; accepted: PROMPT_TUNING and P_TUNING"):
+    with pytest.raises(adaptrt.AdapterError, match="has no virtual tokens; accepted: PROMPT_TUNING and P_TUNING"):
         adaptrt.PromptTuningConfig.from_peft(llama.adapters["lora"], llama.engine)
