@@ -20,6 +20,7 @@ CPP_PROGRAMS = {
     "sched": ("sched", "exec"),
     "engine": ("engine", "sharded"),
     "sharded": ("sharded",),
+    "socket": ("socket", "sharded"),
     "mpi": (),
     "exec": ("exec",),
     "device": ("tensorrt",),

@@ -57,14 +57,25 @@ def run_application(name: str, args: Mapping[str, Any]) -> None:
 
 
 def kill_one(application: str, deployment: str) -> None:
-    """As the kernel would for want of memory."""
+    """As the kernel would for want of memory: one of this process's Ray, beside which there may be others."""
     title = f"ray::ServeReplica:{application}:{deployment}"
     for directory in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if directory.name.isdigit() and (directory / "cmdline").read_bytes().startswith(title.encode()):
-                os.kill(int(directory.name), signal.SIGKILL)
+            if not directory.name.isdigit() or not (directory / "cmdline").read_bytes().startswith(title.encode()):
+                continue
+            process = int(directory.name)
+            if os.getpid() in _ancestors(process):
+                os.kill(process, signal.SIGKILL)
                 return
-    raise AssertionError(f"no process is called {title}")
+    raise AssertionError(f"no process below this one is called {title}")
+
+
+def _ancestors(process: int) -> Iterator[int]:
+    """Raises OSError when the process ends meanwhile."""
+    while process > 1:
+        # Behind the name, which may have parentheses of its own: the state and the parent.
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        yield process
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
