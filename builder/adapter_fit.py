@@ -7,7 +7,6 @@ from pathlib import Path
 
 from .._core import AdapterError, dtype_name, lora_modules
 from .adapter import MAGNITUDE, ConvertedAdapter, convert_adapter, is_prompt_tuned, read_prompt_embeddings
-from .adapter.names import MODULES
 from .checkpoint.config import CheckpointConfig
 from .config import NATIVE, BuildConfig
 from .models.registry import declare
@@ -33,6 +32,7 @@ def adapter_for(
         magnitudes_normalized=config.gives_weights_back,
         max_rank=config.lora_config.max_lora_rank,
         max_extra_tokens=config.lora_config.max_extra_tokens,
+        rotary_factors=config.lora_config.long_lora_scaling_factors,
         values_left_open=True,
         classifiers=True,
     )
@@ -64,5 +64,5 @@ def require_virtual_tokens(directory: Path, config: BuildConfig, checkpoint: Che
 
 def modules_of(adapter: ConvertedAdapter) -> list[str]:
     """Names of the modules of the model that an adapter changes, in the order of their ids."""
-    ids = set(adapter.config[0, :, 0].tolist()) - {MODULES[NEW_TOKENS].id}
-    return [info.name for info in lora_modules() if info.id in ids]
+    ids = set(adapter.config[0, :, 0].tolist())
+    return [info.name for info in lora_modules() if info.id in ids and info.name != NEW_TOKENS and not info.is_setting]

@@ -23,6 +23,7 @@ from .compile.tensorrt.targets import resolve_targets, target_problems
 from .config import DISABLE, NATIVE, TENSORRT, BuildConfig, LoraBuildConfig
 from .conversion.checkpoint import Checkpoint
 from .conversion.published.dequantized import Dequantization
+from .conversion.published.kept_layers import KeptLayers
 from .engine_directory import CompilerOptions, is_engine_directory, write_engine
 from .engine_quality import EngineQuality, QualityMeasure
 from .network.onnx_file import check_dump_path
@@ -54,7 +55,9 @@ class BuildReport:
     num_vision_tensors: int = 0
     """Tensors of the model's vision tower, which are left aside."""
     dequantization: Dequantization | None = None
-    """Of layers that were quantised before the model was published, and whose integers are not kept."""
+    """Of layers that were quantised before the model was published, and are not kept so."""
+    kept: KeptLayers | None = None
+    """Those that are."""
 
 
 def build(
@@ -133,6 +136,7 @@ def build(
         quality=measured,
         num_vision_tensors=checkpoint.num_vision_tensors,
         dequantization=checkpoint.dequantization,
+        kept=checkpoint.kept,
     )
 
 
@@ -189,6 +193,9 @@ def _checked_config(
             problems.append(f"{checkpoint.config.architecture} has experts, which need backend {NATIVE}")
         if not checkpoint.config.has_lm_head:
             problems.append(f"{checkpoint.config.architecture} is without lm_head, which needs backend {NATIVE}")
+        published = checkpoint.config.quantization
+        if published is not None and published.is_coded:
+            problems.append(f"weights of {published.code.name} need backend {NATIVE}")
         needs = {"quantization": quantization is not None, "quality_text": quality is not None}
         problems += [f"{name} needs backend {NATIVE}" for name, given in needs.items() if given]
     if workers < 1:

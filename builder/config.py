@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from .._core import DType, dtype_name, lora_modules
-from .checkpoint.config import RELATIVE_POSITIONS, CheckpointConfig
+from .._core import MOST_ROTARY_FACTOR, DType, dtype_name, lora_modules
+from .checkpoint.config import RELATIVE_POSITIONS, ROPE, ROPE_INTERLEAVED, CheckpointConfig
 from .checkpoint.rotary import DynamicScaling
 from .compile.tensorrt.capability import CURRENT, parse_capability
 from .json_fields import JsonFields
@@ -89,6 +89,8 @@ class LoraBuildConfig:
     """Modules that adapters may change. (): those of the adapters in lora_dir, or without any all of the model's."""
     max_extra_tokens: int = 0
     """How many tokens beyond the model's vocabulary an adapter may bring."""
+    long_lora_scaling_factors: tuple[int, ...] = ()
+    """By which adapters may divide rotary positions, as those of vLLM's LongLoRA did; ascending."""
 
     def target_module_ids(self) -> list[int]:
         """Ids of lora_target_modules, in ascending order."""
@@ -149,7 +151,7 @@ class BuildConfig:
 
     def with_defaults(self, checkpoint: CheckpointConfig) -> BuildConfig:
         """Without the values that mean "as in the checkpoint"; `auto` becomes its dtype."""
-        max_seq_len = self.max_seq_len if self.max_seq_len is not None else checkpoint.max_position_embeddings
+        max_seq_len = self.max_seq_len if self.max_seq_len is not None else self.max_positions(checkpoint)
         dtype = dtype_name(checkpoint.dtype)
         plugins = {
             name: dtype
@@ -177,6 +179,10 @@ class BuildConfig:
             return self.max_encoder_input_len
         return min(self.max_num_tokens, checkpoint.max_position_embeddings)
 
+    def max_positions(self, checkpoint: CheckpointConfig) -> int:
+        """How many the model was made for, under the adapter that divides them most."""
+        return checkpoint.max_position_embeddings * max(self.lora_config.long_lora_scaling_factors, default=1)
+
     def problems(self, checkpoint: CheckpointConfig) -> list[str]:
         """Everything that cannot be, of a config after with_defaults()."""
         found = _sole_value_problems(self)
@@ -186,6 +192,7 @@ class BuildConfig:
         found += _plugin_problems(self.plugin_config, checkpoint.dtype)
         found += _lora_problems(self)
         found += _extra_token_problems(self, checkpoint)
+        found += _rotary_factor_problems(self, checkpoint)
         found += _backend_problems(self, checkpoint)
         found += _compression_problems(self, checkpoint)
         return found
@@ -198,8 +205,9 @@ class BuildConfig:
             **_plain(self.lora_config),
             "lora_dir": [path.as_posix() for path in self.lora_config.lora_dir],
         }
-        if self.lora_config.max_extra_tokens == 0:  # engines without room for them stay what they were
-            del result["lora_config"]["max_extra_tokens"]
+        for name in ("max_extra_tokens", "long_lora_scaling_factors"):  # engines without them stay what they were
+            if not result["lora_config"][name]:
+                del result["lora_config"][name]
         if self.tensorrt_config is None:
             del result["tensorrt_config"]
         else:
@@ -248,6 +256,7 @@ def _lora_from_fields(source: JsonFields) -> LoraBuildConfig:
         max_lora_rank=source.integer("max_lora_rank"),
         lora_target_modules=source.strings("lora_target_modules"),
         max_extra_tokens=source.integer("max_extra_tokens", minimum=0, default=0),
+        long_lora_scaling_factors=source.integers("long_lora_scaling_factors"),
     )
 
 
@@ -283,7 +292,7 @@ def _size_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[st
             f"max_beam_width {sizes['max_beam_width']} is above max_batch_size {sizes['max_batch_size']}, "
             "which counts each beam"
         )
-    limit = checkpoint.max_position_embeddings
+    limit = config.max_positions(checkpoint)
     has_limit = checkpoint.position_embedding_type != RELATIVE_POSITIONS
     if sizes["max_seq_len"] > limit and has_limit and not isinstance(checkpoint.rotary_scaling, DynamicScaling):
         found.append(
@@ -352,7 +361,7 @@ def _lora_problems(config: BuildConfig) -> list[str]:
     found = []
     lora = config.lora_config
     known = {info.name: info for info in lora_modules()}
-    del known[NEW_TOKENS]  # for which there is max_extra_tokens
+    known = {name: info for name, info in known.items() if name != NEW_TOKENS and not info.is_setting}
     accepted = [name for name, info in known.items() if info.is_served]
     for name in lora.lora_target_modules:
         if name not in known:
@@ -370,6 +379,7 @@ def _lora_problems(config: BuildConfig) -> list[str]:
         ("lora_target_modules", bool(lora.lora_target_modules)),
         ("dora_plugin enable", config.dora_enabled),
         ("max_extra_tokens", lora.max_extra_tokens != 0),
+        ("long_lora_scaling_factors", bool(lora.long_lora_scaling_factors)),
     ):
         if is_set:
             found.append(f"{name} needs lora_plugin {AUTO}: without it the engine takes no adapters")
@@ -391,6 +401,32 @@ def _extra_token_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> 
         )
     if config.backend != NATIVE:
         found.append(f"max_extra_tokens needs backend {NATIVE}")
+    return found
+
+
+def _rotary_factor_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+    factors = config.lora_config.long_lora_scaling_factors
+    if not factors:
+        return []
+    found = []
+    if list(factors) != sorted(set(factors)) or not all(2 <= factor <= MOST_ROTARY_FACTOR for factor in factors):
+        found.append(
+            f"long_lora_scaling_factors are {' '.join(map(str, factors))}; they must be ascending, and each of them 2 "
+            f"to {MOST_ROTARY_FACTOR}"
+        )
+    if checkpoint.is_encoder_only or checkpoint.num_encoder_layers:
+        found.append(f"long_lora_scaling_factors are for decoders, which {checkpoint.architecture} is not")
+    elif checkpoint.position_embedding_type not in (ROPE, ROPE_INTERLEAVED):
+        found.append(
+            f"long_lora_scaling_factors divide rotary positions, which {checkpoint.architecture} does not have"
+        )
+    if checkpoint.rotary_scaling is not None:
+        found.append(
+            f"long_lora_scaling_factors are for models whose rotary positions are not scaled, and the checkpoint's "
+            f'rotary_scaling is "{checkpoint.rotary_scaling.rope_type}"'
+        )
+    if config.backend != NATIVE:
+        found.append(f"long_lora_scaling_factors need backend {NATIVE}")
     return found
 
 

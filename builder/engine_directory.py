@@ -146,6 +146,7 @@ def _compile_native(checkpoint: Checkpoint, config: BuildConfig, rank: int) -> C
             dora_enabled=config.dora_enabled,
             target_modules=tuple(config.lora_config.target_module_ids()),
             max_extra_tokens=config.lora_config.max_extra_tokens,
+            rotary_factors=config.lora_config.long_lora_scaling_factors,
         )
     return compile_network(
         checkpoint.network,

@@ -21,6 +21,7 @@ from ..builder.adapter.invocation import invocation_tokens, start_of
 from ..builder.adapter.peft_reader import read_classifier_head, read_pooler
 from ..builder.adapter.pooler import AdaptedPooler
 from ..builder.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
+from ..builder.adapter.terms import AdapterTerms, may_have_terms
 from ..builder.adapter_copy import adapter_checksum
 from ..builder.json_fields import load_json_object
 from .adapter_sum import parse_sum
@@ -80,7 +81,7 @@ class AdapterStore:
         self._next_task_id = FIRST_NAMED_TASK_ID + len(self._adapters)
         self._sums: dict[tuple[tuple[NamedAdapter, float], ...], int] = {}
         self._invocations: dict[NamedAdapter, tuple[int, ...]] = {}
-        self._new_tokens: dict[NamedAdapter, int] = {}
+        self._terms: dict[NamedAdapter, AdapterTerms] = {}
         self._changed = threading.Condition()
         self._changing: set[str] = set()
         self._is_classifier_of: dict[NamedAdapter, bool] = {}
@@ -146,25 +147,29 @@ class AdapterStore:
                 self._invocations[adapter] = invocation_tokens(adapter.directory, self._engine.adapted_modules)
             return self._invocations[adapter]
 
-    def num_new_tokens(self, name: str) -> int:
-        """How many tokens beyond the model's vocabulary the adapter brings. Raises as load().
+    def terms_of(self, name: str) -> AdapterTerms:
+        """What the adapter says of its requests: their vocabulary and positions. Raises as load().
 
-        The adapter is read and converted for it where that has not been done yet.
+        An adapter that may say something is read and converted for it where that has not been done yet.
         """
         found = self.find(name)
-        if self._engine.lora.max_extra_tokens == 0 or not isinstance(found, NamedAdapter):
-            return 0  # no weighted sum has any
-        if self.prompt_of(name) is not None:
-            return 0
+        if not isinstance(found, NamedAdapter):
+            return AdapterTerms()  # no weighted sum has any
         with self._changed:
-            known = self._new_tokens.get(found)
-        return self._convert(found).num_new_tokens if known is None else known
+            known = self._terms.get(found)
+        if known is not None:
+            return known
+        if self.prompt_of(name) is None and may_have_terms(found.directory, self._engine.adapted_modules):
+            return self._convert(found).terms
+        with self._changed:
+            self._terms[found] = AdapterTerms()
+        return AdapterTerms()
 
     def _convert(self, adapter: NamedAdapter) -> ConvertedAdapter:
         converted = adapter_of_directory(adapter.directory, self._engine)
         with self._changed:
             self._invocations[adapter] = converted.invocation_tokens
-            self._new_tokens[adapter] = converted.num_new_tokens
+            self._terms[adapter] = converted.terms
         return converted
 
     def num_virtual_tokens(self, name: str) -> int:
@@ -343,7 +348,7 @@ class AdapterStore:
 
     def _forget(self, adapter: NamedAdapter) -> None:
         self._invocations.pop(adapter, None)
-        self._new_tokens.pop(adapter, None)
+        self._terms.pop(adapter, None)
         self._is_classifier_of.pop(adapter, None)
         self._classifiers.pop(adapter, None)
         self._poolers.pop(adapter, None)

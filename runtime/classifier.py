@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from .._core import AdapterError, PoolingLayer, PoolingParams, PoolingType, RequestError
+from .._core import AdapterError, PoolingLayer, PoolingParams, PoolingType
 from ..builder.adapter.classifier_head import ClassifierHead
 from ..builder.adapter.pooler import AdaptedPooler
 from ..builder.checkpoint.pooling import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, problem_type_of
 from .loaded_engine import LoadedEngine
-from .pooled import POOLING_TYPES, FloatArray
+from .pooled import POOLING_TYPES, FloatArray, PromptTokens
 
 
 @dataclass(frozen=True)
@@ -88,25 +88,15 @@ def adapted_classifier(
     )
 
 
-def check_pairs(engine: LoadedEngine) -> None:
-    """Raises RequestError for a model to which two texts are more than their tokens."""
-    config = engine.config.pretrained_config
-    if config.tells_segments_apart:
-        raise RequestError(
-            f"a pair of texts is given; accepted: single texts, because {config.architecture} tells the two apart by "
-            "token types, which requests do not have"
-        )
-
-
-def without_padding(prompt: list[int], engine: LoadedEngine, classifier: AdaptedClassifier) -> list[int]:
+def without_padding(prompt: PromptTokens, engine: LoadedEngine, classifier: AdaptedClassifier) -> PromptTokens:
     """The tokens that decide: transformers takes the last one that is no padding, and decoders look at none behind."""
     pad = engine.config.pretrained_config.pad_token_id
     if classifier.params.pooling_type is not PoolingType.LAST:
         return prompt
-    end = len(prompt)
-    while end > 1 and prompt[end - 1] == pad:
+    end = len(prompt.ids)
+    while end > 1 and prompt.ids[end - 1] == pad:
         end -= 1
-    return prompt[:end]
+    return prompt.up_to(end)
 
 
 def _own_layer(

@@ -76,5 +76,6 @@ def _converted(
         magnitudes_normalized=magnitudes_normalized,
         max_rank=engine.lora.max_rank,
         max_extra_tokens=engine.lora.max_extra_tokens,
+        rotary_factors=engine.lora.rotary_factors,
         classifiers=classifiers,
     )

@@ -183,6 +183,10 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
     if lora is not None:
         pairs["max_lora_rank"] = (build.lora_config.max_lora_rank, lora.max_rank)
         pairs["max_extra_tokens"] = (build.lora_config.max_extra_tokens, lora.max_extra_tokens)
+        factors = build.lora_config.long_lora_scaling_factors
+        pairs["long_lora_scaling_factors"] = (factors, lora.rotary_factors)
+        if factors:
+            pairs["max_position_embeddings"] = (checkpoint.max_position_embeddings, lora.max_base_positions)
     differing = [
         f"{name} is {ours} there and {theirs} here" for name, (ours, theirs) in pairs.items() if ours != theirs
     ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Encoding
 
 from .._core import PoolingParams, PoolingType, RequestError
 from ..builder.checkpoint.pooling import CLS, LAST, MEAN
@@ -15,6 +17,24 @@ FloatArray = npt.NDArray[np.float32]
 
 POOLING_TYPES: Final = {LAST: PoolingType.LAST, CLS: PoolingType.CLS, MEAN: PoolingType.MEAN}
 """By the names that checkpoints have."""
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """The tokens of a request that ends in rows."""
+
+    ids: list[int]
+    types: list[int] | None = None
+    """The kind of each token; None: all 0."""
+
+    @classmethod
+    def of_pair(cls, encoding: Encoding, num_token_types: int) -> PromptTokens:
+        """Of two texts that a tokenizer joined, for a model that tells so many kinds of tokens apart."""
+        return cls(list(encoding.ids), list(encoding.type_ids) if num_token_types > 1 else None)
+
+    def up_to(self, end: int) -> PromptTokens:
+        """The first `end` tokens."""
+        return PromptTokens(self.ids[:end], None if self.types is None else self.types[:end])
 
 
 def embedding_params(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import overload
 
 from .._core import PoolingParams, PoolingType, RequestError
-from .classifier import Classification, check_pairs, without_padding
+from .classifier import Classification, without_padding
 from .executor import Executor
-from .pooled import FloatArray, embedding_params
+from .pooled import FloatArray, PromptTokens, embedding_params
 from .text_requests import PooledAnswer, TextRequests
 
 
@@ -55,9 +55,7 @@ class PooledTexts:
         """
         params = embedding_params(self._executor.engine, pooling_type, normalize)
         prompts, names = texts_and_names(texts, lora)
-        rows = self._rows(
-            [(self._requests.token_ids(text, name), name, params) for text, name in zip(prompts, names, strict=True)]
-        )
+        rows = self._rows([(self._tokens(text, name), name, params) for text, name in zip(prompts, names, strict=True)])
         return rows[0] if isinstance(texts, str) else rows
 
     @overload
@@ -83,10 +81,8 @@ class PooledTexts:
         names = names_of(len(listed), lora)
         classifiers = [self._executor.adapters.classifier_for(name) for name in names]
         engine = self._executor.engine
-        if not all(isinstance(text, str) for text in listed):
-            check_pairs(engine)
         asked = [
-            (without_padding(self._token_ids(text, name), engine, classifier), name, classifier.params)
+            (without_padding(self._tokens(text, name), engine, classifier), name, classifier.params)
             for text, name, classifier in zip(listed, names, classifiers, strict=True)
         ]
         found = [
@@ -94,11 +90,12 @@ class PooledTexts:
         ]
         return found[0] if isinstance(texts, str) else found
 
-    def _token_ids(self, text: str | tuple[str, str], name: str | None) -> list[int]:
-        first, pair = (text, None) if isinstance(text, str) else text
-        return self._requests.token_ids(first, name, pair=pair)
+    def _tokens(self, text: str | tuple[str, str], name: str | None) -> PromptTokens:
+        if isinstance(text, str):
+            return PromptTokens(self._requests.token_ids(text, name))
+        return self._requests.pair_tokens(*text, name)
 
-    def _rows(self, asked: Sequence[tuple[list[int], str | None, PoolingParams]]) -> list[FloatArray]:
+    def _rows(self, asked: Sequence[tuple[PromptTokens, str | None, PoolingParams]]) -> list[FloatArray]:
         """Of prompts in one batch, each with its adapter and how it is pooled."""
         answers: list[PooledAnswer] = []
         try:

@@ -21,7 +21,7 @@ from .adapter_tokenizers import Tokenizers
 from .answer import Answer
 from .executor import Executor
 from .loaded_engine import LoadedEngine
-from .pooled import FloatArray, rows_of
+from .pooled import FloatArray, PromptTokens, rows_of
 from .text_stream import TextStream
 
 
@@ -32,14 +32,17 @@ class TextRequests:
         self._executor = executor
         self._tokenizers = tokenizers
         self._decoder_start = decoder_start(executor.engine)
+        self._num_token_types = executor.engine_info.num_token_types
 
-    def token_ids(
-        self, text: str, lora: str | None, *, pair: str | None = None, add_special_tokens: bool = True
-    ) -> list[int]:
-        """The tokens of a prompt, or of two texts with what is put between them, as the adapter has them."""
+    def token_ids(self, text: str, lora: str | None, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a prompt, as the adapter has them."""
         tokenizer = self._tokenizers.of(lora).tokenizer
-        ids: list[int] = tokenizer.encode(text, pair, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+    def pair_tokens(self, first: str, second: str, lora: str | None) -> PromptTokens:
+        """The tokens of two texts with what is put between them, as the adapter has them."""
+        return PromptTokens.of_pair(self._tokenizers.of(lora).tokenizer.encode(first, second), self._num_token_types)
 
     def ask(
         self,
@@ -93,9 +96,9 @@ class TextRequests:
         texts = [first_text, *(TextStream(own.tokenizer, stop) for _ in range(n - 1))]
         return Answer(self._executor, request_id, texts, own.end_ids)
 
-    def ask_for_rows(self, prompt: Sequence[int], lora: str | None, params: PoolingParams) -> PooledAnswer:
+    def ask_for_rows(self, prompt: PromptTokens, lora: str | None, params: PoolingParams) -> PooledAnswer:
         """Makes a request that ends in rows; raises RequestError or AdapterError for what is refused."""
-        request = Request(list(prompt), 0, pooling_params=params)
+        request = Request(prompt.ids, 0, pooling_params=params, token_type_ids=prompt.types)
         return PooledAnswer(self._executor, self._executor.enqueue_request(request, adapter=lora))
 
 

@@ -38,7 +38,7 @@ async def chat(service: Service, request: Request) -> Response:
             service,
             len(prompt),
             fields.answer_tokens,
-            num_virtual_tokens=await service.num_virtual_tokens_of(adapter),
+            lengths=await service.lengths_of(adapter),
             param="messages",
         ),
         top_log_probs=fields.top_logprobs if fields.logprobs else None,

@@ -1,4 +1,4 @@
-"""POST /classify and POST /score, as vLLM has them."""
+"""POST /classify and POST /score, as vLLM has them, and POST /rerank, as Jina, Cohere and vLLM do."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..runtime.adapter_tokenizers import TokenTexts
-from ..runtime.classifier import AdaptedClassifier, check_pairs, without_padding
+from ..runtime.classifier import AdaptedClassifier, without_padding
 from ..runtime.pooled import FloatArray
 from .errors import ApiError
 from .http import read_json
 from .openai_answers import new_id
-from .openai_fields import ClassificationRequest, ScoreRequest
+from .openai_fields import ClassificationRequest, PooledFields, RerankRequest, ScoreRequest
 from .openai_requests import adapter_of
 from .pooled import check_can_pool, pool
 from .service import Service
@@ -34,7 +34,7 @@ async def classify(service: Service, request: Request) -> Response:
     pooled = await pool(service, request, fields, fields.input, adapter, classifier.params, change)
     texts = (await service.tokenizers.of(adapter)).texts
     data = [
-        {"index": i, **_classes(texts, classifier, prompt, rows)}
+        {"index": i, **_classes(texts, classifier, prompt.ids, rows)}
         for i, (prompt, rows) in enumerate(zip(pooled.prompts, pooled.rows, strict=True))
     ]
     return _answer(service, "classify", adapter, data, pooled.num_tokens)
@@ -43,23 +43,58 @@ async def classify(service: Service, request: Request) -> Response:
 async def score(service: Service, request: Request) -> Response:
     """Answers a request for how well pairs of texts match, with what a classifier of one class says of each."""
     fields = await read_json(request, ScoreRequest, service.options.limits)
+    adapter, scores, num_tokens = await _scores(service, request, fields, fields.pairs, "text_2")
+    data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+    return _answer(service, "score", adapter, data, num_tokens)
+
+
+async def rerank(service: Service, request: Request) -> Response:
+    """Answers a request for the documents that match a query best, the best first."""
+    fields = await read_json(request, RerankRequest, service.options.limits)
+    documents = fields.texts
+    pairs = [(fields.query, document) for document in documents]
+    adapter, scores, num_tokens = await _scores(service, request, fields, pairs, "documents")
+    # Of equal scores, the document that was named first.
+    ranked = sorted(range(len(scores)), key=lambda i: -scores[i])[: fields.top_n]
+    results = [
+        {
+            "index": i,
+            "relevance_score": scores[i],
+            **({"document": {"text": documents[i]}} if fields.return_documents else {}),
+        }
+        for i in ranked
+    ]
+    return JSONResponse(
+        {
+            "id": new_id("rerank"),
+            "model": _model(service, adapter),
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            "results": results,
+        }
+    )
+
+
+async def _scores(
+    service: Service, request: Request, fields: PooledFields, pairs: list[tuple[str, str]], param: str
+) -> tuple[str | None, list[float], int]:
+    """The adapter that scores the pairs, their scores and their tokens; `param` is the field of the second texts."""
     check_can_pool(service)
     adapter = await adapter_of(service, fields)
     executor = service.executor.executor
     classifier = await service.executor.run(executor.adapters.classifier_for, adapter)
-    check_pairs(executor.engine)
     if classifier.per_token or len(classifier.labels) != 1:
         of = "tokens" if classifier.per_token else "texts"
         raise ApiError(
-            f"/score is for classifiers of texts with one class; this one is of {of}, with {len(classifier.labels)}"
+            f"scores are made by classifiers of texts with one class; this one is of {of}, with "
+            f"{len(classifier.labels)}"
         )
     change = partial(without_padding, engine=executor.engine, classifier=classifier)
-    pooled = await pool(service, request, fields, fields.pairs, adapter, classifier.params, change, param="text_2")
-    data = [
-        {"index": i, "object": "score", "score": float(classifier.classification(rows).probs[0])}
-        for i, rows in enumerate(pooled.rows)
-    ]
-    return _answer(service, "score", adapter, data, pooled.num_tokens)
+    pooled = await pool(service, request, fields, pairs, adapter, classifier.params, change, param=param)
+    return adapter, [float(classifier.classification(rows).probs[0]) for rows in pooled.rows], pooled.num_tokens
+
+
+def _model(service: Service, adapter: str | None) -> str:
+    return service.model_names[0] if adapter is None else adapter
 
 
 def _answer(
@@ -70,7 +105,7 @@ def _answer(
             "id": new_id(kind),
             "object": "list",
             "created": int(time.time()),
-            "model": service.model_names[0] if adapter is None else adapter,
+            "model": _model(service, adapter),
             "data": data,
             "usage": {
                 "prompt_tokens": num_tokens,

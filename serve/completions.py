@@ -73,9 +73,9 @@ async def _prompt(
     else:
         token_ids = prompt
     # One token is generated in any case; without an answer it is thrown away.
-    num_virtual_tokens = await service.num_virtual_tokens_of(adapter)
+    lengths = await service.lengths_of(adapter)
     num_tokens = max(fields.max_tokens, 1)
-    answer_length(service, len(token_ids), num_tokens, num_virtual_tokens=num_virtual_tokens, param="prompt")
+    answer_length(service, len(token_ids), num_tokens, lengths=lengths, param="prompt")
     if not fields.echo:
         return _Prompt(token_ids)
     if len(token_ids) <= LONG_PROMPT:

@@ -313,6 +313,28 @@ class ScoreRequest(PooledFields):
         return list(zip(firsts, self.text_2, strict=True))
 
 
+class Document(Fields):
+    """A document in another form than its text alone."""
+
+    text: str
+
+
+class RerankRequest(PooledFields):
+    """Body of POST /rerank."""
+
+    query: str
+    documents: Annotated[list[str | Document], Field(min_length=1)]
+    top_n: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    """Documents to answer with, at most; None: all."""
+    return_documents: bool = True
+    """Whether the answer has their texts."""
+
+    @property
+    def texts(self) -> list[str]:
+        """Of the documents."""
+        return [document if isinstance(document, str) else document.text for document in self.documents]
+
+
 class DetokenizeRequest(ModelFields):
     """Body of POST /detokenize."""
 

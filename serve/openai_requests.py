@@ -13,7 +13,7 @@ from .errors import ApiError
 from .generation import TextGeneration, TextRequest
 from .openai_fields import MAX_PRIORITY, GenerationFields, ModelFields
 from .openai_guides import guide_of
-from .service import Service
+from .service import Service, TextLengths
 
 _SEEDS: Final = 1 << 64
 
@@ -138,22 +138,21 @@ def salt_id(salt: str | None) -> int | None:
 
 
 def answer_length(
-    service: Service, num_prompt_tokens: int, asked: int | None, *, num_virtual_tokens: int, param: str
+    service: Service, num_prompt_tokens: int, asked: int | None, *, lengths: TextLengths, param: str
 ) -> int:
     """How many tokens an answer may have: as many as were asked for, or what is left.
 
-    num_virtual_tokens: those that the adapter puts before the prompt.
+    lengths: Service.lengths_of() the adapter.
 
     Raises ApiError when the engine or the KV cache cannot hold that, and where the model generates nothing.
     """
     if not service.engine_info.has_logits:
         raise ApiError("The model generates nothing: it has no lm_head. POST /v1/embeddings or /classify may answer.")
-    limit = service.max_model_len - num_virtual_tokens
-    longest_prompt = service.max_prompt_len - num_virtual_tokens
-    room = service.room_for_answer(num_prompt_tokens) - num_virtual_tokens
+    limit, longest_prompt = lengths.whole, lengths.prompt
+    room = service.room_for_answer(lengths, num_prompt_tokens)
     if service.decoder_start is not None:
         return _decoder_length(longest_prompt, num_prompt_tokens, room, asked, param)
-    beside = f" beside its {num_virtual_tokens} virtual ones" if num_virtual_tokens else ""
+    beside = f" beside its {lengths.virtual} virtual ones" if lengths.virtual else ""
     beginning = f"This model's maximum context length is {limit} tokens{beside}"
     if num_prompt_tokens > longest_prompt:
         raise ApiError(

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..runtime.adapter_tokenizers import TextTokenizer
 from .chat import chat
-from .classification import classify, score
+from .classification import classify, rerank, score
 from .completions import complete
 from .embeddings import embed
 from .errors import ApiError
@@ -61,6 +61,13 @@ def routes(service: Service) -> APIRouter:
     @router.post("/score")
     async def scores(request: Request) -> Response:
         return await score(service, request)
+
+    # Jina's and Cohere's clients each know one of them.
+    @router.post("/rerank")
+    @router.post("/v1/rerank")
+    @router.post("/v2/rerank")
+    async def ranks(request: Request) -> Response:
+        return await rerank(service, request)
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from starlette.requests import Request as HttpRequest
 
 from .._core import OutputConfig, PoolingParams, Request
-from ..runtime.pooled import FloatArray, rows_of
+from ..runtime.pooled import FloatArray, PromptTokens, rows_of
 from .async_executor import Generation
 from .errors import ApiError
 from .http import unless_disconnected
@@ -22,13 +22,13 @@ from .service import Service
 class PooledTexts:
     """What became of a request's texts, in their order."""
 
-    prompts: list[list[int]]
+    prompts: list[PromptTokens]
     rows: list[FloatArray]
 
     @property
     def num_tokens(self) -> int:
         """Of all texts."""
-        return sum(map(len, self.prompts))
+        return sum(len(prompt.ids) for prompt in self.prompts)
 
 
 def check_can_pool(service: Service) -> None:
@@ -47,7 +47,7 @@ async def pool(
     texts: Sequence[str | list[int] | tuple[str, str]],
     adapter: str | None,
     params: PoolingParams,
-    change: Callable[[list[int]], list[int]] = lambda prompt: prompt,
+    change: Callable[[PromptTokens], PromptTokens] = lambda prompt: prompt,
     *,
     param: str = "input",
 ) -> PooledTexts:
@@ -79,36 +79,41 @@ async def _prompts(
     adapter: str | None,
     param: str,
     add_special_tokens: bool,
-) -> list[list[int]]:
+) -> list[PromptTokens]:
     limit = service.options.limits.max_prompts
     if len(texts) > limit:
         raise ApiError(f"{param} has {len(texts)} texts; at most {limit} are accepted", param=param)
+    lengths = await service.lengths_of(adapter)
     prompts = []
     for i, text in enumerate(texts):
         if isinstance(text, list):
-            prompt = text
+            prompt = PromptTokens(text)
+        elif isinstance(text, str):
+            ids = await service.prompts.tokenize(text, adapter, add_special_tokens=add_special_tokens)
+            prompt = PromptTokens(ids)
         else:
-            prompt = await service.prompts.tokenize(text, adapter, add_special_tokens=add_special_tokens)
-        longest = min(service.engine_info.max_input_len, service.max_model_len)
+            prompt = await service.prompts.tokenize_pair(text, adapter, add_special_tokens=add_special_tokens)
+        longest = min(service.engine_info.max_input_len, lengths.whole)
         where = f"{param}[{i}]" if len(texts) > 1 else param
-        if not prompt:
+        if not prompt.ids:
             raise ApiError(f"{where} is empty; accepted: a text of one token or more", param=param)
-        if len(prompt) > longest:
+        if len(prompt.ids) > longest:
             raise ApiError(
-                f"This model's maximum context length is {longest} tokens; {where} has {len(prompt)}.", param=param
+                f"This model's maximum context length is {longest} tokens; {where} has {len(prompt.ids)}.", param=param
             )
         prompts.append(prompt)
     return prompts
 
 
-def _executor_request(service: Service, fields: PooledFields, prompt: list[int], params: PoolingParams) -> Request:
+def _executor_request(service: Service, fields: PooledFields, prompt: PromptTokens, params: PoolingParams) -> Request:
     limit = service.options.limits.max_request_seconds
     return Request(
-        prompt,
+        prompt.ids,
         0,
         output_config=OutputConfig(exclude_input_from_output=True),
         allotted_time_ms=limit * 1000 if limit > 0 else None,
         priority=executor_priority(fields.priority),
         cache_salt_id=salt_id(fields.cache_salt),
         pooling_params=params,
+        token_type_ids=prompt.types,
     )

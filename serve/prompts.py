@@ -6,10 +6,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from ..runtime.adapter_store import AdapterStore, AdapterSum, NamedAdapter
 from ..runtime.chat_template import ChatTemplate
+from ..runtime.pooled import PromptTokens
 from .async_executor import AsyncExecutor
 from .errors import ApiError
 from .openai_chat_fields import Message, TemplateFields
@@ -37,15 +38,25 @@ class Prompts:
         """Whether the model has one; adapters may have others."""
         return self._base is not None
 
-    async def tokenize(
-        self, text: str | tuple[str, str], adapter: str | None, *, add_special_tokens: bool
-    ) -> list[int]:
-        """The tokens of a text, or of two with what the tokenizer puts between them, as the adapter has them.
+    async def tokenize(self, text: str, adapter: str | None, *, add_special_tokens: bool) -> list[int]:
+        """The tokens of a text, as the adapter has them.
 
         Raises ConfigError for a tokenizer of its that cannot be used.
         """
+        return list((await self._encoding(text, len(text), adapter, add_special_tokens)).ids)
+
+    async def tokenize_pair(
+        self, pair: tuple[str, str], adapter: str | None, *, add_special_tokens: bool
+    ) -> PromptTokens:
+        """The tokens of two texts with what the tokenizer puts between them; raises as tokenize() does."""
+        encoding = await self._encoding(pair, sum(map(len, pair)), adapter, add_special_tokens)
+        return PromptTokens.of_pair(encoding, self._executor.executor.engine_info.num_token_types)
+
+    async def _encoding(
+        self, text: str | tuple[str, str], length: int, adapter: str | None, add_special_tokens: bool
+    ) -> Encoding:
         tokenizer = (await self._tokenizers.of(adapter)).tokenizer
-        if (len(text) if isinstance(text, str) else sum(map(len, text))) <= LONG_TEXT:
+        if length <= LONG_TEXT:
             return _encode(tokenizer, text, add_special_tokens)
         return await self._executor.run(_encode_long, tokenizer, text, add_special_tokens)
 
@@ -84,15 +95,15 @@ class Prompts:
         return self._base if template is None else template
 
 
-def _encode(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool) -> list[int]:
+def _encode(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool) -> Encoding:
     first, second = (text, None) if isinstance(text, str) else text
-    return list(tokenizer.encode(first, second, add_special_tokens=add_special_tokens).ids)
+    return tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
 
 
-def _encode_long(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool) -> list[int]:
+def _encode_long(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool) -> Encoding:
     # Unlike encode(), this lets other threads of Python run meanwhile.
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-    return list(encoding.ids)
+    return encoding
 
 
 def _length(message: Message) -> int:

@@ -28,6 +28,18 @@ AdaptersMaker: TypeAlias = Callable[[AsyncExecutor, Sequence[Path]], ServedAdapt
 
 
 @dataclass(frozen=True)
+class TextLengths:
+    """How many tokens of its own a request with an adapter may have."""
+
+    whole: int
+    """Prompt and answer: what the engine takes, or what the KV cache holds if that is less."""
+    prompt: int
+    """Of the encoder's input where there is an encoder."""
+    virtual: int
+    """Those that the adapter puts before the prompt, which the others leave room for."""
+
+
+@dataclass(frozen=True)
 class Service:
     """Made by open(), on the loop, and closed there."""
 
@@ -97,37 +109,40 @@ class Service:
         return self.executor.executor.engine_info
 
     async def vocab_size_of(self, adapter: str | None) -> int:
-        """Of requests with an adapter: the engine's, and the new tokens of the adapter. Raises AdaptrtError."""
-        info = self.engine_info
-        if adapter is None or info.lora.max_extra_tokens == 0:
-            return info.vocab_size
-        store = self.executor.executor.adapters
-        return info.vocab_size + await self.executor.run(store.num_new_tokens, adapter)
-
-    async def num_virtual_tokens_of(self, adapter: str | None) -> int:
-        """How many tokens an adapter puts before a prompt. Raises AdaptrtError."""
+        """Of requests with an adapter. Raises AdaptrtError."""
+        executor, own = self.executor, self.engine_info.vocab_size
         if adapter is None:
-            return 0
-        executor = self.executor
-        return await executor.run(executor.executor.adapters.num_virtual_tokens, adapter)
+            return own
+        return own + (await executor.run(executor.executor.adapters.terms_of, adapter)).vocabulary_change
+
+    async def lengths_of(self, adapter: str | None) -> TextLengths:
+        """How long requests with an adapter may be. Raises AdaptrtError."""
+        if adapter is None:
+            return self._lengths(1, 0)
+        executor, adapters = self.executor, self.executor.executor.adapters
+        terms = await executor.run(adapters.terms_of, adapter)
+        return self._lengths(terms.rotary_factor, await executor.run(adapters.num_virtual_tokens, adapter))
+
+    def _lengths(self, rotary_factor: int, num_virtual_tokens: int) -> TextLengths:
+        info = self.engine_info
+        if info.has_kv_cache:
+            in_blocks = self.executor.executor.num_kv_blocks * info.tokens_per_block
+            longest = min(info.max_seq_len_of(rotary_factor), in_blocks)
+        else:
+            longest = min(info.max_input_len, info.max_num_tokens)
+        prompt = min(info.max_input_len, longest)
+        if self.decoder_start is not None:
+            prompt = info.max_encoder_input_len
+        return TextLengths(longest - num_virtual_tokens, prompt - num_virtual_tokens, num_virtual_tokens)
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of a prompt and its answer: what the engine takes, or what the KV cache holds if that is less."""
-        info = self.engine_info
-        if not info.has_kv_cache:
-            return min(info.max_input_len, info.max_num_tokens)
-        return min(info.max_seq_len, self.executor.executor.num_kv_blocks * info.tokens_per_block)
+        """Tokens of a prompt and its answer without an adapter."""
+        return self._lengths(1, 0).whole
 
-    @property
-    def max_prompt_len(self) -> int:
-        """Tokens of a prompt: of the encoder's input where there is an encoder."""
-        info = self.engine_info
-        return min(info.max_input_len, self.max_model_len) if self.decoder_start is None else info.max_encoder_input_len
-
-    def room_for_answer(self, num_prompt_tokens: int) -> int:
+    def room_for_answer(self, lengths: TextLengths, num_prompt_tokens: int) -> int:
         """Tokens that may follow a prompt; an encoder's input takes none of the decoder's room."""
-        return self.max_model_len - (num_prompt_tokens if self.decoder_start is None else len(self.decoder_start))
+        return lengths.whole - (num_prompt_tokens if self.decoder_start is None else len(self.decoder_start))
 
     async def adapter_of(self, model: str) -> str | None:
         """The adapter that a request's `model` means; None: the base.

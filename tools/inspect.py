@@ -165,6 +165,7 @@ def _engine_rows(config: EngineConfig, compiled: Mapping[str, str]) -> dict[str,
             f"max_lora_rank {lora.max_lora_rank}, {', '.join(lora.lora_target_modules)}"
             f"{', DoRA' if build.dora_enabled else ''}"
             f"{f', max_extra_tokens {lora.max_extra_tokens}' if lora.max_extra_tokens else ''}"
+            + (f", long_lora_scaling_factors {list(factors)}" if (factors := lora.long_lora_scaling_factors) else "")
         )
         rows["adapters"] = ", ".join(lora.adapter_names) or "none in the engine directory"
     if config.quality is not None:

@@ -27,6 +27,7 @@ from ..builder.adapter.initial import over_the_unchanged_base
 from ..builder.adapter.new_tokens import take_new_tokens
 from ..builder.adapter.reader import read_initial_adapter
 from ..builder.adapter.recognise import CONFIG_FILE, SAFETENSORS_FILE
+from ..builder.adapter.terms import rotary_factor_of
 from ..builder.adapter_fit import adapter_for, require_virtual_tokens
 from ..builder.engine_config import EngineConfig
 from ..builder.json_fields import load_json_object
@@ -85,6 +86,10 @@ class AdapterDescription:
     """How many it puts before a prompt, and changes nothing else."""
     new_tokens: int | None = None
     """How many it brings beyond the base's vocabulary; known with an engine."""
+    absent_tokens: int | None = None
+    """How many of the base's last tokens it does not have; known with an engine."""
+    rotary_factor: int | None = None
+    """What it divides rotary positions by; known with an engine."""
     engine: str | None = None
     """Which serves it."""
     engine_limits: dict[str, Any] = field(default_factory=dict)
@@ -112,11 +117,17 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
         limits = {"max_lora_rank": build.lora_config.max_lora_rank, "dora": build.dora_enabled}
         if build.lora_config.max_extra_tokens:
             limits["max_extra_tokens"] = build.lora_config.max_extra_tokens
+        if build.lora_config.long_lora_scaling_factors:
+            limits["long_lora_scaling_factors"] = list(build.lora_config.long_lora_scaling_factors)
     adapter = read_adapter(path, modules, classifiers=True)
     initial = read_initial_adapter(path, None, modules)
     if initial is not None:
         over_the_unchanged_base(adapter, initial)
-    new_tokens = take_new_tokens(adapter, modules, None)
+    new_tokens = None
+    rotary_factor = 1
+    if modules is not None:
+        new_tokens = take_new_tokens(adapter, modules, None)
+        rotary_factor = rotary_factor_of(adapter, modules, None)
     if modules is not None:
         add_whole_weights(adapter, None, modules, dtype, None, left_open=True)
         add_token_rows(adapter, None, modules, None, left_open=True)
@@ -132,6 +143,8 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
         trained_tokens=sum(len(rows.tokens) for rows in adapter.token_rows.values()) or None,
         whole_weights=sorted({weight.key.path for weight in adapter.whole_weights if weight.is_own}) or None,
         new_tokens=None if new_tokens is None else new_tokens.rank,
+        absent_tokens=adapter.absent_tokens or None,
+        rotary_factor=rotary_factor if rotary_factor > 1 else None,
         engine=None if engine is None else str(engine),
         engine_limits=limits,
     )
@@ -235,6 +248,8 @@ def print_adapter(adapter: AdapterDescription) -> None:
         "initialisation": adapter.initialisation,
         "trained tokens": None if adapter.trained_tokens is None else str(adapter.trained_tokens),
         "new tokens": None if adapter.new_tokens is None else str(adapter.new_tokens),
+        "absent tokens": None if adapter.absent_tokens is None else str(adapter.absent_tokens),
+        "positions": None if adapter.rotary_factor is None else f"divided by {adapter.rotary_factor}",
         "trained whole": None if adapter.whole_weights is None else ", ".join(adapter.whole_weights),
         "served by": adapter.engine,
     }

@@ -117,6 +117,17 @@ void run(int num_threads, int rounds, const char* kernels) {
       make_contender("W4A16 g128", {.algo = QuantAlgo::kW4A16, .group_size = 128}, threads, kernels));
   contenders.push_back(make_contender(
       "W4A16 g32 z", {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true}, threads, kernels));
+  contenders.push_back(make_contender(
+      "W4A16 f16 s",
+      {.algo = QuantAlgo::kW4A16, .group_size = 128, .zero_points = true, .scale_type = DType::kFloat16},
+      threads, kernels));
+  contenders.push_back(make_contender("NF4 b64",
+                                      {.algo = QuantAlgo::kW4A16,
+                                       .group_size = 64,
+                                       .scale_type = DType::kFloat32,
+                                       .code = FourBitCode::kNF4,
+                                       .value_type = DType::kBFloat16},
+                                      threads, kernels));
   const double bandwidth = measure_machine_limits(threads.get(), rounds).read_bandwidth;
   std::printf("%d threads, read bandwidth %.1f GB/s\n", threads->num_threads(), bandwidth * 1e-9);
   for (const auto& contender : contenders) {

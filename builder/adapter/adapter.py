@@ -76,6 +76,15 @@ class TokenRows:
 
 
 @dataclass(frozen=True)
+class NewEmbeddings:
+    """Rows of the embedding or of lm_head for the tokens behind the base's vocabulary."""
+
+    name: str
+    """Of the file and the tensor."""
+    values: Array  # [new tokens, hidden size]
+
+
+@dataclass(frozen=True)
 class WholeWeight:
     """The whole weight of lm_head or of the embedding."""
 
@@ -113,3 +122,9 @@ class Adapter:
     """The initialisation that took A and B out of the base's weights, such as "pissa"; "" where none did."""
     invocation_tokens: tuple[int, ...] = ()
     """What an aLoRA adapter acts from on; () for others."""
+    context_length: int = 0
+    """Tokens that it was trained for by dividing rotary positions; 0: not said."""
+    new_embeddings: dict[str, NewEmbeddings] = field(default_factory=dict, repr=False)
+    """Of new tokens, by EMBEDDING and LM_HEAD, where a file of their own has them."""
+    absent_tokens: int = 0
+    """How many of the base's last tokens its vocabulary does not have, where the base is known (new_tokens.py)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -25,9 +26,10 @@ from .base_weights import BaseWeights, HuggingFaceBase, modules_of_base
 from .biases import leave_shifts_open, make_shifts
 from .dora import check_against_base, normalized_magnitude, write_files
 from .initial import initial_from_base, over_the_unchanged_base
-from .names import ModuleKey, Role
+from .names import MODULES, ModuleKey, Role
 from .new_tokens import KEY, take_new_tokens
 from .reader import read_adapter, read_initial_adapter
+from .terms import AdapterTerms, rotary_factor_of, settings_of, terms_of
 from .token_rows import add_token_rows
 from .vocabulary import in_slices
 from .whole_weights import add_whole_weights
@@ -47,9 +49,10 @@ class ConvertedAdapter:
     # [1, rows, width] in the storage type. A row is A[rank, in], scale * B[out, rank] and, with DoRA,
     # magnitude[out], then shift[out] where it has one, each flattened, then zeros up to the widest row.
     weights: npt.NDArray[Any]
-    # int32 [1, rows, 4]: module_id, layer, rank, vectors (MAGNITUDE, SHIFT). By layer, then by module id.
+    # int32 [1, rows, 4]: module_id, layer, rank, vectors (MAGNITUDE, SHIFT). By layer, then by module id; settings
+    # (terms.py) come last.
     config: npt.NDArray[np.int32]
-    # Of each row: the module's path in the Hugging Face model.
+    # Of each row: the module's path in the Hugging Face model, or the name of a setting.
     paths: tuple[str, ...]
     # Of an aLoRA adapter: the token ids from which on it acts. () for others.
     invocation_tokens: tuple[int, ...] = ()
@@ -57,10 +60,9 @@ class ConvertedAdapter:
     replaces_base: bool = False
 
     @property
-    def num_new_tokens(self) -> int:
-        """How many tokens beyond the base's vocabulary it brings."""
-        rows = self.config[0][self.config[0, :, 0] == KEY.module_id]
-        return int(rows[0, 2]) if len(rows) else 0
+    def terms(self) -> AdapterTerms:
+        """What it says of the requests that use it."""
+        return terms_of(self.config[0])
 
     def save(self, directory: Path) -> None:
         """Writes model.lora_weights.npy and model.lora_config.npy; numpy shows bfloat16 as 'V2'."""
@@ -82,6 +84,7 @@ def convert_adapter(
     magnitudes_normalized: bool = False,
     max_rank: int | None = None,
     max_extra_tokens: int | None = None,
+    rotary_factors: Collection[int] | None = None,
     values_left_open: bool = False,
     classifiers: bool = False,
 ) -> ConvertedAdapter:
@@ -101,6 +104,7 @@ def convert_adapter(
     magnitudes_normalized: the caller's word for it, for files that carry no mark of it.
     max_rank: what modules are refused above; None: no limit.
     max_extra_tokens: how many tokens beyond the base's vocabulary it may bring; None: no limit.
+    rotary_factors: by which it may divide rotary positions; None: by any number.
     values_left_open: without a base, what depends on its values is neither made nor compared, for those who look at
         rows alone: shifts that depend on its biases are zero.
     classifiers: as read_adapter() takes it.
@@ -115,6 +119,7 @@ def convert_adapter(
     given = None if initial_adapter is None else Path(initial_adapter)
     initial = read_initial_adapter(Path(directory), given, known)
     new_tokens = take_new_tokens(adapter, known, max_extra_tokens)
+    rotary_factor = rotary_factor_of(adapter, known, rotary_factors)
     if modules is not None:
         _check_sizes(adapter, modules)
     if isinstance(base, str | Path):
@@ -143,7 +148,8 @@ def convert_adapter(
         make_shifts(adapter, base)
     if new_tokens is not None:
         adapter.modules[KEY] = new_tokens
-    return _flatten(adapter, known, dtype)
+    terms = AdapterTerms(-adapter.absent_tokens if new_tokens is None else new_tokens.rank, rotary_factor)
+    return _flatten(adapter, known, dtype, settings_of(terms))
 
 
 def _check_sizes(adapter: Adapter, modules: AdaptedModules) -> None:
@@ -167,20 +173,24 @@ def _check_sizes(adapter: Adapter, modules: AdaptedModules) -> None:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
 
 
-def _flatten(adapter: Adapter, modules: AdaptedModules | None, dtype: DType) -> ConvertedAdapter:
+def _flatten(
+    adapter: Adapter, modules: AdaptedModules | None, dtype: DType, settings: Mapping[str, int]
+) -> ConvertedAdapter:
+    """settings: the number of each by the name of its module."""
     problems: list[str] = []
     sliced = sorted((piece for item in adapter.modules.items() for piece in in_slices(*item)), key=lambda item: item[0])
     rows = [_Row(list(found), modules) for _, found in groupby(sliced, key=lambda item: item[0].row)]
-    weights = np.zeros((1, len(rows), max(row.size for row in rows)), NUMPY_DTYPES[dtype])
-    for place, row in zip(weights[0], rows, strict=True):
+    weights = np.zeros((1, len(rows) + len(settings), max(row.size for row in rows)), NUMPY_DTYPES[dtype])
+    for place, row in zip(weights[0], rows, strict=False):
         row.write(place, dtype, problems)
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
-    config = np.array([(row.key.module_id, row.key.layer, row.rank, row.vectors) for row in rows], np.int32)
+    config = [(row.key.module_id, row.key.layer, row.rank, row.vectors) for row in rows]
+    config += [(MODULES[name].id, 0, number, 0) for name, number in settings.items()]
     return ConvertedAdapter(
         weights,
-        config[np.newaxis],
-        tuple(row.path for row in rows),
+        np.array([config], np.int32),
+        (*(row.path for row in rows), *settings),
         adapter.invocation_tokens,
         bool(adapter.token_rows or adapter.whole_weights or KEY in adapter.modules),
     )

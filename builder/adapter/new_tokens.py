@@ -1,8 +1,9 @@
-"""Tokens beyond the base's vocabulary, of adapters that were trained after the embeddings were resized.
+"""Vocabularies of adapters that were trained after the embeddings were resized.
 
 PEFT saves resized weights of lm_head and the embedding whole: those that it trained (modules_to_save), and those that
 it puts back into the base. LoRA on them, and trained tokens, have parts for the new tokens too. What all of it makes of
-a new token's two rows becomes a row of the module new_tokens; the rest is an adapter over the base's vocabulary.
+a new token's two rows becomes a row of the module new_tokens; the rest is an adapter over the base's vocabulary. Where
+the vocabulary became shorter, the adapter is one that does not change the tokens that it lacks, and says how many.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def take_new_tokens(
 ) -> ModuleTensors | None:
     """What the adapter has of tokens beyond the base's vocabulary, which it loses; None: nothing, or nothing is known.
 
-    A is [new tokens, hidden size], lm_head's rows, and B [hidden size, new tokens], the embedding's.
+    A is [new tokens, hidden size], lm_head's rows, and B [hidden size, new tokens], the embedding's. Of an adapter with
+    fewer tokens than the base, absent_tokens says how many it lacks from now on; LoRA on lm_head and the embedding is
+    filled up with zeros.
 
     modules: of the model that will serve the adapter, or of its base.
     max_extra_tokens: how many tokens there is room for; None: no limit.
@@ -36,9 +39,14 @@ def take_new_tokens(
     """
     layers = {} if modules is None else {layer.module: layer for layer in modules.by_path.values()}
     if modules is None or EMBEDDING not in layers:
+        for embeddings in adapter.new_embeddings.values():
+            raise AdapterError(f"{adapter.directory}: {embeddings.name}: rows of new tokens; give the base model")
         return None
     taken = _Taken(adapter, modules, layers[EMBEDDING])
-    if taken.count == 0:
+    if taken.count < 0:
+        _leave_out(adapter, modules, taken)
+        return None
+    if taken.count == 0 and not taken.problems:
         return None
     problems = [*taken.problems, *_unserved(adapter, layers)]
     rows: dict[str, FloatArray] = {}
@@ -66,6 +74,32 @@ def _unserved(adapter: Adapter, layers: dict[str, AdaptedModule]) -> Iterator[st
         yield f'it brings new tokens, and its initialisation "{adapter.base_changing_init}" has changed the base'
 
 
+def _leave_out(adapter: Adapter, modules: AdaptedModules, taken: _Taken) -> None:
+    """Of the tokens that the adapter does not have, whose number becomes known."""
+    vocabulary = taken.vocabulary + taken.count
+    problems = list(taken.problems)
+    if modules.has_encoder:
+        problems.append(f"it has {vocabulary} tokens, the base {taken.vocabulary}, and the model has an encoder")
+    for rows in adapter.token_rows.values():
+        if max(rows.tokens) >= vocabulary:
+            problems.append(f"tensor '{rows.name}': is of token {max(rows.tokens)}, and it has {vocabulary}")
+    for key, tensors in adapter.modules.items():
+        if not key.module.is_of_vocabulary:
+            continue
+        if tensors.magnitude is not None:
+            problems.append(f"module '{key.path}' has factors (DoRA or IA3), and fewer tokens than the base")
+        elif tensors.bias is not None:
+            problems.append(f"module '{key.path}' has a trained bias, and fewer tokens than the base")
+        elif key.module.name == EMBEDDING:
+            adapter.modules[key] = replace(tensors, a=np.pad(tensors.a, ((0, 0), (0, -taken.count))))
+        else:
+            shift = None if tensors.shift is None else np.pad(tensors.shift, (0, -taken.count))
+            adapter.modules[key] = replace(tensors, b=np.pad(tensors.b, ((0, -taken.count), (0, 0))), shift=shift)
+    if problems:
+        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+    adapter.absent_tokens = -taken.count
+
+
 def _missing(layer: AdaptedModule, known: Array, vocabulary: int) -> Iterator[str]:
     absent = np.flatnonzero(~known)
     if len(absent):
@@ -88,18 +122,20 @@ class _Taken:
         self._whole: dict[tuple[str, bool], WholeWeight] = {}
         self._changes: dict[str, FloatArray] = {}  # what LoRA adds to the rows, [new tokens, hidden size]
         self._tokens: dict[str, TokenRows] = {}
-        self._sizes: dict[str, int] = {}  # by tensor of lm_head and the embedding: the new tokens that it has
+        # By tensor of lm_head and the embedding: the new tokens that it has; below 0: those that it lacks.
+        self._sizes: dict[str, int] = {}
         self._take_whole_weights(adapter)
         self._take_changes(adapter)
         self._take_token_rows(adapter)
+        self._take_new_embeddings(adapter)
         beyond = [max(rows.tokens) + 1 - self.vocabulary for rows in self._tokens.values()]
         self.count: Final = max([*self._sizes.values(), *beyond], default=0)
-        """How many new tokens there are."""
+        """How many new tokens there are; below 0: how many of the base's it lacks."""
         for name, size in self._sizes.items():
             if size != self.count:
                 self.problems.append(
-                    f"tensor '{name}': has {size} tokens beyond the base's vocabulary of {self.vocabulary}, where "
-                    f"others have {self.count}"
+                    f"tensor '{name}': has {self.vocabulary + size} tokens, the base {self.vocabulary}, and other "
+                    f"tensors {self.vocabulary + self.count}"
                 )
 
     def rows_of(self, layer: AdaptedModule) -> tuple[FloatArray, Array]:
@@ -179,10 +215,22 @@ class _Taken:
             else:
                 del adapter.token_rows[key]
 
+    def _take_new_embeddings(self, adapter: Adapter) -> None:
+        for module, embeddings in adapter.new_embeddings.items():
+            count, width = embeddings.values.shape
+            tokens = tuple(range(self.vocabulary, self.vocabulary + count))
+            if width != self._width:
+                self.problems.append(
+                    f"tensor '{embeddings.name}': its rows have {width} elements, and the model's {self._width}"
+                )
+            elif module in self._tokens or any(size > 0 for size in self._sizes.values()):
+                self.problems.append(f"tensor '{embeddings.name}': has new tokens, and so has {adapter.file.name}")
+            else:
+                self._tokens[module] = TokenRows(embeddings.name, tokens, embeddings.values)
+
     def _goes_beyond(self, name: str, tokens: int) -> bool:
         """Whether a tensor of so many tokens has new ones."""
-        if tokens >= self.vocabulary:
-            self._sizes[name] = tokens - self.vocabulary
+        self._sizes[name] = tokens - self.vocabulary
         return tokens > self.vocabulary
 
 

@@ -65,6 +65,8 @@ class PeftConfig:
     layers_pattern: tuple[str, ...]
     invocation_tokens: tuple[int, ...]
     """What an aLoRA adapter acts from on; () for others."""
+    context_length: int
+    """Tokens that the adapter was trained for by dividing rotary positions, as vLLM's LongLoRA has it; 0: not said."""
 
     def rank_of(self, path: str) -> int:
         """The rank that PEFT gives to the module at `path`."""
@@ -172,6 +174,7 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
         layers_to_transform=(layers,) if isinstance(layers, int) else tuple(layers or ()),
         layers_pattern=_tuple(fields.get("layers_pattern")),
         invocation_tokens=tuple(fields.get("alora_invocation_tokens") or ()),
+        context_length=fields.get("context_length") or 0,
     )
 
 

@@ -47,6 +47,10 @@ def is_switched_off(value: Any) -> bool:
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
+def _length(value: Any) -> str | None:
+    return None if is_integer(value) and 0 <= value <= MAX_INTEGER else "expected a number of tokens"
+
+
 def _number(value: Any) -> str | None:
     return None if is_finite_number(value) else "expected a finite number"
 
@@ -204,6 +208,7 @@ _LORA: dict[str, Check] = _COMMON | {
     "lora_bias": _boolean,
     "fan_in_fan_out": _boolean,
     "init_lora_weights": _init,
+    "context_length": _optional(_length),  # vLLM's, of LongLoRA
     # Without effect on what a trained adapter computes.
     "bias": _only("none", "all", "lora_only", None, reason="accepted: none, all, lora_only"),  # tensors tell
     "corda_config": _anything,  # parameters of initialisations; init_lora_weights decides

@@ -6,10 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..._core import AdapterError, CheckpointError
-from ..checkpoint.pickled_file import PickledFile
+from ..._core import AdapterError
 from ..network.adapter_sites import AdaptedModules
 from ..safetensors_stream import SafetensorsReader
 from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array, TokenRows, WholeWeight
@@ -19,8 +16,10 @@ from .expert_parameters import split_expert_parameters
 from .folding import FOLDINGS, Folding, Source
 from .module_parts import ModuleParts, parts_by_module, ranks_above
 from .names import ModuleKey, Role
+from .new_embeddings import read_new_embeddings
 from .peft_config import PeftConfig, parse_peft_config
 from .peft_fields import TRAINABLE_TOKENS
+from .pickled import read_pickle
 from .pooler import AdaptedPooler, adapted_pooler, tensors_of
 from .recognise import CONFIG_FILE, PICKLE_FILE, SAFETENSORS_FILE, refuse_lfs_pointer
 from .token_rows import is_token_rows, read_token_rows
@@ -63,6 +62,7 @@ def read_peft_adapter(
             tensors = tensors_without_head(tensors)
     except AdapterError as error:
         raise AdapterError("; ".join([*problems, str(error)])) from error
+    new_embeddings = read_new_embeddings(directory)
     folding = FOLDINGS[fields["peft_type"]]
     of_biases = {name: tensor for name, tensor in tensors.items() if is_trained_bias(name)}
     whole = whole_weights(tensors, modules)
@@ -117,6 +117,8 @@ def read_peft_adapter(
         token_rows,
         config.base_changing_init,
         config.invocation_tokens,
+        context_length=config.context_length,
+        new_embeddings=new_embeddings,
     )
 
 
@@ -164,24 +166,8 @@ def _read_file(directory: Path) -> tuple[Path, dict[str, Array], Mapping[str, st
         return safetensors, {name: reader.array(name) for name in reader.specs}, reader.metadata
     if pickle.is_file():
         refuse_lfs_pointer(pickle)
-        return pickle, _read_pickle(pickle), {}
+        return pickle, read_pickle(pickle), {}
     raise AdapterError(f"{directory}: has neither {SAFETENSORS_FILE} nor {PICKLE_FILE}")
-
-
-def _read_pickle(path: Path) -> dict[str, Array]:
-    try:
-        file = PickledFile(path)
-    except CheckpointError as error:
-        raise AdapterError(str(error)) from None
-    tensors = {}
-    for name, spec in file.specs.items():
-        tensors[name] = np.zeros(spec.shape, spec.dtype)
-        first = 0
-        # A tensor without dimensions has no rows and is refused for its shape.
-        for piece in file.rows(name, 0, spec.shape[0]) if spec.shape else ():
-            tensors[name][first : first + len(piece)] = piece
-            first += len(piece)
-    return tensors
 
 
 def _unexpected(

@@ -16,6 +16,7 @@ from ..network.adapter_sites import AdaptedModules
 from .adapter import NUMPY_DTYPES, FloatArray
 from .convert import MAGNITUDE, SHIFT, ConvertedAdapter
 from .names import MODULE_OF_ID, MODULES
+from .terms import AdapterTerms
 
 _Key: TypeAlias = tuple[int, int]  # layer and module id, by which rows are ordered
 
@@ -63,6 +64,11 @@ def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, m
             raise AdapterError(
                 f"'{term.name}' has trained tokens or whole weights, which take the base's place; a weighted sum takes "
                 "LoRA alone"
+            )
+        if term.adapter.terms != AdapterTerms():
+            raise AdapterError(
+                f"'{term.name}' has a vocabulary of its own or divides rotary positions; a weighted sum takes LoRA "
+                "alone"
             )
         if (vectors & SHIFT).any():
             raise AdapterError(

@@ -110,16 +110,17 @@ def add_whole_weights(
         key = _key_of(layer, adapter, modules)
         beside = adapter.modules.get(key)
         tokens, width = _sizes(layer)
-        if weight.values.shape != (tokens, width):
+        if weight.values.shape != (tokens - adapter.absent_tokens, width):
             problems.append(
                 f"tensor '{weight.name}': is {list(weight.values.shape)}, and the model's '{key.path}' is "
-                f"{[tokens, width]}; embeddings with fewer tokens, or of another hidden size, are not served"
+                f"{[tokens, width]}"
             )
             continue
         if adapter.magnitudes_normalized and beside is not None and beside.magnitude is not None:
             problems.append(f"tensor '{weight.name}': its magnitudes are normalised by another weight, the base's")
             continue
-        changed, delta = (np.arange(tokens), None) if base is None else _change(weight.values, base, key, dtype)
+        values = weight.values
+        changed, delta = (np.arange(len(values)), None) if base is None else _change(values, base, key, dtype)
         if len(changed) == 0:
             continue
         adapter.whole_weights.append(weight)
@@ -175,11 +176,12 @@ def _is_copy(adapter: Adapter, weight: WholeWeight, base: BaseWeights) -> bool:
     shape = base.shape(weight.key)
     if shape is None:
         raise AdapterError(f"{adapter.file}: tensor '{weight.name}': {base.describe()} has no such weight")
-    if weight.values.shape != (shape[::-1] if weight.key.module.name == EMBEDDING else shape):
+    tokens, width = shape[::-1] if weight.key.module.name == EMBEDDING else shape
+    if weight.values.shape != (tokens - adapter.absent_tokens, width):
         return False
     first = 0
     rounding = base.rounding(weight.key)
-    for block in _rows(base, weight.key):
+    for block in _rows(base, weight.key, len(weight.values)):
         rows = weight.values[first : first + len(block)].astype(np.float32)
         first += len(block)
         sizes = np.abs(block)
@@ -189,17 +191,20 @@ def _is_copy(adapter: Adapter, weight: WholeWeight, base: BaseWeights) -> bool:
     return True
 
 
-def _rows(base: BaseWeights, key: ModuleKey) -> Iterator[FloatArray]:
-    """The base's weight as rows of tokens, in blocks."""
+def _rows(base: BaseWeights, key: ModuleKey, count: int) -> Iterator[FloatArray]:
+    """The base's weight as rows of its first `count` tokens, in blocks."""
     for block in base.row_blocks(key):
-        yield block.T if key.module.name == EMBEDDING else block
+        rows = block.T if key.module.name == EMBEDDING else block
+        if count > 0:
+            yield rows[:count]
+        count -= len(rows)
 
 
 def _change(values: Array, base: BaseWeights, key: ModuleKey, dtype: DType) -> tuple[npt.NDArray[np.intp], FloatArray]:
     """The tokens whose rows differ from the base's, and what they differ by, float32 [tokens that differ, in]."""
     changed, deltas = [], []
     first = 0
-    for block in _rows(base, key):
+    for block in _rows(base, key, len(values)):
         rows = values[first : first + len(block)].astype(np.float32)
         rounded = rows.astype(NUMPY_DTYPES[dtype]).astype(np.float32)
         differ = np.flatnonzero((rows != block).any(axis=1) & (rounded != block).any(axis=1))

@@ -115,11 +115,6 @@ class CheckpointConfig:
         return False
 
     @property
-    def tells_segments_apart(self) -> bool:
-        """Whether tokens of the second of two texts have another embedding, which requests cannot ask for."""
-        return False
-
-    @property
     def head_layer(self) -> HeadLayer | None:
         """What classifiers of texts have before their last layer, where adapters bring both; else None."""
         return None

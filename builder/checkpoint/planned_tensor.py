@@ -28,5 +28,3 @@ class PlannedTensor:
     """It is not of the checkpoint's dtype, but of this."""
     quantized: bool = False
     """It is in checkpoints that are quantised."""
-    added: Slice | None = None
-    """One row, which is added to each of the slices'."""

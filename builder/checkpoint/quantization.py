@@ -8,14 +8,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..._core import QuantAlgo
+from ..._core import ConfigError, DType, FourBitCode, QuantAlgo, dtype_from_name, dtype_name
 from ..json_fields import JsonFields, describe
 from ..safetensors_stream import TensorSpec
-from .casting import BFLOAT16, FLOAT32
+from .casting import FLOAT32
 from .tensor_names import LM_HEAD
 
 DEFAULT_GROUP_SIZE: Final = 128
 GROUP_SIZES: Final = (32, 64, 128)
+CODE_GROUP_SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Of numbers of a table: the blocks that bitsandbytes has."""
 INT8_KV_CACHE: Final = "INT8"
 """TensorRT-LLM's name, in kv_cache_quant_algo."""
 QUANT_ALGOS: Final = tuple(algo.name for algo in QuantAlgo if algo is not QuantAlgo.NONE)
@@ -35,25 +37,57 @@ class QuantConfig:
     """W4A16: consecutive inputs of an output that share a scale; None: all of them."""
     has_zero_point: bool = False
     """W4A16: each group has a zero point as well."""
+    scale_dtype: DType = DType.BFLOAT16
+    """W4A16: the type of the scales."""
+    code: FourBitCode = FourBitCode.INTEGER
+    """W4A16: what the four bits stand for."""
+    value_dtype: DType | None = None
+    """Of numbers of a table: what they become times a scale, rounded once; None of integers."""
     exclude_modules: tuple[str, ...] = ()
     """Linear layers that are not quantised, by their names in a checkpoint, such as lm_head."""
 
     def problems(self) -> list[str]:
         """Everything that cannot be."""
         found = []
-        if self.group_size is not None and self.group_size not in GROUP_SIZES:
-            found.append(f"group_size is {self.group_size}; accepted: {', '.join(map(str, GROUP_SIZES))}")
+        accepted = CODE_GROUP_SIZES if self.is_coded else GROUP_SIZES
+        if self.group_size is not None and self.group_size not in accepted:
+            found.append(f"group_size is {self.group_size}; accepted: {', '.join(map(str, accepted))}")
+        if self.is_coded:
+            if self.group_size is None:
+                found.append(f"group_size is missing, which {self.code.name} has")
+            if self.value_dtype is None:
+                found.append(f"value_dtype is missing, which {self.code.name} has")
+            if self.has_zero_point:
+                found.append(f"has_zero_point is given, but {self.code.name} has none")
+        elif self.value_dtype is not None:
+            found.append("value_dtype is given, but integers times scales are not rounded")
         if self.quant_algo is not QuantAlgo.W4A16:
             if self.group_size is not None:
                 found.append(f"group_size is given, but {self.quant_algo.name} has one scale an output")
             if self.has_zero_point:
                 found.append(f"has_zero_point is given, but {self.quant_algo.name} is symmetric")
+            if self.scale_dtype is not DType.BFLOAT16:
+                found.append(f"scale_dtype is given, but the scales of {self.quant_algo.name} are float32")
+            if self.is_coded:
+                found.append(f"code is given, but {self.quant_algo.name} has integers")
         return found
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether the four bits stand for numbers of a table."""
+        return self.code is not FourBitCode.INTEGER
 
     def shape_problems(self, weights: Mapping[str, tuple[int, ...]]) -> list[str]:
         """Why weights of these names and shapes cannot be quantised so."""
         if self.quant_algo is not QuantAlgo.W4A16:
             return []
+        if self.is_coded:
+            assert self.group_size is not None
+            return [
+                f"tensor '{name}' has {shape[1]} inputs, which are no whole groups of {self.group_size}"
+                for name, shape in weights.items()
+                if shape[1] % self.group_size != 0
+            ]
         return [
             f"tensor '{name}' has {shape[1]} inputs; W4A16 packs two in a byte, so there must be an even number"
             for name, shape in weights.items()
@@ -78,9 +112,10 @@ class QuantConfig:
 
     def describe(self) -> str:
         """What people read: W4A16 in groups of 64 with zero points."""
+        code = f" of {self.code.name}" if self.is_coded else ""
         group = f" in groups of {self.group_size}" if self.group_size is not None else ""
         zeros = " with zero points" if self.has_zero_point else ""
-        return f"{self.quant_algo.name}{group}{zeros}{self._describe_excluded()}"
+        return f"{self.quant_algo.name}{code}{group}{zeros}{self._describe_excluded()}"
 
     def _describe_excluded(self) -> str:
         count = len(self.exclude_modules)
@@ -90,10 +125,14 @@ class QuantConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of the weights in the `quantization` of config.json."""
+        four_bits = {"scale_dtype": dtype_name(self.scale_dtype)} if self.quant_algo is QuantAlgo.W4A16 else {}
+        if self.is_coded and self.value_dtype is not None:
+            four_bits |= {"code": self.code.name, "value_dtype": dtype_name(self.value_dtype)}
         return {
             "quant_algo": self.quant_algo.name,
             "group_size": self.group_size,
             "has_zero_point": self.has_zero_point,
+            **four_bits,
             "exclude_modules": list(self.exclude_modules),
         }
 
@@ -121,18 +160,42 @@ def read_quantization(source: JsonFields) -> QuantConfig | None:
     group_size = source.optional_integer("group_size")
     has_zero_point = source.boolean("has_zero_point", default=False)
     excluded = source.strings("exclude_modules") if "exclude_modules" in source else ()
+    # Checkpoints of before there was another type of scales, or a code, do not have these.
+    scale_dtype = _optional_dtype(source, "scale_dtype")
+    value_dtype = _optional_dtype(source, "value_dtype")
+    code = source.raw("code") if "code" in source else FourBitCode.INTEGER.name
     if algo is None:
         return None
     if not isinstance(algo, str) or algo not in QUANT_ALGOS:
         source.problem("quant_algo", f"is {describe(algo)}; accepted: null, {', '.join(QUANT_ALGOS)}")
         return None
+    if not isinstance(code, str) or code not in FourBitCode.__members__:
+        source.problem("code", f"is {describe(code)}; accepted: {', '.join(FourBitCode.__members__)}")
+        return None
     config = QuantConfig(
-        quant_algo=QuantAlgo[algo], group_size=group_size, has_zero_point=has_zero_point, exclude_modules=excluded
+        quant_algo=QuantAlgo[algo],
+        group_size=group_size,
+        has_zero_point=has_zero_point,
+        scale_dtype=DType.BFLOAT16 if scale_dtype is None else scale_dtype,
+        code=FourBitCode[code],
+        value_dtype=value_dtype,
+        exclude_modules=excluded,
     )
     for problem in config.problems():
         name, _, complaint = problem.partition(" ")
         source.problem(name, complaint)
     return config
+
+
+def _optional_dtype(source: JsonFields, name: str) -> DType | None:
+    text = source.raw(name) if name in source else None
+    if text is None:
+        return None
+    try:
+        return dtype_from_name(text if isinstance(text, str) else describe(text))
+    except ConfigError as error:
+        source.problem(name, f"cannot be used: {error}")
+        return None
 
 
 def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig) -> list[TensorSpec]:
@@ -143,7 +206,7 @@ def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig) -> list
         return [TensorSpec(name, np.dtype(np.int8), shape), TensorSpec(how.scales_of(name), FLOAT32, (outputs,))]
     specs = [
         TensorSpec(name, np.dtype(np.uint8), (outputs, inputs // 2)),
-        TensorSpec(how.scales_of(name), BFLOAT16, groups),
+        TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups),
     ]
     if how.has_zero_point:
         specs.append(TensorSpec(how.zeros_of(name), np.dtype(np.uint8), groups))

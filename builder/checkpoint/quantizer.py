@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ..._core import QuantAlgo
+from ..._core import QuantAlgo, code_table, dtype_name
 from .casting import BFLOAT16, Array, to_float32
 from .quantization import QuantConfig
 
@@ -24,7 +24,7 @@ class QuantizedRows:
     weights: Array
     """int8 [rows, in], or uint8 [rows, in / 2]: two inputs in a byte, the even one in its lower half."""
     scales: Array
-    """float32 [rows, 1] of int8, bfloat16 [rows, groups] of four bits."""
+    """float32 [rows, 1] of int8; of four bits [rows, groups] of QuantConfig.scale_dtype."""
     zeros: Array | None
     """uint8 [rows, groups], with zero points."""
 
@@ -61,13 +61,18 @@ def quantize_rows(rows: Array, config: QuantConfig) -> QuantizedRows:
 
 
 def dequantize_rows(rows: QuantizedRows, config: QuantConfig) -> Array:
-    """float32 [rows, in]: the values that the integers stand for."""
+    """float32 [rows, in]: the values that the integers or numbers of a table stand for."""
     if config.quant_algo is not QuantAlgo.W4A16:
         return rows.weights.astype(np.float32) * rows.scales
     values = np.empty((rows.weights.shape[0], 2 * rows.weights.shape[1]), np.int8)
     values[:, 0::2] = rows.weights & 15
     values[:, 1::2] = rows.weights >> 4
     inputs = values.shape[1]
+    if config.is_coded:
+        assert config.value_dtype is not None
+        grouped = _groups(code_table(config.code)[values], config)
+        products = (grouped * to_float32(rows.scales)[:, :, None]).reshape(len(values), -1)[:, :inputs]
+        return to_float32(products.astype(dtype_name(config.value_dtype)))
     if rows.zeros is None:
         # Four bits of two's complement.
         values = ((values ^ _UINT4_MIDDLE) - _UINT4_MIDDLE).astype(np.int8)

@@ -134,6 +134,11 @@ def _add_lora(group: Any) -> None:
         help="tokens beyond the model's vocabulary that an adapter may bring (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
+        "--long_lora_scaling_factors", nargs="+", type=int, default=[], metavar="N",
+        help="by which adapters may divide rotary positions, so that the model has as many times more under them "
+        "(LongLoRA, context_length in adapter_config.json)",
+    )  # fmt: skip
+    group.add_argument(
         "--lora_target_modules", nargs="+", default=[], metavar="MODULE",
         help="modules that adapters may change (default: those of --lora_dir, or all without it)",
     )  # fmt: skip
@@ -221,6 +226,7 @@ def config_of(args: argparse.Namespace) -> BuildConfig:
             max_lora_rank=args.max_lora_rank,
             lora_target_modules=tuple(args.lora_target_modules),
             max_extra_tokens=args.max_extra_tokens,
+            long_lora_scaling_factors=tuple(sorted(args.long_lora_scaling_factors)),
         ),
         plugin_config=PluginConfig(
             gpt_attention_plugin=args.gpt_attention_plugin,
@@ -296,6 +302,9 @@ def summary(report: BuildReport) -> Table:
         rows.append(("adapters", f"{kinds} to rank {lora.max_lora_rank} on {modules}"))
         if lora.max_extra_tokens:
             rows.append(("", f"with up to {lora.max_extra_tokens} tokens of their own"))
+        if lora.long_lora_scaling_factors:
+            factors = ", ".join(map(str, lora.long_lora_scaling_factors))
+            rows.append(("", f"with positions divided by {factors}"))
         if lora.adapter_names:
             rows.append(("", f"carries {', '.join(lora.adapter_names)}"))
     else:
@@ -303,6 +312,8 @@ def summary(report: BuildReport) -> Table:
     if report.num_vision_tensors:
         left = f"{report.num_vision_tensors} tensors of the vision tower; the engine is for text alone"
         rows.append(("left aside", left))
+    if report.kept is not None:
+        rows.append(("kept", report.kept.describe()))
     if report.dequantization is not None:
         rows.append(("dequantised", report.dequantization.describe()))
     for row in rows:

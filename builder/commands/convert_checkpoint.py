@@ -168,6 +168,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if converted.num_vision_tensors:
         print(f"left aside: {converted.num_vision_tensors} tensors of the vision tower; the engine is for text alone")
+    if converted.kept is not None:
+        print(f"kept: {converted.kept.describe()}")
     if converted.dequantization is not None:
         print(f"dequantised: {converted.dequantization.describe()}")
     if converted.quantization_errors:

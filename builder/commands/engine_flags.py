@@ -36,6 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dtype(group)
     for name, text in _SIZES.items():
         group.add_argument(f"--{name}", type=int, metavar="N", help=text)
+    group.add_argument(
+        "--long_lora_scaling_factors", type=int, nargs="+", metavar="N",
+        help="by which adapters may divide rotary positions (default: none)",
+    )  # fmt: skip
     add_quantization(group)
     group.add_argument("--int8_kv_cache", action="store_true", help=INT8_KV_CACHE_HELP)
     group.add_argument(
@@ -45,8 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def engine_options_of(args: argparse.Namespace) -> EngineOptions:
     """The options that the flags ask for. Raises ConfigError for flags that do not go together."""
+    factors = args.long_lora_scaling_factors
     return EngineOptions(
         **{name: getattr(args, name) for name in _SIZES},
+        long_lora_scaling_factors=None if factors is None else tuple(factors),
         dtype=dtype_of(args),
         quantization=quantization_of(args),
         int8_kv_cache=args.int8_kv_cache,

@@ -37,6 +37,8 @@ class LoraOptions:
     dora_enabled: bool
     target_modules: tuple[int, ...]
     max_extra_tokens: int = 0
+    rotary_factors: tuple[int, ...] = ()
+    """By which adapters may divide rotary positions."""
 
 
 def assemble(
@@ -52,8 +54,12 @@ def assemble(
     rank: int = 0,
     limits: ProgramLimits,
     lora: LoraOptions | None,
+    max_positions: int,
 ) -> tuple[Program, Arena]:
-    """The program, and how its arena was planned. `num_layers` are the whole network's, of all stages."""
+    """The program, and how its arena was planned. `num_layers` are the whole network's, of all stages.
+
+    max_positions: those that the model was made for.
+    """
     roots = _buffer_roots(emitted)
     lifetimes, buffers = _buffers(emitted, roots, limits)
     arena = plan_arena(lifetimes)
@@ -69,6 +75,8 @@ def assemble(
             stage=rank * num_stages // num_ranks,
             sites=emitted.sites,
             max_extra_tokens=lora.max_extra_tokens,
+            rotary_factors=lora.rotary_factors,
+            max_base_positions=max_positions if lora.rotary_factors else 0,
         )
     program = Program(
         dtype=dtype,

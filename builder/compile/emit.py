@@ -161,6 +161,7 @@ class _Emitter:
             output=_buffer(op.output),
             scale=_float32(op.scale),
             positions=None if op.positions is None else self.weights.table(op.positions),
+            types=None if op.types is None else self.weights.table(op.types),
             lora_site=first_site,
         )
         return EmittedOp(op=made, reads=(), writes=(op.output,), dtype=DType.FLOAT32, sites=sites)

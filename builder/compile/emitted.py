@@ -91,7 +91,14 @@ class Weights:
             tensor=_rows_name(source, weight.outputs),
             n=last - first,
             k=weight.inputs,
-            quantization=Quantization(algo=algo, group_size=group_size or 0, zero_points=how.has_zero_point),
+            quantization=Quantization(
+                algo=algo,
+                group_size=group_size or 0,
+                zero_points=how.has_zero_point,
+                scale_type=how.scale_dtype,
+                code=how.code,
+                value_type=DType.FLOAT32 if how.value_dtype is None else how.value_dtype,
+            ),
         )
         self.matrices[matrix.tensor] = (matrix, source)
         return matrix

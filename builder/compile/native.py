@@ -8,8 +8,10 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from ..._core import ConfigError
 from ..checkpoint.rank_tensors import RankTensors
 from ..network.network import Network
+from ..network.ops import Rotary
 from ..network.rank_network import network_of_rank
 from .arena import Arena
 from .assemble import LoraOptions, ProgramLimits, assemble
@@ -59,10 +61,13 @@ def compile_network(
 ) -> CompiledNetwork:
     """Makes the program of a rank and plans its buffers. `network` is the whole model's, `tensors` the rank's.
 
-    Raises ConfigError for a network that cannot be cut over the ranks of its mapping.
+    Raises ConfigError for a network that cannot be cut over the ranks of its mapping, and for one whose layers rotate
+    in several ways where adapters may divide rotary positions.
     """
     config = network.config
     compression = partial(places_for_exceptions, tensors) if compress_weights else None
+    if lora is not None and lora.rotary_factors:
+        _require_one_rotation(network)
     sites = _sites_of_stages(network, rank) if lora is not None else []
     max_extra_tokens = 0 if lora is None else lora.max_extra_tokens
     stage = rank // config.mapping.tp_size
@@ -85,8 +90,19 @@ def compile_network(
         rank=rank,
         limits=limits,
         lora=lora,
+        max_positions=config.max_position_embeddings,
     )
     return CompiledNetwork(program, arena, engine_tensors(emitted.weights, tensors, config.dtype))
+
+
+def _require_one_rotation(network: Network) -> None:
+    """Which of several an adapter was trained to divide, nothing says."""
+    found = {(op.size, op.base) for op in network.ops if isinstance(op, Rotary) and op.base != 0.0}
+    if len(found) > 1:
+        raise ConfigError(
+            f"long_lora_scaling_factors are for models whose layers rotate alike; those of "
+            f"{network.config.architecture} have the bases {', '.join(f'{base:g}' for _, base in sorted(found))}"
+        )
 
 
 def _sites_of_stages(network: Network, rank: int) -> list[list[LoraSite]]:

@@ -51,11 +51,7 @@ def engine_tensors(weights: Weights, tensors: RankTensors, dtype: DType) -> list
 
 def _quantized_tensor(tensors: RankTensors, matrix: Matrix, source: WeightRows) -> EngineTensor:
     assert matrix.quantization is not None
-    how = Quantization(
-        algo=matrix.quantization.algo,
-        group_size=matrix.quantization.group_size,
-        zero_points=matrix.quantization.zero_points,
-    )
+    how = Quantization(**vars(matrix.quantization))
     size = quantized_panel_bytes(how, matrix.n, matrix.k)
     pieces = partial(_quantized_pieces, tensors, matrix.k, source, how)
     return EngineTensor(matrix.tensor, np.dtype(np.uint8), size, pieces)

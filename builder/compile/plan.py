@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NewType
 
-from ..._core import AttentionKind, DType, LinearEpilogue, QuantAlgo, RopeKind, RouterScores, RowKind
+from ..._core import AttentionKind, DType, FourBitCode, LinearEpilogue, QuantAlgo, RopeKind, RouterScores, RowKind
 from ..network.ops import AttentionShape
 
 BufferName = NewType("BufferName", str)
@@ -22,6 +22,9 @@ class Quantization:
     algo: QuantAlgo
     group_size: int
     zero_points: bool
+    scale_type: DType = DType.BFLOAT16
+    code: FourBitCode = FourBitCode.INTEGER
+    value_type: DType = DType.FLOAT32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,7 @@ class EmbeddingOp:
     scale: float
     positions: Matrix | None
     lora_site: int
+    types: Matrix | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,6 +290,8 @@ class LoraLayout:
     stage: int
     sites: tuple[LoraSite, ...]
     max_extra_tokens: int = 0
+    rotary_factors: tuple[int, ...] = ()
+    max_base_positions: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from ..progress import Progress
 from ..safetensors_stream import SafetensorsReader
 from .hf_model import HfModel, check_quantization
 from .published.dequantized import Dequantization
+from .published.kept_layers import KeptLayers
 from .published.kept_tensors import KeptTensors
 from .quantizing_tensors import QuantizingTensors
 
@@ -46,7 +47,9 @@ class Checkpoint:
     num_vision_tensors: int = 0
     """Of a Hugging Face model: tensors of its vision tower, which are left aside."""
     dequantization: Dequantization | None = None
-    """Of a Hugging Face model's layers that were quantised before it was published, and whose integers are not kept."""
+    """Of a Hugging Face model's layers that were quantised before it was published, and are not kept so."""
+    kept: KeptLayers | None = None
+    """Those that are."""
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
@@ -66,14 +69,15 @@ class Checkpoint:
         return cls(directory, config, files)
 
     @classmethod
-    def of_model(cls, model_dir: Path, dtype: DType | None = None) -> Checkpoint:
+    def of_model(cls, model_dir: Path, dtype: DType | None = None, *, keeps_published: bool = True) -> Checkpoint:
         """The one that convert_checkpoint() would write of a Hugging Face model, made as it is read.
 
-        `dtype` None keeps the type that the model's config.json states. Raises CheckpointError for everything that is
-        wrong with the model.
+        `dtype` None keeps the type that the model's config.json states; `keeps_published` is HfModel's. Raises
+        CheckpointError for everything that is wrong with the model.
         """
-        model = HfModel.open(model_dir, dtype=dtype)
-        return cls(model_dir, model.config, (model.tensors(0),), model.num_vision_tensors, model.dequantization)
+        model = HfModel.open(model_dir, dtype=dtype, keeps_published=keeps_published)
+        tensors = (model.tensors(0),)
+        return cls(model_dir, model.config, tensors, model.num_vision_tensors, model.dequantization, model.kept)
 
     @cached_property
     def network(self) -> Network:
@@ -91,10 +95,13 @@ class Checkpoint:
         return replace(self, config=replace(self.config, int8_kv_cache=int8))
 
     def quantized(self, quantization: QuantConfig) -> Checkpoint:
-        """The checkpoint with its linear layers quantised.
+        """The checkpoint with its linear layers quantised; those that were published so are dequantised first.
 
-        Raises ConfigError for one that is quantised already, and for a quantisation that it cannot have.
+        Raises ConfigError for one that was quantised when it was converted, and for a quantisation that it cannot have.
         """
+        if self.kept is not None:
+            plain = Checkpoint.of_model(self.directory, self.config.dtype, keeps_published=False)
+            return plain.with_int8_kv_cache(self.config.int8_kv_cache).quantized(quantization)
         if self.config.quantization is not None:
             raise ConfigError(
                 f"{self.directory}: its weights are {self.config.quantization.quant_algo.name} already; leave "

@@ -19,6 +19,7 @@ from ..output_directory import holds_only, producer_of, replaced_directory
 from ..progress import Advance, Progress, SilentProgress
 from .hf_model import HfModel
 from .published.dequantized import Dequantization
+from .published.kept_layers import KeptLayers
 
 COPIED_FILES: Final = (
     "tokenizer.json",
@@ -44,7 +45,9 @@ class Converted:
     num_vision_tensors: int = 0
     """Tensors of the model's vision tower, which are left aside."""
     dequantization: Dequantization | None = None
-    """Of layers that were quantised before the model was published, and whose integers are not kept."""
+    """Of layers that were quantised before the model was published, and are not kept so."""
+    kept: KeptLayers | None = None
+    """Those that are."""
 
 
 def convert_checkpoint(
@@ -90,7 +93,15 @@ def convert_checkpoint(
             if (model_dir / name).is_file():
                 shutil.copyfile(model_dir / name, directory / name)
         (directory / CONFIG_FILE).write_text(model.config.to_json(), encoding="utf-8")
-    return Converted(model.config, len(specs), num_bytes, tuple(errors), model.num_vision_tensors, model.dequantization)
+    return Converted(
+        model.config,
+        len(specs),
+        num_bytes,
+        tuple(errors),
+        model.num_vision_tensors,
+        model.dequantization,
+        model.kept,
+    )
 
 
 def _write_ranks(model: HfModel, directory: Path, workers: int, advance: Advance) -> list[QuantizationError]:

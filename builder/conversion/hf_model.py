@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,9 @@ from ..safetensors_stream import TensorSpec
 from .hf_config import load_hf_config, load_published_format
 from .model_tensors import ModelTensors
 from .published.dequantized import Dequantization, dequantization
-from .published.formats import PublishedFormat, QuantizedMatrix
-from .published.kept_tensors import KeptTensors, check_orientation, with_excluded_modules
+from .published.formats import QuantizedMatrix
+from .published.kept_layers import KeptLayers, check_orientation, kept_layers
+from .published.kept_tensors import KeptTensors
 from .quantizing_tensors import QuantizingTensors
 
 
@@ -42,8 +43,8 @@ class HfModel:
     _weights: HfWeights
     dequantization: Dequantization | None = None
     """Of layers that were quantised before the model was published, and whose integers are not kept."""
-    _kept: Mapping[str, QuantizedMatrix] | None = None
-    """Layers whose integers and scales are kept."""
+    kept: KeptLayers | None = None
+    """Layers whose numbers and scales are kept."""
 
     @classmethod
     def open(
@@ -54,8 +55,12 @@ class HfModel:
         mapping: ParallelMapping | None = None,
         quantization: QuantConfig | None = None,
         int8_kv_cache: bool = False,
+        keeps_published: bool = True,
     ) -> HfModel:
         """`dtype` None keeps the type that config.json states. `quantization` is of the linear layers.
+
+        With it, or where `keeps_published` is false, layers that were quantised before the model was published are
+        dequantised; otherwise they are kept where checkpoints can have them.
 
         Raises CheckpointError for everything that is wrong with the model and ConfigError for a mapping that cannot cut
         it, and for a quantisation that it cannot have.
@@ -71,22 +76,22 @@ class HfModel:
         if config.is_encoder_only and int8_kv_cache:
             raise ConfigError(f"{directory}: int8_kv_cache: {config.architecture} keeps no keys and values")
         now = partial(name_now, older_names=family.older_names, older_endings=family.older_endings)
-        weights, published, kept = _open_weights(directory)
-        if kept is not None and (quantization is not None or config.mapping.world_size > 1):
-            wanted = "be quantised again" if quantization is not None else "be cut over ranks"
-            raise ConfigError(f"{directory}: its weights are {kept.quant_algo.name} already and cannot {wanted}")
+        weights, published = HfWeights(directory), load_published_format(directory)
+        if published is not None:
+            weights = weights.with_matrices(published.matrices(weights))
         weights = weights.renamed(now)
         if family.lm_head_is_embedding is not None:
             is_embedding = family.lm_head_is_embedding(config, LM_HEAD in weights)
             config = replace(config, share_embedding_table=is_embedding)
-        network = declare(replace(config, quantization=kept or quantization))
+        keeping = published if quantization is None and keeps_published else None
+        # A tied lm_head is a tensor of its own where layers are quantised.
+        network = declare(replace(config, quantization=quantization if keeping is None else keeping.kept))
         weights = weights.renamed(_in_whole_model(hf_tensor_shapes(network)))
         check_orientation(network, weights.matrices, str(directory))
-        own = None
-        if kept is not None:
-            own = cast(dict[str, QuantizedMatrix], weights.matrices)
-            kept = with_excluded_modules(kept, network, own, str(directory))
-        config = replace(config, quantization=kept or quantization)
+        kept = None
+        if keeping is not None and keeping.kept is not None:
+            kept = kept_layers(keeping, network, weights, cast(dict[str, QuantizedMatrix], weights.matrices))
+        config = replace(config, quantization=quantization if kept is None else kept.quantization)
         network = declare(config)
         if config.embedding_pooling is not None and _lacks_lm_head(weights, network):
             config = replace(config, has_lm_head=False)
@@ -99,9 +104,9 @@ class HfModel:
         check_quantization(config, plans, str(directory))
         _check_tied_lm_head(weights, network)
         dequantized = None
-        if published is not None and kept is None:
-            dequantized = dequantization(published, network, weights, config.dtype, str(directory))
-        return cls(config, plans, weights, dequantized, own)
+        if published is not None:
+            dequantized = dequantization(published, network, weights, kept, config.dtype, str(directory))
+        return cls(config, plans, weights, dequantized, kept)
 
     @property
     def num_vision_tensors(self) -> int:
@@ -115,22 +120,10 @@ class HfModel:
 
     def tensors(self, rank: int) -> QuantizingTensors | KeptTensors:
         """The tensors of a rank, which are made as they are read."""
-        if self._kept is not None:
-            return KeptTensors(self._weights, self.plans[rank], self.numpy_dtype, self._kept)
+        if self.kept is not None:
+            return KeptTensors(self._weights, self.plans[rank], self.numpy_dtype, self.kept)
         plain = ModelTensors(self._weights, self.plans[rank], self.numpy_dtype)
         return QuantizingTensors(plain, self.config.quantization)
-
-
-def _open_weights(directory: Path) -> tuple[HfWeights, PublishedFormat | None, QuantConfig | None]:
-    """The weights, how they were quantised before they were published, and as what they are kept."""
-    weights, published = HfWeights(directory), load_published_format(directory)
-    if published is None:
-        return weights, None, None
-    matrices = published.matrices(weights)
-    kept = published.kept
-    if kept is not None and not all(cast(QuantizedMatrix, matrix).can_be_kept() for matrix in matrices.values()):
-        kept = None
-    return weights.with_matrices(matrices), published, kept
 
 
 def _in_whole_model(expected: Collection[str]) -> Callable[[str], str]:

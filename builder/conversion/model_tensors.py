@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.casting import FLOAT32, Array, cast, to_float32
+from ..checkpoint.casting import Array, cast
 from ..checkpoint.hf_weights import HfWeights
 from ..checkpoint.planned_tensor import PlannedTensor, Slice
 from ..checkpoint.rank_file import stored_dtype
@@ -28,7 +28,6 @@ class ModelTensors:
 
     def _pieces(self, tensor: PlannedTensor, rows: range, step: int | None) -> Iterator[Array]:
         first = 0
-        added = None if tensor.added is None else self._added_row(tensor.added)
         for part in tensor.slices:
             taken = _overlap(part.rows, first, rows)
             first += len(part.rows)
@@ -39,15 +38,9 @@ class ModelTensors:
                 columns = piece if part.columns is None else piece[:, part.columns.start : part.columns.stop]
                 # A vector may be stored as a matrix of one row.
                 values = np.ascontiguousarray(columns).reshape(-1, *tensor.shape[1:])
-                if added is not None:
-                    values = cast(values, FLOAT32, subject) + added
                 yield cast(values, stored_dtype(tensor, self._dtype), subject)
         if zeros := _overlap(range(tensor.zero_rows), first, rows):
             yield np.zeros((len(zeros), *tensor.shape[1:]), self._dtype)
-
-    def _added_row(self, row: Slice) -> Array:
-        (piece,) = self._weights.rows(row.source, row.rows)
-        return to_float32(cast(piece, piece.dtype, self._weights.where(row.source)))
 
     def _stored_rows(self, part: Slice, rows: range, step: int | None) -> Iterator[Array]:
         """Whole rows of [out, in]; those of a tensor that is stored as [in, out] come as one piece."""

@@ -121,7 +121,7 @@ class _Source:
         problems = []
         if options.quantization is not None:
             problems += options.quantization.problems()
-            if config.quantization is not None:
+            if is_checkpoint and config.quantization is not None:
                 problems.append(f"quantization: the weights are {config.quantization.describe()} already")
             config = replace(config, quantization=options.quantization)
         problems += build_config.problems(config)
@@ -132,7 +132,8 @@ class _Source:
     def description(self, report: BuildReport) -> str:
         """What tells the engines of one model apart, as people read it."""
         build = self.build_config
-        published = "" if report.dequantization is None else f" from {report.dequantization.format}"
+        quantised = report.kept or report.dequantization
+        published = "" if quantised is None else f" from {quantised.format}"
         compressed = ", compressed" if build.compress_weights else ""
         sizes = (
             f"max_batch_size {build.max_batch_size}, max_num_tokens {build.max_num_tokens}, max_seq_len "
@@ -197,6 +198,8 @@ def _make(source: _Source, key: str, cache: EngineCache, progress: Progress) -> 
         )
         source.files.check_unchanged()
         write_entry(directory, source.directory.absolute(), source.description(report))
+    if report.kept is not None:
+        progress.note(f"kept: {report.kept.describe()}")
     if report.dequantization is not None:
         progress.note(f"dequantised: {report.dequantization.describe()}")
 

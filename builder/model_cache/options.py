@@ -34,7 +34,8 @@ class EngineOptions:
     max_num_tokens: int | None = None
     """Tokens in a step: 8192."""
     max_seq_len: int | None = None
-    """Prompt and answer together: 8192, or the model's max_position_embeddings where that is less."""
+    """Prompt and answer together: 8192, or as many as the model was made for, under adapters that divide positions,
+    where that is less."""
     max_input_len: int | None = None
     """Of a prompt: max_seq_len."""
     max_beam_width: int | None = None
@@ -43,6 +44,8 @@ class EngineOptions:
     """Of adapters: 64."""
     max_extra_tokens: int | None = None
     """Beyond the model's vocabulary, that an adapter may bring: 0."""
+    long_lora_scaling_factors: tuple[int, ...] | None = None
+    """By which adapters may divide rotary positions: none."""
     quantization: QuantConfig | None = None
     """None: the weights are stored as they are."""
     int8_kv_cache: bool = False
@@ -55,7 +58,12 @@ class EngineOptions:
 
     def build_config(self, checkpoint: CheckpointConfig) -> BuildConfig:
         """What the engine of a checkpoint is built with, everything filled in."""
-        longest = min(DEFAULT_MAX_SEQ_LEN, checkpoint.max_position_embeddings)
+        lora = LoraBuildConfig(
+            max_lora_rank=_or(self.max_lora_rank, DEFAULT_MAX_LORA_RANK),
+            max_extra_tokens=_or(self.max_extra_tokens, 0),
+            long_lora_scaling_factors=tuple(sorted(self.long_lora_scaling_factors or ())),
+        )
+        longest = min(DEFAULT_MAX_SEQ_LEN, BuildConfig(lora_config=lora).max_positions(checkpoint))
         config = BuildConfig(
             max_batch_size=_or(self.max_batch_size, DEFAULT_MAX_BATCH_SIZE),
             max_num_tokens=_or(self.max_num_tokens, DEFAULT_MAX_NUM_TOKENS),
@@ -63,10 +71,7 @@ class EngineOptions:
             max_input_len=self.max_input_len,
             max_beam_width=_or(self.max_beam_width, 1),
             compress_weights=self.compress_weights,
-            lora_config=LoraBuildConfig(
-                max_lora_rank=_or(self.max_lora_rank, DEFAULT_MAX_LORA_RANK),
-                max_extra_tokens=_or(self.max_extra_tokens, 0),
-            ),
+            lora_config=lora,
             plugin_config=PluginConfig(lora_plugin=AUTO, dora_plugin=ENABLE),
         )
         return config.with_defaults(checkpoint)

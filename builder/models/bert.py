@@ -24,8 +24,7 @@ class BertConfig(EncoderConfig):
     """The fields of BERT beyond those of other encoders."""
 
     type_vocab_size: int = 2
-    """Kinds of tokens. All tokens are of kind 0, whose embedding is added to the positions' when a model is converted:
-    pairs of texts are not told apart."""
+    """Kinds of tokens: 0 of a text, 1 of the second of two."""
     has_pooler: bool = True
     """There is a linear layer over the first hidden state, which classifiers of texts read."""
 
@@ -33,11 +32,6 @@ class BertConfig(EncoderConfig):
     def classified_row(self) -> str:
         """The first."""
         return CLS
-
-    @property
-    def tells_segments_apart(self) -> bool:
-        """By kinds of tokens."""
-        return self.type_vocab_size > 1
 
     def classifiers_need_pooler(self, *, per_token: bool) -> bool:
         """Those of texts do."""

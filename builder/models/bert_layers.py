@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..checkpoint.config import CheckpointConfig
 from ..network.network import Network
 from ..network.ops import Activation, RotaryTable, Value
-from ..network.weights import SourceRow, Split, whole
+from ..network.weights import Split, whole
 
 
 def declare_bert(
@@ -13,13 +13,16 @@ def declare_bert(
 ) -> None:
     """The encoder under the name `model`, whose last norm makes net.hidden.
 
-    Its table of positions has `unused_positions` rows before that of the first token, and each of its rows is added to
-    the first of the table of token types, of which there are `type_vocab_size`.
+    Its table of positions has `unused_positions` rows before that of the first token; tokens are of `type_vocab_size`
+    kinds.
     """
     p = f"{model}.embeddings"
-    kind = SourceRow(f"{p}.token_type_embeddings.weight", (type_vocab_size, c.hidden_size), row=0)
     x = net.embedding(
-        f"{p}.word_embeddings", positions=f"{p}.position_embeddings", rows_before=unused_positions, added=kind
+        f"{p}.word_embeddings",
+        positions=f"{p}.position_embeddings",
+        rows_before=unused_positions,
+        types=f"{p}.token_type_embeddings",
+        num_types=type_vocab_size,
     )
     with net.scope("embedding"):
         x = net.layer_norm(x, f"{p}.LayerNorm", "transformer.ln_embed", is_stream=True)

@@ -24,7 +24,7 @@ class RobertaConfig(EncoderConfig):
     """The fields of RoBERTa beyond those of other encoders."""
 
     type_vocab_size: int = 1
-    """Kinds of tokens. All are of kind 0, whose embedding is added to the positions' when a model is converted."""
+    """Kinds of tokens: as a rule one, of two texts as well."""
     unused_positions: int = 2
     """Rows of the table of positions before the first token's."""
 

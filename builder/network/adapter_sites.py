@@ -139,6 +139,7 @@ class AdaptedModules:
     def __init__(self, network: Network) -> None:
         self.num_layers: Final = network.config.num_adapted_layers
         self.hidden_size: Final = network.config.hidden_size
+        self.max_positions: Final = network.config.max_position_embeddings
         self.inputs_embeds_scale: Final = next(
             (op.inputs_embeds_scale for op in network.ops if isinstance(op, Embedding)), 1.0
         )

@@ -43,8 +43,6 @@ def hf_tensor_shapes(network: Network) -> dict[str, tuple[int, ...]]:
     for weight in _weights(network):
         if isinstance(weight, Tensor):
             shapes[weight.source] = weight.source_shape
-            if weight.added is not None:
-                shapes[weight.added.source] = weight.added.shape
             continue
         if weight.row_bias is not None:
             shapes[weight.row_bias] = (1, weight.outputs)
@@ -90,8 +88,9 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
     for op in network.ops:
         if isinstance(op, Embedding):
             yield op.table
-            if op.positions is not None:
-                yield op.positions
+            for table in (op.positions, op.types):
+                if table is not None:
+                    yield table
         elif isinstance(op, RmsNorm):
             yield op.weight
         elif isinstance(op, LayerNorm):
@@ -116,14 +115,7 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
 def _plan(network: Network, weight: Tensor | LinearWeight, name: str, tp_rank: int) -> Iterator[PlannedTensor]:
     if isinstance(weight, Tensor):
         rows = range(weight.rows_before, weight.source_shape[0])
-        added = weight.added
-        yield PlannedTensor(
-            name,
-            weight.shape,
-            (Slice(weight.source, rows),),
-            float32=weight.float32,
-            added=None if added is None else Slice(added.source, range(added.row, added.row + 1)),
-        )
+        yield PlannedTensor(name, weight.shape, (Slice(weight.source, rows),), float32=weight.float32)
     elif f"{name}.weight" in (EMBEDDING, LM_HEAD):
         if f"{name}.weight" == LM_HEAD:  # else the embedding's tensor is its own
             yield _plan_lm_head(network, weight, tp_rank)

@@ -32,7 +32,7 @@ from .ops import (
     Routing,
     Value,
 )
-from .weights import LinearWeight, Part, SourceRow, Split, Tensor, TensorName, whole
+from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
 
 
 class Network:
@@ -129,14 +129,15 @@ class Network:
         inputs_embeds_scale: float = 1.0,
         positions: str | None = None,
         rows_before: int = 0,
-        added: SourceRow | None = None,
+        types: str | None = None,
+        num_types: int = 0,
     ) -> Value:
         """The tokens' rows of `source`.weight [vocab_size, hidden_size] in float32, times `scale`: the residual stream.
 
         inputs_embeds_scale: of embeddings that the Hugging Face model is given in place of tokens: that of its own
         embedding may be `scale`, while these are taken as they are.
-        `positions`.weight [rows_before + max_position_embeddings, hidden_size] is added, where positions are learned,
-        and with each of its rows the row `added`.
+        `types`.weight [num_types, hidden_size] is added, where tokens are of kinds, and then
+        `positions`.weight [rows_before + max_position_embeddings, hidden_size], where positions are learned.
         """
         config = self.config
         as_linear = LinearWeight(
@@ -162,7 +163,13 @@ class Network:
                         f"{positions}.weight",
                         (config.max_position_embeddings, config.hidden_size),
                         rows_before=rows_before,
-                        added=added,
+                    ),
+                    types=None
+                    if types is None
+                    else Tensor(
+                        TensorName(f"{self._part}.token_type_embedding.weight"),
+                        f"{types}.weight",
+                        (num_types, config.hidden_size),
                     ),
                     as_linear=None if config.num_encoder_layers else as_linear,
                 )

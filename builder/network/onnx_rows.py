@@ -17,6 +17,12 @@ def embedding(graph: GraphBuilder, values: Values, op: Embedding, inputs: StepIn
     tokens = inputs.tokens(op.output.rows)
     embedded = graph.node("Gather", [graph.weight(str(op.table.name)), tokens.input_ids], axis=0)
     embedded = scaled(graph, graph.cast(embedded, TensorProto.FLOAT), op.scale)
+    if op.types is not None:
+        # A step of the graph has tokens of the first kind alone.
+        first = graph.node(
+            "Gather", [graph.weight(str(op.types.name)), graph.constant("first_type", np.zeros(1, np.int64))]
+        )
+        embedded = graph.node("Add", [embedded, graph.cast(first, TensorProto.FLOAT)])
     if op.positions is not None:
         rows = graph.node("Gather", [graph.weight(str(op.positions.name)), tokens.positions], axis=0)
         embedded = graph.node("Add", [embedded, graph.cast(rows, TensorProto.FLOAT)])

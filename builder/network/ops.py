@@ -44,7 +44,7 @@ class Activation(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """output = table[token] * scale + positions[position]."""
+    """output = table[token] * scale + types[type of token] + positions[position]."""
 
     scope: str
     output: Value
@@ -54,6 +54,8 @@ class Embedding:
     """By which the Hugging Face model multiplies embeddings that it is given in place of tokens."""
     positions: Tensor | None
     """Of learned positions."""
+    types: Tensor | None
+    """Of kinds of tokens."""
     as_linear: LinearWeight | None
     """The table as the weight [hidden_size, vocab_size] of a linear layer, of which a token is one input; None where
     adapters do not act on it: where an encoder and a decoder have one."""

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from onnx import TensorProto
 
-from .graph import GraphBuilder, Value
+from ..._core import code_table
+from ..checkpoint.quantization import QuantConfig
+from .graph import ELEMENT_TYPES, GraphBuilder, Value
 
 
 def weight_matrix(graph: GraphBuilder, module: str) -> Value:
-    """W [out, in] of the engine's type: `{module}.weight`, through DequantizeLinear when that is quantised."""
+    """W [out, in] of the engine's type: `{module}.weight`, through DequantizeLinear when that is quantised.
+
+    Numbers of a table are gathered from it and multiplied with their scales.
+    """
     weight = graph.weight(f"{module}.weight")
     if weight.element_type == graph.engine_type:
         return weight
     if graph.quantization is None:
         raise ValueError(f"weight '{weight.name}' is not of the engine's type, and no quantisation is known of it")
     how = graph.quantization.of_weight(weight.name)
+    if how.is_coded:
+        return _values_of_code(graph, weight, how)
     attributes: dict[str, Any] = {"axis": 0}
     if how.group_size is not None:
         attributes = {"axis": 1, "block_size": how.group_size}
@@ -25,3 +33,18 @@ def weight_matrix(graph: GraphBuilder, module: str) -> Value:
         inputs.append(graph.cast(graph.weight(how.zeros_of(weight.name)), TensorProto.UINT4))
     engine_type = graph.engine_type
     return graph.node("DequantizeLinear", inputs, element_type=engine_type, output_dtype=engine_type, **attributes)
+
+
+def _values_of_code(graph: GraphBuilder, weight: Value, how: QuantConfig) -> Value:
+    """Each number of the table times its group's scale in float32, rounded to the values' type."""
+    assert how.value_dtype is not None
+    assert how.group_size is not None
+    table = graph.constant(f"table_{how.code.name.lower()}", code_table(how.code))
+    places = graph.cast(weight, TensorProto.INT32)
+    numbers = graph.node("Gather", [table, places], axis=0)
+    in_groups = graph.constant(f"groups_of_{how.group_size}", np.asarray([0, -1, how.group_size], np.int64))
+    scales = graph.cast(graph.weight(how.scales_of(weight.name)), TensorProto.FLOAT)
+    last = graph.constant("last_axis", np.asarray([-1], np.int64))
+    products = graph.node("Mul", [graph.node("Reshape", [numbers, in_groups]), graph.node("Unsqueeze", [scales, last])])
+    flat = graph.node("Reshape", [products, graph.constant("in_rows", np.asarray([0, -1], np.int64))])
+    return graph.cast(graph.cast(flat, ELEMENT_TYPES[how.value_dtype]), graph.engine_type)

@@ -27,15 +27,6 @@ class TensorName:
 
 
 @dataclass(frozen=True)
-class SourceRow:
-    """A row of a matrix of a Hugging Face model."""
-
-    source: str
-    shape: tuple[int, int]
-    row: int
-
-
-@dataclass(frozen=True)
 class Tensor:
     """A tensor that every rank has whole: of an embedding or a norm."""
 
@@ -49,8 +40,6 @@ class Tensor:
     """A checkpoint has it in float32, whatever its dtype."""
     rows_before: int = 0
     """Of the Hugging Face tensor, which nothing reads."""
-    added: SourceRow | None = None
-    """Added to each row when the model is converted."""
 
     @property
     def source_shape(self) -> tuple[int, ...]:

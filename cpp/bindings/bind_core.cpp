@@ -59,11 +59,12 @@ void pack(const py::buffer& panels, DType dtype, std::int64_t n, std::int64_t k,
               static_cast<const std::byte*>(rows.info.ptr), source_dtype, rows.stride);
 }
 
-Quantization make_quantization(QuantAlgo algo, std::int64_t group_size, bool zero_points) {
+Quantization make_quantization(QuantAlgo algo, std::int64_t group_size, bool zero_points, DType scale_type,
+                               FourBitCode code, DType value_type) {
   if (group_size < 0 || group_size % kInt4Inputs != 0) {
     throw py::value_error("Quantization: group_size must be a multiple of " + std::to_string(kInt4Inputs));
   }
-  return {algo, group_size, zero_points};
+  return {algo, group_size, zero_points, scale_type, code, value_type};
 }
 
 /// The bytes of a contiguous buffer that must hold exactly `size` of them.
@@ -229,12 +230,31 @@ void bind_core(py::module_& module) {
       .value("W8A8", QuantAlgo::kW8A8)
       .value("W4A16", QuantAlgo::kW4A16)
       .finalize();
+  py::native_enum<FourBitCode>(module, "FourBitCode", "enum.Enum",
+                               "What the four bits of a W4A16 weight stand for.")
+      .value("INTEGER", FourBitCode::kInteger)
+      .value("NF4", FourBitCode::kNF4)
+      .value("FP4", FourBitCode::kFP4)
+      .finalize();
+  module.def(
+      "code_table",
+      [](FourBitCode code) {
+        const auto& table = code_table(code);
+        return py::array_t<float>(static_cast<py::ssize_t>(table.size()), table.data());
+      },
+      py::arg("code"), "The numbers that a code stands for, float32 [16]; of INTEGER u - 8.");
   py::class_<Quantization>(module, "Quantization", "How a matrix is quantised.")
       .def(py::init(&make_quantization), py::kw_only(), py::arg("algo"), py::arg("group_size") = 0,
-           py::arg("zero_points") = false, "Raises ValueError for groups that the kernels do not have.")
+           py::arg("zero_points") = false, py::arg("scale_type") = DType::kBFloat16,
+           py::arg("code") = FourBitCode::kInteger, py::arg("value_type") = DType::kFloat32,
+           "Raises ValueError for groups that the kernels do not have.")
       .def_readonly("algo", &Quantization::algo)
       .def_readonly("group_size", &Quantization::group_size, "Inputs that share a scale; 0: all.")
-      .def_readonly("zero_points", &Quantization::zero_points);
+      .def_readonly("zero_points", &Quantization::zero_points)
+      .def_readonly("scale_type", &Quantization::scale_type, "Of W4A16.")
+      .def_readonly("code", &Quantization::code, "Of W4A16: what the bits stand for.")
+      .def_readonly("value_type", &Quantization::value_type,
+                    "Of a code: what its numbers times scales are rounded to.");
   module.def(
       "quantized_panel_bytes",
       [](const Quantization& quantization, std::int64_t n, std::int64_t k) {
@@ -246,7 +266,8 @@ void bind_core(py::module_& module) {
       py::arg("k"), py::arg("first_row"), py::arg("rows"), py::arg("weights"), py::arg("scales"),
       py::arg("zeros") = py::none(),
       "Packs quantised rows of W[n, k] into `panels`, a writable buffer: `weights` as checkpoints have them, "
-      "a float32 scale and, with zero points, a uint8 zero for each group of each row.");
+      "a float32 scale (which is rounded to the type of the scales) and, with zero points, a uint8 zero for "
+      "each group of each row.");
   module.def("can_be_compressed", &can_be_compressed, py::arg("n"), py::arg("k"),
              "Whether a bfloat16 W[n, k] can be compressed: it is made of whole panels and pieces.");
   module.def(

@@ -68,6 +68,8 @@ void bind_engine_info(py::module_& module) {
       .def_readonly("max_beam_width", &EngineInfo::max_beam_width)
       .def_readonly("tokens_per_block", &EngineInfo::tokens_per_block)
       .def_readonly("kv_block_bytes", &EngineInfo::kv_block_bytes)
+      .def("max_seq_len_of", &EngineInfo::max_seq_len_of, py::arg("rotary_factor"),
+           "Tokens of a sequence under an adapter that divides rotary positions by this, or of others (1).")
       .def_readonly("max_reusable_prompt_len", &EngineInfo::max_reusable_prompt_len)
       .def_readonly("lora", &EngineInfo::lora)
       .def_readonly("kernels", &EngineInfo::kernels, "Of the CPU; empty: it runs on a device.")
@@ -83,6 +85,8 @@ void bind_engine_info(py::module_& module) {
                     "Width of hidden states; 0: the engine does not tell them.")
       .def_readonly("given_embedding_size", &EngineInfo::given_embedding_size,
                     "Width of PromptTuningConfig.embedding_table; 0: the engine takes none.")
+      .def_readonly("num_token_types", &EngineInfo::num_token_types,
+                    "Kinds that the model tells tokens apart by: Request.token_type_ids are below it.")
       .def_readonly("has_kv_cache", &EngineInfo::has_kv_cache,
                     "False: an encoder alone, which computes every sequence whole and has no KV blocks.")
       .def_readonly("has_logits", &EngineInfo::has_logits,

@@ -43,6 +43,9 @@ void bind_modules(py::module_& module) {
           "is_of_vocabulary", [](const LoraModuleInfo& info) { return is_of_vocabulary(info.module); },
           "Whether it is as wide as the vocabulary: lm_head and embedding, whose rows are slices of it.")
       .def_property_readonly(
+          "is_setting", [](const LoraModuleInfo& info) { return is_setting(info.module); },
+          "Whether it is no layer: a number, in the rank's place, that all of the adapter's requests heed.")
+      .def_property_readonly(
           "parts",
           [](const LoraModuleInfo& info) {
             const auto parts = parts_of(info.module);
@@ -56,6 +59,7 @@ void bind_modules(py::module_& module) {
                std::string(info.name) + "')";
       });
   module.attr("VOCABULARY_SLICE") = kVocabularySlice;
+  module.attr("MOST_ROTARY_FACTOR") = kMostRotaryFactor;
   module.attr("NUM_TABLE_MODULES") = kNumLoraModules;
   module.def(
       "lora_modules",

@@ -24,18 +24,20 @@ void bind_ops(py::module_& module) {
       .def_readonly("rows", &Buffer::rows)
       .def_readonly("width", &Buffer::width)
       .def_readonly("offset", &Buffer::offset);
-  py::class_<EmbeddingOp>(module, "EmbeddingOp",
-                          "output[T, hidden] = table[token_ids] * scale + positions[positions].")
+  py::class_<EmbeddingOp>(
+      module, "EmbeddingOp",
+      "output[T, hidden] = table[token_ids] * scale + types[token_types] + positions[positions].")
       .def(py::init([](const PanelMatrix& table, BufferId output, float scale, const PanelMatrix& positions,
-                       std::int32_t lora_site) {
-             return EmbeddingOp{table, output, scale, positions, lora_site};
+                       const PanelMatrix& types, std::int32_t lora_site) {
+             return EmbeddingOp{table, output, scale, positions, types, lora_site};
            }),
            py::kw_only(), py::arg("table"), py::arg("output"), py::arg("scale") = 1.0F,
-           py::arg("positions") = PanelMatrix{}, py::arg("lora_site") = -1)
+           py::arg("positions") = PanelMatrix{}, py::arg("types") = PanelMatrix{}, py::arg("lora_site") = -1)
       .def_readonly("lora_site", &EmbeddingOp::lora_site)
       .def_readonly("table", &EmbeddingOp::table)
       .def_readonly("scale", &EmbeddingOp::scale)
       .def_readonly("positions", &EmbeddingOp::positions)
+      .def_readonly("types", &EmbeddingOp::types)
       .def_readonly("output", &EmbeddingOp::output);
   py::class_<LayerNormOp>(module, "LayerNormOp", "output = (input - mean) / deviation * weight + bias.")
       .def(py::init([](BufferId input, BufferId output, VectorView weight, VectorView bias, float epsilon,

@@ -15,7 +15,18 @@ NUM_GROUPS: Final = 4096
 no more than these."""
 _ADAPTER_FIELDS: Final = ("adapter_id", "lora_path", "model")
 _OPENAI_PATHS: Final = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/classify", "/score", "/tokenize", "/detokenize"}
+    {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/classify",
+        "/score",
+        "/rerank",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/tokenize",
+        "/detokenize",
+    }
 )
 _TRITON_PATH: Final = re.compile(r"/v2/models/(.+?)(?:/versions/[^/]+)?/(?:infer|generate|generate_stream)")
 

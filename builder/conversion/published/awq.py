@@ -20,8 +20,8 @@ from .formats import (
     matrices_of,
     of_four_bits,
     scaled,
-    scales_can_be_kept,
     tensor_problems,
+    with_scales,
 )
 from .gptq import HARMLESS, read_group_size
 from .packed_numbers import unpacked
@@ -89,7 +89,7 @@ class Awq:
         kind = _ByOutput if self.by_output else _ByInput
 
         def matrix_of(source: str) -> tuple[MadeMatrix, list[str]]:
-            matrix = kind(weights, source, self.group_size)
+            matrix = kind(weights, source, self.group_size, self.kept)
             stored = weights.spec(f"{source}.qweight").shape
             if len(stored) != 2:
                 return matrix, [f"{weights.where(f'{source}.qweight')}: is {list(stored)}; expected a matrix"]
@@ -103,6 +103,7 @@ class _Matrix:
     weights: HfWeights
     source: str
     group_size: int | None
+    kept: QuantConfig | None
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -135,14 +136,14 @@ class _Matrix:
             differences = numbers.astype(np.int8) - zeros.astype(np.int8)[:, groups]
             yield scaled(differences, to_float32(scales)[:, groups], self.dtype)
 
-    def can_be_kept(self) -> bool:
-        """As QuantizedMatrix.can_be_kept."""
-        return scales_can_be_kept(self.weights.joined_rows(f"{self.source}.scales"), _BITS)
+    def kept_as(self) -> QuantConfig | None:
+        """As QuantizedMatrix.kept_as."""
+        return with_scales(self.kept, self.weights.joined_rows(f"{self.source}.scales"))
 
-    def quantized_rows(self, rows: range, step: int) -> Iterator[QuantizedRows]:
+    def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
         """As QuantizedMatrix.quantized_rows."""
         for parts in self._parts(rows, step):
-            yield of_four_bits(*parts)
+            yield of_four_bits(*parts, how)
 
 
 class _ByInput(_Matrix):

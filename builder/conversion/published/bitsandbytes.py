@@ -8,33 +8,27 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...._core import CheckpointError
+from ...._core import CheckpointError, DType, FourBitCode, QuantAlgo, code_table, dtype_from_name
 from ...checkpoint.casting import BFLOAT16, FLOAT16, FLOAT32, Array
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
+from ...checkpoint.quantization import CODE_GROUP_SIZES, QuantConfig
+from ...checkpoint.quantizer import QuantizedRows
 from ...json_fields import JsonFields, parse_json_object
-from .formats import WEIGHT, in_steps, layers_with, raise_problems, scaled, tensor_problems
+from .formats import WEIGHT, in_steps, layers_with, of_four_bits, raise_problems, scaled, tensor_problems
 
 METHOD: Final = "bitsandbytes"
 # What calibration and loading are told; the tensors are what they are.
 _HARMLESS: Final = (
-    *("_load_in_4bit", "_load_in_8bit", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "bnb_4bit_quant_type"),
+    *("_load_in_4bit", "_load_in_8bit", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage"),
     *("bnb_4bit_use_double_quant", "llm_int8_enable_fp32_cpu_offload", "llm_int8_skip_modules", "llm_int8_threshold"),
 )
 _UINT8: Final = np.dtype(np.uint8)
 _DTYPES: Final = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
-_BLOCK_SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _NESTED_BLOCK_SIZE: Final = 256
 _MAX_STATE_BYTES: Final = 4096
-# bitsandbytes.functional.get_4bit_type: the quantiles of a normal distribution, and numbers of a sign, two bits of
-# exponent and one of mantissa, over 12.
-_CODES: Final = {
-    "nf4": (
-        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
-        *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
-        *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-    ),
-    "fp4": tuple(sign * value / 12 for sign in (1, -1) for value in (0, 0.0625, 8, 12, 4, 6, 2, 3)),
-}
+_CODES: Final = {"nf4": FourBitCode.NF4, "fp4": FourBitCode.FP4}
+# Of blocks whose size only the tensors tell.
+_USUAL_BLOCK_SIZE: Final = 64
 # bitsandbytes multiplies by this rather than divide by 127.
 _INT8_FACTOR: Final = np.float32(7.874015718698502e-3)
 
@@ -45,18 +39,33 @@ def read_bitsandbytes(fields: JsonFields) -> Bits4 | Bits8 | None:
     is_8bit = fields.boolean("load_in_8bit", default=False)
     if fields.boolean("llm_int8_has_fp16_weight", default=False):
         fields.problem("llm_int8_has_fp16_weight", "is true; only false is supported")
+    kind = str(fields.raw("bnb_4bit_quant_type") or "fp4")
     fields.discard(_HARMLESS)
     if is_4bit == is_8bit:
         fields.problem("load_in_4bit", f"and load_in_8bit are both {str(is_4bit).lower()}; expected one of them")
         return None
-    return Bits4() if is_4bit else Bits8()
+    if not is_4bit:
+        return Bits8()
+    # The tensors tell of each layer, and are asked; this is for those who know config.json alone.
+    code = _CODES.get(kind, FourBitCode.NF4)
+    return Bits4(_kept(code, _USUAL_BLOCK_SIZE, DType.BFLOAT16))
+
+
+def _kept(code: FourBitCode, block_size: int, dtype: DType) -> QuantConfig:
+    return QuantConfig(
+        quant_algo=QuantAlgo.W4A16,
+        group_size=block_size,
+        scale_dtype=DType.FLOAT32,
+        code=code,
+        value_dtype=dtype,
+    )
 
 
 @dataclass(frozen=True)
 class Bits4:
     """NF4 and FP4: numbers of a table of 16, times a scale for each block of consecutive numbers."""
 
-    kept: None = None
+    kept: QuantConfig | None
     has_model_dtype: bool = False
     rounds_activations: bool = False
 
@@ -114,15 +123,37 @@ class _Matrix4Bit:
         # Blocks are of the matrix row by row, and may begin in the middle of a row.
         size = self.block_size
         begin, end = first // size * size, min(-(-last // size) * size, outputs * inputs)
+        numbers = self._numbers(begin, end)
+        padded = np.zeros(-(-(end - begin) // size) * size, np.float32)
+        padded[: end - begin] = code_table(_CODES[self.kind])[numbers]
+        values = scaled(padded.reshape(-1, size), scales[begin // size : -(-end // size), None], self.dtype)
+        return values.reshape(-1)[first - begin : last - begin].reshape(len(rows), inputs)
+
+    def kept_as(self) -> QuantConfig | None:
+        """As QuantizedMatrix.kept_as: where the blocks are those of rows, and no value overflows its type."""
+        scales = self._scales()
+        with np.errstate(over="ignore"):
+            # The largest number of either table is 1.
+            is_finite = np.isfinite(scales.astype(self.dtype)).all()
+        if self.shape[1] % self.block_size != 0 or not is_finite:
+            return None
+        return _kept(_CODES[self.kind], self.block_size, dtype_from_name(str(self.dtype)))
+
+    def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
+        """As QuantizedMatrix.quantized_rows."""
+        inputs = self.shape[1]
+        scales = self._scales().reshape(-1, inputs // self.block_size)
+        for taken in in_steps(rows, step):
+            numbers = self._numbers(taken.start * inputs, taken.stop * inputs).reshape(len(taken), inputs)
+            yield of_four_bits(numbers, scales[taken.start : taken.stop], None, how)
+
+    def _numbers(self, begin: int, end: int) -> Array:
+        """uint8: those of the elements [begin, end), the first of which is even."""
         octets = _octets(self.weights, self.name, range(begin // 2, -(-end // 2)))
         numbers = np.empty(2 * len(octets), np.uint8)
         numbers[0::2] = octets >> 4
         numbers[1::2] = octets & 15
-        code = np.array(_CODES[self.kind], np.float32)
-        padded = np.zeros(-(-(end - begin) // size) * size, np.float32)
-        padded[: end - begin] = code[numbers[: end - begin]]
-        values = scaled(padded.reshape(-1, size), scales[begin // size : -(-end // size), None], self.dtype)
-        return values.reshape(-1)[first - begin : last - begin].reshape(len(rows), inputs)
+        return numbers[: end - begin]
 
     def _scales(self) -> Array:
         """float32 [blocks]."""
@@ -154,8 +185,8 @@ def _read_matrix(weights: HfWeights, name: str, state: str, kind: str, problems:
     fields = JsonFields(parse_json_object(text, where, CheckpointError), problems=noted)
     fields.string("quant_type", choices=(kind,))
     block_size = fields.integer("blocksize")
-    if block_size not in _BLOCK_SIZES:
-        fields.problem("blocksize", f"is {block_size}; accepted: {', '.join(map(str, _BLOCK_SIZES))}")
+    if block_size not in CODE_GROUP_SIZES:
+        fields.problem("blocksize", f"is {block_size}; accepted: {', '.join(map(str, CODE_GROUP_SIZES))}")
     dtype = fields.string("dtype", choices=_DTYPES)
     shape = fields.integers("shape", minimum=1)
     if len(shape) != 2:
@@ -196,7 +227,7 @@ def _problems_of(matrix: _Matrix4Bit) -> list[str]:
     problems = tensor_problems(weights, expected)
     if not problems:
         code = weights.joined_rows(f"{name}.quant_map")
-        if not np.array_equal(code, np.array(_CODES[matrix.kind], np.float32)):
+        if not np.array_equal(code, code_table(_CODES[matrix.kind])):
             problems.append(f"{weights.where(f'{name}.quant_map')}: is not the table of {matrix.kind}")
     return problems
 

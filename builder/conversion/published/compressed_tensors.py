@@ -22,8 +22,8 @@ from .formats import (
     of_four_bits,
     raise_problems,
     scaled,
-    scales_can_be_kept,
     tensor_problems,
+    with_scales,
 )
 from .fp8 import FLOAT8, ScaledMatrix, number_of_blocks, read_block
 from .packed_numbers import unpacked
@@ -262,20 +262,20 @@ class _IntegerMatrix:
             differences = self._numbers(taken).astype(np.int16) - subtracted
             yield scaled(differences, scales[:, groups], self.dtype)
 
-    def can_be_kept(self) -> bool:
-        """As QuantizedMatrix.can_be_kept."""
+    def kept_as(self) -> QuantConfig | None:
+        """As QuantizedMatrix.kept_as."""
         if self.how.bits == 4 and self.shape[1] % 2 != 0:
-            return False
-        return scales_can_be_kept(self.weights.joined_rows(self.source + _SCALE), self.how.bits)
+            return None
+        return with_scales(self.how.kept, self.weights.joined_rows(self.source + _SCALE))
 
-    def quantized_rows(self, rows: range, step: int) -> Iterator[QuantizedRows]:
+    def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
         """As QuantizedMatrix.quantized_rows."""
         for taken in in_steps(rows, step):
             scales, numbers = self.weights.joined_rows(self.source + _SCALE, taken), self._numbers(taken)
             if self.how.bits == 8:
                 yield QuantizedRows((numbers ^ 0x80).view(np.int8), to_float32(scales), None)
             else:
-                yield of_four_bits(numbers, scales, self._zeros(taken))
+                yield of_four_bits(numbers, scales, self._zeros(taken), how)
 
     def _numbers(self, rows: range) -> Array:
         """uint8 [rows, in]: q + 2^(bits - 1)."""

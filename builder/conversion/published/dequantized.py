@@ -13,7 +13,7 @@ from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...network.network import Network
 from ...progress import format_bytes
 from .formats import WEIGHT, PublishedFormat
-from .kept_tensors import linear_weights
+from .kept_layers import KeptLayers, linear_weights
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,32 @@ class Dequantization:
 
 
 def dequantization(
-    found: PublishedFormat, network: Network, weights: HfWeights, dtype: DType, subject: str
-) -> Dequantization:
-    """What becomes of the matrices of a network's linear layers.
+    found: PublishedFormat,
+    network: Network,
+    weights: HfWeights,
+    kept: KeptLayers | None,
+    dtype: DType,
+    subject: str,
+) -> Dequantization | None:
+    """What becomes of the matrices of a network's linear layers that are not kept; None: there are none.
 
-    Raises CheckpointError where `dtype` cannot hold what the format's library makes of them.
+    Raises CheckpointError where `dtype` cannot hold what the format's library makes of them, or of numbers of a table
+    that are kept. Integers are multiplied as they are in engines of any type.
     """
-    used, own = dict(_matrices_of(network, weights)), np.dtype(dtype_name(dtype))
+    all_used, own = dict(_matrices_of(network, weights)), np.dtype(dtype_name(dtype))
+    used = {name: matrix for name, matrix in all_used.items() if kept is None or name not in kept.matrices}
+    typed = all_used if kept is not None and kept.quantization.is_coded else used
     if not found.has_model_dtype:
-        needed = {matrix.dtype for matrix in used.values()}
+        needed = {matrix.dtype for matrix in typed.values()}
         accepted = [each for each in CHECKPOINT_DTYPES if each == FLOAT32 or needed <= {each}]
         if own not in accepted:
-            name, matrix = next((name, matrix) for name, matrix in used.items() if matrix.dtype != own)
+            name, matrix = next((name, matrix) for name, matrix in typed.items() if matrix.dtype != own)
             raise CheckpointError(
                 f"{subject}: dtype {own} would round the weights of {found.describe()}, such as '{name}', which are "
                 f"{matrix.dtype}; accepted: --dtype {' or '.join(map(str, accepted))}"
             )
+    if not used:
+        return None
     return Dequantization(
         format=found.describe(),
         num_matrices=len(used),

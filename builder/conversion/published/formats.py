@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from ...._core import CheckpointError
-from ...checkpoint.casting import BFLOAT16, Array, to_float32
+from ...._core import CheckpointError, QuantAlgo, dtype_from_name, dtype_name
+from ...checkpoint.casting import Array, to_float32
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import QuantConfig
 from ...checkpoint.quantizer import QuantizedRows
@@ -20,11 +21,11 @@ WEIGHT: Final = ".weight"
 class QuantizedMatrix(MadeMatrix, Protocol):
     """One of a format whose integers and scales checkpoints can have."""
 
-    def can_be_kept(self) -> bool:
-        """Whether all scales and zero points have values that a checkpoint can hold."""
+    def kept_as(self) -> QuantConfig | None:
+        """How a checkpoint can hold exactly these numbers, scales and zero points; None: not at all."""
 
-    def quantized_rows(self, rows: range, step: int) -> Iterator[QuantizedRows]:
-        """Rows of it as PublishedFormat.kept says, `step` at a time."""
+    def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
+        """Rows of it, `step` at a time; `how` is kept_as(), or that with float32 scales."""
 
 
 class PublishedFormat(Protocol):
@@ -32,9 +33,10 @@ class PublishedFormat(Protocol):
 
     @property
     def kept(self) -> QuantConfig | None:
-        """What the integers and scales become in a checkpoint, of matrices that are QuantizedMatrix then.
+        """What the numbers and scales become in a checkpoint as far as config.json tells.
 
-        None: checkpoints cannot have them.
+        The matrices are QuantizedMatrix then, and each of them says what it becomes. None: checkpoints cannot have
+        them.
         """
 
     @property
@@ -126,19 +128,21 @@ def scaled(numbers: Array, scales: Array, dtype: np.dtype[Any]) -> Array:
     return product
 
 
-def scales_can_be_kept(scales: Array, bits: int) -> bool:
-    """Whether they are finite, and of four bits numbers of bfloat16, in which checkpoints have those."""
-    wide = to_float32(scales)
-    if not np.isfinite(wide).all():
-        return False
-    return bits != 4 or np.array_equal(to_float32(scales.astype(BFLOAT16)), wide)
+def with_scales(kept: QuantConfig | None, scales: Array) -> QuantConfig | None:
+    """The same, of four bits with these scales' type; None where they are not finite."""
+    if kept is None or not np.isfinite(to_float32(scales)).all():
+        return None
+    if kept.quant_algo is not QuantAlgo.W4A16:
+        return kept
+    return replace(kept, scale_dtype=dtype_from_name(str(scales.dtype)))
 
 
-def of_four_bits(numbers: Array, scales: Array, zeros: Array | None) -> QuantizedRows:
+def of_four_bits(numbers: Array, scales: Array, zeros: Array | None, how: QuantConfig) -> QuantizedRows:
     """Rows of W4A16: `numbers` uint8 [rows, in] from 0 to 15, `scales` [rows, groups], `zeros` uint8 [rows, groups].
 
-    Without zeros the numbers stand for 8 less.
+    Without zeros and a code the numbers stand for 8 less.
     """
-    if zeros is None:
+    if zeros is None and not how.is_coded:
         numbers = numbers ^ 8  # from u = q + 8 to q in two's complement
-    return QuantizedRows(numbers[:, 0::2] | (numbers[:, 1::2] << 4), scales.astype(BFLOAT16), zeros)
+    packed = numbers[:, 0::2] | (numbers[:, 1::2] << 4)
+    return QuantizedRows(packed, scales.astype(dtype_name(how.scale_dtype)), zeros)

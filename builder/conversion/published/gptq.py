@@ -21,8 +21,8 @@ from .formats import (
     matrices_of,
     of_four_bits,
     scaled,
-    scales_can_be_kept,
     tensor_problems,
+    with_scales,
 )
 from .packed_numbers import unpacked
 
@@ -54,7 +54,8 @@ def read_gptq(fields: JsonFields) -> Gptq | None:
         fields.problem("bits", f"is {bits}; accepted: {', '.join(map(str, _BITS))}")
     group_size = read_group_size(fields)
     symmetric = fields.boolean("sym", default=True)
-    reordered = fields.boolean("desc_act", default=False)
+    # Whether inputs are reordered, g_idx tells.
+    fields.boolean("desc_act", default=False)
     names = [name for name in ("checkpoint_format", "format") if fields.raw(name) is not None]
     layouts = {fields.string(name, choices=(_LESS_ONE, _PLAIN)) for name in names}
     if len(layouts) > 1:
@@ -66,9 +67,9 @@ def read_gptq(fields: JsonFields) -> Gptq | None:
     meta = fields.raw("meta")
     fields.discard(HARMLESS)
     kept = None
-    if bits == 4 and not reordered and group_size in (None, *GROUP_SIZES):
+    if bits <= 4 and group_size in (None, *GROUP_SIZES):
         kept = QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=group_size, has_zero_point=not symmetric)
-    elif bits == 8 and not reordered and group_size is None and symmetric:
+    elif bits == 8 and group_size is None and symmetric:
         kept = QuantConfig(quant_algo=QuantAlgo.W8A16)
     return Gptq(
         bits=bits if bits in _BITS else _BITS[0],
@@ -234,20 +235,23 @@ class _Matrix:
         for taken in in_steps(rows, step):
             yield taken, unpacked(words[:, taken.start : taken.stop].T, self.how.bits)
 
-    def can_be_kept(self) -> bool:
-        """As QuantizedMatrix.can_be_kept."""
-        zeros, middle = self._zeros(), 2 ** (self.how.bits - 1)
-        if not self._has_zeros and not (zeros == middle).all():
-            return False
+    def kept_as(self) -> QuantConfig | None:
+        """As QuantizedMatrix.kept_as."""
+        if not self._has_zeros and not (self._zeros() == self._middle).all():
+            return None
         if not np.array_equal(self._group_of_inputs(), self._in_order()):
-            return False
-        return scales_can_be_kept(self.weights.joined_rows(f"{self.source}.scales"), self.how.bits)
+            return None
+        return with_scales(self.how.kept, self.weights.joined_rows(f"{self.source}.scales"))
+
+    @property
+    def _middle(self) -> int:
+        return 1 << (self.how.bits - 1)
 
     @property
     def _has_zeros(self) -> bool:
         return self.how.kept is not None and self.how.kept.has_zero_point
 
-    def quantized_rows(self, rows: range, step: int) -> Iterator[QuantizedRows]:
+    def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
         """As QuantizedMatrix.quantized_rows."""
         scales, zeros = self.weights.joined_rows(f"{self.source}.scales"), self._zeros()
         for taken, numbers in self._numbers(rows, step):
@@ -257,4 +261,6 @@ class _Matrix:
                 yield QuantizedRows((numbers ^ 0x80).view(np.int8), to_float32(of_rows), None)
             else:
                 own = np.ascontiguousarray(zeros[:, these].T.astype(np.uint8)) if self._has_zeros else None
-                yield of_four_bits(numbers, of_rows, own)
+                # Without zero points, numbers of four bits stand for 8 less.
+                centred = numbers if self._has_zeros else numbers + np.uint8(8 - self._middle)
+                yield of_four_bits(centred, of_rows, own, how)

@@ -2,68 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from ...._core import CheckpointError
+from ...._core import QuantAlgo
 from ...checkpoint.casting import Array
-from ...checkpoint.hf_weights import HfWeights, MadeMatrix
+from ...checkpoint.hf_weights import HfWeights
 from ...checkpoint.planned_tensor import PlannedTensor, Slice
 from ...checkpoint.quantization import QuantConfig
 from ...checkpoint.quantizer import QuantizationError, QuantizedRows
-from ...network.network import Network
-from ...network.ops import Experts, Linear
-from ...network.weights import LinearWeight
 from ..model_tensors import ModelTensors
-from .formats import WEIGHT, QuantizedMatrix
+from .kept_layers import KeptLayers
 
 _ROWS_OF_A_PIECE: Final = 512
-
-
-def linear_weights(network: Network) -> Iterator[LinearWeight]:
-    """Those of every linear layer, of experts too."""
-    for op in network.ops:
-        if isinstance(op, Linear):
-            yield from op.weights
-        elif isinstance(op, Experts):
-            yield from (*op.gate, *op.up, *op.down)
-
-
-def check_orientation(network: Network, matrices: Mapping[str, MadeMatrix], subject: str) -> None:
-    """Raises CheckpointError for quantised layers that are Conv1D, whose weights are the other way round."""
-    problems = [
-        f"layer '{part.source}' is a Conv1D, which is not read quantised"
-        for weight in linear_weights(network)
-        for part in weight.parts
-        if part.transposed and part.source + WEIGHT in matrices
-    ]
-    if problems:
-        raise CheckpointError(f"{subject}: " + "; ".join(dict.fromkeys(problems)))
-
-
-def with_excluded_modules(
-    quantization: QuantConfig, network: Network, matrices: Mapping[str, QuantizedMatrix], subject: str
-) -> QuantConfig:
-    """The same with the linear layers that the model has as they are; `matrices` by names of `network`.
-
-    Raises CheckpointError for a layer of which a part is quantised, and for a lm_head that is.
-    """
-    excluded, problems = [], []
-    for weight in linear_weights(network):
-        sources = {part.source: part.source + WEIGHT in matrices for part in weight.parts}
-        if not any(sources.values()):
-            excluded.append(str(weight.name))
-        elif not weight.quantized or weight.name.layer is None:
-            problems.append(f"layer '{next(iter(sources))}' cannot be quantised")
-        elif not all(sources.values()):
-            said = ", ".join(f"{source} is{'' if quantised else ' not'}" for source, quantised in sources.items())
-            problems.append(f"layers that are one in an engine must be quantised alike: {said}")
-    if problems:
-        raise CheckpointError(f"{subject}: " + "; ".join(problems))
-    return replace(quantization, exclude_modules=tuple(dict.fromkeys(excluded)))
 
 
 class KeptTensors:
@@ -74,11 +27,11 @@ class KeptTensors:
         weights: HfWeights,
         plan: Sequence[PlannedTensor],
         dtype: np.dtype[Any],
-        matrices: Mapping[str, QuantizedMatrix],
+        kept: KeptLayers,
     ) -> None:
         self._plain = ModelTensors(weights, plan, dtype)
         self._plan = {tensor.name: tensor for tensor in plan}
-        self._matrices = matrices
+        self._kept = kept
 
     @property
     def errors(self) -> tuple[QuantizationError, ...]:
@@ -92,12 +45,25 @@ class KeptTensors:
     def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
         """As RankTensors.quantized_rows."""
         size = _ROWS_OF_A_PIECE if step is None else step
+        how = self._kept.quantization
         pieces = (
-            piece
+            piece if part.columns is None else _columns(piece, part.columns, how)
             for part, taken in _parts(self._plan[name], rows)
-            for piece in self._matrices[part.source].quantized_rows(taken, size)
+            for piece in self._kept.matrices[part.source].quantized_rows(taken, size, how)
         )
         return _in_steps(pieces, size)
+
+
+def _columns(piece: QuantizedRows, columns: range, how: QuantConfig) -> QuantizedRows:
+    """Some inputs, whole groups of them."""
+    inputs = slice(columns.start, columns.stop)
+    if how.quant_algo is QuantAlgo.W4A16:
+        inputs = slice(columns.start // 2, -(-columns.stop // 2))
+    groups = slice(None)
+    if how.group_size is not None:
+        groups = slice(columns.start // how.group_size, -(-columns.stop // how.group_size))
+    zeros = None if piece.zeros is None else piece.zeros[:, groups]
+    return QuantizedRows(piece.weights[:, inputs], piece.scales[:, groups], zeros)
 
 
 def _in_steps(pieces: Iterable[QuantizedRows], step: int) -> Iterator[QuantizedRows]:

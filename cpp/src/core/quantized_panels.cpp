@@ -21,7 +21,8 @@ std::int64_t weight_bytes(const Quantization& quantization, std::int64_t k) {
 }
 
 std::int64_t scale_bytes(const Quantization& quantization, std::int64_t k) {
-  return quantization.algo == QuantAlgo::kW4A16 ? 2 * group_count(quantization, k) : 4;
+  if (quantization.algo != QuantAlgo::kW4A16) return 4;
+  return static_cast<std::int64_t>(size_of(quantization.scale_type)) * group_count(quantization, k);
 }
 
 std::int64_t extra_bytes(const Quantization& quantization, std::int64_t k) {
@@ -73,7 +74,7 @@ void pack_int4_row(std::byte* weights, const Quantization& quantization, Place p
       if (i < k) {
         const auto pair = static_cast<std::uint32_t>(source[i / 2]);
         value = (i % 2 == 0 ? pair : pair >> 4) & 15U;
-        if (!quantization.zero_points) value ^= 8U;
+        if (!quantization.zero_points && !quantization.is_coded()) value ^= 8U;
       }
       bits |= value << static_cast<unsigned>(int4_shift(i));
     }
@@ -86,14 +87,67 @@ void pack_scales(std::byte* scales, const Quantization& quantization, Place plac
   for (std::int64_t group = 0; group < groups; ++group) {
     if (quantization.algo == QuantAlgo::kW4A16) {
       const auto index = static_cast<std::size_t>(group * place.width + place.column);
-      store_from_float(scales, DType::kBFloat16, index, source[group]);
+      store_from_float(scales, quantization.scale_type, index, source[group]);
     } else {
       store_from_float(scales, DType::kFloat32, static_cast<std::size_t>(place.column), source[group]);
     }
   }
 }
 
+/// What `value` is in a type.
+float rounded(float value, DType type) {
+  float stored = 0.0F;
+  auto* bytes = reinterpret_cast<std::byte*>(&stored);
+  store_from_float(bytes, type, 0, value);
+  return load_as_float(bytes, type, 0);
+}
+
 }  // namespace
+
+std::string_view name_of(FourBitCode code) {
+  switch (code) {
+    case FourBitCode::kInteger:
+      return "INTEGER";
+    case FourBitCode::kNF4:
+      return "NF4";
+    case FourBitCode::kFP4:
+      return "FP4";
+  }
+  return "unknown";
+}
+
+const std::array<float, 16>& code_table(FourBitCode code) {
+  static constexpr std::array<float, 16> kIntegers = {-8.0F, -7.0F, -6.0F, -5.0F, -4.0F, -3.0F, -2.0F, -1.0F,
+                                                      0.0F,  1.0F,  2.0F,  3.0F,  4.0F,  5.0F,  6.0F,  7.0F};
+  static constexpr std::array<float, 16> kNF4 = {-1.0F,
+                                                 -0.6961928009986877F,
+                                                 -0.5250730514526367F,
+                                                 -0.39491748809814453F,
+                                                 -0.28444138169288635F,
+                                                 -0.18477343022823334F,
+                                                 -0.09105003625154495F,
+                                                 0.0F,
+                                                 0.07958029955625534F,
+                                                 0.16093020141124725F,
+                                                 0.24611230194568634F,
+                                                 0.33791524171829224F,
+                                                 0.44070982933044434F,
+                                                 0.5626170039176941F,
+                                                 0.7229568362236023F,
+                                                 1.0F};
+  static constexpr std::array<float, 16> kFP4 = {
+      0.0F, 0.0625F / 12,  8.0F / 12,  1.0F,  4.0F / 12,  6.0F / 12,  2.0F / 12,  3.0F / 12,
+      0.0F, -0.0625F / 12, -8.0F / 12, -1.0F, -4.0F / 12, -6.0F / 12, -2.0F / 12, -3.0F / 12};
+  switch (code) {
+    case FourBitCode::kNF4:
+      return kNF4;
+    case FourBitCode::kFP4:
+      return kFP4;
+    case FourBitCode::kInteger:
+      break;
+  }
+  return kIntegers;
+}
 
 std::string_view name_of(QuantAlgo algo) {
   switch (algo) {
@@ -169,12 +223,16 @@ void unpack_quantized_row(const PanelMatrix& matrix, std::int64_t row, float* ou
   const std::int64_t size = quantization.group_size == 0 ? matrix.k : quantization.group_size;
   for (std::int64_t i = 0; i < matrix.k; ++i) {
     const std::int64_t at = i / size * place.width + place.column;
-    const float scale = load_as_float(parts.scales, DType::kBFloat16, static_cast<std::size_t>(at));
+    const float scale = load_as_float(parts.scales, quantization.scale_type, static_cast<std::size_t>(at));
     const int zero = parts.extra != nullptr ? static_cast<int>(parts.extra[at]) : kInt4Zero;
     std::uint32_t bits = 0;
     std::memcpy(&bits, parts.weights + (i / kInt4Inputs * place.width + place.column) * 4, sizeof(bits));
-    const int value = static_cast<int>((bits >> static_cast<unsigned>(int4_shift(i))) & 15U);
-    out[i] = scale * static_cast<float>(value - zero);
+    const std::uint32_t value = (bits >> static_cast<unsigned>(int4_shift(i))) & 15U;
+    if (quantization.is_coded()) {
+      out[i] = rounded(scale * code_table(quantization.code)[value], quantization.value_type);
+    } else {
+      out[i] = scale * static_cast<float>(static_cast<int>(value) - zero);
+    }
   }
 }
 

@@ -50,7 +50,9 @@ void DraftEngine::plan(std::span<const DraftTask> tasks) {
     if (entries_.size() == max_entries) break;
     const auto num_tokens = static_cast<std::int32_t>(task.text.size());
     // The last draft is not computed.
-    const std::int32_t most = std::min({task.most, max_draft_len_, info.max_seq_len - num_tokens + 1});
+    const auto& adapter = task.sequence->adapter_;
+    const std::int32_t longest = info.max_seq_len_of(adapter ? adapter->terms().rotary_factor : 1);
+    const std::int32_t most = std::min({task.most, max_draft_len_, longest - num_tokens + 1});
     if (most < 1 || !prepare(task, most)) {
       release(*task.sequence);
       continue;

@@ -43,8 +43,13 @@ constexpr std::int64_t packed_blocks(std::int64_t rows) {
 }
 
 /// Whether a panel is expanded before it is multiplied by so many rows, rather than while it is.
-bool is_expanded(const PanelMatrix& weight, std::int64_t rows, const KernelTable& kernels) {
+bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t rows,
+                 const KernelTable& kernels) {
   if (weight.is_compressed()) return rows > kernels.compressed_rows;
+  if (weight.quantization.is_coded()) {
+    return rows > kernels.coded_rows[static_cast<std::size_t>(weight.dtype)] ||
+           panel_width(weight.n, panel) < kPanelColumns;
+  }
   switch (weight.quantization.algo) {
     case QuantAlgo::kW8A16:
       return rows > kernels.int8_decoded_rows;
@@ -122,7 +127,7 @@ void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const
           task.slot * expanded_bytes(work_.input.dtype, work_.input.width),
       &expanded->held[task.slot],
       {task.part, task.panel}};
-  if (weight.quantization.algo == QuantAlgo::kNone) {
+  if (weight.quantization.algo == QuantAlgo::kNone || weight.quantization.is_coded()) {
     multiply_float(weight, task, place);
     return;
   }
@@ -149,16 +154,28 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
                  .part = task.inputs,
                  .next_panel = task.upcoming.panel,
                  .fetch = task.upcoming.adapters};
+  const auto type = static_cast<std::size_t>(weight.dtype);
+  const KernelTable& kernels = step_.kernels;
+  const bool expands = is_expanded(weight, task.panel, gemm.rows, kernels);
   if (weight.is_compressed()) {
-    if (!is_expanded(weight, gemm.rows, step_.kernels)) {
-      step_.kernels.compressed_gemm(gemm, weight.exceptions);
+    if (!expands) {
+      kernels.compressed_gemm(gemm, weight.exceptions);
       return;
     }
     place.fill(
-        [&](std::byte* out) { step_.kernels.expand_compressed(gemm.panel, gemm.k, weight.exceptions, out); });
+        [&](std::byte* out) { kernels.expand_compressed(gemm.panel, gemm.k, weight.exceptions, out); });
+    gemm.panel = place.panel;
+  } else if (weight.quantization.is_coded()) {
+    if (!expands) {
+      kernels.coded_gemm[type](gemm, weight.quantization);
+      return;
+    }
+    place.fill([&](std::byte* out) {
+      kernels.expand_coded[type](gemm.panel, weight.quantization, gemm.k, gemm.width, out);
+    });
     gemm.panel = place.panel;
   }
-  step_.kernels.gemm[static_cast<std::size_t>(weight.dtype)](gemm);
+  kernels.gemm[type](gemm);
 }
 
 void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& task,
@@ -181,7 +198,7 @@ void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& 
                      .rows = task.rows.end - row,
                      .part = task.inputs,
                      .next_panel = task.upcoming.panel};
-  if (is_expanded(weight, gemm.rows, step_.kernels)) {
+  if (is_expanded(weight, task.panel, gemm.rows, step_.kernels)) {
     place.fill([&](std::byte* out) { step_.kernels.expand_panel[activation](gemm, out); });
     gemm.expanded = place.panel;
   }
@@ -209,7 +226,10 @@ std::size_t linear_scratch_floats(const Program& program, const KernelTable& ker
   const Tiling tiling = tiling_of(program, kernels, activations, {});
   const std::int64_t rows = std::min(tiling.block_rows, most_linear_rows(program));
   for_each_weight(program, [&](const PanelMatrix& weight) {
-    if (is_expanded(weight, rows, kernels)) bytes = std::max(bytes, expanded_bytes(activations, weight.k));
+    // The last panel is the narrowest.
+    const std::int64_t last = std::max<std::int64_t>(0, panel_count(weight.n) - 1);
+    if (is_expanded(weight, last, rows, kernels))
+      bytes = std::max(bytes, expanded_bytes(activations, weight.k));
   });
   return static_cast<std::size_t>(tiling.scratch_floats()) + kPartsInTurn * (bytes / sizeof(float));
 }

@@ -28,6 +28,7 @@ class StepChecker {
     check_offsets();
     finish();
     check_tokens();
+    check_types();
     check_rows("logit_rows", input_.logit_rows);
     check_rows("hidden_rows", input_.hidden_rows);
     check_rows("given_rows", input_.given_rows);
@@ -77,6 +78,7 @@ class StepChecker {
       add("max_blocks_per_sequence is less than 1");
     }
     check_size("positions", input_.positions, tokens_);
+    if (!input_.token_types.empty()) check_size("token_types", input_.token_types, tokens_);
     check_size("sequence_offsets", input_.sequence_offsets, sequences_ + 1);
     check_size("block_tables", input_.block_tables, sequences_ * input_.max_blocks_per_sequence);
     check_size("adapters", input_.adapters, sequences_);
@@ -106,6 +108,16 @@ class StepChecker {
     }
   }
 
+  void check_types() {
+    for (std::size_t t = 0; t < input_.token_types.size(); ++t) {
+      const std::int64_t type = input_.token_types[t];
+      if (type < 0 || type >= info_.num_token_types) {
+        add("token " + std::to_string(t) + " has type " + text(type) + "; the model has " +
+            text(info_.num_token_types));
+      }
+    }
+  }
+
   void check_rows(const char* name, std::span<const std::int32_t> rows) {
     std::int64_t before = -1;
     for (const std::int64_t row : rows) {
@@ -130,8 +142,15 @@ class StepChecker {
   void check_sequence(std::int64_t sequence) {
     const std::int64_t first = first_position(sequence);
     const std::int64_t tokens = begin_of(sequence + 1) - begin_of(sequence);
-    if (first < 0 || first + tokens > info_.max_seq_len) {
-      add_of(sequence, "positions lie outside [0, max_seq_len " + text(info_.max_seq_len) + ")");
+    const DeviceAdapter* adapter = input_.adapters[static_cast<std::size_t>(sequence)];
+    const std::int32_t factor = adapter == nullptr ? 1 : adapter->rotary_factor;
+    if (!has_rotary_factor(factor)) {
+      add_of(sequence,
+             "its adapter divides positions by " + text(factor) + ", which the engine does not know");
+      return;
+    }
+    if (first < 0 || first + tokens > info_.max_seq_len_of(factor)) {
+      add_of(sequence, "positions lie outside [0, max_seq_len " + text(info_.max_seq_len_of(factor)) + ")");
       return;
     }
     for (std::int64_t i = 0; i < tokens; ++i) {
@@ -152,9 +171,14 @@ class StepChecker {
                            text(first) +
                            " on; the engine keeps no keys and values and computes sequences whole");
     }
-    check_adapter(sequence, input_.adapters[static_cast<std::size_t>(sequence)]);
-    check_adapter_from(sequence);
-    check_new_tokens(sequence, input_.adapters[static_cast<std::size_t>(sequence)]);
+    check_adapter(sequence, adapter);
+    check_adapter_from(sequence, factor);
+    check_new_tokens(sequence, adapter);
+  }
+
+  [[nodiscard]] bool has_rotary_factor(std::int32_t factor) const {
+    const auto& factors = info_.lora.rotary_factors;
+    return factor == 1 || std::ranges::find(factors, factor) != factors.end();
   }
 
   /// Tokens beyond the vocabulary are those of the sequence's adapter, which acts from its beginning on.
@@ -189,12 +213,14 @@ class StepChecker {
     }
   }
 
-  void check_adapter_from(std::int64_t sequence) {
+  void check_adapter_from(std::int64_t sequence, std::int32_t rotary_factor) {
     if (input_.adapters_from.empty()) return;
     const std::int64_t from = input_.adapters_from[static_cast<std::size_t>(sequence)];
-    if (from >= 0 && (from == 0 || info_.has_adapters_from)) return;
+    if (from == 0 || (from > 0 && info_.has_adapters_from && rotary_factor == 1)) return;
     add_of(sequence, "its adapter acts from position " + text(from) + " on; " +
-                         (from < 0 ? "it must be 0 or more" : "the engine's act from 0 on"));
+                         (from < 0                   ? "it must be 0 or more"
+                          : !info_.has_adapters_from ? "the engine's act from 0 on"
+                                                     : "those that divide positions act from 0 on"));
   }
 
   void check_adapter(std::int64_t sequence, const DeviceAdapter* adapter) {

@@ -378,6 +378,9 @@ class CpuEngine final : public Engine {
       if (embedding != nullptr && program_.num_ranks == 1 && info_.has_kv_cache && !program_.has_encoder()) {
         info_.given_embedding_size = embedding->table.k;
       }
+      if (embedding != nullptr && !info_.has_kv_cache) {
+        info_.num_token_types = std::max<std::int64_t>(1, embedding->types.n);
+      }
       if (const auto* attention = std::get_if<AttentionOp>(&op)) {
         info_.attention_windows[static_cast<std::size_t>(attention->layer)] = attention->sliding_window;
       }

@@ -23,8 +23,11 @@ class Embedding {
       adapt(begin, end);
       for (std::int64_t row = begin; row < end; ++row) scale(row);
       take_given(begin, end);
-      float* position = step_.scratch[static_cast<std::size_t>(thread)].data();
-      for (std::int64_t row = begin; row < end; ++row) add_position(row, position);
+      float* added = step_.scratch[static_cast<std::size_t>(thread)].data();
+      for (std::int64_t row = begin; row < end; ++row) {
+        add(op_.types, type_of(row), row, added);
+        add(op_.positions, step_.input.positions[static_cast<std::size_t>(row)], row, added);
+      }
     };
     step_.threads.parallel_for(step_.rows, rows_per_chunk(width_), body);
   }
@@ -35,6 +38,9 @@ class Embedding {
   }
   /// Whether it is beyond the vocabulary: the row is its adapter's, which StepInputChecker has made sure of.
   [[nodiscard]] bool is_new(std::int64_t token) const { return token >= op_.table.n; }
+  [[nodiscard]] std::int64_t type_of(std::int64_t row) const {
+    return step_.input.token_types.empty() ? 0 : step_.input.token_types[static_cast<std::size_t>(row)];
+  }
   [[nodiscard]] float* out(std::int64_t row) const { return step_.float_row(op_.output, row); }
 
   /// What the adapters of rows [begin, end) make of them.
@@ -109,10 +115,11 @@ class Embedding {
     }
   }
 
-  void add_position(std::int64_t row, float* position) const {
-    if (op_.positions.n == 0) return;
-    unpack_panel_row(op_.positions, step_.input.positions[static_cast<std::size_t>(row)], position);
-    step_.kernels.add(position, width_, out(row));
+  /// Row `index` of a table, where there is one, to the output's `row`; by way of float32 [width].
+  void add(const PanelMatrix& table, std::int64_t index, std::int64_t row, float* added) const {
+    if (table.n == 0) return;
+    unpack_panel_row(table, index, added);
+    step_.kernels.add(added, width_, out(row));
   }
 
   const EmbeddingOp& op_;

@@ -12,18 +12,43 @@ std::string text(std::int64_t value) {
   return std::to_string(value);
 }
 
+/// Each group must be whole, and the engine's type must hold the values.
+void check_code(const PanelMatrix& matrix, std::vector<std::string>* problems) {
+  const Quantization& how = matrix.quantization;
+  if (!how.is_coded()) {
+    if (how.value_type != DType::kFloat32) {
+      problems->push_back("says what its values are rounded to, which only those of a code are");
+    }
+    return;
+  }
+  if (how.code > FourBitCode::kFP4) problems->push_back("has an unknown code");
+  if (how.zero_points) problems->push_back("has both a code and zero points");
+  if (how.group_size <= 0 || matrix.k % how.group_size != 0) {
+    problems->push_back("has " + text(matrix.k) + " inputs in groups of " + text(how.group_size) + " of " +
+                        std::string(name_of(how.code)) + ", which must be whole");
+  }
+  if (matrix.dtype != DType::kFloat32 && how.value_type != matrix.dtype) {
+    problems->push_back("has values of " + std::string(name_of(how.value_type)) + " in an engine of " +
+                        std::string(name_of(matrix.dtype)));
+  }
+}
+
 void check_quantization(const PanelMatrix& matrix, std::vector<std::string>* problems) {
   constexpr std::int64_t kGroupSizeLimit = std::int64_t{1} << 31;
   const Quantization& how = matrix.quantization;
   if (how.algo > QuantAlgo::kW4A16) problems->push_back("is quantised in a way that is unknown");
-  if (how.algo != QuantAlgo::kW4A16 && (how.group_size != 0 || how.zero_points)) {
-    problems->push_back("has groups or zero points, which only " + std::string(name_of(QuantAlgo::kW4A16)) +
-                        " has");
+  if (how.algo != QuantAlgo::kW4A16 && !(how == Quantization{.algo = how.algo})) {
+    problems->push_back("has groups, zero points, types of scales or values, or a code, which only " +
+                        std::string(name_of(QuantAlgo::kW4A16)) + " has");
+  }
+  if (how.scale_type > DType::kBFloat16 || how.value_type > DType::kBFloat16) {
+    problems->push_back("has scales or values of an unknown type");
   }
   if (how.group_size < 0 || how.group_size >= kGroupSizeLimit || how.group_size % kInt4Inputs != 0) {
     problems->push_back("has a group_size of " + text(how.group_size) + "; it must be a multiple of " +
                         text(kInt4Inputs));
   }
+  check_code(matrix, problems);
   if (how.algo == QuantAlgo::kW8A8 && matrix.k > kMaxW8A8Inputs) {
     problems->push_back("has " + text(matrix.k) + " inputs; W8A8 sums at most " + text(kMaxW8A8Inputs) +
                         " without overflow");

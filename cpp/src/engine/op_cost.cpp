@@ -149,13 +149,15 @@ void add_weights(std::span<const LinearPart> parts, std::int64_t rows, OpCost* c
 }
 
 OpCost cost_of(const EmbeddingOp& op, const Step& step) {
-  const std::int64_t position_bytes =
-      op.positions.n == 0 ? 0 : as_count(op.positions.bytes()) / op.positions.n;
-  OpCost cost{.weight_bytes = step.rows * (as_count(op.table.bytes()) / op.table.n + position_bytes),
+  const auto row_bytes_of = [](const PanelMatrix& table) {
+    return table.n == 0 ? 0 : as_count(table.bytes()) / table.n;
+  };
+  OpCost cost{.weight_bytes =
+                  step.rows * (row_bytes_of(op.table) + row_bytes_of(op.positions) + row_bytes_of(op.types)),
               .activation_bytes = bytes_of(op.output, step)};
   if (op.lora_site < 0) return cost;
   const LinearPart whole{.weight = {.n = op.table.k, .k = 1}, .bias = {}};  // of A, a column a token
-  const std::int64_t row_bytes = as_count(op.table.bytes()) / op.table.n;
+  const std::int64_t row_bytes = row_bytes_of(op.table);
   std::set<const DeviceSite*> read;
   for (const auto& group : step.groups) {
     for (std::int64_t row = group.begin; row < group.end; ++row) {

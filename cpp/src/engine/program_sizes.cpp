@@ -90,9 +90,33 @@ void check_new_tokens(const Program& program, Problems* problems) {
   }
 }
 
+/// What adapters may divide rotary positions by.
+void check_rotary_factors(const Program& program, Problems* problems) {
+  const auto& lora = program.lora;
+  const RangeCheck check_range{problems};
+  if (lora.rotary_factors.empty()) {
+    check_range("lora: max_base_positions", lora.max_base_positions, 0, 0);
+    return;
+  }
+  check_range("lora: max_base_positions", lora.max_base_positions, 1, 1 << 30);
+  std::int32_t before = 1;
+  for (const std::int32_t factor : lora.rotary_factors) {
+    check_range("lora: a rotary factor", factor, before + 1, kMostRotaryFactor);
+    before = std::clamp(factor, before, kMostRotaryFactor - 1);
+  }
+  if (program.has_encoder()) problems->add("lora: rotary_factors are for decoders alone");
+  for (const Op& op : program.body) {
+    const auto* rope = std::get_if<RopeTableOp>(&op);
+    if (rope != nullptr && rope->kind != RopeKind::kStatic) {
+      problems->add("lora: rotary_factors are for angles that do not depend on the length");
+    }
+  }
+}
+
 void check_layout(const Program& program, Problems* problems) {
   const auto& lora = program.lora;
   if (lora.sites.empty()) {
+    if (!lora.rotary_factors.empty()) problems->add("lora: rotary_factors are given but there are no sites");
     if (lora.max_extra_tokens != 0) problems->add("lora: max_extra_tokens is given but there are no sites");
     if (!lora.target_modules.empty()) problems->add("lora: target_modules are given but there are no sites");
     return;
@@ -107,6 +131,7 @@ void check_layout(const Program& program, Problems* problems) {
   check_range("lora: max_rank", lora.max_rank, 1, 1 << 20);
   if (lora.target_modules.empty()) problems->add("lora: there are sites but no target_modules");
   check_new_tokens(program, problems);
+  check_rotary_factors(program, problems);
   for (std::size_t i = 0; i < lora.sites.size(); ++i) {
     const auto& site = lora.sites[i];
     const std::string where = "lora: site " + std::to_string(i);

@@ -22,6 +22,15 @@ void dynamic_inverse_frequencies(const RopeTableOp& op, std::int64_t length, flo
   }
 }
 
+/// Those of a sequence whose adapter divides positions (AdapterTerms::rotary_factor): the linear scaling of
+/// Hugging Face's modeling_rope_utils.py.
+void divide_frequencies(const RopeTableOp& op, std::int32_t factor, float* frequencies) {
+  const auto divisor = static_cast<float>(factor);
+  for (std::int64_t i = 0; i < op.inverse_frequencies.size; ++i) {
+    frequencies[i] = op.inverse_frequencies.data[i] / divisor;
+  }
+}
+
 }  // namespace
 
 void run_op(const RmsNormOp& op, const Step& step) {
@@ -84,22 +93,29 @@ void run_op(const RopeTableOp& op, const Step& step) {
   const std::int64_t half = op.inverse_frequencies.size;
   const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
     // Attention's scratch has room for a head, so for its frequencies.
-    float* dynamic = step.scratch[static_cast<std::size_t>(thread)].data();
+    float* own = step.scratch[static_cast<std::size_t>(thread)].data();
     std::int64_t dynamic_length = 0;
+    std::int32_t divided_by = 1;
     for (std::int64_t t = begin; t < end; ++t) {
       const auto token = static_cast<std::size_t>(t);
       const std::int32_t position = step.input.positions[token];
+      const auto sequence = static_cast<std::size_t>(step.sequence_of_token[token]);
+      const DeviceAdapter* adapter = step.input.adapters[sequence];
       const float* frequencies = op.inverse_frequencies.data;
+      if (adapter != nullptr && adapter->rotary_factor != 1) {  // kStatic alone
+        if (adapter->rotary_factor != divided_by) divide_frequencies(op, adapter->rotary_factor, own);
+        divided_by = adapter->rotary_factor;
+        frequencies = own;
+      }
       if (op.kind != RopeKind::kStatic) {
-        const auto sequence = static_cast<std::size_t>(step.sequence_of_token[token]);
         const std::int64_t length =
             std::max<std::int64_t>(step.input.prompt_lengths[sequence], std::int64_t{position} + 1);
         if (length > op.original_max_position && op.kind == RopeKind::kLong) {
           frequencies = op.long_inverse_frequencies.data;
         } else if (length > op.original_max_position) {
-          if (length != dynamic_length) dynamic_inverse_frequencies(op, length, dynamic);
+          if (length != dynamic_length) dynamic_inverse_frequencies(op, length, own);
           dynamic_length = length;
-          frequencies = dynamic;
+          frequencies = own;
         }
       }
       float* cosine = step.float_row(op.cosine, t);
@@ -120,7 +136,7 @@ std::size_t row_op_scratch_floats(const Program& program) {
   for (const auto* ops : program.sections()) {
     for (const Op& op : *ops) {
       if (const auto* embedding = std::get_if<EmbeddingOp>(&op)) {
-        floats = std::max(floats, embedding->positions.k);
+        floats = std::max({floats, embedding->positions.k, embedding->types.k});
       } else if (const auto* norm = std::get_if<RmsNormOp>(&op); norm != nullptr && norm->add) {
         floats = std::max(floats, width_of(norm->input));
       } else if (const auto* gated = std::get_if<GatedAddOp>(&op)) {

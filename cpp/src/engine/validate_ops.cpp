@@ -71,6 +71,13 @@ void Validator::check(const EmbeddingOp& op) {
       add(where_ + ": the positions' table is quantised or compressed, which only linear layers can be");
     }
   }
+  if (op.types.n != 0 || op.types.data != nullptr) {
+    check_matrix("the token types' table", op.types, op.types.n, width);
+    check_range_(where_ + ": token types", op.types.n, 1, kSizeLimit - 1);
+    if (op.types.quantization.algo != QuantAlgo::kNone || op.types.is_compressed()) {
+      add(where_ + ": the token types' table is quantised or compressed, which only linear layers can be");
+    }
+  }
   if (op.lora_site != -1) check_slices(op.lora_site, LoraModule::kEmbedding, {op.table.n, op.table.k});
   check_new_tokens(width);
   write(op.output);

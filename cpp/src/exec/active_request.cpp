@@ -33,7 +33,7 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
       client_id_(request.client_id),
       stop_(stop_criteria_of(request)),
       post_processor_(std::move(post_processor)),
-      vocab_size_(engine.vocab_size + (host_adapter ? host_adapter->num_new_tokens() : 0)),
+      vocab_size_(engine.vocab_size + (host_adapter ? host_adapter->terms().vocabulary_change : 0)),
       num_most_likely_(
           static_cast<std::size_t>(std::min(std::int64_t{request.output_config.top_log_probs}, vocab_size_))),
       num_sequences_left_(request.has_beams() ? 1 : request.num_sequences()),
@@ -77,6 +77,7 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
         static_cast<std::size_t>(request.encoder_length() * encoder_hidden_size_));
     first().compute_encoder_input = true;
   }
+  if (request.token_type_ids) token_types_ = *request.token_type_ids;
   if (request.pooling_params) {
     pooler_ = std::make_unique<Pooler>(*request.pooling_params, prompt_length, engine.hidden_size);
   } else if (!engine.has_kv_cache) {

@@ -60,6 +60,8 @@ class ActiveRequest {
   [[nodiscard]] ActiveBeams* beams() const { return beams_.get(); }
   /// What takes the prompt's hidden states of a request that ends in rows; nullptr for others.
   [[nodiscard]] Pooler* pooler() const { return pooler_.get(); }
+  /// Of each token of the prompt; empty: all 0.
+  [[nodiscard]] std::span<const std::int32_t> token_types() const { return token_types_; }
 
   [[nodiscard]] bool is_streaming() const { return streaming_; }
   [[nodiscard]] bool wants_generation_logits() const { return output_.return_generation_logits; }
@@ -125,6 +127,7 @@ class ActiveRequest {
   std::vector<std::unique_ptr<ActiveSequence>> sequences_;
   std::unique_ptr<ActiveBeams> beams_;
   std::unique_ptr<Pooler> pooler_;
+  std::vector<std::int32_t> token_types_;
   /// The engine is an encoder, and its output is what the request ends in.
   bool pools_encoder_output_ = false;
 

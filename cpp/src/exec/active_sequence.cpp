@@ -26,7 +26,8 @@ SamplerState sampler_of(const Request& request, std::int32_t sequence_index, con
   if (request.embedding_bias) constraints.embedding_bias = request.embedding_bias->values;
   const auto prompt_length = static_cast<std::int32_t>(request.input_token_ids.size());
   return SamplerState(params_of(request, sequence_index), std::move(constraints), prompt_length,
-                      prompt_length + request.max_tokens, adapter == nullptr ? 0 : adapter->num_new_tokens());
+                      prompt_length + request.max_tokens,
+                      adapter == nullptr ? 0 : adapter->terms().vocabulary_change);
 }
 
 }  // namespace

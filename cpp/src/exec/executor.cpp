@@ -115,11 +115,11 @@ class Executor::Impl {
   std::vector<RequestId> enqueue(const std::vector<Request>& requests) {
     queue_.throw_if_closed();
     Problems problems;
-    std::vector<std::int64_t> vocab_sizes;
+    std::vector<AdapterTerms> terms;
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const std::string prefix = requests.size() == 1 ? "" : "requests[" + std::to_string(i) + "].";
-      vocab_sizes.push_back(vocab_size_of(requests[i]));
-      problems.add_all(prefix, validate(requests[i], vocab_sizes.back()));
+      terms.push_back(terms_of(requests[i]));
+      problems.add_all(prefix, validate(requests[i], terms.back()));
     }
     problems.throw_if_any<RequestError>("request refused");
 
@@ -131,19 +131,19 @@ class Executor::Impl {
       for (std::size_t i = 0; i < requests.size(); ++i) {
         const Request& request = requests[i];
         std::vector<std::shared_ptr<TokenGuide>> guides;
-        if (auto error = error_to_answer(request, vocab_sizes[i], guides); !error.empty()) {
+        if (auto error = error_to_answer(request, vocab_size_of(terms[i]), guides); !error.empty()) {
           ids.push_back(next_id_.fetch_add(1));
           errors.push_back({ids.back(), request.client_id, std::move(error), {}});
           continue;
         }
         const auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
-        require_vocabulary(adapter.get(), vocab_sizes[i]);
+        require_terms(adapter.get(), terms[i]);
         if (adapter != nullptr && loop_.has_second_level()) static_cast<void>(adapter->content_digest());
         const auto draft_adapter = draft_target_ ? draft_target_->admit(request) : nullptr;
         ids.push_back(next_id_.fetch_add(1));
         active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, adapter, std::move(guides),
                                                          post_processor_of(request), engine_->info()));
-        active.back()->draft_from(draft_sources_of(request, vocab_sizes[i]), draft_adapter);
+        active.back()->draft_from(draft_sources_of(request, vocab_size_of(terms[i])), draft_adapter);
       }
       board_.open(ids);
       expect_adapters(active);
@@ -203,26 +203,28 @@ class Executor::Impl {
   [[nodiscard]] bool is_in_a_fork() const { return getpid() != process_; }
 
  private:
-  /// The engine's, and the new tokens of the request's adapter.
-  [[nodiscard]] std::int64_t vocab_size_of(const Request& request) {
-    const EngineInfo& info = engine_->info();
-    if (info.lora.max_extra_tokens == 0 || !request.lora_config) return info.vocab_size;
-    if (const auto known = lora_cache().num_new_tokens(*request.lora_config)) return info.vocab_size + *known;
-    return info.vocab_size +
-           lora_cache().admit(*request.lora_config)->num_new_tokens();  // which says why not
+  /// Of the request's adapter.
+  [[nodiscard]] AdapterTerms terms_of(const Request& request) {
+    if (!request.lora_config) return {};
+    if (const auto known = lora_cache().terms_of(*request.lora_config)) return *known;
+    return lora_cache().admit(*request.lora_config)->terms();  // which says why not
+  }
+
+  [[nodiscard]] std::int64_t vocab_size_of(const AdapterTerms& terms) const {
+    return engine_->info().vocab_size + terms.vocabulary_change;
   }
 
   /// Throws RequestError where the adapter was replaced after its request was validated.
-  void require_vocabulary(const HostAdapter* adapter, std::int64_t vocab_size) const {
-    const std::int64_t found =
-        engine_->info().vocab_size + (adapter == nullptr ? 0 : adapter->num_new_tokens());
-    if (found == vocab_size) return;
+  static void require_terms(const HostAdapter* adapter, const AdapterTerms& terms) {
+    if ((adapter == nullptr ? AdapterTerms{} : adapter->terms()) == terms) return;
     throw RequestError(
-        "the adapter was replaced by one with other new tokens while the request was made; send it again");
+        "the adapter was replaced by one with another vocabulary or other positions while the request was "
+        "made; "
+        "send it again");
   }
 
-  [[nodiscard]] Problems validate(const Request& request, std::int64_t vocab_size) const {
-    Problems problems = request.validate(engine_->info(), vocab_size);
+  [[nodiscard]] Problems validate(const Request& request, const AdapterTerms& terms) const {
+    Problems problems = request.validate(engine_->info(), terms);
     const auto& name = request.logits_post_processor_name;
     if (name && !post_processor_of(request).processor) {
       problems.add("logits_post_processor_name is '" + *name +

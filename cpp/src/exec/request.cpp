@@ -18,20 +18,24 @@ void require_none(Problems& problems, std::string_view name, bool is_set, std::s
 /// The tokens that a request may have.
 struct Vocabulary {
   std::int64_t of_engine = 0;
-  std::int64_t size = 0;         ///< with those that its adapter brings
+  std::int64_t size = 0;         ///< with those that its adapter brings, without those that it does not have
   bool has_room = false;         ///< adapters may bring some
   std::int64_t num_virtual = 0;  ///< rows of an embedding table, whose ids follow
 
   [[nodiscard]] bool has(TokenId token) const { return token >= 0 && token < size + num_virtual; }
   [[nodiscard]] std::string text() const {
     const std::int64_t more = size - of_engine;
-    const std::string none = has_room ? ", and the request's adapter brings no more" : "";
+    const std::string others =
+        more < 0
+            ? ", without the engine's last " + std::to_string(-more) + ", which the adapter does not have"
+        : more > 0 ? ", the last " + std::to_string(more) + " of which the adapter brings"
+        : has_room ? ", and the request's adapter brings no more"
+                   : "";
     const std::string rows = num_virtual == 0
                                  ? ""
                                  : ", and the rows of prompt_tuning_config.embedding_table are " +
                                        std::to_string(size) + " to " + std::to_string(size + num_virtual - 1);
-    return "the vocabulary is 0 to " + std::to_string(size - 1) +
-           (more == 0 ? none : ", the last " + std::to_string(more) + " of which the adapter brings") + rows;
+    return "the vocabulary is 0 to " + std::to_string(size - 1) + others + rows;
   }
 };
 
@@ -57,26 +61,37 @@ void check_optional_token(Problems& problems, const char* name, std::optional<To
                ", -1 is none");
 }
 
-void check_lengths(Problems& problems, const Request& request, const EngineInfo& engine) {
+/// What bounds the tokens of a sequence under an adapter of this rotary factor.
+std::string longest_sequence(const EngineInfo& engine, std::int32_t rotary_factor) {
+  const std::int32_t longest = engine.max_seq_len_of(rotary_factor);
+  if (longest == engine.max_seq_len) return "the engine's max_seq_len is " + std::to_string(longest);
+  return "the model has " + std::to_string(longest) + " positions" +
+         (rotary_factor == 1 ? ", and more under adapters that divide them alone"
+                             : " under an adapter that divides them by " + std::to_string(rotary_factor));
+}
+
+void check_lengths(Problems& problems, const Request& request, const EngineInfo& engine,
+                   std::int32_t rotary_factor) {
   const auto prompt = static_cast<std::int64_t>(request.input_token_ids.size());
+  const std::int32_t longest = engine.max_seq_len_of(rotary_factor);
   if (prompt == 0) problems.add("input_token_ids is empty; accepted: one token or more");
   if (prompt > engine.max_input_len) {
     problems.add("input_token_ids has " + std::to_string(prompt) + " tokens; the engine's max_input_len is " +
                  std::to_string(engine.max_input_len));
   }
   if (request.pooling_params || !engine.has_kv_cache) {
-    if (prompt > engine.max_seq_len) {
-      problems.add("input_token_ids has " + std::to_string(prompt) + " tokens; the engine's max_seq_len is " +
-                   std::to_string(engine.max_seq_len));
+    if (prompt > longest) {
+      problems.add("input_token_ids has " + std::to_string(prompt) + " tokens; " +
+                   longest_sequence(engine, rotary_factor));
     }
     return;
   }
   if (request.max_tokens < 1) {
     problems.add("max_tokens is " + std::to_string(request.max_tokens) + "; accepted: 1 or more");
-  } else if (prompt + request.max_tokens > engine.max_seq_len) {
+  } else if (prompt + request.max_tokens > longest) {
     problems.add("a prompt of " + std::to_string(prompt) + " tokens and max_tokens " +
                  std::to_string(request.max_tokens) + " make " + std::to_string(prompt + request.max_tokens) +
-                 " tokens; the engine's max_seq_len is " + std::to_string(engine.max_seq_len));
+                 " tokens; " + longest_sequence(engine, rotary_factor));
   }
 }
 
@@ -149,6 +164,24 @@ Vocabulary check_prompt_tuning(Problems& problems, const Request& request, const
                    config.validate(engine, static_cast<std::int64_t>(request.input_token_ids.size())));
   vocabulary.num_virtual = config.embedding_table.num_rows();
   return vocabulary;
+}
+
+void check_token_types(Problems& problems, const Request& request, const EngineInfo& engine) {
+  if (!request.token_type_ids) return;
+  const std::vector<std::int32_t>& types = *request.token_type_ids;
+  if (engine.num_token_types == 1) {
+    require_none(problems, "token_type_ids", true, "the model has one kind of tokens");
+    return;
+  }
+  if (types.size() != request.input_token_ids.size()) {
+    problems.add("token_type_ids has " + std::to_string(types.size()) + " elements; accepted: " +
+                 std::to_string(request.input_token_ids.size()) + ", one for each of input_token_ids");
+  }
+  const auto is_unknown = [&](std::int64_t type) { return type < 0 || type >= engine.num_token_types; };
+  const auto unknown = std::ranges::find_if(types, is_unknown);
+  if (unknown == types.end()) return;
+  problems.add("token_type_ids[" + std::to_string(unknown - types.begin()) + "] is " +
+               std::to_string(*unknown) + "; accepted: 0 to " + std::to_string(engine.num_token_types - 1));
 }
 
 void check_active_from(Problems& problems, const Request& request, const EngineInfo& engine) {
@@ -265,10 +298,16 @@ void check_beams(Problems& problems, const Request& request, const EngineInfo& e
 
 }  // namespace
 
-Problems Request::validate(const EngineInfo& engine, std::int64_t vocab_size) const {
+Problems Request::validate(const EngineInfo& engine, const AdapterTerms& terms) const {
   Problems problems;
+  const std::int64_t vocab_size = engine.vocab_size + terms.vocabulary_change;
+  if (vocab_size < 1) {
+    problems.add("lora_config leaves out " + std::to_string(-std::int64_t{terms.vocabulary_change}) +
+                 " tokens; the vocabulary has " + std::to_string(engine.vocab_size));
+    return problems;
+  }
   const Vocabulary vocabulary{engine.vocab_size, vocab_size, engine.lora.max_extra_tokens > 0};
-  check_lengths(problems, *this, engine);
+  check_lengths(problems, *this, engine, terms.rotary_factor);
   check_tokens(problems, "input_token_ids", input_token_ids,
                check_prompt_tuning(problems, *this, engine, vocabulary));
   check_encoder_input(problems, *this, engine);
@@ -303,10 +342,15 @@ Problems Request::validate(const EngineInfo& engine, std::int64_t vocab_size) co
     problems.add_all("external_draft_tokens_config.", external_draft_tokens_config->validate(vocab_size));
   }
   if (lookahead_config) problems.add_all("lookahead_config.", lookahead_config->validate());
+  check_token_types(problems, *this, engine);
   check_active_from(problems, *this, engine);
   if (vocab_size > engine.vocab_size && lora_config && lora_config->active_from != 0) {
     problems.add("lora_config.active_from is " + std::to_string(lora_config->active_from) +
                  "; accepted: 0, the adapter brings tokens, which the base model does not have");
+  }
+  if (terms.rotary_factor != 1 && lora_config && lora_config->active_from != 0) {
+    problems.add("lora_config.active_from is " + std::to_string(lora_config->active_from) +
+                 "; accepted: 0, the adapter divides rotary positions, which the base model does not");
   }
   check_num_sequences(problems, *this);
   check_beams(problems, *this, engine);

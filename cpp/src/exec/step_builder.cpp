@@ -15,6 +15,7 @@ StepBuilder::StepBuilder(std::int32_t max_rows_with_drafts) {
 StepInput StepBuilder::build(const StepPlan& plan) {
   token_ids_.clear();
   positions_.clear();
+  token_types_.clear();
   sequence_offsets_.assign(1, 0);
   prompt_lengths_.clear();
   adapters_.clear();
@@ -45,6 +46,7 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   for (const auto& entry : plan.entries) {
     const std::int32_t first_row = sequence_offsets_.back();
     add_tokens(entry);
+    add_types(entry, first_row);
     if (static_cast<ActiveSequence*>(entry.sequence)->request().pooler() != nullptr) {
       add_hidden_rows(entry, first_row);
     } else {
@@ -59,9 +61,11 @@ StepInput StepBuilder::build(const StepPlan& plan) {
     block_table += static_cast<std::ptrdiff_t>(max_blocks);
   }
 
+  if (!token_types_.empty()) token_types_.resize(token_ids_.size());
   StepInput input;
   input.token_ids = token_ids_;
   input.positions = positions_;
+  input.token_types = token_types_;
   input.sequence_offsets = sequence_offsets_;
   input.prompt_lengths = prompt_lengths_;
   input.block_tables = block_tables_;
@@ -122,6 +126,15 @@ void StepBuilder::add_tokens(const PlannedSequence& entry) {
   token_ids_.insert(token_ids_.end(), tokens, tokens + entry.count);
   for (std::int32_t i = 0; i < entry.count; ++i) positions_.push_back(entry.first_token + i);
   if (entry.sequence->given) add_given(entry);
+}
+
+void StepBuilder::add_types(const PlannedSequence& entry, std::int32_t first_row) {
+  const auto types = static_cast<ActiveSequence*>(entry.sequence)->request().token_types();
+  if (types.empty()) return;
+  token_types_.resize(static_cast<std::size_t>(first_row));
+  const auto of_entry =
+      types.subspan(static_cast<std::size_t>(entry.first_token), static_cast<std::size_t>(entry.count));
+  token_types_.insert(token_types_.end(), of_entry.begin(), of_entry.end());
 }
 
 void StepBuilder::add_given(const PlannedSequence& entry) {

@@ -48,12 +48,15 @@ class StepBuilder {
   void add_given(const PlannedSequence& entry);
   void add_logit_rows(const PlannedSequence& entry, std::int32_t first_row);
   void add_hidden_rows(const PlannedSequence& entry, std::int32_t first_row);
+  /// Of a prompt's tokens; where sequences have none, they are filled up by the next that has, or not at all.
+  void add_types(const PlannedSequence& entry, std::int32_t first_row);
   void add_drafts(const PlannedSequence& entry, std::int32_t first_row);
   /// What engines with an encoder want: the inputs that the step computes, and blocks of all sequences.
   void add_encoder_inputs(const StepPlan& plan, StepInput& input);
 
   std::vector<std::int32_t> token_ids_;
   std::vector<std::int32_t> positions_;
+  std::vector<std::int32_t> token_types_;
   std::vector<std::int32_t> sequence_offsets_;
   std::vector<std::int32_t> prompt_lengths_;
   std::vector<std::int32_t> block_tables_;

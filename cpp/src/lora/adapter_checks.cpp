@@ -78,7 +78,7 @@ const LoraModuleInfo* check_place(const ConfigRow& sent, const std::string& wher
   if (!info->is_served) {
     return refuse(name + " is not part of the networks that engines have");
   }
-  if (info->module == LoraModule::kNewTokens) return info;  // whether there is room, its rank tells
+  if (info->module == LoraModule::kNewTokens || is_setting(info->module)) return info;  // its rank tells
   if (std::ranges::find(layout.target_modules, info->module) == layout.target_modules.end()) {
     return refuse(name + " is not enabled in this engine; its lora_target_modules are " +
                   names_of(layout.target_modules));
@@ -98,6 +98,35 @@ std::string no_room_for_new_tokens(const ConfigRow& sent, const LoraLayout& layo
   const std::string count = std::to_string(sent.rank);
   return "the engine was built without room for new tokens, of which the adapter brings " + count +
          " (adaptrt build --max_extra_tokens " + count + " makes it)";
+}
+
+std::string text_of(const std::vector<std::int32_t>& numbers) {
+  std::string text;
+  for (const std::int32_t number : numbers)
+    text.append(text.empty() ? "" : ", ").append(std::to_string(number));
+  return text;
+}
+
+/// All that there is to check of a setting.
+bool check_setting(const ConfigRow& sent, LoraModule module, const std::string& where,
+                   const LoraLayout& layout, AdapterProblems& problems) {
+  const std::string number = std::to_string(sent.rank);
+  std::string problem;
+  if (sent.layer != 0 || sent.vectors != 0) {
+    problem = "layer is " + std::to_string(sent.layer) + " and vectors " + std::to_string(sent.vectors) +
+              "; accepted: 0 of both";
+  } else if (module == LoraModule::kAbsentTokens) {
+    if (sent.rank < 1) problem = "of the vocabulary it leaves out " + number + " tokens; accepted: 1 or more";
+  } else if (std::ranges::find(layout.rotary_factors, sent.rank) == layout.rotary_factors.end()) {
+    problem = "it divides rotary positions by " + number + "; " +
+              (layout.rotary_factors.empty()
+                   ? "the engine was built without such factors (adaptrt build --long_lora_scaling_factors " +
+                         number + " makes it take that one)"
+                   : "the engine's long_lora_scaling_factors are " + text_of(layout.rotary_factors));
+  }
+  if (problem.empty()) return true;
+  problems.add(where + problem);
+  return false;
 }
 
 /// The second half: do rank, vectors and the width go together?
@@ -165,6 +194,27 @@ class Overlaps {
  private:
   std::map<std::pair<std::int32_t, LoraModule>, CheckedRow> taken_;
 };
+
+/// What rows that are sound by themselves cannot be together.
+void check_together(const std::vector<CheckedRow>& rows, AdapterProblems& problems) {
+  const auto has = [&](LoraModule module) {
+    return std::ranges::any_of(rows, [&](const CheckedRow& checked) { return checked.row.module == module; });
+  };
+  if (has(LoraModule::kNewTokens) && has(LoraModule::kAbsentTokens)) {
+    problems.add("it brings new_tokens and has absent_tokens; accepted: one of them");
+  }
+  const auto is_setting_row = [](const CheckedRow& checked) { return is_setting(checked.row.module); };
+  if (!rows.empty() && std::ranges::all_of(rows, is_setting_row)) {
+    problems.add("no row of config has weights; an adapter changes one module at least");
+  }
+}
+
+/// Adds what a row says.
+void add_terms(LoraModule module, std::int32_t rank, AdapterTerms* terms) {
+  if (module == LoraModule::kNewTokens) terms->vocabulary_change = rank;
+  if (module == LoraModule::kAbsentTokens) terms->vocabulary_change = -rank;
+  if (module == LoraModule::kRotaryScaling) terms->rotary_factor = rank;
+}
 
 /// "B[2, 1]", or "B[5, 2, 1]" of expert 5.
 std::string position_in_row(const AdapterRow& row, std::size_t element) {
@@ -235,16 +285,25 @@ std::optional<MatrixShape> matrix_shape(const TensorView& tensor, std::string_vi
   return MatrixShape{shape[shape.size() - 2], shape[shape.size() - 1]};
 }
 
-std::optional<std::int32_t> new_tokens_of(const TensorView& config) {
+AdapterTerms terms_of_rows(std::span<const AdapterRow> rows) {
+  AdapterTerms terms;
+  for (const AdapterRow& row : rows) add_terms(row.module, row.rank, &terms);
+  return terms;
+}
+
+std::optional<AdapterTerms> terms_of_config(const TensorView& config) {
   AdapterProblems problems;
   const auto shape = matrix_shape(config, "config", problems);
   if (!shape || config.type != TensorType::kInt32 || (shape->columns != 3 && shape->columns != 4)) {
     return std::nullopt;
   }
-  const std::vector<ConfigRow> rows = read_config(config, *shape);
-  const auto row =
-      std::ranges::find(rows, static_cast<std::int32_t>(LoraModule::kNewTokens), &ConfigRow::module_id);
-  return row == rows.end() ? 0 : row->rank;
+  AdapterTerms terms;
+  for (const ConfigRow& row : read_config(config, *shape)) {
+    const LoraModuleInfo* info = find_lora_module(std::int64_t{row.module_id});
+    if (info == nullptr || row.rank < 1) return std::nullopt;
+    add_terms(info->module, row.rank, &terms);
+  }
+  return terms;
 }
 
 std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
@@ -278,6 +337,14 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
     const std::string where = "row " + std::to_string(i);
     const LoraModuleInfo* info = check_place(sent[i], where + ": ", layout, problems);
     if (info == nullptr) continue;
+    if (is_setting(info->module)) {
+      const CheckedRow checked{{info->module, sent[i].layer, sent[i].rank, {}, {}, 0}, i};
+      const bool alone = overlaps.check(checked, problems);
+      if (check_setting(sent[i], info->module, describe_row(checked) + ": ", layout, problems) && alone) {
+        rows.push_back(checked);
+      }
+      continue;
+    }
     const ModulePlace* place = index.find(sent[i].layer, info->module);
     if (place == nullptr && info->module == LoraModule::kNewTokens) {
       problems.add(where + ": " + no_room_for_new_tokens(sent[i], layout));
@@ -301,6 +368,7 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
       rows.push_back(checked);
     }
   }
+  check_together(rows, problems);
   return rows;
 }
 

@@ -63,8 +63,11 @@ struct CheckedRow {
 void check_values(const CheckedRow& checked, const std::byte* data, DType dtype, DType target,
                   AdapterProblems& problems);
 
-/// How many tokens beyond the vocabulary a config tells of, as it was sent; nullopt when it cannot be read.
-std::optional<std::int32_t> new_tokens_of(const TensorView& config);
+/// What rows say of the requests that use their adapter.
+[[nodiscard]] AdapterTerms terms_of_rows(std::span<const AdapterRow> rows);
+
+/// The same of a config as it was sent; nullopt when it cannot be read, or has a row that is refused.
+[[nodiscard]] std::optional<AdapterTerms> terms_of_config(const TensorView& config);
 
 /// Refuses rows of lm_head whose A differ, or that leave slices of the vocabulary out: the engine multiplies
 /// by one A. `data` are the elements that the rows' offsets count.

@@ -74,6 +74,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
   }
   check_lm_head(adapter->rows_, adapter->data_.data(), *dtype, layout, problems);
   problems.throw_if_any(subject);
+  adapter->terms_ = terms_of_rows(adapter->rows_);
   adapter->generation_ = next_generation();
   return adapter;
 }
@@ -86,12 +87,8 @@ std::shared_ptr<const HostAdapter> HostAdapter::received(std::uint64_t task_id, 
   adapter->dtype_ = dtype;
   adapter->rows_ = std::move(rows);
   adapter->data_ = std::move(data);
+  adapter->terms_ = terms_of_rows(adapter->rows_);
   return adapter;
-}
-
-std::int32_t HostAdapter::num_new_tokens() const {
-  const auto row = std::ranges::find(rows_, LoraModule::kNewTokens, &AdapterRow::module);
-  return row == rows_.end() ? 0 : row->rank;
 }
 
 bool HostAdapter::same_weights(const HostAdapter& other) const {

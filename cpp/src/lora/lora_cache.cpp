@@ -146,8 +146,8 @@ void LoraCache::unpin(std::uint64_t task_id) {
 void LoraCache::unload(std::uint64_t task_id) {
   impl_->unload(task_id);
 }
-std::optional<std::int32_t> LoraCache::num_new_tokens(const LoraConfig& config) const {
-  return impl_->num_new_tokens(config);
+std::optional<AdapterTerms> LoraCache::terms_of(const LoraConfig& config) const {
+  return impl_->terms_of(config);
 }
 
 bool LoraCache::contains(std::uint64_t task_id) const {

@@ -18,13 +18,12 @@ std::shared_ptr<const HostAdapter> LoraCache::Impl::admit(const LoraConfig& conf
   return store(entry, config.replace);
 }
 
-std::optional<std::int32_t> LoraCache::Impl::num_new_tokens(const LoraConfig& config) const {
-  if (layout_.max_extra_tokens == 0) return 0;
-  if (config.config) return new_tokens_of(*config.config);
+std::optional<AdapterTerms> LoraCache::Impl::terms_of(const LoraConfig& config) const {
+  if (config.config) return terms_of_config(*config.config);
   const std::lock_guard lock(mutex_);
   const CacheEntry* entry = find_listed(config.task_id);
   if (entry == nullptr) return std::nullopt;
-  return entry->adapter->num_new_tokens();
+  return entry->adapter->terms();
 }
 
 std::shared_ptr<const HostAdapter> LoraCache::Impl::find(std::uint64_t task_id) {

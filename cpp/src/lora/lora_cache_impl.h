@@ -71,7 +71,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   Impl(LoraLayout layout, std::unique_ptr<AdapterPages> pages, LoraCacheOptions options);
 
   std::shared_ptr<const HostAdapter> admit(const LoraConfig& config);
-  std::optional<std::int32_t> num_new_tokens(const LoraConfig& config) const;
+  std::optional<AdapterTerms> terms_of(const LoraConfig& config) const;
   std::optional<DeviceLease> acquire(const HostAdapter& adapter);
   AdapterReadiness ensure(const HostAdapter& adapter, std::uint64_t turn, bool may_load);
   void expect(const HostAdapter& adapter);

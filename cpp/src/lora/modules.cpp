@@ -10,7 +10,7 @@ namespace {
 using enum TensorParallelSplit;
 using enum LoraModule;
 
-constexpr std::array<LoraModuleInfo, 29> kModules{{
+constexpr std::array<LoraModuleInfo, 31> kModules{{
     {kAttnQkv, "attn_qkv", kColumn, true},
     {kAttnQ, "attn_q", kColumn, true},
     {kAttnK, "attn_k", kColumn, true},
@@ -40,6 +40,8 @@ constexpr std::array<LoraModuleInfo, 29> kModules{{
     {kLmHead, "lm_head", kColumn, true},
     {kEmbedding, "embedding", kNone, true},
     {kNewTokens, "new_tokens", kNone, true},
+    {kRotaryScaling, "rotary_scaling", kNone, true},
+    {kAbsentTokens, "absent_tokens", kNone, true},
 }};
 
 constexpr bool ids_are_positions() {

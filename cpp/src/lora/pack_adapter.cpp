@@ -220,6 +220,7 @@ DevicePlan plan_device_images(const HostAdapter& adapter, const LoraLayout& layo
   std::map<std::int32_t, std::vector<std::size_t>> rows_at;
   for (std::size_t i = 0; i < adapter.rows().size(); ++i) {
     const AdapterRow& row = adapter.rows()[i];
+    if (is_setting(row.module)) continue;
     const std::int32_t first = index.find(row.layer, row.module)->first_site;
     for (std::int32_t expert = 0; expert < row.sizes.experts; ++expert) rows_at[first + expert].push_back(i);
   }
@@ -251,6 +252,7 @@ DeviceAdapter pack_adapter(const HostAdapter& adapter, const LoraLayout& layout,
   result.task_id = adapter.task_id();
   result.load_id = next_load_id();
   result.sites.resize(layout.sites.size());
+  result.rotary_factor = adapter.terms().rotary_factor;
   for (const DevicePlan::Site& site : plan.sites) {
     const auto id = static_cast<std::size_t>(site.site);
     const auto page = static_cast<std::size_t>(site.place.page);

@@ -217,10 +217,11 @@ void Sampler::forbid_repeated_ngrams(std::int32_t size, std::span<const std::int
 
 void Sampler::forbid_all_but(std::span<const std::uint32_t> allowed, std::span<float> row) {
   if (allowed.empty()) return;
-  std::ranges::fill(row.subspan(static_cast<std::size_t>(vocab_size_)), kForbidden);
-  row = row.first(static_cast<std::size_t>(vocab_size_));
+  const std::size_t known = std::min(static_cast<std::size_t>(vocab_size_), row.size());
+  std::ranges::fill(row.subspan(known), kForbidden);
+  row = row.first(known);
   constexpr std::size_t kBits = 32;
-  for (std::size_t i = 0; i < allowed.size(); ++i) {
+  for (std::size_t i = 0; i * kBits < row.size(); ++i) {
     if (allowed[i] == ~std::uint32_t{0}) continue;
     const std::span rest = row.subspan(i * kBits);
     const std::span logits = rest.first(std::min(kBits, rest.size()));

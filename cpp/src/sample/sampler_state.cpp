@@ -37,11 +37,12 @@ Problems TokenConstraints::validate(std::int64_t vocab_size) const {
 }
 
 SamplerState::SamplerState(const SamplingParams& params, TokenConstraints constraints,
-                           std::int32_t prompt_length, std::int32_t max_length, std::int32_t num_new_tokens)
+                           std::int32_t prompt_length, std::int32_t max_length,
+                           std::int32_t vocabulary_change)
     : params_(params),
       constraints_(std::move(constraints)),
       prompt_length_(prompt_length),
-      num_new_tokens_(num_new_tokens),
+      vocabulary_change_(vocabulary_change),
       top_p_(params.top_p),
       num_decayed_(static_cast<std::size_t>(prompt_length)) {
   if (has_penalties()) occurrences_.reserve(max_length);

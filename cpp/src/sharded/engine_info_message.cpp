@@ -30,6 +30,7 @@ void for_each_number(Info& info, const Add& add) {
   add(info.hidden_size);
   add(info.has_logits);
   add(info.has_kv_cache);
+  add(info.num_token_types);
   add(info.lora.dtype);
   add(info.lora.num_layers);
   add(info.lora.max_rank);
@@ -39,6 +40,7 @@ void for_each_number(Info& info, const Add& add) {
   add(info.lora.num_stages);
   add(info.lora.stage);
   add(info.lora.max_extra_tokens);
+  add(info.lora.max_base_positions);
 }
 
 template <class Site, class Add>
@@ -59,6 +61,7 @@ void add_info(const EngineInfo& info, MessageWriter* message) {
   message->add_list(std::span<const char>(info.kernels));
   message->add_list(std::span<const std::int32_t>(info.attention_windows));
   message->add_list(std::span<const LoraModule>(info.lora.target_modules));
+  message->add_list(std::span<const std::int32_t>(info.lora.rotary_factors));
   message->add(static_cast<std::uint64_t>(info.lora.sites.size()));
   for (const LoraSite& site : info.lora.sites) {
     for_each_number_of_site(site, add);
@@ -74,6 +77,7 @@ EngineInfo read_info(MessageReader* message) {
   info.kernels.assign(kernels.begin(), kernels.end());
   info.attention_windows = message->list<std::int32_t>();
   info.lora.target_modules = message->list<LoraModule>();
+  info.lora.rotary_factors = message->list<std::int32_t>();
   const auto num_sites = message->number<std::uint64_t>();
   for (std::uint64_t i = 0; i < num_sites; ++i) {
     LoraSite& site = info.lora.sites.emplace_back();

@@ -26,7 +26,17 @@ constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW8A8},
     {.algo = QuantAlgo::kW4A16, .group_size = 16},
     {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true},
+    {.algo = QuantAlgo::kW4A16, .group_size = 8, .zero_points = true, .scale_type = DType::kFloat16},
 };
+
+/// NF4 as engines of a type hold it.
+Quantization coded(DType dtype) {
+  return {.algo = QuantAlgo::kW4A16,
+          .group_size = 8,
+          .scale_type = DType::kFloat32,
+          .code = FourBitCode::kNF4,
+          .value_type = dtype == DType::kFloat32 ? DType::kBFloat16 : dtype};
+}
 constexpr std::int32_t kNumBlocks = 160;
 
 /// A model and its adapters; engines of it differ in threads only.
@@ -170,12 +180,22 @@ BOOST_DATA_TEST_CASE(any_crowd_gives_the_bits_of_a_request_alone, kernel_tables(
   check_invariance({.dtype = kDTypes[dtype_index], .biases = true, .max_num_tokens = 400}, kernels);
 }
 
-BOOST_DATA_TEST_CASE(with_quantized_weights, kernel_tables() * data::make({0, 1, 2, 3}) * data::make({0, 2}),
-                     kernels, quantization_index, dtype_index) {
+BOOST_DATA_TEST_CASE(with_quantized_weights,
+                     kernel_tables() * data::make({0, 1, 2, 3, 4}) * data::make({0, 2}), kernels,
+                     quantization_index, dtype_index) {
   check_invariance({.dtype = kDTypes[dtype_index],
                     .biases = true,
                     .max_num_tokens = 400,
                     .quantization = kQuantizations[quantization_index]},
+                   kernels);
+}
+
+BOOST_DATA_TEST_CASE(with_numbers_of_a_table, kernel_tables() * data::make({0, 1, 2}), kernels, dtype_index) {
+  check_invariance({.dtype = kDTypes[dtype_index],
+                    .intermediate_size = 136,
+                    .biases = true,
+                    .max_num_tokens = 400,
+                    .quantization = coded(kDTypes[dtype_index])},
                    kernels);
 }
 
@@ -222,32 +242,37 @@ BOOST_DATA_TEST_CASE(with_heads_that_differ_by_layer, kernel_tables() * data::ma
                    kernels);
 }
 
-void check_experts(const std::string& kernels, int quantization_index, DType dtype) {
+void check_experts(const std::string& kernels, const Quantization& quantization, DType dtype) {
   const float bias[] = {0.5F, -0.25F, 0.0F, 0.125F, -0.5F, 0.25F, 0.375F, 0.0F};
-  check_invariance(
-      {.dtype = dtype,
-       .intermediate_size = 130,
-       .num_experts = 8,
-       .routing = {.scores = RouterScores::kSigmoid,
-                   .top_k = 3,
-                   .num_groups = 4,
-                   .groups_taken = 2,
-                   .normalised = true,
-                   .bias = {bias, 8}},
-       .biases = true,
-       .max_num_tokens = 400,
-       .max_rank = 9,
-       .quantization = quantization_index < 0 ? Quantization{} : kQuantizations[quantization_index]},
-      kernels);
+  check_invariance({.dtype = dtype,
+                    .intermediate_size = 136,
+                    .num_experts = 8,
+                    .routing = {.scores = RouterScores::kSigmoid,
+                                .top_k = 3,
+                                .num_groups = 4,
+                                .groups_taken = 2,
+                                .normalised = true,
+                                .bias = {bias, 8}},
+                    .biases = true,
+                    .max_num_tokens = 400,
+                    .max_rank = 9,
+                    .quantization = quantization},
+                   kernels);
 }
 
-BOOST_DATA_TEST_CASE(with_experts, kernel_tables() * data::make({-1, 0, 1, 2, 3}), kernels,
+BOOST_DATA_TEST_CASE(with_experts, kernel_tables() * data::make({-1, 0, 1, 2, 3, 4}), kernels,
                      quantization_index) {
-  check_experts(kernels, quantization_index, DType::kBFloat16);
+  const Quantization quantization =
+      quantization_index < 0 ? Quantization{} : kQuantizations[quantization_index];
+  check_experts(kernels, quantization, DType::kBFloat16);
+}
+
+BOOST_DATA_TEST_CASE(with_experts_of_numbers_of_a_table, kernel_tables(), kernels) {
+  check_experts(kernels, coded(DType::kBFloat16), DType::kBFloat16);
 }
 
 BOOST_DATA_TEST_CASE(with_experts_of_other_types, data::make({0, 1}), dtype_index) {
-  check_experts("", -1, kDTypes[dtype_index]);
+  check_experts("", {}, kDTypes[dtype_index]);
 }
 
 // A step's tokens go through experts in slices of 8192 rows; the second prompt begins in one and ends in the

@@ -125,7 +125,26 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
   finds("group_size of 12; it must be a multiple of 8",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW4A16, .group_size = 12}; });
   finds("group_size of -8", [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW4A16, .group_size = -8}; });
-  finds("has groups or zero points, which only W4A16 has",
+  const Quantization nf4{.algo = QuantAlgo::kW4A16, .group_size = 8, .code = FourBitCode::kNF4};
+  const auto changed = [&](auto change) {
+    return [&, change](Program* p) {
+      of_dense(p) = nf4;
+      change(&of_dense(p));
+    };
+  };
+  finds("inputs in groups of 0 of NF4, which must be whole",
+        changed([](Quantization* how) { how->group_size = 0; }));
+  finds("inputs in groups of 40 of NF4, which must be whole",
+        changed([](Quantization* how) { how->group_size = 40; }));
+  finds("both a code and zero points", changed([](Quantization* how) { how->zero_points = true; }));
+  finds("an unknown code", changed([](Quantization* how) { how->code = static_cast<FourBitCode>(77); }));
+  finds("scales or values of an unknown type",
+        changed([](Quantization* how) { how->scale_type = static_cast<DType>(9); }));
+  finds("says what its values are rounded to, which only those of a code are",
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW4A16, .value_type = DType::kBFloat16}; });
+  finds("or a code, which only W4A16 has",
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .code = FourBitCode::kFP4}; });
+  finds("has groups, zero points, types",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .zero_points = true}; });
   finds("its weights are quantised in different ways",
         [](Program* p) { op_at<LinearOp>(p, 3).parts[1].weight.quantization.algo = QuantAlgo::kW8A8; });
@@ -256,6 +275,9 @@ BOOST_AUTO_TEST_CASE(unusable_ops_of_other_families_are_found) {
   Random random(3);
   const auto vector = [&](std::int64_t size) { return model.storage().vector(size, 0.5F, 1.5F, &random); };
   const auto positions = model.storage().matrix(DType::kFloat32, 10, 48, 1.0F, &random);
+  finds("token types' table", [&](Program* p) {
+    op_at<EmbeddingOp>(p, 0).types = model.storage().matrix(DType::kFloat32, 2, 47, 1.0F, &random);
+  });
   finds("learned positions is 10", [&](Program* p) { op_at<EmbeddingOp>(p, 0).positions = positions; });
   finds("body op 0 (embedding): scale is", [](Program* p) { op_at<EmbeddingOp>(p, 0).scale = -1.0F; });
   finds("long_inverse_frequencies has 0 elements; it must have 6", [](Program* p) {
@@ -301,6 +323,21 @@ BOOST_AUTO_TEST_CASE(unusable_sites_are_found) {
   finds("part 1 and its lora_site differ", [](Program* p) { p->lora.sites[0].parts[1].out_size = 25; });
   finds("number of parts is 0", [](Program* p) { p->lora.sites[0].parts.clear(); });
   finds("lora: max_rank is 0", [](Program* p) { p->lora.max_rank = 0; });
+  finds("max_base_positions is 7", [](Program* p) { p->lora.max_base_positions = 7; });
+  finds("max_base_positions is 0", [](Program* p) { p->lora.rotary_factors = {2}; });
+  const auto divided = [](Program* p, std::vector<std::int32_t> factors) {
+    p->lora.max_base_positions = 8;
+    p->lora.rotary_factors = std::move(factors);
+  };
+  finds("a rotary factor is 1", [&](Program* p) { divided(p, {1}); });
+  finds("a rotary factor is 2", [&](Program* p) { divided(p, {4, 2}); });
+  finds("a rotary factor is 1025", [&](Program* p) { divided(p, {4, 1025}); });
+  finds("angles that do not depend on the length", [&](Program* p) {
+    divided(p, {2});
+    for (Op& op : p->body) {
+      if (auto* rope = std::get_if<RopeTableOp>(&op)) rope->kind = RopeKind::kDynamic;
+    }
+  });
   finds("lora: the dtype differs", [](Program* p) { p->lora.dtype = DType::kFloat16; });
   finds("no target_modules", [](Program* p) { p->lora.target_modules.clear(); });
   finds("site 2 layer is 5", [](Program* p) { p->lora.sites[2].layer = 5; });

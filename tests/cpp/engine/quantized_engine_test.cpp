@@ -24,14 +24,20 @@ constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW8A8},
 };
 
-/// The program with every quantised matrix replaced by its values.
-Program dequantized(Program program, Storage* storage) {
+/// The program with its matrices of integers, or those with a code, replaced by their values.
+Program dequantized(Program program, Storage* storage, bool only_coded = false) {
   for (auto* ops : {&program.body, &program.head}) {
     for (auto& op : *ops) {
-      auto* linear = std::get_if<LinearOp>(&op);
-      if (linear == nullptr) continue;
-      for (auto& part : linear->parts) {
-        part.weight = storage->matrix(program.dtype, part.weight.n, part.weight.k, unpack(part.weight));
+      const auto replace = [&](std::vector<LinearPart>* parts) {
+        for (auto& part : *parts) {
+          if (part.weight.quantization.is_coded() != only_coded) continue;
+          part.weight = storage->matrix(program.dtype, part.weight.n, part.weight.k, unpack(part.weight));
+        }
+      };
+      if (auto* linear = std::get_if<LinearOp>(&op)) replace(&linear->parts);
+      if (auto* experts = std::get_if<ExpertsOp>(&op)) {
+        replace(&experts->gate_up);
+        replace(&experts->down);
       }
     }
   }
@@ -73,6 +79,48 @@ BOOST_DATA_TEST_CASE(logits_are_those_of_the_values_that_the_weights_stand_for, 
   for (std::size_t i = 0; i < expected.size(); ++i) {
     BOOST_TEST_REQUIRE(std::abs(actual[i] - expected[i]) <= tolerance * greatest, "logit " << i);
   }
+}
+
+/// Of an engine of each type that is made of numbers of a table, and what they are rounded to.
+struct Coded {
+  DType dtype;
+  DType value_type;
+};
+constexpr Coded kCoded[] = {{DType::kFloat32, DType::kFloat32},
+                            {DType::kFloat32, DType::kBFloat16},
+                            {DType::kFloat16, DType::kFloat16},
+                            {DType::kBFloat16, DType::kBFloat16}};
+
+BOOST_DATA_TEST_CASE(numbers_of_a_table_give_the_bits_of_their_values,
+                     data::make({0, 1, 2, 3}) * data::make({1, 2}) * data::make({0, 4}), index, code,
+                     num_experts) {
+  const auto [dtype, value_type] = kCoded[index];
+  RandomModel model({.dtype = dtype,
+                     .intermediate_size = 136,
+                     .num_experts = num_experts,
+                     .routing = {.top_k = 2},
+                     .biases = true,
+                     .max_rank = 5,
+                     .quantization = {.algo = QuantAlgo::kW4A16,
+                                      .group_size = 8,
+                                      .scale_type = DType::kFloat32,
+                                      .code = static_cast<FourBitCode>(code),
+                                      .value_type = value_type}});
+  const DeviceAdapter dora = model.adapter(2, true);
+  Random random(3);
+  std::vector<Piece> pieces;
+  for (const std::int32_t size : {21, 1, 30}) {
+    Piece piece{.tokens = std::vector<std::int32_t>(static_cast<std::size_t>(size)),
+                .prompt_length = size,
+                .adapter = size == 1 ? &dora : nullptr};
+    for (int block = 0; block < 2; ++block) {
+      piece.blocks.push_back(static_cast<std::int32_t>(2 * pieces.size()) + block);
+    }
+    for (auto& token : piece.tokens) token = static_cast<std::int32_t>(random.below(61));
+    pieces.push_back(piece);
+  }
+  const auto expected = run(dequantized(model.program, &model.storage(), true), pieces);
+  BOOST_TEST(run(model.program, pieces) == expected, boost::test_tools::per_element());
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -66,7 +66,8 @@ class Storage {
     std::vector<std::byte> weights(static_cast<std::size_t>(n * (is_int4 ? (k + 1) / 2 : k)));
     for (auto& byte : weights) byte = static_cast<std::byte>(random->below(256));
     std::vector<float> scales(static_cast<std::size_t>(n * groups));
-    for (auto& scale : scales) scale = bound / (is_int4 ? 8.0F : 128.0F) * random->between(0.5F, 1.0F);
+    const float greatest = how.is_coded() ? 1.0F : is_int4 ? 8.0F : 128.0F;
+    for (auto& scale : scales) scale = bound / greatest * random->between(0.5F, 1.0F);
     std::vector<std::uint8_t> zeros(scales.size());
     for (auto& zero : zeros) zero = static_cast<std::uint8_t>(5 + random->below(6));
     const auto& memory = memories_.emplace_back(panel_bytes(how, dtype, n, k));
@@ -401,6 +402,7 @@ class StepArrays {
   [[nodiscard]] StepInput input() const {
     return {.token_ids = tokens,
             .positions = positions,
+            .token_types = token_types,
             .sequence_offsets = offsets,
             .prompt_lengths = prompt_lengths,
             .block_tables = tables,
@@ -417,6 +419,7 @@ class StepArrays {
 
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> positions;
+  std::vector<std::int32_t> token_types;
   std::vector<std::int32_t> offsets;
   std::vector<std::int32_t> prompt_lengths;
   std::vector<std::int32_t> tables;

@@ -73,6 +73,8 @@ BOOST_AUTO_TEST_CASE(bad_embeddings_are_refused) {
   };
   refuses("given_embeddings has 1 elements, not 2", give({0, 1}, 1));
   refuses("given_rows do not ascend", give({1, 1}, 2));
+  refuses("token_types has 2 elements", [](StepArrays* a) { a->token_types = {0, 0}; });
+  refuses("token 1 has type 1; the model has 1", [](StepArrays* a) { a->token_types = {0, 1, 0, 0, 0, 0}; });
   refuses("given_rows do not ascend", give({-1}, 1));
   refuses("given_rows do not ascend", give({6}, 1));
 }

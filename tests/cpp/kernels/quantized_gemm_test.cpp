@@ -20,6 +20,8 @@ constexpr Quantization kWeightOnly[] = {
     {.algo = QuantAlgo::kW4A16},
     {.algo = QuantAlgo::kW4A16, .group_size = 8},
     {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true},
+    {.algo = QuantAlgo::kW4A16, .group_size = 8, .scale_type = DType::kFloat16},
+    {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true, .scale_type = DType::kFloat32},
 };
 constexpr DType kActivations[] = {DType::kFloat32, DType::kBFloat16};
 /// Unit of rounding of float32, in which all sums are made.
@@ -84,8 +86,9 @@ struct Case {
 
 BOOST_AUTO_TEST_SUITE(quantized_gemm)
 
-BOOST_DATA_TEST_CASE(products_match_float64, kernel_tables() * data::make({0, 1, 2, 3}) * data::make({0, 1}),
-                     name, quantization_index, activation_index) {
+BOOST_DATA_TEST_CASE(products_match_float64,
+                     kernel_tables() * data::xrange(std::size(kWeightOnly)) * data::make({0, 1}), name,
+                     quantization_index, activation_index) {
   const auto& table = kernel_table(name);
   const Quantization& quantization = kWeightOnly[quantization_index];
   FreshRandom random;
@@ -129,7 +132,7 @@ BOOST_DATA_TEST_CASE(products_match_float64, kernel_tables() * data::make({0, 1,
 }
 
 BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_in_any_crowd_and_with_an_expanded_panel,
-                     kernel_tables() * data::make({0, 1, 2, 3}) * data::make({0, 1}), name,
+                     kernel_tables() * data::xrange(std::size(kWeightOnly)) * data::make({0, 1}), name,
                      quantization_index, activation_index) {
   const auto& table = kernel_table(name);
   FreshRandom random;

@@ -204,12 +204,14 @@ BOOST_DATA_TEST_CASE(packed_rows_and_parts_leave_the_bits_as_they_are,
   }
 }
 
-constexpr Quantization kQuantizations[] = {{.algo = QuantAlgo::kW8A16},
-                                           {.algo = QuantAlgo::kW4A16},
-                                           {.algo = QuantAlgo::kW4A16, .group_size = 8},
-                                           {.algo = QuantAlgo::kW4A16, .group_size = 128},
-                                           {.algo = QuantAlgo::kW4A16, .group_size = 64, .zero_points = true},
-                                           {.algo = QuantAlgo::kW4A16, .group_size = 1024}};
+constexpr Quantization kQuantizations[] = {
+    {.algo = QuantAlgo::kW8A16},
+    {.algo = QuantAlgo::kW4A16},
+    {.algo = QuantAlgo::kW4A16, .group_size = 8},
+    {.algo = QuantAlgo::kW4A16, .group_size = 128},
+    {.algo = QuantAlgo::kW4A16, .group_size = 64, .zero_points = true},
+    {.algo = QuantAlgo::kW4A16, .group_size = 1024},
+    {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true, .scale_type = DType::kFloat16}};
 
 // Columns of weights are copied for many rows, some steps at a time.
 BOOST_DATA_TEST_CASE(quantised_rows_have_the_bits_alone_that_they_have_among_many,

@@ -69,6 +69,12 @@ struct SentAdapter {
     return load_as_float(weights.data(), dtype, row * width + column);
   }
   std::int32_t& field(std::size_t row, std::size_t column) { return config[row * columns + column]; }
+  /// One without weights.
+  void add_row(const std::array<std::int32_t, 4>& row) {
+    config.insert(config.end(), row.begin(), row.end());
+    weights.resize(weights.size() + width * size_of(dtype));
+    ++rows;
+  }
   void drop_column_of_vectors() {
     std::vector<std::int32_t> shorter;
     for (std::size_t i = 0; i < config.size(); ++i) {

@@ -1,5 +1,6 @@
 #include "adaptrt/lora/host_adapter.h"
 
+#include <array>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
@@ -10,6 +11,7 @@
 #include "adapters.h"
 #include "adaptrt/core/error.h"
 #include "adaptrt/lora/lora_cache.h"
+#include "adaptrt/lora/pack_adapter.h"
 
 namespace adaptrt {
 namespace {
@@ -93,7 +95,7 @@ std::vector<Rule> rules() {
        kNoTensors,
        [](LoraConfig& r) { r.config->shape = {2, 5}; },
        {"config has 5 columns; accepted: 3", "or 4"}},
-      {"unknown module", field(1, 0, 29), kNoRequest, {"row 1: module_id 29 is unknown; accepted: 0 to 28"}},
+      {"unknown module", field(1, 0, 31), kNoRequest, {"row 1: module_id 31 is unknown; accepted: 0 to 30"}},
       {"negative module", field(1, 0, -1), kNoRequest, {"row 1: module_id -1 is unknown"}},
       {"not a decoder module",
        field(0, 0, 22),
@@ -326,6 +328,48 @@ BOOST_AUTO_TEST_CASE(slices_of_the_embedding_stand_by_themselves) {
   BOOST_TEST(refusal_of(sent, layout) == "");
 }
 
+BOOST_AUTO_TEST_CASE(settings_have_no_weights) {
+  LoraLayout layout = small_layout();
+  layout.rotary_factors = {2, 4};
+  layout.max_base_positions = 16;
+  const SentAdapter plain = make_adapter(kRows, layout);
+  const auto with = [&](const std::vector<std::array<std::int32_t, 4>>& settings) {
+    SentAdapter sent = plain;
+    for (const auto& row : settings) sent.add_row(row);
+    return sent;
+  };
+  const auto adapter = make_host_adapter(with({{29, 0, 4, 0}, {30, 0, 3, 0}}).send(1), layout);
+  BOOST_TEST(adapter->terms().rotary_factor == 4);
+  BOOST_TEST(adapter->terms().vocabulary_change == -3);
+  const auto base = make_host_adapter(plain.send(1), layout);
+  BOOST_TEST(adapter->bytes() == base->bytes());
+  BOOST_TEST(!adapter->same_weights(*base));
+  BOOST_TEST((adapter->content_digest() != base->content_digest()));
+  const SiteIndex index(layout);
+  BOOST_TEST(plan_device_images(*adapter, layout, index, 1 << 20).sites.size() ==
+             plan_device_images(*base, layout, index, 1 << 20).sites.size());
+  // What another process is sent says the same.
+  HugeArray data(adapter->bytes());
+  std::copy_n(adapter->data(), adapter->bytes(), data.data());
+  BOOST_TEST((HostAdapter::received(1, adapter->dtype(), adapter->rows(), std::move(data))->terms() ==
+              adapter->terms()));
+
+  const std::string where = "row " + std::to_string(plain.rows) + " ";
+  BOOST_TEST(contains(refusal_of(with({{29, 0, 3, 0}}), layout),
+                      where + "(rotary_scaling, layer 0): it divides rotary positions by 3; the engine's "
+                              "long_lora_scaling_factors are 2, 4"));
+  BOOST_TEST(contains(refusal_of(with({{30, 0, -1, 0}}), layout), "it leaves out -1 tokens"));
+  BOOST_TEST(contains(refusal_of(with({{30, 1, 1, 0}}), layout), "accepted: 0 of both"));
+  BOOST_TEST(contains(refusal_of(with({{30, 0, 1, 0}, {30, 0, 2, 0}}), layout), "repeats row"));
+  layout.rotary_factors.clear();
+  BOOST_TEST(contains(refusal_of(with({{29, 0, 3, 0}}), layout), "was built without such factors"));
+  layout.max_extra_tokens = 2;
+  layout.sites.push_back({0, 8, {{kNewTokens, 8}}});
+  SentAdapter both = make_adapter({{kNewTokens, 0, 2}}, layout);
+  both.add_row({30, 0, 1, 0});
+  BOOST_TEST(contains(refusal_of(both, layout), "it brings new_tokens and has absent_tokens"));
+}
+
 BOOST_AUTO_TEST_CASE(new_tokens_have_room_of_their_own) {
   LoraLayout layout = small_layout();
   const std::int32_t too_many = layout.max_rank + 3;
@@ -333,8 +377,8 @@ BOOST_AUTO_TEST_CASE(new_tokens_have_room_of_their_own) {
   layout.sites.push_back({0, 8, {{kNewTokens, 8}}});
   SentAdapter sent = make_adapter({{kNewTokens, 0, layout.max_extra_tokens}}, layout);
   BOOST_TEST(refusal_of(sent, layout) == "");
-  BOOST_TEST(make_host_adapter(sent.send(1), layout)->num_new_tokens() == layout.max_extra_tokens);
-  BOOST_TEST(make_host_adapter(make_adapter(kRows, layout).send(1), layout)->num_new_tokens() == 0);
+  BOOST_TEST(make_host_adapter(sent.send(1), layout)->terms().vocabulary_change == layout.max_extra_tokens);
+  BOOST_TEST(make_host_adapter(make_adapter(kRows, layout).send(1), layout)->terms().vocabulary_change == 0);
   sent.field(0, 2) = too_many;
   BOOST_TEST(contains(refusal_of(sent, layout), "accepted: 1 to the engine's max_extra_tokens"));
   BOOST_TEST(contains(refusal_of(sent, layout),

@@ -91,6 +91,31 @@ BOOST_AUTO_TEST_CASE(rows_end_with_the_requests_new_tokens) {
   BOOST_CHECK_THROW(static_cast<void>(sample(4)), StepError);
 }
 
+BOOST_AUTO_TEST_CASE(rows_end_before_the_tokens_that_the_request_lacks) {
+  Sampler sampler(40);
+  Row row(40, 0.0F);
+  row[5] = 1.0F;
+  row[31] = 2.0F;
+  row[37] = 3.0F;
+  const auto sample = [&](std::int32_t change, std::span<const std::uint32_t> allowed = {}) {
+    SamplerState state({}, {}, 1, 10, change);
+    return sampler.sample(state, row.data(), Tokens{0}, false, {}, {.allowed = allowed}).token;
+  };
+  BOOST_TEST(sample(0) == 37);
+  BOOST_TEST(sample(-3) == 31);
+  BOOST_TEST(sample(-2) == 37);
+  BOOST_TEST(sample(-9) == 5);
+  // A guide knows all of the vocabulary, in as many words.
+  const std::vector<std::uint32_t> all(2, ~std::uint32_t{0});
+  BOOST_TEST(sample(-3, all) == 31);
+  BOOST_TEST(sample(-9, all) == 5);
+  const std::vector<std::uint32_t> last{0, 1U << 5};
+  BOOST_TEST(sample(-2, last) == 37);
+  BOOST_CHECK_THROW(static_cast<void>(sample(-3, last)), StepError);
+  row[37] = std::numeric_limits<float>::quiet_NaN();
+  BOOST_TEST(sample(-3) == 31);
+}
+
 BOOST_AUTO_TEST_CASE(top_k_keeps_the_lowest_tokens_of_equal_logits) {
   SamplingParams params = resolve({.top_k = 3});
   Sampler sampler(50);

@@ -88,6 +88,8 @@ BOOST_AUTO_TEST_SUITE(remote_engine)
 
 BOOST_AUTO_TEST_CASE(it_is_what_is_served) {
   RandomModel model({.max_rank = 4});
+  model.program.lora.rotary_factors = {2, 8};
+  model.program.lora.max_base_positions = model.program.max_seq_len - 1;
   const auto alone = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
   const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
   Served served(*engine);
@@ -119,6 +121,9 @@ BOOST_AUTO_TEST_CASE(it_is_what_is_served) {
                                      info.lora.num_stages,
                                      info.lora.stage,
                                      info.lora.max_extra_tokens,
+                                     info.lora.max_base_positions,
+                                     info.max_seq_len_of(1),
+                                     info.max_seq_len_of(8),
                                      std::ssize(info.lora.sites)};
   };
   BOOST_TEST(numbers(found) == numbers(expected), boost::test_tools::per_element());

@@ -1,4 +1,4 @@
-"""Models whose layers were published in few bits that engines lack, against transformers over the same values."""
+"""Models whose layers were published in few bits, kept or not, against transformers over the same values."""
 
 from __future__ import annotations
 
@@ -21,19 +21,25 @@ from adaptrt.builder import cli
 from adaptrt.builder.adapter import HuggingFaceBase, convert_adapter
 from adaptrt.builder.build import build
 from adaptrt.builder.checkpoint.quantization import QuantConfig
+from adaptrt.builder.checkpoint.quantizer import dequantize_rows
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.model_cache.first_use import engine_for
 from adaptrt.builder.model_cache.options import EngineOptions
 from adaptrt.builder.model_cache.store import EngineCache
+from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.builder.progress import LineProgress
+from adaptrt.runtime.engine import load_engine
 from support.models import ModelSpec, Reference, save_adapter, save_model
-from support.published import KEPT, SCHEMES, publish
+from support.oracle import NetworkOracle, SequenceChunk, step_inputs
+from support.published import DEQUANTIZED, KEPT, SCHEMES, bits4, publish
 from support.serving import collect, make_request
 
 # As in test_parity.py: the values are the same ones.
 FLOAT32_TOLERANCE = 1e-4
+# Activations are rounded to bfloat16, in engines of that type; of float16 those of embeddings and lm_head.
+HALF_TOLERANCE = 0.03
 SPEC = ModelSpec(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96)
 CONFIG = BuildConfig(
     max_batch_size=4,
@@ -42,6 +48,7 @@ CONFIG = BuildConfig(
     lora_config=LoraBuildConfig(max_lora_rank=8),
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 )
+W8A16 = QuantConfig(quant_algo=QuantAlgo.W8A16)
 LAYERS = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
 DTYPES = {
     np.dtype(np.float16): DType.FLOAT16,
@@ -53,6 +60,13 @@ DTYPES = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     return save_model(SPEC, tmp_path_factory.mktemp("dequantized") / "model")
+
+
+@pytest.fixture(scope="module")
+def whole_model(tmp_path_factory) -> Path:
+    """Of layers whose inputs are whole blocks of every format."""
+    spec = dataclasses.replace(SPEC, hidden_size=128, head_dim=32, intermediate_size=256)
+    return save_model(spec, tmp_path_factory.mktemp("kept") / "model")
 
 
 def checkpoint_rows(checkpoint: Path) -> dict[str, np.ndarray]:
@@ -75,7 +89,7 @@ def assert_same_weights(checkpoint: Path, values: Path, dtype: Any) -> None:
             assert own.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", DEQUANTIZED)
 def test_the_checkpoint_has_the_published_values(name: str, model: Path, tmp_path: Path) -> None:
     scheme = SCHEMES[name]
     published = publish(model, tmp_path, scheme, exclude=("layers.1.mlp.down_proj",), shards=1 + len(name) % 3)
@@ -89,7 +103,7 @@ def test_the_checkpoint_has_the_published_values(name: str, model: Path, tmp_pat
     assert f"of {np.dtype(dtype)}" in converted.dequantization.describe()
 
 
-@pytest.mark.parametrize("name", ["nf4-double", "llm-int8", "gptq-3", "gptq-4-act-order", "awq-gemv", "fp8-blocks"])
+@pytest.mark.parametrize("name", ["llm-int8", "gptq-4-act-order", "fp8-blocks"])
 def test_engines_compute_with_them(name: str, model: Path, tmp_path: Path) -> None:
     """Without and with adapters, whose magnitudes are normalised by the published values."""
     published = publish(model, tmp_path, SCHEMES[name])
@@ -98,17 +112,141 @@ def test_engines_compute_with_them(name: str, model: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_engines_keep_what_they_can(name: str, model: Path, tmp_path: Path) -> None:
+def test_engines_keep_what_they_can(name: str, whole_model: Path, tmp_path: Path) -> None:
     """Engines multiply integers and scales in float32, where the format's library rounds to the type of the scales."""
-    published = publish(model, tmp_path, KEPT[name], exact=True)
+    published = publish(whole_model, tmp_path, KEPT[name], exact=True)
     checkpoint = Checkpoint.of_model(published)
-    assert checkpoint.config.quantization is not None
+    how = checkpoint.config.quantization
+    assert how is not None
     assert checkpoint.dequantization is None
-    assert checkpoint.config.quantization.exclude_modules == ("lm_head",)
+    assert checkpoint.kept is not None
+    assert len(checkpoint.kept.matrices) == 14
+    assert how.exclude_modules == ("lm_head",)
     report = build(checkpoint, CONFIG, tmp_path / "engine")
-    plain = build(Checkpoint.of_model(model), CONFIG, tmp_path / "plain")
+    plain = build(Checkpoint.of_model(whole_model), CONFIG, tmp_path / "plain")
     assert report.engine_bytes < 0.6 * plain.engine_bytes
     _assert_logits(tmp_path / "engine", tmp_path / "values", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nf4-double", "fp4", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm"])
+def test_kept_ones_are_the_same_in_one_pass_and_through_a_checkpoint(
+    name: str, whole_model: Path, tmp_path: Path
+) -> None:
+    published = publish(whole_model, tmp_path, KEPT[name])
+    build(Checkpoint.of_model(published), CONFIG, tmp_path / "engine")
+    converted = convert_checkpoint(published, tmp_path / "checkpoint")
+    opened = Checkpoint.open(tmp_path / "checkpoint")
+    assert opened.config == converted.config
+    build(opened, CONFIG, tmp_path / "other")
+    found, expected = (tmp_path / place / "rank0.engine" for place in ("other", "engine"))
+    assert found.read_bytes() == expected.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("nf4-double", DType.BFLOAT16),
+        ("nf4", DType.FLOAT32),
+        ("fp4-double", DType.BFLOAT16),
+        ("fp4", DType.FLOAT32),
+        ("nf4-float16", DType.FLOAT16),
+    ],
+)
+def test_numbers_of_a_table_give_the_bits_of_the_values_stored(
+    name: str, dtype: DType, whole_model: Path, tmp_path: Path
+) -> None:
+    """Logits of prompts and of decode steps, with each kind of adapter."""
+    scheme = bits4("nf4", "float16", nested=True) if name == "nf4-float16" else KEPT[name]
+    published = publish(whole_model, tmp_path, scheme)
+    values = tmp_path / "values"
+    adapters = (None, save_adapter(values, tmp_path / "lora", 1, r=4))
+    adapters += (save_adapter(values, tmp_path / "dora", 2, r=3, use_dora=True),)
+    prompts = [np.random.default_rng(seed).integers(2, SPEC.vocab_size, 20 + seed).tolist() for seed in range(3)]
+    answers = []
+    for model in (published, values):
+        checkpoint = Checkpoint.of_model(model, dtype)
+        assert (checkpoint.kept is None) == (model == values)
+        engine = tmp_path / f"{model.name}-engine"
+        build(checkpoint, CONFIG, engine)
+        with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+            requests = []
+            for task_id, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True)):
+                lora = None if adapter is None else adaptrt.LoraConfig.from_peft(task_id, adapter, executor.engine)
+                requests.append(make_request(prompt, 6, lora))
+            answers.append([collect(executor, request_id) for request_id in executor.enqueue_requests(requests)])
+    for found, expected in zip(*answers, strict=True):
+        assert found.tokens == expected.tokens
+        np.testing.assert_array_equal(found.context_logits, expected.context_logits)
+        np.testing.assert_array_equal(found.generation_logits, expected.generation_logits)
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "awq-gemm", "packed-4-float16"])
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
+def test_kept_integers_are_in_engines_of_any_type(name: str, dtype: DType, whole_model: Path, tmp_path: Path) -> None:
+    published = publish(whole_model, tmp_path, KEPT[name], exact=True)
+    build(Checkpoint.of_model(published, dtype), CONFIG, tmp_path / "engine")
+    prompt = np.random.default_rng(3).integers(2, SPEC.vocab_size, 20).tolist()
+    with adaptrt.Executor(tmp_path / "engine", adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+        answer = collect(executor, executor.enqueue_request(make_request(prompt, 1)))
+    expected = Reference(tmp_path / "values").logits(prompt, answer.tokens).numpy()[: len(prompt)]
+    assert np.abs(answer.context_logits - expected).max() <= HALF_TOLERANCE * (expected.max() - expected.min())
+
+
+def test_layers_that_cannot_be_kept_are_dequantised_alone(model: Path, tmp_path: Path) -> None:
+    """Of mlp.down_proj a row is one and a half blocks; a quantised lm_head is none of the layers."""
+    published = publish(model, tmp_path, KEPT["nf4-double"])
+    tensors = load_file(published / "model.safetensors")
+    head = KEPT["nf4-double"].quantize(tensors.pop("lm_head.weight"), np.random.default_rng(1))
+    tensors |= {f"lm_head{suffix}": tensor.copy() for suffix, tensor in head.tensors.items()}
+    save_file(tensors, published / "model.safetensors")
+    values = load_file(tmp_path / "values" / "model.safetensors")
+    values["lm_head.weight"] = head.values.astype(np.float32)
+    save_file(values, tmp_path / "values" / "model.safetensors")
+    checkpoint = Checkpoint.of_model(published)
+    assert checkpoint.config.quantization is not None
+    downs = tuple(f"transformer.layers.{layer}.mlp.proj" for layer in range(2))
+    assert checkpoint.config.quantization.exclude_modules == (*downs, "lm_head")
+    assert checkpoint.dequantization is not None
+    assert checkpoint.dequantization.num_matrices == 3
+    assert checkpoint.kept is not None
+    assert len(checkpoint.kept.matrices) == 12
+    build(checkpoint, CONFIG, tmp_path / "engine")
+    _assert_logits(tmp_path / "engine", tmp_path / "values", tmp_path)
+
+
+def test_what_is_one_layer_in_an_engine_is_kept_whole_or_not_at_all(whole_model: Path, tmp_path: Path) -> None:
+    published = publish(whole_model, tmp_path, KEPT["gptq-4"], exact=True)
+    tensors = load_file(published / "model.safetensors")
+    tensors["model.layers.1.self_attn.k_proj.qzeros"] += 1
+    tensors["model.layers.0.mlp.up_proj.scales"] = tensors["model.layers.0.mlp.up_proj.scales"].astype(np.float32)
+    save_file(tensors, published / "model.safetensors")
+    checkpoint = Checkpoint.of_model(published, DType.FLOAT32)
+    how = checkpoint.config.quantization
+    assert how is not None
+    assert how.exclude_modules == ("transformer.layers.1.attention.qkv", "lm_head")
+    assert how.scale_dtype is DType.FLOAT32
+    assert checkpoint.dequantization is not None
+    assert checkpoint.dequantization.num_matrices == 3
+    build(checkpoint, CONFIG, tmp_path / "engine")
+
+
+def test_the_network_of_numbers_of_a_table(whole_model: Path, tmp_path: Path) -> None:
+    published = publish(whole_model, tmp_path, KEPT["nf4-double"])
+    convert_checkpoint(published, tmp_path / "checkpoint")
+    sizes = dataclasses.replace(CONFIG, tokens_per_block=4, plugin_config=PluginConfig(), lora_config=LoraBuildConfig())
+    build(tmp_path / "checkpoint", sizes, tmp_path / "engine")
+    engine = load_engine(tmp_path / "engine")
+    native = adaptrt._core.CpuEngine(engine.program, engine.storage, 2)
+    native.allocate_kv_blocks(8)
+    oracle = NetworkOracle(tmp_path / "checkpoint", tmp_path, NetworkOptions(tokens_per_block=4), num_blocks=8)
+    chunk = SequenceChunk(np.random.default_rng(4).integers(0, SPEC.vocab_size, 11).tolist(), 0, 11, [3, 0, 6])
+    expected = oracle.step([chunk])
+    inputs = step_inputs([chunk])
+    del inputs["adapter_slots"]
+    actual = native.step(token_ids=inputs.pop("input_ids"), **inputs)
+    assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
+    with pytest.raises(adaptrt.ConfigError, match="weights of NF4 need backend native"):
+        build(tmp_path / "checkpoint", dataclasses.replace(sizes, backend="tensorrt"), tmp_path / "plans")
 
 
 def _assert_logits(engine: Path, values: Path, place: Path) -> None:
@@ -144,8 +282,7 @@ def test_magnitudes_are_normalised_by_the_published_values(name: str, model: Pat
     [
         ("nf4", DType.FLOAT16, "bfloat16; accepted: --dtype float32 or bfloat16"),
         ("fp4", DType.BFLOAT16, "float32; accepted: --dtype float32"),
-        ("gptq-4", DType.BFLOAT16, "float16; accepted: --dtype float32 or float16"),
-        ("awq-gemm", DType.BFLOAT16, "float16; accepted: --dtype float32 or float16"),
+        ("gptq-4-act-order", DType.BFLOAT16, "float16; accepted: --dtype float32 or float16"),
         ("float8-channel", DType.BFLOAT16, "float16; accepted: --dtype float32 or float16"),
     ],
 )
@@ -158,8 +295,9 @@ def test_types_that_would_round_once_more_are_refused(
     ):
         convert_checkpoint(published, tmp_path / "checkpoint", dtype=dtype)
     assert not (tmp_path / "checkpoint").exists()
-    convert_checkpoint(published, tmp_path / "checkpoint", dtype=DType.FLOAT32)
-    assert_same_weights(tmp_path / "checkpoint", tmp_path / "values", np.float32)
+    converted = convert_checkpoint(published, tmp_path / "checkpoint", dtype=DType.FLOAT32)
+    if converted.kept is None:
+        assert_same_weights(tmp_path / "checkpoint", tmp_path / "values", np.float32)
 
 
 @pytest.mark.parametrize("name", ["llm-int8", "fp8-blocks"])
@@ -170,11 +308,12 @@ def test_types_that_the_library_rounds_to_itself(name: str, dtype: Any, model: P
     assert_same_weights(tmp_path / "checkpoint", tmp_path / "values", dtype)
 
 
-def test_models_of_experts_with_tied_embeddings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llm-int8", "nf4-double", "gptq-4-asymmetric"])
+def test_models_of_experts_with_tied_embeddings(name: str, tmp_path: Path) -> None:
     sizes = dataclasses.asdict(dataclasses.replace(SPEC, tie_word_embeddings=True))
     config = transformers.Qwen3MoeConfig(
         **{name: value for name, value in sizes.items() if name not in ("family", "extra")},
-        moe_intermediate_size=32,
+        moe_intermediate_size=64,
         num_experts=4,
         num_experts_per_tok=2,
         norm_topk_prob=True,
@@ -187,10 +326,10 @@ def test_models_of_experts_with_tied_embeddings(tmp_path: Path) -> None:
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     assert "model.layers.0.mlp.experts.3.down_proj.weight" in tensors
-    published = publish(tmp_path / "model", tmp_path, SCHEMES["gptq-4"], shards=2)
+    published = publish(tmp_path / "model", tmp_path, SCHEMES[name], shards=2, exact=name != "llm-int8")
     opened = Checkpoint.of_model(published)
-    assert opened.dequantization is not None
-    assert opened.dequantization.num_matrices == 2 * (4 + 3 * 4)
+    made = opened.dequantization if name == "llm-int8" else opened.kept
+    assert f"{2 * (4 + 3 * 4)} matrices" in made.describe()
     build(opened, CONFIG, tmp_path / "engine")
     prompt = list(range(2, 22))
     with adaptrt.Executor(tmp_path / "engine", adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
@@ -200,37 +339,104 @@ def test_models_of_experts_with_tied_embeddings(tmp_path: Path) -> None:
     assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
 
 
-def test_they_can_be_cut_over_ranks_and_rounded_by_the_build(model: Path, tmp_path: Path) -> None:
-    published = publish(model, tmp_path, SCHEMES["gptq-4"])
+def test_dequantised_ones_can_be_cut_over_ranks(model: Path, tmp_path: Path) -> None:
+    published = publish(model, tmp_path, SCHEMES["gptq-4-act-order"])
     convert_checkpoint(published, tmp_path / "cut", tp_size=2)
     convert_checkpoint(tmp_path / "values", tmp_path / "expected", tp_size=2)
     for rank in range(2):
         found, expected = (load_file(tmp_path / name / f"rank{rank}.safetensors") for name in ("cut", "expected"))
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[name], expected[name]) for name in found)
-    how = QuantConfig(quant_algo=QuantAlgo.W8A16)
-    report = build(Checkpoint.of_model(published), CONFIG, tmp_path / "engine", quantization=how)
+
+
+@pytest.mark.parametrize(
+    "name", ["nf4-double", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm-no-groups"]
+)
+def test_kept_ones_are_cut_over_ranks_between_groups(name: str, whole_model: Path, tmp_path: Path) -> None:
+    published = publish(whole_model, tmp_path, KEPT[name], exact=True)
+    converted = convert_checkpoint(published, tmp_path / "cut", tp_size=2, pp_size=2)
+    convert_checkpoint(tmp_path / "values", tmp_path / "expected", tp_size=2, pp_size=2)
+    assert converted.dequantization is None
+    assert converted.config.quantization is not None
+    opened = Checkpoint.open(tmp_path / "cut")
+    for rank in range(4):
+        values = load_file(tmp_path / "expected" / f"rank{rank}.safetensors")
+        for layer in ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj"):
+            weight = f"transformer.layers.0.{layer}.weight"
+            wanted = values[weight]
+            pieces = opened.ranks[rank].quantized_rows(weight, range(len(wanted)))
+            found = np.concatenate([dequantize_rows(piece, converted.config.quantization) for piece in pieces])
+            assert np.array_equal(found, wanted)
+
+
+def test_what_a_cut_would_divide_is_dequantised(model: Path, tmp_path: Path) -> None:
+    """Groups of 32: of 64 and of 96 inputs two ranks get 32 and 48."""
+    converted = convert_checkpoint(publish(model, tmp_path, KEPT["gptq-4"]), tmp_path / "cut", tp_size=2)
+    assert converted.config.quantization is not None
+    downs = tuple(f"transformer.layers.{layer}.mlp.proj" for layer in range(2))
+    assert converted.config.quantization.exclude_modules == (*downs, "lm_head")
+    assert converted.dequantization is not None
+    assert converted.dequantization.num_matrices == 2
+    Checkpoint.open(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("name", ["nf4-double", "gptq-4", "llm-int8"])
+def test_a_build_that_is_asked_to_rounds_the_values(name: str, whole_model: Path, tmp_path: Path) -> None:
+    published = publish(whole_model, tmp_path, SCHEMES[name])
+    how = W8A16
+    report = build(Checkpoint.of_model(published, DType.FLOAT32), CONFIG, tmp_path / "engine", quantization=how)
     assert report.quantization_errors
     assert report.dequantization is not None
+    assert report.kept is None
+    build(Checkpoint.of_model(tmp_path / "values"), CONFIG, tmp_path / "expected", quantization=how)
+    found, expected = ((tmp_path / place / "rank0.engine").read_bytes() for place in ("engine", "expected"))
+    assert found == expected
+    convert_checkpoint(published, tmp_path / "checkpoint", dtype=DType.FLOAT32)
+    if name != "llm-int8":
+        with pytest.raises(adaptrt.ConfigError, match="W4A16 already"):
+            build(tmp_path / "checkpoint", CONFIG, tmp_path / "other", quantization=how)
 
 
+@pytest.mark.parametrize(
+    ("name", "what", "said"),
+    [
+        (
+            "nf4-double",
+            "kept",
+            r"14 matrices of bitsandbytes of 4 bits, 1\d\d\.\d KiB, as W4A16 of NF4 in groups of 64, 1\d\d\.\d KiB",
+        ),
+        (
+            "gptq-2",
+            "kept",
+            r"14 matrices of GPTQ of 2 bits in groups of 64, .* as W4A16 in groups of 64, 1\d\d",
+        ),
+        ("llm-int8", "dequantised", r"14 matrices of LLM.int8\(\) of bitsandbytes, .*, become 1.1 MiB of float32"),
+    ],
+)
 def test_the_commands_say_what_became_of_them(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    what: str,
+    said: str,
+    whole_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    published = publish(model, tmp_path, SCHEMES["nf4-double"])
+    published = publish(whole_model, tmp_path, SCHEMES[name])
     monkeypatch.setenv("COLUMNS", "400")
     where = ["--model_dir", str(published), "--output_dir"]
     assert cli.main(["convert-checkpoint", *where, str(tmp_path / "checkpoint")]) == 0
-    said = r"14 matrices of bitsandbytes of 4 bits, 4\d\.\d KiB, become 240.0 KiB of float32"
-    assert_said(capsys, f"dequantised: {said}")
+    assert_said(capsys, f"{what}: {said}")
     sizes = ["--max_batch_size", "2", "--max_num_tokens", "64", "--max_seq_len", "32"]
     assert cli.main(["build", *where, str(tmp_path / "engine"), *sizes]) == 0
-    assert_said(capsys, f"dequantised +{said}")
+    assert_said(capsys, f"{what} +{said}")
     lines = tmp_path / "lines.txt"
     options = EngineOptions(max_batch_size=2, max_num_tokens=64, max_seq_len=32)
     with lines.open("w") as stream:
         engine_for(published, options, LineProgress(stream), cache=EngineCache(tmp_path / "cache"))
-    assert "dequantised: 14 matrices of bitsandbytes of 4 bits, " in lines.read_text()
+    assert re.search(f"{what}: {said}", lines.read_text())
+    again = EngineOptions(max_batch_size=2, max_num_tokens=64, max_seq_len=32, quantization=W8A16)
+    engine_for(published, again, cache=EngineCache(tmp_path / "cache"))
 
 
 def assert_said(capsys: pytest.CaptureFixture[str], text: str) -> None:
@@ -243,7 +449,7 @@ def flags(model: Path, place: Path, *more: str) -> list[str]:
 
 
 def test_flags_of_published_models(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    published = publish(model, tmp_path, SCHEMES["gptq-4"])
+    published = publish(model, tmp_path, SCHEMES["gptq-4-act-order"])
     precision = ["--use_weight_only", "--weight_only_precision", "int4_gptq"]
     assert cli.main(flags(published, tmp_path, *precision, "--per_group", "--group_size", "32")) == 0
     assert_same_weights(tmp_path / "checkpoint", tmp_path / "values", np.float32)
@@ -298,7 +504,7 @@ def test_values_that_are_not_finite_are_refused(model: Path, tmp_path: Path) -> 
 
 
 def test_biases_of_zeros_and_tensors_that_are_there_twice(model: Path, tmp_path: Path) -> None:
-    published = publish(model, tmp_path, SCHEMES["gptq-4"])
+    published = publish(model, tmp_path, SCHEMES["gptq-4-act-order"])
     tensors = load_file(published / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.bias"] = np.zeros(96, np.float16)
     save_file(tensors, published / "model.safetensors")

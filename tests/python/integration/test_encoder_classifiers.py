@@ -17,11 +17,20 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, processors
 
 import adaptrt
+from adaptrt import PoolingParams, PoolingType
 from adaptrt.builder.cli import main as command_line
 from support.encoders import MODELS, VOCAB_SIZE, engine_of, save_encoder
 from support.http_server import http_server
-from support.pooled import hidden_states, load_bare, save_pooled_adapter, save_sentence_transformer, save_word_tokenizer
+from support.pooled import (
+    hidden_states,
+    load_bare,
+    run_pooled,
+    save_pooled_adapter,
+    save_sentence_transformer,
+    save_word_tokenizer,
+)
 
+ENCODER = adaptrt.ModelType.ENCODER_ONLY
 PROMPTS = [[7], [2, 44, 5, 60, 7, 3, 3, 12], [*range(2, 60), *range(2, 60)]]
 LABELS = {0: "cold", 1: "warm", 2: "hot"}
 # Of probabilities: float32 sums in another order.
@@ -308,11 +317,11 @@ def test_over_http(llm: adaptrt.LLM, base: Path) -> None:
 
 
 def save_pair_tokenizer(directory: Path) -> Tokenizer:
-    """A word tokenizer that joins two texts as RoBERTa's does."""
+    """A word tokenizer that joins two texts as RoBERTa's does, and numbers them as BERT's does."""
     save_word_tokenizer(directory, VOCAB_SIZE, end=False)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A </s>", pair="$A </s> </s> $B </s>", special_tokens=[("</s>", 1)]
+        single="$A </s>", pair="$A </s> </s> $B:1 </s>:1", special_tokens=[("</s>", 1)]
     )
     tokenizer.save(str(directory / "tokenizer.json"))
     return tokenizer
@@ -321,7 +330,7 @@ def save_pair_tokenizer(directory: Path) -> Tokenizer:
 PAIRS = [("t5 t9 t33", "t7"), ("t5 t9 t33", text_of(PROMPTS[2][:90])), ("t8", "t5 t9 t33")]
 
 
-@pytest.mark.parametrize("name", ["roberta", "distilbert", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
 def test_pairs_of_texts(name: str, tmp_path: Path) -> None:
     """As cross-encoders take them: one class, whose probability is a score."""
     model = save_encoder(MODELS[name], tmp_path / "model", TASKS["SEQ_CLS"], num_labels=1)
@@ -337,16 +346,20 @@ def test_pairs_of_texts(name: str, tmp_path: Path) -> None:
             reference_model = load(model, "SEQ_CLS", adapter)
             scores[lora] = [found.probs[0] for found in llm.classify(PAIRS, lora=lora)]
             for (first, second), score in zip(PAIRS, scores[lora], strict=True):
-                tokens = tokenizer.encode(first, second).ids
-                assert tokens.count(1) == 3
+                joined = tokenizer.encode(first, second)
+                assert joined.ids.count(1) == 3
+                given = {"input_ids": torch.tensor([joined.ids])}
+                if name == "bert":
+                    assert sum(joined.type_ids) > 1
+                    given["token_type_ids"] = torch.tensor([joined.type_ids])
                 with torch.no_grad():
-                    expected = torch.sigmoid(reference_model(torch.tensor([tokens])).logits[0, 0].double())
+                    expected = torch.sigmoid(reference_model(**given).logits[0, 0].double())
                 assert abs(float(score) - float(expected)) <= TOLERANCE
         # A pair beside a text, and what was a sequence of two texts before.
         pair, text = llm.classify([PAIRS[0], "t7"])
         assert (pair.probs[0], len(llm.classify(("t7", "t8")))) == (scores[None][0], 2)
         assert text.probs.tobytes() == llm.classify("t7").probs.tobytes()
-    if name == "roberta":
+    if name in ("bert", "roberta"):
         check_scores_over_http(engine, tmp_path / "law", scores)
 
 
@@ -374,18 +387,79 @@ def check_scores_over_http(engine: Path, adapter: Path, scores: dict[str | None,
             refused = post(**fields)
             assert refused.status_code == 400
             assert said in refused.text
+        check_ranks_over_http(address)
 
 
-def test_pairs_that_cannot_be_told_apart_are_refused(llm: adaptrt.LLM, base: Path) -> None:
-    with pytest.raises(adaptrt.RequestError, match=r"a pair of texts is given; .*BertModel tells the two apart"):
-        llm.classify([("t3", "t4")], lora="moods")
-    with http_server(base / "engine", "--lora_modules", f"moods={base / 'moods'}") as address:
-        for body, said in (
-            ({"text_1": "t3", "text_2": "t4"}, "the model is no classifier"),
-            ({"model": "moods", "text_1": "t3", "text_2": "t4"}, "a pair of texts is given"),
-        ):
-            refused = httpx.post(f"{address}/score", json=body, timeout=60)
-            assert (refused.status_code, said in refused.json()["error"]["message"]) == (400, True), refused.text
+def check_ranks_over_http(address: str) -> None:
+    """The scores of /score, the best first, as Jina's and Cohere's clients ask for them."""
+    query, documents = PAIRS[0][0], ["t7", text_of(PROMPTS[2][:90]), "t5 t9 t33", "t7"]
+
+    def post(path: str = "/rerank", **body: Any) -> httpx.Response:
+        return httpx.post(f"{address}{path}", json={"query": query, "documents": documents, **body}, timeout=60)
+
+    for lora in ("base", "law"):
+        body = {"model": lora, "text_1": query, "text_2": documents}
+        scored = httpx.post(f"{address}/score", json=body, timeout=60).json()
+        scores = [entry["score"] for entry in scored["data"]]
+        best = sorted(range(4), key=lambda i: (-scores[i], i))
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+            answer = post(path, model=lora).json()
+            assert answer["model"] == lora
+            assert [(one["index"], one["relevance_score"]) for one in answer["results"]] == [
+                (i, scores[i]) for i in best
+            ]
+            assert [one["document"]["text"] for one in answer["results"]] == [documents[i] for i in best]
+            assert answer["usage"]["total_tokens"] == scored["usage"]["total_tokens"]
+        forms = [documents[0], *({"text": text} for text in documents[1:])]
+        (only,) = post(model=lora, documents=forms, top_n=1, return_documents=False).json()["results"]
+        assert only == {"index": best[0], "relevance_score": scores[best[0]]}
+    for fields, said in (
+        ({"documents": []}, "documents"),
+        ({"documents": [{"image": "x"}]}, "documents"),
+        ({"top_n": 0}, "top_n"),
+        ({"documents": ["t3", "t4 " * 201]}, "maximum context length is 200 tokens; documents[1] has"),
+    ):
+        refused = post(**fields)
+        assert refused.status_code == 400
+        assert said in refused.text
+
+
+def test_token_types_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """By their number and their kinds; models that have one kind take none."""
+    last = PoolingParams(PoolingType.LAST)
+    for name, types, said in (
+        ("bert", [0, 1], r"token_type_ids has 2 elements; accepted: 3, one for each of input_token_ids"),
+        ("bert", [0, 1, 3], r"token_type_ids\[2\] is 3; accepted: 0 to 2"),
+        ("bert", [0, -1, 1], r"token_type_ids\[1\] is -1; accepted: 0 to 2"),
+        ("roberta", [0, 0, 0], r"token_type_ids is given; accepted: None, because the model has one kind of tokens"),
+    ):
+        engine = tmp_path / name
+        if not engine.is_dir():
+            engine_of(save_encoder(MODELS[name], tmp_path / f"{name}-model"), engine)
+        with adaptrt.Executor(engine, ENCODER) as executor:
+            with pytest.raises(adaptrt.RequestError, match=said):
+                executor.enqueue_request(adaptrt.Request([3, 4, 5], 0, pooling_params=last, token_type_ids=types))
+            assert len(run_pooled(executor, [3, 4, 5], last)) == 36
+
+
+def test_token_types_do_not_depend_on_the_crowd(tmp_path: Path) -> None:
+    """Requests with types and without them share steps, in any order."""
+    engine = engine_of(save_encoder(MODELS["bert"], tmp_path / "model"), tmp_path / "engine")
+    prompts = [([7, 8, 9], None), ([7, 8, 9], [0, 1, 1]), ([5] * 40, None), ([7, 8, 9], [2, 2, 2]), ([4], [1])]
+
+    def request(prompt: list[int], types: list[int] | None) -> adaptrt.Request:
+        return adaptrt.Request(prompt, 0, pooling_params=PoolingParams(PoolingType.ALL), token_type_ids=types)
+
+    def rows(executor: adaptrt.Executor, requests: list[adaptrt.Request]) -> list[bytes]:
+        ids = [executor.enqueue_request(one) for one in requests]
+        return [executor.await_responses(one)[0].result.pooled_output.tobytes() for one in ids]
+
+    with adaptrt.Executor(engine, ENCODER) as executor:
+        alone = [rows(executor, [request(*prompt)])[0] for prompt in prompts]
+        assert len(set(alone)) == len(prompts)
+        assert rows(executor, [request([7, 8, 9], [0, 0, 0])]) == alone[:1]
+        for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 0, 1, 4, 3]):
+            assert rows(executor, [request(*prompts[i]) for i in order]) == [alone[i] for i in order]
 
 
 def test_scores_need_one_class(tmp_path: Path) -> None:

@@ -196,8 +196,7 @@ def test_whole_weights_that_are_refused(name: str, served: ServedKinds, tmp_path
 
     for changed, reason in (
         (np.vstack([whole, whole[:1]]), f"its file has no row of '{PATHS.get(name, 'model.embed_tokens')}' for token"),
-        (whole[:-1], "embeddings with fewer tokens, or of another hidden size, are not served"),
-        (whole[:, :-1].copy(), "embeddings with fewer tokens, or of another hidden size, are not served"),
+        (whole[:, :-1].copy(), f"is {[len(whole), whole.shape[1] - 1]}, and the model's 'lm_head' is"),
         (whole.reshape(-1), "expected [tokens, hidden size]"),
         (np.where(np.arange(len(whole))[:, np.newaxis] == 5, np.float32(np.nan), whole), "has NaN"),
         (whole.astype(np.int32), "is int32"),

@@ -49,12 +49,13 @@ def configs(targets: list[str], is_transposed: bool) -> dict[str, Any]:
 def save_kind(model_directory: Path, directory: Path, config: Any, seed: int, extra_tokens: int = 0) -> Path:
     """Write an adapter with random tensors; AdaLoRA's first module is pruned whole, its second in part.
 
-    extra_tokens: by which the embeddings are resized before.
+    extra_tokens: by which the embeddings are resized before; below 0: cut.
     """
     generator = torch.Generator().manual_seed(seed)
     base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
     if extra_tokens:
         base.resize_token_embeddings(base.config.vocab_size + extra_tokens, mean_resizing=False)
+    if extra_tokens > 0:
         with torch.no_grad():
             for layer in (base.get_input_embeddings(), base.get_output_embeddings()):
                 rows = layer.weight[-extra_tokens:]

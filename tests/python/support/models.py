@@ -110,7 +110,7 @@ class Reference:
     """transformers + PEFT in float32, the adapter unmerged."""
 
     def __init__(self, model_directory: Path, adapter_directory: Path | None = None, extra_tokens: int = 0) -> None:
-        """extra_tokens: by which the embeddings were resized before the adapter was trained."""
+        """extra_tokens: by which the embeddings were resized before the adapter was trained; below 0: cut."""
         model = load_model(model_directory, attn_implementation="eager", experts_implementation="eager")
         if extra_tokens:
             model.resize_token_embeddings(model.config.vocab_size + extra_tokens, mean_resizing=False)

@@ -43,7 +43,7 @@ class Layer:
     values: Array
     """[out, in]: what the format's library makes of them."""
     exact: Array | None = None
-    """The same before it is rounded to a type of 16 bits, where that is asked for."""
+    """What an engine computes with that keeps the numbers: integers times scales are not rounded."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def bits4(kind: str, dtype: str, *, nested: bool, block_size: int = 64, storage:
         packed = (numbers[0::2] << 4 | numbers[1::2]).view(np.dtype(storage)).reshape(-1, 1)
         tensors |= {".weight": packed, ".weight.quant_map": code.copy()}
         tensors[f".weight.quant_state.bitsandbytes__{kind}"] = json_bytes(state)
-        return Layer(tensors, values)
+        return Layer(tensors, values, values)
 
     config = {
         "quant_method": "bitsandbytes",
@@ -392,18 +392,25 @@ SCHEMES: dict[str, Scheme] = {
     "packed-4-float16": integers(4, 32),
     "packed-4-groups-of-16": integers(4, 16, BFLOAT16, symmetric=False),
     "packed-8-groups": integers(8, 32, symmetric=False),
-}
-"""Those whose layers are dequantised."""
-
-KEPT: dict[str, Scheme] = {
-    "gptq-4": gptq(4, 32, dtype=BFLOAT16),
-    "gptq-4-asymmetric": gptq(4, 32, symmetric=False, dtype=BFLOAT16),
-    "gptq-4-no-groups": gptq(4, -1, dtype=BFLOAT16),
+    "gptq-4-bfloat16": gptq(4, 32, dtype=BFLOAT16),
+    "gptq-4-float32": gptq(4, 32, dtype=FLOAT32),
+    "gptq-4-asymmetric-bfloat16": gptq(4, 32, symmetric=False, dtype=BFLOAT16),
+    "gptq-4-no-groups-bfloat16": gptq(4, -1, dtype=BFLOAT16),
     "gptq-8-no-groups": gptq(8, -1),
-    "awq-gemm": awq(32, dtype=BFLOAT16),
-    "awq-gemv": awq(32, "gemv", dtype=BFLOAT16),
+    "awq-gemm-bfloat16": awq(32, dtype=BFLOAT16),
+    "awq-gemv-bfloat16": awq(32, "gemv", dtype=BFLOAT16),
 }
-"""Those whose integers and scales an engine has."""
+
+DEQUANTIZED = tuple(
+    name
+    for name in SCHEMES
+    if name.startswith(("llm-int8", "fp8", "float8", "gptq-8-act", "packed-4-groups-of-16", "packed-8-groups"))
+    or name in ("gptq-8", "gptq-4-act-order")
+)
+"""Those whose layers become matrices."""
+
+KEPT: dict[str, Scheme] = {name: scheme for name, scheme in SCHEMES.items() if name not in DEQUANTIZED}
+"""Those whose numbers and scales an engine has, where the inputs are whole blocks."""
 
 
 def publish(

@@ -43,7 +43,7 @@ class ServedKinds:
         """by_peft: what PEFT reads of each kind, where that is another directory than what is served.
 
         first_tokens: those that every prompt begins with. extra_tokens: those beyond the base's vocabulary that kinds
-        bring; the prompts of such end with all of them.
+        bring; the prompts of such end with all of them. Below 0: those of the base's that kinds do not have.
         """
         self.extra_tokens = dict(extra_tokens or {})
         self.model, self.engine = model, engine
@@ -64,7 +64,9 @@ class ServedKinds:
                 kind,
                 [
                     *self._first_tokens,
-                    *np.random.default_rng(seed).integers(2, self.vocabulary, 5 + 3 * seed).tolist(),
+                    *np.random.default_rng(seed)
+                    .integers(2, self.vocabulary + min(0, self._extra_tokens_of(kind)), 5 + 3 * seed)
+                    .tolist(),
                     *range(self.vocabulary, self.vocabulary + self._extra_tokens_of(kind)),
                 ],
             )

@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adaptrt
+from adaptrt._core import DType, QuantAlgo, dtype_name
 from adaptrt.builder.checkpoint.hf_weights import HfWeights
 from adaptrt.builder.checkpoint.quantizer import dequantize_rows
 from adaptrt.builder.conversion.published.config import read_published_format
 from adaptrt.builder.conversion.published.formats import PublishedFormat
 from adaptrt.builder.conversion.published.packed_numbers import unpacked
-from support.published import BFLOAT16, KEPT, SCHEMES, Layer, Scheme, gptq, in_words, json_bytes, write
+from support.published import KEPT, SCHEMES, Layer, Scheme, gptq, in_words, json_bytes, write
 
 SOURCE = "model.layers.0.mlp.down_proj"
 NAME = f"{SOURCE}.weight"
@@ -78,7 +80,7 @@ def test_any_rows_have_the_bits_that_the_formula_gives(
 @pytest.mark.parametrize("name", KEPT)
 @settings(deadline=None)
 @given(data=st.data())
-def test_integers_and_scales_are_kept_where_a_checkpoint_can_hold_them(
+def test_numbers_and_scales_are_kept_where_a_checkpoint_can_hold_them(
     name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     scheme = KEPT[name]
@@ -87,30 +89,44 @@ def test_integers_and_scales_are_kept_where_a_checkpoint_can_hold_them(
     published = format_of(scheme.config)
     matrix: Any = published.matrices(weights)[NAME]
     assert published.kept is not None
-    assert matrix.can_be_kept()
-    pieces = list(matrix.quantized_rows(range(len(layer.values)), 7))
-    found = np.concatenate([dequantize_rows(piece, published.kept) for piece in pieces])
-    # Products of the integers and scales, which the format's library rounds to the scales' type.
-    assert found.astype(layer.values.dtype).tobytes() == layer.values.tobytes()
+    how = matrix.kept_as()
+    state = _state(layer)
+    block_size = 1 if state is None else json.loads(layer.tensors[state].tobytes())["blocksize"]
+    if layer.values.shape[1] % block_size != 0:
+        assert how is None
+        return
+    assert how.problems() == []
+    if how.quant_algo is QuantAlgo.W4A16:
+        assert dtype_name(how.scale_dtype) == ("float32" if state else str(scheme.dtype))
+    for other in (how, replace(how, scale_dtype=DType.FLOAT32)):
+        pieces = list(matrix.quantized_rows(range(len(layer.values)), 7, other))
+        found = np.concatenate([dequantize_rows(piece, other) for piece in pieces])
+        # Products of the integers and scales, which the format's library rounds to the scales' type.
+        assert found.astype(layer.values.dtype).tobytes() == layer.values.tobytes()
+
+
+def _state(layer: Layer) -> str | None:
+    """The tensor with what bitsandbytes says of a layer."""
+    return next((name for name in layer.tensors if "quant_state" in name), None)
 
 
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("gptq-4", lambda t: t.update({".scales": (t[".scales"] * 1.001).astype(np.float16)})),
+        ("nf4", lambda t: t[".weight.absmax"].fill(np.inf)),
+        ("nf4-double-float16", lambda t: t[".weight.nested_absmax"].fill(1e9)),
         ("gptq-4", lambda t: t.update({".scales": np.full_like(t[".scales"], np.inf)})),
         ("gptq-8-no-groups", lambda t: t.update({".scales": np.full_like(t[".scales"], np.nan)})),
         ("gptq-4", lambda t: t.update({".g_idx": t[".g_idx"][::-1].copy()})),
         ("gptq-4", lambda t: t.update({".qzeros": t[".qzeros"] + 1})),
         ("gptq-8-no-groups", lambda t: t.update({".qzeros": t[".qzeros"] + 1})),
-        ("awq-gemm", lambda t: t.update({".scales": (t[".scales"] * 1.001).astype(np.float16)})),
     ],
 )
 def test_what_a_checkpoint_cannot_hold_is_not_kept(name: str, change: Any, tmp_path: Path) -> None:
     layer = layer_of(KEPT[name], np.random.default_rng(0), 64, 128)
     change(layer.tensors)
     matrix: Any = format_of(KEPT[name].config).matrices(save(layer, tmp_path / "model"))[NAME]
-    assert not matrix.can_be_kept()
+    assert matrix.kept_as() is None
 
 
 @settings(deadline=None)
@@ -288,4 +304,3 @@ def test_harmless_fields_of_other_tools() -> None:
     assert format_of(excluded).kept is not None
     assert format_of({**SCHEMES["awq-gemm"].config, "version": "GEMM"}).describe() == "AWQ of 4 bits in groups of 32"
     assert format_of({**SCHEMES["gptq-4"].config, "scales": None}).kept is not None
-    assert KEPT["gptq-4"].dtype == BFLOAT16

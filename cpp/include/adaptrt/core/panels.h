@@ -63,6 +63,16 @@ enum class QuantAlgo : std::uint8_t {
 /// "NONE", "W8A16", "W8A8" or "W4A16".
 [[nodiscard]] std::string_view name_of(QuantAlgo algo);
 
+/// What the four bits of a kW4A16 weight stand for.
+enum class FourBitCode : std::uint8_t {
+  kInteger,  ///< integers, less a zero point
+  kNF4,      ///< the numbers of code_table(), of which products with scales are made and rounded
+  kFP4,      ///< the same
+};
+
+/// "INTEGER", "NF4" or "FP4".
+[[nodiscard]] std::string_view name_of(FourBitCode code);
+
 /// How a matrix is quantised. core/quantized_panels.h has the layouts.
 struct Quantization {
   QuantAlgo algo = QuantAlgo::kNone;
@@ -70,8 +80,16 @@ struct Quantization {
   std::int64_t group_size = 0;
   /// kW4A16: each group has a zero point of its own.
   bool zero_points = false;
+  /// kW4A16: the type of the scales.
+  DType scale_type = DType::kBFloat16;
+  /// kW4A16: what the bits stand for.
+  FourBitCode code = FourBitCode::kInteger;
+  /// Of codes from a table: what a number of it times a scale is rounded to, to nearest even, once.
+  DType value_type = DType::kFloat32;
 
   bool operator==(const Quantization&) const = default;
+
+  [[nodiscard]] bool is_coded() const { return code != FourBitCode::kInteger; }
 };
 
 /// Bytes of a packed W[n, k], quantised or of `dtype`.

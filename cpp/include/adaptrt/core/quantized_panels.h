@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -12,17 +13,24 @@ namespace adaptrt {
 //
 //   kW8A16  int8 [ceil(k / 4) * 2][w][2], float32 scale [w]                  value = scale * q
 //   kW8A8   int8 [ceil(k / 4)][w][4], float32 scale [w], int32 [w]           value = scale * q
-//   kW4A16  uint32 [ceil(k / 8)][w], bfloat16 scale [G][w], uint8 zero [G][w] value = scale * (u - zero)
+//   kW4A16  uint32 [ceil(k / 8)][w], scale [G][w], uint8 zero [G][w]        value = scale * (u - zero)
+//   the same with a code: no zeros                   value = scale * table[u], rounded to value_type
 //
+// Scales of kW4A16 are of Quantization::scale_type.
 // The int32 are 128 times the sum of an output's q: activations of kW8A8 are multiplied as unsigned numbers,
 // 128 above their value. A uint32 holds the u of eight inputs, input i of them at bits 4 * (i / 2) + 16 * (i
 // % 2): each of its halves has every second input, the order in which pairs of bfloat16 are multiplied.
-// Without zero points `zero` is left out and stands for 8. Padding in k is q = 0 and u = 8.
+// Without zero points `zero` is left out and stands for 8. Padding in k is q = 0 and u = 8; matrices with a
+// code have whole groups.
 
 /// Inputs that a packed word of kW4A16 holds; group sizes are multiples of it.
 inline constexpr std::int64_t kInt4Inputs = 8;
 /// The zero point of kW4A16 without zero points.
 inline constexpr int kInt4Zero = 8;
+/// The 16 numbers that a code stands for, those of bitsandbytes in float32: of kNF4 the quantiles of a normal
+/// distribution that QLoRA's authors chose, of kFP4 numbers of a sign, two bits of exponent and one of
+/// mantissa over 12. Of kInteger u - 8.
+[[nodiscard]] const std::array<float, 16>& code_table(FourBitCode code);
 /// The most inputs of kW8A8: its sums of products must fit in 32 bits.
 inline constexpr std::int64_t kMaxW8A8Inputs = 65536;
 
@@ -35,7 +43,7 @@ inline constexpr std::int64_t kMaxW8A8Inputs = 65536;
 /// Where the parts of a quantised panel are.
 struct QuantizedPanel {
   const std::byte* weights = nullptr;
-  const std::byte* scales = nullptr;  ///< float32 [w], or bfloat16 [G][w]
+  const std::byte* scales = nullptr;  ///< float32 [w], or of kW4A16 [G][w]
   const std::byte* extra = nullptr;   ///< int32 [w] of kW8A8, uint8 zero [G][w] of kW4A16 with zero points
 };
 
@@ -46,9 +54,9 @@ struct QuantizedPanel {
 /// Quantised rows of a matrix, as checkpoints have them.
 struct QuantizedRows {
   /// int8 [rows, k]; of kW4A16 uint8 [rows, ceil(k / 2)], the lower half of a byte being the even input: u
-  /// with zero points, otherwise u - 8 as four bits of two's complement.
+  /// with zero points or a code, otherwise u - 8 as four bits of two's complement.
   const std::byte* weights = nullptr;
-  const float* scales = nullptr;        ///< [rows, G]; of kW4A16 rounded to bfloat16
+  const float* scales = nullptr;        ///< [rows, G]; of kW4A16 rounded to scale_type
   const std::uint8_t* zeros = nullptr;  ///< [rows, G], 0 to 15; nullptr without zero points
 };
 

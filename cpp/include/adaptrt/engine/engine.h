@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -57,6 +58,8 @@ struct EngineInfo {
   std::int64_t hidden_size = 0;
   /// Width of StepInput::given_embeddings; 0: the engine takes none.
   std::int64_t given_embedding_size = 0;
+  /// Kinds that the model's tables tell tokens apart by: StepInput::token_types are below it.
+  std::int64_t num_token_types = 1;
   /// False: the model has no lm_head, so there are hidden states and no logits.
   bool has_logits = true;
   /// False: attention sees the rows of its own step alone, before and behind. Every sequence is whole in its
@@ -66,6 +69,14 @@ struct EngineInfo {
   /// Of a row of logits: vocab_size, then as many of its adapter's new tokens as it brings, then what is not
   /// said.
   [[nodiscard]] std::int64_t logits_width() const { return vocab_size + lora.max_extra_tokens; }
+
+  /// Tokens that a sequence may have under an adapter of this AdapterTerms::rotary_factor, or without one
+  /// (1).
+  [[nodiscard]] std::int32_t max_seq_len_of(std::int32_t rotary_factor) const {
+    if (lora.rotary_factors.empty()) return max_seq_len;
+    const std::int64_t positions = std::int64_t{lora.max_base_positions} * rotary_factor;
+    return static_cast<std::int32_t>(std::min<std::int64_t>(positions, max_seq_len));
+  }
 
   [[nodiscard]] bool has_encoder() const { return max_encoder_input_len > 0; }
 };
@@ -89,6 +100,7 @@ struct EncoderInputs {
 struct StepInput {
   std::span<const std::int32_t> token_ids;         // [T]
   std::span<const std::int32_t> positions;         // [T], consecutive within a sequence
+  std::span<const std::int32_t> token_types = {};  // [T], below num_token_types; empty: all 0
   std::span<const std::int32_t> sequence_offsets;  // [S + 1], 0 .. T
   std::span<const std::int32_t> prompt_lengths;    // [S], of the request as it was submitted
   /// [S, max_blocks_per_sequence]; unused entries are -1. Not read where there is no KV cache.

@@ -53,6 +53,8 @@ struct EmbeddingOp {
   float scale = 1.0F;
   /// [positions, hidden] of learned positions; no rows where there are none.
   PanelMatrix positions = {};
+  /// [types, hidden] of what kind of token each is; no rows where there is one kind.
+  PanelMatrix types = {};
   /// Index into LoraLayout::sites of the first slice of the vocabulary, or -1 where adapters do not act.
   std::int32_t lora_site = -1;
 };
@@ -93,7 +95,9 @@ enum class RopeKind : std::uint8_t {
 };
 
 /// cos/sin[T, rotary_dim / 2] of this step's positions, once for all layers. Angles are products of float32,
-/// as in the reference implementation; both outputs are multiplied by attention_scaling.
+/// as in the reference implementation; both outputs are multiplied by attention_scaling. Rows of an adapter
+/// that divides positions (DeviceAdapter::rotary_factor) have inverse frequencies that are divided by as
+/// much.
 struct RopeTableOp {
   RopeKind kind = RopeKind::kStatic;
   VectorView

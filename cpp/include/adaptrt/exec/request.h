@@ -102,6 +102,7 @@ struct Request {
   std::optional<std::uint64_t> cache_salt_id;
   std::optional<LoraConfig> draft_lora_config;
   std::optional<PoolingParams> pooling_params;
+  std::optional<std::vector<std::int32_t>> token_type_ids;
 
   /// Tokens that the scheduler makes room for: what is pooled ends with its prompt, as a request for one
   /// token does, and so does what asks an engine without a KV cache for its rows.
@@ -125,8 +126,8 @@ struct Request {
   }
   /// Everything that keeps the request from running on an engine, but for the adapter (LoraCache::admit) and
   /// the sizes of the batch and the KV cache (Scheduler::why_never_fits).
-  /// `vocab_size`: the engine's, and the new tokens of the request's adapter.
-  [[nodiscard]] Problems validate(const EngineInfo& engine, std::int64_t vocab_size) const;
+  /// `terms`: of the request's adapter.
+  [[nodiscard]] Problems validate(const EngineInfo& engine, const AdapterTerms& terms) const;
   /// What TensorRT-LLM answers with an error response instead of refusing the request; empty when there is
   /// nothing.
   [[nodiscard]] std::string error_to_answer(std::int64_t vocab_size) const;
@@ -202,7 +203,10 @@ constexpr auto fields_of(const Request* /*type*/) {
       Field{"pooling_params", &C::pooling_params,
             "Ends the request with its prompt: Result.pooled_output has hidden states, or what is made of "
             "them, and no token is generated. max_tokens is 0 then, and what says how tokens are chosen is "
-            "left as it is. Not in TensorRT-LLM."}};
+            "left as it is. Not in TensorRT-LLM."},
+      Field{"token_type_ids", &C::token_type_ids,
+            "The kind of each token of the prompt, where the model tells kinds apart: BERT's 0 for a first "
+            "text, 1 for a second. None: all 0. Not in TensorRT-LLM."}};
 }
 
 }  // namespace adaptrt

@@ -192,7 +192,18 @@ struct KernelTable {
   /// Writes a compressed panel of k inputs as the bfloat16 panel that it stands for.
   void (*expand_compressed)(const std::byte* panel, std::int64_t k, std::int64_t exceptions, std::byte* out);
 
-  /// By DType of the activations: there are none of float16.
+  /// The same of a full panel of kW4A16 with a code, at most coded_rows rows and without `accumulate`: the
+  /// bits of `gemm` with what expand_coded makes of the panel. By DType of what it stands for, the engine's.
+  std::array<void (*)(const PanelGemm& gemm, const Quantization& how), 3> coded_gemm;
+  /// By the same DType; 0: there is no coded_gemm.
+  std::array<std::int64_t, 3> coded_rows;
+  /// By the same DType: writes a panel with a code as the panel of that type that it stands for.
+  std::array<void (*)(const std::byte* panel, const Quantization& how, std::int64_t k, std::int64_t width,
+                      std::byte* out),
+             3>
+      expand_coded;
+
+  /// By DType of the activations: there are none of float16. Of integers, not of codes.
   std::array<void (*)(const QuantizedGemm& gemm), 3> quantized_gemm;
   /// Writes gemm.panel's integers to `out` [ceil(k / ki)][width][ki] in gemm.activation's type, for
   /// QuantizedGemm::expanded.

@@ -42,6 +42,16 @@ struct LoraConfig {
   std::int32_t active_from = 0;
 };
 
+/// What an adapter says of the requests that use it, beside what it does to the model's layers.
+struct AdapterTerms {
+  /// Tokens that their vocabulary has more than the engine's; below 0: fewer.
+  std::int32_t vocabulary_change = 0;
+  /// What their rotary positions are divided by.
+  std::int32_t rotary_factor = 1;
+
+  friend bool operator==(const AdapterTerms&, const AdapterTerms&) = default;
+};
+
 /// One row of a checked adapter.
 struct AdapterRow {
   LoraModule module = LoraModule::kAttnQ;
@@ -73,8 +83,7 @@ class HostAdapter {
   [[nodiscard]] const std::vector<AdapterRow>& rows() const { return rows_; }
   [[nodiscard]] const std::byte* data() const { return data_.data(); }
   [[nodiscard]] std::size_t bytes() const { return data_.bytes(); }
-  /// How many tokens beyond the vocabulary it brings.
-  [[nodiscard]] std::int32_t num_new_tokens() const;
+  [[nodiscard]] const AdapterTerms& terms() const { return terms_; }
   /// Same rows, types and bytes.
   [[nodiscard]] bool same_weights(const HostAdapter& other) const;
   /// Of rows, types and bytes: the same in every process, and for same_weights() alone. Computed by the first
@@ -90,6 +99,7 @@ class HostAdapter {
   DType dtype_ = DType::kFloat32;
   std::vector<AdapterRow> rows_;
   HugeArray data_;
+  AdapterTerms terms_;
   mutable std::once_flag digest_made_;
   mutable Sha256Digest digest_{};
 };

@@ -17,6 +17,9 @@ enum class MatrixLayout : std::uint8_t {
   kRows,    ///< row-major A[rank, in] and B[out, rank], what the CUDA kernels read
 };
 
+/// The largest of LoraLayout::rotary_factors.
+inline constexpr std::int32_t kMostRotaryFactor = 1024;
+
 /// At most this many modules share one input (q, k and v).
 inline constexpr std::size_t kMaxPartsPerSite = 3;
 
@@ -104,6 +107,11 @@ struct LoraLayout {
   std::int32_t stage = 0;
   /// Tokens beyond the engine's vocabulary that an adapter may bring; above 0 there is a site for them.
   std::int32_t max_extra_tokens = 0;
+  /// By which adapters may divide rotary positions, ascending and above 1; empty: none may.
+  std::vector<std::int32_t> rotary_factors = {};
+  /// Positions of the base model; requests of an adapter that divides them have as many times more. 0 without
+  /// rotary_factors: the engine's max_seq_len alone counts.
+  std::int32_t max_base_positions = 0;
 
   /// Of a site of its num_layers layers.
   [[nodiscard]] std::int32_t stage_of(const LoraSite& site) const {
@@ -155,6 +163,8 @@ struct DeviceAdapter {
   /// as long as it is the same.
   std::uint64_t load_id = 0;
   std::vector<DeviceSite> sites;
+  /// AdapterTerms::rotary_factor.
+  std::int32_t rotary_factor = 1;
 };
 
 }  // namespace adaptrt

@@ -119,9 +119,9 @@ class LoraCache {
   /// throws.
   [[nodiscard]] std::shared_ptr<const HostAdapter> admit(const LoraConfig& config);
 
-  /// How many tokens beyond the vocabulary the adapter brings that admit() would give; nullopt when that is
-  /// not known, and admit() will throw. Changes nothing.
-  [[nodiscard]] std::optional<std::int32_t> num_new_tokens(const LoraConfig& config) const;
+  /// Those of the adapter that admit() would give; nullopt when they are not known, and admit() will throw.
+  /// Changes nothing.
+  [[nodiscard]] std::optional<AdapterTerms> terms_of(const LoraConfig& config) const;
 
   /// Keeps the adapter on the device level while the lease lives; nullopt when it is not there. With load
   /// workers it returns at once. Without, it loads the adapter; nullopt when the pages that would have to go

@@ -37,9 +37,11 @@ enum class LoraModule : std::int32_t {
   kLmHead = 26,
   kEmbedding = 27,
   kNewTokens = 28,
+  kRotaryScaling = 29,
+  kAbsentTokens = 30,
 };
 /// The plugins' tables of adapters have the ids below it: all but kNewTokens, which TensorRT's engines
-/// refuse.
+/// refuse, and the settings.
 inline constexpr std::int32_t kNumLoraModules = static_cast<std::int32_t>(LoraModule::kEmbedding) + 1;
 
 /// How tensor parallelism cuts a module: column splits the outputs (B, magnitude), row splits the inputs (A).
@@ -84,6 +86,13 @@ inline constexpr std::int64_t kVocabularySlice = 16384;
 /// them and B[hidden, tokens] what the embedding has.
 [[nodiscard]] constexpr bool is_of_tokens(LoraModule module) {
   return is_of_vocabulary(module) || module == LoraModule::kNewTokens;
+}
+
+/// Whether a module is no layer but says something of the requests that use the adapter. Its row has no
+/// weights, and a number in the rank's place: kRotaryScaling what rotary positions are divided by,
+/// kAbsentTokens how many of the vocabulary's last tokens the adapter's model does not have.
+[[nodiscard]] constexpr bool is_setting(LoraModule module) {
+  return module == LoraModule::kRotaryScaling || module == LoraModule::kAbsentTokens;
 }
 
 /// nullptr when there is no module of that id or name.

@@ -36,9 +36,10 @@ class SamplerState {
  public:
   /// `max_length`: prompt and generated tokens together, at most. Room for them is made here, not while
   /// sampling.
-  /// `num_new_tokens`: those beyond the vocabulary that the request has.
+  /// `vocabulary_change`: tokens that the request has beyond the vocabulary; below 0: last ones of it
+  /// that it does not have.
   SamplerState(const SamplingParams& params, TokenConstraints constraints, std::int32_t prompt_length,
-               std::int32_t max_length, std::int32_t num_new_tokens = 0);
+               std::int32_t max_length, std::int32_t vocabulary_change = 0);
 
   [[nodiscard]] const SamplingParams& params() const { return params_; }
   [[nodiscard]] const TokenConstraints& constraints() const { return constraints_; }
@@ -61,7 +62,7 @@ class SamplerState {
   SamplingParams params_;
   TokenConstraints constraints_;
   std::int32_t prompt_length_;
-  std::int32_t num_new_tokens_;
+  std::int32_t vocabulary_change_;
   std::int32_t num_counted_ = 0;
   double top_p_;
   std::size_t num_decayed_;  // tokens, those of the prompt included, that top_p_ is the value after
@@ -100,7 +101,7 @@ struct RowChanges {
 /// what top_k left whose share reaches top_p, which may decay from token to token), min_p (probability at
 /// least min_p times the highest), and one draw.
 ///
-/// Rows have as many logits as the request's vocabulary: the engine's, and its new tokens.
+/// Rows have as many logits as the request's vocabulary: the engine's, with or without some tokens.
 ///
 /// Of equal logits the lowest token id counts as the higher. The draw is a function of (seed, number of
 /// tokens generated so far) and the row alone, so neither the rest of a batch nor a pause changes it.
@@ -180,7 +181,7 @@ class Sampler {
                                      const Buckets& buckets, double share);
   void collect_bucket(std::span<const float> values, const Buckets& buckets, std::size_t bucket);
   [[nodiscard]] std::size_t row_size(const SamplerState& state) const {
-    return static_cast<std::size_t>(vocab_size_ + state.num_new_tokens_);
+    return static_cast<std::size_t>(vocab_size_ + state.vocabulary_change_);
   }
 
   std::int64_t vocab_size_;

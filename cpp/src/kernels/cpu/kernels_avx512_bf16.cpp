@@ -2,6 +2,7 @@
 // The order matters: what follows is written in terms of the instruction set above.
 #include "activations.h"
 #include "attention.h"
+#include "coded_gemm.h"
 #include "compressed_gemm.h"
 #include "elementwise.h"
 #include "gemm.h"
@@ -18,6 +19,8 @@ KernelTable make_bfloat16_table() {
   table.name = "avx512_bf16";
   table.gemm[kBFloat16] = &gemm_panel<BFloat16Weights>;
   table.compressed_gemm = compressed_gemm_of<BFloat16Weights>();
+  table.coded_gemm[kBFloat16] = coded_gemm_of<CodedBFloat16>();
+  table.expand_coded[kBFloat16] = &expand_coded<CodedBFloat16>;
   table.quantized_gemm[kBFloat16] = &quantized_gemm<BFloat16Weights>;
   table.expand_panel[kBFloat16] = &expand_panel<BFloat16Weights>;
   table.rms_norm = &rms_norm;

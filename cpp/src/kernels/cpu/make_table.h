@@ -5,6 +5,7 @@
 #include "activations.h"
 #include "adaptrt/kernels/kernel_table.h"
 #include "attention.h"
+#include "coded_gemm.h"
 #include "compressed_gemm.h"
 #include "elementwise.h"
 #include "gemm.h"
@@ -26,6 +27,9 @@ constexpr KernelTable make_table(const char* name) {
           compressed_gemm_of<BFloat16Weights>(),
           kCanStream<BFloat16Weights> ? kStreamRows : 0,
           &expand_compressed,
+          {coded_gemm_of<CodedFloat32>(), coded_gemm_of<CodedFloat16>(), coded_gemm_of<CodedBFloat16>()},
+          {coded_rows_of<CodedFloat32>(), coded_rows_of<CodedFloat16>(), coded_rows_of<CodedBFloat16>()},
+          {&expand_coded<CodedFloat32>, &expand_coded<CodedFloat16>, &expand_coded<CodedBFloat16>},
           {&quantized_gemm<Float32Weights>, nullptr, &quantized_gemm<BFloat16Weights>},
           {&expand_panel<Float32Weights>, nullptr, &expand_panel<BFloat16Weights>},
           &sum_groups,

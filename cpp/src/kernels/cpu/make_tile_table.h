@@ -28,6 +28,8 @@ inline KernelTable make_tile_table(const char* name, const KernelTable& vectors)
   table.gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gemm;
   table.compressed_gemm = &tile_compressed_gemm;
   table.compressed_rows = kTiledRows;
+  table.coded_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_coded_gemm;
+  table.coded_rows[static_cast<std::size_t>(DType::kBFloat16)] = kTiledRows;
   table.quantized_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_quantized_gemm;
   table.int8_decoded_rows = kTiledRows;
   table.int4_decoded_rows = kTiledRows;

@@ -8,6 +8,7 @@
 
 #include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/kernels/kernel_table.h"
+#include "elementwise.h"
 #include "gemm.h"
 #include "quantized_weights.h"
 
@@ -26,21 +27,21 @@ inline std::int64_t group_size_of(const QuantizedGemm& gemm) {
   return gemm.quantization.group_size == 0 ? gemm.k : gemm.quantization.group_size;
 }
 
-inline std::int64_t scale_bytes_of(const QuantizedGemm& gemm) {
-  return gemm.quantization.algo == QuantAlgo::kW4A16 ? 2 : 4;
+inline DType scale_type_of(const Quantization& quantization) {
+  return quantization.algo == QuantAlgo::kW4A16 ? quantization.scale_type : DType::kFloat32;
 }
 
 inline GroupView group_of(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t group) {
   const std::int64_t size = group_size_of(gemm);
   return {group * size, std::min((group + 1) * size, gemm.k),
-          panel.scales + group * gemm.width * scale_bytes_of(gemm),
+          panel.scales +
+              group * gemm.width * static_cast<std::int64_t>(size_of(scale_type_of(gemm.quantization))),
           panel.extra == nullptr ? nullptr : panel.extra + group * gemm.width};
 }
 
-inline Simd::Vec load_scales(const QuantizedGemm& gemm, const std::byte* scales, std::int64_t column,
+inline Simd::Vec load_scales(const Quantization& quantization, const std::byte* scales, std::int64_t column,
                              std::int64_t lanes) {
-  if (gemm.quantization.algo == QuantAlgo::kW4A16) return Simd::load_bfloat16(scales + column * 2, lanes);
-  return Simd::load(reinterpret_cast<const float*>(scales) + column, lanes);
+  return load_as(scales, scale_type_of(quantization), column, lanes);
 }
 
 /// Of a panel, what is decoded at once: it stays in the first-level cache beside the rows and what is
@@ -165,7 +166,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
               Simd::sub(Simd::load_uint8(group.zeros + offset, lanes), Simd::set(float{kInt4Zero}));
           sum = Simd::fma(Simd::set(-activations), zero, sum);
         }
-        const Vec scale = load_scales(gemm, group.scales, offset, lanes);
+        const Vec scale = load_scales(gemm.quantization, group.scales, offset, lanes);
         float* to = out + v * Simd::kLanes;
         Simd::store(to, index == 0 ? Simd::mul(sum, scale) : Simd::fma(sum, scale, Simd::load(to, lanes)),
                     lanes);

@@ -109,6 +109,9 @@ struct Simd {
     const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
     return _mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), nan);
   }
+  static Vec round_to_float16(Vec x) {
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
   static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
     const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(round_to_bfloat16(x)), 16);
     store_halves(to, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)), n);
@@ -141,6 +144,19 @@ struct Simd {
     const __m256i value = _mm256_and_si256(_mm256_srli_epi32(words, kShift), _mm256_set1_epi32(15));
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(value, _mm256_set1_epi32(8)));
   }
+  /// Sixteen numbers, and those that the four bits at kShift choose: permutations look at three of them.
+  struct Table {
+    Vec first;
+    Vec second;
+  };
+  static Table load_table(const float* numbers) { return {load(numbers), load(numbers + kLanes)}; }
+  template <int kShift>
+  static Vec look_up(Words words, Table table) {
+    const __m256i index = _mm256_srli_epi32(words, kShift);
+    const __m256 fourth_bit = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.first, index),
+                            _mm256_permutevar8x32_ps(table.second, index), fourth_bit);
+  }
   /// Two int8 a lane.
   static Pair load_int8_pairs(const std::byte* from, std::int64_t n) {
     const __m256i words = _mm256_cvtepu16_epi32(load_halves(from, n));
@@ -164,6 +180,15 @@ struct Simd {
   static Words pack_bfloat16(Vec even, Vec odd) {
     const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even), 16);
     return _mm256_blend_epi16(low, _mm256_castps_si256(odd), 0xaa);
+  }
+  /// What two vectors are in bfloat16, in the lower and upper halves of the lanes.
+  static Words round_to_pairs(Vec even, Vec odd) {
+    return pack_bfloat16(round_to_bfloat16(even), round_to_bfloat16(odd));
+  }
+  /// The bfloat16 in the lower and upper halves of the lanes.
+  static Pair bfloat16_pairs(Words words) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(words, 16)),
+            _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(-0x10000)))};
   }
   /// sums + the four products of a lane's uint8 of a and int8 of b.
   static Words dot(Words sums, Words a, Words b) {

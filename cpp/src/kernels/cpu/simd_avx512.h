@@ -88,6 +88,9 @@ struct Simd {
   static Vec load_float16(const std::byte* from, std::int64_t n) {
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), from));
   }
+  static Vec round_to_float16(Vec x) {
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
 #ifdef __AVX512BF16__
   // Subnormal numbers become 0, which they are to the products of bfloat16 as well.
   static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
@@ -102,7 +105,17 @@ struct Simd {
   static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
     _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(behind, x)));
   }
+  /// What two vectors are in bfloat16, in the lower and upper halves of the lanes.
+  static Words round_to_pairs(Vec even, Vec odd) {
+    const __m512i lanes = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
+                                           7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(lanes, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
+  }
 #else
+  /// What two vectors are in bfloat16, in the lower and upper halves of the lanes.
+  static Words round_to_pairs(Vec even, Vec odd) {
+    return pack_bfloat16(round_to_bfloat16(even), round_to_bfloat16(odd));
+  }
   /// What x is in bfloat16, in the upper halves of the lanes; the lower halves are anything.
   static Vec round_to_bfloat16(Vec x) {
     const __m512i bits = _mm512_castps_si512(x);
@@ -144,6 +157,13 @@ struct Simd {
     const __m512 values = _mm512_setr_ps(-8.0F, -7.0F, -6.0F, -5.0F, -4.0F, -3.0F, -2.0F, -1.0F, 0.0F, 1.0F,
                                          2.0F, 3.0F, 4.0F, 5.0F, 6.0F, 7.0F);
     return _mm512_permutexvar_ps(_mm512_srli_epi32(words, kShift), values);
+  }
+  /// Sixteen numbers, and those that the four bits at kShift choose.
+  using Table = __m512;
+  static Table load_table(const float* numbers) { return _mm512_loadu_ps(numbers); }
+  template <int kShift>
+  static Vec look_up(Words words, Table table) {
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(words, kShift), table);
   }
   /// Two int8 a lane.
   static Pair load_int8_pairs(const std::byte* from, std::int64_t n) {

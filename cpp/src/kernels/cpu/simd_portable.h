@@ -143,6 +143,12 @@ struct Simd {
     std::memcpy(to, halves, static_cast<std::size_t>(n) * sizeof(std::uint16_t));
   }
 
+  static Vec round_to_float16(Vec x) {
+    Vec rounded{};
+    for (int lane = 0; lane < kLanes; ++lane) rounded[lane] = float16_to_float(float_to_float16(x[lane]));
+    return rounded;
+  }
+
   static Vec ints_to_floats(Ints x) { return __builtin_convertvector(x, Vec); }
   static Words load_words(const std::byte* from, std::int64_t n) {
     Words words{};
@@ -160,6 +166,15 @@ struct Simd {
   template <int kShift>
   static Vec centred_nibble(Words words) {
     return ints_to_floats(cast<Ints>((words >> kShift) & set_bits(15)) - Ints{8, 8, 8, 8});
+  }
+  /// Sixteen numbers, and those that the four bits at kShift choose.
+  using Table = const float*;
+  static Table load_table(const float* numbers) { return numbers; }
+  template <int kShift>
+  static Vec look_up(Words words, Table table) {
+    Vec chosen{};
+    for (int lane = 0; lane < kLanes; ++lane) chosen[lane] = table[(words[lane] >> kShift) & 15U];
+    return chosen;
   }
   /// Two int8 a lane.
   static Pair load_int8_pairs(const std::byte* from, std::int64_t n) {
@@ -180,6 +195,10 @@ struct Simd {
   /// lanes.
   static Words pack_bfloat16(Vec even, Vec odd) {
     return (floats_to_bits(even) >> 16) | (floats_to_bits(odd) & set_bits(0xffff0000));
+  }
+  /// What two vectors are in bfloat16, in the lower and upper halves of the lanes.
+  static Words round_to_pairs(Vec even, Vec odd) {
+    return pack_bfloat16(round_to_bfloat16(even), round_to_bfloat16(odd));
   }
   /// The bfloat16 in the lower and upper halves of the lanes.
   static Pair bfloat16_pairs(Words words) {

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "adaptrt/kernels/kernel_table.h"
+#include "coded_gemm.h"
 #include "compressed_gemm.h"
 #include "quantized_gemm.h"
 #include "tile_few_rows.h"
@@ -161,6 +162,29 @@ void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
   }
 }
 
+/// The product with a panel of codes, to the same bits.
+void tile_coded_gemm(const PanelGemm& gemm, const Quantization& how) {
+  Tiles::configure();
+  SpanFetcher others(gemm.fetch);
+  others.fetch(others.lines());
+  const InputRange inputs = part_of(gemm.part, gemm.k);
+  const StepActivations a = activations_of(gemm);
+  alignas(kCacheLine) std::byte made[kStretchSteps * kStepBytes];
+  const CodeExpander<CodedBFloat16> expander(gemm.panel, how, gemm.k, kPanelColumns);
+  const std::int64_t most = stretch_steps(gemm.rows) * kStepInputs;
+  for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
+    const std::int64_t end = std::min(begin + most, inputs.end);
+    expander.expand(begin, end, made, kPanelColumns);
+    const std::int64_t bytes = (end - begin) * kPanelColumns * 2;
+    const std::int64_t whole = steps_of(end - begin) * kStepBytes;
+    if (bytes < whole) std::memset(made + bytes, 0, static_cast<std::size_t>(whole - bytes));
+    StepPrefetch nothing;
+    multiply_inputs(a, begin, end, {made, kStepLine, kStepBytes},
+                    {gemm.out, gemm.out_stride, gemm.accumulate || begin > 0}, gemm.rows, kPanelColumns,
+                    &nothing);
+  }
+}
+
 /// Decodes inputs [begin, end) of a quantised panel into whole steps of kPanelColumns columns, zeros where
 /// there is nothing.
 template <class Packed>
@@ -192,7 +216,7 @@ inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std:
   const std::int64_t groups = group_count(gemm.quantization, gemm.k);
   for (std::int64_t column = 0; column < gemm.width; column += Simd::kLanes) {
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
-    const Simd::Vec scale = load_scales(gemm, group.scales, column, lanes);
+    const Simd::Vec scale = load_scales(gemm.quantization, group.scales, column, lanes);
     Simd::Vec zero = Simd::zero();
     if (group.zeros != nullptr) {
       zero = Simd::sub(Simd::load_uint8(group.zeros + column, lanes), Simd::set(float{kInt4Zero}));

@@ -1,0 +1,129 @@
+"""Which of a network's layers keep the integers or numbers of a table, and the scales, that were published."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ...._core import CheckpointError, DType, QuantAlgo
+from ...checkpoint.hf_weights import HfWeights, MadeMatrix
+from ...checkpoint.quantization import QuantConfig, quantized_specs
+from ...network.network import Network
+from ...network.ops import Experts, Linear
+from ...network.weights import LinearWeight, Split
+from ...progress import format_bytes
+from .formats import WEIGHT, PublishedFormat, QuantizedMatrix
+
+
+@dataclass(frozen=True)
+class KeptLayers:
+    """Those of a model, and as what a checkpoint has them."""
+
+    format: str
+    """As PublishedFormat.describe."""
+    quantization: QuantConfig
+    """Of the checkpoint; the layers that it excludes are not quantised there."""
+    matrices: Mapping[str, QuantizedMatrix]
+    """By the names of their weights in the network."""
+    published_bytes: int
+    """Of the tensors that the matrices are made of."""
+    num_bytes: int
+    """Of what a checkpoint has of them."""
+
+    def describe(self) -> str:
+        """What people read."""
+        how = replace(self.quantization, exclude_modules=())
+        return (
+            f"{len(self.matrices)} matrices of {self.format}, {format_bytes(self.published_bytes)}, as "
+            f"{how.describe()}, {format_bytes(self.num_bytes)}"
+        )
+
+
+def linear_layers(network: Network) -> Iterator[tuple[LinearWeight, ...]]:
+    """The weights of every linear layer, and of the experts of every layer that has them."""
+    for op in network.ops:
+        if isinstance(op, Linear):
+            yield op.weights
+        elif isinstance(op, Experts):
+            yield (*op.gate, *op.up, *op.down)
+
+
+def linear_weights(network: Network) -> Iterator[LinearWeight]:
+    """Those of every linear layer, of experts too."""
+    for weights in linear_layers(network):
+        yield from weights
+
+
+def check_orientation(network: Network, matrices: Mapping[str, MadeMatrix], subject: str) -> None:
+    """Raises CheckpointError for quantised layers that are Conv1D, whose weights are the other way round."""
+    problems = [
+        f"layer '{part.source}' is a Conv1D, which is not read quantised"
+        for weight in linear_weights(network)
+        for part in weight.parts
+        if part.transposed and part.source + WEIGHT in matrices
+    ]
+    if problems:
+        raise CheckpointError(f"{subject}: " + "; ".join(dict.fromkeys(problems)))
+
+
+def kept_layers(
+    found: PublishedFormat, network: Network, weights: HfWeights, matrices: Mapping[str, QuantizedMatrix]
+) -> KeptLayers | None:
+    """Those of a network whose matrices, by its names, a checkpoint can have as they were published; None: no layer.
+
+    A checkpoint says once how its layers are quantised, so that what most of them have is kept, and the others are not.
+    What is one layer in an engine is kept whole or not at all. A cut over ranks has to go between groups.
+    """
+    own = {name: matrix.kept_as() for name, matrix in matrices.items()}
+    layers = [(layer, _of_layer(layer, own, network.config.mapping.tp_size)) for layer in linear_layers(network)]
+    counted = Counter(how for _, how in layers if how is not None)
+    if not counted:
+        return None
+    ((common, _),) = counted.most_common(1)
+    names = {_source(part.source) for layer, how in layers if how == common for each in layer for part in each.parts}
+    excluded = [str(each.name) for layer, how in layers if how != common for each in layer]
+    scale_types = {how.scale_dtype for name in names if (how := own[name]) is not None}
+    quantization = replace(
+        common,
+        scale_dtype=scale_types.pop() if len(scale_types) == 1 else common.scale_dtype,
+        exclude_modules=tuple(dict.fromkeys(excluded)),
+    )
+    used = {name: matrix for name, matrix in matrices.items() if name in names}
+    return KeptLayers(
+        format=found.describe(),
+        quantization=quantization,
+        matrices=used,
+        published_bytes=sum(weights.stored_bytes(name) for name in used),
+        num_bytes=sum(
+            spec.num_bytes
+            for name, matrix in used.items()
+            for spec in quantized_specs(name, matrix.shape, quantization)
+        ),
+    )
+
+
+def _of_layer(
+    layer: tuple[LinearWeight, ...], own: Mapping[str, QuantConfig | None], tp_size: int
+) -> QuantConfig | None:
+    """How the matrices of one layer can be kept, but that four bits have float32 scales; None: not at all."""
+    hows: set[QuantConfig | None] = set()
+    for weight in layer:
+        if not weight.quantized or weight.name.layer is None:
+            return None
+        for part in weight.parts:
+            how = own.get(_source(part.source))
+            if how is None or (weight.split is Split.ROW and not _can_be_cut(weight.inputs, tp_size, how)):
+                return None
+            hows.add(replace(how, scale_dtype=DType.FLOAT32) if how.quant_algo is QuantAlgo.W4A16 else how)
+    return hows.pop() if len(hows) == 1 else None
+
+
+def _can_be_cut(inputs: int, tp_size: int, how: QuantConfig) -> bool:
+    """Whether each of `tp_size` ranks gets whole groups, or bytes, of the inputs."""
+    together = how.group_size or (2 if how.quant_algo is QuantAlgo.W4A16 else 1)
+    return tp_size == 1 or inputs // tp_size % together == 0
+
+
+def _source(layer: str) -> str:
+    return layer + WEIGHT

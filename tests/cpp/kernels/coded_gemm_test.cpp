@@ -1,0 +1,172 @@
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cstring>
+#include <vector>
+
+#include "adaptrt/core/quantized_panels.h"
+#include "adaptrt/kernels/kernel_table.h"
+#include "kernel_tables.h"
+#include "quantized_matrix.h"
+
+namespace adaptrt {
+namespace {
+
+namespace data = boost::unit_test::data;
+
+struct Values {
+  DType engine;
+  DType value;
+};
+/// What an engine of each type can hold.
+constexpr Values kValues[] = {{DType::kFloat32, DType::kFloat32},
+                              {DType::kFloat32, DType::kFloat16},
+                              {DType::kFloat32, DType::kBFloat16},
+                              {DType::kFloat16, DType::kFloat16},
+                              {DType::kBFloat16, DType::kBFloat16}};
+/// Scales of every type, groups of one word and of more than a part of k.
+Quantization quantization_of(FourBitCode code, DType value, std::int64_t group_size) {
+  const DType scales = group_size == 8    ? DType::kBFloat16
+                       : group_size == 40 ? DType::kFloat16
+                                          : DType::kFloat32;
+  return {.algo = QuantAlgo::kW4A16,
+          .group_size = group_size,
+          .scale_type = scales,
+          .code = code,
+          .value_type = value};
+}
+constexpr std::int64_t kGroupSizes[] = {8, 40, 64, 320};
+
+/// The matrix as one of the engine's type.
+std::vector<std::byte> plain_panels(const QuantizedMatrix& matrix, DType engine) {
+  const auto values = matrix.values();
+  std::vector<std::byte> panels(panel_bytes(engine, matrix.n, matrix.k));
+  pack_panels(panels.data(), engine, matrix.n, matrix.k, 0, matrix.n,
+              reinterpret_cast<const std::byte*>(values.data()), DType::kFloat32, matrix.k);
+  return panels;
+}
+
+BOOST_AUTO_TEST_SUITE(coded_gemm)
+
+// Each product in float32, rounded once, computed here by themselves.
+BOOST_AUTO_TEST_CASE(weights_are_numbers_of_the_table_times_scales) {
+  constexpr std::int64_t kInputs = 16;
+  const float scales[] = {0.3F, 1e-3F};
+  std::vector<std::byte> weights(kInputs / 2);
+  for (int i = 0; i < kInputs / 2; ++i) weights[i] = static_cast<std::byte>(2 * i | (2 * i + 1) << 4);
+  for (const FourBitCode code : {FourBitCode::kNF4, FourBitCode::kFP4}) {
+    for (const DType value : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      const Quantization how{.algo = QuantAlgo::kW4A16,
+                             .group_size = 8,
+                             .scale_type = DType::kFloat32,
+                             .code = code,
+                             .value_type = value};
+      std::vector<std::byte> panels(panel_bytes(how, DType::kFloat32, 1, kInputs));
+      pack_quantized_panels(panels.data(), how, 1, kInputs, 0, 1, {weights.data(), scales, nullptr});
+      float out[kInputs];
+      unpack_panel_row({panels.data(), DType::kFloat32, 1, kInputs, nullptr, how}, 0, out);
+      for (int i = 0; i < kInputs; ++i) {
+        const float product = code_table(code)[i] * scales[i / 8];
+        const float expected = value == DType::kFloat32   ? product
+                               : value == DType::kFloat16 ? float16_to_float(float_to_float16(product))
+                                                          : bfloat16_to_float(float_to_bfloat16(product));
+        BOOST_TEST(out[i] == expected);
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
+                     kernel_tables() * data::make({0, 1, 2, 3, 4}) * data::make({1, 2}), name, index, code) {
+  const auto& table = kernel_table(name);
+  const auto [engine, value] = kValues[index];
+  const auto type = static_cast<std::size_t>(engine);
+  const DType activation = engine == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
+  BOOST_TEST((table.coded_gemm[type] == nullptr) == (table.coded_rows[type] == 0));
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t group_size : kGroupSizes) {
+      const Quantization how = quantization_of(static_cast<FourBitCode>(code), value, group_size);
+      for (const std::int64_t width : {1, 7, 16, 40, 61, 64}) {
+        const std::int64_t k = group_size * (group_size < 64 ? 9 : 2);
+        const QuantizedMatrix matrix(how, width, k, &random);
+        const auto plain = plain_panels(matrix, engine);
+        std::vector<std::byte> made(plain.size() + 1, std::byte{0xab});
+        table.expand_coded[type](matrix.panels.data(), how, k, width, made.data());
+        BOOST_TEST_REQUIRE(std::memcmp(made.data(), plain.data(), plain.size()) == 0,
+                           "width " << width << " group_size " << group_size);
+        BOOST_TEST((made.back() == std::byte{0xab}));
+        if (width < kPanelColumns) continue;
+        for (const std::int64_t rows : {1, 2, 3, 4, 6, 7, 13, 23, 24, 40}) {
+          if (rows > table.coded_rows[type]) break;
+          const std::int64_t stride = k + 2;
+          std::vector<std::byte> a(static_cast<std::size_t>(rows * stride) * size_of(activation));
+          for (std::int64_t i = 0; i < rows * stride; ++i) {
+            store_from_float(a.data(), activation, static_cast<std::size_t>(i), random.between(-1.0F, 1.0F));
+          }
+          const MemorySpan spans[] = {{a.data(), 1000}, {a.data(), 1}};
+          std::vector<float> expected(static_cast<std::size_t>(rows * (width + 1)), kPoison);
+          auto out = expected;
+          PanelGemm gemm{.a = a.data(),
+                         .a_stride = stride,
+                         .panel = plain.data(),
+                         .k = k,
+                         .width = width,
+                         .out = expected.data(),
+                         .out_stride = width + 1,
+                         .rows = rows};
+          table.gemm[type](gemm);
+          gemm.panel = matrix.panels.data();
+          gemm.out = out.data();
+          if (rows % 3 == 0) gemm.fetch = spans;
+          table.coded_gemm[type](gemm, how);
+          BOOST_TEST_REQUIRE(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0,
+                             "rows " << rows << " k " << k << " group_size " << group_size);
+        }
+      }
+    }
+  }
+}
+
+// Kernels on tiles take long inputs in parts.
+BOOST_DATA_TEST_CASE(products_are_the_same_in_parts, kernel_tables(), name) {
+  constexpr auto kBFloat16 = static_cast<std::size_t>(DType::kBFloat16);
+  constexpr std::int64_t kInputs = 1600, kPart = 512;
+  const auto& table = kernel_table(name);
+  if (table.part_bytes == 0) return;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const Quantization how = quantization_of(FourBitCode::kNF4, DType::kBFloat16, 64);
+    const QuantizedMatrix matrix(how, kPanelColumns, kInputs, &random);
+    for (const std::int64_t rows : {1, 3, 5, 40}) {
+      std::vector<std::byte> a(static_cast<std::size_t>(2 * rows * kInputs));
+      for (std::int64_t i = 0; i < rows * kInputs; ++i) {
+        store_from_float(a.data(), DType::kBFloat16, static_cast<std::size_t>(i),
+                         random.between(-1.0F, 1.0F));
+      }
+      std::vector<float> whole(static_cast<std::size_t>(rows * kPanelColumns), kPoison);
+      auto in_parts = whole;
+      PanelGemm gemm{.a = a.data(),
+                     .a_stride = kInputs,
+                     .panel = matrix.panels.data(),
+                     .k = kInputs,
+                     .width = kPanelColumns,
+                     .out = whole.data(),
+                     .out_stride = kPanelColumns,
+                     .rows = rows};
+      table.coded_gemm[kBFloat16](gemm, how);
+      gemm.out = in_parts.data();
+      for (std::int64_t begin = 0; begin < kInputs; begin += kPart) {
+        gemm.part = InputRange{begin, std::min(begin + kPart, kInputs)};
+        table.coded_gemm[kBFloat16](gemm, how);
+      }
+      BOOST_TEST_REQUIRE(std::memcmp(in_parts.data(), whole.data(), whole.size() * sizeof(float)) == 0,
+                         "rows " << rows);
+    }
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt
