@@ -110,8 +110,9 @@ def test_copies_of_the_base_are_compared(name: str, served: ServedKinds, tmp_pat
     adaptrt.LoraConfig.from_peft(1, adapter, served.engine)
     edit_tensors(adapter, change)
     edit_tensors(adapter, lambda tensors: tensors | {copy: np.vstack([tensors[copy], tensors[copy][:1]])})
+    tokens = served.vocabulary
     with pytest.raises(
-        adaptrt.AdapterError, match=f"has 0 tokens beyond the base's vocabulary of {served.vocabulary}, where "
+        adaptrt.AdapterError, match=f"has {tokens} tokens, the base {tokens}, and other tensors {tokens + 1}"
     ):
         adaptrt.LoraConfig.from_peft(1, adapter, served.engine)
 
