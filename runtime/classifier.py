@@ -145,7 +145,7 @@ def _pooler(
         return pooler
     weight = adapted.weight_over(np.asarray(pooler.weight, np.float32))
     norm = (pooler.norm_weight, pooler.norm_bias, pooler.norm_epsilon)
-    return PoolingLayer(weight, pooler.bias, pooler.activation, *norm)
+    return PoolingLayer(weight, adapted.bias_over(pooler.bias), pooler.activation, *norm)
 
 
 def _params(engine: LoadedEngine, pooler: PoolingLayer | None, last: PoolingLayer, *, per_token: bool) -> PoolingParams:

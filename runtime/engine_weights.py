@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core import EmbeddingOp, ExpertsOp, LinearOp, LinearPart, PanelMatrix, Program, QuantAlgo, lora_modules
+from .._core import (
+    EmbeddingOp,
+    ExpertsOp,
+    LayerNormOp,
+    LinearOp,
+    LinearPart,
+    PanelMatrix,
+    Program,
+    QuantAlgo,
+    VectorView,
+    lora_modules,
+)
 from ..builder.adapter import EMBEDDING, ModuleKey
 
 _ROWS_AT_ONCE = 1024
@@ -40,11 +51,14 @@ class EngineBase:
         self._directory = directory
         self._pieces: dict[tuple[int, str, int], list[_Piece]] = {}
         self._table: PanelMatrix | None = None
+        self._norm_biases: dict[int, VectorView] = {}
         names = {info.id: info.name for info in lora_modules()}
         for program, _ in ranks:
             for op in (*program.encoder, *program.body, *program.head):
                 if isinstance(op, EmbeddingOp) and op.lora_site >= 0:
                     self._table = op.table
+                if isinstance(op, LayerNormOp) and op.lora_site >= 0:
+                    self._norm_biases[program.lora.sites[op.lora_site].layer] = op.bias
                 for first_site, parts in _adapted_parts(op):
                     sites = program.lora.sites[first_site:]
                     left = iter(parts)
@@ -84,6 +98,8 @@ class EngineBase:
 
     def bias(self, key: ModuleKey) -> npt.NDArray[np.float32] | None:
         """The bias in the order of the Hugging Face model, float32 [out]; None where there is none."""
+        if key.module.is_norm:
+            return self._norm_biases[key.layer].values() if key.layer in self._norm_biases else None
         parts = self._parts_of(key)
         if not any(piece.part.bias.size for pieces in parts for piece in pieces):
             return None

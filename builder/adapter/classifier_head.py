@@ -31,6 +31,11 @@ _TENSOR: Final = re.compile(
     r"base_model\.model\.(?P<module>score|classifier|pre_classifier)\.(?:modules_to_save\.)?"
     r"(?P<inner>dense\.|out_proj\.)?(?P<part>weight|bias)"
 )
+# With bias "all" PEFT saves the biases of the head that the adapter's own replaces.
+_REPLACED: Final = re.compile(
+    r"base_model\.model\.(?:score|classifier|pre_classifier)\.(?:dense\.|out_proj\.)?original_module\."
+    r"(?:dense\.|out_proj\.)?bias"
+)
 _LAST: Final = ("score", "classifier", "classifier.out_proj")
 _BEFORE: Final = ("classifier.dense", "pre_classifier")
 
@@ -89,7 +94,8 @@ def fields_without_head(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def tensors_without_head(tensors: Mapping[str, Array]) -> dict[str, Array]:
     """Those of the adapter that is left without its head."""
-    return {name: tensor for name, tensor in tensors.items() if _TENSOR.fullmatch(name) is None}
+    of_heads = (_TENSOR, _REPLACED)
+    return {name: tensor for name, tensor in tensors.items() if not any(of.fullmatch(name) for of in of_heads)}
 
 
 def head_of(directory: Path, fields: Mapping[str, Any], file: Path, tensors: Mapping[str, Array]) -> ClassifierHead:

@@ -160,7 +160,7 @@ def _check_sizes(adapter: Adapter, modules: AdaptedModules) -> None:
             expected = found.in_size, found.out_size
         sizes = (tensors.a.shape[1], tensors.b.shape[0])
         is_fusion = len(key.module.parts) > 1
-        if key.layer >= modules.num_layers:
+        if key.layer >= modules.num_layers and not key.module.is_norm:
             problems.append(f"module '{key.path}': the model has {modules.num_layers} layers")
         elif expected is None or (modules.find(key.path) is None and not is_fusion):
             problems.append(f"module '{key.path}' does not exist in the model")

@@ -187,6 +187,8 @@ def parse_tensor_name(
     groups = match.groupdict()
     adapter = next((name for group, name in groups.items() if group.endswith("adapter") and name), "")
     role = groups["role"] or _role_of(groups)
+    if key.module.is_norm and role != "bias":
+        return _reason(name)
     of_embedding = groups.get("embedding") is not None
     if pattern is LORA_NAMES and role != Role.MAGNITUDE and of_embedding != (key.module.name == EMBEDDING):
         return "embeddings have lora_embedding_A and lora_embedding_B, linear layers have lora_A and lora_B"
@@ -238,8 +240,8 @@ _REASONS = (
         "belongs to the vision tower; the language model alone is served, for text",
     ),
     (r"encoder|cross_?attn|audio", "only the layers of a decoder can be adapted"),
-    (r"\.bias$", "a trained bias is served of the linear layers of decoder layers alone"),
-    (r"norm", "normalisation weights cannot be adapted"),
+    (r"\.bias$", "a trained bias is served of linear layers, and of norms where the model is known"),
+    (r"norm|\bln_", "normalisation weights cannot be adapted"),
     (r"lora_diag|lora_velora|monteclora", "this variant of LoRA is not supported"),
 )
 

@@ -64,12 +64,12 @@ def read_peft_adapter(
         raise AdapterError("; ".join([*problems, str(error)])) from error
     new_embeddings = read_new_embeddings(directory)
     folding = FOLDINGS[fields["peft_type"]]
-    of_biases = {name: tensor for name, tensor in tensors.items() if is_trained_bias(name)}
+    # A pooler is no part of the program: read_pooler() reads what an adapter makes of it.
+    outside = tensors_of(set() if modules is None else modules.pooler_paths | modules.left_aside, tensors)
+    of_biases = {name: tensor for name, tensor in tensors.items() if is_trained_bias(name) and name not in outside}
     whole = whole_weights(tensors, modules)
     of_tokens = {name: tensor for name, tensor in tensors.items() if is_token_rows(name)}
-    # A pooler is no part of the program: read_pooler() reads what an adapter makes of it.
-    outside = set() if modules is None else modules.pooler_paths | modules.left_aside
-    apart = {*of_biases, *of_tokens, *tensors_of(outside, tensors), *whole}
+    apart = {*of_biases, *of_tokens, *outside, *whole}
     own = {name: tensor for name, tensor in tensors.items() if not is_projection(name) and name not in apart}
     split = split_expert_parameters(own, modules)
     found: dict[ModuleKey, ModuleParts] = {}

@@ -15,6 +15,7 @@ import numpy as np
 from ..._core import AdapterError
 from ..checkpoint.casting import to_float32
 from .adapter import Array, FloatArray
+from .biases import is_trained_bias
 from .names import LORA_NAMES, PEFT_PREFIX, Role
 from .peft_config import PeftConfig
 
@@ -23,17 +24,30 @@ from .peft_config import PeftConfig
 class AdaptedPooler:
     """W + `scale` B A in place of the pooler's weight W; with a magnitude m, m / ||W + `scale` B A|| times that."""
 
-    a: FloatArray
-    """[rank, in]"""
-    b: FloatArray
+    a: FloatArray | None
+    """[rank, in]; None where its bias alone was trained."""
+    b: FloatArray | None
     """[out, rank]"""
     scale: float
     magnitude: FloatArray | None
     """[out], of DoRA; norms are those of rows."""
+    bias: FloatArray | None
+    """[out], in place of the model's own; None: it stays."""
     file: Path
+
+    def bias_over(self, base: FloatArray | None) -> FloatArray | None:
+        """[out], over the model's own; None: there is none. Raises AdapterError for another size."""
+        if self.bias is None:
+            return base
+        if base is None or self.bias.shape != base.shape:
+            has = 0 if base is None else base.size
+            raise AdapterError(f"{self.file}: of the pooler the bias has {self.bias.size} elements, in the model {has}")
+        return self.bias
 
     def weight_over(self, base: FloatArray) -> FloatArray:
         """[out, in], over the model's own. Raises AdapterError for sizes that do not fit, and norms of zero."""
+        if self.a is None or self.b is None:
+            return base
         if (len(self.b), self.a.shape[1]) != base.shape:
             raise AdapterError(
                 f"{self.file}: of the pooler lora_A is {list(self.a.shape)} and lora_B {list(self.b.shape)}; its "
@@ -56,24 +70,34 @@ def tensors_of(paths: Iterable[str], tensors: Mapping[str, Array]) -> dict[str, 
 
 
 def adapted_pooler(tensors: Mapping[str, Array], config: PeftConfig, file: Path) -> AdaptedPooler | None:
-    """What tensors_of() a pooler are; None: there are none. Raises AdapterError for what is not LoRA's or DoRA's."""
+    """What tensors_of() a pooler are; None: there are none.
+
+    Raises AdapterError for what is neither LoRA's or DoRA's nor a bias that `config` says was trained.
+    """
     if not tensors:
         return None
     found: dict[str, FloatArray] = {}
-    path = ""
+    path, bias = "", None
     for name, tensor in tensors.items():
+        if config.trains_biases and is_trained_bias(name):
+            bias = _float32(file, name, tensor)
+            continue
         match = LORA_NAMES.fullmatch(name)
         if match is None or config.peft_type != "LORA" or match["shift"] or match["embedding"]:
-            raise AdapterError(f"{file}: tensor '{name}' changes the pooler; accepted: LoRA and DoRA of it")
+            raise AdapterError(
+                f"{file}: tensor '{name}' changes the pooler; accepted: LoRA and DoRA of it, and its bias"
+            )
         path = match["path"].removeprefix(PEFT_PREFIX)
         found[match["role"] or Role.MAGNITUDE.value] = _float32(file, name, tensor)
+    if not found:
+        return AdaptedPooler(None, None, 1.0, None, bias, file)
     a, b, magnitude = (found.get(role.value) for role in (Role.A, Role.B, Role.MAGNITUDE))
     rank = config.rank_of(path)
     if a is None or b is None or a.ndim != 2 or b.ndim != 2 or (len(a), b.shape[1]) != (rank, rank):
         raise AdapterError(f"{file}: of the pooler it needs lora_A [{rank}, in] and lora_B [out, {rank}]")
     if (magnitude is None) == config.use_dora or (magnitude is not None and magnitude.size != len(b)):
         raise AdapterError(f"{file}: of the pooler it needs a magnitude [{len(b)}] with use_dora, and none without")
-    return AdaptedPooler(a, b, config.scale_of(path), None if magnitude is None else magnitude.reshape(-1), file)
+    return AdaptedPooler(a, b, config.scale_of(path), None if magnitude is None else magnitude.reshape(-1), bias, file)
 
 
 def _float32(file: Path, name: str, tensor: Array) -> FloatArray:

@@ -210,6 +210,7 @@ class _Emitter:
         )
 
     def _layer_norm(self, op: ops.LayerNorm) -> EmittedOp:
+        first_site, sites = self._sites(op)
         made = LayerNormOp(
             input=_buffer(op.input),
             output=_buffer(op.output),
@@ -217,9 +218,10 @@ class _Emitter:
             bias=None if op.bias is None else self.weights.norm(op.bias),
             epsilon=_float32(op.epsilon),
             gather_logit_rows=op.gather_logit_rows,
+            lora_site=first_site,
         )
         dtype = DType.FLOAT32 if op.is_stream else self._activation
-        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=dtype)
+        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=dtype, sites=sites)
 
     def _cast(self, op: ops.Cast) -> EmittedOp:
         made = CastOp(input=_buffer(op.input), output=_buffer(op.output))

@@ -87,6 +87,7 @@ class LayerNormOp:
     bias: Vector | None
     epsilon: float
     gather_logit_rows: bool
+    lora_site: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,17 @@ from typing import Final
 
 from ..._core import VOCABULARY_SLICE, lora_modules
 from .network import Network
-from .ops import Embedding, Experts, Linear, Op
-from .weights import LinearWeight, Part, name_now
+from .ops import Embedding, Experts, LayerNorm, Linear, Op
+from .weights import LinearWeight, Part, Split, name_now, whole
 
 EXPERT_MODULES: Final = ("moe_h_to_4h", "moe_gate", "moe_4h_to_h")
 """Gate, up and down of each expert."""
 
 NEW_TOKENS: Final = "new_tokens"
 """The module of what adapters have of tokens beyond the vocabulary, which is no layer."""
+
+NORM: Final = "norm"
+"""The module of what adapters add to the biases of norms."""
 
 _MODULES = {info.name: info for info in lora_modules()}
 # Modules that consist of others, by those.
@@ -31,7 +34,7 @@ class AdaptedModule:
     """In the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
     layer: int
     module: str
-    """In adaptrt._core.lora_modules(). Of lm_head and embedding, the layer is 0."""
+    """In adaptrt._core.lora_modules(). Of lm_head and embedding, the layer is 0, of a norm its number."""
     in_size: int
     out_size: int
     rows: tuple[range, ...]
@@ -63,11 +66,12 @@ class ExpertBlock:
 class AdapterSite:
     """Linear layers over one input, which adapters change together.
 
-    lm_head and the embedding have a site for each slice of the vocabulary, of VOCABULARY_SLICE tokens.
+    lm_head and the embedding have a site for each slice of the vocabulary, of VOCABULARY_SLICE tokens. A norm with a
+    bias is a site of one input, to whose bias adapters add.
     """
 
     layer: int
-    """Or the slice."""
+    """Or the slice, or the norm's number."""
     in_size: int
     weights: tuple[LinearWeight, ...]
     """Of the whole layer."""
@@ -86,6 +90,11 @@ class AdapterSite:
         """Whether it is a slice of lm_head or of the embedding."""
         module = self.parts[0].module
         return module is not None and bool(_MODULES[module].is_of_vocabulary)
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether it is a norm."""
+        return self.parts[0].module == NORM
 
     def outputs_of(self, part: Part) -> int:
         """Those of a part that are the site's."""
@@ -109,6 +118,8 @@ def sites_of(op: Op) -> list[AdapterSite]:
             return []
         slices = enumerate(vocabulary_slices(op.as_linear.inputs))
         return [AdapterSite(number, len(tokens), (op.as_linear,)) for number, tokens in slices]
+    if isinstance(op, LayerNorm):
+        return [] if op.number is None else [AdapterSite(op.number, 1, (_as_linear(op),))]
     if isinstance(op, Linear) and op.layer is None:
         if op.weights[0].parts[0].module is None:
             return []
@@ -125,6 +136,14 @@ def sites_of(op: Op) -> list[AdapterSite]:
         for of_experts in layers
         for expert, weights in enumerate(of_experts)
     ]
+
+
+def _as_linear(norm: LayerNorm) -> LinearWeight:
+    """A layer with one input and the norm's bias."""
+    assert norm.bias is not None
+    source = norm.bias.source.removesuffix(".bias")
+    part = whole(source, NORM, norm.output.width)
+    return LinearWeight(name=norm.weight.name, parts=(part,), inputs=1, split=Split.NONE, bias=True)
 
 
 def module_id(part: Part) -> int:
@@ -153,10 +172,15 @@ class AdaptedModules:
         self.left_aside: Final = _with_older(network.left_aside, network)
         """Of linear layers that nothing served reads."""
         self._older_names = network.older_names
-        self.by_path: Final[Mapping[str, AdaptedModule]] = dict(_adapted_modules(network))
+        found = dict(_adapted_modules(network))
+        norms = {path: module for path, module in found.items() if module.module == NORM}
+        self.by_path: Final[Mapping[str, AdaptedModule]] = {
+            path: module for path, module in found.items() if path not in norms
+        }
         """By their paths in the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
         self.by_any_path: Final[Mapping[str, AdaptedModule]] = _by_any_path(self.by_path, network)
         """By those of a bare decoder, such as layers.0.self_attn.q_proj, and of other layouts of the model as well."""
+        self._norms: Final = _by_any_path(norms, network)
         self.expert_blocks: Final = _expert_blocks(self.by_any_path)
         """By the path of what holds a layer's experts, such as model.layers.0.mlp.experts."""
         self._parts: dict[tuple[int, str], tuple[int, int, int]] = {
@@ -175,11 +199,11 @@ class AdaptedModules:
     def names(self) -> tuple[str, ...]:
         """Of the modules that linear layers of the model are or consist of, in the order of their ids."""
         found = {module.module for module in self.by_path.values()} | {module for _, module in self._parts}
-        return tuple(name for name in _MODULES if name in found)
+        return tuple(name for name in _MODULES if name in found and name != NORM)
 
     def find(self, path: str) -> AdaptedModule | None:
-        """The linear layer at a path, which may be any of by_any_path."""
-        return self.by_any_path.get(path)
+        """The linear layer at a path, which may be any of by_any_path, or the norm with a bias."""
+        return self.by_any_path.get(path) or self._norms.get(path)
 
     def tied_with(self, layer: AdaptedModule) -> list[str]:
         """The paths of the layers that have the weight of lm_head or of the embedding as well."""

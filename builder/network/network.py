@@ -56,6 +56,7 @@ class Network:
         self.older_names: Final[Mapping[str, str]] = older_names or {}
         self.inner_names: Final[Mapping[str, str]] = inner_names or {}
         self.ops: Final[list[Op]] = []
+        self._num_biased_norms = 0
         self.hidden: Value | None = None
         """The hidden states behind the final norm, which lm_head reads."""
         self.logits: Value | None = None
@@ -261,8 +262,10 @@ class Network:
                 epsilon=self.config.norm_epsilon,
                 gather_logit_rows=logit_rows,
                 is_stream=is_stream,
+                number=self._num_biased_norms if bias else None,
             )
         )
+        self._num_biased_norms += bias
         return output
 
     def cast(self, x: Value) -> Value:

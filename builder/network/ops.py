@@ -100,6 +100,8 @@ class LayerNorm:
     gather_logit_rows: bool
     is_stream: bool
     """The output is a residual stream, in float32 whatever linear layers read."""
+    number: int | None
+    """Of the norms with biases that adapters can shift, in the order of execution; None where they do not act."""
 
 
 @dataclass(frozen=True, kw_only=True)

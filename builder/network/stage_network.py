@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from .network import Network
-from .ops import Attention, Op, Receive, Rotary, RotaryTable, Send, Value
+from .ops import Attention, LayerNorm, Op, Receive, Rotary, RotaryTable, Send, Value
 from .weights import LinearWeight, Tensor, TensorName
 
 
@@ -71,6 +71,8 @@ def _values(item: object) -> Iterator[Value]:
 def _counted_from(first_layer: int, op: Op) -> Op:
     """The op of a stage that begins with this layer."""
     counted: Op = _renamed(op, first_layer)
+    if isinstance(counted, LayerNorm):
+        return replace(counted, number=None)  # which stage a norm belongs to, its number does not say
     return replace(counted, layer=counted.layer - first_layer) if isinstance(counted, Attention) else counted
 
 

@@ -46,6 +46,9 @@ void bind_modules(py::module_& module) {
           "is_setting", [](const LoraModuleInfo& info) { return is_setting(info.module); },
           "Whether it is no layer: a number, in the rank's place, that all of the adapter's requests heed.")
       .def_property_readonly(
+          "is_norm", [](const LoraModuleInfo& info) { return is_norm(info.module); },
+          "Whether it is a norm, of which adapters have a shift alone; its number stands for a layer.")
+      .def_property_readonly(
           "parts",
           [](const LoraModuleInfo& info) {
             const auto parts = parts_of(info.module);

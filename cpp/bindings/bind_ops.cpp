@@ -41,17 +41,19 @@ void bind_ops(py::module_& module) {
       .def_readonly("output", &EmbeddingOp::output);
   py::class_<LayerNormOp>(module, "LayerNormOp", "output = (input - mean) / deviation * weight + bias.")
       .def(py::init([](BufferId input, BufferId output, VectorView weight, VectorView bias, float epsilon,
-                       bool gather_logit_rows) {
-             return LayerNormOp{input, output, weight, bias, epsilon, gather_logit_rows};
+                       bool gather_logit_rows, std::int32_t lora_site) {
+             return LayerNormOp{input, output, weight, bias, epsilon, gather_logit_rows, lora_site};
            }),
            py::kw_only(), py::arg("input"), py::arg("output"), py::arg("weight"),
-           py::arg("bias") = VectorView{}, py::arg("epsilon"), py::arg("gather_logit_rows") = false)
+           py::arg("bias") = VectorView{}, py::arg("epsilon"), py::arg("gather_logit_rows") = false,
+           py::arg("lora_site") = -1)
       .def_readonly("input", &LayerNormOp::input)
       .def_readonly("output", &LayerNormOp::output)
       .def_readonly("weight", &LayerNormOp::weight)
       .def_readonly("bias", &LayerNormOp::bias)
       .def_readonly("epsilon", &LayerNormOp::epsilon)
-      .def_readonly("gather_logit_rows", &LayerNormOp::gather_logit_rows);
+      .def_readonly("gather_logit_rows", &LayerNormOp::gather_logit_rows)
+      .def_readonly("lora_site", &LayerNormOp::lora_site);
   py::class_<CastOp>(module, "CastOp", "output = input in the engine's activation type.")
       .def(py::init([](BufferId input, BufferId output) { return CastOp{input, output}; }), py::kw_only(),
            py::arg("input"), py::arg("output"))

@@ -18,7 +18,7 @@ def engine_sites(config: EngineConfig) -> tuple[AdapterSite, ...]:
     if not config.build_config.lora_enabled:
         return ()
     sites = adapter_sites(declare(config.pretrained_config))
-    return tuple(site for site in sites if not site.is_of_vocabulary)
+    return tuple(site for site in sites if not site.is_of_vocabulary and not site.is_norm)
 
 
 def attention_shapes(config: EngineConfig) -> list[AttentionShape]:

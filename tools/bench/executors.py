@@ -23,7 +23,7 @@ from ..._core import (
     dtype_name,
     lora_modules,
 )
-from ...builder.network.adapter_sites import NEW_TOKENS
+from ...builder.network.adapter_sites import NEW_TOKENS, NORM
 from ...runtime.engine import load_engine
 from ...runtime.memory import available_memory
 from ...runtime.native_engine import NativeEngine
@@ -202,9 +202,9 @@ class BenchExecutor:
 
 
 def _sites_of_layers(layout: LoraLayout) -> list[LoraSite]:
-    """All but those of tokens, which the adapters of benches do not change."""
-    of_tokens = {info.id for info in lora_modules() if info.is_of_vocabulary or info.name == NEW_TOKENS}
-    return [site for site in layout.sites if site.parts[0].module not in of_tokens]
+    """All but those of tokens and of norms, which the adapters of benches do not change."""
+    others = {info.id for info in lora_modules() if info.is_of_vocabulary or info.name in (NEW_TOKENS, NORM)}
+    return [site for site in layout.sites if site.parts[0].module not in others]
 
 
 def _bytes_on_host(layout: LoraLayout, rank: int) -> int:

@@ -34,8 +34,15 @@ OpCost cost_of(const RmsNormOp& op, const Step& step) {
 }
 
 OpCost cost_of(const LayerNormOp& op, const Step& step) {
-  return {.weight_bytes = bytes_of(op.weight) + bytes_of(op.bias),
-          .activation_bytes = bytes_of(op.input, step) + bytes_of(op.output, step)};
+  OpCost cost{.weight_bytes = bytes_of(op.weight) + bytes_of(op.bias),
+              .activation_bytes = bytes_of(op.input, step) + bytes_of(op.output, step)};
+  if (op.lora_site < 0) return cost;
+  std::set<const DeviceAdapter*> read;
+  for (const auto& group : step.groups) {
+    const DeviceSite& site = group.adapter->sites[static_cast<std::size_t>(op.lora_site)];
+    if (site.total_rank > 0 && read.insert(group.adapter).second) cost.adapter_bytes += bytes_of(op.bias);
+  }
+  return cost;
 }
 
 OpCost cost_of(const CastOp& op, const Step& step) {

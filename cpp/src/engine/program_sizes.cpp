@@ -135,10 +135,11 @@ void check_layout(const Program& program, Problems* problems) {
   for (std::size_t i = 0; i < lora.sites.size(); ++i) {
     const auto& site = lora.sites[i];
     const std::string where = "lora: site " + std::to_string(i);
-    // Those of the vocabulary have slices of it for layers, which the ops that they are of check.
-    if (!site.is_of_tokens()) {
+    // Slices of the vocabulary are checked with the ops that they are of, and norms have any numbers.
+    if (site.is_of_layer()) {
       check_range(where + " layer", site.layer, 0, std::max(1, num_layers) - 1);
     }
+    if (site.is_norm() && program.num_stages > 1) problems->add(where + " is a norm's, and there are stages");
     check_range(where + " in_size", site.in_size, 1, kSizeLimit - 1);
     check_range(where + " inputs_elsewhere", site.inputs_elsewhere, 0, kSizeLimit - 1);
     check_range(where + " first_input", site.first_input, 0, site.inputs_elsewhere);

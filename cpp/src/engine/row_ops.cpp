@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 
 #include "step.h"
 
@@ -31,6 +32,37 @@ void divide_frequencies(const RopeTableOp& op, std::int32_t factor, float* frequ
   }
 }
 
+/// The biases of a norm's rows, which are asked for in order: its own, and with what adapters add to it.
+class NormBiases {
+ public:
+  /// `made`: float32 [width], of one thread.
+  NormBiases(const LayerNormOp& op, const Step& step, float* made)
+      : op_(op),
+        group_(step.groups.begin()),
+        end_(op.lora_site < 0 ? group_ : step.groups.end()),
+        made_(made) {}
+
+  /// [width], or nullptr where there is none; good until the next call.
+  const float* of(std::int64_t row) {
+    while (group_ != end_ && group_->end <= row) ++group_;
+    if (group_ == end_ || row < group_->begin) return op_.bias.data;
+    const float* shift = group_->adapter->sites[static_cast<std::size_t>(op_.lora_site)].parts[0].shift;
+    if (shift == nullptr) return op_.bias.data;
+    if (shift != shift_) {
+      for (std::int64_t i = 0; i < op_.bias.size; ++i) made_[i] = op_.bias.data[i] + shift[i];
+    }
+    shift_ = shift;
+    return made_;
+  }
+
+ private:
+  const LayerNormOp& op_;
+  std::span<const AdapterGroup>::iterator group_;
+  std::span<const AdapterGroup>::iterator end_;
+  float* made_;
+  const float* shift_ = nullptr;  ///< what is in made_
+};
+
 }  // namespace
 
 void run_op(const RmsNormOp& op, const Step& step) {
@@ -51,10 +83,11 @@ void run_op(const RmsNormOp& op, const Step& step) {
 void run_op(const LayerNormOp& op, const Step& step) {
   const std::int64_t width = step.buffer(op.input).width;
   const DType out_type = step.buffer(op.output).dtype;
-  const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+  const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+    NormBiases biases(op, step, step.scratch[static_cast<std::size_t>(thread)].data());
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t from = op.gather_logit_rows ? step.output_rows[static_cast<std::size_t>(r)] : r;
-      step.kernels.layer_norm(step.float_row(op.input, from), op.weight.data, op.bias.data, op.epsilon, width,
+      step.kernels.layer_norm(step.float_row(op.input, from), op.weight.data, biases.of(r), op.epsilon, width,
                               step.row(op.output, r), out_type);
     }
   };
@@ -139,6 +172,8 @@ std::size_t row_op_scratch_floats(const Program& program) {
         floats = std::max({floats, embedding->positions.k, embedding->types.k});
       } else if (const auto* norm = std::get_if<RmsNormOp>(&op); norm != nullptr && norm->add) {
         floats = std::max(floats, width_of(norm->input));
+      } else if (const auto* layer_norm = std::get_if<LayerNormOp>(&op); layer_norm != nullptr) {
+        floats = std::max(floats, layer_norm->bias.size);
       } else if (const auto* gated = std::get_if<GatedAddOp>(&op)) {
         floats = std::max(floats, width_of(gated->input));
       }

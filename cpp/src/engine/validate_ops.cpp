@@ -249,6 +249,7 @@ void Validator::check(const LayerNormOp& op) {
     check_width("output", output, input->width);
     check_vector("the weight", op.weight, input->width);
     check_optional_vector("the bias", op.bias, input->width);
+    check_norm_site(op.lora_site, op.bias.size);
   }
   check_finite("epsilon", op.epsilon, 0.0F);
   read(op.input);
@@ -473,15 +474,29 @@ void Validator::check_new_tokens(std::int64_t hidden_size) {
       ", the layer of " + text(hidden_size));
 }
 
-void Validator::check_site(std::int32_t index, std::span<const LinearPart> parts) {
-  if (index == -1) return;
+const LoraSite* Validator::used_site(std::int32_t index) {
+  if (index == -1) return nullptr;
   const auto& sites = program_.lora.sites;
   if (index < 0 || static_cast<std::size_t>(index) >= sites.size()) {
     add(where_ + ": lora_site is " + text(index) + " of " + std::to_string(sites.size()));
-    return;
+    return nullptr;
   }
   ++site_users_[static_cast<std::size_t>(index)];
-  const auto& site = sites[static_cast<std::size_t>(index)];
+  return &sites[static_cast<std::size_t>(index)];
+}
+
+void Validator::check_norm_site(std::int32_t index, std::int64_t width) {
+  const LoraSite* site = used_site(index);
+  if (site == nullptr) return;
+  if (!site->is_norm() || site->in_size != 1 || site->parts[0].out_size != width) {
+    add(where_ + ": its lora_site " + text(index) + " is not that of a norm with a bias of " + text(width));
+  }
+}
+
+void Validator::check_site(std::int32_t index, std::span<const LinearPart> parts) {
+  const LoraSite* found = used_site(index);
+  if (found == nullptr) return;
+  const LoraSite& site = *found;
   if (site.parts.size() != parts.size()) {
     add(where_ + ": has " + std::to_string(parts.size()) + " parts, its lora_site " +
         std::to_string(site.parts.size()));

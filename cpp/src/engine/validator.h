@@ -48,6 +48,9 @@ class Validator {
   void check(const KeepLogitRowsOp& op);
   /// The parts of the linear layer that adapters act on at a site; -1: they do not.
   void check_site(std::int32_t site, std::span<const LinearPart> parts);
+  void check_norm_site(std::int32_t site, std::int64_t width);
+  /// A site that an op says is its own; nullptr for -1, and for one that is not there.
+  const LoraSite* used_site(std::int32_t index);
   void check(const CrossKeysOp& op);
   void check(const CrossAttentionOp& op);
   /// Counts a user of a layer of the decoder.

@@ -41,9 +41,9 @@ std::vector<Modules> choices_at(const LoraLayout& layout, const LoraSite& site, 
   return choices;
 }
 
-/// The sites of decoder layers.
+/// The linear layers of decoder layers.
 auto sites_of_layers(const LoraLayout& layout) {
-  return layout.sites | std::views::filter([](const LoraSite& site) { return !site.is_of_tokens(); });
+  return layout.sites | std::views::filter(&LoraSite::is_of_layer);
 }
 
 std::size_t largest_image_at(const LoraLayout& layout, const LoraSite& site, std::int32_t rank,
@@ -52,6 +52,10 @@ std::size_t largest_image_at(const LoraLayout& layout, const LoraSite& site, std
   if (site.is_new_tokens()) {
     const ModuleRank all{LoraModule::kNewTokens, layout.max_extra_tokens, {}};
     return image_bytes(layout, site, {&all, 1});
+  }
+  if (site.is_norm()) {
+    const ModuleRank shift{LoraModule::kNorm, 1, {.shift = true}};
+    return image_bytes(layout, site, {&shift, 1});
   }
   for (const Modules& modules : choices_at(layout, site, rank, shifts)) {
     largest = std::max(largest, image_bytes(layout, site, modules));

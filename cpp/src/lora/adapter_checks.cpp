@@ -79,6 +79,7 @@ const LoraModuleInfo* check_place(const ConfigRow& sent, const std::string& wher
     return refuse(name + " is not part of the networks that engines have");
   }
   if (info->module == LoraModule::kNewTokens || is_setting(info->module)) return info;  // its rank tells
+  if (is_norm(info->module)) return info;  // its number is looked for
   if (std::ranges::find(layout.target_modules, info->module) == layout.target_modules.end()) {
     return refuse(name + " is not enabled in this engine; its lora_target_modules are " +
                   names_of(layout.target_modules));
@@ -98,6 +99,15 @@ std::string no_room_for_new_tokens(const ConfigRow& sent, const LoraLayout& layo
   const std::string count = std::to_string(sent.rank);
   return "the engine was built without room for new tokens, of which the adapter brings " + count +
          " (adaptrt build --max_extra_tokens " + count + " makes it)";
+}
+
+/// Of a module that the engine has, and not there.
+std::string no_such_place(const ConfigRow& sent, const LoraModuleInfo& info) {
+  const std::string number = std::to_string(sent.layer), name(info.name);
+  if (is_norm(info.module)) return "this engine has no norm " + number + " whose bias adapters can shift";
+  if (is_of_vocabulary(info.module))
+    return "this engine's vocabulary has no slice " + number + " for " + name;
+  return "layer " + number + " of this engine has no " + name;
 }
 
 std::string text_of(const std::vector<std::int32_t>& numbers) {
@@ -149,7 +159,12 @@ bool check_size(const ConfigRow& sent, LoraModule module, const std::string& whe
   if (vectors.shift && !layout.shifts_enabled) {
     refuse("it has a shift (of a bias), which TensorRT engines do not add");
   }
-  if (module == LoraModule::kNewTokens) {
+  if (is_norm(module)) {
+    if (sent.rank != 1 || vectors != RowVectors{.shift = true}) {
+      refuse("rank is " + std::to_string(sent.rank) + " and vectors " + std::to_string(sent.vectors) +
+             "; accepted: 1 and 2, a norm has a shift alone");
+    }
+  } else if (module == LoraModule::kNewTokens) {
     if (sent.vectors != 0) refuse("vectors is " + std::to_string(sent.vectors) + "; accepted: 0");
     if (sent.rank <= 0 || sent.rank > layout.max_extra_tokens) {
       const std::string count = std::to_string(sent.rank);
@@ -351,12 +366,7 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
       continue;
     }
     if (place == nullptr) {
-      const std::string number = std::to_string(sent[i].layer);
-      problems.add(where + ": " +
-                   (is_of_vocabulary(info->module)
-                        ? "this engine's vocabulary has no slice " + number + " for "
-                        : "layer " + number + " of this engine has no ") +
-                   std::string(info->name));
+      problems.add(where + ": " + no_such_place(sent[i], *info));
       continue;
     }
     const ModuleSizes sizes = place->sizes;
@@ -383,10 +393,16 @@ void check_values(const CheckedRow& checked, const std::byte* data, DType dtype,
                           DType::kFloat32);
     if (bad) *bad += matrices;
   }
+  const bool is_sound = !bad;
+  if (is_sound && is_norm(row.module)) bad = find_not_zero(data, dtype, matrices);
   if (!bad) return;
   const float value = load_as_float(data, dtype, *bad);
   std::string problem = describe_row(checked) + ": element " + std::to_string(*bad) + ", " +
                         position_in_row(row, *bad) + ", is " + text_of(value);
+  if (is_sound) {
+    problems.add(std::move(problem) + "; accepted: 0, a norm has a shift alone");
+    return;
+  }
   if (std::isfinite(value)) problem += ", too large for the engine's " + std::string(name_of(target));
   problems.add(std::move(problem));
 }

@@ -10,7 +10,7 @@ namespace {
 using enum TensorParallelSplit;
 using enum LoraModule;
 
-constexpr std::array<LoraModuleInfo, 31> kModules{{
+constexpr std::array<LoraModuleInfo, 32> kModules{{
     {kAttnQkv, "attn_qkv", kColumn, true},
     {kAttnQ, "attn_q", kColumn, true},
     {kAttnK, "attn_k", kColumn, true},
@@ -42,6 +42,7 @@ constexpr std::array<LoraModuleInfo, 31> kModules{{
     {kNewTokens, "new_tokens", kNone, true},
     {kRotaryScaling, "rotary_scaling", kNone, true},
     {kAbsentTokens, "absent_tokens", kNone, true},
+    {kNorm, "norm", kNone, true},
 }};
 
 constexpr bool ids_are_positions() {

@@ -288,6 +288,10 @@ BOOST_AUTO_TEST_CASE(unusable_ops_of_other_families_are_found) {
     p->body.at(2) =
         LayerNormOp{.input = 0, .output = 1, .weight = vector(48), .bias = vector(3), .epsilon = 1e-5F};
   });
+  finds("body op 2 (layer norm): its lora_site 0 is not that of a norm with a bias of 48", [&](Program* p) {
+    p->body.at(2) = LayerNormOp{
+        .input = 0, .output = 1, .weight = vector(48), .bias = vector(48), .epsilon = 1e-5F, .lora_site = 0};
+  });
   does_not_find("op 2", [&](Program* p) {
     p->body.at(2) = LayerNormOp{.input = 0, .output = 1, .weight = vector(48), .bias = {}, .epsilon = 1e-5F};
   });

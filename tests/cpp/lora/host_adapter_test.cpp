@@ -95,7 +95,7 @@ std::vector<Rule> rules() {
        kNoTensors,
        [](LoraConfig& r) { r.config->shape = {2, 5}; },
        {"config has 5 columns; accepted: 3", "or 4"}},
-      {"unknown module", field(1, 0, 31), kNoRequest, {"row 1: module_id 31 is unknown; accepted: 0 to 30"}},
+      {"unknown module", field(1, 0, 32), kNoRequest, {"row 1: module_id 32 is unknown; accepted: 0 to 31"}},
       {"negative module", field(1, 0, -1), kNoRequest, {"row 1: module_id -1 is unknown"}},
       {"not a decoder module",
        field(0, 0, 22),
@@ -368,6 +368,36 @@ BOOST_AUTO_TEST_CASE(settings_have_no_weights) {
   SentAdapter both = make_adapter({{kNewTokens, 0, 2}}, layout);
   both.add_row({30, 0, 1, 0});
   BOOST_TEST(contains(refusal_of(both, layout), "it brings new_tokens and has absent_tokens"));
+}
+
+BOOST_AUTO_TEST_CASE(norms_have_shifts_alone) {
+  LoraLayout layout = small_layout();
+  layout.sites.push_back({5, 1, {{kNorm, 8}}});
+  SentAdapter sound = make_adapter(kRows, layout);
+  sound.add_row({31, 5, 1, 2});
+  const std::size_t row = sound.rows - 1;
+  for (std::size_t i = 0; i < 8; ++i) sound.set(row, 9 + i, 0.5F);  // behind A[1, 1] and B[8, 1]
+  const auto adapter = make_host_adapter(sound.send(1), layout);
+  const SiteIndex index(layout);
+  const DevicePlan plan = plan_device_images(*adapter, layout, index, 1 << 20);
+  BOOST_TEST(plan.sites.back().site == static_cast<std::int32_t>(layout.sites.size()) - 1);
+
+  const auto refusal = [&](const std::function<void(SentAdapter&)>& spoil) {
+    SentAdapter sent = sound;
+    spoil(sent);
+    return refusal_of(sent, layout);
+  };
+  const std::string where = "row " + std::to_string(row) + " (norm, layer 5): ";
+  const std::string alone = "a norm has a shift alone";
+  BOOST_TEST(contains(refusal([&](SentAdapter& sent) { sent.field(row, 2) = 2; }), where + "rank is 2"));
+  BOOST_TEST(contains(refusal([&](SentAdapter& sent) { sent.field(row, 3) = 0; }), alone));
+  BOOST_TEST(contains(refusal([&](SentAdapter& sent) { sent.field(row, 3) = 3; }), alone));
+  BOOST_TEST(contains(refusal([&](SentAdapter& sent) { sent.set(row, 0, 1.0F); }),
+                      "A[0, 0], is 1; accepted: 0, " + alone));
+  BOOST_TEST(contains(refusal([&](SentAdapter& sent) { sent.set(row, 8, 2.0F); }),
+                      "B[7, 0], is 2; accepted: 0, " + alone));
+  BOOST_TEST(contains(refusal([&](SentAdapter& sent) { sent.field(row, 1) = 4; }),
+                      "this engine has no norm 4 whose bias adapters can shift"));
 }
 
 BOOST_AUTO_TEST_CASE(new_tokens_have_room_of_their_own) {

@@ -15,6 +15,7 @@ from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.families import FAMILIES, save_family
 from support.kinds import save_kind
 from support.models import ModelSpec, Reference, save_model
+from support.pooled import hidden_states, load_bare, run_pooled
 from support.served_kinds import FLOAT32_TOLERANCE, ServedKinds, engine_of
 from support.serving import collect, make_request
 
@@ -26,12 +27,16 @@ CONFIG = BuildConfig(
     lora_config=LoraBuildConfig(max_lora_rank=16),
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 )
-# The layers that have biases, and one that has none where there is such.
+ALL_STATES = adaptrt.PoolingParams(adaptrt.PoolingType.ALL)
+# The layers that have biases, and one that has none where there is such. Norms of the last four have biases too, all of
+# which are trained by bias "all".
 TARGETS = {
     "qwen2": (["q_proj", "k_proj", "v_proj"], ["o_proj"]),
     "qwen2-moe": (["q_proj", "k_proj", "v_proj"], ["o_proj"]),
     "gpt2": (["c_attn", "c_proj", "c_fc"], []),
     "gpt-neox": (["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"], []),
+    "phi2": (["q_proj", "k_proj", "v_proj", "fc1", "fc2"], []),
+    "starcoder2": (["q_proj", "k_proj", "v_proj", "c_fc", "c_proj"], []),
 }
 
 
@@ -52,9 +57,8 @@ def kinds(name: str) -> dict[str, Any]:
         "vera-trained": peft.VeraConfig(r=7, projection_prng_key=11, bias="vera_only", **conv1d, **of_all),
         "ia3": peft.IA3Config(target_modules=biased, feedforward_modules=[], task_type="CAUSAL_LM"),
     }
-    if others:
-        # Some biases belong to layers that have no A and B.
-        made["all"] = peft.LoraConfig(r=2, bias="all", target_modules=[*others, biased[0]], task_type="CAUSAL_LM")
+    # Some biases belong to layers that have no A and B.
+    made["all"] = peft.LoraConfig(r=2, bias="all", target_modules=[*others, biased[0]], task_type="CAUSAL_LM", **conv1d)
     return made
 
 
@@ -98,3 +102,17 @@ def test_an_engine_without_dora_adds_biases(tmp_path: Path) -> None:
             executor.add_adapter("ia3", save_kind(model, tmp_path / "ia3", made["ia3"], 1))
     expected = Reference(model, trained).logits(prompt).numpy()
     assert np.abs(answer.context_logits - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
+
+
+def test_hidden_states_have_what_was_trained_of_the_last_norm(tmp_path: Path) -> None:
+    model = save_family(FAMILIES["gpt2"], tmp_path / "model")
+    engine = engine_of(model, tmp_path, CONFIG)
+    adapter = save_kind(model, tmp_path / "all", kinds("gpt2")["all"], 1)
+    prompts = [list(range(2, 30)), [7, 3, 9]]
+    with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+        lora = adaptrt.LoraConfig.from_peft(1, adapter, engine)
+        rows = [run_pooled(executor, prompt, ALL_STATES, lora_config=lora) for prompt in prompts]
+        base = run_pooled(executor, prompts[0], ALL_STATES)
+    for prompt, found in zip(prompts, rows, strict=True):
+        np.testing.assert_allclose(found, hidden_states(load_bare(model, adapter), prompt), atol=FLOAT32_TOLERANCE)
+    assert np.abs(rows[0] - base).max() > 0.01

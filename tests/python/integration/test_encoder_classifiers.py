@@ -102,6 +102,7 @@ ADAPTERS = {
     "moods": {"task": "SEQ_CLS", "labels": 3, "r": 4, "target_modules": ["query", "value", "dense"]},
     "topics": {"task": "SEQ_CLS", "labels": 5, "r": 3, "use_dora": True, "target_modules": ["key", "dense"]},
     "names": {"task": "TOKEN_CLS", "labels": 4, "r": 3, "target_modules": ["query", "output.dense"]},
+    "moods with all biases": {"task": "SEQ_CLS", "labels": 3, "r": 2, "bias": "all", "target_modules": ["query"]},
 }
 
 

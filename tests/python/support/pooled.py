@@ -78,6 +78,8 @@ def save_pooled_adapter(base: Any, directory: Path, seed: int, task_type: str | 
                 parameter.copy_(0.2 * noise / parameter.shape[1] ** 0.5)
             elif "lora_magnitude_vector" in name:
                 parameter.mul_(1.0 + 0.2 * noise)
+            elif name.endswith(".bias") and parameter.requires_grad and "modules_to_save" not in name:
+                parameter.copy_(0.2 * noise)
             elif "modules_to_save" in name:
                 parameter.copy_(noise / max(1.0, parameter.shape[-1] ** 0.5))
     model.save_pretrained(directory)

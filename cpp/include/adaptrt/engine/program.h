@@ -71,7 +71,8 @@ struct RmsNormOp {
   bool add = false;
 };
 
-/// output = (input - mean) / sqrt(variance + epsilon) * weight + bias, over the width in float32.
+/// output = (input - mean) / sqrt(variance + epsilon) * weight + bias, over the width in float32. An
+/// adapter's shift is added to the bias.
 struct LayerNormOp {
   BufferId input = kNoBuffer;   // float32, kTokens
   BufferId output = kNoBuffer;  // the engine's activation type, or float32: a residual stream
@@ -79,6 +80,8 @@ struct LayerNormOp {
   VectorView bias;  // or empty
   float epsilon = 0.0F;
   bool gather_logit_rows = false;
+  /// Index into LoraLayout::sites, or -1 where adapters do not act; there is a bias where they do.
+  std::int32_t lora_site = -1;
 };
 
 /// output = input in the engine's activation type, for linear layers that read what is not normalised.

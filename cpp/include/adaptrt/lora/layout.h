@@ -38,10 +38,11 @@ struct LoraPart {
 /// A place in the network where adapters act: one linear layer whose parts share an input. The fused modules
 /// attn_qkv and mlp_gate_up are not parts: their B is cut into the parts' when an adapter is packed. lm_head
 /// and the embedding have a site for each kVocabularySlice tokens, one after another: of lm_head each is one
-/// of outputs, of the embedding one of inputs. What adapters have of tokens beyond the vocabulary is the last
-/// site's, where there is room for them.
+/// of outputs, of the embedding one of inputs. A norm with a bias is a site of one input, where there is one
+/// stage. What adapters have of tokens beyond the vocabulary is the last site's, where there is room for
+/// them.
 struct LoraSite {
-  /// Or the slice of the vocabulary.
+  /// Or the slice of the vocabulary, or the number of the norm.
   std::int32_t layer = 0;
   std::int64_t in_size = 0;
   std::vector<LoraPart> parts;
@@ -65,9 +66,10 @@ struct LoraSite {
   [[nodiscard]] bool is_new_tokens() const {
     return parts.size() == 1 && parts[0].module == LoraModule::kNewTokens;
   }
-  /// Of the tokens, and of no decoder layer.
-  [[nodiscard]] bool is_of_tokens() const {
-    return parts.size() == 1 && adaptrt::is_of_tokens(parts[0].module);
+  [[nodiscard]] bool is_norm() const { return parts.size() == 1 && adaptrt::is_norm(parts[0].module); }
+  /// Of a linear layer of one of the network's layers, whose number `layer` is.
+  [[nodiscard]] bool is_of_layer() const {
+    return !is_norm() && !(parts.size() == 1 && is_of_tokens(parts[0].module));
   }
 };
 

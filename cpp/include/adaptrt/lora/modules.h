@@ -39,9 +39,10 @@ enum class LoraModule : std::int32_t {
   kNewTokens = 28,
   kRotaryScaling = 29,
   kAbsentTokens = 30,
+  kNorm = 31,
 };
-/// The plugins' tables of adapters have the ids below it: all but kNewTokens, which TensorRT's engines
-/// refuse, and the settings.
+/// The plugins' tables of adapters have the ids below it: all but kNewTokens and kNorm, which TensorRT's
+/// engines refuse, and the settings.
 inline constexpr std::int32_t kNumLoraModules = static_cast<std::int32_t>(LoraModule::kEmbedding) + 1;
 
 /// How tensor parallelism cuts a module: column splits the outputs (B, magnitude), row splits the inputs (A).
@@ -93,6 +94,13 @@ inline constexpr std::int64_t kVocabularySlice = 16384;
 /// kAbsentTokens how many of the vocabulary's last tokens the adapter's model does not have.
 [[nodiscard]] constexpr bool is_setting(LoraModule module) {
   return module == LoraModule::kRotaryScaling || module == LoraModule::kAbsentTokens;
+}
+
+/// Whether a module is a norm with a bias, of which an adapter has a shift alone: its row has rank 1, an A[1,
+/// 1] and a B[out, 1] of zeros. The norm's number, in the order of execution, stands where other modules have
+/// their layer.
+[[nodiscard]] constexpr bool is_norm(LoraModule module) {
+  return module == LoraModule::kNorm;
 }
 
 /// nullptr when there is no module of that id or name.

@@ -241,7 +241,10 @@ def test_broken_config_files(content: bytes, reason: str, lora: Path) -> None:
         ),
         (PREFIX + "lora_B.bias", "expected [out]"),
         (PREFIX + "bias", "a trained bias, but adapter_config.json's bias is none"),
-        ("base_model.model.model.layers.0.input_layernorm.bias", "of the linear layers of decoder layers alone"),
+        (
+            "base_model.model.model.layers.0.input_layernorm.bias",
+            "of linear layers, and of norms where the model is known",
+        ),
         ("base_model.model.model.layers.0.input_layernorm.weight", "normalisation"),
         ("base_model.model.model.layers.0.mlp.experts.3.gate_proj.lora_A.weight", "belongs to experts"),
         ("base_model.model.model.layers.0.block_sparse_moe.experts.0.w1.lora_A.weight", "belongs to experts"),
