@@ -8,6 +8,7 @@ from typing import Final
 
 from ..._core import ConfigError
 from ...runtime.native_engine import NativeEngine
+from ...runtime.ranks import is_started_by_mpi
 from . import engine_rows
 from .executors import AdapterLibrary, load_native_engine
 from .on_ranks import follow, leading
@@ -45,6 +46,11 @@ def run(args: argparse.Namespace) -> int:
             "of its repository"
         )
     engine = load_native_engine(args.engine)
+    if engine.num_ranks > 1 and not is_started_by_mpi():
+        raise ConfigError(
+            f"{args.engine}: has {engine.num_ranks} ranks, which the bench does not start itself: mpirun -n "
+            f"{engine.num_ranks} adaptrt bench {args.engine}"
+        )
     ranks_here = 1 if engine.num_ranks == 1 else engine.ranks.on_this_host  # which all ranks find out together
     if engine.rank > 0:
         follow(engine)

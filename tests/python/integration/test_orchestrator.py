@@ -177,8 +177,9 @@ def test_workers_that_are_killed_at_random_times(cut: Cut, request: pytest.Fixtu
         random = np.random.default_rng((17, number))
         engine = cut.engine(**list(SHAPES.values())[number % len(SHAPES)])
         rank, errors, killed_at = int(random.integers(2)), list[str](), list[float]()
+        others = workers_of(engine)
         with executor_over(engine) as executor:
-            workers = workers_of(engine)
+            workers = workers_of(engine) - others
             victim = worker_of_rank(workers, rank)
 
             def kill(victim: int = victim, killed_at: list[float] = killed_at) -> None:
