@@ -69,19 +69,26 @@ class NativeEngine(LoadedEngine):
         """The processes that run an engine of several ranks. Raises ConfigError where they were not started."""
         return Ranks(self.num_ranks)
 
-    def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:
+    def start(
+        self,
+        config: ExecutorConfig,
+        *,
+        beside: _core.Engine | None = None,
+        profile: _core.StepProfile | None = None,
+    ) -> _core.Engine:
         """Threads over the mapped weights: those of `beside`, where that is a native engine too.
 
-        Of several ranks, all start together; rank 0's engine is the one that runs on all of them.
+        Of several ranks, all start together; rank 0's engine is the one that runs on all of them. Every step is
+        recorded in `profile`; of several ranks, rank 0's own is.
         """
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
         if self.num_ranks == 1:
             identity = kv_identity(*self.config.engine_checksums) if config.kv_cache_config.host_cache_size else ""
-            return self._start(config, num_threads, identity, beside, None)
+            return self._start(config, num_threads, identity, beside, None, profile)
         if not config.num_threads:
             num_threads = max(1, num_threads // self.ranks.on_this_host)
         communicator = self.ranks.communicator
-        engine = self.ranks.together(lambda: self._start(config, num_threads, "", None, communicator))
+        engine = self.ranks.together(lambda: self._start(config, num_threads, "", None, communicator, profile))
         self.ranks.require_same(
             {
                 "engine": self.config.engine_checksums,
@@ -90,7 +97,7 @@ class NativeEngine(LoadedEngine):
             }
         )
         pipeline = self._pipeline_facts(engine.info) if self.program.num_stages > 1 else None
-        return engine if self.rank > 0 else _core.ShardedEngine(engine, communicator, pipeline)
+        return engine if self.rank > 0 else _core.ShardedEngine(engine, communicator, pipeline, profile)
 
     def _pipeline_facts(self, info: _core.EngineInfo) -> _core.PipelineFacts:
         """Of all stages; every rank calls it."""
@@ -115,12 +122,14 @@ class NativeEngine(LoadedEngine):
         identity: str,
         beside: _core.Engine | None,
         communicator: _core.Communicator | None,
+        profile: _core.StepProfile | None,
     ) -> CpuEngine:
         engine = CpuEngine(
             self.program,
             self.storage,
             num_threads,
             kernels=config.kernels,
+            profile=profile,
             identity=identity,
             beside=beside if isinstance(beside, CpuEngine) else None,
             communicator=communicator,

@@ -27,6 +27,8 @@ TIME_LIMIT: Final = 8.0
 _FORWARDING_TIME: Final = 0.3
 """Seconds that mpirun gets to pass on what a process has written, before the processes are ended."""
 
+_HEARING_TIME: Final = 0.01
+"""Seconds from one look for what rank 0 tells to the next."""
 
 _STARTED_BY_MPI: Final = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
 """Variables that processes of mpirun or srun have: of MPICH and its relatives, PMIx, Open MPI, MVAPICH, Cray."""
@@ -131,6 +133,17 @@ class Ranks:
     def gather(self, value: _Result) -> list[_Result]:
         """The ranks' values, on all of them."""
         return list(self._world.allgather(value))
+
+    def tell(self, value: object) -> None:
+        """From rank 0 to each of the others, which hear() it."""
+        for rank in range(1, self.size):
+            self._world.send(value, rank)
+
+    def hear(self) -> Any:
+        """What rank 0 tells next, whenever that is; no CPU is kept busy meanwhile."""
+        while not self._world.iprobe(source=0):
+            time.sleep(_HEARING_TIME)
+        return self._world.recv(source=0)
 
     def least(self, value: int) -> int:
         """The least of the ranks' values."""

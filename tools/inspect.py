@@ -86,7 +86,7 @@ def _describe_checkpoint(path: Path, tensors: bool) -> None:
     num_bytes = sum(reader.num_bytes for reader in readers)
     rows = {
         **_model_rows(config),
-        "mapping": f"tp_size {config.mapping.tp_size}, pp_size {config.mapping.pp_size}",
+        "mapping": config.mapping.describe(),
         "weights": f"{num_tensors} tensors, {format_bytes(num_bytes)}",
     }
     print_table(f"{path}: checkpoint", rows)

@@ -34,11 +34,62 @@ class ParallelMapping:
 
     tp_size: int = 1
     pp_size: int = 1
+    moe_ep_size: int = 1
+    """Experts of a layer are dealt to so many groups of its tp_size ranks, and cut within a group."""
+
+    @classmethod
+    def of(
+        cls, tp_size: int, pp_size: int, moe_tp_size: int | None = None, moe_ep_size: int | None = None
+    ) -> ParallelMapping:
+        """As TensorRT-LLM has it: moe_tp_size * moe_ep_size is tp_size, and of two that are None, moe_ep_size is 1.
+
+        Raises ConfigError.
+        """
+        sizes = {"tp_size": tp_size, "pp_size": pp_size, "moe_tp_size": moe_tp_size, "moe_ep_size": moe_ep_size}
+        for name, value in sizes.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        if moe_ep_size is None:
+            moe_ep_size = 1 if moe_tp_size is None else tp_size // moe_tp_size
+        if (moe_tp_size or tp_size // moe_ep_size) * moe_ep_size != tp_size:
+            given = [f"{name} {sizes[name]}" for name in ("moe_tp_size", "moe_ep_size") if sizes[name] is not None]
+            raise ConfigError(
+                f"{' and '.join(given)} cannot be of tp_size {tp_size}: accepted are those with moe_tp_size * "
+                "moe_ep_size = tp_size"
+            )
+        return cls(tp_size=tp_size, pp_size=pp_size, moe_ep_size=moe_ep_size)
 
     @property
     def world_size(self) -> int:
         """The number of ranks, and of rank{N}.safetensors files."""
         return self.tp_size * self.pp_size
+
+    @property
+    def moe_tp_size(self) -> int:
+        """Ranks among which an expert is cut."""
+        return self.tp_size // self.moe_ep_size
+
+    def moe_tp_rank(self, tp_rank: int) -> int:
+        """Which share of its experts a rank has."""
+        return tp_rank // self.moe_ep_size
+
+    def experts_of(self, tp_rank: int, num_experts: int) -> range:
+        """The numbers of those that a rank has."""
+        count = num_experts // self.moe_ep_size
+        first = tp_rank % self.moe_ep_size * count
+        return range(first, first + count)
+
+    def describe(self) -> str:
+        """What people read: tp_size 4, pp_size 1, moe_ep_size 2."""
+        experts = f", moe_ep_size {self.moe_ep_size}" if self.moe_ep_size > 1 else ""
+        return f"tp_size {self.tp_size}, pp_size {self.pp_size}{experts}"
+
+    def to_dict(self) -> dict[str, int]:
+        """The content of config.json's mapping."""
+        result = {"world_size": self.world_size, "tp_size": self.tp_size, "pp_size": self.pp_size}
+        if self.moe_ep_size > 1:
+            result.update(moe_tp_size=self.moe_tp_size, moe_ep_size=self.moe_ep_size)
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +149,11 @@ class CheckpointConfig:
     @property
     def num_encoder_layers(self) -> int:
         """Of an encoder before the decoder; 0: there is none."""
+        return 0
+
+    @property
+    def num_experts(self) -> int:
+        """Of the layers that have some; 0: there are none."""
         return 0
 
     @property
@@ -169,11 +225,7 @@ class CheckpointConfig:
             rotary_scaling=rotary_scaling_to_dict(self.rotary_scaling),
             sliding_window_layers=list(self.sliding_window_layers),
             eos_token_id=list(self.eos_token_id),
-            mapping={
-                "world_size": self.mapping.world_size,
-                "tp_size": self.mapping.tp_size,
-                "pp_size": self.mapping.pp_size,
-            },
+            mapping=self.mapping.to_dict(),
             quantization=quantization_to_dict(self.quantization, int8_kv_cache=self.int8_kv_cache),
             embedding_pooling=None if self.embedding_pooling is None else self.embedding_pooling.to_dict(),
             classifier=None if self.classifier is None else self.classifier.to_dict(),
@@ -283,6 +335,8 @@ class CheckpointConfig:
             )
         if self.num_hidden_layers % pp_size != 0:
             problems.append(f"pp_size {pp_size} does not divide num_hidden_layers {self.num_hidden_layers}")
+        if self.mapping.moe_ep_size > 1 and self.num_experts == 0:
+            problems.append(f"moe_ep_size is {self.mapping.moe_ep_size}, and the model has no experts; accepted: 1")
         return problems
 
 
@@ -323,7 +377,13 @@ def _read_mapping(source: JsonFields) -> ParallelMapping:
     mapping = source.object("mapping")
     if mapping is None:
         return ParallelMapping()
-    result = ParallelMapping(tp_size=mapping.integer("tp_size"), pp_size=mapping.integer("pp_size"))
+    tp_size, pp_size = mapping.integer("tp_size"), mapping.integer("pp_size")
+    moe_tp_size, moe_ep_size = mapping.optional_integer("moe_tp_size"), mapping.optional_integer("moe_ep_size")
+    try:
+        result = ParallelMapping.of(tp_size, pp_size, moe_tp_size, moe_ep_size)
+    except ConfigError as error:
+        mapping.problem("moe_ep_size", f"cannot be used: {error}")
+        return ParallelMapping()
     if mapping.integer("world_size") != result.world_size:
         mapping.problem("world_size", f"must be tp_size * pp_size = {result.world_size}")
     return result

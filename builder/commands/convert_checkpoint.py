@@ -48,6 +48,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cut the stack of layers into N (default: %(default)s)",
     )
     parser.add_argument(
+        "--moe_tp_size",
+        type=int,
+        metavar="N",
+        help="cut each expert for N of the tp_size ranks (default: tp_size, or what moe_ep_size leaves of it)",
+    )
+    parser.add_argument(
+        "--moe_ep_size",
+        type=int,
+        metavar="N",
+        help="deal the experts of a layer to N of the tp_size ranks; moe_tp_size * moe_ep_size is tp_size (default: "
+        "what moe_tp_size leaves of it, 1 without it)",
+    )
+    parser.add_argument(
         "--workers", type=int, default=1, metavar="N", help="ranks written at a time (default: %(default)s)"
     )
     group = parser.add_argument_group("quantised weights")
@@ -154,6 +167,8 @@ def run(args: argparse.Namespace) -> int:
         dtype=dtype_of(args),
         tp_size=args.tp_size,
         pp_size=args.pp_size,
+        moe_tp_size=args.moe_tp_size,
+        moe_ep_size=args.moe_ep_size,
         workers=args.workers,
         quantization=quantization,
         int8_kv_cache=args.int8_kv_cache,

@@ -19,6 +19,7 @@ from ..network.weights import LinearWeight
 from .emitted import Compression, EmittedOp, Weights
 from .logit_rows import with_logit_rows_alone
 from .plan import (
+    AllHeadsNormOp,
     AllReduceOp,
     AttentionOp,
     BufferName,
@@ -145,6 +146,8 @@ class _Emitter:
             return self._cross_attention(op)
         if isinstance(op, ops.AllReduce):
             return self._all_reduce(op)
+        if isinstance(op, ops.AllHeadsNorm):
+            return self._all_heads_norm(op)
         if isinstance(op, ops.Gather):
             return self._gather(op)
         if isinstance(op, ops.Receive):
@@ -276,6 +279,19 @@ class _Emitter:
             in_place=op.add_to,
         )
 
+    def _all_heads_norm(self, op: ops.AllHeadsNorm) -> EmittedOp:
+        (epsilon,) = {op.query_norm.epsilon, op.key_norm.epsilon}
+        made = AllHeadsNormOp(
+            qkv=_buffer(op.output),
+            query_norm=self.weights.norm(op.query_norm.weight, op.queries),
+            key_norm=self.weights.norm(op.key_norm.weight, op.keys),
+            whole_query_size=op.query_norm.weight.shape[0],
+            whole_key_size=op.key_norm.weight.shape[0],
+            counts_keys=op.counts_keys,
+            epsilon=_float32(epsilon),
+        )
+        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=DType.FLOAT32, in_place=op.input)
+
     def _gather(self, op: ops.Gather) -> EmittedOp:
         made = GatherOp(input=_buffer(op.input), output=_buffer(op.output))
         return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=DType.FLOAT32)
@@ -330,6 +346,8 @@ class _Emitter:
             gate_up_site=first_site,
             down_site=-1 if first_site < 0 else first_site + len(op.gate),
             stores=op.add_to is None,
+            first_expert=op.first_expert,
+            experts_elsewhere=op.experts_elsewhere,
         )
         inputs = (op.input, op.router_logits)
         return EmittedOp(
@@ -384,6 +402,7 @@ def lora_sites(op: ops.Op) -> tuple[LoraSite, ...]:
             first_input=site.weights[0].first_input,
             inputs_elsewhere=site.weights[0].inputs_elsewhere,
             adds_shifts=site.weights[0].is_first_term,
+            experts_for_each=site.experts_for_each,
         )
         for site in sites_of(op)
     )

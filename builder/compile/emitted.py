@@ -110,11 +110,12 @@ class Weights:
         self.vectors[vector.tensor] = (vector, source)
         return vector
 
-    def norm(self, tensor: Tensor) -> Vector:
-        """The weight or the bias of a norm."""
+    def norm(self, tensor: Tensor, elements: range | None = None) -> Vector:
+        """The weight or the bias of a norm, or these elements of it."""
         (size,) = tensor.shape
-        vector = Vector(tensor=str(tensor.name), size=size)
-        self.vectors[vector.tensor] = (vector, WeightRows(vector.tensor, range(size), tensor.plus_one))
+        source = WeightRows(str(tensor.name), range(size) if elements is None else elements, tensor.plus_one)
+        vector = Vector(tensor=_rows_name(source, size), size=len(source.rows))
+        self.vectors[vector.tensor] = (vector, source)
         return vector
 
     def by_distance(self, table: Tensor, buckets: tuple[int, ...]) -> Vector:

@@ -184,6 +184,8 @@ class ExpertsOp:
     gate_up_site: int
     down_site: int
     stores: bool
+    first_expert: int = 0
+    experts_elsewhere: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +200,17 @@ class AllReduceOp:
     input: BufferName
     output: BufferName
     add: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllHeadsNormOp:
+    qkv: BufferName
+    query_norm: Vector
+    key_norm: Vector
+    whole_query_size: int
+    whole_key_size: int
+    counts_keys: bool
+    epsilon: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +248,7 @@ Op = (
     | CrossKeysOp
     | CrossAttentionOp
     | AllReduceOp
+    | AllHeadsNormOp
     | GatherOp
     | ReceiveOp
     | SendOp
@@ -254,6 +268,7 @@ OP_NAMES: Final[dict[str, type[Op]]] = {
     "cross_keys": CrossKeysOp,
     "cross_attention": CrossAttentionOp,
     "all_reduce": AllReduceOp,
+    "all_heads_norm": AllHeadsNormOp,
     "gather": GatherOp,
     "receive": ReceiveOp,
     "send": SendOp,
@@ -278,6 +293,7 @@ class LoraSite:
     first_input: int
     inputs_elsewhere: int
     adds_shifts: bool
+    experts_for_each: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,6 +57,8 @@ def convert_checkpoint(
     dtype: DType | None = None,
     tp_size: int = 1,
     pp_size: int = 1,
+    moe_tp_size: int | None = None,
+    moe_ep_size: int | None = None,
     workers: int = 1,
     quantization: QuantConfig | None = None,
     int8_kv_cache: bool = False,
@@ -64,21 +66,21 @@ def convert_checkpoint(
 ) -> Converted:
     """Writes config.json, rank{N}.safetensors and the tokenizer's files to `output_dir`.
 
-    `dtype` None keeps the type that the model's config.json states. Up to `workers` ranks are written at a
-    time. `quantization` is of the linear layers; their values are rounded to `dtype` first. `int8_kv_cache` asks
-    engines to keep keys and values as int8.
+    `dtype` None keeps the type that the model's config.json states. Of the tp_size ranks that have a layer, each has
+    the experts of one of `moe_ep_size` groups, cut `moe_tp_size` times; ParallelMapping.of() says what None is. Up to
+    `workers` ranks are written at a time. `quantization` is of the linear layers; their values are rounded to `dtype`
+    first. `int8_kv_cache` asks engines to keep keys and values as int8.
 
     `output_dir` must be absent, empty, or a checkpoint that this function wrote, which is replaced; it stays as it was
     when anything goes wrong. Raises CheckpointError for everything that is wrong with the model and ConfigError for
     sizes that cannot cut it, and for a quantisation that it cannot have.
     """
-    for name, value in (("tp_size", tp_size), ("pp_size", pp_size), ("workers", workers)):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}; it must be at least 1")
+    if workers < 1:
+        raise ConfigError(f"workers is {workers}; it must be at least 1")
     model = HfModel.open(
         model_dir,
         dtype=dtype,
-        mapping=ParallelMapping(tp_size=tp_size, pp_size=pp_size),
+        mapping=ParallelMapping.of(tp_size, pp_size, moe_tp_size, moe_ep_size),
         quantization=quantization,
         int8_kv_cache=int8_kv_cache,
     )

@@ -31,6 +31,11 @@ class MixtureConfig(CheckpointConfig):
     dense_layers: tuple[int, ...] = ()
     """Layers with one MLP and no experts."""
 
+    @property
+    def num_experts(self) -> int:
+        """Of the layers that have some."""
+        return self.moe_num_experts
+
     def describe_layers(self) -> str:
         """What people read: 12 of hidden size 1024, 8 experts of 3584, 2 a token."""
         dense = f", mlp {self.intermediate_size} in {len(self.dense_layers)} of them" if self.dense_layers else ""
@@ -54,11 +59,16 @@ class MixtureConfig(CheckpointConfig):
 
     def mapping_inconsistencies(self) -> list[str]:
         """Why this model cannot be cut by its mapping."""
-        tp_size = self.mapping.tp_size
+        mapping = self.mapping
+        cut = (
+            ("moe_tp_size" if mapping.moe_ep_size > 1 else "tp_size", mapping.moe_tp_size, "moe_intermediate_size"),
+            ("tp_size", mapping.tp_size, "shared_expert_intermediate_size"),
+            ("moe_ep_size", mapping.moe_ep_size, "moe_num_experts"),
+        )
         return super().mapping_inconsistencies() + [
-            f"tp_size {tp_size} does not divide {name} {size}"
-            for name in ("moe_intermediate_size", "shared_expert_intermediate_size")
-            if (size := getattr(self, name) or 0) % tp_size != 0
+            f"{by} {parts} does not divide {name} {size}"
+            for by, parts, name in cut
+            if (size := getattr(self, name) or 0) % parts != 0
         ]
 
     def routing(self, scores: RouterScores = RouterScores.SOFTMAX) -> Routing:
@@ -117,6 +127,7 @@ def add_experts(
                 f"mlp.experts.{expert}.{name}",
                 [whole(f"{block}.experts.{expert}.{source}", module, outputs)],
                 split=split,
+                expert=expert,
             )
             for expert in range(c.moe_num_experts)
         ]

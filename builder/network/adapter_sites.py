@@ -79,6 +79,8 @@ class AdapterSite:
     """Whose they are, where they are an expert's; experts' sites follow one another."""
     outputs: int | None = None
     """Of a slice of lm_head; None: all that the weights have."""
+    experts_for_each: int = 1
+    """Of experts: how many the layer has for each that is here. Other ranks have the others."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -131,10 +133,11 @@ def sites_of(op: Op) -> list[AdapterSite]:
     if not isinstance(op, Experts):
         return []
     layers = [*zip(op.gate, op.up, strict=True)], [(down,) for down in op.down]
+    for_each = 1 + op.experts_elsewhere // len(op.down)
     return [
-        AdapterSite(op.layer, weights[0].inputs, weights, expert)
+        AdapterSite(op.layer, weights[0].inputs, weights, expert, experts_for_each=for_each)
         for of_experts in layers
-        for expert, weights in enumerate(of_experts)
+        for expert, weights in enumerate(of_experts, op.first_expert)
     ]
 
 

@@ -67,6 +67,8 @@ def plan_rank(network: Network, rank: int) -> list[PlannedTensor]:
     first_layer = pp_rank * layers_per_rank
     planned: dict[str, PlannedTensor] = {}
     before_layers = True
+    # Hidden states come back to the first stage's first rank, where they are pooled.
+    pooling = {tensor.name for layer in network.pooling_layers for tensor in layer.tensors}
     for weight in _weights(network):
         layer = weight.name.layer
         before_layers = before_layers and layer is None
@@ -75,7 +77,7 @@ def plan_rank(network: Network, rank: int) -> list[PlannedTensor]:
         elif layer is not None:
             is_here = first_layer <= layer < first_layer + layers_per_rank
         else:
-            is_here = pp_rank == (0 if before_layers else mapping.pp_size - 1)
+            is_here = pp_rank == (0 if before_layers or weight.name in pooling else mapping.pp_size - 1)
         if not is_here:
             continue
         name = weight.name.in_layer((layer or 0) - first_layer)
@@ -121,6 +123,10 @@ def _plan(network: Network, weight: Tensor | LinearWeight, name: str, tp_rank: i
             yield _plan_lm_head(network, weight, tp_rank)
         if weight.bias:
             yield _plan_lm_head_bias(network, weight, tp_rank)
+    elif weight.expert is not None:
+        mapping = network.config.mapping
+        if weight.expert in mapping.experts_of(tp_rank, network.config.num_experts):
+            yield from _plan_linear(weight, name, mapping.moe_tp_size, mapping.moe_tp_rank(tp_rank))
     else:
         yield from _plan_linear(weight, name, network.config.mapping.tp_size, tp_rank)
 

@@ -313,8 +313,9 @@ class Network:
         split: Split = Split.COLUMN,
         bias: bool = False,
         quantized: bool = True,
+        expert: int | None = None,
     ) -> LinearWeight:
-        """The weight of a linear layer over `x`, or over so many inputs."""
+        """The weight of a linear layer over `x`, or over so many inputs, of an expert where it is one's."""
         inputs = x if isinstance(x, int) else x.width
         full_name = self._name(name)
         return LinearWeight(
@@ -324,6 +325,7 @@ class Network:
             split=split,
             bias=bias,
             quantized=quantized and not self._is_excluded(full_name),
+            expert=expert,
         )
 
     def attention(

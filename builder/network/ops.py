@@ -212,7 +212,7 @@ class Routing:
 class Experts:
     """output = add_to + the sum over a token's experts of their weights times down(activation(gate(x)) * up(x)).
 
-    `gate`, `up` and `down` have a weight for each expert.
+    `gate`, `up` and `down` have a weight for each expert that is here: all, or a rank's.
     """
 
     scope: str
@@ -227,6 +227,10 @@ class Experts:
     gate: tuple[LinearWeight, ...]
     up: tuple[LinearWeight, ...]
     down: tuple[LinearWeight, ...]
+    first_expert: int = 0
+    """The number of the first one that is here."""
+    experts_elsewhere: int = 0
+    """How many other ranks have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +277,26 @@ class AllReduce:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AllHeadsNorm:
+    """output = [q | k | v] with q and k normed by all of their heads together, of which each rank has some.
+
+    It takes the input's place. Ranks exchange sums of squares.
+    """
+
+    scope: str
+    input: Value
+    output: Value
+    query_norm: HeadNorm
+    """Of all heads."""
+    key_norm: HeadNorm
+    queries: range
+    """Which of the elements of all of q are here."""
+    keys: range
+    counts_keys: bool
+    """False: a rank before this one has the same heads of k."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gather:
     """output = the inputs that the ranks of a model have, side by side, on rank 0; what is beyond its width is left."""
 
@@ -310,6 +334,7 @@ Op = (
     | CrossKeys
     | CrossAttention
     | AllReduce
+    | AllHeadsNorm
     | Gather
     | Receive
     | Send

@@ -1,8 +1,9 @@
 """The network of one rank of several that run a model together: its share of every layer that tensor parallelism cuts,
 of the layers of its stage of a pipeline.
 
-A layer that is cut by its inputs gives each rank a term of a sum, which AllReduce makes whole on all of them; lm_head's
-columns come together on the first rank of those that have a share.
+A layer that is cut by its inputs gives each rank a term of a sum, which AllReduce makes whole on all of them; so do
+experts, which are cut as well or are different ones on each rank. lm_head's columns come together on the first rank of
+those that have a share.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from dataclasses import replace
 from typing import Final
 
 from ..._core import AttentionKind, ConfigError
+from ..checkpoint.config import ParallelMapping
 from ..checkpoint.tensor_names import LM_HEAD
 from .network import Network
 from .ops import (
+    AllHeadsNorm,
     AllReduce,
     Attention,
     AttentionShape,
@@ -45,7 +48,7 @@ def network_of_rank(network: Network, rank: int) -> Network:
         return staged
     cut = Network(network.config, network.older_names, network.inner_names)
     cut.hidden, cut.pooler, cut.classes = staged.hidden, staged.pooler, staged.classes
-    cutter = _Cutter(mapping.tp_size, tp_rank)
+    cutter = _Cutter(mapping, tp_rank, network.config.num_experts)
     for op in staged.ops:
         cut.ops.extend(cutter.cut(op))
     cut.logits = staged.logits
@@ -54,14 +57,10 @@ def network_of_rank(network: Network, rank: int) -> Network:
 
 def _problems(network: Network) -> list[str]:
     problems = []
-    if network.config.mapping.pp_size > 1 and network.classes is not None:
-        problems.append("it is a classifier, whose last layer would be on another rank than its requests")
     if network.encoder_output is not None:
         problems.append("it has an encoder")
     elif any(op.kind is not AttentionKind.CAUSAL for op in network.attentions):
         problems.append("its attention looks both ways")
-    if network.config.mapping.tp_size > 1 and any(_norms_all_heads(op) for op in network.attentions):
-        problems.append("its attention normalises all heads together")
     return problems
 
 
@@ -73,9 +72,11 @@ def _norms_all_heads(op: Attention) -> bool:
 class _Cutter:
     """Cuts the ops of a network in their order."""
 
-    def __init__(self, tp_size: int, rank: int) -> None:
-        self._tp_size: Final = tp_size
+    def __init__(self, mapping: ParallelMapping, rank: int, num_experts: int) -> None:
+        self._mapping: Final = mapping
+        self._tp_size: Final = mapping.tp_size
         self._rank: Final = rank
+        self._num_experts: Final = num_experts
         self._cut: Final[dict[str, Value]] = {}
         """What this rank has of values that are cut, by the name of the whole."""
 
@@ -83,26 +84,57 @@ class _Cutter:
         if isinstance(op, Linear):
             return self._linear(op)
         if isinstance(op, Attention):
-            shape = self._shape(op.shape)
-            output = self._value(op.output, shape.query_size)
-            return [replace(op, qkv=self._own(op.qkv), shape=shape, output=output)]
+            return self._attention(op)
         if isinstance(op, Experts):
-            partial = _partial(op.output)
-            cut = replace(
-                op,
-                output=partial,
-                add_to=None,
-                gate=tuple(self._weight(weight) for weight in op.gate),
-                up=tuple(self._weight(weight) for weight in op.up),
-                down=tuple(self._weight(weight) for weight in op.down),
-            )
-            return [cut, AllReduce(scope=op.scope, input=partial, output=op.output, add_to=op.add_to)]
+            return self._experts(op)
         assert not isinstance(op, CrossAttention)
         return [op]
 
+    def _attention(self, op: Attention) -> list[Op]:
+        shape = self._shape(op.shape)
+        output = self._value(op.output, shape.query_size)
+        qkv = self._own(op.qkv)
+        cut = replace(op, qkv=qkv, shape=shape, output=output)
+        if not _norms_all_heads(op):
+            return [cut]
+        assert op.query_norm is not None  # no family norms one of them alone
+        assert op.key_norm is not None
+        ranks_per_head = max(1, self._tp_size // op.shape.num_key_value_heads)
+        norm = AllHeadsNorm(
+            scope=op.scope,
+            input=qkv,
+            output=replace(qkv, name=f"{qkv.name}.normed"),
+            query_norm=op.query_norm,
+            key_norm=op.key_norm,
+            queries=_share(shape.query_size, self._rank),
+            keys=_share(shape.key_value_size, self._rank // ranks_per_head),
+            counts_keys=self._rank % ranks_per_head == 0,
+        )
+        return [norm, replace(cut, qkv=norm.output, query_norm=None, key_norm=None)]
+
+    def _experts(self, op: Experts) -> list[Op]:
+        here = self._mapping.experts_of(self._rank, self._num_experts)
+        size, rank = self._mapping.moe_tp_size, self._mapping.moe_tp_rank(self._rank)
+
+        def weights(of_all: tuple[LinearWeight, ...]) -> tuple[LinearWeight, ...]:
+            return tuple(_weight(of_all[expert], size, rank) for expert in here)
+
+        partial = _partial(op.output)
+        cut = replace(
+            op,
+            output=partial,
+            add_to=None,
+            gate=weights(op.gate),
+            up=weights(op.up),
+            down=weights(op.down),
+            first_expert=here.start,
+            experts_elsewhere=len(op.down) - len(here),
+        )
+        return [cut, AllReduce(scope=op.scope, input=partial, output=op.output, add_to=op.add_to)]
+
     def _linear(self, op: Linear) -> list[Op]:
         split = op.weights[0].split
-        weights = tuple(self._weight(weight) for weight in op.weights)
+        weights = tuple(_weight(weight, self._tp_size, self._rank) for weight in op.weights)
         if split is Split.NONE:
             return [op]
         if split is Split.ROW:
@@ -117,25 +149,6 @@ class _Cutter:
                 Gather(scope=op.scope, input=partial, output=op.output),
             ]
         return [replace(op, output=self._value(op.output, width), weights=weights)]
-
-    def _weight(self, weight: LinearWeight) -> LinearWeight:
-        if weight.split is Split.ROW:
-            inputs = weight.inputs // self._tp_size
-            return replace(
-                weight,
-                inputs=inputs,
-                first_input=inputs * self._rank,
-                inputs_elsewhere=weight.inputs - inputs,
-                is_first_term=self._rank == 0,
-                bias=weight.bias and self._rank == 0,
-            )
-        if weight.split is Split.NONE:
-            return weight
-        if f"{weight.name}.weight" == LM_HEAD:
-            (part,) = weight.parts
-            share = -(-part.outputs // self._tp_size)  # the last rank's is filled up with zeros
-            return replace(weight, parts=(replace(part, outputs=share),))
-        return replace(weight, parts=tuple(part.cut(self._tp_size, self._rank) for part in weight.parts))
 
     def _shape(self, shape: AttentionShape) -> AttentionShape:
         return replace(
@@ -156,3 +169,29 @@ class _Cutter:
 def _partial(value: Value) -> Value:
     """A term of what `value` is the sum of, or columns of it."""
     return replace(value, name=f"{value.name}.of_rank")
+
+
+def _share(size: int, number: int) -> range:
+    """Elements of the share of this number, each of `size`."""
+    return range(size * number, size * (number + 1))
+
+
+def _weight(weight: LinearWeight, num_ranks: int, rank: int) -> LinearWeight:
+    """The share of one of the ranks that a weight is cut over."""
+    if weight.split is Split.ROW:
+        inputs = weight.inputs // num_ranks
+        return replace(
+            weight,
+            inputs=inputs,
+            first_input=inputs * rank,
+            inputs_elsewhere=weight.inputs - inputs,
+            is_first_term=rank == 0,
+            bias=weight.bias and rank == 0,
+        )
+    if weight.split is Split.NONE:
+        return weight
+    if f"{weight.name}.weight" == LM_HEAD:
+        (part,) = weight.parts
+        share = -(-part.outputs // num_ranks)  # the last rank's is filled up with zeros
+        return replace(weight, parts=(replace(part, outputs=share),))
+    return replace(weight, parts=tuple(part.cut(num_ranks, rank) for part in weight.parts))

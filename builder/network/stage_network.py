@@ -34,6 +34,8 @@ def network_of_stage(network: Network, stage: int) -> Network:
     cut.ops.extend(_tables_for(own, network.ops[:begin]))
     cut.ops.extend(_counted_from(stage * layers, op) for op in own)
     cut.ops.extend(Send(scope=scope, input=value) for value in _crossing(network, end))
+    if stage == 0:  # which is where requests are
+        cut.pooler, cut.classes = network.pooler, network.classes
     if is_last:
         cut.hidden, cut.logits = network.hidden, network.logits
     return cut

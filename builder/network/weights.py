@@ -117,6 +117,8 @@ class LinearWeight:
     """Of a rank's share: inputs of the whole model's weight that other ranks have."""
     is_first_term: bool = True
     """Of a rank's share of a sum: whether it is the term to which what is added once goes."""
+    expert: int | None = None
+    """Whose it is, of those that ranks may have different ones of."""
 
     @property
     def bias_name(self) -> str:

@@ -114,7 +114,7 @@ void bind_engine_handle(py::module_& module) {
 }  // namespace
 
 CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const std::string& kernels,
-                     std::shared_ptr<StepProfile> profile, const std::string& identity,
+                     std::optional<std::shared_ptr<StepProfile>> profile, const std::string& identity,
                      std::optional<const CpuEngine*> beside,
                      std::optional<std::shared_ptr<Communicator>> communicator) {
   if (num_threads < 1)
@@ -130,9 +130,10 @@ CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const
     std::shared_ptr<KeptObject> storage;
     std::unique_ptr<Engine> engine;
   };
-  auto parts = std::make_shared<Parts>(
-      Parts{std::move(kept), make_cpu_engine(std::move(program), std::move(pool), kernels, std::move(profile),
-                                             std::move(communicator).value_or(nullptr))});
+  auto parts = std::make_shared<Parts>(Parts{
+      std::move(kept),
+      make_cpu_engine(std::move(program), std::move(pool), kernels, std::move(profile).value_or(nullptr),
+                      std::move(communicator).value_or(nullptr))});
   Engine* engine = parts->engine.get();
   hold(std::shared_ptr<Engine>(std::move(parts), engine));
 }
@@ -147,7 +148,7 @@ void bind_engine(py::module_& module) {
   py::class_<CpuEngine, EngineHandle>(module, "CpuEngine",
                                       "A native engine: a program, its weights and its KV pool.")
       .def(
-          py::init<Program, py::object, int, const std::string&, std::shared_ptr<StepProfile>,
+          py::init<Program, py::object, int, const std::string&, std::optional<std::shared_ptr<StepProfile>>,
                    const std::string&, std::optional<const CpuEngine*>,
                    std::optional<std::shared_ptr<Communicator>>>(),
           py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),

@@ -178,7 +178,7 @@ void bind_ops(py::module_& module) {
       .def(py::init([](BufferId input, BufferId router_logits, BufferId output, const Routing& routing,
                        LinearEpilogue activation, std::vector<LinearPart> gate_up,
                        std::vector<LinearPart> down, std::int32_t gate_up_site, std::int32_t down_site,
-                       bool stores) {
+                       bool stores, std::int32_t first_expert, std::int32_t experts_elsewhere) {
              return ExpertsOp{.input = input,
                               .router_logits = router_logits,
                               .output = output,
@@ -188,11 +188,16 @@ void bind_ops(py::module_& module) {
                               .gate_up = std::move(gate_up),
                               .down = std::move(down),
                               .gate_up_site = gate_up_site,
-                              .down_site = down_site};
+                              .down_site = down_site,
+                              .first_expert = first_expert,
+                              .experts_elsewhere = experts_elsewhere};
            }),
            py::kw_only(), py::arg("input"), py::arg("router_logits"), py::arg("output"), py::arg("routing"),
            py::arg("activation"), py::arg("gate_up"), py::arg("down"), py::arg("gate_up_site") = -1,
-           py::arg("down_site") = -1, py::arg("stores") = false)
+           py::arg("down_site") = -1, py::arg("stores") = false, py::arg("first_expert") = 0,
+           py::arg("experts_elsewhere") = 0)
+      .def_readonly("first_expert", &ExpertsOp::first_expert)
+      .def_readonly("experts_elsewhere", &ExpertsOp::experts_elsewhere)
       .def_readonly("input", &ExpertsOp::input)
       .def_readonly("router_logits", &ExpertsOp::router_logits)
       .def_readonly("output", &ExpertsOp::output)
@@ -228,6 +233,28 @@ void bind_ops(py::module_& module) {
       .def_readonly("input", &AllReduceOp::input)
       .def_readonly("output", &AllReduceOp::output)
       .def_readonly("add", &AllReduceOp::add);
+  py::class_<AllHeadsNormOp>(module, "AllHeadsNormOp",
+                             "RMS norms of all heads of q together, and of k's, of which ranks have some.")
+      .def(
+          py::init([](BufferId qkv, VectorView query_norm, VectorView key_norm, std::int64_t whole_query_size,
+                      std::int64_t whole_key_size, bool counts_keys, float epsilon) {
+            return AllHeadsNormOp{.qkv = qkv,
+                                  .query_norm = query_norm,
+                                  .key_norm = key_norm,
+                                  .whole_query_size = whole_query_size,
+                                  .whole_key_size = whole_key_size,
+                                  .counts_keys = counts_keys,
+                                  .epsilon = epsilon};
+          }),
+          py::kw_only(), py::arg("qkv"), py::arg("query_norm"), py::arg("key_norm"),
+          py::arg("whole_query_size"), py::arg("whole_key_size"), py::arg("counts_keys"), py::arg("epsilon"))
+      .def_readonly("qkv", &AllHeadsNormOp::qkv)
+      .def_readonly("query_norm", &AllHeadsNormOp::query_norm)
+      .def_readonly("key_norm", &AllHeadsNormOp::key_norm)
+      .def_readonly("whole_query_size", &AllHeadsNormOp::whole_query_size)
+      .def_readonly("whole_key_size", &AllHeadsNormOp::whole_key_size)
+      .def_readonly("counts_keys", &AllHeadsNormOp::counts_keys)
+      .def_readonly("epsilon", &AllHeadsNormOp::epsilon);
   py::class_<GatherOp>(module, "GatherOp", "output = the columns of all ranks' inputs, on the first.")
       .def(py::init([](BufferId input, BufferId output) { return GatherOp{input, output}; }), py::kw_only(),
            py::arg("input"), py::arg("output"))

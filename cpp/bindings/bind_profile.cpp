@@ -16,6 +16,14 @@ void bind_profile(py::module_& module) {
       .value("BODY", StepSection::kBody, "Program.body.")
       .value("HEAD", StepSection::kHead, "Program.head, once for each slice of logit rows.")
       .value("SINK", StepSection::kSink, "Whoever takes the logits: in an executor, sampling.")
+      .value("RANKS", StepSection::kRanks,
+             "What rank 0 of several does beside its own program: the index is a RankWork.")
+      .finalize();
+  py::native_enum<RankWork>(module, "RankWork", "enum.IntEnum", "Of StepSection.RANKS.")
+      .value("COMMANDS", RankWork::kCommands,
+             "Sends the step, and adapters that it needs, to the other ranks.")
+      .value("RESULTS", RankWork::kResults,
+             "Waits for what the last stage of a pipeline makes, and receives it.")
       .finalize();
   py::class_<OpCost>(module, "OpCost", "What an op must move and multiply at least: every element once.")
       .def_readonly("weight_bytes", &OpCost::weight_bytes, "Of base weights, norms and biases.")
@@ -33,8 +41,9 @@ void bind_profile(py::module_& module) {
       .def_readonly("begin", &OpRecord::begin)
       .def_readonly("end", &OpRecord::end)
       .def_readonly("cost", &OpRecord::cost)
-      .def_readonly("busy_seconds", &OpRecord::busy_seconds,
-                    "By thread: the time in which it ran a part of the op.");
+      .def_readonly(
+          "busy_seconds", &OpRecord::busy_seconds,
+          "By thread: the time in which it ran a part of the op. Empty where threads have no part.");
   py::class_<StepRecord>(module, "StepRecord", "One step: its ops one after another, within [begin, end].")
       .def_readonly("begin", &StepRecord::begin)
       .def_readonly("end", &StepRecord::end)

@@ -148,12 +148,19 @@ void bind_layout(py::module_& module) {
   py::class_<LoraSite>(module, "LoraSite", "A linear layer whose parts share an input, where adapters act.")
       .def(py::init([](std::int32_t layer, std::int64_t in_size, std::vector<LoraPart> parts,
                        std::int32_t expert, std::int64_t first_input, std::int64_t inputs_elsewhere,
-                       bool adds_shifts) {
-             return LoraSite{layer,       in_size,          std::move(parts), expert,
-                             first_input, inputs_elsewhere, adds_shifts};
+                       bool adds_shifts, std::int32_t experts_for_each) {
+             return LoraSite{.layer = layer,
+                             .in_size = in_size,
+                             .parts = std::move(parts),
+                             .expert = expert,
+                             .first_input = first_input,
+                             .inputs_elsewhere = inputs_elsewhere,
+                             .adds_shifts = adds_shifts,
+                             .experts_for_each = experts_for_each};
            }),
            py::kw_only(), py::arg("layer"), py::arg("in_size"), py::arg("parts"), py::arg("expert") = 0,
-           py::arg("first_input") = 0, py::arg("inputs_elsewhere") = 0, py::arg("adds_shifts") = true)
+           py::arg("first_input") = 0, py::arg("inputs_elsewhere") = 0, py::arg("adds_shifts") = true,
+           py::arg("experts_for_each") = 1)
       .def_readonly("layer", &LoraSite::layer)
       .def_readonly("in_size", &LoraSite::in_size, "Of one rank.")
       .def_readonly("first_input", &LoraSite::first_input)
@@ -161,7 +168,9 @@ void bind_layout(py::module_& module) {
       .def_readonly("adds_shifts", &LoraSite::adds_shifts)
       .def_property_readonly("whole_in_size", &LoraSite::whole_in_size, "Columns of adapters' A.")
       .def_readonly("parts", &LoraSite::parts)
-      .def_readonly("expert", &LoraSite::expert);
+      .def_readonly("expert", &LoraSite::expert)
+      .def_readonly("experts_for_each", &LoraSite::experts_for_each,
+                    "Of experts: how many the layer has for each that is on this rank.");
   py::class_<LoraLayout>(module, "LoraLayout", "What an engine accepts of adapters.")
       .def(py::init<>(), "Of an engine that was built without LoRA.")
       .def(py::init([](DType dtype, std::int32_t num_layers, std::int32_t max_rank, bool dora_enabled,

@@ -22,8 +22,10 @@ namespace {
 class ShardedEngine : public EngineHandle {
  public:
   ShardedEngine(const EngineHandle& local, std::shared_ptr<Communicator> communicator,
-                const std::optional<PipelineFacts>& pipeline) {
-    hold(make_sharded_engine(local.engine(), std::move(communicator), pipeline));
+                const std::optional<PipelineFacts>& pipeline,
+                std::optional<std::shared_ptr<StepProfile>> profile) {
+    hold(make_sharded_engine(local.engine(), std::move(communicator), pipeline,
+                             std::move(profile).value_or(nullptr)));
   }
 };
 
@@ -105,9 +107,11 @@ void bind_ranks(py::module_& module) {
            py::kw_only(), py::arg("hidden_size"), py::arg("has_logits"), py::arg("max_reusable_prompt_len"));
   py::class_<ShardedEngine, EngineHandle>(
       module, "ShardedEngine", "Rank 0 of an engine of several ranks; the others are in serve_rank().")
-      .def(
-          py::init<const EngineHandle&, std::shared_ptr<Communicator>, const std::optional<PipelineFacts>&>(),
-          py::arg("local"), py::arg("communicator"), py::arg("pipeline") = py::none());
+      .def(py::init<const EngineHandle&, std::shared_ptr<Communicator>, const std::optional<PipelineFacts>&,
+                    std::optional<std::shared_ptr<StepProfile>>>(),
+           py::arg("local"), py::arg("communicator"), py::arg("pipeline") = py::none(),
+           py::arg("profile") = py::none(),
+           "`profile` is that of `local`, whose records become parts of whole steps.");
   module.def(
       "serve_rank",
       [](const EngineHandle& local, Communicator& communicator) {

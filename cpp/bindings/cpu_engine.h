@@ -18,7 +18,7 @@ class CpuEngine : public EngineHandle {
   /// thread runs, num_threads is without effect: they share their threads. `communicator` is that of a
   /// program of several ranks.
   CpuEngine(Program program, pybind11::object storage, int num_threads, const std::string& kernels,
-            std::shared_ptr<StepProfile> profile, const std::string& identity,
+            std::optional<std::shared_ptr<StepProfile>> profile, const std::string& identity,
             std::optional<const CpuEngine*> beside,
             std::optional<std::shared_ptr<Communicator>> communicator);
 

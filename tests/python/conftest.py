@@ -17,3 +17,4 @@ settings.register_profile("nightly", max_examples=2500, deadline=None)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak-requests", type=int, default=2000, help="how many requests test_soak.py sends")
+    parser.addoption("--soak-kills", type=int, default=2, help="how many workers test_orchestrator.py kills")

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from ..._core import ConfigError
+from ...runtime.native_engine import NativeEngine
+from ...runtime.ranks import is_started_by_mpi
 from . import engine_rows
 from .executors import AdapterLibrary, load_native_engine
+from .on_ranks import follow, leading
 from .run_command import (
     add_run_arguments,
     check_run_arguments,
@@ -35,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, or profile, and report."""
+    """Measure, or profile, and report. Of an engine of several ranks rank 0 does; the others return when it has."""
     check_run_arguments(args)
     if not args.engine.is_dir():
         raise ConfigError(
@@ -43,14 +46,28 @@ def run(args: argparse.Namespace) -> int:
             "of its repository"
         )
     engine = load_native_engine(args.engine)
+    if engine.num_ranks > 1 and not is_started_by_mpi():
+        raise ConfigError(
+            f"{args.engine}: has {engine.num_ranks} ranks, which the bench does not start itself: mpirun -n "
+            f"{engine.num_ranks} adaptrt bench {args.engine}"
+        )
+    ranks_here = 1 if engine.num_ranks == 1 else engine.ranks.on_this_host  # which all ranks find out together
+    if engine.rank > 0:
+        follow(engine)
+        return 0
+    with leading(engine):
+        _measure_or_profile(args, engine, ranks_here)
+    return 0
+
+
+def _measure_or_profile(args: argparse.Namespace, engine: NativeEngine, ranks_here: int) -> None:
     rows = engine_rows.engine_rows(args, engine)
     if args.only:
         wanted = selected(args.only, rows, args.engine)
         rows = tuple(row for row in rows if row.name in wanted)
-    engines, cpu, console = {engine_rows.NAME: engine}, cpu_of(args), make_console()
+    engines, cpu, console = {engine_rows.NAME: engine}, cpu_of(args, ranks_here), make_console()
     if args.profile is not None:
         profile(args.engine, rows, engines, AdapterLibrary, cpu, args.profile, console)
     else:
         settings = settings_of(args, SETTINGS)
         measure(Bench(args.engine, rows, settings, engines, cpu, console.print).run, args, console)
-    return 0

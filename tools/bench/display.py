@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .measure import PERCENTILES
-from .profile import OpSummary
+from .profile import OpSummary, seconds_between_ranks
 from .report import ComparisonResult, Figure, Report, Row, pair_ratios
 
 MIDDLE_HALF: Final = (25, 75)
@@ -195,7 +195,10 @@ def profile_table(
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", show_footer=True, padding=0)
     in_ops = sum(summary.seconds for summary in summaries)
     least = sum(summary.work.least_seconds(bandwidth, flops) for summary in summaries)
-    table.add_column("op", footer=Text(f"outside ops {1e3 * (step_seconds - in_ops):.2f} ms"))
+    notes = [f"outside ops {1e3 * (step_seconds - in_ops):.2f} ms"]
+    if between_ranks := seconds_between_ranks(summaries):
+        notes.append(f"between ranks {1e3 * between_ranks:.2f} ms, {100 * between_ranks / step_seconds:.1f}%")
+    table.add_column("op", footer=Text("\n".join(notes)))
     for heading, footer in (
         ("times", ""),
         ("ms", f"{1e3 * step_seconds:.2f}"),

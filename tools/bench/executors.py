@@ -11,7 +11,6 @@ import numpy as np
 
 from ..._core import (
     ConfigError,
-    CpuEngine,
     Executor,
     ExecutorConfig,
     KvCacheConfig,
@@ -27,6 +26,7 @@ from ...builder.network.adapter_sites import NEW_TOKENS, NORM
 from ...runtime.engine import load_engine
 from ...runtime.memory import available_memory
 from ...runtime.native_engine import NativeEngine
+from .on_ranks import call_ranks
 from .scenario_types import AdapterMix, Decode, Scenario, Serve
 
 STATISTICS_KEPT: Final = 4096
@@ -55,15 +55,10 @@ class ExecutorKey:
 
 
 def load_native_engine(directory: Path) -> NativeEngine:
-    """An engine that the bench can measure.
-
-    Raises EngineError for a damaged one, ConfigError for a TensorRT plan and for one of several ranks.
-    """
+    """An engine that the bench can measure. Raises EngineError for a damaged one, ConfigError for a TensorRT plan."""
     engine = load_engine(directory)
     if not isinstance(engine, NativeEngine):
         raise ConfigError(f"{directory}: the bench measures engines of the native backend; this one has another")
-    if engine.num_ranks > 1:
-        raise ConfigError(f"{directory}: the bench measures engines of one rank; this one has {engine.num_ranks}")
     return engine
 
 
@@ -126,15 +121,14 @@ class BenchExecutor:
         self.library: Final = AdapterLibrary(engine) if library is None else library
         mixes = [scenario.adapters for scenario in scenarios if scenario.adapters.count]
         num_threads = key.num_threads or cpu.num_threads
-        config = self._config(key, mixes, num_threads, block_reuse)
+        config = self._config(key, mixes, num_threads, cpu.kernels, block_reuse)
         self.profile = StepProfile(MAX_STEPS)
         """Of a profiled executor: its newest steps."""
-        if profiled:
-            native = CpuEngine(engine.program, engine.storage, num_threads, kernels=cpu.kernels, profile=self.profile)
-        else:
-            native = CpuEngine(engine.program, engine.storage, num_threads, kernels=cpu.kernels)
+        if engine.num_ranks > 1:
+            call_ranks(engine, config)
+        native = engine.start(config, profile=self.profile if profiled else None)
         self.info = native.info
-        self.executor = Executor(native, config, available_memory())
+        self.executor = Executor(native, config, engine.available_memory())
         registered = set()
         for mix in mixes:
             for index in range(mix.count):
@@ -148,12 +142,13 @@ class BenchExecutor:
         self.executor.shutdown()
 
     def _config(
-        self, key: ExecutorKey, mixes: Sequence[AdapterMix], num_threads: int, block_reuse: bool
+        self, key: ExecutorKey, mixes: Sequence[AdapterMix], num_threads: int, kernels: str, block_reuse: bool
     ) -> ExecutorConfig:
         layout = self.engine.program.lora
         config = ExecutorConfig(
             kv_cache_config=KvCacheConfig(enable_block_reuse=block_reuse),
             num_threads=num_threads,
+            kernels=kernels,
             iter_stats_max_iterations=STATISTICS_KEPT,
         )
         if not mixes:
@@ -212,7 +207,7 @@ def _bytes_on_host(layout: LoraLayout, rank: int) -> int:
 
     The host level must have room for one of the largest rank, beside those that are registered.
     """
-    parts = [(site.in_size, part.out_size) for site in _sites_of_layers(layout) for part in site.parts]
+    parts = [(site.whole_in_size, part.whole_out_size) for site in _sites_of_layers(layout) for part in site.parts]
     width = max(rank * (inputs + outputs) + outputs for inputs, outputs in parts)
     return len(parts) * width * int(np.dtype(dtype_name(layout.dtype)).itemsize)
 
@@ -221,11 +216,11 @@ def _widest_module_bytes(layout: LoraLayout) -> int:
     """Of a set of weights of rank 1, one layer, the widest module: what the device level is counted in."""
     widest = 0
     for site in _sites_of_layers(layout):
-        outputs = {part.module: part.out_size for part in site.parts}
+        outputs = {part.module: part.whole_out_size for part in site.parts}
         for module in lora_modules():
             parts = {info.id for info in lora_modules() if info.name in module.parts}
             if module.id in layout.target_modules and parts <= outputs.keys():
-                widest = max(widest, site.in_size + sum(outputs[part] for part in parts))
+                widest = max(widest, site.whole_in_size + sum(outputs[part] for part in parts))
     return widest * np.dtype(dtype_name(layout.dtype)).itemsize
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ..._core import StepRecord, StepSection, lora_modules
+from ..._core import RankWork, StepRecord, StepSection, lora_modules
 from ...builder.compile.plan import (
+    AllHeadsNormOp,
     AllReduceOp,
     AttentionOp,
     CastOp,
@@ -71,7 +72,7 @@ def median_step(steps: Iterable[StepRecord]) -> StepRecord:
 
 def op_names(program: Program) -> dict[tuple[StepSection, int], str]:
     """What each op is called in tables: its kind, or the modules that it multiplies by."""
-    names = {(StepSection.SINK, 0): SINK}
+    names = {(StepSection.SINK, 0): SINK, **{(StepSection.RANKS, work.value): work.name.lower() for work in RankWork}}
     for section, ops in (
         (StepSection.ENCODER, program.encoder),
         (StepSection.BODY, program.body),
@@ -97,10 +98,17 @@ _KIND_NAMES: Final[dict[type, str]] = {
     CrossKeysOp: "cross_keys",
     CrossAttentionOp: "cross_attention",
     AllReduceOp: "all_reduce",
+    AllHeadsNormOp: "all_heads_norm",
     GatherOp: "gather",
     ReceiveOp: "receive",
     SendOp: "send",
 }
+
+BETWEEN_RANKS: Final = frozenset(
+    {_KIND_NAMES[kind] for kind in (AllReduceOp, AllHeadsNormOp, GatherOp, ReceiveOp, SendOp)}
+    | {work.name.lower() for work in RankWork}
+)
+"""Names of ops in which ranks send to each other, or wait for that."""
 
 
 def _name_of(op: Op, program: Program) -> str:
@@ -136,14 +144,14 @@ def summarise(steps: Sequence[StepRecord], program: Program) -> list[OpSummary]:
     summaries = []
     for name, ops in groups.items():
         seconds = sum(op.end - op.begin for op in ops)
-        threads = len(ops[0].busy_seconds)
+        threads = len(ops[0].busy_seconds)  # none have a part in what goes to other ranks before and behind the ops
         busy = sum(sum(op.busy_seconds) for op in ops)
         summaries.append(
             OpSummary(
                 name=name,
                 count=len(ops) / len(steps),
                 seconds=seconds / len(steps),
-                busy_share=busy / (seconds * threads) if seconds else 0.0,
+                busy_share=busy / (seconds * threads) if seconds and threads else 0.0,
                 work=Work(
                     sum(op.cost.weight_bytes + op.cost.adapter_bytes + op.cost.kv_bytes for op in ops) // len(steps),
                     sum(op.cost.flops + op.cost.adapter_flops for op in ops) // len(steps),
@@ -155,6 +163,11 @@ def summarise(steps: Sequence[StepRecord], program: Program) -> list[OpSummary]:
     return sorted(summaries, key=lambda summary: -summary.seconds)
 
 
+def seconds_between_ranks(summaries: Iterable[OpSummary]) -> float:
+    """Of a step."""
+    return sum(summary.seconds for summary in summaries if summary.name in BETWEEN_RANKS)
+
+
 def chrome_trace(steps: Sequence[StepRecord], program: Program, title: str) -> dict[str, Any]:
     """Steps and their ops as complete events of the Chrome trace format, and each thread's share of each op.
 
@@ -162,7 +175,7 @@ def chrome_trace(steps: Sequence[StepRecord], program: Program, title: str) -> d
     """
     names = op_names(program)
     events: list[dict[str, Any]] = [_named("process_name", 0, title), _named("thread_name", 0, "steps and ops")]
-    threads = len(steps[0].ops[0].busy_seconds) if steps and steps[0].ops else 0
+    threads = max((len(op.busy_seconds) for step in steps[:1] for op in step.ops), default=0)
     events += [_named("thread_name", 1 + thread, f"thread {thread}, busy in op") for thread in range(threads)]
     for step in steps:
         arguments = {

@@ -33,7 +33,9 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, repeats: str) -> None:
         "--only", nargs="+", default=[], metavar="NAME", help="scenarios to run, and those that they are compared with"
     )
     parser.add_argument("--repeats", type=int, metavar="N", help=f"rounds (default: {repeats})")
-    parser.add_argument("--num_threads", type=int, metavar="N", help="threads of the engine (default: all cores)")
+    parser.add_argument(
+        "--num_threads", type=int, metavar="N", help="threads of the engine, of each rank (default: all cores)"
+    )
     parser.add_argument(
         "--kernels", metavar="NAME", default="", help="kernels of the engine (default: those chosen for this CPU)"
     )
@@ -64,9 +66,9 @@ def settings_of(args: argparse.Namespace, settings: RunSettings) -> RunSettings:
     return settings if args.repeats is None else replace(settings, repeats=args.repeats)
 
 
-def cpu_of(args: argparse.Namespace) -> CpuUse:
-    """What the flags give the engine."""
-    return CpuUse(args.num_threads or len(os.sched_getaffinity(0)), args.kernels)
+def cpu_of(args: argparse.Namespace, ranks_here: int = 1) -> CpuUse:
+    """What the flags give the engine, of which so many ranks run on this machine."""
+    return CpuUse(args.num_threads or max(1, len(os.sched_getaffinity(0)) // ranks_here), args.kernels)
 
 
 def make_console() -> Console:

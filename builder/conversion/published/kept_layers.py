@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ...._core import CheckpointError, DType, QuantAlgo
+from ...checkpoint.config import ParallelMapping
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import QuantConfig, quantized_specs
 from ...network.network import Network
@@ -76,7 +77,7 @@ def kept_layers(
     What is one layer in an engine is kept whole or not at all. A cut over ranks has to go between groups.
     """
     own = {name: matrix.kept_as() for name, matrix in matrices.items()}
-    layers = [(layer, _of_layer(layer, own, network.config.mapping.tp_size)) for layer in linear_layers(network)]
+    layers = [(layer, _of_layer(layer, own, network.config.mapping)) for layer in linear_layers(network)]
     counted = Counter(how for _, how in layers if how is not None)
     if not counted:
         return None
@@ -104,25 +105,26 @@ def kept_layers(
 
 
 def _of_layer(
-    layer: tuple[LinearWeight, ...], own: Mapping[str, QuantConfig | None], tp_size: int
+    layer: tuple[LinearWeight, ...], own: Mapping[str, QuantConfig | None], mapping: ParallelMapping
 ) -> QuantConfig | None:
     """How the matrices of one layer can be kept, but that four bits have float32 scales; None: not at all."""
     hows: set[QuantConfig | None] = set()
     for weight in layer:
         if not weight.quantized or weight.name.layer is None:
             return None
+        num_ranks = mapping.tp_size if weight.expert is None else mapping.moe_tp_size
         for part in weight.parts:
             how = own.get(_source(part.source))
-            if how is None or (weight.split is Split.ROW and not _can_be_cut(weight.inputs, tp_size, how)):
+            if how is None or (weight.split is Split.ROW and not _can_be_cut(weight.inputs, num_ranks, how)):
                 return None
             hows.add(replace(how, scale_dtype=DType.FLOAT32) if how.quant_algo is QuantAlgo.W4A16 else how)
     return hows.pop() if len(hows) == 1 else None
 
 
-def _can_be_cut(inputs: int, tp_size: int, how: QuantConfig) -> bool:
-    """Whether each of `tp_size` ranks gets whole groups, or bytes, of the inputs."""
+def _can_be_cut(inputs: int, num_ranks: int, how: QuantConfig) -> bool:
+    """Whether each of so many ranks gets whole groups, or bytes, of the inputs."""
     together = how.group_size or (2 if how.quant_algo is QuantAlgo.W4A16 else 1)
-    return tp_size == 1 or inputs // tp_size % together == 0
+    return num_ranks == 1 or inputs // num_ranks % together == 0
 
 
 def _source(layer: str) -> str:

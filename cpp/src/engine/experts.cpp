@@ -30,7 +30,7 @@ class Experts {
         output_(step.rows_of(op.output)) {}
 
   void run() const {
-    memory_.taken.rows.assign(static_cast<std::size_t>(op_.num_experts()), 0);
+    memory_.taken.rows.assign(static_cast<std::size_t>(op_.num_experts_here()), 0);
     memory_.taken.adapted.clear();
     const std::int64_t slice = tokens_of_slice(step_.program, op_);
     for (std::int64_t first = 0; first < step_.rows; first += slice) {
@@ -41,9 +41,14 @@ class Experts {
  private:
   void run_slice(std::int64_t first, std::int64_t count) const {
     route(first, count);
+    choose_here(count);
     sort_rows(count);
+    if (memory_.experts_taken.empty()) {  // all that the slice takes are on other ranks
+      std::fill_n(output_.float_row(first), count * output_.width, 0.0F);
+      return;
+    }
     group_adapters(first, count);
-    gather(first, count);
+    gather(first);
     const std::int64_t inner = op_.down.front().weight.k;
     const Rows inputs{memory_.inputs(), input_.dtype, input_.width};
     const Rows activated{memory_.activated(), input_.dtype, inner};
@@ -79,12 +84,40 @@ class Experts {
     step_.threads.parallel_for(count, rows_per_chunk(op_.num_experts() * top_k_), body);
   }
 
+  /// Finds those of a token's experts that are here: they are neighbours, since they ascend.
+  void choose_here(std::int64_t count) const {
+    const auto end_here = op_.first_expert + static_cast<std::int32_t>(op_.num_experts_here());
+    for (std::int64_t token = 0; token < count; ++token) {
+      const auto chosen = experts_of(token);
+      const auto begin = std::ranges::lower_bound(chosen, op_.first_expert);
+      const auto end = std::lower_bound(begin, chosen.end(), end_here);
+      memory_.here[static_cast<std::size_t>(token)] = {begin - chosen.begin(), end - chosen.begin()};
+    }
+  }
+
+  [[nodiscard]] std::span<const std::int32_t> experts_of(std::int64_t token) const {
+    return std::span(memory_.chosen)
+        .subspan(static_cast<std::size_t>(token * top_k_), static_cast<std::size_t>(top_k_));
+  }
+
+  /// Calls visit(token, place in memory_.chosen, expert of those that are here).
+  template <class Visit>
+  void for_each_here(std::int64_t count, const Visit& visit) const {
+    for (std::int64_t token = 0; token < count; ++token) {
+      const RowRange here = memory_.here[static_cast<std::size_t>(token)];
+      for (std::int64_t i = here.begin; i < here.end; ++i) {
+        const auto place = static_cast<std::size_t>(token * top_k_ + i);
+        visit(token, place, static_cast<std::size_t>(memory_.chosen[place] - op_.first_expert));
+      }
+    }
+  }
+
   /// By expert, then by token.
   void sort_rows(std::int64_t count) const {
-    const auto experts = static_cast<std::size_t>(op_.num_experts());
-    const std::span chosen(memory_.chosen.data(), static_cast<std::size_t>(count * top_k_));
+    const auto experts = static_cast<std::size_t>(op_.num_experts_here());
     memory_.first_row.assign(experts + 1, 0);
-    for (const std::int32_t expert : chosen) ++memory_.first_row[static_cast<std::size_t>(expert) + 1];
+    for_each_here(count,
+                  [&](std::int64_t, std::size_t, std::size_t expert) { ++memory_.first_row[expert + 1]; });
     memory_.experts_taken.clear();
     for (std::size_t expert = 0; expert < experts; ++expert) {
       const std::int64_t begin = memory_.first_row[expert];
@@ -94,12 +127,11 @@ class Experts {
       if (rows > 0) memory_.experts_taken.push_back({{begin, begin + rows}, expert});
     }
     // first_row[e] moves through e's rows, to where those of e + 1 begin.
-    for (std::size_t i = 0; i < chosen.size(); ++i) {
-      const std::int64_t row = memory_.first_row[static_cast<std::size_t>(chosen[i])]++;
-      memory_.row_of[i] = static_cast<std::int32_t>(row);
-      memory_.token_of[static_cast<std::size_t>(row)] =
-          static_cast<std::int32_t>(static_cast<std::int64_t>(i) / top_k_);
-    }
+    for_each_here(count, [&](std::int64_t token, std::size_t place, std::size_t expert) {
+      const std::int64_t row = memory_.first_row[expert]++;
+      memory_.row_of[place] = static_cast<std::int32_t>(row);
+      memory_.token_of[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(token);
+    });
   }
 
   /// An expert's rows are in the order of their tokens, as the step's groups are.
@@ -126,7 +158,7 @@ class Experts {
     return memory_.token_of[static_cast<std::size_t>(row)];
   }
 
-  void gather(std::int64_t first, std::int64_t count) const {
+  void gather(std::int64_t first) const {
     const std::int64_t bytes = input_.row_bytes();
     const auto body = [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t row = begin; row < end; ++row) {
@@ -134,13 +166,13 @@ class Experts {
                     static_cast<std::size_t>(bytes));
       }
     };
-    step_.threads.parallel_for(count * top_k_, rows_per_chunk(input_.width), body);
+    step_.threads.parallel_for(memory_.experts_taken.back().rows.end, rows_per_chunk(input_.width), body);
   }
 
   /// The experts' rows through a linear layer of each.
   [[nodiscard]] LinearWork layer(const Rows& input, const Rows& output, LinearEpilogue epilogue,
                                  std::span<const LinearPart> parts, std::int32_t first_site) const {
-    const std::size_t parts_per_expert = parts.size() / static_cast<std::size_t>(op_.num_experts());
+    const std::size_t parts_per_expert = parts.size() / static_cast<std::size_t>(op_.num_experts_here());
     memory_.groups = memory_.experts_taken;
     for (RowGroup& group : memory_.groups) group.first_part *= parts_per_expert;
     step_.adapted_rows.clear();
@@ -159,20 +191,26 @@ class Experts {
             .adapted = step_.adapted_rows};
   }
 
-  /// Adds the weighted sum of each token's rows to the output's columns of `chunk`.
+  /// Adds the weighted sum of each token's rows to the output's columns of `chunk`, or puts it there.
   void add_up(std::int64_t first, std::int64_t count, const Rows& rows, PanelRange chunk) const {
     const std::int64_t column = chunk.begin * kPanelColumns;
     const std::int64_t width = std::min(chunk.end * kPanelColumns, output_.width) - column;
     const auto body = [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t token = begin; token < end; ++token) {
-        const auto at = static_cast<std::size_t>(token * top_k_);
+        const RowRange here = memory_.here[static_cast<std::size_t>(token)];
+        float* out = output_.float_row(first + token) + column;
+        if (here.begin == here.end) {  // only where ranks have different experts, whose sums are added up
+          std::fill_n(out, width, 0.0F);
+          continue;
+        }
+        const auto at = static_cast<std::size_t>(token * top_k_ + here.begin);
         step_.kernels.add_up_rows({.rows = rows.float_row(0),
                                    .stride = rows.width,
                                    .row_of = memory_.row_of.data() + at,
                                    .weights = memory_.weights.data() + at,
-                                   .count = top_k_,
+                                   .count = here.end - here.begin,
                                    .width = width,
-                                   .out = output_.float_row(first + token) + column,
+                                   .out = out,
                                    .accumulate = !op_.stores});
       }
     };
@@ -203,6 +241,7 @@ std::int64_t tokens_of_slice(const Program& program, const ExpertsOp& op) {
 
 ExpertMemory::ExpertMemory(const Program& program) {
   std::size_t rows = 0;
+  std::size_t tokens = 0;
   std::size_t experts = 0;
   std::size_t input_bytes = 0;
   std::size_t activated_bytes = 0;
@@ -213,12 +252,14 @@ ExpertMemory::ExpertMemory(const Program& program) {
     const auto outer = static_cast<std::size_t>(op.down.front().weight.n);
     const auto inner = static_cast<std::size_t>(op.down.front().weight.k);
     rows = std::max(rows, of_op);
+    tokens = std::max(tokens, static_cast<std::size_t>(tokens_of_slice(program, op)));
     experts = std::max(experts, op.down.size());
     input_bytes = std::max(input_bytes, of_op * outer * element);
     activated_bytes = std::max(activated_bytes, of_op * inner * element);
     output_bytes = std::max(output_bytes, of_op * outer * sizeof(float));
   });
   chosen.resize(rows);
+  here.resize(tokens);
   weights.resize(rows);
   row_of.resize(rows);
   token_of.resize(rows);

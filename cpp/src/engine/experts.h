@@ -19,7 +19,7 @@ struct TakenExperts {
     const DeviceAdapter* adapter = nullptr;
     std::int64_t rows = 0;
   };
-  std::vector<std::int64_t> rows;  ///< by expert
+  std::vector<std::int64_t> rows;  ///< by expert, of those that are here
   std::vector<Adapted> adapted;
 };
 
@@ -31,14 +31,15 @@ class ExpertMemory {
   explicit ExpertMemory(const Program& program);
 
   // [slice tokens, top_k]
-  std::vector<std::int32_t> chosen;         ///< experts of a token, ascending
-  std::vector<float> weights;               ///< theirs
-  std::vector<std::int32_t> row_of;         ///< theirs
-  std::vector<std::int32_t> token_of;       ///< by row: a token of the slice
-  std::vector<std::int64_t> first_row;      ///< [experts + 1]
-  std::vector<RowGroup> experts_taken;      ///< those that have rows; first_part is their number
-  std::vector<RowGroup> groups;             ///< the same with first_part of the layer that runs
-  std::vector<AdapterGroup> adapters;       ///< rows by expert and adapter
+  std::vector<std::int32_t> chosen;     ///< experts of a token, ascending
+  std::vector<float> weights;           ///< theirs
+  std::vector<std::int32_t> row_of;     ///< of those that are here
+  std::vector<RowRange> here;           ///< [slice tokens] which of a token's experts are
+  std::vector<std::int32_t> token_of;   ///< by row: a token of the slice
+  std::vector<std::int64_t> first_row;  ///< [experts that are here + 1]
+  std::vector<RowGroup> experts_taken;  ///< those that have rows; first_part counts from the first one here
+  std::vector<RowGroup> groups;         ///< the same with first_part of the layer that runs
+  std::vector<AdapterGroup> adapters;   ///< rows by expert and adapter
   std::vector<std::size_t> adapter_expert;  ///< of each of them
   TakenExperts taken;
 

@@ -91,6 +91,12 @@ OpCost cost_of(const AllReduceOp& op, const Step& step) {
   return {.activation_bytes = bytes_of(op.input, step) + times_output * bytes_of(op.output, step)};
 }
 
+OpCost cost_of(const AllHeadsNormOp& op, const Step& step) {
+  const std::int64_t normed = op.query_norm.size + op.key_norm.size;
+  return {.weight_bytes = bytes_of(op.query_norm) + bytes_of(op.key_norm),
+          .activation_bytes = 2 * step.rows * normed * static_cast<std::int64_t>(sizeof(float))};
+}
+
 OpCost cost_of(const GatherOp& op, const Step& step) {
   return {.activation_bytes = bytes_of(op.input, step) + bytes_of(op.output, step)};
 }

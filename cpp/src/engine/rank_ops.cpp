@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -139,6 +140,85 @@ class AllReduce {
   std::vector<IncomingMessage> received_;
 };
 
+/// In one order, whatever the row is beside.
+float sum_of_squares(const float* x, std::int64_t size) {
+  constexpr std::int64_t kLanes = 16;
+  std::array<float, kLanes> lanes{};
+  const std::int64_t whole = size / kLanes * kLanes;
+  for (std::int64_t i = 0; i < whole; i += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      lanes[static_cast<std::size_t>(lane)] += x[i + lane] * x[i + lane];
+    }
+  }
+  float sum = 0.0F;
+  for (const float lane : lanes) sum += lane;
+  for (std::int64_t i = whole; i < size; ++i) sum += x[i] * x[i];
+  return sum;
+}
+
+/// One AllHeadsNormOp in one step. Sums of squares are [rows, 2], q's and k's, of each rank.
+class AllHeadsNorm {
+ public:
+  AllHeadsNorm(const AllHeadsNormOp& op, const Step& step)
+      : op_(op), step_(step), communicator_(*step.stage_communicator), count_(step.rows * kSums) {}
+
+  void run() const {
+    const std::int64_t rows_at_once = rows_per_chunk(op_.query_norm.size + op_.key_norm.size);
+    step_.threads.parallel_for(step_.rows, rows_at_once, [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t row = begin; row < end; ++row) add_squares(row);
+    });
+    exchange();
+    step_.threads.parallel_for(step_.rows, rows_at_once, [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        norm(query_of(row), op_.query_norm, total(row, 0), op_.whole_query_size);
+        norm(key_of(row), op_.key_norm, total(row, 1), op_.whole_key_size);
+      }
+    });
+  }
+
+  static constexpr std::int64_t kSums = 2;  ///< of a row
+
+ private:
+  [[nodiscard]] float* query_of(std::int64_t row) const { return step_.float_row(op_.qkv, row); }
+  [[nodiscard]] float* key_of(std::int64_t row) const { return query_of(row) + op_.query_norm.size; }
+  [[nodiscard]] float* sums_of(std::int32_t rank) const { return step_.rank_room + rank * count_; }
+
+  void add_squares(std::int64_t row) const {
+    float* sums = sums_of(communicator_.rank()) + row * kSums;
+    sums[0] = sum_of_squares(query_of(row), op_.query_norm.size);
+    sums[1] = op_.counts_keys ? sum_of_squares(key_of(row), op_.key_norm.size) : 0.0F;
+  }
+
+  void exchange() const {
+    std::vector<OutgoingMessage> sent;
+    std::vector<IncomingMessage> received;
+    for (std::int32_t rank = 0; rank < communicator_.size(); ++rank) {
+      if (rank == communicator_.rank()) continue;
+      sent.push_back({rank, bytes_of(static_cast<const float*>(sums_of(communicator_.rank())), count_)});
+      received.push_back({rank, bytes_of(sums_of(rank), count_)});
+    }
+    communicator_.exchange(sent, received);
+  }
+
+  /// Over the ranks, in their order.
+  [[nodiscard]] float total(std::int64_t row, std::int64_t which) const {
+    float sum = 0.0F;
+    for (std::int32_t rank = 0; rank < communicator_.size(); ++rank)
+      sum += sums_of(rank)[row * kSums + which];
+    return sum;
+  }
+
+  void norm(float* x, const VectorView& weight, float squares, std::int64_t whole_size) const {
+    const float factor = 1.0F / std::sqrt(squares / static_cast<float>(whole_size) + op_.epsilon);
+    for (std::int64_t i = 0; i < weight.size; ++i) x[i] = x[i] * factor * weight.data[i];
+  }
+
+  const AllHeadsNormOp& op_;
+  const Step& step_;
+  Communicator& communicator_;
+  std::int64_t count_;  ///< floats of a rank's sums
+};
+
 /// Puts a rank's columns where the output has them.
 void place_columns(const float* columns, std::int64_t width, std::int64_t first, const Rows& output,
                    const Step& step) {
@@ -155,6 +235,10 @@ void place_columns(const float* columns, std::int64_t width, std::int64_t first,
 
 void run_op(const AllReduceOp& op, const Step& step) {
   AllReduce(op, step).run();
+}
+
+void run_op(const AllHeadsNormOp& op, const Step& step) {
+  AllHeadsNorm(op, step).run();
 }
 
 void run_op(const GatherOp& op, const Step& step) {
@@ -205,6 +289,9 @@ std::size_t rank_room_floats(const Program& program) {
         floats = std::max(floats, AllReduce::room_for(floats_of(reduce->input), program.ranks_per_stage()));
       } else if (const auto* gather = std::get_if<GatherOp>(&op)) {
         floats = std::max(floats, floats_of(gather->input) * (program.ranks_per_stage() - 1));
+      } else if (std::holds_alternative<AllHeadsNormOp>(op)) {
+        const std::int64_t rows = program.max_num_tokens;
+        floats = std::max(floats, rows * AllHeadsNorm::kSums * program.ranks_per_stage());
       }
     }
   }

@@ -158,6 +158,7 @@ void run_op(const GatedAddOp& op, const Step& step);
 void run_op(const CrossKeysOp& op, const Step& step);
 void run_op(const CrossAttentionOp& op, const Step& step);
 void run_op(const AllReduceOp& op, const Step& step);
+void run_op(const AllHeadsNormOp& op, const Step& step);
 void run_op(const GatherOp& op, const Step& step);
 void run_op(const ReceiveOp& op, const Step& step);
 void run_op(const SendOp& op, const Step& step);

@@ -1,6 +1,5 @@
 #include "step_recorder.h"
 
-#include <set>
 #include <utility>
 
 namespace adaptrt {
@@ -11,36 +10,26 @@ StepRecorder::StepRecorder(std::shared_ptr<StepProfile> profile, ThreadPool& thr
 }
 
 void StepRecorder::begin_step(const StepInput& input) {
-  std::set<const DeviceAdapter*> adapters(input.adapters.begin(), input.adapters.end());
-  adapters.erase(nullptr);
-  step_ = {.begin = now(),
-           .num_tokens = static_cast<std::int64_t>(input.token_ids.size()),
-           .num_sequences = static_cast<std::int64_t>(input.prompt_lengths.size()),
-           .num_adapters = static_cast<std::int64_t>(adapters.size()),
-           .num_logit_rows = static_cast<std::int64_t>(input.logit_rows.size()),
-           .ops = {}};
+  step_ = record_of(input);
+  step_.begin = profile_->now();
 }
 
 void StepRecorder::end_step() {
-  step_.end = now();
+  step_.end = profile_->now();
   profile_->add(std::exchange(step_, {}));
 }
 
 void StepRecorder::begin_op() {
-  op_begin_ = now();
+  op_begin_ = profile_->now();
 }
 
 void StepRecorder::take_times(StepSection section, std::int32_t index) {
   step_.ops.push_back({.section = section,
                        .index = index,
                        .begin = op_begin_,
-                       .end = now(),
+                       .end = profile_->now(),
                        .cost = {},
                        .busy_seconds = threads_.take_busy_seconds()});
-}
-
-double StepRecorder::now() const {
-  return std::chrono::duration<double>(Clock::now() - made_).count();
 }
 
 }  // namespace adaptrt

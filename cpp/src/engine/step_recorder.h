@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 
@@ -33,13 +32,10 @@ class StepRecorder {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-  [[nodiscard]] double now() const;
   void take_times(StepSection section, std::int32_t index);
 
   std::shared_ptr<StepProfile> profile_;
   ThreadPool& threads_;
-  Clock::time_point made_ = Clock::now();
   StepRecord step_;
   double op_begin_ = 0.0;
 };

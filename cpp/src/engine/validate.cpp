@@ -120,9 +120,9 @@ void Validator::write(BufferId id) {
 
 void Validator::check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section) {
   static constexpr std::string_view kNames[] = {
-      "embedding",  "rope table", "rms norm", "attention", "linear",     "keep logit rows",
-      "layer norm", "cast",       "experts",  "gated add", "cross keys", "cross attention",
-      "all reduce", "gather",     "receive",  "send"};
+      "embedding",  "rope table", "rms norm", "attention", "linear",        "keep logit rows",
+      "layer norm", "cast",       "experts",  "gated add", "cross keys",    "cross attention",
+      "all reduce", "gather",     "receive",  "send",      "all heads norm"};
   if (ops.empty()) add(std::string(section) + " has no ops");
   rows_ = rows;
   for (std::size_t i = 0; i < ops.size(); ++i) {

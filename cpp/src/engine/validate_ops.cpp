@@ -330,6 +330,13 @@ void Validator::check(const ExpertsOp& op) {
   const auto* output = operand("output", op.output, DType::kFloat32, RowKind::kTokens);
   if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");
   check_range_(where_ + ": number of experts", op.num_experts(), 1, 1 << 16);
+  if (op.experts_elsewhere != 0) {
+    check_ranks();
+    if (!op.stores)
+      add(where_ + ": other ranks have experts, and the sum of those here is added to the output");
+  }
+  check_range_(where_ + ": experts_elsewhere", op.experts_elsewhere, 0, 1 << 16);
+  check_range_(where_ + ": first_expert", op.first_expert, 0, std::max(0, op.experts_elsewhere));
   if (!is_gated(op.activation)) add(where_ + ": the activation is not a gated one");
   check_routing(op.routing, op.num_experts());
   check_width("router_logits", logits, op.num_experts());
@@ -337,7 +344,7 @@ void Validator::check(const ExpertsOp& op) {
   const std::int64_t inner = op.down.front().weight.k;
   if (op.gate_up.size() != 2 * op.down.size()) {
     add(where_ + ": there are " + std::to_string(op.gate_up.size()) + " gate and up weights for " +
-        text(op.num_experts()) + " experts; there must be two for each");
+        text(op.num_experts_here()) + " experts; there must be two for each");
     return;
   }
   check_range_(where_ + ": width between the layers", inner, 1, kSizeLimit - 1);
@@ -347,7 +354,7 @@ void Validator::check(const ExpertsOp& op) {
     check_width("output", output, input->width);
   }
   if ((op.gate_up_site < 0) != (op.down_site < 0)) add(where_ + ": adapters act on one of its layers only");
-  for (std::int64_t expert = 0; expert < op.num_experts() && op.gate_up_site >= 0; ++expert) {
+  for (std::int64_t expert = 0; expert < op.num_experts_here() && op.gate_up_site >= 0; ++expert) {
     const auto at = static_cast<std::size_t>(expert);
     check_site(op.gate_up_site + static_cast<std::int32_t>(expert), std::span(op.gate_up).subspan(2 * at, 2));
     check_site(op.down_site + static_cast<std::int32_t>(expert), std::span(op.down).subspan(at, 1));
@@ -413,6 +420,22 @@ void Validator::check(const AllReduceOp& op) {
   } else {
     write(op.output);
   }
+}
+
+void Validator::check(const AllHeadsNormOp& op) {
+  check_ranks();
+  all_tokens_only();
+  if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");
+  const auto* qkv = operand("qkv", op.qkv, DType::kFloat32, RowKind::kTokens);
+  check_range_(where_ + ": query_norm's size", op.query_norm.size, 1, kSizeLimit - 1);
+  check_range_(where_ + ": key_norm's size", op.key_norm.size, 1, kSizeLimit - 1);
+  check_vector("query_norm", op.query_norm, op.query_norm.size);
+  check_vector("key_norm", op.key_norm, op.key_norm.size);
+  check_range_(where_ + ": whole_query_size", op.whole_query_size, op.query_norm.size, kSizeLimit - 1);
+  check_range_(where_ + ": whole_key_size", op.whole_key_size, op.key_norm.size, kSizeLimit - 1);
+  if (qkv != nullptr) check_width("qkv", qkv, op.query_norm.size + 2 * op.key_norm.size);
+  check_finite("epsilon", op.epsilon, 0.0F);
+  read(op.qkv);
 }
 
 void Validator::check(const GatherOp& op) {

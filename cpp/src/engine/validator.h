@@ -69,6 +69,7 @@ class Validator {
   void check(const ExpertsOp& op);
   void check(const GatedAddOp& op);
   void check(const AllReduceOp& op);
+  void check(const AllHeadsNormOp& op);
   void check(const GatherOp& op);
   void check(const ReceiveOp& op);
   void check(const SendOp& op);

@@ -104,7 +104,7 @@ std::size_t host_adapter_bytes(const LoraLayout& layout, std::int32_t rank) {
       }
       largest = std::max(largest, sum);
     }
-    elements += largest;
+    elements += largest * static_cast<std::size_t>(site.experts_for_each);
   }
   return elements * size_of(layout.dtype);
 }

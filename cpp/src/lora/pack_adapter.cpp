@@ -221,8 +221,8 @@ DevicePlan plan_device_images(const HostAdapter& adapter, const LoraLayout& layo
   for (std::size_t i = 0; i < adapter.rows().size(); ++i) {
     const AdapterRow& row = adapter.rows()[i];
     if (is_setting(row.module)) continue;
-    const std::int32_t first = index.find(row.layer, row.module)->first_site;
-    for (std::int32_t expert = 0; expert < row.sizes.experts; ++expert) rows_at[first + expert].push_back(i);
+    const ModulePlace& place = *index.find(row.layer, row.module);
+    for (std::int32_t site = 0; site < place.num_sites; ++site) rows_at[place.first_site + site].push_back(i);
   }
   DevicePlan plan;
   std::vector<std::vector<std::size_t>> sizes(static_cast<std::size_t>(layout.num_stages));

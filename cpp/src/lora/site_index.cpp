@@ -22,21 +22,40 @@ void add_parts(const LoraSite& site, std::int32_t index, Places* places, Problem
       problems->add("LoRA site " + std::to_string(index) + " has the fused module " + name + " for a part");
       continue;
     }
-    const ModuleSizes sizes{site.whole_in_size(), part.whole_out_size(), 1};
-    const auto [found, is_new] = places->try_emplace({site.layer, part.module}, ModulePlace{index, sizes});
+    const ModuleSizes sizes{site.whole_in_size(), part.whole_out_size(), site.experts_for_each};
+    const auto [found, is_new] = places->try_emplace({site.layer, part.module},
+                                                     ModulePlace{index, sizes, site.expert, /*num_sites=*/1});
     if (is_new) {
-      if (site.expert != 0) problems->add("the first LoRA site of " + name + " is not expert 0's");
+      if (site.experts_for_each < 1) problems->add(name + " is of no expert");
+      if (site.experts_for_each == 1 && site.expert != 0) {
+        problems->add("the first LoRA site of " + name + " is not expert 0's");
+      }
       continue;
     }
     ModulePlace& place = found->second;
-    if (site.expert == 0) {
+    if (site.expert == place.first_expert) {
       problems->add("two LoRA sites have " + name);
-    } else if (site.expert != place.sizes.experts || index != place.first_site + site.expert) {
+    } else if (site.expert != place.first_expert + place.num_sites ||
+               index != place.first_site + place.num_sites ||
+               site.experts_for_each * place.num_sites != place.sizes.experts) {
       problems->add("the LoRA sites of the experts' " + name + " are not in order");
     } else if (sizes.in != place.sizes.in || sizes.out != place.sizes.out) {
       problems->add("experts' " + name + " have different sizes");
     } else {
-      ++place.sizes.experts;
+      ++place.num_sites;
+      place.sizes.experts += site.experts_for_each;
+    }
+  }
+}
+
+/// Says which experts a layer does not have, whose parts of an adapter's rows would be read.
+void check_experts(const Places& places, Problems* problems) {
+  for (const auto& [key, place] : places) {
+    if (place.first_expert < 0 || place.first_expert + place.num_sites > place.sizes.experts) {
+      problems->add("the LoRA sites of " + describe(key.first, key.second) + " are of experts " +
+                    std::to_string(place.first_expert) + " to " +
+                    std::to_string(place.first_expert + place.num_sites - 1) + " of " +
+                    std::to_string(place.sizes.experts));
     }
   }
 }
@@ -74,6 +93,7 @@ SiteIndex::SiteIndex(const LoraLayout& layout) {
     }
     add_parts(site, static_cast<std::int32_t>(i), &places_, &problems);
   }
+  check_experts(places_, &problems);
   add_fused(layout, &places_);
   for (const LoraModule module : layout.target_modules) {
     bool found = false;

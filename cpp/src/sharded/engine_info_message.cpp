@@ -51,6 +51,7 @@ void for_each_number_of_site(Site& site, const Add& add) {
   add(site.first_input);
   add(site.inputs_elsewhere);
   add(site.adds_shifts);
+  add(site.experts_for_each);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "adaptrt/engine/check_step_input.h"
 #include "adaptrt/sharded/step_pieces.h"
 #include "rank_commands.h"
+#include "rank_times.h"
 #include "stages.h"
 #include "step_message.h"
 
@@ -38,8 +39,11 @@ class ShardedPages final : public AdapterPages {
 class ShardedEngine final : public Engine {
  public:
   ShardedEngine(std::shared_ptr<Engine> local, std::shared_ptr<Communicator> communicator,
-                const std::optional<PipelineFacts>& pipeline)
-      : local_(std::move(local)), commands_(std::move(communicator)), info_(local_->info()) {
+                const std::optional<PipelineFacts>& pipeline, std::shared_ptr<StepProfile> profile)
+      : local_(std::move(local)),
+        commands_(std::move(communicator)),
+        info_(local_->info()),
+        times_(std::move(profile)) {
     info_.kv_identity.clear();
     if ((info_.num_stages > 1) != pipeline.has_value()) {
       throw EngineError("PipelineFacts are those of an engine of several stages, which needs them");
@@ -66,9 +70,11 @@ class ShardedEngine final : public Engine {
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
     // Only the last stage would find rows of results that break the rules, in the middle of the step.
     if (info_.num_stages > 1) checker_.check(input, info_, num_blocks_);
+    times_.begin_step(input);
     for (const AdapterLoad& load : pending_->take()) commands_.send_load(load);
     add_step(input, &commands_.new_body());
     commands_.send(CommandKind::kStep);
+    times_.take(RankWork::kCommands);
     // A step that breaks the rules is refused by every rank before they exchange anything. One whose results
     // are refused by a sink goes on, since the others do.
     std::exception_ptr refusal;
@@ -80,10 +86,13 @@ class ShardedEngine final : public Engine {
       }
       const std::int32_t last = first_rank_of_last_stage(commands_.communicator(), info_.num_stages);
       const auto slice = static_cast<std::size_t>(info_.max_batch_size);
-      commands_.receive_rows(last, input.logit_rows.size(), info_.vocab_size, slice, guarded(sink, &refusal));
-      commands_.receive_rows(last, input.hidden_rows.size(), info_.hidden_size, slice,
-                             guarded(hidden_sink, &refusal));
+      const RowSink logits = guarded(sink, &refusal);
+      const RowSink hidden = guarded(hidden_sink, &refusal);
+      times_.leave_out();
+      commands_.receive_rows(last, input.logit_rows.size(), info_.vocab_size, slice, times_.timed(logits));
+      commands_.receive_rows(last, input.hidden_rows.size(), info_.hidden_size, slice, times_.timed(hidden));
     }
+    times_.end_step();
     if (refusal) std::rethrow_exception(refusal);
   }
 
@@ -128,6 +137,7 @@ class ShardedEngine final : public Engine {
   std::shared_ptr<Engine> local_;
   RankCommands commands_;
   EngineInfo info_;
+  RankTimes times_;
   std::shared_ptr<PendingLoads> pending_ = std::make_shared<PendingLoads>();
   // Of several stages:
   StepInputChecker checker_;
@@ -138,8 +148,10 @@ class ShardedEngine final : public Engine {
 
 std::unique_ptr<Engine> make_sharded_engine(std::shared_ptr<Engine> local,
                                             std::shared_ptr<Communicator> communicator,
-                                            const std::optional<PipelineFacts>& pipeline) {
-  return std::make_unique<ShardedEngine>(std::move(local), std::move(communicator), pipeline);
+                                            const std::optional<PipelineFacts>& pipeline,
+                                            std::shared_ptr<StepProfile> profile) {
+  return std::make_unique<ShardedEngine>(std::move(local), std::move(communicator), pipeline,
+                                         std::move(profile));
 }
 
 }  // namespace adaptrt

@@ -374,6 +374,11 @@ BOOST_AUTO_TEST_CASE(unusable_experts_are_found) {
   finds("scale is", [](ExpertsOp& op) { op.routing.scale = -1.0F; });
   finds("the kind of scores is unknown",
         [](ExpertsOp& op) { op.routing.scores = static_cast<RouterScores>(9); });
+  finds("the program has one rank", [](ExpertsOp& op) { op.experts_elsewhere = 6; });
+  finds("the sum of those here is added to the output", [](ExpertsOp& op) { op.experts_elsewhere = 6; });
+  finds("router_logits 'router_logits' is 6 wide; it must be 12",
+        [](ExpertsOp& op) { op.experts_elsewhere = 6; });
+  finds("first_expert is 1; it must lie in [0, 0]", [](ExpertsOp& op) { op.first_expert = 1; });
   finds("not a gated one", [](ExpertsOp& op) { op.activation = LinearEpilogue::kGelu; });
   finds("there are 11 gate and up weights for 6 experts", [](ExpertsOp& op) { op.gate_up.pop_back(); });
   finds("down is [47, 37]; it must be [48, 37]", [](ExpertsOp& op) { op.down[3].weight.n = 47; });

@@ -264,6 +264,50 @@ BOOST_AUTO_TEST_CASE(a_row_of_experts_is_cut_into_one_image_for_each) {
   }
 }
 
+/// Of a rank that has expert 1 of each three.
+LoraLayout layout_with_own_experts() {
+  LoraLayout layout = layout_with_experts();
+  std::erase_if(layout.sites, [](const LoraSite& site) {
+    return site.layer == 1 && site.parts[0].module >= LoraModule::kMoeHTo4H && site.expert != 1;
+  });
+  for (std::size_t i = 6; i < layout.sites.size(); ++i) layout.sites[i].experts_for_each = 3;
+  return layout;
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_has_images_of_its_own_experts) {
+  const LoraLayout whole = layout_with_experts();
+  const LoraLayout layout = layout_with_own_experts();
+  BOOST_REQUIRE(layout.sites.size() == 8U);
+  BOOST_TEST(sizes_of(LoraModule::kMoeGate, layout).experts == 3);
+  const std::vector<SentRow> rows{{LoraModule::kMoeGate, 1, 3, true, true},
+                                  {LoraModule::kMoe4HToH, 1, 2, false}};
+  const SentAdapter sent = make_adapter(rows, whole, 3);
+  const auto adapter = make_host_adapter(sent.send(42), layout);
+  const std::vector<UnpackedModule> own = unpack_adapter(Packed(*adapter, layout, 16384).device, layout);
+  const auto adapter_of_all = make_host_adapter(sent.send(42), whole);
+  const std::vector<UnpackedModule> all = unpack_adapter(Packed(*adapter_of_all, whole, 16384).device, whole);
+  BOOST_REQUIRE(own.size() == 2U);
+  for (const UnpackedModule& module : own) {
+    const auto same = std::ranges::find_if(
+        all, [&](const UnpackedModule& other) { return other.module == module.module && other.expert == 1; });
+    BOOST_TEST(module.expert == 1);
+    BOOST_TEST(module.a == same->a);
+    BOOST_TEST(module.b == same->b);
+    BOOST_TEST(module.magnitude == same->magnitude);
+    BOOST_TEST(module.shift == same->shift);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(experts_that_a_layer_does_not_have_are_refused) {
+  LoraLayout layout = layout_with_own_experts();
+  layout.sites[6].expert = 3;
+  BOOST_CHECK_EXCEPTION(SiteIndex{layout}, EngineError, [](const EngineError& error) {
+    return contains(error.what(), "LoRA sites of moe_gate of layer 1 are of experts 3 to 3 of 3");
+  });
+  layout.sites[6].experts_for_each = 0;
+  BOOST_CHECK_THROW(SiteIndex{layout}, EngineError);
+}
+
 BOOST_AUTO_TEST_CASE(a_module_that_a_layer_does_not_have_is_refused) {
   const LoraLayout layout = layout_with_experts();
   SentAdapter sent = make_adapter({{kMlpHTo4H, 0, 2, false}}, layout);

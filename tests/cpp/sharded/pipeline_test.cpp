@@ -1,5 +1,6 @@
 // Stages of a pipeline as threads: steps that pass through them in pieces give the results of one engine.
 
+#include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
@@ -49,18 +50,19 @@ Program of_stage(const Program& whole, std::int32_t stage) {
 
 class Pipeline {
  public:
-  explicit Pipeline(const Program& whole) : room_(std::make_shared<MailRoom>(whole.num_layers)) {
+  explicit Pipeline(const Program& whole, const std::shared_ptr<StepProfile>& profile = nullptr)
+      : room_(std::make_shared<MailRoom>(whole.num_layers)) {
     for (std::int32_t stage = whole.num_layers - 1; stage >= 0; --stage) {
       auto communicator = std::make_shared<ThreadCommunicator>(room_, stage);
-      std::shared_ptr<Engine> local =
-          make_cpu_engine(of_stage(whole, stage), std::make_shared<ThreadPool>(1), "", nullptr, communicator);
+      std::shared_ptr<Engine> local = make_cpu_engine(of_stage(whole, stage), std::make_shared<ThreadPool>(1),
+                                                      "", stage == 0 ? profile : nullptr, communicator);
       if (stage > 0) {
         others_.emplace_back([local, communicator] { serve_rank(*local, *communicator); });
         continue;
       }
       BOOST_CHECK_THROW(make_sharded_engine(local, communicator), EngineError);
       engine = make_sharded_engine(std::move(local), std::move(communicator),
-                                   PipelineFacts{.hidden_size = 0, .max_reusable_prompt_len = 7});
+                                   PipelineFacts{.hidden_size = 0, .max_reusable_prompt_len = 7}, profile);
     }
     engine->allocate_kv_blocks(kBlocks);
   }
@@ -116,6 +118,24 @@ BOOST_DATA_TEST_CASE(stages_make_what_one_engine_does, data::make({2, 4}), layer
     const StepArrays last = with_last_logits(all);
     BOOST_TEST((logits_of(stages.engine.get(), last.input()) == logits_of(alone.get(), last.input())));
   }
+}
+
+BOOST_AUTO_TEST_CASE(a_step_in_pieces_is_recorded_as_one) {
+  const RandomModel model({.num_layers = 2});
+  const auto profile = std::make_shared<StepProfile>(4);
+  Pipeline stages(model.program, profile);
+  logits_of(stages.engine.get(), with_last_logits(sequences({200})).input());
+  const std::vector<StepRecord> steps = profile->take_steps();
+  BOOST_TEST_REQUIRE(steps.size() == 1U);
+  BOOST_TEST(steps[0].num_tokens == 200);
+  const auto count = [&](StepSection section, std::int32_t index) {
+    return std::ranges::count_if(
+        steps[0].ops, [&](const OpRecord& op) { return op.section == section && op.index == index; });
+  };
+  BOOST_TEST(count(StepSection::kBody, 0) == 3);  // pieces
+  BOOST_TEST(count(StepSection::kRanks, static_cast<std::int32_t>(RankWork::kCommands)) == 1);
+  BOOST_TEST(count(StepSection::kRanks, static_cast<std::int32_t>(RankWork::kResults)) == 1);
+  BOOST_TEST(count(StepSection::kSink, 0) == 1);
 }
 
 BOOST_AUTO_TEST_CASE(what_is_known_of_a_pipeline) {

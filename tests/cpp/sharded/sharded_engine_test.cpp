@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -20,31 +21,57 @@ namespace {
 
 namespace data = boost::unit_test::data;
 
-/// The program of a rank whose embedding is a term of a sum of all ranks', each of which has it whole: what
-/// one rank computes whose embedding is as many times as large. lm_head's outputs are those of one rank,
-/// gathered.
-Program of_rank(const Program& whole, std::int32_t rank, std::int32_t num_ranks) {
+/// A buffer for what a rank has of a sum that another one is.
+BufferId add_term(BufferId whole, Program* program) {
+  Buffer buffer = program->buffers[static_cast<std::size_t>(whole)];
+  buffer.name += " of rank";
+  buffer.offset = program->arena_bytes;
+  const std::size_t bytes = static_cast<std::size_t>(program->max_num_tokens * buffer.width) * sizeof(float);
+  program->arena_bytes += (bytes + 63) / 64 * 64;
+  program->buffers.push_back(buffer);
+  return static_cast<BufferId>(program->buffers.size() - 1);
+}
+
+Program of_ranks(const Program& whole, std::int32_t rank, std::int32_t num_ranks) {
   Program program = whole;
   program.rank = rank;
   program.num_ranks = num_ranks;
-  const auto add_buffer = [&](BufferId like, std::int64_t width) {
-    Buffer buffer = program.buffers[static_cast<std::size_t>(like)];
-    buffer.name += " of rank";
-    buffer.width = width;
-    buffer.offset = program.arena_bytes;
-    const std::int64_t rows =
-        buffer.rows == RowKind::kLogits ? program.max_batch_size : program.max_num_tokens;
-    const std::size_t bytes = static_cast<std::size_t>(rows * width) * size_of(buffer.dtype);
-    program.arena_bytes += (bytes + 63) / 64 * 64;
-    program.buffers.push_back(buffer);
-    return static_cast<BufferId>(program.buffers.size() - 1);
-  };
+  return program;
+}
+
+/// The program of a rank whose embedding is a term of a sum of all ranks', each of which has it whole: what
+/// one rank computes whose embedding is as many times as large.
+Program of_rank(const Program& whole, std::int32_t rank, std::int32_t num_ranks) {
+  Program program = of_ranks(whole, rank, num_ranks);
   auto& embedding = std::get<EmbeddingOp>(program.body.front());
   const BufferId hidden = embedding.output;
-  embedding.output = add_buffer(hidden, program.buffers[static_cast<std::size_t>(hidden)].width);
+  embedding.output = add_term(hidden, &program);
   program.body.insert(program.body.begin() + 1, AllReduceOp{.input = embedding.output, .output = hidden});
   return program;
 }
+
+/// The program of a rank that has some of the experts of each layer, and all else.
+Program with_own_experts(const Program& whole, std::int32_t rank, std::int32_t num_ranks) {
+  Program program = of_ranks(whole, rank, num_ranks);
+  for (std::size_t i = 0; i < program.body.size(); ++i) {
+    auto* op = std::get_if<ExpertsOp>(&program.body[i]);
+    if (op == nullptr) continue;
+    const auto count = op->num_experts_here() / num_ranks;
+    const auto first = count * rank;
+    op->gate_up = {op->gate_up.begin() + 2 * first, op->gate_up.begin() + 2 * (first + count)};
+    op->down = {op->down.begin() + first, op->down.begin() + first + count};
+    op->first_expert = static_cast<std::int32_t>(first);
+    op->experts_elsewhere = static_cast<std::int32_t>(count * (num_ranks - 1));
+    op->stores = true;
+    const BufferId hidden = op->output;
+    const BufferId term = op->output = add_term(hidden, &program);
+    program.body.insert(program.body.begin() + static_cast<std::ptrdiff_t>(i) + 1,
+                        AllReduceOp{.input = term, .output = hidden, .add = true});
+  }
+  return program;
+}
+
+using MakeProgram = Program (*)(const Program& whole, std::int32_t rank, std::int32_t num_ranks);
 
 Program scaled(const Program& whole, float factor) {
   Program program = whole;
@@ -55,13 +82,16 @@ Program scaled(const Program& whole, float factor) {
 /// Engines of all ranks, those but rank 0's in threads of their own.
 class Ranks {
  public:
-  Ranks(const Program& whole, std::int32_t num_ranks) : room_(std::make_shared<MailRoom>(num_ranks)) {
+  Ranks(const Program& whole, std::int32_t num_ranks, MakeProgram make = of_rank,
+        const std::shared_ptr<StepProfile>& profile = nullptr)
+      : room_(std::make_shared<MailRoom>(num_ranks)) {
     for (std::int32_t rank = num_ranks - 1; rank >= 0; --rank) {
       auto communicator = std::make_shared<ThreadCommunicator>(room_, rank);
-      std::shared_ptr<Engine> local = make_cpu_engine(
-          of_rank(whole, rank, num_ranks), std::make_shared<ThreadPool>(1), "", nullptr, communicator);
+      std::shared_ptr<Engine> local =
+          make_cpu_engine(make(whole, rank, num_ranks), std::make_shared<ThreadPool>(1), "",
+                          rank == 0 ? profile : nullptr, communicator);
       if (rank == 0) {
-        engine = make_sharded_engine(std::move(local), std::move(communicator));
+        engine = make_sharded_engine(std::move(local), std::move(communicator), {}, profile);
       } else {
         others_.emplace_back([local, communicator] { serve_rank(*local, *communicator); });
       }
@@ -112,6 +142,96 @@ BOOST_DATA_TEST_CASE(a_sum_over_ranks_is_in_their_order, data::make({2, 3, 5}) *
     BOOST_TEST_REQUIRE(std::abs(found[i] - expected[i]) <= tolerance);
   }
   BOOST_TEST((logits_of(ranks.engine.get(), step.input()) == found));
+}
+
+/// What ranks make, twice, and how far it may be from what one engine of the whole program does.
+void check_ranks(const Program& whole, std::int32_t num_ranks, MakeProgram make, std::int64_t tokens) {
+  Ranks ranks(whole, num_ranks, make);
+  ranks.engine->allocate_kv_blocks(16);
+  const auto alone = make_cpu_engine(whole, std::make_shared<ThreadPool>(1));
+  alone->allocate_kv_blocks(16);
+  const StepArrays step = arrays(tokens);
+  const auto expected = logits_of(alone.get(), step.input());
+  const auto found = logits_of(ranks.engine.get(), step.input());
+  BOOST_TEST_REQUIRE(found.size() == expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    BOOST_TEST_REQUIRE(std::abs(found[i] - expected[i]) <= 1e-4F);
+  }
+  BOOST_TEST((logits_of(ranks.engine.get(), step.input()) == found));
+}
+
+// A token has two of six experts: of six ranks most have nothing to do for it.
+BOOST_DATA_TEST_CASE(ranks_have_different_experts, data::make({2, 3, 6}) * data::make({1, 7, 170}), num_ranks,
+                     tokens) {
+  const RandomModel model({.num_experts = 6, .routing = {.top_k = 2, .normalised = true}});
+  check_ranks(model.program, num_ranks, with_own_experts, tokens);
+}
+
+/// Every rank has all heads of q, so that the whole is so many times as wide; of k's the first rank counts.
+Program with_exchanged_squares(const Program& whole, std::int32_t rank, std::int32_t num_ranks) {
+  Program program = of_ranks(whole, rank, num_ranks);
+  for (std::size_t i = 0; i < program.body.size(); ++i) {
+    auto* op = std::get_if<AttentionOp>(&program.body[i]);
+    if (op == nullptr) continue;
+    const AllHeadsNormOp norm{.qkv = op->qkv,
+                              .query_norm = std::exchange(op->query_norm, {}),
+                              .key_norm = std::exchange(op->key_norm, {}),
+                              .whole_query_size = op->shape.query_size() * num_ranks,
+                              .whole_key_size = op->shape.key_value_size(),
+                              .counts_keys = rank == 0,
+                              .epsilon = op->norm_epsilon};
+    program.body.insert(program.body.begin() + static_cast<std::ptrdiff_t>(i++), norm);
+  }
+  return program;
+}
+
+BOOST_DATA_TEST_CASE(all_heads_are_normed_together, data::make({2, 3}) * data::make({1, 7, 170}), num_ranks,
+                     tokens) {
+  const RandomModel model({});
+  Program whole = model.program;
+  std::vector<float> weights;
+  for (int i = 0; i < 1024; ++i) weights.push_back(0.5F + static_cast<float>(i % 17) / 16.0F);
+  for (Op& op : whole.body) {
+    auto* attention = std::get_if<AttentionOp>(&op);
+    if (attention == nullptr) continue;
+    attention->query_norm = {weights.data(), attention->shape.query_size()};
+    attention->key_norm = {weights.data() + 5, attention->shape.key_value_size()};
+  }
+  check_ranks(whole, num_ranks, with_exchanged_squares, tokens);
+  Program wrong = with_exchanged_squares(whole, 0, 2);
+  BOOST_TEST(wrong.validate().empty());
+  for (Op& op : wrong.body) {
+    if (auto* norm = std::get_if<AllHeadsNormOp>(&op)) norm->whole_key_size = norm->key_norm.size - 1;
+  }
+  BOOST_TEST(!wrong.validate().empty());
+}
+
+BOOST_AUTO_TEST_CASE(a_step_is_recorded_with_what_goes_to_other_ranks) {
+  const RandomModel model({});
+  const auto profile = std::make_shared<StepProfile>(4);
+  Ranks ranks(model.program, 2, of_rank, profile);
+  ranks.engine->allocate_kv_blocks(16);
+  const StepArrays step = arrays(30);
+  logits_of(ranks.engine.get(), step.input());
+  StepArrays bad = arrays(5);
+  bad.tokens[2] = 61;
+  BOOST_CHECK_THROW(logits_of(ranks.engine.get(), bad.input()), StepError);
+  logits_of(ranks.engine.get(), arrays(7).input());
+  const std::vector<StepRecord> steps = profile->take_steps();
+  BOOST_TEST_REQUIRE(steps.size() == 2U);
+  BOOST_TEST(steps[0].num_tokens == 30);
+  BOOST_TEST(steps[1].num_tokens == 7);
+  for (const StepRecord& record : steps) {
+    BOOST_TEST((record.ops.front().section == StepSection::kRanks));
+    BOOST_TEST(record.ops.front().index == static_cast<std::int32_t>(RankWork::kCommands));
+    BOOST_TEST((record.ops.back().section == StepSection::kSink));
+    double last = record.begin;
+    for (const OpRecord& op : record.ops) {
+      BOOST_TEST(op.begin >= last);
+      last = op.end;
+    }
+    BOOST_TEST(record.end >= last);
+  }
 }
 
 BOOST_AUTO_TEST_CASE(a_refused_step_leaves_the_ranks_in_step) {

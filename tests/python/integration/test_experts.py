@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -21,6 +22,7 @@ from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.tools.inspect_adapter import describe_adapter
 from support.families import SIZES, Family, save_family
 from support.models import Reference, load_model, save_adapter
+from support.ranks import answers_of_ranks
 from support.serving import collect, make_request
 
 EXPERTS, HIDDEN, INNER, RANK = 6, 36, 22, 4
@@ -126,6 +128,28 @@ def test_dora_of_each_expert(model: Path, engine: Path, tmp_path: Path) -> None:
     (merged / "config.json").write_bytes((model / "config.json").read_bytes())
     save_file(weights, merged / "model.safetensors", {"format": "pt"})
     check(logits_of(engine, adapter), Reference(merged).logits(PROMPT).numpy())
+
+
+def test_adapters_of_experts_that_are_dealt_to_ranks(tmp_path: Path) -> None:
+    """DoRA, whose magnitudes are normalised by weights of all ranks, and biases, which are added once."""
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 76}
+    model = save_family(dataclasses.replace(FAMILY, fields={**FAMILY.fields, **sizes}), tmp_path / "model")
+    adapters = [save_old_adapter(tmp_path / kind, **{kind: True}) for kind in ("use_dora", "lora_bias")]
+    cases = [
+        {"adapter": str(adapter), "task": task, "prompt": PROMPT, "tokens": 4} for task, adapter in enumerate(adapters)
+    ]
+    made = []
+    for ranks, ep_size in ((1, 1), (2, 2), (4, 2)):
+        checkpoint, engine = (tmp_path / f"{what}{ranks}" for what in ("checkpoint", "engine"))
+        convert_checkpoint(model, checkpoint, tp_size=ranks, moe_ep_size=ep_size)
+        build(checkpoint, CONFIG, engine)
+        made += answers_of_ranks(ranks, engine, [cases], tmp_path, num_threads=1)
+    one, *others = made
+    for answers in others:
+        for answer, expected in zip(answers, one, strict=True):
+            assert answer.tokens == expected.tokens
+            check(answer.context_logits, expected.context_logits)
+            check(answer.generation_logits, expected.generation_logits)
 
 
 class ShiftedExperts(torch.nn.Module):

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,6 +168,50 @@ def test_a_killed_worker_ends_the_requests(cut: Cut, rank: int) -> None:
         with pytest.raises(adaptrt.ExecutorClosedError, match=f"rank {rank} of 2"):
             executor.enqueue_request(requests[0])
         assert have_ended(workers)
+
+
+def test_workers_that_are_killed_at_random_times(cut: Cut, request: pytest.FixtureRequest) -> None:
+    """While adapters are loaded, prompts computed and tokens made: every request ends, with the rank's name."""
+    adapters = [(task, path) for task, path in enumerate(cut.adapters.values(), start=1)]
+    for number in range(request.config.getoption("--soak-kills")):
+        random = np.random.default_rng((17, number))
+        engine = cut.engine(**list(SHAPES.values())[number % len(SHAPES)])
+        rank, errors, killed_at = int(random.integers(2)), list[str](), list[float]()
+        others = workers_of(engine)
+        with executor_over(engine) as executor:
+            workers = workers_of(engine) - others
+            victim = worker_of_rank(workers, rank)
+
+            def kill(victim: int = victim, killed_at: list[float] = killed_at) -> None:
+                killed_at.append(time.monotonic())
+                os.kill(victim, signal.SIGKILL)
+
+            loads = [
+                None if path is None else adaptrt.LoraConfig.from_peft(task, path, engine) for task, path in adapters
+            ]
+            killer = threading.Timer(random.uniform(0.0, 0.6), kill)
+            killer.start()
+            began = time.monotonic()
+            while not errors and time.monotonic() - began < 30:
+                requests = [
+                    adaptrt.Request(
+                        prompt_of(int(random.integers(1, 100)), at), int(random.integers(1, 60)), lora_config=lora
+                    )
+                    for at, lora in enumerate(loads * 2)
+                ]
+                try:
+                    ids = executor.enqueue_requests(requests)
+                except adaptrt.ExecutorClosedError as error:
+                    errors.append(str(error))
+                    break
+                for one in ids:
+                    (response,) = executor.await_responses(one, SECONDS_TO_NOTICE)
+                    errors += [response.error_msg] if response.has_error() else []
+            killer.join()
+            assert time.monotonic() - killed_at[0] < SECONDS_TO_NOTICE
+            assert errors
+            assert all(f"rank {rank} of 2" in error for error in errors)
+            assert have_ended(workers)
 
 
 def test_a_worker_that_hangs_ends_the_requests(cut: Cut) -> None:

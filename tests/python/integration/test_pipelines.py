@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
+import adaptrt
 from adaptrt._core import ConfigError, DType
 from adaptrt.builder.build import build
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from support.cut_models import CONFIG, Cut, prompt_of
 from support.models import save_adapter
-from support.pooled import save_random
+from support.pooled import save_random, save_word_tokenizer
 from support.ranks import answers_of_ranks, mpirun
 
 LAYERS = 4
@@ -129,9 +131,28 @@ with adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, adaptrt.Execu
 def test_what_cannot_be_a_pipeline_is_refused_by_name(granite: Cut, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pp_size 3 does not divide num_hidden_layers 4"):
         convert_checkpoint(granite.model, tmp_path / "thirds", pp_size=3)
+
+
+def test_a_classifier_reads_hidden_states_of_the_last_stage(tmp_path: Path) -> None:
+    """To the bits of one process."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=64, num_labels=3, pad_token_id=0, **sizes)
-    classifier = save_random(transformers.LlamaForSequenceClassification(config), tmp_path / "model")
-    convert_checkpoint(classifier, tmp_path / "checkpoint", pp_size=2)
-    with pytest.raises(ConfigError, match="it is a classifier, whose last layer would be on another rank"):
-        build(tmp_path / "checkpoint", CONFIG, tmp_path / "engine")
+    model = transformers.LlamaForSequenceClassification(config).eval()
+    directory = save_random(model, tmp_path / "model")
+    save_word_tokenizer(directory, config.vocab_size, end=False)
+    prompts = [prompt_of(length, length) for length in (1, 40, 128)]
+    found = []
+    for tp_size, pp_size in ((1, 1), (1, 2), (2, 2)):
+        checkpoint, engine = (tmp_path / f"{what}{tp_size}x{pp_size}" for what in ("checkpoint", "engine"))
+        convert_checkpoint(directory, checkpoint, tp_size=tp_size, pp_size=pp_size)
+        build(checkpoint, CONFIG, engine)
+        with adaptrt.LLM(engine) as llm:
+            texts = [" ".join(f"t{token}" for token in prompt) for prompt in prompts]
+            found.append([result.probs for result in llm.classify(texts)])
+    for at, prompt in enumerate(prompts):
+        with torch.no_grad():
+            expected = torch.softmax(model(torch.tensor([prompt])).logits[0].double(), -1).numpy()
+        one, two_stages, cut_stages = (probs[at] for probs in found)
+        np.testing.assert_allclose(one, expected, atol=2e-5)  # as in test_classifiers.py
+        assert two_stages.tobytes() == one.tobytes()
+        np.testing.assert_allclose(cut_stages, expected, atol=2e-5)

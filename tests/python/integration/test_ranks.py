@@ -14,10 +14,10 @@ import pytest
 import adaptrt
 from adaptrt._core import ConfigError, DType, EngineError
 from adaptrt.builder.build import build
+from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from support.cut_models import CONFIG, CUT, SIZES, Cut
+from support.cut_models import CONFIG, Cut
 from support.encoders import MODELS, save_encoder
-from support.families import FAMILIES, save_family
 from support.models import Reference
 from support.ranks import answers_of_ranks, mpirun, start_ranks
 
@@ -33,14 +33,19 @@ def is_running(pid: int) -> bool:
     return True
 
 
-@pytest.fixture(scope="module", params=CUT)
+# Those that are cut in ways of their own.
+FAMILIES = ("granite", "phi3", "gemma2", "gpt2", "gpt-neox", "cohere", "starcoder2", "olmo2", "mixtral", "qwen2-moe")
+EIGHT_HEADS = {"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 48, "intermediate_size": 88}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def cut(request, tmp_path_factory) -> Cut:
     return Cut(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")
 def granite(tmp_path_factory) -> Cut:
-    return Cut("granite", tmp_path_factory.mktemp("granite"))
+    return Cut("granite", tmp_path_factory.mktemp("granite"), **EIGHT_HEADS)
 
 
 def test_two_ranks_compute_what_one_does(cut: Cut, tmp_path: Path) -> None:
@@ -54,11 +59,58 @@ def test_two_ranks_compute_what_one_does(cut: Cut, tmp_path: Path) -> None:
         assert answer.same_bits(by_itself)
 
 
-def test_four_ranks_share_key_value_heads(granite: Cut, tmp_path: Path) -> None:
-    (answers,) = answers_of_ranks(4, granite.engine(4), [granite.cases()], tmp_path)
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_ranks_share_key_value_heads(granite: Cut, ranks: int, tmp_path: Path) -> None:
+    batches = [granite.cases()] * 2
+    answers, again = answers_of_ranks(ranks, granite.engine(ranks), batches, tmp_path, num_threads=1)
     granite.check(answers)
-    (again,) = answers_of_ranks(4, granite.engine(4), [granite.cases()], tmp_path)
     assert all(first.same_bits(second) for first, second in zip(answers, again, strict=True))
+
+
+def test_norms_over_heads_that_ranks_share(tmp_path: Path) -> None:
+    """Of OLMo 3: the squares of a key head that two ranks have count once."""
+    olmo3 = Cut("olmo3", tmp_path)
+    cases = olmo3.cases()
+    crowd, *alone = answers_of_ranks(4, olmo3.engine(4), [cases, *([case] for case in cases)], tmp_path, num_threads=1)
+    olmo3.check(crowd)
+    assert all(answer.same_bits(by_itself) for answer, (by_itself,) in zip(crowd, alone, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("family", "tp_size", "moe_ep_size", "fields"),
+    [
+        ("mixtral", 2, 2, {"num_local_experts": 6}),
+        ("qwen2-moe", 4, 2, {}),  # an expert is cut in two
+        ("qwen3-moe", 2, 2, {}),
+    ],
+)
+def test_experts_that_are_dealt_to_ranks(
+    family: str, tp_size: int, moe_ep_size: int, fields: dict[str, int], tmp_path: Path
+) -> None:
+    """With adapters on experts, of which a rank packs those of its own; in a crowd, and each request alone."""
+    cut = Cut(family, tmp_path, **fields)
+    engine = cut.engine(tp_size, moe_ep_size=moe_ep_size)
+    mapping = json.loads((engine / "config.json").read_text())["pretrained_config"]["mapping"]
+    assert (mapping["moe_tp_size"], mapping["moe_ep_size"]) == (tp_size // moe_ep_size, moe_ep_size)
+    cases = cut.cases()
+    crowd, *alone = answers_of_ranks(tp_size, engine, [cases, *([case] for case in cases)], tmp_path, num_threads=1)
+    cut.check(crowd)
+    assert all(answer.same_bits(by_itself) for answer, (by_itself,) in zip(crowd, alone, strict=True))
+
+
+def test_experts_that_cannot_be_dealt_are_refused_by_name(granite: Cut, tmp_path: Path) -> None:
+    model, to = Cut("mixtral", tmp_path).model, tmp_path / "refused"
+    for problem, sizes in {
+        "moe_ep_size 2 does not divide moe_num_experts 5": {"tp_size": 2, "moe_ep_size": 2},
+        "moe_tp_size 4 and moe_ep_size 2 cannot be of tp_size 4": {"tp_size": 4, "moe_tp_size": 4, "moe_ep_size": 2},
+        "moe_ep_size 3 cannot be of tp_size 4": {"tp_size": 4, "moe_ep_size": 3},
+        "moe_ep_size is 0": {"tp_size": 4, "moe_ep_size": 0},
+    }.items():
+        with pytest.raises(ConfigError, match=problem):
+            convert_checkpoint(model, to, **sizes)
+    with pytest.raises(ConfigError, match="moe_ep_size is 2, and the model has no experts; accepted: 1"):
+        convert_checkpoint(granite.model, to, tp_size=2, moe_ep_size=2)
+    assert not to.exists()
 
 
 def test_sixteen_bit_ranks(granite: Cut, tmp_path: Path) -> None:
@@ -163,15 +215,9 @@ def test_it_must_be_started_by_as_many_processes(granite: Cut) -> None:
 
 
 def test_what_cannot_be_cut_is_refused_by_name(tmp_path: Path) -> None:
-    family = FAMILIES["olmo2"]
-    fields = {**family.fields, **SIZES}
-    model = save_family(dataclasses.replace(family, fields=fields), tmp_path / "model")
-    convert_checkpoint(model, tmp_path / "checkpoint", tp_size=2)
-    with pytest.raises(ConfigError, match="Olmo2ForCausalLM cannot be cut over ranks: its attention normalises all"):
-        build(tmp_path / "checkpoint", CONFIG, tmp_path / "engine")
     encoder = save_encoder(MODELS["bert"], tmp_path / "bert", num_attention_heads=2)
     convert_checkpoint(encoder, tmp_path / "encoder", tp_size=2)
-    with pytest.raises(ConfigError, match="its attention looks both ways"):
+    with pytest.raises(ConfigError, match="BertModel cannot be cut over ranks: its attention looks both ways"):
         build(tmp_path / "encoder", dataclasses.replace(CONFIG, max_seq_len=200), tmp_path / "engine")
 
 
@@ -189,3 +235,38 @@ def test_a_lost_file_is_named(granite: Cut, tmp_path: Path) -> None:
     assert "rank1.engine" in done.stderr
     with pytest.raises(EngineError, match=r"rank1\.engine"):
         adaptrt.LoraConfig.from_peft(1, granite.adapters["dora"], engine)
+
+
+def bench(ranks: int, *arguments: object) -> str:
+    return mpirun(ranks, "-m", "adaptrt.builder.cli", "bench", *arguments, "--num_threads", 1).stdout
+
+
+def test_a_profile_says_what_goes_between_ranks(granite: Cut, tmp_path: Path) -> None:
+    """Rank 0 alone says it, of steps with adapters and of those that pass through stages in pieces."""
+    load = ["--lora_dir", granite.adapters["lora"], "--concurrency", 2, "--input_len", 16]
+    said = bench(2, granite.engine(2), "--profile", tmp_path, *load, "--only", "decode", "--output_len", 16)
+    assert said.count("decode, 2 requests: mean of") == 1
+    for name in ("all_reduce", "gather", "commands", "sampling", "between ranks"):
+        assert name in said
+    events = json.loads((tmp_path / "decode.json").read_text())["traceEvents"]
+    assert {"all_reduce", "commands", "step"} <= {event["name"] for event in events}
+    said = bench(2, granite.engine(1, pp_size=2), "--profile", tmp_path, "--only", "prefill", "--input_len", 128)
+    assert said.count("prefill, 128 tokens: mean of 3 steps") == 1
+    for name in ("send", "results", "between ranks"):
+        assert name in said
+
+
+def test_the_bench_measures_ranks(granite: Cut, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["bench", str(granite.engine(2))]) == 2
+    assert "has 2 ranks, which the bench does not start itself: mpirun -n 2 adaptrt bench" in capsys.readouterr().err
+    report = tmp_path / "report.json"
+    load = ["--input_len", 8, "--output_len", 8, "--requests", 4, "--concurrency", 2, "--repeats", 1]
+    bench(2, granite.engine(2), *load, "--output", report)
+    rows = json.loads(report.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["prefill", "decode", "serve"]
+    assert all(row["figure"]["samples"][0]["metrics"]["value"] > 0 for row in rows)
+    refused = mpirun(
+        2, "-m", "adaptrt.builder.cli", "bench", granite.engine(2), "--lora_dir", tmp_path / "none", check=False
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.count("none") == 1

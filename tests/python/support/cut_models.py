@@ -13,7 +13,7 @@ from adaptrt.builder.build import build
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 
-from .families import FAMILIES, Family, save_family
+from .families import FAMILIES, RELATIVES, Family, save_family
 from .models import Reference, save_adapter
 from .ranks import RankAnswer
 
@@ -44,8 +44,11 @@ CUT = {
     "gpt-neox": NEOX_SIZES,
     "cohere": SIZES,
     "starcoder2": SIZES,
+    "olmo2": SIZES,
+    "olmo3": SIZES,
     "mixtral": SIZES,
     "qwen2-moe": {**EXPERT_SIZES, "shared_expert_intermediate_size": 28},
+    "qwen3-moe": EXPERT_SIZES,
 }
 
 
@@ -58,7 +61,7 @@ class Cut:
 
     def __init__(self, name: str, directory: Path, **fields: Any) -> None:
         """`fields` of the config, beyond those of CUT."""
-        family: Family = FAMILIES[name]
+        family: Family = {**FAMILIES, **RELATIVES}[name]
         sized = dataclasses.replace(family, fields={**family.fields, **CUT[name], **fields})
         self.directory = directory
         self.model = save_family(sized, directory / "model")
@@ -69,12 +72,15 @@ class Cut:
                 settings["target_parameters"] = list(family.parameters)
             self.adapters[kind] = save_adapter(self.model, directory / kind, seed, **settings)
 
-    def engine(self, tp_size: int, dtype: DType = DType.FLOAT32, *, pp_size: int = 1) -> Path:
-        name = f"{tp_size}x{pp_size}-{dtype.name}"
+    def engine(
+        self, tp_size: int, dtype: DType = DType.FLOAT32, *, pp_size: int = 1, moe_ep_size: int | None = None
+    ) -> Path:
+        name = f"{tp_size}x{pp_size}-{moe_ep_size}-{dtype.name}"
         made = self.directory / f"engine{name}"
         if not made.is_dir():
             checkpoint = self.directory / f"checkpoint{name}"
-            convert_checkpoint(self.model, checkpoint, tp_size=tp_size, pp_size=pp_size, dtype=dtype)
+            sizes = {"tp_size": tp_size, "pp_size": pp_size, "moe_ep_size": moe_ep_size}
+            convert_checkpoint(self.model, checkpoint, dtype=dtype, **sizes)
             build(checkpoint, CONFIG, made, workers=2)
         return made
 

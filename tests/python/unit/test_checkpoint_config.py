@@ -75,6 +75,14 @@ def test_a_missing_or_wrong_field_is_named(name: str) -> None:
         ({"strange": 1}, "strange is unknown"),
         ({"mapping": {"world_size": 3, "tp_size": 2, "pp_size": 2}}, r"mapping.world_size must be .* = 4"),
         (
+            {"mapping": {"world_size": 4, "tp_size": 2, "pp_size": 2, "moe_tp_size": 2, "moe_ep_size": 2}},
+            "mapping.moe_ep_size cannot be used: moe_tp_size 2 and moe_ep_size 2 cannot be of tp_size 2",
+        ),
+        (
+            {"mapping": {"world_size": 4, "tp_size": 2, "pp_size": 2, "moe_tp_size": 1, "moe_ep_size": 2}},
+            "moe_ep_size is 2, and the model has no experts",
+        ),
+        (
             {"mapping": {"world_size": 4, "tp_size": 2, "pp_size": 2, "cp_size": 1}},
             "mapping.cp_size is unknown",
         ),
@@ -124,3 +132,12 @@ def test_any_values_are_read_or_refused(data: st.DataObject) -> None:
 
 def test_the_number_of_ranks() -> None:
     assert replace(CONFIG.mapping, tp_size=3, pp_size=5).world_size == 15
+
+
+def test_experts_of_ranks() -> None:
+    mapping = ParallelMapping.of(tp_size=8, pp_size=3, moe_tp_size=2)
+    assert mapping == ParallelMapping.of(8, 3, None, 4) == ParallelMapping.of(8, 3, 2, 4)
+    shares = [(mapping.experts_of(rank, 8), mapping.moe_tp_rank(rank)) for rank in range(8)]
+    groups = [range(0, 2), range(2, 4), range(4, 6), range(6, 8)]
+    assert shares == [(group, share) for share in range(2) for group in groups]
+    assert ParallelMapping.of(8, 3) == ParallelMapping(tp_size=8, pp_size=3)

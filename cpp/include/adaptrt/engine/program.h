@@ -246,24 +246,30 @@ struct Routing {
 
 /// output += (or, with `stores`, =) the sum over a token's experts, in the order of their numbers, of their
 /// weights times down(activation(gate(x)) * up(x)). Adapters act on an expert's layers as they do on a
-/// LinearOp's.
+/// LinearOp's. Where ranks have different experts, the sum is over those of a token's that are here, and
+/// every rank routes as if it had all.
 struct ExpertsOp {
   BufferId input = kNoBuffer;          // activation type, kTokens
-  BufferId router_logits = kNoBuffer;  // float32, kTokens, experts
+  BufferId router_logits = kNoBuffer;  // float32, kTokens, num_experts()
   BufferId output = kNoBuffer;         // float32, kTokens
   Routing routing;
   /// The output takes the sum's place, and is not added to.
   bool stores = false;
   /// A gated one.
   LinearEpilogue activation = LinearEpilogue::kSiluMul;
-  /// Gate and up of expert 0, those of expert 1, and so on.
+  /// Gate and up of the first expert that is here, those of the next, and so on.
   std::vector<LinearPart> gate_up;
-  std::vector<LinearPart> down;  // of each expert
-  /// Indices into LoraLayout::sites of expert 0's, those of the others follow; -1 where adapters do not act.
+  std::vector<LinearPart> down;  // of each of them
+  /// Indices into LoraLayout::sites of the first one's, those of the others follow; -1 where adapters do not
+  /// act.
   std::int32_t gate_up_site = -1;
   std::int32_t down_site = -1;
+  /// The number of the first expert that is here, and how many other ranks have.
+  std::int32_t first_expert = 0;
+  std::int32_t experts_elsewhere = 0;
 
-  [[nodiscard]] std::int64_t num_experts() const { return static_cast<std::int64_t>(down.size()); }
+  [[nodiscard]] std::int64_t num_experts_here() const { return static_cast<std::int64_t>(down.size()); }
+  [[nodiscard]] std::int64_t num_experts() const { return num_experts_here() + experts_elsewhere; }
 };
 
 /// output += sigmoid(gate) * input, row by row.
@@ -280,6 +286,20 @@ struct AllReduceOp {
   BufferId output = kNoBuffer;  // float32
   /// The sum is added to the output: a residual stream.
   bool add = false;
+};
+
+/// RMS norms of all heads of q together, and of all of k, in place, where each rank of the stage has some of
+/// the heads: the ranks' sums of squares are added in the order of the ranks.
+struct AllHeadsNormOp {
+  BufferId qkv = kNoBuffer;  // float32, kTokens: [q | k | v] of the heads that are here
+  VectorView query_norm;     // those of q's elements that are here
+  VectorView key_norm;       // and k's
+  /// Elements of all of q, and of k: what means are of.
+  std::int64_t whole_query_size = 0;
+  std::int64_t whole_key_size = 0;
+  /// Whether the squares of k's heads are counted here. Of ranks that share heads, on one.
+  bool counts_keys = true;
+  float epsilon = 0.0F;
 };
 
 /// output = [input_0 | input_1 | ...] up to its width, the columns of each rank of the stage. On the first of
@@ -309,7 +329,7 @@ struct KeepLogitRowsOp {
 
 using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp,
                         LayerNormOp, CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp,
-                        AllReduceOp, GatherOp, ReceiveOp, SendOp>;
+                        AllReduceOp, GatherOp, ReceiveOp, SendOp, AllHeadsNormOp>;
 
 /// A compiled network: ops in order of execution. `encoder` runs once in a step that has encoder inputs, over
 /// their tokens; nothing but what its CrossKeysOps keep is seen by the rest. `body` runs once a step over its

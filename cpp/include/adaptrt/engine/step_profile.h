@@ -1,9 +1,11 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace adaptrt {
@@ -34,9 +36,16 @@ enum class StepSection : std::uint8_t {
   kBody,     ///< Program::body
   kHead,     ///< Program::head, once for each slice of logit rows
   kSink,     ///< the caller's LogitsSink, after each slice: in an executor, sampling
+  kRanks,    ///< what rank 0 of several does beside its own program: index is a RankWork
 };
 
-/// One op of one step. Times are seconds since the profile was made.
+/// Of StepSection::kRanks.
+enum class RankWork : std::uint8_t {
+  kCommands,  ///< sends the step, and adapters that it needs, to the other ranks
+  kResults,   ///< waits for what the last stage of a pipeline makes, and receives it
+};
+
+/// One op of one step. Times are StepProfile::now().
 struct OpRecord {
   StepSection section = StepSection::kBody;
   /// Index into the section's ops.
@@ -44,7 +53,8 @@ struct OpRecord {
   double begin = 0.0;
   double end = 0.0;
   OpCost cost;
-  /// By thread of the pool: seconds between begin and end in which it ran a part of the op.
+  /// By thread of the pool: seconds between begin and end in which it ran a part of the op. Empty where the
+  /// pool has no part in it.
   std::vector<double> busy_seconds;
 };
 
@@ -60,19 +70,38 @@ struct StepRecord {
   std::vector<OpRecord> ops;
 };
 
+struct StepInput;
+
+/// A record of a step that has no times and ops yet.
+[[nodiscard]] StepRecord record_of(const StepInput& input);
+
 /// Records of an engine's newest steps. Thread-safe.
 class StepProfile {
  public:
   /// Keeps `max_steps` records; older ones make room. Throws ConfigError for 0.
   explicit StepProfile(std::size_t max_steps);
 
+  /// Seconds since this was made.
+  [[nodiscard]] double now() const;
+
   void add(StepRecord record);
+  /// Until end_joined(), the ops of records that are added become part of this one: rank 0 of several runs a
+  /// step of its own program, or several, in each step. One that is begun and not ended, because it threw,
+  /// leaves no record.
+  void begin_joined(StepRecord record);
+  void add_to_joined(OpRecord op);
+  void end_joined();
   /// The records since the last call, oldest first.
   [[nodiscard]] std::vector<StepRecord> take_steps();
 
  private:
+  using Clock = std::chrono::steady_clock;
+  void keep(StepRecord record);
+
   std::size_t max_steps_;
+  Clock::time_point made_ = Clock::now();
   std::mutex mutex_;
+  std::optional<StepRecord> joined_;
   std::deque<StepRecord> steps_;
 };
 

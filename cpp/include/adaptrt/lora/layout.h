@@ -46,13 +46,15 @@ struct LoraSite {
   std::int32_t layer = 0;
   std::int64_t in_size = 0;
   std::vector<LoraPart> parts;
-  /// Of a linear layer of experts, which has a site for each: whose it is, from 0 on.
+  /// Of a linear layer of experts, which has a site for each that is here: whose it is, from 0 on.
   std::int32_t expert = 0;
   /// Where in_size begins in the layer's inputs, and how many of them other ranks have.
   std::int64_t first_input = 0;
   std::int64_t inputs_elsewhere = 0;
   /// Whether an adapter's shift is added here: of layers whose inputs are cut, by the first rank alone.
   bool adds_shifts = true;
+  /// Of experts: how many the layer has for each that is here. The others are on other ranks alone.
+  std::int32_t experts_for_each = 1;
 
   /// Of the layer: of adapters' A.
   [[nodiscard]] std::int64_t whole_in_size() const { return in_size + inputs_elsewhere; }

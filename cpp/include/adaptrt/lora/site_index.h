@@ -10,16 +10,20 @@ namespace adaptrt {
 
 /// Where a module of a layer acts, and how large its A and B are.
 struct ModulePlace {
-  /// Index into LoraLayout::sites; of a module of experts the first one's, and those of the others follow.
+  /// Index into LoraLayout::sites; of a module of experts that of the first one that is here.
   std::int32_t first_site = 0;
+  /// Of the whole layer.
   ModuleSizes sizes;
+  /// Of experts: the number of the first one that is here, and how many are, whose sites follow one another.
+  std::int32_t first_expert = 0;
+  std::int32_t num_sites = 1;
 };
 
 /// Which sites the modules of a layout's layers belong to.
 class SiteIndex {
  public:
-  /// Throws EngineError where sites contradict each other: two of one module, experts that are not in order
-  /// or differ in size, a target module that no layer has.
+  /// Throws EngineError where sites contradict each other: two of one module, experts that are not in order,
+  /// differ in size or are more than the layer has, a target module that no layer has.
   explicit SiteIndex(const LoraLayout& layout);
 
   /// nullptr for a module that the layer does not have: layers may differ. A fused module is where all of its

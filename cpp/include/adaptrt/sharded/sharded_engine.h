@@ -23,10 +23,12 @@ struct PipelineFacts {
 /// Rank 0's. `local` runs its own program and talks to the others over `communicator`, where each of them is
 /// in serve_rank(). What a rank has no memory for ends in ConfigError that names it; a rank that is lost, in
 /// EngineError. KV blocks are in pieces on every rank, and cannot be read. Steps of a pipeline pass through
-/// its stages in pieces, so that all work at the same time.
+/// its stages in pieces, so that all work at the same time. A `profile` is that which `local` records its
+/// steps in: they become parts of whole steps there, beside what rank 0 sends and waits for.
 [[nodiscard]] std::unique_ptr<Engine> make_sharded_engine(std::shared_ptr<Engine> local,
                                                           std::shared_ptr<Communicator> communicator,
-                                                          const std::optional<PipelineFacts>& pipeline = {});
+                                                          const std::optional<PipelineFacts>& pipeline = {},
+                                                          std::shared_ptr<StepProfile> profile = nullptr);
 
 /// Any other rank's: runs `local` as rank 0 says, and returns when the engine there has ended its steps.
 /// Throws EngineError when a rank is lost.
