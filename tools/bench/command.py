@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from ..._core import ConfigError
+from ...builder.commands import engine_flags
 from . import engine_rows
 from .executors import AdapterLibrary, load_native_engine
 from .run_command import (
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "engine", type=Path, metavar="ENGINE", help="directory of the engine, which is measured under the load below"
     )
+    engine_flags.add_weight_memory(parser)
     add_run_arguments(parser, repeats=str(SETTINGS.repeats))
     engine_rows.add_arguments(parser)
 
@@ -42,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.engine}: is not a directory; expected an engine. AdaptRT's own scenarios are run by bench/run.py "
             "of its repository"
         )
-    engine = load_native_engine(args.engine)
+    engine = load_native_engine(args.engine, args.weight_memory)
     rows = engine_rows.engine_rows(args, engine)
     if args.only:
         wanted = selected(args.only, rows, args.engine)

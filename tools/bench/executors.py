@@ -54,12 +54,12 @@ class ExecutorKey:
     """None: the run's."""
 
 
-def load_native_engine(directory: Path) -> NativeEngine:
-    """An engine that the bench can measure.
+def load_native_engine(directory: Path, weight_memory: int | None = None) -> NativeEngine:
+    """An engine that the bench can measure; `weight_memory` as ExecutorConfig's.
 
     Raises EngineError for a damaged one, ConfigError for a TensorRT plan and for one of several ranks.
     """
-    engine = load_engine(directory)
+    engine = load_engine(directory, weight_memory=weight_memory)
     if not isinstance(engine, NativeEngine):
         raise ConfigError(f"{directory}: the bench measures engines of the native backend; this one has another")
     if engine.num_ranks > 1:
@@ -129,10 +129,14 @@ class BenchExecutor:
         config = self._config(key, mixes, num_threads, block_reuse)
         self.profile = StepProfile(MAX_STEPS)
         """Of a profiled executor: its newest steps."""
+        memory = engine.memory_of_weights()
         if profiled:
-            native = CpuEngine(engine.program, engine.storage, num_threads, kernels=cpu.kernels, profile=self.profile)
+            native = CpuEngine(
+                engine.program, engine.storage, num_threads, kernels=cpu.kernels, profile=self.profile,
+                weight_memory=memory,
+            )  # fmt: skip
         else:
-            native = CpuEngine(engine.program, engine.storage, num_threads, kernels=cpu.kernels)
+            native = CpuEngine(engine.program, engine.storage, num_threads, kernels=cpu.kernels, weight_memory=memory)
         self.info = native.info
         self.executor = Executor(native, config, available_memory())
         registered = set()
