@@ -32,7 +32,7 @@ def main() -> None:
     config = adaptrt.ExecutorConfig(
         weight_memory=weight_memory,
         kv_cache_config=adaptrt.KvCacheConfig(max_tokens=1024, enable_block_reuse=False),
-        peft_cache_config=adaptrt.PeftCacheConfig(host_cache_size=200 << 20, device_cache_percent=0.05),
+        peft_cache_config=adaptrt.PeftCacheConfig(host_cache_size=200 << 20, device_cache_percent=0.3),
     )
     begin = time.perf_counter()
     with adaptrt.Executor(engine, executor_config=config) as executor:

@@ -135,6 +135,8 @@ class EngineFile:
                 raise EngineError(f"{self.path}: tensor '{name}' does not have its checksum; the file is damaged")
         if any(gap.any() for gap in self._gaps()):
             raise EngineError(f"{self.path}: a gap between tensors is not empty; the file is damaged")
+        if not self._keeps_in_memory:
+            self._reader.release()
 
     def _content(self, name: str) -> Iterator[memoryview]:
         """The bytes of a tensor."""
