@@ -58,7 +58,7 @@ class FileWeights(MappedWeights):
     def _read(self, address: int, num_bytes: int) -> npt.NDArray[np.uint8]:
         assert self._begin <= address <= self._end - num_bytes
         content = np.empty(num_bytes, np.uint8)
-        unread, offset = memoryview(content), address - self._begin
+        unread, offset = content.data, address - self._begin
         try:
             while unread:
                 count = os.preadv(self._file.fileno(), [unread], offset)

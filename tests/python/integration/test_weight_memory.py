@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 
 import adaptrt
 from adaptrt._core import ConfigError, EngineError, lora_modules
 from adaptrt.builder import cli
 from adaptrt.builder.adapter import ModuleKey
 from adaptrt.builder.build import build
+from adaptrt.builder.byte_size import parse_bytes
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.engine_config import EngineConfig
 from adaptrt.runtime.engine import load_engine, load_engine_bytes
+from adaptrt.runtime.llm_config import with_weight_memory
+from adaptrt.serve.command import add_arguments as add_serve_arguments
+from adaptrt.serve.command import executor_config_of
 from support.families import SIZES, Family, save_family
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import Answer, build_engine, collect, make_request, run_command
@@ -104,8 +111,6 @@ def test_every_budget_gives_the_same_bits(engine: Path, adapters: list[Path]) ->
 
 
 def test_experts_give_the_same_bits_and_those_that_are_not_taken_are_not_read(tmp_path: Path) -> None:
-    import transformers
-
     family = Family(
         transformers.Qwen3MoeConfig, [],
         {**SIZES, "hidden_size": 64, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
@@ -171,15 +176,11 @@ def test_what_does_not_fit_is_refused_with_the_bytes(plain: Path, monkeypatch: p
     ("text", "num_bytes"), [("4GiB", 4 << 30), ("1.5 MB", 1_500_000), ("70000", 70000), ("2KiB", 2048)]
 )
 def test_sizes_are_read_as_people_write_them(text: str, num_bytes: int) -> None:
-    from adaptrt.builder.byte_size import parse_bytes
-
     assert parse_bytes(text, "weight_memory") == num_bytes
 
 
 @pytest.mark.parametrize("size", ["4 gigs", "-1", "", "GiB", "1e9", -5, True, 1.5])
 def test_other_sizes_are_refused(size: object) -> None:
-    from adaptrt.builder.byte_size import parse_bytes
-
     with pytest.raises(ConfigError, match=r"weight_memory is .*; accepted: a number of bytes"):
         parse_bytes(size, "weight_memory")  # type: ignore[arg-type]
 
@@ -244,3 +245,49 @@ def test_dora_is_normalised_by_the_same_weights(plain: Path) -> None:
     for key in known:
         left, right = (np.concatenate(list(base.row_blocks(key))) for base in (mapped, read))
         np.testing.assert_array_equal(left, right)
+
+
+def test_contexts_are_told_before_anything_starts(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = load_engine(plain).program
+    own, int8 = program.kv_block_bytes(), program.kv_block_bytes(int8_kv_cache=True)
+    info = load_engine(plain).start(adaptrt.ExecutorConfig(num_threads=1)).info
+    assert (own, program.tokens_per_block) == (info.kv_block_bytes, info.tokens_per_block)
+    assert int8 < own
+    capsys.readouterr()
+    run_command("inspect", plain, "--context", 16, 17)
+    shown = " ".join(capsys.readouterr().out.split())
+    for tokens, blocks in ((16, 1), (17, 2)):
+        mine, other = (f"{blocks * size / 1024:.1f} KiB" for size in (own, int8))
+        assert f"{tokens} tokens {mine} (as int8 {other})" in shown
+    run_command("inspect", plain)
+    assert f"with {FLAGS['max_seq_len']} tokens {10 * own / 1024:.1f} KiB" in " ".join(capsys.readouterr().out.split())
+    for path, context, reason in (
+        (plain, 161, "--context is 161; accepted: 1 to 160, the engine's max_seq_len"),
+        (plain.parent / "checkpoint", 16, "--context: only for native engines"),
+    ):
+        assert cli.main(["inspect", str(path), "--context", str(context)]) == 2
+        assert reason in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_bench_shows_what_is_read_of_a_token(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    run_command(
+        "bench", plain, "--weight_memory", least_memory(plain), "--only", "decode", "--repeats", 1, "--concurrency", 1,
+        "--input_len", 8, "--output_len", 8,
+    )  # fmt: skip
+    assert re.search(r"\d+ MB of weights read a token", capsys.readouterr().out)
+
+
+def test_flags_and_arguments_reach_the_executor(plain: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    arguments = parser.parse_args([str(plain), "--weight_memory", "2MiB"])
+    assert executor_config_of(arguments).weight_memory == 2 << 20
+    assert executor_config_of(parser.parse_args([str(plain)])).weight_memory is None
+    given = adaptrt.ExecutorConfig(num_threads=1)
+    changed = with_weight_memory(given, "2MiB")
+    assert changed is not None
+    assert (changed.weight_memory, changed.num_threads, given.weight_memory) == (2 << 20, 1, None)
+    assert with_weight_memory(given, None) is given
+    with pytest.raises(ConfigError, match="weight_memory is 5, and executor_config has 2097152"):
+        with_weight_memory(changed, 5)
