@@ -128,6 +128,9 @@ class BuildConfig:
     backend: str = NATIVE
     compress_weights: bool = False
     """Stores the bfloat16 weights of linear layers in twelve bits each, without changing them."""
+    weight_memory: int | None = None
+    """Bytes that weights may take in memory where an executor is not told otherwise; those that do not fit are read
+    from the engine file when they are used. None: all are mapped."""
     lora_config: LoraBuildConfig = field(default_factory=LoraBuildConfig)
     plugin_config: PluginConfig = field(default_factory=PluginConfig)
     tensorrt_config: TensorRtBuildConfig | None = None
@@ -195,6 +198,7 @@ class BuildConfig:
         found += _rotary_factor_problems(self, checkpoint)
         found += _backend_problems(self, checkpoint)
         found += _compression_problems(self, checkpoint)
+        found += _weight_memory_problems(self, checkpoint)
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -208,6 +212,8 @@ class BuildConfig:
         for name in ("max_extra_tokens", "long_lora_scaling_factors"):  # engines without them stay what they were
             if not result["lora_config"][name]:
                 del result["lora_config"][name]
+        if self.weight_memory is None:
+            del result["weight_memory"]
         if self.tensorrt_config is None:
             del result["tensorrt_config"]
         else:
@@ -225,6 +231,7 @@ class BuildConfig:
         return cls(
             **values,
             compress_weights=source.boolean("compress_weights"),
+            weight_memory=source.optional_integer("weight_memory"),
             plugin_config=PluginConfig(
                 **{item.name: plugins.string(item.name) for item in fields(PluginConfig)} if plugins else {}
             ),
@@ -453,6 +460,19 @@ def _backend_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list
     if tensorrt.weights not in WEIGHTS:
         found.append(f"weights is {tensorrt.weights}; accepted: {', '.join(WEIGHTS)}")
     return found + _capability_problems(tensorrt.compute_capability)
+
+
+def _weight_memory_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+    if config.weight_memory is None:
+        return []
+    found = []
+    if config.weight_memory < 1:
+        found.append(f"weight_memory is {config.weight_memory}; it must be at least 1")
+    if config.backend != NATIVE:
+        found.append(f"weight_memory needs backend {NATIVE}")
+    if checkpoint.mapping.world_size > 1:
+        found.append(f"weight_memory needs an engine of one rank; the checkpoint has {checkpoint.mapping.world_size}")
+    return found
 
 
 def _compression_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:

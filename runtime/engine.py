@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Final
 
 from .._core import EngineError
 from ..builder.engine_config import EngineConfig
 from ..builder.json_fields import parse_json_object
-from .loaded_engine import LoadedEngine
+from .loaded_engine import IN_MEMORY, LoadedEngine
 from .native_engine import load_native_engine, native_engine_in_memory
 from .ranks import rank_in
 
 __all__ = ["LoadedEngine", "load_engine", "load_engine_bytes"]
 
-IN_MEMORY: Final = Path("<engine in memory>")
-"""Stands for its directory in errors and logs."""
 
-
-def load_engine(directory: str | Path) -> LoadedEngine:
+def load_engine(directory: str | Path, *, weight_memory: int | None = None) -> LoadedEngine:
     """Loads an engine that `adaptrt build` made; of one of several ranks, this process's.
 
+    weight_memory: as ExecutorConfig.weight_memory. With one, the file is checked without keeping it in memory.
+
     Raises EngineError with the path and the reason for a directory of another version, and one that is
-    incomplete, damaged or inconsistent.
+    incomplete, damaged or inconsistent, ConfigError for a weight_memory that the engine cannot have.
     """
     directory = Path(directory)
     if not directory.exists():
@@ -32,11 +30,12 @@ def load_engine(directory: str | Path) -> LoadedEngine:
         raise EngineError(f"{directory}: is not a directory; accepted: the directory of an engine")
     config = EngineConfig.load(directory)
     if config.tensorrt is None:
-        return load_native_engine(directory, config, rank_in(config.pretrained_config.mapping.world_size))
+        rank = rank_in(config.pretrained_config.mapping.world_size)
+        return load_native_engine(directory, config, rank, weight_memory)
     # Reads the network, and so brings onnx along, which native engines do without.
     from .tensorrt.engine import load_tensorrt_engine
 
-    return load_tensorrt_engine(directory, config)
+    return load_tensorrt_engine(directory, config).with_weight_memory(weight_memory)
 
 
 def load_engine_bytes(engine: bytes | bytearray | memoryview, config: str) -> LoadedEngine:

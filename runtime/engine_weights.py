@@ -23,6 +23,7 @@ from .._core import (
     lora_modules,
 )
 from ..builder.adapter import EMBEDDING, ModuleKey
+from .file_weights import MappedWeights
 
 _ROWS_AT_ONCE = 1024
 
@@ -45,8 +46,14 @@ class EngineBase:
     They are the ones that the adapter is served over, rounded to the engine's type.
     """
 
-    def __init__(self, ranks: Sequence[tuple[Program, Any]], directory: Path) -> None:
-        """`ranks`: the program of each rank and its storage, which owns the bytes that the program refers to."""
+    def __init__(
+        self, ranks: Sequence[tuple[Program, Any]], directory: Path, weights: MappedWeights | None = None
+    ) -> None:
+        """`ranks`: the program of each rank and its storage, which owns the bytes that the program refers to.
+
+        weights: how they are read; None: where the programs refer to.
+        """
+        self._weights = MappedWeights() if weights is None else weights
         self._storages = [storage for _, storage in ranks]
         self._directory = directory
         self._pieces: dict[tuple[int, str, int], list[_Piece]] = {}
@@ -84,7 +91,7 @@ class EngineBase:
         """W's rows in the order of the Hugging Face model, as float32 [rows, in]."""
         if key.module.name == EMBEDDING:
             if self._table is not None:
-                yield np.ascontiguousarray(self._table.rows(0, self._table.n).T)
+                yield np.ascontiguousarray(self._weights.rows(self._table, 0, self._table.n).T)
             return
         parts = self._parts_of(key)
         for rows in key.in_source_order(sum(pieces[0].outputs for pieces in parts)):
@@ -93,7 +100,7 @@ class EngineBase:
                 outputs = pieces[0].outputs
                 begin, end = max(rows.start - first, 0), min(rows.stop - first, outputs)
                 for row in range(begin, end, _ROWS_AT_ONCE):
-                    yield _rows(pieces, row, min(row + _ROWS_AT_ONCE, end))
+                    yield self._rows(pieces, row, min(row + _ROWS_AT_ONCE, end))
                 first += outputs
 
     def bias(self, key: ModuleKey) -> npt.NDArray[np.float32] | None:
@@ -103,14 +110,14 @@ class EngineBase:
         parts = self._parts_of(key)
         if not any(piece.part.bias.size for pieces in parts for piece in pieces):
             return None
-        joined = np.concatenate([_bias(pieces) for pieces in parts])
+        joined = np.concatenate([self._bias(pieces) for pieces in parts])
         return np.concatenate([joined[rows.start : rows.stop] for rows in key.in_source_order(len(joined))])
 
     def rows_at(self, key: ModuleKey, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Of lm_head or of the embedding, the tokens' rows, as float32 [tokens, in]."""
         table = self._table if key.module.name == EMBEDDING else self._parts_of(key)[0][0].part.weight
         assert table is not None  # the engine's modules have it
-        return np.concatenate([table.rows(token, token + 1) for token in tokens])
+        return np.concatenate([self._weights.rows(table, token, token + 1) for token in tokens])
 
     def rounding(self, key: ModuleKey) -> float:
         """Of int8 weights half a step, of which the largest element of a row has 127."""
@@ -122,28 +129,27 @@ class EngineBase:
         keys = [(key.layer, part, key.expert) for part in key.module.parts]
         return [self._pieces[key] for key in keys] if all(key in self._pieces for key in keys) else []
 
+    def _rows(self, pieces: Sequence[_Piece], begin: int, end: int) -> npt.NDArray[np.float32]:
+        """Rows [begin, end) of the whole weight."""
+        whole = np.empty((end - begin, pieces[0].inputs), np.float32)
+        for piece in pieces:
+            weight = piece.part.weight
+            first = max(begin, piece.first_output)
+            last = min(end, piece.first_output + weight.n)
+            if first < last:
+                columns = slice(piece.first_input, piece.first_input + weight.k)
+                rows = self._weights.rows(weight, first - piece.first_output, last - piece.first_output)
+                whole[first - begin : last - begin, columns] = rows
+        return whole
 
-def _rows(pieces: Sequence[_Piece], begin: int, end: int) -> npt.NDArray[np.float32]:
-    """Rows [begin, end) of the whole weight."""
-    whole = np.empty((end - begin, pieces[0].inputs), np.float32)
-    for piece in pieces:
-        weight = piece.part.weight
-        first = max(begin, piece.first_output)
-        last = min(end, piece.first_output + weight.n)
-        if first < last:
-            columns = slice(piece.first_input, piece.first_input + weight.k)
-            rows = weight.rows(first - piece.first_output, last - piece.first_output)
-            whole[first - begin : last - begin, columns] = rows
-    return whole
-
-
-def _bias(pieces: Sequence[_Piece]) -> npt.NDArray[np.float32]:
-    """Of the whole module. Where its inputs are cut, one rank has it."""
-    whole = np.zeros(pieces[0].outputs, np.float32)
-    for piece in pieces:
-        if piece.part.bias.size:
-            whole[piece.first_output : piece.first_output + piece.part.weight.n] = piece.part.bias.values()
-    return whole
+    def _bias(self, pieces: Sequence[_Piece]) -> npt.NDArray[np.float32]:
+        """Of the whole module. Where its inputs are cut, one rank has it."""
+        whole = np.zeros(pieces[0].outputs, np.float32)
+        for piece in pieces:
+            if piece.part.bias.size:
+                outputs = slice(piece.first_output, piece.first_output + piece.part.weight.n)
+                whole[outputs] = self._weights.values(piece.part.bias)
+        return whole
 
 
 def _adapted_parts(op: object) -> list[tuple[int, Sequence[LinearPart]]]:

@@ -90,7 +90,7 @@ class Executor(_core.Executor):
         in_memory = "engine_buffer" in kwargs or isinstance(args[0] if args else None, (bytes, bytearray, memoryview))
         load, model_type, config = (_engine_in_memory if in_memory else _engine_directory)(*args, **kwargs)
         orchestrator = orchestrator_of(_config_in(args, kwargs))
-        self._engine = load()
+        self._engine = load().with_weight_memory(config.weight_memory)
         _check_model_type(model_type, self._engine)
         self._adapters = AdapterStore(self._engine)
         self._guided_decoding_config = copy.copy(config.guided_decoding_config)
@@ -297,7 +297,14 @@ def _engine_directory(
     executor_config: ExecutorConfig | None = None,
 ) -> tuple[Callable[[], LoadedEngine], ModelType, ExecutorConfig]:
     config = _checked(model_type, executor_config)
-    return lambda: model_path if isinstance(model_path, LoadedEngine) else load_engine(model_path), model_type, config
+    weight_memory = config.weight_memory
+
+    def load() -> LoadedEngine:
+        return (
+            model_path if isinstance(model_path, LoadedEngine) else load_engine(model_path, weight_memory=weight_memory)
+        )
+
+    return load, model_type, config
 
 
 def _engine_in_memory(
@@ -326,7 +333,7 @@ def _rank_executor(engine: LoadedEngine, model_type: ModelType, config: Executor
     """Takes part in what rank 0's executor does to begin."""
     assert isinstance(engine, NativeEngine)
     _check_model_type(model_type, engine)
-    started = engine.start(config)
+    started = engine.with_weight_memory(config.weight_memory).start(config)
     engine.available_memory()
     return RankExecutor(started, engine.ranks)
 

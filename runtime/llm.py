@@ -28,7 +28,7 @@ from .answer import Answer, AnswerStream, AsyncAnswer, Completion
 from .chat_template import ChatTemplate
 from .engine import load_engine
 from .executor import Executor
-from .llm_config import with_kernels, with_speculation
+from .llm_config import with_kernels, with_speculation, with_weight_memory
 from .options.speculative import LookaheadDecodingConfig
 from .orchestrator.mode import with_workers
 from .pooled_texts import PooledTexts, texts_and_names
@@ -48,6 +48,7 @@ class LLM(PooledTexts):
         *,
         tokenizer: str | Path | None = None,
         kernels: str = "",
+        weight_memory: int | str | None = None,
         speculative_config: LookaheadDecodingConfig | DraftTargetDecodingConfig | None = None,
         engine_options: EngineOptions | None = None,
     ) -> None:
@@ -57,6 +58,7 @@ class LLM(PooledTexts):
             with `engine_options`, and taken from the user's cache from then on (see engine_for).
         tokenizer: a tokenizer.json or the directory of one, in which the chat template is looked for as well.
         kernels: as ExecutorConfig.kernels, for which it stands.
+        weight_memory: bytes, or a text such as "4GiB"; as ExecutorConfig.weight_memory, for which it stands.
         speculative_config: for speed alone. LookaheadDecodingConfig: drafts from each completion's own text; as
             ExecutorConfig.decoding_config, for which it stands. DraftTargetDecodingConfig: drafts of a small model, an
             engine, model or checkpoint directory as `model`, whose engine is made without engine_options; as
@@ -75,8 +77,9 @@ class LLM(PooledTexts):
         if not path.is_file():
             raise ConfigError(f"{path}: there is no tokenizer; name one with tokenizer=")
         self._template_directory = path.parent
-        config = with_speculation(with_kernels(executor_config, kernels), speculative_config)
-        engine = load_engine(engine_dir)
+        config = with_weight_memory(with_kernels(executor_config, kernels), weight_memory)
+        config = with_speculation(config, speculative_config)
+        engine = load_engine(engine_dir, weight_memory=None if config is None else config.weight_memory)
         tokenizer_of_model = read_tokenizer(path, engine.config.pretrained_config.eos_token_id)
         executor = Executor(engine, engine.model_type, with_workers(config, engine), tokenizer=path)
         if not executor.can_enqueue_requests():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig
+from ..builder.byte_size import parse_bytes
 from ..builder.model_cache import engine_for
 from ..builder.progress import progress_on
 from .options.speculative import DecodingConfig, LookaheadDecodingConfig
@@ -18,6 +19,18 @@ def with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig 
     if changed.kernels not in ("", kernels):
         raise ConfigError(f"kernels is '{kernels}', and executor_config has '{changed.kernels}'")
     changed.kernels = kernels
+    return changed
+
+
+def with_weight_memory(config: ExecutorConfig | None, weight_memory: int | str | None) -> ExecutorConfig | None:
+    """A configuration with this memory for weights; the caller's is left as it is."""
+    if weight_memory is None:
+        return config
+    num_bytes = parse_bytes(weight_memory, "weight_memory")
+    changed = ExecutorConfig() if config is None else copy.copy(config)
+    if changed.weight_memory not in (None, num_bytes):
+        raise ConfigError(f"weight_memory is {num_bytes}, and executor_config has {changed.weight_memory}")
+    changed.weight_memory = num_bytes
     return changed
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from ..builder.network import ops
 from ..builder.network.adapter_sites import AdaptedModules
 from ..builder.network.weights import Tensor
 from .memory import available_memory
+
+IN_MEMORY: Final = Path("<engine in memory>")
+"""Stands for its directory in errors and logs."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,10 @@ class LoadedEngine(ABC):
     @abstractmethod
     def base_weights(self) -> BaseWeights | None:
         """The weights that adapters are served over; None when the engine does not give them back."""
+
+    @abstractmethod
+    def with_weight_memory(self, num_bytes: int | None) -> LoadedEngine:
+        """The engine with ExecutorConfig.weight_memory; None: this one. Raises ConfigError where there can be none."""
 
     @abstractmethod
     def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:

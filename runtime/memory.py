@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
-# (limit, usage) of the control group that a container sees as its own: version 2, then version 1.
-_CONTROL_GROUPS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_ROOTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
+"""Of version 2, and of version 1; a container sees its own group there."""
+_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
+"""Of both: a limit, what is in use, and the line of memory.stat for files that are kept and can be given up."""
 
 
 def available_memory() -> int:
-    """Bytes: what the machine has available, or what its control group leaves where that is less."""
-    return min([_machine_available(), *_control_groups_available()])
+    """Bytes: what the machine has available, or what its control groups leave where that is less."""
+    groups = [_available_in(group, *files) for group, files in _control_groups() if (group / files[0]).is_file()]
+    return min([_machine_available(), *(available for available in groups if available is not None)])
 
 
 def _machine_available() -> int:
@@ -25,9 +27,34 @@ def _machine_available() -> int:
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
-def _control_groups_available() -> list[int]:
-    available = []
-    for limit, usage in _CONTROL_GROUPS:
-        if limit.is_file() and (text := limit.read_text().strip()) != "max":
-            available.append(max(int(text) - int(usage.read_text()), 0))
-    return available
+def _control_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """Those that this process is in, as far as they are seen from here, and their parents'."""
+    for version, root in enumerate(_ROOTS):
+        group = root / _path_of_own_group(is_first_version=version == 1).lstrip("/")
+        while True:
+            yield group, _FILES[version]
+            if group == root or root not in group.parents:
+                break
+            group = group.parent
+
+
+def _path_of_own_group(*, is_first_version: bool) -> str:
+    if not _OWN_GROUPS.is_file():
+        return "/"
+    for line in _OWN_GROUPS.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(",") if is_first_version else not controllers:
+            return path
+    return "/"
+
+
+def _available_in(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
+    """None without a limit."""
+    text = (group / limit).read_text().strip()
+    if text == "max":
+        return None
+    statistics = group / "memory.stat"
+    lines = statistics.read_text().splitlines() if statistics.is_file() else []
+    kept = dict(line.split() for line in lines if len(line.split()) == 2)
+    used = int((group / usage).read_text()) - int(kept.get(reclaimable, 0))
+    return max(int(text) - max(used, 0), 0)

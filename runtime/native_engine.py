@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._core import CpuEngine, EngineError, ExecutorConfig, QuantAlgo
+from .._core import ConfigError, CpuEngine, EngineError, ExecutorConfig, QuantAlgo, WeightMemory
 from .._version import __version__
 from ..builder.checkpoint.config import CheckpointConfig
 from ..builder.compile.bind import bind_program
@@ -22,20 +23,24 @@ from ..builder.compile.engine_file import EngineFile
 from ..builder.compile.plan import ExpertsOp, LinearOp, LinearPart, Program
 from ..builder.engine_config import EngineConfig, engine_file
 from .engine_weights import EngineBase
+from .file_weights import FileWeights, MappedWeights
 from .kv_identity import kv_identity
-from .loaded_engine import LoadedEngine, engine_adapters
+from .loaded_engine import IN_MEMORY, LoadedEngine, engine_adapters
 from .ranks import Ranks
+from .weight_memory import describe_placement, require_room
 
 _LOG: Final = logging.getLogger("adaptrt")
 
 
 @dataclass(frozen=True)
 class NativeEngine(LoadedEngine):
-    """An engine whose weights are mapped, not copied."""
+    """An engine whose weights are mapped, not copied, unless they have a weight_memory."""
 
     program: _core.Program
     """Refers to bytes of `storage`."""
     storage: EngineFile
+    weight_memory: int = 0
+    """Bytes that weights may take; 0: all are mapped. Else the mapping is not read once the engine was checked."""
 
     @property
     def rank(self) -> int:
@@ -62,12 +67,31 @@ class NativeEngine(LoadedEngine):
     def _base(self) -> EngineBase:
         others = (rank for rank in range(self.num_ranks) if rank != self.rank)
         loaded = [self, *(load_native_engine(self.directory, self.config, rank) for rank in others)]
-        return EngineBase([(engine.program, engine.storage) for engine in loaded], self.directory)
+        weights = FileWeights(self.storage) if self.weight_memory else MappedWeights()
+        return EngineBase([(engine.program, engine.storage) for engine in loaded], self.directory, weights)
 
     @cached_property
     def ranks(self) -> Ranks:
         """The processes that run an engine of several ranks. Raises ConfigError where they were not started."""
         return Ranks(self.num_ranks)
+
+    def with_weight_memory(self, num_bytes: int | None) -> NativeEngine:
+        """As LoadedEngine.with_weight_memory."""
+        if num_bytes is None or num_bytes == self.weight_memory:
+            return self
+        if num_bytes and self.num_ranks > 1:
+            raise ConfigError(
+                f"weight_memory is {num_bytes}; accepted: None and 0, {self.directory} is an engine of several ranks"
+            )
+        if num_bytes and self.directory == IN_MEMORY:
+            raise ConfigError(f"weight_memory is {num_bytes}; accepted: None and 0, the engine is in memory as a whole")
+        return dataclasses.replace(self, weight_memory=num_bytes)
+
+    def memory_of_weights(self) -> WeightMemory | None:
+        """What a CpuEngine is told of it; None: all weights are mapped."""
+        if not self.weight_memory:
+            return None
+        return WeightMemory(path=str(self.storage.path), mapping=self.storage.file_bytes, num_bytes=self.weight_memory)
 
     def start(
         self,
@@ -124,6 +148,8 @@ class NativeEngine(LoadedEngine):
         communicator: _core.Communicator | None,
         profile: _core.StepProfile | None,
     ) -> CpuEngine:
+        if self.weight_memory:
+            require_room(self, config, self.available_memory())
         engine = CpuEngine(
             self.program,
             self.storage,
@@ -133,7 +159,10 @@ class NativeEngine(LoadedEngine):
             identity=identity,
             beside=beside if isinstance(beside, CpuEngine) else None,
             communicator=communicator,
+            weight_memory=self.memory_of_weights(),
         )
+        if engine.weight_placement is not None:
+            _LOG.info("%s: %s", self.directory, describe_placement(engine.weight_placement))
         said = "asked for" if config.kernels else _why_chosen()
         _LOG.info("%s: kernels %s (%s), threads %d", self.directory, engine.info.kernels, said, num_threads)
         return engine
@@ -144,10 +173,18 @@ def _why_chosen() -> str:
     return "; ".join(["chosen", *(f"not {name}: {reason}" for name, reason in _core.impossible_cpu_kernels()[:1])])
 
 
-def load_native_engine(directory: Path, config: EngineConfig, rank: int = 0) -> NativeEngine:
-    """Raises EngineError for an engine file that is damaged or disagrees with config.json."""
-    storage = EngineFile(directory / engine_file(rank), config.engine_checksums[rank])
-    return _checked(directory, config, storage, engine_adapters(config, directory))
+def load_native_engine(
+    directory: Path, config: EngineConfig, rank: int = 0, weight_memory: int | None = None
+) -> NativeEngine:
+    """`weight_memory` as ExecutorConfig's.
+
+    Raises EngineError for an engine file that is damaged or disagrees with config.json, ConfigError for a weight_memory
+    that the engine cannot have.
+    """
+    num_bytes = config.build_config.weight_memory if weight_memory is None else weight_memory
+    file = directory / engine_file(rank)
+    storage = EngineFile(file, config.engine_checksums[rank], keeps_in_memory=not num_bytes)
+    return _checked(directory, config, storage, engine_adapters(config, directory)).with_weight_memory(num_bytes)
 
 
 def native_engine_in_memory(

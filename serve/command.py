@@ -86,6 +86,7 @@ def _add_embeddings(group: Any) -> None:
 def _add_executor(group: Any) -> None:
     group.add_argument("--num_threads", type=int, metavar="N", help="threads of the engine (default: all CPUs)")
     group.add_argument("--kernels", default="", metavar="NAME", help="kernels (default: those chosen for this CPU)")
+    engine_flags.add_weight_memory(group)
     group.add_argument(
         "--kv_cache_tokens", type=int, metavar="N", help="tokens that the KV cache holds (default: what memory allows)"
     )
@@ -209,6 +210,7 @@ def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
         host_cache_size=args.kv_cache_dir_bytes,
         host_cache_dir=None if args.kv_cache_dir is None else str(args.kv_cache_dir),
     )
+    config.weight_memory = args.weight_memory
     if args.host_cache_bytes is not None:
         config.peft_cache_config = PeftCacheConfig(host_cache_size=args.host_cache_bytes)
     return config
@@ -230,7 +232,7 @@ def make_executor(args: argparse.Namespace) -> Executor:
     engine = engine_for(args.model, engine_flags.engine_options_of(args), progress_on())
     executor_config = executor_config_of(args)
     executor_config.draft_target_decoding_config = _draft_config_of(args)
-    loaded = load_engine(engine)
+    loaded = load_engine(engine, weight_memory=args.weight_memory)
     return Executor(loaded, loaded.model_type, with_workers(executor_config, loaded))
 
 

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max_tokens", type=int, default=512, metavar="N", help="tokens of an answer (default: %(default)s)"
     )
+    engine_flags.add_weight_memory(parser)
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0: always the likeliest token (default: 0)"
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Reads lines and answers them until the input ends."""
     sampling = _sampling_of(args)
     options = engine_flags.engine_options_of(args)
-    with LLM(args.model, engine_options=options) as llm:
+    with LLM(args.model, weight_memory=args.weight_memory, engine_options=options) as llm:
         llm.chat_template(args.lora)  # without one, there is no chat to begin
         chat = Chat(llm, lora=args.lora, system=args.system, max_tokens=args.max_tokens, sampling=sampling)
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -6,11 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from .._core import ConfigError, EngineError, cpu_kernels, dtype_name, impossible_cpu_kernels
 from ..builder.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG
 from ..builder.checkpoint.config import LEARNED_POSITIONS, RELATIVE_POSITIONS, CheckpointConfig
 from ..builder.checkpoint.rank_file import rank_file
+from ..builder.compile.bind import bind_program
 from ..builder.compile.engine_file import EngineFile
 from ..builder.compile.tensorrt.compile import plan_file
 from ..builder.compile.tensorrt.plan_config import TensorRow
@@ -28,12 +30,18 @@ from .inspect_adapter import (
     print_table,
 )
 
+_CONTEXTS: Final = (1 << 13, 1 << 15, 1 << 17)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("path", type=Path, help="directory of a checkpoint, an engine, or an adapter in either form")
     parser.add_argument("--tensors", action="store_true", help="list the tensors of a checkpoint or an engine")
     parser.add_argument("--engine", type=Path, help="of an adapter: the engine that is to serve it, and whether it can")
+    parser.add_argument(
+        "--context", type=int, nargs="+", metavar="N",
+        help="of an engine: tokens of contexts whose memory is to be said (default: powers of two up to max_seq_len)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="of an adapter: every module as JSON")
 
 
@@ -47,7 +55,12 @@ def run(args: argparse.Namespace) -> int:
     describe = _describer_of(args.path)
     if given:
         raise ConfigError(f"{' and '.join(given)}: only for adapters, and {args.path} is none")
-    describe(args.path, args.tensors)
+    if args.context is None:
+        describe(args.path, args.tensors)
+    elif describe is _describe_native_engine:
+        _describe_native_engine(args.path, args.tensors, args.context)
+    else:
+        raise ConfigError(f"--context: only for native engines, and {args.path} is none")
     return 0
 
 
@@ -94,19 +107,53 @@ def _describe_checkpoint(path: Path, tensors: bool) -> None:
         _print_tensors(reader.path.name, reader.specs.values())
 
 
-def _describe_native_engine(path: Path, tensors: bool) -> None:
+def _describe_native_engine(path: Path, tensors: bool, contexts: Sequence[int] | None = None) -> None:
     config = EngineConfig.load(path)
-    files = [EngineFile(path / engine_file(rank), checksum) for rank, checksum in enumerate(config.engine_checksums)]
+    keeps = config.build_config.weight_memory is None
+    files = [
+        EngineFile(path / engine_file(rank), checksum, keeps_in_memory=keeps)
+        for rank, checksum in enumerate(config.engine_checksums)
+    ]
+    max_seq_len = config.build_config.max_seq_len or 0
+    for context in contexts or ():
+        if not 1 <= context <= max_seq_len:
+            raise ConfigError(f"--context is {context}; accepted: 1 to {max_seq_len}, the engine's max_seq_len")
     of_each = f" on each of {len(files)} ranks" if len(files) > 1 else ""
     rows = {
         "weights": f"{len(files[0].tensors)} tensors, {format_bytes(files[0].num_bytes)}{of_each}",
         "activations": f"{format_bytes(files[0].program.arena_bytes)}{of_each}",
+        "contexts": f"{_describe_contexts(files[0], contexts or _usual_contexts(max_seq_len))}{of_each}",
         "kernels": _describe_kernels(),
     }
+    if config.build_config.weight_memory is not None:
+        rows["weights"] += f", of which {format_bytes(config.build_config.weight_memory)} in memory"
     print_table(f"{path}: engine", _engine_rows(config, rows))
     for file in files if tensors else ():
         specs = (TensorSpec(name, array.dtype, array.shape) for name, array in file.tensors.items())
         _print_tensors(file.path.name, specs)
+
+
+def _usual_contexts(max_seq_len: int) -> list[int]:
+    return [*(length for length in _CONTEXTS if length < max_seq_len), max_seq_len]
+
+
+def _describe_contexts(file: EngineFile, lengths: Sequence[int]) -> str:
+    """What the KV cache takes of a request with so many tokens, in the engine's type and as int8."""
+    program = bind_program(file.program, file.tensors, str(file.path))
+    block = {is_int8: program.kv_block_bytes(is_int8) for is_int8 in (False, True)}
+    if not any(block.values()):
+        return "take no memory from step to step"
+    used, other = program.int8_kv_cache, not program.int8_kv_cache
+    tokens = program.tokens_per_block
+    names = {False: dtype_name(program.dtype), True: "int8"}
+
+    def size(length: int, is_int8: bool) -> str:
+        return format_bytes(-(-length // tokens) * block[is_int8])
+
+    each = ", ".join(
+        f"{length} tokens {size(length, used)} (as {names[other]} {size(length, other)})" for length in lengths
+    )
+    return f"KV cache of a request with {each}"
 
 
 def _describe_kernels() -> str:

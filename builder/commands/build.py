@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ..._core import ConfigError, DType, dtype_name
 from ..build import BuildReport, build
+from ..byte_size import byte_size
 from ..compile.native import CompiledNetwork
 from ..compile.tensorrt.capability import CURRENT
 from ..compile.tensorrt.compile import CompiledPlans
@@ -73,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compress_weights", action="store_true",
         help="store bfloat16 weights in 12 bits each, exactly: the same results from three quarters of the memory, "
         f"which makes small batches faster; needs backend {NATIVE}",
+    )  # fmt: skip
+    output.add_argument(
+        "--weight_memory", type=byte_size, metavar="SIZE",
+        help="memory that weights may take where the executor is not told otherwise, such as 4GiB; those that do not "
+        f"fit are read from the engine file when they are used; needs backend {NATIVE} (default: all are mapped)",
     )  # fmt: skip
     output.add_argument(
         "--dump_onnx", type=Path, metavar="FILE", help="also write the network as ONNX, weights beside it"
@@ -220,6 +226,7 @@ def config_of(args: argparse.Namespace) -> BuildConfig:
         logits_dtype=args.logits_dtype,
         backend=args.backend,
         compress_weights=args.compress_weights,
+        weight_memory=args.weight_memory,
         lora_config=LoraBuildConfig(
             lora_dir=tuple(args.lora_dir),
             lora_ckpt_source=args.lora_ckpt_source,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Final
+from typing import Any, Final
 
+from ..byte_size import byte_size
 from ..model_cache.options import (
     DEFAULT_MAX_BATCH_SIZE,
     DEFAULT_MAX_LORA_RANK,
@@ -45,6 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--compress_weights", action="store_true", help="store bfloat16 weights in 12 bits each, exactly"
     )
+
+
+def add_weight_memory(group: Any) -> None:
+    """Declares the flag for ExecutorConfig.weight_memory."""
+    group.add_argument(
+        "--weight_memory", type=byte_size, metavar="SIZE",
+        help="memory that weights may take, such as 4GiB; those that do not fit are read from the engine file when "
+        "they are used (default: as the engine was built; 0: all are mapped)",
+    )  # fmt: skip
 
 
 def engine_options_of(args: argparse.Namespace) -> EngineOptions:

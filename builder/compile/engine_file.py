@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import xxhash
 from ..._core import EngineError
 from ..file_lock import mark_in_use
 from ..json_fields import parse_json_object
-from ..safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec
+from ..safetensors_stream import PIECE_BYTES, SafetensorsReader, SafetensorsWriter, TensorSpec
 from .plan import Program
 from .plan_json import program_from_json, program_to_json
 
@@ -74,12 +75,23 @@ def write_engine_file(path: Path, program: Program, tensors: list[EngineTensor],
 class EngineFile:
     """A mapped engine file whose every byte was checked."""
 
-    def __init__(self, path: Path, checksum: str, content: bytes | bytearray | memoryview | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        checksum: str,
+        content: bytes | bytearray | memoryview | None = None,
+        *,
+        keeps_in_memory: bool = True,
+    ) -> None:
         """`checksum` is what write_engine_file returned; `content` stands for the file's bytes, and is copied.
+
+        keeps_in_memory: False for a file that memory has no room for: it is checked a piece at a time, of which nothing
+            stays in memory, and not through the mapping.
 
         Raises EngineError with the path and what is wrong.
         """
         self.path = path
+        self._keeps_in_memory = keeps_in_memory
         if content is None:
             try:
                 self._in_use = mark_in_use(path)  # so that the cache of engines does not delete it
@@ -104,6 +116,11 @@ class EngineFile:
         """Views of the mapping by name; each keeps the mapping alive."""
         return {name: self._reader.array(name) for name in self._reader.specs if name != CHECKSUMS}
 
+    @property
+    def file_bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A read-only view of the whole file."""
+        return self._reader.file_bytes
+
     def _check_data(self) -> None:
         """Compares every tensor with its checksum, and the gaps between tensors with zeros."""
         names = [name for name in self._reader.specs if name != CHECKSUMS]
@@ -111,16 +128,47 @@ class EngineFile:
         if checksums.dtype != np.uint64 or checksums.shape != (len(names),):
             raise EngineError(f"{self.path}: tensor '{CHECKSUMS}' is {checksums.dtype} {list(checksums.shape)}")
         for name, checksum in zip(names, checksums.tolist(), strict=True):
-            if xxhash.xxh3_64_intdigest(self._reader.array(name).view(np.uint8).data) != checksum:
+            digest = xxhash.xxh3_64()
+            for piece in self._content(name):
+                digest.update(piece)
+            if digest.intdigest() != checksum:
                 raise EngineError(f"{self.path}: tensor '{name}' does not have its checksum; the file is damaged")
         if any(gap.any() for gap in self._gaps()):
             raise EngineError(f"{self.path}: a gap between tensors is not empty; the file is damaged")
+        if not self._keeps_in_memory:
+            self._reader.release()
+
+    def _content(self, name: str) -> Iterator[memoryview]:
+        """The bytes of a tensor."""
+        if self._keeps_in_memory:
+            yield self._reader.array(name).view(np.uint8).data
+        else:
+            yield from read_once(self.path, self._reader.offset(name), self._reader.specs[name].num_bytes)
 
     def _gaps(self) -> Iterator[Array]:
         whole = self._reader.file_bytes
         specs = list(self._reader.specs.values())
         for spec, following in itertools.pairwise(specs):
             yield whole[self._reader.offset(spec.name) + spec.num_bytes : self._reader.offset(following.name)]
+
+
+def read_once(path: Path, offset: int, num_bytes: int) -> Iterator[memoryview]:
+    """Bytes of a file in pieces, each valid until the next one, which the system does not keep for others to read.
+
+    Raises EngineError when they cannot be read.
+    """
+    buffer = memoryview(bytearray(min(num_bytes, PIECE_BYTES)))
+    try:
+        with path.open("rb", buffering=0) as file:
+            while num_bytes > 0:
+                count = os.preadv(file.fileno(), [buffer[:num_bytes]], offset)
+                if count == 0:
+                    raise EngineError(f"{path}: ends at byte {offset}; it became shorter while it was read")
+                os.posix_fadvise(file.fileno(), offset, count, os.POSIX_FADV_DONTNEED)
+                yield buffer[:count]
+                offset, num_bytes = offset + count, num_bytes - count
+    except OSError as reason:
+        raise EngineError(f"{path}: cannot be read: {reason.strerror}") from None
 
 
 def _check_version(path: Path, metadata: Mapping[str, str]) -> None:

@@ -93,9 +93,38 @@ void bind_engine_info(py::module_& module) {
                     "False: the model has no lm_head, and generates nothing.");
 }
 
+void bind_weight_memory(py::module_& module) {
+  py::class_<WeightPlacement>(module, "WeightPlacement",
+                              "Where an engine has the weights that it does not map.")
+      .def_readonly("resident_bytes", &WeightPlacement::resident_bytes, "That stay in memory.")
+      .def_readonly("buffer_bytes", &WeightPlacement::buffer_bytes,
+                    "Of memory for those that are read when they are used.")
+      .def_readonly("file_bytes", &WeightPlacement::file_bytes,
+                    "Of those that are read when they are used, in the file.")
+      .def_readonly("is_locked", &WeightPlacement::is_locked,
+                    "Whether the system was told to keep all of the memory.")
+      .def_readonly("is_direct", &WeightPlacement::is_direct,
+                    "Whether reads go past the system's cache of files.")
+      .def_readonly("bytes_read", &WeightPlacement::bytes_read, "So far, the resident ones included.");
+  py::class_<WeightMemory>(module, "WeightMemory", "Memory for the weights of a mapped engine file.")
+      .def(py::init([](std::string path, const py::buffer& mapping, std::size_t num_bytes) {
+             const py::buffer_info info = mapping.request();
+             return WeightMemory{.path = std::move(path),
+                                 .mapping = {static_cast<const std::byte*>(info.ptr),
+                                             static_cast<std::size_t>(info.size * info.itemsize)},
+                                 .bytes = num_bytes};
+           }),
+           py::kw_only(), py::arg("path"), py::arg("mapping"), py::arg("num_bytes"),
+           "`mapping`: the whole file, which the program refers to and somebody else keeps; it is not read. "
+           "`num_bytes`: of the weights that are kept, and of what the others are read into.");
+}
+
 void bind_engine_handle(py::module_& module) {
   py::class_<EngineHandle>(module, "Engine", "A compiled network with its KV pool, whatever compiled it.")
       .def_property_readonly("info", [](const EngineHandle& self) { return self.engine()->info(); })
+      .def_property_readonly(
+          "weight_placement", [](const EngineHandle& self) { return self.engine()->weight_placement(); },
+          "None: all weights are mapped, or on a device.")
       .def(
           "allocate_kv_blocks",
           [](EngineHandle& self, std::int32_t num_blocks) { self.engine()->allocate_kv_blocks(num_blocks); },
@@ -116,7 +145,8 @@ void bind_engine_handle(py::module_& module) {
 CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const std::string& kernels,
                      std::optional<std::shared_ptr<StepProfile>> profile, const std::string& identity,
                      std::optional<const CpuEngine*> beside,
-                     std::optional<std::shared_ptr<Communicator>> communicator) {
+                     std::optional<std::shared_ptr<Communicator>> communicator,
+                     const std::optional<WeightMemory>& weight_memory) {
   if (num_threads < 1)
     throw ConfigError("num_threads is " + std::to_string(num_threads) + "; it must be at least 1");
   program.identity = identity;
@@ -133,7 +163,7 @@ CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const
   auto parts = std::make_shared<Parts>(Parts{
       std::move(kept),
       make_cpu_engine(std::move(program), std::move(pool), kernels, std::move(profile).value_or(nullptr),
-                      std::move(communicator).value_or(nullptr))});
+                      std::move(communicator).value_or(nullptr), weight_memory ? &*weight_memory : nullptr)});
   Engine* engine = parts->engine.get();
   hold(std::shared_ptr<Engine>(std::move(parts), engine));
 }
@@ -142,6 +172,7 @@ void bind_engine(py::module_& module) {
   bind_program(module);
   bind_profile(module);
   bind_engine_info(module);
+  bind_weight_memory(module);
   bind_engine_handle(module);
   bind_ranks(module);
   bind_tensorrt(module);
@@ -150,10 +181,11 @@ void bind_engine(py::module_& module) {
       .def(
           py::init<Program, py::object, int, const std::string&, std::optional<std::shared_ptr<StepProfile>>,
                    const std::string&, std::optional<const CpuEngine*>,
-                   std::optional<std::shared_ptr<Communicator>>>(),
+                   std::optional<std::shared_ptr<Communicator>>, const std::optional<WeightMemory>&>(),
           py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),
           py::arg("kernels") = "", py::arg("profile") = py::none(), py::arg("identity") = "",
           py::arg("beside") = py::none(), py::arg("communicator") = py::none(),
+          py::arg("weight_memory") = py::none(),
           "`storage` is kept alive while the engine is: it owns the buffers that `program` refers to. "
           "`kernels` is "
           "one of cpu_kernels(), or empty for the first; `profile` records every step. `identity` stands for "
@@ -162,8 +194,10 @@ void bind_engine(py::module_& module) {
           "shares the "
           "threads of `beside`, an engine whose steps the same thread runs. `communicator` is that of a "
           "program "
-          "of several ranks. Raises "
-          "EngineError with all that Program.validate() finds.");
+          "of several ranks. With `weight_memory`, whose mapping `storage` owns as well, weights that do not "
+          "fit are read from the file as they are used. Raises "
+          "EngineError with all that Program.validate() finds and for a file that cannot be read, "
+          "ConfigError for less memory than the weights need at least.");
   module.def(
       "cpu_kernels",
       [] {

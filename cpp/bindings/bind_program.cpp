@@ -2,12 +2,15 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "adaptrt/engine/engine.h"
 #include "adaptrt/engine/program.h"
 #include "adaptrt/lora/site_index.h"
 #include "bindings.h"
@@ -65,6 +68,14 @@ PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t 
   return matrix;
 }
 
+/// Panels that some rows of a matrix lie in.
+struct PanelSpan {
+  std::int64_t first_panel;
+  std::size_t begin;  ///< in bytes
+  std::size_t end;
+  std::int64_t rows;  ///< of these panels
+};
+
 py::array_t<float> unpack_rows(const PanelMatrix& matrix, std::int64_t first, std::int64_t last) {
   if (first < 0 || first > last || last > matrix.n) {
     throw py::value_error("PanelMatrix.rows: [" + std::to_string(first) + ", " + std::to_string(last) +
@@ -76,6 +87,41 @@ py::array_t<float> unpack_rows(const PanelMatrix& matrix, std::int64_t first, st
   for (std::int64_t row = first; row < last; ++row)
     unpack_panel_row(matrix, row, out + (row - first) * matrix.k);
   return rows;
+}
+
+PanelSpan span_of_rows(const PanelMatrix& matrix, std::int64_t first, std::int64_t last) {
+  if (first < 0 || first >= last || last > matrix.n) {
+    throw py::value_error("PanelMatrix: [" + std::to_string(first) + ", " + std::to_string(last) +
+                          ") does not lie within " + std::to_string(matrix.n) + " rows");
+  }
+  const std::int64_t begin = first / kPanelColumns;
+  const std::int64_t end = panel_count(last);
+  return {begin, matrix.offset(begin), end == panel_count(matrix.n) ? matrix.bytes() : matrix.offset(end),
+          std::min(end * kPanelColumns, matrix.n) - begin * kPanelColumns};
+}
+
+std::pair<std::size_t, std::size_t> panels_of(const PanelMatrix& matrix, std::int64_t first,
+                                              std::int64_t last) {
+  const PanelSpan span = span_of_rows(matrix, first, last);
+  return {span.begin, span.end};
+}
+
+py::array_t<float> unpack_rows_of(const PanelMatrix& matrix, const py::buffer& panels, std::int64_t first,
+                                  std::int64_t last) {
+  const PanelSpan span = span_of_rows(matrix, first, last);
+  const py::buffer_info info = panels.request();
+  if (bytes_of(info) != span.end - span.begin) {
+    throw py::value_error("PanelMatrix.rows_of: " + std::to_string(bytes_of(info)) + " bytes given, " +
+                          std::to_string(span.end - span.begin) + " expected");
+  }
+  const PanelMatrix part{.data = data_of(info, sizeof(float), "PanelMatrix.rows_of"),
+                         .dtype = matrix.dtype,
+                         .n = span.rows,
+                         .k = matrix.k,
+                         .quantization = matrix.quantization,
+                         .exceptions = matrix.exceptions};
+  const std::int64_t before = span.first_panel * kPanelColumns;
+  return unpack_rows(part, first - before, last - before);
 }
 
 VectorView make_vector_view(const py::buffer& data) {
@@ -110,6 +156,14 @@ void bind_views(py::module_& module) {
       .def_readonly("quantization", &PanelMatrix::quantization)
       .def_property_readonly("is_compressed", &PanelMatrix::is_compressed)
       .def_property_readonly("bytes", &PanelMatrix::bytes)
+      .def_property_readonly(
+          "address", [](const PanelMatrix& matrix) { return reinterpret_cast<std::uintptr_t>(matrix.data); },
+          "Of its first byte.")
+      .def("panels_of", &panels_of, py::arg("first"), py::arg("last"),
+           "(begin, end): the bytes of the panels that W[first:last] lies in.")
+      .def("rows_of", &unpack_rows_of, py::arg("panels"), py::arg("first"), py::arg("last"),
+           "rows(first, last), from the bytes that panels_of(first, last) says, wherever they are. Raises "
+           "ValueError for fewer or more.")
       .def("rows", &unpack_rows, py::arg("first"), py::arg("last"),
            "W[first:last] as float32[last - first, k].");
   py::class_<VectorView>(
@@ -119,6 +173,9 @@ void bind_views(py::module_& module) {
       .def(py::init(&make_vector_view), py::kw_only(), py::arg("data"),
            "Raises ValueError unless `data` is contiguous, aligned and a whole number of float32.")
       .def_readonly("size", &VectorView::size)
+      .def_property_readonly(
+          "address", [](const VectorView& vector) { return reinterpret_cast<std::uintptr_t>(vector.data); },
+          "Of its first byte.")
       .def(
           "values",
           [](const VectorView& vector) {
@@ -323,6 +380,15 @@ void bind_program_struct(py::module_& module) {
       .def_readonly("logits", &Program::logits)
       .def_readonly("hidden", &Program::hidden)
       .def_readonly("lora", &Program::lora)
+      .def(
+          "kv_block_bytes",
+          [](Program program, std::optional<bool> int8_kv_cache) {
+            program.int8_kv_cache = int8_kv_cache.value_or(program.int8_kv_cache);
+            return kv_block_bytes(program);
+          },
+          py::arg("int8_kv_cache") = py::none(),
+          "Bytes of a KV block over all layers; 0: there are none. With `int8_kv_cache`, what they would be "
+          "with it or without it.")
       .def(
           "validate", [](const Program& program) { return program.validate().list(); },
           "Everything that is inconsistent; empty when the program can run.");

@@ -46,6 +46,15 @@ class TensorRtEngine(LoadedEngine):
         """The weights beside the plans; None when they are in the plans, which give none back."""
         return None if self.weights is None else WeightsFileBase(self.sites, self.weights, self.directory)
 
+    def with_weight_memory(self, num_bytes: int | None) -> TensorRtEngine:
+        """As LoadedEngine.with_weight_memory."""
+        if num_bytes:
+            raise ConfigError(
+                f"weight_memory is {num_bytes}; accepted: None and 0, {self.directory} is a TensorRT engine, whose "
+                "weights are on the GPU"
+            )
+        return self
+
     def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.TensorRtEngine:
         """The plan for this machine's GPU, with its memory.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from ..._core import ConfigError
+from ...builder.commands import engine_flags
 from ...runtime.native_engine import NativeEngine
 from ...runtime.ranks import is_started_by_mpi
 from . import engine_rows
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "engine", type=Path, metavar="ENGINE", help="directory of the engine, which is measured under the load below"
     )
+    engine_flags.add_weight_memory(parser)
     add_run_arguments(parser, repeats=str(SETTINGS.repeats))
     engine_rows.add_arguments(parser)
 
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.engine}: is not a directory; expected an engine. AdaptRT's own scenarios are run by bench/run.py "
             "of its repository"
         )
-    engine = load_native_engine(args.engine)
+    engine = load_native_engine(args.engine, args.weight_memory)
     if engine.num_ranks > 1 and not is_started_by_mpi():
         raise ConfigError(
             f"{args.engine}: has {engine.num_ranks} ranks, which the bench does not start itself: mpirun -n "

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .measure import PERCENTILES
+from .measure import PERCENTILES, WEIGHT_BYTES
 from .profile import OpSummary, seconds_between_ranks
 from .report import ComparisonResult, Figure, Report, Row, pair_ratios
 
@@ -75,6 +75,8 @@ def _rows_table(report: Report) -> Table:
 
 def details_of(row: Row) -> list[str]:
     """What a row of the table says besides its value."""
+    if row.kind == "decode" and WEIGHT_BYTES in row.figure.metric_names():
+        return [f"{row.figure.metric(WEIGHT_BYTES) / 1e6:.0f} MB of weights read a token"]
     if row.kind != "overhead":
         return []
     metric = row.figure.metric

@@ -54,9 +54,12 @@ class ExecutorKey:
     """None: the run's."""
 
 
-def load_native_engine(directory: Path) -> NativeEngine:
-    """An engine that the bench can measure. Raises EngineError for a damaged one, ConfigError for a TensorRT plan."""
-    engine = load_engine(directory)
+def load_native_engine(directory: Path, weight_memory: int | None = None) -> NativeEngine:
+    """An engine that the bench can measure; `weight_memory` as ExecutorConfig's.
+
+    Raises EngineError for a damaged one, ConfigError for a TensorRT plan.
+    """
+    engine = load_engine(directory, weight_memory=weight_memory)
     if not isinstance(engine, NativeEngine):
         raise ConfigError(f"{directory}: the bench measures engines of the native backend; this one has another")
     return engine

@@ -20,6 +20,8 @@ Metrics = dict[str, float]
 """By name, `value` among them."""
 
 PERCENTILES = (50, 90, 99)
+WEIGHT_BYTES = "weight_bytes_per_token"
+"""Read from the engine file, of a decode sample of an engine that has not all weights in memory."""
 PROMPTS = 3
 """That a prefill sample sends, one after another."""
 
@@ -86,13 +88,18 @@ def decode(
         )
         for request_id in ids:
             finish(executor, request_id)
-    between_ends, engine = decode_steps(executor, len(prompts))
+    steps = _steps_of(executor, len(prompts))
+    between_ends, engine = _times_of(steps)
     step_seconds = float(np.median(between_ends))
-    return {
+    metrics = {
         "value": len(prompts) / step_seconds,
         "step_ms": 1e3 * step_seconds,
         "outside_engine_share": float(1 - engine.sum() / between_ends.sum()),
     }
+    read = [step.weight_bytes_read for step in steps[1:]]
+    if any(read):
+        metrics[WEIGHT_BYTES] = float(np.mean(read)) / len(prompts)
+    return metrics
 
 
 @contextmanager
@@ -113,9 +120,17 @@ def decode_steps(executor: Executor, batch_size: int) -> tuple[npt.NDArray[np.fl
 
     Raises RuntimeError when there are fewer than two.
     """
+    return _times_of(_steps_of(executor, batch_size))
+
+
+def _steps_of(executor: Executor, batch_size: int) -> list[IterationStats]:
     steps = [step for step in executor.get_latest_iteration_stats() if _is_decode_of(step, batch_size)]
     if len(steps) < 2:
         raise RuntimeError(f"no two steps generated for all {batch_size} requests at once; ask for more output")
+    return steps
+
+
+def _times_of(steps: Sequence[IterationStats]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     engine = np.array([step.engine_latency_ms for step in steps[1:]]) / 1e3
     return np.diff([_end_of(step) for step in steps]), engine
 

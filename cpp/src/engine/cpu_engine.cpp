@@ -2,6 +2,7 @@
 #include <memory>
 #include <new>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "experts.h"
 #include "kv_pool.h"
 #include "output_rows.h"
+#include "placed_weights.h"
 #include "stage_communicator.h"
 #include "step.h"
 #include "step_recorder.h"
@@ -87,8 +89,10 @@ struct SectionRows {
 class CpuEngine final : public Engine {
  public:
   CpuEngine(Program program, std::shared_ptr<ThreadPool> pool, const KernelTable& kernels,
-            std::shared_ptr<StepProfile> profile, std::shared_ptr<Communicator> communicator)
+            std::shared_ptr<StepProfile> profile, std::shared_ptr<Communicator> communicator,
+            std::unique_ptr<PlacedWeights> weights)
       : program_(std::move(program)),
+        weights_(std::move(weights)),
         kernels_(kernels),
         threads_(std::move(pool)),
         communicator_(std::move(communicator)),
@@ -142,6 +146,10 @@ class CpuEngine final : public Engine {
   }
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
+
+  [[nodiscard]] std::optional<WeightPlacement> weight_placement() const override {
+    return weights_ ? std::optional(weights_->placement()) : std::nullopt;
+  }
 
   void allocate_kv_blocks(std::int32_t num_blocks) override {
     if (!info_.has_kv_cache) throw EngineError("the engine keeps no keys and values, so it has no KV blocks");
@@ -241,6 +249,7 @@ class CpuEngine final : public Engine {
     for (std::size_t i = 0; i < ops.size(); ++i) {
       if (step.rows == 0) return;  // KeepLogitRowsOp in a step that nothing is wanted of
       if (recorder_) recorder_->begin_op();
+      const auto held = weights_ ? weights_->hold(section, i) : std::nullopt;
       std::visit([&](const auto& found) { run_op(found, step); }, ops[i]);
       if (recorder_) recorder_->end_op(section, i, [&] { return cost_of(ops[i], step); });
     }
@@ -265,6 +274,7 @@ class CpuEngine final : public Engine {
             .packed_step_bytes = packed_step_bytes_,
             .group_sums = reinterpret_cast<float*>(group_sums_.data()),
             .experts = experts_,
+            .weights = weights_.get(),
             .linear_scratch = linear_scratch_,
             .communicator = communicator_.get(),
             .stage_communicator = stage_communicator_.get(),
@@ -393,6 +403,8 @@ class CpuEngine final : public Engine {
   }
 
   Program program_;
+  /// nullptr: the program's are where it refers to.
+  std::unique_ptr<PlacedWeights> weights_;
   const KernelTable& kernels_;
   std::shared_ptr<ThreadPool> threads_;
   std::shared_ptr<Communicator> communicator_;
@@ -434,6 +446,23 @@ class CpuEngine final : public Engine {
   std::vector<std::int32_t> kept_output_rows_;
 };
 
+/// Throws as make_cpu_engine.
+std::unique_ptr<PlacedWeights> place_weights(Program* program, const WeightMemory& memory) {
+  if (program->num_ranks > 1) {
+    // A rank that cannot read would leave the others waiting for it.
+    throw ConfigError("weight_memory is " + std::to_string(memory.bytes) +
+                      "; accepted: None, the engine has several ranks");
+  }
+  try {
+    return std::make_unique<PlacedWeights>(program, memory);
+  } catch (const StepError& error) {
+    throw EngineError(error.what());
+  } catch (const std::bad_alloc&) {
+    throw ConfigError("weight_memory is " + std::to_string(memory.bytes) +
+                      "; the system refuses that much memory");
+  }
+}
+
 /// Throws EngineError where a program's ranks are not a communicator's.
 void require_ranks(const Program& program, const Communicator* communicator) {
   const std::int32_t size = communicator == nullptr ? 1 : communicator->size();
@@ -448,19 +477,23 @@ void require_ranks(const Program& program, const Communicator* communicator) {
 
 std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                         std::string_view kernels, std::shared_ptr<StepProfile> profile,
-                                        std::shared_ptr<Communicator> communicator) {
+                                        std::shared_ptr<Communicator> communicator,
+                                        const WeightMemory* weight_memory) {
   return make_cpu_engine(std::move(program), std::move(pool), find_kernels(kernels), std::move(profile),
-                         std::move(communicator));
+                         std::move(communicator), weight_memory);
 }
 
 std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                         const KernelTable& kernels, std::shared_ptr<StepProfile> profile,
-                                        std::shared_ptr<Communicator> communicator) {
+                                        std::shared_ptr<Communicator> communicator,
+                                        const WeightMemory* weight_memory) {
   program.validate().throw_if_any<EngineError>("the engine's program is inconsistent");
   require_ranks(program, communicator.get());
+  std::unique_ptr<PlacedWeights> weights;
+  if (weight_memory != nullptr) weights = place_weights(&program, *weight_memory);
   try {
     return std::make_unique<CpuEngine>(std::move(program), std::move(pool), kernels, std::move(profile),
-                                       std::move(communicator));
+                                       std::move(communicator), std::move(weights));
   } catch (const std::bad_alloc&) {
     throw EngineError("no memory for the engine's activations");
   }

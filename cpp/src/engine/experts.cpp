@@ -5,6 +5,8 @@
 #include <functional>
 
 #include "adaptrt/engine/routing.h"
+#include "expert_slots.h"
+#include "placed_weights.h"
 #include "step.h"
 
 namespace adaptrt {
@@ -25,6 +27,7 @@ class Experts {
       : op_(op),
         step_(step),
         memory_(step.experts),
+        slots_(step.weights == nullptr ? nullptr : step.weights->experts_of(op)),
         top_k_(op.routing.top_k),
         input_(step.rows_of(op.input)),
         output_(step.rows_of(op.output)) {}
@@ -49,16 +52,39 @@ class Experts {
     }
     group_adapters(first, count);
     gather(first);
-    const std::int64_t inner = op_.down.front().weight.k;
-    const Rows inputs{memory_.inputs(), input_.dtype, input_.width};
-    const Rows activated{memory_.activated(), input_.dtype, inner};
-    run_linear(layer(inputs, activated, op_.activation, op_.gate_up, op_.gate_up_site), step_);
+    if (slots_ != nullptr) {
+      run_in_turns(first, count);
+      return;
+    }
+    const std::span<const RowGroup> all = memory_.experts_taken;
+    run_linear(layer(inputs(), activated(), op_.activation, op_.gate_up, op_.gate_up_site, all), step_);
     const std::int64_t panels = panels_at_once(count);
     const Rows outputs{memory_.outputs(), DType::kFloat32, std::min(panels * kPanelColumns, output_.width)};
     const auto finish = [&](PanelRange chunk) { add_up(first, count, outputs, chunk); };
     // By reference: a std::function allocates for a callable of this size.
-    run_linear_in_chunks(layer(activated, outputs, LinearEpilogue::kStore, op_.down, op_.down_site), panels,
-                         step_, std::ref(finish));
+    run_linear_in_chunks(layer(activated(), outputs, LinearEpilogue::kStore, op_.down, op_.down_site, all),
+                         panels, step_, std::ref(finish));
+  }
+
+  /// As many experts at a time as can be in memory; their outputs are added up in the end, in the order that
+  /// they always have.
+  void run_in_turns(std::int64_t first, std::int64_t count) const {
+    const std::span<const RowGroup> all = memory_.experts_taken;
+    const Rows outputs{memory_.outputs(), DType::kFloat32, output_.width};
+    for (std::size_t done = 0; done < all.size(); done += slots_->most()) {
+      const auto turn = all.subspan(done, std::min(slots_->most(), all.size() - done));
+      slots_->bring(turn);
+      run_linear(layer(inputs(), activated(), op_.activation, slots_->gate_up(), op_.gate_up_site, turn),
+                 step_);
+      run_linear(layer(activated(), outputs, LinearEpilogue::kStore, slots_->down(), op_.down_site, turn),
+                 step_);
+    }
+    add_up(first, count, outputs, {0, panel_count(output_.width)});
+  }
+
+  [[nodiscard]] Rows inputs() const { return {memory_.inputs(), input_.dtype, input_.width}; }
+  [[nodiscard]] Rows activated() const {
+    return {memory_.activated(), input_.dtype, op_.down.front().weight.k};
   }
 
   /// Panels of the outputs that are made, and added up, at once: as many as stay in a second-level cache, but
@@ -169,21 +195,29 @@ class Experts {
     step_.threads.parallel_for(memory_.experts_taken.back().rows.end, rows_per_chunk(input_.width), body);
   }
 
-  /// The experts' rows through a linear layer of each.
+  /// The rows of some of the experts that are taken, which follow one another, through a linear layer of
+  /// each.
   [[nodiscard]] LinearWork layer(const Rows& input, const Rows& output, LinearEpilogue epilogue,
-                                 std::span<const LinearPart> parts, std::int32_t first_site) const {
+                                 std::span<const LinearPart> parts, std::int32_t first_site,
+                                 std::span<const RowGroup> experts) const {
     const std::size_t parts_per_expert = parts.size() / static_cast<std::size_t>(op_.num_experts_here());
-    memory_.groups = memory_.experts_taken;
-    for (RowGroup& group : memory_.groups) group.first_part *= parts_per_expert;
+    const RowRange rows{experts.front().rows.begin, experts.back().rows.end};
+    memory_.groups.clear();
+    for (const RowGroup& expert : experts) {
+      memory_.groups.push_back({{expert.rows.begin - rows.begin, expert.rows.end - rows.begin},
+                                expert.first_part * parts_per_expert});
+    }
     step_.adapted_rows.clear();
     for (std::size_t i = 0; i < memory_.adapters.size(); ++i) {
       const AdapterGroup& group = memory_.adapters[i];
+      if (group.begin < rows.begin || group.begin >= rows.end) continue;
       const auto site = static_cast<std::size_t>(first_site) + memory_.adapter_expert[i];
       const DeviceSite& found = group.adapter->sites[site];
-      if (found.total_rank > 0) step_.adapted_rows.push_back({group.begin, group.end, &found});
+      if (found.total_rank == 0) continue;
+      step_.adapted_rows.push_back({group.begin - rows.begin, group.end - rows.begin, &found});
     }
-    return {.input = input,
-            .output = output,
+    return {.input = {input.row(rows.begin), input.dtype, input.width},
+            .output = {output.row(rows.begin), output.dtype, output.width},
             .epilogue = epilogue,
             .parts = parts,
             .parts_per_group = parts_per_expert,
@@ -220,6 +254,7 @@ class Experts {
   const ExpertsOp& op_;
   const Step& step_;
   ExpertMemory& memory_;
+  ExpertSlots* slots_;  ///< nullptr: all experts are in memory
   std::int64_t top_k_;
   Rows input_;
   Rows output_;

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/engine/engine.h"
 
 namespace adaptrt {
 
@@ -73,6 +74,10 @@ KvPool make_kv_pool(const Program& program) {
     layers[static_cast<std::size_t>(attention->layer)] = attention->shape;
   }
   return {program.dtype, program.int8_kv_cache, program.tokens_per_block, layers};
+}
+
+std::size_t kv_block_bytes(const Program& program) {
+  return make_kv_pool(program).block_bytes();
 }
 
 KvPool make_cross_pool(const Program& program) {

@@ -56,6 +56,7 @@ struct AdaptedRows {
 };
 
 class ExpertMemory;
+class PlacedWeights;
 struct LinearScratch;
 
 /// What the ops of a step work with.
@@ -88,6 +89,8 @@ struct Step {
   /// where its weights have zero points.
   float* group_sums;
   ExpertMemory& experts;
+  /// nullptr: the weights are where the program refers to.
+  PlacedWeights* weights;
   LinearScratch& linear_scratch;
   /// Of all ranks; nullptr where the program has one.
   Communicator* communicator;

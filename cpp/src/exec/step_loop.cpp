@@ -62,7 +62,8 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
       scheduler_(config.scheduler_config, limits_of(config, engine.info()), block_pool_, lora_cache,
                  cross_pool_.get()),
       step_builder_(scheduler_.limits().max_rows_with_drafts),
-      token_step_(engine.info()) {}
+      token_step_(engine.info()),
+      weight_bytes_read_(engine.weight_placement().value_or(WeightPlacement{}).bytes_read) {}
 
 void StepLoop::run() {
   flush_events();

@@ -116,6 +116,8 @@ class StepLoop {
   /// Had their last response; given up when nothing of the step refers to them any more.
   std::vector<ActiveRequest*> ended_;
   std::int64_t iteration_ = 0;
+  /// Engine::weight_placement().bytes_read after the last step that was recorded.
+  std::uint64_t weight_bytes_read_ = 0;
   std::int32_t num_started_ = 0;
   /// Of the requests that the newest step started, summed.
   Clock::duration queue_latency_{};

@@ -57,6 +57,10 @@ IterationStats StepLoop::take_iteration_stats(Clock::time_point begin) {
   }
   if (second_level_) stats.cpu_mem_usage += second_level_->buffer_bytes();
   stats.speculation_stats = speculation_stats_;
+  if (const auto placement = engine_.weight_placement()) {
+    stats.weight_bytes_read =
+        placement->bytes_read - std::exchange(weight_bytes_read_, placement->bytes_read);
+  }
   if (draft_target_ != nullptr) {
     const DraftEngineStats draft_engine = draft_target_->engine().stats();
     (draft_target_->has_device_memory() ? stats.gpu_mem_usage : stats.cpu_mem_usage) +=

@@ -138,6 +138,18 @@ using LogitsSink = std::function<void(std::int64_t first_row, std::int64_t rows,
 /// the final norm, as LogitsSink does; after all logits of the step.
 using HiddenSink = std::function<void(std::int64_t first_row, std::int64_t rows, const float* hidden)>;
 
+/// Where an engine has the weights that it does not map.
+struct WeightPlacement {
+  std::size_t resident_bytes = 0;  ///< that stay in memory
+  std::size_t buffer_bytes = 0;    ///< of memory for those that are read when they are used
+  std::size_t file_bytes = 0;      ///< of those that are read when they are used, in the file
+  bool is_locked = false;          ///< whether the system was told to keep all of the memory
+  bool is_direct = false;          ///< whether reads go past the system's cache of files
+  std::uint64_t bytes_read = 0;    ///< so far, the resident ones included
+
+  bool operator==(const WeightPlacement&) const = default;
+};
+
 /// A compiled network with its KV pool. One thread at a time.
 class Engine {
  public:
@@ -162,6 +174,8 @@ class Engine {
   /// Bytes that are free now on a device with memory of its own, on which the KV pool and the adapters' pages
   /// are allocated; nullopt: they are in host memory.
   [[nodiscard]] virtual std::optional<std::size_t> free_device_memory() const { return std::nullopt; }
+  /// nullopt: all weights are mapped, or on a device.
+  [[nodiscard]] virtual std::optional<WeightPlacement> weight_placement() const { return std::nullopt; }
   /// Memory for adapters where step() reads them; the engine outlives it. `num_copy_streams` loads are copied
   /// to the device at a time; it is 1 in host memory. Throws ConfigError when memory is refused.
   [[nodiscard]] virtual std::unique_ptr<AdapterPages> make_adapter_pages(std::size_t page_bytes,
@@ -169,19 +183,35 @@ class Engine {
                                                                          std::int32_t num_copy_streams);
 };
 
+/// EngineInfo::kv_block_bytes of a program's engine.
+[[nodiscard]] std::size_t kv_block_bytes(const Program& program);
+
+/// Memory for the weights of a program that is mapped from an engine file.
+struct WeightMemory {
+  std::string path;
+  /// The whole file, as the program refers to it.
+  std::span<const std::byte> mapping;
+  /// Of the weights that are kept, and of what the others are read into.
+  std::size_t bytes = 0;
+};
+
 /// The CPU engine. Weights in `program` must outlive it; `pool` is used during step(). `kernels` names a
 /// table of kernels/kernel_table.h; empty for the one that is chosen for this CPU. With a `profile`, every op
 /// of every step is timed and recorded there, and the pool measures its busy time. `communicator` is that of
-/// a program of several ranks. Throws EngineError with all of program.validate()'s problems and for a
-/// communicator of other ranks, ConfigError for kernels that this CPU cannot run.
+/// a program of several ranks. With `weight_memory`, as many weights as fit into it are kept in memory, and
+/// the others are read from the file as they are used; the mapping is not read. Throws EngineError with all
+/// of program.validate()'s problems, for a communicator of other ranks and a file that cannot be read,
+/// ConfigError for kernels that this CPU cannot run and for less memory than the weights need at least.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                                       std::string_view kernels = {},
                                                       std::shared_ptr<StepProfile> profile = nullptr,
-                                                      std::shared_ptr<Communicator> communicator = nullptr);
+                                                      std::shared_ptr<Communicator> communicator = nullptr,
+                                                      const WeightMemory* weight_memory = nullptr);
 /// The same with a table of kernels that outlives the engine.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                                       const KernelTable& kernels,
                                                       std::shared_ptr<StepProfile> profile = nullptr,
-                                                      std::shared_ptr<Communicator> communicator = nullptr);
+                                                      std::shared_ptr<Communicator> communicator = nullptr,
+                                                      const WeightMemory* weight_memory = nullptr);
 
 }  // namespace adaptrt

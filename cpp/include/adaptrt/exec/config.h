@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -43,7 +44,7 @@ constexpr auto fields_of(const ExtendedRuntimePerfKnobConfig* /*type*/) {
                     Field{"cuda_graph_cache_size", &C::cuda_graph_cache_size, "Without effect here."}};
 }
 
-/// TensorRT-LLM's ExecutorConfig, num_threads and kernels.
+/// TensorRT-LLM's ExecutorConfig, num_threads, kernels and weight_memory.
 struct ExecutorConfig {
   std::int32_t max_beam_width = 1;
   SchedulerConfig scheduler_config;
@@ -74,6 +75,7 @@ struct ExecutorConfig {
   std::optional<std::int32_t> num_threads;
   std::string kernels;
   std::optional<DraftTargetDecodingConfig> draft_target_decoding_config;
+  std::optional<std::size_t> weight_memory;
 
   bool operator==(const ExecutorConfig&) const = default;
 
@@ -143,7 +145,10 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
       Field{
           "draft_target_decoding_config", &C::draft_target_decoding_config,
           "A small engine that guesses tokens, which are computed together where it may be right; no result "
-          "depends on it."}};
+          "depends on it."},
+      Field{"weight_memory", &C::weight_memory,
+            "Bytes that weights may take in memory; those that do not fit are read from the engine file when "
+            "they are used, and no result depends on it. 0: all are mapped. None: as the engine was built."}};
 }
 
 }  // namespace adaptrt

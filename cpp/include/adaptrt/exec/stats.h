@@ -186,7 +186,8 @@ constexpr auto fields_of(const SpeculationStats* /*type*/) {
       Field{"draft_engine", &C::draft_engine, "None without ExecutorConfig.draft_target_decoding_config."}};
 }
 
-/// TensorRT-LLM's IterationStats, the engine's share of the latency, all drafts so far, and the LoRA cache.
+/// TensorRT-LLM's IterationStats, the engine's share of the latency, all drafts so far, the LoRA cache, and
+/// what was read of weights.
 struct IterationStats {
   std::string timestamp;
   std::int64_t iter = 0;
@@ -208,6 +209,7 @@ struct IterationStats {
   std::optional<SpecDecodingStats> spec_decoding_stats;
   std::optional<LoraCacheStats> lora_cache_stats;
   SpeculationStats speculation_stats;
+  std::uint64_t weight_bytes_read = 0;
 
   bool operator==(const IterationStats&) const = default;
 };
@@ -242,7 +244,10 @@ constexpr auto fields_of(const IterationStats* /*type*/) {
       Field{"spec_decoding_stats", &C::spec_decoding_stats,
             "The step's drafts; None where it computed none."},
       Field{"lora_cache_stats", &C::lora_cache_stats, "The LoRA cache after the step; None without one."},
-      Field{"speculation_stats", &C::speculation_stats, "All drafts so far."}};
+      Field{"speculation_stats", &C::speculation_stats, "All drafts so far."},
+      Field{"weight_bytes_read", &C::weight_bytes_read,
+            "Bytes of weights that were read from the engine file since the step before ended; 0 without "
+            "ExecutorConfig.weight_memory."}};
 }
 
 /// TensorRT-LLM's RequestStage.

@@ -1,0 +1,37 @@
+"""Sizes of memory as people write them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Final
+
+from .._core import ConfigError
+
+_UNITS: Final = {
+    "": 1,
+    **{f"{letter}iB": 1 << 10 * power for power, letter in enumerate("KMGT", start=1)},
+    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)},
+}
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
+ACCEPTED: Final = "accepted: a number of bytes, or one with KiB, MiB, GiB, TiB, KB, MB, GB or TB, such as 4GiB"
+
+
+def parse_bytes(size: int | str, name: str) -> int:
+    """Bytes of `4GiB`, `1.5 GB` or a number. Raises ConfigError, which calls the value `name`."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size < 0:
+            raise ConfigError(f"{name} is {size}; {ACCEPTED}")
+        return size
+    match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    if match is None or match[2] not in _UNITS:
+        raise ConfigError(f"{name} is {size!r}; {ACCEPTED}")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def byte_size(text: str) -> int:
+    """parse_bytes for flags."""
+    try:
+        return parse_bytes(text, "it")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "adaptrt/core/huge_array.h"
+#include "adaptrt/weight_file/weight_file.h"
+
+namespace adaptrt {
+
+/// Weights of which few are used at a time, and nobody knows before which: slots for some of them. A unit
+/// stays in its slot until the slot is needed and no other unit was used longer ago. Of one thread.
+class WeightSlots {
+ public:
+  /// Throws std::bad_alloc.
+  WeightSlots(std::shared_ptr<WeightFile> file, std::vector<FilePages> units, std::size_t num_slots);
+
+  [[nodiscard]] std::size_t num_slots() const { return unit_in_.size(); }
+  [[nodiscard]] const HugeArray& memory() const { return memory_; }
+
+  /// Brings different units, at most num_slots(), into slots, where they stay until the next call. Throws
+  /// StepError when one cannot be read.
+  void bring(std::span<const std::size_t> units);
+  /// Where a byte of the file that belongs to a unit lies; the unit is in a slot.
+  [[nodiscard]] const std::byte* address_of(std::size_t unit, std::size_t offset) const;
+
+ private:
+  static constexpr std::int32_t kNowhere = -1;
+
+  [[nodiscard]] std::size_t slot_to_give_up() const;
+
+  std::shared_ptr<WeightFile> file_;
+  std::vector<FilePages> units_;
+  std::size_t slot_bytes_ = 0;
+  std::vector<std::int32_t> slot_of_;   ///< by unit
+  std::vector<std::int32_t> unit_in_;   ///< by slot
+  std::vector<std::uint64_t> used_at_;  ///< by slot: the call of bring()
+  std::uint64_t calls_ = 0;
+  HugeArray memory_;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,108 @@
+#include "adaptrt/weight_file/weight_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "adaptrt/core/error.h"
+
+namespace adaptrt {
+namespace {
+
+/// Of one call of the system: large enough for the disk to work on much at a time.
+constexpr std::size_t kBytesAtOnce = std::size_t{16} << 20;
+
+std::string text_of(int number) {
+  return std::strerror(number);  // NOLINT(concurrency-mt-unsafe): glibc's is safe
+}
+
+/// Negative where the file system cannot read past its cache.
+int open_direct(const std::string& path) {
+#ifdef O_DIRECT
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+  if (file < 0) return -1;
+  struct alignas(kFilePage) Page {
+    std::byte bytes[kFilePage];
+  };
+  const auto page = std::make_unique<Page>();
+  if (pread(file, page->bytes, kFilePage, 0) >= 0) return file;
+  ::close(file);
+#endif
+  return -1;
+}
+
+}  // namespace
+
+FilePages::FilePages(std::vector<FileRange> ranges) {
+  std::ranges::sort(ranges, {}, &FileRange::offset);
+  for (const FileRange& range : ranges) {
+    if (range.bytes == 0) continue;
+    const FileRange pages = pages_of(range);
+    if (!pieces_.empty() && pages.offset <= pieces_.back().end()) {
+      pieces_.back().bytes = std::max(pieces_.back().end(), pages.end()) - pieces_.back().offset;
+    } else {
+      pieces_.push_back(pages);
+    }
+  }
+  for (const FileRange& piece : pieces_) {
+    places_.push_back(bytes_);
+    bytes_ += piece.bytes;
+  }
+}
+
+std::size_t FilePages::place_of(std::size_t offset) const {
+  const auto behind = std::ranges::upper_bound(pieces_, offset, {}, &FileRange::offset);
+  const auto piece = static_cast<std::size_t>(behind - pieces_.begin()) - 1;
+  return places_[piece] + offset - pieces_[piece].offset;
+}
+
+WeightFile::WeightFile(std::string path)
+    : path_(std::move(path)), cached_(open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
+  struct stat status{};
+  if (cached_ < 0 || fstat(cached_, &status) != 0) {
+    const std::string reason = text_of(errno);
+    if (cached_ >= 0) ::close(cached_);
+    throw EngineError(path_ + ": cannot be read: " + reason);
+  }
+  size_ = static_cast<std::size_t>(status.st_size);
+  direct_ = open_direct(path_);
+}
+
+WeightFile::~WeightFile() {
+  if (direct_ >= 0) ::close(direct_);
+  ::close(cached_);
+}
+
+void WeightFile::read(const FilePages& pages, std::byte* memory) {
+  for (std::size_t i = 0; i < pages.pieces().size(); ++i) {
+    read_piece(pages.pieces()[i], memory + pages.place_of_piece(i));
+  }
+}
+
+void WeightFile::read_piece(FileRange piece, std::byte* memory) {
+  const std::size_t end = std::min(piece.end(), size_);
+  std::size_t at = piece.offset;
+  int file = is_direct() ? direct_ : cached_;
+  while (at < end) {
+    const std::size_t wanted = std::min(piece.end() - at, kBytesAtOnce);
+    const auto got = pread(file, memory + (at - piece.offset), wanted, static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw StepError(path_ + ": weights cannot be read: " + text_of(errno));
+    if (got == 0) {
+      throw StepError(path_ + ": ends at byte " + std::to_string(at) + ", before weights that go to byte " +
+                      std::to_string(end) + "; it was cut short while the engine runs");
+    }
+    at += static_cast<std::size_t>(got);
+    bytes_read_ += static_cast<std::uint64_t>(got);
+    // What goes on within a page, behind a signal or an end that moved, cannot be read directly.
+    if (at % kFilePage != 0) file = cached_;
+  }
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,70 @@
+"""Weights of an engine file that are not read through its mapping.
+
+A file that is cut short ends a read, not the process.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .._core import EngineError, PanelMatrix, VectorView
+from ..builder.compile.engine_file import EngineFile
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class MappedWeights:
+    """The weights where the program refers to."""
+
+    def rows(self, matrix: PanelMatrix, first: int, last: int) -> FloatArray:
+        """W[first:last] as float32."""
+        return matrix.rows(first, last)
+
+    def values(self, vector: VectorView) -> FloatArray:
+        """All of them."""
+        return vector.values()
+
+
+class FileWeights(MappedWeights):
+    """The same, read from the file that the program's mapping is of."""
+
+    def __init__(self, storage: EngineFile) -> None:
+        """`storage` has the mapping. Raises EngineError when the file cannot be opened."""
+        self._path: Final = storage.path
+        try:
+            # Now: what has the name later may be another engine's.
+            self._file: Final = storage.path.open("rb", buffering=0)
+        except OSError as reason:
+            raise EngineError(f"{self._path}: cannot be read: {reason.strerror}") from None
+        mapping = storage.file_bytes
+        self._begin: Final = int(mapping.__array_interface__["data"][0])
+        self._end: Final = self._begin + mapping.nbytes
+
+    def rows(self, matrix: PanelMatrix, first: int, last: int) -> FloatArray:
+        """As MappedWeights. Raises EngineError for a file that cannot be read or has become shorter."""
+        if first == last:
+            return np.empty((0, matrix.k), np.float32)
+        begin, end = matrix.panels_of(first, last)
+        return matrix.rows_of(self._read(matrix.address + begin, end - begin), first, last)
+
+    def values(self, vector: VectorView) -> FloatArray:
+        """As rows."""
+        return self._read(vector.address, 4 * vector.size).view(np.float32)
+
+    def _read(self, address: int, num_bytes: int) -> npt.NDArray[np.uint8]:
+        assert self._begin <= address <= self._end - num_bytes
+        content = np.empty(num_bytes, np.uint8)
+        unread, offset = content.data, address - self._begin
+        try:
+            while unread:
+                count = os.preadv(self._file.fileno(), [unread], offset)
+                if count == 0:
+                    raise EngineError(f"{self._path}: ends at byte {offset}; it was cut short while it is in use")
+                unread, offset = unread[count:], offset + count
+        except OSError as reason:
+            raise EngineError(f"{self._path}: cannot be read: {reason.strerror}") from None
+        return content

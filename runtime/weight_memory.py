@@ -1,0 +1,44 @@
+"""Memory for the weights of an engine that are not mapped: what else needs memory, and where they went."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._core import ConfigError, ExecutorConfig, WeightPlacement
+from ..builder.progress import format_bytes
+
+if TYPE_CHECKING:
+    from .native_engine import NativeEngine
+
+
+def require_room(engine: NativeEngine, config: ExecutorConfig, available: int) -> None:
+    """Raises ConfigError where weights and what the configuration asks for do not fit into `available` bytes.
+
+    Caches whose size is not given take what is left.
+    """
+    program, kv, peft = engine.program, config.kv_cache_config, config.peft_cache_config
+    demands = {"activations": engine.storage.program.arena_bytes}
+    if kv.max_tokens is not None:
+        demands["KV cache"] = kv.max_tokens // program.tokens_per_block * program.kv_block_bytes()
+    if program.lora.sites and peft is not None and peft.host_cache_size is not None:
+        demands["adapters on the host level"] = peft.host_cache_size
+    demands["weights"] = min(engine.weight_memory, engine.storage.num_bytes)
+    needed = sum(demands.values())
+    if needed > available:
+        parts = ", ".join(f"{name} {num_bytes}" for name, num_bytes in demands.items())
+        raise ConfigError(
+            f"weight_memory is {engine.weight_memory}: {needed} bytes are needed ({parts}); {available} are available"
+        )
+
+
+def describe_placement(placement: WeightPlacement) -> str:
+    """For the log."""
+    kept = f"{format_bytes(placement.resident_bytes)} of weights stay in memory"
+    locked = "" if placement.is_locked else " (not locked: RLIMIT_MEMLOCK is lower)"
+    if not placement.file_bytes:
+        return kept + locked
+    how = "past the system's cache" if placement.is_direct else "through the system's cache"
+    return (
+        f"{kept}{locked}, {format_bytes(placement.file_bytes)} are read from the file {how} when they are used, into "
+        f"{format_bytes(placement.buffer_bytes)}"
+    )

@@ -1,0 +1,288 @@
+// An engine whose weights do not all fit into memory gives the bits of one that has them mapped.
+
+#include <sys/mman.h>
+
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/weight_file/weight_file.h"
+#include "engine/random_model.h"
+#include "support/temporary_directory.h"
+
+namespace adaptrt::testing {
+namespace {
+
+namespace data = boost::unit_test::data;
+
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr Quantization kQuantizations[] = {
+    {.algo = QuantAlgo::kW8A16}, {.algo = QuantAlgo::kW8A8}, {.algo = QuantAlgo::kW4A16, .group_size = 16}};
+constexpr std::int32_t kBlocks = 24;
+constexpr std::size_t kPlenty = std::size_t{1} << 30;
+
+/// A program whose weights are in a file. What it refers to is no memory: whoever reads it there crashes.
+class ProgramInFile {
+ public:
+  explicit ProgramInFile(const Program& source) : program(source) {
+    std::string content(1000, 'h');
+    std::map<const void*, std::size_t> offsets;
+    const auto put = [&](const void* weights, std::size_t count) {
+      if (weights == nullptr || offsets.contains(weights)) return;
+      content.resize((content.size() + 63) / 64 * 64, '\0');
+      offsets.emplace(weights, content.size());
+      content.append(static_cast<const char*>(weights), count);
+    };
+    visit([&](const PanelMatrix& matrix) { put(matrix.data, matrix.bytes()); },
+          [&](const VectorView& vector) {
+            put(vector.data, static_cast<std::size_t>(vector.size) * sizeof(float));
+          });
+    bytes = content.size();
+    std::ofstream(path(), std::ios::binary) << content;
+    void* reserved = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    BOOST_REQUIRE(reserved != MAP_FAILED);
+    mapping_ = static_cast<std::byte*>(reserved);
+    const auto address = [&](const void* data) { return mapping_ + offsets.at(data); };
+    visit(
+        [&](PanelMatrix& matrix) {
+          if (matrix.data != nullptr) matrix.data = address(matrix.data);
+        },
+        [&](VectorView& vector) {
+          if (vector.data != nullptr) vector.data = reinterpret_cast<const float*>(address(vector.data));
+        });
+    content_ = std::move(content);
+  }
+  ~ProgramInFile() { munmap(mapping_, bytes); }
+  ProgramInFile(const ProgramInFile&) = delete;
+  ProgramInFile& operator=(const ProgramInFile&) = delete;
+
+  [[nodiscard]] std::string path() const { return (directory_.path() / "rank0.engine").string(); }
+  [[nodiscard]] std::unique_ptr<Engine> engine(std::size_t memory, int threads = 2) const {
+    const WeightMemory weights{.path = path(), .mapping = {mapping_, bytes}, .bytes = memory};
+    auto made =
+        make_cpu_engine(program, std::make_shared<ThreadPool>(threads), "", nullptr, nullptr, &weights);
+    made->allocate_kv_blocks(kBlocks);
+    return made;
+  }
+  void restore() const { std::ofstream(path(), std::ios::binary) << content_; }
+
+  Program program;
+  std::size_t bytes = 0;
+
+ private:
+  template <class Matrix, class Vector>
+  void visit(const Matrix& matrix, const Vector& vector) {
+    const auto of_parts = [&](std::vector<LinearPart>& parts) {
+      for (LinearPart& part : parts) {
+        matrix(part.weight);
+        vector(part.bias);
+      }
+    };
+    for (auto* ops : {&program.encoder, &program.body, &program.head}) {
+      for (Op& op : *ops) {
+        if (auto* embedding = std::get_if<EmbeddingOp>(&op)) matrix(embedding->table);
+        if (auto* norm = std::get_if<RmsNormOp>(&op)) vector(norm->weight);
+        if (auto* rope = std::get_if<RopeTableOp>(&op)) vector(rope->inverse_frequencies);
+        if (auto* attention = std::get_if<AttentionOp>(&op)) {
+          vector(attention->query_norm);
+          vector(attention->key_norm);
+        }
+        if (auto* linear = std::get_if<LinearOp>(&op)) of_parts(linear->parts);
+        if (auto* experts = std::get_if<ExpertsOp>(&op)) {
+          of_parts(experts->gate_up);
+          of_parts(experts->down);
+          vector(experts->routing.bias);
+        }
+      }
+    }
+  }
+
+  TemporaryDirectory directory_;
+  std::byte* mapping_ = nullptr;
+  std::string content_;
+};
+
+/// The least memory that the engine can do with, from what it says of less.
+std::size_t least_memory(const ProgramInFile& file) {
+  try {
+    const auto engine = file.engine(1);
+  } catch (const ConfigError& error) {
+    const std::string text = error.what();
+    const std::string before = "weight_memory is 1; accepted: ";
+    BOOST_REQUIRE(text.starts_with(before));
+    return std::stoull(text.substr(before.size()));
+  }
+  BOOST_FAIL("one byte is enough");
+  return 0;
+}
+
+struct Steps {
+  Steps(RandomModel* model, std::uint64_t seed)
+      : adapters{model->adapter(21, false), model->adapter(22, true)} {
+    Random random(seed);
+    const auto tokens = [&](std::size_t count) {
+      std::vector<std::int32_t> made(count);
+      for (auto& token : made) token = static_cast<std::int32_t>(random.below(model->program.vocab_size));
+      return made;
+    };
+    const std::vector<std::int32_t> blocks[] = {{0, 1, 2, 3, 4, 5}, {6, 7, 8, 9}, {10, 11}};
+    steps.emplace_back(std::vector<Piece>{{tokens(70), 0, 70, blocks[0], adapters.data()},
+                                          {tokens(9), 0, 40, blocks[1], &adapters[1]}});
+    steps.emplace_back(std::vector<Piece>{{tokens(1), 70, 70, blocks[0], adapters.data()},
+                                          {tokens(31), 9, 40, blocks[1], &adapters[1]},
+                                          {tokens(5), 0, 5, blocks[2], nullptr}});
+    for (std::int32_t i = 0; i < 3; ++i) {
+      steps.emplace_back(std::vector<Piece>{{tokens(1), 71 + i, 70, blocks[0], adapters.data()},
+                                            {tokens(1), 40 + i, 40, blocks[1], &adapters[1]},
+                                            {tokens(1), 5 + i, 5, blocks[2], nullptr}});
+    }
+  }
+  [[nodiscard]] std::vector<std::vector<float>> run(Engine* engine) const {
+    std::vector<std::vector<float>> logits;
+    for (const StepArrays& step : steps) logits.push_back(logits_of(engine, step.input()));
+    return logits;
+  }
+
+  std::vector<DeviceAdapter> adapters;
+  std::vector<StepArrays> steps;
+};
+
+void check_same(const std::vector<std::vector<float>>& found,
+                const std::vector<std::vector<float>>& expected) {
+  BOOST_REQUIRE(found.size() == expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    BOOST_REQUIRE(found[i].size() == expected[i].size());
+    BOOST_TEST(std::memcmp(found[i].data(), expected[i].data(), found[i].size() * sizeof(float)) == 0,
+               "step " << i);
+  }
+}
+
+/// From all weights in memory down to the least, in nine steps.
+void check_budgets(ModelOptions options) {
+  options.max_rank = 9;
+  options.max_num_tokens = 400;
+  RandomModel model(options);
+  const Steps steps(&model, 5);
+  const auto mapped = make_cpu_engine(model.program, std::make_shared<ThreadPool>(2));
+  mapped->allocate_kv_blocks(kBlocks);
+  BOOST_TEST(!mapped->weight_placement().has_value());
+  const auto expected = steps.run(mapped.get());
+  const ProgramInFile file(model.program);
+  const auto whole = file.engine(kPlenty);
+  check_same(steps.run(whole.get()), expected);
+  const WeightPlacement all = whole->weight_placement().value();
+  BOOST_TEST(all.file_bytes == 0U);
+  BOOST_TEST(all.bytes_read >= file.bytes - 1000 - kFilePage);
+  BOOST_TEST(all.bytes_read <= all.resident_bytes);
+  const std::size_t least = least_memory(file);
+  BOOST_REQUIRE(least < all.resident_bytes);
+  std::set<std::size_t> different;
+  for (std::size_t i = 0; i < 9; ++i) {
+    const std::size_t memory = least + (all.resident_bytes - 1 - least) * i / 8;
+    const auto engine = file.engine(memory, 1 + static_cast<int>(i % 3));
+    check_same(steps.run(engine.get()), expected);
+    check_same(steps.run(engine.get()), expected);
+    const WeightPlacement placement = engine->weight_placement().value();
+    BOOST_TEST(placement.resident_bytes + placement.buffer_bytes <= memory);
+    BOOST_TEST(placement.bytes_read > placement.resident_bytes - kFilePage);
+    different.insert(placement.resident_bytes + placement.buffer_bytes);
+  }
+  BOOST_TEST(different.size() > 2U);
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(weight_memory)
+
+BOOST_DATA_TEST_CASE(every_budget_gives_the_same_bits, data::make({0, 1, 2}), dtype) {
+  check_budgets({.dtype = kDTypes[dtype],
+                 .num_layers = 4,
+                 .shape = {.hidden_size = 144, .attention = {4, 2, 36}},
+                 .intermediate_size = 200,
+                 .biases = true});
+}
+
+BOOST_DATA_TEST_CASE(of_quantised_weights, data::make({0, 1, 2}), index) {
+  check_budgets({.dtype = DType::kBFloat16,
+                 .num_layers = 4,
+                 .shape = {.hidden_size = 160, .attention = {4, 2, 40}},
+                 .intermediate_size = 320,
+                 .biases = true,
+                 .quantization = kQuantizations[index]});
+}
+
+BOOST_DATA_TEST_CASE(of_experts, data::make({0, 2}), dtype) {
+  check_budgets({.dtype = kDTypes[dtype],
+                 .num_layers = 3,
+                 .shape = {.hidden_size = 96, .attention = {4, 2, 24}},
+                 .intermediate_size = 136,
+                 .num_experts = 8,
+                 .routing = {.top_k = 2, .normalised = true},
+                 .biases = true});
+}
+
+BOOST_AUTO_TEST_CASE(experts_that_no_token_takes_are_not_read) {
+  RandomModel model({.num_layers = 1,
+                     .shape = {.hidden_size = 96, .attention = {4, 2, 24}},
+                     .intermediate_size = 136,
+                     .num_experts = 8,
+                     .routing = {.top_k = 2, .normalised = true}});
+  const ProgramInFile file(model.program);
+  const auto engine = file.engine(least_memory(file) + 400000);
+  const WeightPlacement before = engine->weight_placement().value();
+  BOOST_TEST(before.file_bytes > 0U);
+  const StepArrays one({{.tokens = {3}, .first_position = 0, .prompt_length = 1, .blocks = {0}}});
+  const auto logits = logits_of(engine.get(), one.input());
+  const std::uint64_t read = engine->weight_placement()->bytes_read - before.bytes_read;
+  BOOST_TEST(read <= before.file_bytes / 8 * 2 + 8 * kFilePage);
+  BOOST_TEST(read > 0U);
+  BOOST_TEST((logits_of(engine.get(), one.input()) == logits));
+  BOOST_TEST(engine->weight_placement()->bytes_read == before.bytes_read + read);
+}
+
+BOOST_AUTO_TEST_CASE(a_file_that_is_cut_short_fails_the_step_and_no_other) {
+  for (const std::int32_t experts : {0, 8}) {
+    RandomModel model({.num_layers = 3,
+                       .shape = {.hidden_size = 96, .attention = {4, 2, 24}},
+                       .intermediate_size = 136,
+                       .num_experts = experts,
+                       .routing = {.top_k = 2, .normalised = true},
+                       .max_rank = 4});
+    const Steps steps(&model, 6);
+    const ProgramInFile file(model.program);
+    const auto engine = file.engine(least_memory(file));
+    const auto expected = steps.run(engine.get());
+    std::filesystem::resize_file(file.path(), file.bytes / 3);
+    for (int i = 0; i < 3; ++i) {
+      BOOST_CHECK_EXCEPTION(steps.run(engine.get()), StepError, [&](const StepError& error) {
+        return std::string(error.what()).starts_with(file.path() + ": ends at byte ");
+      });
+    }
+    file.restore();
+    check_same(steps.run(engine.get()), expected);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_file_that_is_not_there_is_an_error_of_the_engine) {
+  RandomModel model({});
+  const ProgramInFile file(model.program);
+  std::filesystem::remove(file.path());
+  BOOST_CHECK_EXCEPTION(static_cast<void>(file.engine(kPlenty)), EngineError, [&](const EngineError& error) {
+    return std::string(error.what()) == file.path() + ": cannot be read: No such file or directory";
+  });
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace adaptrt::testing
