@@ -146,6 +146,22 @@ BOOST_AUTO_TEST_CASE(explicit_sizes_are_taken_or_refused_with_both_figures) {
   BOOST_TEST(contains(refusal(config, layout), "of memory are free"));
 }
 
+BOOST_AUTO_TEST_CASE(the_host_level_has_room_for_experts_of_other_ranks) {
+  LoraLayout whole = small_layout();
+  whole.sites.resize(6);
+  for (std::int32_t expert = 0; expert < 3; ++expert) {
+    whole.sites.push_back({1, 8, {{LoraModule::kMoeGate, 5}}, expert});
+  }
+  whole.target_modules.push_back(LoraModule::kMoeGate);
+  LoraLayout own = whole;
+  own.sites.resize(7);
+  PeftCacheConfig config;
+  config.host_cache_size = 100;
+  BOOST_TEST(refusal(config, own) != refusal(config, whole));
+  own.sites[6].experts_for_each = 3;
+  BOOST_TEST(refusal(config, own) == refusal(config, whole));
+}
+
 BOOST_AUTO_TEST_CASE(a_lower_max_adapter_size_asks_for_less) {
   const LoraLayout layout = small_layout();
   PeftCacheConfig config;
