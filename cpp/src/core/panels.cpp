@@ -188,6 +188,13 @@ void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out) {
     unpack_quantized_row(matrix, row, out);
     return;
   }
+  if (matrix.is_output_major) {
+    const std::size_t bytes = static_cast<std::size_t>(matrix.k) * size_of(matrix.dtype);
+    convert_elements(reinterpret_cast<std::byte*>(out), DType::kFloat32,
+                     matrix.data + static_cast<std::size_t>(row) * bytes, matrix.dtype,
+                     static_cast<std::size_t>(matrix.k));
+    return;
+  }
   switch (matrix.dtype) {
     case DType::kFloat32:
       gather_row<std::uint32_t, k_interleave(DType::kFloat32)>(matrix, row, out);

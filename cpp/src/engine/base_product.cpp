@@ -1,6 +1,7 @@
 #include "base_product.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <variant>
 
@@ -46,6 +47,7 @@ constexpr std::int64_t packed_blocks(std::int64_t rows) {
 bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t rows,
                  const KernelTable& kernels) {
   if (weight.is_compressed()) return rows > kernels.compressed_rows;
+  if (weight.is_output_major) return rows > kernels.coded_rows[static_cast<std::size_t>(weight.dtype)];
   if (weight.quantization.is_coded()) {
     return rows > kernels.coded_rows[static_cast<std::size_t>(weight.dtype)] ||
            panel_width(weight.n, panel) < kPanelColumns;
@@ -60,6 +62,12 @@ bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t row
       return false;
   }
   return false;
+}
+
+/// Where kPanelColumns outputs of an output-major matrix begin, from `first` on.
+void point_at_outputs(const PanelMatrix& weight, std::int64_t first, std::span<const std::byte*> outputs) {
+  const std::int64_t output_bytes = weight.k * static_cast<std::int64_t>(size_of(weight.dtype));
+  for (const std::byte*& output : outputs) output = weight.data + first++ * output_bytes;
 }
 
 Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activations,
@@ -122,11 +130,7 @@ void BaseProduct::prepare_rows(bool packs, std::int64_t begin, std::int64_t end)
 void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const {
   const PanelMatrix& weight = work_.parts[task.part].weight;
   const ExpansionPlace place{
-      reinterpret_cast<std::byte*>(step_.scratch[static_cast<std::size_t>(task.thread)].data() +
-                                   tiling_.scratch_floats()) +
-          task.slot * expanded_bytes(work_.input.dtype, work_.input.width),
-      &expanded->held[task.slot],
-      {task.part, task.panel}};
+      room_for_panel(task.thread, task.slot), &expanded->held[task.slot], {task.part, task.panel}};
   if (weight.quantization.algo == QuantAlgo::kNone || weight.quantization.is_coded()) {
     multiply_float(weight, task, place);
     return;
@@ -137,6 +141,35 @@ void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const
   } else {
     multiply_quantized(weight, task, place);
   }
+}
+
+std::byte* BaseProduct::room_for_panel(int thread, std::size_t slot) const {
+  float* behind_tiles = step_.scratch[static_cast<std::size_t>(thread)].data() + tiling_.scratch_floats();
+  return reinterpret_cast<std::byte*>(behind_tiles) +
+         slot * expanded_bytes(work_.input.dtype, work_.input.width);
+}
+
+void BaseProduct::multiply_gathered(std::size_t part, const GatheredOutputs& gathered, int thread,
+                                    float* tile) const {
+  const PanelMatrix& weight = work_.parts[part].weight;
+  const auto type = static_cast<std::size_t>(weight.dtype);
+  PanelGemm gemm{.a = work_.input.row(0),
+                 .a_stride = work_.input.width,
+                 .a_steps = step_.steps_of_row(0),
+                 .a_step_bytes = step_.packed_step_bytes,
+                 .k = weight.k,
+                 .width = kPanelColumns,
+                 .out = tile,
+                 .out_stride = kPanelColumns,
+                 .rows = work_.num_rows()};
+  if (step_.kernels.gathered_gemm[type] != nullptr) {
+    step_.kernels.gathered_gemm[type](gemm, gathered);
+    return;
+  }
+  std::byte* panel = room_for_panel(thread, 0);
+  step_.kernels.gather_outputs(gathered, weight.k / k_interleave(weight.dtype), panel);
+  gemm.panel = panel;
+  step_.kernels.gemm[type](gemm);
 }
 
 void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task,
@@ -156,6 +189,10 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
                  .fetch = task.upcoming.adapters};
   const auto type = static_cast<std::size_t>(weight.dtype);
   const KernelTable& kernels = step_.kernels;
+  if (work_.live.has_value() && gemm.width == kPanelColumns && !gemm.part.has_value()) {
+    kernels.sparse_gemm[type](gemm, *work_.live);
+    return;
+  }
   const bool expands = is_expanded(weight, task.panel, gemm.rows, kernels);
   if (weight.is_compressed()) {
     if (!expands) {
@@ -172,6 +209,18 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
     }
     place.fill([&](std::byte* out) {
       kernels.expand_coded[type](gemm.panel, weight.quantization, gemm.k, gemm.width, out);
+    });
+    gemm.panel = place.panel;
+  } else if (weight.is_output_major) {
+    std::array<const std::byte*, kPanelColumns> outputs;
+    point_at_outputs(weight, task.panel * kPanelColumns, outputs);
+    const GatheredOutputs gathered{outputs.data(), kPanelColumns};
+    if (!expands) {
+      kernels.gathered_gemm[type](gemm, gathered);
+      return;
+    }
+    place.fill([&](std::byte* out) {
+      kernels.gather_outputs(gathered, weight.k / k_interleave(weight.dtype), out);
     });
     gemm.panel = place.panel;
   }

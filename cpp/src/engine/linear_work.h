@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -35,6 +36,11 @@ struct LinearWork {
   std::size_t parts_per_group = 1;
   float scale = 1.0F;
   float softcap = 0.0F;
+  /// See LinearOp.
+  float threshold = 0.0F;
+  bool has_sparse_input = false;
+  /// Of such an input: what is multiplied; nullopt: all.
+  std::optional<LiveInputs> live = std::nullopt;
   /// One after another, without gaps, from row 0 on.
   std::span<const RowGroup> groups;
   /// In order; each within one group.
@@ -53,6 +59,13 @@ struct LinearWork {
 struct LinearScratch {
   std::vector<RowGroup> blocks;
   std::vector<std::int64_t> task_ends;
+  /// Of sparse layers: the outputs or groups of inputs that are live, and both factors of a gated layer.
+  std::vector<std::int32_t> live;
+  std::vector<float> gates;
+  std::vector<float> factors;
+  /// Of the layer that ran: how many outputs of its last part, and inputs, were read; nullopt: all.
+  std::optional<std::int64_t> outputs_read = std::nullopt;
+  std::optional<std::int64_t> inputs_read = std::nullopt;
 };
 
 void run_linear(const LinearWork& work, const Step& step);
