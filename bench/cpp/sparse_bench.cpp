@@ -54,7 +54,7 @@ Program with_bias(const Program& dense, float bias, testing::Storage* storage) {
 Program made_sparse(const Program& dense, testing::Storage* storage) {
   Program program = dense;
   for_each_mlp(&program, [&](LinearOp& gated, LinearOp& reader) {
-    gated.parts[1].weight = storage->output_major(gated.parts[1].weight);
+    gated.parts[1].weight = storage->with_rows(gated.parts[1].weight);
     reader.has_sparse_input = true;
   });
   return program;

@@ -24,6 +24,7 @@ from ..config import (
     ENABLE,
     NATIVE,
     SOLE_VALUES,
+    SPARSE_MLP,
     TENSORRT,
     WEIGHTS,
     BuildConfig,
@@ -73,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compress_weights", action="store_true",
         help="store bfloat16 weights in 12 bits each, exactly: the same results from three quarters of the memory, "
         f"which makes small batches faster; needs backend {NATIVE}",
+    )  # fmt: skip
+    output.add_argument(
+        "--sparse_mlp", default=AUTO, choices=SPARSE_MLP,
+        help="of layers about a ReLU, read what it does not close alone, to the same results: auto where weights are "
+        "neither quantised nor compressed (default: %(default)s)",
     )  # fmt: skip
     output.add_argument(
         "--dump_onnx", type=Path, metavar="FILE", help="also write the network as ONNX, weights beside it"
@@ -220,6 +226,7 @@ def config_of(args: argparse.Namespace) -> BuildConfig:
         logits_dtype=args.logits_dtype,
         backend=args.backend,
         compress_weights=args.compress_weights,
+        sparse_mlp=args.sparse_mlp,
         lora_config=LoraBuildConfig(
             lora_dir=tuple(args.lora_dir),
             lora_ckpt_source=args.lora_ckpt_source,
@@ -329,6 +336,8 @@ def _native_rows(report: BuildReport, compiled: CompiledNetwork) -> list[tuple[s
         matrices = compiled.linear_matrices
         compressed = sum(matrix.exceptions is not None for matrix in matrices)
         rows.append(("compression", f"{compressed} of {len(matrices)} matrices, in 12 bits a weight, exactly"))
+    if compiled.num_sparse_layers:
+        rows.append(("sparse layers", f"{compiled.num_sparse_layers} read what a ReLU does not close alone"))
     return [
         *rows,
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
+from ..config import AUTO, SPARSE_MLP
 from ..model_cache.options import (
     DEFAULT_MAX_BATCH_SIZE,
     DEFAULT_MAX_LORA_RANK,
@@ -45,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--compress_weights", action="store_true", help="store bfloat16 weights in 12 bits each, exactly"
     )
+    group.add_argument(
+        "--sparse_mlp", default=AUTO, choices=SPARSE_MLP,
+        help="of layers about a ReLU, read what it does not close alone (default: %(default)s)",
+    )  # fmt: skip
 
 
 def engine_options_of(args: argparse.Namespace) -> EngineOptions:
@@ -57,4 +62,5 @@ def engine_options_of(args: argparse.Namespace) -> EngineOptions:
         quantization=quantization_of(args),
         int8_kv_cache=args.int8_kv_cache,
         compress_weights=args.compress_weights,
+        sparse_mlp=args.sparse_mlp,
     )

@@ -41,7 +41,7 @@ const std::byte* data_of(const py::buffer_info& info, std::size_t alignment, con
 
 PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t n, std::int64_t k,
                               const Quantization& quantization, std::optional<std::int64_t> exceptions,
-                              bool is_output_major) {
+                              bool has_rows) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 31;
   if (n < 0 || k < 0 || n >= kLimit || k >= kLimit) {
     throw py::value_error("PanelMatrix: n and k must lie in [0, 2**31)");
@@ -51,11 +51,11 @@ PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t 
     check_compressed_sizes(n, k, *exceptions);
     matrix.exceptions = *exceptions;
   }
-  if (is_output_major && (!matrix.is_plain() || !can_be_output_major(dtype, n, k))) {
+  if (has_rows && (!matrix.is_plain() || !can_have_rows(dtype, n, k))) {
     throw py::value_error("PanelMatrix: " + std::string(name_of(dtype)) + "[" + std::to_string(n) + ", " +
-                          std::to_string(k) + "] cannot be output-major");
+                          std::to_string(k) + "] cannot have rows");
   }
-  matrix.is_output_major = is_output_major;
+  matrix.has_rows = has_rows;
   const py::buffer_info info = data.request();
   if (bytes_of(info) != matrix.bytes()) {
     throw py::value_error(
@@ -106,17 +106,17 @@ void bind_views(py::module_& module) {
       .def(
           py::init(&make_panel_matrix), py::kw_only(), py::arg("data"), py::arg("dtype"), py::arg("n"),
           py::arg("k"), py::arg("quantization") = Quantization{}, py::arg("exceptions") = py::none(),
-          py::arg("is_output_major") = false,
+          py::arg("has_rows") = false,
           "`exceptions`: of a compressed matrix, the places for them in each panel. Raises ValueError unless "
           "`data` is contiguous and holds exactly panel_bytes(dtype, n, k) or, of a quantised matrix, "
           "quantized_panel_bytes(quantization, n, k), of a compressed one compressed_bytes(n, k, "
-          "exceptions); and where `is_output_major` is not can_be_output_major(dtype, n, k).")
+          "exceptions); and where `has_rows` is not can_have_rows(dtype, n, k).")
       .def_readonly("dtype", &PanelMatrix::dtype)
       .def_readonly("n", &PanelMatrix::n)
       .def_readonly("k", &PanelMatrix::k)
       .def_readonly("quantization", &PanelMatrix::quantization)
       .def_property_readonly("is_compressed", &PanelMatrix::is_compressed)
-      .def_readonly("is_output_major", &PanelMatrix::is_output_major)
+      .def_readonly("has_rows", &PanelMatrix::has_rows)
       .def_property_readonly("bytes", &PanelMatrix::bytes)
       .def("rows", &unpack_rows, py::arg("first"), py::arg("last"),
            "W[first:last] as float32[last - first, k].");

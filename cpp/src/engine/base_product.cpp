@@ -1,7 +1,6 @@
 #include "base_product.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <variant>
 
@@ -47,7 +46,6 @@ constexpr std::int64_t packed_blocks(std::int64_t rows) {
 bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t rows,
                  const KernelTable& kernels) {
   if (weight.is_compressed()) return rows > kernels.compressed_rows;
-  if (weight.is_output_major) return rows > kernels.coded_rows[static_cast<std::size_t>(weight.dtype)];
   if (weight.quantization.is_coded()) {
     return rows > kernels.coded_rows[static_cast<std::size_t>(weight.dtype)] ||
            panel_width(weight.n, panel) < kPanelColumns;
@@ -62,12 +60,6 @@ bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t row
       return false;
   }
   return false;
-}
-
-/// Where kPanelColumns outputs of an output-major matrix begin, from `first` on.
-void point_at_outputs(const PanelMatrix& weight, std::int64_t first, std::span<const std::byte*> outputs) {
-  const std::int64_t output_bytes = weight.k * static_cast<std::int64_t>(size_of(weight.dtype));
-  for (const std::byte*& output : outputs) output = weight.data + first++ * output_bytes;
 }
 
 Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activations,
@@ -211,18 +203,6 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
       kernels.expand_coded[type](gemm.panel, weight.quantization, gemm.k, gemm.width, out);
     });
     gemm.panel = place.panel;
-  } else if (weight.is_output_major) {
-    std::array<const std::byte*, kPanelColumns> outputs;
-    point_at_outputs(weight, task.panel * kPanelColumns, outputs);
-    const GatheredOutputs gathered{outputs.data(), kPanelColumns};
-    if (!expands) {
-      kernels.gathered_gemm[type](gemm, gathered);
-      return;
-    }
-    place.fill([&](std::byte* out) {
-      kernels.gather_outputs(gathered, weight.k / k_interleave(weight.dtype), out);
-    });
-    gemm.panel = place.panel;
   }
   kernels.gemm[type](gemm);
 }
@@ -277,7 +257,9 @@ std::size_t linear_scratch_floats(const Program& program, const KernelTable& ker
   for_each_weight(program, [&](const PanelMatrix& weight) {
     // The last panel is the narrowest.
     const std::int64_t last = std::max<std::int64_t>(0, panel_count(weight.n) - 1);
-    if (is_expanded(weight, last, rows, kernels))
+    const bool is_gathered =
+        weight.has_rows && kernels.gathered_gemm[static_cast<std::size_t>(weight.dtype)] == nullptr;
+    if (is_gathered || is_expanded(weight, last, rows, kernels))
       bytes = std::max(bytes, expanded_bytes(activations, weight.k));
   });
   return static_cast<std::size_t>(tiling.scratch_floats()) + kPartsInTurn * (bytes / sizeof(float));

@@ -86,7 +86,7 @@ class BaseProduct {
   /// task.tile = x W^T of one part and panel.
   void multiply(const TileTask& task, ExpandedPanels* expanded) const;
 
-  /// tile [all rows, count] = x W^T of outputs of an output-major part, in rows kPanelColumns floats apart.
+  /// tile [all rows, count] = x W^T of some rows of a part that has them, in rows kPanelColumns floats apart.
   void multiply_gathered(std::size_t part, const GatheredOutputs& gathered, int thread, float* tile) const;
 
  private:

@@ -34,6 +34,8 @@ struct LinearWork {
   /// Of all groups; alike in sizes and quantisation from one group to the next.
   std::span<const LinearPart> parts;
   std::size_t parts_per_group = 1;
+  /// Which of the parts of adapters' sites the first of a group is.
+  std::size_t first_site_part = 0;
   float scale = 1.0F;
   float softcap = 0.0F;
   /// See LinearOp.

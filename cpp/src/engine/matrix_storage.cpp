@@ -70,10 +70,10 @@ void check_compression(const PanelMatrix& matrix, std::vector<std::string>* prob
   }
 }
 
-void check_output_major(const PanelMatrix& matrix, std::vector<std::string>* problems) {
-  if (!matrix.is_plain()) problems->push_back("is output-major, and quantised or compressed");
-  if (!can_be_output_major(matrix.dtype, matrix.n, matrix.k)) {
-    problems->push_back("is output-major, " + std::string(name_of(matrix.dtype)) + " and [" + text(matrix.n) +
+void check_rows(const PanelMatrix& matrix, std::vector<std::string>* problems) {
+  if (!matrix.is_plain()) problems->push_back("has rows, and is quantised or compressed");
+  if (!can_have_rows(matrix.dtype, matrix.n, matrix.k)) {
+    problems->push_back("has rows, and is " + std::string(name_of(matrix.dtype)) + " and [" + text(matrix.n) +
                         ", " + text(matrix.k) +
                         "]; it must be float32 or bfloat16, and the sizes multiples of " +
                         text(kPanelColumns) + " and " + text(k_interleave(matrix.dtype)));
@@ -86,7 +86,7 @@ std::vector<std::string> problems_of_storage(const PanelMatrix& matrix) {
   std::vector<std::string> problems;
   check_quantization(matrix, &problems);
   if (matrix.is_compressed()) check_compression(matrix, &problems);
-  if (matrix.is_output_major) check_output_major(matrix, &problems);
+  if (matrix.has_rows) check_rows(matrix, &problems);
   return problems;
 }
 

@@ -144,7 +144,9 @@ void add_new_tokens(const Step& step, OpCost* cost) {
 /// Adds what the weights of a linear layer cost, over `rows` rows.
 void add_weights(std::span<const LinearPart> parts, std::int64_t rows, OpCost* cost) {
   for (const LinearPart& part : parts) {
-    cost->weight_bytes += as_count(part.weight.bytes()) + bytes_of(part.bias);
+    // Rows behind panels are read in their place.
+    cost->weight_bytes +=
+        as_count(part.weight.bytes()) / (part.weight.has_rows ? 2 : 1) + bytes_of(part.bias);
     cost->flops += 2 * rows * part.weight.n * part.weight.k;
   }
 }

@@ -16,6 +16,10 @@ namespace {
 /// here and there come more slowly than all of them in a row.
 constexpr double kMostLive = 0.75;
 
+/// The same of a gated layer's outputs, of which each is moved in registers to where its column of a panel
+/// is.
+constexpr double kMostOpen = 0.6;
+
 std::int64_t sparse_rows(const LinearWork& work, const Step& step) {
   return step.kernels.sparse_rows[static_cast<std::size_t>(work.parts[0].weight.dtype)];
 }
@@ -42,21 +46,31 @@ class GatedByRelu {
   void run() const {
     const auto size = static_cast<std::size_t>(rows_ * width_);
     scratch_.gates.resize(std::max(scratch_.gates.size(), size));
-    make_gates();
+    make_part(0, scratch_.gates.data());
+    const std::span<const std::int32_t> open = find_open();
     scratch_.factors.assign(size, 0.0F);
-    make_factors(find_open());
-    finish();
+    if (static_cast<double>(open.size()) > kMostOpen * static_cast<double>(width_)) {
+      make_part(1, scratch_.factors.data());
+      activate_all(nullptr);
+      return;
+    }
+    scratch_.outputs_read = std::ssize(open);
+    make_factors(open);
+    if (!adapters_.is_empty()) adapt_factors();
+    activate_all(factor_.bias.size == 0 ? nullptr : factor_.bias.data);
   }
 
  private:
-  /// gates [rows, width], in float32. What adapters need of the input is made for both parts.
-  void make_gates() const {
-    LinearWork gates = work_;
-    gates.output = {reinterpret_cast<std::byte*>(scratch_.gates.data()), DType::kFloat32, width_};
-    gates.epilogue = LinearEpilogue::kStore;
-    gates.parts = work_.parts.first(1);
-    gates.parts_per_group = 1;
-    run_linear(gates, step_);
+  /// One of the two parts for all outputs, with its adapters and its bias: out [rows, width]. What adapters
+  /// need of the input is made for both parts.
+  void make_part(std::size_t part, float* out) const {
+    LinearWork work = work_;
+    work.output = {reinterpret_cast<std::byte*>(out), DType::kFloat32, width_};
+    work.epilogue = LinearEpilogue::kStore;
+    work.parts = work_.parts.subspan(part, 1);
+    work.parts_per_group = 1;
+    work.first_site_part = part;
+    run_linear(work, step_);
   }
 
   /// Outputs whose gate is open, or not a number, in some row.
@@ -70,19 +84,16 @@ class GatedByRelu {
       }
       keep_if(is_open, static_cast<std::int32_t>(output), scratch_.live, count);
     }
-    scratch_.outputs_read = static_cast<std::int64_t>(count);
     return {scratch_.live.data(), count};
   }
 
   using Pointers = std::array<const std::byte*, kPanelColumns>;
 
-  /// Where outputs begin; the last one again behind them.
+  /// Where rows begin; the last one again behind them.
   [[nodiscard]] Pointers point_at(std::span<const std::int32_t> outputs) const {
-    const PanelMatrix& weight = factor_.weight;
-    const std::int64_t output_bytes = weight.k * static_cast<std::int64_t>(size_of(weight.dtype));
     Pointers pointers;
     for (std::size_t i = 0; i < pointers.size(); ++i) {
-      pointers[i] = weight.data + outputs[std::min(i, outputs.size() - 1)] * output_bytes;
+      pointers[i] = factor_.weight.row(outputs[std::min(i, outputs.size() - 1)]);
     }
     return pointers;
   }
@@ -131,18 +142,13 @@ class GatedByRelu {
     }
   }
 
-  /// What adapters make of the factors, and the output of both.
-  void finish() const {
+  /// What adapters make of the factors, whose places are those of whole panels.
+  void adapt_factors() const {
     const std::int64_t panels = panel_count(width_);
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-      if (!adapters_.is_empty()) {
-        for (std::int64_t panel = begin; panel < end; ++panel) expand(panel, thread);
-      }
-      activate(begin * kPanelColumns, end * kPanelColumns);
+      for (std::int64_t panel = begin; panel < end; ++panel) expand(panel, thread);
     };
-    const std::int64_t grain = adapters_.is_empty()
-                                   ? rows_per_chunk(rows_ * kPanelColumns)
-                                   : std::max<std::int64_t>(1, panels / (step_.threads.num_threads() * 2));
+    const std::int64_t grain = std::max<std::int64_t>(1, panels / (step_.threads.num_threads() * 2));
     step_.threads.parallel_for(panels, grain, body);
   }
 
@@ -158,15 +164,15 @@ class GatedByRelu {
     }
   }
 
-  void activate(std::int64_t begin, std::int64_t end) const {
-    const auto element = static_cast<std::int64_t>(size_of(work_.output.dtype));
-    const ActivatedTile tile{.x = scratch_.gates.data() + begin,
-                             .linear = scratch_.factors.data() + begin,
+  /// The output of both; `bias` is the factors'.
+  void activate_all(const float* bias) const {
+    const ActivatedTile tile{.x = scratch_.gates.data(),
+                             .linear = scratch_.factors.data(),
                              .stride = width_,
-                             .linear_bias = factor_.bias.size == 0 ? nullptr : factor_.bias.data + begin,
+                             .linear_bias = bias,
                              .rows = rows_,
-                             .width = end - begin,
-                             .out = work_.output.data + begin * element,
+                             .width = width_,
+                             .out = work_.output.data,
                              .out_stride = work_.output.row_bytes(),
                              .out_type = work_.output.dtype,
                              .threshold = work_.threshold};
@@ -224,7 +230,7 @@ std::optional<LiveInputs> find_live_inputs(const LinearWork& work, const Step& s
 }
 
 bool reads_open_gates_alone(const LinearWork& work, const Step& step) {
-  return is_relu_gated(work.epilogue) && work.parts.back().weight.is_output_major &&
+  return is_relu_gated(work.epilogue) && work.parts.back().weight.has_rows &&
          work.num_rows() <= sparse_rows(work, step);
 }
 

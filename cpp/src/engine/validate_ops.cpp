@@ -35,8 +35,8 @@ void Validator::check_matrix(std::string_view name, const PanelMatrix& matrix, s
         "]; it must be [" + text(n) + ", " + text(k) + "]");
   }
   if (matrix.data == nullptr) add(where_ + ": " + std::string(name) + " has no data");
-  if (matrix.is_output_major && access != MatrixAccess::kSomeOutputs) {
-    add(where_ + ": " + std::string(name) + " is output-major, which only what a ReLU gates can be");
+  if (matrix.has_rows && access != MatrixAccess::kSomeOutputs) {
+    add(where_ + ": " + std::string(name) + " has rows, which only what a ReLU gates can have");
   }
   for (std::string& problem : problems_of_storage(matrix)) {
     add(where_ + ": " + std::string(name) + " " + std::move(problem));
@@ -211,8 +211,8 @@ void Validator::check(const LinearOp& op) {
     const bool is_gated_by_relu = is_relu_gated(op.epilogue) && &part == &op.parts.back();
     check_matrix("a weight", part.weight, part.weight.n, input != nullptr ? input->width : part.weight.k,
                  is_gated_by_relu ? MatrixAccess::kSomeOutputs : MatrixAccess::kAll);
-    if (part.weight.is_output_major && (op.scale != 1.0F || op.softcap != 0.0F)) {
-      add(where_ + ": a weight is output-major, where the layer has a scale or a softcap");
+    if (part.weight.has_rows && (op.scale != 1.0F || op.softcap != 0.0F)) {
+      add(where_ + ": a weight has rows, where the layer has a scale or a softcap");
     }
     if (op.has_sparse_input && !part.weight.is_plain()) {
       add(where_ + ": the input is sparse, and a weight quantised or compressed");

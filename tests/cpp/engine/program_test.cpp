@@ -261,23 +261,22 @@ BOOST_AUTO_TEST_CASE(unusable_sparse_layers_are_found) {
   const auto make_sparse = [](Program* p) {
     LinearOp& first = op_at<LinearOp>(p, 7);
     first.epilogue = LinearEpilogue::kReluMul;
-    first.parts[1].weight.is_output_major = true;
+    first.parts[1].weight.has_rows = true;
   };
   finds(
-      "is output-major, float32 and [37, 48]; it must be float32 or bfloat16, and the sizes multiples of 64 "
+      "has rows, and is float32 and [37, 48]; it must be float32 or bfloat16, and the sizes multiples of 64 "
       "and 1",
       make_sparse);
-  finds("a weight is output-major, which only what a ReLU gates can be",
-        [](Program* p) { op_at<LinearOp>(p, 3).parts[0].weight.is_output_major = true; });
-  finds("a weight is output-major, which only what a ReLU gates can be",
-        [](Program* p) { op_at<LinearOp>(p, 7).parts[1].weight.is_output_major = true; });
-  finds("the table is output-major",
-        [](Program* p) { op_at<EmbeddingOp>(p, 0).table.is_output_major = true; });
-  finds("a weight is output-major, where the layer has a scale or a softcap", [&](Program* p) {
+  finds("a weight has rows, which only what a ReLU gates can have",
+        [](Program* p) { op_at<LinearOp>(p, 3).parts[0].weight.has_rows = true; });
+  finds("a weight has rows, which only what a ReLU gates can have",
+        [](Program* p) { op_at<LinearOp>(p, 7).parts[1].weight.has_rows = true; });
+  finds("the table has rows", [](Program* p) { op_at<EmbeddingOp>(p, 0).table.has_rows = true; });
+  finds("a weight has rows, where the layer has a scale or a softcap", [&](Program* p) {
     make_sparse(p);
     op_at<LinearOp>(p, 7).scale = 2.0F;
   });
-  finds("is output-major, and quantised or compressed", [&](Program* p) {
+  finds("has rows, and is quantised or compressed", [&](Program* p) {
     make_sparse(p);
     op_at<LinearOp>(p, 7).parts[1].weight.quantization.algo = QuantAlgo::kW8A16;
   });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <optional>
 #include <span>
@@ -76,20 +77,21 @@ class Storage {
                           {weights.data(), scales.data(), how.zero_points ? zeros.data() : nullptr});
     return {memory.data(), dtype, n, k, nullptr, how};
   }
-  /// The same matrix, output by output.
-  PanelMatrix output_major(const PanelMatrix& matrix) {
-    const auto& memory = memories_.emplace_back(matrix.bytes());
+  /// The same matrix, with rows behind its panels.
+  PanelMatrix with_rows(const PanelMatrix& matrix) {
+    PanelMatrix made = matrix;
+    made.has_rows = true;
+    const auto& memory = memories_.emplace_back(made.bytes());
+    std::memcpy(memory.data(), matrix.data, matrix.bytes());
     std::vector<float> row(static_cast<std::size_t>(matrix.k));
     for (std::int64_t i = 0; i < matrix.n; ++i) {
       unpack_panel_row(matrix, i, row.data());
       for (std::int64_t k = 0; k < matrix.k; ++k) {
-        store_from_float(memory.data(), matrix.dtype, static_cast<std::size_t>(i * matrix.k + k),
-                         row[static_cast<std::size_t>(k)]);
+        store_from_float(memory.data() + matrix.bytes(), matrix.dtype,
+                         static_cast<std::size_t>(i * matrix.k + k), row[static_cast<std::size_t>(k)]);
       }
     }
-    PanelMatrix made = matrix;
     made.data = memory.data();
-    made.is_output_major = true;
     return made;
   }
   VectorView vector(std::int64_t size, float low, float high, Random* random) {
@@ -137,7 +139,7 @@ struct ModelOptions {
   float threshold = 0.0F;
   /// Added to the biases of what goes through the activation.
   float gate_bias = 0.0F;
-  /// What a ReLU gates is output-major, and what reads a ReLU knows it.
+  /// What a ReLU gates has rows, and what reads a ReLU knows it.
   bool is_sparse = false;
   bool head_norms = false;
   std::int32_t sliding_window = 0;
@@ -303,7 +305,7 @@ class RandomModel {
     if (options_.is_sparse) {
       second.has_sparse_input = true;
       if (is_relu_gated(options_.activation)) {
-        first.parts[1].weight = storage_.output_major(first.parts[1].weight);
+        first.parts[1].weight = storage_.with_rows(first.parts[1].weight);
       }
     }
     program.body.push_back(std::move(first));

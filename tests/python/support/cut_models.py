@@ -44,6 +44,7 @@ CUT = {
     "gpt-neox": NEOX_SIZES,
     "cohere": SIZES,
     "starcoder2": SIZES,
+    "llama-relu": {**SIZES, "intermediate_size": 256},
     "mixtral": SIZES,
     "qwen2-moe": {**EXPERT_SIZES, "shared_expert_intermediate_size": 28},
 }

@@ -22,9 +22,8 @@ namespace adaptrt {
 // ki is 2 for bfloat16, the operand order of the bf16 dot-product instructions, and 1 otherwise. An odd k is
 // padded with one zero. The layout does not depend on the instruction set.
 //
-// A matrix of which single output features are read (PanelMatrix::is_output_major) has each one's k elements
-// in a row instead, element (n, k) at n * k_size + k; so a panel of full width is as many bytes, at the same
-// offset.
+// Where single output features are read (PanelMatrix::has_rows), W is stored twice: behind the panels are its
+// rows as they are, element (n, k) at panel_bytes + (n * k_size + k) * size.
 inline constexpr std::int64_t kPanelColumns = 64;
 
 [[nodiscard]] constexpr std::int64_t k_interleave(DType dtype) {
@@ -56,9 +55,9 @@ inline constexpr std::int64_t kPanelColumns = 64;
   return static_cast<std::size_t>(panel * kPanelColumns * padded_k(dtype, k)) * size_of(dtype);
 }
 
-/// Whether a plain W[n, k] can be stored output by output: in whole panels, and in whole groups of k of four
+/// Whether a plain W[n, k] can be stored in rows as well: of whole panels, and whole groups of k of four
 /// bytes, which is what kernels move.
-[[nodiscard]] constexpr bool can_be_output_major(DType dtype, std::int64_t n, std::int64_t k) {
+[[nodiscard]] constexpr bool can_have_rows(DType dtype, std::int64_t n, std::int64_t k) {
   return dtype != DType::kFloat16 && n % kPanelColumns == 0 && k % k_interleave(dtype) == 0;
 }
 
@@ -122,15 +121,18 @@ struct PanelMatrix {
   Quantization quantization = {};
   /// Of compressed bfloat16 panels, see core/compressed_panels.h: places for exceptions in each.
   std::int64_t exceptions = kNotCompressed;
-  /// Elements of an output feature follow one another; see can_be_output_major.
-  bool is_output_major = false;
+  /// Behind the panels are the rows; see can_have_rows.
+  bool has_rows = false;
 
   [[nodiscard]] bool is_compressed() const { return exceptions != kNotCompressed; }
   /// Neither quantised nor compressed.
   [[nodiscard]] bool is_plain() const { return quantization.algo == QuantAlgo::kNone && !is_compressed(); }
+  /// Of the panels, and of the rows behind them.
   [[nodiscard]] std::size_t bytes() const;
   /// Byte offset of panel `panel`.
   [[nodiscard]] std::size_t offset(std::int64_t panel) const;
+  /// Where row `output` begins, of a matrix that has them.
+  [[nodiscard]] const std::byte* row(std::int64_t output) const;
 };
 
 /// Packs rows [first_row, first_row + rows) of W[n, k] into `panels` (panel_bytes(dtype, n, k) bytes).
@@ -144,7 +146,7 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
 /// its products are made of, of a compressed one its elements.
 void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out);
 
-/// W[n, k] of a plain one that is not output-major.
+/// W[n, k] of a plain one.
 [[nodiscard]] float panel_element(const PanelMatrix& matrix, std::int64_t n, std::int64_t k);
 /// Writes W[0..n, k] of such a one to `out`.
 void unpack_panel_column(const PanelMatrix& matrix, std::int64_t k, float* out);

@@ -223,8 +223,8 @@ struct LinearOp {
   float scale = 1.0F;
   /// y becomes softcap * tanh(y / softcap); 0: it stays as it is.
   float softcap = 0.0F;
-  /// Of ReLU gates, at least 0. Where y1's weight is output-major, a few rows read those of its outputs alone
-  /// whose gates are open.
+  /// Of ReLU gates, at least 0. Where y1's weight has rows, a few rows of input read those of its outputs
+  /// alone whose gates are open.
   float threshold = 0.0F;
   /// Most of the input is zero behind a ReLU: a few rows read the weights of the others alone, to the same
   /// bits.

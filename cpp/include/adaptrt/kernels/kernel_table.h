@@ -58,7 +58,7 @@ struct PanelGemm {
   std::span<const MemorySpan> fetch = {};
 };
 
-/// Output features of an output-major matrix, wherever they are, as the columns of a panel.
+/// Rows of a matrix (PanelMatrix::has_rows), wherever they are, as the columns of a panel.
 struct GatheredOutputs {
   /// kPanelColumns of them: behind the `count` that are wanted there may be any that can be read.
   const std::byte* const* outputs = nullptr;
@@ -224,7 +224,7 @@ struct KernelTable {
   /// zeros behind the `count` that are wanted.
   void (*gather_outputs)(const GatheredOutputs& gathered, std::int64_t words, std::byte* out);
   /// By DType: the bits of `gemm` with the panel that gather_outputs makes, which stays in the first-level
-  /// cache, for at most coded_rows rows and without `accumulate`. nullptr where panels are gathered whole.
+  /// cache, for at most sparse_rows rows and without `accumulate`. nullptr where panels are gathered whole.
   std::array<void (*)(const PanelGemm& gemm, const GatheredOutputs& gathered), 3> gathered_gemm;
   /// By DType: the same product of a full panel as `gemm`, of which only the lines of the live inputs are
   /// read, for at most sparse_rows rows and without `accumulate`. Sums that are zero may have the other sign.

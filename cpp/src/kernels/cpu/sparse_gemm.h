@@ -1,7 +1,7 @@
 #pragma once
 
 // Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why. Products
-// that read a part of a matrix: outputs of an output-major one, wherever they are, and inputs that are not
+// that read a part of a matrix: rows of outputs, wherever they are, and inputs that are not
 // zero. Each element is summed in the order in which gemm.h sums it: what is left out are products with zero,
 // which change no sum but the sign of one that is zero.
 
@@ -98,7 +98,6 @@ void gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) {
   fetch_first_words(gathered, words);
   SpanFetcher others(gemm.fetch);
   others.fetch(others.lines());
-  const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
   PanelGemm part = gemm;
   part.panel = made;
   for (std::int64_t begin = 0; begin < words; begin += kStreamSteps) {
@@ -106,14 +105,9 @@ void gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) {
     gather_words(gathered, words, begin, end, made);
     part.a = static_cast<const A*>(gemm.a) + begin * Weights::kInterleave;
     part.k = (end - begin) * Weights::kInterleave;
-    std::int64_t row = 0;
-    for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
-      const TileFunction multiply =
-          begin > 0 ? streamed_tile_of<Weights, true>(rows, 0) : streamed_tile_of<Weights, false>(rows, 0);
-      multiply(part, row, 0, Simd::kLanes, {});
-      row += rows;
-    }
+    const TileFunction multiply = begin > 0 ? streamed_tile_of<Weights, true>(gemm.rows, 0)
+                                            : streamed_tile_of<Weights, false>(gemm.rows, 0);
+    multiply(part, 0, 0, Simd::kLanes, {});
   }
 }
 
@@ -123,7 +117,7 @@ using GatheredGemm = void (*)(const PanelGemm& gemm, const GatheredOutputs& gath
 template <class Weights>
 constexpr GatheredGemm gathered_gemm_of() {
   if constexpr (kCanStream<Weights>) {
-    static_assert(kSparseRows <= kStreamRows);
+    static_assert(kSparseRows <= kTileRows);
     return &gathered_gemm<Weights>;
   } else {
     return nullptr;

@@ -15,29 +15,23 @@
 namespace adaptrt {
 namespace {
 
-/// As tile_coded_gemm: some steps of the outputs are gathered for all rows.
+/// Some steps of the outputs are gathered, and multiplied from the first-level cache.
 void tile_gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) {
+  constexpr std::int64_t kPartInputs = kFewRowsSteps * kStepInputs;
   static_assert(kStepLine == kGatheredLine);
-  Tiles::configure();
+  alignas(kCacheLine) std::byte made[kFewRowsSteps * kStepBytes];
+  if (has_empty_columns(gathered)) std::memset(made, 0, sizeof(made));
   const std::int64_t words = gemm.k / 2;
-  const InputRange inputs = part_of(gemm.part, gemm.k);
-  if (inputs.begin == 0) fetch_first_words(gathered, words);
+  fetch_first_words(gathered, words);
   SpanFetcher others(gemm.fetch);
   others.fetch(others.lines());
   const StepActivations a = activations_of(gemm);
-  alignas(kCacheLine) std::byte made[kStretchSteps * kStepBytes];
-  const std::int64_t most = stretch_steps(gemm.rows) * kStepInputs;
-  if (has_empty_columns(gathered)) std::memset(made, 0, static_cast<std::size_t>(most * kStepLine / 2));
-  for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
-    const std::int64_t end = std::min(begin + most, inputs.end);
+  StepPrefetch nothing;
+  for (std::int64_t begin = 0; begin < gemm.k; begin += kPartInputs) {
+    const std::int64_t end = std::min(begin + kPartInputs, gemm.k);
     gather_words(gathered, words, begin / 2, end / 2, made);
-    const std::int64_t bytes = (end - begin) / 2 * kStepLine;
-    const std::int64_t whole = steps_of(end - begin) * kStepBytes;
-    if (bytes < whole) std::memset(made + bytes, 0, static_cast<std::size_t>(whole - bytes));
-    StepPrefetch nothing;
-    multiply_inputs(a, begin, end, {made, kStepLine, kStepBytes},
-                    {gemm.out, gemm.out_stride, gemm.accumulate || begin > 0}, gemm.rows, kPanelColumns,
-                    &nothing);
+    multiply_few<BFloat16Pairs>({a.rows + begin * 2, a.stride, gemm.rows}, {made, kStepLine, end - begin},
+                                kPanelColumns, {gemm.out, gemm.out_stride, begin > 0}, &nothing);
   }
 }
 
