@@ -20,7 +20,7 @@ from .compile.tensorrt.compile import CompiledPlans
 from .compile.tensorrt.package import Package
 from .compile.tensorrt.process import describe_package
 from .compile.tensorrt.targets import resolve_targets, target_problems
-from .config import DISABLE, NATIVE, TENSORRT, BuildConfig, LoraBuildConfig
+from .config import DISABLE, ENABLE, NATIVE, TENSORRT, BuildConfig, LoraBuildConfig
 from .conversion.checkpoint import Checkpoint
 from .conversion.published.dequantized import Dequantization
 from .conversion.published.kept_layers import KeptLayers
@@ -188,6 +188,8 @@ def _checked_config(
             problems.append(f"quality_text measures logits; {checkpoint.config.architecture} has no lm_head here")
         if quantization is not None and config.compress_weights:
             problems.append("compress_weights and quantization: quantised weights cannot be compressed; choose one")
+        if quantization is not None and config.sparse_mlp == ENABLE:
+            problems.append("sparse_mlp and quantization: quantised weights are read whole; choose one")
     else:
         if any(isinstance(op, Experts) for op in checkpoint.network.ops):
             problems.append(f"{checkpoint.config.architecture} has experts, which need backend {NATIVE}")

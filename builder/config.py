@@ -13,6 +13,7 @@ from .checkpoint.rotary import DynamicScaling
 from .compile.tensorrt.capability import CURRENT, parse_capability
 from .json_fields import JsonFields
 from .network.adapter_sites import NEW_TOKENS, NORM
+from .network.ops import Activation
 
 AUTO: Final = "auto"
 ENABLE: Final = "enable"
@@ -20,6 +21,7 @@ DISABLE: Final = "disable"
 PAGED: Final = "paged"
 NATIVE: Final = "native"
 TENSORRT: Final = "tensorrt"
+SPARSE_MLP: Final = (AUTO, ENABLE, DISABLE)
 BACKENDS: Final = (NATIVE, TENSORRT)
 """What compiles: for this CPU, or for NVIDIA GPUs."""
 CONSTANTS: Final = "constants"
@@ -131,6 +133,8 @@ class BuildConfig:
     weight_memory: int | None = None
     """Bytes that weights may take in memory where an executor is not told otherwise; those that do not fit are read
     from the engine file when they are used. None: all are mapped."""
+    sparse_mlp: str = AUTO
+    """Whether layers about a ReLU read the weights alone that it does not close: `auto` where that is possible."""
     lora_config: LoraBuildConfig = field(default_factory=LoraBuildConfig)
     plugin_config: PluginConfig = field(default_factory=PluginConfig)
     tensorrt_config: TensorRtBuildConfig | None = None
@@ -199,6 +203,7 @@ class BuildConfig:
         found += _backend_problems(self, checkpoint)
         found += _compression_problems(self, checkpoint)
         found += _weight_memory_problems(self, checkpoint)
+        found += _sparse_mlp_problems(self, checkpoint)
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,6 +219,8 @@ class BuildConfig:
                 del result["lora_config"][name]
         if self.weight_memory is None:
             del result["weight_memory"]
+        if self.sparse_mlp == AUTO:
+            del result["sparse_mlp"]
         if self.tensorrt_config is None:
             del result["tensorrt_config"]
         else:
@@ -232,6 +239,7 @@ class BuildConfig:
             **values,
             compress_weights=source.boolean("compress_weights"),
             weight_memory=source.optional_integer("weight_memory"),
+            sparse_mlp=source.string("sparse_mlp", choices=SPARSE_MLP, default=AUTO),
             plugin_config=PluginConfig(
                 **{item.name: plugins.string(item.name) for item in fields(PluginConfig)} if plugins else {}
             ),
@@ -489,6 +497,25 @@ def _compression_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> 
     if checkpoint.quantization is not None:
         found.append(
             f"compress_weights cannot act on the checkpoint's {checkpoint.quantization.quant_algo.name} weights"
+        )
+    return found
+
+
+def _sparse_mlp_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+    if config.sparse_mlp not in SPARSE_MLP:
+        return [f"sparse_mlp is {config.sparse_mlp}; accepted: {', '.join(SPARSE_MLP)}"]
+    if config.sparse_mlp != ENABLE:
+        return []
+    found = []
+    if config.backend != NATIVE:
+        found.append(f"sparse_mlp needs backend {NATIVE}")
+    if config.compress_weights:
+        found.append("sparse_mlp and compress_weights: single outputs of compressed weights cannot be read; choose one")
+    if checkpoint.quantization is not None:
+        found.append(f"sparse_mlp cannot act on the checkpoint's {checkpoint.quantization.quant_algo.name} weights")
+    if not Activation(checkpoint.hidden_act).leaves_zeros:
+        found.append(
+            f"sparse_mlp needs a model whose MLP has a ReLU; {checkpoint.architecture} has {checkpoint.hidden_act}"
         )
     return found
 

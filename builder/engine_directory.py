@@ -17,7 +17,7 @@ from .compile.tensorrt.compile import WEIGHTS_FILE, CompiledPlans, PlanOptions, 
 from .compile.tensorrt.package import Package
 from .compile.tensorrt.plan_config import TensorRtPlans
 from .compile.tensorrt.profiles import make_profiles
-from .config import EXTERNAL, BuildConfig
+from .config import DISABLE, EXTERNAL, BuildConfig
 from .conversion.checkpoint import Checkpoint
 from .conversion.convert import COPIED_FILES
 from .engine_config import ADAPTERS_DIRECTORY, EngineConfig, engine_file
@@ -154,6 +154,7 @@ def _compile_native(checkpoint: Checkpoint, config: BuildConfig, rank: int) -> C
         limits=limits,
         lora=lora,
         compress_weights=config.compress_weights,
+        sparse_mlp=config.sparse_mlp != DISABLE and not config.compress_weights,
         rank=rank,
     )
 

@@ -19,7 +19,7 @@ CONFIG_FILE = "config.json"
 PRODUCER = "adaptrt"
 # Far above any model; a larger number is damage, and must not make lists of that length.
 MAX_LAYERS = 10_000
-HIDDEN_ACTS = ("silu", "gelu", "gelu_tanh", "relu")
+HIDDEN_ACTS = ("silu", "gelu", "gelu_tanh", "relu", "relu_both")
 ROPE = "rope_gpt_neox"
 ROPE_INTERLEAVED = "rope_gptj"
 LEARNED_POSITIONS = "learned_absolute"
@@ -111,6 +111,8 @@ class CheckpointConfig:
     rotary_base: float
     rotary_scaling: RotaryScaling | None = None
     hidden_act: str = HIDDEN_ACTS[0]
+    relu_threshold: float = 0.0
+    """Of gates with a ReLU: what is not above it counts as 0. In config.json where it is not 0."""
     position_embedding_type: str = ROPE
     attn_bias: bool = False
     """A bias on attention.qkv."""
@@ -230,6 +232,8 @@ class CheckpointConfig:
             embedding_pooling=None if self.embedding_pooling is None else self.embedding_pooling.to_dict(),
             classifier=None if self.classifier is None else self.classifier.to_dict(),
         )
+        if self.relu_threshold == 0.0:
+            del result["relu_threshold"]
         return result
 
     def to_json(self) -> str:
@@ -263,6 +267,7 @@ class CheckpointConfig:
             rotary_base=source.number("rotary_base", above=True),
             rotary_scaling=_read_scaling(source, max_position_embeddings),
             hidden_act=source.string("hidden_act", choices=HIDDEN_ACTS),
+            relu_threshold=source.number("relu_threshold", default=0.0),
             position_embedding_type=source.string("position_embedding_type", choices=POSITION_EMBEDDING_TYPES),
             attn_bias=source.boolean("attn_bias"),
             attn_dense_bias=source.boolean("attn_dense_bias"),

@@ -25,6 +25,7 @@ from ..config import (
     ENABLE,
     NATIVE,
     SOLE_VALUES,
+    SPARSE_MLP,
     TENSORRT,
     WEIGHTS,
     BuildConfig,
@@ -79,6 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weight_memory", type=byte_size, metavar="SIZE",
         help="memory that weights may take where the executor is not told otherwise, such as 4GiB; those that do not "
         f"fit are read from the engine file when they are used; needs backend {NATIVE} (default: all are mapped)",
+    )  # fmt: skip
+    output.add_argument(
+        "--sparse_mlp", default=AUTO, choices=SPARSE_MLP,
+        help="of layers about a ReLU, read what it does not close alone, to the same results: auto where weights are "
+        "neither quantised nor compressed (default: %(default)s)",
     )  # fmt: skip
     output.add_argument(
         "--dump_onnx", type=Path, metavar="FILE", help="also write the network as ONNX, weights beside it"
@@ -227,6 +233,7 @@ def config_of(args: argparse.Namespace) -> BuildConfig:
         backend=args.backend,
         compress_weights=args.compress_weights,
         weight_memory=args.weight_memory,
+        sparse_mlp=args.sparse_mlp,
         lora_config=LoraBuildConfig(
             lora_dir=tuple(args.lora_dir),
             lora_ckpt_source=args.lora_ckpt_source,
@@ -336,6 +343,8 @@ def _native_rows(report: BuildReport, compiled: CompiledNetwork) -> list[tuple[s
         matrices = compiled.linear_matrices
         compressed = sum(matrix.exceptions is not None for matrix in matrices)
         rows.append(("compression", f"{compressed} of {len(matrices)} matrices, in 12 bits a weight, exactly"))
+    if compiled.num_sparse_layers:
+        rows.append(("sparse layers", f"{compiled.num_sparse_layers} read what a ReLU does not close alone"))
     return [
         *rows,
         (

@@ -6,6 +6,7 @@ import argparse
 from typing import Any, Final
 
 from ..byte_size import byte_size
+from ..config import AUTO, SPARSE_MLP
 from ..model_cache.options import (
     DEFAULT_MAX_BATCH_SIZE,
     DEFAULT_MAX_LORA_RANK,
@@ -46,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--compress_weights", action="store_true", help="store bfloat16 weights in 12 bits each, exactly"
     )
+    group.add_argument(
+        "--sparse_mlp", default=AUTO, choices=SPARSE_MLP,
+        help="of layers about a ReLU, read what it does not close alone (default: %(default)s)",
+    )  # fmt: skip
 
 
 def add_weight_memory(group: Any) -> None:
@@ -67,4 +72,5 @@ def engine_options_of(args: argparse.Namespace) -> EngineOptions:
         quantization=quantization_of(args),
         int8_kv_cache=args.int8_kv_cache,
         compress_weights=args.compress_weights,
+        sparse_mlp=args.sparse_mlp,
     )

@@ -8,7 +8,15 @@ from typing import Final
 
 import numpy as np
 
-from ..._core import DType, LinearEpilogue, RopeKind, RowKind, activation_dtype, lora_modules
+from ..._core import (
+    DType,
+    LinearEpilogue,
+    RopeKind,
+    RowKind,
+    activation_dtype,
+    can_have_rows,
+    lora_modules,
+)
 from ..checkpoint.rotary import DynamicScaling, LongRopeScaling
 from ..network import ops
 from ..network.adapter_sites import NEW_TOKENS, module_id, sites_of
@@ -49,6 +57,8 @@ _GATED: Final = {
     Activation.SILU: LinearEpilogue.SILU_MUL,
     Activation.GELU: LinearEpilogue.GELU_MUL,
     Activation.GELU_TANH: LinearEpilogue.GELU_TANH_MUL,
+    Activation.RELU: LinearEpilogue.RELU_MUL,
+    Activation.RELU_BOTH: LinearEpilogue.RELU_MUL_RELU,
 }
 _ACTIVATED: Final = {
     Activation.GELU: LinearEpilogue.GELU,
@@ -83,18 +93,20 @@ def emit(
     lora: bool,
     first_site: int = 0,
     compression: Compression | None = None,
+    sparse_mlp: bool = False,
     max_extra_tokens: int = 0,
 ) -> EmittedProgram:
     """The program of a network; with `lora` adapters act on its linear layers and its embedding.
 
     first_site: the number of the first place where they do.
+    sparse_mlp: layers about a ReLU are stored so that what it closes need not be read.
     max_extra_tokens: room for those beyond the vocabulary that adapters bring: logits are wider by it.
     """
     logits = network.logits
     if max_extra_tokens:
         assert logits is not None  # BuildConfig.problems() says so
         logits = replace(logits, width=logits.width + max_extra_tokens)
-    emitter = _Emitter(network, lora, first_site, compression, logits)
+    emitter = _Emitter(network, lora, first_site, compression, logits, sparse_mlp=sparse_mlp)
     emitted = [emitter.emit(op) for op in network.ops]
     for layer in network.pooling_layers:
         for tensor in layer.tensors:
@@ -115,13 +127,23 @@ def emit(
 
 class _Emitter:
     def __init__(
-        self, network: Network, lora: bool, first_site: int, compression: Compression | None, logits: Value | None
+        self,
+        network: Network,
+        lora: bool,
+        first_site: int,
+        compression: Compression | None,
+        logits: Value | None,
+        *,
+        sparse_mlp: bool,
     ) -> None:
         self.weights: Final = Weights(network.config.quantization, compression)
         self._activation = activation_dtype(network.config.dtype)
         self._lora = lora
         self._num_sites = first_site
         self._logits = logits
+        self._dtype = network.config.dtype
+        self._sparse_mlp = sparse_mlp
+        self._sparse_values: set[str] = set()
 
     def emit(self, op: ops.Op) -> EmittedOp:
         if isinstance(op, ops.Embedding):
@@ -301,15 +323,20 @@ class _Emitter:
 
     def _linear(self, op: ops.Linear) -> EmittedOp:
         first_site, sites = self._sites(op)
+        can_be_sparse = self._sparse_mlp and all(map(self.weights.is_plain, op.weights))
         made = LinearOp(
             input=_buffer(op.input),
             output=_buffer(op.output),
             epilogue=_epilogue(op),
-            parts=self._parts(op.weights, op.output.rows),
+            parts=self._parts_with_rows(op) if can_be_sparse else self._parts(op.weights, op.output.rows),
             lora_site=first_site,
             scale=_float32(op.scale),
             softcap=_float32(op.softcap or 0.0),
+            threshold=_float32(op.threshold),
+            has_sparse_input=can_be_sparse and op.input.name in self._sparse_values,
         )
+        if op.activation is not None and op.activation.leaves_zeros:
+            self._sparse_values.add(op.output.name)
         output = op.output
         if self._logits is not None and output.name == self._logits.name:
             output = self._logits
@@ -374,6 +401,18 @@ class _Emitter:
                 parts.append(LinearPart(weight=self.weights.matrix(weight, first, last, rows), bias=bias))
                 first = last
         return tuple(parts)
+
+    def _parts_with_rows(self, op: ops.Linear) -> tuple[LinearPart, ...]:
+        """Those of _parts; what a ReLU gates has rows as well, where that is possible."""
+        parts = self._parts(op.weights[:1], op.output.rows)
+        for weight in op.weights[1:]:
+            is_gated = op.activation is not None and op.activation.leaves_zeros
+            if is_gated and can_have_rows(self._dtype, weight.outputs, weight.inputs):
+                bias = self.weights.vector(weight.bias_name, 0, weight.outputs, weight.outputs) if weight.bias else None
+                parts += (LinearPart(weight=self.weights.matrix_with_rows(weight), bias=bias),)
+            else:
+                parts += self._parts((weight,), op.output.rows)
+        return parts
 
     def _sites(self, op: ops.Op) -> tuple[int, tuple[LoraSite, ...]]:
         """The sites of an op and the number of the first; -1 and none where adapters do not act."""

@@ -76,6 +76,17 @@ class Weights:
         name, (size, k) = str(tensor.name), tensor.shape
         return self._matrix(name, WeightRows(name, range(size)), size, k, None)
 
+    def is_plain(self, weight: LinearWeight) -> bool:
+        """Whether a linear layer's weight is of the engine's type, neither quantised nor compressed."""
+        return self.compression is None and (self.quantization is None or not weight.quantized)
+
+    def matrix_with_rows(self, weight: LinearWeight) -> Matrix:
+        """Panels of a plain weight, and its rows as they are."""
+        source = WeightRows(f"{weight.name}.weight", range(weight.outputs))
+        matrix = Matrix(tensor=source.tensor, n=weight.outputs, k=weight.inputs, has_rows=True)
+        self.matrices[matrix.tensor] = (matrix, source)
+        return matrix
+
     def matrix(self, weight: LinearWeight, first: int, last: int, rows: RowKind) -> Matrix:
         """Panels of some rows of the weight of a linear layer. In the head, activations keep their type."""
         tensor = f"{weight.name}.weight"

@@ -41,6 +41,12 @@ class CompiledNetwork:
         return [part.weight for op in self.program.ops if isinstance(op, LinearOp) for part in op.parts]
 
     @property
+    def num_sparse_layers(self) -> int:
+        """Linear layers of which few rows read a part: what a ReLU gates, and what reads a ReLU."""
+        layers = [op for op in self.program.ops if isinstance(op, LinearOp)]
+        return sum(op.has_sparse_input or any(part.weight.has_rows for part in op.parts) for op in layers)
+
+    @property
     def num_ops(self) -> int:
         """Ops of the program."""
         return len(self.program.ops)
@@ -57,6 +63,7 @@ def compile_network(
     limits: ProgramLimits,
     lora: LoraOptions | None,
     compress_weights: bool,
+    sparse_mlp: bool,
     rank: int = 0,
 ) -> CompiledNetwork:
     """Makes the program of a rank and plans its buffers. `network` is the whole model's, `tensors` the rank's.
@@ -76,6 +83,7 @@ def compile_network(
         lora=lora is not None,
         first_site=sum(map(len, sites[:stage])),
         compression=compression,
+        sparse_mlp=sparse_mlp,
         max_extra_tokens=max_extra_tokens,
     )
     program, arena = assemble(

@@ -45,6 +45,10 @@ def engine_tensors(weights: Weights, tensors: RankTensors, dtype: DType) -> list
             made.append(_compressed_tensor(tensors, matrix, source, matrix.exceptions))
             continue
         size = panel_bytes(dtype, matrix.n, matrix.k) // numpy_dtype.itemsize
+        if matrix.has_rows:
+            pieces = partial(_panels_and_rows, tensors, matrix.k, source, dtype)
+            made.append(EngineTensor(name, numpy_dtype, 2 * size, pieces))
+            continue
         made.append(EngineTensor(name, numpy_dtype, size, partial(_panel_bytes, tensors, matrix.k, source, dtype)))
     return made
 
@@ -73,6 +77,13 @@ def _vector_pieces(tensors: RankTensors, source: WeightRows | ChosenRows | Array
 def _panel_bytes(tensors: RankTensors, k: int, source: WeightRows, dtype: DType) -> Iterator[Array]:
     for _, panels in panel_pieces(tensors, k, source, dtype):
         yield panels
+
+
+def _panels_and_rows(tensors: RankTensors, k: int, source: WeightRows, dtype: DType) -> Iterator[Array]:
+    """The panels, then the rows as they are."""
+    yield from _panel_bytes(tensors, k, source, dtype)
+    for piece in tensors.rows(source.tensor, source.rows, _rows_of_a_piece(k * 4)):
+        yield np.ascontiguousarray(piece)
 
 
 def panel_pieces(tensors: RankTensors, k: int, source: WeightRows, dtype: DType) -> Iterator[tuple[int, Array]]:

@@ -40,6 +40,8 @@ class Matrix:
     quantization: Quantization | None = None
     exceptions: int | None = None
     """Of a compressed matrix: places for them in each panel."""
+    has_rows: bool = False
+    """Behind the panels are the rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +161,8 @@ class LinearOp:
     lora_site: int
     scale: float
     softcap: float
+    threshold: float = 0.0
+    has_sparse_input: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,7 @@ class EngineOptions:
     """None: the weights are stored as they are."""
     int8_kv_cache: bool = False
     compress_weights: bool = False
+    sparse_mlp: str = AUTO
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -71,6 +72,7 @@ class EngineOptions:
             max_input_len=self.max_input_len,
             max_beam_width=_or(self.max_beam_width, 1),
             compress_weights=self.compress_weights,
+            sparse_mlp=self.sparse_mlp,
             lora_config=lora,
             plugin_config=PluginConfig(lora_plugin=AUTO, dora_plugin=ENABLE),
         )

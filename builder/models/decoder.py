@@ -51,7 +51,7 @@ def gated_mlp(net: Network, c: CheckpointConfig, x: Value, prefix: str, activati
         net.weight(x, name, [whole(f"{prefix}.{source}", module, c.intermediate_size)], bias=c.mlp_bias)
         for name, source, module in (("mlp.fc", "gate_proj", "mlp_h_to_4h"), ("mlp.gate", "up_proj", "mlp_gate"))
     )
-    return net.gated(x, gate, up, activation)
+    return net.gated(x, gate, up, activation, c.relu_threshold)
 
 
 @dataclass(frozen=True, kw_only=True)

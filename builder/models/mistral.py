@@ -17,6 +17,19 @@ MISTRAL = ModelFamily(
     neutral_fields={"attention_bias": False, "mlp_bias": False},
 )
 
+BAMBOO = replace(
+    MISTRAL,
+    architecture="BambooForCausalLM",
+    fill_in=lambda fields: {"hidden_act": "silu"},  # what its code takes, with which it was never published
+    activations={"relu": "relu_both"},
+    published_code={
+        "AutoConfig": "configuration_bamboo.BambooConfig",
+        "AutoModel": "modeling_bamboo.BambooModel",
+        "AutoModelForCausalLM": "modeling_bamboo.BambooForCausalLM",
+    },
+)
+"""Bamboo, and TurboSparse's Mistral: relu(gate) * relu(up), which is called dReLU."""
+
 MISTRAL3 = replace(
     MISTRAL,
     architecture="Mistral3ForConditionalGeneration",

@@ -28,11 +28,12 @@ from .gpt_neox import GPT_NEOX
 from .granite import GRANITE
 from .llama import LLAMA
 from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
-from .mistral import MISTRAL, MISTRAL3
+from .mistral import BAMBOO, MISTRAL, MISTRAL3
 from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
 from .olmo2 import OLMO2, OLMO3
 from .olmoe import OLMOE
+from .opt import OPT
 from .phi import PHI
 from .phi3 import PHI3
 from .qwen2 import QWEN2
@@ -68,6 +69,8 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         GEMMA3_VISION,
         GPT2,
         GPT_NEOX,
+        OPT,
+        BAMBOO,
         COHERE,
         COHERE2,
         STARCODER2,

@@ -300,9 +300,11 @@ class Network:
         weight = self.weight(x, name, parts, split=split, bias=bias, quantized=quantized)
         return self._linear(x, (weight,), activation, add_to, scale)
 
-    def gated(self, x: Value, gate: LinearWeight, up: LinearWeight, activation: Activation) -> Value:
-        """activation(x gate^T) * (x up^T)."""
-        return self._linear(x, (gate, up), activation)
+    def gated(
+        self, x: Value, gate: LinearWeight, up: LinearWeight, activation: Activation, threshold: float = 0.0
+    ) -> Value:
+        """activation(x gate^T) * (x up^T). For a ReLU, gates that are not above `threshold` count as 0."""
+        return self._linear(x, (gate, up), activation, threshold=threshold)
 
     def weight(
         self,
@@ -597,6 +599,7 @@ class Network:
         add_to: Value | None = None,
         scale: float = 1.0,
         softcap: float | None = None,
+        threshold: float = 0.0,
     ) -> Value:
         width = weights[0].outputs if activation is not None else sum(weight.outputs for weight in weights)
         output = self._value("linear" if add_to is None else "sum", width, x.rows)
@@ -608,6 +611,7 @@ class Network:
                 weights=weights,
                 layer=self._adapted_layer,
                 activation=activation,
+                threshold=threshold,
                 add_to=None if add_to is None else self._overwrite(add_to),
                 scale=scale,
                 softcap=softcap,

@@ -54,18 +54,22 @@ def linear(graph: GraphBuilder, values: Values, op: Linear, adaptation: Adaptati
     if op.scale != 1.0 or op.softcap is not None:
         y = capped(graph, scaled(graph, graph.cast(y, TensorProto.FLOAT), op.scale), op.softcap)
     if op.activation is not None:
-        y = activated(graph, y, op.activation)
+        y = activated(graph, y, op.activation, op.threshold)
+        if op.activation is Activation.RELU_BOTH:
+            others = [graph.node("Relu", [other]) for other in others]
         y = graph.node("Mul", [y, *others]) if others else y
     if op.add_to is not None:
         y = graph.node("Add", [values[op.add_to.name], graph.cast(y, TensorProto.FLOAT)])
     values[op.output.name] = y
 
 
-def activated(graph: GraphBuilder, x: Value, activation: Activation) -> Value:
+def activated(graph: GraphBuilder, x: Value, activation: Activation, threshold: float = 0.0) -> Value:
     """The activation of `x`."""
     if activation is Activation.SILU:
         return graph.node("Mul", [x, graph.node("Sigmoid", [x])])
-    if activation is Activation.RELU:
+    if activation.leaves_zeros and threshold:
+        return graph.node("ThresholdedRelu", [x], alpha=threshold)
+    if activation.leaves_zeros:
         return graph.node("Relu", [x])
     return graph.node("Gelu", [x], approximate="tanh" if activation is Activation.GELU_TANH else "none")
 

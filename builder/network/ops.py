@@ -40,6 +40,13 @@ class Activation(Enum):
     GELU_TANH = "gelu_tanh"
     """Its approximation by tanh."""
     RELU = "relu"
+    RELU_BOTH = "relu_both"
+    """Of gated layers: relu of the gate and of what it multiplies."""
+
+    @property
+    def leaves_zeros(self) -> bool:
+        """Whether it is zero for many inputs, not just for some."""
+        return self in (Activation.RELU, Activation.RELU_BOTH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +196,8 @@ class Linear:
     layer: int | None
     """None: lm_head's."""
     activation: Activation | None
+    threshold: float
+    """Of a gated layer's ReLU: what is not above it counts as 0."""
     add_to: Value | None
     scale: float
     softcap: float | None

@@ -268,6 +268,9 @@ void bind_core(py::module_& module) {
       "Packs quantised rows of W[n, k] into `panels`, a writable buffer: `weights` as checkpoints have them, "
       "a float32 scale (which is rounded to the type of the scales) and, with zero points, a uint8 zero for "
       "each group of each row.");
+  module.def(
+      "can_have_rows", &can_have_rows, py::arg("dtype"), py::arg("n"), py::arg("k"),
+      "Whether a plain W[n, k] can be stored output by output: in whole panels, and groups of four bytes.");
   module.def("can_be_compressed", &can_be_compressed, py::arg("n"), py::arg("k"),
              "Whether a bfloat16 W[n, k] can be compressed: it is made of whole panels and pieces.");
   module.def(

@@ -146,11 +146,16 @@ void bind_ops(py::module_& module) {
   py::class_<LinearOp>(module, "LinearOp",
                        "y = (input W^T + B A input) * magnitude + shift + bias, part by part.")
       .def(py::init([](BufferId input, BufferId output, LinearEpilogue epilogue,
-                       std::vector<LinearPart> parts, std::int32_t lora_site, float scale, float softcap) {
-             return LinearOp{input, output, epilogue, std::move(parts), lora_site, scale, softcap};
+                       std::vector<LinearPart> parts, std::int32_t lora_site, float scale, float softcap,
+                       float threshold, bool has_sparse_input) {
+             return LinearOp{input, output,  epilogue,  std::move(parts), lora_site,
+                             scale, softcap, threshold, has_sparse_input};
            }),
            py::kw_only(), py::arg("input"), py::arg("output"), py::arg("epilogue") = LinearEpilogue::kStore,
-           py::arg("parts"), py::arg("lora_site") = -1, py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F)
+           py::arg("parts"), py::arg("lora_site") = -1, py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F,
+           py::arg("threshold") = 0.0F, py::arg("has_sparse_input") = false)
+      .def_readonly("threshold", &LinearOp::threshold)
+      .def_readonly("has_sparse_input", &LinearOp::has_sparse_input)
       .def_readonly("scale", &LinearOp::scale)
       .def_readonly("softcap", &LinearOp::softcap)
       .def_readonly("input", &LinearOp::input)

@@ -43,7 +43,8 @@ const std::byte* data_of(const py::buffer_info& info, std::size_t alignment, con
 }
 
 PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t n, std::int64_t k,
-                              const Quantization& quantization, std::optional<std::int64_t> exceptions) {
+                              const Quantization& quantization, std::optional<std::int64_t> exceptions,
+                              bool has_rows) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 31;
   if (n < 0 || k < 0 || n >= kLimit || k >= kLimit) {
     throw py::value_error("PanelMatrix: n and k must lie in [0, 2**31)");
@@ -53,6 +54,11 @@ PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t 
     check_compressed_sizes(n, k, *exceptions);
     matrix.exceptions = *exceptions;
   }
+  if (has_rows && (!matrix.is_plain() || !can_have_rows(dtype, n, k))) {
+    throw py::value_error("PanelMatrix: " + std::string(name_of(dtype)) + "[" + std::to_string(n) + ", " +
+                          std::to_string(k) + "] cannot have rows");
+  }
+  matrix.has_rows = has_rows;
   const py::buffer_info info = data.request();
   if (bytes_of(info) != matrix.bytes()) {
     throw py::value_error(
@@ -146,15 +152,17 @@ void bind_views(py::module_& module) {
       .def(
           py::init(&make_panel_matrix), py::kw_only(), py::arg("data"), py::arg("dtype"), py::arg("n"),
           py::arg("k"), py::arg("quantization") = Quantization{}, py::arg("exceptions") = py::none(),
+          py::arg("has_rows") = false,
           "`exceptions`: of a compressed matrix, the places for them in each panel. Raises ValueError unless "
           "`data` is contiguous and holds exactly panel_bytes(dtype, n, k) or, of a quantised matrix, "
           "quantized_panel_bytes(quantization, n, k), of a compressed one compressed_bytes(n, k, "
-          "exceptions).")
+          "exceptions); and where `has_rows` is not can_have_rows(dtype, n, k).")
       .def_readonly("dtype", &PanelMatrix::dtype)
       .def_readonly("n", &PanelMatrix::n)
       .def_readonly("k", &PanelMatrix::k)
       .def_readonly("quantization", &PanelMatrix::quantization)
       .def_property_readonly("is_compressed", &PanelMatrix::is_compressed)
+      .def_readonly("has_rows", &PanelMatrix::has_rows)
       .def_property_readonly("bytes", &PanelMatrix::bytes)
       .def_property_readonly(
           "address", [](const PanelMatrix& matrix) { return reinterpret_cast<std::uintptr_t>(matrix.data); },
@@ -298,6 +306,8 @@ void bind_enums(py::module_& module) {
       .value("GELU", LinearEpilogue::kGelu)
       .value("GELU_TANH", LinearEpilogue::kGeluTanh)
       .value("RELU", LinearEpilogue::kRelu)
+      .value("RELU_MUL", LinearEpilogue::kReluMul)
+      .value("RELU_MUL_RELU", LinearEpilogue::kReluMulRelu)
       .finalize();
   py::native_enum<AttentionKind>(module, "AttentionKind", "enum.Enum",
                                  "Which keys the queries of an attention op see.")

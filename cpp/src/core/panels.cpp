@@ -171,7 +171,12 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
 }
 
 std::size_t PanelMatrix::bytes() const {
-  return is_compressed() ? offset(panel_count(n)) : panel_bytes(quantization, dtype, n, k);
+  if (is_compressed()) return offset(panel_count(n));
+  return panel_bytes(quantization, dtype, n, k) * (has_rows ? 2 : 1);
+}
+
+const std::byte* PanelMatrix::row(std::int64_t output) const {
+  return data + panel_bytes(dtype, n, k) + static_cast<std::size_t>(output * k) * size_of(dtype);
 }
 
 std::size_t PanelMatrix::offset(std::int64_t panel) const {

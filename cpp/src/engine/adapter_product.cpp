@@ -114,7 +114,9 @@ std::span<const AdaptedRows> AdapterProduct::from(RowRange rows) const {
 
 const DevicePart& AdapterProduct::part_of(const AdaptedRows& adapted, std::size_t part,
                                           std::int64_t* panel) const {
-  if (!work_.is_sliced) return adapted.site->parts[part % work_.parts_per_group];
+  if (!work_.is_sliced) {
+    return adapted.site->parts[work_.first_site_part + part % work_.parts_per_group];
+  }
   constexpr std::int64_t kSlicePanels = kVocabularySlice / kPanelColumns;
   static_assert(kSlicePanels * kPanelColumns == kVocabularySlice);
   const std::int64_t slice = *panel / kSlicePanels;

@@ -122,11 +122,7 @@ void BaseProduct::prepare_rows(bool packs, std::int64_t begin, std::int64_t end)
 void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const {
   const PanelMatrix& weight = work_.parts[task.part].weight;
   const ExpansionPlace place{
-      reinterpret_cast<std::byte*>(step_.scratch[static_cast<std::size_t>(task.thread)].data() +
-                                   tiling_.scratch_floats()) +
-          task.slot * expanded_bytes(work_.input.dtype, work_.input.width),
-      &expanded->held[task.slot],
-      {task.part, task.panel}};
+      room_for_panel(task.thread, task.slot), &expanded->held[task.slot], {task.part, task.panel}};
   if (weight.quantization.algo == QuantAlgo::kNone || weight.quantization.is_coded()) {
     multiply_float(weight, task, place);
     return;
@@ -137,6 +133,35 @@ void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const
   } else {
     multiply_quantized(weight, task, place);
   }
+}
+
+std::byte* BaseProduct::room_for_panel(int thread, std::size_t slot) const {
+  float* behind_tiles = step_.scratch[static_cast<std::size_t>(thread)].data() + tiling_.scratch_floats();
+  return reinterpret_cast<std::byte*>(behind_tiles) +
+         slot * expanded_bytes(work_.input.dtype, work_.input.width);
+}
+
+void BaseProduct::multiply_gathered(std::size_t part, const GatheredOutputs& gathered, int thread,
+                                    float* tile) const {
+  const PanelMatrix& weight = work_.parts[part].weight;
+  const auto type = static_cast<std::size_t>(weight.dtype);
+  PanelGemm gemm{.a = work_.input.row(0),
+                 .a_stride = work_.input.width,
+                 .a_steps = step_.steps_of_row(0),
+                 .a_step_bytes = step_.packed_step_bytes,
+                 .k = weight.k,
+                 .width = kPanelColumns,
+                 .out = tile,
+                 .out_stride = kPanelColumns,
+                 .rows = work_.num_rows()};
+  if (step_.kernels.gathered_gemm[type] != nullptr) {
+    step_.kernels.gathered_gemm[type](gemm, gathered);
+    return;
+  }
+  std::byte* panel = room_for_panel(thread, 0);
+  step_.kernels.gather_outputs(gathered, weight.k / k_interleave(weight.dtype), panel);
+  gemm.panel = panel;
+  step_.kernels.gemm[type](gemm);
 }
 
 void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task,
@@ -156,6 +181,10 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
                  .fetch = task.upcoming.adapters};
   const auto type = static_cast<std::size_t>(weight.dtype);
   const KernelTable& kernels = step_.kernels;
+  if (work_.live.has_value() && gemm.width == kPanelColumns && !gemm.part.has_value()) {
+    kernels.sparse_gemm[type](gemm, *work_.live);
+    return;
+  }
   const bool expands = is_expanded(weight, task.panel, gemm.rows, kernels);
   if (weight.is_compressed()) {
     if (!expands) {
@@ -228,7 +257,9 @@ std::size_t linear_scratch_floats(const Program& program, const KernelTable& ker
   for_each_weight(program, [&](const PanelMatrix& weight) {
     // The last panel is the narrowest.
     const std::int64_t last = std::max<std::int64_t>(0, panel_count(weight.n) - 1);
-    if (is_expanded(weight, last, rows, kernels))
+    const bool is_gathered =
+        weight.has_rows && kernels.gathered_gemm[static_cast<std::size_t>(weight.dtype)] == nullptr;
+    if (is_gathered || is_expanded(weight, last, rows, kernels))
       bytes = std::max(bytes, expanded_bytes(activations, weight.k));
   });
   return static_cast<std::size_t>(tiling.scratch_floats()) + kPartsInTurn * (bytes / sizeof(float));

@@ -86,6 +86,9 @@ class BaseProduct {
   /// task.tile = x W^T of one part and panel.
   void multiply(const TileTask& task, ExpandedPanels* expanded) const;
 
+  /// tile [all rows, count] = x W^T of some rows of a part that has them, in rows kPanelColumns floats apart.
+  void multiply_gathered(std::size_t part, const GatheredOutputs& gathered, int thread, float* tile) const;
+
  private:
   /// Where a panel is kept in expanded form.
   struct ExpansionPlace {
@@ -101,6 +104,8 @@ class BaseProduct {
     }
   };
 
+  /// Where a thread may keep a panel that is expanded.
+  [[nodiscard]] std::byte* room_for_panel(int thread, std::size_t slot) const;
   void prepare_rows(bool packs, std::int64_t begin, std::int64_t end) const;
   void multiply_float(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_quantized(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;

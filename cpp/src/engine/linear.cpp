@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <span>
 #include <vector>
@@ -6,6 +7,7 @@
 #include "adapter_product.h"
 #include "base_product.h"
 #include "linear_work.h"
+#include "sparse_linear.h"
 
 namespace adaptrt {
 namespace {
@@ -289,6 +291,7 @@ class Linear {
   void finish_part(Place place, std::int64_t index, const Tile& tile) const {
     const LinearPart& part = work_.parts[place.part];
     float* rows = sums(tile, index);
+    if (work_.has_sparse_input) make_zeros_positive(place, rows, tile);
     if (!adapters_.is_empty()) adapters_.expand(place.part, place.panel, tile.rows, rows);
     const bool adds_bias = part.bias.size != 0 && !activates_biased();
     if (!adds_bias && work_.scale == 1.0F && work_.softcap == 0.0F) return;
@@ -300,6 +303,15 @@ class Linear {
                                       DType::kFloat32);
       }
       if (work_.softcap != 0.0F) step_.kernels.softcap(work_.softcap, width, rows);
+    }
+  }
+
+  /// Sums of products with zeros may be zeros of either sign, by which of them were left out.
+  void make_zeros_positive(Place place, float* rows, const Tile& tile) const {
+    static constexpr std::array<float, kPanelColumns> kZeros{};
+    const std::int64_t width = panel_width(work_.parts[place.part].weight.n, place.panel);
+    for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, rows += kPanelColumns) {
+      step_.kernels.add(kZeros.data(), width, rows);
     }
   }
 
@@ -364,7 +376,8 @@ class Linear {
               .width = width,
               .out = streams_ ? reinterpret_cast<std::byte*>(activated) : out,
               .out_stride = streams_ ? kTileRowBytes : work_.output.row_bytes(),
-              .out_type = work_.output.dtype});
+              .out_type = work_.output.dtype,
+              .threshold = work_.threshold});
     if (streams_) stream(activated, tile.rows, width * element, out);
   }
 
@@ -387,6 +400,10 @@ class Linear {
         return step_.kernels.gelu_tanh(tile);
       case LinearEpilogue::kRelu:
         return step_.kernels.relu(tile);
+      case LinearEpilogue::kReluMul:
+        return step_.kernels.relu_mul(tile);
+      case LinearEpilogue::kReluMulRelu:
+        return step_.kernels.relu_mul_relu(tile);
       case LinearEpilogue::kStore:
       case LinearEpilogue::kAdd:
         return;
@@ -438,18 +455,27 @@ void run_linear_in_chunks(const LinearWork& work, std::int64_t panels_at_once, c
 void run_op(const LinearOp& op, const Step& step) {
   const RowGroup all{{0, step.rows}, 0};
   const std::int32_t new_tokens = op.output == step.program.logits ? new_tokens_site(step.program.lora) : -1;
-  run_linear({.input = step.rows_of(op.input),
-              .output = step.rows_of(op.output),
-              .epilogue = op.epilogue,
-              .parts = op.parts,
-              .parts_per_group = op.parts.size(),
-              .scale = op.scale,
-              .softcap = op.softcap,
-              .groups = {&all, 1},
-              .adapted = adapted_rows(op.lora_site, step, step.adapted_rows),
-              .is_sliced = op.lora_site >= 0 && step.program.lora_site(op.lora_site).is_lm_head(),
-              .new_tokens = adapted_rows(new_tokens, step, step.new_token_rows)},
-             step);
+  LinearWork work{.input = step.rows_of(op.input),
+                  .output = step.rows_of(op.output),
+                  .epilogue = op.epilogue,
+                  .parts = op.parts,
+                  .parts_per_group = op.parts.size(),
+                  .scale = op.scale,
+                  .softcap = op.softcap,
+                  .threshold = op.threshold,
+                  .has_sparse_input = op.has_sparse_input,
+                  .groups = {&all, 1},
+                  .adapted = adapted_rows(op.lora_site, step, step.adapted_rows),
+                  .is_sliced = op.lora_site >= 0 && step.program.lora_site(op.lora_site).is_lm_head(),
+                  .new_tokens = adapted_rows(new_tokens, step, step.new_token_rows)};
+  step.linear_scratch.outputs_read.reset();
+  step.linear_scratch.inputs_read.reset();
+  if (reads_open_gates_alone(work, step)) {
+    run_gated_by_relu(work, step);
+    return;
+  }
+  if (op.has_sparse_input) work.live = find_live_inputs(work, step);
+  run_linear(work, step);
 }
 
 }  // namespace adaptrt

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -33,8 +34,15 @@ struct LinearWork {
   /// Of all groups; alike in sizes and quantisation from one group to the next.
   std::span<const LinearPart> parts;
   std::size_t parts_per_group = 1;
+  /// Which of the parts of adapters' sites the first of a group is.
+  std::size_t first_site_part = 0;
   float scale = 1.0F;
   float softcap = 0.0F;
+  /// See LinearOp.
+  float threshold = 0.0F;
+  bool has_sparse_input = false;
+  /// Of such an input: what is multiplied; nullopt: all.
+  std::optional<LiveInputs> live = std::nullopt;
   /// One after another, without gaps, from row 0 on.
   std::span<const RowGroup> groups;
   /// In order; each within one group.
@@ -53,6 +61,13 @@ struct LinearWork {
 struct LinearScratch {
   std::vector<RowGroup> blocks;
   std::vector<std::int64_t> task_ends;
+  /// Of sparse layers: the outputs or groups of inputs that are live, and both factors of a gated layer.
+  std::vector<std::int32_t> live;
+  std::vector<float> gates;
+  std::vector<float> factors;
+  /// Of the layer that ran: how many outputs of its last part, and inputs, were read; nullopt: all.
+  std::optional<std::int64_t> outputs_read = std::nullopt;
+  std::optional<std::int64_t> inputs_read = std::nullopt;
 };
 
 void run_linear(const LinearWork& work, const Step& step);

@@ -70,12 +70,23 @@ void check_compression(const PanelMatrix& matrix, std::vector<std::string>* prob
   }
 }
 
+void check_rows(const PanelMatrix& matrix, std::vector<std::string>* problems) {
+  if (!matrix.is_plain()) problems->push_back("has rows, and is quantised or compressed");
+  if (!can_have_rows(matrix.dtype, matrix.n, matrix.k)) {
+    problems->push_back("has rows, and is " + std::string(name_of(matrix.dtype)) + " and [" + text(matrix.n) +
+                        ", " + text(matrix.k) +
+                        "]; it must be float32 or bfloat16, and the sizes multiples of " +
+                        text(kPanelColumns) + " and " + text(k_interleave(matrix.dtype)));
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> problems_of_storage(const PanelMatrix& matrix) {
   std::vector<std::string> problems;
   check_quantization(matrix, &problems);
   if (matrix.is_compressed()) check_compression(matrix, &problems);
+  if (matrix.has_rows) check_rows(matrix, &problems);
   return problems;
 }
 

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "experts.h"
+#include "linear_work.h"
 #include "step_recorder.h"
 
 namespace adaptrt {
@@ -156,9 +157,21 @@ void add_new_tokens(const Step& step, OpCost* cost) {
 /// Adds what the weights of a linear layer cost, over `rows` rows.
 void add_weights(std::span<const LinearPart> parts, std::int64_t rows, OpCost* cost) {
   for (const LinearPart& part : parts) {
-    cost->weight_bytes += as_count(part.weight.bytes()) + bytes_of(part.bias);
+    // Rows behind panels are read in their place.
+    cost->weight_bytes +=
+        as_count(part.weight.bytes()) / (part.weight.has_rows ? 2 : 1) + bytes_of(part.bias);
     cost->flops += 2 * rows * part.weight.n * part.weight.k;
   }
+}
+
+/// Takes off what a sparse layer did not read of its last part, which is known after it.
+void take_off_unread(const LinearOp& op, const Step& step, OpCost* cost) {
+  const PanelMatrix& weight = op.parts.back().weight;
+  const std::int64_t outputs = step.linear_scratch.outputs_read.value_or(weight.n);
+  const std::int64_t inputs = step.linear_scratch.inputs_read.value_or(weight.k);
+  const std::int64_t unread = weight.n * weight.k - outputs * inputs;
+  cost->weight_bytes -= unread * as_count(size_of(weight.dtype));
+  cost->flops -= 2 * step.rows * unread;
 }
 
 OpCost cost_of(const EmbeddingOp& op, const Step& step) {
@@ -197,6 +210,7 @@ OpCost cost_of(const EmbeddingOp& op, const Step& step) {
 OpCost cost_of(const LinearOp& op, const Step& step) {
   OpCost cost;
   add_weights(op.parts, step.rows, &cost);
+  take_off_unread(op, step, &cost);
   const std::int64_t times_output = op.epilogue == LinearEpilogue::kAdd ? 2 : 1;
   cost.activation_bytes = bytes_of(op.input, step) + times_output * bytes_of(op.output, step);
   if (op.output == step.program.logits) add_new_tokens(step, &cost);

@@ -24,8 +24,8 @@ void Validator::check_optional_vector(std::string_view name, const VectorView& v
   if (vector.size != 0) check_vector(name, vector, size);
 }
 
-void Validator::check_matrix(std::string_view name, const PanelMatrix& matrix, std::int64_t n,
-                             std::int64_t k) {
+void Validator::check_matrix(std::string_view name, const PanelMatrix& matrix, std::int64_t n, std::int64_t k,
+                             MatrixAccess access) {
   if (matrix.dtype != program_.dtype) {
     add(where_ + ": " + std::string(name) + " is " + std::string(name_of(matrix.dtype)) + ", the program " +
         std::string(name_of(program_.dtype)));
@@ -35,6 +35,9 @@ void Validator::check_matrix(std::string_view name, const PanelMatrix& matrix, s
         "]; it must be [" + text(n) + ", " + text(k) + "]");
   }
   if (matrix.data == nullptr) add(where_ + ": " + std::string(name) + " has no data");
+  if (matrix.has_rows && access != MatrixAccess::kSomeOutputs) {
+    add(where_ + ": " + std::string(name) + " has rows, which only what a ReLU gates can have");
+  }
   for (std::string& problem : problems_of_storage(matrix)) {
     add(where_ + ": " + std::string(name) + " " + std::move(problem));
   }
@@ -192,17 +195,28 @@ void Validator::check(const LinearOp& op) {
   const auto* input = operand("input", op.input, activation_dtype(program_.dtype), rows_);
   const bool gated = is_gated(op.epilogue);
   const bool activated = is_activated(op.epilogue);
-  if (op.epilogue > LinearEpilogue::kRelu) add(where_ + ": the epilogue is unknown");
+  if (op.epilogue > LinearEpilogue::kReluMulRelu) add(where_ + ": the epilogue is unknown");
   const auto* output =
       operand("output", op.output, activated ? activation_dtype(program_.dtype) : DType::kFloat32, rows_);
   check_finite("scale", op.scale, 0.0F);
   check_finite("softcap", op.softcap, 0.0F);
+  check_finite("threshold", op.threshold, 0.0F);
+  if (op.threshold != 0.0F && !is_relu_gated(op.epilogue))
+    add(where_ + ": has a threshold without a ReLU's gate");
   check_range_(where_ + ": number of parts", static_cast<std::int64_t>(op.parts.size()), gated ? 2 : 1,
                gated ? 2 : static_cast<std::int64_t>(kMaxPartsPerSite));
   std::int64_t width = 0;
   for (const auto& part : op.parts) {
     check_range_(where_ + ": outputs of a part", part.weight.n, 1, kSizeLimit - 1);
-    check_matrix("a weight", part.weight, part.weight.n, input != nullptr ? input->width : part.weight.k);
+    const bool is_gated_by_relu = is_relu_gated(op.epilogue) && &part == &op.parts.back();
+    check_matrix("a weight", part.weight, part.weight.n, input != nullptr ? input->width : part.weight.k,
+                 is_gated_by_relu ? MatrixAccess::kSomeOutputs : MatrixAccess::kAll);
+    if (part.weight.has_rows && (op.scale != 1.0F || op.softcap != 0.0F)) {
+      add(where_ + ": a weight has rows, where the layer has a scale or a softcap");
+    }
+    if (op.has_sparse_input && !part.weight.is_plain()) {
+      add(where_ + ": the input is sparse, and a weight quantised or compressed");
+    }
     if (!(part.weight.quantization == op.parts[0].weight.quantization)) {
       add(where_ + ": its weights are quantised in different ways");
     }

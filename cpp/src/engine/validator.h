@@ -31,7 +31,10 @@ class Validator {
   void write(BufferId id);
   void check_vector(std::string_view name, const VectorView& vector, std::int64_t size);
   void check_optional_vector(std::string_view name, const VectorView& vector, std::int64_t size);
-  void check_matrix(std::string_view name, const PanelMatrix& matrix, std::int64_t n, std::int64_t k);
+  /// Whether an op may read single outputs of a matrix.
+  enum class MatrixAccess : std::uint8_t { kAll, kSomeOutputs };
+  void check_matrix(std::string_view name, const PanelMatrix& matrix, std::int64_t n, std::int64_t k,
+                    MatrixAccess access = MatrixAccess::kAll);
   void check_finite(std::string_view name, float value, float low);
   void check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section);
   void all_tokens_only();

@@ -190,6 +190,25 @@ BOOST_DATA_TEST_CASE(with_quantized_weights,
                    kernels);
 }
 
+// A few rows read what a ReLU does not close, crowds and prompts all of it.
+BOOST_DATA_TEST_CASE(with_what_a_relu_closes_left_out,
+                     kernel_tables() * data::make({0, 1, 2}) * data::make({7, 8, 9}), kernels, dtype_index,
+                     epilogue) {
+  const DType dtype = kDTypes[dtype_index];
+  const auto activation = static_cast<LinearEpilogue>(epilogue);
+  if (dtype == DType::kFloat16 && is_relu_gated(activation)) return;  // there are no such weights
+  check_invariance({.dtype = dtype,
+                    .shape = {.hidden_size = 72, .attention = {4, 2, 12}},
+                    .intermediate_size = 192,
+                    .biases = true,
+                    .activation = activation,
+                    .threshold = activation == LinearEpilogue::kReluMul ? 0.1F : 0.0F,
+                    .gate_bias = -1.2F,
+                    .is_sparse = true,
+                    .max_num_tokens = 400},
+                   kernels);
+}
+
 BOOST_DATA_TEST_CASE(with_numbers_of_a_table, kernel_tables() * data::make({0, 1, 2}), kernels, dtype_index) {
   check_invariance({.dtype = kDTypes[dtype_index],
                     .intermediate_size = 136,

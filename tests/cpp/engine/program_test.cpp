@@ -254,7 +254,41 @@ BOOST_AUTO_TEST_CASE(unusable_weights_are_found) {
   finds("the weight has 0 elements", [](Program* p) { op_at<RmsNormOp>(p, 2).weight = {}; });
   finds("epsilon is", [](Program* p) { op_at<RmsNormOp>(p, 2).epsilon = std::nanf(""); });
   finds("epilogue is unknown",
-        [](Program* p) { op_at<LinearOp>(p, 3).epilogue = static_cast<LinearEpilogue>(8); });
+        [](Program* p) { op_at<LinearOp>(p, 3).epilogue = static_cast<LinearEpilogue>(10); });
+}
+
+BOOST_AUTO_TEST_CASE(unusable_sparse_layers_are_found) {
+  const auto make_sparse = [](Program* p) {
+    LinearOp& first = op_at<LinearOp>(p, 7);
+    first.epilogue = LinearEpilogue::kReluMul;
+    first.parts[1].weight.has_rows = true;
+  };
+  finds(
+      "has rows, and is float32 and [37, 48]; it must be float32 or bfloat16, and the sizes multiples of 64 "
+      "and 1",
+      make_sparse);
+  finds("a weight has rows, which only what a ReLU gates can have",
+        [](Program* p) { op_at<LinearOp>(p, 3).parts[0].weight.has_rows = true; });
+  finds("a weight has rows, which only what a ReLU gates can have",
+        [](Program* p) { op_at<LinearOp>(p, 7).parts[1].weight.has_rows = true; });
+  finds("the table has rows", [](Program* p) { op_at<EmbeddingOp>(p, 0).table.has_rows = true; });
+  finds("a weight has rows, where the layer has a scale or a softcap", [&](Program* p) {
+    make_sparse(p);
+    op_at<LinearOp>(p, 7).scale = 2.0F;
+  });
+  finds("has rows, and is quantised or compressed", [&](Program* p) {
+    make_sparse(p);
+    op_at<LinearOp>(p, 7).parts[1].weight.quantization.algo = QuantAlgo::kW8A16;
+  });
+  finds("the input is sparse, and a weight quantised or compressed", [](Program* p) {
+    op_at<LinearOp>(p, 8).has_sparse_input = true;
+    op_at<LinearOp>(p, 8).parts[0].weight.quantization.algo = QuantAlgo::kW8A16;
+  });
+  finds("has a threshold without a ReLU's gate", [](Program* p) { op_at<LinearOp>(p, 7).threshold = 0.5F; });
+  finds("threshold is", [](Program* p) {
+    op_at<LinearOp>(p, 7).epilogue = LinearEpilogue::kReluMulRelu;
+    op_at<LinearOp>(p, 7).threshold = -0.5F;
+  });
 }
 
 BOOST_AUTO_TEST_CASE(unusable_attention_is_found) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <optional>
 #include <span>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "adaptrt/core/dtype.h"
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/engine/engine.h"
@@ -75,6 +77,23 @@ class Storage {
                           {weights.data(), scales.data(), how.zero_points ? zeros.data() : nullptr});
     return {memory.data(), dtype, n, k, nullptr, how};
   }
+  /// The same matrix, with rows behind its panels.
+  PanelMatrix with_rows(const PanelMatrix& matrix) {
+    PanelMatrix made = matrix;
+    made.has_rows = true;
+    const auto& memory = memories_.emplace_back(made.bytes());
+    std::memcpy(memory.data(), matrix.data, matrix.bytes());
+    std::vector<float> row(static_cast<std::size_t>(matrix.k));
+    for (std::int64_t i = 0; i < matrix.n; ++i) {
+      unpack_panel_row(matrix, i, row.data());
+      for (std::int64_t k = 0; k < matrix.k; ++k) {
+        store_from_float(memory.data() + matrix.bytes(), matrix.dtype,
+                         static_cast<std::size_t>(i * matrix.k + k), row[static_cast<std::size_t>(k)]);
+      }
+    }
+    made.data = memory.data();
+    return made;
+  }
   VectorView vector(std::int64_t size, float low, float high, Random* random) {
     auto& values = vectors_.emplace_back(static_cast<std::size_t>(size));
     for (auto& value : values) value = random->between(low, high);
@@ -115,6 +134,13 @@ struct ModelOptions {
   std::int32_t num_experts = 0;
   Routing routing = {};
   bool biases = false;
+  /// Of the MLP; one without a gate has no second part.
+  LinearEpilogue activation = LinearEpilogue::kSiluMul;
+  float threshold = 0.0F;
+  /// Added to the biases of what goes through the activation.
+  float gate_bias = 0.0F;
+  /// What a ReLU gates has rows, and what reads a ReLU knows it.
+  bool is_sparse = false;
   bool head_norms = false;
   std::int32_t sliding_window = 0;
   std::int32_t max_batch_size = 8;
@@ -260,6 +286,32 @@ class RandomModel {
     program.body.push_back(std::move(op));
   }
 
+  void add_mlp(std::int32_t layer, BufferId normed, BufferId gated, BufferId hidden) {
+    const std::int64_t outer = options_.shape.hidden_size;
+    const std::int64_t inner = options_.intermediate_size;
+    std::vector<LoraPart> parts{{LoraModule::kMlpHTo4H, inner}};
+    if (is_gated(options_.activation)) parts.push_back({LoraModule::kMlpGate, inner});
+    LinearOp first = linear(normed, gated, options_.activation, layer, std::move(parts), outer);
+    first.threshold = options_.threshold;
+    if (options_.gate_bias != 0.0F) {
+      std::vector<float> biases(first.parts[0].bias.data,
+                                first.parts[0].bias.data + first.parts[0].bias.size);
+      biases.resize(static_cast<std::size_t>(inner));
+      for (float& bias : biases) bias += options_.gate_bias;
+      first.parts[0].bias = storage_.vector(std::move(biases));
+    }
+    LinearOp second =
+        linear(gated, hidden, LinearEpilogue::kAdd, layer, {{LoraModule::kMlp4HToH, outer}}, inner);
+    if (options_.is_sparse) {
+      second.has_sparse_input = true;
+      if (is_relu_gated(options_.activation)) {
+        first.parts[1].weight = storage_.with_rows(first.parts[1].weight);
+      }
+    }
+    program.body.push_back(std::move(first));
+    program.body.push_back(std::move(second));
+  }
+
   struct AttentionBuffers {
     BufferId qkv;
     BufferId attended;
@@ -339,13 +391,7 @@ class RandomModel {
         add_experts(layer, normed, router_logits, hidden);
         continue;
       }
-      program.body.push_back(linear(normed, gated, LinearEpilogue::kSiluMul, layer,
-                                    {{LoraModule::kMlpHTo4H, options_.intermediate_size},
-                                     {LoraModule::kMlpGate, options_.intermediate_size}},
-                                    shape.hidden_size));
-      program.body.push_back(linear(gated, hidden, LinearEpilogue::kAdd, layer,
-                                    {{LoraModule::kMlp4HToH, shape.hidden_size}},
-                                    options_.intermediate_size));
+      add_mlp(layer, normed, gated, hidden);
     }
     program.head.push_back(RmsNormOp{.input = hidden,
                                      .output = last,

@@ -46,6 +46,7 @@ CUT = {
     "starcoder2": SIZES,
     "olmo2": SIZES,
     "olmo3": SIZES,
+    "llama-relu": {**SIZES, "intermediate_size": 256},
     "mixtral": SIZES,
     "qwen2-moe": {**EXPERT_SIZES, "shared_expert_intermediate_size": 28},
     "qwen3-moe": EXPERT_SIZES,

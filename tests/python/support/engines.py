@@ -47,7 +47,14 @@ def make_graph(checkpoint: Checkpoint, options: NetworkOptions) -> onnx.ModelPro
 
 def compile_model(checkpoint: Checkpoint, lora: LoraOptions | None = LORA) -> CompiledNetwork:
     """What the native compiler makes of a checkpoint."""
-    return compile_network(checkpoint.network, checkpoint.ranks[0], limits=LIMITS, lora=lora, compress_weights=False)
+    return compile_network(
+        checkpoint.network,
+        checkpoint.ranks[0],
+        limits=LIMITS,
+        lora=lora,
+        compress_weights=False,
+        sparse_mlp=True,
+    )
 
 
 def make_engine(

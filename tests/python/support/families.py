@@ -84,6 +84,11 @@ GPT2 = {
     "eos_token_id": 1,
 }  # fmt: skip
 
+OPT = {
+    "vocab_size": 61, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 3, "ffn_dim": 70,
+    "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
+}  # fmt: skip
+
 # Each of these has a kind of op, or an order of ops, that the others do not have.
 FAMILIES = {
     "granite": Family(
@@ -122,6 +127,12 @@ FAMILIES = {
         {**WITHOUT_KV_HEADS, "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new",
          "rope_parameters": HALF_ROTATED},
     ),
+    "opt": Family(transformers.OPTConfig, ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"], OPT),
+    "opt-norms-behind": Family(
+        transformers.OPTConfig, ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
+        {**OPT, "do_layer_norm_before": False, "enable_bias": False, "activation_function": "gelu"},
+    ),
+    "llama-relu": Family(transformers.LlamaConfig, LLAMA, {**SIZES, "hidden_act": "relu", "intermediate_size": 128}),
     "cohere": Family(transformers.CohereConfig, LLAMA, {**SIZES, "logit_scale": 0.7}),
     "starcoder2": Family(
         transformers.Starcoder2Config, ["q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"],

@@ -21,6 +21,9 @@ namespace adaptrt {
 //
 // ki is 2 for bfloat16, the operand order of the bf16 dot-product instructions, and 1 otherwise. An odd k is
 // padded with one zero. The layout does not depend on the instruction set.
+//
+// Where single output features are read (PanelMatrix::has_rows), W is stored twice: behind the panels are its
+// rows as they are, element (n, k) at panel_bytes + (n * k_size + k) * size.
 inline constexpr std::int64_t kPanelColumns = 64;
 
 [[nodiscard]] constexpr std::int64_t k_interleave(DType dtype) {
@@ -50,6 +53,12 @@ inline constexpr std::int64_t kPanelColumns = 64;
 /// Byte offset of panel `panel`.
 [[nodiscard]] constexpr std::size_t panel_offset(DType dtype, std::int64_t k, std::int64_t panel) {
   return static_cast<std::size_t>(panel * kPanelColumns * padded_k(dtype, k)) * size_of(dtype);
+}
+
+/// Whether a plain W[n, k] can be stored in rows as well: of whole panels, and whole groups of k of four
+/// bytes, which is what kernels move.
+[[nodiscard]] constexpr bool can_have_rows(DType dtype, std::int64_t n, std::int64_t k) {
+  return dtype != DType::kFloat16 && n % kPanelColumns == 0 && k % k_interleave(dtype) == 0;
 }
 
 /// How the weights of a matrix are stored and multiplied, with TensorRT-LLM's names.
@@ -112,11 +121,18 @@ struct PanelMatrix {
   Quantization quantization = {};
   /// Of compressed bfloat16 panels, see core/compressed_panels.h: places for exceptions in each.
   std::int64_t exceptions = kNotCompressed;
+  /// Behind the panels are the rows; see can_have_rows.
+  bool has_rows = false;
 
   [[nodiscard]] bool is_compressed() const { return exceptions != kNotCompressed; }
+  /// Neither quantised nor compressed.
+  [[nodiscard]] bool is_plain() const { return quantization.algo == QuantAlgo::kNone && !is_compressed(); }
+  /// Of the panels, and of the rows behind them.
   [[nodiscard]] std::size_t bytes() const;
   /// Byte offset of panel `panel`.
   [[nodiscard]] std::size_t offset(std::int64_t panel) const;
+  /// Where row `output` begins, of a matrix that has them.
+  [[nodiscard]] const std::byte* row(std::int64_t output) const;
 };
 
 /// Packs rows [first_row, first_row + rows) of W[n, k] into `panels` (panel_bytes(dtype, n, k) bytes).
@@ -130,7 +146,7 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
 /// its products are made of, of a compressed one its elements.
 void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out);
 
-/// W[n, k] of one that is neither quantised nor compressed.
+/// W[n, k] of a plain one.
 [[nodiscard]] float panel_element(const PanelMatrix& matrix, std::int64_t n, std::int64_t k);
 /// Writes W[0..n, k] of such a one to `out`.
 void unpack_panel_column(const PanelMatrix& matrix, std::int64_t k, float* out);

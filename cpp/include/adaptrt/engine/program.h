@@ -192,12 +192,19 @@ enum class LinearEpilogue : std::uint8_t {
   kGelu,  ///< output = gelu(y)
   kGeluTanh,
   kRelu,
+  kReluMul,      ///< output = y0 * y1, and +0 where y0 is at most the threshold
+  kReluMulRelu,  ///< the same with relu(y1)
 };
+
+/// Whether the gate is a ReLU's.
+[[nodiscard]] constexpr bool is_relu_gated(LinearEpilogue epilogue) {
+  return epilogue == LinearEpilogue::kReluMul || epilogue == LinearEpilogue::kReluMulRelu;
+}
 
 /// Whether an op has two parts, of which one goes through an activation.
 [[nodiscard]] constexpr bool is_gated(LinearEpilogue epilogue) {
   return epilogue == LinearEpilogue::kSiluMul || epilogue == LinearEpilogue::kGeluMul ||
-         epilogue == LinearEpilogue::kGeluTanhMul;
+         epilogue == LinearEpilogue::kGeluTanhMul || is_relu_gated(epilogue);
 }
 
 /// Whether there is an activation, behind which the output is of the activation type.
@@ -219,6 +226,12 @@ struct LinearOp {
   float scale = 1.0F;
   /// y becomes softcap * tanh(y / softcap); 0: it stays as it is.
   float softcap = 0.0F;
+  /// Of ReLU gates, at least 0. Where y1's weight has rows, a few rows of input read those of its outputs
+  /// alone whose gates are open.
+  float threshold = 0.0F;
+  /// Most of the input is zero behind a ReLU: a few rows read the weights of the others alone, to the same
+  /// bits.
+  bool has_sparse_input = false;
 };
 
 /// What a router's logits become before experts are chosen.

@@ -58,6 +58,21 @@ struct PanelGemm {
   std::span<const MemorySpan> fetch = {};
 };
 
+/// Rows of a matrix (PanelMatrix::has_rows), wherever they are, as the columns of a panel.
+struct GatheredOutputs {
+  /// kPanelColumns of them: behind the `count` that are wanted there may be any that can be read.
+  const std::byte* const* outputs = nullptr;
+  std::int64_t count = 0;
+  /// As many that will be read next, to be prefetched meanwhile; nullptr when they are not known.
+  const std::byte* const* next = nullptr;
+};
+
+/// Groups of k_interleave inputs that are not zero in all rows of a product: `count` of them, ascending.
+struct LiveInputs {
+  const std::int32_t* groups = nullptr;
+  std::int64_t count = 0;
+};
+
 /// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW8A16 or kW4A16.
 ///
 /// For each group of inputs, the activations are multiplied by the integers (without kW4A16's zero points, by
@@ -133,6 +148,8 @@ struct ActivatedTile {
   std::byte* out = nullptr;  ///< may be x, with the bytes of `stride`
   std::int64_t out_stride = 0;
   DType out_type = DType::kFloat32;
+  /// Of relu_mul and relu_mul_relu: x up to it counts as 0.
+  float threshold = 0.0F;
 };
 
 /// out [width] = weights[0] * rows[row_of[0]] + weights[1] * rows[row_of[1]] + ..., each product and each sum
@@ -203,6 +220,18 @@ struct KernelTable {
              3>
       expand_coded;
 
+  /// Writes outputs of `words` four-byte words as the panel [words][kPanelColumns] that they are columns of,
+  /// zeros behind the `count` that are wanted.
+  void (*gather_outputs)(const GatheredOutputs& gathered, std::int64_t words, std::byte* out);
+  /// By DType: the bits of `gemm` with the panel that gather_outputs makes, which stays in the first-level
+  /// cache, for at most sparse_rows rows and without `accumulate`. nullptr where panels are gathered whole.
+  std::array<void (*)(const PanelGemm& gemm, const GatheredOutputs& gathered), 3> gathered_gemm;
+  /// By DType: the same product of a full panel as `gemm`, of which only the lines of the live inputs are
+  /// read, for at most sparse_rows rows and without `accumulate`. Sums that are zero may have the other sign.
+  std::array<void (*)(const PanelGemm& gemm, const LiveInputs& live), 3> sparse_gemm;
+  /// By DType.
+  std::array<std::int64_t, 3> sparse_rows;
+
   /// By DType of the activations: there are none of float16. Of integers, not of codes.
   std::array<void (*)(const QuantizedGemm& gemm), 3> quantized_gemm;
   /// Writes gemm.panel's integers to `out` [ceil(k / ki)][width][ki] in gemm.activation's type, for
@@ -256,6 +285,10 @@ struct KernelTable {
   void (*softcap)(float cap, std::int64_t n, float* x);
   /// relu(x) = max(x, 0).
   void (*relu)(const ActivatedTile& tile);
+  /// x * linear, and +0 where x + bias is at most the threshold, whatever the factor is.
+  void (*relu_mul)(const ActivatedTile& tile);
+  /// The same with max(linear, 0) for the factor.
+  void (*relu_mul_relu)(const ActivatedTile& tile);
 };
 
 /// Bound of the relative error of KernelTable::exp: half a unit of rounding of the result, one of the

@@ -135,6 +135,24 @@ inline void activate_rows(const ActivatedTile& tile) {
   }
 }
 
+/// `kActivatesFactor`: negative factors count as zero too.
+template <bool kActivatesFactor>
+void relu_mul(const ActivatedTile& tile) {
+  const Simd::Vec threshold = Simd::set(tile.threshold);
+  for (std::int64_t row = 0; row < tile.rows; ++row) {
+    const float* x = tile.x + row * tile.stride;
+    const float* linear = tile.linear + row * tile.stride;
+    with_store(tile.out + row * tile.out_stride, tile.out_type, [&](const auto& store) {
+      for_each_vector(tile.width, [&](std::int64_t i, std::int64_t lanes) {
+        const Simd::Vec gate = biased(x, tile.bias, i, lanes);
+        Simd::Vec factor = biased(linear, tile.linear_bias, i, lanes);
+        if constexpr (kActivatesFactor) factor = Relu::exact(factor);
+        store(i, Simd::zero_up_to(gate, threshold, Simd::mul(gate, factor)), lanes);
+      });
+    });
+  }
+}
+
 template <class Function>
 void activate(const ActivatedTile& tile) {
   if (tile.linear != nullptr && tile.bias == nullptr && tile.linear_bias == nullptr) {

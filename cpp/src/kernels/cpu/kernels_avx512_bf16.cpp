@@ -7,6 +7,7 @@
 #include "elementwise.h"
 #include "gemm.h"
 #include "quantized_gemm.h"
+#include "sparse_gemm.h"
 #include "tables.h"
 
 namespace adaptrt {
@@ -21,6 +22,8 @@ KernelTable make_bfloat16_table() {
   table.compressed_gemm = compressed_gemm_of<BFloat16Weights>();
   table.coded_gemm[kBFloat16] = coded_gemm_of<CodedBFloat16>();
   table.expand_coded[kBFloat16] = &expand_coded<CodedBFloat16>;
+  table.gathered_gemm[kBFloat16] = gathered_gemm_of<BFloat16Weights>();
+  table.sparse_gemm[kBFloat16] = &sparse_gemm<BFloat16Weights>;
   table.quantized_gemm[kBFloat16] = &quantized_gemm<BFloat16Weights>;
   table.expand_panel[kBFloat16] = &expand_panel<BFloat16Weights>;
   table.rms_norm = &rms_norm;
@@ -29,6 +32,8 @@ KernelTable make_bfloat16_table() {
   table.gelu = &activate<Gelu>;
   table.gelu_tanh = &activate<GeluTanh>;
   table.relu = &activate<Relu>;
+  table.relu_mul = &relu_mul<false>;
+  table.relu_mul_relu = &relu_mul<true>;
   table.scale_and_store = &scale_and_store;
   table.rotate_heads = &rotate_heads;
   table.store_bfloat16_pairs = &store_bfloat16_pairs;

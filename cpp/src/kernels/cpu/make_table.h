@@ -11,6 +11,7 @@
 #include "gemm.h"
 #include "int8_gemm.h"
 #include "quantized_gemm.h"
+#include "sparse_gemm.h"
 
 namespace adaptrt {
 namespace {
@@ -30,6 +31,10 @@ constexpr KernelTable make_table(const char* name) {
           {coded_gemm_of<CodedFloat32>(), coded_gemm_of<CodedFloat16>(), coded_gemm_of<CodedBFloat16>()},
           {coded_rows_of<CodedFloat32>(), coded_rows_of<CodedFloat16>(), coded_rows_of<CodedBFloat16>()},
           {&expand_coded<CodedFloat32>, &expand_coded<CodedFloat16>, &expand_coded<CodedBFloat16>},
+          &gather_outputs,
+          {gathered_gemm_of<Float32Weights>(), nullptr, gathered_gemm_of<BFloat16Weights>()},
+          {&sparse_gemm<Float32Weights>, &sparse_gemm<Float16Weights>, &sparse_gemm<BFloat16Weights>},
+          {kSparseRows, kSparseRows, kSparseRows},
           {&quantized_gemm<Float32Weights>, nullptr, &quantized_gemm<BFloat16Weights>},
           {&expand_panel<Float32Weights>, nullptr, &expand_panel<BFloat16Weights>},
           &sum_groups,
@@ -53,7 +58,9 @@ constexpr KernelTable make_table(const char* name) {
           &activate<Gelu>,
           &activate<GeluTanh>,
           &softcap,
-          &activate<Relu>};
+          &activate<Relu>,
+          &relu_mul<false>,
+          &relu_mul<true>};
 }
 
 }  // namespace

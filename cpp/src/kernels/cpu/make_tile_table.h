@@ -7,6 +7,7 @@
 #include "tile_attention.h"
 #include "tile_gemm.h"
 #include "tile_int8.h"
+#include "tile_sparse.h"
 
 namespace adaptrt {
 namespace {
@@ -30,6 +31,9 @@ inline KernelTable make_tile_table(const char* name, const KernelTable& vectors)
   table.compressed_rows = kTiledRows;
   table.coded_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_coded_gemm;
   table.coded_rows[static_cast<std::size_t>(DType::kBFloat16)] = kTiledRows;
+  table.gathered_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gathered_gemm;
+  table.sparse_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_sparse_gemm;
+  table.sparse_rows[static_cast<std::size_t>(DType::kBFloat16)] = kFewRows;
   table.quantized_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_quantized_gemm;
   table.int8_decoded_rows = kTiledRows;
   table.int4_decoded_rows = kTiledRows;

@@ -57,6 +57,36 @@ struct Simd {
   static Vec zero_below(Vec test, Vec bound, Vec x) {
     return _mm256_and_ps(_mm256_cmp_ps(test, bound, _CMP_NLT_UQ), x);
   }
+  /// x where test <= bound does not hold, +0 where it does.
+  static Vec zero_up_to(Vec test, Vec bound, Vec x) {
+    return _mm256_and_ps(_mm256_cmp_ps(test, bound, _CMP_NLE_UQ), x);
+  }
+  /// Four words of each of kLanes rows, `offset` bytes behind where they begin, to four lines of `line`
+  /// bytes.
+  static void transpose_words(const std::byte* const* rows, std::int64_t offset, std::byte* out,
+                              std::int64_t line) {
+    const auto four = [&](int row) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[row] + offset));
+    };
+    const auto halves = [&](int i) {
+      return _mm256_inserti128_si256(_mm256_castsi128_si256(four(i)), four(4 + i), 1);
+    };
+    const __m256i a = halves(0);
+    const __m256i b = halves(1);
+    const __m256i c = halves(2);
+    const __m256i d = halves(3);
+    const __m256i ab_low = _mm256_unpacklo_epi32(a, b);
+    const __m256i ab_high = _mm256_unpackhi_epi32(a, b);
+    const __m256i cd_low = _mm256_unpacklo_epi32(c, d);
+    const __m256i cd_high = _mm256_unpackhi_epi32(c, d);
+    const auto store = [&](int i, __m256i x) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i * line), x);
+    };
+    store(0, _mm256_unpacklo_epi64(ab_low, cd_low));
+    store(1, _mm256_unpackhi_epi64(ab_low, cd_low));
+    store(2, _mm256_unpacklo_epi64(ab_high, cd_high));
+    store(3, _mm256_unpackhi_epi64(ab_high, cd_high));
+  }
   /// Adds the low bits of `integer` to the exponent of x.
   static Vec add_to_exponent(Vec x, Vec integer) {
     return _mm256_castsi256_ps(

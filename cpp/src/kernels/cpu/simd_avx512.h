@@ -59,6 +59,37 @@ struct Simd {
   static Vec zero_below(Vec test, Vec bound, Vec x) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, bound, _CMP_NLT_UQ), x);
   }
+  /// x where test <= bound does not hold, +0 where it does.
+  static Vec zero_up_to(Vec test, Vec bound, Vec x) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, bound, _CMP_NLE_UQ), x);
+  }
+  /// Four words of each of kLanes rows, `offset` bytes behind where they begin, to four lines of `line`
+  /// bytes.
+  static void transpose_words(const std::byte* const* rows, std::int64_t offset, std::byte* out,
+                              std::int64_t line) {
+    const auto four = [&](int row) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[row] + offset));
+    };
+    // Quarter q of rows[i] has four words of row 4 q + i.
+    const auto quarters = [&](int i) {
+      __m512i x = _mm512_castsi128_si512(four(i));
+      x = _mm512_mask_broadcast_i32x4(x, 0x00f0, four(4 + i));
+      x = _mm512_mask_broadcast_i32x4(x, 0x0f00, four(8 + i));
+      return _mm512_mask_broadcast_i32x4(x, 0xf000, four(12 + i));
+    };
+    const __m512i a = quarters(0);
+    const __m512i b = quarters(1);
+    const __m512i c = quarters(2);
+    const __m512i d = quarters(3);
+    const __m512i ab_low = _mm512_unpacklo_epi32(a, b);
+    const __m512i ab_high = _mm512_unpackhi_epi32(a, b);
+    const __m512i cd_low = _mm512_unpacklo_epi32(c, d);
+    const __m512i cd_high = _mm512_unpackhi_epi32(c, d);
+    _mm512_storeu_si512(out, _mm512_unpacklo_epi64(ab_low, cd_low));
+    _mm512_storeu_si512(out + line, _mm512_unpackhi_epi64(ab_low, cd_low));
+    _mm512_storeu_si512(out + 2 * line, _mm512_unpacklo_epi64(ab_high, cd_high));
+    _mm512_storeu_si512(out + 3 * line, _mm512_unpackhi_epi64(ab_high, cd_high));
+  }
   /// Adds the low bits of `integer` to the exponent of x.
   static Vec add_to_exponent(Vec x, Vec integer) {
     return _mm512_castsi512_ps(

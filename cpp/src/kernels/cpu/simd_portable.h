@@ -74,6 +74,18 @@ struct Simd {
   }
   /// x where test < bound does not hold, 0 where it does.
   static Vec zero_below(Vec test, Vec bound, Vec x) { return select(test < bound, zero(), x); }
+  /// x where test <= bound does not hold, +0 where it does.
+  static Vec zero_up_to(Vec test, Vec bound, Vec x) { return select(test <= bound, zero(), x); }
+  /// Four words of each of kLanes rows, `offset` bytes behind where they begin, to four lines of `line`
+  /// bytes.
+  static void transpose_words(const std::byte* const* rows, std::int64_t offset, std::byte* out,
+                              std::int64_t line) {
+    for (std::int64_t word = 0; word < 4; ++word) {
+      for (std::int64_t row = 0; row < kLanes; ++row) {
+        std::memcpy(out + word * line + row * 4, rows[row] + offset + word * 4, 4);
+      }
+    }
+  }
   /// Adds the low bits of `integer` to the exponent of x.
   static Vec add_to_exponent(Vec x, Vec integer) {
     return bits_to_floats(floats_to_bits(x) + (floats_to_bits(integer) << 23));

@@ -1,0 +1,241 @@
+#include "sparse_linear.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "adapter_product.h"
+#include "base_product.h"
+
+namespace adaptrt {
+namespace {
+
+/// Of the inputs of a layer, those that may be live for others to be left out: lines of a panel that are read
+/// here and there come more slowly than all of them in a row.
+constexpr double kMostLive = 0.75;
+
+/// The same of a gated layer's outputs, of which each is moved in registers to where its column of a panel
+/// is.
+constexpr double kMostOpen = 0.6;
+
+std::int64_t sparse_rows(const LinearWork& work, const Step& step) {
+  return step.kernels.sparse_rows[static_cast<std::size_t>(work.parts[0].weight.dtype)];
+}
+
+/// Appends `number` to the first `count` of `numbers` if it is to be kept, without a branch.
+void keep_if(bool kept, std::int32_t number, std::vector<std::int32_t>& numbers, std::size_t& count) {
+  numbers[count] = number;
+  count += kept ? 1 : 0;
+}
+
+/// The layer's second part, and what becomes of both.
+class GatedByRelu {
+ public:
+  GatedByRelu(const LinearWork& work, const Step& step)
+      : work_(work),
+        step_(step),
+        scratch_(step.linear_scratch),
+        base_(work, step),
+        adapters_(work, step),
+        factor_(work.parts[1]),
+        rows_(work.num_rows()),
+        width_(factor_.weight.n) {}
+
+  void run() const {
+    const auto size = static_cast<std::size_t>(rows_ * width_);
+    scratch_.gates.resize(std::max(scratch_.gates.size(), size));
+    make_part(0, scratch_.gates.data());
+    const std::span<const std::int32_t> open = find_open();
+    scratch_.factors.assign(size, 0.0F);
+    if (static_cast<double>(open.size()) > kMostOpen * static_cast<double>(width_)) {
+      make_part(1, scratch_.factors.data());
+      activate_all(nullptr);
+      return;
+    }
+    scratch_.outputs_read = std::ssize(open);
+    make_factors(open);
+    if (!adapters_.is_empty()) adapt_factors();
+    activate_all(factor_.bias.size == 0 ? nullptr : factor_.bias.data);
+  }
+
+ private:
+  /// One of the two parts for all outputs, with its adapters and its bias: out [rows, width]. What adapters
+  /// need of the input is made for both parts.
+  void make_part(std::size_t part, float* out) const {
+    LinearWork work = work_;
+    work.output = {reinterpret_cast<std::byte*>(out), DType::kFloat32, width_};
+    work.epilogue = LinearEpilogue::kStore;
+    work.parts = work_.parts.subspan(part, 1);
+    work.parts_per_group = 1;
+    work.first_site_part = part;
+    run_linear(work, step_);
+  }
+
+  /// Outputs whose gate is open, or not a number, in some row.
+  [[nodiscard]] std::span<const std::int32_t> find_open() const {
+    scratch_.live.resize(std::max(scratch_.live.size(), static_cast<std::size_t>(width_)));
+    std::size_t count = 0;
+    for (std::int64_t output = 0; output < width_; ++output) {
+      bool is_open = false;
+      for (std::int64_t row = 0; row < rows_; ++row) {
+        is_open |= !(scratch_.gates[static_cast<std::size_t>(row * width_ + output)] <= work_.threshold);
+      }
+      keep_if(is_open, static_cast<std::int32_t>(output), scratch_.live, count);
+    }
+    return {scratch_.live.data(), count};
+  }
+
+  using Pointers = std::array<const std::byte*, kPanelColumns>;
+
+  /// Where rows begin; the last one again behind them.
+  [[nodiscard]] Pointers point_at(std::span<const std::int32_t> outputs) const {
+    Pointers pointers;
+    for (std::size_t i = 0; i < pointers.size(); ++i) {
+      pointers[i] = factor_.weight.row(outputs[std::min(i, outputs.size() - 1)]);
+    }
+    return pointers;
+  }
+
+  /// Outputs that are gathered at once: a panel of them, or as many as all threads have the same share of.
+  [[nodiscard]] std::int64_t outputs_at_once(std::int64_t outputs) const {
+    constexpr std::int64_t kVector = 16;
+    const std::int64_t threads = step_.threads.num_threads();
+    const std::int64_t panels = (panel_count(outputs) + threads - 1) / threads * threads;
+    const std::int64_t share = (outputs + panels - 1) / panels;
+    return std::min(kPanelColumns, (share + kVector - 1) / kVector * kVector);
+  }
+
+  /// factors [rows, width] of these outputs, of the base alone.
+  void make_factors(std::span<const std::int32_t> open) const {
+    if (open.empty()) return;
+    const std::int64_t at_once = outputs_at_once(std::ssize(open));
+    const std::int64_t pieces = (std::ssize(open) + at_once - 1) / at_once;
+    const auto piece_of = [&](std::int64_t index) {
+      const auto first = static_cast<std::size_t>(index * at_once);
+      return open.subspan(first, std::min(static_cast<std::size_t>(at_once), open.size() - first));
+    };
+    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+      float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
+      Pointers pointers = point_at(piece_of(begin));
+      Pointers next;
+      for (std::int64_t index = begin; index < end; ++index) {
+        const std::span<const std::int32_t> outputs = piece_of(index);
+        const bool more = index + 1 < end;
+        if (more) next = point_at(piece_of(index + 1));
+        base_.multiply_gathered(1, {pointers.data(), std::ssize(outputs), more ? next.data() : nullptr},
+                                thread, tile);
+        scatter(tile, outputs);
+        std::swap(pointers, next);
+      }
+    };
+    constexpr std::int64_t kChunksPerThread = 4;
+    const std::int64_t grain = pieces / (step_.threads.num_threads() * kChunksPerThread);
+    step_.threads.parallel_for(pieces, std::max<std::int64_t>(1, grain), body);
+  }
+
+  void scatter(const float* tile, std::span<const std::int32_t> outputs) const {
+    for (std::int64_t row = 0; row < rows_; ++row, tile += kPanelColumns) {
+      float* factors = scratch_.factors.data() + row * width_;
+      for (std::size_t i = 0; i < outputs.size(); ++i) factors[outputs[i]] = tile[i];
+    }
+  }
+
+  /// What adapters make of the factors, whose places are those of whole panels.
+  void adapt_factors() const {
+    const std::int64_t panels = panel_count(width_);
+    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+      for (std::int64_t panel = begin; panel < end; ++panel) expand(panel, thread);
+    };
+    const std::int64_t grain = std::max<std::int64_t>(1, panels / (step_.threads.num_threads() * 2));
+    step_.threads.parallel_for(panels, grain, body);
+  }
+
+  void expand(std::int64_t panel, int thread) const {
+    float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
+    float* factors = scratch_.factors.data() + panel * kPanelColumns;
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      std::copy_n(factors + row * width_, kPanelColumns, tile + row * kPanelColumns);
+    }
+    adapters_.expand(1, panel, {0, rows_}, tile);
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      std::copy_n(tile + row * kPanelColumns, kPanelColumns, factors + row * width_);
+    }
+  }
+
+  /// The output of both; `bias` is the factors'.
+  void activate_all(const float* bias) const {
+    const ActivatedTile tile{.x = scratch_.gates.data(),
+                             .linear = scratch_.factors.data(),
+                             .stride = width_,
+                             .linear_bias = bias,
+                             .rows = rows_,
+                             .width = width_,
+                             .out = work_.output.data,
+                             .out_stride = work_.output.row_bytes(),
+                             .out_type = work_.output.dtype,
+                             .threshold = work_.threshold};
+    if (work_.epilogue == LinearEpilogue::kReluMulRelu) {
+      step_.kernels.relu_mul_relu(tile);
+    } else {
+      step_.kernels.relu_mul(tile);
+    }
+  }
+
+  const LinearWork& work_;
+  const Step& step_;
+  LinearScratch& scratch_;
+  BaseProduct base_;
+  AdapterProduct adapters_;
+  const LinearPart& factor_;
+  std::int64_t rows_;
+  std::int64_t width_;  ///< in whole panels
+};
+
+}  // namespace
+
+std::optional<LiveInputs> find_live_inputs(const LinearWork& work, const Step& step) {
+  const std::int64_t rows = work.num_rows();
+  if (rows > sparse_rows(work, step)) return std::nullopt;
+  // A group of inputs is four bytes of a row, of bfloat16 at the end perhaps two.
+  constexpr std::int64_t kGroupBytes = 4;
+  const std::int64_t row_bytes = work.input.row_bytes();
+  const std::int64_t groups = (row_bytes + kGroupBytes - 1) / kGroupBytes;
+  const std::uint32_t without_signs = work.input.dtype == DType::kBFloat16 ? 0x7fff7fffU : 0x7fffffffU;
+  const auto is_live = [&](std::int64_t group, std::int64_t bytes) {
+    std::uint32_t all = 0;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, work.input.row(row) + group * kGroupBytes, static_cast<std::size_t>(bytes));
+      all |= bits;
+    }
+    return (all & without_signs) != 0;
+  };
+  std::vector<std::int32_t>& live = step.linear_scratch.live;
+  live.resize(std::max(live.size(), static_cast<std::size_t>(groups)));
+  std::size_t count = 0;
+  const std::int64_t whole = row_bytes / kGroupBytes;
+  for (std::int64_t group = 0; group < whole; ++group) {
+    keep_if(is_live(group, kGroupBytes), static_cast<std::int32_t>(group), live, count);
+  }
+  if (whole < groups) {
+    keep_if(is_live(whole, row_bytes % kGroupBytes), static_cast<std::int32_t>(whole), live, count);
+  }
+  if (static_cast<double>(count) > kMostLive * static_cast<double>(groups)) return std::nullopt;
+  const std::int64_t inputs_of_group = kGroupBytes / static_cast<std::int64_t>(size_of(work.input.dtype));
+  step.linear_scratch.inputs_read =
+      std::min(static_cast<std::int64_t>(count) * inputs_of_group, work.input.width);
+  return LiveInputs{live.data(), static_cast<std::int64_t>(count)};
+}
+
+bool reads_open_gates_alone(const LinearWork& work, const Step& step) {
+  return is_relu_gated(work.epilogue) && work.parts.back().weight.has_rows &&
+         work.num_rows() <= sparse_rows(work, step);
+}
+
+void run_gated_by_relu(const LinearWork& work, const Step& step) {
+  GatedByRelu(work, step).run();
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,118 @@
+#pragma once
+
+// Products of few rows of bfloat16 that read a part of a matrix, to the bits that tile registers give.
+// Included behind tile_few_rows.h, tile_gemm.h and sparse_gemm.h.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "sparse_gemm.h"
+#include "tile_few_rows.h"
+#include "tile_gemm.h"
+
+namespace adaptrt {
+namespace {
+
+/// Some steps of the outputs are gathered, and multiplied from the first-level cache.
+void tile_gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) {
+  constexpr std::int64_t kPartInputs = kFewRowsSteps * kStepInputs;
+  static_assert(kStepLine == kGatheredLine);
+  alignas(kCacheLine) std::byte made[kFewRowsSteps * kStepBytes];
+  if (has_empty_columns(gathered)) std::memset(made, 0, sizeof(made));
+  const std::int64_t words = gemm.k / 2;
+  fetch_first_words(gathered, words);
+  SpanFetcher others(gemm.fetch);
+  others.fetch(others.lines());
+  const StepActivations a = activations_of(gemm);
+  StepPrefetch nothing;
+  for (std::int64_t begin = 0; begin < gemm.k; begin += kPartInputs) {
+    const std::int64_t end = std::min(begin + kPartInputs, gemm.k);
+    gather_words(gathered, words, begin / 2, end / 2, made);
+    multiply_few<BFloat16Pairs>({a.rows + begin * 2, a.stride, gemm.rows}, {made, kStepLine, end - begin},
+                                kPanelColumns, {gemm.out, gemm.out_stride, begin > 0}, &nothing);
+  }
+}
+
+/// Sums of live pairs of inputs, step by step as multiply_few_columns makes them, of kTileVectors vectors of
+/// columns.
+template <int kRows>
+void sparse_few_columns(const PanelGemm& gemm, const LiveInputs& live, std::int64_t column,
+                        const LiveFetcher& fetcher) {
+  constexpr std::int64_t kVectorBytes = Simd::kLanes * kGatheredWord;
+  constexpr int kLines = static_cast<int>((kTileVectors * kVectorBytes + kCacheLine - 1) / kCacheLine);
+  const auto* a = static_cast<const std::uint16_t*>(gemm.a);
+  const std::byte* b = gemm.panel + column * kGatheredWord;
+  Simd::Vec sums[kRows][kTileVectors];
+  ADAPTRT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kTileVectors; ++v) sums[r][v] = Simd::zero();
+  }
+  for (std::int64_t i = 0; i < live.count;) {
+    const std::int64_t step_end = (live.groups[i] / kTileHeight + 1) * kTileHeight;
+    Simd::Vec even[kRows][kTileVectors];
+    Simd::Vec odd[kRows][kTileVectors];
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kTileVectors; ++v) even[r][v] = odd[r][v] = Simd::zero();
+    }
+    for (; i < live.count && live.groups[i] < step_end; ++i) {
+      const std::int64_t group = live.groups[i];
+      fetcher.fetch<kLines>(i);
+      Simd::Pair columns[kTileVectors];
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kTileVectors; ++v) {
+        columns[v] = Simd::bfloat16_pairs(
+            Simd::load_words(b + group * kStepLine + v * kVectorBytes, std::int64_t{Simd::kLanes}));
+      }
+      const bool has_odd = 2 * group + 1 < gemm.k;
+      ADAPTRT_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const std::uint16_t* pair = a + r * gemm.a_stride + 2 * group;
+        const Simd::Vec first = Simd::set(bfloat16_to_float(pair[0]));
+        const Simd::Vec second = Simd::set(has_odd ? bfloat16_to_float(pair[1]) : 0.0F);
+        ADAPTRT_UNROLL
+        for (int v = 0; v < kTileVectors; ++v) {
+          even[r][v] = Simd::fma(first, columns[v].even, even[r][v]);
+          odd[r][v] = Simd::fma(second, columns[v].odd, odd[r][v]);
+        }
+      }
+    }
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kTileVectors; ++v) {
+        sums[r][v] = Simd::add(sums[r][v], Simd::add(even[r][v], odd[r][v]));
+      }
+    }
+  }
+  ADAPTRT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kTileVectors; ++v) {
+      Simd::store(gemm.out + r * gemm.out_stride + column + v * Simd::kLanes, sums[r][v]);
+    }
+  }
+}
+
+void tile_sparse_gemm(const PanelGemm& gemm, const LiveInputs& live) {
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  const FlushSubnormals flush;
+  SpanFetcher others(gemm.fetch);
+  others.fetch(others.lines());
+  const SparseTile tile = gemm.rows == 1   ? &sparse_few_columns<1>
+                          : gemm.rows == 2 ? &sparse_few_columns<2>
+                                           : &sparse_few_columns<static_cast<int>(kFewRows)>;
+  for (std::int64_t column = 0; column < kPanelColumns; column += kGroup) {
+    const std::byte* here = gemm.panel + column * kGatheredWord;
+    const std::byte* next =
+        column + kGroup == kPanelColumns ? gemm.next_panel : here + kGroup * kGatheredWord;
+    tile(gemm, live, column, {here, next, live, kStepLine});
+  }
+}
+
+}  // namespace
+}  // namespace adaptrt
