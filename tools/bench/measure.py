@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 import numpy as np
 import numpy.typing as npt
 
-from ..._core import Executor, IterationStats, LoraCacheStats, LoraConfig, OutputConfig, Request, Response
+from ..._core import ConfigError, Executor, IterationStats, LoraCacheStats, LoraConfig, OutputConfig, Request, Response
 from .scenario_types import Serve
 from .workload import PlannedRequest
 
@@ -79,7 +79,7 @@ def decode(
     """Generate `max_tokens` tokens for each prompt in one batch; counts steps in which all generate.
 
     The adapters are pinned meanwhile: requests whose adapters have to be loaded first would start one after another.
-    Raises RuntimeError when fewer than two steps had all of them.
+    Raises ConfigError when fewer than two steps had all of them.
     """
     executor.get_latest_iteration_stats()
     with pinned(executor, adapters):
@@ -118,7 +118,7 @@ def pinned(executor: Executor, adapters: Sequence[LoraConfig | None]) -> Iterato
 def decode_steps(executor: Executor, batch_size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """(seconds from one step's end to the next, seconds in the engine) of the newest steps that generate for all.
 
-    Raises RuntimeError when there are fewer than two.
+    Raises ConfigError when there are fewer than two.
     """
     return _times_of(_steps_of(executor, batch_size))
 
@@ -126,7 +126,7 @@ def decode_steps(executor: Executor, batch_size: int) -> tuple[npt.NDArray[np.fl
 def _steps_of(executor: Executor, batch_size: int) -> list[IterationStats]:
     steps = [step for step in executor.get_latest_iteration_stats() if _is_decode_of(step, batch_size)]
     if len(steps) < 2:
-        raise RuntimeError(f"no two steps generated for all {batch_size} requests at once; ask for more output")
+        raise ConfigError(f"no two steps generated for all {batch_size} requests at once; ask for more output")
     return steps
 
 
