@@ -332,7 +332,7 @@ class _Emitter:
             lora_site=first_site,
             scale=_float32(op.scale),
             softcap=_float32(op.softcap or 0.0),
-            threshold=_float32(op.threshold),
+            threshold=_float32(op.gate_threshold),
             has_sparse_input=can_be_sparse and op.input.name in self._sparse_values,
         )
         if op.activation is not None and op.activation.leaves_zeros:

@@ -49,12 +49,12 @@ class Adaptation:
 
 def linear(graph: GraphBuilder, values: Values, op: Linear, adaptation: Adaptation | None) -> None:
     """x W^T, changed by the adapters, plus the bias; then what follows it."""
-    x = values[op.input.name]
+    x, threshold = values[op.input.name], op.gate_threshold
     y, *others = [_product(graph, x, weight, op, adaptation) for weight in op.weights]
     if op.scale != 1.0 or op.softcap is not None:
         y = capped(graph, scaled(graph, graph.cast(y, TensorProto.FLOAT), op.scale), op.softcap)
     if op.activation is not None:
-        y = activated(graph, y, op.activation, op.threshold)
+        y = activated(graph, y, op.activation, threshold)
         if op.activation is Activation.RELU_BOTH:
             others = [graph.node("Relu", [other]) for other in others]
         y = graph.node("Mul", [y, *others]) if others else y

@@ -202,6 +202,14 @@ class Linear:
     scale: float
     softcap: float | None
 
+    @property
+    def gate_threshold(self) -> float:
+        """The threshold. Raises ValueError for one of a layer without a ReLU's gate."""
+        has_gate = len(self.weights) == 2 and self.activation is not None and self.activation.leaves_zeros
+        if self.threshold != 0.0 and not has_gate:
+            raise ValueError(f"threshold is {self.threshold} where no ReLU is a gate")
+        return self.threshold
+
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:

@@ -395,7 +395,7 @@ def test_all_problems_are_reported_at_once(load: Any) -> None:
             HF,
             hidden_size=None,
             vocab_size="x",
-            hidden_act="relu",
+            hidden_act="tanh",
             strange=1,
             rope_scaling={"rope_type": "su"},
         )

@@ -194,7 +194,7 @@ def test_a_refused_model_is_one_line_and_status_2(tmp_path: Path) -> None:
     command = [*PROGRAM, "convert-checkpoint", "--model_dir", "hf", "--output_dir", "out"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == 'adaptrt: error: hf/config.json: hidden_act is "gelu"; accepted: silu\n'
+    assert done.stderr == 'adaptrt: error: hf/config.json: hidden_act is "gelu"; accepted: silu, relu, fatrelu\n'
     assert not (tmp_path / "out").exists()
 
 

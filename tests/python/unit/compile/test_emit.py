@@ -120,7 +120,7 @@ def other_values(value: Any) -> list[Any]:
     if isinstance(value, int):
         return [value + 1]
     if isinstance(value, float):
-        return [value * 1.5]
+        return [value * 1.5 or 0.5]
     if value is None:
         return [LinearScaling(factor=4.0), 3]
     if isinstance(value, ops.HeadNorm):
