@@ -13,6 +13,7 @@ CPP_PROGRAMS = {
     "lora": ("lora", "sched", "engine", "exec"),
     "kv": ("kv", "sched", "exec"),
     "kv_file": ("kv_file", "exec"),
+    "weight_file": ("weight_file", "engine"),
     "draft": ("draft", "sched", "exec"),
     "draft_engine": ("exec",),
     "guide": ("guide", "exec"),

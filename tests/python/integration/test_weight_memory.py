@@ -110,6 +110,21 @@ def test_every_budget_gives_the_same_bits(engine: Path, adapters: list[Path]) ->
     assert read[0] > read[1] > read[2] == 0
 
 
+def test_weights_in_rows_are_where_their_panels_are(model: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(model, tmp_path / "model")
+    fields = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(fields | {"hidden_act": "relu"}))
+    engine = build_engine(copy, tmp_path, **FLAGS)
+    parts = [part for op in load_engine(engine).program.body for part in getattr(op, "parts", ())]
+    assert any(part.weight.has_rows for part in parts)
+    with executor_of(engine, None) as executor:
+        expected = answers_of(executor, [])
+    with executor_of(engine, least_memory(engine)) as executor:
+        for theirs, ours in zip(expected, answers_of(executor, []), strict=True):
+            assert ours.same_bits(theirs)
+        assert any(step.weight_bytes_read for step in executor.get_latest_iteration_stats())
+
+
 def test_experts_give_the_same_bits_and_those_that_are_not_taken_are_not_read(tmp_path: Path) -> None:
     family = Family(
         transformers.Qwen3MoeConfig, [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,13 @@ class Served:
         return made
 
     def answers(self, cases: list[tuple[str | None, list[int]]], num_tokens: int = 8, **fields: Any) -> list[Answer]:
-        """What each (kind, prompt) gives, all of them at once."""
+        """What each (kind, prompt) gives, all of them at once: none begins before the last is queued."""
+        all_queued = threading.Event()
+        first = make_request([2], 1, logits_post_processor=lambda *_: all_queued.wait(60))
         with self.executor(**fields) as executor:
+            executor.enqueue_request(first)
             ids = [executor.enqueue_request(make_request(prompt, num_tokens), adapter=kind) for kind, prompt in cases]
+            all_queued.set()
             answers = [without_nan(collect(executor, request_id)) for request_id in ids]
             stats = executor.get_latest_iteration_stats()
             self.num_paused = max(step.inflight_batching_stats.num_paused_requests for step in stats)

@@ -229,7 +229,7 @@ def test_broken_config_files(content: bytes, reason: str, lora: Path) -> None:
     [
         ("base_model.model.model.embed_tokens.weight", "takes the place of the base's weight, or is a copy of it"),
         (
-            "base_model.model.decoder.embed_tokens.weight",
+            "base_model.model.reader.embed_tokens.weight",
             "are served of PEFT's adapters, by the paths that the model has",
         ),
         ("base_model.model.model.embed_tokens.lora_A.weight", "embeddings have lora_embedding_A"),
