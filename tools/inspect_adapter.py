@@ -32,7 +32,7 @@ from ..builder.adapter_fit import adapter_for, require_virtual_tokens
 from ..builder.engine_config import EngineConfig
 from ..builder.json_fields import load_json_object
 from ..builder.models.registry import declare
-from ..builder.network.adapter_sites import EXPERT_MODULES, AdaptedModules
+from ..builder.network.adapter_sites import EXPERT_MODULES, NORM, AdaptedModules
 from ..builder.progress import format_bytes
 
 LORA_CONFIG: Final = "model.lora_config.npy"
@@ -263,7 +263,8 @@ def print_adapter(adapter: AdapterDescription) -> None:
         layers_of.setdefault((row.module, how), []).append(row.layer)
     width = max((len(name) for name, _ in layers_of), default=0)
     for (name, how), layers in layers_of.items():
-        print(f"  {name:<{width}}  {how} in layers {_ranges(sorted(layers))}")
+        where = "biases of norms" if name == NORM else f"{how} in layers"
+        print(f"  {name:<{width}}  {where} {_ranges(sorted(layers))}")
 
 
 def _before_prompts(virtual_tokens: int | None) -> str | None:

@@ -11,6 +11,7 @@ import peft
 import pytest
 
 import adaptrt
+from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.families import FAMILIES, save_family
 from support.kinds import save_kind
@@ -116,3 +117,14 @@ def test_hidden_states_have_what_was_trained_of_the_last_norm(tmp_path: Path) ->
     for prompt, found in zip(prompts, rows, strict=True):
         np.testing.assert_allclose(found, hidden_states(load_bare(model, adapter), prompt), atol=FLOAT32_TOLERANCE)
     assert np.abs(rows[0] - base).max() > 0.01
+
+
+def test_inspect_tells_norms_from_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save_family(FAMILIES["gpt2"], tmp_path / "model")
+    engine = engine_of(model, tmp_path, CONFIG)
+    adapter = save_kind(model, tmp_path / "all", kinds("gpt2")["all"], 1)
+    capsys.readouterr()
+    assert command_line(["inspect", str(adapter), "--engine", str(engine)]) == 0
+    told = capsys.readouterr().out
+    assert "norm         biases of norms 0-6\n" in told
+    assert "attn_dense   rank 1, scale 1 with biases in layers 0-2\n" in told
