@@ -91,7 +91,7 @@ def test_a_crowd_of_kinds_changes_no_bit(served: Served) -> None:
 
 
 def test_kinds_come_back_after_eviction(served: Served) -> None:
-    """By name, from a host level that holds some of them; also sums, and a name that another adapter has taken over."""
+    """By name, from a host level that holds some of them; also sums, and each in the last one's place."""
     # Of the largest rank there, and bytes that hold some of the adapters.
     rank, host_bytes = {"gpt2": (16, 120_000), "olmoe": (40, 150_000)}.get(served.name, (40, 300_000))
     cache = adaptrt.PeftCacheConfig(max_adapter_size=rank, optimal_adapter_size=rank, host_cache_size=host_bytes)
@@ -112,6 +112,9 @@ def test_kinds_come_back_after_eviction(served: Served) -> None:
             assert ask(name).same_bits(first[name]), name
         executor.add_adapter("lora", served.adapters["mlx-dora"], replace=True)
         assert ask("lora").same_bits(first["dora"])
+        for name in names[:-1]:
+            executor.add_adapter("in turn", served.adapters[name], replace=True)
+            assert ask("in turn").same_bits(first[name]), name
 
 
 def test_factors_of_fused_layers(tmp_path: Path) -> None:

@@ -110,7 +110,8 @@ class ServedKinds:
             assert answer.same_bits(alone), case[0]
 
     def check_eviction(self, host_cache_size: int, rank: int = 1) -> dict[str, Answer]:
-        """By name, from a host level that holds some of them: the same bits when they come back."""
+        """By name, from a host level that holds some of them: the same bits when they come back, and when each takes
+        the last one's place under one name."""
         cache = adaptrt.PeftCacheConfig(
             max_adapter_size=rank, optimal_adapter_size=rank, host_cache_size=host_cache_size
         )
@@ -127,4 +128,7 @@ class ServedKinds:
             assert executor.lora_cache_stats().host_evictions > 0
             for name in reversed(self.adapters):
                 assert ask(name).same_bits(first[name]), name
+            for name, directory in self.adapters.items():
+                executor.add_adapter("in turn", directory, replace=True)
+                assert ask("in turn").same_bits(first[name]), name
         return first
