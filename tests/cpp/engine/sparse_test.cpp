@@ -92,7 +92,8 @@ BOOST_DATA_TEST_CASE(a_profile_counts_what_is_read, data::make({kClosed, kOpen})
     const std::vector<DeviceAdapter> adapters{model.adapter(5, false)};
     logits_of(engine.get(), decoding(sequences, adapters).input());
     std::int64_t bytes = 0;
-    for (const OpRecord& record : profile->take_steps().front().ops) {
+    const auto steps = profile->take_steps();
+    for (const OpRecord& record : steps.front().ops) {
       const auto& op = model.program.body[static_cast<std::size_t>(record.index)];
       const bool is_linear = record.section == StepSection::kBody && std::holds_alternative<LinearOp>(op);
       if (is_linear) bytes += record.cost.weight_bytes;
