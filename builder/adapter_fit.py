@@ -10,7 +10,7 @@ from .adapter import MAGNITUDE, ConvertedAdapter, convert_adapter, is_prompt_tun
 from .checkpoint.config import CheckpointConfig
 from .config import NATIVE, BuildConfig
 from .models.registry import declare
-from .network.adapter_sites import NEW_TOKENS, NORM, AdaptedModules
+from .network.adapter_sites import AdaptedModules, is_target
 
 
 def adapter_for(
@@ -65,8 +65,4 @@ def require_virtual_tokens(directory: Path, config: BuildConfig, checkpoint: Che
 def modules_of(adapter: ConvertedAdapter) -> list[str]:
     """Names of the modules of the model that an adapter changes, in the order of their ids."""
     ids = set(adapter.config[0, :, 0].tolist())
-    return [
-        info.name
-        for info in lora_modules()
-        if info.id in ids and info.name not in (NEW_TOKENS, NORM) and not info.is_setting
-    ]
+    return [info.name for info in lora_modules() if info.id in ids and is_target(info)]

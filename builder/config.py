@@ -12,7 +12,7 @@ from .checkpoint.config import RELATIVE_POSITIONS, ROPE, ROPE_INTERLEAVED, Check
 from .checkpoint.rotary import DynamicScaling
 from .compile.tensorrt.capability import CURRENT, parse_capability
 from .json_fields import JsonFields
-from .network.adapter_sites import NEW_TOKENS, NORM
+from .network.adapter_sites import is_target
 from .network.ops import Activation
 
 AUTO: Final = "auto"
@@ -375,8 +375,7 @@ def _plugin_problems(plugins: PluginConfig, dtype: DType) -> list[str]:
 def _lora_problems(config: BuildConfig) -> list[str]:
     found = []
     lora = config.lora_config
-    known = {info.name: info for info in lora_modules()}
-    known = {name: info for name, info in known.items() if name not in (NEW_TOKENS, NORM) and not info.is_setting}
+    known = {info.name: info for info in lora_modules() if is_target(info)}
     accepted = [name for name, info in known.items() if info.is_served]
     for name in lora.lora_target_modules:
         if name not in known:

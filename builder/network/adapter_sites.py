@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from ..._core import VOCABULARY_SLICE, lora_modules
+from ..._core import VOCABULARY_SLICE, LoraModuleInfo, lora_modules
 from .network import Network
 from .ops import Embedding, Experts, LayerNorm, Linear, Op
 from .weights import LinearWeight, Part, Split, name_now, whole
@@ -20,6 +20,12 @@ NEW_TOKENS: Final = "new_tokens"
 
 NORM: Final = "norm"
 """The module of what adapters add to the biases of norms."""
+
+
+def is_target(info: LoraModuleInfo) -> bool:
+    """Whether lora_target_modules names a module where adapters may change it; the others need not be named."""
+    return info.name not in (NEW_TOKENS, NORM) and not info.is_setting
+
 
 _MODULES = {info.name: info for info in lora_modules()}
 # Modules that consist of others, by those.
