@@ -7,8 +7,8 @@
 namespace adaptrt {
 namespace {
 
-/// Rows that share a tile's keys and values, as far as the queries go.
-constexpr std::int64_t kTargetRows = 48;
+/// Rows that share a tile's keys and values, as far as the queries go: whole blocks of every kernel's rows.
+constexpr std::int64_t kTargetRows = 96;
 /// Tasks of few queries take several heads, whose keys and values are neighbours in memory, while every
 /// thread still gets this many of them.
 constexpr std::int64_t kTasksPerThread = 4;

@@ -69,6 +69,7 @@ Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activ
   return {.block_rows = std::min(kernels.block_rows,
                                  packed_blocks(most_linear_rows(program)) * PackedSteps::kBlockRows),
           .takes_parts = true,
+          .whole_bytes = kernels.whole_bytes,
           .part_bytes = kernels.part_bytes,
           .part_multiple = std::lcm(kLeastInputs, std::max<std::int64_t>(1, quantization.group_size)),
           .activation_bytes = quantization.algo == QuantAlgo::kW8A8 ? 1 : 2};
@@ -77,7 +78,7 @@ Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activ
 }  // namespace
 
 std::int64_t Tiling::inputs_of_part(std::int64_t rows, std::int64_t width) const {
-  if (!takes_parts) return width;
+  if (!takes_parts || rows * width * activation_bytes <= whole_bytes) return width;
   const std::int64_t inputs = part_bytes / (rows * activation_bytes) / part_multiple * part_multiple;
   return std::min(std::max(inputs, part_multiple), width);
 }
@@ -127,7 +128,7 @@ void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const
     multiply_float(weight, task, place);
     return;
   }
-  prefetch(task.upcoming.adapters);
+  prefetch(task.upcoming.spans);
   if (weight.quantization.algo == QuantAlgo::kW8A8) {
     multiply_int8(weight, task);
   } else {
@@ -178,7 +179,7 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
                  .rows = task.rows.end - task.rows.begin,
                  .part = task.inputs,
                  .next_panel = task.upcoming.panel,
-                 .fetch = task.upcoming.adapters};
+                 .fetch = task.upcoming.spans};
   const auto type = static_cast<std::size_t>(weight.dtype);
   const KernelTable& kernels = step_.kernels;
   if (work_.live.has_value() && gemm.width == kPanelColumns && !gemm.part.has_value()) {

@@ -22,6 +22,7 @@ struct Tiling {
   std::int64_t block_rows = kBlockRows;
   /// Whether the kernels take an input in parts; see KernelTable::part_bytes.
   bool takes_parts = false;
+  std::int64_t whole_bytes = 0;
   std::int64_t part_bytes = 0;
   /// Inputs that a part has a multiple of.
   std::int64_t part_multiple = 1;
@@ -51,10 +52,10 @@ struct ExpandedPanels {
 
 /// What a thread will read after a tile, to be prefetched while the tile is made.
 struct Upcoming {
-  /// The panel of base weights that it will multiply next; nullptr when it is not known.
+  /// Where the base weights begin that it will multiply next; nullptr when it is not known.
   const std::byte* panel = nullptr;
-  /// What the adapters of the tile's rows need at the tile's columns.
-  std::span<const MemorySpan> adapters;
+  /// What the adapters of the tile's rows need at the tile's columns, or activations of the next part.
+  std::span<const MemorySpan> spans;
 };
 
 /// What a call of BaseProduct::multiply makes.

@@ -222,13 +222,13 @@ class Linear {
   void multiply_unit(std::int64_t unit, bool more, const std::byte* next, const Tile& tile) const {
     const std::size_t part = tile.first_part;
     if (!is_gated()) {
-      multiply_part(place_of(unit, part), std::nullopt, next, 0, tile);
+      multiply_part(place_of(unit, part), std::nullopt, {next, {}}, 0, tile);
     } else {
       // With one block of rows, each panel is read once: the parts in turn.
       const std::byte* turn = tile.is_only_block ? panel_data({part + 1, unit}) : next;
       const std::byte* last = tile.is_only_block || !more ? next : panel_data({part + 1, unit + 1});
-      multiply_part({part, unit}, std::nullopt, turn, 0, tile);
-      multiply_part({part + 1, unit}, std::nullopt, last, 1, tile);
+      multiply_part({part, unit}, std::nullopt, {turn, {}}, 0, tile);
+      multiply_part({part + 1, unit}, std::nullopt, {last, {}}, 1, tile);
     }
     finish_unit(unit, 0, tile);
   }
@@ -242,20 +242,28 @@ class Linear {
   void multiply_in_parts(UnitRange units, std::int64_t end, std::int64_t part_inputs,
                          const Tile& tile) const {
     const std::int64_t tiles = is_gated() ? 2 : 1;
-    const std::int64_t together = units.end - units.begin;
+    const std::int64_t count = (units.end - units.begin) * tiles;
     const std::int64_t width = work_.input.width;
+    const auto place = [&](std::int64_t index) {
+      const std::int64_t unit = units.begin + index / tiles;
+      return is_gated() ? Place{tile.first_part + static_cast<std::size_t>(index % tiles), unit}
+                        : place_of(unit, tile.first_part);
+    };
     for (std::int64_t begin = 0; begin < width; begin += part_inputs) {
       const InputRange inputs{begin, std::min(begin + part_inputs, width)};
-      for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
-        const std::int64_t slot = (unit - units.begin) * tiles;
-        for (std::int64_t i = 0; i < tiles; ++i) {
-          const auto place = [&](std::int64_t of_unit) {
-            return is_gated() ? Place{tile.first_part + static_cast<std::size_t>(i), of_unit}
-                              : place_of(of_unit, tile.first_part);
-          };
-          const std::byte* next = unit + together < end ? panel_data(place(unit + together)) : nullptr;
-          multiply_part(place(unit), inputs, next, slot + i, tile);
+      const bool is_last = inputs.end == width;
+      const InputRange behind = is_last ? InputRange{0, part_inputs}
+                                        : InputRange{inputs.end, std::min(inputs.end + part_inputs, width)};
+      for (std::int64_t index = 0; index < count; ++index) {
+        const std::byte* next = nullptr;
+        if (index + 1 < count) {
+          next = inputs_data(place(index + 1), inputs);
+        } else if (!is_last || units.end < end) {
+          next = inputs_data(place(is_last ? count : 0), behind);
         }
+        ActivationSpans spans;
+        multiply_part(place(index), inputs, {next, activations_of(behind, index, count, tile.rows, &spans)},
+                      index, tile);
       }
     }
     for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
@@ -263,13 +271,38 @@ class Linear {
     }
   }
 
-  void multiply_part(Place place, std::optional<InputRange> inputs, const std::byte* next, std::int64_t index,
+  /// Where a panel has its weights of inputs from `inputs.begin` on, if they lie in the order of inputs.
+  [[nodiscard]] const std::byte* inputs_data(Place place, InputRange inputs) const {
+    const PanelMatrix& weight = work_.parts[place.part].weight;
+    const std::byte* panel = panel_data(place);
+    if (!weight.is_plain()) return panel;
+    return panel + panel_bytes(weight.dtype, panel_width(weight.n, place.panel), inputs.begin);
+  }
+
+  using ActivationSpans = std::array<MemorySpan, 16>;
+  /// Share `index` of `count` of the rows' packed inputs, as far as there is room.
+  [[nodiscard]] std::span<const MemorySpan> activations_of(InputRange inputs, std::int64_t index,
+                                                           std::int64_t count, RowRange rows,
+                                                           ActivationSpans* spans) const {
+    if (step_.packed == nullptr || !work_.parts[0].weight.is_plain()) return {};
+    const auto step_of = [](std::int64_t input) { return input * 2 / PackedSteps::kRowBytes; };
+    const std::int64_t steps = step_of(inputs.end) - step_of(inputs.begin);
+    const std::byte* first = step_.steps_of_row(rows.begin) + step_of(inputs.begin) * step_.packed_step_bytes;
+    std::size_t used = 0;
+    for (std::int64_t s = steps * index / count; s < steps * (index + 1) / count && used < spans->size();
+         ++s) {
+      (*spans)[used++] = {first + s * step_.packed_step_bytes, rows.count() * PackedSteps::kRowBytes};
+    }
+    return std::span(*spans).first(used);
+  }
+
+  /// `upcoming.spans` give way to what adapters need after the last inputs.
+  void multiply_part(Place place, std::optional<InputRange> inputs, Upcoming upcoming, std::int64_t index,
                      const Tile& tile) const {
     AdapterProduct::Spans spans;
-    Upcoming upcoming{next, {}};
     const bool is_last = !inputs.has_value() || inputs->end == work_.input.width;
     if (is_last && !adapters_.is_empty()) {
-      upcoming.adapters = adapters_.spans(place.part, place.panel, tile.rows, &spans);
+      upcoming.spans = adapters_.spans(place.part, place.panel, tile.rows, &spans);
     }
     base_.multiply({.part = place.part,
                     .panel = place.panel,

@@ -21,6 +21,7 @@ constexpr KernelTable make_table(const char* name) {
   return {name,
           kVectorBlockRows,
           0,
+          0,
           nullptr,
           nullptr,
           nullptr,

@@ -14,7 +14,8 @@ namespace {
 
 /// A tile of sums and the activations of a part of k fit in the second-level cache.
 inline constexpr std::int64_t kTiledRows = 512;
-inline constexpr std::int64_t kTiledBytes = 1024 * 1024;
+inline constexpr std::int64_t kWholeBytes = 1024 * 1024;
+inline constexpr std::int64_t kPartBytes = 512 * 1024;
 
 /// `vectors` with the products of bfloat16 and int8 on tile registers. They are kernels of the same Simd,
 /// which rounds to bfloat16 for both.
@@ -22,7 +23,8 @@ inline KernelTable make_tile_table(const char* name, const KernelTable& vectors)
   KernelTable table = vectors;
   table.name = name;
   table.block_rows = kTiledRows;
-  table.part_bytes = kTiledBytes;
+  table.whole_bytes = kWholeBytes;
+  table.part_bytes = kPartBytes;
   table.pack_rows = &pack_steps;
   table.stream_rows = &stream_rows;
   table.leave_thread = &Tiles::release;

@@ -108,10 +108,16 @@ class TileValues {
   explicit TileValues(const AttentionTile& tile) : tile_(tile), columns_(whole_groups(tile.head_dim)) {}
 
   void add(const AttendedRows& block) const {
-    for (std::int64_t first = 0; first < block.num_groups; first += kStepGroups) {
-      for (std::int64_t column = 0; column < columns_; column += kPanelColumns) {
-        add_step(block, first, column, std::min(kPanelColumns, columns_ - column));
+    for (std::int64_t first = 0; first < block.num_groups;) {
+      std::int64_t end = first + 1;
+      while (end < block.num_groups && are_neighbours(end - 1)) ++end;
+      const std::int64_t steps = (end - first) / kStepGroups;
+      if (steps > 0) {
+        add_steps(block, first, steps);
+      } else {
+        add_gathered(block, first);
       }
+      first += std::max<std::int64_t>(1, steps) * kStepGroups;
     }
   }
 
@@ -120,33 +126,48 @@ class TileValues {
   static constexpr std::int64_t kStepGroups = kStepInputs / kKeyGroup;
   static constexpr std::int64_t kGroupLines = kKeyGroup / 2;
 
-  void add_step(const AttendedRows& block, std::int64_t first, std::int64_t column,
-                std::int64_t count) const {
+  [[nodiscard]] const std::byte* values_of(std::int64_t group) const {
+    return tile_.groups[static_cast<std::size_t>(group)].values;
+  }
+  /// Whether the values of a group and of the next are one step as they lie.
+  [[nodiscard]] bool are_neighbours(std::int64_t group) const {
+    return values_of(group + 1) == values_of(group) + kGroupLines * columns_ * 4;
+  }
+
+  void add_steps(const AttendedRows& block, std::int64_t first, std::int64_t steps) const {
     const std::int64_t line = columns_ * 4;
-    const std::byte* values = tile_.groups[static_cast<std::size_t>(first)].values + column * 4;
+    for (std::int64_t column = 0; column < columns_; column += kPanelColumns) {
+      multiply(block, first, {values_of(first) + column * 4, line, kTileHeight * line}, steps, column);
+    }
+  }
+
+  /// A step of two groups that are no neighbours, or of the last one.
+  void add_gathered(const AttendedRows& block, std::int64_t first) const {
+    const std::int64_t line = columns_ * 4;
+    for (std::int64_t column = 0; column < columns_; column += kPanelColumns) {
+      const std::int64_t count = std::min(kPanelColumns, columns_ - column);
+      alignas(kCacheLine) std::byte gathered[kStepBytes];
+      std::memset(gathered, 0, sizeof(gathered));
+      for (std::int64_t index = first; index < std::min(first + kStepGroups, tile_.num_groups); ++index) {
+        const std::byte* from = values_of(index) + column * 4;
+        std::byte* to = gathered + (index - first) * kGroupLines * kStepLine;
+        for (std::int64_t l = 0; l < kGroupLines; ++l) {
+          std::memcpy(to + l * kStepLine, from + l * line, static_cast<std::size_t>(count) * 4);
+        }
+      }
+      multiply(block, first, {gathered, kStepLine, kStepBytes}, 1, column);
+    }
+  }
+
+  /// Adds steps of values, of the groups from `first` on, to the sums of at most kPanelColumns columns.
+  void multiply(const AttendedRows& block, std::int64_t first, TileColumns values, std::int64_t steps,
+                std::int64_t column) const {
     const auto* probabilities =
         reinterpret_cast<const std::byte*>(block.probabilities) + first * kKeyGroup * 2;
-    const TileRows p{probabilities, kTileSlots * 2, kTileLine};
-    const TileSums sums{tile_.sums + block.row * columns_ + column, columns_, true};
     StepPrefetch nothing;
-    const bool neighbours =
-        first + 1 < tile_.num_groups &&
-        tile_.groups[static_cast<std::size_t>(first + 1)].values == values - column * 4 + kGroupLines * line;
-    if (neighbours) {
-      multiply_steps<BFloat16Dot>(p, {values, line, kTileHeight * line}, 1, sums, block.rows, count,
-                                  &nothing);
-      return;
-    }
-    alignas(kCacheLine) std::byte gathered[kStepBytes];
-    std::memset(gathered, 0, sizeof(gathered));
-    for (std::int64_t index = first; index < std::min(first + kStepGroups, tile_.num_groups); ++index) {
-      const std::byte* from = tile_.groups[static_cast<std::size_t>(index)].values + column * 4;
-      std::byte* to = gathered + (index - first) * kGroupLines * kStepLine;
-      for (std::int64_t l = 0; l < kGroupLines; ++l) {
-        std::memcpy(to + l * kStepLine, from + l * line, static_cast<std::size_t>(count) * 4);
-      }
-    }
-    multiply_steps<BFloat16Dot>(p, {gathered, kStepLine, kStepBytes}, 1, sums, block.rows, count, &nothing);
+    multiply_steps<BFloat16Dot>({probabilities, kTileSlots * 2, kTileLine}, values, steps,
+                                {tile_.sums + block.row * columns_ + column, columns_, true}, block.rows,
+                                std::min(kPanelColumns, columns_ - column), &nothing);
   }
 
   const AttentionTile& tile_;

@@ -93,7 +93,9 @@ class StepPrefetch {
   void fetch_lines() {
     if (near_lines_ <= 0) return;
     ADAPTRT_UNROLL
-    for (int line = 0; line < kLines; ++line) __builtin_prefetch(near_ + line * kCacheLine, 0, 3);
+    for (int line = 0; line < kLines; ++line) {
+      if (kLines < kHintedLines || is_hint(line)) __builtin_prefetch(near_ + line * kCacheLine, 0, 3);
+    }
     near_ += kLines * kCacheLine;
     near_lines_ -= kLines;
     if (halves_[0] == nullptr) return;
@@ -107,13 +109,20 @@ class StepPrefetch {
   /// With each step.
   void fetch_step() {
     if (others_ != nullptr) others_->fetch(others_lines_);
-    for (std::int64_t line = 0; line < spread_lines_; ++line) {
-      __builtin_prefetch(spread_ + line * kCacheLine, 0, 2);
+    for (std::int64_t line = 0; line < spread_lines_; ++line, spread_ += kCacheLine) {
+      const auto number = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(spread_) / kCacheLine);
+      if (spread_lines_ < kManyLines || is_hint(number)) __builtin_prefetch(spread_, 0, 2);
     }
-    spread_ += spread_lines_ * kCacheLine;
   }
 
  private:
+  /// Where many lines are wanted, two of eight are fetched, for which the second-level cache's own prefetcher
+  /// fetches the others: it does not take the few places through which tiles are loaded.
+  static constexpr std::int64_t kHintedLines = 8;
+  static constexpr bool is_hint(std::int64_t line) { return line % kHintedLines < 2; }
+  /// Of a step.
+  static constexpr std::int64_t kManyLines = 4;
+
   const std::byte* spread_ = nullptr;
   std::int64_t spread_lines_ = 0;  ///< a step
   const std::byte* near_ = nullptr;
@@ -129,10 +138,11 @@ inline void prefetch_lines(StepPrefetch* prefetch) {
 }
 
 /// Sums of two tiles of rows and two of columns: four products for four loads. Rows come from the
-/// second-level cache and leave the columns where they are, in the first.
-template <class Dot>
-inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums sums,
-                         StepPrefetch* prefetch) {
+/// second-level cache and leave the columns where they are, in the first. `behind_loads(s)` is called when
+/// the columns of step s have been loaded.
+template <class Dot, class BehindLoads>
+inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, StepPrefetch* prefetch,
+                         const BehindLoads& behind_loads) {
   const std::int64_t sums_row = sums.stride * 4;
   float* below = sums.data + kTileHeight * sums.stride;
   if (sums.continues) {
@@ -158,6 +168,7 @@ inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums
     Tiles::load<7>(columns + kTileLine, b.line);
     Dot::template add<1, 4, 7>();
     Tiles::load_once<5>(second, a.row);
+    behind_loads(s);
     Dot::template add<2, 5, 6>();
     Dot::template add<3, 5, 7>();
   }
@@ -244,47 +255,89 @@ inline std::int64_t paired_rows(std::int64_t rows, std::int64_t columns) {
 inline constexpr std::int64_t kPairColumns = 2 * kTileColumns;
 inline constexpr std::int64_t kPairLine = 2 * kTileLine;
 /// Rows from which on copying two tiles of columns is worth its time.
-inline constexpr std::int64_t kCopiedRows = 192;
+inline constexpr std::int64_t kCopiedRows = 96;
 /// Steps that are copied at once: 32 KB, two thirds of a first-level cache.
 inline constexpr std::int64_t kCopiedSteps = 16;
 
-/// Copies two tiles of columns to where one line follows the other. As a panel has them, they lie in every
+/// Two tiles of columns, copied to where one line follows the other. As a panel has them, they lie in every
 /// other pair of cache lines, and half of the first-level cache is all that can hold them.
-inline TileColumns copy_pair(TileColumns from, std::int64_t steps, std::byte* out) {
-  for (std::int64_t s = 0; s < steps; ++s) {
+class CopiedPair {
+ public:
+  /// Copies step `s` of at most kCopiedSteps.
+  void copy(TileColumns from, std::int64_t s) {
     const std::byte* step = from.data + s * from.step;
-    for (std::int64_t line = 0; line < kTileHeight; ++line, out += kPairLine) {
-      std::memcpy(out, step + line * from.line, kPairLine);
+    std::byte* to = lines_ + s * kStepOfPair;
+    for (std::int64_t line = 0; line < kTileHeight; ++line, to += kPairLine) {
+      std::memcpy(to, step + line * from.line, kPairLine);
     }
   }
-  return {out - steps * kTileHeight * kPairLine, kPairLine, kTileHeight * kPairLine};
+
+  [[nodiscard]] TileColumns columns() const { return {lines_, kPairLine, kStepOfPair}; }
+
+ private:
+  static constexpr std::int64_t kStepOfPair = kTileHeight * kPairLine;
+  alignas(kCacheLine) std::byte lines_[kCopiedSteps * kStepOfPair];
+};
+
+/// The sums of `rows` rows, a multiple of two tiles of them, and of two tiles of columns.
+template <class Dot>
+inline void multiply_pair(TileRows a, TileColumns pair, std::int64_t steps, TileSums sums, std::int64_t rows,
+                          StepPrefetch* prefetch) {
+  for (std::int64_t row = 0; row < rows; row += 2 * kTileHeight) {
+    multiply_2x2<Dot>({a.data + row * a.row, a.row, a.step}, pair, steps,
+                      {sums.data + row * sums.stride, sums.stride, sums.continues}, prefetch,
+                      [](std::int64_t) {});
+  }
+}
+
+/// The sums of `rows` rows, a multiple of two tiles of them, and of as many columns, which are copied, a pair
+/// of tiles after the other. While the last rows are multiplied by a pair, each of its steps is overwritten
+/// by the next pair's as soon as it was loaded: the copying goes on beside the products.
+template <class Dot>
+inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
+                            std::int64_t columns, StepPrefetch* prefetch) {
+  struct Pair {
+    std::int64_t first;  ///< step
+    std::int64_t column;
+  };
+  const auto columns_of = [&](Pair pair) {
+    return TileColumns{b.data + pair.first * b.step + pair.column * 4, b.line, b.step};
+  };
+  const auto steps_of_pair = [&](Pair pair) { return std::min(kCopiedSteps, steps - pair.first); };
+  const auto behind = [&](Pair pair) {
+    pair.column += kPairColumns;
+    return pair.column < columns ? pair : Pair{pair.first + kCopiedSteps, 0};
+  };
+  const std::int64_t last_row = rows - 2 * kTileHeight;
+  CopiedPair copied;
+  for (std::int64_t s = 0; s < steps_of_pair({0, 0}); ++s) copied.copy(b, s);
+  for (Pair pair{0, 0}; pair.first < steps; pair = behind(pair)) {
+    const TileRows rows_of{a.data + pair.first * a.step, a.row, a.step};
+    const TileSums to{sums.data + pair.column, sums.stride, sums.continues || pair.first > 0};
+    const std::int64_t count = steps_of_pair(pair);
+    multiply_pair<Dot>(rows_of, copied.columns(), count, to, last_row, prefetch);
+    const Pair next = behind(pair);
+    const std::int64_t wanted = next.first < steps ? steps_of_pair(next) : 0;  // never more than `count`
+    const TileColumns from = columns_of(next);
+    multiply_2x2<Dot>({rows_of.data + last_row * a.row, a.row, a.step}, copied.columns(), count,
+                      {to.data + last_row * to.stride, to.stride, to.continues}, prefetch,
+                      [&](std::int64_t s) {
+                        if (s < wanted) copied.copy(from, s);
+                      });
+  }
 }
 
 /// The sums of `rows` rows, a multiple of two tiles of them, and of as many columns.
 template <class Dot>
 inline void multiply_paired(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
                             std::int64_t columns, StepPrefetch* prefetch) {
-  const auto multiply = [&](TileRows rows_of, TileColumns pair, std::int64_t count, TileSums to) {
-    for (std::int64_t row = 0; row < rows; row += 2 * kTileHeight) {
-      multiply_2x2<Dot>({rows_of.data + row * rows_of.row, rows_of.row, rows_of.step}, pair, count,
-                        {to.data + row * to.stride, to.stride, to.continues}, prefetch);
-    }
-  };
-  if (rows < kCopiedRows) {
-    for (std::int64_t column = 0; column < columns; column += kPairColumns) {
-      multiply(a, {b.data + column * 4, b.line, b.step}, steps,
-               {sums.data + column, sums.stride, sums.continues});
-    }
+  if (rows >= kCopiedRows) {
+    multiply_copied<Dot>(a, b, steps, sums, rows, columns, prefetch);
     return;
   }
-  alignas(kCacheLine) std::byte copied[kCopiedSteps * kTileHeight * kPairLine];
-  for (std::int64_t first = 0; first < steps; first += kCopiedSteps) {
-    const std::int64_t count = std::min(kCopiedSteps, steps - first);
-    for (std::int64_t column = 0; column < columns; column += kPairColumns) {
-      const TileColumns pair{b.data + first * b.step + column * 4, b.line, b.step};
-      multiply({a.data + first * a.step, a.row, a.step}, copy_pair(pair, count, copied), count,
-               {sums.data + column, sums.stride, sums.continues || first > 0});
-    }
+  for (std::int64_t column = 0; column < columns; column += kPairColumns) {
+    multiply_pair<Dot>(a, {b.data + column * 4, b.line, b.step}, steps,
+                       {sums.data + column, sums.stride, sums.continues}, rows, prefetch);
   }
 }
 
