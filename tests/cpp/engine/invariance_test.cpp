@@ -164,11 +164,19 @@ void check_crowd(const Served& served, std::vector<Request> requests, int thread
   }
 }
 
+/// Tokens of the longest request. A sanitizer takes ten times as long for each of them, and what a step does
+/// with memory and threads is the same for fewer.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr std::int64_t kLongestRequest = 45;
+#else
+constexpr std::int64_t kLongestRequest = 150;
+#endif
+
 void check_invariance(ModelOptions options, const std::string& kernels) {
   options.max_rank = 9;
   const Served served(options, kernels);
   Random random(options.seed + 100);
-  auto requests = make_requests(served, 7, 150, &random);
+  auto requests = make_requests(served, 7, kLongestRequest, &random);
   run_alone(served, &requests);
   for (const int threads : {1, 2, 3, 4}) check_crowd(served, requests, threads, &random);
 }
