@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..._core import ConfigError, DType, FourBitCode, QuantAlgo, dtype_from_name, dtype_name
+from ..._core import ConfigError, DType, QuantAlgo, WeightCode, dtype_from_name, dtype_name
 from ..json_fields import JsonFields, describe
 from ..safetensors_stream import TensorSpec
 from .casting import FLOAT32
@@ -18,6 +18,8 @@ DEFAULT_GROUP_SIZE: Final = 128
 GROUP_SIZES: Final = (32, 64, 128)
 CODE_GROUP_SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Of numbers of a table: the blocks that bitsandbytes has."""
+PACKED_INPUTS: Final = {2: 16, 3: 32, 4: 2}
+"""By the bits of W4A16: how many inputs are packed together, of which there are whole groups."""
 INT8_KV_CACHE: Final = "INT8"
 """TensorRT-LLM's name, in kv_cache_quant_algo."""
 QUANT_ALGOS: Final = tuple(algo.name for algo in QuantAlgo if algo is not QuantAlgo.NONE)
@@ -39,8 +41,10 @@ class QuantConfig:
     """W4A16: each group has a zero point as well."""
     scale_dtype: DType = DType.BFLOAT16
     """W4A16: the type of the scales."""
-    code: FourBitCode = FourBitCode.INTEGER
-    """W4A16: what the four bits stand for."""
+    bits: int = 4
+    """W4A16: how many the integers need, 2, 3 or 4. Checkpoints store four, engines as many as these."""
+    code: WeightCode = WeightCode.INTEGER
+    """What the bits of a weight stand for."""
     value_dtype: DType | None = None
     """Of numbers of a table: what they become times a scale, rounded once; None of integers."""
     exclude_modules: tuple[str, ...] = ()
@@ -61,6 +65,10 @@ class QuantConfig:
                 found.append(f"has_zero_point is given, but {self.code.name} has none")
         elif self.value_dtype is not None:
             found.append("value_dtype is given, but integers times scales are not rounded")
+        if self.bits not in PACKED_INPUTS:
+            found.append(f"bits is {self.bits}; accepted: {', '.join(map(str, PACKED_INPUTS))}")
+        elif self.bits != 4 and (self.is_coded or self.quant_algo is not QuantAlgo.W4A16):
+            found.append(f"bits is {self.bits}, which only integers of W4A16 may have")
         if self.quant_algo is not QuantAlgo.W4A16:
             if self.group_size is not None:
                 found.append(f"group_size is given, but {self.quant_algo.name} has one scale an output")
@@ -75,7 +83,7 @@ class QuantConfig:
     @property
     def is_coded(self) -> bool:
         """Whether the four bits stand for numbers of a table."""
-        return self.code is not FourBitCode.INTEGER
+        return self.code is not WeightCode.INTEGER
 
     def shape_problems(self, weights: Mapping[str, tuple[int, ...]]) -> list[str]:
         """Why weights of these names and shapes cannot be quantised so."""
@@ -89,10 +97,15 @@ class QuantConfig:
                 if shape[1] % self.group_size != 0
             ]
         return [
-            f"tensor '{name}' has {shape[1]} inputs; W4A16 packs two in a byte, so there must be an even number"
+            f"tensor '{name}' has {shape[1]} inputs; {self._describe_packing()}"
             for name, shape in weights.items()
-            if name != LM_HEAD and shape[1] % 2 != 0
+            if name != LM_HEAD and shape[1] % PACKED_INPUTS[self.bits] != 0
         ]
+
+    def _describe_packing(self) -> str:
+        if self.bits == 4:
+            return "W4A16 packs two in a byte, so there must be an even number"
+        return f"W4A16 of {self.bits} bits packs {PACKED_INPUTS[self.bits]} together, of which there must be a multiple"
 
     def of_weight(self, name: str) -> QuantConfig:
         """How the weight of a linear layer is quantised that is: lm_head to int8, whatever the layers are."""
@@ -115,7 +128,8 @@ class QuantConfig:
         code = f" of {self.code.name}" if self.is_coded else ""
         group = f" in groups of {self.group_size}" if self.group_size is not None else ""
         zeros = " with zero points" if self.has_zero_point else ""
-        return f"{self.quant_algo.name}{code}{group}{zeros}{self._describe_excluded()}"
+        bits = "" if self.bits == 4 else f" of {self.bits} bits"
+        return f"{self.quant_algo.name}{bits}{code}{group}{zeros}{self._describe_excluded()}"
 
     def _describe_excluded(self) -> str:
         count = len(self.exclude_modules)
@@ -126,6 +140,8 @@ class QuantConfig:
     def to_dict(self) -> dict[str, Any]:
         """The fields of the weights in the `quantization` of config.json."""
         four_bits = {"scale_dtype": dtype_name(self.scale_dtype)} if self.quant_algo is QuantAlgo.W4A16 else {}
+        if self.bits != 4:
+            four_bits |= {"bits": self.bits}
         if self.is_coded and self.value_dtype is not None:
             four_bits |= {"code": self.code.name, "value_dtype": dtype_name(self.value_dtype)}
         return {
@@ -160,24 +176,26 @@ def read_quantization(source: JsonFields) -> QuantConfig | None:
     group_size = source.optional_integer("group_size")
     has_zero_point = source.boolean("has_zero_point", default=False)
     excluded = source.strings("exclude_modules") if "exclude_modules" in source else ()
-    # Checkpoints of before there was another type of scales, or a code, do not have these.
+    # Checkpoints of before there was another type of scales, fewer bits, or a code, do not have these.
     scale_dtype = _optional_dtype(source, "scale_dtype")
     value_dtype = _optional_dtype(source, "value_dtype")
-    code = source.raw("code") if "code" in source else FourBitCode.INTEGER.name
+    bits = source.integer("bits") if "bits" in source else 4
+    code = source.raw("code") if "code" in source else WeightCode.INTEGER.name
     if algo is None:
         return None
     if not isinstance(algo, str) or algo not in QUANT_ALGOS:
         source.problem("quant_algo", f"is {describe(algo)}; accepted: null, {', '.join(QUANT_ALGOS)}")
         return None
-    if not isinstance(code, str) or code not in FourBitCode.__members__:
-        source.problem("code", f"is {describe(code)}; accepted: {', '.join(FourBitCode.__members__)}")
+    if not isinstance(code, str) or code not in WeightCode.__members__:
+        source.problem("code", f"is {describe(code)}; accepted: {', '.join(WeightCode.__members__)}")
         return None
     config = QuantConfig(
         quant_algo=QuantAlgo[algo],
         group_size=group_size,
         has_zero_point=has_zero_point,
         scale_dtype=DType.BFLOAT16 if scale_dtype is None else scale_dtype,
-        code=FourBitCode[code],
+        bits=bits,
+        code=WeightCode[code],
         value_dtype=value_dtype,
         exclude_modules=excluded,
     )

@@ -68,7 +68,7 @@ def read_gptq(fields: JsonFields) -> Gptq | None:
     fields.discard(HARMLESS)
     kept = None
     if bits <= 4 and group_size in (None, *GROUP_SIZES):
-        kept = QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=group_size, has_zero_point=not symmetric)
+        kept = QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=group_size, has_zero_point=not symmetric, bits=bits)
     elif bits == 8 and group_size is None and symmetric:
         kept = QuantConfig(quant_algo=QuantAlgo.W8A16)
     return Gptq(
@@ -261,6 +261,6 @@ class _Matrix:
                 yield QuantizedRows((numbers ^ 0x80).view(np.int8), to_float32(of_rows), None)
             else:
                 own = np.ascontiguousarray(zeros[:, these].T.astype(np.uint8)) if self._has_zeros else None
-                # Without zero points, numbers of four bits stand for 8 less.
+                # Without zero points, what is packed stands for 8 less.
                 centred = numbers if self._has_zeros else numbers + np.uint8(8 - self._middle)
                 yield of_four_bits(centred, of_rows, own, how)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ...._core import CheckpointError, DType, QuantAlgo
 from ...checkpoint.config import ParallelMapping
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
-from ...checkpoint.quantization import QuantConfig, quantized_specs
+from ...checkpoint.quantization import PACKED_INPUTS, QuantConfig, quantized_specs
 from ...network.network import Network
 from ...network.ops import Experts, Linear
 from ...network.weights import LinearWeight, Split
@@ -30,7 +30,7 @@ class KeptLayers:
     published_bytes: int
     """Of the tensors that the matrices are made of."""
     num_bytes: int
-    """Of what a checkpoint has of them."""
+    """Of what an engine has of them; a checkpoint stores integers of 2 and 3 bits in four."""
 
     def describe(self) -> str:
         """What people read."""
@@ -97,7 +97,7 @@ def kept_layers(
         matrices=used,
         published_bytes=sum(weights.stored_bytes(name) for name in used),
         num_bytes=sum(
-            spec.num_bytes
+            spec.num_bytes * (quantization.bits if spec.name == name else 4) // 4
             for name, matrix in used.items()
             for spec in quantized_specs(name, matrix.shape, quantization)
         ),
@@ -123,7 +123,7 @@ def _of_layer(
 
 def _can_be_cut(inputs: int, num_ranks: int, how: QuantConfig) -> bool:
     """Whether each of so many ranks gets whole groups, or bytes, of the inputs."""
-    together = how.group_size or (2 if how.quant_algo is QuantAlgo.W4A16 else 1)
+    together = how.group_size or (PACKED_INPUTS[how.bits] if how.quant_algo is QuantAlgo.W4A16 else 1)
     return num_ranks == 1 or inputs // num_ranks % together == 0
 
 

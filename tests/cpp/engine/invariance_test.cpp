@@ -34,8 +34,16 @@ Quantization coded(DType dtype) {
   return {.algo = QuantAlgo::kW4A16,
           .group_size = 8,
           .scale_type = DType::kFloat32,
-          .code = FourBitCode::kNF4,
+          .code = WeightCode::kNF4,
           .value_type = dtype == DType::kFloat32 ? DType::kBFloat16 : dtype};
+}
+/// FP8 with as many inputs in a group.
+Quantization float8(DType dtype, std::int64_t group_size) {
+  return {.algo = QuantAlgo::kW8A16,
+          .group_size = group_size,
+          .scale_type = DType::kFloat32,
+          .code = WeightCode::kE4M3,
+          .value_type = dtype};
 }
 constexpr std::int32_t kNumBlocks = 160;
 
@@ -218,6 +226,32 @@ BOOST_DATA_TEST_CASE(with_numbers_of_a_table, kernel_tables() * data::make({0, 1
                    kernels);
 }
 
+/// Of sizes that are whole words.
+BOOST_DATA_TEST_CASE(with_fewer_bits, kernel_tables() * data::make({2, 3}) * data::make({0, 2}), kernels,
+                     bits, dtype_index) {
+  check_invariance({.dtype = kDTypes[dtype_index],
+                    .shape = {.hidden_size = 96, .attention = {4, 2, 16}},
+                    .intermediate_size = 160,
+                    .biases = true,
+                    .max_num_tokens = 400,
+                    .quantization = {.algo = QuantAlgo::kW4A16,
+                                     .group_size = bits == 2 ? 16 : 32,
+                                     .zero_points = bits == 2,
+                                     .scale_type = DType::kFloat16,
+                                     .bits = bits}},
+                   kernels);
+}
+
+BOOST_DATA_TEST_CASE(with_numbers_of_float8, kernel_tables() * data::make({0, 1, 2}) * data::make({0, 24}),
+                     kernels, dtype_index, group_size) {
+  check_invariance({.dtype = kDTypes[dtype_index],
+                    .intermediate_size = 136,
+                    .biases = true,
+                    .max_num_tokens = 400,
+                    .quantization = float8(kDTypes[dtype_index], group_size)},
+                   kernels);
+}
+
 BOOST_DATA_TEST_CASE(with_an_int8_kv_cache, kernel_tables() * data::make({0, 1, 2}), kernels, dtype_index) {
   check_invariance({.dtype = kDTypes[dtype_index], .max_num_tokens = 400, .int8_kv_cache = true}, kernels);
 }
@@ -288,6 +322,7 @@ BOOST_DATA_TEST_CASE(with_experts, kernel_tables() * data::make({-1, 0, 1, 2, 3,
 
 BOOST_DATA_TEST_CASE(with_experts_of_numbers_of_a_table, kernel_tables(), kernels) {
   check_experts(kernels, coded(DType::kBFloat16), DType::kBFloat16);
+  check_experts(kernels, float8(DType::kBFloat16, 128), DType::kBFloat16);
 }
 
 BOOST_DATA_TEST_CASE(with_experts_of_other_types, data::make({0, 1}), dtype_index) {

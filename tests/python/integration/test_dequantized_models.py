@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import adaptrt
@@ -178,6 +179,40 @@ def test_numbers_of_a_table_give_the_bits_of_the_values_stored(
         assert found.tokens == expected.tokens
         np.testing.assert_array_equal(found.context_logits, expected.context_logits)
         np.testing.assert_array_equal(found.generation_logits, expected.generation_logits)
+
+
+@pytest.mark.parametrize("name", ["gptq-2", "gptq-3", "gptq-3-asymmetric"])
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32])
+def test_fewer_bits_give_the_results_of_four(name: str, dtype: DType, whole_model: Path, tmp_path: Path) -> None:
+    """Of the same checkpoint, which stores four: what config.json says of the integers is all that differs."""
+    published = publish(whole_model, tmp_path, KEPT[name])
+    convert_checkpoint(published, tmp_path / "checkpoint", dtype=dtype)
+    config_file = tmp_path / "checkpoint" / "config.json"
+    config = json.loads(config_file.read_text())
+    bits = config["quantization"]["bits"]
+    assert bits == KEPT[name].config["bits"]
+    answers, matrices = [], []
+    prompt = np.random.default_rng(3).integers(2, SPEC.vocab_size, 20).tolist()
+    for number in (bits, 4):
+        config["quantization"]["bits"] = number
+        config_file.write_text(json.dumps(config))
+        engine = tmp_path / f"{number} bits"
+        build(tmp_path / "checkpoint", CONFIG, engine)
+        header = safe_open(engine / "rank0.engine", "numpy")
+        # Engines of four bits stay what they were before there were others.
+        assert ('"bits"' in header.metadata()["program"]) == (number != 4)
+        matrices.append(len(header.get_tensor("transformer.layers.0.mlp.proj.weight")))
+        with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+            answers.append(collect(executor, executor.enqueue_request(make_request(prompt, 6))))
+    assert answers[0].tokens == answers[1].tokens
+    np.testing.assert_array_equal(answers[0].context_logits, answers[1].context_logits)
+    np.testing.assert_array_equal(answers[0].generation_logits, answers[1].generation_logits)
+    assert matrices[0] == matrices[1] - 128 * 256 * (4 - bits) // 8
+    config["quantization"]["bits"] = bits - 1 if bits == 3 else 5
+    config_file.write_text(json.dumps(config))
+    refusal = r"a weight of 2 bits is -?\d; it must be" if bits == 3 else "bits is 5; accepted: 2, 3, 4"
+    with pytest.raises(adaptrt.CheckpointError, match=refusal):
+        build(tmp_path / "checkpoint", CONFIG, tmp_path / "none")
 
 
 @pytest.mark.parametrize("name", ["gptq-4", "awq-gemm", "packed-4-float16"])
@@ -408,7 +443,7 @@ def test_a_build_that_is_asked_to_rounds_the_values(name: str, whole_model: Path
         (
             "gptq-2",
             "kept",
-            r"14 matrices of GPTQ of 2 bits in groups of 64, .* as W4A16 in groups of 64, 1\d\d",
+            r"14 matrices of GPTQ of 2 bits in groups of 64, .* as W4A16 of 2 bits in groups of 64, \d\d",
         ),
         ("llm-int8", "dequantised", r"14 matrices of LLM.int8\(\) of bitsandbytes, .*, become 1.1 MiB of float32"),
     ],
