@@ -11,13 +11,15 @@ import numpy as np
 from ..._core import ConfigError, DType, QuantAlgo, WeightCode, dtype_from_name, dtype_name
 from ..json_fields import JsonFields, describe
 from ..safetensors_stream import TensorSpec
-from .casting import FLOAT32
+from .casting import FLOAT8, FLOAT32
 from .tensor_names import LM_HEAD
 
 DEFAULT_GROUP_SIZE: Final = 128
 GROUP_SIZES: Final = (32, 64, 128)
 CODE_GROUP_SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Of numbers of a table: the blocks that bitsandbytes has."""
+FLOAT8_GROUPS: Final = 8
+"""Inputs of which groups of E4M3 are multiples."""
 PACKED_INPUTS: Final = {2: 16, 3: 32, 4: 2}
 """By the bits of W4A16: how many inputs are packed together, of which there are whole groups."""
 INT8_KV_CACHE: Final = "INT8"
@@ -36,17 +38,17 @@ class QuantConfig:
 
     quant_algo: QuantAlgo
     group_size: int | None = None
-    """W4A16: consecutive inputs of an output that share a scale; None: all of them."""
+    """W4A16 and E4M3: consecutive inputs of an output that share a scale; None: all of them."""
     has_zero_point: bool = False
     """W4A16: each group has a zero point as well."""
     scale_dtype: DType = DType.BFLOAT16
-    """W4A16: the type of the scales."""
+    """W4A16 and E4M3: the type of the scales."""
     bits: int = 4
     """W4A16: how many the integers need, 2, 3 or 4. Checkpoints store four, engines as many as these."""
     code: WeightCode = WeightCode.INTEGER
     """What the bits of a weight stand for."""
     value_dtype: DType | None = None
-    """Of numbers of a table: what they become times a scale, rounded once; None of integers."""
+    """Of numbers of a table and E4M3: what they become times a scale, rounded once; None of integers."""
     exclude_modules: tuple[str, ...] = ()
     """Linear layers that are not quantised, by their names in a checkpoint, such as lm_head."""
 
@@ -54,10 +56,13 @@ class QuantConfig:
         """Everything that cannot be."""
         found = []
         accepted = CODE_GROUP_SIZES if self.is_coded else GROUP_SIZES
-        if self.group_size is not None and self.group_size not in accepted:
+        if self.group_size is not None and self.is_float8:
+            if self.group_size < 1 or self.group_size % FLOAT8_GROUPS != 0:
+                found.append(f"group_size is {self.group_size}; accepted: multiples of {FLOAT8_GROUPS}")
+        elif self.group_size is not None and self.group_size not in accepted:
             found.append(f"group_size is {self.group_size}; accepted: {', '.join(map(str, accepted))}")
         if self.is_coded:
-            if self.group_size is None:
+            if self.group_size is None and not self.is_float8:
                 found.append(f"group_size is missing, which {self.code.name} has")
             if self.value_dtype is None:
                 found.append(f"value_dtype is missing, which {self.code.name} has")
@@ -69,7 +74,10 @@ class QuantConfig:
             found.append(f"bits is {self.bits}; accepted: {', '.join(map(str, PACKED_INPUTS))}")
         elif self.bits != 4 and (self.is_coded or self.quant_algo is not QuantAlgo.W4A16):
             found.append(f"bits is {self.bits}, which only integers of W4A16 may have")
-        if self.quant_algo is not QuantAlgo.W4A16:
+        if self.is_float8:
+            if self.quant_algo is not QuantAlgo.W8A16:
+                found.append(f"code is E4M3, which {self.quant_algo.name} cannot have; accepted: W8A16")
+        elif self.quant_algo is not QuantAlgo.W4A16:
             if self.group_size is not None:
                 found.append(f"group_size is given, but {self.quant_algo.name} has one scale an output")
             if self.has_zero_point:
@@ -82,11 +90,29 @@ class QuantConfig:
 
     @property
     def is_coded(self) -> bool:
-        """Whether the four bits stand for numbers of a table."""
+        """Whether the bits stand for numbers of a table or of FP8, which become values of a type."""
         return self.code is not WeightCode.INTEGER
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether the weights are numbers of FP8."""
+        return self.code is WeightCode.E4M3
+
+    @property
+    def packed_inputs(self) -> int:
+        """How many inputs of an output are packed together: there are whole groups of so many."""
+        if self.quant_algo is QuantAlgo.W4A16:
+            return PACKED_INPUTS[self.bits]
+        return 2 if self.is_float8 else 1
 
     def shape_problems(self, weights: Mapping[str, tuple[int, ...]]) -> list[str]:
         """Why weights of these names and shapes cannot be quantised so."""
+        if self.is_float8:
+            return [
+                f"tensor '{name}' has {shape[1]} inputs; E4M3 needs an even number"
+                for name, shape in weights.items()
+                if name != LM_HEAD and shape[1] % 2 != 0
+            ]
         if self.quant_algo is not QuantAlgo.W4A16:
             return []
         if self.is_coded:
@@ -139,16 +165,18 @@ class QuantConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of the weights in the `quantization` of config.json."""
-        four_bits = {"scale_dtype": dtype_name(self.scale_dtype)} if self.quant_algo is QuantAlgo.W4A16 else {}
+        own: dict[str, Any] = {}
+        if self.is_coded or self.quant_algo is QuantAlgo.W4A16:
+            own["scale_dtype"] = dtype_name(self.scale_dtype)
         if self.bits != 4:
-            four_bits |= {"bits": self.bits}
+            own["bits"] = self.bits
         if self.is_coded and self.value_dtype is not None:
-            four_bits |= {"code": self.code.name, "value_dtype": dtype_name(self.value_dtype)}
+            own |= {"code": self.code.name, "value_dtype": dtype_name(self.value_dtype)}
         return {
             "quant_algo": self.quant_algo.name,
             "group_size": self.group_size,
             "has_zero_point": self.has_zero_point,
-            **four_bits,
+            **own,
             "exclude_modules": list(self.exclude_modules),
         }
 
@@ -220,6 +248,9 @@ def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig) -> list
     """What a rank's file holds of a weight that is quantised: its integers, its scales and its zero points."""
     outputs, inputs = shape
     groups = (outputs,) if how.group_size is None else (outputs, how.groups(inputs))
+    if how.is_float8:
+        scales = TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups)
+        return [TensorSpec(name, FLOAT8, shape), scales]
     if how.quant_algo is not QuantAlgo.W4A16:
         return [TensorSpec(name, np.dtype(np.int8), shape), TensorSpec(how.scales_of(name), FLOAT32, (outputs,))]
     specs = [

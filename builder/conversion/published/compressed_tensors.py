@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...._core import QuantAlgo
-from ...checkpoint.casting import CHECKPOINT_DTYPES, Array, to_float32
+from ...checkpoint.casting import CHECKPOINT_DTYPES, FLOAT8, Array, to_float32
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import GROUP_SIZES, QuantConfig
 from ...checkpoint.quantizer import QuantizedRows
@@ -25,7 +25,7 @@ from .formats import (
     tensor_problems,
     with_scales,
 )
-from .fp8 import FLOAT8, ScaledMatrix, number_of_blocks, read_block
+from .fp8 import ScaledMatrix, kept_float8, number_of_blocks, read_block
 from .packed_numbers import unpacked
 
 METHOD: Final = "compressed-tensors"
@@ -131,7 +131,7 @@ def _float8_of(args: JsonFields, *, rounds_activations: bool) -> Float8:
     args.discard(("group_size", "actorder"))
     _refuse_dynamic(args, expected=False)
     _finish(args)
-    return Float8(strategy, block, rounds_activations)
+    return Float8(strategy, block, rounds_activations, kept_float8(None if block is None else block[1]))
 
 
 def _discard_float_activations(args: JsonFields) -> None:
@@ -301,7 +301,7 @@ class Float8:
     strategy: str
     block: tuple[int, int] | None
     rounds_activations: bool
-    kept: None = None
+    kept: QuantConfig | None
     has_model_dtype: bool = False
 
     def describe(self) -> str:
@@ -330,6 +330,6 @@ class Float8:
                 expected[activations] = (CHECKPOINT_DTYPES, weights.spec(activations).shape)
             problems += tensor_problems(weights, expected)
             dtype = weights.spec(source + _SCALE).dtype
-            found[source + WEIGHT] = ScaledMatrix(weights, tuple(expected), shape, block, dtype)
+            found[source + WEIGHT] = ScaledMatrix(weights, tuple(expected), shape, block, dtype, self.kept)
         raise_problems(weights, problems)
         return found

@@ -129,10 +129,10 @@ def scaled(numbers: Array, scales: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def with_scales(kept: QuantConfig | None, scales: Array) -> QuantConfig | None:
-    """The same, of four bits with these scales' type; None where they are not finite."""
+    """The same, of four bits or FP8 with these scales' type; None where they are not finite."""
     if kept is None or not np.isfinite(to_float32(scales)).all():
         return None
-    if kept.quant_algo is not QuantAlgo.W4A16:
+    if kept.quant_algo is not QuantAlgo.W4A16 and not kept.is_float8:
         return kept
     return replace(kept, scale_dtype=dtype_from_name(str(scales.dtype)))
 

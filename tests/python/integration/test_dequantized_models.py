@@ -104,7 +104,7 @@ def test_the_checkpoint_has_the_published_values(name: str, model: Path, tmp_pat
     assert f"of {np.dtype(dtype)}" in converted.dequantization.describe()
 
 
-@pytest.mark.parametrize("name", ["llm-int8", "gptq-4-act-order", "fp8-blocks"])
+@pytest.mark.parametrize("name", ["llm-int8", "gptq-4-act-order"])
 def test_engines_compute_with_them(name: str, model: Path, tmp_path: Path) -> None:
     """Without and with adapters, whose magnitudes are normalised by the published values."""
     published = publish(model, tmp_path, SCHEMES[name])
@@ -129,7 +129,13 @@ def test_engines_keep_what_they_can(name: str, whole_model: Path, tmp_path: Path
     _assert_logits(tmp_path / "engine", tmp_path / "values", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["nf4-double", "fp4", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("nf4-double", "fp4", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm"),
+        *("fp8-blocks-bfloat16", "float8-channel"),
+    ],
+)
 def test_kept_ones_are_the_same_in_one_pass_and_through_a_checkpoint(
     name: str, whole_model: Path, tmp_path: Path
 ) -> None:
@@ -151,11 +157,15 @@ def test_kept_ones_are_the_same_in_one_pass_and_through_a_checkpoint(
         ("fp4-double", DType.BFLOAT16),
         ("fp4", DType.FLOAT32),
         ("nf4-float16", DType.FLOAT16),
+        ("fp8-blocks", DType.BFLOAT16),
+        ("fp8-blocks", DType.FLOAT16),
+        ("fp8-blocks-bfloat16", DType.FLOAT32),
+        ("float8-tensor", DType.BFLOAT16),
+        ("float8-channel", DType.FLOAT16),
+        ("float8-block", DType.FLOAT32),
     ],
 )
-def test_numbers_of_a_table_give_the_bits_of_the_values_stored(
-    name: str, dtype: DType, whole_model: Path, tmp_path: Path
-) -> None:
+def test_numbers_give_the_bits_of_the_values_stored(name: str, dtype: DType, whole_model: Path, tmp_path: Path) -> None:
     """Logits of prompts and of decode steps, with each kind of adapter."""
     scheme = bits4("nf4", "float16", nested=True) if name == "nf4-float16" else KEPT[name]
     published = publish(whole_model, tmp_path, scheme)
@@ -265,8 +275,11 @@ def test_what_is_one_layer_in_an_engine_is_kept_whole_or_not_at_all(whole_model:
     build(checkpoint, CONFIG, tmp_path / "engine")
 
 
-def test_the_network_of_numbers_of_a_table(whole_model: Path, tmp_path: Path) -> None:
-    published = publish(whole_model, tmp_path, KEPT["nf4-double"])
+@pytest.mark.parametrize(
+    ("name", "code"), [("nf4-double", "NF4"), ("fp8-blocks-bfloat16", "E4M3"), ("float8-channel-float32", "E4M3")]
+)
+def test_the_network_of_numbers(name: str, code: str, whole_model: Path, tmp_path: Path) -> None:
+    published = publish(whole_model, tmp_path, KEPT[name])
     convert_checkpoint(published, tmp_path / "checkpoint")
     sizes = dataclasses.replace(CONFIG, tokens_per_block=4, plugin_config=PluginConfig(), lora_config=LoraBuildConfig())
     build(tmp_path / "checkpoint", sizes, tmp_path / "engine")
@@ -280,7 +293,7 @@ def test_the_network_of_numbers_of_a_table(whole_model: Path, tmp_path: Path) ->
     del inputs["adapter_slots"]
     actual = native.step(token_ids=inputs.pop("input_ids"), **inputs)
     assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
-    with pytest.raises(adaptrt.ConfigError, match="weights of NF4 need backend native"):
+    with pytest.raises(adaptrt.ConfigError, match=f"weights of {code} need backend native"):
         build(tmp_path / "checkpoint", dataclasses.replace(sizes, backend="tensorrt"), tmp_path / "plans")
 
 
@@ -335,15 +348,14 @@ def test_types_that_would_round_once_more_are_refused(
         assert_same_weights(tmp_path / "checkpoint", tmp_path / "values", np.float32)
 
 
-@pytest.mark.parametrize("name", ["llm-int8", "fp8-blocks"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_types_that_the_library_rounds_to_itself(name: str, dtype: Any, model: Path, tmp_path: Path) -> None:
-    published = publish(model, tmp_path, SCHEMES[name])
+def test_types_that_the_library_rounds_to_itself(dtype: Any, model: Path, tmp_path: Path) -> None:
+    published = publish(model, tmp_path, SCHEMES["llm-int8"])
     convert_checkpoint(published, tmp_path / "checkpoint", dtype=DTYPES[dtype])
     assert_same_weights(tmp_path / "checkpoint", tmp_path / "values", dtype)
 
 
-@pytest.mark.parametrize("name", ["llm-int8", "nf4-double", "gptq-4-asymmetric"])
+@pytest.mark.parametrize("name", ["llm-int8", "nf4-double", "gptq-4-asymmetric", "fp8-blocks"])
 def test_models_of_experts_with_tied_embeddings(name: str, tmp_path: Path) -> None:
     sizes = dataclasses.asdict(dataclasses.replace(SPEC, tie_word_embeddings=True))
     config = transformers.Qwen3MoeConfig(
@@ -385,7 +397,11 @@ def test_dequantised_ones_can_be_cut_over_ranks(model: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["nf4-double", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm-no-groups"]
+    "name",
+    [
+        *("nf4-double", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm-no-groups"),
+        *("fp8-blocks", "float8-channel-float32"),
+    ],
 )
 def test_kept_ones_are_cut_over_ranks_between_groups(name: str, whole_model: Path, tmp_path: Path) -> None:
     published = publish(whole_model, tmp_path, KEPT[name], exact=True)
@@ -444,6 +460,12 @@ def test_a_build_that_is_asked_to_rounds_the_values(name: str, whole_model: Path
             "gptq-2",
             "kept",
             r"14 matrices of GPTQ of 2 bits in groups of 64, .* as W4A16 of 2 bits in groups of 64, \d\d",
+        ),
+        (
+            "float8-channel-float32",
+            "kept",
+            r"14 matrices of compressed-tensors of FP8 with a scale for each channel, 2\d\d\.\d KiB, as W8A16 of E4M3, "
+            r"2\d\d\.\d KiB; activations are not rounded",
         ),
         ("llm-int8", "dequantised", r"14 matrices of LLM.int8\(\) of bitsandbytes, .*, become 1.1 MiB of float32"),
     ],

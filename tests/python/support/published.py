@@ -287,7 +287,8 @@ def fp8(block: tuple[int, int], scale_dtype: np.dtype[Any]) -> Scheme:
 
     def quantize(matrix: Array, rng: np.random.Generator) -> Layer:
         numbers, scales, each = _blocks(matrix, block, scale_dtype)
-        return Layer({".weight": numbers, ".weight_scale_inv": scales}, numbers.astype(np.float32) * each)
+        values = numbers.astype(np.float32) * each
+        return Layer({".weight": numbers, ".weight_scale_inv": scales}, values, values)
 
     config = {
         "quant_method": "fp8",
@@ -330,7 +331,8 @@ def float8(strategy: str, dtype: np.dtype[Any] = BFLOAT16, *, static: bool = Fal
         tensors = {".weight": numbers, ".weight_scale": scales.reshape(-1) if strategy == "tensor" else scales}
         if static:
             tensors[".input_scale"] = np.ones(1, dtype)
-        return Layer(tensors, (numbers.astype(np.float32) * each).astype(dtype))
+        values = (numbers.astype(np.float32) * each).astype(dtype)
+        return Layer(tensors, values, values)
 
     weights = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False}
     if strategy == "block":
@@ -404,7 +406,7 @@ SCHEMES: dict[str, Scheme] = {
 DEQUANTIZED = tuple(
     name
     for name in SCHEMES
-    if name.startswith(("llm-int8", "fp8", "float8", "gptq-8-act", "packed-4-groups-of-16", "packed-8-groups"))
+    if name.startswith(("llm-int8", "gptq-8-act", "packed-4-groups-of-16", "packed-8-groups"))
     or name in ("gptq-8", "gptq-4-act-order")
 )
 """Those whose layers become matrices."""
