@@ -38,11 +38,11 @@ class QuantConfig:
 
     quant_algo: QuantAlgo
     group_size: int | None = None
-    """W4A16 and E4M3: consecutive inputs of an output that share a scale; None: all of them."""
+    """W4A16 and W8A16: consecutive inputs of an output that share a scale; None: all of them."""
     has_zero_point: bool = False
     """W4A16: each group has a zero point as well."""
     scale_dtype: DType = DType.BFLOAT16
-    """W4A16 and E4M3: the type of the scales."""
+    """The type of the scales, where has_typed_scales."""
     bits: int = 4
     """W4A16: how many the integers need, 2, 3 or 4. Checkpoints store four, engines as many as these."""
     code: WeightCode = WeightCode.INTEGER
@@ -78,11 +78,11 @@ class QuantConfig:
             if self.quant_algo is not QuantAlgo.W8A16:
                 found.append(f"code is E4M3, which {self.quant_algo.name} cannot have; accepted: W8A16")
         elif self.quant_algo is not QuantAlgo.W4A16:
-            if self.group_size is not None:
+            if self.group_size is not None and self.quant_algo is not QuantAlgo.W8A16:
                 found.append(f"group_size is given, but {self.quant_algo.name} has one scale an output")
             if self.has_zero_point:
                 found.append(f"has_zero_point is given, but {self.quant_algo.name} is symmetric")
-            if self.scale_dtype is not DType.BFLOAT16:
+            if self.scale_dtype is not DType.BFLOAT16 and not self.has_typed_scales:
                 found.append(f"scale_dtype is given, but the scales of {self.quant_algo.name} are float32")
             if self.is_coded:
                 found.append(f"code is given, but {self.quant_algo.name} has integers")
@@ -97,6 +97,17 @@ class QuantConfig:
     def is_float8(self) -> bool:
         """Whether the weights are numbers of FP8."""
         return self.code is WeightCode.E4M3
+
+    @property
+    def has_typed_scales(self) -> bool:
+        """Whether scales have a type and groups: others are one float32 an output."""
+        return self.quant_algo is QuantAlgo.W4A16 or self.is_float8 or self.group_size is not None
+
+    @property
+    def can_be_made(self) -> bool:
+        """Whether weights can be rounded so; the others are published so."""
+        is_grouped_int8 = self.quant_algo is not QuantAlgo.W4A16 and self.group_size is not None
+        return self.bits == 4 and not self.is_coded and not is_grouped_int8
 
     @property
     def packed_inputs(self) -> int:
@@ -166,7 +177,7 @@ class QuantConfig:
     def to_dict(self) -> dict[str, Any]:
         """The fields of the weights in the `quantization` of config.json."""
         own: dict[str, Any] = {}
-        if self.is_coded or self.quant_algo is QuantAlgo.W4A16:
+        if self.has_typed_scales:
             own["scale_dtype"] = dtype_name(self.scale_dtype)
         if self.bits != 4:
             own["bits"] = self.bits
@@ -252,7 +263,8 @@ def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig) -> list
         scales = TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups)
         return [TensorSpec(name, FLOAT8, shape), scales]
     if how.quant_algo is not QuantAlgo.W4A16:
-        return [TensorSpec(name, np.dtype(np.int8), shape), TensorSpec(how.scales_of(name), FLOAT32, (outputs,))]
+        scale_dtype = np.dtype(dtype_name(how.scale_dtype)) if how.has_typed_scales else FLOAT32
+        return [TensorSpec(name, np.dtype(np.int8), shape), TensorSpec(how.scales_of(name), scale_dtype, groups)]
     specs = [
         TensorSpec(name, np.dtype(np.uint8), (outputs, inputs // 2)),
         TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups),

@@ -24,7 +24,7 @@ class QuantizedRows:
     weights: Array
     """int8 or FP8 [rows, in], or uint8 [rows, in / 2]: two inputs in a byte, the even one in its lower half."""
     scales: Array
-    """float32 [rows, 1] of int8; of others [rows, groups] of QuantConfig.scale_dtype."""
+    """[rows, groups], of QuantConfig.scale_dtype where they have a type, float32 otherwise."""
     zeros: Array | None
     """uint8 [rows, groups], with zero points."""
 
@@ -65,7 +65,8 @@ def dequantize_rows(rows: QuantizedRows, config: QuantConfig) -> Array:
     if config.is_float8:
         return _products(rows.weights.astype(np.float32), rows.scales, config)
     if config.quant_algo is not QuantAlgo.W4A16:
-        return rows.weights.astype(np.float32) * rows.scales
+        grouped = _groups(rows.weights.astype(np.float32), config) * to_float32(rows.scales)[:, :, None]
+        return np.ascontiguousarray(grouped.reshape(len(grouped), -1)[:, : rows.weights.shape[1]])
     values = np.empty((rows.weights.shape[0], 2 * rows.weights.shape[1]), np.int8)
     values[:, 0::2] = rows.weights & 15
     values[:, 1::2] = rows.weights >> 4

@@ -254,7 +254,7 @@ void bind_core(py::module_& module) {
       .def_readonly("algo", &Quantization::algo)
       .def_readonly("group_size", &Quantization::group_size, "Inputs that share a scale; 0: all.")
       .def_readonly("zero_points", &Quantization::zero_points)
-      .def_readonly("scale_type", &Quantization::scale_type, "Of W4A16 and E4M3.")
+      .def_readonly("scale_type", &Quantization::scale_type, "Of W4A16, E4M3 and W8A16 in groups.")
       .def_readonly("code", &Quantization::code, "What the bits stand for.")
       .def_readonly("value_type", &Quantization::value_type,
                     "Of a code: what its numbers times scales are rounded to.")

@@ -19,6 +19,7 @@ from .formats import (
     WEIGHT,
     in_steps,
     layers_with,
+    of_eight_bits,
     of_four_bits,
     raise_problems,
     scaled,
@@ -98,8 +99,8 @@ def _integers_of(args: JsonFields, file_format: str) -> Integers:
         elif strategy != "channel" or not symmetric:
             args.problem("strategy", "of 8 bits must be channel, and symmetric")
     kept = None
-    if bits == 8 and group_size is None and symmetric:
-        kept = QuantConfig(quant_algo=QuantAlgo.W8A16)
+    if bits == 8 and group_size in (None, *GROUP_SIZES) and symmetric:
+        kept = QuantConfig(quant_algo=QuantAlgo.W8A16, group_size=group_size)
     elif bits == 4 and group_size in (None, *GROUP_SIZES):
         kept = QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=group_size, has_zero_point=not symmetric)
     return Integers(bits, group_size, symmetric, kept)
@@ -115,7 +116,7 @@ def _with_activations(args: JsonFields, weights: Integers) -> Integers:
     args.discard(("group_size", "actorder"))
     _refuse_dynamic(args, expected=True)
     _finish(args)
-    if weights.kept is None or weights.kept.quant_algo is not QuantAlgo.W8A16:
+    if weights.kept != QuantConfig(quant_algo=QuantAlgo.W8A16):
         args.problem("num_bits", "goes with weights of 8 bits alone, by channel and symmetric")
     return replace(weights, kept=QuantConfig(quant_algo=QuantAlgo.W8A8))
 
@@ -273,7 +274,7 @@ class _IntegerMatrix:
         for taken in in_steps(rows, step):
             scales, numbers = self.weights.joined_rows(self.source + _SCALE, taken), self._numbers(taken)
             if self.how.bits == 8:
-                yield QuantizedRows((numbers ^ 0x80).view(np.int8), to_float32(scales), None)
+                yield of_eight_bits(numbers, scales, how)
             else:
                 yield of_four_bits(numbers, scales, self._zeros(taken), how)
 

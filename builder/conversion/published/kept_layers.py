@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ...._core import CheckpointError, DType, QuantAlgo
+from ...._core import CheckpointError, DType
 from ...checkpoint.config import ParallelMapping
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import QuantConfig, quantized_specs
@@ -133,7 +133,7 @@ def _can_be_cut(inputs: int, num_ranks: int, how: QuantConfig) -> bool:
 
 
 def _with_any_scales(how: QuantConfig) -> QuantConfig:
-    return replace(how, scale_dtype=DType.FLOAT32) if how.is_coded or how.quant_algo is QuantAlgo.W4A16 else how
+    return replace(how, scale_dtype=DType.FLOAT32) if how.has_typed_scales else how
 
 
 def _source(layer: str) -> str:

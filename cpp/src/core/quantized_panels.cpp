@@ -25,11 +25,6 @@ std::int64_t weight_bytes(const Quantization& quantization, std::int64_t k) {
   return groups_of(k, kInt8Inputs) * kInt8Inputs;
 }
 
-/// Whether scales have a type and groups: others are one float32 an output.
-bool has_typed_scales(const Quantization& quantization) {
-  return quantization.algo == QuantAlgo::kW4A16 || quantization.is_coded();
-}
-
 std::int64_t scale_bytes(const Quantization& quantization, std::int64_t k) {
   if (!has_typed_scales(quantization)) return 4;
   return static_cast<std::int64_t>(size_of(quantization.scale_type)) * group_count(quantization, k);
@@ -327,8 +322,11 @@ void unpack_quantized_row(const PanelMatrix& matrix, std::int64_t row, float* ou
     return;
   }
   if (quantization.algo != QuantAlgo::kW4A16) {
-    const float scale = load_as_float(parts.scales, DType::kFloat32, static_cast<std::size_t>(place.column));
+    const DType scale_type = has_typed_scales(quantization) ? quantization.scale_type : DType::kFloat32;
+    const std::int64_t group_size = quantization.group_size == 0 ? matrix.k : quantization.group_size;
     for (std::int64_t i = 0; i < matrix.k; ++i) {
+      const auto at = static_cast<std::size_t>(i / group_size * place.width + place.column);
+      const float scale = load_as_float(parts.scales, scale_type, at);
       const std::byte value = parts.weights[int8_offset(quantization.algo, place.width, place.column, i)];
       out[i] = scale * static_cast<float>(static_cast<std::int8_t>(value));
     }

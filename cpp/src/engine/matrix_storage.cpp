@@ -62,8 +62,12 @@ void check_quantization(const PanelMatrix& matrix, std::vector<std::string>* pro
   constexpr std::int64_t kGroupSizeLimit = std::int64_t{1} << 31;
   const Quantization& how = matrix.quantization;
   if (how.algo > QuantAlgo::kW4A16) problems->push_back("is quantised in a way that is unknown");
-  if (how.algo != QuantAlgo::kW4A16 && how.code != WeightCode::kE4M3 &&
-      !(how == Quantization{.algo = how.algo})) {
+  Quantization accepted{.algo = how.algo};
+  if (how.algo == QuantAlgo::kW8A16 && how.group_size != 0) {
+    accepted.group_size = how.group_size;
+    accepted.scale_type = how.scale_type;
+  }
+  if (how.algo != QuantAlgo::kW4A16 && how.code != WeightCode::kE4M3 && !(how == accepted)) {
     problems->push_back("has groups, zero points, types of scales or values, bits, or a code, which only " +
                         std::string(name_of(QuantAlgo::kW4A16)) + " has");
   }

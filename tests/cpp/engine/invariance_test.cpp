@@ -27,6 +27,7 @@ constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW4A16, .group_size = 16},
     {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true},
     {.algo = QuantAlgo::kW4A16, .group_size = 8, .zero_points = true, .scale_type = DType::kFloat16},
+    {.algo = QuantAlgo::kW8A16, .group_size = 24, .scale_type = DType::kFloat16},
 };
 
 /// NF4 as engines of a type hold it.
@@ -189,7 +190,7 @@ BOOST_DATA_TEST_CASE(any_crowd_gives_the_bits_of_a_request_alone, kernel_tables(
 }
 
 BOOST_DATA_TEST_CASE(with_quantized_weights,
-                     kernel_tables() * data::make({0, 1, 2, 3, 4}) * data::make({0, 2}), kernels,
+                     kernel_tables() * data::make({0, 1, 2, 3, 4, 5}) * data::make({0, 2}), kernels,
                      quantization_index, dtype_index) {
   check_invariance({.dtype = kDTypes[dtype_index],
                     .biases = true,
@@ -313,7 +314,7 @@ void check_experts(const std::string& kernels, const Quantization& quantization,
                    kernels);
 }
 
-BOOST_DATA_TEST_CASE(with_experts, kernel_tables() * data::make({-1, 0, 1, 2, 3, 4}), kernels,
+BOOST_DATA_TEST_CASE(with_experts, kernel_tables() * data::make({-1, 0, 1, 2, 3, 4, 5}), kernels,
                      quantization_index) {
   const Quantization quantization =
       quantization_index < 0 ? Quantization{} : kQuantizations[quantization_index];

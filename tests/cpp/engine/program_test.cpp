@@ -171,6 +171,15 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
   });
   finds("has groups, zero points, types",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .zero_points = true}; });
+  finds("has groups, zero points, types", [&](Program* p) {
+    of_dense(p) = {.algo = QuantAlgo::kW8A16, .group_size = 16, .zero_points = true};
+  });
+  finds("has groups, zero points, types",
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A8, .group_size = 16}; });
+  finds("has groups, zero points, types",
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .scale_type = DType::kFloat16}; });
+  finds("group_size of 12; it must be a multiple of 8",
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .group_size = 12}; });
   finds("its weights are quantised in different ways",
         [](Program* p) { op_at<LinearOp>(p, 3).parts[1].weight.quantization.algo = QuantAlgo::kW8A8; });
   const auto with_inputs = [&](std::int64_t k) {

@@ -133,6 +133,7 @@ def test_engines_keep_what_they_can(name: str, whole_model: Path, tmp_path: Path
     "name",
     [
         *("nf4-double", "fp4", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm"),
+        "gptq-8-groups",
         *("fp8-blocks-bfloat16", "float8-channel"),
     ],
 )
@@ -225,7 +226,7 @@ def test_fewer_bits_give_the_results_of_four(name: str, dtype: DType, whole_mode
         build(tmp_path / "checkpoint", CONFIG, tmp_path / "none")
 
 
-@pytest.mark.parametrize("name", ["gptq-4", "awq-gemm", "packed-4-float16"])
+@pytest.mark.parametrize("name", ["gptq-4", "awq-gemm", "packed-4-float16", "packed-8-symmetric-groups"])
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
 def test_kept_integers_are_in_engines_of_any_type(name: str, dtype: DType, whole_model: Path, tmp_path: Path) -> None:
     published = publish(whole_model, tmp_path, KEPT[name], exact=True)
@@ -400,6 +401,7 @@ def test_dequantised_ones_can_be_cut_over_ranks(model: Path, tmp_path: Path) -> 
     "name",
     [
         *("nf4-double", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm-no-groups"),
+        "gptq-8-groups",
         *("fp8-blocks", "float8-channel-float32"),
     ],
 )

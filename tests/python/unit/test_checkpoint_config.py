@@ -108,8 +108,17 @@ def test_a_missing_or_wrong_field_is_named(name: str) -> None:
         ),
         ({"quantization": {"quant_algo": "W4A16", "group_size": 48}}, "group_size is 48; accepted: 32, 64, 128"),
         (
+            {"quantization": {"quant_algo": "W8A8", "group_size": 64, "has_zero_point": True}},
+            "group_size is given, but W8A8 has one scale an output; .*has_zero_point is given",
+        ),
+        (
             {"quantization": {"quant_algo": "W8A16", "group_size": 64, "has_zero_point": True}},
-            "group_size is given, but W8A16 has one scale an output; .*has_zero_point is given",
+            "has_zero_point is given, but W8A16 is symmetric",
+        ),
+        ({"quantization": {"quant_algo": "W8A16", "group_size": 48}}, "group_size is 48; accepted: 32, 64, 128"),
+        (
+            {"quantization": {"quant_algo": "W8A16", "scale_dtype": "float16"}},
+            "scale_dtype is given, but the scales of W8A16 are float32",
         ),
         (
             {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}},

@@ -64,7 +64,7 @@ inline constexpr std::int64_t kPanelColumns = 64;
 /// How the weights of a matrix are stored and multiplied, with TensorRT-LLM's names.
 enum class QuantAlgo : std::uint8_t {
   kNone,   ///< elements of the engine's type
-  kW8A16,  ///< int8, one scale an output, or FP8; activations of the engine's type
+  kW8A16,  ///< int8 or FP8, one scale an output or each group of its inputs; activations of the engine's type
   kW8A8,   ///< the same weights; activations become int8 with one scale a token at run time
   kW4A16,  ///< four bits or fewer, one scale for each group of an output's inputs
 };
@@ -86,12 +86,12 @@ enum class WeightCode : std::uint8_t {
 /// How a matrix is quantised. core/quantized_panels.h has the layouts.
 struct Quantization {
   QuantAlgo algo = QuantAlgo::kNone;
-  /// kW4A16 and kE4M3: consecutive inputs that share a scale, a multiple of packed_inputs(bits); 0: all
+  /// kW4A16 and kW8A16: consecutive inputs that share a scale, a multiple of packed_inputs(bits); 0: all
   /// inputs.
   std::int64_t group_size = 0;
   /// kW4A16: each group has a zero point of its own.
   bool zero_points = false;
-  /// kW4A16 and kE4M3: the type of the scales.
+  /// The type of the scales where has_typed_scales() says that they have one.
   DType scale_type = DType::kBFloat16;
   WeightCode code = WeightCode::kInteger;
   /// Of codes: what a number times a scale is rounded to, to nearest even, once.

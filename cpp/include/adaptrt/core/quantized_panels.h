@@ -12,6 +12,7 @@ namespace adaptrt {
 // width, G the number of groups:
 //
 //   kW8A16  int8 [ceil(k / 4) * 2][w][2], float32 scale [w]                  value = scale * q
+//   the same in groups                   scale [G][w] of scale_type              value = scale * q
 //   kE4M3   bytes as kW8A16 has them, scale [G][w]   value = scale * number, rounded to value_type
 //   kW8A8   int8 [ceil(k / 4)][w][4], float32 scale [w], int32 [w]           value = scale * q
 //   kW4A16  uint32 [ceil(k / 8)][w], scale [G][w], uint8 zero [G][w]        value = scale * (u - zero)
@@ -19,7 +20,7 @@ namespace adaptrt {
 //   kW4A16 of 2 bits  uint32 [k / 16][w], then as above               value = scale * (u - zero)
 //   kW4A16 of 3 bits  uint32 [k / 32][3][w], then as above            value = scale * (u - zero)
 //
-// Scales of kW4A16 and kE4M3 are of Quantization::scale_type.
+// Scales are of Quantization::scale_type where has_typed_scales() says so.
 // The int32 are 128 times the sum of an output's q: activations of kW8A8 are multiplied as unsigned numbers,
 // 128 above their value. A uint32 holds the u of eight inputs, input i of them at bits 4 * (i / 2) + 16 * (i
 // % 2): each of its halves has every second input, the order in which pairs of bfloat16 are multiplied.
@@ -35,6 +36,10 @@ inline constexpr std::int64_t kInt4Inputs = 8;
 /// The same, of fewer bits too: inputs whose bits lie together.
 [[nodiscard]] constexpr std::int64_t packed_inputs(std::int32_t bits) {
   return bits == 2 ? 16 : bits == 3 ? 32 : kInt4Inputs;
+}
+/// Whether scales have a type and groups: others are one float32 an output.
+[[nodiscard]] constexpr bool has_typed_scales(const Quantization& quantization) {
+  return quantization.algo == QuantAlgo::kW4A16 || quantization.is_coded() || quantization.group_size != 0;
 }
 /// The zero point of four bits without zero points.
 inline constexpr int kInt4Zero = 8;
@@ -54,7 +59,7 @@ inline constexpr std::int64_t kMaxW8A8Inputs = 65536;
 /// Where the parts of a quantised panel are.
 struct QuantizedPanel {
   const std::byte* weights = nullptr;
-  const std::byte* scales = nullptr;  ///< float32 [w], or of kW4A16 and kE4M3 [G][w]
+  const std::byte* scales = nullptr;  ///< float32 [w], or [G][w] of scale_type
   const std::byte* extra = nullptr;   ///< int32 [w] of kW8A8, uint8 zero [G][w] of kW4A16 with zero points
 };
 
@@ -67,7 +72,7 @@ struct QuantizedRows {
   /// int8 [rows, k]; of kW4A16 uint8 [rows, ceil(k / 2)], the lower half of a byte being the even input: u
   /// with zero points or a code, otherwise u - 2^(bits - 1) as four bits of two's complement.
   const std::byte* weights = nullptr;
-  const float* scales = nullptr;        ///< [rows, G]; of kW4A16 and kE4M3 rounded to scale_type
+  const float* scales = nullptr;        ///< [rows, G]; rounded to scale_type where they have one
   const std::uint8_t* zeros = nullptr;  ///< [rows, G], 0 to 15; nullptr without zero points
 };
 

@@ -29,7 +29,7 @@ inline std::int64_t group_size_of(const QuantizedGemm& gemm) {
 }
 
 inline DType scale_type_of(const Quantization& quantization) {
-  return quantization.algo == QuantAlgo::kW4A16 ? quantization.scale_type : DType::kFloat32;
+  return has_typed_scales(quantization) ? quantization.scale_type : DType::kFloat32;
 }
 
 inline GroupView group_of(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t group) {
@@ -260,14 +260,25 @@ void expand_columns(const std::byte* words, std::int64_t width, std::int64_t uni
   if (units > 0) expand([&](int unit) __attribute__((always_inline)) { return unit < units; });
 }
 
-/// A panel of one group of columns and of one group of inputs, for several tiles of rows: a stretch of k is
-/// decoded to the first-level cache and multiplied with all rows before the next is read, and meanwhile the
-/// tiles fetch the next one.
+/// Inputs that quantized_streamed decodes at once.
+template <class Float>
+inline constexpr std::int64_t kStretchInputs =
+    kDecodedBytes / (kPanelColumns * Float::kColumnBytes) * Float::kInterleave;
+
+/// Whether no group of inputs but the only one goes from one stretch into the next.
+template <class Float>
+bool has_whole_stretches(const QuantizedGemm& gemm) {
+  const std::int64_t size = gemm.quantization.group_size;
+  return size == 0 || size >= gemm.k || kStretchInputs<Float> % size == 0;
+}
+
+/// A panel of one group of columns and of whole groups of inputs, for several tiles of rows: a stretch of k
+/// is decoded to the first-level cache and multiplied with all rows before the next is read, and meanwhile
+/// the tiles fetch the next one.
 template <class Packed, class Float>
 void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) {
   constexpr std::int64_t kRowBytes = kPanelColumns * Packed::kColumnBytes;
-  constexpr std::int64_t kDecodedRowBytes = kPanelColumns * Float::kColumnBytes;
-  constexpr std::int64_t kStretch = kDecodedBytes / kDecodedRowBytes * Float::kInterleave;
+  constexpr std::int64_t kStretch = kStretchInputs<Float>;
   constexpr std::int64_t kWordInputs = Packed::kUnits * Packed::kInterleave;
   alignas(kCacheLine) std::byte decoded[kDecodedBytes];
   const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
@@ -302,7 +313,7 @@ void multiply_quantized(const QuantizedGemm& gemm) {
   }
   // Four bits are decoded for each tile in less time than it takes to store and load what they stand for.
   if constexpr (kIsInt8 && kTileVectors * Simd::kLanes == kPanelColumns) {
-    if (gemm.rows > kTileRows && gemm.width == kPanelColumns) {
+    if (gemm.rows > kTileRows && gemm.width == kPanelColumns && has_whole_stretches<Float>(gemm)) {
       quantized_streamed<Packed, Float>(gemm, panel);
       return;
     }
