@@ -125,9 +125,30 @@ void run(int num_threads, int rounds, const char* kernels) {
                                       {.algo = QuantAlgo::kW4A16,
                                        .group_size = 64,
                                        .scale_type = DType::kFloat32,
-                                       .code = FourBitCode::kNF4,
+                                       .code = WeightCode::kNF4,
                                        .value_type = DType::kBFloat16},
                                       threads, kernels));
+  for (const std::int32_t bits : {2, 3}) {
+    contenders.push_back(make_contender(bits == 2 ? "2 bits g128" : "3 bits g128",
+                                        {.algo = QuantAlgo::kW4A16, .group_size = 128, .bits = bits}, threads,
+                                        kernels));
+    contenders.push_back(make_contender(bits == 2 ? "2 bits g64 z" : "3 bits g64 z",
+                                        {.algo = QuantAlgo::kW4A16,
+                                         .group_size = 64,
+                                         .zero_points = true,
+                                         .scale_type = DType::kFloat16,
+                                         .bits = bits},
+                                        threads, kernels));
+  }
+  for (const std::int64_t group_size : {0, 128}) {
+    contenders.push_back(make_contender(group_size == 0 ? "FP8" : "FP8 b128",
+                                        {.algo = QuantAlgo::kW8A16,
+                                         .group_size = group_size,
+                                         .scale_type = group_size == 0 ? DType::kBFloat16 : DType::kFloat32,
+                                         .code = WeightCode::kE4M3,
+                                         .value_type = DType::kBFloat16},
+                                        threads, kernels));
+  }
   const double bandwidth = measure_machine_limits(threads.get(), rounds).read_bandwidth;
   std::printf("%d threads, read bandwidth %.1f GB/s\n", threads->num_threads(), bandwidth * 1e-9);
   for (const auto& contender : contenders) {

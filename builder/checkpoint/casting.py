@@ -14,6 +14,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 FLOAT16: Final = np.dtype(np.float16)
 FLOAT32: Final = np.dtype(np.float32)
+FLOAT8: Final = np.dtype(ml_dtypes.float8_e4m3fn)
 CHECKPOINT_DTYPES: Final = (FLOAT32, FLOAT16, BFLOAT16)
 
 # The bits of the exponent. All of them set: infinity or not a number.

@@ -8,16 +8,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..._core import ConfigError, DType, FourBitCode, QuantAlgo, dtype_from_name, dtype_name
+from ..._core import ConfigError, DType, QuantAlgo, WeightCode, dtype_from_name, dtype_name
 from ..json_fields import JsonFields, describe
 from ..safetensors_stream import TensorSpec
-from .casting import FLOAT32
+from .casting import FLOAT8, FLOAT32
 from .tensor_names import LM_HEAD
 
 DEFAULT_GROUP_SIZE: Final = 128
 GROUP_SIZES: Final = (32, 64, 128)
 CODE_GROUP_SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Of numbers of a table: the blocks that bitsandbytes has."""
+FLOAT8_GROUPS: Final = 8
+"""Inputs of which groups of E4M3 are multiples."""
+PACKED_INPUTS: Final = {2: 16, 3: 32, 4: 2}
+"""By the bits of W4A16: how many inputs are packed together, of which there are whole groups."""
 INT8_KV_CACHE: Final = "INT8"
 """TensorRT-LLM's name, in kv_cache_quant_algo."""
 QUANT_ALGOS: Final = tuple(algo.name for algo in QuantAlgo if algo is not QuantAlgo.NONE)
@@ -34,15 +38,17 @@ class QuantConfig:
 
     quant_algo: QuantAlgo
     group_size: int | None = None
-    """W4A16: consecutive inputs of an output that share a scale; None: all of them."""
+    """W4A16 and W8A16: consecutive inputs of an output that share a scale; None: all of them."""
     has_zero_point: bool = False
     """W4A16: each group has a zero point as well."""
     scale_dtype: DType = DType.BFLOAT16
-    """W4A16: the type of the scales."""
-    code: FourBitCode = FourBitCode.INTEGER
-    """W4A16: what the four bits stand for."""
+    """The type of the scales, where has_typed_scales."""
+    bits: int = 4
+    """W4A16: how many the integers need, 2, 3 or 4. Checkpoints store four, engines as many as these."""
+    code: WeightCode = WeightCode.INTEGER
+    """What the bits of a weight stand for."""
     value_dtype: DType | None = None
-    """Of numbers of a table: what they become times a scale, rounded once; None of integers."""
+    """Of numbers of a table and E4M3: what they become times a scale, rounded once; None of integers."""
     exclude_modules: tuple[str, ...] = ()
     """Linear layers that are not quantised, by their names in a checkpoint, such as lm_head."""
 
@@ -50,10 +56,13 @@ class QuantConfig:
         """Everything that cannot be."""
         found = []
         accepted = CODE_GROUP_SIZES if self.is_coded else GROUP_SIZES
-        if self.group_size is not None and self.group_size not in accepted:
+        if self.group_size is not None and self.is_float8:
+            if self.group_size < 1 or self.group_size % FLOAT8_GROUPS != 0:
+                found.append(f"group_size is {self.group_size}; accepted: multiples of {FLOAT8_GROUPS}")
+        elif self.group_size is not None and self.group_size not in accepted:
             found.append(f"group_size is {self.group_size}; accepted: {', '.join(map(str, accepted))}")
         if self.is_coded:
-            if self.group_size is None:
+            if self.group_size is None and not self.is_float8:
                 found.append(f"group_size is missing, which {self.code.name} has")
             if self.value_dtype is None:
                 found.append(f"value_dtype is missing, which {self.code.name} has")
@@ -61,12 +70,19 @@ class QuantConfig:
                 found.append(f"has_zero_point is given, but {self.code.name} has none")
         elif self.value_dtype is not None:
             found.append("value_dtype is given, but integers times scales are not rounded")
-        if self.quant_algo is not QuantAlgo.W4A16:
-            if self.group_size is not None:
+        if self.bits not in PACKED_INPUTS:
+            found.append(f"bits is {self.bits}; accepted: {', '.join(map(str, PACKED_INPUTS))}")
+        elif self.bits != 4 and (self.is_coded or self.quant_algo is not QuantAlgo.W4A16):
+            found.append(f"bits is {self.bits}, which only integers of W4A16 may have")
+        if self.is_float8:
+            if self.quant_algo is not QuantAlgo.W8A16:
+                found.append(f"code is E4M3, which {self.quant_algo.name} cannot have; accepted: W8A16")
+        elif self.quant_algo is not QuantAlgo.W4A16:
+            if self.group_size is not None and self.quant_algo is not QuantAlgo.W8A16:
                 found.append(f"group_size is given, but {self.quant_algo.name} has one scale an output")
             if self.has_zero_point:
                 found.append(f"has_zero_point is given, but {self.quant_algo.name} is symmetric")
-            if self.scale_dtype is not DType.BFLOAT16:
+            if self.scale_dtype is not DType.BFLOAT16 and not self.has_typed_scales:
                 found.append(f"scale_dtype is given, but the scales of {self.quant_algo.name} are float32")
             if self.is_coded:
                 found.append(f"code is given, but {self.quant_algo.name} has integers")
@@ -74,11 +90,40 @@ class QuantConfig:
 
     @property
     def is_coded(self) -> bool:
-        """Whether the four bits stand for numbers of a table."""
-        return self.code is not FourBitCode.INTEGER
+        """Whether the bits stand for numbers of a table or of FP8, which become values of a type."""
+        return self.code is not WeightCode.INTEGER
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether the weights are numbers of FP8."""
+        return self.code is WeightCode.E4M3
+
+    @property
+    def has_typed_scales(self) -> bool:
+        """Whether scales have a type and groups: others are one float32 an output."""
+        return self.quant_algo is QuantAlgo.W4A16 or self.is_float8 or self.group_size is not None
+
+    @property
+    def can_be_made(self) -> bool:
+        """Whether weights can be rounded so; the others are published so."""
+        is_grouped_int8 = self.quant_algo is not QuantAlgo.W4A16 and self.group_size is not None
+        return self.bits == 4 and not self.is_coded and not is_grouped_int8
+
+    @property
+    def packed_inputs(self) -> int:
+        """How many inputs of an output are packed together: there are whole groups of so many."""
+        if self.quant_algo is QuantAlgo.W4A16:
+            return PACKED_INPUTS[self.bits]
+        return 2 if self.is_float8 else 1
 
     def shape_problems(self, weights: Mapping[str, tuple[int, ...]]) -> list[str]:
         """Why weights of these names and shapes cannot be quantised so."""
+        if self.is_float8:
+            return [
+                f"tensor '{name}' has {shape[1]} inputs; E4M3 needs an even number"
+                for name, shape in weights.items()
+                if name != LM_HEAD and shape[1] % 2 != 0
+            ]
         if self.quant_algo is not QuantAlgo.W4A16:
             return []
         if self.is_coded:
@@ -89,10 +134,15 @@ class QuantConfig:
                 if shape[1] % self.group_size != 0
             ]
         return [
-            f"tensor '{name}' has {shape[1]} inputs; W4A16 packs two in a byte, so there must be an even number"
+            f"tensor '{name}' has {shape[1]} inputs; {self._describe_packing()}"
             for name, shape in weights.items()
-            if name != LM_HEAD and shape[1] % 2 != 0
+            if name != LM_HEAD and shape[1] % PACKED_INPUTS[self.bits] != 0
         ]
+
+    def _describe_packing(self) -> str:
+        if self.bits == 4:
+            return "W4A16 packs two in a byte, so there must be an even number"
+        return f"W4A16 of {self.bits} bits packs {PACKED_INPUTS[self.bits]} together, of which there must be a multiple"
 
     def of_weight(self, name: str) -> QuantConfig:
         """How the weight of a linear layer is quantised that is: lm_head to int8, whatever the layers are."""
@@ -115,7 +165,8 @@ class QuantConfig:
         code = f" of {self.code.name}" if self.is_coded else ""
         group = f" in groups of {self.group_size}" if self.group_size is not None else ""
         zeros = " with zero points" if self.has_zero_point else ""
-        return f"{self.quant_algo.name}{code}{group}{zeros}{self._describe_excluded()}"
+        bits = "" if self.bits == 4 else f" of {self.bits} bits"
+        return f"{self.quant_algo.name}{bits}{code}{group}{zeros}{self._describe_excluded()}"
 
     def _describe_excluded(self) -> str:
         count = len(self.exclude_modules)
@@ -125,14 +176,18 @@ class QuantConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of the weights in the `quantization` of config.json."""
-        four_bits = {"scale_dtype": dtype_name(self.scale_dtype)} if self.quant_algo is QuantAlgo.W4A16 else {}
+        own: dict[str, Any] = {}
+        if self.has_typed_scales:
+            own["scale_dtype"] = dtype_name(self.scale_dtype)
+        if self.bits != 4:
+            own["bits"] = self.bits
         if self.is_coded and self.value_dtype is not None:
-            four_bits |= {"code": self.code.name, "value_dtype": dtype_name(self.value_dtype)}
+            own |= {"code": self.code.name, "value_dtype": dtype_name(self.value_dtype)}
         return {
             "quant_algo": self.quant_algo.name,
             "group_size": self.group_size,
             "has_zero_point": self.has_zero_point,
-            **four_bits,
+            **own,
             "exclude_modules": list(self.exclude_modules),
         }
 
@@ -160,24 +215,26 @@ def read_quantization(source: JsonFields) -> QuantConfig | None:
     group_size = source.optional_integer("group_size")
     has_zero_point = source.boolean("has_zero_point", default=False)
     excluded = source.strings("exclude_modules") if "exclude_modules" in source else ()
-    # Checkpoints of before there was another type of scales, or a code, do not have these.
+    # Checkpoints of before there was another type of scales, fewer bits, or a code, do not have these.
     scale_dtype = _optional_dtype(source, "scale_dtype")
     value_dtype = _optional_dtype(source, "value_dtype")
-    code = source.raw("code") if "code" in source else FourBitCode.INTEGER.name
+    bits = source.integer("bits") if "bits" in source else 4
+    code = source.raw("code") if "code" in source else WeightCode.INTEGER.name
     if algo is None:
         return None
     if not isinstance(algo, str) or algo not in QUANT_ALGOS:
         source.problem("quant_algo", f"is {describe(algo)}; accepted: null, {', '.join(QUANT_ALGOS)}")
         return None
-    if not isinstance(code, str) or code not in FourBitCode.__members__:
-        source.problem("code", f"is {describe(code)}; accepted: {', '.join(FourBitCode.__members__)}")
+    if not isinstance(code, str) or code not in WeightCode.__members__:
+        source.problem("code", f"is {describe(code)}; accepted: {', '.join(WeightCode.__members__)}")
         return None
     config = QuantConfig(
         quant_algo=QuantAlgo[algo],
         group_size=group_size,
         has_zero_point=has_zero_point,
         scale_dtype=DType.BFLOAT16 if scale_dtype is None else scale_dtype,
-        code=FourBitCode[code],
+        bits=bits,
+        code=WeightCode[code],
         value_dtype=value_dtype,
         exclude_modules=excluded,
     )
@@ -202,8 +259,12 @@ def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig) -> list
     """What a rank's file holds of a weight that is quantised: its integers, its scales and its zero points."""
     outputs, inputs = shape
     groups = (outputs,) if how.group_size is None else (outputs, how.groups(inputs))
+    if how.is_float8:
+        scales = TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups)
+        return [TensorSpec(name, FLOAT8, shape), scales]
     if how.quant_algo is not QuantAlgo.W4A16:
-        return [TensorSpec(name, np.dtype(np.int8), shape), TensorSpec(how.scales_of(name), FLOAT32, (outputs,))]
+        scale_dtype = np.dtype(dtype_name(how.scale_dtype)) if how.has_typed_scales else FLOAT32
+        return [TensorSpec(name, np.dtype(np.int8), shape), TensorSpec(how.scales_of(name), scale_dtype, groups)]
     specs = [
         TensorSpec(name, np.dtype(np.uint8), (outputs, inputs // 2)),
         TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups),

@@ -22,9 +22,9 @@ class QuantizedRows:
     """Rows of a weight as checkpoints hold them."""
 
     weights: Array
-    """int8 [rows, in], or uint8 [rows, in / 2]: two inputs in a byte, the even one in its lower half."""
+    """int8 or FP8 [rows, in], or uint8 [rows, in / 2]: two inputs in a byte, the even one in its lower half."""
     scales: Array
-    """float32 [rows, 1] of int8; of four bits [rows, groups] of QuantConfig.scale_dtype."""
+    """[rows, groups], of QuantConfig.scale_dtype where they have a type, float32 otherwise."""
     zeros: Array | None
     """uint8 [rows, groups], with zero points."""
 
@@ -62,17 +62,17 @@ def quantize_rows(rows: Array, config: QuantConfig) -> QuantizedRows:
 
 def dequantize_rows(rows: QuantizedRows, config: QuantConfig) -> Array:
     """float32 [rows, in]: the values that the integers or numbers of a table stand for."""
+    if config.is_float8:
+        return _products(rows.weights.astype(np.float32), rows.scales, config)
     if config.quant_algo is not QuantAlgo.W4A16:
-        return rows.weights.astype(np.float32) * rows.scales
+        grouped = _groups(rows.weights.astype(np.float32), config) * to_float32(rows.scales)[:, :, None]
+        return np.ascontiguousarray(grouped.reshape(len(grouped), -1)[:, : rows.weights.shape[1]])
     values = np.empty((rows.weights.shape[0], 2 * rows.weights.shape[1]), np.int8)
     values[:, 0::2] = rows.weights & 15
     values[:, 1::2] = rows.weights >> 4
     inputs = values.shape[1]
     if config.is_coded:
-        assert config.value_dtype is not None
-        grouped = _groups(code_table(config.code)[values], config)
-        products = (grouped * to_float32(rows.scales)[:, :, None]).reshape(len(values), -1)[:, :inputs]
-        return to_float32(products.astype(dtype_name(config.value_dtype)))
+        return _products(code_table(config.code)[values], rows.scales, config)
     if rows.zeros is None:
         # Four bits of two's complement.
         values = ((values ^ _UINT4_MIDDLE) - _UINT4_MIDDLE).astype(np.int8)
@@ -81,6 +81,14 @@ def dequantize_rows(rows: QuantizedRows, config: QuantConfig) -> Array:
         grouped = grouped - rows.zeros.astype(np.float32)[:, :, None]
     result: Array = (grouped * to_float32(rows.scales)[:, :, None]).reshape(len(values), -1)[:, :inputs]
     return result
+
+
+def _products(numbers: Array, scales: Array, config: QuantConfig) -> Array:
+    """float32: the numbers times the scales of their groups, rounded once to the values' type."""
+    assert config.value_dtype is not None
+    grouped = _groups(numbers, config)
+    products = (grouped * to_float32(scales)[:, :, None]).reshape(len(numbers), -1)[:, : numbers.shape[1]]
+    return to_float32(products.astype(dtype_name(config.value_dtype)))
 
 
 @dataclass

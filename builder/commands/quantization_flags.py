@@ -37,6 +37,8 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
         group_size = DEFAULT_GROUP_SIZE
     config = QuantConfig(quant_algo=algo, group_size=group_size or None, has_zero_point=args.has_zero_point)
     problems = config.problems()
+    if not problems and not config.can_be_made:
+        problems = [f"group_size is given, but {algo.name} is made with one scale an output"]
     if algo is QuantAlgo.W4A16 and args.group_size not in (None, 0, *GROUP_SIZES):
         problems = [f"{problem}; or 0 for one scale an output" for problem in problems]
     if problems:

@@ -109,6 +109,7 @@ class Weights:
                 scale_type=how.scale_dtype,
                 code=how.code,
                 value_type=DType.FLOAT32 if how.value_dtype is None else how.value_dtype,
+                bits=how.bits,
             ),
         )
         self.matrices[matrix.tensor] = (matrix, source)

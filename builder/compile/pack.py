@@ -121,7 +121,9 @@ def _quantized_pieces(tensors: RankTensors, k: int, source: WeightRows, how: Qua
         scales = np.ascontiguousarray(to_float32(piece.scales))
         zeros = None if piece.zeros is None else np.ascontiguousarray(piece.zeros)
         panels = np.empty(quantized_panel_bytes(how, count, k), np.uint8)
-        pack_quantized_panels(panels, how, count, k, 0, count, piece.weights, scales, zeros)
+        # Buffers have no FP8.
+        weights = np.ascontiguousarray(piece.weights).view(np.uint8)
+        pack_quantized_panels(panels, how, count, k, 0, count, weights, scales, zeros)
         yield panels
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NewType
 
-from ..._core import AttentionKind, DType, FourBitCode, LinearEpilogue, QuantAlgo, RopeKind, RouterScores, RowKind
+from ..._core import AttentionKind, DType, LinearEpilogue, QuantAlgo, RopeKind, RouterScores, RowKind, WeightCode
 from ..network.ops import AttentionShape
 
 BufferName = NewType("BufferName", str)
@@ -23,8 +23,9 @@ class Quantization:
     group_size: int
     zero_points: bool
     scale_type: DType = DType.BFLOAT16
-    code: FourBitCode = FourBitCode.INTEGER
+    code: WeightCode = WeightCode.INTEGER
     value_type: DType = DType.FLOAT32
+    bits: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)

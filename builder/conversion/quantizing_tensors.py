@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..._core import ConfigError
 from ..checkpoint.casting import Array, to_float32
 from ..checkpoint.quantization import QuantConfig
 from ..checkpoint.quantizer import QuantizationError, QuantizedRows, dequantize_rows, quantize_rows
@@ -17,7 +18,15 @@ class QuantizingTensors:
     def __init__(
         self, source: PlainTensors, quantization: QuantConfig | None, *, lm_head_source: str = LM_HEAD
     ) -> None:
-        """`lm_head_source` is the tensor of `source` that has the weights of lm_head."""
+        """`lm_head_source` is the tensor of `source` that has the weights of lm_head.
+
+        Raises ConfigError for what weights are not rounded to.
+        """
+        if quantization is not None and not quantization.can_be_made:
+            raise ConfigError(
+                f"quantization: {quantization.describe()}: weights are not rounded to it; accepted: integers of W8A16 "
+                "and W8A8 without groups, and of W4A16 of four bits"
+            )
         self._source = source
         self._quantization = quantization
         self._lm_head_source = lm_head_source

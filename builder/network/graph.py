@@ -104,6 +104,10 @@ class GraphBuilder:
             self._initializers[name] = tensor
         return Value(name, element_type)
 
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a weight of the checkpoint."""
+        return self._stored[name].shape
+
     def constant(self, name: str, value: Array) -> Value:
         """A small tensor that is part of the graph itself; equal ones are stored once."""
         tensor = numpy_helper.from_array(value, name)

@@ -15,7 +15,7 @@ from .graph import ELEMENT_TYPES, GraphBuilder, Value
 def weight_matrix(graph: GraphBuilder, module: str) -> Value:
     """W [out, in] of the engine's type: `{module}.weight`, through DequantizeLinear when that is quantised.
 
-    Numbers of a table are gathered from it and multiplied with their scales.
+    Numbers of a table, which are gathered from it, and of FP8 are multiplied with their scales.
     """
     weight = graph.weight(f"{module}.weight")
     if weight.element_type == graph.engine_type:
@@ -23,6 +23,8 @@ def weight_matrix(graph: GraphBuilder, module: str) -> Value:
     if graph.quantization is None:
         raise ValueError(f"weight '{weight.name}' is not of the engine's type, and no quantisation is known of it")
     how = graph.quantization.of_weight(weight.name)
+    if how.is_float8:
+        return _values_of_float8(graph, weight, how)
     if how.is_coded:
         return _values_of_code(graph, weight, how)
     attributes: dict[str, Any] = {"axis": 0}
@@ -33,6 +35,21 @@ def weight_matrix(graph: GraphBuilder, module: str) -> Value:
         inputs.append(graph.cast(graph.weight(how.zeros_of(weight.name)), TensorProto.UINT4))
     engine_type = graph.engine_type
     return graph.node("DequantizeLinear", inputs, element_type=engine_type, output_dtype=engine_type, **attributes)
+
+
+def _values_of_float8(graph: GraphBuilder, weight: Value, how: QuantConfig) -> Value:
+    """Each number times its group's scale in float32, rounded to the values' type. The last group may be shorter."""
+    assert how.value_dtype is not None
+    last = graph.constant("last_axis", np.asarray([-1], np.int64))
+    scales = graph.cast(graph.weight(how.scales_of(weight.name)), TensorProto.FLOAT)
+    if how.group_size is None:
+        each = graph.node("Unsqueeze", [scales, last])
+    else:
+        inputs = graph.stored_shape(weight.name)[1]
+        groups = graph.constant(f"groups_of_{inputs}_by_{how.group_size}", np.arange(inputs) // how.group_size)
+        each = graph.node("Gather", [scales, groups], axis=1)
+    products = graph.node("Mul", [graph.cast(weight, TensorProto.FLOAT), each])
+    return graph.cast(graph.cast(products, ELEMENT_TYPES[how.value_dtype]), graph.engine_type)
 
 
 def _values_of_code(graph: GraphBuilder, weight: Value, how: QuantConfig) -> Value:

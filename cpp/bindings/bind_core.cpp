@@ -60,11 +60,13 @@ void pack(const py::buffer& panels, DType dtype, std::int64_t n, std::int64_t k,
 }
 
 Quantization make_quantization(QuantAlgo algo, std::int64_t group_size, bool zero_points, DType scale_type,
-                               FourBitCode code, DType value_type) {
-  if (group_size < 0 || group_size % kInt4Inputs != 0) {
-    throw py::value_error("Quantization: group_size must be a multiple of " + std::to_string(kInt4Inputs));
+                               WeightCode code, DType value_type, std::int32_t bits) {
+  if (bits < 2 || bits > 4) throw py::value_error("Quantization: bits must be 2, 3 or 4");
+  const std::int64_t together = packed_inputs(bits);
+  if (group_size < 0 || group_size % together != 0) {
+    throw py::value_error("Quantization: group_size must be a multiple of " + std::to_string(together));
   }
-  return {algo, group_size, zero_points, scale_type, code, value_type};
+  return {algo, group_size, zero_points, scale_type, code, value_type, bits};
 }
 
 /// The bytes of a contiguous buffer that must hold exactly `size` of them.
@@ -81,7 +83,8 @@ void pack_quantized(const py::buffer& panels, const Quantization& quantization, 
                     const py::array_t<float, py::array::c_style>& scales,
                     const std::optional<py::buffer>& zeros) {
   if (n < 0 || k < 0 || first_row < 0 || rows < 0 || first_row + rows > n ||
-      quantization.algo == QuantAlgo::kNone || zeros.has_value() != quantization.zero_points) {
+      quantization.algo == QuantAlgo::kNone || zeros.has_value() != quantization.zero_points ||
+      (quantization.bits != 4 && k % packed_inputs(quantization.bits) != 0)) {
     throw py::value_error("pack_quantized_panels: the rows are not of a matrix that is quantised so");
   }
   const std::int64_t groups = rows * group_count(quantization, k);
@@ -230,31 +233,32 @@ void bind_core(py::module_& module) {
       .value("W8A8", QuantAlgo::kW8A8)
       .value("W4A16", QuantAlgo::kW4A16)
       .finalize();
-  py::native_enum<FourBitCode>(module, "FourBitCode", "enum.Enum",
-                               "What the four bits of a W4A16 weight stand for.")
-      .value("INTEGER", FourBitCode::kInteger)
-      .value("NF4", FourBitCode::kNF4)
-      .value("FP4", FourBitCode::kFP4)
+  py::native_enum<WeightCode>(module, "WeightCode", "enum.Enum", "What the bits of a weight stand for.")
+      .value("INTEGER", WeightCode::kInteger)
+      .value("NF4", WeightCode::kNF4)
+      .value("FP4", WeightCode::kFP4)
+      .value("E4M3", WeightCode::kE4M3)
       .finalize();
   module.def(
       "code_table",
-      [](FourBitCode code) {
+      [](WeightCode code) {
         const auto& table = code_table(code);
         return py::array_t<float>(static_cast<py::ssize_t>(table.size()), table.data());
       },
-      py::arg("code"), "The numbers that a code stands for, float32 [16]; of INTEGER u - 8.");
+      py::arg("code"), "The numbers that a code stands for, float32 [16]; of INTEGER and E4M3 u - 8.");
   py::class_<Quantization>(module, "Quantization", "How a matrix is quantised.")
       .def(py::init(&make_quantization), py::kw_only(), py::arg("algo"), py::arg("group_size") = 0,
            py::arg("zero_points") = false, py::arg("scale_type") = DType::kBFloat16,
-           py::arg("code") = FourBitCode::kInteger, py::arg("value_type") = DType::kFloat32,
-           "Raises ValueError for groups that the kernels do not have.")
+           py::arg("code") = WeightCode::kInteger, py::arg("value_type") = DType::kFloat32,
+           py::arg("bits") = 4, "Raises ValueError for groups and bits that the kernels do not have.")
       .def_readonly("algo", &Quantization::algo)
       .def_readonly("group_size", &Quantization::group_size, "Inputs that share a scale; 0: all.")
       .def_readonly("zero_points", &Quantization::zero_points)
-      .def_readonly("scale_type", &Quantization::scale_type, "Of W4A16.")
-      .def_readonly("code", &Quantization::code, "Of W4A16: what the bits stand for.")
+      .def_readonly("scale_type", &Quantization::scale_type, "Of W4A16, E4M3 and W8A16 in groups.")
+      .def_readonly("code", &Quantization::code, "What the bits stand for.")
       .def_readonly("value_type", &Quantization::value_type,
-                    "Of a code: what its numbers times scales are rounded to.");
+                    "Of a code: what its numbers times scales are rounded to.")
+      .def_readonly("bits", &Quantization::bits, "Of W4A16: 4 or, of integers, 2 or 3.");
   module.def(
       "quantized_panel_bytes",
       [](const Quantization& quantization, std::int64_t n, std::int64_t k) {
@@ -267,7 +271,7 @@ void bind_core(py::module_& module) {
       py::arg("zeros") = py::none(),
       "Packs quantised rows of W[n, k] into `panels`, a writable buffer: `weights` as checkpoints have them, "
       "a float32 scale (which is rounded to the type of the scales) and, with zero points, a uint8 zero for "
-      "each group of each row.");
+      "each group of each row. Raises CheckpointError for integers that 2 or 3 bits do not hold.");
   module.def(
       "can_have_rows", &can_have_rows, py::arg("dtype"), py::arg("n"), py::arg("k"),
       "Whether a plain W[n, k] can be stored output by output: in whole panels, and groups of four bytes.");

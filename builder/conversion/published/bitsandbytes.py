@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...._core import CheckpointError, DType, FourBitCode, QuantAlgo, code_table, dtype_from_name
+from ...._core import CheckpointError, DType, QuantAlgo, WeightCode, code_table, dtype_from_name
 from ...checkpoint.casting import BFLOAT16, FLOAT16, FLOAT32, Array
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import CODE_GROUP_SIZES, QuantConfig
@@ -26,7 +26,7 @@ _UINT8: Final = np.dtype(np.uint8)
 _DTYPES: Final = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 _NESTED_BLOCK_SIZE: Final = 256
 _MAX_STATE_BYTES: Final = 4096
-_CODES: Final = {"nf4": FourBitCode.NF4, "fp4": FourBitCode.FP4}
+_CODES: Final = {"nf4": WeightCode.NF4, "fp4": WeightCode.FP4}
 # Of blocks whose size only the tensors tell.
 _USUAL_BLOCK_SIZE: Final = 64
 # bitsandbytes multiplies by this rather than divide by 127.
@@ -47,11 +47,11 @@ def read_bitsandbytes(fields: JsonFields) -> Bits4 | Bits8 | None:
     if not is_4bit:
         return Bits8()
     # The tensors tell of each layer, and are asked; this is for those who know config.json alone.
-    code = _CODES.get(kind, FourBitCode.NF4)
+    code = _CODES.get(kind, WeightCode.NF4)
     return Bits4(_kept(code, _USUAL_BLOCK_SIZE, DType.BFLOAT16))
 
 
-def _kept(code: FourBitCode, block_size: int, dtype: DType) -> QuantConfig:
+def _kept(code: WeightCode, block_size: int, dtype: DType) -> QuantConfig:
     return QuantConfig(
         quant_algo=QuantAlgo.W4A16,
         group_size=block_size,

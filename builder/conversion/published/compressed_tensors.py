@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...._core import QuantAlgo
-from ...checkpoint.casting import CHECKPOINT_DTYPES, Array, to_float32
+from ...checkpoint.casting import CHECKPOINT_DTYPES, FLOAT8, Array, to_float32
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import GROUP_SIZES, QuantConfig
 from ...checkpoint.quantizer import QuantizedRows
@@ -19,13 +19,14 @@ from .formats import (
     WEIGHT,
     in_steps,
     layers_with,
+    of_eight_bits,
     of_four_bits,
     raise_problems,
     scaled,
     tensor_problems,
     with_scales,
 )
-from .fp8 import FLOAT8, ScaledMatrix, number_of_blocks, read_block
+from .fp8 import ScaledMatrix, kept_float8, number_of_blocks, read_block
 from .packed_numbers import unpacked
 
 METHOD: Final = "compressed-tensors"
@@ -98,8 +99,8 @@ def _integers_of(args: JsonFields, file_format: str) -> Integers:
         elif strategy != "channel" or not symmetric:
             args.problem("strategy", "of 8 bits must be channel, and symmetric")
     kept = None
-    if bits == 8 and group_size is None and symmetric:
-        kept = QuantConfig(quant_algo=QuantAlgo.W8A16)
+    if bits == 8 and group_size in (None, *GROUP_SIZES) and symmetric:
+        kept = QuantConfig(quant_algo=QuantAlgo.W8A16, group_size=group_size)
     elif bits == 4 and group_size in (None, *GROUP_SIZES):
         kept = QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=group_size, has_zero_point=not symmetric)
     return Integers(bits, group_size, symmetric, kept)
@@ -115,7 +116,7 @@ def _with_activations(args: JsonFields, weights: Integers) -> Integers:
     args.discard(("group_size", "actorder"))
     _refuse_dynamic(args, expected=True)
     _finish(args)
-    if weights.kept is None or weights.kept.quant_algo is not QuantAlgo.W8A16:
+    if weights.kept != QuantConfig(quant_algo=QuantAlgo.W8A16):
         args.problem("num_bits", "goes with weights of 8 bits alone, by channel and symmetric")
     return replace(weights, kept=QuantConfig(quant_algo=QuantAlgo.W8A8))
 
@@ -131,7 +132,7 @@ def _float8_of(args: JsonFields, *, rounds_activations: bool) -> Float8:
     args.discard(("group_size", "actorder"))
     _refuse_dynamic(args, expected=False)
     _finish(args)
-    return Float8(strategy, block, rounds_activations)
+    return Float8(strategy, block, rounds_activations, kept_float8(None if block is None else block[1]))
 
 
 def _discard_float_activations(args: JsonFields) -> None:
@@ -273,7 +274,7 @@ class _IntegerMatrix:
         for taken in in_steps(rows, step):
             scales, numbers = self.weights.joined_rows(self.source + _SCALE, taken), self._numbers(taken)
             if self.how.bits == 8:
-                yield QuantizedRows((numbers ^ 0x80).view(np.int8), to_float32(scales), None)
+                yield of_eight_bits(numbers, scales, how)
             else:
                 yield of_four_bits(numbers, scales, self._zeros(taken), how)
 
@@ -301,7 +302,7 @@ class Float8:
     strategy: str
     block: tuple[int, int] | None
     rounds_activations: bool
-    kept: None = None
+    kept: QuantConfig | None
     has_model_dtype: bool = False
 
     def describe(self) -> str:
@@ -330,6 +331,6 @@ class Float8:
                 expected[activations] = (CHECKPOINT_DTYPES, weights.spec(activations).shape)
             problems += tensor_problems(weights, expected)
             dtype = weights.spec(source + _SCALE).dtype
-            found[source + WEIGHT] = ScaledMatrix(weights, tuple(expected), shape, block, dtype)
+            found[source + WEIGHT] = ScaledMatrix(weights, tuple(expected), shape, block, dtype, self.kept)
         raise_problems(weights, problems)
         return found

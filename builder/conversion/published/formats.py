@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from ...._core import CheckpointError, QuantAlgo, dtype_from_name, dtype_name
+from ...._core import CheckpointError, dtype_from_name, dtype_name
 from ...checkpoint.casting import Array, to_float32
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import QuantConfig
@@ -129,12 +129,18 @@ def scaled(numbers: Array, scales: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def with_scales(kept: QuantConfig | None, scales: Array) -> QuantConfig | None:
-    """The same, of four bits with these scales' type; None where they are not finite."""
+    """The same, with these scales' type where scales have one; None where they are not finite."""
     if kept is None or not np.isfinite(to_float32(scales)).all():
         return None
-    if kept.quant_algo is not QuantAlgo.W4A16:
+    if not kept.has_typed_scales:
         return kept
     return replace(kept, scale_dtype=dtype_from_name(str(scales.dtype)))
+
+
+def of_eight_bits(numbers: Array, scales: Array, how: QuantConfig) -> QuantizedRows:
+    """Rows of int8: `numbers` uint8 [rows, in], which stand for 128 less, `scales` [rows, groups]."""
+    dtype = dtype_name(how.scale_dtype) if how.has_typed_scales else np.float32
+    return QuantizedRows((numbers ^ 0x80).view(np.int8), scales.astype(dtype), None)
 
 
 def of_four_bits(numbers: Array, scales: Array, zeros: Array | None, how: QuantConfig) -> QuantizedRows:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 
-from ...checkpoint.casting import BFLOAT16, CHECKPOINT_DTYPES, FLOAT32, Array, to_float32
+from ...._core import CheckpointError, DType, QuantAlgo, WeightCode, dtype_from_name, dtype_name
+from ...checkpoint.casting import BFLOAT16, CHECKPOINT_DTYPES, FLOAT8, FLOAT32, Array, cast, to_float32
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
+from ...checkpoint.quantization import FLOAT8_GROUPS, QuantConfig
+from ...checkpoint.quantizer import QuantizedRows
 from ...json_fields import JsonFields, describe, is_integer
-from .formats import WEIGHT, in_steps, layers_with, raise_problems, scaled, tensor_problems
+from .formats import WEIGHT, in_steps, layers_with, raise_problems, scaled, tensor_problems, with_scales
 
 METHOD: Final = "fp8"
-FLOAT8: Final = np.dtype(ml_dtypes.float8_e4m3fn)
+_GREATEST: Final = np.float32(448)
+_NAN: Final = 0x7F
+# Kernels multiply scales by 256, which has to be finite.
+_SCALE_LIMIT: Final = np.float32(2.0**119)
 _SCALE: Final = ".weight_scale_inv"
 _ACTIVATION_SCALE: Final = ".activation_scale"
 # What activations are rounded to where products are of FP8, which they are not here, and layers that the tensors tell.
@@ -31,7 +36,7 @@ def read_fp8(fields: JsonFields) -> BlockFp8 | None:
     fields.string("expert_dtype", choices=("fp8",), default="fp8")
     block = read_block(fields, "weight_block_size")
     fields.discard(_HARMLESS)
-    return BlockFp8(block)
+    return BlockFp8(block, kept_float8(None if block is None else block[1]))
 
 
 def read_block(fields: JsonFields, name: str) -> tuple[int, int] | None:
@@ -45,6 +50,15 @@ def read_block(fields: JsonFields, name: str) -> tuple[int, int] | None:
     return None
 
 
+def kept_float8(group_size: int | None) -> QuantConfig | None:
+    """What FP8 with a scale for so many inputs becomes in a checkpoint, but for the types; None: nothing."""
+    if group_size is not None and group_size % FLOAT8_GROUPS != 0:
+        return None
+    return QuantConfig(
+        quant_algo=QuantAlgo.W8A16, code=WeightCode.E4M3, group_size=group_size, value_dtype=DType.FLOAT32
+    )
+
+
 def number_of_blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
     """Down and across, the last ones smaller where they have to."""
     return -(-shape[0] // block[0]), -(-shape[1] // block[1])
@@ -56,7 +70,7 @@ class BlockFp8:
 
     block: tuple[int, int] | None
     """Outputs and inputs; None: a matrix is one block."""
-    kept: None = None
+    kept: QuantConfig | None
     has_model_dtype: bool = True
     rounds_activations: bool = True
 
@@ -89,7 +103,7 @@ class BlockFp8:
                 )
             problems += tensor_problems(weights, expected)
             block = self.block or (outputs, inputs)
-            found[name] = ScaledMatrix(weights, tuple(expected), (outputs, inputs), block, FLOAT32)
+            found[name] = ScaledMatrix(weights, tuple(expected), (outputs, inputs), block, FLOAT32, self.kept)
         raise_problems(weights, problems)
         return found
 
@@ -105,14 +119,50 @@ class ScaledMatrix:
     block: tuple[int, int]
     """Outputs and inputs that share a scale."""
     dtype: np.dtype[Any]
+    kept: QuantConfig | None
+    """As what numbers and scales of the format are kept."""
 
     def rows(self, rows: range, step: int) -> Iterator[Array]:
         """As MadeMatrix.rows."""
-        number, scale, *_ = self.tensors
-        grid = number_of_blocks(self.shape, self.block)
-        scales = to_float32(self.weights.joined_rows(scale)).reshape(grid)
+        scales = to_float32(self._scales())
         of_column = np.arange(self.shape[1]) // self.block[1]
         for taken in in_steps(rows, step):
-            values = self.weights.joined_rows(number, taken).astype(np.float32)
-            of_row = np.arange(taken.start, taken.stop) // self.block[0]
-            yield scaled(values, scales[of_row][:, of_column], self.dtype)
+            values = self._numbers(taken).astype(np.float32)
+            yield scaled(values, scales[self._blocks_of(taken)][:, of_column], self.dtype)
+
+    def kept_as(self) -> QuantConfig | None:
+        """As QuantizedMatrix.kept_as."""
+        kept = with_scales(self.kept, scales := self._scales())
+        if kept is None or self.shape[1] % 2 != 0 or (np.abs(to_float32(scales)) >= _SCALE_LIMIT).any():
+            return None
+        return replace(kept, value_dtype=dtype_from_name(str(self.dtype)))
+
+    def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
+        """As QuantizedMatrix.quantized_rows."""
+        scales = self._scales()
+        for taken in in_steps(rows, step):
+            numbers, own = self._numbers(taken), scales[self._blocks_of(taken)]
+            self._check_values(numbers, own, how)
+            yield QuantizedRows(numbers, own.astype(dtype_name(how.scale_dtype)), None)
+
+    def _check_values(self, numbers: Array, scales: Array, how: QuantConfig) -> None:
+        """Raises CheckpointError for NaN, and for what overflows the type of the values."""
+        where = self.weights.where(self.tensors[0])
+        if ((numbers.view(np.uint8) & _NAN) == _NAN).any():
+            raise CheckpointError(f"{where}: holds nan; weights must be finite")
+        assert how.value_dtype is not None
+        dtype, wide = np.dtype(dtype_name(how.value_dtype)), to_float32(scales)
+        with np.errstate(over="ignore"):
+            may_overflow = not np.isfinite((_GREATEST * np.abs(wide).max(initial=0)).astype(dtype))
+        if may_overflow:
+            of_column = np.arange(self.shape[1]) // self.block[1]
+            cast(scaled(numbers.astype(np.float32), wide[:, of_column], FLOAT32), dtype, where)
+
+    def _numbers(self, rows: range) -> Array:
+        return self.weights.joined_rows(self.tensors[0], rows)
+
+    def _scales(self) -> Array:
+        return self.weights.joined_rows(self.tensors[1]).reshape(number_of_blocks(self.shape, self.block))
+
+    def _blocks_of(self, rows: range) -> Array:
+        return np.arange(rows.start, rows.stop) // self.block[0]

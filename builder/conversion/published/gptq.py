@@ -19,6 +19,7 @@ from .formats import (
     INT32,
     in_steps,
     matrices_of,
+    of_eight_bits,
     of_four_bits,
     scaled,
     tensor_problems,
@@ -68,9 +69,9 @@ def read_gptq(fields: JsonFields) -> Gptq | None:
     fields.discard(HARMLESS)
     kept = None
     if bits <= 4 and group_size in (None, *GROUP_SIZES):
-        kept = QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=group_size, has_zero_point=not symmetric)
-    elif bits == 8 and group_size is None and symmetric:
-        kept = QuantConfig(quant_algo=QuantAlgo.W8A16)
+        kept = QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=group_size, has_zero_point=not symmetric, bits=bits)
+    elif bits == 8 and group_size in (None, *GROUP_SIZES) and symmetric:
+        kept = QuantConfig(quant_algo=QuantAlgo.W8A16, group_size=group_size)
     return Gptq(
         bits=bits if bits in _BITS else _BITS[0],
         group_size=group_size,
@@ -258,9 +259,9 @@ class _Matrix:
             these = slice(taken.start, taken.stop)
             of_rows = np.ascontiguousarray(scales[:, these].T)
             if self.how.bits == 8:
-                yield QuantizedRows((numbers ^ 0x80).view(np.int8), to_float32(of_rows), None)
+                yield of_eight_bits(numbers, of_rows, how)
             else:
                 own = np.ascontiguousarray(zeros[:, these].T.astype(np.uint8)) if self._has_zeros else None
-                # Without zero points, numbers of four bits stand for 8 less.
+                # Without zero points, what is packed stands for 8 less.
                 centred = numbers if self._has_zeros else numbers + np.uint8(8 - self._middle)
                 yield of_four_bits(centred, of_rows, own, how)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ...._core import CheckpointError, DType, QuantAlgo
+from ...._core import CheckpointError, DType
 from ...checkpoint.config import ParallelMapping
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import QuantConfig, quantized_specs
@@ -29,15 +29,18 @@ class KeptLayers:
     """By the names of their weights in the network."""
     published_bytes: int
     """Of the tensors that the matrices are made of."""
+    rounds_activations: bool
+    """Where the format's library runs the model, and engines of these layers do not."""
     num_bytes: int
-    """Of what a checkpoint has of them."""
+    """Of what an engine has of them; a checkpoint stores integers of 2 and 3 bits in four."""
 
     def describe(self) -> str:
         """What people read."""
         how = replace(self.quantization, exclude_modules=())
+        activations = "; activations are not rounded" if self.rounds_activations else ""
         return (
             f"{len(self.matrices)} matrices of {self.format}, {format_bytes(self.published_bytes)}, as "
-            f"{how.describe()}, {format_bytes(self.num_bytes)}"
+            f"{how.describe()}, {format_bytes(self.num_bytes)}{activations}"
         )
 
 
@@ -85,8 +88,10 @@ def kept_layers(
     names = {_source(part.source) for layer, how in layers if how == common for each in layer for part in each.parts}
     excluded = [str(each.name) for layer, how in layers if how != common for each in layer]
     scale_types = {how.scale_dtype for name in names if (how := own[name]) is not None}
+    value_dtype = network.config.dtype if common.is_coded and found.has_model_dtype else common.value_dtype
     quantization = replace(
         common,
+        value_dtype=value_dtype,
         scale_dtype=scale_types.pop() if len(scale_types) == 1 else common.scale_dtype,
         exclude_modules=tuple(dict.fromkeys(excluded)),
     )
@@ -95,9 +100,10 @@ def kept_layers(
         format=found.describe(),
         quantization=quantization,
         matrices=used,
+        rounds_activations=found.rounds_activations,
         published_bytes=sum(weights.stored_bytes(name) for name in used),
         num_bytes=sum(
-            spec.num_bytes
+            spec.num_bytes * (quantization.bits if spec.name == name else 4) // 4
             for name, matrix in used.items()
             for spec in quantized_specs(name, matrix.shape, quantization)
         ),
@@ -107,7 +113,7 @@ def kept_layers(
 def _of_layer(
     layer: tuple[LinearWeight, ...], own: Mapping[str, QuantConfig | None], mapping: ParallelMapping
 ) -> QuantConfig | None:
-    """How the matrices of one layer can be kept, but that four bits have float32 scales; None: not at all."""
+    """How the matrices of one layer can be kept, but that scales which have a type are float32; None: not at all."""
     hows: set[QuantConfig | None] = set()
     for weight in layer:
         if not weight.quantized or weight.name.layer is None:
@@ -117,14 +123,17 @@ def _of_layer(
             how = own.get(_source(part.source))
             if how is None or (weight.split is Split.ROW and not _can_be_cut(weight.inputs, num_ranks, how)):
                 return None
-            hows.add(replace(how, scale_dtype=DType.FLOAT32) if how.quant_algo is QuantAlgo.W4A16 else how)
+            hows.add(_with_any_scales(how))
     return hows.pop() if len(hows) == 1 else None
 
 
 def _can_be_cut(inputs: int, num_ranks: int, how: QuantConfig) -> bool:
     """Whether each of so many ranks gets whole groups, or bytes, of the inputs."""
-    together = how.group_size or (2 if how.quant_algo is QuantAlgo.W4A16 else 1)
-    return num_ranks == 1 or inputs // num_ranks % together == 0
+    return num_ranks == 1 or inputs // num_ranks % (how.group_size or how.packed_inputs) == 0
+
+
+def _with_any_scales(how: QuantConfig) -> QuantConfig:
+    return replace(how, scale_dtype=DType.FLOAT32) if how.has_typed_scales else how
 
 
 def _source(layer: str) -> str:

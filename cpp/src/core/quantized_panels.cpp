@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
+#include "adaptrt/core/error.h"
 #include "unpack_quantized.h"
 
 namespace adaptrt {
@@ -16,12 +18,15 @@ std::int64_t groups_of(std::int64_t k, std::int64_t inputs) {
 
 /// Bytes of the weights of one output.
 std::int64_t weight_bytes(const Quantization& quantization, std::int64_t k) {
-  if (quantization.algo == QuantAlgo::kW4A16) return groups_of(k, kInt4Inputs) * kInt8Inputs;
+  if (quantization.algo == QuantAlgo::kW4A16) {
+    const std::int64_t inputs = packed_inputs(quantization.bits);
+    return groups_of(k, inputs) * inputs * quantization.bits / 8;
+  }
   return groups_of(k, kInt8Inputs) * kInt8Inputs;
 }
 
 std::int64_t scale_bytes(const Quantization& quantization, std::int64_t k) {
-  if (quantization.algo != QuantAlgo::kW4A16) return 4;
+  if (!has_typed_scales(quantization)) return 4;
   return static_cast<std::int64_t>(size_of(quantization.scale_type)) * group_count(quantization, k);
 }
 
@@ -82,10 +87,86 @@ void pack_int4_row(std::byte* weights, const Quantization& quantization, Place p
   }
 }
 
+std::uint32_t int4_value(const std::byte* weights, Place place, std::int64_t input) {
+  std::uint32_t word = 0;
+  std::memcpy(&word, weights + (input / kInt4Inputs * place.width + place.column) * 4, sizeof(word));
+  return (word >> static_cast<unsigned>(int4_shift(input))) & 15U;
+}
+
+/// Where an input of 2 or 3 bits lies: bits of words that are `line` words apart.
+class NarrowInput {
+ public:
+  NarrowInput(std::int32_t bits, std::int64_t input)
+      : bits_(bits), pair_(input % packed_inputs(bits) / 2), half_(16 * (input % 2)) {}
+
+  /// Calls visit(number of the word, shift there, shift in the value, number of bits) for its runs of bits.
+  template <class Visit>
+  void for_each_run(const Visit& visit) const {
+    constexpr std::int64_t kWordPairs = 5;
+    constexpr std::int64_t kHighest = 15;
+    if (bits_ == 2) {
+      visit(0, 2 * pair_ + half_, 0, 2);
+    } else if (pair_ < 3 * kWordPairs) {
+      visit(pair_ / kWordPairs, 3 * (pair_ % kWordPairs) + half_, 0, 3);
+    } else {
+      for (std::int64_t word = 0; word < 3; ++word) visit(word, kHighest + half_, word, 1);
+    }
+  }
+
+ private:
+  std::int64_t bits_;
+  std::int64_t pair_;
+  std::int64_t half_;
+};
+
+/// The words of some inputs of an output, [words_of_inputs(bits)][w].
+std::int64_t words_of_inputs(std::int32_t bits) {
+  return bits == 3 ? 3 : 1;
+}
+
+std::uint32_t narrow_value(const std::byte* weights, std::int32_t bits, Place place, std::int64_t input) {
+  const std::int64_t first = input / packed_inputs(bits) * words_of_inputs(bits);
+  std::uint32_t value = 0;
+  NarrowInput(bits, input).for_each_run([&](std::int64_t number, auto shift, auto to, int count) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, weights + ((first + number) * place.width + place.column) * 4, sizeof(word));
+    value |= (word >> shift & ((1U << count) - 1)) << to;
+  });
+  return value;
+}
+
+void pack_narrow_row(std::byte* weights, const Quantization& quantization, Place place, std::int64_t k,
+                     const std::byte* source) {
+  const std::int32_t bits = quantization.bits;
+  const std::int64_t inputs = packed_inputs(bits);
+  const std::int64_t num_words = words_of_inputs(bits);
+  const std::int32_t least = quantization.zero_points ? 0 : -(1 << (bits - 1));
+  const std::int32_t greatest = least + (1 << bits) - 1;
+  for (std::int64_t begin = 0; begin < k; begin += inputs) {
+    std::uint32_t words[3] = {};
+    for (std::int64_t i = begin; i < begin + inputs; ++i) {
+      const auto pair = static_cast<std::int32_t>(source[i / 2]);
+      std::int32_t value = (i % 2 == 0 ? pair : pair >> 4) & 15;
+      if (!quantization.zero_points) value = (value ^ 8) - 8;
+      if (value < least || value > greatest) {
+        throw CheckpointError("a weight of " + std::to_string(bits) + " bits is " + std::to_string(value) +
+                              "; it must be " + std::to_string(least) + " to " + std::to_string(greatest));
+      }
+      NarrowInput(bits, i).for_each_run([&](std::int64_t number, auto shift, auto from, int count) {
+        words[number] |= (static_cast<std::uint32_t>(value - least) >> from & ((1U << count) - 1)) << shift;
+      });
+    }
+    for (std::int64_t word = 0; word < num_words; ++word) {
+      const std::int64_t line = begin / inputs * num_words + word;
+      std::memcpy(weights + (line * place.width + place.column) * 4, &words[word], sizeof(words[word]));
+    }
+  }
+}
+
 void pack_scales(std::byte* scales, const Quantization& quantization, Place place, std::int64_t groups,
                  const float* source) {
   for (std::int64_t group = 0; group < groups; ++group) {
-    if (quantization.algo == QuantAlgo::kW4A16) {
+    if (has_typed_scales(quantization)) {
       const auto index = static_cast<std::size_t>(group * place.width + place.column);
       store_from_float(scales, quantization.scale_type, index, source[group]);
     } else {
@@ -102,21 +183,40 @@ float rounded(float value, DType type) {
   return load_as_float(bytes, type, 0);
 }
 
+/// Its exponent is eight less than that of a float16 with the same bits.
+float float8_to_float(std::byte number) {
+  const auto bits = static_cast<std::uint32_t>(number);
+  return 256.0F * float16_to_float(static_cast<std::uint16_t>((bits & 0x80U) << 8U | (bits & 0x7fU) << 7U));
+}
+
+void unpack_float8_row(const PanelMatrix& matrix, const QuantizedPanel& parts, Place place, float* out) {
+  const Quantization& how = matrix.quantization;
+  const std::int64_t size = how.group_size == 0 ? matrix.k : how.group_size;
+  for (std::int64_t i = 0; i < matrix.k; ++i) {
+    const std::byte number = parts.weights[int8_offset(how.algo, place.width, place.column, i)];
+    const auto at = static_cast<std::size_t>(i / size * place.width + place.column);
+    const float scale = load_as_float(parts.scales, how.scale_type, at);
+    out[i] = rounded(float8_to_float(number) * scale, how.value_type);
+  }
+}
+
 }  // namespace
 
-std::string_view name_of(FourBitCode code) {
+std::string_view name_of(WeightCode code) {
   switch (code) {
-    case FourBitCode::kInteger:
+    case WeightCode::kInteger:
       return "INTEGER";
-    case FourBitCode::kNF4:
+    case WeightCode::kNF4:
       return "NF4";
-    case FourBitCode::kFP4:
+    case WeightCode::kFP4:
       return "FP4";
+    case WeightCode::kE4M3:
+      return "E4M3";
   }
   return "unknown";
 }
 
-const std::array<float, 16>& code_table(FourBitCode code) {
+const std::array<float, 16>& code_table(WeightCode code) {
   static constexpr std::array<float, 16> kIntegers = {-8.0F, -7.0F, -6.0F, -5.0F, -4.0F, -3.0F, -2.0F, -1.0F,
                                                       0.0F,  1.0F,  2.0F,  3.0F,  4.0F,  5.0F,  6.0F,  7.0F};
   static constexpr std::array<float, 16> kNF4 = {-1.0F,
@@ -139,11 +239,12 @@ const std::array<float, 16>& code_table(FourBitCode code) {
       0.0F, 0.0625F / 12,  8.0F / 12,  1.0F,  4.0F / 12,  6.0F / 12,  2.0F / 12,  3.0F / 12,
       0.0F, -0.0625F / 12, -8.0F / 12, -1.0F, -4.0F / 12, -6.0F / 12, -2.0F / 12, -3.0F / 12};
   switch (code) {
-    case FourBitCode::kNF4:
+    case WeightCode::kNF4:
       return kNF4;
-    case FourBitCode::kFP4:
+    case WeightCode::kFP4:
       return kFP4;
-    case FourBitCode::kInteger:
+    case WeightCode::kInteger:
+    case WeightCode::kE4M3:
       break;
   }
   return kIntegers;
@@ -199,7 +300,11 @@ void pack_quantized_panels(std::byte* panels, const Quantization& quantization, 
       pack_int8_row(data, quantization, place, k, weights, extra);
       continue;
     }
-    pack_int4_row(data, quantization, place, k, weights);
+    if (quantization.bits == 4) {
+      pack_int4_row(data, quantization, place, k, weights);
+    } else {
+      pack_narrow_row(data, quantization, place, k, weights);
+    }
     if (!quantization.zero_points) continue;
     for (std::int64_t group = 0; group < groups; ++group) {
       extra[group * place.width + place.column] = std::byte{source.zeros[i * groups + group]};
@@ -212,9 +317,16 @@ void unpack_quantized_row(const PanelMatrix& matrix, std::int64_t row, float* ou
   const std::int64_t panel = row / kPanelColumns;
   const Place place{panel_width(matrix.n, panel), row % kPanelColumns};
   const auto parts = parts_of_panel(quantization, matrix.data + matrix.offset(panel), matrix.k, place.width);
+  if (quantization.code == WeightCode::kE4M3) {
+    unpack_float8_row(matrix, parts, place, out);
+    return;
+  }
   if (quantization.algo != QuantAlgo::kW4A16) {
-    const float scale = load_as_float(parts.scales, DType::kFloat32, static_cast<std::size_t>(place.column));
+    const DType scale_type = has_typed_scales(quantization) ? quantization.scale_type : DType::kFloat32;
+    const std::int64_t group_size = quantization.group_size == 0 ? matrix.k : quantization.group_size;
     for (std::int64_t i = 0; i < matrix.k; ++i) {
+      const auto at = static_cast<std::size_t>(i / group_size * place.width + place.column);
+      const float scale = load_as_float(parts.scales, scale_type, at);
       const std::byte value = parts.weights[int8_offset(quantization.algo, place.width, place.column, i)];
       out[i] = scale * static_cast<float>(static_cast<std::int8_t>(value));
     }
@@ -224,10 +336,11 @@ void unpack_quantized_row(const PanelMatrix& matrix, std::int64_t row, float* ou
   for (std::int64_t i = 0; i < matrix.k; ++i) {
     const std::int64_t at = i / size * place.width + place.column;
     const float scale = load_as_float(parts.scales, quantization.scale_type, static_cast<std::size_t>(at));
-    const int zero = parts.extra != nullptr ? static_cast<int>(parts.extra[at]) : kInt4Zero;
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, parts.weights + (i / kInt4Inputs * place.width + place.column) * 4, sizeof(bits));
-    const std::uint32_t value = (bits >> static_cast<unsigned>(int4_shift(i))) & 15U;
+    const int zero =
+        parts.extra != nullptr ? static_cast<int>(parts.extra[at]) : 1 << (quantization.bits - 1);
+    const std::uint32_t value = quantization.bits == 4
+                                    ? int4_value(parts.weights, place, i)
+                                    : narrow_value(parts.weights, quantization.bits, place, i);
     if (quantization.is_coded()) {
       out[i] = rounded(scale * code_table(quantization.code)[value], quantization.value_type);
     } else {

@@ -12,7 +12,7 @@ std::string text(std::int64_t value) {
   return std::to_string(value);
 }
 
-/// Each group must be whole, and the engine's type must hold the values.
+/// The engine's type must hold the values.
 void check_code(const PanelMatrix& matrix, std::vector<std::string>* problems) {
   const Quantization& how = matrix.quantization;
   if (!how.is_coded()) {
@@ -21,15 +21,40 @@ void check_code(const PanelMatrix& matrix, std::vector<std::string>* problems) {
     }
     return;
   }
-  if (how.code > FourBitCode::kFP4) problems->push_back("has an unknown code");
+  if (how.code > WeightCode::kE4M3) problems->push_back("has an unknown code");
   if (how.zero_points) problems->push_back("has both a code and zero points");
-  if (how.group_size <= 0 || matrix.k % how.group_size != 0) {
-    problems->push_back("has " + text(matrix.k) + " inputs in groups of " + text(how.group_size) + " of " +
-                        std::string(name_of(how.code)) + ", which must be whole");
-  }
   if (matrix.dtype != DType::kFloat32 && how.value_type != matrix.dtype) {
     problems->push_back("has values of " + std::string(name_of(how.value_type)) + " in an engine of " +
                         std::string(name_of(matrix.dtype)));
+  }
+}
+
+/// Tables are of four bits and whole groups, FP8 is of eight and read in pairs.
+void check_groups_of_code(const PanelMatrix& matrix, std::vector<std::string>* problems) {
+  const Quantization& how = matrix.quantization;
+  if (how.code == WeightCode::kE4M3) {
+    if (how.algo != QuantAlgo::kW8A16) {
+      problems->push_back("is " + std::string(name_of(how.algo)) + " of E4M3, which only W8A16 may be");
+    }
+    if (matrix.k % 2 != 0) problems->push_back("has " + text(matrix.k) + " inputs of E4M3, an odd number");
+  } else if (how.is_coded() && (how.group_size <= 0 || matrix.k % how.group_size != 0)) {
+    problems->push_back("has " + text(matrix.k) + " inputs in groups of " + text(how.group_size) + " of " +
+                        std::string(name_of(how.code)) + ", which must be whole");
+  }
+}
+
+/// Two and three bits are integers in whole words.
+void check_bits(const PanelMatrix& matrix, std::vector<std::string>* problems) {
+  const Quantization& how = matrix.quantization;
+  if (how.bits == 4) return;
+  if (how.bits != 2 && how.bits != 3) {
+    problems->push_back("has weights of " + text(how.bits) + " bits; they may have 2, 3 or 4");
+    return;
+  }
+  if (how.is_coded()) problems->push_back("has both a code and weights of " + text(how.bits) + " bits");
+  if (matrix.k % packed_inputs(how.bits) != 0) {
+    problems->push_back("has " + text(matrix.k) + " inputs; of " + text(how.bits) +
+                        " bits they must be a multiple of " + text(packed_inputs(how.bits)));
   }
 }
 
@@ -37,18 +62,26 @@ void check_quantization(const PanelMatrix& matrix, std::vector<std::string>* pro
   constexpr std::int64_t kGroupSizeLimit = std::int64_t{1} << 31;
   const Quantization& how = matrix.quantization;
   if (how.algo > QuantAlgo::kW4A16) problems->push_back("is quantised in a way that is unknown");
-  if (how.algo != QuantAlgo::kW4A16 && !(how == Quantization{.algo = how.algo})) {
-    problems->push_back("has groups, zero points, types of scales or values, or a code, which only " +
+  Quantization accepted{.algo = how.algo};
+  if (how.algo == QuantAlgo::kW8A16 && how.group_size != 0) {
+    accepted.group_size = how.group_size;
+    accepted.scale_type = how.scale_type;
+  }
+  if (how.algo != QuantAlgo::kW4A16 && how.code != WeightCode::kE4M3 && !(how == accepted)) {
+    problems->push_back("has groups, zero points, types of scales or values, bits, or a code, which only " +
                         std::string(name_of(QuantAlgo::kW4A16)) + " has");
   }
   if (how.scale_type > DType::kBFloat16 || how.value_type > DType::kBFloat16) {
     problems->push_back("has scales or values of an unknown type");
   }
-  if (how.group_size < 0 || how.group_size >= kGroupSizeLimit || how.group_size % kInt4Inputs != 0) {
+  const std::int64_t together = packed_inputs(how.bits);
+  if (how.group_size < 0 || how.group_size >= kGroupSizeLimit || how.group_size % together != 0) {
     problems->push_back("has a group_size of " + text(how.group_size) + "; it must be a multiple of " +
-                        text(kInt4Inputs));
+                        text(together));
   }
+  check_bits(matrix, problems);
   check_code(matrix, problems);
+  check_groups_of_code(matrix, problems);
   if (how.algo == QuantAlgo::kW8A8 && matrix.k > kMaxW8A8Inputs) {
     problems->push_back("has " + text(matrix.k) + " inputs; W8A8 sums at most " + text(kMaxW8A8Inputs) +
                         " without overflow");

@@ -27,6 +27,7 @@ constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW4A16, .group_size = 16},
     {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true},
     {.algo = QuantAlgo::kW4A16, .group_size = 8, .zero_points = true, .scale_type = DType::kFloat16},
+    {.algo = QuantAlgo::kW8A16, .group_size = 24, .scale_type = DType::kFloat16},
 };
 
 /// NF4 as engines of a type hold it.
@@ -34,8 +35,16 @@ Quantization coded(DType dtype) {
   return {.algo = QuantAlgo::kW4A16,
           .group_size = 8,
           .scale_type = DType::kFloat32,
-          .code = FourBitCode::kNF4,
+          .code = WeightCode::kNF4,
           .value_type = dtype == DType::kFloat32 ? DType::kBFloat16 : dtype};
+}
+/// FP8 with as many inputs in a group.
+Quantization float8(DType dtype, std::int64_t group_size) {
+  return {.algo = QuantAlgo::kW8A16,
+          .group_size = group_size,
+          .scale_type = DType::kFloat32,
+          .code = WeightCode::kE4M3,
+          .value_type = dtype};
 }
 constexpr std::int32_t kNumBlocks = 160;
 
@@ -189,7 +198,7 @@ BOOST_DATA_TEST_CASE(any_crowd_gives_the_bits_of_a_request_alone, kernel_tables(
 }
 
 BOOST_DATA_TEST_CASE(with_quantized_weights,
-                     kernel_tables() * data::make({0, 1, 2, 3, 4}) * data::make({0, 2}), kernels,
+                     kernel_tables() * data::make({0, 1, 2, 3, 4, 5}) * data::make({0, 2}), kernels,
                      quantization_index, dtype_index) {
   check_invariance({.dtype = kDTypes[dtype_index],
                     .biases = true,
@@ -223,6 +232,32 @@ BOOST_DATA_TEST_CASE(with_numbers_of_a_table, kernel_tables() * data::make({0, 1
                     .biases = true,
                     .max_num_tokens = 400,
                     .quantization = coded(kDTypes[dtype_index])},
+                   kernels);
+}
+
+/// Of sizes that are whole words.
+BOOST_DATA_TEST_CASE(with_fewer_bits, kernel_tables() * data::make({2, 3}) * data::make({0, 2}), kernels,
+                     bits, dtype_index) {
+  check_invariance({.dtype = kDTypes[dtype_index],
+                    .shape = {.hidden_size = 96, .attention = {4, 2, 16}},
+                    .intermediate_size = 160,
+                    .biases = true,
+                    .max_num_tokens = 400,
+                    .quantization = {.algo = QuantAlgo::kW4A16,
+                                     .group_size = bits == 2 ? 16 : 32,
+                                     .zero_points = bits == 2,
+                                     .scale_type = DType::kFloat16,
+                                     .bits = bits}},
+                   kernels);
+}
+
+BOOST_DATA_TEST_CASE(with_numbers_of_float8, kernel_tables() * data::make({0, 1, 2}) * data::make({0, 24}),
+                     kernels, dtype_index, group_size) {
+  check_invariance({.dtype = kDTypes[dtype_index],
+                    .intermediate_size = 136,
+                    .biases = true,
+                    .max_num_tokens = 400,
+                    .quantization = float8(kDTypes[dtype_index], group_size)},
                    kernels);
 }
 
@@ -287,7 +322,7 @@ void check_experts(const std::string& kernels, const Quantization& quantization,
                    kernels);
 }
 
-BOOST_DATA_TEST_CASE(with_experts, kernel_tables() * data::make({-1, 0, 1, 2, 3, 4}), kernels,
+BOOST_DATA_TEST_CASE(with_experts, kernel_tables() * data::make({-1, 0, 1, 2, 3, 4, 5}), kernels,
                      quantization_index) {
   const Quantization quantization =
       quantization_index < 0 ? Quantization{} : kQuantizations[quantization_index];
@@ -296,6 +331,7 @@ BOOST_DATA_TEST_CASE(with_experts, kernel_tables() * data::make({-1, 0, 1, 2, 3,
 
 BOOST_DATA_TEST_CASE(with_experts_of_numbers_of_a_table, kernel_tables(), kernels) {
   check_experts(kernels, coded(DType::kBFloat16), DType::kBFloat16);
+  check_experts(kernels, float8(DType::kBFloat16, 128), DType::kBFloat16);
 }
 
 BOOST_DATA_TEST_CASE(with_experts_of_other_types, data::make({0, 1}), dtype_index) {

@@ -125,7 +125,7 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
   finds("group_size of 12; it must be a multiple of 8",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW4A16, .group_size = 12}; });
   finds("group_size of -8", [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW4A16, .group_size = -8}; });
-  const Quantization nf4{.algo = QuantAlgo::kW4A16, .group_size = 8, .code = FourBitCode::kNF4};
+  const Quantization nf4{.algo = QuantAlgo::kW4A16, .group_size = 8, .code = WeightCode::kNF4};
   const auto changed = [&](auto change) {
     return [&, change](Program* p) {
       of_dense(p) = nf4;
@@ -137,15 +137,49 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
   finds("inputs in groups of 40 of NF4, which must be whole",
         changed([](Quantization* how) { how->group_size = 40; }));
   finds("both a code and zero points", changed([](Quantization* how) { how->zero_points = true; }));
-  finds("an unknown code", changed([](Quantization* how) { how->code = static_cast<FourBitCode>(77); }));
+  finds("an unknown code", changed([](Quantization* how) { how->code = static_cast<WeightCode>(77); }));
   finds("scales or values of an unknown type",
         changed([](Quantization* how) { how->scale_type = static_cast<DType>(9); }));
   finds("says what its values are rounded to, which only those of a code are",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW4A16, .value_type = DType::kBFloat16}; });
   finds("or a code, which only W4A16 has",
-        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .code = FourBitCode::kFP4}; });
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .code = WeightCode::kFP4}; });
+  const auto of_bits = [&](std::int32_t bits, std::int64_t group_size) {
+    return [&, bits, group_size](Program* p) {
+      of_dense(p) = {.algo = QuantAlgo::kW4A16, .group_size = group_size, .bits = bits};
+    };
+  };
+  finds("has weights of 5 bits; they may have 2, 3 or 4", of_bits(5, 0));
+  finds("has weights of -2 bits", of_bits(-2, 0));
+  finds("group_size of 8; it must be a multiple of 16", of_bits(2, 8));
+  finds("group_size of 48; it must be a multiple of 32", of_bits(3, 48));
+  finds("inputs; of 3 bits they must be a multiple of 32", [&](Program* p) {
+    of_bits(3, 0)(p);
+    op_at<LinearOp>(p, 5).parts[0].weight.k = 48;
+  });
+  finds("both a code and weights of 2 bits", changed([](Quantization* how) {
+          how->group_size = 16;
+          how->bits = 2;
+        }));
+  finds("bits, or a code, which only W4A16 has",
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .bits = 3}; });
+  finds("is W4A16 of E4M3, which only W8A16 may be",
+        changed([](Quantization* how) { how->code = WeightCode::kE4M3; }));
+  finds("of E4M3, an odd number", [&](Program* p) {
+    of_dense(p) = {.algo = QuantAlgo::kW8A16, .code = WeightCode::kE4M3};
+    op_at<LinearOp>(p, 5).parts[0].weight.k = 47;
+  });
   finds("has groups, zero points, types",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .zero_points = true}; });
+  finds("has groups, zero points, types", [&](Program* p) {
+    of_dense(p) = {.algo = QuantAlgo::kW8A16, .group_size = 16, .zero_points = true};
+  });
+  finds("has groups, zero points, types",
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A8, .group_size = 16}; });
+  finds("has groups, zero points, types",
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .scale_type = DType::kFloat16}; });
+  finds("group_size of 12; it must be a multiple of 8",
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .group_size = 12}; });
   finds("its weights are quantised in different ways",
         [](Program* p) { op_at<LinearOp>(p, 3).parts[1].weight.quantization.algo = QuantAlgo::kW8A8; });
   const auto with_inputs = [&](std::int64_t k) {

@@ -16,6 +16,7 @@
 #include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/engine/program.h"
+#include "random_weights.h"
 
 namespace adaptrt::testing {
 
@@ -66,9 +67,12 @@ class Storage {
     const bool is_int4 = how.algo == QuantAlgo::kW4A16;
     const std::int64_t groups = group_count(how, k);
     std::vector<std::byte> weights(static_cast<std::size_t>(n * (is_int4 ? (k + 1) / 2 : k)));
-    for (auto& byte : weights) byte = static_cast<std::byte>(random->below(256));
+    for (auto& byte : weights) byte = weight_byte(how, static_cast<std::byte>(random->below(256)));
     std::vector<float> scales(static_cast<std::size_t>(n * groups));
-    const float greatest = how.is_coded() ? 1.0F : is_int4 ? 8.0F : 128.0F;
+    const float greatest = how.code == WeightCode::kE4M3 ? 448.0F
+                           : how.is_coded()              ? 1.0F
+                           : is_int4                     ? 8.0F
+                                                         : 128.0F;
     for (auto& scale : scales) scale = bound / greatest * random->between(0.5F, 1.0F);
     std::vector<std::uint8_t> zeros(scales.size());
     for (auto& zero : zeros) zero = static_cast<std::uint8_t>(5 + random->below(6));

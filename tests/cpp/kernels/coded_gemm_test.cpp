@@ -1,6 +1,7 @@
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -25,11 +26,11 @@ constexpr Values kValues[] = {{DType::kFloat32, DType::kFloat32},
                               {DType::kFloat16, DType::kFloat16},
                               {DType::kBFloat16, DType::kBFloat16}};
 /// Scales of every type, groups of one word and of more than a part of k.
-Quantization quantization_of(FourBitCode code, DType value, std::int64_t group_size) {
+Quantization quantization_of(WeightCode code, DType value, std::int64_t group_size) {
   const DType scales = group_size == 8    ? DType::kBFloat16
                        : group_size == 40 ? DType::kFloat16
                                           : DType::kFloat32;
-  return {.algo = QuantAlgo::kW4A16,
+  return {.algo = code == WeightCode::kE4M3 ? QuantAlgo::kW8A16 : QuantAlgo::kW4A16,
           .group_size = group_size,
           .scale_type = scales,
           .code = code,
@@ -54,7 +55,7 @@ BOOST_AUTO_TEST_CASE(weights_are_numbers_of_the_table_times_scales) {
   const float scales[] = {0.3F, 1e-3F};
   std::vector<std::byte> weights(kInputs / 2);
   for (int i = 0; i < kInputs / 2; ++i) weights[i] = static_cast<std::byte>(2 * i | (2 * i + 1) << 4);
-  for (const FourBitCode code : {FourBitCode::kNF4, FourBitCode::kFP4}) {
+  for (const WeightCode code : {WeightCode::kNF4, WeightCode::kFP4}) {
     for (const DType value : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
       const Quantization how{.algo = QuantAlgo::kW4A16,
                              .group_size = 8,
@@ -76,8 +77,42 @@ BOOST_AUTO_TEST_CASE(weights_are_numbers_of_the_table_times_scales) {
   }
 }
 
+// A sign, four bits of exponent e and three of fraction m: 2^(e - 7) (1 + m / 8), or 2^-6 m / 8 where e is 0.
+BOOST_AUTO_TEST_CASE(weights_are_numbers_of_float8_times_scales) {
+  constexpr std::int64_t kInputs = 256;
+  const float scales[] = {0.3F, 1e-3F};
+  std::vector<std::byte> weights(kInputs);
+  for (int i = 0; i < kInputs; ++i) weights[i] = static_cast<std::byte>((i & 0x7f) == 0x7f ? 0 : i);
+  for (const DType value : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    for (const std::int64_t group_size : {0, 128}) {
+      const Quantization how{.algo = QuantAlgo::kW8A16,
+                             .group_size = group_size,
+                             .scale_type = DType::kFloat32,
+                             .code = WeightCode::kE4M3,
+                             .value_type = value};
+      std::vector<std::byte> panels(panel_bytes(how, DType::kFloat32, 1, kInputs));
+      pack_quantized_panels(panels.data(), how, 1, kInputs, 0, 1, {weights.data(), scales, nullptr});
+      float out[kInputs];
+      unpack_panel_row({panels.data(), DType::kFloat32, 1, kInputs, nullptr, how}, 0, out);
+      for (int i = 0; i < kInputs; ++i) {
+        const int bits = (i & 0x7f) == 0x7f ? 0 : i;
+        const int exponent = bits >> 3 & 15;
+        const float fraction = static_cast<float>(bits & 7) / 8.0F;
+        const float magnitude =
+            exponent == 0 ? std::ldexp(fraction, -6) : std::ldexp(1 + fraction, exponent - 7);
+        const float product = (bits < 128 ? magnitude : -magnitude) * scales[group_size == 0 ? 0 : i / 128];
+        const float expected = value == DType::kFloat32   ? product
+                               : value == DType::kFloat16 ? float16_to_float(float_to_float16(product))
+                                                          : bfloat16_to_float(float_to_bfloat16(product));
+        BOOST_TEST(out[i] == expected);
+      }
+    }
+  }
+}
+
 BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
-                     kernel_tables() * data::make({0, 1, 2, 3, 4}) * data::make({1, 2}), name, index, code) {
+                     kernel_tables() * data::make({0, 1, 2, 3, 4}) * data::make({1, 2, 3}), name, index,
+                     code) {
   const auto& table = kernel_table(name);
   const auto [engine, value] = kValues[index];
   const auto type = static_cast<std::size_t>(engine);
@@ -86,9 +121,11 @@ BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t group_size : kGroupSizes) {
-      const Quantization how = quantization_of(static_cast<FourBitCode>(code), value, group_size);
+      const Quantization how = quantization_of(static_cast<WeightCode>(code), value, group_size);
       for (const std::int64_t width : {1, 7, 16, 40, 61, 64}) {
-        const std::int64_t k = group_size * (group_size < 64 ? 9 : 2);
+        // The last group of FP8 may be shorter.
+        const bool is_float8 = how.code == WeightCode::kE4M3;
+        const std::int64_t k = group_size * (group_size < 64 ? 9 : 2) - (is_float8 ? 6 : 0);
         const QuantizedMatrix matrix(how, width, k, &random);
         const auto plain = plain_panels(matrix, engine);
         std::vector<std::byte> made(plain.size() + 1, std::byte{0xab});
@@ -129,14 +166,14 @@ BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
 }
 
 // Kernels on tiles take long inputs in parts.
-BOOST_DATA_TEST_CASE(products_are_the_same_in_parts, kernel_tables(), name) {
+BOOST_DATA_TEST_CASE(products_are_the_same_in_parts, kernel_tables() * data::make({1, 3}), name, code) {
   constexpr auto kBFloat16 = static_cast<std::size_t>(DType::kBFloat16);
   constexpr std::int64_t kInputs = 1600, kPart = 512;
   const auto& table = kernel_table(name);
   if (table.part_bytes == 0) return;
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
-    const Quantization how = quantization_of(FourBitCode::kNF4, DType::kBFloat16, 64);
+    const Quantization how = quantization_of(static_cast<WeightCode>(code), DType::kBFloat16, 64);
     const QuantizedMatrix matrix(how, kPanelColumns, kInputs, &random);
     for (const std::int64_t rows : {1, 3, 5, 40}) {
       std::vector<std::byte> a(static_cast<std::size_t>(2 * rows * kInputs));

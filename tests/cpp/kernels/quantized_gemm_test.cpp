@@ -17,6 +17,8 @@ namespace data = boost::unit_test::data;
 
 constexpr Quantization kWeightOnly[] = {
     {.algo = QuantAlgo::kW8A16},
+    {.algo = QuantAlgo::kW8A16, .group_size = 32, .scale_type = DType::kFloat16},
+    {.algo = QuantAlgo::kW8A16, .group_size = 128, .scale_type = DType::kFloat32},
     {.algo = QuantAlgo::kW4A16},
     {.algo = QuantAlgo::kW4A16, .group_size = 8},
     {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true},

@@ -6,27 +6,32 @@
 
 #include "adaptrt/core/quantized_panels.h"
 #include "kernel_tables.h"
+#include "random_weights.h"
 
 namespace adaptrt {
 
 /// A quantised W[n, k] of random integers and scales, packed.
 struct QuantizedMatrix {
   QuantizedMatrix(const Quantization& how, std::int64_t outputs, std::int64_t inputs, FreshRandom* random)
-      : quantization(how), n(outputs), k(inputs), panels(panel_bytes(how, DType::kFloat32, outputs, inputs)) {
-    const bool is_int4 = how.algo == QuantAlgo::kW4A16;
+      : quantization(how), n(outputs), k(inputs) {
     const std::int64_t groups = group_count(how, k);
-    const std::int64_t row_bytes = is_int4 ? (k + 1) / 2 : k;
-    std::vector<std::byte> weights(static_cast<std::size_t>(n * row_bytes));
-    for (auto& byte : weights)
-      byte = static_cast<std::byte>(static_cast<int>(random->between(0.0F, 255.99F)));
-    if (!is_int4) {
-      for (auto& byte : weights) byte = byte == std::byte{0x80} ? std::byte{0x81} : byte;
+    const std::int64_t row_bytes = how.algo == QuantAlgo::kW4A16 ? (k + 1) / 2 : k;
+    weights.resize(static_cast<std::size_t>(n * row_bytes));
+    for (auto& byte : weights) {
+      byte =
+          testing::weight_byte(how, static_cast<std::byte>(static_cast<int>(random->between(0.0F, 255.99F))));
     }
-    auto scales = random->vector(n * groups, 0.001F, 0.1F);
-    std::vector<std::uint8_t> zeros(static_cast<std::size_t>(n * groups));
+    scales = random->vector(n * groups, 0.001F, 0.1F);
+    zeros.resize(static_cast<std::size_t>(n * groups));
     for (auto& zero : zeros) zero = static_cast<std::uint8_t>(random->between(0.0F, 15.99F));
-    pack_quantized_panels(panels.data(), how, n, k, 0, n,
-                          {weights.data(), scales.data(), how.zero_points ? zeros.data() : nullptr});
+    pack();
+  }
+
+  /// Makes `panels` of the others.
+  void pack() {
+    panels.assign(panel_bytes(quantization, DType::kFloat32, n, k), std::byte{0xab});
+    pack_quantized_panels(panels.data(), quantization, n, k, 0, n,
+                          {weights.data(), scales.data(), quantization.zero_points ? zeros.data() : nullptr});
   }
 
   [[nodiscard]] PanelMatrix matrix() const {
@@ -42,6 +47,9 @@ struct QuantizedMatrix {
   Quantization quantization;
   std::int64_t n;
   std::int64_t k;
+  std::vector<std::byte> weights;
+  std::vector<float> scales;
+  std::vector<std::uint8_t> zeros;
   std::vector<std::byte> panels;
 };
 

@@ -206,6 +206,8 @@ BOOST_DATA_TEST_CASE(packed_rows_and_parts_leave_the_bits_as_they_are,
 
 constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW8A16},
+    {.algo = QuantAlgo::kW8A16, .group_size = 32, .scale_type = DType::kFloat16},
+    {.algo = QuantAlgo::kW8A16, .group_size = 128, .scale_type = DType::kFloat32},
     {.algo = QuantAlgo::kW4A16},
     {.algo = QuantAlgo::kW4A16, .group_size = 8},
     {.algo = QuantAlgo::kW4A16, .group_size = 128},

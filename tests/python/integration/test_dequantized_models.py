@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import adaptrt
@@ -103,7 +104,7 @@ def test_the_checkpoint_has_the_published_values(name: str, model: Path, tmp_pat
     assert f"of {np.dtype(dtype)}" in converted.dequantization.describe()
 
 
-@pytest.mark.parametrize("name", ["llm-int8", "gptq-4-act-order", "fp8-blocks"])
+@pytest.mark.parametrize("name", ["llm-int8", "gptq-4-act-order"])
 def test_engines_compute_with_them(name: str, model: Path, tmp_path: Path) -> None:
     """Without and with adapters, whose magnitudes are normalised by the published values."""
     published = publish(model, tmp_path, SCHEMES[name])
@@ -128,7 +129,14 @@ def test_engines_keep_what_they_can(name: str, whole_model: Path, tmp_path: Path
     _assert_logits(tmp_path / "engine", tmp_path / "values", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["nf4-double", "fp4", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("nf4-double", "fp4", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm"),
+        "gptq-8-groups",
+        *("fp8-blocks-bfloat16", "float8-channel"),
+    ],
+)
 def test_kept_ones_are_the_same_in_one_pass_and_through_a_checkpoint(
     name: str, whole_model: Path, tmp_path: Path
 ) -> None:
@@ -150,11 +158,15 @@ def test_kept_ones_are_the_same_in_one_pass_and_through_a_checkpoint(
         ("fp4-double", DType.BFLOAT16),
         ("fp4", DType.FLOAT32),
         ("nf4-float16", DType.FLOAT16),
+        ("fp8-blocks", DType.BFLOAT16),
+        ("fp8-blocks", DType.FLOAT16),
+        ("fp8-blocks-bfloat16", DType.FLOAT32),
+        ("float8-tensor", DType.BFLOAT16),
+        ("float8-channel", DType.FLOAT16),
+        ("float8-block", DType.FLOAT32),
     ],
 )
-def test_numbers_of_a_table_give_the_bits_of_the_values_stored(
-    name: str, dtype: DType, whole_model: Path, tmp_path: Path
-) -> None:
+def test_numbers_give_the_bits_of_the_values_stored(name: str, dtype: DType, whole_model: Path, tmp_path: Path) -> None:
     """Logits of prompts and of decode steps, with each kind of adapter."""
     scheme = bits4("nf4", "float16", nested=True) if name == "nf4-float16" else KEPT[name]
     published = publish(whole_model, tmp_path, scheme)
@@ -180,7 +192,41 @@ def test_numbers_of_a_table_give_the_bits_of_the_values_stored(
         np.testing.assert_array_equal(found.generation_logits, expected.generation_logits)
 
 
-@pytest.mark.parametrize("name", ["gptq-4", "awq-gemm", "packed-4-float16"])
+@pytest.mark.parametrize("name", ["gptq-2", "gptq-3", "gptq-3-asymmetric"])
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32])
+def test_fewer_bits_give_the_results_of_four(name: str, dtype: DType, whole_model: Path, tmp_path: Path) -> None:
+    """Of the same checkpoint, which stores four: what config.json says of the integers is all that differs."""
+    published = publish(whole_model, tmp_path, KEPT[name])
+    convert_checkpoint(published, tmp_path / "checkpoint", dtype=dtype)
+    config_file = tmp_path / "checkpoint" / "config.json"
+    config = json.loads(config_file.read_text())
+    bits = config["quantization"]["bits"]
+    assert bits == KEPT[name].config["bits"]
+    answers, matrices = [], []
+    prompt = np.random.default_rng(3).integers(2, SPEC.vocab_size, 20).tolist()
+    for number in (bits, 4):
+        config["quantization"]["bits"] = number
+        config_file.write_text(json.dumps(config))
+        engine = tmp_path / f"{number} bits"
+        build(tmp_path / "checkpoint", CONFIG, engine)
+        header = safe_open(engine / "rank0.engine", "numpy")
+        # Engines of four bits stay what they were before there were others.
+        assert ('"bits"' in header.metadata()["program"]) == (number != 4)
+        matrices.append(len(header.get_tensor("transformer.layers.0.mlp.proj.weight")))
+        with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+            answers.append(collect(executor, executor.enqueue_request(make_request(prompt, 6))))
+    assert answers[0].tokens == answers[1].tokens
+    np.testing.assert_array_equal(answers[0].context_logits, answers[1].context_logits)
+    np.testing.assert_array_equal(answers[0].generation_logits, answers[1].generation_logits)
+    assert matrices[0] == matrices[1] - 128 * 256 * (4 - bits) // 8
+    config["quantization"]["bits"] = bits - 1 if bits == 3 else 5
+    config_file.write_text(json.dumps(config))
+    refusal = r"a weight of 2 bits is -?\d; it must be" if bits == 3 else "bits is 5; accepted: 2, 3, 4"
+    with pytest.raises(adaptrt.CheckpointError, match=refusal):
+        build(tmp_path / "checkpoint", CONFIG, tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "awq-gemm", "packed-4-float16", "packed-8-symmetric-groups"])
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
 def test_kept_integers_are_in_engines_of_any_type(name: str, dtype: DType, whole_model: Path, tmp_path: Path) -> None:
     published = publish(whole_model, tmp_path, KEPT[name], exact=True)
@@ -230,8 +276,11 @@ def test_what_is_one_layer_in_an_engine_is_kept_whole_or_not_at_all(whole_model:
     build(checkpoint, CONFIG, tmp_path / "engine")
 
 
-def test_the_network_of_numbers_of_a_table(whole_model: Path, tmp_path: Path) -> None:
-    published = publish(whole_model, tmp_path, KEPT["nf4-double"])
+@pytest.mark.parametrize(
+    ("name", "code"), [("nf4-double", "NF4"), ("fp8-blocks-bfloat16", "E4M3"), ("float8-channel-float32", "E4M3")]
+)
+def test_the_network_of_numbers(name: str, code: str, whole_model: Path, tmp_path: Path) -> None:
+    published = publish(whole_model, tmp_path, KEPT[name])
     convert_checkpoint(published, tmp_path / "checkpoint")
     sizes = dataclasses.replace(CONFIG, tokens_per_block=4, plugin_config=PluginConfig(), lora_config=LoraBuildConfig())
     build(tmp_path / "checkpoint", sizes, tmp_path / "engine")
@@ -245,7 +294,7 @@ def test_the_network_of_numbers_of_a_table(whole_model: Path, tmp_path: Path) ->
     del inputs["adapter_slots"]
     actual = native.step(token_ids=inputs.pop("input_ids"), **inputs)
     assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
-    with pytest.raises(adaptrt.ConfigError, match="weights of NF4 need backend native"):
+    with pytest.raises(adaptrt.ConfigError, match=f"weights of {code} need backend native"):
         build(tmp_path / "checkpoint", dataclasses.replace(sizes, backend="tensorrt"), tmp_path / "plans")
 
 
@@ -300,15 +349,14 @@ def test_types_that_would_round_once_more_are_refused(
         assert_same_weights(tmp_path / "checkpoint", tmp_path / "values", np.float32)
 
 
-@pytest.mark.parametrize("name", ["llm-int8", "fp8-blocks"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_types_that_the_library_rounds_to_itself(name: str, dtype: Any, model: Path, tmp_path: Path) -> None:
-    published = publish(model, tmp_path, SCHEMES[name])
+def test_types_that_the_library_rounds_to_itself(dtype: Any, model: Path, tmp_path: Path) -> None:
+    published = publish(model, tmp_path, SCHEMES["llm-int8"])
     convert_checkpoint(published, tmp_path / "checkpoint", dtype=DTYPES[dtype])
     assert_same_weights(tmp_path / "checkpoint", tmp_path / "values", dtype)
 
 
-@pytest.mark.parametrize("name", ["llm-int8", "nf4-double", "gptq-4-asymmetric"])
+@pytest.mark.parametrize("name", ["llm-int8", "nf4-double", "gptq-4-asymmetric", "fp8-blocks"])
 def test_models_of_experts_with_tied_embeddings(name: str, tmp_path: Path) -> None:
     sizes = dataclasses.asdict(dataclasses.replace(SPEC, tie_word_embeddings=True))
     config = transformers.Qwen3MoeConfig(
@@ -350,7 +398,12 @@ def test_dequantised_ones_can_be_cut_over_ranks(model: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["nf4-double", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm-no-groups"]
+    "name",
+    [
+        *("nf4-double", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm-no-groups"),
+        "gptq-8-groups",
+        *("fp8-blocks", "float8-channel-float32"),
+    ],
 )
 def test_kept_ones_are_cut_over_ranks_between_groups(name: str, whole_model: Path, tmp_path: Path) -> None:
     published = publish(whole_model, tmp_path, KEPT[name], exact=True)
@@ -408,7 +461,13 @@ def test_a_build_that_is_asked_to_rounds_the_values(name: str, whole_model: Path
         (
             "gptq-2",
             "kept",
-            r"14 matrices of GPTQ of 2 bits in groups of 64, .* as W4A16 in groups of 64, 1\d\d",
+            r"14 matrices of GPTQ of 2 bits in groups of 64, .* as W4A16 of 2 bits in groups of 64, \d\d",
+        ),
+        (
+            "float8-channel-float32",
+            "kept",
+            r"14 matrices of compressed-tensors of FP8 with a scale for each channel, 2\d\d\.\d KiB, as W8A16 of E4M3, "
+            r"2\d\d\.\d KiB; activations are not rounded",
         ),
         ("llm-int8", "dequantised", r"14 matrices of LLM.int8\(\) of bitsandbytes, .*, become 1.1 MiB of float32"),
     ],

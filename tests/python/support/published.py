@@ -287,7 +287,8 @@ def fp8(block: tuple[int, int], scale_dtype: np.dtype[Any]) -> Scheme:
 
     def quantize(matrix: Array, rng: np.random.Generator) -> Layer:
         numbers, scales, each = _blocks(matrix, block, scale_dtype)
-        return Layer({".weight": numbers, ".weight_scale_inv": scales}, numbers.astype(np.float32) * each)
+        values = numbers.astype(np.float32) * each
+        return Layer({".weight": numbers, ".weight_scale_inv": scales}, values, values)
 
     config = {
         "quant_method": "fp8",
@@ -330,7 +331,8 @@ def float8(strategy: str, dtype: np.dtype[Any] = BFLOAT16, *, static: bool = Fal
         tensors = {".weight": numbers, ".weight_scale": scales.reshape(-1) if strategy == "tensor" else scales}
         if static:
             tensors[".input_scale"] = np.ones(1, dtype)
-        return Layer(tensors, (numbers.astype(np.float32) * each).astype(dtype))
+        values = (numbers.astype(np.float32) * each).astype(dtype)
+        return Layer(tensors, values, values)
 
     weights = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False}
     if strategy == "block":
@@ -378,7 +380,8 @@ SCHEMES: dict[str, Scheme] = {
     "gptq-4-act-order": gptq(4, 32, reordered=True),
     "gptq-4-v2": gptq(4, 32, symmetric=False, layout="gptq_v2", quantizer="other"),
     "gptq-8": gptq(8, 32, symmetric=False, layout="gptq_v2"),
-    "gptq-8-act-order": gptq(8, 64, reordered=True, dtype=BFLOAT16),
+    "gptq-8-groups": gptq(8, 64),
+    "gptq-8-act-order": gptq(8, 32, reordered=True, dtype=BFLOAT16),
     "awq-gemm": awq(32),
     "awq-gemm-no-groups": awq(-1),
     "awq-gemv": awq(32, "gemv"),
@@ -392,6 +395,7 @@ SCHEMES: dict[str, Scheme] = {
     "packed-4-float16": integers(4, 32),
     "packed-4-groups-of-16": integers(4, 16, BFLOAT16, symmetric=False),
     "packed-8-groups": integers(8, 32, symmetric=False),
+    "packed-8-symmetric-groups": integers(8, 32, BFLOAT16),
     "gptq-4-bfloat16": gptq(4, 32, dtype=BFLOAT16),
     "gptq-4-float32": gptq(4, 32, dtype=FLOAT32),
     "gptq-4-asymmetric-bfloat16": gptq(4, 32, symmetric=False, dtype=BFLOAT16),
@@ -404,8 +408,8 @@ SCHEMES: dict[str, Scheme] = {
 DEQUANTIZED = tuple(
     name
     for name in SCHEMES
-    if name.startswith(("llm-int8", "fp8", "float8", "gptq-8-act", "packed-4-groups-of-16", "packed-8-groups"))
-    or name in ("gptq-8", "gptq-4-act-order")
+    if name.startswith(("llm-int8", "gptq-8-act", "packed-4-groups-of-16"))
+    or name in ("gptq-8", "gptq-4-act-order", "packed-8-groups")
 )
 """Those whose layers become matrices."""
 

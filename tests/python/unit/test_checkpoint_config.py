@@ -40,7 +40,15 @@ CONFIG = CheckpointConfig(
 
 
 @pytest.mark.parametrize("int8_kv_cache", [False, True])
-@pytest.mark.parametrize("weights", [None, QuantConfig(quant_algo=_core.QuantAlgo.W4A16, group_size=64)])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        None,
+        QuantConfig(quant_algo=_core.QuantAlgo.W4A16, group_size=64),
+        QuantConfig(quant_algo=_core.QuantAlgo.W4A16, group_size=64, bits=3),
+    ],
+    ids=str,
+)
 def test_a_config_survives_its_file(weights: QuantConfig | None, int8_kv_cache: bool, tmp_path: Path) -> None:
     config = replace(CONFIG, quantization=weights, int8_kv_cache=int8_kv_cache)
     (tmp_path / "config.json").write_text(config.to_json())
@@ -48,6 +56,8 @@ def test_a_config_survives_its_file(weights: QuantConfig | None, int8_kv_cache: 
     written = config.to_dict()["quantization"]
     assert written["kv_cache_quant_algo"] == ("INT8" if int8_kv_cache else None)
     assert written["quant_algo"] == (None if weights is None else "W4A16")
+    # Checkpoints of four bits stay what they were before there were others.
+    assert written.get("bits") == (3 if weights is not None and weights.bits == 3 else None)
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIG.to_dict() if name != "producer"])
@@ -90,10 +100,25 @@ def test_a_missing_or_wrong_field_is_named(name: str) -> None:
             {"quantization": {"quant_algo": "FP8"}},
             'quantization.quant_algo is "FP8"; accepted: null, W8A16, W8A8, W4A16',
         ),
+        ({"quantization": {"quant_algo": "W4A16", "bits": 5}}, "quantization.bits is 5; accepted: 2, 3, 4"),
+        ({"quantization": {"quant_algo": "W8A16", "bits": 3}}, "bits is 3, which only integers of W4A16 may have"),
+        (
+            {"quantization": {"quant_algo": "W4A16", "bits": 2, "code": "NF4", "group_size": 64}},
+            "bits is 2, which only integers of W4A16 may have",
+        ),
         ({"quantization": {"quant_algo": "W4A16", "group_size": 48}}, "group_size is 48; accepted: 32, 64, 128"),
         (
+            {"quantization": {"quant_algo": "W8A8", "group_size": 64, "has_zero_point": True}},
+            "group_size is given, but W8A8 has one scale an output; .*has_zero_point is given",
+        ),
+        (
             {"quantization": {"quant_algo": "W8A16", "group_size": 64, "has_zero_point": True}},
-            "group_size is given, but W8A16 has one scale an output; .*has_zero_point is given",
+            "has_zero_point is given, but W8A16 is symmetric",
+        ),
+        ({"quantization": {"quant_algo": "W8A16", "group_size": 48}}, "group_size is 48; accepted: 32, 64, 128"),
+        (
+            {"quantization": {"quant_algo": "W8A16", "scale_dtype": "float16"}},
+            "scale_dtype is given, but the scales of W8A16 are float32",
         ),
         (
             {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}},

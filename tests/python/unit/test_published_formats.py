@@ -22,7 +22,7 @@ from adaptrt.builder.checkpoint.quantizer import dequantize_rows
 from adaptrt.builder.conversion.published.config import read_published_format
 from adaptrt.builder.conversion.published.formats import PublishedFormat
 from adaptrt.builder.conversion.published.packed_numbers import unpacked
-from support.published import KEPT, SCHEMES, Layer, Scheme, gptq, in_words, json_bytes, write
+from support.published import FLOAT8, KEPT, SCHEMES, Layer, Scheme, gptq, in_words, json_bytes, write
 
 SOURCE = "model.layers.0.mlp.down_proj"
 NAME = f"{SOURCE}.weight"
@@ -92,6 +92,10 @@ def test_numbers_and_scales_are_kept_where_a_checkpoint_can_hold_them(
     how = matrix.kept_as()
     state = _state(layer)
     block_size = 1 if state is None else json.loads(layer.tensors[state].tobytes())["blocksize"]
+    if how is not None and how.is_float8:
+        assert (how.group_size is None) == (name in ("float8-tensor", "float8-channel", "float8-channel-float32"))
+    if ".weight" in layer.tensors and layer.tensors[".weight"].dtype == FLOAT8:
+        block_size = 2
     if layer.values.shape[1] % block_size != 0:
         assert how is None
         return
@@ -117,6 +121,8 @@ def _state(layer: Layer) -> str | None:
         ("nf4-double-float16", lambda t: t[".weight.nested_absmax"].fill(1e9)),
         ("gptq-4", lambda t: t.update({".scales": np.full_like(t[".scales"], np.inf)})),
         ("gptq-8-no-groups", lambda t: t.update({".scales": np.full_like(t[".scales"], np.nan)})),
+        ("fp8-blocks", lambda t: t[".weight_scale_inv"].fill(2.0**119)),
+        ("float8-channel", lambda t: t[".weight_scale"].fill(np.inf)),
         ("gptq-4", lambda t: t.update({".g_idx": t[".g_idx"][::-1].copy()})),
         ("gptq-4", lambda t: t.update({".qzeros": t[".qzeros"] + 1})),
         ("gptq-8-no-groups", lambda t: t.update({".qzeros": t[".qzeros"] + 1})),
@@ -127,6 +133,24 @@ def test_what_a_checkpoint_cannot_hold_is_not_kept(name: str, change: Any, tmp_p
     change(layer.tensors)
     matrix: Any = format_of(KEPT[name].config).matrices(save(layer, tmp_path / "model"))[NAME]
     assert matrix.kept_as() is None
+
+
+def test_numbers_of_float8_that_are_none_or_overflow_are_refused(tmp_path: Path) -> None:
+    layer = layer_of(KEPT["fp8-blocks"], np.random.default_rng(0), 64, 128)
+    numbers, scales = layer.tensors[".weight"], layer.tensors[".weight_scale_inv"]
+    scales[3, 1] = 200.0
+    numbers[55, 40] = 416.0
+    matrix: Any = format_of(KEPT["fp8-blocks"].config).matrices(save(layer, tmp_path / "large"))[NAME]
+    how = matrix.kept_as()
+    assert len(list(matrix.quantized_rows(range(64), 64, how))) == 1
+    half = replace(how, value_dtype=DType.FLOAT16)
+    assert len(list(matrix.quantized_rows(range(48), 48, half))) == 1
+    with pytest.raises(adaptrt.CheckpointError, match=rf"{NAME}.*: holds .*, which overflows float16"):
+        list(matrix.quantized_rows(range(64), 64, half))
+    numbers.view(np.uint8)[7, 9] = 0xFF
+    matrix = format_of(KEPT["fp8-blocks"].config).matrices(save(layer, tmp_path / "nan"))[NAME]
+    with pytest.raises(adaptrt.CheckpointError, match=rf"{NAME}.*: holds nan; weights must be finite"):
+        list(matrix.quantized_rows(range(64), 64, how))
 
 
 @settings(deadline=None)

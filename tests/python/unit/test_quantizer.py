@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,9 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from adaptrt import _core
-from adaptrt._core import QuantAlgo
+from adaptrt._core import DType, QuantAlgo, WeightCode
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.checkpoint.quantizer import QuantizationError, QuantizedRows, dequantize_rows, quantize_rows
+from adaptrt.builder.conversion.quantizing_tensors import QuantizingTensors
 
 CONFIGS = {
     "W8A16": QuantConfig(quant_algo=QuantAlgo.W8A16),
@@ -138,9 +141,39 @@ def test_rows_that_do_not_fit_are_refused(arguments: dict[str, object], complain
         _core.pack_quantized_panels(**{**good, **arguments})
 
 
-def test_groups_that_no_kernel_has_are_refused() -> None:
+def test_groups_and_bits_that_no_kernel_has_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of 8"):
         _core.Quantization(algo=QuantAlgo.W4A16, group_size=12)
+    with pytest.raises(ValueError, match="multiple of 16"):
+        _core.Quantization(algo=QuantAlgo.W4A16, group_size=8, bits=2)
+    with pytest.raises(ValueError, match="multiple of 32"):
+        _core.Quantization(algo=QuantAlgo.W4A16, group_size=48, bits=3)
+    for bits in (1, 5, -4):
+        with pytest.raises(ValueError, match="bits must be 2, 3 or 4"):
+            _core.Quantization(algo=QuantAlgo.W4A16, bits=bits)
+
+
+def test_three_bits_of_rows_that_are_no_whole_words_are_refused() -> None:
+    how = _core.Quantization(algo=QuantAlgo.W4A16, bits=3)
+    panels, scales = np.zeros(_core.quantized_panel_bytes(how, 1, 48), np.uint8), np.ones(1, np.float32)
+    with pytest.raises(ValueError, match="not of a matrix that is quantised so"):
+        _core.pack_quantized_panels(panels, how, 1, 48, 0, 1, np.zeros((1, 24), np.uint8), scales)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        QuantConfig(quant_algo=QuantAlgo.W4A16, bits=2),
+        QuantConfig(quant_algo=QuantAlgo.W8A16, group_size=64),
+        QuantConfig(quant_algo=QuantAlgo.W8A16, code=WeightCode.E4M3, value_dtype=DType.FLOAT32),
+    ],
+    ids=QuantConfig.describe,
+)
+def test_weights_are_not_rounded_to_what_is_only_published(how: QuantConfig) -> None:
+    assert how.problems() == []
+    nothing: Any = None
+    with pytest.raises(_core.ConfigError, match=f"{how.describe()}: weights are not rounded to it; accepted: integers"):
+        QuantizingTensors(nothing, how)
 
 
 def test_scales_of_foreign_checkpoints_are_multiplied_as_they_are() -> None:

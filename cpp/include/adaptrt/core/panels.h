@@ -64,41 +64,44 @@ inline constexpr std::int64_t kPanelColumns = 64;
 /// How the weights of a matrix are stored and multiplied, with TensorRT-LLM's names.
 enum class QuantAlgo : std::uint8_t {
   kNone,   ///< elements of the engine's type
-  kW8A16,  ///< int8, one scale an output; activations of the engine's type
+  kW8A16,  ///< int8 or FP8, one scale an output or each group of its inputs; activations of the engine's type
   kW8A8,   ///< the same weights; activations become int8 with one scale a token at run time
-  kW4A16,  ///< four bits, one scale for each group of an output's inputs
+  kW4A16,  ///< four bits or fewer, one scale for each group of an output's inputs
 };
 
 /// "NONE", "W8A16", "W8A8" or "W4A16".
 [[nodiscard]] std::string_view name_of(QuantAlgo algo);
 
-/// What the four bits of a kW4A16 weight stand for.
-enum class FourBitCode : std::uint8_t {
+/// What the bits of a weight stand for.
+enum class WeightCode : std::uint8_t {
   kInteger,  ///< integers, less a zero point
-  kNF4,      ///< the numbers of code_table(), of which products with scales are made and rounded
+  kNF4,      ///< kW4A16: the numbers of code_table(), of which products with scales are made and rounded
   kFP4,      ///< the same
+  kE4M3,     ///< kW8A16: numbers of FP8, the same is made of; none is NaN
 };
 
-/// "INTEGER", "NF4" or "FP4".
-[[nodiscard]] std::string_view name_of(FourBitCode code);
+/// "INTEGER", "NF4", "FP4" or "E4M3".
+[[nodiscard]] std::string_view name_of(WeightCode code);
 
 /// How a matrix is quantised. core/quantized_panels.h has the layouts.
 struct Quantization {
   QuantAlgo algo = QuantAlgo::kNone;
-  /// kW4A16: consecutive inputs that share a scale, a multiple of 8; 0: all inputs.
+  /// kW4A16 and kW8A16: consecutive inputs that share a scale, a multiple of packed_inputs(bits); 0: all
+  /// inputs.
   std::int64_t group_size = 0;
   /// kW4A16: each group has a zero point of its own.
   bool zero_points = false;
-  /// kW4A16: the type of the scales.
+  /// The type of the scales where has_typed_scales() says that they have one.
   DType scale_type = DType::kBFloat16;
-  /// kW4A16: what the bits stand for.
-  FourBitCode code = FourBitCode::kInteger;
-  /// Of codes from a table: what a number of it times a scale is rounded to, to nearest even, once.
+  WeightCode code = WeightCode::kInteger;
+  /// Of codes: what a number times a scale is rounded to, to nearest even, once.
   DType value_type = DType::kFloat32;
+  /// kW4A16: 4 or, of integers, 2 or 3.
+  std::int32_t bits = 4;
 
   bool operator==(const Quantization&) const = default;
 
-  [[nodiscard]] bool is_coded() const { return code != FourBitCode::kInteger; }
+  [[nodiscard]] bool is_coded() const { return code != WeightCode::kInteger; }
 };
 
 /// Bytes of a packed W[n, k], quantised or of `dtype`.

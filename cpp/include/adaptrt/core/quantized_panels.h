@@ -12,25 +12,41 @@ namespace adaptrt {
 // width, G the number of groups:
 //
 //   kW8A16  int8 [ceil(k / 4) * 2][w][2], float32 scale [w]                  value = scale * q
+//   the same in groups                   scale [G][w] of scale_type              value = scale * q
+//   kE4M3   bytes as kW8A16 has them, scale [G][w]   value = scale * number, rounded to value_type
 //   kW8A8   int8 [ceil(k / 4)][w][4], float32 scale [w], int32 [w]           value = scale * q
 //   kW4A16  uint32 [ceil(k / 8)][w], scale [G][w], uint8 zero [G][w]        value = scale * (u - zero)
 //   the same with a code: no zeros                   value = scale * table[u], rounded to value_type
+//   kW4A16 of 2 bits  uint32 [k / 16][w], then as above               value = scale * (u - zero)
+//   kW4A16 of 3 bits  uint32 [k / 32][3][w], then as above            value = scale * (u - zero)
 //
-// Scales of kW4A16 are of Quantization::scale_type.
+// Scales are of Quantization::scale_type where has_typed_scales() says so.
 // The int32 are 128 times the sum of an output's q: activations of kW8A8 are multiplied as unsigned numbers,
 // 128 above their value. A uint32 holds the u of eight inputs, input i of them at bits 4 * (i / 2) + 16 * (i
 // % 2): each of its halves has every second input, the order in which pairs of bfloat16 are multiplied.
-// Without zero points `zero` is left out and stands for 8. Padding in k is q = 0 and u = 8; matrices with a
-// code have whole groups.
+// Without zero points `zero` is left out and stands for 2^(bits - 1). Padding in k is q = 0 and u = 8;
+// matrices with a code have whole groups, those of 2 and 3 bits whole words.
+//
+// Of 2 bits, input i of the sixteen of a uint32 lies at bits 2 * (i / 2) + 16 * (i % 2). Of 3 bits, 32 inputs
+// have three: of pair i / 2 < 15, input i lies in number (i / 2) / 5 of them at bits 3 * (i / 2 % 5) + 16 *
+// (i % 2). So each half is left with its highest bit, and those of number b are bit b of the last pair.
 
 /// Inputs that a packed word of kW4A16 holds; group sizes are multiples of it.
 inline constexpr std::int64_t kInt4Inputs = 8;
-/// The zero point of kW4A16 without zero points.
+/// The same, of fewer bits too: inputs whose bits lie together.
+[[nodiscard]] constexpr std::int64_t packed_inputs(std::int32_t bits) {
+  return bits == 2 ? 16 : bits == 3 ? 32 : kInt4Inputs;
+}
+/// Whether scales have a type and groups: others are one float32 an output.
+[[nodiscard]] constexpr bool has_typed_scales(const Quantization& quantization) {
+  return quantization.algo == QuantAlgo::kW4A16 || quantization.is_coded() || quantization.group_size != 0;
+}
+/// The zero point of four bits without zero points.
 inline constexpr int kInt4Zero = 8;
 /// The 16 numbers that a code stands for, those of bitsandbytes in float32: of kNF4 the quantiles of a normal
 /// distribution that QLoRA's authors chose, of kFP4 numbers of a sign, two bits of exponent and one of
-/// mantissa over 12. Of kInteger u - 8.
-[[nodiscard]] const std::array<float, 16>& code_table(FourBitCode code);
+/// mantissa over 12. Of others u - 8.
+[[nodiscard]] const std::array<float, 16>& code_table(WeightCode code);
 /// The most inputs of kW8A8: its sums of products must fit in 32 bits.
 inline constexpr std::int64_t kMaxW8A8Inputs = 65536;
 
@@ -43,7 +59,7 @@ inline constexpr std::int64_t kMaxW8A8Inputs = 65536;
 /// Where the parts of a quantised panel are.
 struct QuantizedPanel {
   const std::byte* weights = nullptr;
-  const std::byte* scales = nullptr;  ///< float32 [w], or of kW4A16 [G][w]
+  const std::byte* scales = nullptr;  ///< float32 [w], or [G][w] of scale_type
   const std::byte* extra = nullptr;   ///< int32 [w] of kW8A8, uint8 zero [G][w] of kW4A16 with zero points
 };
 
@@ -54,14 +70,15 @@ struct QuantizedPanel {
 /// Quantised rows of a matrix, as checkpoints have them.
 struct QuantizedRows {
   /// int8 [rows, k]; of kW4A16 uint8 [rows, ceil(k / 2)], the lower half of a byte being the even input: u
-  /// with zero points or a code, otherwise u - 8 as four bits of two's complement.
+  /// with zero points or a code, otherwise u - 2^(bits - 1) as four bits of two's complement.
   const std::byte* weights = nullptr;
-  const float* scales = nullptr;        ///< [rows, G]; of kW4A16 rounded to scale_type
+  const float* scales = nullptr;        ///< [rows, G]; rounded to scale_type where they have one
   const std::uint8_t* zeros = nullptr;  ///< [rows, G], 0 to 15; nullptr without zero points
 };
 
 /// Packs rows [first_row, first_row + rows) of W[n, k] into `panels` (panel_bytes(quantization, n, k) bytes).
-/// Packing all rows, in any number of calls, writes every byte.
+/// Packing all rows, in any number of calls, writes every byte. Throws CheckpointError for integers that 2 or
+/// 3 bits do not hold.
 void pack_quantized_panels(std::byte* panels, const Quantization& quantization, std::int64_t n,
                            std::int64_t k, std::int64_t first_row, std::int64_t rows,
                            const QuantizedRows& source);

@@ -211,7 +211,7 @@ struct KernelTable {
   /// Writes a compressed panel of k inputs as the bfloat16 panel that it stands for.
   void (*expand_compressed)(const std::byte* panel, std::int64_t k, std::int64_t exceptions, std::byte* out);
 
-  /// The same of a full panel of kW4A16 with a code, at most coded_rows rows and without `accumulate`: the
+  /// The same of a full panel with a code, at most coded_rows rows and without `accumulate`: the
   /// bits of `gemm` with what expand_coded makes of the panel. By DType of what it stands for, the engine's.
   std::array<void (*)(const PanelGemm& gemm, const Quantization& how), 3> coded_gemm;
   /// By the same DType; 0: there is no coded_gemm.

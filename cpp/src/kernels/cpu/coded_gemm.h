@@ -1,7 +1,7 @@
 #pragma once
 
 // Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why. Panels of
-// four bits that stand for numbers of a table: each weight becomes the number of the engine's type that it
+// numbers of a table in four bits, or of FP8: each weight becomes the number of the engine's type that it
 // stands for, and is multiplied like one that was stored so, to the same bits.
 
 #include <algorithm>
@@ -17,12 +17,39 @@
 namespace adaptrt {
 namespace {
 
-/// Inputs of a word that lie at kUnit of it, as products of numbers and scales.
-template <int kUnit>
-inline Simd::Pair coded_pair(Simd::Words words, Simd::Table table, Simd::Vec scale) {
-  return {Simd::mul(Simd::look_up<4 * kUnit>(words, table), scale),
-          Simd::mul(Simd::look_up<4 * kUnit + 16>(words, table), scale)};
-}
+/// How words become pairs of numbers, which are multiplied by what scales_of() makes of the scales.
+class TableWords {
+ public:
+  using Word = Simd::Words;
+  static constexpr std::int64_t kBytes = 4;
+  static constexpr int kPairs = static_cast<int>(kInt4Inputs / 2);
+
+  explicit TableWords(WeightCode code) : table_(Simd::load_table(code_table(code).data())) {}
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_words(from, n); }
+  static Simd::Vec scales_of(Simd::Vec scales) { return scales; }
+  template <int kPair>
+  [[nodiscard]] Simd::Pair pair(Word word) const {
+    return {Simd::look_up<4 * kPair>(word, table_), Simd::look_up<4 * kPair + 16>(word, table_)};
+  }
+
+ private:
+  Simd::Table table_;
+};
+
+class Float8Words {
+ public:
+  using Word = Simd::Pair;
+  static constexpr std::int64_t kBytes = 2;
+  static constexpr int kPairs = 1;
+
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_float8_pairs(from, n); }
+  /// What numbers over 256 are multiplied by, to the same products.
+  static Simd::Vec scales_of(Simd::Vec scales) { return Simd::mul(scales, Simd::set(256.0F)); }
+  template <int kPair>
+  [[nodiscard]] Simd::Pair pair(const Word& word) const {
+    return word;
+  }
+};
 
 /// Of what type the panels are that are made. put() writes two inputs of some outputs, which begin at `out`
 /// and `line` bytes behind it.
@@ -73,8 +100,8 @@ class CodeExpander {
       : how_(how),
         parts_(parts_of_panel(how, panel, k, width)),
         width_(width),
-        scale_bytes_(static_cast<std::int64_t>(size_of(how.scale_type))),
-        table_(Simd::load_table(code_table(how.code).data())) {}
+        group_size_(how.group_size == 0 ? k : how.group_size),
+        scale_bytes_(static_cast<std::int64_t>(size_of(how.scale_type))) {}
 
   /// Inputs [begin, end), in whole words, to `out`, whose outputs are `columns` for each input.
   void expand(std::int64_t begin, std::int64_t end, std::byte* out, std::int64_t columns) const {
@@ -96,24 +123,33 @@ class CodeExpander {
   }
 
  private:
-  static constexpr std::int64_t kWordBytes = 4;
-  static constexpr int kWordPairs = static_cast<int>(kInt4Inputs / 2);
-
   template <DType kValue>
   void expand_as(std::int64_t begin, std::int64_t end, std::byte* out, std::int64_t columns) const {
+    if (how_.code == WeightCode::kE4M3) {
+      expand_words<kValue>(Float8Words(), begin, end, out, columns);
+    } else {
+      expand_words<kValue>(TableWords(how_.code), begin, end, out, columns);
+    }
+  }
+
+  template <DType kValue, class Words>
+  void expand_words(Words words, std::int64_t begin, std::int64_t end, std::byte* out,
+                    std::int64_t columns) const {
+    constexpr std::int64_t kWordInputs = 2 * Words::kPairs;
     constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
     for (std::int64_t first = begin; first < end;) {
-      const std::int64_t group = first / how_.group_size;
-      const std::int64_t last = std::min((group + 1) * how_.group_size, end);
-      const Stretch stretch{parts_.weights + first / kInt4Inputs * width_ * kWordBytes,
-                            parts_.scales + group * width_ * scale_bytes_, (last - first) / kInt4Inputs,
+      const std::int64_t group = first / group_size_;
+      const std::int64_t last = std::min((group + 1) * group_size_, end);
+      const Stretch stretch{parts_.weights + first / kWordInputs * width_ * Words::kBytes,
+                            parts_.scales + group * width_ * scale_bytes_, (last - first) / kWordInputs,
                             out + (first - begin) / 2 * columns * Made::kPairBytes, columns};
       std::int64_t column = 0;
       for (; column + kGroup <= width_; column += kGroup) {
-        expand_columns<kValue, kTileVectors>(stretch, column, Simd::kLanes);
+        expand_columns<kValue, kTileVectors>(words, stretch, column, Simd::kLanes);
       }
       for (; column < width_; column += Simd::kLanes) {
-        expand_columns<kValue, 1>(stretch, column, std::min<std::int64_t>(Simd::kLanes, width_ - column));
+        expand_columns<kValue, 1>(words, stretch, column,
+                                  std::min<std::int64_t>(Simd::kLanes, width_ - column));
       }
       first = last;
     }
@@ -129,30 +165,31 @@ class CodeExpander {
   };
 
   /// Of kVectors vectors of columns, the last one of last_lanes columns.
-  template <DType kValue, int kVectors>
-  void expand_columns(const Stretch& stretch, std::int64_t column, std::int64_t last_lanes) const {
+  template <DType kValue, int kVectors, class Words>
+  void expand_columns(Words how, const Stretch& stretch, std::int64_t column, std::int64_t last_lanes) const {
     constexpr int kLines =
-        static_cast<int>((kVectors * Simd::kLanes * kWordBytes + kCacheLine - 1) / kCacheLine);
+        static_cast<int>((kVectors * Simd::kLanes * Words::kBytes + kCacheLine - 1) / kCacheLine);
     const auto lanes_of = [&](int v) { return v == kVectors - 1 ? last_lanes : std::int64_t{Simd::kLanes}; };
-    const Simd::Table table = table_;
     Simd::Vec scales[kVectors];
     ADAPTRT_UNROLL
     for (int v = 0; v < kVectors; ++v) {
-      scales[v] = load_as(stretch.scales, how_.scale_type, column + v * Simd::kLanes, lanes_of(v));
+      scales[v] =
+          Words::scales_of(load_as(stretch.scales, how_.scale_type, column + v * Simd::kLanes, lanes_of(v)));
     }
-    const std::byte* words = stretch.words + column * kWordBytes;
-    const std::int64_t row_bytes = width_ * kWordBytes;
+    const std::byte* words = stretch.words + column * Words::kBytes;
+    const std::int64_t row_bytes = width_ * Words::kBytes;
     const std::int64_t pair_bytes = stretch.columns * Made::kPairBytes;
     constexpr std::int64_t kColumnBytes = Made::Weights::kColumnBytes;
     std::byte* out = stretch.out + column * kColumnBytes;
     for (std::int64_t word = 0; word < stretch.count; ++word) {
       ADAPTRT_UNROLL
       for (int v = 0; v < kVectors; ++v) {
-        const auto packed = Simd::load_words(words + v * Simd::kLanes * kWordBytes, lanes_of(v));
+        const auto packed = Words::load(words + v * Simd::kLanes * Words::kBytes, lanes_of(v));
         std::byte* to = out + v * Simd::kLanes * kColumnBytes;
-        for_each_index<kWordPairs>([&](auto unit) __attribute__((always_inline)) {
-          Made::template put<kValue>(coded_pair<unit()>(packed, table, scales[v]), to + unit() * pair_bytes,
-                                     pair_bytes / 2, lanes_of(v));
+        for_each_index<Words::kPairs>([&](auto unit) __attribute__((always_inline)) {
+          const Simd::Pair numbers = how.template pair<unit()>(packed);
+          const Simd::Pair values{Simd::mul(numbers.even, scales[v]), Simd::mul(numbers.odd, scales[v])};
+          Made::template put<kValue>(values, to + unit() * pair_bytes, pair_bytes / 2, lanes_of(v));
         });
       }
       ADAPTRT_UNROLL
@@ -160,15 +197,15 @@ class CodeExpander {
         __builtin_prefetch(words + kStreamAhead + line * kCacheLine, 0, 3);
       }
       words += row_bytes;
-      out += kWordPairs * pair_bytes;
+      out += Words::kPairs * pair_bytes;
     }
   }
 
   Quantization how_;
   QuantizedPanel parts_;
   std::int64_t width_;
+  std::int64_t group_size_;
   std::int64_t scale_bytes_;
-  Simd::Table table_;
 };
 
 template <class Made>

@@ -10,6 +10,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "elementwise.h"
 #include "gemm.h"
+#include "narrow_weights.h"
 #include "quantized_weights.h"
 
 namespace adaptrt {
@@ -28,7 +29,7 @@ inline std::int64_t group_size_of(const QuantizedGemm& gemm) {
 }
 
 inline DType scale_type_of(const Quantization& quantization) {
-  return quantization.algo == QuantAlgo::kW4A16 ? quantization.scale_type : DType::kFloat32;
+  return has_typed_scales(quantization) ? quantization.scale_type : DType::kFloat32;
 }
 
 inline GroupView group_of(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t group) {
@@ -98,7 +99,9 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
     const auto word = [&](int at, auto wanted, auto broadcast) __attribute__((always_inline)) {
       typename Weights::Word packed[kVectors];
       ADAPTRT_UNROLL
-      for (int v = 0; v < kVectors; ++v) packed[v] = Weights::load(b + v * kVectorBytes, lanes_of(v));
+      for (int v = 0; v < kVectors; ++v) {
+        packed[v] = load_word<Weights>(b + v * kVectorBytes, row_bytes, lanes_of(v));
+      }
       for_each_index<kUnits>([&](auto unit) __attribute__((always_inline)) {
         const int number = at * kUnits + unit();
         if (!wanted(number)) return;
@@ -113,9 +116,10 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
           for (int v = 0; v < kVectors; ++v) sum[r][v] = Weights::multiply_add(value, columns[v], sum[r][v]);
         }
       });
-      prefetch_lines<kLines>(&prefetch);
+      ADAPTRT_UNROLL
+      for (int line = 0; line < kWordLines<Weights>; ++line) prefetch_lines<kLines>(&prefetch);
       a += kUnits * kInterleave;
-      b += row_bytes;
+      b += kWordLines<Weights> * row_bytes;
     };
 
     std::int64_t units = (end - first) / kInterleave;
@@ -231,7 +235,7 @@ void expand_columns(const std::byte* words, std::int64_t width, std::int64_t uni
     ADAPTRT_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       const std::int64_t lanes = v == kVectors - 1 ? last_lanes : Simd::kLanes;
-      const auto word = Packed::load(words + v * Simd::kLanes * Packed::kColumnBytes, lanes);
+      const auto word = load_word<Packed>(words + v * Simd::kLanes * Packed::kColumnBytes, row_bytes, lanes);
       for_each_index<Packed::kUnits>([&](auto unit) __attribute__((always_inline)) {
         if (!wanted(unit())) return;
         Packed::store(out + unit() * out_row_bytes + v * Simd::kLanes * kExpandedBytes,
@@ -241,10 +245,13 @@ void expand_columns(const std::byte* words, std::int64_t width, std::int64_t uni
     constexpr int kLines =
         static_cast<int>((kVectors * Simd::kLanes * Packed::kColumnBytes + kCacheLine - 1) / kCacheLine);
     ADAPTRT_UNROLL
-    for (int line = 0; line < kLines; ++line) {
-      __builtin_prefetch(words + kStreamAhead + line * kCacheLine, 0, 3);
+    for (int row = 0; row < kWordLines<Packed>; ++row) {
+      ADAPTRT_UNROLL
+      for (int line = 0; line < kLines; ++line) {
+        __builtin_prefetch(words + kStreamAhead + line * kCacheLine, 0, 3);
+      }
+      words += row_bytes;
     }
-    words += row_bytes;
     out += Packed::kUnits * out_row_bytes;
   };
   for (; units >= Packed::kUnits; units -= Packed::kUnits) {
@@ -253,14 +260,25 @@ void expand_columns(const std::byte* words, std::int64_t width, std::int64_t uni
   if (units > 0) expand([&](int unit) __attribute__((always_inline)) { return unit < units; });
 }
 
-/// A panel of one group of columns and of one group of inputs, for several tiles of rows: a stretch of k is
-/// decoded to the first-level cache and multiplied with all rows before the next is read, and meanwhile the
-/// tiles fetch the next one.
+/// Inputs that quantized_streamed decodes at once.
+template <class Float>
+inline constexpr std::int64_t kStretchInputs =
+    kDecodedBytes / (kPanelColumns * Float::kColumnBytes) * Float::kInterleave;
+
+/// Whether no group of inputs but the only one goes from one stretch into the next.
+template <class Float>
+bool has_whole_stretches(const QuantizedGemm& gemm) {
+  const std::int64_t size = gemm.quantization.group_size;
+  return size == 0 || size >= gemm.k || kStretchInputs<Float> % size == 0;
+}
+
+/// A panel of one group of columns and of whole groups of inputs, for several tiles of rows: a stretch of k
+/// is decoded to the first-level cache and multiplied with all rows before the next is read, and meanwhile
+/// the tiles fetch the next one.
 template <class Packed, class Float>
 void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) {
   constexpr std::int64_t kRowBytes = kPanelColumns * Packed::kColumnBytes;
-  constexpr std::int64_t kDecodedRowBytes = kPanelColumns * Float::kColumnBytes;
-  constexpr std::int64_t kStretch = kDecodedBytes / kDecodedRowBytes * Float::kInterleave;
+  constexpr std::int64_t kStretch = kStretchInputs<Float>;
   constexpr std::int64_t kWordInputs = Packed::kUnits * Packed::kInterleave;
   alignas(kCacheLine) std::byte decoded[kDecodedBytes];
   const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
@@ -295,7 +313,7 @@ void multiply_quantized(const QuantizedGemm& gemm) {
   }
   // Four bits are decoded for each tile in less time than it takes to store and load what they stand for.
   if constexpr (kIsInt8 && kTileVectors * Simd::kLanes == kPanelColumns) {
-    if (gemm.rows > kTileRows && gemm.width == kPanelColumns) {
+    if (gemm.rows > kTileRows && gemm.width == kPanelColumns && has_whole_stretches<Float>(gemm)) {
       quantized_streamed<Packed, Float>(gemm, panel);
       return;
     }
@@ -325,20 +343,24 @@ void expand_weights(const QuantizedGemm& gemm, std::byte* out) {
 /// `Float` is what the activations are multiplied with once it is decoded.
 template <class Float>
 void quantized_gemm(const QuantizedGemm& gemm) {
-  if (gemm.quantization.algo == QuantAlgo::kW4A16) {
-    multiply_quantized<typename PackedFor<Float>::Int4, Float, false>(gemm);
-  } else {
+  if (gemm.quantization.algo != QuantAlgo::kW4A16) {
     multiply_quantized<typename PackedFor<Float>::Int8, Float, true>(gemm);
+    return;
   }
+  with_bits<PackedFor<Float>>(gemm.quantization, [&]<class Packed>(std::type_identity<Packed>) {
+    multiply_quantized<Packed, Float, false>(gemm);
+  });
 }
 
 template <class Float>
 void expand_panel(const QuantizedGemm& gemm, std::byte* out) {
-  if (gemm.quantization.algo == QuantAlgo::kW4A16) {
-    expand_weights<typename PackedFor<Float>::Int4>(gemm, out);
-  } else {
+  if (gemm.quantization.algo != QuantAlgo::kW4A16) {
     expand_weights<typename PackedFor<Float>::Int8>(gemm, out);
+    return;
   }
+  with_bits<PackedFor<Float>>(gemm.quantization, [&]<class Packed>(std::type_identity<Packed>) {
+    expand_weights<Packed>(gemm, out);
+  });
 }
 
 inline void sum_groups(const std::byte* x, DType type, std::int64_t n, std::int64_t group_size, float* out) {

@@ -154,20 +154,6 @@ struct Int4Float32 : SingleWeights {
   }
 };
 
-/// How words are decoded for activations that Float multiplies.
-template <class Float>
-struct PackedFor;
-template <>
-struct PackedFor<Float32Weights> {
-  using Int8 = Int8Float32;
-  using Int4 = Int4Float32;
-};
-template <>
-struct PackedFor<BFloat16Weights> {
-  using Int8 = Int8BFloat16;
-  using Int4 = Int4BFloat16;
-};
-
 /// A panel that expand_panel made.
 template <class Weights>
 struct Expanded : Weights {

@@ -174,6 +174,21 @@ struct Simd {
     const __m256i value = _mm256_and_si256(_mm256_srli_epi32(words, kShift), _mm256_set1_epi32(15));
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(value, _mm256_set1_epi32(8)));
   }
+  /// u - kZero of the two or three bits at kShift: permutations look at three bits of an index.
+  template <int kBits, int kZero, int kShift>
+  static Vec centred_bits(Words words) {
+    constexpr auto kValue = [](int index) { return static_cast<float>(index % (1 << kBits) - kZero); };
+    const Vec values = _mm256_setr_ps(kValue(0), kValue(1), kValue(2), kValue(3), kValue(4), kValue(5),
+                                      kValue(6), kValue(7));
+    return _mm256_permutevar8x32_ps(values, _mm256_srli_epi32(words, kShift));
+  }
+  /// Three bits of each half of a lane: the highest of it in each of three words. Others may be anything.
+  static Words highest_bits(Words first, Words second, Words third) {
+    const auto bit = [](Words words, int mask) { return _mm256_and_si256(words, _mm256_set1_epi32(mask)); };
+    return _mm256_or_si256(_mm256_or_si256(bit(_mm256_srli_epi32(first, 15), 0x10001),
+                                           bit(_mm256_srli_epi32(second, 14), 0x20002)),
+                           bit(_mm256_srli_epi32(third, 13), 0x40004));
+  }
   /// Sixteen numbers, and those that the four bits at kShift choose: permutations look at three of them.
   struct Table {
     Vec first;
@@ -192,6 +207,15 @@ struct Simd {
     const __m256i words = _mm256_cvtepu16_epi32(load_halves(from, n));
     return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 24), 24)),
             _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 16), 24))};
+  }
+  /// Two numbers of FP8 (e4m3) a lane, over 256: float16 has them with the same bits.
+  static Pair load_float8_pairs(const std::byte* from, std::int64_t n) {
+    const __m128i bytes = load_halves(from, n);
+    // Of the upper byte of each half; its sign stays where it is.
+    const auto half = [](__m128i upper) {
+      return _mm_and_si128(_mm_srai_epi16(upper, 1), _mm_set1_epi16(static_cast<short>(0xbf80)));
+    };
+    return {_mm256_cvtph_ps(half(_mm_slli_epi16(bytes, 8))), _mm256_cvtph_ps(half(bytes))};
   }
   /// One uint8 a lane.
   static Vec load_uint8(const std::byte* from, std::int64_t n) {

@@ -192,6 +192,24 @@ struct Simd {
                                          2.0F, 3.0F, 4.0F, 5.0F, 6.0F, 7.0F);
     return _mm512_permutexvar_ps(_mm512_srli_epi32(words, kShift), values);
   }
+  /// u - kZero of the two or three bits at kShift: for all values of those above them that permutations look
+  /// at, the same.
+  template <int kBits, int kZero, int kShift>
+  static Vec centred_bits(Words words) {
+    constexpr auto kValue = [](int index) { return static_cast<float>(index % (1 << kBits) - kZero); };
+    const __m256 values = _mm256_setr_ps(kValue(0), kValue(1), kValue(2), kValue(3), kValue(4), kValue(5),
+                                         kValue(6), kValue(7));
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(words, kShift), _mm512_broadcast_f32x8(values));
+  }
+  /// Three bits of each half of a lane: the highest of it in each of three words. Others may be anything.
+  static Words highest_bits(Words first, Words second, Words third) {
+    // Of each bit: the mask's first operand where it is set, the other one elsewhere.
+    constexpr int kChoose = 0xca;
+    const Words lowest = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x10001), _mm512_srli_epi32(first, 15),
+                                                   _mm512_srli_epi32(second, 14), kChoose);
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x30003), lowest, _mm512_srli_epi32(third, 13),
+                                     kChoose);
+  }
   /// Sixteen numbers, and those that the four bits at kShift choose.
   using Table = __m512;
   static Table load_table(const float* numbers) { return _mm512_loadu_ps(numbers); }
@@ -204,6 +222,15 @@ struct Simd {
     const __m512i words = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), from));
     return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(words, 24), 24)),
             _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(words, 16), 24))};
+  }
+  /// Two numbers of FP8 (e4m3) a lane, over 256: float16 has them with the same bits.
+  static Pair load_float8_pairs(const std::byte* from, std::int64_t n) {
+    const __m256i bytes = _mm256_maskz_loadu_epi16(first(n), from);
+    // Of the upper byte of each half; its sign stays where it is.
+    const auto half = [](__m256i upper) {
+      return _mm256_and_si256(_mm256_srai_epi16(upper, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+    };
+    return {_mm512_cvtph_ps(half(_mm256_slli_epi16(bytes, 8))), _mm512_cvtph_ps(half(bytes))};
   }
   /// One uint8 a lane.
   static Vec load_uint8(const std::byte* from, std::int64_t n) {

@@ -123,7 +123,10 @@ struct Simd {
     return bits_to_floats(load_halves(from, n) << 16);
   }
   static Vec load_float16(const std::byte* from, std::int64_t n) {
-    const Words half = load_halves(from, n);
+    return float16_to_floats(load_halves(from, n));
+  }
+  /// Of the lower halves of the lanes.
+  static Vec float16_to_floats(Words half) {
     const Words sign = (half & set_bits(0x8000)) << 16;
     // The half's exponent and fraction, read as a float32, are 2^112 too small; subnormals come out right as
     // well.
@@ -179,6 +182,17 @@ struct Simd {
   static Vec centred_nibble(Words words) {
     return ints_to_floats(cast<Ints>((words >> kShift) & set_bits(15)) - Ints{8, 8, 8, 8});
   }
+  /// u - kZero of the two or three bits at kShift.
+  template <int kBits, int kZero, int kShift>
+  static Vec centred_bits(Words words) {
+    constexpr int kMask = (1 << kBits) - 1;
+    return ints_to_floats(cast<Ints>((words >> kShift) & set_bits(kMask)) - Ints{kZero, kZero, kZero, kZero});
+  }
+  /// Three bits of each half of a lane: the highest of it in each of three words. Others may be anything.
+  static Words highest_bits(Words first, Words second, Words third) {
+    return (first >> 15 & set_bits(0x10001)) | (second >> 14 & set_bits(0x20002)) |
+           (third >> 13 & set_bits(0x40004));
+  }
   /// Sixteen numbers, and those that the four bits at kShift choose.
   using Table = const float*;
   static Table load_table(const float* numbers) { return numbers; }
@@ -192,6 +206,12 @@ struct Simd {
   static Pair load_int8_pairs(const std::byte* from, std::int64_t n) {
     const auto words = cast<Ints>(load_halves(from, n));
     return {ints_to_floats((words << 24) >> 24), ints_to_floats((words << 16) >> 24)};
+  }
+  /// Two numbers of FP8 (e4m3) a lane, over 256: float16 has them with the same bits.
+  static Pair load_float8_pairs(const std::byte* from, std::int64_t n) {
+    const Words words = load_halves(from, n);
+    return {float16_to_floats((words << 8 & set_bits(0x8000)) | (words << 7 & set_bits(0x3f80))),
+            float16_to_floats((words & set_bits(0x8000)) | (words >> 1 & set_bits(0x3f80)))};
   }
   /// One uint8 a lane.
   static Vec load_uint8(const std::byte* from, std::int64_t n) {

@@ -14,6 +14,7 @@
 #endif
 
 #include "gemm.h"
+#include "narrow_weights.h"
 #include "quantized_weights.h"
 #include "tile_product.h"
 
@@ -53,7 +54,7 @@ struct FewRows {
   std::int64_t count;
 };
 
-/// The words of a stretch of a panel, `line` bytes apart, and the inputs in it.
+/// The words of a stretch of a panel, in lines of `line` bytes, and the inputs in it.
 struct FewWords {
   const std::byte* data;
   std::int64_t line;
@@ -98,7 +99,7 @@ void multiply_few_columns(const FewInputs& a, FewWords b, std::int64_t last_lane
   constexpr int kWordInputs = 2 * Packed::kUnits;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Packed::kColumnBytes;
   // Vectors that are narrower than a cache line fetch nothing ahead.
-  constexpr int kLines = static_cast<int>(kVectors * kVectorBytes / kCacheLine);
+  constexpr int kLines = kWordLines<Packed> * static_cast<int>(kVectors * kVectorBytes / kCacheLine);
   const auto lanes_of = [&](int v) { return kPartial && v == kVectors - 1 ? last_lanes : Simd::kLanes; };
   for (std::int64_t begin = 0; begin < b.inputs; begin += kStepInputs) {
     Simd::Vec even[kRows][kVectors];
@@ -112,7 +113,9 @@ void multiply_few_columns(const FewInputs& a, FewWords b, std::int64_t last_lane
     const auto take = [&](std::int64_t first, int units) __attribute__((always_inline)) {
       typename Packed::Word words[kVectors];
       ADAPTRT_UNROLL
-      for (int v = 0; v < kVectors; ++v) words[v] = Packed::load(b.data + v * kVectorBytes, lanes_of(v));
+      for (int v = 0; v < kVectors; ++v) {
+        words[v] = load_word<Packed>(b.data + v * kVectorBytes, b.line, lanes_of(v));
+      }
       if constexpr (kLines > 0) prefetch->fetch_lines<kLines>();
       for_each_index<Packed::kUnits>([&](auto unit) __attribute__((always_inline)) {
         if (unit() >= units) return;
@@ -131,7 +134,7 @@ void multiply_few_columns(const FewInputs& a, FewWords b, std::int64_t last_lane
           }
         }
       });
-      b.data += b.line;
+      b.data += kWordLines<Packed> * b.line;
     };
     const std::int64_t end = std::min(begin + kStepInputs, b.inputs);
     std::int64_t first = begin;
@@ -173,7 +176,7 @@ template <class Packed>
 void multiply_few(FewRows rows, FewWords b, std::int64_t columns, TileSums sums, StepPrefetch* prefetch) {
   const FlushSubnormals flush;
   for (std::int64_t begin = 0; begin < b.inputs; begin += kFewInputs) {
-    const FewWords piece{b.data + begin / (2 * Packed::kUnits) * b.line, b.line,
+    const FewWords piece{b.data + begin / (2 * Packed::kUnits) * kWordLines<Packed> * b.line, b.line,
                          std::min(kFewInputs, b.inputs - begin)};
     const FewInputs a({rows.data + begin * 2, rows.stride, rows.count}, piece.inputs);
     switch (rows.count) {

@@ -194,7 +194,8 @@ void decode_steps(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
   const std::int64_t units = (end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
   const std::int64_t steps = steps_of(end - begin);
   if (gemm.width < kPanelColumns || units % kTileHeight != 0) std::memset(out, 0, steps * kStepBytes);
-  const std::byte* words = panel.weights + begin / kWordInputs * gemm.width * Packed::kColumnBytes;
+  const std::byte* words =
+      panel.weights + begin / kWordInputs * kWordLines<Packed> * gemm.width * Packed::kColumnBytes;
   std::int64_t column = 0;
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   for (; column + kGroup <= gemm.width; column += kGroup) {
@@ -239,9 +240,16 @@ struct Int8Panel {
   using Tiled = Int8BFloat16;
   using Few = Int8Pairs;
 };
-struct Int4Panel {
-  using Tiled = Int4BFloat16;
-  using Few = Int4Pairs;
+struct TilePanels {
+  struct Int4 {
+    using Tiled = Int4BFloat16;
+    using Few = Int4Pairs;
+  };
+  template <int kBits, int kZero>
+  struct Narrow {
+    using Tiled = NarrowBFloat16<kBits, kZero>;
+    using Few = NarrowPairs<kBits, kZero>;
+  };
 };
 
 /// A panel whose inputs all share a scale: the sums of integers wait in the output until all are there.
@@ -350,9 +358,10 @@ template <class Packed>
 void multiply_few_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
   constexpr std::int64_t kWordInputs = 2 * Packed::kUnits;
   const std::int64_t line = gemm.width * Packed::kColumnBytes;
-  const auto words_at = [&](std::int64_t input) { return panel.weights + input / kWordInputs * line; };
+  const auto bytes_of = [&](std::int64_t count) { return count / kWordInputs * kWordLines<Packed> * line; };
+  const auto words_at = [&](std::int64_t input) { return panel.weights + bytes_of(input); };
   StepPrefetch prefetch =
-      StepPrefetch::stream(words_at(inputs.begin), (inputs.end - inputs.begin) / kWordInputs * line,
+      StepPrefetch::stream(words_at(inputs.begin), bytes_of(inputs.end - inputs.begin),
                            gemm.next_panel == nullptr ? kFromMemoryAhead : kFromCacheAhead, gemm.next_panel);
   const StepActivations a = activations_of(gemm);
   const auto multiply = [&](std::int64_t begin, std::int64_t end, TileSums sums) {
@@ -391,11 +400,12 @@ void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
 
 void tile_quantized_gemm(const QuantizedGemm& gemm) {
   Tiles::configure();
-  if (gemm.quantization.algo == QuantAlgo::kW4A16) {
-    tile_quantized_gemm_of<Int4Panel>(gemm);
-  } else {
+  if (gemm.quantization.algo != QuantAlgo::kW4A16) {
     tile_quantized_gemm_of<Int8Panel>(gemm);
+    return;
   }
+  with_bits<TilePanels>(gemm.quantization,
+                        [&]<class Panel>(std::type_identity<Panel>) { tile_quantized_gemm_of<Panel>(gemm); });
 }
 
 }  // namespace

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/core/panels.h"
+
+namespace adaptrt::testing {
+
+/// What a byte of random bits becomes as a byte of QuantizedRows::weights.
+inline std::byte weight_byte(const Quantization& how, std::byte random) {
+  if (how.code == WeightCode::kE4M3) {
+    // Where all bits but the sign are set, it is NaN.
+    return (random & std::byte{0x7f}) == std::byte{0x7f} ? random ^ std::byte{1} : random;
+  }
+  if (how.algo != QuantAlgo::kW4A16) return random == std::byte{0x80} ? std::byte{0x81} : random;
+  if (how.bits == 4) return random;
+  const unsigned mask = (1U << how.bits) - 1;
+  const unsigned below = how.zero_points ? 0 : 1U << (how.bits - 1);
+  const auto bits = static_cast<unsigned>(random);
+  const unsigned even = ((bits & mask) - below) & 15U;
+  const unsigned odd = ((bits >> 4 & mask) - below) & 15U;
+  return static_cast<std::byte>(even | odd << 4);
+}
+
+}  // namespace adaptrt::testing
