@@ -187,6 +187,8 @@ def _weight(weight: LinearWeight, num_ranks: int, rank: int) -> LinearWeight:
             inputs_elsewhere=weight.inputs - inputs,
             is_first_term=rank == 0,
             bias=weight.bias and rank == 0,
+            num_shares=num_ranks,
+            share=rank,
         )
     if weight.split is Split.NONE:
         return weight
@@ -194,4 +196,5 @@ def _weight(weight: LinearWeight, num_ranks: int, rank: int) -> LinearWeight:
         (part,) = weight.parts
         share = -(-part.outputs // num_ranks)  # the last rank's is filled up with zeros
         return replace(weight, parts=(replace(part, outputs=share),))
-    return replace(weight, parts=tuple(part.cut(num_ranks, rank) for part in weight.parts))
+    parts = tuple(part.cut(num_ranks, rank) for part in weight.parts)
+    return replace(weight, parts=parts, num_shares=num_ranks, share=rank)

@@ -52,6 +52,8 @@ void for_each_number_of_site(Site& site, const Add& add) {
   add(site.inputs_elsewhere);
   add(site.adds_shifts);
   add(site.experts_for_each);
+  add(site.num_shares);
+  add(site.share);
 }
 
 }  // namespace
