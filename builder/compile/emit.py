@@ -278,7 +278,7 @@ class _Emitter:
             sliding_window=op.window or 0,
             softcap=_float32(op.softcap or 0.0),
             interleaved=op.interleaved,
-            position_bias=None if bias is None else self.weights.by_distance(bias.table, bias.buckets),
+            position_bias=None if bias is None else self.weights.by_distance(bias.table, bias.buckets, bias.heads),
         )
         reads = (op.qkv, op.rotary.cosine, op.rotary.sine)
         return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=self._activation)
