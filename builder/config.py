@@ -93,6 +93,8 @@ class LoraBuildConfig:
     """How many tokens beyond the model's vocabulary an adapter may bring."""
     long_lora_scaling_factors: tuple[int, ...] = ()
     """By which adapters may divide rotary positions, as those of vLLM's LongLoRA did; ascending."""
+    fully_sharded_loras: bool = False
+    """With tensor parallelism: ranks share both matrices of adapters, not only the one that is cut with the layer."""
 
     def target_module_ids(self) -> list[int]:
         """Ids of lora_target_modules, in ascending order."""
@@ -200,6 +202,7 @@ class BuildConfig:
         found += _lora_problems(self)
         found += _extra_token_problems(self, checkpoint)
         found += _rotary_factor_problems(self, checkpoint)
+        found += _sharded_lora_problems(self, checkpoint)
         found += _backend_problems(self, checkpoint)
         found += _compression_problems(self, checkpoint)
         found += _weight_memory_problems(self, checkpoint)
@@ -214,7 +217,8 @@ class BuildConfig:
             **_plain(self.lora_config),
             "lora_dir": [path.as_posix() for path in self.lora_config.lora_dir],
         }
-        for name in ("max_extra_tokens", "long_lora_scaling_factors"):  # engines without them stay what they were
+        # Engines without them stay what they were.
+        for name in ("max_extra_tokens", "long_lora_scaling_factors", "fully_sharded_loras"):
             if not result["lora_config"][name]:
                 del result["lora_config"][name]
         if self.weight_memory is None:
@@ -272,6 +276,7 @@ def _lora_from_fields(source: JsonFields) -> LoraBuildConfig:
         lora_target_modules=source.strings("lora_target_modules"),
         max_extra_tokens=source.integer("max_extra_tokens", minimum=0, default=0),
         long_lora_scaling_factors=source.integers("long_lora_scaling_factors"),
+        fully_sharded_loras=source.boolean("fully_sharded_loras", default=False),
     )
 
 
@@ -394,6 +399,7 @@ def _lora_problems(config: BuildConfig) -> list[str]:
         ("dora_plugin enable", config.dora_enabled),
         ("max_extra_tokens", lora.max_extra_tokens != 0),
         ("long_lora_scaling_factors", bool(lora.long_lora_scaling_factors)),
+        ("fully_sharded_loras", lora.fully_sharded_loras),
     ):
         if is_set:
             found.append(f"{name} needs lora_plugin {AUTO}: without it the engine takes no adapters")
@@ -442,6 +448,20 @@ def _rotary_factor_problems(config: BuildConfig, checkpoint: CheckpointConfig) -
     if config.backend != NATIVE:
         found.append(f"long_lora_scaling_factors need backend {NATIVE}")
     return found
+
+
+def _sharded_lora_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+    if not config.lora_config.fully_sharded_loras:
+        return []
+    mapping = checkpoint.mapping
+    if mapping.tp_size == 1:
+        return ["fully_sharded_loras needs a checkpoint that was converted with a --tp_size above 1"]
+    if 1 < mapping.moe_ep_size < mapping.tp_size:
+        return [
+            f"fully_sharded_loras cannot share adapters of experts that {mapping.moe_tp_size} of "
+            f"{mapping.tp_size} ranks share; accepted: moe_ep_size 1 or {mapping.tp_size}"
+        ]
+    return []
 
 
 def _backend_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:

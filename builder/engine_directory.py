@@ -147,6 +147,7 @@ def _compile_native(checkpoint: Checkpoint, config: BuildConfig, rank: int) -> C
             target_modules=tuple(config.lora_config.target_module_ids()),
             max_extra_tokens=config.lora_config.max_extra_tokens,
             rotary_factors=config.lora_config.long_lora_scaling_factors,
+            fully_sharded=config.lora_config.fully_sharded_loras,
         )
     return compile_network(
         checkpoint.network,

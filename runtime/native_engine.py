@@ -231,6 +231,8 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
         pairs["max_extra_tokens"] = (build.lora_config.max_extra_tokens, lora.max_extra_tokens)
         factors = build.lora_config.long_lora_scaling_factors
         pairs["long_lora_scaling_factors"] = (factors, lora.rotary_factors)
+        shared = any(site.num_shares > 1 for site in lora.sites)
+        pairs["fully_sharded_loras"] = (build.lora_config.fully_sharded_loras, shared)
         if factors:
             pairs["max_position_embeddings"] = (checkpoint.max_position_embeddings, lora.max_base_positions)
     differing = [

@@ -1,5 +1,7 @@
 """Ranks beside one process: `python bench/ranks/run.py MODEL WORK_DIR [--ranks 2] [--stages 1] [--threads 2]`.
 
+With `--fully_sharded_loras`, ranks that share both matrices of adapters beside as many that share one.
+
 MODEL is a Hugging Face directory. Its engines of one rank and of so many are built below WORK_DIR, once; then rounds of
 one process with all threads, and of as many ranks that share them, in turn. The ranks are those of tensor parallelism,
 or of a pipeline of `--stages`, which divides their number.
@@ -15,7 +17,7 @@ import sys
 from pathlib import Path
 
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, PluginConfig
+from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 
 SAMPLE = Path(__file__).with_name("sample.py")
@@ -30,35 +32,41 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--fully_sharded_loras", action="store_true")
     options = parser.parse_args()
     whole = build_engine(options.model, options.work_dir, 1, 1)
     cut = build_engine(options.model, options.work_dir, options.ranks, options.stages)
-    rounds: dict[str, list[tuple[float, float]]] = {}
+    sides: dict[str, tuple[int, Path]] = {"in one process": (1, whole), f"in {options.ranks}": (options.ranks, cut)}
+    if options.fully_sharded_loras:
+        sharded = build_engine(options.model, options.work_dir, options.ranks, options.stages, fully_sharded=True)
+        sides = {"with one matrix cut": (options.ranks, cut), "with both": (options.ranks, sharded)}
+    rounds: dict[str, list[tuple[float, ...]]] = {}
     for _ in range(options.repeats):
-        one = _sample(1, whole, whole, options.threads)
-        several = _sample(options.ranks, cut, whole, options.threads // options.ranks)
-        for row, figure in one.items():
-            rounds.setdefault(row, []).append((figure, several[row]))
+        pair = [_sample(ranks, engine, whole, options.threads // ranks) for ranks, engine in sides.values()]
+        for row in pair[0]:
+            rounds.setdefault(row, []).append(tuple(side[row] for side in pair))
     for row, pairs in rounds.items():
-        one_median, several_median = (statistics.median(side) for side in zip(*pairs, strict=True))
-        ratio = statistics.median(several / one for one, several in pairs)
-        print(f"{row:34} {one_median:7.1f} tok/s in one process, {several_median:7.1f} in {options.ranks}: {ratio:.0%}")
+        medians = zip(sides, (statistics.median(side) for side in zip(*pairs, strict=True)), strict=True)
+        ratio = statistics.median(second / first for first, second in pairs)
+        print(f"{row:34} " + ", ".join(f"{median:7.1f} tok/s {side}" for side, median in medians) + f": {ratio:.0%}")
 
 
-def build_engine(model: Path, work_dir: Path, ranks: int, stages: int) -> Path:
+def build_engine(model: Path, work_dir: Path, ranks: int, stages: int, *, fully_sharded: bool = False) -> Path:
     """The model's engine of so many ranks in so many stages, below `work_dir`, built if it is not there."""
-    engine = work_dir / f"engine{ranks}-{stages}"
+    engine = work_dir / f"engine{ranks}-{stages}{'-sharded' if fully_sharded else ''}"
     if not engine.is_dir():
         work_dir.mkdir(parents=True, exist_ok=True)
         checkpoint = work_dir / f"checkpoint{ranks}-{stages}"
         if not checkpoint.is_dir():
             convert_checkpoint(model, checkpoint, tp_size=ranks // stages, pp_size=stages)
-        plugins = PluginConfig(lora_plugin="auto", dora_plugin="enable")
-        build(
-            checkpoint,
-            BuildConfig(max_batch_size=16, max_num_tokens=2048, max_seq_len=1024, plugin_config=plugins),
-            engine,
+        config = BuildConfig(
+            max_batch_size=16,
+            max_num_tokens=2048,
+            max_seq_len=1024,
+            lora_config=LoraBuildConfig(fully_sharded_loras=fully_sharded),
+            plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
         )
+        build(checkpoint, config, engine)
     return engine
 
 

@@ -151,6 +151,11 @@ def _add_lora(group: Any) -> None:
         "(LongLoRA, context_length in adapter_config.json)",
     )  # fmt: skip
     group.add_argument(
+        "--fully_sharded_loras", action="store_true",
+        help="with tensor parallelism, cut both matrices of adapters over the ranks, not one: each rank holds about "
+        "tp_size times as many, for one more exchange a layer with adapters",
+    )  # fmt: skip
+    group.add_argument(
         "--lora_target_modules", nargs="+", default=[], metavar="MODULE",
         help="modules that adapters may change (default: those of --lora_dir, or all without it)",
     )  # fmt: skip
@@ -241,6 +246,7 @@ def config_of(args: argparse.Namespace) -> BuildConfig:
             lora_target_modules=tuple(args.lora_target_modules),
             max_extra_tokens=args.max_extra_tokens,
             long_lora_scaling_factors=tuple(sorted(args.long_lora_scaling_factors)),
+            fully_sharded_loras=args.fully_sharded_loras,
         ),
         plugin_config=PluginConfig(
             gpt_attention_plugin=args.gpt_attention_plugin,
@@ -319,6 +325,8 @@ def summary(report: BuildReport) -> Table:
         if lora.long_lora_scaling_factors:
             factors = ", ".join(map(str, lora.long_lora_scaling_factors))
             rows.append(("", f"with positions divided by {factors}"))
+        if lora.fully_sharded_loras:
+            rows.append(("", "cut over the ranks, both matrices"))
         if lora.adapter_names:
             rows.append(("", f"carries {', '.join(lora.adapter_names)}"))
     else:

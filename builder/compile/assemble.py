@@ -39,6 +39,8 @@ class LoraOptions:
     max_extra_tokens: int = 0
     rotary_factors: tuple[int, ...] = ()
     """By which adapters may divide rotary positions."""
+    fully_sharded: bool = False
+    """Ranks share both matrices of adapters wherever they have a share of the layer."""
 
 
 def assemble(

@@ -91,6 +91,7 @@ def emit(
     network: Network,
     *,
     lora: bool,
+    fully_sharded: bool = False,
     first_site: int = 0,
     compression: Compression | None = None,
     sparse_mlp: bool = False,
@@ -98,6 +99,7 @@ def emit(
 ) -> EmittedProgram:
     """The program of a network; with `lora` adapters act on its linear layers and its embedding.
 
+    fully_sharded: ranks share both matrices of adapters wherever they have a share of the layer.
     first_site: the number of the first place where they do.
     sparse_mlp: layers about a ReLU are stored so that what it closes need not be read.
     max_extra_tokens: room for those beyond the vocabulary that adapters bring: logits are wider by it.
@@ -106,7 +108,9 @@ def emit(
     if max_extra_tokens:
         assert logits is not None  # BuildConfig.problems() says so
         logits = replace(logits, width=logits.width + max_extra_tokens)
-    emitter = _Emitter(network, lora, first_site, compression, logits, sparse_mlp=sparse_mlp)
+    emitter = _Emitter(
+        network, lora, first_site, compression, logits, sparse_mlp=sparse_mlp, fully_sharded=fully_sharded
+    )
     emitted = [emitter.emit(op) for op in network.ops]
     for layer in network.pooling_layers:
         for tensor in layer.tensors:
@@ -135,10 +139,12 @@ class _Emitter:
         logits: Value | None,
         *,
         sparse_mlp: bool,
+        fully_sharded: bool,
     ) -> None:
         self.weights: Final = Weights(network.config.quantization, compression)
         self._activation = activation_dtype(network.config.dtype)
         self._lora = lora
+        self._fully_sharded = fully_sharded
         self._num_sites = first_site
         self._logits = logits
         self._dtype = network.config.dtype
@@ -272,7 +278,7 @@ class _Emitter:
             sliding_window=op.window or 0,
             softcap=_float32(op.softcap or 0.0),
             interleaved=op.interleaved,
-            position_bias=None if bias is None else self.weights.by_distance(bias.table, bias.buckets),
+            position_bias=None if bias is None else self.weights.by_distance(bias.table, bias.buckets, bias.heads),
         )
         reads = (op.qkv, op.rotary.cosine, op.rotary.sine)
         return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=self._activation)
@@ -416,14 +422,14 @@ class _Emitter:
 
     def _sites(self, op: ops.Op) -> tuple[int, tuple[LoraSite, ...]]:
         """The sites of an op and the number of the first; -1 and none where adapters do not act."""
-        sites = lora_sites(op) if self._lora else ()
+        sites = lora_sites(op, fully_sharded=self._fully_sharded) if self._lora else ()
         first = self._num_sites
         self._num_sites += len(sites)
         return (first, sites) if sites else (-1, ())
 
 
-def lora_sites(op: ops.Op) -> tuple[LoraSite, ...]:
-    """Where adapters act on an op."""
+def lora_sites(op: ops.Op, *, fully_sharded: bool) -> tuple[LoraSite, ...]:
+    """Where adapters act on an op; see emit()."""
     return tuple(
         LoraSite(
             layer=site.layer,
@@ -442,6 +448,8 @@ def lora_sites(op: ops.Op) -> tuple[LoraSite, ...]:
             inputs_elsewhere=site.weights[0].inputs_elsewhere,
             adds_shifts=site.weights[0].is_first_term,
             experts_for_each=site.experts_for_each,
+            num_shares=site.weights[0].num_shares if fully_sharded else 1,
+            share=site.weights[0].share if fully_sharded else 0,
         )
         for site in sites_of(op)
     )

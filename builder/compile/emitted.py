@@ -30,11 +30,12 @@ class WeightRows:
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """Rows of a checkpoint's matrix [rows, columns], the source of a vector: columns one after another."""
+    """Rows of a checkpoint's matrix [rows, columns], the source of a vector: some columns one after another."""
 
     tensor: str
     num_rows: int
     chosen: tuple[int, ...]
+    columns: range
 
 
 Compression = Callable[[WeightRows, int], int | None]
@@ -130,11 +131,10 @@ class Weights:
         self.vectors[vector.tensor] = (vector, source)
         return vector
 
-    def by_distance(self, table: Tensor, buckets: tuple[int, ...]) -> Vector:
-        """[heads, distances] of a table [buckets, heads] and the buckets of the distances."""
-        num_rows, heads = table.shape
-        vector = Vector(tensor=str(table.name), size=heads * len(buckets))
-        self.vectors[vector.tensor] = (vector, ChosenRows(vector.tensor, num_rows, buckets))
+    def by_distance(self, table: Tensor, buckets: tuple[int, ...], heads: range) -> Vector:
+        """[heads, distances] of these heads of a table [buckets, heads] and the buckets of the distances."""
+        vector = Vector(tensor=str(table.name), size=len(heads) * len(buckets))
+        self.vectors[vector.tensor] = (vector, ChosenRows(vector.tensor, table.shape[0], buckets, heads))
         return vector
 
     def values(self, tensor: Tensor) -> None:

@@ -75,12 +75,14 @@ def compile_network(
     compression = partial(places_for_exceptions, tensors) if compress_weights else None
     if lora is not None and lora.rotary_factors:
         _require_one_rotation(network)
-    sites = _sites_of_stages(network, rank) if lora is not None else []
+    fully_sharded = lora is not None and lora.fully_sharded
+    sites = _sites_of_stages(network, rank, fully_sharded=fully_sharded) if lora is not None else []
     max_extra_tokens = 0 if lora is None else lora.max_extra_tokens
     stage = rank // config.mapping.tp_size
     emitted = emit(
         network_of_rank(network, rank),
         lora=lora is not None,
+        fully_sharded=fully_sharded,
         first_site=sum(map(len, sites[:stage])),
         compression=compression,
         sparse_mlp=sparse_mlp,
@@ -113,9 +115,12 @@ def _require_one_rotation(network: Network) -> None:
         )
 
 
-def _sites_of_stages(network: Network, rank: int) -> list[list[LoraSite]]:
+def _sites_of_stages(network: Network, rank: int, *, fully_sharded: bool) -> list[list[LoraSite]]:
     """Those of a rank, and of the ranks that have the same share of other stages' layers: every rank knows them all, so
     that they agree on how many pages an adapter takes."""
     mapping = network.config.mapping
     ranks = range(rank % mapping.tp_size, mapping.world_size, mapping.tp_size)
-    return [[site for op in network_of_rank(network, each).ops for site in lora_sites(op)] for each in ranks]
+    return [
+        [site for op in network_of_rank(network, each).ops for site in lora_sites(op, fully_sharded=fully_sharded)]
+        for each in ranks
+    ]

@@ -64,7 +64,8 @@ def _quantized_tensor(tensors: RankTensors, matrix: Matrix, source: WeightRows) 
 def _vector_pieces(tensors: RankTensors, source: WeightRows | ChosenRows | Array) -> Iterator[Array]:
     if isinstance(source, ChosenRows):
         whole = np.concatenate([to_float32(piece) for piece in tensors.rows(source.tensor, range(source.num_rows))])
-        yield np.ascontiguousarray(whole[list(source.chosen)].T).reshape(-1)
+        columns = slice(source.columns.start, source.columns.stop)
+        yield np.ascontiguousarray(whole[list(source.chosen), columns].T).reshape(-1)
         return
     if not isinstance(source, WeightRows):
         yield np.ascontiguousarray(to_float32(source))

@@ -299,6 +299,8 @@ class LoraSite:
     inputs_elsewhere: int
     adds_shifts: bool
     experts_for_each: int = 1
+    num_shares: int = 1
+    share: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,14 @@ class BartConfig(EncoderDecoderConfig):
         """By which embeddings are multiplied."""
         return float(self.hidden_size**0.5) if self.scale_embedding else 1.0
 
+    def mapping_inconsistencies(self) -> list[str]:
+        """Why this model cannot be cut by its mapping."""
+        problems = super().mapping_inconsistencies()
+        tp_size, size = self.mapping.tp_size, self.encoder_intermediate_size
+        if size % tp_size != 0:
+            problems.append(f"tp_size {tp_size} does not divide encoder_intermediate_size {size}")
+        return problems
+
 
 def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
     return {"layer_norm_eps": 1e-5}  # torch's, which the family has no field for

@@ -447,7 +447,8 @@ class Network:
         """Of relative positions whose `buckets` are those of -r to r: `source`.weight [num_buckets, heads]."""
         shape = (num_buckets, self.config.num_attention_heads)
         tensor = TensorName(f"{self._part}.{name}.weight")
-        return PositionBias(table=Tensor(tensor, f"{source}.weight", shape), buckets=tuple(buckets))
+        table = Tensor(tensor, f"{source}.weight", shape)
+        return PositionBias(table=table, buckets=tuple(buckets), heads=range(shape[1]))
 
     def lm_head(
         self,

@@ -136,6 +136,8 @@ class PositionBias:
     """[buckets, heads]."""
     buckets: tuple[int, ...]
     """Of the relative positions -r to r, an odd number of them; those beyond have the buckets of the ends."""
+    heads: range
+    """Those of the table that are here: all, or a rank's."""
 
 
 @dataclass(frozen=True, kw_only=True)

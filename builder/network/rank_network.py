@@ -21,6 +21,7 @@ from .ops import (
     Attention,
     AttentionShape,
     CrossAttention,
+    CrossKeys,
     Experts,
     Gather,
     Linear,
@@ -34,14 +35,13 @@ from .weights import LinearWeight, Split
 def network_of_rank(network: Network, rank: int) -> Network:
     """What rank `rank` of the config's mapping computes of `network`, which is the whole model's.
 
-    Raises ConfigError for a network with ops that cannot be cut.
+    Raises ConfigError for a network that cannot be cut into stages.
     """
     mapping = network.config.mapping
     if mapping.world_size == 1:
         return network
-    problems = _problems(network)
-    if problems:
-        raise ConfigError(f"{network.config.architecture} cannot be cut over ranks: " + "; ".join(problems))
+    if mapping.pp_size > 1:
+        _require_stages(network)
     stage, tp_rank = divmod(rank, mapping.tp_size)
     staged = network_of_stage(network, stage)
     if mapping.tp_size == 1:
@@ -51,17 +51,18 @@ def network_of_rank(network: Network, rank: int) -> Network:
     cutter = _Cutter(mapping, tp_rank, network.config.num_experts)
     for op in staged.ops:
         cut.ops.extend(cutter.cut(op))
-    cut.logits = staged.logits
+    cut.logits, cut.encoder_output = staged.logits, staged.encoder_output
     return cut
 
 
-def _problems(network: Network) -> list[str]:
-    problems = []
-    if network.encoder_output is not None:
-        problems.append("it has an encoder")
-    elif any(op.kind is not AttentionKind.CAUSAL for op in network.attentions):
-        problems.append("its attention looks both ways")
-    return problems
+def _require_stages(network: Network) -> None:
+    """A step passes through stages in pieces, of which a token must see none behind its own."""
+    if all(op.kind is AttentionKind.CAUSAL for op in network.attentions):
+        return
+    raise ConfigError(
+        f"{network.config.architecture} cannot be cut into pp_size {network.config.mapping.pp_size} stages: its "
+        "attention looks both ways; accepted: pp_size 1, with any tp_size"
+    )
 
 
 def _norms_all_heads(op: Attention) -> bool:
@@ -87,14 +88,22 @@ class _Cutter:
             return self._attention(op)
         if isinstance(op, Experts):
             return self._experts(op)
-        assert not isinstance(op, CrossAttention)
+        if isinstance(op, CrossKeys):
+            return [replace(op, kv=self._own(op.kv), shape=self._shape(op.shape))]
+        if isinstance(op, CrossAttention):
+            shape = self._shape(op.shape)
+            output = self._value(op.output, shape.query_size)
+            return [replace(op, q=self._own(op.q), shape=shape, output=output)]
         return [op]
 
     def _attention(self, op: Attention) -> list[Op]:
         shape = self._shape(op.shape)
         output = self._value(op.output, shape.query_size)
         qkv = self._own(op.qkv)
-        cut = replace(op, qkv=qkv, shape=shape, output=output)
+        bias = op.position_bias
+        if bias is not None:
+            bias = replace(bias, heads=_share(shape.num_attention_heads, self._rank))
+        cut = replace(op, qkv=qkv, shape=shape, output=output, position_bias=bias)
         if not _norms_all_heads(op):
             return [cut]
         assert op.query_norm is not None  # no family norms one of them alone
@@ -187,6 +196,8 @@ def _weight(weight: LinearWeight, num_ranks: int, rank: int) -> LinearWeight:
             inputs_elsewhere=weight.inputs - inputs,
             is_first_term=rank == 0,
             bias=weight.bias and rank == 0,
+            num_shares=num_ranks,
+            share=rank,
         )
     if weight.split is Split.NONE:
         return weight
@@ -194,4 +205,5 @@ def _weight(weight: LinearWeight, num_ranks: int, rank: int) -> LinearWeight:
         (part,) = weight.parts
         share = -(-part.outputs // num_ranks)  # the last rank's is filled up with zeros
         return replace(weight, parts=(replace(part, outputs=share),))
-    return replace(weight, parts=tuple(part.cut(num_ranks, rank) for part in weight.parts))
+    parts = tuple(part.cut(num_ranks, rank) for part in weight.parts)
+    return replace(weight, parts=parts, num_shares=num_ranks, share=rank)

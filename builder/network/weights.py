@@ -117,6 +117,10 @@ class LinearWeight:
     """Of a rank's share: inputs of the whole model's weight that other ranks have."""
     is_first_term: bool = True
     """Of a rank's share of a sum: whether it is the term to which what is added once goes."""
+    num_shares: int = 1
+    """Of a rank's share: into how many the whole model's weight is cut."""
+    share: int = 0
+    """Which of them it is."""
     expert: int | None = None
     """Whose it is, of those that ranks may have different ones of."""
 

@@ -213,7 +213,8 @@ void bind_layout(py::module_& module) {
   py::class_<LoraSite>(module, "LoraSite", "A linear layer whose parts share an input, where adapters act.")
       .def(py::init([](std::int32_t layer, std::int64_t in_size, std::vector<LoraPart> parts,
                        std::int32_t expert, std::int64_t first_input, std::int64_t inputs_elsewhere,
-                       bool adds_shifts, std::int32_t experts_for_each) {
+                       bool adds_shifts, std::int32_t experts_for_each, std::int32_t num_shares,
+                       std::int32_t share) {
              return LoraSite{.layer = layer,
                              .in_size = in_size,
                              .parts = std::move(parts),
@@ -221,11 +222,13 @@ void bind_layout(py::module_& module) {
                              .first_input = first_input,
                              .inputs_elsewhere = inputs_elsewhere,
                              .adds_shifts = adds_shifts,
-                             .experts_for_each = experts_for_each};
+                             .experts_for_each = experts_for_each,
+                             .num_shares = num_shares,
+                             .share = share};
            }),
            py::kw_only(), py::arg("layer"), py::arg("in_size"), py::arg("parts"), py::arg("expert") = 0,
            py::arg("first_input") = 0, py::arg("inputs_elsewhere") = 0, py::arg("adds_shifts") = true,
-           py::arg("experts_for_each") = 1)
+           py::arg("experts_for_each") = 1, py::arg("num_shares") = 1, py::arg("share") = 0)
       .def_readonly("layer", &LoraSite::layer)
       .def_readonly("in_size", &LoraSite::in_size, "Of one rank.")
       .def_readonly("first_input", &LoraSite::first_input)
@@ -235,7 +238,20 @@ void bind_layout(py::module_& module) {
       .def_readonly("parts", &LoraSite::parts)
       .def_readonly("expert", &LoraSite::expert)
       .def_readonly("experts_for_each", &LoraSite::experts_for_each,
-                    "Of experts: how many the layer has for each that is on this rank.");
+                    "Of experts: how many the layer has for each that is on this rank.")
+      .def_readonly(
+          "num_shares", &LoraSite::num_shares,
+          "Of adapters that are fully sharded: the ranks that share A's rows of a layer that is cut by its "
+          "outputs, B's of one that is cut by its inputs.")
+      .def_readonly("share", &LoraSite::share, "Which of them this rank is.")
+      .def(
+          "most_rows_of_a",
+          [](const LoraSite& site, std::int64_t total_rank) { return site.rows_of_a(total_rank, 0).count; },
+          py::arg("total_rank"), "Of A[total_rank, in_size], those that the rank with most of them has.")
+      .def(
+          "most_rows_of_b",
+          [](const LoraSite& site, std::int64_t out_size) { return site.rows_of_b(out_size, 0).count; },
+          py::arg("out_size"), "The same of B[out_size, rank].");
   py::class_<LoraLayout>(module, "LoraLayout", "What an engine accepts of adapters.")
       .def(py::init<>(), "Of an engine that was built without LoRA.")
       .def(py::init([](DType dtype, std::int32_t num_layers, std::int32_t max_rank, bool dora_enabled,

@@ -194,7 +194,8 @@ class BenchExecutor:
         total = 0
         for site in _sites_of_layers(layout):
             for part in site.parts:
-                total += (rank * (site.in_size + 1) + (rank + 1) * part.out_size) * size
+                total += site.most_rows_of_a(rank) * (site.in_size + 1) * size
+                total += (rank + 1) * site.most_rows_of_b(part.out_size) * size
                 total += 4 * part.out_size if layout.dora_enabled else 0
         return total
 

@@ -3,17 +3,13 @@
 #include <algorithm>
 #include <vector>
 
+#include "low_rank_exchange.h"
+
 namespace adaptrt {
 namespace {
 
-/// Tiles of a product with A: blocks of rows, and panels of their A.
-struct TilesOfA {
-  std::int64_t blocks;
-  std::int64_t panels;
-};
-
-TilesOfA tiles_of(const AdaptedRows& adapted) {
-  return {(adapted.end - adapted.begin + kBlockRows - 1) / kBlockRows, panel_count(adapted.site->total_rank)};
+std::int64_t blocks_of(const AdaptedRows& adapted) {
+  return (adapted.end - adapted.begin + kBlockRows - 1) / kBlockRows;
 }
 
 }  // namespace
@@ -24,7 +20,18 @@ AdapterProduct::AdapterProduct(const LinearWork& work, const Step& step)
       dtype_(work.parts[0].weight.dtype),
       gemm_(step.kernels.gemm[static_cast<std::size_t>(dtype_)]) {}
 
+std::int64_t AdapterProduct::rows_of_a(const DeviceSite& site) const {
+  return work_.site == nullptr ? site.total_rank : work_.site->rows_of_a(site.total_rank).count;
+}
+
 void AdapterProduct::shrink() const {
+  if (work_.site->num_shares > 1) {
+    const LowRankExchange exchange(work_, step_);
+    multiply_by_a(work_.adapted, [&](const AdaptedRows& adapted, std::int64_t panel, RowRange rows,
+                                     const float* tile) { exchange.store(adapted, panel, rows, tile); });
+    exchange.finish();
+    return;
+  }
   multiply_by_a(work_.adapted, [&](const AdaptedRows& adapted, std::int64_t panel, RowRange rows,
                                    const float* tile) {
     const std::int64_t width = panel_width(adapted.site->total_rank, panel);
@@ -54,15 +61,14 @@ void AdapterProduct::multiply_by_a(std::span<const AdaptedRows> all, const Store
   ends.clear();
   std::int64_t tasks = 0;
   for (const AdaptedRows& adapted : all) {
-    const TilesOfA tiles = tiles_of(adapted);
-    ends.push_back(tasks += tiles.blocks * tiles.panels);
+    ends.push_back(tasks += blocks_of(adapted) * panels_of_a(*adapted.site));
   }
   const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
     auto of = static_cast<std::size_t>(std::ranges::upper_bound(ends, begin) - ends.begin());
     for (std::int64_t task = begin; task < end; ++task) {
-      if (task == ends[of]) ++of;
+      while (task == ends[of]) ++of;
       const AdaptedRows& adapted = all[of];
-      const std::int64_t blocks = tiles_of(adapted).blocks;
+      const std::int64_t blocks = blocks_of(adapted);
       const std::int64_t of_adapted = task - (of == 0 ? 0 : ends[of - 1]);
       const std::int64_t row = adapted.begin + of_adapted % blocks * kBlockRows;
       const RowRange rows{row, std::min(row + kBlockRows, adapted.end)};
@@ -80,7 +86,7 @@ void AdapterProduct::multiply_by_a(std::span<const AdaptedRows> all, const Store
 
 MemorySpan AdapterProduct::head_of_a(const DeviceSite& site, std::int64_t inputs) const {
   constexpr std::int64_t kHeadBytes = 4096;
-  const auto bytes = static_cast<std::int64_t>(panel_bytes(dtype_, panel_width(site.total_rank, 0), inputs));
+  const auto bytes = static_cast<std::int64_t>(panel_bytes(dtype_, panel_width(rows_of_a(site), 0), inputs));
   return {site.a, std::min(bytes, kHeadBytes)};
 }
 
@@ -93,7 +99,7 @@ float* AdapterProduct::multiply_tile(const DeviceSite& site, std::int64_t panel,
          .a_step_bytes = step_.packed_step_bytes,
          .panel = site.a + panel_offset(dtype_, work_.input.width, panel),
          .k = work_.input.width,
-         .width = panel_width(site.total_rank, panel),
+         .width = panel_width(rows_of_a(site), panel),
          .out = tile,
          .out_stride = kPanelColumns,
          .rows = rows.count(),
@@ -124,6 +130,14 @@ const DevicePart& AdapterProduct::part_of(const AdaptedRows& adapted, std::size_
   return adapted.site[slice].parts[0];
 }
 
+const std::byte* AdapterProduct::panel_of_b(const DevicePart& part, std::int64_t outputs,
+                                            std::int64_t panel) const {
+  const MatrixRows here = work_.site->rows_of_b(outputs);
+  const std::int64_t of_here = panel - here.first / kPanelColumns;
+  if (of_here < 0 || of_here >= panel_count(here.count)) return nullptr;
+  return part.b + panel_offset(dtype_, part.rank, of_here);
+}
+
 RowRange AdapterProduct::rows_changed(const AdaptedRows& adapted, const DevicePart& part, RowRange rows) {
   if (part.rank == 0) return {};
   return {std::max(adapted.begin, rows.begin), std::min(adapted.end, rows.end)};
@@ -139,8 +153,10 @@ std::span<const MemorySpan> AdapterProduct::spans(std::size_t part, std::int64_t
     std::int64_t of_b = panel;
     const DevicePart& of_part = part_of(adapted, part, &of_b);
     if (rows_changed(adapted, of_part, rows).is_empty()) continue;
-    (*spans)[count++] = {of_part.b + panel_offset(dtype_, of_part.rank, of_b),
-                         static_cast<std::int64_t>(panel_bytes(dtype_, width, of_part.rank))};
+    const std::byte* b = panel_of_b(of_part, work_.parts[part].weight.n, of_b);
+    if (b != nullptr) {
+      (*spans)[count++] = {b, static_cast<std::int64_t>(panel_bytes(dtype_, width, of_part.rank))};
+    }
     for (const float* vector : {of_part.magnitude, of_part.shift}) {
       if (vector == nullptr) continue;
       (*spans)[count++] = {reinterpret_cast<const std::byte*>(vector + of_b * kPanelColumns),
@@ -165,15 +181,17 @@ void AdapterProduct::expand_rows(const AdaptedRows& adapted, std::size_t part, s
   if (shared.is_empty()) return;
   const std::int64_t width = panel_width(work_.parts[part].weight.n, panel);
   float* out = tile + (shared.begin - rows.begin) * kPanelColumns;
-  gemm_({.a = shrunk(shared.begin, of_part.rank_offset),
-         .a_stride = step_.shrink_stride,
-         .panel = of_part.b + panel_offset(dtype_, of_part.rank, of_b),
-         .k = of_part.rank,
-         .width = width,
-         .out = out,
-         .out_stride = kPanelColumns,
-         .rows = shared.count(),
-         .accumulate = true});
+  if (const std::byte* b = panel_of_b(of_part, work_.parts[part].weight.n, of_b); b != nullptr) {
+    gemm_({.a = shrunk(shared.begin, of_part.rank_offset),
+           .a_stride = step_.shrink_stride,
+           .panel = b,
+           .k = of_part.rank,
+           .width = width,
+           .out = out,
+           .out_stride = kPanelColumns,
+           .rows = shared.count(),
+           .accumulate = true});
+  }
   if (of_part.magnitude == nullptr && of_part.shift == nullptr) return;
   const std::int64_t first = of_b * kPanelColumns;
   for (std::int64_t row = shared.begin; row < shared.end; ++row, out += kPanelColumns) {

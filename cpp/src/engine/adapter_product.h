@@ -21,8 +21,8 @@ class AdapterProduct {
   /// Whether one reads the layer's input.
   [[nodiscard]] bool reads_input() const { return !is_empty() || !work_.new_tokens.empty(); }
 
-  /// step.shrink[adapted rows, total_rank] = input A^T, rounded to the activation type. After
-  /// BaseProduct::prepare.
+  /// step.shrink[adapted rows, total_rank] = input A^T, rounded to the activation type; where ranks share
+  /// adapters, by an exchange of what each of them makes. After BaseProduct::prepare.
   void shrink() const;
 
   /// output[rows, behind the part's columns] = input A^T of LinearWork::new_tokens, scaled and bounded as the
@@ -39,6 +39,14 @@ class AdapterProduct {
   std::span<const MemorySpan> spans(std::size_t part, std::int64_t panel, RowRange rows, Spans* spans) const;
 
  private:
+  /// Rows of its A that are here.
+  [[nodiscard]] std::int64_t rows_of_a(const DeviceSite& site) const;
+  [[nodiscard]] std::int64_t panels_of_a(const DeviceSite& site) const {
+    return panel_count(rows_of_a(site));
+  }
+  /// Of its B the panel with these outputs of a part; nullptr: another rank has it.
+  [[nodiscard]] const std::byte* panel_of_b(const DevicePart& part, std::int64_t outputs,
+                                            std::int64_t panel) const;
   /// What an adapter does to a panel of one of LinearWork::parts; `panel` becomes its number in B.
   [[nodiscard]] const DevicePart& part_of(const AdaptedRows& adapted, std::size_t part,
                                           std::int64_t* panel) const;

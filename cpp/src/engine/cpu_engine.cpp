@@ -134,6 +134,7 @@ class CpuEngine final : public Engine {
     // Every group of rows may be one row.
     linear_scratch_.blocks.reserve(rows);
     linear_scratch_.task_ends.reserve(rows);
+    linear_scratch_.packed_begins.reserve(rows);
     adapted_rows_.reserve(rows);
     if (program_.lora.max_extra_tokens > 0) new_token_rows_.reserve(rows);
     if (program_.hidden != kNoBuffer) {

@@ -222,7 +222,8 @@ class Experts {
             .parts = parts,
             .parts_per_group = parts_per_expert,
             .groups = memory_.groups,
-            .adapted = step_.adapted_rows};
+            .adapted = step_.adapted_rows,
+            .site = first_site < 0 ? nullptr : &step_.program.lora_site(first_site)};
   }
 
   /// Adds the weighted sum of each token's rows to the output's columns of `chunk`, or puts it there.

@@ -38,7 +38,7 @@ class Linear {
   /// What all panels need; before multiply().
   void prepare() const {
     base_.prepare(adapters_.reads_input());
-    if (!adapters_.is_empty()) adapters_.shrink();
+    if (!adapters_.is_empty() && !work_.is_shrunk) adapters_.shrink();
     if (!work_.new_tokens.empty()) adapters_.multiply_new_tokens();
   }
 
@@ -499,6 +499,7 @@ void run_op(const LinearOp& op, const Step& step) {
                   .has_sparse_input = op.has_sparse_input,
                   .groups = {&all, 1},
                   .adapted = adapted_rows(op.lora_site, step, step.adapted_rows),
+                  .site = op.lora_site < 0 ? nullptr : &step.program.lora_site(op.lora_site),
                   .is_sliced = op.lora_site >= 0 && step.program.lora_site(op.lora_site).is_lm_head(),
                   .new_tokens = adapted_rows(new_tokens, step, step.new_token_rows)};
   step.linear_scratch.outputs_read.reset();

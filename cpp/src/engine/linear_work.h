@@ -47,6 +47,10 @@ struct LinearWork {
   std::span<const RowGroup> groups;
   /// In order; each within one group.
   std::span<const AdaptedRows> adapted;
+  /// Of them, or another one of the same layer's experts; nullptr where there are none.
+  const LoraSite* site = nullptr;
+  /// Step::shrink has their x A^T: that of a layer whose parts run one after another.
+  bool is_shrunk = false;
   /// Sites of adapters are slices of the vocabulary, of the one part that there is: lm_head's.
   bool is_sliced = false;
   /// Of lm_head: the rows whose adapters bring tokens beyond the vocabulary, which are columns behind the
@@ -61,6 +65,8 @@ struct LinearWork {
 struct LinearScratch {
   std::vector<RowGroup> blocks;
   std::vector<std::int64_t> task_ends;
+  /// Of a low-rank exchange: where the rows of each of LinearWork::adapted begin.
+  std::vector<std::int64_t> packed_begins;
   /// Of sparse layers: the outputs or groups of inputs that are live, and both factors of a gated layer.
   std::vector<std::int32_t> live;
   std::vector<float> gates;

@@ -118,13 +118,15 @@ OpCost cost_of(const KeepLogitRowsOp& op, const Step& step) {
 }
 
 /// Adds what a site of an adapter costs, of whose linear layer these are the parts: its bytes.
-void add_adapter_bytes(std::span<const LinearPart> parts, const DeviceSite& site, DType dtype, OpCost* cost) {
-  cost->adapter_bytes += as_count(panel_bytes(dtype, site.total_rank, parts[0].weight.k));
+void add_adapter_bytes(std::span<const LinearPart> parts, const DeviceSite& site, const LoraSite& place,
+                       DType dtype, OpCost* cost) {
+  cost->adapter_bytes +=
+      as_count(panel_bytes(dtype, place.rows_of_a(site.total_rank).count, parts[0].weight.k));
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const DevicePart& part = site.parts[i];
     if (part.rank == 0) continue;
     const std::int64_t out_size = parts[i].weight.n;
-    cost->adapter_bytes += as_count(panel_bytes(dtype, out_size, part.rank));
+    cost->adapter_bytes += as_count(panel_bytes(dtype, place.rows_of_b(out_size).count, part.rank));
     for (const float* vector : {part.magnitude, part.shift}) {
       if (vector != nullptr) cost->adapter_bytes += out_size * static_cast<std::int64_t>(sizeof(float));
     }
@@ -132,10 +134,12 @@ void add_adapter_bytes(std::span<const LinearPart> parts, const DeviceSite& site
 }
 
 /// And its products for `rows` rows.
-void add_adapter_flops(std::span<const LinearPart> parts, const DeviceSite& site, std::int64_t rows,
-                       OpCost* cost) {
-  std::int64_t multiply_adds = site.total_rank * parts[0].weight.k;
-  for (std::size_t i = 0; i < parts.size(); ++i) multiply_adds += site.parts[i].rank * parts[i].weight.n;
+void add_adapter_flops(std::span<const LinearPart> parts, const DeviceSite& site, const LoraSite& place,
+                       std::int64_t rows, OpCost* cost) {
+  std::int64_t multiply_adds = place.rows_of_a(site.total_rank).count * parts[0].weight.k;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    multiply_adds += site.parts[i].rank * place.rows_of_b(parts[i].weight.n).count;
+  }
   cost->adapter_flops += 2 * rows * multiply_adds;
 }
 
@@ -198,7 +202,7 @@ OpCost cost_of(const EmbeddingOp& op, const Step& step) {
       if (site.total_rank == 0) continue;
       cost.adapter_flops += 2 * op.table.k * site.total_rank;
       if (read.insert(&site).second) {
-        add_adapter_bytes({&whole, 1}, site, op.table.dtype, &cost);
+        add_adapter_bytes({&whole, 1}, site, step.program.lora_site(op.lora_site), op.table.dtype, &cost);
       } else {
         cost.adapter_bytes += site.total_rank * as_count(size_of(op.table.dtype));
       }
@@ -216,11 +220,14 @@ OpCost cost_of(const LinearOp& op, const Step& step) {
   if (op.output == step.program.logits) add_new_tokens(step, &cost);
   if (op.lora_site < 0) return cost;
   std::set<const DeviceAdapter*> read;
+  const LoraSite& place = step.program.lora_site(op.lora_site);
   for (const auto& group : step.groups) {
     const DeviceSite& site = group.adapter->sites[static_cast<std::size_t>(op.lora_site)];
     if (site.total_rank == 0) continue;
-    if (read.insert(group.adapter).second) add_adapter_bytes(op.parts, site, step.program.lora.dtype, &cost);
-    add_adapter_flops(op.parts, site, group.end - group.begin, &cost);
+    if (read.insert(group.adapter).second) {
+      add_adapter_bytes(op.parts, site, place, step.program.lora.dtype, &cost);
+    }
+    add_adapter_flops(op.parts, site, place, group.end - group.begin, &cost);
   }
   return cost;
 }
@@ -243,8 +250,9 @@ OpCost cost_of(const ExpertsOp& op, const Step& step) {
     const auto add = [&](std::span<const LinearPart> parts, std::int32_t first_site) {
       const DeviceSite& site = adapted.adapter->sites[static_cast<std::size_t>(first_site) + adapted.expert];
       if (site.total_rank == 0) return;
-      if (is_first) add_adapter_bytes(parts, site, step.program.lora.dtype, &cost);
-      add_adapter_flops(parts, site, adapted.rows, &cost);
+      const LoraSite& place = step.program.lora_site(first_site);
+      if (is_first) add_adapter_bytes(parts, site, place, step.program.lora.dtype, &cost);
+      add_adapter_flops(parts, site, place, adapted.rows, &cost);
     };
     add(gate_up_of(adapted.expert), op.gate_up_site);
     add(down_of(adapted.expert), op.down_site);

@@ -113,6 +113,24 @@ void check_rotary_factors(const Program& program, Problems* problems) {
   }
 }
 
+/// Adapters are shared by the ranks over which the layer is cut, which are those of the stage.
+void check_shares(const Program& program, const LoraSite& site, const std::string& where,
+                  Problems* problems) {
+  if (site.num_shares == 1 && site.share == 0) return;
+  const bool is_cut = site.inputs_elsewhere > 0 || std::ranges::any_of(
+                                                       site.parts, [](std::int64_t size) { return size > 0; },
+                                                       &LoraPart::outputs_elsewhere);
+  if (!site.is_of_layer() || !is_cut) {
+    problems->add(where + " is shared by " + text(site.num_shares) +
+                  " ranks, and is not of a layer that is cut");
+  }
+  const std::int32_t ranks = program.ranks_per_stage();
+  if (site.num_shares != ranks || site.share != program.rank % ranks) {
+    problems->add(where + " is share " + text(site.share) + " of " + text(site.num_shares) +
+                  "; the program is that of rank " + text(program.rank % ranks) + " of " + text(ranks));
+  }
+}
+
 void check_layout(const Program& program, Problems* problems) {
   const auto& lora = program.lora;
   if (lora.sites.empty()) {
@@ -143,6 +161,7 @@ void check_layout(const Program& program, Problems* problems) {
     check_range(where + " in_size", site.in_size, 1, kSizeLimit - 1);
     check_range(where + " inputs_elsewhere", site.inputs_elsewhere, 0, kSizeLimit - 1);
     check_range(where + " first_input", site.first_input, 0, site.inputs_elsewhere);
+    check_shares(program, site, where, problems);
     check_range(where + " number of parts", static_cast<std::int64_t>(site.parts.size()), 1,
                 static_cast<std::int64_t>(kMaxPartsPerSite));
     for (const auto& part : site.parts) {

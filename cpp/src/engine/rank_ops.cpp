@@ -6,139 +6,12 @@
 #include <cstring>
 #include <vector>
 
+#include "low_rank_exchange.h"
+#include "rank_sums.h"
 #include "step.h"
 
 namespace adaptrt {
 namespace {
-
-/// What a rank sends to all others together at most where it sends each of them everything, rather than the
-/// share which that one sums: one round of messages, not two.
-constexpr std::int64_t kFloatsSentWhole = 1 << 15;
-/// Floats that a thread sums at a time.
-constexpr std::int64_t kFloatsSummed = 1024;
-/// Floats that a thread takes at once at least.
-constexpr std::int64_t kFloatsPerChunk = 16384;
-
-std::span<const std::byte> bytes_of(const float* floats, std::int64_t count) {
-  return std::as_bytes(std::span(floats, static_cast<std::size_t>(count)));
-}
-
-std::span<std::byte> bytes_of(float* floats, std::int64_t count) {
-  return std::as_writable_bytes(std::span(floats, static_cast<std::size_t>(count)));
-}
-
-/// One AllReduceOp in one step. A float's sum is ((x_0 + x_1) + x_2) + ..., wherever it is made.
-class AllReduce {
- public:
-  AllReduce(const AllReduceOp& op, const Step& step)
-      : op_(op),
-        step_(step),
-        ranks_(step.stage_communicator->size()),
-        rank_(step.stage_communicator->rank()),
-        count_(step.rows * step.buffer(op.input).width),
-        input_(step.float_row(op.input, 0)),
-        output_(step.float_row(op.output, 0)),
-        terms_(static_cast<std::size_t>(ranks_)) {}
-
-  void run() {
-    if (ranks_ == 2 || count_ * (ranks_ - 1) <= kFloatsSentWhole) {
-      exchange_whole();
-    } else {
-      exchange_shares();
-    }
-  }
-
-  /// Floats that the others' messages need at most, where the op has `count` of them.
-  static std::int64_t room_for(std::int64_t count, std::int64_t ranks) {
-    if (ranks == 2) return count;
-    return std::max(std::min(count * (ranks - 1), kFloatsSentWhole), (2 * ranks) * share_of(count, ranks));
-  }
-
- private:
-  static std::int64_t share_of(std::int64_t count, std::int64_t ranks) { return (count + ranks - 1) / ranks; }
-
-  void exchange_whole() {
-    std::int64_t used = 0;
-    for (std::int32_t rank = 0; rank < ranks_; ++rank) {
-      if (rank == rank_) {
-        terms_[static_cast<std::size_t>(rank)] = input_;
-        continue;
-      }
-      float* room = step_.rank_room + used;
-      used += count_;
-      terms_[static_cast<std::size_t>(rank)] = room;
-      sent_.push_back({rank, bytes_of(static_cast<const float*>(input_), count_)});
-      received_.push_back({rank, bytes_of(room, count_)});
-    }
-    step_.stage_communicator->exchange(sent_, received_);
-    sum_terms(count_, output_, op_.add);
-  }
-
-  /// Each rank sums one share and sends its sum to the others.
-  void exchange_shares() {
-    const std::int64_t share = share_of(count_, ranks_);
-    const std::int64_t own_size = size_of_share(rank_, share);
-    for (std::int32_t rank = 0; rank < ranks_; ++rank) {
-      if (rank == rank_) {
-        terms_[static_cast<std::size_t>(rank)] = input_ + rank * share;
-        continue;
-      }
-      float* room = step_.rank_room + rank * share;
-      terms_[static_cast<std::size_t>(rank)] = room;
-      sent_.push_back(
-          {rank, bytes_of(static_cast<const float*>(input_) + rank * share, size_of_share(rank, share))});
-      received_.push_back({rank, bytes_of(room, own_size)});
-    }
-    step_.stage_communicator->exchange(sent_, received_);
-    float* sums = step_.rank_room + ranks_ * share;  // all of them, share after share
-    sum_terms(own_size, sums + rank_ * share, false);
-    sent_.clear();
-    received_.clear();
-    for (std::int32_t rank = 0; rank < ranks_; ++rank) {
-      if (rank == rank_) continue;
-      sent_.push_back({rank, bytes_of(static_cast<const float*>(sums) + rank_ * share, own_size)});
-      received_.push_back({rank, bytes_of(sums + rank * share, size_of_share(rank, share))});
-    }
-    step_.stage_communicator->exchange(sent_, received_);
-    terms_.assign(1, sums);
-    sum_terms(count_, output_, op_.add);
-  }
-
-  [[nodiscard]] std::int64_t size_of_share(std::int64_t rank, std::int64_t share) const {
-    return std::clamp<std::int64_t>(count_ - rank * share, 0, share);
-  }
-
-  /// to[i] = (or, with `add`, +=) terms_[0][i] + terms_[1][i] + ...
-  void sum_terms(std::int64_t count, float* to, bool add) const {
-    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
-      std::array<float, kFloatsSummed> sum;
-      for (std::int64_t first = begin; first < end; first += kFloatsSummed) {
-        const std::int64_t size = std::min(kFloatsSummed, end - first);
-        std::copy_n(terms_.front() + first, size, sum.begin());
-        for (std::size_t term = 1; term < terms_.size(); ++term) {
-          step_.kernels.add(terms_[term] + first, size, sum.data());
-        }
-        if (add) {
-          step_.kernels.add(sum.data(), size, to + first);
-        } else {
-          std::copy_n(sum.begin(), size, to + first);
-        }
-      }
-    };
-    step_.threads.parallel_for(count, kFloatsPerChunk, body);
-  }
-
-  const AllReduceOp& op_;
-  const Step& step_;
-  std::int32_t ranks_;
-  std::int32_t rank_;
-  std::int64_t count_;  ///< floats of the input
-  float* input_;
-  float* output_;
-  std::vector<const float*> terms_;  ///< of a sum, by rank
-  std::vector<OutgoingMessage> sent_;
-  std::vector<IncomingMessage> received_;
-};
 
 /// In one order, whatever the row is beside.
 float sum_of_squares(const float* x, std::int64_t size) {
@@ -234,7 +107,13 @@ void place_columns(const float* columns, std::int64_t width, std::int64_t first,
 }  // namespace
 
 void run_op(const AllReduceOp& op, const Step& step) {
-  AllReduce(op, step).run();
+  const Rows input = step.rows_of(op.input);
+  sum_over_ranks({.terms = input.float_row(0),
+                  .count = step.rows * input.width,
+                  .output = step.float_row(op.output, 0),
+                  .add = op.add,
+                  .room = step.rank_room},
+                 step);
 }
 
 void run_op(const AllHeadsNormOp& op, const Step& step) {
@@ -286,7 +165,7 @@ std::size_t rank_room_floats(const Program& program) {
   for (const auto* ops : program.sections()) {
     for (const Op& op : *ops) {
       if (const auto* reduce = std::get_if<AllReduceOp>(&op)) {
-        floats = std::max(floats, AllReduce::room_for(floats_of(reduce->input), program.ranks_per_stage()));
+        floats = std::max(floats, rank_sum_room(floats_of(reduce->input), program.ranks_per_stage()));
       } else if (const auto* gather = std::get_if<GatherOp>(&op)) {
         floats = std::max(floats, floats_of(gather->input) * (program.ranks_per_stage() - 1));
       } else if (std::holds_alternative<AllHeadsNormOp>(op)) {
@@ -294,6 +173,9 @@ std::size_t rank_room_floats(const Program& program) {
         floats = std::max(floats, rows * AllHeadsNorm::kSums * program.ranks_per_stage());
       }
     }
+  }
+  for (const LoraSite& site : program.lora.sites) {
+    floats = std::max(floats, low_rank_room_floats(program, site));
   }
   return static_cast<std::size_t>(floats);
 }

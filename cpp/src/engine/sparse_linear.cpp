@@ -70,6 +70,7 @@ class GatedByRelu {
     work.parts = work_.parts.subspan(part, 1);
     work.parts_per_group = 1;
     work.first_site_part = part;
+    work.is_shrunk = part > 0;
     run_linear(work, step_);
   }
 

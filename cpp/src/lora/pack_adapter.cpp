@@ -119,13 +119,18 @@ class ImageWriter {
   }
 
   void write_a(const std::vector<std::size_t>& rows, DeviceSite& result) {
-    const Piece a = take(matrix_bytes(layout_, result.total_rank, site_.in_size));
+    const MatrixRows own = site_.rows_of_a(result.total_rank);
+    const Piece a = take(matrix_bytes(layout_, site_.rows_of_a(result.total_rank, 0).count, site_.in_size));
     result.a = a.device;
-    std::int64_t first = 0;
+    std::int64_t first = 0;  // of the module's, among all of the site's
     for (const std::size_t i : rows) {
       const AdapterRow& row = adapter_.rows()[i];
-      write_rows(a.host, result.total_rank, site_.in_size, first, row.rank, source(row, first_of_a(row)),
-                 row.sizes.in);
+      const std::int64_t begin = std::max(first, own.first);
+      const std::int64_t end = std::min(first + row.rank, own.first + own.count);
+      if (begin < end) {
+        write_rows(a.host, own.count, site_.in_size, begin - own.first, end - begin,
+                   source(row, first_of_a(row) + (begin - first) * row.sizes.in), row.sizes.in);
+      }
       first += row.rank;
     }
   }
@@ -135,9 +140,12 @@ class ImageWriter {
     for (const LoraModule module : parts_of(row.module)) {
       const std::size_t position = part_position(site_, module);
       const LoraPart& part = site_.parts[position];
-      const Piece b = take(matrix_bytes(layout_, part.out_size, row.rank));
-      write_rows(b.host, part.out_size, row.rank, 0, part.out_size,
-                 source(row, first + part.first_output * row.rank), row.rank);
+      const MatrixRows own = site_.rows_of_b(part.out_size);
+      const Piece b = take(matrix_bytes(layout_, site_.rows_of_b(part.out_size, 0).count, row.rank));
+      if (own.count > 0) {
+        write_rows(b.host, own.count, row.rank, 0, own.count,
+                   source(row, first + (part.first_output + own.first) * row.rank), row.rank);
+      }
       result.parts[position] = {.rank = row.rank, .rank_offset = rank_offset, .b = b.device};
       first += part.whole_out_size() * row.rank;
     }
@@ -165,18 +173,24 @@ class ImageWriter {
   std::size_t used_ = 0;
 };
 
-/// Rows [first, first + rows) of a matrix [total_rows, columns] on the device, as float32.
-std::vector<float> read_rows(const LoraLayout& layout, const std::byte* matrix, std::int64_t total_rows,
+/// Rows [first, first + rows) of a matrix with as many columns, of which the rows `here` are on the device,
+/// as float32.
+std::vector<float> read_rows(const LoraLayout& layout, const std::byte* matrix, MatrixRows here,
                              std::int64_t columns, std::int64_t first, std::int64_t rows) {
   std::vector<float> values(static_cast<std::size_t>(rows * columns));
-  if (layout.matrix_layout == MatrixLayout::kRows) {
-    convert_elements(reinterpret_cast<std::byte*>(values.data()), DType::kFloat32,
-                     matrix + static_cast<std::size_t>(first * columns) * size_of(layout.dtype), layout.dtype,
-                     values.size());
-    return values;
+  const PanelMatrix panels{matrix, layout.dtype, here.count, columns};
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const std::int64_t row = first + i - here.first;
+    if (row < 0 || row >= here.count) continue;
+    float* to = values.data() + i * columns;
+    if (layout.matrix_layout == MatrixLayout::kPanels) {
+      unpack_panel_row(panels, row, to);
+    } else {
+      convert_elements(reinterpret_cast<std::byte*>(to), DType::kFloat32,
+                       matrix + static_cast<std::size_t>(row * columns) * size_of(layout.dtype), layout.dtype,
+                       static_cast<std::size_t>(columns));
+    }
   }
-  const PanelMatrix panels{matrix, layout.dtype, total_rows, columns};
-  for (std::int64_t i = 0; i < rows; ++i) unpack_panel_row(panels, first + i, values.data() + i * columns);
   return values;
 }
 
@@ -189,11 +203,11 @@ std::size_t image_bytes(const LoraLayout& layout, const LoraSite& site, std::spa
     total_rank += module.rank;
     for (const LoraModule part : parts_of(module.module)) {
       const std::int64_t out_size = site.parts[part_position(site, part)].out_size;
-      bytes += aligned(matrix_bytes(layout, out_size, module.rank));
+      bytes += aligned(matrix_bytes(layout, site.rows_of_b(out_size, 0).count, module.rank));
       bytes += static_cast<std::size_t>(module.vectors.count()) * aligned(vector_bytes(out_size));
     }
   }
-  return bytes + aligned(matrix_bytes(layout, total_rank, site.in_size));
+  return bytes + aligned(matrix_bytes(layout, site.rows_of_a(total_rank, 0).count, site.in_size));
 }
 
 ImagePlaces place_images(std::span<const std::size_t> sizes, std::size_t page_bytes) {
@@ -273,8 +287,9 @@ std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter, const L
       if (part.rank == 0) continue;
       const std::int64_t out_size = place.parts[p].out_size;
       UnpackedModule module{place.parts[p].module, place.layer, place.expert, part.rank, {}, {}, {}, {}};
-      module.a = read_rows(layout, site.a, site.total_rank, place.in_size, part.rank_offset, part.rank);
-      module.b = read_rows(layout, part.b, out_size, part.rank, 0, out_size);
+      module.a = read_rows(layout, site.a, place.rows_of_a(site.total_rank), place.in_size, part.rank_offset,
+                           part.rank);
+      module.b = read_rows(layout, part.b, place.rows_of_b(out_size), part.rank, 0, out_size);
       if (part.magnitude != nullptr) module.magnitude.assign(part.magnitude, part.magnitude + out_size);
       if (part.shift != nullptr) module.shift.assign(part.shift, part.shift + out_size);
       result.push_back(std::move(module));

@@ -42,6 +42,9 @@ void CommandServer::run() {
       case CommandKind::kAllocateKv:
         reply([&] { local_.allocate_kv_blocks(message.number<std::int32_t>()); });
         break;
+      case CommandKind::kAllocateCrossKv:
+        reply([&] { local_.allocate_cross_kv_blocks(message.number<std::int32_t>()); });
+        break;
       case CommandKind::kMakePages:
         reply([&] { make_pages(&message); });
         break;
@@ -49,7 +52,9 @@ void CommandServer::run() {
         load_adapter(&message);
         break;
       case CommandKind::kStep:
-        step_.read(&message, [&](std::uint64_t load_id) { return adapters_.value().find(load_id); });
+        step_.read(
+            &message, [&](std::uint64_t load_id) { return adapters_.value().find(load_id); },
+            local_.info().encoder_hidden_size);
         step(step_.input());
         break;
       case CommandKind::kEnd:

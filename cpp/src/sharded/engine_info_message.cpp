@@ -27,6 +27,9 @@ void for_each_number(Info& info, const Add& add) {
   add(info.max_reusable_prompt_len);
   add(info.num_stages);
   add(info.has_adapters_from);
+  add(info.max_encoder_input_len);
+  add(info.encoder_hidden_size);
+  add(info.cross_kv_block_bytes);
   add(info.hidden_size);
   add(info.has_logits);
   add(info.has_kv_cache);
@@ -52,6 +55,8 @@ void for_each_number_of_site(Site& site, const Add& add) {
   add(site.inputs_elsewhere);
   add(site.adds_shifts);
   add(site.experts_for_each);
+  add(site.num_shares);
+  add(site.share);
 }
 
 }  // namespace

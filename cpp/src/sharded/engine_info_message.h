@@ -5,7 +5,7 @@
 
 namespace adaptrt {
 
-/// Adds all but what only an engine with an encoder or a second level of the KV cache has.
+/// Adds all but what only an engine with a second level of the KV cache has, or one that takes embeddings.
 void add_info(const EngineInfo& info, MessageWriter* message);
 
 /// What add_info() has written.

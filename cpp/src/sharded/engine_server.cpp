@@ -41,6 +41,16 @@ class EngineServer final : public CommandServer {
       throw;
     }
     if (!has_replied_) send_reply(Outcome::kDone, {});
+    send_encoder_outputs(input.encoder);
+  }
+
+  void send_encoder_outputs(const EncoderInputs& inputs) {
+    for (std::size_t i = 0; i < inputs.outputs.size(); ++i) {
+      if (inputs.outputs[i] == nullptr) continue;
+      const std::int64_t tokens = inputs.offsets[i + 1] - inputs.offsets[i];
+      const std::int64_t floats = tokens * local().info().encoder_hidden_size;
+      send(std::as_bytes(std::span<const float>(inputs.outputs[i], static_cast<std::size_t>(floats))));
+    }
   }
 
   LogitsSink sink(std::int64_t width) {

@@ -15,6 +15,7 @@ namespace adaptrt {
 /// What rank 0 asks of the others.
 enum class CommandKind : std::uint32_t {
   kAllocateKv = 1,
+  kAllocateCrossKv,
   kMakePages,
   kLoadAdapter,
   kStep,

@@ -79,15 +79,19 @@ class RemoteEngine final : public Engine {
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
 
   void allocate_kv_blocks(std::int32_t num_blocks) override {
-    commands_.new_body().add(num_blocks);
-    commands_.send(CommandKind::kAllocateKv);
-    if (const auto failure = commands_.receive_reply(kLeader)) throw_failure(*failure);
+    allocate(CommandKind::kAllocateKv, num_blocks);
     num_blocks_ = num_blocks;
+  }
+
+  void allocate_cross_kv_blocks(std::int32_t num_blocks) override {
+    allocate(CommandKind::kAllocateCrossKv, num_blocks);
+    num_cross_blocks_ = num_blocks;
   }
 
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
     checker_.check(input, info_, num_blocks_);
+    check_encoder_inputs(input, info_, num_cross_blocks_);
     for (const AdapterLoad& load : pending_->take()) commands_.send_load(load);
     add_step(input, &commands_.new_body());
     commands_.send(CommandKind::kStep);
@@ -111,6 +115,12 @@ class RemoteEngine final : public Engine {
   }
 
  private:
+  void allocate(CommandKind what, std::int32_t num_blocks) {
+    commands_.new_body().add(num_blocks);
+    commands_.send(what);
+    if (const auto failure = commands_.receive_reply(kLeader)) throw_failure(*failure);
+  }
+
   /// A sink may refuse rows; those that follow are on their way all the same.
   void receive_results(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) {
     std::exception_ptr refusal;
@@ -119,7 +129,17 @@ class RemoteEngine final : public Engine {
                            guarded(sink, &refusal));
     commands_.receive_rows(kLeader, input.hidden_rows.size(), info_.hidden_size, slice,
                            guarded(hidden_sink, &refusal));
+    receive_encoder_outputs(input.encoder);
     if (refusal) std::rethrow_exception(refusal);
+  }
+
+  void receive_encoder_outputs(const EncoderInputs& inputs) {
+    for (std::size_t i = 0; i < inputs.outputs.size(); ++i) {
+      if (inputs.outputs[i] == nullptr) continue;
+      const std::int64_t tokens = inputs.offsets[i + 1] - inputs.offsets[i];
+      const auto floats = static_cast<std::size_t>(tokens * info_.encoder_hidden_size);
+      commands_.receive(kLeader, std::as_writable_bytes(std::span(inputs.outputs[i], floats)));
+    }
   }
 
   RankCommands commands_;
@@ -127,6 +147,7 @@ class RemoteEngine final : public Engine {
   std::shared_ptr<PendingLoads> pending_ = std::make_shared<PendingLoads>();
   StepInputChecker checker_;
   std::int32_t num_blocks_ = 0;
+  std::int32_t num_cross_blocks_ = 0;
 };
 
 }  // namespace

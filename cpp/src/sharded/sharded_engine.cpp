@@ -66,13 +66,22 @@ class ShardedEngine final : public Engine {
     await_replies();
   }
 
+  void allocate_cross_kv_blocks(std::int32_t num_blocks) override {
+    commands_.new_body().add(num_blocks);
+    commands_.send(CommandKind::kAllocateCrossKv);
+    local_->allocate_cross_kv_blocks(num_blocks);
+    await_replies();
+  }
+
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
     // Only the last stage would find rows of results that break the rules, in the middle of the step.
     if (info_.num_stages > 1) checker_.check(input, info_, num_blocks_);
     times_.begin_step(input);
     for (const AdapterLoad& load : pending_->take()) commands_.send_load(load);
-    add_step(input, &commands_.new_body());
+    StepInput told = input;
+    told.encoder.outputs = {};  // which are whole here
+    add_step(told, &commands_.new_body());
     commands_.send(CommandKind::kStep);
     times_.take(RankWork::kCommands);
     // A step that breaks the rules is refused by every rank before they exchange anything. One whose results

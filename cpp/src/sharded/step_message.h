@@ -10,21 +10,28 @@
 
 namespace adaptrt {
 
-/// Adds a step, whose adapters become their load ids; 0: the base model. Steps with encoder inputs are not
-/// for engines of several ranks.
+/// Adds a step, whose adapters become their load ids; 0: the base model. Of encoder outputs, which are
+/// wanted.
 void add_step(const StepInput& input, MessageWriter* message);
 
 /// A step as another rank runs it.
 class ReceivedStep {
  public:
+  using Find = std::function<const DeviceAdapter*(std::uint64_t)>;
+
   /// `find` gives the adapter of a load id, and throws where there is none.
-  void read(MessageReader* message, const std::function<const DeviceAdapter*(std::uint64_t)>& find);
-  /// Views of what was read last.
+  void read(MessageReader* message, const Find& find, std::int64_t encoder_hidden_size);
+  /// Views of what was read last, and places for the encoder outputs that are wanted.
   [[nodiscard]] StepInput input() const;
 
  private:
+  static void read_adapters(MessageReader* message, const Find& find,
+                            std::vector<const DeviceAdapter*>* adapters);
+  void read_encoder(MessageReader* message, const Find& find, std::int64_t hidden_size);
+
   std::vector<std::int32_t> token_ids_;
   std::vector<std::int32_t> positions_;
+  std::vector<std::int32_t> token_types_;
   std::vector<std::int32_t> sequence_offsets_;
   std::vector<std::int32_t> prompt_lengths_;
   std::vector<std::int32_t> block_tables_;
@@ -35,6 +42,16 @@ class ReceivedStep {
   std::vector<std::int32_t> copies_from_;
   std::vector<std::int32_t> copies_to_;
   std::vector<std::int32_t> hidden_rows_;
+  std::vector<std::int32_t> encoder_lengths_;
+  std::vector<std::int32_t> cross_block_tables_;
+  std::int32_t max_cross_blocks_ = 0;
+  // Of encoder inputs:
+  std::vector<std::int32_t> encoder_token_ids_;
+  std::vector<std::int32_t> encoder_offsets_;
+  std::vector<std::int32_t> encoder_block_tables_;
+  std::vector<const DeviceAdapter*> encoder_adapters_;
+  std::vector<std::vector<float>> encoder_outputs_;
+  std::vector<float*> encoder_output_places_;
 };
 
 }  // namespace adaptrt

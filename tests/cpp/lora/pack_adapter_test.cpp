@@ -298,6 +298,98 @@ BOOST_AUTO_TEST_CASE(a_rank_has_images_of_its_own_experts) {
   }
 }
 
+/// A rank's layout where adapters of layer 0 are fully sharded: q, k and v are cut by outputs, of which other
+/// ranks have as many each, and what follows on them by inputs.
+LoraLayout sharded_layout(std::int32_t num_shares, std::int32_t share) {
+  LoraLayout layout = small_layout();
+  layout.sites.resize(2);
+  layout.num_layers = 1;
+  layout.target_modules = {LoraModule::kAttnQ, LoraModule::kAttnK, LoraModule::kAttnV,
+                           LoraModule::kAttnDense};
+  LoraSite& qkv = layout.sites[0];
+  LoraSite& dense = layout.sites[1];
+  for (LoraPart& part : qkv.parts) {
+    part.first_output = share * part.out_size;
+    part.outputs_elsewhere = (num_shares - 1) * part.out_size;
+  }
+  dense.first_input = share * dense.in_size;
+  dense.inputs_elsewhere = (num_shares - 1) * dense.in_size;
+  dense.parts[0].out_size = 2 * kPanelColumns + 8;  // three panels
+  for (LoraSite& site : layout.sites) {
+    site.num_shares = num_shares;
+    site.share = share;
+  }
+  return layout;
+}
+
+/// A's rows and B's are on the ranks together once, and on none of them more than its share.
+BOOST_DATA_TEST_CASE(ranks_share_both_matrices, boost::unit_test::data::make({2, 3, 4}), num_shares) {
+  const std::vector<SentRow> rows{{LoraModule::kAttnQ, 0, 3, true},
+                                  {LoraModule::kAttnV, 0, 2, false, true},
+                                  {LoraModule::kAttnDense, 0, 3, true, true}};
+  const SentAdapter sent = make_adapter(rows, sharded_layout(num_shares, 0), 3);
+  std::vector<std::vector<float>> sums;
+  std::vector<std::size_t> counts;
+  std::int64_t pages = 0;
+  for (std::int32_t share = 0; share < num_shares; ++share) {
+    const LoraLayout layout = sharded_layout(num_shares, share);
+    const auto adapter = make_host_adapter(sent.send(42), layout);
+    const Packed packed(*adapter, layout, 4096);
+    const std::vector<UnpackedModule> modules = unpack_adapter(packed.device, layout);
+    BOOST_REQUIRE(modules.size() == 3U);
+    const std::vector<std::vector<float>> shared{modules[0].a, modules[1].a, modules[2].b};
+    sums.resize(shared.size());
+    counts.resize(shared.size());
+    for (std::size_t i = 0; i < shared.size(); ++i) {
+      sums[i].resize(shared[i].size());
+      for (std::size_t at = 0; at < shared[i].size(); ++at) {
+        sums[i][at] += shared[i][at];
+        counts[i] += shared[i][at] != 0.0F ? 1 : 0;
+      }
+    }
+    // What the layer's own cut leaves is whole.
+    const std::int64_t q = 6 * 3;
+    BOOST_TEST(modules[0].b == sent_values(sent, 0, 3 * 8 + share * q, q, layout.dtype));
+    BOOST_TEST(modules[2].magnitude.size() == 2U * kPanelColumns + 8);
+    if (share == 0) pages = packed.plan.pages;
+    BOOST_TEST(packed.plan.pages == pages);
+    BOOST_TEST(layout.sites[0].rows_of_a(5).count <= (5 + num_shares - 1) / num_shares);
+    BOOST_TEST(layout.sites[1].rows_of_b(2 * kPanelColumns + 8).count <=
+               (num_shares == 2 ? 2 : 1) * kPanelColumns);
+  }
+  const std::int64_t inner = 6 * num_shares;
+  const std::int64_t outputs = 2 * kPanelColumns + 8;
+  BOOST_TEST(sums[0] == sent_values(sent, 0, 0, 3 * 8, DType::kFloat32));
+  BOOST_TEST(sums[1] == sent_values(sent, 1, 0, 2 * 8, DType::kFloat32));
+  BOOST_TEST(sums[2] == sent_values(sent, 2, 3 * inner, outputs * 3, DType::kFloat32));
+  BOOST_TEST(counts[0] <= 3U * 8);
+  BOOST_TEST(counts[1] <= 2U * 8);
+  BOOST_TEST(counts[2] <= static_cast<std::size_t>(outputs) * 3);
+}
+
+/// Of a layer as wide as those of large models, a rank's images are a share of one rank's.
+BOOST_AUTO_TEST_CASE(images_are_as_large_as_a_share) {
+  LoraSite column{0, 1024, {{LoraModule::kAttnQ, 256, 0, 768}}};
+  LoraSite row{0, 256, {{LoraModule::kAttnDense, 1024}}};
+  row.inputs_elsewhere = 768;
+  const LoraLayout layout = small_layout(DType::kBFloat16);
+  const auto bytes_of = [&](const LoraSite& site, std::int32_t rank) {
+    const ModuleRank module{site.parts[0].module, rank, {}};
+    return image_bytes(layout, site, {&module, 1});
+  };
+  constexpr std::size_t kElement = 2;
+  BOOST_TEST(bytes_of(column, 16) == (16 * 1024 + 16 * 256) * kElement);
+  BOOST_TEST(bytes_of(row, 16) == (16 * 256 + 16 * 1024) * kElement);
+  for (LoraSite* site : {&column, &row}) site->num_shares = 4;
+  for (std::int32_t share = 0; share < 4; ++share) {
+    for (LoraSite* site : {&column, &row}) {
+      site->share = share;
+      BOOST_TEST(bytes_of(*site, 16) == (4 * 1024 + 16 * 256) * kElement);
+    }
+    BOOST_TEST(bytes_of(column, 5) == 2 * 1024 * kElement + 256 * padded_k(DType::kBFloat16, 5) * kElement);
+  }
+}
+
 BOOST_AUTO_TEST_CASE(experts_that_a_layer_does_not_have_are_refused) {
   LoraLayout layout = layout_with_own_experts();
   layout.sites[6].expert = 3;

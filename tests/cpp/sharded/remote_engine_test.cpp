@@ -133,9 +133,15 @@ BOOST_AUTO_TEST_CASE(it_is_what_is_served) {
   BOOST_TEST_REQUIRE(!expected.lora.sites.empty());
   for (std::size_t i = 0; i < expected.lora.sites.size(); ++i) {
     const auto sizes = [](const LoraSite& site) {
-      std::vector<std::int64_t> all{site.layer,           site.in_size,          site.expert,
-                                    site.first_input,     site.inputs_elsewhere, site.adds_shifts ? 1 : 0,
-                                    site.experts_for_each};
+      std::vector<std::int64_t> all{site.layer,
+                                    site.in_size,
+                                    site.expert,
+                                    site.first_input,
+                                    site.inputs_elsewhere,
+                                    site.adds_shifts ? 1 : 0,
+                                    site.experts_for_each,
+                                    site.num_shares,
+                                    site.share};
       for (const LoraPart& part : site.parts) {
         all.insert(all.end(), {static_cast<std::int64_t>(part.module), part.out_size, part.first_output,
                                part.outputs_elsewhere});

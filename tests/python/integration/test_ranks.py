@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 import time
@@ -17,7 +16,6 @@ from adaptrt.builder.build import build
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from support.cut_models import CONFIG, Cut
-from support.encoders import MODELS, save_encoder
 from support.models import Reference
 from support.ranks import answers_of_ranks, mpirun, start_ranks
 
@@ -212,13 +210,6 @@ with adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, adaptrt.Execu
 def test_it_must_be_started_by_as_many_processes(granite: Cut) -> None:
     with pytest.raises(ConfigError, match="the engine has 2 ranks, and MPI has started 1: start it with mpirun -n 2"):
         adaptrt.Executor(granite.engine(2))
-
-
-def test_what_cannot_be_cut_is_refused_by_name(tmp_path: Path) -> None:
-    encoder = save_encoder(MODELS["bert"], tmp_path / "bert", num_attention_heads=2)
-    convert_checkpoint(encoder, tmp_path / "encoder", tp_size=2)
-    with pytest.raises(ConfigError, match="BertModel cannot be cut over ranks: its attention looks both ways"):
-        build(tmp_path / "encoder", dataclasses.replace(CONFIG, max_seq_len=200), tmp_path / "engine")
 
 
 def test_a_lost_file_is_named(granite: Cut, tmp_path: Path) -> None:

@@ -74,15 +74,22 @@ class Cut:
             self.adapters[kind] = save_adapter(self.model, directory / kind, seed, **settings)
 
     def engine(
-        self, tp_size: int, dtype: DType = DType.FLOAT32, *, pp_size: int = 1, moe_ep_size: int | None = None
+        self,
+        tp_size: int,
+        dtype: DType = DType.FLOAT32,
+        *,
+        pp_size: int = 1,
+        moe_ep_size: int | None = None,
+        fully_sharded: bool = False,
     ) -> Path:
-        name = f"{tp_size}x{pp_size}-{moe_ep_size}-{dtype.name}"
+        name = f"{tp_size}x{pp_size}-{moe_ep_size}-{dtype.name}{'-sharded' if fully_sharded else ''}"
         made = self.directory / f"engine{name}"
         if not made.is_dir():
             checkpoint = self.directory / f"checkpoint{name}"
             sizes = {"tp_size": tp_size, "pp_size": pp_size, "moe_ep_size": moe_ep_size}
             convert_checkpoint(self.model, checkpoint, dtype=dtype, **sizes)
-            build(checkpoint, CONFIG, made, workers=2)
+            lora = dataclasses.replace(CONFIG.lora_config, fully_sharded_loras=fully_sharded)
+            build(checkpoint, dataclasses.replace(CONFIG, lora_config=lora), made, workers=2)
         return made
 
     def cases(self) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "adaptrt/core/dtype.h"
+#include "adaptrt/core/panels.h"
 #include "adaptrt/lora/modules.h"
 
 namespace adaptrt {
@@ -22,6 +23,22 @@ inline constexpr std::int32_t kMostRotaryFactor = 1024;
 
 /// At most this many modules share one input (q, k and v).
 inline constexpr std::size_t kMaxPartsPerSite = 3;
+
+/// A run of a matrix's rows.
+struct MatrixRows {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
+/// Run `share` of as many as share `rows` rows, in multiples of `unit`; the last ones may have fewer, or
+/// none.
+[[nodiscard]] constexpr MatrixRows rows_of_share(std::int64_t rows, std::int64_t unit, std::int64_t shares,
+                                                 std::int64_t share) {
+  const std::int64_t units = (rows + unit - 1) / unit;
+  const std::int64_t most = (units + shares - 1) / shares * unit;
+  const std::int64_t first = std::min(share * most, rows);
+  return {first, std::min(most, rows - first)};
+}
 
 /// A module's share of a linear layer's output: of one rank's, where several run an engine together.
 struct LoraPart {
@@ -55,6 +72,25 @@ struct LoraSite {
   bool adds_shifts = true;
   /// Of experts: how many the layer has for each that is here. The others are on other ranks alone.
   std::int32_t experts_for_each = 1;
+  /// Where adapters are fully sharded: the ranks over which the layer is cut, and which of them this is. Of a
+  /// layer that is cut by its outputs they share the rows of A as well, of one that is cut by its inputs
+  /// those of B, in whole panels. 1: nothing is shared beyond what is cut.
+  std::int32_t num_shares = 1;
+  std::int32_t share = 0;
+
+  [[nodiscard]] bool shares_a() const { return num_shares > 1 && inputs_elsewhere == 0; }
+  [[nodiscard]] bool shares_b() const { return num_shares > 1 && inputs_elsewhere > 0; }
+  /// Those of A[total_rank, in_size] that rank `of_share` has.
+  [[nodiscard]] MatrixRows rows_of_a(std::int64_t total_rank, std::int32_t of_share) const {
+    return shares_a() ? rows_of_share(total_rank, 1, num_shares, of_share) : MatrixRows{0, total_rank};
+  }
+  [[nodiscard]] MatrixRows rows_of_a(std::int64_t total_rank) const { return rows_of_a(total_rank, share); }
+  /// Those of a part's B[out_size, rank] that rank `of_share` has.
+  [[nodiscard]] MatrixRows rows_of_b(std::int64_t out_size, std::int32_t of_share) const {
+    return shares_b() ? rows_of_share(out_size, kPanelColumns, num_shares, of_share)
+                      : MatrixRows{0, out_size};
+  }
+  [[nodiscard]] MatrixRows rows_of_b(std::int64_t out_size) const { return rows_of_b(out_size, share); }
 
   /// Of the layer: of adapters' A.
   [[nodiscard]] std::int64_t whole_in_size() const { return in_size + inputs_elsewhere; }
@@ -144,7 +180,7 @@ struct DevicePart {
   /// Output feature of the site's A where this part's begin: with kRows, its A starts rank_offset rows of
   /// in_size elements after DeviceSite::a.
   std::int32_t rank_offset = 0;
-  /// B[out_size, rank], as panels or rows; the scale is already in it.
+  /// B[out_size, rank], as panels or rows, or of those rows LoraSite::rows_of_b; the scale is already in it.
   const std::byte* b = nullptr;
   /// float32[out_size], the normalised DoRA magnitudes; nullptr for plain LoRA.
   const float* magnitude = nullptr;
@@ -155,7 +191,7 @@ struct DevicePart {
 struct DeviceSite {
   /// Output features of A: the sum over the modules of this site. 0: nothing here.
   std::int32_t total_rank = 0;
-  /// A[total_rank, in_size], as panels or rows.
+  /// A[total_rank, in_size], as panels or rows, or of those rows LoraSite::rows_of_a.
   const std::byte* a = nullptr;
   std::array<DevicePart, kMaxPartsPerSite> parts;
 };

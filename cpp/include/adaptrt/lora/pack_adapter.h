@@ -17,6 +17,7 @@ namespace adaptrt {
 //   | per part with DoRA: float32[out] magnitudes | per part with a shift: float32[out]
 //
 // A and B in the engine's type and the layout's MatrixLayout, every piece on a multiple of kImageAlignment.
+// Where ranks share A or B, an image has a rank's rows of it, and is as large as that of the rank with most.
 // An image lies within one page.
 inline constexpr std::size_t kImageAlignment = 64;
 
@@ -82,7 +83,7 @@ struct UnpackedModule {
 };
 
 /// The inverse of pack_adapter where the device's memory is the host's, for inspection: attn_qkv and
-/// mlp_gate_up come back as their parts.
+/// mlp_gate_up come back as their parts. Rows of A and B that other ranks have are zeros.
 [[nodiscard]] std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter,
                                                          const LoraLayout& layout);
 

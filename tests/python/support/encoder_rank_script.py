@@ -1,0 +1,104 @@
+"""Answers batches of requests to an engine with an encoder, on every process that mpirun starts: SPEC OUTPUT.
+
+SPEC is JSON: {engine, model_type, config: fields of ExecutorConfig, batches: lists of {adapter, task, prompt, types,
+encoder}}. A case with `encoder` is a decoder's, which begins with `prompt`; the others end in hidden states. Rank 0
+writes what each request gave.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import adaptrt
+
+from .rank_script import result_of
+from .ranks import mpirun
+
+MAX_TOKENS = 8
+Answer = dict[str, np.ndarray]
+"""`rows` of hidden states, or `tokens`, `logits` and `encoder_output`."""
+Batches = list[list[dict[str, Any]]]
+
+_DECODED = adaptrt.OutputConfig(
+    return_context_logits=True,
+    return_generation_logits=True,
+    exclude_input_from_output=True,
+    return_encoder_output=True,
+)
+_ALL = adaptrt.PoolingParams(adaptrt.PoolingType.ALL)
+
+
+def _request(executor: adaptrt.Executor, case: dict[str, Any]) -> adaptrt.Request:
+    lora = None
+    if case["adapter"] is not None:
+        lora = adaptrt.LoraConfig.from_peft(case["task"], case["adapter"], executor.engine)
+    if case["encoder"] is None:
+        return adaptrt.Request(case["prompt"], 0, pooling_params=_ALL, token_type_ids=case["types"], lora_config=lora)
+    return adaptrt.Request(
+        case["prompt"],
+        MAX_TOKENS,
+        encoder_input_token_ids=case["encoder"],
+        output_config=_DECODED,
+        lora_config=lora,
+    )
+
+
+def _answer(result: adaptrt.Result) -> Answer:
+    if result.pooled_output is not None:
+        return {"rows": np.asarray(result.pooled_output)}
+    logits = [np.asarray(result.context_logits), np.asarray(result.generation_logits)[0][1:]]
+    return {
+        "tokens": np.array(result.output_token_ids[0]),
+        "logits": np.concatenate(logits),
+        "encoder_output": np.asarray(result.encoder_output),
+    }
+
+
+def answer_batches(executor: adaptrt.Executor, batches: Batches) -> list[list[Answer]]:
+    """Runs the batches one after the other."""
+    answers = []
+    for batch in batches:
+        requests = executor.enqueue_requests([_request(executor, case) for case in batch])
+        answers.append([_answer(result_of(executor, request)) for request in requests])
+    return answers
+
+
+def answers_of_ranks(
+    ranks: int, engine: Path, model_type: str, batches: Batches, place: Path, **config: Any
+) -> list[list[Answer]]:
+    """What this script gives in leader mode; `place` is a directory for its files."""
+    spec, output = place / "spec.json", place / "answers.npz"
+    content = {"engine": str(engine), "model_type": model_type, "config": config, "batches": batches}
+    spec.write_text(json.dumps(content))
+    mpirun(ranks, "-m", "support.encoder_rank_script", spec, output)
+    found: Mapping[str, np.ndarray] = np.load(output)
+    return [
+        [
+            {name.split(".")[2]: found[name] for name in found if name.startswith(f"{number}.{at}.")}
+            for at in range(len(batch))
+        ]
+        for number, batch in enumerate(batches)
+    ]
+
+
+def answer(spec: dict[str, Any], output: Path) -> None:
+    """Runs the batches over one executor."""
+    model_type, config = getattr(adaptrt.ModelType, spec["model_type"]), adaptrt.ExecutorConfig(**spec["config"])
+    with adaptrt.Executor(spec["engine"], model_type, config) as executor:
+        if not executor.can_enqueue_requests():
+            return
+        arrays = {}
+        for number, batch in enumerate(answer_batches(executor, spec["batches"])):
+            for at, found in enumerate(batch):
+                arrays.update({f"{number}.{at}.{name}": values for name, values in found.items()})
+        np.savez(output, **arrays)
+
+
+if __name__ == "__main__":
+    answer(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
