@@ -30,6 +30,7 @@ from .ops import (
     Rotary,
     RotaryTable,
     Routing,
+    Sinks,
     Value,
 )
 from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
@@ -343,6 +344,7 @@ class Network:
         interleaved: bool = False,
         is_causal: bool = True,
         position_bias: PositionBias | None = None,
+        sinks: Sinks | None = None,
     ) -> Value:
         """What each head attends to; scores are multiplied by `scale`, 1 / sqrt(head_size) if it is not said.
 
@@ -367,6 +369,7 @@ class Network:
                 softcap=softcap,
                 interleaved=interleaved,
                 position_bias=position_bias,
+                sinks=sinks,
             )
         )
         return output
@@ -442,6 +445,11 @@ class Network:
     def float32_vector(self, source: str, name: str, size: int) -> Tensor:
         """A vector that checkpoints have in float32, whatever their dtype."""
         return Tensor(self._name(name), source, (size,), float32=True)
+
+    def sinks(self, source: str, name: str) -> Sinks:
+        """The vector `source` of a score for each head, for attention()."""
+        heads = self.config.num_attention_heads
+        return Sinks(scores=Tensor(self._name(name), source, (heads,)), heads=range(heads))
 
     def position_bias(self, source: str, name: str, num_buckets: int, buckets: Sequence[int]) -> PositionBias:
         """Of relative positions whose `buckets` are those of -r to r: `source`.weight [num_buckets, heads]."""

@@ -94,7 +94,9 @@ class _Cutter:
         shape = self._shape(op.shape)
         output = self._value(op.output, shape.query_size)
         qkv = self._own(op.qkv)
-        cut = replace(op, qkv=qkv, shape=shape, output=output)
+        heads = _share(shape.num_attention_heads, self._rank)
+        sinks = None if op.sinks is None else replace(op.sinks, heads=heads)
+        cut = replace(op, qkv=qkv, shape=shape, output=output, sinks=sinks)
         if not _norms_all_heads(op):
             return [cut]
         assert op.query_norm is not None  # no family norms one of them alone
