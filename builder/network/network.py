@@ -9,6 +9,7 @@ from typing import Final
 from ..._core import AttentionKind, PoolingActivation, RowKind
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.rotary import RotaryScaling
+from ..checkpoint.stacked_experts import StackedExperts
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
 from .ops import (
     Activation,
@@ -48,14 +49,17 @@ class Network:
         config: CheckpointConfig,
         older_names: Mapping[str, str] | None = None,
         inner_names: Mapping[str, str] | None = None,
+        stacked_experts: StackedExperts | None = None,
     ) -> None:
         """`older_names`: what `source`s began with in older layouts of the Hugging Face model, and begin with now.
 
         `inner_names`: parts of paths, as files have them, with what transformers calls them in a model that is loaded.
+        `stacked_experts`: parameters that hold linear layers of all experts in the Hugging Face model.
         """
         self.config: Final = config
         self.older_names: Final[Mapping[str, str]] = older_names or {}
         self.inner_names: Final[Mapping[str, str]] = inner_names or {}
+        self.stacked_experts: Final[StackedExperts] = stacked_experts or {}
         self.ops: Final[list[Op]] = []
         self._num_biased_norms = 0
         self.hidden: Value | None = None

@@ -95,7 +95,7 @@ def kept_layers(
         format=found.describe(),
         quantization=quantization,
         matrices=used,
-        published_bytes=sum(weights.stored_bytes(name) for name in used),
+        published_bytes=weights.stored_bytes(used),
         num_bytes=sum(
             spec.num_bytes
             for name, matrix in used.items()

@@ -65,7 +65,7 @@ def test_any_rows_have_the_bits_that_the_formula_gives(
     assert weights.names == [NAME]
     assert weights.spec(NAME).shape == layer.values.shape
     assert weights.spec(NAME).dtype == (np.float32 if scheme.dtype is None else scheme.dtype)
-    assert weights.stored_bytes(NAME) == sum(tensor.nbytes for tensor in layer.tensors.values())
+    assert weights.stored_bytes([NAME]) == sum(tensor.nbytes for tensor in layer.tensors.values())
     first = data.draw(st.integers(0, len(layer.values)), "first")
     rows = range(first, data.draw(st.integers(first, len(layer.values)), "last"))
     step = data.draw(st.none() | st.integers(1, 80), "step")
