@@ -235,6 +235,7 @@ void bind_core(py::module_& module) {
       .value("INTEGER", FourBitCode::kInteger)
       .value("NF4", FourBitCode::kNF4)
       .value("FP4", FourBitCode::kFP4)
+      .value("E2M1", FourBitCode::kE2M1)
       .finalize();
   module.def(
       "code_table",

@@ -563,6 +563,7 @@ class FourBitCode(enum.Enum):
     INTEGER = 0
     NF4 = 1
     FP4 = 2
+    E2M1 = 3
 
 class GatedAddOp:
     def __init__(self, *, input: int, gate: int, output: int) -> None: ...

@@ -112,6 +112,8 @@ std::string_view name_of(FourBitCode code) {
       return "NF4";
     case FourBitCode::kFP4:
       return "FP4";
+    case FourBitCode::kE2M1:
+      return "E2M1";
   }
   return "unknown";
 }
@@ -138,11 +140,15 @@ const std::array<float, 16>& code_table(FourBitCode code) {
   static constexpr std::array<float, 16> kFP4 = {
       0.0F, 0.0625F / 12,  8.0F / 12,  1.0F,  4.0F / 12,  6.0F / 12,  2.0F / 12,  3.0F / 12,
       0.0F, -0.0625F / 12, -8.0F / 12, -1.0F, -4.0F / 12, -6.0F / 12, -2.0F / 12, -3.0F / 12};
+  static constexpr std::array<float, 16> kE2M1 = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
+                                                  -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
   switch (code) {
     case FourBitCode::kNF4:
       return kNF4;
     case FourBitCode::kFP4:
       return kFP4;
+    case FourBitCode::kE2M1:
+      return kE2M1;
     case FourBitCode::kInteger:
       break;
   }

@@ -21,7 +21,7 @@ void check_code(const PanelMatrix& matrix, std::vector<std::string>* problems) {
     }
     return;
   }
-  if (how.code > FourBitCode::kFP4) problems->push_back("has an unknown code");
+  if (how.code > FourBitCode::kE2M1) problems->push_back("has an unknown code");
   if (how.zero_points) problems->push_back("has both a code and zero points");
   if (how.group_size <= 0 || matrix.k % how.group_size != 0) {
     problems->push_back("has " + text(matrix.k) + " inputs in groups of " + text(how.group_size) + " of " +

@@ -92,7 +92,7 @@ constexpr Coded kCoded[] = {{DType::kFloat32, DType::kFloat32},
                             {DType::kBFloat16, DType::kBFloat16}};
 
 BOOST_DATA_TEST_CASE(numbers_of_a_table_give_the_bits_of_their_values,
-                     data::make({0, 1, 2, 3}) * data::make({1, 2}) * data::make({0, 4}), index, code,
+                     data::make({0, 1, 2, 3}) * data::make({1, 2, 3}) * data::make({0, 4}), index, code,
                      num_experts) {
   const auto [dtype, value_type] = kCoded[index];
   RandomModel model({.dtype = dtype,

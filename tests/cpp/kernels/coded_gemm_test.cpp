@@ -54,7 +54,7 @@ BOOST_AUTO_TEST_CASE(weights_are_numbers_of_the_table_times_scales) {
   const float scales[] = {0.3F, 1e-3F};
   std::vector<std::byte> weights(kInputs / 2);
   for (int i = 0; i < kInputs / 2; ++i) weights[i] = static_cast<std::byte>(2 * i | (2 * i + 1) << 4);
-  for (const FourBitCode code : {FourBitCode::kNF4, FourBitCode::kFP4}) {
+  for (const FourBitCode code : {FourBitCode::kNF4, FourBitCode::kFP4, FourBitCode::kE2M1}) {
     for (const DType value : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
       const Quantization how{.algo = QuantAlgo::kW4A16,
                              .group_size = 8,
@@ -77,7 +77,8 @@ BOOST_AUTO_TEST_CASE(weights_are_numbers_of_the_table_times_scales) {
 }
 
 BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
-                     kernel_tables() * data::make({0, 1, 2, 3, 4}) * data::make({1, 2}), name, index, code) {
+                     kernel_tables() * data::make({0, 1, 2, 3, 4}) * data::make({1, 2, 3}), name, index,
+                     code) {
   const auto& table = kernel_table(name);
   const auto [engine, value] = kValues[index];
   const auto type = static_cast<std::size_t>(engine);

@@ -77,9 +77,10 @@ enum class FourBitCode : std::uint8_t {
   kInteger,  ///< integers, less a zero point
   kNF4,      ///< the numbers of code_table(), of which products with scales are made and rounded
   kFP4,      ///< the same
+  kE2M1,     ///< the same
 };
 
-/// "INTEGER", "NF4" or "FP4".
+/// "INTEGER", "NF4", "FP4" or "E2M1".
 [[nodiscard]] std::string_view name_of(FourBitCode code);
 
 /// How a matrix is quantised. core/quantized_panels.h has the layouts.
