@@ -193,6 +193,8 @@ def _checked_config(
     else:
         if any(isinstance(op, Experts) for op in checkpoint.network.ops):
             problems.append(f"{checkpoint.config.architecture} has experts, which need backend {NATIVE}")
+        if any(op.sinks is not None for op in checkpoint.network.attentions):
+            problems.append(f"{checkpoint.config.architecture} has attention sinks, which need backend {NATIVE}")
         if not checkpoint.config.has_lm_head:
             problems.append(f"{checkpoint.config.architecture} is without lm_head, which needs backend {NATIVE}")
         published = checkpoint.config.quantization

@@ -12,6 +12,7 @@ from ..._core import CheckpointError, DType
 from ..checkpoint.casting import CHECKPOINT_DTYPES, to_float32
 from ..checkpoint.config import ParallelMapping
 from ..checkpoint.hf_weights import HfWeights
+from ..checkpoint.stacked_experts import experts_apart
 from ..conversion.hf_config import HF_CONFIG_FILE, load_hf_config, load_published_format
 from ..models.registry import declare
 from ..network.adapter_sites import AdaptedModules
@@ -55,7 +56,7 @@ class HuggingFaceBase:
         self._fan_in_fan_out = fan_in_fan_out
         self._weights = _open_weights(directory)
         if modules is not None:
-            self._weights = self._weights.renamed(modules.name_now)
+            self._weights = experts_apart(self._weights, modules.stacked_experts).renamed(modules.name_now)
 
     def describe(self) -> str:
         """The model directory."""

@@ -3,6 +3,7 @@
 transformers 5 keeps gate and up of all experts in gate_up_proj [experts, 2 * inner, hidden] and down in down_proj. PEFT
 adapts one with A [experts * rank, in], an expert's rows after another's, and B [out, rank * experts], in which the
 experts of a rank stand side by side: the change of expert e is the sum over r of B[:, r * experts + e] A[e * rank + r].
+GPT-OSS has [experts, hidden, 2 * inner], in which outputs of gate and up take turns, and A and B of the same shapes.
 Of two parameters of one module, one is adapted within the other's wrapper, and its tensors are called base_layer.
 """
 
@@ -77,6 +78,8 @@ def _layers_of(a: Array, b: Array, block: str, modules: AdaptedModules) -> dict[
     hidden, inner, experts = example.in_size, example.out_size, found.num_experts
     if a.ndim == 2 and b.ndim == 2 and a.shape[0] == b.shape[1] and a.shape[0] % experts == 0:
         if (a.shape[1], b.shape[0]) == (hidden, 2 * inner):
+            if found.alternates:
+                return {_GATE: range(0, 2 * inner, 2), _UP: range(1, 2 * inner, 2)}
             return {_GATE: range(inner), _UP: range(inner, 2 * inner)}
         if (a.shape[1], b.shape[0]) == (inner, hidden):
             return {_DOWN: range(hidden)}
@@ -94,7 +97,7 @@ def _of_experts(
     a_of = a.reshape(found.num_experts, -1, a.shape[1])
     b_of = b.reshape(b.shape[0], -1, found.num_experts)
     return {
-        f"{block}.{expert}.{found.names[module]}": (a_of[expert], b_of[rows.start : rows.stop, :, expert])
+        f"{block}.{expert}.{found.names[module]}": (a_of[expert], b_of[rows.start : rows.stop : rows.step, :, expert])
         for expert in range(found.num_experts)
         for module, rows in layers.items()
     }

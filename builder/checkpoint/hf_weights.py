@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -31,16 +32,16 @@ class WeightFile(Protocol):
         """Rows first .. last of a tensor, `step` at a time or a few MiB of them. A scalar is a row."""
 
 
-class MadeMatrix(Protocol):
-    """A matrix [out, in] that is made of other tensors of the model as it is read."""
+class MadeTensor(Protocol):
+    """A tensor that is made of others of the model as it is read."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """Those, the one with most of the values first."""
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """[out, in]."""
+    def shape(self) -> tuple[int, ...]:
+        """Of one dimension or two."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -48,6 +49,14 @@ class MadeMatrix(Protocol):
 
     def rows(self, rows: range, step: int) -> Iterator[Array]:
         """Rows of it, `step` at a time."""
+
+
+class MadeMatrix(MadeTensor, Protocol):
+    """The weight of a linear layer that was quantised."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]."""
 
 
 _READERS: Final[tuple[tuple[str, type[Any]], ...]] = (
@@ -63,7 +72,8 @@ class HfWeights:
         """Opens every file. Raises CheckpointError with every disagreement between headers and index."""
         self._files: dict[str, WeightFile] = {}
         self._file_of: dict[str, str] = {}
-        self._made: dict[str, MadeMatrix] = {}
+        self._made: dict[str, MadeTensor] = {}
+        self._matrices: dict[str, MadeMatrix] = {}
         self._directory = model_dir
         whole, reader = _weights_of(model_dir)
         if (model_dir / whole).exists():
@@ -90,18 +100,24 @@ class HfWeights:
         return result
 
     def with_matrices(self, matrices: Mapping[str, MadeMatrix]) -> HfWeights:
+        """As with_made(), of layers that were quantised."""
+        result = self.with_made(matrices)
+        result._matrices = dict(matrices)
+        return result
+
+    def with_made(self, made: Mapping[str, MadeTensor]) -> HfWeights:
         """The same with these in place of the tensors that they are made of, by the names that they have from now.
 
         Raises CheckpointError for such a name that another tensor has.
         """
         result = copy.copy(self)
-        used = {name for matrix in matrices.values() for name in matrix.tensors}
-        for name, matrix in matrices.items():
+        used = {name for tensor in made.values() for name in tensor.tensors}
+        for name, tensor in made.items():
             if name in self._stored and name not in used:
-                raise CheckpointError(f"{self.where(name)}: is there beside '{matrix.tensors[0]}'; remove one of them")
-        result._made = dict(matrices)
+                raise CheckpointError(f"{self.where(name)}: is there beside '{tensor.tensors[0]}'; remove one of them")
+        result._made = {**self._made, **made}
         result._stored = {name: stored for name, stored in self._stored.items() if name not in used}
-        result._stored.update((name, name) for name in matrices)
+        result._stored.update((name, name) for name in made)
         return result
 
     def __contains__(self, name: str) -> bool:
@@ -114,8 +130,8 @@ class HfWeights:
 
     @property
     def matrices(self) -> dict[str, MadeMatrix]:
-        """Those that are made of other tensors, by the names that they have now."""
-        return {name: self._made[stored] for name, stored in self._stored.items() if stored in self._made}
+        """Those of layers that were quantised, by the names that they have now."""
+        return {name: self._matrices[stored] for name, stored in self._stored.items() if stored in self._matrices}
 
     @property
     def names(self) -> list[str]:
@@ -130,17 +146,19 @@ class HfWeights:
         spec = self._files[self._file_of[stored]].specs[stored]
         return replace(spec, name=name)
 
-    def stored_bytes(self, name: str) -> int:
-        """Of a tensor in its file, or of those that it is made of."""
-        stored = self._stored[name]
-        names = self._made[stored].tensors if stored in self._made else (stored,)
-        return sum(self._files[self._file_of[own]].specs[own].num_bytes for own in names)
+    def stored_bytes(self, names: Iterable[str]) -> int:
+        """Of tensors in their files, or of those that they are made of, each once."""
+        all_stored = (self._stored[name] for name in names)
+        made_of = {
+            own for stored in all_stored for own in (self._made[stored].tensors if stored in self._made else (stored,))
+        }
+        return sum(self._files[self._file_of[own]].specs[own].num_bytes for own in made_of)
 
     def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
         """Rows of a tensor, `step` at a time or a few MiB of them. A scalar is a row."""
         stored = self._stored[name]
         if (made := self._made.get(stored)) is not None:
-            row_bytes = made.shape[1] * made.dtype.itemsize
+            row_bytes = math.prod(made.shape[1:]) * made.dtype.itemsize
             return made.rows(rows, max(1, PIECE_BYTES // max(1, row_bytes)) if step is None else step)
         return self._files[self._file_of[stored]].rows(stored, rows.start, rows.stop, step=step)
 

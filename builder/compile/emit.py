@@ -59,6 +59,7 @@ _GATED: Final = {
     Activation.GELU_TANH: LinearEpilogue.GELU_TANH_MUL,
     Activation.RELU: LinearEpilogue.RELU_MUL,
     Activation.RELU_BOTH: LinearEpilogue.RELU_MUL_RELU,
+    Activation.CLAMPED_SILU: LinearEpilogue.CLAMPED_SILU_MUL,
 }
 _ACTIVATED: Final = {
     Activation.GELU: LinearEpilogue.GELU,
@@ -279,6 +280,7 @@ class _Emitter:
             softcap=_float32(op.softcap or 0.0),
             interleaved=op.interleaved,
             position_bias=None if bias is None else self.weights.by_distance(bias.table, bias.buckets, bias.heads),
+            sinks=None if op.sinks is None else self.weights.norm(op.sinks.scores, op.sinks.heads),
         )
         reads = (op.qkv, op.rotary.cosine, op.rotary.sine)
         return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=self._activation)

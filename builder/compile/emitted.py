@@ -124,7 +124,7 @@ class Weights:
         return vector
 
     def norm(self, tensor: Tensor, elements: range | None = None) -> Vector:
-        """The weight or the bias of a norm, or these elements of it."""
+        """A vector that every rank has whole, as those of norms, or these elements of it."""
         (size,) = tensor.shape
         source = WeightRows(str(tensor.name), range(size) if elements is None else elements, tensor.plus_one)
         vector = Vector(tensor=_rows_name(source, size), size=len(source.rows))

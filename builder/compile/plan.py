@@ -129,6 +129,7 @@ class AttentionOp:
     softcap: float
     interleaved: bool
     position_bias: Vector | None
+    sinks: Vector | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, Paralle
 from ..checkpoint.hf_weights import HfWeights
 from ..checkpoint.planned_tensor import PlannedTensor
 from ..checkpoint.quantization import QuantConfig
+from ..checkpoint.stacked_experts import experts_apart
 from ..checkpoint.tensor_names import LM_HEAD
 from ..models.registry import FAMILIES, declare
 from ..network.checkpoint_tensors import hf_tensor_shapes, lm_head_tensors, plan_rank, tied_lm_head
@@ -79,7 +80,7 @@ class HfModel:
         weights, published = HfWeights(directory), load_published_format(directory)
         if published is not None:
             weights = weights.with_matrices(published.matrices(weights))
-        weights = weights.renamed(now)
+        weights = experts_apart(weights, family.stacked_experts).renamed(now)
         if family.lm_head_is_embedding is not None:
             is_embedding = family.lm_head_is_embedding(config, LM_HEAD in weights)
             config = replace(config, share_embedding_table=is_embedding)

@@ -88,13 +88,14 @@ def declare_llama_like(
     plus_one: bool = False,
     mlp: Mlp | None = None,
     norms_of_all_heads: bool = False,
+    sinks: bool = False,
 ) -> None:
     """The network of Llama and of families that differ from it in features of CheckpointConfig and these alone.
 
     Attention of the layers `unrotated` does not depend on positions. `decoder` is the Hugging Face model's name of it.
     `plus_one`: the model stores weights of norms as their differences from one.
     `mlp` takes the place of Llama's. With `norms_of_all_heads` q and k are normalised over all heads together, where
-    they are.
+    they are. `sinks`: each head's softmax has a learned score more.
     """
     factors = factors or Multipliers()
     query, key, _ = (part.outputs for part in qkv_parts(c, ""))
@@ -118,6 +119,7 @@ def declare_llama_like(
                 query_norm=query_norm,
                 key_norm=key_norm,
                 interleaved=c.position_embedding_type == ROPE_INTERLEAVED,
+                sinks=net.sinks(f"{p}.self_attn.sinks", "attention.sinks") if sinks else None,
             )
             dense = whole(f"{p}.self_attn.o_proj", "attn_dense", c.hidden_size)
             x = net.linear(

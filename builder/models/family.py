@@ -12,6 +12,7 @@ from typing import Any
 
 from ..checkpoint.config import ROPE, CheckpointConfig
 from ..checkpoint.rotary import read_rotary_scaling
+from ..checkpoint.stacked_experts import StackedExperts
 from ..json_fields import JsonFields, describe
 from ..network.network import Network
 
@@ -88,6 +89,8 @@ class ModelFamily:
     """What names of tensors and of adapters' layers began with in older layouts, and begin with today."""
     older_endings: Mapping[str, str] = field(default_factory=dict)
     """What names of tensors ended with, and end with today."""
+    stacked_experts: StackedExperts = field(default_factory=dict)
+    """How models hold the linear layers of experts that are apart in their networks, where they do not hold them so."""
     bare_architectures: frozenset[str] = frozenset()
     """Classes whose heads are left aside, so that they are the model without one."""
     fitting: Callable[[Any, Container[str]], Any] | None = None

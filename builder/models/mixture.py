@@ -78,11 +78,12 @@ class MixtureConfig(CheckpointConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
-    """What a Hugging Face model calls the linear layers of an expert."""
+    """What a Hugging Face model calls the linear layers of an expert, and the router."""
 
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    router: str = "gate"
 
 
 def number_of_experts(fields: JsonFields, old_name: str) -> int:
@@ -112,12 +113,15 @@ def add_experts(
     block: str,
     routing: Routing,
     names: ExpertNames | None = None,
+    *,
+    bias: bool = False,
+    activation: Activation = Activation.SILU,
 ) -> Value:
-    """`x` plus what the experts of `block` make of `h`."""
+    """`x` plus what the experts of `block` make of `h`. `bias`: router and experts have some."""
     names = names or ExpertNames()
-    router = [whole(f"{block}.gate", "moe_router", c.moe_num_experts)]
+    router = [whole(f"{block}.{names.router}", "moe_router", c.moe_num_experts)]
     # Routers are too small for it to be worth anything, and choose by small differences.
-    logits = net.linear(h, "mlp.router", router, split=Split.NONE, quantized=False)
+    logits = net.linear(h, "mlp.router", router, split=Split.NONE, bias=bias, quantized=False)
     inner = c.moe_intermediate_size
 
     def weights(name: str, source: str, module: str, inputs: int, outputs: int, split: Split) -> list[LinearWeight]:
@@ -127,6 +131,7 @@ def add_experts(
                 f"mlp.experts.{expert}.{name}",
                 [whole(f"{block}.experts.{expert}.{source}", module, outputs)],
                 split=split,
+                bias=bias,
                 expert=expert,
             )
             for expert in range(c.moe_num_experts)
@@ -139,7 +144,7 @@ def add_experts(
         up=weights("gate", names.up, "moe_gate", h.width, inner, Split.COLUMN),
         down=weights("proj", names.down, "moe_4h_to_h", inner, x.width, Split.ROW),
         routing=routing,
-        activation=Activation.SILU,
+        activation=activation,
         add_to=x,
     )
 

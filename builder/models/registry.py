@@ -25,6 +25,7 @@ from .glm import GLM, GLM4
 from .glm4_moe import GLM4_MOE
 from .gpt2 import GPT2
 from .gpt_neox import GPT_NEOX
+from .gpt_oss import GPT_OSS
 from .granite import GRANITE
 from .llama import LLAMA
 from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
@@ -89,6 +90,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         QWEN3_MOE,
         OLMOE,
         GLM4_MOE,
+        GPT_OSS,
         T5,
         BART,
         BERT,
@@ -144,9 +146,7 @@ def architectures_of(family: ModelFamily) -> list[str]:
 def declare(config: CheckpointConfig) -> Network:
     """The network of a config of a supported family."""
     family = FAMILIES[config.architecture]
-    network = Network(config, family.older_names, family.inner_names)
-    family.declare(network, config)
-    return network
+    return _declared(family, config)
 
 
 def load_config(directory: Path) -> CheckpointConfig:
@@ -194,6 +194,10 @@ def specimen(family: ModelFamily) -> Network:
         norm_epsilon=1.0,
         rotary_base=2.0,
     )
-    network = Network(config, family.older_names, family.inner_names)
+    return _declared(family, config)
+
+
+def _declared(family: ModelFamily, config: CheckpointConfig) -> Network:
+    network = Network(config, family.older_names, family.inner_names, family.stacked_experts)
     family.declare(network, config)
     return network

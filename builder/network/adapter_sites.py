@@ -66,6 +66,8 @@ class ExpertBlock:
     num_experts: int
     names: Mapping[str, str]
     """By module: the last name of an expert's linear layer, such as gate_proj."""
+    alternates: bool
+    """The outputs of gate and up take turns in their parameter; else those of gate come first."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,9 @@ class AdaptedModules:
         self.by_any_path: Final[Mapping[str, AdaptedModule]] = _by_any_path(self.by_path, network)
         """By those of a bare decoder, such as layers.0.self_attn.q_proj, and of other layouts of the model as well."""
         self._norms: Final = _by_any_path(norms, network)
-        self.expert_blocks: Final = _expert_blocks(self.by_any_path)
+        self.stacked_experts: Final = network.stacked_experts
+        """How files hold linear layers of experts that they do not hold apart."""
+        self.expert_blocks: Final = _expert_blocks(self.by_any_path, alternates=bool(self.stacked_experts))
         """By the path of what holds a layer's experts, such as model.layers.0.mlp.experts."""
         self._parts: dict[tuple[int, str], tuple[int, int, int]] = {
             (site.layer, part.module): (number, site.in_size, site.outputs_of(part))
@@ -305,7 +309,7 @@ def _with_older(paths: AbstractSet[str], network: Network) -> frozenset[str]:
     return frozenset({*paths, *older})
 
 
-def _expert_blocks(modules: Mapping[str, AdaptedModule]) -> dict[str, ExpertBlock]:
+def _expert_blocks(modules: Mapping[str, AdaptedModule], *, alternates: bool) -> dict[str, ExpertBlock]:
     names: dict[str, dict[str, str]] = {}
     counts: dict[str, int] = {}
     for path, module in modules.items():
@@ -313,7 +317,7 @@ def _expert_blocks(modules: Mapping[str, AdaptedModule]) -> dict[str, ExpertBloc
         if module.module in EXPERT_MODULES:
             names.setdefault(block, {})[module.module] = name
             counts[block] = max(counts.get(block, 0), module.expert + 1)
-    return {block: ExpertBlock(counts[block], found) for block, found in names.items()}
+    return {block: ExpertBlock(counts[block], found, alternates) for block, found in names.items()}
 
 
 def _by_any_path(modules: Mapping[str, AdaptedModule], network: Network) -> dict[str, AdaptedModule]:

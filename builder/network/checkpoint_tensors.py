@@ -103,6 +103,8 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
             yield from (norm.weight for norm in (op.query_norm, op.key_norm) if norm is not None)
             if op.position_bias is not None:
                 yield op.position_bias.table
+            if op.sinks is not None:
+                yield op.sinks.scores
         elif isinstance(op, Linear):
             yield from op.weights
         elif isinstance(op, Experts):

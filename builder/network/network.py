@@ -9,6 +9,7 @@ from typing import Final
 from ..._core import AttentionKind, PoolingActivation, RowKind
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.rotary import RotaryScaling
+from ..checkpoint.stacked_experts import StackedExperts
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
 from .ops import (
     Activation,
@@ -30,6 +31,7 @@ from .ops import (
     Rotary,
     RotaryTable,
     Routing,
+    Sinks,
     Value,
 )
 from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
@@ -47,14 +49,17 @@ class Network:
         config: CheckpointConfig,
         older_names: Mapping[str, str] | None = None,
         inner_names: Mapping[str, str] | None = None,
+        stacked_experts: StackedExperts | None = None,
     ) -> None:
         """`older_names`: what `source`s began with in older layouts of the Hugging Face model, and begin with now.
 
         `inner_names`: parts of paths, as files have them, with what transformers calls them in a model that is loaded.
+        `stacked_experts`: parameters that hold linear layers of all experts in the Hugging Face model.
         """
         self.config: Final = config
         self.older_names: Final[Mapping[str, str]] = older_names or {}
         self.inner_names: Final[Mapping[str, str]] = inner_names or {}
+        self.stacked_experts: Final[StackedExperts] = stacked_experts or {}
         self.ops: Final[list[Op]] = []
         self._num_biased_norms = 0
         self.hidden: Value | None = None
@@ -343,6 +348,7 @@ class Network:
         interleaved: bool = False,
         is_causal: bool = True,
         position_bias: PositionBias | None = None,
+        sinks: Sinks | None = None,
     ) -> Value:
         """What each head attends to; scores are multiplied by `scale`, 1 / sqrt(head_size) if it is not said.
 
@@ -367,6 +373,7 @@ class Network:
                 softcap=softcap,
                 interleaved=interleaved,
                 position_bias=position_bias,
+                sinks=sinks,
             )
         )
         return output
@@ -442,6 +449,11 @@ class Network:
     def float32_vector(self, source: str, name: str, size: int) -> Tensor:
         """A vector that checkpoints have in float32, whatever their dtype."""
         return Tensor(self._name(name), source, (size,), float32=True)
+
+    def sinks(self, source: str, name: str) -> Sinks:
+        """The vector `source` of a score for each head, for attention()."""
+        heads = self.config.num_attention_heads
+        return Sinks(scores=Tensor(self._name(name), source, (heads,)), heads=range(heads))
 
     def position_bias(self, source: str, name: str, num_buckets: int, buckets: Sequence[int]) -> PositionBias:
         """Of relative positions whose `buckets` are those of -r to r: `source`.weight [num_buckets, heads]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from ..._core import AttentionKind, RowKind
+from ..._core import AttentionKind, ConfigError, RowKind
 from ...plugins import PAGED_ATTENTION
 from .graph import GraphBuilder, Value
 from .inputs import StepInputs, kv_pool_out_name
@@ -19,6 +19,8 @@ from .ops import Attention, CrossAttention, CrossKeys, HeadNorm
 
 def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepInputs) -> None:
     """The heads' outputs, and the layer's KV pool, if it has one, with this step's keys and values."""
+    if op.sinks is not None:
+        raise ConfigError("attention with sinks has no form in ONNX")
     query, key = op.shape.query_size, op.shape.key_value_size
     q, k, v = graph.split(values[op.qkv.name], (query, key, key), axis=1)
     if op.query_norm is not None:

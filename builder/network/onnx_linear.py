@@ -71,6 +71,8 @@ def activated(graph: GraphBuilder, x: Value, activation: Activation, threshold: 
         return graph.node("ThresholdedRelu", [x], alpha=threshold)
     if activation.leaves_zeros:
         return graph.node("Relu", [x])
+    if activation is Activation.CLAMPED_SILU:
+        raise ValueError(f"{activation.value} is an activation of two values")
     return graph.node("Gelu", [x], approximate="tanh" if activation is Activation.GELU_TANH else "none")
 
 

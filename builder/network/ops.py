@@ -42,6 +42,9 @@ class Activation(Enum):
     RELU = "relu"
     RELU_BOTH = "relu_both"
     """Of gated layers: relu of the gate and of what it multiplies."""
+    CLAMPED_SILU = "clamped_silu"
+    """Of gated layers: g sigmoid(1.702 g) of the gate g up to 7, times one more than the other, which is kept from -7
+    to 7."""
 
     @property
     def leaves_zeros(self) -> bool:
@@ -141,6 +144,16 @@ class PositionBias:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sinks:
+    """A learned score more for each head: it counts in the sum that probabilities are divided by, and has no value."""
+
+    scores: Tensor
+    """[heads] of the whole model."""
+    heads: range
+    """Those that are here."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionShape:
     """The heads of one layer's attention."""
 
@@ -181,6 +194,7 @@ class Attention:
     interleaved: bool
     """Elements 2 i and 2 i + 1 of a head turn together, not those of its two halves."""
     position_bias: PositionBias | None
+    sinks: Sinks | None
 
 
 @dataclass(frozen=True, kw_only=True)

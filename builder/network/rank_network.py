@@ -100,10 +100,10 @@ class _Cutter:
         shape = self._shape(op.shape)
         output = self._value(op.output, shape.query_size)
         qkv = self._own(op.qkv)
-        bias = op.position_bias
-        if bias is not None:
-            bias = replace(bias, heads=_share(shape.num_attention_heads, self._rank))
-        cut = replace(op, qkv=qkv, shape=shape, output=output, position_bias=bias)
+        heads = _share(shape.num_attention_heads, self._rank)
+        bias = None if op.position_bias is None else replace(op.position_bias, heads=heads)
+        sinks = None if op.sinks is None else replace(op.sinks, heads=heads)
+        cut = replace(op, qkv=qkv, shape=shape, output=output, position_bias=bias, sinks=sinks)
         if not _norms_all_heads(op):
             return [cut]
         assert op.query_norm is not None  # no family norms one of them alone

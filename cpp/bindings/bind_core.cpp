@@ -238,6 +238,7 @@ void bind_core(py::module_& module) {
       .value("NF4", WeightCode::kNF4)
       .value("FP4", WeightCode::kFP4)
       .value("E4M3", WeightCode::kE4M3)
+      .value("E2M1", WeightCode::kE2M1)
       .finalize();
   module.def(
       "code_table",

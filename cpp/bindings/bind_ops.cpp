@@ -108,18 +108,20 @@ void bind_ops(py::module_& module) {
       .def(py::init([](AttentionKind kind, std::int32_t layer, const AttentionShape& shape, BufferId qkv,
                        BufferId cosine, BufferId sine, BufferId output, VectorView query_norm,
                        VectorView key_norm, float norm_epsilon, float scale, std::int32_t sliding_window,
-                       float softcap, bool interleaved, VectorView position_bias) {
-             return AttentionOp{kind,  layer,          shape,      qkv,         cosine,
-                                sine,  output,         query_norm, key_norm,    norm_epsilon,
-                                scale, sliding_window, softcap,    interleaved, position_bias};
+                       float softcap, bool interleaved, VectorView position_bias, VectorView sinks) {
+             return AttentionOp{kind,    layer,       shape,         qkv,          cosine, sine,
+                                output,  query_norm,  key_norm,      norm_epsilon, scale,  sliding_window,
+                                softcap, interleaved, position_bias, sinks};
            }),
            py::kw_only(), py::arg("kind") = AttentionKind::kCausal, py::arg("layer"), py::arg("shape"),
            py::arg("qkv"), py::arg("cosine"), py::arg("sine"), py::arg("output"),
            py::arg("query_norm") = VectorView{}, py::arg("key_norm") = VectorView{},
            py::arg("norm_epsilon") = 0.0F, py::arg("scale"), py::arg("sliding_window") = 0,
-           py::arg("softcap") = 0.0F, py::arg("interleaved") = false, py::arg("position_bias") = VectorView{})
+           py::arg("softcap") = 0.0F, py::arg("interleaved") = false, py::arg("position_bias") = VectorView{},
+           py::arg("sinks") = VectorView{})
       .def_readonly("kind", &AttentionOp::kind)
       .def_readonly("position_bias", &AttentionOp::position_bias)
+      .def_readonly("sinks", &AttentionOp::sinks)
       .def_readonly("softcap", &AttentionOp::softcap)
       .def_readonly("interleaved", &AttentionOp::interleaved)
       .def_readonly("layer", &AttentionOp::layer)

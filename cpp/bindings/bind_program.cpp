@@ -324,6 +324,7 @@ void bind_enums(py::module_& module) {
       .value("RELU", LinearEpilogue::kRelu)
       .value("RELU_MUL", LinearEpilogue::kReluMul)
       .value("RELU_MUL_RELU", LinearEpilogue::kReluMulRelu)
+      .value("CLAMPED_SILU_MUL", LinearEpilogue::kClampedSiluMul)
       .finalize();
   py::native_enum<AttentionKind>(module, "AttentionKind", "enum.Enum",
                                  "Which keys the queries of an attention op see.")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ...json_fields import JsonFields, describe
-from . import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from . import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
 from .formats import PublishedFormat
 
 _READERS: Final[Mapping[str, Callable[[JsonFields], PublishedFormat | None]]] = {
@@ -15,6 +15,7 @@ _READERS: Final[Mapping[str, Callable[[JsonFields], PublishedFormat | None]]] = 
     gptq.METHOD: gptq.read_gptq,
     awq.METHOD: awq.read_awq,
     fp8.METHOD: fp8.read_fp8,
+    mxfp4.METHOD: mxfp4.read_mxfp4,
 }
 
 

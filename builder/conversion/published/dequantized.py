@@ -70,7 +70,7 @@ def dequantization(
     return Dequantization(
         format=found.describe(),
         num_matrices=len(used),
-        published_bytes=sum(weights.stored_bytes(name) for name in used),
+        published_bytes=weights.stored_bytes(used),
         num_bytes=sum(matrix.shape[0] * matrix.shape[1] for matrix in used.values()) * own.itemsize,
         dtype=dtype,
         rounds_activations=found.rounds_activations,

@@ -101,7 +101,7 @@ def kept_layers(
         quantization=quantization,
         matrices=used,
         rounds_activations=found.rounds_activations,
-        published_bytes=sum(weights.stored_bytes(name) for name in used),
+        published_bytes=weights.stored_bytes(used),
         num_bytes=sum(
             spec.num_bytes * (quantization.bits if spec.name == name else 4) // 4
             for name, matrix in used.items()

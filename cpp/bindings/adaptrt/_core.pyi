@@ -61,7 +61,7 @@ class AttentionKind(enum.Enum):
     BIDIRECTIONAL = 1
 
 class AttentionOp:
-    def __init__(self, *, kind: AttentionKind = ..., layer: int, shape: AttentionShape, qkv: int, cosine: int, sine: int, output: int, query_norm: VectorView = ..., key_norm: VectorView = ..., norm_epsilon: float = ..., scale: float, sliding_window: int = ..., softcap: float = ..., interleaved: bool = ..., position_bias: VectorView = ...) -> None: ...
+    def __init__(self, *, kind: AttentionKind = ..., layer: int, shape: AttentionShape, qkv: int, cosine: int, sine: int, output: int, query_norm: VectorView = ..., key_norm: VectorView = ..., norm_epsilon: float = ..., scale: float, sliding_window: int = ..., softcap: float = ..., interleaved: bool = ..., position_bias: VectorView = ..., sinks: VectorView = ...) -> None: ...
     @property
     def cosine(self) -> int: ...
     @property
@@ -88,6 +88,8 @@ class AttentionOp:
     def shape(self) -> AttentionShape: ...
     @property
     def sine(self) -> int: ...
+    @property
+    def sinks(self) -> VectorView: ...
     @property
     def sliding_window(self) -> int: ...
     @property
@@ -1035,6 +1037,7 @@ class LinearEpilogue(enum.Enum):
     RELU = 7
     RELU_MUL = 8
     RELU_MUL_RELU = 9
+    CLAMPED_SILU_MUL = 10
 
 class LinearOp:
     def __init__(self, *, input: int, output: int, epilogue: LinearEpilogue = ..., parts: collections.abc.Sequence[LinearPart], lora_site: int = ..., scale: float = ..., softcap: float = ..., threshold: float = ..., has_sparse_input: bool = ...) -> None: ...
@@ -2325,6 +2328,7 @@ class WeightCode(enum.Enum):
     NF4 = 1
     FP4 = 2
     E4M3 = 3
+    E2M1 = 4
 
 class WeightMemory:
     def __init__(self, *, path: str, mapping: typing_extensions.Buffer | numpy.typing.NDArray[typing.Any], num_bytes: int) -> None: ...

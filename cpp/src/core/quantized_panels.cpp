@@ -212,6 +212,8 @@ std::string_view name_of(WeightCode code) {
       return "FP4";
     case WeightCode::kE4M3:
       return "E4M3";
+    case WeightCode::kE2M1:
+      return "E2M1";
   }
   return "unknown";
 }
@@ -238,11 +240,15 @@ const std::array<float, 16>& code_table(WeightCode code) {
   static constexpr std::array<float, 16> kFP4 = {
       0.0F, 0.0625F / 12,  8.0F / 12,  1.0F,  4.0F / 12,  6.0F / 12,  2.0F / 12,  3.0F / 12,
       0.0F, -0.0625F / 12, -8.0F / 12, -1.0F, -4.0F / 12, -6.0F / 12, -2.0F / 12, -3.0F / 12};
+  static constexpr std::array<float, 16> kE2M1 = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
+                                                  -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
   switch (code) {
     case WeightCode::kNF4:
       return kNF4;
     case WeightCode::kFP4:
       return kFP4;
+    case WeightCode::kE2M1:
+      return kE2M1;
     case WeightCode::kInteger:
     case WeightCode::kE4M3:
       break;

@@ -189,8 +189,12 @@ class Attention {
     const RowMemory memory(scratch(thread), rows_per_task(op_.shape), head_dim_);
     load_queries(task, memory);
     std::fill_n(memory.sums, rows * whole_groups(head_dim_), 0.0F);
-    std::fill_n(memory.totals, rows * kKeyGroup, 0.0F);
-    std::fill_n(memory.greatest, rows, kNoScore);
+    const auto head_of = [&](std::int64_t row) {
+      return (task.first_head + row / rows_per_head) * group_ + row % group_;
+    };
+    for (std::int64_t row = 0; row < rows; ++row) {
+      begin_row(sink_of(head_of(row)), memory.greatest + row, memory.totals + row * kKeyGroup);
+    }
     const DType out_type = step_.buffer(op_.output).dtype;
     const auto token_bytes = static_cast<std::int64_t>(size_of(out_type)) * task.heads * group_ * head_dim_;
     for (std::int64_t token = task.first_token; token < task.first_token + task.tokens; ++token) {
@@ -198,13 +202,15 @@ class Attention {
     }
     take_tiles(task, next < tasks_.size() ? &tasks_[next] : nullptr, memory);
     for (std::int64_t row = 0; row < rows; ++row) {
-      const std::int64_t head = (task.first_head + row / rows_per_head) * group_ + row % group_;
       step_.kernels.finish_attention(
           memory.sums + row * whole_groups(head_dim_), memory.totals + row * kKeyGroup, head_dim_,
-          output_of(task.first_token + row % rows_per_head / group_, head), out_type);
+          output_of(task.first_token + row % rows_per_head / group_, head_of(row)), out_type);
     }
   }
 
+  [[nodiscard]] float sink_of(std::int64_t head) const {
+    return op_.sinks.size == 0 ? kNoScore : op_.sinks.data[head] * std::numbers::log2e_v<float>;
+  }
   [[nodiscard]] std::byte* output_of(std::int64_t token, std::int64_t head) const {
     const std::size_t size = size_of(step_.buffer(op_.output).dtype);
     return step_.row(op_.output, token) + static_cast<std::size_t>(head * head_dim_) * size;

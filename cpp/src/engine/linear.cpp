@@ -437,6 +437,8 @@ class Linear {
         return step_.kernels.relu_mul(tile);
       case LinearEpilogue::kReluMulRelu:
         return step_.kernels.relu_mul_relu(tile);
+      case LinearEpilogue::kClampedSiluMul:
+        return step_.kernels.clamped_silu_mul(tile);
       case LinearEpilogue::kStore:
       case LinearEpilogue::kAdd:
         return;

@@ -21,7 +21,7 @@ void check_code(const PanelMatrix& matrix, std::vector<std::string>* problems) {
     }
     return;
   }
-  if (how.code > WeightCode::kE4M3) problems->push_back("has an unknown code");
+  if (how.code > WeightCode::kE2M1) problems->push_back("has an unknown code");
   if (how.zero_points) problems->push_back("has both a code and zero points");
   if (matrix.dtype != DType::kFloat32 && how.value_type != matrix.dtype) {
     problems->push_back("has values of " + std::string(name_of(how.value_type)) + " in an engine of " +

@@ -80,7 +80,8 @@ OpCost cost_of(const AttentionOp& op, const Step& step) {
   }
   const KvLayer& layer = is_causal ? step.kv_pool.layer(op.layer) : step.own_keys.layer_like(op.shape);
   const std::int64_t key_and_value_bytes = as_count(layer.token_bytes);
-  return {.weight_bytes = bytes_of(op.query_norm) + bytes_of(op.key_norm) + bytes_of(op.position_bias),
+  return {.weight_bytes = bytes_of(op.query_norm) + bytes_of(op.key_norm) + bytes_of(op.position_bias) +
+                          bytes_of(op.sinks),
           .kv_bytes = (keys_to_read + step.num_tokens()) * key_and_value_bytes,
           .activation_bytes = bytes_of(op.qkv, step) + bytes_of(op.cosine, step) + bytes_of(op.sine, step) +
                               bytes_of(op.output, step),

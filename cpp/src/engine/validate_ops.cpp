@@ -160,6 +160,7 @@ void Validator::check(const AttentionOp& op) {
     };
     check_norm("query_norm", op.query_norm, shape.query_size());
     check_norm("key_norm", op.key_norm, shape.key_value_size());
+    check_optional_vector("sinks", op.sinks, shape.num_attention_heads);
     if (op.interleaved && of_heads) add(where_ + ": interleaved heads have a norm of their own");
     const std::int64_t biases = op.position_bias.size / shape.num_attention_heads;
     if (op.position_bias.size != 0 && (biases % 2 == 0 || op.position_bias.data == nullptr ||
@@ -195,7 +196,7 @@ void Validator::check(const LinearOp& op) {
   const auto* input = operand("input", op.input, activation_dtype(program_.dtype), rows_);
   const bool gated = is_gated(op.epilogue);
   const bool activated = is_activated(op.epilogue);
-  if (op.epilogue > LinearEpilogue::kReluMulRelu) add(where_ + ": the epilogue is unknown");
+  if (op.epilogue > LinearEpilogue::kClampedSiluMul) add(where_ + ": the epilogue is unknown");
   const auto* output =
       operand("output", op.output, activated ? activation_dtype(program_.dtype) : DType::kFloat32, rows_);
   check_finite("scale", op.scale, 0.0F);

@@ -43,6 +43,7 @@ void for_each_vector(AnyOp& op, const Vector& vector) {
     vector(attention->query_norm);
     vector(attention->key_norm);
     vector(attention->position_bias);
+    vector(attention->sinks);
   } else if (auto* linear = std::get_if<LinearOp>(&op)) {
     of_parts(linear->parts);
   } else if (auto* experts = std::get_if<ExpertsOp>(&op)) {

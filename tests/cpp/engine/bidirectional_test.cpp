@@ -30,10 +30,14 @@ struct Options {
   std::int32_t sliding_window = 0;
   bool biased = false;
   bool rotated = false;
+  bool sinks = false;
 };
 
-constexpr Options kOptions[] = {
-    {}, {.sliding_window = 9}, {.biased = true}, {.sliding_window = 70, .biased = true, .rotated = true}};
+constexpr Options kOptions[] = {{},
+                                {.sliding_window = 9},
+                                {.biased = true},
+                                {.sliding_window = 70, .biased = true, .rotated = true},
+                                {.sinks = true}};
 
 /// A program whose embedding is [q | k | v] and whose logits are the normalised output of one attention op.
 class AttentionAlone {
@@ -75,6 +79,11 @@ class AttentionAlone {
       attention.position_bias = storage_.vector(kHeads * (2 * kReach + 1), -2.0F, 2.0F, &random_);
       bias_ = attention.position_bias.data;
     }
+    if (options.sinks) {
+      // Of the last head it takes nearly all.
+      attention.sinks = storage_.vector({-3.0F, 0.5F, 2.0F, 30.0F});
+      sinks_ = attention.sinks.data;
+    }
     program.body.push_back(attention);
     LinearOp dense{.input = attended, .output = stream, .parts = {}};
     dense.parts.push_back({.weight = identity(options.dtype), .bias = {}});
@@ -111,7 +120,7 @@ class AttentionAlone {
       const auto query = rotated(tokens[row], head * kHeadDim, position);
       const std::int64_t first = std::max<std::int64_t>(0, position - reach);
       std::vector<double> weights;
-      double total = 0.0;
+      double total = sinks_ == nullptr ? 0.0 : std::exp(static_cast<double>(sinks_[head]));
       for (std::int64_t key = first; key <= std::min(last, position + reach); ++key) {
         const auto keys = rotated(tokens[static_cast<std::size_t>(key)], kQuery + kv_head * kHeadDim, key);
         double score = 0.0;
@@ -172,6 +181,7 @@ class AttentionAlone {
   Storage storage_;
   std::vector<float> rows_;
   const float* bias_ = nullptr;
+  const float* sinks_ = nullptr;
   std::int64_t window_ = 0;
   float frequency_ = 0.0F;
 };
@@ -182,7 +192,7 @@ std::unique_ptr<Engine> engine_of(const AttentionAlone& model, int threads, cons
 
 BOOST_AUTO_TEST_SUITE(bidirectional)
 
-BOOST_DATA_TEST_CASE(rows_see_their_sequence_before_and_behind, data::make({0, 1, 2, 3}), options) {
+BOOST_DATA_TEST_CASE(rows_see_their_sequence_before_and_behind, data::make({0, 1, 2, 3, 4}), options) {
   AttentionAlone model(kOptions[options]);
   const auto engine = engine_of(model, 2, find_kernels(""));
   const std::vector<Piece> pieces = {model.piece(1), model.piece(150), model.piece(17)};
@@ -200,7 +210,7 @@ BOOST_DATA_TEST_CASE(rows_see_their_sequence_before_and_behind, data::make({0, 1
 }
 
 BOOST_DATA_TEST_CASE(bits_do_not_depend_on_the_crowd,
-                     kernel_tables() * data::make({0, 1, 2}) * data::make({0, 3}), name, dtype_index,
+                     kernel_tables() * data::make({0, 1, 2}) * data::make({0, 3, 4}), name, dtype_index,
                      number) {
   Options options = kOptions[number];
   options.dtype = static_cast<DType>(dtype_index);
@@ -231,6 +241,12 @@ BOOST_AUTO_TEST_CASE(unusable_biases_are_found) {
   AttentionAlone model({.biased = true});
   std::get<AttentionOp>(model.program.body[2]).position_bias.size = 40;
   check_is_unusable(model.program, "position_bias has 40 elements");
+}
+
+BOOST_AUTO_TEST_CASE(unusable_sinks_are_found) {
+  AttentionAlone model({.sinks = true});
+  std::get<AttentionOp>(model.program.body[2]).sinks.size = 3;
+  check_is_unusable(model.program, "sinks has 3 elements; it must have 4");
 }
 
 BOOST_AUTO_TEST_CASE(one_body_has_one_kind_of_attention) {

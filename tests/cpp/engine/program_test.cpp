@@ -296,7 +296,7 @@ BOOST_AUTO_TEST_CASE(unusable_weights_are_found) {
   finds("the weight has 0 elements", [](Program* p) { op_at<RmsNormOp>(p, 2).weight = {}; });
   finds("epsilon is", [](Program* p) { op_at<RmsNormOp>(p, 2).epsilon = std::nanf(""); });
   finds("epilogue is unknown",
-        [](Program* p) { op_at<LinearOp>(p, 3).epilogue = static_cast<LinearEpilogue>(10); });
+        [](Program* p) { op_at<LinearOp>(p, 3).epilogue = static_cast<LinearEpilogue>(11); });
 }
 
 BOOST_AUTO_TEST_CASE(unusable_sparse_layers_are_found) {

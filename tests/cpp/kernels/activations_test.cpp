@@ -178,5 +178,56 @@ BOOST_DATA_TEST_CASE(activations_keep_nan, kernel_tables(), name) {
   }
 }
 
+constexpr Operands kGatedOperands[] = {{true, false, false}, {true, true, false}, {true, true, true}};
+
+BOOST_DATA_TEST_CASE(clamped_gates_match_float64, kernel_tables(), name) {
+  FreshRandom random;
+  RandomTile from(&random);
+  for (float& factor : from.linear) factor *= 9.0F;  // beyond the bounds of 7 on both sides
+  for (const std::int64_t width : kWidths) {
+    for (const Operands operands : kGatedOperands) {
+      for (const DType type : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+        auto tile = tile_of(from, operands, width, type);
+        const auto element = static_cast<std::int64_t>(size_of(type));
+        std::vector<std::byte> out(static_cast<std::size_t>(kRows * kStride * element), std::byte{0x7e});
+        tile.out = out.data();
+        tile.out_stride = kStride * element;
+        kernel_table(name).clamped_silu_mul(tile);
+        for_each_element(tile, [&](std::int64_t i, float x, float factor) {
+          const double gate = std::min(x, 7.0F);
+          const double up = std::clamp(factor, -7.0F, 7.0F);
+          const double expected = gate / (1.0 + std::exp(-1.702 * gate)) * (up + 1.0);
+          const double rounding = type == DType::kFloat32 ? 3e-6 : type == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
+          const double relative = rounding + (type == DType::kBFloat16 ? 3e-4 : 3e-6);
+          check_near(load_as_float(out.data(), type, static_cast<std::size_t>(i)), expected,
+                     relative * std::abs(expected) + (type == DType::kFloat16 ? 0x1p-24 : 1e-34));
+        });
+        for (std::int64_t i = width * element; i < kStride * element; ++i) {
+          BOOST_TEST((out[static_cast<std::size_t>(i)] == std::byte{0x7e}));
+        }
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(clamped_gates_keep_nan, kernel_tables(), name) {
+  std::vector<float> numbers(2 * kStride, 1.0F);
+  const auto made = [&](const float* x, const float* linear) {
+    std::vector<float> out(kStride);
+    kernel_table(name).clamped_silu_mul({.x = x,
+                                         .linear = linear,
+                                         .stride = kStride,
+                                         .rows = 1,
+                                         .width = kStride,
+                                         .out = reinterpret_cast<std::byte*>(out.data()),
+                                         .out_stride = kStride * sizeof(float)});
+    return std::ranges::all_of(out, [](float value) { return std::isnan(value); });
+  };
+  std::fill_n(numbers.begin(), kStride, std::nanf(""));
+  BOOST_TEST(made(numbers.data(), numbers.data() + kStride));
+  BOOST_TEST(made(numbers.data() + kStride, numbers.data()));
+  BOOST_TEST(!made(numbers.data() + kStride, numbers.data() + kStride));
+}
+
 }  // namespace
 }  // namespace adaptrt

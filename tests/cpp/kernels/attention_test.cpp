@@ -29,6 +29,8 @@ struct Shape {
   float softcap = 0.0F;
   std::int64_t look_ahead = 0;
   bool biased = false;
+  /// The sinks of heads are up to so much to either side of 0; 0: there are none.
+  float sinks = 0.0F;
 };
 
 constexpr Shape kShapes[] = {
@@ -41,6 +43,8 @@ constexpr Shape kShapes[] = {
     {.rows_per_position = 2, .tokens_per_block = 64, .look_ahead = 150, .biased = true},
     {.head_dim = 48, .rows_per_position = 1, .sliding_window = 20, .softcap = 2.5F, .look_ahead = 19},
     {.head_dim = 20, .rows_per_position = 3, .tokens_per_block = 23, .biased = true},
+    {.rows_per_position = 8, .sinks = 4.0F},
+    {.head_dim = 20, .rows_per_position = 3, .tokens_per_block = 40, .sliding_window = 33, .sinks = 40.0F},
 };
 
 /// The keys and values of one head, and queries of every position.
@@ -63,6 +67,7 @@ class Head {
     value_scales_.assign(key_scales_.size(), 3.0F);
     for (std::int64_t token = 0; token < shape.length; ++token) write(token, random);
     if (shape.biased) bias_ = random->vector(shape.rows_per_position * bias_stride(), -2.0F, 2.0F);
+    if (shape.sinks > 0.0F) sinks_ = random->vector(shape.rows_per_position, -shape.sinks, shape.sinks);
     const auto q = random->vector(shape.length * shape.rows_per_position * shape.head_dim, -1.5F, 1.5F);
     const DType type = dtype == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
     queries_.resize(q.size() * size_of(type));
@@ -76,8 +81,11 @@ class Head {
                                           std::int64_t count) const {
     const std::int64_t rows = count * shape_.rows_per_position;
     std::vector<float> sums(static_cast<std::size_t>(rows * columns_), 0.0F);
-    std::vector<float> totals(static_cast<std::size_t>(rows * kKeyGroup), 0.0F);
-    std::vector<float> greatest(static_cast<std::size_t>(rows), kNoScore);
+    std::vector<float> totals(static_cast<std::size_t>(rows * kKeyGroup));
+    std::vector<float> greatest(static_cast<std::size_t>(rows));
+    for (std::int64_t row = 0; row < rows; ++row) {
+      begin_row(sink_of(row), greatest.data() + row, totals.data() + row * kKeyGroup);
+    }
     std::vector<float> scratch(static_cast<std::size_t>(tile_scratch_floats(shape_.head_dim)));
     const std::size_t query_bytes = queries_.size() / static_cast<std::size_t>(shape_.length);
     AttentionTile tile{.queries = queries_.data() + static_cast<std::size_t>(first) * query_bytes,
@@ -135,7 +143,7 @@ class Head {
       }
       weights.push_back(std::exp2(score));
     }
-    double total = 0.0;
+    double total = shape_.sinks > 0.0F ? std::exp2(sink_of(row)) : 0.0;
     for (const double weight : weights) total += weight;
     out->assign(static_cast<std::size_t>(shape_.head_dim), 0.0);
     magnitude->assign(out->size(), 0.0);
@@ -152,6 +160,9 @@ class Head {
   [[nodiscard]] const Shape& shape() const { return shape_; }
 
  private:
+  [[nodiscard]] float sink_of(std::int64_t row) const {
+    return sinks_.empty() ? kNoScore : sinks_[static_cast<std::size_t>(row % shape_.rows_per_position)];
+  }
   [[nodiscard]] std::int64_t first_visible(std::int64_t position) const {
     return shape_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, position + 1 - shape_.sliding_window);
   }
@@ -220,7 +231,8 @@ class Head {
   std::vector<std::byte> values_;
   std::vector<float> key_scales_;
   std::vector<float> value_scales_;
-  std::vector<float> bias_;  // [rows_per_position, bias_stride]
+  std::vector<float> bias_;   // [rows_per_position, bias_stride]
+  std::vector<float> sinks_;  // [rows_per_position]
   std::vector<std::byte> queries_;
   std::vector<float> wide_queries_;  // [length, rows_per_position, head_dim]
   std::vector<float> wide_keys_;     // [length, head_dim]
@@ -229,7 +241,7 @@ class Head {
 
 auto all_kinds() {
   return kernel_tables() * data::make({0, 1, 2}) * data::make({false, true}) *
-         data::make({0, 1, 2, 3, 4, 5, 6, 7, 8});
+         data::make({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
 }
 
 BOOST_AUTO_TEST_SUITE(attention)

@@ -55,7 +55,7 @@ BOOST_AUTO_TEST_CASE(weights_are_numbers_of_the_table_times_scales) {
   const float scales[] = {0.3F, 1e-3F};
   std::vector<std::byte> weights(kInputs / 2);
   for (int i = 0; i < kInputs / 2; ++i) weights[i] = static_cast<std::byte>(2 * i | (2 * i + 1) << 4);
-  for (const WeightCode code : {WeightCode::kNF4, WeightCode::kFP4}) {
+  for (const WeightCode code : {WeightCode::kNF4, WeightCode::kFP4, WeightCode::kE2M1}) {
     for (const DType value : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
       const Quantization how{.algo = QuantAlgo::kW4A16,
                              .group_size = 8,

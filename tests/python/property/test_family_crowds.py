@@ -31,6 +31,7 @@ ENGINES = {
     "olmo3": (DType.FLOAT32, None),
     "glm4": (DType.BFLOAT16, None),
     "phi2": (DType.FLOAT32, QuantAlgo.W4A16),
+    "gpt-oss": (DType.BFLOAT16, None),
 }
 ADAPTERS = [{"r": 5}, {"r": 16, "use_rslora": True}, {"r": 4, "use_dora": True}]
 # Below, at and above windows of 10 and 20 and longrope's 24 tokens; with shared beginnings.

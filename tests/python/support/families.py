@@ -238,6 +238,13 @@ RELATIVES = {
         transformers.CwmConfig, LLAMA, {**SIZES, "head_dim": 12, "sliding_window": 20, "rope_parameters": rope(
             "llama3", factor=16.0, high_freq_factor=4.0, low_freq_factor=1.0, original_max_position_embeddings=64)},
     ),
+    "gpt-oss": Family(
+        transformers.GptOssConfig, ATTENTION,
+        {**SIZES, "head_dim": 20, "num_attention_heads": 6, "num_key_value_heads": 3, "num_local_experts": 6,
+         "num_experts_per_tok": 3, "sliding_window": 20, "rope_parameters": rope(
+             "yarn", 300.0, factor=8.0, truncate=False, original_max_position_embeddings=16)},
+        ("experts.gate_up_proj", "experts.down_proj", "mlp.router.weight"),
+    ),
     "stablelm": Family(transformers.StableLmConfig, LLAMA, {**SIZES, "rope_parameters": HALF_ROTATED}),
     "stablelm-parallel": Family(
         transformers.StableLmConfig, LLAMA,

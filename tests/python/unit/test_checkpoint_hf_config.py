@@ -300,7 +300,7 @@ REFUSED = [
     (
         HF,
         {"quantization_config": {"bits": 4}},
-        "quantization_config.quant_method is null; accepted: compressed-tensors, bitsandbytes, gptq, awq, fp8",
+        "quantization_config.quant_method is null; accepted: compressed-tensors, bitsandbytes, gptq, awq, fp8, mxfp4",
     ),
     (HF, {"torch_dtype": ...}, "dtype is missing; state --dtype float32, float16 or bfloat16"),
     (HF, {"dtype": "float32"}, "dtype says bfloat16 and float32"),

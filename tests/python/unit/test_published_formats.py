@@ -65,7 +65,7 @@ def test_any_rows_have_the_bits_that_the_formula_gives(
     assert weights.names == [NAME]
     assert weights.spec(NAME).shape == layer.values.shape
     assert weights.spec(NAME).dtype == (np.float32 if scheme.dtype is None else scheme.dtype)
-    assert weights.stored_bytes(NAME) == sum(tensor.nbytes for tensor in layer.tensors.values())
+    assert weights.stored_bytes([NAME]) == sum(tensor.nbytes for tensor in layer.tensors.values())
     first = data.draw(st.integers(0, len(layer.values)), "first")
     rows = range(first, data.draw(st.integers(first, len(layer.values)), "last"))
     step = data.draw(st.none() | st.integers(1, 80), "step")
@@ -284,7 +284,7 @@ def test_tensors_of_another_kind_are_refused(name: str, change: Change, reason: 
         ("fp8-blocks", {"expert_dtype": "fp4"}, 'expert_dtype is "fp4"; accepted: fp8'),
         ("fp8-blocks", {"weight_block_size": [128]}, r"weight_block_size is \[128\]; expected the outputs"),
         ("fp8-blocks", {"weight_block_size": [0, 1]}, r"weight_block_size is \[0, 1\]"),
-        ("fp8-blocks", {"quant_method": "mxfp4"}, 'quant_method is "mxfp4"; accepted: compressed-tensors, bits'),
+        ("fp8-blocks", {"quant_method": "nvfp4"}, 'quant_method is "nvfp4"; accepted: compressed-tensors, bits'),
         ("fp8-blocks", {"quant_method": None}, "quant_method is null; accepted"),
         ("fp8-blocks", {"quant_method": ["fp8"]}, "quant_method is"),
         ("float8-block", {"format": "mxfp4-pack-quantized"}, 'format is "mxfp4-pack-quantized"; accepted'),

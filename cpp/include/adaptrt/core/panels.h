@@ -78,9 +78,10 @@ enum class WeightCode : std::uint8_t {
   kNF4,      ///< kW4A16: the numbers of code_table(), of which products with scales are made and rounded
   kFP4,      ///< the same
   kE4M3,     ///< kW8A16: numbers of FP8, the same is made of; none is NaN
+  kE2M1,     ///< kW4A16: as kNF4
 };
 
-/// "INTEGER", "NF4", "FP4" or "E4M3".
+/// "INTEGER", "NF4", "FP4", "E4M3" or "E2M1".
 [[nodiscard]] std::string_view name_of(WeightCode code);
 
 /// How a matrix is quantised. core/quantized_panels.h has the layouts.

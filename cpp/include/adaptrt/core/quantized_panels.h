@@ -45,7 +45,7 @@ inline constexpr std::int64_t kInt4Inputs = 8;
 inline constexpr int kInt4Zero = 8;
 /// The 16 numbers that a code stands for, those of bitsandbytes in float32: of kNF4 the quantiles of a normal
 /// distribution that QLoRA's authors chose, of kFP4 numbers of a sign, two bits of exponent and one of
-/// mantissa over 12. Of others u - 8.
+/// mantissa over 12; of kE2M1 the four-bit floating point numbers of the OCP's MX formats. Of others u - 8.
 [[nodiscard]] const std::array<float, 16>& code_table(WeightCode code);
 /// The most inputs of kW8A8: its sums of products must fit in 32 bits.
 inline constexpr std::int64_t kMaxW8A8Inputs = 65536;

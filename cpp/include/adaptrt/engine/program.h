@@ -158,6 +158,9 @@ struct AttentionOp {
   /// [heads, 2 r + 1] or empty: what is added to the scores, at r + (the key's position - the query's);
   /// beyond r it is what it is at r.
   VectorView position_bias = {};
+  /// [num_attention_heads] or empty: of each head a score more, which counts in the sum that probabilities
+  /// are divided by and has no value.
+  VectorView sinks = {};
 };
 
 /// Keeps the keys and values of whole encoder inputs, for the cross attention of a decoder layer.
@@ -192,8 +195,9 @@ enum class LinearEpilogue : std::uint8_t {
   kGelu,  ///< output = gelu(y)
   kGeluTanh,
   kRelu,
-  kReluMul,      ///< output = y0 * y1, and +0 where y0 is at most the threshold
-  kReluMulRelu,  ///< the same with relu(y1)
+  kReluMul,         ///< output = y0 * y1, and +0 where y0 is at most the threshold
+  kReluMulRelu,     ///< the same with relu(y1)
+  kClampedSiluMul,  ///< output = g sigmoid(1.702 g) (l + 1), g = min(y0, 7) and l = y1 from -7 to 7
 };
 
 /// Whether the gate is a ReLU's.
@@ -204,7 +208,8 @@ enum class LinearEpilogue : std::uint8_t {
 /// Whether an op has two parts, of which one goes through an activation.
 [[nodiscard]] constexpr bool is_gated(LinearEpilogue epilogue) {
   return epilogue == LinearEpilogue::kSiluMul || epilogue == LinearEpilogue::kGeluMul ||
-         epilogue == LinearEpilogue::kGeluTanhMul || is_relu_gated(epilogue);
+         epilogue == LinearEpilogue::kGeluTanhMul || epilogue == LinearEpilogue::kClampedSiluMul ||
+         is_relu_gated(epilogue);
 }
 
 /// Whether there is an activation, behind which the output is of the activation type.

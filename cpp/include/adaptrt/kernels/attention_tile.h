@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -67,7 +68,8 @@ struct AttentionTile {
   bool is_int8 = false;
   /// int8: tile_scratch_floats(head_dim) floats.
   float* scratch = nullptr;
-  // What the tiles before made, to begin with clear_attention: for each row, with p = 2^(score - greatest),
+  // What the tiles before made, to begin with zeros and begin_row: for each row, with p = 2^(score -
+  // greatest),
   float* greatest = nullptr;  ///< [rows]
   float* totals = nullptr;    ///< [rows, kKeyGroup]: parts of the sum of p
   float* sums = nullptr;      ///< [rows, columns(head_dim)]: of p * value
@@ -81,5 +83,13 @@ struct AttentionTile {
 /// AttentionTile::greatest before the first tile. It is finite, so that a row that sees nothing of a tile
 /// stays as it is.
 inline constexpr float kNoScore = -1e30F;
+
+/// What a row has of AttentionTile::greatest and totals before the first tile. Its sink is a score,
+/// multiplied as the others are, that has no value; kNoScore: there is none.
+inline void begin_row(float sink, float* greatest, float* totals) {
+  std::fill_n(totals, kKeyGroup, 0.0F);
+  *greatest = std::max(sink, kNoScore);
+  if (sink > kNoScore) totals[0] = 1.0F;
+}
 
 }  // namespace adaptrt

@@ -291,6 +291,8 @@ struct KernelTable {
   void (*relu_mul)(const ActivatedTile& tile);
   /// The same with max(linear, 0) for the factor.
   void (*relu_mul_relu)(const ActivatedTile& tile);
+  /// g sigmoid(1.702 g) (l + 1) of g = x + bias up to 7, and of l, the factor within -7 and 7.
+  void (*clamped_silu_mul)(const ActivatedTile& tile);
 };
 
 /// Bound of the relative error of KernelTable::exp: half a unit of rounding of the result, one of the

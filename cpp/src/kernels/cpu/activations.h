@@ -153,6 +153,32 @@ void relu_mul(const ActivatedTile& tile) {
   }
 }
 
+/// What the experts of GPT-OSS have between their layers.
+inline void clamped_silu_mul(const ActivatedTile& tile) {
+  constexpr float kLimit = 7.0F;
+  constexpr float kGain = 1.702F;
+  constexpr float kLog2e = 1.44269504F;
+  const bool is_short = tile.out_type == DType::kBFloat16;
+  const Simd::Vec one = Simd::set(1.0F);
+  // Of two numbers of which one is NaN, min and max take the second.
+  const auto gated = [&](Simd::Vec x) {
+    const Simd::Vec gate = Simd::min(Simd::set(kLimit), x);
+    if (is_short) return times_sigmoid_for_bfloat16(gate, Simd::mul(gate, Simd::set(-kGain * kLog2e)));
+    return Simd::div(gate, Simd::add(one, exp_of(Simd::mul(gate, Simd::set(-kGain)))));
+  };
+  for (std::int64_t row = 0; row < tile.rows; ++row) {
+    const float* x = tile.x + row * tile.stride;
+    const float* linear = tile.linear + row * tile.stride;
+    with_store(tile.out + row * tile.out_stride, tile.out_type, [&](const auto& store) {
+      for_each_vector(tile.width, [&](std::int64_t i, std::int64_t lanes) {
+        const Simd::Vec up = Simd::max(
+            Simd::set(-kLimit), Simd::min(Simd::set(kLimit), biased(linear, tile.linear_bias, i, lanes)));
+        store(i, Simd::mul(gated(biased(x, tile.bias, i, lanes)), Simd::add(up, one)), lanes);
+      });
+    });
+  }
+}
+
 template <class Function>
 void activate(const ActivatedTile& tile) {
   if (tile.linear != nullptr && tile.bias == nullptr && tile.linear_bias == nullptr) {

@@ -34,6 +34,7 @@ KernelTable make_bfloat16_table() {
   table.relu = &activate<Relu>;
   table.relu_mul = &relu_mul<false>;
   table.relu_mul_relu = &relu_mul<true>;
+  table.clamped_silu_mul = &clamped_silu_mul;
   table.scale_and_store = &scale_and_store;
   table.rotate_heads = &rotate_heads;
   table.store_bfloat16_pairs = &store_bfloat16_pairs;

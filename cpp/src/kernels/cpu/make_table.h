@@ -61,7 +61,8 @@ constexpr KernelTable make_table(const char* name) {
           &softcap,
           &activate<Relu>,
           &relu_mul<false>,
-          &relu_mul<true>};
+          &relu_mul<true>,
+          &clamped_silu_mul};
 }
 
 }  // namespace
