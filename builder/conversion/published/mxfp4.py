@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...._core import CheckpointError, DType, WeightCode, QuantAlgo, code_table
+from ...._core import CheckpointError, DType, QuantAlgo, WeightCode, code_table
 from ...checkpoint.casting import BFLOAT16, Array
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import QuantConfig
