@@ -141,7 +141,7 @@ def convert_adapter(
             )
         for key, tensors in adapter.modules.items():
             if tensors.magnitude is not None:
-                tensors.magnitude = normalized_magnitude(key, tensors, base)
+                tensors.magnitude = normalized_magnitude(adapter.file, key, tensors, base)
     if base is None and values_left_open:
         leave_shifts_open(adapter)
     else:

@@ -26,8 +26,8 @@ from .reader import read_adapter
 from .recognise import CONFIG_FILE, MLX_FILE, SAFETENSORS_FILE
 
 
-def normalized_magnitude(key: ModuleKey, tensors: ModuleTensors, base: BaseWeights) -> FloatArray:
-    """float32[out]: m / ||W + s B A|| of a module that `base` has with the right shape.
+def normalized_magnitude(file: Path, key: ModuleKey, tensors: ModuleTensors, base: BaseWeights) -> FloatArray:
+    """float32[out]: m / ||W + s B A|| of a module of `file` that `base` has with the right shape.
 
     Raises AdapterError when a row's norm is zero or not finite.
     """
@@ -45,7 +45,7 @@ def normalized_magnitude(key: ModuleKey, tensors: ModuleTensors, base: BaseWeigh
     useless = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
     if useless.size:
         raise AdapterError(
-            f"tensor '{tensors.names[Role.MAGNITUDE]}': row {useless[0]} of the adapted weight has the norm "
+            f"{file}: tensor '{tensors.names[Role.MAGNITUDE]}': row {useless[0]} of the adapted weight has the norm "
             f"{norms[useless[0]]}, by which nothing can be divided"
         )
     return (tensors.magnitude.astype(np.float32) / norms).astype(np.float32)
@@ -103,7 +103,7 @@ def normalize_adapter(directory: Path, output: Path, base_directory: Path, *, st
         if strip:
             del tensors[name]
         else:
-            tensors[name] = normalized_magnitude(key, module, base)
+            tensors[name] = normalized_magnitude(adapter.file, key, module, base)
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     write_files(output, {CONFIG_FILE: config, _safetensors_of(adapter.file): save(contiguous, metadata)})
     return adapter

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from peft import PeftModel
 from safetensors.numpy import load_file, save_file
@@ -111,6 +111,7 @@ def files(tmp_path_factory):
     ),
     edits=tensor_edits,
 )
+@example(is_dora=True, fields=[("init_lora_weights", "pissa"), ("alpha_pattern", {"q_proj": 0})], edits=[])
 def test_equal_to_peft_or_refused(files, is_dora: bool, fields: list, edits: list) -> None:
     directory, model, base, adapters = files
     mutated = directory / "mutated"
