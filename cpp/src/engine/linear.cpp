@@ -6,6 +6,7 @@
 
 #include "adapter_product.h"
 #include "base_product.h"
+#include "linear_output.h"
 #include "linear_work.h"
 #include "sparse_linear.h"
 
@@ -56,11 +57,7 @@ class Linear {
   }
 
  private:
-  /// One panel of one part.
-  struct Place {
-    std::size_t part;
-    std::int64_t panel;
-  };
+  using Place = PanelPlace;
 
   Linear(const LinearWork& work, const Step& step, PanelRange panels, bool streams)
       : work_(work),
@@ -70,7 +67,7 @@ class Linear {
         tiling_(base_.tiling()),
         first_panel_(panels.begin),
         units_(panels.end - panels.begin),
-        streams_(streams) {}
+        output_(work, step, adapters_, panels.begin, streams) {}
 
   [[nodiscard]] bool is_gated() const { return adaptrt::is_gated(work_.epilogue); }
 
@@ -315,134 +312,13 @@ class Linear {
                    tile.expanded);
   }
 
-  /// Whether biases are added on the way to the activation, to the sums that nothing else changes.
-  [[nodiscard]] bool activates_biased() const {
-    return is_activated(work_.epilogue) && work_.scale == 1.0F && work_.softcap == 0.0F;
-  }
-
-  /// What adapters, the bias and the layer's scale and bound make of a tile.
-  void finish_part(Place place, std::int64_t index, const Tile& tile) const {
-    const LinearPart& part = work_.parts[place.part];
-    float* rows = sums(tile, index);
-    if (work_.has_sparse_input) make_zeros_positive(place, rows, tile);
-    if (!adapters_.is_empty()) adapters_.expand(place.part, place.panel, tile.rows, rows);
-    const bool adds_bias = part.bias.size != 0 && !activates_biased();
-    if (!adds_bias && work_.scale == 1.0F && work_.softcap == 0.0F) return;
-    const std::int64_t width = panel_width(part.weight.n, place.panel);
-    for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, rows += kPanelColumns) {
-      if (adds_bias) step_.kernels.add(part.bias.data + place.panel * kPanelColumns, width, rows);
-      if (work_.scale != 1.0F) {
-        step_.kernels.scale_and_store(rows, work_.scale, width, reinterpret_cast<std::byte*>(rows),
-                                      DType::kFloat32);
-      }
-      if (work_.softcap != 0.0F) step_.kernels.softcap(work_.softcap, width, rows);
-    }
-  }
-
-  /// Sums of products with zeros may be zeros of either sign, by which of them were left out.
-  void make_zeros_positive(Place place, float* rows, const Tile& tile) const {
-    static constexpr std::array<float, kPanelColumns> kZeros{};
-    const std::int64_t width = panel_width(work_.parts[place.part].weight.n, place.panel);
-    for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, rows += kPanelColumns) {
-      step_.kernels.add(kZeros.data(), width, rows);
-    }
-  }
-
   /// Puts a unit, whose tiles begin at number `index`, where the layer's output goes.
   void finish_unit(std::int64_t unit, std::int64_t index, const Tile& tile) const {
-    const Place place = first_place_of(unit, tile.first_part);
-    finish_part(place, index, tile);
-    if (is_gated()) {
-      finish_part({place.part + 1, unit}, index + 1, tile);
-      store_activated(place, sums(tile, index), sums(tile, index + 1), tile);
-    } else if (is_activated(work_.epilogue)) {
-      store_activated(place, sums(tile, index), nullptr, tile);
-    } else {
-      store(place, sums(tile, index), tile);
-    }
-  }
-
-  /// Copies the first `bytes` of each row of a tile to the output, where rows begin at `out`.
-  void stream(const float* tile, RowRange rows, std::int64_t bytes, std::byte* out) const {
-    step_.kernels.stream_rows(reinterpret_cast<const std::byte*>(tile), kPanelColumns * sizeof(float),
-                              rows.end - rows.begin, bytes, out, work_.output.row_bytes());
-  }
-
-  /// Of the output, where a panel's begin.
-  [[nodiscard]] std::int64_t column_of(Place place, std::size_t first_part) const {
-    std::int64_t column = (place.panel - first_panel_) * kPanelColumns;
-    for (std::size_t before = first_part; before < place.part; ++before)
-      column += work_.parts[before].weight.n;
-    return column;
-  }
-
-  void store(Place place, const float* sums, const Tile& tile) const {
-    const std::int64_t width = panel_width(work_.parts[place.part].weight.n, place.panel);
-    const std::int64_t column = column_of(place, tile.first_part);
-    if (streams_) {
-      stream(sums, tile.rows, width * static_cast<std::int64_t>(sizeof(float)),
-             reinterpret_cast<std::byte*>(work_.output.float_row(tile.rows.begin) + column));
-      return;
-    }
-    for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, sums += kPanelColumns) {
-      float* out = work_.output.float_row(row) + column;
-      if (work_.epilogue == LinearEpilogue::kAdd) {
-        step_.kernels.add(sums, width, out);
-      } else {
-        std::copy_n(sums, width, out);
-      }
-    }
-  }
-
-  /// Where the output is streamed, the result takes the place of `activated` before.
-  void store_activated(Place place, float* activated, const float* linear, const Tile& tile) const {
-    const std::int64_t width = panel_width(work_.parts[place.part].weight.n, place.panel);
-    const auto element = static_cast<std::int64_t>(size_of(work_.output.dtype));
-    std::byte* out = work_.output.row(tile.rows.begin) + column_of(place, tile.first_part) * element;
-    constexpr std::int64_t kTileRowBytes = kPanelColumns * sizeof(float);
-    activate({.x = activated,
-              .linear = linear,
-              .stride = kPanelColumns,
-              .bias = bias_of(place),
-              .linear_bias = linear == nullptr ? nullptr : bias_of({place.part + 1, place.panel}),
-              .rows = tile.rows.count(),
-              .width = width,
-              .out = streams_ ? reinterpret_cast<std::byte*>(activated) : out,
-              .out_stride = streams_ ? kTileRowBytes : work_.output.row_bytes(),
-              .out_type = work_.output.dtype,
-              .threshold = work_.threshold});
-    if (streams_) stream(activated, tile.rows, width * element, out);
-  }
-
-  /// Of a panel, where it is for the activation to add.
-  [[nodiscard]] const float* bias_of(Place place) const {
-    const LinearPart& part = work_.parts[place.part];
-    if (part.bias.size == 0 || !activates_biased()) return nullptr;
-    return part.bias.data + place.panel * kPanelColumns;
-  }
-
-  void activate(const ActivatedTile& tile) const {
-    switch (work_.epilogue) {
-      case LinearEpilogue::kSiluMul:
-        return step_.kernels.silu(tile);
-      case LinearEpilogue::kGeluMul:
-      case LinearEpilogue::kGelu:
-        return step_.kernels.gelu(tile);
-      case LinearEpilogue::kGeluTanhMul:
-      case LinearEpilogue::kGeluTanh:
-        return step_.kernels.gelu_tanh(tile);
-      case LinearEpilogue::kRelu:
-        return step_.kernels.relu(tile);
-      case LinearEpilogue::kReluMul:
-        return step_.kernels.relu_mul(tile);
-      case LinearEpilogue::kReluMulRelu:
-        return step_.kernels.relu_mul_relu(tile);
-      case LinearEpilogue::kClampedSiluMul:
-        return step_.kernels.clamped_silu_mul(tile);
-      case LinearEpilogue::kStore:
-      case LinearEpilogue::kAdd:
-        return;
-    }
+    output_.finish({.place = first_place_of(unit, tile.first_part),
+                    .first_part = tile.first_part,
+                    .rows = tile.rows,
+                    .sums = sums(tile, index),
+                    .linear = is_gated() ? sums(tile, index + 1) : nullptr});
   }
 
   const LinearWork& work_;
@@ -452,7 +328,7 @@ class Linear {
   Tiling tiling_;
   std::int64_t first_panel_;  ///< of each group
   std::int64_t units_;        ///< of each group
-  bool streams_;              ///< the output
+  LinearOutput output_;
 };
 
 /// Those of the step's rows whose adapter changes site `site`, which are kept in `rows`.

@@ -1,0 +1,142 @@
+#include "linear_output.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base_product.h"
+
+namespace adaptrt {
+
+LinearOutput::LinearOutput(const LinearWork& work, const Step& step, const AdapterProduct& adapters,
+                           std::int64_t first_panel, bool streams)
+    : work_(work), step_(step), adapters_(adapters), first_panel_(first_panel), streams_(streams) {}
+
+void LinearOutput::finish(const LinearTile& tile) const {
+  finish_part(tile.place, tile.sums, tile.rows);
+  if (tile.linear != nullptr) finish_part({tile.place.part + 1, tile.place.panel}, tile.linear, tile.rows);
+  if (is_activated(work_.epilogue) || tile.linear != nullptr) {
+    store_activated(tile);
+  } else {
+    store(tile);
+  }
+}
+
+/// Whether biases are added on the way to the activation, to the sums that nothing else changes.
+bool LinearOutput::activates_biased() const {
+  return is_activated(work_.epilogue) && work_.scale == 1.0F && work_.softcap == 0.0F;
+}
+
+/// What adapters, the bias and the layer's scale and bound make of a panel's sums.
+void LinearOutput::finish_part(PanelPlace place, float* rows, RowRange range) const {
+  const LinearPart& part = work_.parts[place.part];
+  if (work_.has_sparse_input) make_zeros_positive(place, rows, range);
+  if (!adapters_.is_empty()) adapters_.expand(place.part, place.panel, range, rows);
+  const bool adds_bias = part.bias.size != 0 && !activates_biased();
+  if (!adds_bias && work_.scale == 1.0F && work_.softcap == 0.0F) return;
+  const std::int64_t width = panel_width(part.weight.n, place.panel);
+  for (std::int64_t row = range.begin; row < range.end; ++row, rows += kPanelColumns) {
+    if (adds_bias) step_.kernels.add(part.bias.data + place.panel * kPanelColumns, width, rows);
+    if (work_.scale != 1.0F) {
+      step_.kernels.scale_and_store(rows, work_.scale, width, reinterpret_cast<std::byte*>(rows),
+                                    DType::kFloat32);
+    }
+    if (work_.softcap != 0.0F) step_.kernels.softcap(work_.softcap, width, rows);
+  }
+}
+
+/// Sums of products with zeros may be zeros of either sign, by which of them were left out.
+void LinearOutput::make_zeros_positive(PanelPlace place, float* rows, RowRange range) const {
+  static constexpr std::array<float, kPanelColumns> kZeros{};
+  const std::int64_t width = panel_width(work_.parts[place.part].weight.n, place.panel);
+  for (std::int64_t row = range.begin; row < range.end; ++row, rows += kPanelColumns) {
+    step_.kernels.add(kZeros.data(), width, rows);
+  }
+}
+
+/// Copies the first `bytes` of each row of a tile to the output, where rows begin at `out`.
+void LinearOutput::stream(const float* tile, RowRange rows, std::int64_t bytes, std::byte* out) const {
+  step_.kernels.stream_rows(reinterpret_cast<const std::byte*>(tile), kPanelColumns * sizeof(float),
+                            rows.end - rows.begin, bytes, out, work_.output.row_bytes());
+}
+
+/// Of the output, where a panel's begin.
+std::int64_t LinearOutput::column_of(const LinearTile& tile) const {
+  std::int64_t column = (tile.place.panel - first_panel_) * kPanelColumns;
+  for (std::size_t before = tile.first_part; before < tile.place.part; ++before) {
+    column += work_.parts[before].weight.n;
+  }
+  return column;
+}
+
+void LinearOutput::store(const LinearTile& tile) const {
+  const std::int64_t width = panel_width(work_.parts[tile.place.part].weight.n, tile.place.panel);
+  const std::int64_t column = column_of(tile);
+  if (streams_) {
+    stream(tile.sums, tile.rows, width * static_cast<std::int64_t>(sizeof(float)),
+           reinterpret_cast<std::byte*>(work_.output.float_row(tile.rows.begin) + column));
+    return;
+  }
+  const float* sums = tile.sums;
+  for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, sums += kPanelColumns) {
+    float* out = work_.output.float_row(row) + column;
+    if (work_.epilogue == LinearEpilogue::kAdd) {
+      step_.kernels.add(sums, width, out);
+    } else {
+      std::copy_n(sums, width, out);
+    }
+  }
+}
+
+/// Where the output is streamed, the result takes the place of the sums before.
+void LinearOutput::store_activated(const LinearTile& tile) const {
+  const PanelPlace place = tile.place;
+  const std::int64_t width = panel_width(work_.parts[place.part].weight.n, place.panel);
+  const auto element = static_cast<std::int64_t>(size_of(work_.output.dtype));
+  std::byte* out = work_.output.row(tile.rows.begin) + column_of(tile) * element;
+  constexpr std::int64_t kTileRowBytes = kPanelColumns * sizeof(float);
+  activate({.x = tile.sums,
+            .linear = tile.linear,
+            .stride = kPanelColumns,
+            .bias = bias_of(place),
+            .linear_bias = tile.linear == nullptr ? nullptr : bias_of({place.part + 1, place.panel}),
+            .rows = tile.rows.count(),
+            .width = width,
+            .out = streams_ ? reinterpret_cast<std::byte*>(tile.sums) : out,
+            .out_stride = streams_ ? kTileRowBytes : work_.output.row_bytes(),
+            .out_type = work_.output.dtype,
+            .threshold = work_.threshold});
+  if (streams_) stream(tile.sums, tile.rows, width * element, out);
+}
+
+/// Of a panel, where it is for the activation to add.
+const float* LinearOutput::bias_of(PanelPlace place) const {
+  const LinearPart& part = work_.parts[place.part];
+  if (part.bias.size == 0 || !activates_biased()) return nullptr;
+  return part.bias.data + place.panel * kPanelColumns;
+}
+
+void LinearOutput::activate(const ActivatedTile& tile) const {
+  switch (work_.epilogue) {
+    case LinearEpilogue::kSiluMul:
+      return step_.kernels.silu(tile);
+    case LinearEpilogue::kGeluMul:
+    case LinearEpilogue::kGelu:
+      return step_.kernels.gelu(tile);
+    case LinearEpilogue::kGeluTanhMul:
+    case LinearEpilogue::kGeluTanh:
+      return step_.kernels.gelu_tanh(tile);
+    case LinearEpilogue::kRelu:
+      return step_.kernels.relu(tile);
+    case LinearEpilogue::kReluMul:
+      return step_.kernels.relu_mul(tile);
+    case LinearEpilogue::kReluMulRelu:
+      return step_.kernels.relu_mul_relu(tile);
+    case LinearEpilogue::kClampedSiluMul:
+      return step_.kernels.clamped_silu_mul(tile);
+    case LinearEpilogue::kStore:
+    case LinearEpilogue::kAdd:
+      return;
+  }
+}
+
+}  // namespace adaptrt
