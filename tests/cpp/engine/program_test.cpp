@@ -282,14 +282,6 @@ BOOST_AUTO_TEST_CASE(unusable_weights_are_found) {
   finds("outputs of a part is", [](Program* p) { op_at<LinearOp>(p, 3).parts[0].weight.n = kHuge; });
   finds("outputs of a part is", [](Program* p) { op_at<LinearOp>(p, 3).parts[0].weight.n = -kHuge; });
   finds("output 'qkv' is 96 wide; it must be 72", [](Program* p) { op_at<LinearOp>(p, 3).parts.pop_back(); });
-  finds("site 0 is shared by 2 ranks, and is not of a layer that is cut",
-        [](Program* p) { p->lora.sites[0].num_shares = 2; });
-  finds("site 0 is share 0 of 2; the program is that of rank 0 of 1", [](Program* p) {
-    p->lora.sites[0].num_shares = 2;
-    p->lora.sites[0].inputs_elsewhere = 8;
-  });
-  finds("site 0 is share 1 of 1; the program is that of rank 0 of 1",
-        [](Program* p) { p->lora.sites[0].share = 1; });
   finds("number of parts is 0", [](Program* p) { op_at<LinearOp>(p, 3).parts.clear(); });
   finds("the two parts differ", [](Program* p) { op_at<LinearOp>(p, 7).parts[1].weight.n = 36; });
   finds("a bias has 3 elements", [](Program* p) { op_at<LinearOp>(p, 3).parts[0].bias.size = 3; });
