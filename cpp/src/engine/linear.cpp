@@ -8,6 +8,7 @@
 #include "base_product.h"
 #include "linear_output.h"
 #include "linear_work.h"
+#include "overlapped_sum.h"
 #include "sparse_linear.h"
 
 namespace adaptrt {
@@ -31,7 +32,7 @@ class Linear {
   Linear(const LinearWork& work, const Step& step)
       : Linear(work, step, {0, num_panels(work)},
                step.kernels.stream_rows != nullptr && work.epilogue != LinearEpilogue::kAdd &&
-                   work.num_rows() * work.output.row_bytes() >= kStreamedBytes) {}
+                   work.sum == nullptr && work.num_rows() * work.output.row_bytes() >= kStreamedBytes) {}
 
   /// Some of them, of a layer of one part a group, where the output's columns begin with theirs.
   Linear(const LinearWork& work, const Step& step, PanelRange panels) : Linear(work, step, panels, false) {}
@@ -145,6 +146,7 @@ class Linear {
                        &expanded);
         task = last;
       }
+      if (thread == 0 && work_.sum != nullptr) work_.sum->go_on();
     };
     step_.threads.parallel_for(tasks, grain_of(groups, tasks), body);
   }
@@ -387,6 +389,7 @@ void run_op(const LinearOp& op, const Step& step) {
     return;
   }
   if (op.has_sparse_input) work.live = find_live_inputs(work, step);
+  work.sum = begin_sum_behind(step);
   run_linear(work, step);
 }
 
