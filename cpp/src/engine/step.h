@@ -58,6 +58,7 @@ struct AdaptedRows {
 class ExpertMemory;
 class OverlappedSum;
 class PlacedWeights;
+class StepRecorder;
 struct LinearScratch;
 struct RankMessages;
 
@@ -102,6 +103,8 @@ struct Step {
   float* rank_room;
   RankMessages& rank_messages;
   OverlappedSum& overlapped_sum;
+  /// nullptr: nobody wants to know what the step's time goes to.
+  StepRecorder* recorder;
 
   /// Of the section that runs: an encoder's sequences are the encoder inputs.
   const StepInput& input;

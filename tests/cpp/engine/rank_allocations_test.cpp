@@ -5,12 +5,12 @@
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "engine/random_model.h"
+#include "sharded/echo.h"
 #include "sharded/rank_programs.h"
 #include "support/allocations.h"
 
@@ -19,29 +19,9 @@ namespace {
 
 namespace data = boost::unit_test::data;
 
-/// Rank 0's, of ranks that send what they are sent.
-class Echo final : public Communicator {
- public:
-  explicit Echo(std::int32_t size) : size_(size) {}
-
-  [[nodiscard]] std::int32_t rank() const override { return 0; }
-  [[nodiscard]] std::int32_t size() const override { return size_; }
-  [[nodiscard]] bool is_lost() const override { return false; }
-  void exchange(std::span<const OutgoingMessage> sent, std::span<const IncomingMessage> received) override {
-    for (std::size_t i = 0; i < received.size(); ++i) {
-      std::memcpy(received[i].bytes.data(), sent[i].bytes.data(),
-                  std::min(received[i].bytes.size(), sent[i].bytes.size()));
-    }
-  }
-  void wait_for(const IncomingMessage& /*message*/) override {}
-
- private:
-  std::int32_t size_;
-};
-
-/// All layers' sums, and those of the norms of all heads.
+/// All layers' sums, those of the norms of all heads, and fully sharded adapters.
 Program program_of(const Program& whole, std::int32_t num_ranks) {
-  Program program = with_cut_layers(whole, 0, num_ranks);
+  Program program = with_shared_adapters(with_cut_layers(whole, 0, num_ranks));
   for (std::size_t i = 0; i < program.body.size(); ++i) {
     auto* op = std::get_if<AttentionOp>(&program.body[i]);
     if (op == nullptr) continue;

@@ -66,4 +66,22 @@ inline Program with_cut_layers(const Program& whole, std::int32_t rank, std::int
   return program;
 }
 
+/// The same program, whose adapters are fully sharded; of a layer that adds to the residual stream other
+/// ranks have inputs, of the others outputs.
+inline Program with_shared_adapters(const Program& cut) {
+  Program program = cut;
+  const std::int64_t elsewhere = program.num_ranks - 1;
+  for (LoraSite& site : program.lora.sites) {
+    site.num_shares = program.num_ranks;
+    site.share = program.rank;
+    const LoraModule module = site.parts.front().module;
+    if (module == LoraModule::kAttnDense || module == LoraModule::kMlp4HToH) {
+      site.inputs_elsewhere = elsewhere * site.in_size;
+    } else {
+      for (LoraPart& part : site.parts) part.outputs_elsewhere = elsewhere * part.out_size;
+    }
+  }
+  return program;
+}
+
 }  // namespace adaptrt::testing

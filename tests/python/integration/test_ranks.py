@@ -241,6 +241,15 @@ def test_a_profile_says_what_goes_between_ranks(granite: Cut, tmp_path: Path) ->
         assert name in said
     events = json.loads((tmp_path / "decode.json").read_text())["traceEvents"]
     assert {"all_reduce", "commands", "step"} <= {event["name"] for event in events}
+    assert "low_rank_exchange" not in said
+    sharded = bench(
+        2, granite.engine(2, fully_sharded=True), "--profile", tmp_path, *load, "--only", "decode", "--output_len", 16
+    )
+    rows = [line.split() for line in sharded.splitlines()]
+    (exchanges,) = [row for row in rows if "low_rank_exchange" in row]
+    (layers,) = [row for row in rows if "attn_dense" in row]
+    assert exchanges[exchanges.index("low_rank_exchange") + 1] == "8"  # of two layers with four linear ones each
+    assert layers[layers.index("attn_dense") + 1] == "2"  # of which each counts once, though it has two parts
     said = bench(2, granite.engine(1, pp_size=2), "--profile", tmp_path, "--only", "prefill", "--input_len", 128)
     assert said.count("prefill, 128 tokens: mean of 3 steps") == 1
     for name in ("send", "results", "between ranks"):
