@@ -123,7 +123,7 @@ class Step:
 
     def work(self, measured: float, wire: Wire) -> float:
         """What is computed in a step that takes so many seconds over this wire."""
-        low, high = 0.0, measured
+        low, high = 0.0, 2 * measured  # of two stages, which may work at the same time
         for _ in range(60):
             middle = (low + high) / 2
             low, high = (middle, high) if self.seconds(middle, wire) < measured else (low, middle)
