@@ -23,6 +23,10 @@ LowRankExchange::LowRankExchange(const LinearWork& work, const Step& step)
   }
 }
 
+std::int32_t LowRankExchange::number_of(std::int32_t share) const {
+  return step_.stage_communicator->rank() + (share - rank_) * work_.site->experts_for_each;
+}
+
 std::int64_t LowRankExchange::width_on(std::int32_t rank, const AdaptedRows& adapted) const {
   return work_.site->rows_of_a(adapted.site->total_rank, rank).count;
 }
@@ -71,12 +75,18 @@ void LowRankExchange::gather() const {
     if (rank == rank_) continue;
     const std::span theirs(packed + used, static_cast<std::size_t>(elements_on(rank)) * size_of(type_));
     used += theirs.size();
-    if (!own.empty()) messages.sent.push_back({rank, own});
-    if (!theirs.empty()) messages.received.push_back({rank, theirs});
+    if (!own.empty()) messages.sent.push_back({number_of(rank), own});
+    if (!theirs.empty()) messages.received.push_back({number_of(rank), theirs});
   }
   step_.stage_communicator->exchange(messages.sent, messages.received);
-  place(rank_, own.data());
-  for (const IncomingMessage& message : messages.received) place(message.from, message.bytes.data());
+  const std::byte* from = packed;
+  place(rank_, from);
+  from += own.size();
+  for (std::int32_t rank = 0; rank < ranks_; ++rank) {
+    if (rank == rank_) continue;
+    place(rank, from);
+    from += static_cast<std::size_t>(elements_on(rank)) * size_of(type_);
+  }
 }
 
 void LowRankExchange::place(std::int32_t rank, const std::byte* packed) const {
@@ -96,6 +106,7 @@ void LowRankExchange::add_up() const {
                   .width = elements,
                   .output = packed,
                   .output_stride = elements,
+                  .rank_stride = work_.site->experts_for_each,
                   .room = packed + elements},
                  step_);
   for (const AdaptedRows& adapted : work_.adapted) {

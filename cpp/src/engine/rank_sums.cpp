@@ -51,8 +51,8 @@ void add_up(std::int32_t terms, const TermOf& term_of, const KernelTable& kernel
 RankSumExchanges::RankSumExchanges(const RankSum& sum, const Step& step)
     : sum_(sum),
       step_(&step),
-      ranks_(step.stage_communicator->size()),
-      rank_(step.stage_communicator->rank()),
+      ranks_(step.stage_communicator->size() / sum.rank_stride),
+      rank_(step.stage_communicator->rank() / sum.rank_stride),
       in_shares_(ranks_ > 2 && sum.count() * (ranks_ - 1) > kFloatsSentWhole),
       share_(in_shares_ ? share_of(sum.count(), ranks_) : sum.count()) {}
 
@@ -63,8 +63,8 @@ void RankSumExchanges::begin() {
   for (std::int32_t rank = 0; rank < ranks_; ++rank) {
     if (rank == rank_) continue;
     const float* sent = in_shares_ ? terms + rank * share_ : terms;
-    messages.sent.push_back({rank, bytes_of(sent, size_of_share(rank))});
-    messages.received.push_back({rank, bytes_of(room_of(rank), size_of_share(rank_))});
+    messages.sent.push_back({number_of(rank), bytes_of(sent, size_of_share(rank))});
+    messages.received.push_back({number_of(rank), bytes_of(room_of(rank), size_of_share(rank_))});
   }
   latest_ = step_->stage_communicator->begin_exchange(messages.sent, messages.received);
 }
@@ -93,8 +93,8 @@ void RankSumExchanges::begin_second(bool in_all_threads) {
   messages.clear();
   for (std::int32_t rank = 0; rank < ranks_; ++rank) {
     if (rank == rank_) continue;
-    messages.sent.push_back({rank, bytes_of(static_cast<const float*>(own), own_size)});
-    messages.received.push_back({rank, bytes_of(sums() + rank * share_, size_of_share(rank))});
+    messages.sent.push_back({number_of(rank), bytes_of(static_cast<const float*>(own), own_size)});
+    messages.received.push_back({number_of(rank), bytes_of(sums() + rank * share_, size_of_share(rank))});
   }
   latest_ = step_->stage_communicator->begin_exchange(messages.sent, messages.received);
 }
@@ -110,6 +110,10 @@ void RankSumExchanges::finish() const {
     }
   };
   step_->threads.parallel_for(sum_.count(), kFloatsPerChunk, body);
+}
+
+std::int32_t RankSumExchanges::number_of(std::int32_t rank) const {
+  return step_->stage_communicator->rank() + (rank - rank_) * sum_.rank_stride;
 }
 
 std::int64_t RankSumExchanges::size_of_share(std::int32_t rank) const {

@@ -28,7 +28,7 @@ struct RankMessages {
   }
 };
 
-/// A sum over the ranks of a stage, of as many floats on each.
+/// A sum over ranks of a stage, of as many floats on each.
 struct RankSum {
   /// [rows, width], this rank's; the output may be in the same place.
   float* terms = nullptr;
@@ -39,6 +39,8 @@ struct RankSum {
   std::int64_t output_stride = 0;
   /// The sum is added to the output.
   bool add = false;
+  /// The ranks whose numbers are this one's and multiples of it more or less.
+  std::int32_t rank_stride = 1;
   /// Of rank_sum_room() floats, for what comes of the others.
   float* room = nullptr;
 
@@ -67,6 +69,8 @@ class RankSumExchanges {
   [[nodiscard]] ExchangeNumber latest() const { return latest_; }
 
  private:
+  /// What the communicator calls one of them.
+  [[nodiscard]] std::int32_t number_of(std::int32_t rank) const;
   [[nodiscard]] std::int64_t size_of_share(std::int32_t rank) const;
   /// For what another rank has of what this one sums.
   [[nodiscard]] float* room_of(std::int32_t rank) const;
@@ -77,6 +81,7 @@ class RankSumExchanges {
 
   RankSum sum_;
   const Step* step_ = nullptr;
+  /// How many there are, and which of them this is.
   std::int32_t ranks_ = 0;
   std::int32_t rank_ = 0;
   bool in_shares_ = false;

@@ -13,7 +13,7 @@ def step(rows: int, *, stages: int = 1, overlaps: bool = True) -> Step:
 
 
 def test_every_message_costs_a_delay_where_nothing_hides_it() -> None:
-    """A command, two sums a layer, and logits; of a pipeline rows and logits, since its first stage needs no command."""
+    """A command, two sums a layer, and logits; of a pipeline rows and logits: its first stage is not told."""
     assert step(1).seconds(0.5, Wire(1e-3, 0.0)) == pytest.approx(0.5 + (2 * SHAPE.layers + 2) * 1e-3)
     assert step(1, stages=2).seconds(0.5, Wire(1e-3, 0.0)) == pytest.approx(0.5 + 2e-3)
 
