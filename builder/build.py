@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from .._core import ConfigError, EngineError
+from .._core import ConfigError, EngineError, QuantAlgo
 from .carried_adapters import with_adapters
 from .checkpoint.config import CheckpointConfig
 from .checkpoint.quantization import QuantConfig

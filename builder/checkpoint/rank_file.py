@@ -60,8 +60,7 @@ def write_rank(
                     write(name, piece)
                 continue
             _, *others = _specs_of(tensor, dtype, config)
-            if config.of_weight(name).reordered:
-                write(others.pop().name, tensors.input_orders(name))
+            order = others.pop() if config.of_weight(name).reordered else None
             parts: list[list[Array]] = [[] for _ in others]
             for quantized in tensors.quantized_rows(name, rows):
                 write(name, quantized.weights)
@@ -70,3 +69,5 @@ def write_rank(
                     kept.append(part)
             for spec, kept in zip(others, parts, strict=True):
                 write(spec.name, np.concatenate(kept).reshape(spec.shape))
+            if order is not None:
+                write(order.name, tensors.input_orders(name))
