@@ -9,7 +9,7 @@ what the form does to a text, so that nobody compares the speed of unlike things
 distributions are from those of bfloat16, in nats a token.
 
 Without --model, speeds are those of a model of 491 million random weights, and perplexities those of the demo's trained
-one over what it was taught, in every style. With --model both are of that model, and --text is needed. Weights are
+one over the documents that it was taught. With --model both are of that model, and --text is needed. Weights are
 rounded by themselves; --published adds models that a library quantised, of any format that is read and of the sizes of
 --model. The forms marked * are not made by AdaptRT but only read.
 """
@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import shutil
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,7 @@ from adaptrt.builder.build import build
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.config import BuildConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.runtime.adapter_tokenizers import load_tokenizer
 from adaptrt.runtime.text_quality import Quality, measure, read_tokens
 from adaptrt.tools.bench.executors import CpuUse, load_native_engine
 from adaptrt.tools.bench.limits import peak_of, roofline_shares
@@ -153,17 +156,32 @@ def speeds_of(engines: Mapping[str, Path], repeats: int, threads: int) -> Iterat
         )
 
 
-def demo_text(place: Path) -> Path:
-    """What the demo's model was taught."""
-    place.write_text("\n".join(document(fact, style, tagged=True) for style in STYLES for fact in facts()))
-    return place
-
-
-def qualities_of(engines: Mapping[str, Path], model: Path, text: Path, tokens: int) -> dict[str, Quality]:
+def qualities_over_text(engines: Mapping[str, Path], model: Path, text: Path, tokens: int) -> dict[str, Quality]:
     """What each engine makes of a text."""
     ids = read_tokens(text, model / "tokenizer.json", tokens)
     window = min(WINDOW, Checkpoint.of_model(model).config.max_position_embeddings - 1)
     return dict(zip(engines, measure(list(engines.values()), ids, window), strict=True))
+
+
+def qualities_over_demo(engines: Mapping[str, Path], tokens: int) -> dict[str, Quality]:
+    """What each engine of the demo's model makes of what that was taught, each document by itself."""
+    tokenizer = load_tokenizer(DEMO_MODEL / "tokenizer.json")
+    documents = [document(fact, style, tagged=style != "plain") for style in STYLES for fact in facts()]
+    random.Random(0).shuffle(documents)
+    of_length: dict[int, list[int]] = defaultdict(list)
+    for text in documents:
+        ids = tokenizer.encode(text).ids
+        if tokens > 0:
+            of_length[len(ids)] += ids
+        tokens -= len(ids)
+    whole = {name: Quality() for name in engines}
+    for length, ids in of_length.items():
+        for quality, measured in zip(whole.values(), measure(list(engines.values()), ids, length), strict=True):
+            quality.tokens += measured.tokens
+            quality.negative_log_likelihood += measured.negative_log_likelihood
+            quality.divergence += measured.divergence
+            quality.same_choices += measured.same_choices
+    return whole
 
 
 def print_table(speeds: Mapping[str, Speed], qualities: Mapping[str, Quality]) -> None:
@@ -204,17 +222,16 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--model and --text go together")
     args.work_dir.mkdir(parents=True, exist_ok=True)
     if args.model is None:
-        fast, taught, text = args.work_dir / "0.5b", DEMO_MODEL, demo_text(args.work_dir / "demo.txt")
-        if not (fast / "config.json").is_file():
-            shutil.rmtree(fast, ignore_errors=True)
-            write_model(BenchModel(), fast)
+        model = args.work_dir / "0.5b"
+        if not (model / "config.json").is_file():
+            shutil.rmtree(model, ignore_errors=True)
+            write_model(BenchModel(), model)
+        engines = engines_of(model, args.formats, args.published, args.work_dir / "engines")
+        taught = engines_of(DEMO_MODEL, args.formats, [], args.work_dir / "demo")
+        qualities = qualities_over_demo(taught, args.tokens)
     else:
-        fast, taught, text = args.model, args.model, args.text
-    engines = engines_of(fast, args.formats, args.published, args.work_dir / "engines")
-    taught_engines = engines
-    if taught != fast:
-        taught_engines = engines_of(taught, args.formats, [], args.work_dir / "taught")
-    qualities = qualities_of(taught_engines, taught, text, args.tokens)
+        engines = engines_of(args.model, args.formats, args.published, args.work_dir / "engines")
+        qualities = qualities_over_text(engines, args.model, args.text, args.tokens)
     speeds = dict(speeds_of(engines, args.repeats, args.threads))
     print_table(speeds, qualities)
     if args.output is not None:

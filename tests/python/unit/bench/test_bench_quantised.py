@@ -9,7 +9,7 @@ import pytest
 
 from adaptrt.builder.checkpoint.quantizer import dequantize_rows
 from quantised.rounded import round_rows
-from quantised.run import DEMO_MODEL, FORMATS, Speed, demo_text, engines_of, print_table, qualities_of
+from quantised.run import DEMO_MODEL, FORMATS, Speed, engines_of, print_table, qualities_over_demo, qualities_over_text
 
 # Errors of normal numbers as a share of them, for the coarsest of their groups.
 LIMITS = {
@@ -39,12 +39,18 @@ def test_values_move_by_what_the_bits_leave(name: str) -> None:
 def test_perplexities_of_forms_beside_one_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["bfloat16", "LLM.int8() *", "4 bits, act-order, 128 *", "2 bits, groups of 64 *"]
     engines = engines_of(DEMO_MODEL, names, [], tmp_path)
-    qualities = qualities_of(engines, DEMO_MODEL, demo_text(tmp_path / "text.txt"), 600)
+    qualities = qualities_over_demo(engines, 1500)
     divergences = [quality.divergence for quality in qualities.values()]
     assert divergences[0] == 0
     assert divergences == sorted(divergences)
-    assert qualities["bfloat16"].perplexity < 1.1 * qualities["4 bits, act-order, 128 *"].perplexity
-    assert qualities["2 bits, groups of 64 *"].perplexity > 1.5 * qualities["bfloat16"].perplexity
+    perplexities = [quality.perplexity for quality in qualities.values()]
+    assert perplexities[0] < 2
+    assert perplexities[1] < 1.01 * perplexities[0]
+    assert perplexities[2] < 1.02 * perplexities[0]
+    assert 1.02 * perplexities[0] < perplexities[3] < 2
+    (tmp_path / "text.txt").write_text("Q: What is the weather in Paris?\nA: It is sunny today." * 20)
+    of_text = qualities_over_text({"again": engines["bfloat16"]}, DEMO_MODEL, tmp_path / "text.txt", 300)
+    assert of_text["again"].tokens == 298  # two windows of up to 255
     times = [file.stat().st_mtime_ns for file in tmp_path.rglob("rank0.engine")]
     assert engines_of(DEMO_MODEL, names, [], tmp_path) == engines
     assert [file.stat().st_mtime_ns for file in tmp_path.rglob("rank0.engine")] == times
