@@ -183,16 +183,18 @@ class Linear {
   /// Units that a thread takes together, where it takes them in parts.
   [[nodiscard]] std::int64_t tiles_together() const { return kTilesKept / (is_gated() ? 2 : 1); }
 
-  /// Tasks that a thread claims at once: enough work to be worth it, whole units where there are plenty.
+  /// Tasks that a thread claims at once: enough work to be worth it, whole units where there are plenty, and
+  /// a small part of its share, which is what the others may have to wait for in the end.
   [[nodiscard]] std::int64_t grain_of(std::span<const RowGroup> groups, std::int64_t tasks) const {
+    constexpr std::int64_t kChunksPerThread = 16;
     const std::int64_t threads = step_.threads.num_threads();
     const std::int64_t rows = groups.back().rows.end - groups.front().rows.begin;
     const std::int64_t rows_of_task =
         std::min(tiling_.block_rows, std::max<std::int64_t>(1, rows / std::ssize(groups)));
     const std::int64_t macs = rows_of_task * kPanelColumns * work_.input.width;
     const std::int64_t least = std::max<std::int64_t>(1, kMacsPerChunk / std::max<std::int64_t>(1, macs));
-    if (groups.size() > 1) return std::max(least, tasks / (threads * 4));
-    const std::int64_t share = units_ / (threads * 4);
+    if (groups.size() > 1) return std::max(least, tasks / (threads * kChunksPerThread));
+    const std::int64_t share = units_ / (threads * kChunksPerThread);
     const std::int64_t blocks = blocks_of(groups.front());
     const std::int64_t grain = std::max(least, share > 0 ? share * blocks : 1);
     const std::int64_t part_inputs = tiling_.inputs_of_part(rows, work_.input.width);

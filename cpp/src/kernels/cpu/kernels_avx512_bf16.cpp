@@ -6,6 +6,7 @@
 #include "compressed_gemm.h"
 #include "elementwise.h"
 #include "gemm.h"
+#include "int8_gemm.h"
 #include "quantized_gemm.h"
 #include "sparse_gemm.h"
 #include "tables.h"
@@ -13,7 +14,7 @@
 namespace adaptrt {
 namespace {
 
-/// avx512_vnni's kernels, but for those that multiply bfloat16 or round to it.
+/// avx512_vnni's kernels, but for those that multiply bfloat16 or round to it, or fetch otherwise.
 KernelTable make_bfloat16_table() {
   constexpr auto kBFloat16 = static_cast<std::size_t>(DType::kBFloat16);
   KernelTable table = avx512_vnni_kernels();
@@ -26,6 +27,7 @@ KernelTable make_bfloat16_table() {
   table.sparse_gemm[kBFloat16] = &sparse_gemm<BFloat16Weights>;
   table.quantized_gemm[kBFloat16] = &quantized_gemm<BFloat16Weights>;
   table.expand_panel[kBFloat16] = &expand_panel<BFloat16Weights>;
+  table.int8_gemm = &int8_gemm;
   table.rms_norm = &rms_norm;
   table.layer_norm = &layer_norm;
   table.silu = &activate<Silu>;

@@ -124,7 +124,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
         }
       });
       ADAPTRT_UNROLL
-      for (int line = 0; line < kWordLines<Weights>; ++line) prefetch_lines<kLines>(&prefetch);
+      for (int line = 0; line < kWordLines<Weights>; ++line) prefetch_lines<kLines, 3>(&prefetch);
       a += kUnits * kInterleave;
       b += kWordLines<Weights> * row_bytes;
     };
