@@ -30,7 +30,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scenarios.model import BenchModel, write_model
+from quantised.rounded import rounded
 
 from adaptrt._core import DType, QuantAlgo, WeightCode
 from adaptrt.builder.build import build
@@ -45,7 +45,7 @@ from adaptrt.tools.bench.profile import Work
 from adaptrt.tools.bench.runner import Bench
 from adaptrt.tools.bench.scenario_types import NO_ADAPTERS, Decode, Prefill, RunSettings
 from adaptrt.tools.demo_corpus import STYLES, document, facts
-from quantised.rounded import rounded
+from scenarios.model import BenchModel, write_model
 
 DEMO_MODEL: Final = Path(__file__).parents[2] / "examples" / "demo" / "model"
 PROMPT, CONTEXT, GENERATED, WINDOW = 512, 128, 32, 512
@@ -148,11 +148,14 @@ def speeds_of(engines: Mapping[str, Path], repeats: int, threads: int) -> Iterat
         # Of reading alone.
         bandwidth, work = report.limits["read_bandwidth"], Work(decode.work_bytes, 0)
         shares = roofline_shares(decode.figure, work, 1, bandwidth, report.limits[peak], peak)
-        yield name, Speed(
-            megabytes_per_token=decode.work_bytes / 1e6,
-            decode=decode.figure.median,
-            bandwidth_share=shares.median,
-            prefill=rows[f"{name}/prefill"].figure.median,
+        yield (
+            name,
+            Speed(
+                megabytes_per_token=decode.work_bytes / 1e6,
+                decode=decode.figure.median,
+                bandwidth_share=shares.median,
+                prefill=rows[f"{name}/prefill"].figure.median,
+            ),
         )
 
 

@@ -27,8 +27,7 @@ def experts(graph: GraphBuilder, values: Values, op: Experts) -> None:
     total = values[op.add_to.name]
     for expert, weight in enumerate(weights):
         gate, up = (
-            graph.node("Gemm", [x, weight_matrix(graph, layer[expert])], transB=1)
-            for layer in (op.gate, op.up)
+            graph.node("Gemm", [x, weight_matrix(graph, layer[expert])], transB=1) for layer in (op.gate, op.up)
         )
         made = graph.node("Mul", [activated(graph, gate, op.activation), up])
         if any(layer[expert].bias for layer in (op.gate, op.up, op.down)):

@@ -64,7 +64,9 @@ def _values_of_eight_bits(graph: GraphBuilder, weight: Value, how: QuantConfig) 
         each = graph.node("Gather", [scales, groups], axis=1)
     products = graph.node("Mul", [graph.cast(weight, TensorProto.FLOAT), each])
     if how.is_llm_int8:
-        products = graph.node("Mul", [products, graph.constant("llm_int8_factor", np.asarray(LLM_INT8_FACTOR, np.float32))])
+        products = graph.node(
+            "Mul", [products, graph.constant("llm_int8_factor", np.asarray(LLM_INT8_FACTOR, np.float32))]
+        )
     return graph.cast(graph.cast(products, ELEMENT_TYPES[how.value_dtype]), graph.engine_type)
 
 

@@ -258,7 +258,8 @@ void bind_core(py::module_& module) {
         const auto& table = code_table(code);
         return py::array_t<float>(static_cast<py::ssize_t>(table.size()), table.data());
       },
-      py::arg("code"), "The numbers that a code stands for, float32 [16]; of INTEGER and those of eight bits u - 8.");
+      py::arg("code"),
+      "The numbers that a code stands for, float32 [16]; of INTEGER and those of eight bits u - 8.");
   py::class_<Quantization>(module, "Quantization", "How a matrix is quantised.")
       .def(py::init(&make_quantization), py::kw_only(), py::arg("algo"), py::arg("group_size") = 0,
            py::arg("zero_points") = false, py::arg("scale_type") = DType::kBFloat16,

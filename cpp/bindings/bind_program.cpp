@@ -104,7 +104,8 @@ PanelSpan span_of_rows(const PanelMatrix& matrix, std::int64_t first, std::int64
   }
   const std::int64_t begin = first / kPanelColumns;
   const std::int64_t end = panel_count(last);
-  return {begin, matrix.offset(begin), end == panel_count(matrix.n) ? matrix.bytes_of_panels() : matrix.offset(end),
+  return {begin, matrix.offset(begin),
+          end == panel_count(matrix.n) ? matrix.bytes_of_panels() : matrix.offset(end),
           std::min(end * kPanelColumns, matrix.n) - begin * kPanelColumns};
 }
 
@@ -119,14 +120,15 @@ void check_order(std::span<const std::int32_t> order) {
   std::vector<bool> seen(order.size());
   for (const std::int32_t input : order) {
     const auto at = static_cast<std::size_t>(input);
-    if (at >= seen.size() || seen[at]) throw py::value_error("PanelMatrix.rows_of: not an order of the inputs");
+    if (at >= seen.size() || seen[at])
+      throw py::value_error("PanelMatrix.rows_of: not an order of the inputs");
     seen[at] = true;
   }
 }
 
-py::array_t<float> unpack_rows_of(
-    const PanelMatrix& matrix, const py::buffer& panels, std::int64_t first, std::int64_t last,
-    const std::optional<py::array_t<std::int32_t, py::array::c_style>>& order) {
+py::array_t<float> unpack_rows_of(const PanelMatrix& matrix, const py::buffer& panels, std::int64_t first,
+                                  std::int64_t last,
+                                  const std::optional<py::array_t<std::int32_t, py::array::c_style>>& order) {
   const PanelSpan span = span_of_rows(matrix, first, last);
   const py::buffer_info info = panels.request();
   if (bytes_of(info) != span.end - span.begin) {

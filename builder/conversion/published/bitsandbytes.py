@@ -40,6 +40,9 @@ _CODES: Final = {"nf4": WeightCode.NF4, "fp4": WeightCode.FP4}
 _USUAL_BLOCK_SIZE: Final = 64
 _INT8_FACTOR: Final = np.float32(LLM_INT8_FACTOR)
 _GREATEST_INT8: Final = np.float32(128)
+_KEPT_INT8: Final = QuantConfig(
+    quant_algo=QuantAlgo.W8A16, scale_dtype=DType.FLOAT32, code=WeightCode.LLM_INT8, value_dtype=DType.FLOAT32
+)
 
 
 def read_bitsandbytes(fields: JsonFields) -> Bits4 | Bits8 | None:
@@ -245,9 +248,7 @@ def _problems_of(matrix: _Matrix4Bit) -> list[str]:
 class Bits8:
     """LLM.int8(): int8 with a scale for each output."""
 
-    kept: QuantConfig | None = QuantConfig(
-        quant_algo=QuantAlgo.W8A16, scale_dtype=DType.FLOAT32, code=WeightCode.LLM_INT8, value_dtype=DType.FLOAT32
-    )
+    kept: QuantConfig | None = _KEPT_INT8
     has_model_dtype: bool = True
     rounds_activations: bool = True
 

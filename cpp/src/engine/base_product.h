@@ -82,7 +82,8 @@ class BaseProduct {
   [[nodiscard]] const Tiling& tiling() const { return tiling_; }
 
   /// Brings the input into the form that the kernels want: puts it in the weights' order, rounds it to int8,
-  /// sums its groups, packs its rows. Before the first product, and before those with adapters, where there are any.
+  /// sums its groups, packs its rows. Before the first product, and before those with adapters, where there
+  /// are any.
   void prepare(bool has_adapters) const;
 
   /// task.tile = x W^T of one part and panel.

@@ -40,7 +40,8 @@ void check_groups_of_code(const PanelMatrix& matrix, std::vector<std::string>* p
   if (is_of_eight_bits(how.code)) {
     const std::string code(name_of(how.code));
     if (how.algo != QuantAlgo::kW8A16) {
-      problems->push_back("is " + std::string(name_of(how.algo)) + " of " + code + ", which only W8A16 may be");
+      problems->push_back("is " + std::string(name_of(how.algo)) + " of " + code +
+                          ", which only W8A16 may be");
     }
     if (matrix.k % 2 != 0) {
       problems->push_back("has " + text(matrix.k) + " inputs of " + code + ", an odd number");

@@ -281,15 +281,13 @@ BOOST_DATA_TEST_CASE(with_llm_int8, kernel_tables() * data::make({0, 1, 2}), ker
 }
 
 BOOST_DATA_TEST_CASE(with_experts_whose_inputs_are_reordered, kernel_tables(), kernels) {
-  check_invariance({.dtype = DType::kBFloat16,
-                    .num_experts = 6,
-                    .routing = {.top_k = 2},
-                    .max_num_tokens = 400,
-                    .quantization = {.algo = QuantAlgo::kW4A16,
-                                     .group_size = 8,
-                                     .zero_points = true,
-                                     .reordered = true}},
-                   kernels);
+  check_invariance(
+      {.dtype = DType::kBFloat16,
+       .num_experts = 6,
+       .routing = {.top_k = 2},
+       .max_num_tokens = 400,
+       .quantization = {.algo = QuantAlgo::kW4A16, .group_size = 8, .zero_points = true, .reordered = true}},
+      kernels);
 }
 
 BOOST_DATA_TEST_CASE(with_an_int8_kv_cache, kernel_tables() * data::make({0, 1, 2}), kernels, dtype_index) {

@@ -69,10 +69,10 @@ class Storage {
     std::vector<std::byte> weights(static_cast<std::size_t>(n * (is_int4 ? (k + 1) / 2 : k)));
     for (auto& byte : weights) byte = weight_byte(how, static_cast<std::byte>(random->below(256)));
     std::vector<float> scales(static_cast<std::size_t>(n * groups));
-    const float greatest = how.code == WeightCode::kE4M3 ? 448.0F
+    const float greatest = how.code == WeightCode::kE4M3                                   ? 448.0F
                            : how.algo == QuantAlgo::kW8A16 || how.algo == QuantAlgo::kW8A8 ? 128.0F
-                           : how.is_coded()              ? 1.0F
-                                                         : 8.0F;
+                           : how.is_coded()                                                ? 1.0F
+                                                                                           : 8.0F;
     for (auto& scale : scales) scale = bound / greatest * random->between(0.5F, 1.0F);
     std::vector<std::uint8_t> zeros(scales.size());
     for (auto& zero : zeros) zero = static_cast<std::uint8_t>((is_int4 ? 5 : 125) + random->below(6));

@@ -119,8 +119,8 @@ BOOST_DATA_TEST_CASE(products_match_float64,
                 magnitude += std::abs(weight * test.a(r, i));
                 greatest = std::max(greatest, std::abs(weight));
               }
-              // With a zero point, what is summed is up to 15 scales, or 255 of eight bits, where the value may
-              // be less than one.
+              // With a zero point, what is summed is up to 15 scales, or 255 of eight bits, where the value
+              // may be less than one.
               const double most = quantization.algo == QuantAlgo::kW4A16 ? 15.0 : 255.0;
               if (quantization.zero_points) magnitude = static_cast<double>(k) * most * 0.1;
               const double error = std::abs(out[static_cast<std::size_t>(r * stride + n)] - sum);

@@ -475,8 +475,8 @@ def test_reordered_inputs_are_not_cut(name: str, whole_model: Path, tmp_path: Pa
             pieces = tensors.quantized_rows(weight, range(len(values[weight])))
             found = np.concatenate([dequantize_rows(piece, how) for piece in pieces])
             sizes = [64, 32, 32] if parts == 3 else [len(found)]
-            for order, rows in zip(np.repeat(orders, sizes, axis=0), zip(found, values[weight], strict=True)):
-                assert np.array_equal(rows[0], rows[1][order])
+            for order, row, value in zip(np.repeat(orders, sizes, axis=0), found, values[weight], strict=True):
+                assert np.array_equal(row, value[order])
 
 
 def test_an_order_that_is_none_is_refused(whole_model: Path, tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ enum class WeightCode : std::uint8_t {
   kFP4,      ///< the same
   kE4M3,     ///< kW8A16: numbers of FP8, the same is made of; none is NaN
   kE2M1,     ///< kW4A16: as kNF4
-  /// kW8A16: integers of bitsandbytes' LLM.int8(), times a scale, times kLLMInt8Factor, each product rounded to
-  /// float32, and then as the others.
+  /// kW8A16: integers of bitsandbytes' LLM.int8(), times a scale and then kLLMInt8Factor, each product
+  /// rounded to float32, and then as the others.
   kLLMInt8,
 };
 
@@ -147,8 +147,8 @@ struct PanelMatrix {
   [[nodiscard]] std::size_t offset(std::int64_t panel) const;
   /// Where row `output` begins, of a matrix that has them.
   [[nodiscard]] const std::byte* row(std::int64_t output) const;
-  /// Of a matrix that is reordered, [k]: input i of the panels is input input_order()[i] of W, and each of them
-  /// is there once. Empty of others.
+  /// Of a matrix that is reordered, [k]: input i of the panels is input input_order()[i] of W, and each of
+  /// them is there once. Empty of others.
   [[nodiscard]] std::span<const std::int32_t> input_order() const;
   /// Of the panels alone.
   [[nodiscard]] std::size_t bytes_of_panels() const;

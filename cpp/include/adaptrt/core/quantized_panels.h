@@ -14,9 +14,9 @@ namespace adaptrt {
 //
 //   kW8A16  int8 [ceil(k / 4) * 2][w][2], float32 scale [w]                  value = scale * q
 //   the same in groups                   scale [G][w] of scale_type              value = scale * q
-//   the same with zero points            uint8 zero [G][w] behind them           value = scale * (q + 128 - zero)
+//   the same with zero points, uint8 zero [G][w]                value = scale * (q + 128 - zero)
 //   kE4M3   bytes as kW8A16 has them, scale [G][w]   value = scale * number, rounded to value_type
-//   kLLMInt8  int8 as kW8A16 has them, float32 scale [w]   value = scale * q * kLLMInt8Factor, rounded likewise
+//   kLLMInt8  as kW8A16, float32 scale [w]   value = q * scale * kLLMInt8Factor, rounded to value_type
 //   kW8A8   int8 [ceil(k / 4)][w][4], float32 scale [w], int32 [w]           value = scale * q
 //   kW4A16  uint32 [ceil(k / 8)][w], scale [G][w], uint8 zero [G][w]        value = scale * (u - zero)
 //   the same with a code: no zeros                   value = scale * table[u], rounded to value_type
@@ -47,8 +47,8 @@ inline constexpr std::int64_t kInt4Inputs = 8;
 }
 /// The zero point of four bits without zero points.
 inline constexpr int kInt4Zero = 8;
-/// What is taken off zero points before they are multiplied with sums of activations: the numbers that weights
-/// become are as much below what they are stored as.
+/// What is taken off zero points before they are multiplied with sums of activations: the numbers that
+/// weights become are as much below what they are stored as.
 [[nodiscard]] constexpr int middle_of_zeros(QuantAlgo algo) {
   return algo == QuantAlgo::kW4A16 ? kInt4Zero : 128;
 }
@@ -78,8 +78,9 @@ struct QuantizedPanel {
 
 /// Quantised rows of a matrix, as checkpoints have them.
 struct QuantizedRows {
-  /// int8 [rows, k], 128 below u with zero points; of kW4A16 uint8 [rows, ceil(k / 2)], the lower half of a byte being the even input: u
-  /// with zero points or a code, otherwise u - 2^(bits - 1) as four bits of two's complement.
+  /// int8 [rows, k], 128 below u with zero points; of kW4A16 uint8 [rows, ceil(k / 2)], the lower half of a
+  /// byte being the even input: u with zero points or a code, otherwise u - 2^(bits - 1) as four bits of
+  /// two's complement.
   const std::byte* weights = nullptr;
   const float* scales = nullptr;        ///< [rows, G]; rounded to scale_type where they have one
   const std::uint8_t* zeros = nullptr;  ///< [rows, G], 0 to 15, or 255 of kW8A16; nullptr without
@@ -92,12 +93,13 @@ void pack_quantized_panels(std::byte* panels, const Quantization& quantization, 
                            std::int64_t k, std::int64_t first_row, std::int64_t rows,
                            const QuantizedRows& source);
 
-/// Writes the order of the inputs of a matrix that is reordered, [k], and what is before it, to what is behind
-/// its panels.
+/// Writes the order of the inputs of a matrix that is reordered, [k], and what is before it, to what is
+/// behind its panels.
 void pack_input_order(std::byte* behind, const Quantization& quantization, std::int64_t n, std::int64_t k,
                       const std::int32_t* order);
 
-/// Puts the values of a row, which are in the order that the inputs of a reordered matrix have, as W has them.
+/// Puts the values of a row, which are in the order that the inputs of a reordered matrix have, as W has
+/// them.
 void put_in_order(std::span<const std::int32_t> order, float* values);
 
 }  // namespace adaptrt

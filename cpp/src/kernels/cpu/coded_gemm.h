@@ -1,8 +1,8 @@
 #pragma once
 
 // Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why. Panels of
-// numbers of a table in four bits, or of FP8 or LLM.int8(): each weight becomes the number of the engine's type that it
-// stands for, and is multiplied like one that was stored so, to the same bits.
+// numbers of a table in four bits, or of FP8 or LLM.int8(): each weight becomes the number of the engine's
+// type that it stands for, and is multiplied like one that was stored so, to the same bits.
 
 #include <algorithm>
 #include <cstddef>

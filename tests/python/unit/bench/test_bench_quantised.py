@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from adaptrt.builder.checkpoint.quantizer import dequantize_rows
 from quantised.rounded import round_rows
 from quantised.run import DEMO_MODEL, FORMATS, Speed, engines_of, print_table, qualities_over_demo, qualities_over_text
+
+from adaptrt.builder.checkpoint.quantizer import dequantize_rows
 
 # Errors of normal numbers as a share of them, for the coarsest of their groups.
 LIMITS = {
