@@ -123,11 +123,17 @@ class CpuEngine final : public Engine {
       int8_scales_ = HugeArray(rows * sizeof(float));
     }
     const PackedRowsSize packed = packed_rows_size(program_, kernels_);
-    packed_ = HugeArray(static_cast<std::size_t>(packed.steps * packed.step_bytes));
+    const ReorderedSize reordered = reordered_size(program_);
+    packed_ = HugeArray(static_cast<std::size_t>(packed.bytes() * (1 + reordered.orders)));
     packed_step_bytes_ = packed.step_bytes;
+    packed_order_bytes_ = packed.bytes();
+    const auto orders = static_cast<std::size_t>(reordered.orders);
+    reordered_ = HugeArray(orders * rows * static_cast<std::size_t>(reordered.row_bytes));
     rank_room_ = HugeArray(rank_room_floats(program_) * sizeof(float));
     const auto groups = static_cast<std::size_t>(most_zero_point_groups(program_));
-    if (groups > 0) group_sums_ = HugeArray(rows * groups * sizeof(float));
+    if (groups > 0) {
+      group_sums_ = HugeArray(std::max<std::size_t>(1, orders) * rows * groups * sizeof(float));
+    }
     const std::size_t floats =
         std::max({linear_scratch_floats(program_, kernels_), attention_scratch_floats(program_),
                   row_op_scratch_floats(program_), expert_scratch_floats(program_)});
@@ -136,6 +142,7 @@ class CpuEngine final : public Engine {
     linear_scratch_.blocks.reserve(rows);
     linear_scratch_.task_ends.reserve(rows);
     linear_scratch_.packed_begins.reserve(rows);
+    linear_scratch_.order_of_part.reserve(reordered.parts);
     adapted_rows_.reserve(rows);
     if (program_.lora.max_extra_tokens > 0) new_token_rows_.reserve(rows);
     if (program_.hidden != kNoBuffer) {
@@ -275,6 +282,8 @@ class CpuEngine final : public Engine {
             .int8_scales = reinterpret_cast<float*>(int8_scales_.data()),
             .packed = packed_.data(),
             .packed_step_bytes = packed_step_bytes_,
+            .packed_order_bytes = packed_order_bytes_,
+            .reordered = reordered_.data(),
             .group_sums = reinterpret_cast<float*>(group_sums_.data()),
             .experts = experts_,
             .weights = weights_.get(),
@@ -422,12 +431,14 @@ class CpuEngine final : public Engine {
   std::int64_t shrink_stride_ = 0;
   HugeArray int8_rows_;
   HugeArray int8_scales_;
+  HugeArray reordered_;
   HugeArray group_sums_;
   HugeArray rank_room_;
   RankMessages rank_messages_;
   OverlappedSum overlapped_sum_;
   HugeArray packed_;
   std::int64_t packed_step_bytes_ = 0;
+  std::int64_t packed_order_bytes_ = 0;
   std::int64_t int8_stride_ = 0;
   /// Ops of the head up to the one that writes Program::hidden.
   std::size_t num_hidden_ops_ = 0;

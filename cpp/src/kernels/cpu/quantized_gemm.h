@@ -40,6 +40,13 @@ inline GroupView group_of(const QuantizedGemm& gemm, const QuantizedPanel& panel
           panel.extra == nullptr ? nullptr : panel.extra + group * gemm.width};
 }
 
+/// Zero points, less what the numbers that weights become are less than what is stored.
+inline Simd::Vec load_zeros(const Quantization& quantization, const std::byte* zeros, std::int64_t column,
+                            std::int64_t lanes) {
+  return Simd::sub(Simd::load_uint8(zeros + column, lanes),
+                   Simd::set(static_cast<float>(middle_of_zeros(quantization.algo))));
+}
+
 inline Simd::Vec load_scales(const Quantization& quantization, const std::byte* scales, std::int64_t column,
                              std::int64_t lanes) {
   return load_as(scales, scale_type_of(quantization), column, lanes);
@@ -166,8 +173,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
         const std::int64_t lanes = lanes_of(v);
         const std::int64_t offset = column + v * Simd::kLanes;
         if (group.zeros != nullptr) {
-          const Vec zero =
-              Simd::sub(Simd::load_uint8(group.zeros + offset, lanes), Simd::set(float{kInt4Zero}));
+          const Vec zero = load_zeros(gemm.quantization, group.zeros, offset, lanes);
           sum = Simd::fma(Simd::set(-activations), zero, sum);
         }
         const Vec scale = load_scales(gemm.quantization, group.scales, offset, lanes);

@@ -220,7 +220,7 @@ inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std:
     const Simd::Vec scale = load_scales(gemm.quantization, group.scales, column, lanes);
     Simd::Vec zero = Simd::zero();
     if (group.zeros != nullptr) {
-      zero = Simd::sub(Simd::load_uint8(group.zeros + column, lanes), Simd::set(float{kInt4Zero}));
+      zero = load_zeros(gemm.quantization, group.zeros, column, lanes);
     }
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t row = first_row + r;
