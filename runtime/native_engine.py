@@ -217,7 +217,7 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
         "max_input_len": (build.max_input_len, program.max_input_len),
         "max_seq_len": (build.max_seq_len, program.max_seq_len),
         "max_beam_width": (build.max_beam_width, program.max_beam_width),
-        "num_encoder_layers": (checkpoint.num_encoder_layers, program.num_encoder_layers),
+        "num_encoder_layers": (checkpoint.num_encoder_layers, program.num_encoder_layers * program.num_stages),
         "max_encoder_input_len": (build.max_encoder_input_len or 0, program.max_encoder_input_len),
         "mapping.world_size": (checkpoint.mapping.world_size, program.num_ranks),
         "mapping.pp_size": (checkpoint.mapping.pp_size, program.num_stages),

@@ -58,7 +58,7 @@ def assemble(
     lora: LoraOptions | None,
     max_positions: int,
 ) -> tuple[Program, Arena]:
-    """The program, and how its arena was planned. `num_layers` are the whole network's, of all stages.
+    """The program, and how its arena was planned. Numbers of layers are the whole network's, of all stages.
 
     max_positions: those that the model was made for.
     """
@@ -79,12 +79,13 @@ def assemble(
             max_extra_tokens=lora.max_extra_tokens,
             rotary_factors=lora.rotary_factors,
             max_base_positions=max_positions if lora.rotary_factors else 0,
+            num_encoder_layers=num_encoder_layers,
         )
     program = Program(
         dtype=dtype,
         vocab_size=vocab_size,
         num_layers=num_layers // num_stages,
-        num_encoder_layers=num_encoder_layers,
+        num_encoder_layers=num_encoder_layers // num_stages,
         max_batch_size=limits.max_batch_size,
         max_num_tokens=limits.max_num_tokens,
         max_input_len=limits.max_input_len,

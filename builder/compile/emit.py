@@ -30,6 +30,7 @@ from .plan import (
     AllHeadsNormOp,
     AllReduceOp,
     AttentionOp,
+    BroadcastOp,
     BufferName,
     CastOp,
     CrossAttentionOp,
@@ -184,6 +185,8 @@ class _Emitter:
             return EmittedOp(op=made, reads=(), writes=(op.output,), dtype=DType.FLOAT32)
         if isinstance(op, ops.Send):
             return EmittedOp(op=SendOp(input=_buffer(op.input)), reads=(op.input,), writes=(), dtype=DType.FLOAT32)
+        if isinstance(op, ops.Broadcast):
+            return self._broadcast(op)
         return self._linear(op)
 
     def _embedding(self, op: ops.Embedding) -> EmittedOp:
@@ -325,6 +328,12 @@ class _Emitter:
     def _gather(self, op: ops.Gather) -> EmittedOp:
         made = GatherOp(input=_buffer(op.input), output=_buffer(op.output))
         return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=DType.FLOAT32)
+
+    def _broadcast(self, op: ops.Broadcast) -> EmittedOp:
+        made = BroadcastOp(buffer=_buffer(op.value))
+        dtype = DType.FLOAT32 if op.is_stream else self._activation
+        here, elsewhere = ((op.value,), ()) if op.is_made_here else ((), (op.value,))
+        return EmittedOp(op=made, reads=here, writes=elsewhere, dtype=dtype)
 
     def _head_norm(self, norm: ops.HeadNorm | None) -> Vector | None:
         return None if norm is None else self.weights.norm(norm.weight)

@@ -68,8 +68,7 @@ def compile_network(
 ) -> CompiledNetwork:
     """Makes the program of a rank and plans its buffers. `network` is the whole model's, `tensors` the rank's.
 
-    Raises ConfigError for a network that cannot be cut over the ranks of its mapping, and for one whose layers rotate
-    in several ways where adapters may divide rotary positions.
+    Raises ConfigError for a network whose layers rotate in several ways where adapters may divide rotary positions.
     """
     config = network.config
     compression = partial(places_for_exceptions, tensors) if compress_weights else None

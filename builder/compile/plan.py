@@ -237,6 +237,11 @@ class SendOp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BroadcastOp:
+    buffer: BufferName
+
+
+@dataclass(frozen=True, kw_only=True)
 class KeepLogitRowsOp:
     buffers: tuple[BufferName, ...]
 
@@ -259,6 +264,7 @@ Op = (
     | GatherOp
     | ReceiveOp
     | SendOp
+    | BroadcastOp
 )
 
 OP_NAMES: Final[dict[str, type[Op]]] = {
@@ -279,6 +285,7 @@ OP_NAMES: Final[dict[str, type[Op]]] = {
     "gather": GatherOp,
     "receive": ReceiveOp,
     "send": SendOp,
+    "broadcast": BroadcastOp,
 }
 """What an op is called in its field `op`."""
 
@@ -318,6 +325,7 @@ class LoraLayout:
     max_extra_tokens: int = 0
     rotary_factors: tuple[int, ...] = ()
     max_base_positions: int = 0
+    num_encoder_layers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

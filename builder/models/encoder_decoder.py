@@ -33,8 +33,9 @@ class EncoderDecoderConfig(CheckpointConfig):
     def mapping_inconsistencies(self) -> list[str]:
         """Why this model cannot be cut by its mapping."""
         problems = super().mapping_inconsistencies()
-        if self.mapping.pp_size > 1:
-            problems.append(f"pp_size is {self.mapping.pp_size}; a model with an encoder is not cut into pipelines")
+        pp_size = self.mapping.pp_size
+        if self.encoder_layers % pp_size != 0:
+            problems.append(f"pp_size {pp_size} does not divide encoder_layers {self.encoder_layers}")
         return problems
 
 

@@ -9,6 +9,7 @@ from ..checkpoint.planned_tensor import PlannedTensor, Slice
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
 from .network import Network
 from .ops import Attention, Embedding, Experts, LayerNorm, Linear, RmsNorm
+from .stage_network import network_of_stage
 from .weights import LinearWeight, Part, Split, Tensor
 
 
@@ -61,27 +62,10 @@ def plan_rank(network: Network, rank: int) -> list[PlannedTensor]:
 
     Layers are numbered from 0 within each pipeline rank, as TensorRT-LLM does it.
     """
-    mapping = network.config.mapping
-    pp_rank, tp_rank = divmod(rank, mapping.tp_size)
-    layers_per_rank = network.config.num_hidden_layers // mapping.pp_size
-    first_layer = pp_rank * layers_per_rank
+    pp_rank, tp_rank = divmod(rank, network.config.mapping.tp_size)
     planned: dict[str, PlannedTensor] = {}
-    before_layers = True
-    # Hidden states come back to the first stage's first rank, where they are pooled.
-    pooling = {tensor.name for layer in network.pooling_layers for tensor in layer.tensors}
-    for weight in _weights(network):
-        layer = weight.name.layer
-        before_layers = before_layers and layer is None
-        if mapping.pp_size == 1:
-            is_here = True
-        elif layer is not None:
-            is_here = first_layer <= layer < first_layer + layers_per_rank
-        else:
-            is_here = pp_rank == (0 if before_layers or weight.name in pooling else mapping.pp_size - 1)
-        if not is_here:
-            continue
-        name = weight.name.in_layer((layer or 0) - first_layer)
-        for tensor in _plan(network, weight, name, tp_rank):
+    for weight in _weights(network_of_stage(network, pp_rank)):
+        for tensor in _plan(network, weight, str(weight.name), tp_rank):
             planned.setdefault(tensor.name, tensor)
     return list(planned.values())
 

@@ -74,8 +74,12 @@ class Network:
         """Linear layers that the Hugging Face model may have and that nothing served reads."""
         self.encoder_output: Value | None = None
         """What the encoder makes of its input, where there is one: float32, or what linear layers read."""
-        self.layer_ends: list[int] = []
-        """Of each decoder layer, how many ops there are up to its last one."""
+        self.layer_ops: Final[list[range]] = []
+        """Of each decoder layer, the numbers of its ops."""
+        self.encoder_layer_ops: Final[list[range]] = []
+        """The same of an encoder before the decoder."""
+        self.cross_key_ops: Final[list[range]] = []
+        """Of each decoder layer, the same of what it keeps of the encoder's output."""
         self._layer: int | None = None
         self._rows = RowKind.TOKENS
         self._section = "transformer"
@@ -89,12 +93,8 @@ class Network:
 
     def layers(self) -> Iterator[int]:
         """The number of each decoder layer; what is declared meanwhile belongs to it."""
-        for layer in range(self.config.num_hidden_layers):
-            self._layer = layer
-            with self.scope(f"layers.{layer}"):
-                yield layer
-            self.layer_ends.append(len(self.ops))
-        self._layer = None
+        found = self.cross_key_ops if self._rows is RowKind.ENCODER_TOKENS else self.layer_ops
+        yield from self._layers(self.config.num_hidden_layers, found)
 
     @contextmanager
     def encoder(self) -> Iterator[None]:
@@ -113,11 +113,7 @@ class Network:
         Adapters know it as the one behind the decoder's layers and the encoder's before it.
         """
         self._section = "encoder"
-        for layer in range(self.config.num_encoder_layers):
-            self._layer = layer
-            with self.scope(f"layers.{layer}"):
-                yield layer
-        self._layer = None
+        yield from self._layers(self.config.num_encoder_layers, self.encoder_layer_ops)
         self._section = "transformer"
 
     @contextmanager
@@ -584,6 +580,16 @@ class Network:
         if self._layer is None or self._section == "transformer":
             return self._layer
         return self.config.num_hidden_layers + self._layer
+
+    def _layers(self, count: int, ops: list[range]) -> Iterator[int]:
+        """Their numbers; which `ops` each has is added there."""
+        for layer in range(count):
+            first = len(self.ops)
+            self._layer = layer
+            with self.scope(f"layers.{layer}"):
+                yield layer
+            ops.append(range(first, len(self.ops)))
+        self._layer = None
 
     def _name(self, name: str) -> TensorName:
         return TensorName(name, self._layer, self._section)

@@ -354,6 +354,18 @@ class Send:
     input: Value
 
 
+@dataclass(frozen=True, kw_only=True)
+class Broadcast:
+    """All stages of a pipeline get what the last one has of the value, which is the encoder's output."""
+
+    scope: str
+    value: Value
+    is_stream: bool
+    """It is a residual stream, in float32 whatever linear layers read."""
+    is_made_here: bool
+    """This is the last stage."""
+
+
 Op = (
     Embedding
     | Rotary
@@ -371,6 +383,7 @@ Op = (
     | Gather
     | Receive
     | Send
+    | Broadcast
 )
 
 

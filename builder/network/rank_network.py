@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from ..._core import AttentionKind, ConfigError
 from ..checkpoint.config import ParallelMapping
 from ..checkpoint.tensor_names import LM_HEAD
 from .network import Network
@@ -33,15 +32,8 @@ from .weights import LinearWeight, Split
 
 
 def network_of_rank(network: Network, rank: int) -> Network:
-    """What rank `rank` of the config's mapping computes of `network`, which is the whole model's.
-
-    Raises ConfigError for a network that cannot be cut into stages.
-    """
+    """What rank `rank` of the config's mapping computes of `network`, which is the whole model's."""
     mapping = network.config.mapping
-    if mapping.world_size == 1:
-        return network
-    if mapping.pp_size > 1:
-        _require_stages(network)
     stage, tp_rank = divmod(rank, mapping.tp_size)
     staged = network_of_stage(network, stage)
     if mapping.tp_size == 1:
@@ -53,16 +45,6 @@ def network_of_rank(network: Network, rank: int) -> Network:
         cut.ops.extend(cutter.cut(op))
     cut.logits, cut.encoder_output = staged.logits, staged.encoder_output
     return cut
-
-
-def _require_stages(network: Network) -> None:
-    """A step passes through stages in pieces, of which a token must see none behind its own."""
-    if all(op.kind is AttentionKind.CAUSAL for op in network.attentions):
-        return
-    raise ConfigError(
-        f"{network.config.architecture} cannot be cut into pp_size {network.config.mapping.pp_size} stages: its "
-        "attention looks both ways; accepted: pp_size 1, with any tp_size"
-    )
 
 
 def _norms_all_heads(op: Attention) -> bool:

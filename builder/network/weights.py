@@ -18,12 +18,8 @@ class TensorName:
     section: str = "transformer"
     """What names of layers begin with: `encoder` in those of an encoder that has a decoder behind it."""
 
-    def in_layer(self, number: int) -> str:
-        """The name where this layer has another number, as in a pipeline rank."""
-        return self.name if self.layer is None else f"{self.section}.layers.{number}.{self.name}"
-
     def __str__(self) -> str:
-        return self.name if self.layer is None else self.in_layer(self.layer)
+        return self.name if self.layer is None else f"{self.section}.layers.{self.layer}.{self.name}"
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,10 @@ void bind_ops(py::module_& module) {
   py::class_<SendOp>(module, "SendOp", "Sends the input to the next stage of a pipeline.")
       .def(py::init([](BufferId input) { return SendOp{input}; }), py::kw_only(), py::arg("input"))
       .def_readonly("input", &SendOp::input);
+  py::class_<BroadcastOp>(module, "BroadcastOp",
+                          "The ranks of all stages get what the last stage's have in the buffer.")
+      .def(py::init([](BufferId buffer) { return BroadcastOp{buffer}; }), py::kw_only(), py::arg("buffer"))
+      .def_readonly("buffer", &BroadcastOp::buffer);
   py::class_<GatedAddOp>(module, "GatedAddOp", "output += sigmoid(gate) * input.")
       .def(py::init([](BufferId input, BufferId gate, BufferId output) {
              return GatedAddOp{input, gate, output};

@@ -290,20 +290,23 @@ void bind_layout(py::module_& module) {
       .def(py::init([](DType dtype, std::int32_t num_layers, std::int32_t max_rank, bool dora_enabled,
                        const std::vector<std::int64_t>& target_modules, std::vector<LoraSite> sites,
                        std::int32_t num_stages, std::int32_t stage, std::int32_t max_extra_tokens,
-                       std::vector<std::int32_t> rotary_factors, std::int32_t max_base_positions) {
+                       std::vector<std::int32_t> rotary_factors, std::int32_t max_base_positions,
+                       std::int32_t num_encoder_layers) {
              LoraLayout layout{dtype, num_layers, max_rank, dora_enabled, {}, std::move(sites)};
              layout.num_stages = num_stages;
              layout.stage = stage;
              layout.max_extra_tokens = max_extra_tokens;
              layout.rotary_factors = std::move(rotary_factors);
              layout.max_base_positions = max_base_positions;
+             layout.num_encoder_layers = num_encoder_layers;
              for (const auto id : target_modules) layout.target_modules.push_back(module_of(id));
              return layout;
            }),
            py::kw_only(), py::arg("dtype"), py::arg("num_layers"), py::arg("max_rank"),
            py::arg("dora_enabled"), py::arg("target_modules"), py::arg("sites"), py::arg("num_stages") = 1,
            py::arg("stage") = 0, py::arg("max_extra_tokens") = 0,
-           py::arg("rotary_factors") = std::vector<std::int32_t>{}, py::arg("max_base_positions") = 0)
+           py::arg("rotary_factors") = std::vector<std::int32_t>{}, py::arg("max_base_positions") = 0,
+           py::arg("num_encoder_layers") = 0)
       .def_readonly("dtype", &LoraLayout::dtype)
       .def_readonly("num_layers", &LoraLayout::num_layers)
       .def_readonly("max_rank", &LoraLayout::max_rank)
@@ -314,6 +317,8 @@ void bind_layout(py::module_& module) {
                     "By which adapters may divide rotary positions; empty: none may.")
       .def_readonly("max_base_positions", &LoraLayout::max_base_positions,
                     "Of the base model, where there are rotary_factors; else 0.")
+      .def_readonly("num_encoder_layers", &LoraLayout::num_encoder_layers,
+                    "The last of num_layers: those of an encoder before a decoder.")
       .def_property_readonly("target_modules",
                              [](const LoraLayout& layout) {
                                std::vector<int> ids;

@@ -15,6 +15,7 @@ from ...builder.compile.plan import (
     AllHeadsNormOp,
     AllReduceOp,
     AttentionOp,
+    BroadcastOp,
     CastOp,
     CrossAttentionOp,
     CrossKeysOp,
@@ -102,10 +103,11 @@ _KIND_NAMES: Final[dict[type, str]] = {
     GatherOp: "gather",
     ReceiveOp: "receive",
     SendOp: "send",
+    BroadcastOp: "broadcast",
 }
 
 BETWEEN_RANKS: Final = frozenset(
-    {_KIND_NAMES[kind] for kind in (AllReduceOp, AllHeadsNormOp, GatherOp, ReceiveOp, SendOp)}
+    {_KIND_NAMES[kind] for kind in (AllReduceOp, AllHeadsNormOp, GatherOp, ReceiveOp, SendOp, BroadcastOp)}
     | {work.name.lower() for work in RankWork}
 )
 """Names of ops in which ranks send to each other, or wait for that."""

@@ -313,7 +313,9 @@ class Attention {
             key_group(task.sequence, task.first_head + head, from + i, keys);
       }
     };
-    std::int64_t begin = group_of(std::max<std::int64_t>(0, first - reach)) / kTileGroups * kTileGroups;
+    // Of an encoder input all is seen, however far behind its end the queries are.
+    const std::int64_t first_key = op_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, first - reach);
+    std::int64_t begin = group_of(first_key) / kTileGroups * kTileGroups;
     fill(0, begin);
     const std::int64_t tiles = (end - begin + kTileGroups - 1) / kTileGroups;
     const std::int64_t fetched_tokens = next == nullptr ? 0 : (next->tokens + tiles - 1) / tiles;

@@ -11,7 +11,9 @@
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/engine/check_step_input.h"
 #include "adaptrt/engine/engine.h"
+#include "adaptrt/engine/pieces.h"
 #include "attention_plan.h"
+#include "encoder_step.h"
 #include "experts.h"
 #include "kv_pool.h"
 #include "output_rows.h"
@@ -150,6 +152,11 @@ class CpuEngine final : public Engine {
       hidden_rows_.resize(static_cast<std::size_t>(program_.max_batch_size) *
                           static_cast<std::size_t>(hidden_size()));
     }
+    if (program_.num_stages > 1 && program_.has_encoder()) {
+      const auto broadcasts = [](const Op& op) { return std::holds_alternative<BroadcastOp>(op); };
+      num_encoder_layer_ops_ = static_cast<std::size_t>(std::ranges::find_if(program_.encoder, broadcasts) -
+                                                        program_.encoder.begin());
+    }
     fill_info();
     if (profile) recorder_ = std::make_unique<StepRecorder>(std::move(profile), *threads_);
   }
@@ -254,12 +261,13 @@ class CpuEngine final : public Engine {
     return hidden_rows_.data();
   }
 
-  void run(StepSection section, std::span<const Op> ops, Step& step) {
+  /// Ops of a section, of which the first one is its op number `first`.
+  void run(StepSection section, std::span<const Op> ops, Step& step, std::size_t first = 0) {
     for (std::size_t i = 0; i < ops.size(); ++i) {
       if (step.rows == 0) return;  // KeepLogitRowsOp in a step that nothing is wanted of
-      if (recorder_) recorder_->begin_op(section, i);
+      if (recorder_) recorder_->begin_op(section, first + i);
       step.sum_behind = sum_behind(ops, i);
-      const auto held = weights_ ? weights_->hold(section, i) : std::nullopt;
+      const auto held = weights_ ? weights_->hold(section, first + i) : std::nullopt;
       std::visit([&](const auto& found) { run_op(found, step); }, ops[i]);
       if (recorder_) recorder_->end_op([&] { return cost_of(ops[i], step); });
     }
@@ -308,34 +316,47 @@ class CpuEngine final : public Engine {
             .kept_output_rows = {}};
   }
 
-  /// Runs the encoder over a step's encoder inputs, which are sequences to its ops.
+  /// Runs the encoder over a step's encoder inputs. Of several stages, those pass its layers in pieces, and
+  /// when the last stage has all of what they make, it broadcasts it.
   void run_encoder(const StepInput& input) {
-    const EncoderInputs& inputs = input.encoder;
-    encoder_positions_.clear();
-    encoder_lengths_.clear();
-    for (std::size_t i = 0; i + 1 < inputs.offsets.size(); ++i) {
-      encoder_lengths_.push_back(inputs.offsets[i + 1] - inputs.offsets[i]);
-      for (std::int32_t place = 0; place < encoder_lengths_.back(); ++place) {
-        encoder_positions_.push_back(place);
-      }
+    const auto ops = std::span<const Op>(program_.encoder);
+    if (program_.num_stages > 1) pass_encoder_layers(input, ops.first(num_encoder_layer_ops_));
+    encoder_step_.set(input);
+    Step step = make_encoder_step();
+    if (program_.num_stages > 1 && program_.is_last_stage()) {
+      std::ranges::copy(encoded_rows_, step.row(program_.encoder_output, 0));
     }
-    const StepInput own{.token_ids = inputs.token_ids,
-                        .positions = encoder_positions_,
-                        .sequence_offsets = inputs.offsets,
-                        .prompt_lengths = encoder_lengths_,
-                        .block_tables = inputs.block_tables,
-                        .max_blocks_per_sequence = input.max_cross_blocks,
-                        .adapters = inputs.adapters,
-                        .logit_rows = {}};
-    encoder_rows_.describe(own, own_keys_.tokens_per_block(), threads_->num_threads());
-    Step step = make_step(own, encoder_rows_);
-    run(StepSection::kEncoder, program_.encoder, step);
-    const Rows made = step.rows_of(program_.encoder_output);
+    run(StepSection::kEncoder, ops.subspan(num_encoder_layer_ops_), step, num_encoder_layer_ops_);
+    copy_encoder_outputs(input.encoder, step.rows_of(program_.encoder_output));
+  }
+
+  /// The ops before the BroadcastOp. The last stage keeps what they make of each piece.
+  void pass_encoder_layers(const StepInput& input, std::span<const Op> ops) {
+    encoded_rows_.clear();
+    for (const SequenceRun& piece : runs_of_whole_sequences(input.encoder.offsets)) {
+      encoder_step_.set(input, piece);
+      Step step = make_encoder_step();
+      run(StepSection::kEncoder, ops, step);
+      if (!program_.is_last_stage()) continue;
+      const Rows made = step.rows_of(program_.encoder_output);
+      encoded_rows_.insert(encoded_rows_.end(), made.data, made.row(step.rows));
+    }
+  }
+
+  /// Of encoder_step_.
+  Step make_encoder_step() {
+    encoder_rows_.describe(encoder_step_.input(), own_keys_.tokens_per_block(), threads_->num_threads());
+    return make_step(encoder_step_.input(), encoder_rows_);
+  }
+
+  /// To where they are wanted.
+  static void copy_encoder_outputs(const EncoderInputs& inputs, const Rows& made) {
     for (std::size_t i = 0; i < inputs.outputs.size(); ++i) {
       if (inputs.outputs[i] == nullptr) continue;
-      for (std::int32_t row = 0; row < encoder_lengths_[i]; ++row) {
-        const std::byte* from = made.row(inputs.offsets[i] + row);
-        float* to = inputs.outputs[i] + row * made.width;
+      const std::int32_t begin = inputs.offsets[i];
+      for (std::int32_t row = begin; row < inputs.offsets[i + 1]; ++row) {
+        const std::byte* from = made.row(row);
+        float* to = inputs.outputs[i] + (row - begin) * made.width;
         for (std::int64_t k = 0; k < made.width; ++k) {
           to[k] = load_as_float(from, made.dtype, static_cast<std::size_t>(k));
         }
@@ -442,6 +463,8 @@ class CpuEngine final : public Engine {
   std::int64_t int8_stride_ = 0;
   /// Ops of the head up to the one that writes Program::hidden.
   std::size_t num_hidden_ops_ = 0;
+  /// Ops of the encoder before its BroadcastOp; 0: it has none.
+  std::size_t num_encoder_layer_ops_ = 0;
   std::vector<float> hidden_rows_;  // of a slice, where hidden states are bfloat16
   KvPool kv_pool_;
   KvPool cross_pool_;
@@ -456,8 +479,8 @@ class CpuEngine final : public Engine {
   std::unique_ptr<StepRecorder> recorder_;
   StepInputChecker checker_;
   // Of the step that runs.
-  std::vector<std::int32_t> encoder_positions_;
-  std::vector<std::int32_t> encoder_lengths_;
+  EncoderStep encoder_step_;
+  std::vector<std::byte> encoded_rows_;  // of the last of several stages
   std::vector<AdapterGroup> groups_of_output_rows_;
   std::vector<AdapterGroup> groups_of_slice_;
   std::vector<AdaptedRows> adapted_rows_;

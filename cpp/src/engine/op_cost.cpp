@@ -111,6 +111,10 @@ OpCost cost_of(const SendOp& op, const Step& step) {
   return {.activation_bytes = bytes_of(op.input, step)};
 }
 
+OpCost cost_of(const BroadcastOp& op, const Step& step) {
+  return {.activation_bytes = bytes_of(op.buffer, step)};
+}
+
 /// After the op: the step has the rows that it kept.
 OpCost cost_of(const KeepLogitRowsOp& op, const Step& step) {
   OpCost cost;

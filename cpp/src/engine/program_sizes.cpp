@@ -143,11 +143,14 @@ void check_layout(const Program& program, Problems* problems) {
   }
   const RangeCheck check_range{problems};
   if (lora.dtype != program.dtype) problems->add("lora: the dtype differs from the program's");
-  const std::int32_t num_layers = program.num_layers * program.num_stages + program.num_encoder_layers;
+  const std::int32_t num_encoder_layers = program.num_encoder_layers * program.num_stages;
+  const std::int32_t num_layers = program.num_layers * program.num_stages + num_encoder_layers;
   if (lora.num_stages != program.num_stages || lora.stage != program.stage()) {
     problems->add("lora: the stage differs from the program's");
   }
-  if (lora.num_layers != num_layers) problems->add("lora: num_layers differs from the program's");
+  if (lora.num_layers != num_layers || lora.num_encoder_layers != num_encoder_layers) {
+    problems->add("lora: num_layers or num_encoder_layers differ from the program's");
+  }
   check_range("lora: max_rank", lora.max_rank, 1, 1 << 20);
   if (lora.target_modules.empty()) problems->add("lora: there are sites but no target_modules");
   check_new_tokens(program, problems);

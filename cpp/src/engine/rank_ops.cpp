@@ -163,6 +163,24 @@ void run_op(const SendOp& op, const Step& step) {
   step.communicator->exchange({&message, 1}, {});
 }
 
+void run_op(const BroadcastOp& op, const Step& step) {
+  const Rows rows = step.rows_of(op.buffer);
+  const std::span<std::byte> bytes(rows.data, static_cast<std::size_t>(step.rows * rows.row_bytes()));
+  const Program& program = step.program;
+  const std::int32_t share = program.rank % program.ranks_per_stage();
+  const auto rank_of = [&](std::int32_t stage) { return stage * program.ranks_per_stage() + share; };
+  if (!program.is_last_stage()) {
+    const IncomingMessage message{rank_of(program.num_stages - 1), bytes};
+    step.communicator->exchange({}, {&message, 1});
+    return;
+  }
+  std::vector<OutgoingMessage> sent;
+  for (std::int32_t stage = 0; stage + 1 < program.num_stages; ++stage) {
+    sent.push_back({rank_of(stage), bytes});
+  }
+  step.communicator->exchange(sent, {});
+}
+
 std::size_t rank_room_floats(const Program& program) {
   std::int64_t floats = 0;
   const auto floats_of = [&](BufferId id) {

@@ -179,6 +179,7 @@ void run_op(const AllHeadsNormOp& op, const Step& step);
 void run_op(const GatherOp& op, const Step& step);
 void run_op(const ReceiveOp& op, const Step& step);
 void run_op(const SendOp& op, const Step& step);
+void run_op(const BroadcastOp& op, const Step& step);
 /// Changes which rows the step has.
 void run_op(const KeepLogitRowsOp& op, Step& step);
 

@@ -36,6 +36,9 @@ Problems Validator::run() {
   cross_shapes_.resize(cross_keys_users_.size());
   if (program_.has_encoder()) {
     check_ops(program_.encoder, RowKind::kEncoderTokens, "encoder");
+    if (num_broadcasts_ != (program_.num_stages > 1 ? 1 : 0)) {
+      add("encoder has " + text(num_broadcasts_) + " broadcast ops; it must have one where there are stages");
+    }
     check_encoder_output();
   }
   check_ops(program_.body, RowKind::kTokens, "body");
@@ -111,7 +114,7 @@ void Validator::read(BufferId id) {
   const std::string& name = program_.buffers[static_cast<std::size_t>(id)].name;
   if (!live_.read(id)) add(where_ + ": reads '" + name + "' before it is written");
   if (lost_[static_cast<std::size_t>(id)]) {
-    add(where_ + ": reads '" + name + "', whose rows of logits were not kept");
+    add(where_ + ": reads '" + name + "', whose rows were not kept");
   }
   if (used_up_[static_cast<std::size_t>(id)]) {
     add(where_ + ": reads '" + name + "', which a sum over ranks has used up");
@@ -127,9 +130,9 @@ void Validator::write(BufferId id) {
 
 void Validator::check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section) {
   static constexpr std::string_view kNames[] = {
-      "embedding",  "rope table", "rms norm", "attention", "linear",        "keep logit rows",
-      "layer norm", "cast",       "experts",  "gated add", "cross keys",    "cross attention",
-      "all reduce", "gather",     "receive",  "send",      "all heads norm"};
+      "embedding",  "rope table", "rms norm", "attention", "linear",         "keep logit rows",
+      "layer norm", "cast",       "experts",  "gated add", "cross keys",     "cross attention",
+      "all reduce", "gather",     "receive",  "send",      "all heads norm", "broadcast"};
   if (ops.empty()) add(std::string(section) + " has no ops");
   rows_ = rows;
   for (std::size_t i = 0; i < ops.size(); ++i) {

@@ -469,15 +469,33 @@ void Validator::check(const GatherOp& op) {
 }
 
 void Validator::check(const ReceiveOp& op) {
+  all_tokens_only();
   if (program_.stage() == 0) add(where_ + ": there is no stage before the first");
-  operand("output", op.output, DType::kFloat32, RowKind::kTokens);
+  if (rows_ == RowKind::kEncoderTokens && num_broadcasts_ > 0) add(where_ + ": belongs before the broadcast");
+  operand("output", op.output, DType::kFloat32, rows_);
   write(op.output);
 }
 
 void Validator::check(const SendOp& op) {
+  all_tokens_only();
   if (program_.is_last_stage()) add(where_ + ": there is no stage behind the last");
-  operand("input", op.input, DType::kFloat32, RowKind::kTokens);
+  if (rows_ == RowKind::kEncoderTokens && num_broadcasts_ > 0) add(where_ + ": belongs before the broadcast");
+  operand("input", op.input, DType::kFloat32, rows_);
   read(op.input);
+}
+
+void Validator::check(const BroadcastOp& op) {
+  ++num_broadcasts_;
+  if (rows_ != RowKind::kEncoderTokens) add(where_ + ": belongs in the encoder");
+  if (op.buffer != program_.encoder_output) add(where_ + ": the buffer is not encoder_output");
+  if (!live_.holds(op.buffer)) return;  // which check_encoder_output() says
+  if (program_.is_last_stage()) {
+    read(op.buffer);
+  } else {
+    write(op.buffer);
+  }
+  lost_.assign(lost_.size(), true);
+  lost_[static_cast<std::size_t>(op.buffer)] = false;
 }
 
 void Validator::check_slices(std::int32_t index, LoraModule module, ModuleSizes sizes) {

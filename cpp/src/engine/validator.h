@@ -76,17 +76,19 @@ class Validator {
   void check(const GatherOp& op);
   void check(const ReceiveOp& op);
   void check(const SendOp& op);
+  void check(const BroadcastOp& op);
   void check_ranks();
   void check_routing(const Routing& routing, std::int64_t num_experts);
   void check_expert_parts(std::string_view name, const std::vector<LinearPart>& parts, ModuleSizes sizes);
 
   const Program& program_;
   LiveRanges live_;
-  /// By buffer: whether what it holds is of tokens that are not rows any more.
+  /// By buffer: whether what it holds is of tokens that are not rows any more, or of some of those that are.
   std::vector<bool> lost_;
   /// By buffer: whether a sum over ranks has used up what it holds.
   std::vector<bool> used_up_;
   bool has_logit_rows_ = false;
+  std::int32_t num_broadcasts_ = 0;
   // What attention of the body does.
   bool sees_before_ = false;
   bool sees_behind_ = false;

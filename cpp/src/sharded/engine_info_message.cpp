@@ -44,6 +44,7 @@ void for_each_number(Info& info, const Add& add) {
   add(info.lora.stage);
   add(info.lora.max_extra_tokens);
   add(info.lora.max_base_positions);
+  add(info.lora.num_encoder_layers);
 }
 
 template <class Site, class Add>

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cstddef>
+#include <span>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -31,8 +34,9 @@ class RankServer final : public CommandServer {
   }
 
   /// Rank 0 takes results when it has done all of its pieces, so those of all but the last wait for that.
-  void step_in_pieces(const StepInput& input) {
-    const std::vector<StepPiece> pieces = pieces_of(input, local().info());
+  void step_in_pieces(const StepInput& told) {
+    const StepInput step = is_first_stage(communicator(), num_stages_) ? told : without_types(told);
+    const std::vector<StepPiece> pieces = pieces_of(step, local().info());
     logits_.clear();
     hidden_.clear();
     const auto sink_to = [&](std::vector<float>* kept, std::int64_t width) {
@@ -52,8 +56,16 @@ class RankServer final : public CommandServer {
     for (const StepPiece& piece : pieces) {
       local().step(is_last ? piece.input() : without_results(piece.input()), logits_sink, hidden_sink);
     }
-    if (!logits_.empty()) send(std::as_bytes(std::span(logits_)));
-    if (!hidden_.empty()) send(std::as_bytes(std::span(hidden_)));
+    send_rows(logits_, local().info().vocab_size);
+    send_rows(hidden_, local().info().hidden_size);
+  }
+
+  /// As RankCommands::receive_rows() takes them.
+  void send_rows(std::span<const float> rows, std::int64_t width) {
+    const auto most = static_cast<std::size_t>(local().info().max_batch_size * width);
+    for (; !rows.empty(); rows = rows.subspan(std::min(most, rows.size()))) {
+      send(std::as_bytes(rows.first(std::min(most, rows.size()))));
+    }
   }
 
   std::int32_t num_stages_;

@@ -70,13 +70,17 @@ class ShardedEngine final : public Engine {
     commands_.new_body().add(num_blocks);
     commands_.send(CommandKind::kAllocateCrossKv);
     local_->allocate_cross_kv_blocks(num_blocks);
+    num_cross_blocks_ = num_blocks;
     await_replies();
   }
 
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
     // Only the last stage would find rows of results that break the rules, in the middle of the step.
-    if (info_.num_stages > 1) checker_.check(input, info_, num_blocks_);
+    if (info_.num_stages > 1) {
+      checker_.check(input, info_, num_blocks_);
+      check_encoder_inputs(input, info_, num_cross_blocks_);
+    }
     times_.begin_step(input);
     for (const AdapterLoad& load : pending_->take()) commands_.send_load(load);
     StepInput told = input;
@@ -151,6 +155,7 @@ class ShardedEngine final : public Engine {
   // Of several stages:
   StepInputChecker checker_;
   std::int32_t num_blocks_ = 0;
+  std::int32_t num_cross_blocks_ = 0;
 };
 
 }  // namespace

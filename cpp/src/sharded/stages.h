@@ -17,6 +17,16 @@ namespace adaptrt {
   return communicator.rank() >= first_rank_of_last_stage(communicator, num_stages);
 }
 
+[[nodiscard]] inline bool is_first_stage(const Communicator& communicator, std::int32_t num_stages) {
+  return communicator.rank() < communicator.size() / num_stages;
+}
+
+/// A step as stages behind the first one run it, which look no tokens up.
+[[nodiscard]] inline StepInput without_types(StepInput step) {
+  step.token_types = {};
+  return step;
+}
+
 /// A step as stages that are not the last one run it.
 [[nodiscard]] inline StepInput without_results(StepInput step) {
   step.logit_rows = {};

@@ -22,6 +22,7 @@ StepPiece::StepPiece(const StepInput& step, std::int32_t begin, std::int32_t end
   const auto tokens = static_cast<std::size_t>(end - begin);
   views_.token_ids = step.token_ids.subspan(first_token, tokens);
   views_.positions = step.positions.subspan(first_token, tokens);
+  if (!step.token_types.empty()) views_.token_types = step.token_types.subspan(first_token, tokens);
   const auto& offsets = step.sequence_offsets;
   const auto first = static_cast<std::size_t>(std::ranges::upper_bound(offsets, begin) - offsets.begin()) - 1;
   const auto last = static_cast<std::size_t>(std::ranges::lower_bound(offsets, end) - offsets.begin());
@@ -34,7 +35,15 @@ StepPiece::StepPiece(const StepInput& step, std::int32_t begin, std::int32_t end
   views_.block_tables = step.block_tables.subspan(first * blocks, count * blocks);
   views_.adapters = step.adapters.subspan(first, count);
   if (!step.adapters_from.empty()) views_.adapters_from = step.adapters_from.subspan(first, count);
-  if (begin > 0) views_.copies_from = views_.copies_to = {};
+  if (!step.encoder_lengths.empty()) {
+    const auto cross_blocks = static_cast<std::size_t>(step.max_cross_blocks);
+    views_.encoder_lengths = step.encoder_lengths.subspan(first, count);
+    views_.cross_block_tables = step.cross_block_tables.subspan(first * cross_blocks, count * cross_blocks);
+  }
+  if (begin > 0) {
+    views_.copies_from = views_.copies_to = {};
+    views_.encoder = {};
+  }
   logit_rows_ = rows_within(step.logit_rows, begin, end);
   hidden_rows_ = rows_within(step.hidden_rows, begin, end);
 }
@@ -49,10 +58,16 @@ StepInput StepPiece::input() const {
 
 std::vector<StepPiece> pieces_of(const StepInput& step, const EngineInfo& info) {
   const auto tokens = static_cast<std::int32_t>(step.token_ids.size());
-  const std::size_t results = step.logit_rows.size() + step.hidden_rows.size();
-  const bool can_be_cut = results <= static_cast<std::size_t>(info.max_batch_size);
-  const std::int32_t count = can_be_cut ? std::max(1, tokens / kTokensOfPiece) : 1;
+  const bool can_be_cut =
+      step.encoder.empty() && step.logit_rows.size() <= static_cast<std::size_t>(info.max_batch_size);
   std::vector<StepPiece> pieces;
+  if (can_be_cut && !info.has_kv_cache) {
+    for (const SequenceRun& run : runs_of_whole_sequences(step.sequence_offsets)) {
+      pieces.emplace_back(step, step.sequence_offsets[run.first], step.sequence_offsets[run.last]);
+    }
+    return pieces;
+  }
+  const std::int32_t count = can_be_cut ? std::max(1, tokens / kTokensOfPiece) : 1;
   for (std::int32_t piece = 0; piece < count; ++piece) {
     pieces.emplace_back(step, static_cast<std::int32_t>(std::int64_t{tokens} * piece / count),
                         static_cast<std::int32_t>(std::int64_t{tokens} * (piece + 1) / count));

@@ -34,7 +34,7 @@ class CrossAlone {
     program.num_encoder_layers = 1;
     program.max_batch_size = 4;
     program.max_num_tokens = 100;
-    program.max_input_len = program.max_seq_len = 60;
+    program.max_input_len = program.max_seq_len = 100;
     program.max_encoder_input_len = 70;
     program.tokens_per_block = kTokensPerBlock;
     const AttentionShape shape{kHeads, kKvHeads, kHeadDim};
@@ -242,6 +242,21 @@ BOOST_AUTO_TEST_CASE(tokens_see_their_encoder_input_whoever_shares_the_step) {
   (void)logits_of(alone.get(), Arrays({pieces[0]}, inputs, {0}, {0}).input());
   const auto later = logits_of(alone.get(), Arrays({pieces[1]}, inputs, {1}, {}).input());
   BOOST_TEST(std::memcmp(later.data(), together.data() + 3 * kQuery, later.size() * sizeof(float)) == 0);
+}
+
+BOOST_AUTO_TEST_CASE(decoders_may_be_much_longer_than_their_encoder_input) {
+  CrossAlone model;
+  const std::vector<std::vector<std::int32_t>> inputs = {model.tokens(2)};
+  Piece piece = piece_of(model.tokens(100), 0);
+  piece.blocks = {0, 1, 2, 3, 4, 5, 6};
+  const auto engine = engine_of(model, 1);
+  const auto logits = logits_of(engine.get(), Arrays({piece}, inputs, {0}, {0}).input());
+  for (std::size_t row = 0; row < piece.tokens.size(); ++row) {
+    const auto expected = model.expected(piece.tokens[row], inputs[0]);
+    for (std::size_t k = 0; k < expected.size(); ++k) {
+      BOOST_TEST_REQUIRE(std::abs(logits[row * kQuery + k] - expected[k]) < 2e-5);
+    }
+  }
 }
 
 BOOST_AUTO_TEST_CASE(bad_encoder_inputs_are_refused) {

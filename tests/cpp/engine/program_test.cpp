@@ -277,8 +277,8 @@ BOOST_AUTO_TEST_CASE(rows_that_are_not_kept_cannot_be_used) {
   const auto keep = [](Program* p) -> std::vector<BufferId>& {
     return op_at<KeepLogitRowsOp>(p, static_cast<std::size_t>(kKeep)).buffers;
   };
-  finds("reads 'hidden', whose rows of logits were not kept", [&](Program* p) { keep(p) = {3}; });
-  finds("reads 'attended', whose rows of logits were not kept", [&](Program* p) { keep(p) = {0}; });
+  finds("reads 'hidden', whose rows were not kept", [&](Program* p) { keep(p) = {3}; });
+  finds("reads 'attended', whose rows were not kept", [&](Program* p) { keep(p) = {0}; });
   finds("names buffer 9 of 9", [&](Program* p) { keep(p).push_back(9); });
   finds("names buffer -1 of 9", [&](Program* p) { keep(p).push_back(kNoBuffer); });
   finds("names 'hidden' twice", [&](Program* p) { keep(p).push_back(0); });

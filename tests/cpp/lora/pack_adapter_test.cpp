@@ -431,6 +431,18 @@ BOOST_AUTO_TEST_CASE(a_layout_whose_sites_and_modules_disagree_is_refused) {
   });
 }
 
+BOOST_AUTO_TEST_CASE(stages_have_runs_of_the_layers_of_both_stacks) {
+  LoraLayout layout;
+  layout.num_stages = 2;
+  layout.num_layers = 10;
+  layout.num_encoder_layers = 6;
+  std::vector<std::int32_t> stages;
+  for (std::int32_t layer = 0; layer < layout.num_layers; ++layer) {
+    stages.push_back(layout.stage_of({.layer = layer, .in_size = 1, .parts = {{LoraModule::kAttnQ, 1}}}));
+  }
+  BOOST_TEST((stages == std::vector<std::int32_t>{0, 0, 1, 1, 0, 0, 0, 1, 1, 1}));
+}
+
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace

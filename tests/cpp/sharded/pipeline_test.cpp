@@ -6,79 +6,41 @@
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "adaptrt/core/error.h"
-#include "adaptrt/sharded/sharded_engine.h"
 #include "adaptrt/sharded/step_pieces.h"
 #include "engine/random_model.h"
-#include "sharded/thread_ranks.h"
+#include "sharded/stage_programs.h"
+#include "sharded/thread_pipeline.h"
 
 namespace adaptrt::testing {
 namespace {
 
 namespace data = boost::unit_test::data;
 
-constexpr std::int32_t kBlocks = 40;
+/// As many stages as `whole` has layers.
+class LayerStages : public Pipeline {
+ public:
+  explicit LayerStages(const Program& whole, const std::shared_ptr<StepProfile>& profile = nullptr)
+      : Pipeline(
+            whole.num_layers, [&](std::int32_t stage) { return of_stage(whole, stage); },
+            {.hidden_size = whole.buffers[static_cast<std::size_t>(whole.hidden)].width,
+             .max_reusable_prompt_len = 7},
+            profile) {}
+};
 
-/// One of as many stages as `whole` has layers.
-Program of_stage(const Program& whole, std::int32_t stage) {
-  Program program = whole;
-  program.num_stages = program.num_ranks = whole.num_layers;
-  program.rank = stage;
-  program.num_layers = 1;
-  const BufferId hidden = std::get<EmbeddingOp>(whole.body.front()).output;
-  program.body.clear();
-  if (stage > 0) program.body.push_back(ReceiveOp{hidden});
-  std::int32_t layer = -1;  // a layer begins with the norm before its attention
-  std::int32_t norms = 0;
-  for (const Op& op : whole.body) {
-    if (std::holds_alternative<RmsNormOp>(op) && norms++ % 2 == 0) ++layer;
-    const bool is_table = std::holds_alternative<RopeTableOp>(op);
-    if (!is_table && std::max(layer, 0) != stage) continue;
-    program.body.push_back(op);
-    if (auto* attention = std::get_if<AttentionOp>(&program.body.back())) attention->layer = 0;
+/// The same model, whose tokens see those behind them, and are of two kinds.
+Program seeing_behind(RandomModel* model) {
+  Program program = model->program;
+  for (Op& op : program.body) {
+    if (auto* attention = std::get_if<AttentionOp>(&op)) attention->kind = AttentionKind::kBidirectional;
   }
-  if (stage + 1 < whole.num_layers) {
-    program.body.push_back(SendOp{hidden});
-    program.head.clear();
-    program.logits = program.hidden = kNoBuffer;
-  }
+  auto& embedding = std::get<EmbeddingOp>(program.body.front());
+  Random random(3);
+  embedding.types = model->storage().matrix(DType::kFloat32, 2, embedding.table.k, 1.0F, &random);
   return program;
 }
-
-class Pipeline {
- public:
-  explicit Pipeline(const Program& whole, const std::shared_ptr<StepProfile>& profile = nullptr)
-      : room_(std::make_shared<MailRoom>(whole.num_layers)) {
-    for (std::int32_t stage = whole.num_layers - 1; stage >= 0; --stage) {
-      auto communicator = std::make_shared<ThreadCommunicator>(room_, stage);
-      std::shared_ptr<Engine> local = make_cpu_engine(of_stage(whole, stage), std::make_shared<ThreadPool>(1),
-                                                      "", stage == 0 ? profile : nullptr, communicator);
-      if (stage > 0) {
-        others_.emplace_back([local, communicator] { serve_rank(*local, *communicator); });
-        continue;
-      }
-      BOOST_CHECK_THROW(make_sharded_engine(local, communicator), EngineError);
-      engine = make_sharded_engine(std::move(local), std::move(communicator),
-                                   PipelineFacts{.hidden_size = 0, .max_reusable_prompt_len = 7}, profile);
-    }
-    engine->allocate_kv_blocks(kBlocks);
-  }
-  ~Pipeline() { engine.reset(); }
-  Pipeline(const Pipeline&) = delete;
-  Pipeline& operator=(const Pipeline&) = delete;
-  Pipeline(Pipeline&&) = delete;
-  Pipeline& operator=(Pipeline&&) = delete;
-
- private:
-  std::shared_ptr<MailRoom> room_;
-  std::vector<std::jthread> others_;
-
- public:
-  std::unique_ptr<Engine> engine;
-};
 
 /// Sequences of these lengths, each from position 0 on.
 StepArrays sequences(const std::vector<std::int32_t>& lengths) {
@@ -107,9 +69,9 @@ BOOST_AUTO_TEST_SUITE(pipeline)
 
 BOOST_DATA_TEST_CASE(stages_make_what_one_engine_does, data::make({2, 4}), layers) {
   const RandomModel model({.num_layers = layers});
-  Pipeline stages(model.program);
+  LayerStages stages(model.program);
   const auto alone = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
-  alone->allocate_kv_blocks(kBlocks);
+  alone->allocate_kv_blocks(Pipeline::kBlocks);
   const std::vector<std::vector<std::int32_t>> batches{
       {3}, {127}, {128}, {200, 1, 55}, {64, 64, 64, 64}, {1, 1, 254}};
   for (const auto& lengths : batches) {
@@ -120,10 +82,35 @@ BOOST_DATA_TEST_CASE(stages_make_what_one_engine_does, data::make({2, 4}), layer
   }
 }
 
+/// Whole sequences are pieces, of which all rows may be wanted: more than come at a time.
+BOOST_DATA_TEST_CASE(stages_of_an_encoder_make_what_one_engine_does, data::make({2, 4}), layers) {
+  RandomModel model({.num_layers = layers});
+  const Program program = seeing_behind(&model);
+  LayerStages stages(program);
+  const auto alone = make_cpu_engine(program, std::make_shared<ThreadPool>(1));
+  BOOST_TEST(!stages.engine->info().has_kv_cache);
+  BOOST_TEST(stages.engine->info().num_token_types == 2);
+  const std::vector<std::vector<std::int32_t>> batches{
+      {3}, {200}, {200, 1, 55}, {64, 64, 64, 64}, {1, 1, 254}, {63, 2, 63, 2}};
+  for (const auto& lengths : batches) {
+    StepArrays step = with_last_logits(sequences(lengths));
+    for (const bool wants_all : {false, true}) {
+      step.hidden_rows = step.logit_rows;
+      if (wants_all) step.hidden_rows = sequences(lengths).logit_rows;
+      step.token_types.resize(wants_all ? step.tokens.size() : 0);
+      for (std::size_t i = 0; i < step.token_types.size(); i += 3) step.token_types[i] = 1;
+      const StepResults expected = results_of(alone.get(), step.input());
+      const StepResults made = results_of(stages.engine.get(), step.input());
+      BOOST_TEST((made.logits == expected.logits));
+      BOOST_TEST((made.hidden == expected.hidden));
+    }
+  }
+}
+
 BOOST_AUTO_TEST_CASE(a_step_in_pieces_is_recorded_as_one) {
   const RandomModel model({.num_layers = 2});
   const auto profile = std::make_shared<StepProfile>(4);
-  Pipeline stages(model.program, profile);
+  LayerStages stages(model.program, profile);
   logits_of(stages.engine.get(), with_last_logits(sequences({200})).input());
   const std::vector<StepRecord> steps = profile->take_steps();
   BOOST_TEST_REQUIRE(steps.size() == 1U);
@@ -140,7 +127,7 @@ BOOST_AUTO_TEST_CASE(a_step_in_pieces_is_recorded_as_one) {
 
 BOOST_AUTO_TEST_CASE(what_is_known_of_a_pipeline) {
   const RandomModel model({.num_layers = 3});
-  const Pipeline stages(model.program);
+  const LayerStages stages(model.program);
   BOOST_TEST(stages.engine->info().num_layers == 3);
   BOOST_TEST(stages.engine->info().has_logits);
   BOOST_TEST(stages.engine->info().max_reusable_prompt_len == 7);
@@ -149,7 +136,7 @@ BOOST_AUTO_TEST_CASE(what_is_known_of_a_pipeline) {
 
 BOOST_AUTO_TEST_CASE(a_refused_step_leaves_the_stages_in_step) {
   const RandomModel model({.num_layers = 2});
-  Pipeline stages(model.program);
+  LayerStages stages(model.program);
   const StepArrays good = with_last_logits(sequences({130}));
   const auto before = logits_of(stages.engine.get(), good.input());
   StepArrays bad = good;
@@ -171,6 +158,10 @@ BOOST_AUTO_TEST_CASE(stages_that_do_not_fit_are_refused) {
   program.head = model.program.head;
   BOOST_TEST(!program.validate().empty());
   program.num_stages = 3;
+  BOOST_TEST(!program.validate().empty());
+  // Rows of tokens that are not there any more.
+  program = of_stage(model.program, 0);
+  program.body.insert(program.body.end() - 1, KeepLogitRowsOp{{std::get<SendOp>(program.body.back()).input}});
   BOOST_TEST(!program.validate().empty());
 }
 
@@ -198,6 +189,32 @@ BOOST_AUTO_TEST_CASE(pieces_are_the_step) {
   }
   BOOST_TEST(tokens == arrays.tokens);
   BOOST_TEST(logit_rows == arrays.logit_rows);
+}
+
+/// A piece takes sequences until it has enough tokens; what is left goes with the last one.
+BOOST_AUTO_TEST_CASE(pieces_of_whole_sequences) {
+  EngineInfo info;
+  info.max_batch_size = 8;
+  info.has_kv_cache = false;
+  StepArrays arrays = with_last_logits(sequences({10, 60, 64, 20, 5}));
+  for (const std::int32_t row : arrays.logit_rows)
+    arrays.token_types.resize(static_cast<std::size_t>(row) + 1, row);
+  const auto lengths_of = [&](const StepInput& step) {
+    std::vector<std::vector<std::int32_t>> lengths;
+    for (const StepPiece& piece : pieces_of(step, info)) {
+      const StepInput input = piece.input();
+      BOOST_TEST(input.token_types.size() == input.token_ids.size());
+      BOOST_TEST(input.token_types.back() ==
+                 arrays.token_types[static_cast<std::size_t>(input.token_ids.data() + input.token_ids.size() -
+                                                             1 - arrays.tokens.data())]);
+      lengths.emplace_back(input.prompt_lengths.begin(), input.prompt_lengths.end());
+      BOOST_TEST(input.logit_rows.size() == lengths.back().size());
+    }
+    return lengths;
+  };
+  BOOST_TEST((lengths_of(arrays.input()) == std::vector<std::vector<std::int32_t>>{{10, 60}, {64, 20, 5}}));
+  info.max_batch_size = 4;  // fewer than there are rows of logits
+  BOOST_TEST((lengths_of(arrays.input()) == std::vector<std::vector<std::int32_t>>{{10, 60, 64, 20, 5}}));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

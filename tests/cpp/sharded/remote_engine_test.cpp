@@ -2,6 +2,8 @@
 
 #include "adaptrt/sharded/remote_engine.h"
 
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
 #include <memory>
@@ -12,10 +14,13 @@
 
 #include "adaptrt/core/error.h"
 #include "engine/random_model.h"
+#include "sharded/encoder_decoder.h"
 #include "sharded/thread_ranks.h"
 
 namespace adaptrt::testing {
 namespace {
+
+namespace data = boost::unit_test::data;
 
 /// What serve_engine() throws is kept.
 class Served {
@@ -86,12 +91,13 @@ class Failing final : public Engine {
 
 BOOST_AUTO_TEST_SUITE(remote_engine)
 
-BOOST_AUTO_TEST_CASE(it_is_what_is_served) {
-  RandomModel model({.max_rank = 4});
-  model.program.lora.rotary_factors = {2, 8};
-  model.program.lora.max_base_positions = model.program.max_seq_len - 1;
-  const auto alone = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
-  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
+BOOST_DATA_TEST_CASE(it_is_what_is_served, data::make({false, true}), has_encoder) {
+  RandomModel decoder({.max_rank = 4});
+  decoder.program.lora.rotary_factors = {2, 8};
+  decoder.program.lora.max_base_positions = decoder.program.max_seq_len - 1;
+  const EncoderDecoder both(2, DType::kFloat32, 4);
+  const Program& program = has_encoder ? both.program : decoder.program;
+  const auto engine = make_cpu_engine(program, std::make_shared<ThreadPool>(1));
   Served served(*engine);
   const EngineInfo& found = served.remote->info();
   const EngineInfo& expected = engine->info();
@@ -122,6 +128,11 @@ BOOST_AUTO_TEST_CASE(it_is_what_is_served) {
                                      info.lora.stage,
                                      info.lora.max_extra_tokens,
                                      info.lora.max_base_positions,
+                                     info.lora.num_encoder_layers,
+                                     info.max_encoder_input_len,
+                                     info.encoder_hidden_size,
+                                     static_cast<std::int64_t>(info.cross_kv_block_bytes),
+                                     info.num_token_types,
                                      info.max_seq_len_of(1),
                                      info.max_seq_len_of(8),
                                      std::ssize(info.lora.sites)};
@@ -150,7 +161,15 @@ BOOST_AUTO_TEST_CASE(it_is_what_is_served) {
     };
     BOOST_TEST(sizes(found.lora.sites[i]) == sizes(expected.lora.sites[i]), boost::test_tools::per_element());
   }
-  // More rows of logits than come at a time.
+  BOOST_TEST(!served.failure().has_value());
+}
+
+/// More rows of logits than come at a time.
+BOOST_AUTO_TEST_CASE(it_makes_what_is_served) {
+  const RandomModel model({});
+  const auto alone = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
+  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
+  Served served(*engine);
   const StepArrays step = arrays(30);
   alone->allocate_kv_blocks(16);
   served.remote->allocate_kv_blocks(16);

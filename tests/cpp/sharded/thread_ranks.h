@@ -18,13 +18,24 @@ namespace adaptrt::testing {
 /// Where threads that stand for ranks leave messages for each other.
 class MailRoom {
  public:
-  explicit MailRoom(std::int32_t size) : size_(size) {}
+  /// If `until_taken`, who leaves a message waits until it is taken, as long as a Communicator may: what
+  /// would wait for itself that way does so here.
+  explicit MailRoom(std::int32_t size, bool until_taken = false) : size_(size), until_taken_(until_taken) {}
   [[nodiscard]] std::int32_t size() const { return size_; }
 
   void put(std::int32_t from, std::int32_t to, std::span<const std::byte> bytes) {
     const std::lock_guard lock(mutex_);
     boxes_[{from, to}].emplace_back(bytes.begin(), bytes.end());
     arrived_.notify_all();
+  }
+
+  /// Where it waits: false where not all that `from` has left is taken in time.
+  [[nodiscard]] bool wait_until_taken(std::int32_t from, std::int32_t to,
+                                      std::chrono::milliseconds time_limit) {
+    if (!until_taken_) return true;
+    std::unique_lock lock(mutex_);
+    auto& box = boxes_[{from, to}];
+    return arrived_.wait_for(lock, time_limit, [&] { return box.empty(); });
   }
 
   /// False where nothing has come in time.
@@ -35,6 +46,7 @@ class MailRoom {
     if (!arrived_.wait_for(lock, time_limit, [&] { return !box.empty(); })) return false;
     const std::vector<std::byte> message = std::move(box.front());
     box.pop_front();
+    arrived_.notify_all();
     if (message.size() != bytes.size()) return false;
     if (!message.empty()) std::memcpy(bytes.data(), message.data(), message.size());
     return true;
@@ -42,6 +54,7 @@ class MailRoom {
 
  private:
   std::int32_t size_;
+  bool until_taken_;
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::map<std::pair<std::int32_t, std::int32_t>, std::deque<std::vector<std::byte>>> boxes_;
@@ -60,6 +73,9 @@ class ThreadCommunicator final : public Communicator {
 
   void exchange(std::span<const OutgoingMessage> sent, std::span<const IncomingMessage> received) override {
     end_exchange(begin_exchange(sent, received));
+    for (const OutgoingMessage& message : sent) {
+      if (!room_->wait_until_taken(rank_, message.to, time_limit_)) lose(message.to);
+    }
   }
 
   ExchangeNumber begin_exchange(std::span<const OutgoingMessage> sent,
@@ -96,8 +112,12 @@ class ThreadCommunicator final : public Communicator {
 
   void take(const IncomingMessage& message) {
     if (room_->take(message.from, rank_, message.bytes, time_limit_)) return;
+    lose(message.from);
+  }
+
+  [[noreturn]] void lose(std::int32_t rank) {
     is_lost_ = true;
-    throw EngineError("rank " + std::to_string(message.from) + " has not answered");
+    throw EngineError("rank " + std::to_string(rank) + " has not answered");
   }
 
   std::shared_ptr<MailRoom> room_;

@@ -57,21 +57,14 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return np.random.default_rng((seed, length)).integers(2, 61, length).tolist()
 
 
-class Cut:
-    """A family's model, adapters on every linear layer, and engines of it by their number of ranks."""
+class CutModel:
+    """A model in a directory, and engines of it by how many ranks they are cut over."""
 
-    def __init__(self, name: str, directory: Path, **fields: Any) -> None:
-        """`fields` of the config, beyond those of CUT."""
-        family: Family = {**FAMILIES, **RELATIVES}[name]
-        sized = dataclasses.replace(family, fields={**family.fields, **CUT[name], **fields})
+    def __init__(self, directory: Path, model: Path, config: BuildConfig = CONFIG) -> None:
         self.directory = directory
-        self.model = save_family(sized, directory / "model")
+        self.model = model
+        self._config = config
         self.adapters: dict[str, Path | None] = {"base": None}
-        for seed, (kind, settings) in enumerate(ADAPTERS.items()):
-            settings = {"target_modules": family.targets, **settings}
-            if family.parameters and kind == "lora":
-                settings["target_parameters"] = list(family.parameters)
-            self.adapters[kind] = save_adapter(self.model, directory / kind, seed, **settings)
 
     def engine(
         self,
@@ -88,9 +81,24 @@ class Cut:
             checkpoint = self.directory / f"checkpoint{name}"
             sizes = {"tp_size": tp_size, "pp_size": pp_size, "moe_ep_size": moe_ep_size}
             convert_checkpoint(self.model, checkpoint, dtype=dtype, **sizes)
-            lora = dataclasses.replace(CONFIG.lora_config, fully_sharded_loras=fully_sharded)
-            build(checkpoint, dataclasses.replace(CONFIG, lora_config=lora), made, workers=2)
+            lora = dataclasses.replace(self._config.lora_config, fully_sharded_loras=fully_sharded)
+            build(checkpoint, dataclasses.replace(self._config, lora_config=lora), made, workers=2)
         return made
+
+
+class Cut(CutModel):
+    """A family's model, and adapters on every linear layer."""
+
+    def __init__(self, name: str, directory: Path, **fields: Any) -> None:
+        """`fields` of the config, beyond those of CUT."""
+        family: Family = {**FAMILIES, **RELATIVES}[name]
+        sized = dataclasses.replace(family, fields={**family.fields, **CUT[name], **fields})
+        super().__init__(directory, save_family(sized, directory / "model"))
+        for seed, (kind, settings) in enumerate(ADAPTERS.items()):
+            settings = {"target_modules": family.targets, **settings}
+            if family.parameters and kind == "lora":
+                settings["target_parameters"] = list(family.parameters)
+            self.adapters[kind] = save_adapter(self.model, directory / kind, seed, **settings)
 
     def cases(self) -> list[dict[str, Any]]:
         """A request of each adapter."""

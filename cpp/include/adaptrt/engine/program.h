@@ -330,12 +330,19 @@ struct GatherOp {
 
 /// output = what the rank with the same share of the stage before this one has sent.
 struct ReceiveOp {
-  BufferId output = kNoBuffer;  // float32, kTokens
+  BufferId output = kNoBuffer;  // float32, kTokens or kEncoderTokens
 };
 
 /// Sends the input to the rank with the same share of the next stage.
 struct SendOp {
-  BufferId input = kNoBuffer;  // float32, kTokens
+  BufferId input = kNoBuffer;  // float32, kTokens or kEncoderTokens
+};
+
+/// The ranks of every stage get what the rank with the same share of the last stage has in `buffer`: what the
+/// encoder makes, of which each stage computes the keys and values of its own layers. Ops before it pass a
+/// step's encoder inputs in pieces, those behind it as a whole, so that they read nothing else from before.
+struct BroadcastOp {
+  BufferId buffer = kNoBuffer;  // Program::encoder_output
 };
 
 /// From here on the body has those of the step's rows alone whose logits or hidden states are wanted, in
@@ -348,7 +355,7 @@ struct KeepLogitRowsOp {
 
 using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp,
                         LayerNormOp, CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp,
-                        AllReduceOp, GatherOp, ReceiveOp, SendOp, AllHeadsNormOp>;
+                        AllReduceOp, GatherOp, ReceiveOp, SendOp, AllHeadsNormOp, BroadcastOp>;
 
 /// A compiled network: ops in order of execution. `encoder` runs once in a step that has encoder inputs, over
 /// their tokens; nothing but what its CrossKeysOps keep is seen by the rest. `body` runs once a step over its
@@ -356,12 +363,14 @@ using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, Linear
 /// ends in `logits` [rows, logits_width()]. Of rows whose hidden states are wanted it runs up to the op that
 /// writes `hidden`. Attention of the body is causal; or all of it is bidirectional, and nothing is kept from
 /// step to step. Of a pipeline each stage has a program, the first with what is before the layers and the
-/// last with the head; layers are counted within the stage, but for those of adapters' sites.
+/// last with the head; layers are counted within the stage, but for those of adapters' sites. With an
+/// encoder, each has a run of its layers as well as of the body's, and keeps the encoder's output, which a
+/// BroadcastOp brings, for its own.
 struct Program {
   DType dtype = DType::kFloat32;  // of the packed weights, and of the KV cache unless it is int8
   std::int64_t vocab_size = 0;
   std::int32_t num_layers = 0;  // of the body
-  /// Of the encoder; 0: there is none. Adapters number them behind the body's.
+  /// Of the encoder; 0: there is none. Adapters number them behind the body's, both as the whole model's.
   std::int32_t num_encoder_layers = 0;
   std::int32_t max_batch_size = 0;
   std::int32_t max_num_tokens = 0;

@@ -141,7 +141,7 @@ struct LoraLayout {
   MatrixLayout matrix_layout = MatrixLayout::kPanels;
   /// Whether adapters may have shifts (RowVectors), which the CUDA kernels do not add.
   bool shifts_enabled = true;
-  /// Of a pipeline, whose stages have num_layers / num_stages layers each. The sites are those of all.
+  /// Of a pipeline, whose stages have as many layers each, of an encoder's too. The sites are those of all.
   std::int32_t num_stages = 1;
   /// Whose sites are packed here.
   std::int32_t stage = 0;
@@ -152,12 +152,18 @@ struct LoraLayout {
   /// Positions of the base model; requests of an adapter that divides them have as many times more. 0 without
   /// rotary_factors: the engine's max_seq_len alone counts.
   std::int32_t max_base_positions = 0;
+  /// Of num_layers: the last ones, of an encoder before a decoder.
+  std::int32_t num_encoder_layers = 0;
 
   /// Of a site of its num_layers layers.
   [[nodiscard]] std::int32_t stage_of(const LoraSite& site) const {
     if (site.is_embedding()) return 0;
     if (site.is_lm_head()) return num_stages - 1;
-    return std::min(site.layer / std::max(1, num_layers / num_stages), num_stages - 1);
+    const std::int32_t before_encoder = num_layers - num_encoder_layers;
+    const bool is_encoder = site.layer >= before_encoder;
+    const std::int32_t layer = is_encoder ? site.layer - before_encoder : site.layer;
+    const std::int32_t layers = is_encoder ? num_encoder_layers : before_encoder;
+    return std::clamp(layer / std::max(1, layers / num_stages), 0, num_stages - 1);
   }
 
   /// The largest rank of a module's row.

@@ -4,15 +4,17 @@
 #include <vector>
 
 #include "adaptrt/engine/engine.h"
+#include "adaptrt/engine/pieces.h"
 
 namespace adaptrt {
 
 /// Consecutive tokens of a step as a step of their own, with as much of a sequence as is among them. A step
 /// gives the same results as its pieces in turn, bit for bit: what a token sees of its own sequence is in the
-/// KV pool by then.
+/// KV pool by then, or in its piece.
 class StepPiece {
  public:
-  /// Tokens [begin, end) of `step`, of which it is a view. The first one has the copies of KV blocks.
+  /// Tokens [begin, end) of `step`, of which it is a view. The first one has the copies of KV blocks, and all
+  /// encoder inputs.
   StepPiece(const StepInput& step, std::int32_t begin, std::int32_t end);
 
   [[nodiscard]] StepInput input() const;
@@ -25,11 +27,9 @@ class StepPiece {
 };
 
 /// The pieces in which a step of an engine of several stages passes through them, so that stages work at the
-/// same time: as many of at least kTokensOfPiece tokens as there are. One with more rows of results than a
-/// step returns at once (EngineInfo::max_batch_size) is one piece.
+/// same time: as many of at least kTokensOfPiece tokens as there are. Where tokens see those behind them,
+/// pieces have whole sequences. A step with encoder inputs, which pass in pieces of their own, is one piece,
+/// and so is one with more rows of logits than come at a time (EngineInfo::max_batch_size).
 [[nodiscard]] std::vector<StepPiece> pieces_of(const StepInput& step, const EngineInfo& info);
-
-/// Below this, reading the weights once more takes longer than what stages gain by working at the same time.
-inline constexpr std::int32_t kTokensOfPiece = 64;
 
 }  // namespace adaptrt

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/engine/pieces.h"
+
+namespace adaptrt {
+
+/// Encoder inputs of a step as the encoder's ops see them: sequences of a step of their own. Memory is kept
+/// from step to step.
+class EncoderStep {
+ public:
+  /// Those of a run, or all. `step` outlives what is done with input().
+  void set(const StepInput& step, const SequenceRun& run);
+  void set(const StepInput& step) { set(step, {0, step.encoder.offsets.size() - 1}); }
+
+  [[nodiscard]] const StepInput& input() const { return input_; }
+
+ private:
+  StepInput input_;
+  std::vector<std::int32_t> offsets_;
+  std::vector<std::int32_t> positions_;
+  std::vector<std::int32_t> lengths_;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,176 @@
+"""Encoders, alone and before a decoder, that can be cut over ranks, their adapters, and engines of several ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import adaptrt
+from adaptrt.runtime.orchestrator.mode import num_ranks_at
+
+from . import cut_models, encoder_decoders, encoders
+from .cut_models import CONFIG, FLOAT32_TOLERANCE, CutModel
+from .encoder_rank_script import Answer, Batches, answer_batches
+from .pooled import hidden_states, load_bare, save_pooled_adapter
+
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "lora": cut_models.ADAPTERS["lora"],
+    "rslora": {"r": 16, "use_rslora": True},
+    "dora": cut_models.ADAPTERS["dora"],
+}
+# Sizes that four ranks can divide, and that are odd for panels; layers that two and four stages can.
+BERT_SIZES = {"hidden_size": 40, "num_attention_heads": 4, "intermediate_size": 76, "num_hidden_layers": 4}
+ENCODER_SIZES = {
+    "bert": BERT_SIZES,
+    "roberta": BERT_SIZES,
+    "distilbert": {"dim": 40, "n_heads": 4, "hidden_dim": 76, "n_layers": 4},
+    "modernbert with biases": BERT_SIZES,
+}
+T5_SIZES = {"num_heads": 4, "d_ff": 76, "num_layers": 4, "num_decoder_layers": 8}
+DECODER_SIZES = {
+    "t5": T5_SIZES,
+    "flan-t5": {**T5_SIZES, "num_layers": 8, "num_decoder_layers": 4},
+    "bart": {
+        "d_model": 40,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 76,
+        "decoder_ffn_dim": 84,
+        "encoder_layers": 8,
+        "decoder_layers": 4,
+    },
+}
+NAMES = (*ENCODER_SIZES, *DECODER_SIZES)
+# Of the step in which the longest encoder inputs of cases() start together.
+MOST_TOKENS = 160
+
+
+class CutEncoder(CutModel):
+    """An encoder, adapters on every linear layer, and requests of each."""
+
+    model_type = "ENCODER_ONLY"
+    config = dataclasses.replace(CONFIG, max_num_tokens=256, max_seq_len=None)
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.kind = self.kind_of(name)
+        super().__init__(directory, self.save_model(directory / "model"), self.config)
+        for seed, (adapter, fields) in enumerate(ADAPTERS.items()):
+            self.adapters[adapter] = self.save_adapter(directory / adapter, seed, fields)
+
+    def kind_of(self, name: str) -> Any:
+        kind = encoders.MODELS[name]
+        return dataclasses.replace(kind, fields={**kind.fields, **ENCODER_SIZES[name]})
+
+    def save_model(self, directory: Path) -> Path:
+        return encoders.save_encoder(self.kind, directory)
+
+    def save_adapter(self, directory: Path, seed: int, fields: dict[str, Any]) -> Path:
+        targets = [*self.kind.targets, *([self.kind.embedding] if "use_rslora" in fields else [])]
+        settings = {"task_type": "FEATURE_EXTRACTION", "target_modules": targets, **fields}
+        return save_pooled_adapter(load_bare(self.model), directory, seed, **settings)
+
+    def cases(self) -> list[dict[str, Any]]:
+        """A request of each adapter; of kinds of tokens, where the model tells them apart."""
+        has_types = self.kind.fields.get("type_vocab_size", 1) > 1
+        lengths = zip(self.adapters.values(), (1, 90, 40, 33), strict=True)
+        return [
+            {
+                "adapter": None if adapter is None else str(adapter),
+                "task": number,
+                "prompt": encoder_decoders.tokens_of(length, number),
+                "types": [at * 2 // length for at in range(length)] if has_types else None,
+                "encoder": None,
+            }
+            for number, (adapter, length) in enumerate(lengths)
+        ]
+
+    def check(self, answers: list[Answer]) -> None:
+        """Against transformers + PEFT."""
+        for adapter, case, answer in zip(self.adapters.values(), self.cases(), answers, strict=True):
+            types = None if case["types"] is None else np.array(case["types"])
+            close(answer["rows"], self.states(adapter, case["prompt"], types))
+
+    def states(self, adapter: Path | None, prompt: list[int], types: np.ndarray | None) -> np.ndarray:
+        model = load_bare(self.model, adapter)
+        return hidden_states(model, prompt) if types is None else typed_states(model, prompt, types)
+
+
+class CutEncoderDecoder(CutEncoder):
+    """The same of a model whose encoder has a decoder behind it."""
+
+    model_type = "ENCODER_DECODER"
+    config = dataclasses.replace(CONFIG, max_num_tokens=MOST_TOKENS, max_seq_len=64, max_encoder_input_len=48)
+
+    def kind_of(self, name: str) -> Any:
+        kind = encoder_decoders.MODELS[name]
+        return dataclasses.replace(kind, fields={**kind.fields, **DECODER_SIZES[name]})
+
+    def save_model(self, directory: Path) -> Path:
+        return encoder_decoders.save_encoder_decoder(self.kind, directory)
+
+    def save_adapter(self, directory: Path, seed: int, fields: dict[str, Any]) -> Path:
+        return encoder_decoders.save_adapter_of(self.kind, self.model, directory, seed, **fields)
+
+    def cases(self) -> list[dict[str, Any]]:
+        """Two requests have the same encoder input, of different adapters."""
+        sizes = zip(self.adapters.values(), ((33, 1), (48, 3), (20, 1), (48, 12)), strict=True)
+        return [
+            {
+                "adapter": None if adapter is None else str(adapter),
+                "task": number,
+                "prompt": encoder_decoders.tokens_of(start, 4),
+                "types": None,
+                "encoder": encoder_decoders.tokens_of(length, 3),
+            }
+            for number, (adapter, (length, start)) in enumerate(sizes)
+        ]
+
+    def check(self, answers: list[Answer]) -> None:
+        for adapter, case, answer in zip(self.adapters.values(), self.cases(), answers, strict=True):
+            reference = encoder_decoders.Seq2SeqReference(self.model, adapter)
+            tokens = answer["tokens"].tolist()
+            expected = reference.logits(case["encoder"], [*case["prompt"], *tokens[:-1]])
+            close(answer["logits"], expected)
+            assert tokens == expected[len(case["prompt"]) - 1 :].argmax(axis=1).tolist()
+            close(answer["encoder_output"], reference.encoder_output(case["encoder"]))
+
+
+def typed_states(model: Any, prompt: list[int], types: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        output = model(torch.tensor([prompt]), token_type_ids=torch.from_numpy(types)[None])
+    return output.last_hidden_state[0].numpy()
+
+
+def close(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * float(np.ptp(expected))
+
+
+def same_bits(one: Answer, other: Answer) -> bool:
+    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def executor_of(cut: CutEncoder, engine: Path, **fields: Any) -> adaptrt.Executor:
+    """In this process; of an engine of several ranks, over workers that it starts."""
+    parallel = adaptrt.ParallelConfig(
+        communication_mode=adaptrt.CommunicationMode.ORCHESTRATOR, orchestrator_config=adaptrt.OrchestratorConfig()
+    )
+    config = adaptrt.ExecutorConfig(
+        parallel_config=parallel if num_ranks_at(engine) > 1 else None, num_threads=1, **fields
+    )
+    return adaptrt.Executor(engine, getattr(adaptrt.ModelType, cut.model_type), config)
+
+
+def answers_of(cut: CutEncoder, engine: Path, batches: Batches) -> list[list[Answer]]:
+    """Of such an executor."""
+    with executor_of(cut, engine) as executor:
+        return answer_batches(executor, batches)
+
+
+def cut_of(name: str, directory: Path) -> CutEncoder:
+    """Any of NAMES."""
+    return (CutEncoder if name in ENCODER_SIZES else CutEncoderDecoder)(name, directory)
