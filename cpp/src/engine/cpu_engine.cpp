@@ -15,6 +15,7 @@
 #include "experts.h"
 #include "kv_pool.h"
 #include "output_rows.h"
+#include "overlapped_sum.h"
 #include "placed_weights.h"
 #include "stage_communicator.h"
 #include "step.h"
@@ -231,9 +232,9 @@ class CpuEngine final : public Engine {
       group_slice(tokens.subspan(first, step.output_rows.size()));
       step.groups = groups_of_slice_;
       run(StepSection::kHead, ops, step);
-      if (recorder_) recorder_->begin_op();
+      if (recorder_) recorder_->begin_op(StepSection::kSink, 0);
       sink(static_cast<std::int64_t>(first), step.rows, result());
-      if (recorder_) recorder_->end_op(StepSection::kSink, 0, [] { return OpCost{}; });
+      if (recorder_) recorder_->end_op([] { return OpCost{}; });
     }
   }
 
@@ -249,10 +250,11 @@ class CpuEngine final : public Engine {
   void run(StepSection section, std::span<const Op> ops, Step& step) {
     for (std::size_t i = 0; i < ops.size(); ++i) {
       if (step.rows == 0) return;  // KeepLogitRowsOp in a step that nothing is wanted of
-      if (recorder_) recorder_->begin_op();
+      if (recorder_) recorder_->begin_op(section, i);
+      step.sum_behind = sum_behind(ops, i);
       const auto held = weights_ ? weights_->hold(section, i) : std::nullopt;
       std::visit([&](const auto& found) { run_op(found, step); }, ops[i]);
-      if (recorder_) recorder_->end_op(section, i, [&] { return cost_of(ops[i], step); });
+      if (recorder_) recorder_->end_op([&] { return cost_of(ops[i], step); });
     }
   }
 
@@ -280,6 +282,9 @@ class CpuEngine final : public Engine {
             .communicator = communicator_.get(),
             .stage_communicator = stage_communicator_.get(),
             .rank_room = reinterpret_cast<float*>(rank_room_.data()),
+            .rank_messages = rank_messages_,
+            .overlapped_sum = overlapped_sum_,
+            .recorder = recorder_.get(),
             .input = input,
             .sequence_of_token = rows.sequence_of_token,
             .first_own_blocks = rows.first_own_blocks,
@@ -288,6 +293,7 @@ class CpuEngine final : public Engine {
             .adapted_rows = adapted_rows_,
             .new_token_rows = new_token_rows_,
             .attention_plans = rows.attention_plans,
+            .sum_behind = nullptr,
             .rows = static_cast<std::int64_t>(input.token_ids.size()),
             .output_rows = {},
             .kept_output_rows = {}};
@@ -418,6 +424,8 @@ class CpuEngine final : public Engine {
   HugeArray int8_scales_;
   HugeArray group_sums_;
   HugeArray rank_room_;
+  RankMessages rank_messages_;
+  OverlappedSum overlapped_sum_;
   HugeArray packed_;
   std::int64_t packed_step_bytes_ = 0;
   std::int64_t int8_stride_ = 0;

@@ -56,6 +56,8 @@ struct LinearWork {
   /// Of lm_head: the rows whose adapters bring tokens beyond the vocabulary, which are columns behind the
   /// part's.
   std::span<const AdaptedRows> new_tokens = {};
+  /// Where the output goes, which the ranks add up meanwhile; nullptr: to `output`.
+  OverlappedSum* sum = nullptr;
 
   [[nodiscard]] std::int64_t num_rows() const { return groups.back().rows.end; }
   [[nodiscard]] const Quantization& quantization() const { return parts[0].weight.quantization; }

@@ -56,8 +56,11 @@ struct AdaptedRows {
 };
 
 class ExpertMemory;
+class OverlappedSum;
 class PlacedWeights;
+class StepRecorder;
 struct LinearScratch;
+struct RankMessages;
 
 /// What the ops of a step work with.
 struct Step {
@@ -98,6 +101,10 @@ struct Step {
   Communicator* stage_communicator;
   /// See rank_room_floats.
   float* rank_room;
+  RankMessages& rank_messages;
+  OverlappedSum& overlapped_sum;
+  /// nullptr: nobody wants to know what the step's time goes to.
+  StepRecorder* recorder;
 
   /// Of the section that runs: an encoder's sequences are the encoder inputs.
   const StepInput& input;
@@ -113,6 +120,8 @@ struct Step {
   /// The same of LinearWork::new_tokens.
   std::vector<AdaptedRows>& new_token_rows;
   const AttentionPlans& attention_plans;
+  /// Of the op that runs; nullptr: there is none.
+  const AllReduceOp* sum_behind = nullptr;
   /// Rows of the section that runs: the step's tokens, or a slice of its output rows.
   std::int64_t rows = 0;
   /// Rows that logits or hidden states are wanted of. Of the body: all of the step's; of the head: those of

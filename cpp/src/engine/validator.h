@@ -84,6 +84,8 @@ class Validator {
   LiveRanges live_;
   /// By buffer: whether what it holds is of tokens that are not rows any more.
   std::vector<bool> lost_;
+  /// By buffer: whether a sum over ranks has used up what it holds.
+  std::vector<bool> used_up_;
   bool has_logit_rows_ = false;
   // What attention of the body does.
   bool sees_before_ = false;

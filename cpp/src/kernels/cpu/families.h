@@ -46,10 +46,11 @@ namespace avx512_vnni {
 void put_int8(KernelTable* table);
 }  // namespace avx512_vnni
 
-/// What multiplies bfloat16 or rounds to it.
+/// What multiplies bfloat16 or rounds to it, or fetches otherwise.
 namespace avx512_bf16 {
 void put_bfloat16_gemm(KernelTable* table);
 void put_bfloat16_quantized(KernelTable* table);
+void put_int8(KernelTable* table);
 void put_bfloat16_attention(KernelTable* table);
 void put_rows(KernelTable* table);
 }  // namespace avx512_bf16

@@ -36,10 +36,12 @@ struct Prefetch {
   std::int64_t step = 0;
 };
 
-template <int kLines>
+template <int kLines, int kLocality = Simd::kFetching.locality>
 inline void prefetch_lines(Prefetch* prefetch) {
   ADAPTRT_UNROLL
-  for (int line = 0; line < kLines; ++line) __builtin_prefetch(prefetch->from + line * kCacheLine, 0, 3);
+  for (int line = 0; line < kLines; ++line) {
+    __builtin_prefetch(prefetch->from + line * kCacheLine, 0, kLocality);
+  }
   prefetch->from += prefetch->step;
 }
 
@@ -215,9 +217,8 @@ TileFunction streamed_tile_of(std::int64_t rows, std::int64_t lines) {
 }
 
 /// A panel of one group of columns, for a few blocks of rows: all of them take a part of k before the next
-/// part is read, so that each part comes from memory once, to the first-level cache. Sums stay in order: they
-/// wait in `out`. What is fetched, the next part and gemm.fetch, is spread evenly, so that memory never
-/// rests.
+/// part is read, so that each part comes from memory once. Sums stay in order: they wait in `out`. What is
+/// fetched, the next part and gemm.fetch, is spread evenly, so that memory never rests.
 template <class Weights>
 void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
   using A = typename Weights::A;
@@ -234,6 +235,7 @@ void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
     part.panel = gemm.panel + begin * row_bytes;
     part.k = std::min(gemm.k - begin * Weights::kInterleave, count * Weights::kInterleave);
     const std::byte* next = begin + count < steps ? part.panel + count * row_bytes : gemm.next_panel;
+    if (blocks == 1 && !Simd::kFetching.for_one_tile) next = nullptr;
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
       const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
       // Of a step's lines, each block fetches its share.

@@ -110,7 +110,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
         take(unit(), columns);
       });
       ADAPTRT_UNROLL
-      for (int line = 0; line < kWordLines<Weights>; ++line) prefetch_lines<kLines>(&prefetch);
+      for (int line = 0; line < kWordLines<Weights>; ++line) prefetch_lines<kLines, 3>(&prefetch);
       b += kWordLines<Weights> * row_bytes;
     };
     const auto multiply = [&](Vec(&sum)[kRows][kVectors], const B(&columns)[kVectors], std::int64_t unit,

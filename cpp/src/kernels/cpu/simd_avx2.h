@@ -8,6 +8,7 @@
 
 #include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/dtype.h"
+#include "fetching.h"
 
 namespace adaptrt {
 namespace {
@@ -18,6 +19,7 @@ struct Simd {
   using Vec = __m256;
   using Words = __m256i;
   static constexpr int kLanes = 8;
+  static constexpr Fetching kFetching{};
   /// 1.5 * 2^23: adding it rounds to an integer, in the low bits.
   static constexpr float kRounder = 12582912.0F;
   struct Pair {

@@ -8,6 +8,7 @@
 
 #include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/dtype.h"
+#include "fetching.h"
 
 namespace adaptrt {
 namespace {
@@ -19,6 +20,13 @@ struct Simd {
   using Ints = __m512i;
   using Words = __m512i;
   static constexpr int kLanes = 16;
+#ifdef __AVX512BF16__
+  // AMD's CPUs run these (kernel_choice.cpp). There, a line on its way to the first level holds one of the
+  // few places that loads miss through, and memory rests while rows are multiplied.
+  static constexpr Fetching kFetching{.locality = 2, .for_one_tile = false};
+#else
+  static constexpr Fetching kFetching{};
+#endif
   struct Pair {
     Vec even;
     Vec odd;

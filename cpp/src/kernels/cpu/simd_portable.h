@@ -7,6 +7,7 @@
 
 #include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/dtype.h"
+#include "fetching.h"
 
 #ifdef __ARM_NEON
 #include <arm_neon.h>
@@ -22,6 +23,7 @@ struct Simd {
   using Ints = std::int32_t __attribute__((vector_size(16)));
   using Words = std::uint32_t __attribute__((vector_size(16)));
   static constexpr int kLanes = 4;
+  static constexpr Fetching kFetching{};
   /// 1.5 * 2^23: adding it rounds to an integer, in the low bits.
   static constexpr float kRounder = 12582912.0F;
   struct Pair {

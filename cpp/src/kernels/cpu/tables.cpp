@@ -63,7 +63,7 @@ const KernelTable& avx512_bf16_kernels() {
   using namespace avx512_bf16;
   static const KernelTable table =
       with_families(avx512_vnni_kernels(), "avx512_bf16",
-                    {put_bfloat16_gemm, put_bfloat16_quantized, put_bfloat16_attention, put_rows});
+                    {put_bfloat16_gemm, put_bfloat16_quantized, put_int8, put_bfloat16_attention, put_rows});
   return table;
 }
 
