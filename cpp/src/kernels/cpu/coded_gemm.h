@@ -259,10 +259,8 @@ void coded_gemm(const PanelGemm& gemm, const Quantization& how) {
     std::int64_t row = 0;
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
-      const TileFunction multiply =
-          begin > 0 ? streamed_tile_of<Weights, true>(rows, 0) : streamed_tile_of<Weights, false>(rows, 0);
       others.fetch(others_a_tile);
-      multiply(part, row, 0, Simd::kLanes, {});
+      streamed_tile_of<Weights>(rows, 0)(part, row, 0, Simd::kLanes, begin > 0, {});
       row += rows;
     }
   }
