@@ -124,7 +124,7 @@ def _quantized_pieces(tensors: RankTensors, k: int, source: WeightRows, how: pla
     for piece in tensors.quantized_rows(source.tensor, source.rows, step):
         count = piece.weights.shape[0]
         scales = np.ascontiguousarray(to_float32(piece.scales))
-        zeros = None if piece.zeros is None else np.ascontiguousarray(piece.zeros).view(np.uint8)
+        zeros: Array | None = None if piece.zeros is None else np.ascontiguousarray(piece.zeros).view(np.uint8)
         if zeros is not None and how.algo is QuantAlgo.W8A16:
             zeros = zeros ^ 0x80
         panels = np.empty(quantized_panel_bytes(in_order, count, k), np.uint8)

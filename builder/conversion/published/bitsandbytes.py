@@ -340,4 +340,5 @@ class _MatrixInt8:
 
 
 def _values_int8(integers: Array, scales: Array) -> Array:
-    return scaled(integers, scales[:, None], FLOAT32) * _INT8_FACTOR
+    values: Array = scaled(integers, scales[:, None], FLOAT32) * _INT8_FACTOR
+    return values

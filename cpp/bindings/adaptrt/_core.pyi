@@ -13,6 +13,7 @@ import typing_extensions
 
 from .runtime.options.speculative import DecodingConfig, ExternalDraftTokensConfig, LookaheadDecodingConfig
 
+LLM_INT8_FACTOR: float
 MOST_ROTARY_FACTOR: int
 NUM_TABLE_MODULES: int
 VOCABULARY_SLICE: int
@@ -1366,6 +1367,8 @@ class OpRecord:
     @property
     def index(self) -> int: ...
     @property
+    def is_continued(self) -> bool: ...
+    @property
     def section(self) -> StepSection: ...
 
 class OutputConfig:
@@ -2400,6 +2403,7 @@ class QueueFullError(RequestError): ...
 class RankWork(enum.Enum):
     COMMANDS = 0
     RESULTS = 1
+    LOW_RANK_EXCHANGE = 2
 
 def activation_dtype(weights: DType) -> DType: ...
 def all_finite(array: numpy.ndarray, dtype: DType) -> bool: ...

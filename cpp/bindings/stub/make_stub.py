@@ -37,7 +37,11 @@ _HIDDEN = {"__getstate__", "__setstate__", "__hash__", "__repr__", "__eq__", "__
 
 def make_stub(module: ModuleType) -> str:
     """The text of the module's stub file."""
-    lines = [f"{name}: int" for name, value in sorted(vars(module).items()) if isinstance(value, int)]
+    lines = [
+        f"{name}: {type(value).__name__}"
+        for name, value in sorted(vars(module).items())
+        if isinstance(value, (int, float))
+    ]
     classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
     for name, value in _bases_first(classes):
         lines += _class(name, value, module.__name__)
